@@ -1,0 +1,185 @@
+//! Spreading a total over layers and heads, exactly.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// How the layers share `layers * budget` slots.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LayerAllocation {
+    /// The same for every layer.
+    #[default]
+    Uniform,
+    /// Falls linearly with depth, from `2 * budget - budget / beta` to `budget / beta` (PyramidKV,
+    /// equation 3; its public code takes `beta = 20`).
+    Pyramid {
+        /// Steepness.
+        beta: f64,
+    },
+    /// Falls along a cosine with depth, `gamma + (1 - gamma) (1 + cos(pi l / N)) / 2`, scaled to
+    /// the total (the schedule of PyramidInfer).
+    Cosine {
+        /// The deepest layer's share of the first one's.
+        gamma: f64,
+    },
+    /// In proportion to given non-negative layer weights, such as the Fisher information of the
+    /// key and value projections (KVReviver, appendix).
+    Weights(Vec<f64>),
+}
+
+impl LayerAllocation {
+    /// Slots for each of `layers` layers, together exactly `layers * budget`, none above `cap` nor
+    /// below `floor` (as far as the total allows).
+    ///
+    /// Shares are real numbers first and are rounded by largest remainder; what a cap or floor
+    /// cuts off goes to the layers that have room.
+    ///
+    /// # Errors
+    /// [`Error::InvalidBudget`] for weights that are missing, negative or not finite, and for
+    /// parameters outside their range.
+    pub fn spread(
+        &self,
+        layers: usize,
+        budget: usize,
+        floor: usize,
+        cap: usize,
+    ) -> Result<Vec<usize>> {
+        let invalid = |reason: String| Error::InvalidBudget { budget: budget.to_string(), reason };
+        let base = budget as f64;
+        let depth = |layer: usize| layer as f64 / layers.saturating_sub(1).max(1) as f64;
+        let shares: Vec<f64> = match self {
+            Self::Uniform => vec![base; layers],
+            Self::Pyramid { beta } if *beta >= 1.0 => {
+                let least = base / beta;
+                let most = 2.0 * base - least;
+                (0..layers).map(|layer| most - depth(layer) * (most - least)).collect()
+            }
+            Self::Pyramid { beta } => {
+                return Err(invalid(format!("pyramid beta is {beta}, expected at least 1")));
+            }
+            Self::Cosine { gamma } if (0.0..=1.0).contains(gamma) => (0..layers)
+                .map(|layer| {
+                    let angle = std::f64::consts::PI * layer as f64 / layers as f64;
+                    gamma + (1.0 - gamma) * (1.0 + angle.cos()) / 2.0
+                })
+                .collect(),
+            Self::Cosine { gamma } => {
+                return Err(invalid(format!("cosine gamma is {gamma}, expected 0 to 1")));
+            }
+            Self::Weights(weights) => {
+                if weights.len() != layers {
+                    let given = weights.len();
+                    return Err(invalid(format!("{given} layer weights for {layers} layers")));
+                }
+                if weights.iter().any(|w| !w.is_finite() || *w < 0.0) {
+                    return Err(invalid(format!("layer weights {weights:?} must be >= 0")));
+                }
+                weights.clone()
+            }
+        };
+        Ok(apportion(&shares, layers * budget, floor, cap))
+    }
+}
+
+/// How the key-value heads of a layer share `Hkv * budget` slots.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HeadAllocation {
+    /// The same for every head.
+    #[default]
+    Uniform,
+    /// Heads compete for slots by score, each keeping at least `floor * budget` of its own best
+    /// (AdaKV with its safeguard). The exact variant that reserves the floor first and fills the
+    /// rest jointly.
+    Ada {
+        /// The safeguard, 0 to 1.
+        floor: f64,
+    },
+}
+
+/// Scales `shares` so that they sum to `total` within `floor..=cap` each, and rounds them: floors
+/// first, then the largest fractions, ties to the lower index. The sum is exact (or `cap` for every
+/// entry, if the caps together are below the total).
+pub(crate) fn apportion(shares: &[f64], total: usize, floor: usize, cap: usize) -> Vec<usize> {
+    let count = shares.len();
+    if count == 0 {
+        return Vec::new();
+    }
+    let total = total.min(count * cap);
+    let floor = floor.min(total / count);
+    let clamped = |scale: f64| -> Vec<f64> {
+        shares.iter().map(|share| (share * scale).clamp(floor as f64, cap as f64)).collect()
+    };
+    // The clamped sum grows with the scale: bisect.
+    let (mut low, mut high) = (0.0, 1.0);
+    while clamped(high).iter().sum::<f64>() < total as f64 && high < 1e12 {
+        high *= 2.0;
+    }
+    for _ in 0..100 {
+        let middle = (low + high) / 2.0;
+        if clamped(middle).iter().sum::<f64>() < total as f64 {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    let exact = clamped(high);
+    let mut result: Vec<usize> = exact.iter().map(|share| (share + 1e-9) as usize).collect();
+    let fraction = |i: usize| exact[i] - (exact[i] + 1e-9).floor();
+    let mut order: Vec<usize> = (0..count).collect();
+    order.sort_by(|&a, &b| fraction(b).total_cmp(&fraction(a)).then(a.cmp(&b)));
+    // Shares of zero may leave more than one round to hand out.
+    let mut missing = total.saturating_sub(result.iter().sum());
+    while missing > 0 {
+        for &i in &order {
+            if missing > 0 && result[i] < cap {
+                result[i] += 1;
+                missing -= 1;
+            }
+        }
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_are_exact() {
+        let all = [
+            LayerAllocation::Uniform,
+            LayerAllocation::Pyramid { beta: 20.0 },
+            LayerAllocation::Cosine { gamma: 0.1 },
+            LayerAllocation::Weights(vec![3.0, 0.0, 1.0, 7.5, 0.2, 2.0, 1.0]),
+        ];
+        for allocation in all {
+            for budget in [1, 2, 17, 100, 399, 400] {
+                let spread = allocation.spread(7, budget, 1, 400).unwrap();
+                assert_eq!(spread.iter().sum::<usize>(), 7 * budget, "{allocation:?} {budget}");
+                assert!(spread.iter().all(|&n| (1..=400).contains(&n)), "{spread:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn pyramid_matches_the_line() {
+        let spread = LayerAllocation::Pyramid { beta: 20.0 }.spread(3, 100, 0, 1000).unwrap();
+        assert_eq!(spread, [195, 100, 5]);
+    }
+
+    #[test]
+    fn a_cap_moves_slots_to_other_layers() {
+        let spread = LayerAllocation::Pyramid { beta: 20.0 }.spread(3, 100, 0, 120).unwrap();
+        assert_eq!(spread.iter().sum::<usize>(), 300);
+        assert!(spread.iter().all(|&n| n <= 120));
+    }
+
+    #[test]
+    fn bad_parameters_are_refused() {
+        assert!(LayerAllocation::Pyramid { beta: 0.5 }.spread(3, 10, 0, 100).is_err());
+        assert!(LayerAllocation::Weights(vec![1.0]).spread(3, 10, 0, 100).is_err());
+        assert!(LayerAllocation::Weights(vec![1.0, -1.0, 0.0]).spread(3, 10, 0, 100).is_err());
+    }
+}

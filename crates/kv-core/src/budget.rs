@@ -1,0 +1,129 @@
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// How much of a cache to keep: slots per key-value head and layer, sinks and recents included.
+///
+/// In configurations a number below 1 (or exactly `1.0`) is a ratio, any other a token count:
+/// `0.25`, `512`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
+pub enum Budget {
+    /// A number of tokens.
+    Tokens(usize),
+    /// A share of the prompt's tokens, in `(0, 1]`.
+    Ratio(f64),
+}
+
+impl Budget {
+    /// The budget in tokens for a prompt of `tokens` tokens: the only place where a ratio becomes a
+    /// count. Ratios round down (`floor(tokens * ratio)`, as kvpress does), but keep at least one
+    /// token; a budget beyond the prompt means keep all of it.
+    pub fn resolve(&self, tokens: usize) -> usize {
+        match *self {
+            Self::Tokens(count) => count.min(tokens),
+            Self::Ratio(ratio) => ((tokens as f64 * ratio) as usize).clamp(1, tokens.max(1)),
+        }
+    }
+
+    /// Checks that something is left to keep.
+    ///
+    /// # Errors
+    /// [`Error::InvalidBudget`] for 0 tokens and for ratios outside `(0, 1]`.
+    pub fn validate(&self) -> Result<()> {
+        let reason = match *self {
+            Self::Tokens(0) => "at least one token must be kept",
+            Self::Ratio(ratio) if !(ratio > 0.0 && ratio <= 1.0) => {
+                "a ratio must be above 0 and at most 1"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::InvalidBudget { budget: self.to_string(), reason: reason.to_string() })
+    }
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tokens(count) => write!(f, "{count}"),
+            Self::Ratio(ratio) => write!(f, "{:.1} %", ratio * 100.0),
+        }
+    }
+}
+
+impl TryFrom<f64> for Budget {
+    type Error = Error;
+
+    fn try_from(number: f64) -> Result<Self> {
+        let budget = if number > 1.0 && number.fract() == 0.0 {
+            Self::Tokens(number as usize)
+        } else if number == 0.0 {
+            Self::Tokens(0)
+        } else {
+            Self::Ratio(number)
+        };
+        budget.validate()?;
+        Ok(budget)
+    }
+}
+
+impl From<Budget> for f64 {
+    fn from(budget: Budget) -> Self {
+        match budget {
+            Budget::Tokens(count) => count as f64,
+            Budget::Ratio(ratio) => ratio,
+        }
+    }
+}
+
+impl FromStr for Budget {
+    type Err = Error;
+
+    /// `1` is one token; `1.0`, like every number with a point, is a ratio.
+    fn from_str(text: &str) -> Result<Self> {
+        let budget = match (text.parse::<usize>(), text.parse::<f64>()) {
+            (Ok(count), _) => Self::Tokens(count),
+            (_, Ok(ratio)) => Self::Ratio(ratio),
+            _ => {
+                return Err(Error::InvalidBudget {
+                    budget: text.to_string(),
+                    reason: "expected a token count such as 512 or a ratio such as 0.25".into(),
+                });
+            }
+        };
+        budget.validate()?;
+        Ok(budget)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_round_down_but_keep_one() {
+        assert_eq!(Budget::Ratio(0.25).resolve(1001), 250);
+        assert_eq!(Budget::Ratio(0.1).resolve(3), 1);
+        assert_eq!(Budget::Ratio(1.0).resolve(7), 7);
+    }
+
+    #[test]
+    fn a_budget_beyond_the_prompt_keeps_all() {
+        assert_eq!(Budget::Tokens(512).resolve(100), 100);
+    }
+
+    #[test]
+    fn text_and_numbers() {
+        assert_eq!("512".parse::<Budget>().unwrap(), Budget::Tokens(512));
+        assert_eq!("1".parse::<Budget>().unwrap(), Budget::Tokens(1));
+        assert_eq!("0.25".parse::<Budget>().unwrap(), Budget::Ratio(0.25));
+        for wrong in ["0", "0.0", "-3", "1.5", "nan", "many"] {
+            assert!(wrong.parse::<Budget>().is_err(), "{wrong}");
+        }
+        assert_eq!(serde_json::from_str::<Budget>("0.5").unwrap(), Budget::Ratio(0.5));
+        assert!(serde_json::from_str::<Budget>("0").is_err());
+    }
+}

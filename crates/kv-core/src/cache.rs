@@ -1,0 +1,53 @@
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, LayerCache, MemoryReport, Result};
+
+/// Where a cache comes from, saved with it so that it is not continued with another model or
+/// policy.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Origin {
+    /// The model's name or fingerprint.
+    pub model: String,
+    /// The policy's configuration.
+    pub policy: serde_json::Value,
+}
+
+/// The caches of all layers of one batch of sequences.
+#[derive(Debug, Clone)]
+pub struct KvCache {
+    /// One a layer.
+    pub layers: Vec<LayerCache>,
+    /// Tokens that each sequence has seen, dropped ones included: the next token's position.
+    pub seen: Vec<usize>,
+    /// What made this cache.
+    pub origin: Origin,
+}
+
+impl KvCache {
+    /// Sequences in the batch.
+    pub fn batch(&self) -> usize {
+        self.seen.len()
+    }
+
+    /// Bytes over all layers.
+    pub fn memory(&self) -> MemoryReport {
+        self.layers.iter().map(LayerCache::memory).sum()
+    }
+
+    /// Checks that the cache was made by `origin`'s model and policy.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] that names both.
+    pub fn expect_origin(&self, origin: &Origin) -> Result<()> {
+        if self.origin == *origin {
+            return Ok(());
+        }
+        Err(Error::InvalidPlan {
+            what: "cache",
+            reason: format!(
+                "made by model {} with policy {}, continued with model {} and policy {}",
+                self.origin.model, self.origin.policy, origin.model, origin.policy
+            ),
+        })
+    }
+}

@@ -1,0 +1,173 @@
+//! The host tier: a cache moved out of the device's memory and back.
+
+use std::collections::BTreeMap;
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+use crate::layer::Track;
+use crate::{CacheOptions, KvCache, LayerCache, Origin, Result, SlotLayout};
+
+/// A layer's live slots in host memory.
+#[derive(Debug, Clone)]
+pub struct HostLayer {
+    pub(crate) kv_heads: usize,
+    pub(crate) capacities: Vec<usize>,
+    pub(crate) lengths: Vec<usize>,
+    pub(crate) head_dim: usize,
+    pub(crate) dtype: DType,
+    pub(crate) weighted: bool,
+    pub(crate) growable: bool,
+    pub(crate) limits: Option<Vec<usize>>,
+    /// `[live, D]`, in the cache's dtype.
+    pub(crate) keys: TensorData,
+    pub(crate) values: TensorData,
+    /// `[live]`
+    pub(crate) positions: TensorData,
+    pub(crate) log_weights: Option<TensorData>,
+    pub(crate) tracks: BTreeMap<String, (f32, TensorData)>,
+    pub(crate) state: BTreeMap<String, TensorData>,
+}
+
+/// A whole cache in host memory.
+#[derive(Debug, Clone)]
+pub struct HostCache {
+    pub(crate) layers: Vec<HostLayer>,
+    pub(crate) seen: Vec<usize>,
+    pub(crate) origin: Origin,
+}
+
+impl KvCache {
+    /// Moves the cache to host memory; the device's memory is freed. Waits for the device.
+    ///
+    /// # Errors
+    /// [`crate::Error::Read`].
+    pub fn into_host(self) -> Result<HostCache> {
+        let layers = self.layers.iter().map(HostLayer::read).collect::<Result<_>>()?;
+        Ok(HostCache { layers, seen: self.seen, origin: self.origin })
+    }
+
+    /// Copies the cache to host memory.
+    ///
+    /// # Errors
+    /// [`crate::Error::Read`].
+    pub fn to_host(&self) -> Result<HostCache> {
+        let layers = self.layers.iter().map(HostLayer::read).collect::<Result<_>>()?;
+        Ok(HostCache { layers, seen: self.seen.clone(), origin: self.origin.clone() })
+    }
+}
+
+impl HostCache {
+    /// Moves the cache to a device; slots keep their order, so that it continues identically.
+    ///
+    /// # Errors
+    /// [`crate::Error`] where the data contradict themselves.
+    pub fn into_device(self, device: &Device) -> Result<KvCache> {
+        let layers =
+            self.layers.into_iter().map(|layer| layer.upload(device)).collect::<Result<_>>()?;
+        Ok(KvCache { layers, seen: self.seen, origin: self.origin })
+    }
+
+    /// Host bytes of all slots.
+    pub fn bytes(&self) -> usize {
+        let layers = self.layers.iter();
+        layers.map(|layer| layer.keys.bytes().len() + layer.values.bytes().len()).sum()
+    }
+}
+
+impl HostLayer {
+    fn read(cache: &LayerCache) -> Result<Self> {
+        let layout = cache.layout();
+        let everything = live_slots(cache);
+        let rows = |pool: &Tensor<2>| read("slots", pool.clone().select(0, everything.clone()));
+        let scalars =
+            |pool: &Tensor<1>| read("slots", pool.clone().select(0, everything.clone()));
+        let positions = cache.positions().clone().select(0, everything.clone());
+        Ok(Self {
+            kv_heads: layout.kv_heads(),
+            capacities: layout.capacities().to_vec(),
+            lengths: layout.lengths().to_vec(),
+            head_dim: cache.head_dim(),
+            dtype: cache.options().dtype,
+            weighted: cache.log_weights().is_some(),
+            growable: cache.options().growable,
+            limits: cache.limits.clone(),
+            keys: rows(cache.keys())?,
+            values: rows(cache.values())?,
+            positions: read_int("positions", positions)?,
+            log_weights: cache.log_weights().map(scalars).transpose()?,
+            tracks: cache
+                .tracks
+                .iter()
+                .map(|(name, track)| {
+                    Ok((name.clone(), (track.initial, scalars(&track.values)?)))
+                })
+                .collect::<Result<_>>()?,
+            state: cache
+                .state
+                .iter()
+                .map(|(name, tensor)| Ok((name.clone(), read("state", tensor.clone())?)))
+                .collect::<Result<_>>()?,
+        })
+    }
+
+    fn upload(self, device: &Device) -> Result<LayerCache> {
+        let options = CacheOptions {
+            device: device.clone(),
+            dtype: self.dtype,
+            weighted: self.weighted,
+            growable: self.growable,
+        };
+        let layout = SlotLayout::new(self.kv_heads, self.capacities);
+        let mut cache = LayerCache::new(layout, self.head_dim, options);
+        let slots = cache.keys().dims()[0];
+        for (name, (initial, _)) in &self.tracks {
+            let values = Tensor::full([slots], *initial, (device, DType::F32));
+            cache.tracks.insert(name.clone(), Track { initial: *initial, values });
+        }
+        cache.set_lengths(self.lengths);
+        cache.limits = self.limits;
+        if cache.layout().used() > 0 {
+            let to = live_slots(&cache);
+            let float = |data: TensorData| Tensor::<1>::from_data(data, (device, DType::F32));
+            let rows =
+                |data: TensorData| Tensor::<2>::from_data(data, (device, self.dtype));
+            kv_kernels::scatter_rows(&mut cache.keys, to.clone(), rows(self.keys))?;
+            kv_kernels::scatter_rows(&mut cache.values, to.clone(), rows(self.values))?;
+            let positions = Tensor::from_data(self.positions, (device, DType::I32));
+            kv_kernels::scatter_ints(&mut cache.positions, to.clone(), positions)?;
+            if let (Some(pool), Some(data)) = (&mut cache.log_weights, self.log_weights) {
+                kv_kernels::scatter_scalars(pool, to.clone(), float(data))?;
+            }
+            for (name, (_, data)) in self.tracks {
+                if let Some(track) = cache.tracks.get_mut(&name) {
+                    kv_kernels::scatter_scalars(&mut track.values, to.clone(), float(data))?;
+                }
+            }
+        }
+        for (name, data) in self.state {
+            let dtype = data.dtype();
+            cache.state.insert(name, Tensor::from_data(data, (device, dtype)));
+        }
+        Ok(cache)
+    }
+}
+
+/// All live slots' pool indices, head after head.
+fn live_slots(cache: &LayerCache) -> Tensor<1, Int> {
+    let layout = cache.layout();
+    let slots: Vec<i32> = (0..layout.pairs())
+        .flat_map(|pair| layout.live(pair).map(|slot| slot as i32))
+        .collect();
+    let total = slots.len();
+    crate::tensors::ints(slots, [total], &cache.options().device)
+}
+
+fn read<const D: usize>(what: &'static str, tensor: Tensor<D>) -> Result<TensorData> {
+    let data = tensor.try_into_data();
+    data.map_err(|error| crate::Error::Read { what, reason: error.to_string() })
+}
+
+fn read_int(what: &'static str, tensor: Tensor<1, Int>) -> Result<TensorData> {
+    let data = tensor.try_into_data();
+    data.map_err(|error| crate::Error::Read { what, reason: error.to_string() })
+}

@@ -1,0 +1,43 @@
+//! The KV cache that compression policies share.
+//!
+//! A *slot* of a layer's cache holds a key, a value, the token's logical position and a
+//! multiplicity (weight) `w >= 0`. A [`LayerCache`] is a pool of slots with an offset, a capacity
+//! and a length for every (sequence, key-value head), so that unequal heads are really smaller. A
+//! policy decides what to keep ([`Selection`]), overwrite or merge ([`MergePlan`]); the cache
+//! executes, in place.
+//!
+//! Dimension letters: `B` batch, `Hkv` key-value heads, `T` tokens, `C` capacity in slots, `S`
+//! slots of a pool, `D` head dim.
+
+mod allocation;
+mod budget;
+mod cache;
+mod device;
+mod error;
+mod host;
+mod layer;
+mod layout;
+mod memory;
+mod merge;
+mod selection;
+mod store;
+mod tensors;
+
+pub use allocation::{HeadAllocation, LayerAllocation};
+pub use budget::Budget;
+pub use cache::{KvCache, Origin};
+pub use device::{DeviceChoice, available_devices, device_name, select_device};
+pub use error::Error;
+pub use host::{HostCache, HostLayer};
+pub use layer::{CacheOptions, LayerCache, Room};
+pub use layout::SlotLayout;
+pub use memory::MemoryReport;
+pub use merge::{Merge, MergePlan};
+pub use selection::{Selection, rank, top};
+pub use tensors::{read_f32, read_i32};
+
+/// Re-exported for callers that use a cache without depending on the kernels' crate.
+pub use kv_kernels::{AttentionOutput, DecodeAttentionOptions, KernelError, SlotRanges};
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,179 @@
+//! Which tokens stay, and the one rule by which scores become a choice.
+
+use std::cmp::Ordering;
+
+use crate::{Error, Result};
+
+/// Tokens (or live slots) to keep, per (sequence, key-value head), ascending. Heads may keep
+/// different numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Selection {
+    kept: Vec<Vec<u32>>,
+}
+
+impl Selection {
+    /// A selection of `kept[b * Hkv + h]`, which is sorted here.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] where a token occurs twice in a head.
+    pub fn new(mut kept: Vec<Vec<u32>>) -> Result<Self> {
+        for (pair, tokens) in kept.iter_mut().enumerate() {
+            tokens.sort_unstable();
+            if let Some(twice) = tokens.windows(2).find(|pair| pair[0] == pair[1]) {
+                return Err(Error::InvalidPlan {
+                    what: "selection",
+                    reason: format!("token {} is kept twice in head {pair}", twice[0]),
+                });
+            }
+        }
+        Ok(Self { kept })
+    }
+
+    /// Keeps all of `tokens` tokens in each of `pairs` heads.
+    pub fn all(pairs: usize, tokens: usize) -> Self {
+        Self { kept: vec![(0..tokens as u32).collect(); pairs] }
+    }
+
+    /// The highest `budget` scores of each head; see [`top`] for ties.
+    ///
+    /// `scores` is `[pairs, tokens]` in row-major order.
+    pub fn top(scores: &[f32], tokens: usize, budget: usize) -> Self {
+        Self { kept: scores.chunks(tokens.max(1)).map(|scores| top(scores, budget)).collect() }
+    }
+
+    /// AdaKV's reserve and fill: each head keeps its own best `reserved`, then the heads of a
+    /// sequence compete for the rest of `kv_heads * budget` (score descending, then head, then
+    /// position). The total is exact.
+    pub fn ada(
+        scores: &[f32],
+        tokens: usize,
+        kv_heads: usize,
+        budget: usize,
+        reserved: usize,
+    ) -> Self {
+        let budget = budget.min(tokens);
+        let reserved = reserved.min(budget);
+        let mut kept = Vec::new();
+        for sequence in scores.chunks(tokens * kv_heads) {
+            let orders: Vec<Vec<u32>> = sequence.chunks(tokens).map(rank).collect();
+            let mut heads: Vec<Vec<u32>> =
+                orders.iter().map(|order| order[..reserved].to_vec()).collect();
+            let mut rest: Vec<(f32, usize, u32)> = orders
+                .iter()
+                .enumerate()
+                .flat_map(|(head, order)| {
+                    order[reserved..]
+                        .iter()
+                        .map(move |&token| (sequence[head * tokens + token as usize], head, token))
+                })
+                .collect();
+            rest.sort_by(|a, b| descending(a.0, b.0).then(a.1.cmp(&b.1)).then(a.2.cmp(&b.2)));
+            for &(_, head, token) in rest.iter().take(kv_heads * (budget - reserved)) {
+                heads[head].push(token);
+            }
+            heads.iter_mut().for_each(|head| head.sort_unstable());
+            kept.extend(heads);
+        }
+        Self { kept }
+    }
+
+    /// Kept tokens of each (sequence, head).
+    pub fn kept(&self) -> &[Vec<u32>] {
+        &self.kept
+    }
+
+    /// `B * Hkv`.
+    pub fn pairs(&self) -> usize {
+        self.kept.len()
+    }
+
+    /// Kept tokens over all heads.
+    pub fn total(&self) -> usize {
+        self.kept.iter().map(Vec::len).sum()
+    }
+
+    /// Selections of several groups of sequences as one.
+    pub fn concat(parts: impl IntoIterator<Item = Self>) -> Self {
+        Self { kept: parts.into_iter().flat_map(|part| part.kept).collect() }
+    }
+
+    /// Checks that every index is below its head's `lengths`.
+    pub(crate) fn check(&self, lengths: &[usize]) -> Result<()> {
+        if self.kept.len() != lengths.len() {
+            return Err(Error::InvalidPlan {
+                what: "selection",
+                reason: format!("{} heads, the cache has {}", self.kept.len(), lengths.len()),
+            });
+        }
+        for (tokens, &limit) in self.kept.iter().zip(lengths) {
+            if let Some(&last) = tokens.last()
+                && last as usize >= limit
+            {
+                return Err(Error::IndexOutOfRange {
+                    what: "selection",
+                    index: last as usize,
+                    limit,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// All indices by score, highest first; equal scores by lower index; NaN last.
+pub fn rank(scores: &[f32]) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..scores.len() as u32).collect();
+    order.sort_by(|&a, &b| better(scores, a, b));
+    order
+}
+
+/// The indices of the `count` highest scores, ascending; among equal scores the lower index wins.
+pub fn top(scores: &[f32], count: usize) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..scores.len() as u32).collect();
+    if count < order.len() {
+        if count > 0 {
+            order.select_nth_unstable_by(count - 1, |&a, &b| better(scores, a, b));
+        }
+        order.truncate(count);
+        order.sort_unstable();
+    }
+    order
+}
+
+fn better(scores: &[f32], a: u32, b: u32) -> Ordering {
+    descending(scores[a as usize], scores[b as usize]).then(a.cmp(&b))
+}
+
+/// Higher first, equal floats equal (`-0.0` and `0.0` too), NaN last.
+fn descending(a: f32, b: f32) -> Ordering {
+    match (a.is_nan(), b.is_nan()) {
+        (false, false) => b.partial_cmp(&a).unwrap_or(Ordering::Equal),
+        (a_nan, b_nan) => a_nan.cmp(&b_nan),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ties_go_to_the_lower_index() {
+        assert_eq!(top(&[1.0, 2.0, 2.0, 2.0, 0.0], 2), [1, 2]);
+        assert_eq!(top(&[0.0, -0.0, 0.0], 1), [0]);
+        assert_eq!(rank(&[1.0, f32::NAN, 3.0]), [2, 0, 1]);
+    }
+
+    #[test]
+    fn ada_keeps_the_total_and_the_floor() {
+        let scores = [9.0, 8.0, 7.0, 6.0, 0.4, 0.3, 0.2, 0.1];
+        let ragged = Selection::ada(&scores, 4, 2, 2, 0);
+        assert_eq!(ragged.kept(), [vec![0, 1, 2, 3], vec![]]);
+        let floored = Selection::ada(&scores, 4, 2, 2, 1);
+        assert_eq!(floored.kept(), [vec![0, 1, 2], vec![0]]);
+    }
+
+    #[test]
+    fn twice_the_same_token_is_refused() {
+        assert!(Selection::new(vec![vec![1, 3, 1]]).is_err());
+    }
+}

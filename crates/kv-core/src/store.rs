@@ -1,0 +1,220 @@
+//! Saved caches: one safetensors file with the live slots of every layer, their positions, weights
+//! and policy state; what is not a tensor goes into the file's metadata as JSON.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use burn::tensor::{Bytes, DType, Device, TensorData};
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, HostCache, HostLayer, KvCache, Origin, Result};
+
+const FORMAT: &str = "burn-kv-cache-1";
+
+#[derive(Serialize, Deserialize)]
+struct Header {
+    format: String,
+    seen: Vec<usize>,
+    origin: Origin,
+    layers: Vec<LayerHeader>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct LayerHeader {
+    kv_heads: usize,
+    capacities: Vec<usize>,
+    lengths: Vec<usize>,
+    head_dim: usize,
+    dtype: String,
+    weighted: bool,
+    growable: bool,
+    limits: Option<Vec<usize>>,
+    tracks: BTreeMap<String, f32>,
+    state: Vec<String>,
+}
+
+impl KvCache {
+    /// Saves the cache; [`Self::load`] continues it with identical output.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Read`].
+    pub fn save(&self, path: &Path) -> Result<()> {
+        self.to_host()?.save(path)
+    }
+
+    /// Loads a saved cache to a device.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::InvalidFile`].
+    pub fn load(path: &Path, device: &Device) -> Result<Self> {
+        HostCache::load(path)?.into_device(device)
+    }
+}
+
+impl HostCache {
+    /// Saves the cache.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let mut tensors: BTreeMap<String, &TensorData> = BTreeMap::new();
+        let mut layers = Vec::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            let mut add = |name: &str, data| tensors.insert(format!("{index}.{name}"), data);
+            add("keys", &layer.keys);
+            add("values", &layer.values);
+            add("positions", &layer.positions);
+            if let Some(weights) = &layer.log_weights {
+                add("log_weights", weights);
+            }
+            for (name, (_, data)) in &layer.tracks {
+                add(&format!("track.{name}"), data);
+            }
+            for (name, data) in &layer.state {
+                add(&format!("state.{name}"), data);
+            }
+            layers.push(LayerHeader {
+                kv_heads: layer.kv_heads,
+                capacities: layer.capacities.clone(),
+                lengths: layer.lengths.clone(),
+                head_dim: layer.head_dim,
+                dtype: dtype_name(layer.dtype).to_string(),
+                weighted: layer.weighted,
+                growable: layer.growable,
+                limits: layer.limits.clone(),
+                tracks: layer.tracks.iter().map(|(name, (initial, _))| (name.clone(), *initial)).collect(),
+                state: layer.state.keys().cloned().collect(),
+            });
+        }
+        let header = Header {
+            format: FORMAT.into(),
+            seen: self.seen.clone(),
+            origin: self.origin.clone(),
+            layers,
+        };
+        let invalid = |reason: String| Error::InvalidFile { path: path.to_path_buf(), reason };
+        let header = serde_json::to_string(&header).map_err(|error| invalid(error.to_string()))?;
+        let views = tensors
+            .into_iter()
+            .map(|(name, data)| {
+                let shape = data.shape().iter().copied().collect();
+                let view = TensorView::new(file_dtype(data.dtype()), shape, data.bytes())
+                    .map_err(|error| invalid(error.to_string()))?;
+                Ok((name, view))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let metadata = HashMap::from([("burn-kv".to_string(), header)]);
+        serialize_to_file(views, Some(metadata), path).map_err(|error| Error::Io {
+            path: path.to_path_buf(),
+            source: std::io::Error::other(error),
+        })
+    }
+
+    /// Loads a saved cache into host memory.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::InvalidFile`] with what is wrong.
+    pub fn load(path: &Path) -> Result<Self> {
+        let invalid = |reason: String| Error::InvalidFile { path: path.to_path_buf(), reason };
+        let bytes = std::fs::read(path)
+            .map_err(|source| Error::Io { path: path.to_path_buf(), source })?;
+        let file = SafeTensors::deserialize(&bytes).map_err(|error| invalid(error.to_string()))?;
+        let (_, metadata) =
+            SafeTensors::read_metadata(&bytes).map_err(|error| invalid(error.to_string()))?;
+        let header = metadata
+            .metadata()
+            .as_ref()
+            .and_then(|metadata| metadata.get("burn-kv"))
+            .ok_or_else(|| invalid("it holds no cache header".into()))?;
+        let header: Header =
+            serde_json::from_str(header).map_err(|error| invalid(error.to_string()))?;
+        if header.format != FORMAT {
+            return Err(invalid(format!("format `{}`, expected `{FORMAT}`", header.format)));
+        }
+        let read = |name: String, dtype: DType, shape: &[usize]| -> Result<TensorData> {
+            let view = file.tensor(&name).map_err(|_| invalid(format!("no tensor `{name}`")))?;
+            if view.dtype() != file_dtype(dtype) || (!shape.is_empty() && view.shape() != shape) {
+                return Err(invalid(format!(
+                    "`{name}` is {:?} {:?}, expected {dtype:?} {shape:?}",
+                    view.dtype(),
+                    view.shape()
+                )));
+            }
+            let bytes = Bytes::from_bytes_vec(view.data().to_vec());
+            Ok(TensorData::from_bytes(bytes, view.shape().to_vec(), dtype))
+        };
+        let mut layers = Vec::new();
+        for (index, layer) in header.layers.into_iter().enumerate() {
+            let pairs = layer.capacities.len();
+            let fits = layer.lengths.len() == pairs
+                && layer.kv_heads > 0
+                && pairs == header.seen.len() * layer.kv_heads
+                && layer.limits.as_ref().is_none_or(|limits| limits.len() == pairs)
+                && layer.lengths.iter().zip(&layer.capacities).all(|(l, c)| l <= c);
+            if !fits {
+                return Err(invalid(format!("layer {index}: lengths and capacities do not fit")));
+            }
+            let dtype = parse_dtype(&layer.dtype)
+                .ok_or_else(|| invalid(format!("layer {index}: dtype `{}`", layer.dtype)))?;
+            let live: usize = layer.lengths.iter().sum();
+            let rows = [live, layer.head_dim];
+            layers.push(HostLayer {
+                keys: read(format!("{index}.keys"), dtype, &rows)?,
+                values: read(format!("{index}.values"), dtype, &rows)?,
+                positions: read(format!("{index}.positions"), DType::I32, &[live])?,
+                log_weights: layer
+                    .weighted
+                    .then(|| read(format!("{index}.log_weights"), DType::F32, &[live]))
+                    .transpose()?,
+                tracks: layer
+                    .tracks
+                    .into_iter()
+                    .map(|(name, initial)| {
+                        let data = read(format!("{index}.track.{name}"), DType::F32, &[live])?;
+                        Ok((name, (initial, data)))
+                    })
+                    .collect::<Result<_>>()?,
+                state: layer
+                    .state
+                    .into_iter()
+                    .map(|name| {
+                        let data = read(format!("{index}.state.{name}"), DType::F32, &[])?;
+                        Ok((name, data))
+                    })
+                    .collect::<Result<_>>()?,
+                kv_heads: layer.kv_heads,
+                capacities: layer.capacities,
+                lengths: layer.lengths,
+                head_dim: layer.head_dim,
+                dtype,
+                weighted: layer.weighted,
+                growable: layer.growable,
+                limits: layer.limits,
+            });
+        }
+        Ok(Self { layers, seen: header.seen, origin: header.origin })
+    }
+}
+
+fn file_dtype(dtype: DType) -> Dtype {
+    match dtype {
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        DType::I32 => Dtype::I32,
+        _ => Dtype::F32,
+    }
+}
+
+fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        _ => "f32",
+    }
+}
+
+fn parse_dtype(name: &str) -> Option<DType> {
+    [DType::F32, DType::F16, DType::BF16].into_iter().find(|dtype| dtype_name(*dtype) == name)
+}

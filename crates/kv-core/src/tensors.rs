@@ -1,0 +1,43 @@
+//! Small conversions between device tensors and host vectors.
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+use crate::{Error, Result};
+
+/// Reads a float tensor of any float dtype as f32, in row-major order. Waits for the device.
+///
+/// # Errors
+/// [`Error::Read`] where the device fails.
+pub fn read_f32<const D: usize>(what: &'static str, tensor: Tensor<D>) -> Result<Vec<f32>> {
+    tensor
+        .try_into_vec_as::<f32>()
+        .map_err(|error| Error::Read { what, reason: error.to_string() })
+}
+
+/// Reads an integer tensor as i32, in row-major order. Waits for the device.
+///
+/// # Errors
+/// [`Error::Read`] where the device fails.
+pub fn read_i32<const D: usize>(what: &'static str, tensor: Tensor<D, Int>) -> Result<Vec<i32>> {
+    tensor
+        .try_into_vec_as::<i32>()
+        .map_err(|error| Error::Read { what, reason: error.to_string() })
+}
+
+/// 32-bit integers on the device.
+pub(crate) fn ints<const D: usize>(
+    values: Vec<i32>,
+    shape: [usize; D],
+    device: &Device,
+) -> Tensor<D, Int> {
+    Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
+}
+
+/// f32 values on the device.
+pub(crate) fn floats<const D: usize>(
+    values: Vec<f32>,
+    shape: [usize; D],
+    device: &Device,
+) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
+}

@@ -1,0 +1,138 @@
+//! Argument checks that the ops share: everything is refused before a launch.
+
+use burn::backend::DispatchDevice;
+use burn::tensor::{Bool, DType, Device, Float, Int, Tensor};
+
+use crate::{KernelError, SlotRanges};
+
+/// Who executes an op.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Executor {
+    /// Plain loops on the CPU's own buffers.
+    Reference,
+    /// The CubeCL kernel.
+    Kernel,
+}
+
+/// What a check needs to know of a tensor, whatever its kind.
+pub(crate) trait Described {
+    fn describe(&self) -> (Vec<usize>, DType, Device);
+}
+
+macro_rules! described {
+    ($($kind:ty),*) => {$(
+        impl<const D: usize> Described for Tensor<D, $kind> {
+            fn describe(&self) -> (Vec<usize>, DType, Device) {
+                (self.dims().to_vec(), self.dtype(), self.device())
+            }
+        }
+    )*};
+}
+described!(Float, Int, Bool);
+
+/// The checks of one op call.
+pub(crate) struct Check {
+    op: &'static str,
+    device: Device,
+}
+
+impl Check {
+    pub(crate) fn new(op: &'static str, first: &impl Described) -> Self {
+        Self { op, device: first.describe().2 }
+    }
+
+    /// The executor for the op's device.
+    pub(crate) fn executor(&self) -> Result<Executor, KernelError> {
+        match self.device.as_dispatch() {
+            #[cfg(feature = "flex")]
+            DispatchDevice::Flex(_) => Ok(Executor::Reference),
+            #[cfg(feature = "gpu")]
+            DispatchDevice::Cube(_) => Ok(Executor::Kernel),
+            #[allow(unreachable_patterns)]
+            _ => Err(KernelError::UnsupportedDevice {
+                op: self.op,
+                device: format!("{:?}", self.device),
+            }),
+        }
+    }
+
+    pub(crate) fn shape(
+        &self,
+        argument: &'static str,
+        tensor: &impl Described,
+        expected: &[usize],
+    ) -> Result<(), KernelError> {
+        let (actual, _, device) = tensor.describe();
+        if actual != expected {
+            return Err(KernelError::Shape {
+                op: self.op,
+                argument,
+                expected: expected.to_vec(),
+                actual,
+            });
+        }
+        if device != self.device {
+            return Err(KernelError::Device {
+                op: self.op,
+                argument,
+                expected: format!("{:?}", self.device),
+                actual: format!("{device:?}"),
+            });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn float(
+        &self,
+        argument: &'static str,
+        tensor: &impl Described,
+    ) -> Result<(), KernelError> {
+        self.dtype(argument, tensor, "f32, f16 or bf16", |dtype| {
+            matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+        })
+    }
+
+    pub(crate) fn f32(
+        &self,
+        argument: &'static str,
+        tensor: &impl Described,
+    ) -> Result<(), KernelError> {
+        self.dtype(argument, tensor, "f32", |dtype| dtype == DType::F32)
+    }
+
+    pub(crate) fn int(
+        &self,
+        argument: &'static str,
+        tensor: &impl Described,
+    ) -> Result<(), KernelError> {
+        self.dtype(argument, tensor, "32-bit integers", |dtype| dtype == DType::I32)
+    }
+
+    fn dtype(
+        &self,
+        argument: &'static str,
+        tensor: &impl Described,
+        expected: &'static str,
+        accepts: impl Fn(DType) -> bool,
+    ) -> Result<(), KernelError> {
+        let actual = tensor.describe().1;
+        if accepts(actual) {
+            Ok(())
+        } else {
+            Err(KernelError::Dtype { op: self.op, argument, expected, actual })
+        }
+    }
+
+    /// Slot ranges of `[batch, kv_heads]`, 32-bit.
+    pub(crate) fn ranges(
+        &self,
+        ranges: &SlotRanges,
+        batch: usize,
+        kv_heads: usize,
+    ) -> Result<(), KernelError> {
+        self.shape("offsets", &ranges.offsets, &[batch, kv_heads])?;
+        self.shape("lengths", &ranges.lengths, &[batch, kv_heads])?;
+        self.int("offsets", &ranges.offsets)?;
+        self.int("lengths", &ranges.lengths)
+    }
+}

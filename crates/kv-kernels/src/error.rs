@@ -1,0 +1,76 @@
+use burn::tensor::DType;
+
+/// Why an op refused its arguments. Nothing was launched and no tensor was changed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KernelError {
+    /// A tensor has another shape than the op's other arguments imply.
+    #[error("{op}: `{argument}` has shape {actual:?}, expected {expected:?}")]
+    Shape {
+        /// The op.
+        op: &'static str,
+        /// The argument at fault.
+        argument: &'static str,
+        /// The shape that the other arguments imply.
+        expected: Vec<usize>,
+        /// The shape that was passed.
+        actual: Vec<usize>,
+    },
+    /// The query heads are not a multiple of the key-value heads.
+    #[error("{op}: {query_heads} query heads are not a multiple of {kv_heads} key-value heads")]
+    HeadGroups {
+        /// The op.
+        op: &'static str,
+        /// Query heads.
+        query_heads: usize,
+        /// Key-value heads.
+        kv_heads: usize,
+    },
+    /// A dimension or parameter is outside what the op supports.
+    #[error("{op}: `{argument}` is {actual}, supported: {supported}")]
+    Unsupported {
+        /// The op.
+        op: &'static str,
+        /// The dimension or parameter.
+        argument: &'static str,
+        /// Its value.
+        actual: String,
+        /// What would be accepted.
+        supported: &'static str,
+    },
+    /// A tensor's element type does not fit.
+    #[error("{op}: `{argument}` is {actual:?}, expected {expected}")]
+    Dtype {
+        /// The op.
+        op: &'static str,
+        /// The argument at fault.
+        argument: &'static str,
+        /// What would be accepted.
+        expected: &'static str,
+        /// Its element type.
+        actual: DType,
+    },
+    /// Two tensors live on different devices.
+    #[error("{op}: `{argument}` is on {actual}, the other tensors are on {expected}")]
+    Device {
+        /// The op.
+        op: &'static str,
+        /// The argument at fault.
+        argument: &'static str,
+        /// The first tensor's device.
+        expected: String,
+        /// The argument's device.
+        actual: String,
+    },
+    /// No kernel and no reference serve this device.
+    #[error(
+        "{op}: no implementation for device {device}; use a CPU (`flex`), CUDA, Vulkan or wgpu \
+         device without autodiff"
+    )]
+    UnsupportedDevice {
+        /// The op.
+        op: &'static str,
+        /// The device.
+        device: String,
+    },
+}

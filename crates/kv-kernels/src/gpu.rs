@@ -1,0 +1,138 @@
+//! Launches: the extension's methods on CubeCL devices.
+
+use burn::backend::{DType, Shape, TensorMetadata};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
+use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeBackend, CubeDevice};
+use cubecl::calculate_cube_count_elemwise;
+use cubecl::prelude::*;
+
+use crate::argmin_slots::kernel as argmin;
+use crate::decode_attention::DecodeConfig;
+use crate::decode_attention::kernel as decode;
+use crate::extension::SlotOps;
+use crate::scatter_rows::kernel as scatter;
+
+impl SlotOps for CubeBackend {
+    fn decode_attention(
+        query: CubeTensor,
+        keys: CubeTensor,
+        values: CubeTensor,
+        log_weights: CubeTensor,
+        offsets: CubeTensor,
+        lengths: CubeTensor,
+        config: DecodeConfig,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        let [batch, query_heads, head_dim] = query.shape().dims();
+        let [slots, _] = keys.shape().dims();
+        let pairs = offsets.shape().num_elements();
+        let group = batch * query_heads / pairs;
+        let features = config.features;
+
+        let query = into_contiguous(query);
+        let lanes = vector_lanes(&query, head_dim);
+        let blueprint = decode::Blueprint { group, columns: head_dim / lanes, features };
+
+        let output = empty_like(&query, query.shape(), query.dtype);
+        let lse_shape = if features.log_sum_exp { [batch, query_heads] } else { [1, 1] };
+        let log_sum_exp = empty_like(&query, Shape::from(lse_shape), DType::F32);
+        let p_shape = if features.probabilities { [slots, group] } else { [1, 1] };
+        // Zeros, since slots outside the ranges are not written.
+        let probabilities = zeros_like(&query, Shape::from(p_shape), DType::F32);
+
+        decode::decode_attention_kernel::launch(
+            &query.client.clone(),
+            grid(pairs),
+            CubeDim::new_1d(decode::UNITS as u32),
+            lanes,
+            query.clone().into_buffer_arg(),
+            into_contiguous(keys).into_buffer_arg(),
+            into_contiguous(values).into_buffer_arg(),
+            into_contiguous(log_weights).into_buffer_arg(),
+            into_contiguous(offsets).into_buffer_arg(),
+            into_contiguous(lengths).into_buffer_arg(),
+            output.clone().into_buffer_arg(),
+            log_sum_exp.clone().into_buffer_arg(),
+            probabilities.clone().into_buffer_arg(),
+            config.scale,
+            blueprint,
+            elem_type(query.dtype),
+        );
+        (output, log_sum_exp, probabilities)
+    }
+
+    fn scatter_rows(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> CubeTensor {
+        launch_scatter(pool, slots, rows)
+    }
+
+    fn scatter_ints(pool: CubeTensor, slots: CubeTensor, values: CubeTensor) -> CubeTensor {
+        launch_scatter(pool, slots, values)
+    }
+
+    fn argmin_slots(scores: CubeTensor, offsets: CubeTensor, lengths: CubeTensor) -> CubeTensor {
+        let pairs = offsets.shape().num_elements();
+        let output = empty_like(&scores, offsets.shape(), DType::I32);
+        argmin::argmin_slots_kernel::launch(
+            &scores.client.clone(),
+            grid(pairs),
+            CubeDim::new_1d(argmin::UNITS as u32),
+            into_contiguous(scores).into_buffer_arg(),
+            into_contiguous(offsets).into_buffer_arg(),
+            into_contiguous(lengths).into_buffer_arg(),
+            output.clone().into_buffer_arg(),
+        );
+        output
+    }
+}
+
+/// Writes into `pool`'s own buffer: its clones see the rows too, so the cache never clones a pool.
+fn launch_scatter(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> CubeTensor {
+    let count = slots.shape().num_elements();
+    let width = rows.shape().num_elements() / count.max(1);
+    let lanes = vector_lanes(&rows, width);
+    let columns = width / lanes;
+    let units = count * columns;
+    let cube_dim = CubeDim::new(&pool.client, units);
+    scatter::scatter_rows_kernel::launch(
+        &pool.client.clone(),
+        calculate_cube_count_elemwise(&pool.client, units, cube_dim),
+        cube_dim,
+        lanes,
+        pool.clone().into_buffer_arg(),
+        into_contiguous(slots).into_buffer_arg(),
+        into_contiguous(rows).into_buffer_arg(),
+        columns,
+        elem_type(pool.dtype),
+    );
+    pool
+}
+
+/// Cubes for `count` independent pieces of work, folded where a grid dimension has its limit.
+fn grid(count: usize) -> CubeCount {
+    const LIMIT: usize = 65_535;
+    debug_assert!(count <= LIMIT, "{count} (sequence, head) pairs");
+    CubeCount::Static(count.min(LIMIT) as u32, 1, 1)
+}
+
+/// The widest vector (16 bytes at most, on devices that have it) that divides a row.
+fn vector_lanes(tensor: &CubeTensor, width: usize) -> usize {
+    tensor
+        .client
+        .properties()
+        .io_optimized_vector_sizes(tensor.dtype.size())
+        .find(|lanes| width.is_multiple_of(*lanes))
+        .unwrap_or(1)
+}
+
+fn elem_type(dtype: DType) -> ElemType {
+    burn::backend::cubecl::dtype_to_storage_type(dtype)
+}
+
+fn empty_like(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+}
+
+fn zeros_like(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    zeros_client(like.client.clone(), CubeDevice::clone(&like.device), shape, dtype)
+}

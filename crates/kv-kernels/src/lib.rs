@@ -1,0 +1,31 @@
+//! Attention over compressed KV caches, and the slot operations around it.
+//!
+//! Kernels work on bare Burn tensors and know no cache, policy or model. Each op is one folder:
+//! `mod.rs` (the public function: validate, choose, launch), `kernel.rs` (the CubeCL source that
+//! CUDA, Vulkan, Metal and WGSL share) and `reference.rs` (plain loops: what runs on the CPU, and
+//! the oracle of the kernel's tests).
+//!
+//! Dimension letters: `B` batch, `Hq`/`Hkv` query and key-value heads, `G = Hq/Hkv`, `S` slots of
+//! a pool, `D` head dim.
+
+mod argmin_slots;
+mod check;
+mod decode_attention;
+mod error;
+mod extension;
+#[cfg(feature = "flex")]
+mod flex;
+#[cfg(feature = "gpu")]
+mod gpu;
+mod prefill_attention;
+mod scatter_rows;
+mod slots;
+
+pub use argmin_slots::argmin_slots;
+pub use decode_attention::{
+    AttentionOutput, DecodeAttentionOptions, decode_attention, reference as decode_reference,
+};
+pub use error::KernelError;
+pub use prefill_attention::{PrefillOutput, prefill_attention};
+pub use scatter_rows::{scatter_ints, scatter_rows, scatter_scalars};
+pub use slots::SlotRanges;

@@ -1,0 +1,19 @@
+//! The CubeCL kernel: one unit a vector of a row.
+
+use cubecl::prelude::*;
+
+#[cube(launch)]
+pub(crate) fn scatter_rows_kernel<E: Numeric, N: Size>(
+    pool: &mut [Vector<E, N>],
+    slots: &[i32],
+    rows: &[Vector<E, N>],
+    columns: usize,
+    #[define(E)] _dtype: ElemType,
+) {
+    if ABSOLUTE_POS < slots.len() * columns {
+        let slot = slots[ABSOLUTE_POS / columns];
+        if slot >= 0 {
+            pool[slot as usize * columns + ABSOLUTE_POS % columns] = rows[ABSOLUTE_POS];
+        }
+    }
+}

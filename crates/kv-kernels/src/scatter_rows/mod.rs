@@ -1,0 +1,117 @@
+//! Rows written into a pool, in place: how a cache appends, overwrites and moves slots.
+
+#[cfg(feature = "gpu")]
+pub(crate) mod kernel;
+pub(crate) mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::{Float, Int, Tensor};
+
+use crate::KernelError;
+use crate::check::{Check, Executor};
+use crate::extension::SlotOps;
+
+/// Writes row `n` of `rows` into row `slots[n]` of `pool`, in place.
+///
+/// A negative slot is skipped. A slot that occurs twice gets either row. On a CubeCL device every
+/// clone of the pool sees the rows; on the CPU a shared pool is copied first, so hold the only
+/// reference.
+///
+/// # Shapes
+/// `pool` `[S, D]`, `slots` `[N]` (32-bit), `rows` `[N, D]` of the pool's dtype.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit; the pool is unchanged. Slots are on
+/// the device and are not checked beyond their sign.
+pub fn scatter_rows(
+    pool: &mut Tensor<2>,
+    slots: Tensor<1, Int>,
+    rows: Tensor<2>,
+) -> Result<(), KernelError> {
+    let width = pool.dims()[1];
+    scatter_floats("scatter_rows", pool, slots, rows, |count| vec![count, width])
+}
+
+/// The same for a pool of one number a slot, such as weights.
+///
+/// # Shapes
+/// `pool` `[S]`, `slots` `[N]`, `values` `[N]`.
+///
+/// # Errors
+/// As [`scatter_rows`].
+pub fn scatter_scalars(
+    pool: &mut Tensor<1>,
+    slots: Tensor<1, Int>,
+    values: Tensor<1>,
+) -> Result<(), KernelError> {
+    scatter_floats("scatter_scalars", pool, slots, values, |count| vec![count])
+}
+
+/// The same for a pool of one 32-bit integer a slot, such as positions.
+///
+/// # Shapes
+/// `pool` `[S]`, `slots` `[N]`, `values` `[N]`, all 32-bit.
+///
+/// # Errors
+/// As [`scatter_rows`].
+pub fn scatter_ints(
+    pool: &mut Tensor<1, Int>,
+    slots: Tensor<1, Int>,
+    values: Tensor<1, Int>,
+) -> Result<(), KernelError> {
+    let check = Check::new("scatter_ints", pool);
+    let executor = check.executor()?;
+    check.int("pool", pool)?;
+    check.int("slots", &slots)?;
+    check.int("values", &values)?;
+    check.shape("values", &values, &slots.dims())?;
+    let owned = match executor {
+        Executor::Kernel => pool.clone(),
+        Executor::Reference => {
+            let placeholder = Tensor::empty([0], (&pool.device(), pool.dtype()));
+            std::mem::replace(pool, placeholder)
+        }
+    };
+    *pool = Tensor::from_dispatch(<Dispatch as SlotOps>::scatter_ints(
+        owned.into_dispatch(),
+        slots.into_dispatch(),
+        values.into_dispatch(),
+    ));
+    Ok(())
+}
+
+fn scatter_floats<const D: usize>(
+    op: &'static str,
+    pool: &mut Tensor<D, Float>,
+    slots: Tensor<1, Int>,
+    rows: Tensor<D, Float>,
+    expected: impl Fn(usize) -> Vec<usize>,
+) -> Result<(), KernelError> {
+    let check = Check::new(op, pool);
+    let executor = check.executor()?;
+    check.float("pool", pool)?;
+    check.int("slots", &slots)?;
+    check.shape("rows", &rows, &expected(slots.dims()[0]))?;
+    if rows.dtype() != pool.dtype() {
+        return Err(KernelError::Dtype {
+            op,
+            argument: "rows",
+            expected: "the pool's dtype",
+            actual: rows.dtype(),
+        });
+    }
+    // The CPU writes in place only through the sole reference; a kernel writes through any.
+    let owned = match executor {
+        Executor::Kernel => pool.clone(),
+        Executor::Reference => {
+            let placeholder = Tensor::empty([0; D], (&pool.device(), pool.dtype()));
+            std::mem::replace(pool, placeholder)
+        }
+    };
+    *pool = Tensor::from_dispatch(<Dispatch as SlotOps>::scatter_rows(
+        owned.into_dispatch(),
+        slots.into_dispatch(),
+        rows.into_dispatch(),
+    ));
+    Ok(())
+}

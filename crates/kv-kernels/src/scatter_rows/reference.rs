@@ -1,0 +1,10 @@
+//! Scatter in plain loops.
+
+/// Copies row `n` of `rows` to row `slots[n]` of `pool`; negative slots are skipped.
+pub(crate) fn scatter<E: Copy>(pool: &mut [E], slots: &[i32], rows: &[E], width: usize) {
+    for (slot, row) in slots.iter().zip(rows.chunks_exact(width)) {
+        if let Ok(slot) = usize::try_from(*slot) {
+            pool[slot * width..][..width].copy_from_slice(row);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Chat messages to a prompt, by the model's own template.
+
+mod date;
+mod functions;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use minijinja::{Environment, Value, context};
+use serde::{Deserialize, Serialize};
+use serde_json::Map;
+
+use crate::error::{ModelError, Result};
+
+const TEMPLATE: &str = "chat";
+
+/// One message of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// Who speaks: `system`, `user` or `assistant`, for most templates.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+}
+
+impl Message {
+    /// A message of any role.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self { role: role.into(), content: content.into() }
+    }
+
+    /// A message of the system.
+    pub fn system(content: impl Into<String>) -> Self {
+        Self::new("system", content)
+    }
+
+    /// A message of the user.
+    pub fn user(content: impl Into<String>) -> Self {
+        Self::new("user", content)
+    }
+
+    /// A message of the model.
+    pub fn assistant(content: impl Into<String>) -> Self {
+        Self::new("assistant", content)
+    }
+}
+
+/// A model's chat template, rendered as `transformers` does it.
+#[derive(Clone)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    variables: BTreeMap<String, Value>,
+}
+
+impl ChatTemplate {
+    /// Compiles a template, without special tokens.
+    ///
+    /// # Errors
+    /// [`ModelError::ChatTemplate`] names the line that does not parse.
+    pub fn new(source: impl Into<String>) -> Result<Self> {
+        let mut environment = Environment::new();
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        functions::add_to(&mut environment);
+        environment.add_template_owned(TEMPLATE, source.into()).map_err(failed)?;
+        Ok(Self { environment, variables: BTreeMap::new() })
+    }
+
+    /// Reads the template of a model's folder: `chat_template.jinja`, or `chat_template` of
+    /// `tokenizer_config.json` (of several the one named `default`, else the first), with the
+    /// special tokens of `tokenizer_config.json`.
+    ///
+    /// # Errors
+    /// [`ModelError::MissingChatTemplate`] if there is none; [`ModelError::InvalidJson`];
+    /// [`ModelError::Io`]; those of [`Self::new`].
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
+        let folder = folder.as_ref();
+        let path = folder.join("tokenizer_config.json");
+        let config = match read_if_there(&path)? {
+            Some(text) => serde_json::from_str(&text).map_err(|error| ModelError::InvalidJson {
+                file: path.display().to_string(),
+                reason: error.to_string(),
+            })?,
+            None => Map::new(),
+        };
+        let source = match read_if_there(&folder.join("chat_template.jinja"))? {
+            Some(source) => Some(source),
+            None => config.get("chat_template").and_then(template_of),
+        };
+        let source =
+            source.ok_or_else(|| ModelError::MissingChatTemplate { path: folder.into() })?;
+        let mut template = Self::new(source)?;
+        for (key, value) in &config {
+            if let (true, Some(token)) = (key.ends_with("_token"), token_of(value)) {
+                template = template.with_variable(key, token);
+            }
+        }
+        Ok(template)
+    }
+
+    /// Defines a variable of the template, such as `enable_thinking` of Qwen3 or `bos_token`.
+    pub fn with_variable(mut self, name: impl Into<String>, value: impl Serialize) -> Self {
+        self.variables.insert(name.into(), Value::from_serialize(value));
+        self
+    }
+
+    /// The prompt for a conversation; `add_generation_prompt` ends it with what makes the model
+    /// answer. It contains the special tokens: encode it with `add_special = false`.
+    ///
+    /// # Errors
+    /// [`ModelError::ChatTemplate`], also where the template itself refuses the messages.
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        let template = self.environment.get_template(TEMPLATE).map_err(failed)?;
+        let context = context! {
+            messages,
+            add_generation_prompt,
+            tools => Value::from(()),
+            documents => Value::from(()),
+            ..Value::from_serialize(&self.variables)
+        };
+        template.render(context).map_err(failed)
+    }
+}
+
+impl fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChatTemplate").field("variables", &self.variables).finish_non_exhaustive()
+    }
+}
+
+fn failed(error: minijinja::Error) -> ModelError {
+    ModelError::ChatTemplate { reason: error.to_string() }
+}
+
+fn read_if_there(path: &Path) -> Result<Option<String>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ModelError::io(path, source)),
+    }
+}
+
+/// A template, or the default one of a list of `{name, template}`.
+fn template_of(value: &serde_json::Value) -> Option<String> {
+    if let Some(list) = value.as_array() {
+        let default = list.iter().find(|entry| entry["name"] == "default");
+        return Some(default.or(list.first())?.get("template")?.as_str()?.to_string());
+    }
+    Some(value.as_str()?.to_string())
+}
+
+/// A special token: a string, or an object with its `content`.
+fn token_of(value: &serde_json::Value) -> Option<&str> {
+    value.as_str().or_else(|| value.get("content")?.as_str())
+}

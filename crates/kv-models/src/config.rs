@@ -1,0 +1,213 @@
+//! What a model looks like, as its own `config.json` says.
+
+mod parse;
+mod refuse;
+mod rope;
+mod settings;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::path::Path;
+
+use burn::tensor::DType;
+
+use crate::error::{ModelError, Result};
+
+/// The model families that the one decoder implements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Architecture {
+    /// Llama 2, 3, 3.1, 3.2 and their distillations.
+    Llama,
+    /// Mistral, without sliding window.
+    Mistral,
+    /// Qwen2 and Qwen2.5: biases on query, key and value.
+    Qwen2,
+    /// Qwen3: RMS norm on every head's query and key.
+    Qwen3,
+}
+
+impl Architecture {
+    pub(crate) const ALL: [Self; 4] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
+
+    /// The name in `architectures` of `config.json`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "LlamaForCausalLM",
+            Self::Mistral => "MistralForCausalLM",
+            Self::Qwen2 => "Qwen2ForCausalLM",
+            Self::Qwen3 => "Qwen3ForCausalLM",
+        }
+    }
+
+    /// The name in `model_type` of `config.json`.
+    pub const fn model_type(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Mistral => "mistral",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+        }
+    }
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How the rotary embedding's frequencies are changed to reach beyond the trained context.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// All frequencies divided by one factor (position interpolation).
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// Llama 3.1: low frequencies divided, high ones kept, those between interpolated.
+    Llama3 {
+        /// The divisor of low frequencies.
+        factor: f64,
+        /// Wavelengths above `original_max_positions / low_freq_factor` are low frequencies.
+        low_freq_factor: f64,
+        /// Wavelengths below `original_max_positions / high_freq_factor` are high frequencies.
+        high_freq_factor: f64,
+        /// The context of the first training, in tokens.
+        original_max_positions: usize,
+    },
+}
+
+/// The shape of a Llama-family model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelConfig {
+    /// The family.
+    pub architecture: Architecture,
+    /// Tokens in the vocabulary (rows of the embedding).
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Decoder layers.
+    pub num_layers: usize,
+    /// Query heads `Hq`.
+    pub num_query_heads: usize,
+    /// Key-value heads `Hkv`; divides `Hq`.
+    pub num_kv_heads: usize,
+    /// Elements of one head `D`, even.
+    pub head_dim: usize,
+    /// Longest sequence, in tokens.
+    pub max_positions: usize,
+    /// Epsilon of every RMS norm.
+    pub rms_norm_eps: f64,
+    /// Base of the rotary embedding.
+    pub rope_theta: f64,
+    /// Scaling of the rotary embedding.
+    pub rope_scaling: RopeScaling,
+    /// The output projection is the embedding, transposed.
+    pub tie_embeddings: bool,
+    /// The query, key and value projections have biases.
+    pub qkv_bias: bool,
+    /// The attention's output projection has a bias.
+    pub output_bias: bool,
+    /// The MLP's projections have biases.
+    pub mlp_bias: bool,
+    /// Queries and keys pass an RMS norm over each head before the rotary embedding.
+    pub qk_norm: bool,
+    /// The token that starts a sequence.
+    pub bos_token_id: Option<u32>,
+    /// The tokens that end one; empty if there is none.
+    pub eos_token_ids: Vec<u32>,
+    /// The type that the weights were published in: f32, f16 or bf16.
+    pub dtype: DType,
+}
+
+impl ModelConfig {
+    /// Reads the text of a Hugging Face `config.json`.
+    ///
+    /// Keys that are absent have the value that `transformers` gives them for the architecture.
+    ///
+    /// # Errors
+    /// [`ModelError::InvalidJson`]; [`ModelError::UnknownArchitecture`];
+    /// [`ModelError::MissingSetting`] for a size without a default;
+    /// [`ModelError::UnsupportedSetting`] for whatever would change the computation in a way that
+    /// is not implemented.
+    pub fn from_json(json: &str) -> Result<Self> {
+        parse::config(json)
+    }
+
+    /// Reads a `config.json`.
+    ///
+    /// # Errors
+    /// [`ModelError::Io`], and those of [`Self::from_json`].
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
+        Self::from_json(&read(path.as_ref())?)
+    }
+
+    /// Reads `config.json` of a model's folder and, where there is one, `generation_config.json`,
+    /// whose list of end tokens replaces that of `config.json`.
+    ///
+    /// # Errors
+    /// [`ModelError::MissingFile`] without `config.json`, and those of [`Self::from_json`].
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
+        let path = folder.as_ref().join("config.json");
+        if !path.is_file() {
+            let hint =
+                "a model's folder holds config.json, tokenizer.json and *.safetensors".into();
+            return Err(ModelError::MissingFile { path, hint });
+        }
+        let mut config = Self::from_file(path)?;
+        let path = folder.as_ref().join("generation_config.json");
+        if path.is_file()
+            && let Some(ids) = parse::generation_eos(&read(&path)?)?
+        {
+            config.eos_token_ids = ids;
+        }
+        Ok(config)
+    }
+
+    /// Query heads per key-value head `G = Hq / Hkv`.
+    pub const fn group_size(&self) -> usize {
+        self.num_query_heads / self.num_kv_heads
+    }
+
+    /// Number of parameters; the embedding counts once where it is tied.
+    pub fn parameter_count(&self) -> u64 {
+        let [vocab, hidden, inner, layers, hq, hkv, d] = [
+            self.vocab_size,
+            self.hidden_size,
+            self.intermediate_size,
+            self.num_layers,
+            self.num_query_heads,
+            self.num_kv_heads,
+            self.head_dim,
+        ]
+        .map(|n| n as u128);
+        let when = |on: bool, n: u128| if on { n } else { 0 };
+        let (q, kv) = (hq * d, hkv * d);
+        let attention = hidden * (2 * q + 2 * kv)
+            + when(self.qkv_bias, q + 2 * kv)
+            + when(self.output_bias, hidden)
+            + when(self.qk_norm, 2 * d);
+        let mlp = 3 * hidden * inner + when(self.mlp_bias, 2 * inner + hidden);
+        let embeddings = vocab * hidden * if self.tie_embeddings { 1 } else { 2 };
+        let total = embeddings + layers * (attention + mlp + 2 * hidden) + hidden;
+        u64::try_from(total).unwrap_or(u64::MAX)
+    }
+
+    /// Bytes that one token takes in a full cache of all layers, stored as `dtype`.
+    pub fn kv_bytes_per_token(&self, dtype: DType) -> u64 {
+        [2, self.num_layers, self.num_kv_heads, self.head_dim, dtype.size()]
+            .iter()
+            .fold(1, |bytes: u64, &n| bytes.saturating_mul(n as u64))
+    }
+}
+
+fn read(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|source| ModelError::io(path, source))
+}

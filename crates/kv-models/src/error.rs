@@ -1,0 +1,195 @@
+//! Everything that can go wrong on the host side of a model.
+
+use std::path::PathBuf;
+
+use crate::hub::HubError;
+use crate::weights::WeightsError;
+
+/// Result of the functions of this crate.
+pub type Result<T, E = ModelError> = std::result::Result<T, E>;
+
+/// Why a model could not be found, read or run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// A file or folder could not be read or written.
+    #[error("cannot access `{path}`: {source}")]
+    Io {
+        /// What was accessed.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+
+    /// `config.json` (or a file beside it) is not the JSON that it should be.
+    #[error("`{file}` is not valid: {reason}")]
+    InvalidJson {
+        /// Path or name of the file.
+        file: String,
+        /// What the parser said.
+        reason: String,
+    },
+
+    /// The model is of an architecture that this crate does not implement.
+    #[error(
+        "unknown architecture `{name}`; supported: {}; convert the model or choose another one",
+        .supported.join(", ")
+    )]
+    UnknownArchitecture {
+        /// The name in `config.json`.
+        name: String,
+        /// The names that are understood.
+        supported: Vec<&'static str>,
+    },
+
+    /// A setting of the model has a value that this crate does not implement.
+    #[error(
+        "the model's setting `{setting}` is {value}, which is not supported; supported: {supported}"
+    )]
+    UnsupportedSetting {
+        /// The key in `config.json`.
+        setting: String,
+        /// Its value there.
+        value: String,
+        /// The values that are supported.
+        supported: String,
+    },
+
+    /// A setting without which the model cannot be built is absent.
+    #[error("the model's configuration lacks `{setting}`; add it to `config.json`")]
+    MissingSetting {
+        /// The key in `config.json`.
+        setting: String,
+    },
+
+    /// No preset has this name.
+    #[error(
+        "unknown preset `{name}`{}; presets: {}",
+        .nearest.map(|n| format!("; did you mean `{n}`?")).unwrap_or_default(),
+        .presets.join(", ")
+    )]
+    UnknownPreset {
+        /// The name asked for.
+        name: String,
+        /// The preset of the most similar name, if one is similar.
+        nearest: Option<&'static str>,
+        /// All presets.
+        presets: &'static [&'static str],
+    },
+
+    /// A file that the model needs is not there.
+    #[error("`{path}` does not exist; {hint}")]
+    MissingFile {
+        /// The path expected.
+        path: PathBuf,
+        /// What to do.
+        hint: String,
+    },
+
+    /// The weights could not be read.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+
+    /// The tokenizer could not be loaded, or refused its input.
+    #[error("tokenizer: {reason}")]
+    Tokenizer {
+        /// What went wrong.
+        reason: String,
+    },
+
+    /// The model has no chat template.
+    #[error(
+        "`{path}` has no chat template (neither `chat_template.jinja` nor `chat_template` in \
+             `tokenizer_config.json`); use plain prompts"
+    )]
+    MissingChatTemplate {
+        /// The model's folder.
+        path: PathBuf,
+    },
+
+    /// The chat template does not parse, or refused the messages.
+    #[error("chat template: {reason}")]
+    ChatTemplate {
+        /// What the template engine, or the template itself, said.
+        reason: String,
+    },
+
+    /// The model could not be found or downloaded.
+    #[error(transparent)]
+    Hub(#[from] HubError),
+
+    /// A prompt without tokens.
+    #[error("the prompt is empty; give at least one token")]
+    EmptyPrompt,
+
+    /// Prompts that should be equally long are not, or there are not as many tokens as sequences.
+    #[error("{actual} tokens where {expected} were expected; one for each sequence, equally many")]
+    UnequalPrompts {
+        /// Tokens expected.
+        expected: usize,
+        /// Tokens given.
+        actual: usize,
+    },
+
+    /// A token outside the vocabulary.
+    #[error("token {token} is outside the vocabulary of {vocabulary}")]
+    TokenOutOfRange {
+        /// The token.
+        token: u32,
+        /// The vocabulary's size.
+        vocabulary: usize,
+    },
+
+    /// The cache refused.
+    #[error(transparent)]
+    Cache(#[from] kv_core::Error),
+
+    /// A kernel refused its arguments.
+    #[error(transparent)]
+    Kernel(#[from] kv_core::KernelError),
+
+    /// The policy refused.
+    #[error(transparent)]
+    Policy(#[from] kv_policies::PolicyError),
+
+    /// A prompt that does not fit into the model's positions.
+    #[error("the prompt has {tokens} tokens, the model has {positions} positions; shorten it")]
+    PromptTooLong {
+        /// Tokens of the prompt (and of what is to be generated, where that is reserved).
+        tokens: usize,
+        /// Positions of the model.
+        positions: usize,
+    },
+
+    /// A sampling parameter is outside its range.
+    #[error("sampling parameter `{parameter}` is {value}, expected {expected}")]
+    InvalidSampling {
+        /// The parameter.
+        parameter: &'static str,
+        /// Its value.
+        value: String,
+        /// Its range.
+        expected: &'static str,
+    },
+
+    /// The sampler was given no logits.
+    #[error("there are no logits to sample from; the model's vocabulary is empty")]
+    EmptyLogits,
+
+    /// The model computed something that is no number.
+    #[error(
+        "step {step}: the model's output holds NaN or Inf; try another dtype (f32), and check \
+             the weights"
+    )]
+    NonFinite {
+        /// The decode step, from 0.
+        step: usize,
+    },
+}
+
+impl ModelError {
+    /// Shorthand for [`ModelError::Io`].
+    pub(crate) fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
+        Self::Io { path: path.into(), source }
+    }
+}

@@ -1,0 +1,51 @@
+//! Llama-family models in Burn, with pluggable KV-cache compression.
+//!
+//! One decoder serves Llama 2 and 3, Mistral, Qwen2, Qwen2.5, Qwen3 and the DeepSeek-R1
+//! distillations, configured by the model's own `config.json`. [`Model::load`] takes a local
+//! folder, a hub id, `random:PRESET` (random weights, for speed work) or `needle-1m` (embedded).
+//!
+//! ```
+//! use kv_models::{Model, Request, generate};
+//! use kv_policies::build_named;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = burn::tensor::Device::flex();
+//! let model = Model::load("needle-1m", &device, None)?;
+//! let policy = build_named("snapkv", "0.5".parse()?)?;
+//! let prompt = "\nThe secret number of the clever fiddle is 21963.\nThe sea was calm that day, \
+//!     and the old boat lay upon the sand.\nQuestion: What is the secret number of the clever \
+//!     fiddle?\nAnswer: ";
+//! let requests = [Request::greedy(model.encode(prompt)?, 5)];
+//! let outputs = generate(&model, policy, &requests, |_| std::ops::ControlFlow::Continue(()))?;
+//! assert_eq!(outputs[0].text.as_deref(), Some("21963"));
+//! # Ok(())
+//! # }
+//! ```
+
+mod chat;
+mod config;
+mod error;
+mod generate;
+mod hub;
+mod llama;
+mod model;
+mod presets;
+mod rope;
+mod sampling;
+mod session;
+mod tokenizer;
+mod weights;
+
+pub use chat::{ChatTemplate, Message};
+pub use config::{Architecture, ModelConfig, RopeScaling};
+pub use error::{ModelError, Result};
+pub use generate::{Event, Finish, Generated, Request, generate};
+pub use hub::{HubError, resolve};
+pub use llama::{Llama, PrefillPass, Prefilled};
+pub use model::{Model, model_names};
+pub use presets::{PRESETS, preset};
+pub use rope::{Rotation, RopeTable, inverse_frequencies};
+pub use sampling::{Sampler, Sampling};
+pub use session::Session;
+pub use tokenizer::{TextStream, Tokenizer};
+pub use weights::{Weights, WeightsError};

@@ -1,0 +1,64 @@
+//! The decoder: Burn modules with weights kept `[out, in]`, as Hugging Face stores them.
+
+mod decode;
+mod layer;
+mod linear;
+mod load;
+mod prefill;
+
+use burn::module::{Module, Param};
+use burn::tensor::{DType, Device, Tensor};
+
+pub use prefill::{PrefillPass, Prefilled};
+
+use crate::{ModelConfig, RopeTable};
+use layer::{Layer, RmsNorm};
+use linear::Linear;
+
+/// A Llama-family decoder.
+#[derive(Module, Debug)]
+pub struct Llama {
+    /// `[vocabulary, hidden]`
+    embedding: Param<Tensor<2>>,
+    layers: Vec<Layer>,
+    norm: RmsNorm,
+    /// The output projection; `None` if it is the embedding.
+    head: Option<Linear>,
+    #[module(skip)]
+    rope: RopeTable,
+    #[module(skip)]
+    frequencies: Vec<f64>,
+    #[module(skip)]
+    config: ModelConfig,
+    #[module(skip)]
+    dtype: DType,
+}
+
+impl Llama {
+    /// The model's configuration.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The weights' dtype, in which activations are computed.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The weights' device.
+    pub fn device(&self) -> Device {
+        self.embedding.val().device()
+    }
+
+    /// Logits of hidden states that went through the final norm, f32.
+    ///
+    /// # Shapes
+    /// `[N, hidden]` to `[N, vocabulary]`.
+    pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
+        let logits = match &self.head {
+            Some(head) => head.forward(hidden),
+            None => hidden.matmul(self.embedding.val().transpose()),
+        };
+        logits.cast(DType::F32)
+    }
+}

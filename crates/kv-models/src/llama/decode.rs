@@ -1,0 +1,104 @@
+//! Decode: one token per sequence, or a few at once, against compressed caches.
+
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use kv_core::KvCache;
+use kv_policies::{LayerContext, Policy, Step};
+
+use super::Llama;
+use crate::{ModelError, Result};
+
+impl Llama {
+    /// One decode step: appends a token to every sequence and returns the next tokens' logits,
+    /// `[B, vocabulary]`, f32.
+    ///
+    /// # Errors
+    /// [`ModelError::TokenOutOfRange`], [`ModelError::PromptTooLong`] past the model's positions,
+    /// [`ModelError::UnequalPrompts`] for another number of tokens than sequences, and those of the
+    /// policy.
+    pub fn decode(
+        &self,
+        tokens: &[u32],
+        cache: &mut KvCache,
+        policy: &dyn Policy,
+    ) -> Result<Tensor<2>> {
+        self.check_step(tokens, 1, cache)?;
+        let batch = tokens.len();
+        let config = &self.config;
+        let width = config.num_query_heads * config.head_dim;
+        let mut hidden = self.embed(tokens.iter().map(|&token| token as i32).collect());
+        let position = self.positions(cache, 1).reshape([batch]);
+        let rotation = self.rope.rotation_at(position.clone().unsqueeze_dim(1));
+        let count = self.layers.len();
+        for (index, (layer, slots)) in self.layers.iter().zip(&mut cache.layers).enumerate() {
+            let projected = layer.project(hidden.clone(), [batch, 1], config);
+            let (query, key) = projected.rotate(&rotation);
+            let step = Step {
+                query: query.squeeze_dim(2),
+                key: key.squeeze_dim(2),
+                value: projected.value.squeeze_dim(2),
+                position: position.clone(),
+            };
+            let attention = policy.step(LayerContext { index, count }, slots, step)?;
+            hidden = layer.finish(hidden, attention.reshape([batch, width]));
+        }
+        cache.seen.iter_mut().for_each(|seen| *seen += 1);
+        Ok(self.logits(self.norm.forward(hidden)))
+    }
+
+    /// Appends `N` tokens to every sequence at once and returns the logits behind each of them,
+    /// `[B, N, vocabulary]`, f32. Nothing is evicted: for policies whose decode steps change no
+    /// slots.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn extend(&self, tokens: &[&[u32]], cache: &mut KvCache) -> Result<Tensor<3>> {
+        let batch = tokens.len();
+        let added = tokens.first().map_or(0, |tokens| tokens.len());
+        if let Some(other) = tokens.iter().find(|tokens| tokens.len() != added) {
+            return Err(ModelError::UnequalPrompts { expected: added, actual: other.len() });
+        }
+        if added == 0 {
+            return Err(ModelError::EmptyPrompt);
+        }
+        let flat: Vec<u32> = tokens.concat();
+        self.check_step(&flat, added, cache)?;
+        let config = &self.config;
+        let width = config.num_query_heads * config.head_dim;
+        let mut hidden = self.embed(flat.iter().map(|&token| token as i32).collect());
+        let positions = self.positions(cache, added);
+        let rotation = self.rope.rotation_at(positions.clone());
+        for (layer, slots) in self.layers.iter().zip(&mut cache.layers) {
+            let projected = layer.project(hidden.clone(), [batch, added], config);
+            let (query, key) = projected.rotate(&rotation);
+            slots.extend(key, projected.value, positions.clone())?;
+            let attention = slots.attend_extended(query)?.swap_dims(1, 2);
+            hidden = layer.finish(hidden, attention.reshape([batch * added, width]));
+        }
+        cache.seen.iter_mut().for_each(|seen| *seen += added);
+        let logits = self.logits(self.norm.forward(hidden));
+        Ok(logits.reshape([batch, added, config.vocab_size]))
+    }
+
+    fn check_step(&self, tokens: &[u32], each: usize, cache: &KvCache) -> Result<()> {
+        if tokens.len() != each * cache.batch() {
+            let (expected, actual) = (each * cache.batch(), tokens.len());
+            return Err(ModelError::UnequalPrompts { expected, actual });
+        }
+        self.check_tokens(tokens)?;
+        let most = cache.seen.iter().max().copied().unwrap_or_default() + each;
+        let positions = self.config.max_positions;
+        if most > positions {
+            return Err(ModelError::PromptTooLong { tokens: most, positions });
+        }
+        Ok(())
+    }
+
+    /// The next `added` positions of each sequence, `[B, added]`.
+    fn positions(&self, cache: &KvCache, added: usize) -> Tensor<2, Int> {
+        let seen = cache.seen.iter();
+        let positions: Vec<i32> =
+            seen.flat_map(|&seen| seen as i32..(seen + added) as i32).collect();
+        let data = TensorData::new(positions, [cache.batch(), added]);
+        Tensor::from_data(data, (&self.device(), DType::I32))
+    }
+}

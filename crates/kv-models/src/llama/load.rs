@@ -1,0 +1,147 @@
+//! Building the decoder from weights, or from random numbers.
+
+use burn::module::Param;
+use burn::tensor::{DType, Device, Distribution, Tensor};
+
+use super::layer::{Layer, RmsNorm};
+use super::linear::Linear;
+use super::Llama;
+use crate::rope::inverse_frequencies;
+use crate::{ModelConfig, Result, RopeTable, Weights};
+
+/// Where tensors come from.
+trait Source {
+    fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<2>>;
+    fn vector(&self, name: &str, shape: [usize; 1]) -> Result<Tensor<1>>;
+}
+
+struct File<'a> {
+    weights: &'a Weights,
+    dtype: DType,
+    device: &'a Device,
+}
+
+impl Source for File<'_> {
+    fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<2>> {
+        self.weights.tensor(name, shape, self.dtype, self.device)
+    }
+
+    fn vector(&self, name: &str, shape: [usize; 1]) -> Result<Tensor<1>> {
+        self.weights.tensor(name, shape, self.dtype, self.device)
+    }
+}
+
+/// Random weights: only their shapes matter, but activations stay finite.
+struct Random<'a> {
+    dtype: DType,
+    device: &'a Device,
+}
+
+impl Source for Random<'_> {
+    fn matrix(&self, _name: &str, shape: [usize; 2]) -> Result<Tensor<2>> {
+        let deviation = 0.5 / (shape[1] as f64).sqrt();
+        let distribution = Distribution::Normal(0.0, deviation);
+        Ok(Tensor::random(shape, distribution, (self.device, self.dtype)))
+    }
+
+    fn vector(&self, name: &str, shape: [usize; 1]) -> Result<Tensor<1>> {
+        let value = if name.ends_with("bias") { 0.0 } else { 1.0 };
+        Ok(Tensor::full(shape, value, (self.device, self.dtype)))
+    }
+}
+
+impl Llama {
+    /// Loads the decoder.
+    ///
+    /// # Errors
+    /// [`crate::WeightsError`] for tensors that are missing or do not fit.
+    pub fn from_weights(
+        config: ModelConfig,
+        weights: &Weights,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        Self::build(config, &File { weights, dtype, device }, dtype, device)
+    }
+
+    /// A decoder of random weights.
+    ///
+    /// # Errors
+    /// None in practice; the type is that of loading.
+    pub fn random(config: ModelConfig, dtype: DType, device: &Device) -> Result<Self> {
+        Self::build(config, &Random { dtype, device }, dtype, device)
+    }
+
+    fn build(
+        config: ModelConfig,
+        source: &impl Source,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let hidden = config.hidden_size;
+        let embedding = source.matrix("model.embed_tokens.weight", [config.vocab_size, hidden])?;
+        let layers = (0..config.num_layers)
+            .map(|index| build_layer(&config, source, index))
+            .collect::<Result<_>>()?;
+        let norm = source.vector("model.norm.weight", [hidden])?;
+        let head = if config.tie_embeddings {
+            None
+        } else {
+            let head = source.matrix("lm_head.weight", [config.vocab_size, hidden])?;
+            Some(Linear::new(head, None))
+        };
+        Ok(Self {
+            embedding: Param::from_tensor(embedding),
+            layers,
+            norm: RmsNorm::new(norm, config.rms_norm_eps),
+            head,
+            rope: RopeTable::new(&config, config.max_positions, device),
+            frequencies: inverse_frequencies(&config),
+            config,
+            dtype,
+        })
+    }
+}
+
+fn build_layer(config: &ModelConfig, source: &impl Source, index: usize) -> Result<Layer> {
+    let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
+    let (queries, keys) = (config.num_query_heads * dim, config.num_kv_heads * dim);
+    let name = |part: &str| format!("model.layers.{index}.{part}");
+    // Several projections of the same input as one matrix.
+    let joined = |parts: &[(&str, usize)], input: usize, bias: bool| -> Result<Linear> {
+        let matrices = parts
+            .iter()
+            .map(|(part, rows)| source.matrix(&name(&format!("{part}.weight")), [*rows, input]))
+            .collect::<Result<Vec<_>>>()?;
+        let biases = bias
+            .then(|| {
+                parts
+                    .iter()
+                    .map(|(part, rows)| source.vector(&name(&format!("{part}.bias")), [*rows]))
+                    .collect::<Result<Vec<_>>>()
+            })
+            .transpose()?;
+        Ok(Linear::new(Tensor::cat(matrices, 0), biases.map(|biases| Tensor::cat(biases, 0))))
+    };
+    let norm = |part: &str, width: usize| -> Result<RmsNorm> {
+        let weight = source.vector(&name(&format!("{part}.weight")), [width])?;
+        Ok(RmsNorm::new(weight, config.rms_norm_eps))
+    };
+    let head_norm = |part: &str| config.qk_norm.then(|| norm(part, dim)).transpose();
+    let qkv =
+        [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)];
+    Ok(Layer {
+        attention_norm: norm("input_layernorm", hidden)?,
+        qkv: joined(&qkv, hidden, config.qkv_bias)?,
+        query_norm: head_norm("self_attn.q_norm")?,
+        key_norm: head_norm("self_attn.k_norm")?,
+        output: joined(&[("self_attn.o_proj", hidden)], queries, config.output_bias)?,
+        mlp_norm: norm("post_attention_layernorm", hidden)?,
+        gate_up: joined(
+            &[("mlp.gate_proj", inner), ("mlp.up_proj", inner)],
+            hidden,
+            config.mlp_bias,
+        )?,
+        down: joined(&[("mlp.down_proj", hidden)], inner, config.mlp_bias)?,
+    })
+}

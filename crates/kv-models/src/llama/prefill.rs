@@ -1,0 +1,167 @@
+//! Prefill: the whole prompt, layer by layer, so that one layer's keys and values at a time are
+//! whole.
+
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use kv_kernels::prefill_attention;
+use kv_policies::{LayerContext, Needs, Observation};
+
+use super::Llama;
+use crate::{ModelError, Result};
+
+/// What to compute in a prefill pass, beside the hidden states.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PrefillPass<'a> {
+    /// What the observers need.
+    pub needs: Needs,
+    /// One seed a sequence.
+    pub seeds: &'a [u64],
+    /// Whether to keep the last token's hidden state of every layer.
+    pub trace: bool,
+}
+
+/// What a prefill pass leaves, beside what its observers kept.
+#[derive(Debug, Clone)]
+pub struct Prefilled {
+    /// Hidden states after the final norm, `[B, T', hidden]`: of all tokens, or those that were not
+    /// pruned.
+    pub hidden: Tensor<3>,
+    /// Hidden states of the last token: the embedding, each layer's output, the last one after the
+    /// final norm; each `[B, hidden]`. Empty unless asked for.
+    pub trace: Vec<Tensor<2>>,
+}
+
+impl Prefilled {
+    /// The last token's hidden state, `[B, hidden]`.
+    pub fn last(&self) -> Tensor<2> {
+        let [batch, tokens, width] = self.hidden.dims();
+        self.hidden.clone().narrow(1, tokens - 1, 1).reshape([batch, width])
+    }
+}
+
+/// Tokens whose hidden states go on to the next layer, per sequence; `None` for all.
+pub(crate) type Pruning = Option<Vec<Vec<u32>>>;
+
+impl Llama {
+    /// Runs prompts of equal length through the decoder. `observe` sees each layer once, when its
+    /// keys and values are complete; they are dropped when it returns.
+    ///
+    /// # Errors
+    /// [`ModelError::EmptyPrompt`], [`ModelError::PromptTooLong`],
+    /// [`ModelError::TokenOutOfRange`], [`ModelError::UnequalPrompts`], and those of `observe`.
+    pub fn prefill(
+        &self,
+        prompts: &[&[u32]],
+        pass: PrefillPass<'_>,
+        observe: &mut dyn FnMut(&Observation<'_>) -> Result<Pruning>,
+    ) -> Result<Prefilled> {
+        let [batch, tokens] = self.check_prompts(prompts)?;
+        let device = self.device();
+        let width = self.config.hidden_size;
+        let ids: Vec<i32> = prompts.iter().flat_map(|p| p.iter().map(|&id| id as i32)).collect();
+        let mut hidden = self.embed(ids);
+        let mut positions = Tensor::<1, Int>::arange(0..tokens as i64, (&device, DType::I32))
+            .unsqueeze_dim::<2>(0)
+            .expand([batch, tokens]);
+        let mut rotation = self.rope.rotation(0, tokens);
+        let mut left = tokens;
+        let mut trace = Vec::new();
+        let count = self.layers.len();
+        for (index, layer) in self.layers.iter().enumerate() {
+            if pass.trace {
+                trace.push(last_of(&hidden, batch, left));
+            }
+            let projected = layer.project(hidden.clone(), [batch, left], &self.config);
+            let (query, key) = projected.rotate(&rotation);
+            let attention =
+                prefill_attention(&query, &key, &projected.value, pass.needs.column_sums)?;
+            let window = pass.needs.window.min(left);
+            let observation = Observation {
+                layer: LayerContext { index, count },
+                keys: &key,
+                values: &projected.value,
+                positions: &positions,
+                prompt_tokens: tokens,
+                window: (window > 0).then(|| query.clone().narrow(2, left - window, window)),
+                column_sums: attention.column_sums,
+                raw_queries: pass.needs.raw_queries.then(|| projected.raw_query.clone()),
+                inverse_frequencies: &self.frequencies,
+                seeds: pass.seeds,
+            };
+            let pruned = observe(&observation)?;
+            drop(observation);
+            let attention = attention.output.swap_dims(1, 2);
+            let attended = self.config.num_query_heads * self.config.head_dim;
+            hidden = layer.finish(hidden, attention.reshape([batch * left, attended]));
+            if let Some(kept) = pruned {
+                let next = kept.first().map_or(0, Vec::len);
+                let rows: Vec<i32> = kept
+                    .iter()
+                    .enumerate()
+                    .flat_map(|(row, kept)| kept.iter().map(move |&t| (row * left) as i32 + t as i32))
+                    .collect();
+                let rows = TensorData::new(rows, [batch * next]);
+                let rows = Tensor::<1, Int>::from_data(rows, (&device, DType::I32));
+                hidden = hidden.select(0, rows.clone());
+                positions = positions.reshape([batch * left]).select(0, rows).reshape([batch, next]);
+                rotation = self.rope.rotation_at(positions.clone());
+                left = next;
+            }
+        }
+        let hidden = self.norm.forward(hidden);
+        if pass.trace {
+            trace.push(last_of(&hidden, batch, left));
+        }
+        Ok(Prefilled { hidden: hidden.reshape([batch, left, width]), trace })
+    }
+
+    /// Checks prompts before anything runs; returns `[B, T]`.
+    fn check_prompts(&self, prompts: &[&[u32]]) -> Result<[usize; 2]> {
+        let tokens = prompts.first().map_or(0, |prompt| prompt.len());
+        for prompt in prompts {
+            self.check_prompt(prompt)?;
+            if prompt.len() != tokens {
+                let actual = prompt.len();
+                return Err(ModelError::UnequalPrompts { expected: tokens, actual });
+            }
+        }
+        if tokens == 0 {
+            return Err(ModelError::EmptyPrompt);
+        }
+        Ok([prompts.len(), tokens])
+    }
+
+    /// Checks one prompt's length and tokens.
+    pub(crate) fn check_prompt(&self, prompt: &[u32]) -> Result<()> {
+        if prompt.is_empty() {
+            return Err(ModelError::EmptyPrompt);
+        }
+        let (tokens, positions) = (prompt.len(), self.config.max_positions);
+        if tokens > positions {
+            return Err(ModelError::PromptTooLong { tokens, positions });
+        }
+        self.check_tokens(prompt)
+    }
+
+    /// Checks that tokens are in the vocabulary.
+    pub(crate) fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
+        let vocabulary = self.config.vocab_size;
+        match tokens.iter().find(|&&token| token as usize >= vocabulary) {
+            Some(&token) => Err(ModelError::TokenOutOfRange { token, vocabulary }),
+            None => Ok(()),
+        }
+    }
+
+    /// Embeddings of tokens, `[N, hidden]`.
+    pub(crate) fn embed(&self, ids: Vec<i32>) -> Tensor<2> {
+        let count = ids.len();
+        let ids = TensorData::new(ids, [count]);
+        let ids = Tensor::<1, Int>::from_data(ids, (&self.device(), DType::I32));
+        self.embedding.val().select(0, ids)
+    }
+}
+
+fn last_of(hidden: &Tensor<2>, batch: usize, tokens: usize) -> Tensor<2> {
+    let width = hidden.dims()[1];
+    let last = hidden.clone().reshape([batch, tokens, width]).narrow(1, tokens - 1, 1);
+    last.reshape([batch, width])
+}

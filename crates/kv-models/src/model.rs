@@ -1,0 +1,149 @@
+//! A decoder with its tokenizer, by name.
+
+use std::path::Path;
+
+use burn::tensor::{DType, Device};
+
+use crate::{
+    ChatTemplate, Llama, Message, ModelConfig, ModelError, PRESETS, Result, Tokenizer, Weights,
+    preset, resolve,
+};
+
+/// Prefix of models with random weights.
+const RANDOM: &str = "random:";
+
+/// Files of the embedded model.
+#[cfg(feature = "needle-1m")]
+mod embedded {
+    pub(super) const NAME: &str = "needle-1m";
+    pub(super) const CONFIG: &str = include_str!("../assets/needle-1m/config.json");
+    pub(super) const WEIGHTS: &[u8] = include_bytes!("../assets/needle-1m/model.safetensors");
+    pub(super) const TOKENIZER: &[u8] = include_bytes!("../assets/needle-1m/tokenizer.json");
+}
+
+/// A decoder, and what turns text into its tokens and back.
+#[derive(Debug)]
+pub struct Model {
+    name: String,
+    llama: Llama,
+    tokenizer: Option<Tokenizer>,
+    chat: Option<ChatTemplate>,
+}
+
+impl Model {
+    /// Loads a model: a local folder, a hub id (`org/name`), `random:PRESET`, or `needle-1m`, which
+    /// is embedded. `dtype` is that of weights and activations; `None` takes f32 on the CPU and the
+    /// model's own elsewhere.
+    ///
+    /// # Errors
+    /// [`ModelError`] says what is missing or unsupported.
+    pub fn load(name: &str, device: &Device, dtype: Option<DType>) -> Result<Self> {
+        if let Some(preset_name) = name.strip_prefix(RANDOM) {
+            let config = preset(preset_name)?;
+            let dtype = dtype.unwrap_or_else(|| default_dtype(&config, device));
+            let llama = Llama::random(config, dtype, device)?;
+            return Ok(Self { name: name.into(), llama, tokenizer: None, chat: None });
+        }
+        #[cfg(feature = "needle-1m")]
+        if name == embedded::NAME && !Path::new(name).is_dir() {
+            let config = ModelConfig::from_json(embedded::CONFIG)?;
+            let weights = Weights::from_bytes(embedded::WEIGHTS)?;
+            let dtype = dtype.unwrap_or_else(|| default_dtype(&config, device));
+            return Ok(Self {
+                name: name.into(),
+                llama: Llama::from_weights(config, &weights, dtype, device)?,
+                tokenizer: Some(Tokenizer::from_bytes(embedded::TOKENIZER)?),
+                chat: None,
+            });
+        }
+        Self::from_folder(&resolve(name)?, device, dtype)
+    }
+
+    /// Loads a folder in the Hugging Face layout.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn from_folder(folder: &Path, device: &Device, dtype: Option<DType>) -> Result<Self> {
+        let config = ModelConfig::from_folder(folder)?;
+        let dtype = dtype.unwrap_or_else(|| default_dtype(&config, device));
+        let weights = Weights::open(folder)?;
+        let tokenizer = folder.join("tokenizer.json");
+        let chat = match ChatTemplate::from_folder(folder) {
+            Ok(chat) => Some(chat),
+            Err(ModelError::MissingChatTemplate { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let name = folder.file_name().unwrap_or(folder.as_os_str());
+        Ok(Self {
+            name: name.to_string_lossy().into_owned(),
+            llama: Llama::from_weights(config, &weights, dtype, device)?,
+            tokenizer: tokenizer.is_file().then(|| Tokenizer::from_file(&tokenizer)).transpose()?,
+            chat,
+        })
+    }
+
+    /// The model's name, for reports.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The decoder.
+    pub fn llama(&self) -> &Llama {
+        &self.llama
+    }
+
+    /// The decoder's configuration.
+    pub fn config(&self) -> &ModelConfig {
+        self.llama.config()
+    }
+
+    /// The tokenizer; models with random weights have none.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
+    }
+
+    /// Tokens of a text, without special ones.
+    ///
+    /// # Errors
+    /// [`ModelError::Tokenizer`], also for models without one.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        self.need_tokenizer()?.encode(text, false)
+    }
+
+    /// Text of tokens, without special ones.
+    ///
+    /// # Errors
+    /// [`ModelError::Tokenizer`], also for models without one.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String> {
+        self.need_tokenizer()?.decode(tokens, true)
+    }
+
+    /// Tokens of a conversation, by the model's own chat template.
+    ///
+    /// # Errors
+    /// [`ModelError::MissingChatTemplate`], [`ModelError::ChatTemplate`],
+    /// [`ModelError::Tokenizer`].
+    pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
+        let missing = || ModelError::MissingChatTemplate { path: self.name.clone().into() };
+        let text = self.chat.as_ref().ok_or_else(missing)?.render(messages, true)?;
+        self.encode(&text)
+    }
+
+    fn need_tokenizer(&self) -> Result<&Tokenizer> {
+        let reason = || format!("the model `{}` has no tokenizer.json", self.name);
+        self.tokenizer.as_ref().ok_or_else(|| ModelError::Tokenizer { reason: reason() })
+    }
+}
+
+/// Names that [`Model::load`] takes without a folder or a hub.
+pub fn model_names() -> Vec<String> {
+    let embedded = cfg!(feature = "needle-1m").then(|| "needle-1m".to_string());
+    embedded.into_iter().chain(PRESETS.iter().map(|name| format!("{RANDOM}{name}"))).collect()
+}
+
+/// f32 where half precision is slow or unknown to the device.
+fn default_dtype(config: &ModelConfig, device: &Device) -> DType {
+    let own = config.dtype;
+    let cpu = kv_core::device_name(device) == "cpu";
+    if cpu || !device.supports_dtype(own) { DType::F32 } else { own }
+}

@@ -1,0 +1,243 @@
+//! A batch of sequences in progress: prefilled, compressed, and ready to decode.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use kv_core::{CacheOptions, KvCache, LayerCache, MemoryReport, Origin, read_f32};
+use kv_policies::{Needs, Policy};
+
+use crate::{Llama, Model, ModelError, PrefillPass, Result};
+
+/// Sequences that decode together.
+#[derive(Debug)]
+pub struct Session<'a> {
+    model: &'a Model,
+    policy: Arc<dyn Policy>,
+    cache: KvCache,
+    /// Logits of the next tokens, `[B, vocabulary]`.
+    logits: Tensor<2>,
+    steps: usize,
+}
+
+impl<'a> Session<'a> {
+    /// Prefills prompts of any lengths, compresses them under `policy` and reserves room for
+    /// `new_tokens` more. `seeds` has one seed a prompt.
+    ///
+    /// Neighbouring prompts of equal length are prefilled together; nothing is ever padded.
+    ///
+    /// # Errors
+    /// [`ModelError`] for prompts that are empty or too long, and those of the policy.
+    pub fn start(
+        model: &'a Model,
+        policy: Arc<dyn Policy>,
+        prompts: &[Vec<u32>],
+        seeds: &[u64],
+        new_tokens: usize,
+    ) -> Result<Self> {
+        let mut sessions = Self::start_many(model, &[policy], prompts, seeds, new_tokens)?;
+        sessions.pop().ok_or(ModelError::EmptyPrompt)
+    }
+
+    /// The same under several policies at once: they share the prefill, which none of them changes.
+    /// (Those that prune hidden states prefill alone.)
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_many(
+        model: &'a Model,
+        policies: &[Arc<dyn Policy>],
+        prompts: &[Vec<u32>],
+        seeds: &[u64],
+        new_tokens: usize,
+    ) -> Result<Vec<Self>> {
+        if prompts.is_empty() {
+            return Err(ModelError::EmptyPrompt);
+        }
+        for prompt in prompts {
+            model.llama().check_prompt(prompt)?;
+        }
+        let mut sessions: Vec<Option<Self>> = policies.iter().map(|_| None).collect();
+        let shared: Vec<usize> =
+            (0..policies.len()).filter(|&index| !policies[index].prunes()).collect();
+        let alone = (0..policies.len()).filter(|&index| policies[index].prunes());
+        for group in std::iter::once(shared).chain(alone.map(|index| vec![index])) {
+            let chosen: Vec<Arc<dyn Policy>> =
+                group.iter().map(|&index| policies[index].clone()).collect();
+            if chosen.is_empty() {
+                continue;
+            }
+            let started = prefill(model, &chosen, prompts, seeds, new_tokens)?;
+            for (index, session) in group.into_iter().zip(started) {
+                sessions[index] = Some(session);
+            }
+        }
+        Ok(sessions.into_iter().flatten().collect())
+    }
+
+    /// The compressed cache.
+    pub fn cache(&self) -> &KvCache {
+        &self.cache
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> &dyn Policy {
+        &*self.policy
+    }
+
+    /// Bytes of the cache.
+    pub fn memory(&self) -> MemoryReport {
+        self.cache.memory()
+    }
+
+    /// The next tokens' logits, read to the host, `B` rows.
+    ///
+    /// # Errors
+    /// [`ModelError::NonFinite`] where they hold NaN or infinities.
+    pub fn read_logits(&self) -> Result<Vec<Vec<f32>>> {
+        let vocabulary = self.logits.dims()[1];
+        let logits = read_f32("logits", self.logits.clone())?;
+        if logits.iter().any(|logit| !logit.is_finite()) {
+            return Err(ModelError::NonFinite { step: self.steps });
+        }
+        Ok(logits.chunks(vocabulary).map(<[f32]>::to_vec).collect())
+    }
+
+    /// Appends one token to every sequence. The state is unchanged after an error in the tokens.
+    ///
+    /// # Errors
+    /// [`ModelError`] of [`Llama::decode`].
+    pub fn step(&mut self, tokens: &[u32]) -> Result<()> {
+        self.logits = self.model.llama().decode(tokens, &mut self.cache, &*self.policy)?;
+        self.steps += 1;
+        Ok(())
+    }
+
+    /// Appends the same number of tokens to every sequence, as a question behind a compressed
+    /// context: at once where the policy's decode steps change no slots, else step by step. Returns
+    /// the logits before each of them, `[N]` of `[B, vocabulary]`.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    pub fn append(&mut self, tokens: &[&[u32]]) -> Result<Vec<Tensor<2>>> {
+        let count = tokens.first().map_or(0, |tokens| tokens.len());
+        let mut before = vec![self.logits.clone()];
+        if self.policy.changes_decode() {
+            for index in 0..count {
+                let step: Option<Vec<u32>> =
+                    tokens.iter().map(|tokens| tokens.get(index).copied()).collect();
+                let expected = count;
+                let actual = index;
+                let step = step.ok_or(ModelError::UnequalPrompts { expected, actual })?;
+                self.step(&step)?;
+                before.push(self.logits.clone());
+            }
+        } else if count > 0 {
+            let logits = self.model.llama().extend(tokens, &mut self.cache)?;
+            let [batch, added, vocabulary] = logits.dims();
+            before.extend((0..added).map(|index| {
+                logits.clone().narrow(1, index, 1).reshape([batch, vocabulary])
+            }));
+            self.steps += added;
+        }
+        if let Some(last) = before.pop() {
+            self.logits = last;
+        }
+        Ok(before)
+    }
+
+    /// A deep copy that goes on by itself.
+    pub fn fork(&self) -> Self {
+        Self {
+            model: self.model,
+            policy: self.policy.clone(),
+            cache: self.cache.clone(),
+            logits: self.logits.clone(),
+            steps: self.steps,
+        }
+    }
+
+    /// Saves cache and policy state; [`Self::resume`] goes on with identical tokens.
+    ///
+    /// # Errors
+    /// [`kv_core::Error`].
+    pub fn save(&self, path: &Path) -> Result<()> {
+        Ok(self.cache.save(path)?)
+    }
+
+    /// Continues a saved session. `last` are the tokens that each sequence continues with.
+    ///
+    /// # Errors
+    /// [`kv_core::Error`] for files that are not of this model and policy.
+    pub fn resume(
+        model: &'a Model,
+        policy: Arc<dyn Policy>,
+        path: &Path,
+        last: &[u32],
+    ) -> Result<Self> {
+        let mut cache = KvCache::load(path, &model.llama().device())?;
+        cache.expect_origin(&origin(model, &*policy))?;
+        let logits = model.llama().decode(last, &mut cache, &*policy)?;
+        Ok(Self { model, policy, cache, logits, steps: 1 })
+    }
+}
+
+fn origin(model: &Model, policy: &dyn Policy) -> Origin {
+    Origin { model: model.name().into(), policy: policy.config() }
+}
+
+/// Prefills all prompts once for all policies.
+fn prefill<'a>(
+    model: &'a Model,
+    policies: &[Arc<dyn Policy>],
+    prompts: &[Vec<u32>],
+    seeds: &[u64],
+    new_tokens: usize,
+) -> Result<Vec<Session<'a>>> {
+    let llama: &Llama = model.llama();
+    let needs = policies.iter().fold(Needs::default(), |needs, policy| needs.union(policy.needs()));
+    let options = CacheOptions::new(&llama.device(), llama.dtype());
+    let count = llama.config().num_layers;
+    // Policy -> layer -> one cache a run of prompts.
+    let mut parts: Vec<Vec<Vec<LayerCache>>> =
+        policies.iter().map(|_| (0..count).map(|_| Vec::new()).collect()).collect();
+    let mut hidden = Vec::new();
+    let mut start = 0;
+    while start < prompts.len() {
+        let tokens = prompts[start].len();
+        let run = prompts[start..].iter().take_while(|prompt| prompt.len() == tokens).count();
+        let group: Vec<&[u32]> =
+            prompts[start..start + run].iter().map(Vec::as_slice).collect();
+        let own_seeds: Vec<u64> =
+            (start..start + run).map(|row| seeds.get(row).copied().unwrap_or_default()).collect();
+        let pass = PrefillPass { needs, seeds: &own_seeds, trace: false };
+        let prefilled = llama.prefill(&group, pass, &mut |observation| {
+            let layer = observation.layer.index;
+            for (policy, parts) in policies.iter().zip(&mut parts) {
+                let cache = policy.prefill(observation, new_tokens, options.clone())?;
+                parts[layer].push(cache);
+            }
+            match policies {
+                [policy] => Ok(policy.prune(observation)?),
+                _ => Ok(None),
+            }
+        })?;
+        hidden.push(prefilled.last());
+        start += run;
+    }
+    let logits = llama.logits(Tensor::cat(hidden, 0));
+    policies
+        .iter()
+        .zip(parts)
+        .map(|(policy, layers)| {
+            let layers = layers.into_iter().map(LayerCache::concat);
+            let cache = KvCache {
+                layers: layers.collect::<std::result::Result<_, _>>()?,
+                seen: prompts.iter().map(Vec::len).collect(),
+                origin: origin(model, &**policy),
+            };
+            let (policy, logits) = (policy.clone(), logits.clone());
+            Ok(Session { model, policy, cache, logits, steps: 0 })
+        })
+        .collect()
+}

@@ -1,0 +1,205 @@
+//! Weights from safetensors: one file, or shards with an index.
+
+mod decode;
+mod error;
+mod file;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{DType, Device, Tensor};
+use serde::Deserialize;
+
+use crate::error::{ModelError, Result};
+pub use error::WeightsError;
+use file::SafetensorsFile;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The tensors of a model, by their Hugging Face names.
+///
+/// Only the headers are kept in memory: each tensor is read from its file when it is asked for.
+#[derive(Debug)]
+pub struct Weights {
+    files: Vec<SafetensorsFile>,
+    /// Which file holds a tensor.
+    tensors: BTreeMap<String, usize>,
+}
+
+/// The part of an index that matters here.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Weights {
+    /// Opens a safetensors file, or a folder with `model.safetensors`, or with
+    /// `model.safetensors.index.json` and its shards, or with a single `*.safetensors` file of
+    /// another name.
+    ///
+    /// # Errors
+    /// [`ModelError::MissingFile`] names the file, or shard, that is not there;
+    /// [`ModelError::InvalidJson`] for a bad index; [`WeightsError::Truncated`] and
+    /// [`WeightsError::Invalid`] for a bad file; [`ModelError::Io`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        if path.is_file() {
+            return Ok(Self::single(SafetensorsFile::open(path)?));
+        }
+        if path.join(SINGLE).is_file() {
+            return Ok(Self::single(SafetensorsFile::open(&path.join(SINGLE))?));
+        }
+        if path.join(INDEX).is_file() {
+            return Self::from_index(path);
+        }
+        Ok(Self::single(SafetensorsFile::open(&only_file(path)?)?))
+    }
+
+    /// Reads a safetensors file that is in memory, such as the embedded model.
+    ///
+    /// # Errors
+    /// [`WeightsError::Truncated`], [`WeightsError::Invalid`].
+    pub fn from_bytes(bytes: &'static [u8]) -> Result<Self> {
+        Ok(Self::single(SafetensorsFile::from_bytes(bytes)?))
+    }
+
+    fn single(file: SafetensorsFile) -> Self {
+        let tensors = file.names().map(|name| (name, 0)).collect();
+        Self { files: vec![file], tensors }
+    }
+
+    fn from_index(folder: &Path) -> Result<Self> {
+        let path = folder.join(INDEX);
+        let mut files = Vec::new();
+        let mut tensors = BTreeMap::new();
+        let mut opened = BTreeMap::new();
+        for (name, shard) in read_index(&path)? {
+            let file = match opened.get(&shard) {
+                Some(file) => *file,
+                None => {
+                    files.push(open_shard(folder, &shard)?);
+                    opened.insert(shard, files.len() - 1);
+                    files.len() - 1
+                }
+            };
+            // A tensor that the index promises and the shard lacks is missing when asked for.
+            if files[file].info(&name).is_some() {
+                tensors.insert(name, file);
+            }
+        }
+        Ok(Self { files, tensors })
+    }
+
+    /// Reads one tensor.
+    ///
+    /// The file may hold it in f32, f16 or bf16; it comes back as `dtype`, one of the same three,
+    /// rounded to nearest.
+    ///
+    /// # Errors
+    /// [`WeightsError::MissingTensor`]; [`WeightsError::WrongShape`] if the shape is not `expected`;
+    /// [`WeightsError::WrongDtype`]; [`WeightsError::OutOfRange`] if conversion to a narrower
+    /// type overflows; [`ModelError::Io`].
+    pub fn tensor<const D: usize>(
+        &self,
+        name: &str,
+        expected: [usize; D],
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor<D>> {
+        let file = self.tensors.get(name).map(|file| &self.files[*file]);
+        let found = file.and_then(|file| Some((file, file.info(name)?)));
+        let Some((file, info)) = found else {
+            return Err(WeightsError::MissingTensor {
+                name: name.to_string(),
+                files: self.files.len(),
+                tensors: self.tensors.len(),
+            }
+            .into());
+        };
+        if info.shape != expected {
+            return Err(WeightsError::WrongShape {
+                name: name.to_string(),
+                expected: expected.to_vec(),
+                actual: info.shape.clone(),
+            }
+            .into());
+        }
+        let mut reader = file.read(info)?;
+        let data = decode::decode(&mut *reader, name, info, dtype, file.path())?;
+        Ok(Tensor::from_data(data, (device, dtype)))
+    }
+
+    /// The names of all tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+}
+
+/// Which file holds each tensor, as an index says.
+///
+/// # Errors
+/// [`ModelError::Io`], [`ModelError::InvalidJson`].
+fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
+    let text = std::fs::read_to_string(path).map_err(|source| ModelError::io(path, source))?;
+    let invalid =
+        |reason: String| ModelError::InvalidJson { file: path.display().to_string(), reason };
+    let index: Index = serde_json::from_str(&text).map_err(|error| invalid(error.to_string()))?;
+    for shard in index.weight_map.values() {
+        // The index comes with the model: it must not point elsewhere on this machine.
+        if Path::new(shard).file_name().is_none_or(|name| name != shard.as_str()) {
+            return Err(invalid(format!("`{shard}` is not the plain name of a file")));
+        }
+    }
+    Ok(index.weight_map)
+}
+
+/// The distinct files that an index names.
+pub(crate) fn shards(index: &Path) -> Result<Vec<String>> {
+    let mut shards: Vec<String> = read_index(index)?.into_values().collect();
+    shards.sort_unstable();
+    shards.dedup();
+    Ok(shards)
+}
+
+fn open_shard(folder: &Path, shard: &str) -> Result<SafetensorsFile> {
+    let path = folder.join(shard);
+    if !path.is_file() {
+        let hint = format!("`{INDEX}` names it: download the missing shard");
+        return Err(ModelError::MissingFile { path, hint });
+    }
+    SafetensorsFile::open(&path)
+}
+
+/// The one `*.safetensors` file of a folder without the usual names.
+fn only_file(folder: &Path) -> Result<PathBuf> {
+    let io = |source| ModelError::io(folder, source);
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(io)? {
+        let path = entry.map_err(io)?.path();
+        if path.is_file() && path.extension().is_some_and(|extension| extension == "safetensors") {
+            found.push(path);
+        }
+    }
+    match found.as_slice() {
+        [path] => Ok(path.clone()),
+        [] => Err(ModelError::MissingFile {
+            path: folder.join(SINGLE),
+            hint: format!("neither is `{INDEX}` nor any other *.safetensors file there"),
+        }),
+        several => Err(ModelError::MissingFile {
+            path: folder.join(INDEX),
+            hint: format!(
+                "without it, which of {} safetensors files to read is unclear",
+                several.len()
+            ),
+        }),
+    }
+}

@@ -1,0 +1,72 @@
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use kv_core::{LayerCache, Room, Selection};
+
+use crate::{LayerContext, Needs, Observation, Plan, Policy, Result, Step};
+
+/// One policy for the prompt and another for decoding: `{"policy": "combine", "prefill": {...},
+/// "decode": {...}}`, such as SnapKV's choice kept within its budget by H2O.
+#[derive(Debug, Clone)]
+pub struct Combine {
+    prefill: Arc<dyn Policy>,
+    decode: Arc<dyn Policy>,
+}
+
+impl Combine {
+    /// `prefill` chooses from the prompt, `decode` does the rest.
+    pub fn new(prefill: Arc<dyn Policy>, decode: Arc<dyn Policy>) -> Self {
+        Self { prefill, decode }
+    }
+}
+
+impl Policy for Combine {
+    fn name(&self) -> &'static str {
+        "combine"
+    }
+
+    fn config(&self) -> serde_json::Value {
+        serde_json::json!({
+            "policy": "combine",
+            "prefill": self.prefill.config(),
+            "decode": self.decode.config(),
+        })
+    }
+
+    fn needs(&self) -> Needs {
+        self.prefill.needs().union(self.decode.needs())
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        self.prefill.select(observation)
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        self.decode.prime(cache, observation, selection)
+    }
+
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        self.decode.room(observation, new_tokens)
+    }
+
+    fn changes_decode(&self) -> bool {
+        self.decode.changes_decode()
+    }
+
+    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        self.decode.step(layer, cache, step)
+    }
+
+    fn prune(&self, observation: &Observation<'_>) -> Result<Option<Vec<Vec<u32>>>> {
+        self.prefill.prune(observation)
+    }
+
+    fn prunes(&self) -> bool {
+        self.prefill.prunes()
+    }
+}

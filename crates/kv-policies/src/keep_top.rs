@@ -1,0 +1,349 @@
+//! The family *score → keep the top*.
+
+use burn::tensor::{DType, Int, Tensor};
+use kv_core::{
+    Budget, DecodeAttentionOptions, HeadAllocation, LayerAllocation, LayerCache, Room, Selection,
+    read_f32, top,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    DecodeView, Decoding, LayerContext, Needs, Observation, Plan, Policy, PolicyError, QUERIES,
+    Result, SCORE, Scorer, Step,
+};
+
+/// Options that every policy of the family takes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Family {
+    /// Slots per key-value head, protected ones included.
+    pub budget: Budget,
+    /// First tokens that are always kept.
+    pub sinks: usize,
+    /// Last tokens that are always kept; `None` takes `recent_share` of the budget.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recents: Option<usize>,
+    /// Share of the budget for the last tokens, where `recents` is not given.
+    pub recent_share: f64,
+    /// Decode steps between evictions; the cache holds up to `interval` slots more in between.
+    pub interval: usize,
+    /// Whether the scorer acts during decode too, if it can; without, decoded tokens accumulate.
+    pub decode: bool,
+    /// How layers share the budget.
+    pub layers: LayerAllocation,
+    /// How key-value heads share it (prefill only).
+    pub heads: HeadAllocation,
+}
+
+impl Family {
+    /// The family's options as `S`'s paper has them.
+    pub fn of<S: Scorer>(budget: Budget) -> Self {
+        let defaults = S::defaults();
+        Self {
+            budget,
+            sinks: defaults.sinks,
+            recents: None,
+            recent_share: defaults.recent_share,
+            interval: defaults.interval,
+            decode: true,
+            layers: LayerAllocation::Uniform,
+            heads: HeadAllocation::Uniform,
+        }
+    }
+
+    /// Slots per head of one layer.
+    fn layer_budget(&self, observation: &Observation<'_>) -> Result<usize> {
+        let tokens = observation.tokens();
+        let base = self.budget.resolve(tokens);
+        let LayerContext { index, count } = observation.layer;
+        let spread = self.layers.spread(count, base, base.min(1), tokens)?;
+        Ok(spread[index])
+    }
+
+    /// Slots that a head may hold during decode: token budgets fill up even after short prompts.
+    fn decode_budget(&self, observation: &Observation<'_>) -> Result<usize> {
+        match (self.budget, &self.layers) {
+            (Budget::Tokens(count), LayerAllocation::Uniform) => Ok(count),
+            _ => self.layer_budget(observation),
+        }
+    }
+
+    fn recents_of(&self, budget: usize) -> usize {
+        self.recents.unwrap_or((budget as f64 * self.recent_share) as usize)
+    }
+}
+
+/// A policy that keeps the highest scores.
+#[derive(Debug, Clone)]
+pub struct KeepTop<S> {
+    family: Family,
+    scorer: S,
+    /// The registry's name, where a preset of options has one of its own.
+    name: &'static str,
+}
+
+impl<S: Scorer> KeepTop<S> {
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`] for an interval of 0 and shares outside `[0, 1]`;
+    /// [`PolicyError::ProtectedOverBudget`] where that shows without a prompt.
+    pub fn new(name: &'static str, family: Family, scorer: S) -> Result<Self> {
+        let invalid = |reason: String| PolicyError::InvalidConfig { policy: name.into(), reason };
+        if family.interval == 0 {
+            return Err(invalid("`interval` is 0, expected at least 1".into()));
+        }
+        if !(0.0..=1.0).contains(&family.recent_share) {
+            let share = family.recent_share;
+            return Err(invalid(format!("`recent_share` is {share}, expected 0 to 1")));
+        }
+        family.budget.validate()?;
+        let policy = Self { family, scorer, name };
+        if let Budget::Tokens(budget) = policy.family.budget {
+            policy.check_protected(budget)?;
+        }
+        Ok(policy)
+    }
+
+    /// The family's options.
+    pub fn family(&self) -> &Family {
+        &self.family
+    }
+
+    /// The scorer.
+    pub fn scorer(&self) -> &S {
+        &self.scorer
+    }
+
+    fn check_protected(&self, budget: usize) -> Result<(usize, usize)> {
+        let (sinks, recents) = (self.family.sinks, self.family.recents_of(budget));
+        if sinks + recents > budget {
+            return Err(PolicyError::ProtectedOverBudget {
+                policy: self.name,
+                sinks,
+                recents,
+                budget,
+            });
+        }
+        Ok((sinks, recents))
+    }
+
+    /// Whether steps evict.
+    fn decoding(&self) -> Decoding {
+        if self.family.decode { self.scorer.decoding() } else { Decoding::None }
+    }
+
+    /// Evicts what is over the limits, if it is time to.
+    fn evict(
+        &self,
+        cache: &mut LayerCache,
+        scores: impl Fn(&LayerCache) -> Result<Tensor<1>>,
+        position: &Tensor<1, Int>,
+    ) -> Result<()> {
+        let Some(limits) = cache.limits().map(<[usize]>::to_vec) else { return Ok(()) };
+        let interval = self.family.interval;
+        let due: Vec<bool> = cache
+            .layout()
+            .lengths()
+            .iter()
+            .zip(&limits)
+            .map(|(&length, &limit)| length >= limit.saturating_add(interval))
+            .collect();
+        if !due.contains(&true) {
+            return Ok(());
+        }
+        let scores = self.protect(cache, scores(cache)?, position, &limits);
+        if interval == 1 {
+            cache.evict_lowest(scores, &limits)?;
+            return Ok(());
+        }
+        // Many at once: chosen on the host, every `interval` steps.
+        let scores = read_f32("scores", scores)?;
+        let kept = due.iter().enumerate().map(|(pair, due)| {
+            let live = &scores[cache.layout().live(pair)];
+            if *due { top(live, limits[pair]) } else { (0..live.len() as u32).collect() }
+        });
+        let selection = Selection::new(kept.collect())?;
+        Ok(cache.retain(&selection)?)
+    }
+
+    /// Raises the scores of sinks and recents beyond all others.
+    fn protect(
+        &self,
+        cache: &LayerCache,
+        scores: Tensor<1>,
+        position: &Tensor<1, Int>,
+        limits: &[usize],
+    ) -> Tensor<1> {
+        let sinks = self.family.sinks;
+        let recents: Vec<usize> =
+            limits.iter().map(|&limit| self.family.recents_of(limit).max(self.window(limit))).collect();
+        let mut scores = scores;
+        if sinks > 0 {
+            let first = cache.positions().clone().lower_scalar(sinks as i32);
+            scores = scores.mask_fill(first, f32::INFINITY);
+        }
+        if recents.iter().any(|&recents| recents > 0) {
+            // The oldest protected position of each slot's (sequence, head).
+            let rows = cache.layout().batch();
+            let heads = cache.layout().kv_heads();
+            let device = &cache.options().device;
+            let recents: Vec<i32> =
+                recents.iter().map(|&recents| recents.min(i32::MAX as usize) as i32).collect();
+            let recents = Tensor::<1, Int>::from_data(recents.as_slice(), (device, DType::I32));
+            let now = position.clone().cast(DType::I32).unsqueeze_dim::<2>(1);
+            let oldest = now.expand([rows, heads]).reshape([rows * heads]) - recents;
+            let oldest = oldest.add_scalar(1).select(0, cache.slot_pairs().clone());
+            let recent = cache.positions().clone().greater_equal(oldest);
+            scores = scores.mask_fill(recent, f32::INFINITY);
+        }
+        scores
+    }
+
+    /// The scorer's own window, as far as the budget reaches.
+    fn window(&self, budget: usize) -> usize {
+        self.scorer.window().min(budget)
+    }
+}
+
+impl<S: Scorer> Policy for KeepTop<S> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn config(&self) -> serde_json::Value {
+        let mut config = serde_json::json!({ "policy": self.name });
+        for part in [serde_json::to_value(&self.family), serde_json::to_value(&self.scorer)] {
+            if let (Some(config), Ok(serde_json::Value::Object(part))) =
+                (config.as_object_mut(), part)
+            {
+                config.extend(part);
+            }
+        }
+        config
+    }
+
+    fn needs(&self) -> Needs {
+        self.scorer.needs()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let budget = self.family.layer_budget(observation)?;
+        if budget >= tokens {
+            return Ok(Selection::all(batch * kv_heads, tokens).into());
+        }
+        let (sinks, recents) = self.check_protected(budget)?;
+        let recents = recents.max(self.window(budget)).min(tokens);
+        let mut scores = read_f32("scores", self.scorer.prefill(observation, budget)?)?;
+        for head in scores.chunks_mut(tokens) {
+            head[..sinks.min(tokens)].fill(f32::INFINITY);
+            head[tokens - recents..].fill(f32::INFINITY);
+        }
+        Ok(match self.family.heads {
+            HeadAllocation::Uniform => Selection::top(&scores, tokens, budget),
+            HeadAllocation::Ada { floor } => {
+                // The safeguard covers what heads may lose; protected tokens are theirs anyway.
+                let fixed = (sinks + recents).min(budget);
+                let floor = fixed + ((budget - fixed) as f64 * floor) as usize;
+                Selection::ada(&scores, tokens, kv_heads, budget, floor)
+            }
+        }
+        .into())
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        let decoding = self.decoding();
+        if decoding == Decoding::None {
+            return Ok(());
+        }
+        let limit = self.family.decode_budget(observation)?;
+        self.check_protected(limit)?;
+        let kept = selection.kept().iter().map(|kept| kept.len().max(limit));
+        cache.set_limits(kept.collect())?;
+        let Decoding::AfterAttention { accumulate, queries, .. } = decoding else { return Ok(()) };
+        if accumulate {
+            let [_, _, tokens, _] = observation.dims();
+            let scores = self.scorer.prefill(observation, limit)?;
+            let scores = read_f32("scores", scores)?;
+            let live = selection.kept().iter().zip(scores.chunks(tokens));
+            let live: Vec<f32> = live
+                .flat_map(|(kept, scores)| kept.iter().map(|&token| scores[token as usize]))
+                .collect();
+            cache.set_live_track(SCORE, &live, 0.0)?;
+        }
+        if queries > 0 {
+            let window = observation.window.as_ref().ok_or(PolicyError::MissingObservation {
+                policy: self.name,
+                what: "the last queries",
+            })?;
+            let window = crate::attention::last_queries(window, queries);
+            let [batch, heads, rows, head_dim] = window.dims();
+            let window = window.cast(DType::F32).reshape([batch, heads, rows * head_dim]);
+            cache.set_state(QUERIES, window);
+        }
+        Ok(())
+    }
+
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        if self.decoding() == Decoding::None {
+            return Ok(Room::Extra(new_tokens));
+        }
+        let limit = self.family.decode_budget(observation)?;
+        let kept = self.family.layer_budget(observation)?.min(observation.tokens());
+        // One slot more than the limit even with room to spare: a step appends before it evicts.
+        Ok(Room::Total((limit + self.family.interval).min(kept + new_tokens + 1)))
+    }
+
+    fn changes_decode(&self) -> bool {
+        self.decoding() != Decoding::None
+    }
+
+    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        cache.append(step.key.clone(), step.value.clone(), step.position.clone())?;
+        let (probabilities, accumulate, queries) = match self.decoding() {
+            Decoding::None => (false, false, 0),
+            Decoding::BeforeAttention => {
+                let view = |cache: &LayerCache| {
+                    let view = DecodeView { layer, cache, step: &step, probabilities: None };
+                    self.scorer.decode(&view)
+                };
+                self.evict(cache, view, &step.position)?;
+                let options = DecodeAttentionOptions::default();
+                return Ok(cache.attend(step.query, options)?.output);
+            }
+            Decoding::AfterAttention { probabilities, accumulate, queries } => {
+                (probabilities, accumulate, queries)
+            }
+        };
+        let options = DecodeAttentionOptions { probabilities, ..Default::default() };
+        let attention = cache.attend(step.query.clone(), options)?;
+        if accumulate {
+            let probabilities = attention.probabilities.as_ref();
+            let view = DecodeView { layer, cache, step: &step, probabilities };
+            let score = view.accumulated()? + self.scorer.contribution(&view)?;
+            cache.set_track(SCORE, score, 0.0)?;
+        }
+        if queries > 0
+            && let Some(seen) = cache.state(QUERIES)
+        {
+            let [batch, heads, width] = seen.dims();
+            let head_dim = step.query.dims()[2];
+            let all = Tensor::cat(vec![seen.clone(), step.query.clone().cast(DType::F32)], 2);
+            let width = width + head_dim;
+            let most = (queries * head_dim).min(width);
+            let all = all.narrow(2, width - most, most);
+            debug_assert_eq!(all.dims()[..2], [batch, heads]);
+            cache.set_state(QUERIES, all);
+        }
+        let view = |cache: &LayerCache| {
+            let probabilities = attention.probabilities.as_ref();
+            self.scorer.decode(&DecodeView { layer, cache, step: &step, probabilities })
+        };
+        self.evict(cache, view, &step.position)?;
+        Ok(attention.output)
+    }
+}

@@ -1,0 +1,80 @@
+//! KV-cache compression policies over one cache.
+//!
+//! A [`Policy`] chooses what to keep of a prompt and keeps the cache within its budget during
+//! decode. Most belong to one family, *score → keep the top* ([`KeepTop`]): a [`Scorer`] is one
+//! short file in `scorers/`, and sinks, recents, intervals and allocations are options of the
+//! family. [`build`] makes any of them from JSON.
+//!
+//! Policies work on bare queries, keys and values; a model is not needed:
+//!
+//! ```
+//! use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+//! use kv_core::CacheOptions;
+//! use kv_policies::{LayerContext, Observation, Step, build};
+//!
+//! # fn main() -> Result<(), kv_policies::PolicyError> {
+//! let device = Device::flex();
+//! let policy = build(&serde_json::json!({"policy": "knorm", "budget": 0.25}))?;
+//!
+//! // One layer's prompt: 2 sequences, 2 key-value heads, 64 tokens, head dim 16.
+//! let keys = Tensor::<4>::random([2, 2, 64, 16], Distribution::Default, &device);
+//! let values = keys.clone();
+//! let positions = Tensor::<1, Int>::arange(0..64, (&device, DType::I32));
+//! let positions = positions.unsqueeze::<2>().repeat_dim(0, 2);
+//! let layer = LayerContext { index: 0, count: 1 };
+//! let observation = Observation {
+//!     layer,
+//!     keys: &keys,
+//!     values: &values,
+//!     positions: &positions,
+//!     prompt_tokens: 64,
+//!     window: None,
+//!     column_sums: None,
+//!     raw_queries: None,
+//!     inverse_frequencies: &[],
+//!     seeds: &[0, 1],
+//! };
+//! let mut cache = policy.prefill(&observation, 8, CacheOptions::new(&device, DType::F32))?;
+//! assert_eq!(cache.layout().lengths(), [16, 16, 16, 16]);
+//!
+//! // A decode step: 4 query heads in groups of 2.
+//! let step = Step {
+//!     query: Tensor::random([2, 4, 16], Distribution::Default, &device),
+//!     key: Tensor::random([2, 2, 16], Distribution::Default, &device),
+//!     value: Tensor::random([2, 2, 16], Distribution::Default, &device),
+//!     position: Tensor::full([2], 64, (&device, DType::I32)),
+//! };
+//! let output = policy.step(layer, &mut cache, step)?;
+//! assert_eq!(output.dims(), [2, 4, 16]);
+//! # Ok(())
+//! # }
+//! ```
+
+mod attention;
+mod combine;
+mod error;
+mod full;
+mod keep_top;
+mod policy;
+mod pyramid_infer;
+mod registry;
+mod scorer;
+mod scorers;
+mod top_k_oracle;
+mod uniform;
+
+pub use attention::{Reduction, pool_scores, window_attention};
+pub use combine::Combine;
+pub use error::PolicyError;
+pub use full::Full;
+pub use keep_top::{Family, KeepTop};
+pub use policy::{LayerContext, Needs, Observation, Plan, Policy, Step};
+pub use pyramid_infer::PyramidInfer;
+pub use registry::{Entry, POLICIES, build, build_named};
+pub use scorer::{DecodeView, Decoding, FamilyDefaults, QUERIES, SCORE, Scorer};
+pub use scorers::*;
+pub use top_k_oracle::TopKOracle;
+pub use uniform::Uniform;
+
+/// `Result` with this crate's [`PolicyError`].
+pub type Result<T> = std::result::Result<T, PolicyError>;

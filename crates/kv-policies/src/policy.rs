@@ -1,0 +1,212 @@
+//! What a policy is, what it is shown, and what it does.
+
+use std::fmt::Debug;
+
+use burn::tensor::{Int, Tensor};
+use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, Room, Selection};
+
+use crate::Result;
+
+/// What a policy must be shown during prefill; nothing else is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Needs {
+    /// The last queries, this many (after RoPE).
+    pub window: usize,
+    /// Column sums of the causal attention matrix.
+    pub column_sums: bool,
+    /// All queries before RoPE.
+    pub raw_queries: bool,
+}
+
+impl Needs {
+    /// What serves both.
+    pub fn union(self, other: Self) -> Self {
+        Self {
+            window: self.window.max(other.window),
+            column_sums: self.column_sums || other.column_sums,
+            raw_queries: self.raw_queries || other.raw_queries,
+        }
+    }
+}
+
+/// Which layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerContext {
+    /// Counted from 0.
+    pub index: usize,
+    /// Layers of the model.
+    pub count: usize,
+}
+
+/// One layer after its prompt was prefilled: a group of sequences of equal length.
+#[derive(Debug, Clone)]
+pub struct Observation<'a> {
+    /// The layer.
+    pub layer: LayerContext,
+    /// Keys after RoPE, `[B, Hkv, T, D]`.
+    pub keys: &'a Tensor<4>,
+    /// Values, `[B, Hkv, T, D]`.
+    pub values: &'a Tensor<4>,
+    /// Logical positions, `[B, T]`, ascending.
+    pub positions: &'a Tensor<2, Int>,
+    /// Tokens of the prompt; more than `T` where earlier layers pruned hidden states.
+    pub prompt_tokens: usize,
+    /// The last `W >= needs.window` queries after RoPE (fewer only if `T` is), `[B, Hq, W, D]`.
+    pub window: Option<Tensor<4>>,
+    /// Column sums of the causal attention of each query head, `[B, Hq, T]`, f32.
+    pub column_sums: Option<Tensor<3>>,
+    /// Queries before RoPE, `[B, Hq, T, D]`.
+    pub raw_queries: Option<Tensor<4>>,
+    /// RoPE's inverse frequencies, `[D / 2]`; empty for models without RoPE.
+    pub inverse_frequencies: &'a [f64],
+    /// One seed a sequence, for policies that draw.
+    pub seeds: &'a [u64],
+}
+
+impl Observation<'_> {
+    /// `[B, Hkv, T, D]`
+    pub fn dims(&self) -> [usize; 4] {
+        self.keys.dims()
+    }
+
+    /// Tokens in this layer.
+    pub fn tokens(&self) -> usize {
+        self.keys.dims()[2]
+    }
+}
+
+/// What a policy keeps of a prompt.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Tokens kept, per (sequence, head).
+    pub selection: Selection,
+    /// Log-weights of the kept tokens, in the selection's order; `None` if all are 1.
+    pub log_weights: Option<Vec<f32>>,
+}
+
+impl From<Selection> for Plan {
+    fn from(selection: Selection) -> Self {
+        Self { selection, log_weights: None }
+    }
+}
+
+/// One decode step of one layer.
+#[derive(Debug, Clone)]
+pub struct Step {
+    /// Queries after RoPE, `[B, Hq, D]`.
+    pub query: Tensor<3>,
+    /// Keys after RoPE, `[B, Hkv, D]`.
+    pub key: Tensor<3>,
+    /// Values, `[B, Hkv, D]`.
+    pub value: Tensor<3>,
+    /// The new tokens' logical positions, `[B]`, 32-bit.
+    pub position: Tensor<1, Int>,
+}
+
+/// A KV-cache compression policy: how one layer's slots are chosen after prefill and kept within
+/// their budget during decode.
+///
+/// A policy is configuration only and serves any number of requests at once; what it must remember
+/// lives in the [`LayerCache`], in tracks and state tensors that follow the slots and are saved
+/// with them.
+pub trait Policy: Debug + Send + Sync {
+    /// The registry's name.
+    fn name(&self) -> &'static str;
+
+    /// The whole configuration, as [`crate::build`] takes it.
+    fn config(&self) -> serde_json::Value;
+
+    /// What prefill must compute for [`Self::select`] and [`Self::prime`].
+    fn needs(&self) -> Needs;
+
+    /// Chooses what to keep of a prompt.
+    ///
+    /// # Errors
+    /// [`crate::PolicyError`] for budgets that cannot be met and observations that lack what the
+    /// policy needs.
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan>;
+
+    /// Prepares a freshly filled cache for decoding under this policy: limits and tracks.
+    ///
+    /// # Errors
+    /// As [`Self::select`].
+    fn prime(
+        &self,
+        _cache: &mut LayerCache,
+        _observation: &Observation<'_>,
+        _selection: &Selection,
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    /// Slots to reserve for a head that keeps `kept` tokens and decodes up to `new_tokens` more.
+    ///
+    /// # Errors
+    /// As [`Self::select`].
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        let _ = observation;
+        Ok(Room::Extra(new_tokens))
+    }
+
+    /// Whether decode steps may drop or change slots; if not, several tokens may be appended at
+    /// once.
+    fn changes_decode(&self) -> bool {
+        false
+    }
+
+    /// One decode step: append, attend, update. Returns the attention output `[B, Hq, D]`.
+    ///
+    /// # Errors
+    /// [`crate::PolicyError`]; a full cache is one.
+    fn step(
+        &self,
+        _layer: LayerContext,
+        cache: &mut LayerCache,
+        step: Step,
+    ) -> Result<Tensor<3>> {
+        cache.append(step.key, step.value, step.position)?;
+        Ok(cache.attend(step.query, DecodeAttentionOptions::default())?.output)
+    }
+
+    /// Tokens whose hidden states the layers behind this one still compute, `[B]` lists of indices
+    /// into this layer's tokens, equally many; `None` for all. Policies that prune so change the
+    /// prompt's own computation.
+    ///
+    /// # Errors
+    /// As [`Self::select`].
+    fn prune(&self, _observation: &Observation<'_>) -> Result<Option<Vec<Vec<u32>>>> {
+        Ok(None)
+    }
+
+    /// Whether [`Self::prune`] may prune.
+    fn prunes(&self) -> bool {
+        false
+    }
+
+    /// Compresses one layer's prompt into a cache: select, fill, prime.
+    ///
+    /// # Errors
+    /// As [`Self::select`].
+    fn prefill(
+        &self,
+        observation: &Observation<'_>,
+        new_tokens: usize,
+        options: CacheOptions,
+    ) -> Result<LayerCache> {
+        let plan = self.select(observation)?;
+        let room = self.room(observation, new_tokens)?;
+        let mut cache = LayerCache::from_prefill(
+            observation.keys,
+            observation.values,
+            observation.positions,
+            &plan.selection,
+            room,
+            options,
+        )?;
+        if let Some(weights) = &plan.log_weights {
+            cache.set_live_log_weights(weights)?;
+        }
+        self.prime(&mut cache, observation, &plan.selection)?;
+        Ok(cache)
+    }
+}

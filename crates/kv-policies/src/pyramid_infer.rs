@@ -1,0 +1,192 @@
+use burn::tensor::{DType, Int, Tensor};
+use kv_core::{Budget, LayerAllocation, Selection, read_f32, top};
+use serde::{Deserialize, Serialize};
+
+use crate::attention::{last_queries, logits};
+use crate::{Needs, Observation, Plan, Policy, PolicyError, Result};
+
+/// PyramidInfer (Yang et al., 2024, section 4): hidden states are pruned between layers during
+/// prefill, so that deeper layers neither compute nor store the dropped tokens. A token's score is
+/// the attention of the most recent queries, weighted towards the last (1 to 1.2), averaged over
+/// all heads; all heads of a layer keep the same tokens. The first 4 tokens always stay.
+///
+/// The paper fixes a decay, not a budget: with `gamma` alone, the tokens before the recents shrink
+/// by the cosine schedule `gamma + (1 - gamma) (1 + cos(pi l / N)) / 2` from layer to layer
+/// (compounding), and a layer's own cache is cut by the decision of the layer before. With
+/// `budget`, the layers share it along the same cosine, their mean is the budget exactly, and each
+/// layer's own cache is cut by its own decision.
+///
+/// Prompt tokens stay as they are during decode.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PyramidInfer {
+    /// Mean slots per key-value head over the layers; `None` for the paper's schedule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<Budget>,
+    /// How far the schedule falls: 0.9 for 7B models in the paper's compounding schedule; 0.4 as
+    /// the deepest layer's share under a budget (which the former reaches by compounding).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gamma: Option<f64>,
+    /// Share of the prompt (paper) or of the layer's slots (budget) that are recents.
+    #[serde(default = "default_recent")]
+    pub recent_ratio: f64,
+}
+
+fn default_recent() -> f64 {
+    0.2
+}
+
+/// First tokens that always stay.
+const SINKS: usize = 4;
+/// The paper's code prunes no layer below this many tokens.
+const LEAST: usize = 64;
+
+impl PyramidInfer {
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`] for ratios outside `[0, 1]`.
+    pub fn new(budget: Option<Budget>, gamma: Option<f64>, recent_ratio: f64) -> Result<Self> {
+        let policy = Self { budget, gamma, recent_ratio };
+        for (what, value) in [("gamma", policy.gamma()), ("recent_ratio", recent_ratio)] {
+            if !(0.0..=1.0).contains(&value) {
+                let reason = format!("`{what}` is {value}, expected 0 to 1");
+                return Err(PolicyError::InvalidConfig { policy: "pyramidinfer".into(), reason });
+            }
+        }
+        Ok(policy)
+    }
+
+    fn gamma(&self) -> f64 {
+        self.gamma.unwrap_or(if self.budget.is_some() { 0.4 } else { 0.9 })
+    }
+
+    /// Tokens that each layer keeps in its cache.
+    pub fn schedule(&self, prompt_tokens: usize, layers: usize) -> Result<Vec<usize>> {
+        if let Some(budget) = self.budget {
+            let base = budget.resolve(prompt_tokens);
+            let cosine = LayerAllocation::Cosine { gamma: self.gamma() };
+            return Ok(cosine.spread(layers, base, base.min(1), prompt_tokens)?);
+        }
+        let recents = (prompt_tokens as f64 * self.recent_ratio) as usize;
+        let mut entering = prompt_tokens;
+        let mut schedule = Vec::with_capacity(layers);
+        for layer in 0..layers {
+            schedule.push(entering);
+            let context = entering.saturating_sub(1 + recents);
+            let angle = std::f64::consts::PI * layer as f64 / layers as f64;
+            let ratio = self.gamma() + (1.0 - self.gamma()) * (1.0 + angle.cos()) / 2.0;
+            let kept = (context as f64 * ratio) as usize;
+            let least = LEAST.min(prompt_tokens.saturating_sub(1 + recents));
+            if kept > least {
+                entering = kept + 1 + recents;
+            }
+        }
+        Ok(schedule)
+    }
+
+    /// Recents of a layer that keeps `kept` tokens.
+    fn recents(&self, observation: &Observation<'_>, kept: usize) -> usize {
+        let of = if self.budget.is_some() { kept } else { observation.prompt_tokens };
+        ((of as f64 * self.recent_ratio) as usize).min(kept.saturating_sub(1))
+    }
+
+    /// The best `kept` tokens of each sequence.
+    fn best(&self, observation: &Observation<'_>, kept: usize) -> Result<Vec<Vec<u32>>> {
+        let [batch, _, tokens, _] = observation.dims();
+        if kept >= tokens {
+            return Ok(vec![(0..tokens as u32).collect(); batch]);
+        }
+        let recents = self.recents(observation, kept);
+        let scores = read_f32("scores", self.score(observation, recents + 1)?)?;
+        let best = scores.chunks(tokens).map(|scores| {
+            let mut scores = scores.to_vec();
+            scores[..SINKS.min(tokens)].fill(f32::INFINITY);
+            // The recents first: at tiny budgets they win over sinks by filling from the end.
+            let past = tokens - recents - 1;
+            let mut chosen = top(&scores[..past], kept - recents - 1);
+            chosen.extend(past as u32..tokens as u32);
+            chosen
+        });
+        Ok(best.collect())
+    }
+
+    /// Weighted mean of the last `rows` queries' attention, averaged over heads, `[B, T]`.
+    fn score(&self, observation: &Observation<'_>, rows: usize) -> Result<Tensor<2>> {
+        const BLOCK: usize = 128;
+        let missing =
+            PolicyError::MissingObservation { policy: "pyramidinfer", what: "last queries" };
+        let queries = last_queries(observation.window.as_ref().ok_or(missing)?, rows);
+        let [batch, _, tokens, _] = observation.dims();
+        let (heads, rows) = (queries.dims()[1], queries.dims()[2]);
+        let device = queries.device();
+        let mut score = Tensor::<2>::zeros([batch, tokens], (&device, DType::F32));
+        for start in (0..rows).step_by(BLOCK) {
+            let block = BLOCK.min(rows - start);
+            let logits = logits(&queries.clone().narrow(2, start, block), observation.keys);
+            let column = Tensor::<1, Int>::arange(0..tokens as i64, (&device, DType::I32));
+            let first_seen = (tokens - rows + start) as i64;
+            let row = Tensor::<1, Int>::arange(
+                first_seen..first_seen + block as i64,
+                (&device, DType::I32),
+            );
+            let shape = [batch, heads, block, tokens];
+            let hidden = column
+                .reshape([1, 1, 1, tokens])
+                .expand(shape)
+                .greater(row.reshape([1, 1, block, 1]).expand(shape));
+            let masked = logits.mask_fill(hidden, f32::NEG_INFINITY);
+            let attention = burn::tensor::activation::softmax(masked, 3);
+            let weights: Vec<f32> = (start..start + block)
+                .map(|row| 1.0 + 0.2 * row as f32 / (rows.max(2) - 1) as f32)
+                .collect();
+            let weights = Tensor::<1>::from_data(weights.as_slice(), (&device, DType::F32));
+            let weighted = attention.mean_dim(1) * weights.reshape([1, 1, block, 1]);
+            score = score + weighted.sum_dim(2).reshape([batch, tokens]);
+        }
+        Ok(score.div_scalar(rows as f64))
+    }
+
+    fn kept_here(&self, observation: &Observation<'_>) -> Result<usize> {
+        let layer = observation.layer;
+        let schedule = self.schedule(observation.prompt_tokens, layer.count)?;
+        Ok(schedule[layer.index].min(observation.tokens()))
+    }
+}
+
+impl Policy for PyramidInfer {
+    fn name(&self) -> &'static str {
+        "pyramidinfer"
+    }
+
+    fn config(&self) -> serde_json::Value {
+        crate::registry::config_of(self.name(), self)
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { window: usize::MAX, ..Needs::default() }
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [_, kv_heads, _, _] = observation.dims();
+        let best = self.best(observation, self.kept_here(observation)?)?;
+        let kept = best.into_iter().flat_map(|kept| std::iter::repeat_n(kept, kv_heads));
+        Ok(Selection::new(kept.collect())?.into())
+    }
+
+    fn prune(&self, observation: &Observation<'_>) -> Result<Option<Vec<Vec<u32>>>> {
+        let layer = observation.layer;
+        let schedule = self.schedule(observation.prompt_tokens, layer.count)?;
+        // With a budget, deeper layers see what this one keeps; in the paper's schedule they are
+        // cut to their own number now.
+        let next = if self.budget.is_some() { layer.index } else { layer.index + 1 };
+        match schedule.get(next) {
+            Some(&kept) if kept < observation.tokens() && layer.index + 1 < layer.count => {
+                Ok(Some(self.best(observation, kept)?))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn prunes(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,258 @@
+//! Policies by name, from JSON.
+
+use std::sync::Arc;
+
+use kv_core::{Budget, HeadAllocation, LayerAllocation};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::{
+    Combine, ExpectedAttention, Family, Full, H2o, KNorm, KeepTop, KeyDiff, LagKv, Policy,
+    PolicyError, PyramidInfer, RKv, Random, Result, Scorer, SnapKv, StreamingLlm, TopKOracle, Tova,
+    Uniform, Vatp,
+};
+
+/// One policy of the registry.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    /// Its name in configurations.
+    pub name: &'static str,
+    /// One line for lists.
+    pub summary: &'static str,
+    /// The paper; empty for yardsticks.
+    pub paper: &'static str,
+    build: fn(&mut Config) -> Result<Arc<dyn Policy>>,
+}
+
+/// All policies, as `cargo xtask bench --policy` takes them.
+pub const POLICIES: &[Entry] = &[
+    Entry {
+        name: "full",
+        summary: "keeps everything",
+        paper: "",
+        build: |_| Ok(Arc::new(Full)),
+    },
+    Entry {
+        name: "streaming-llm",
+        summary: "attention sinks and the most recent tokens",
+        paper: "https://arxiv.org/abs/2309.17453",
+        build: |config| family::<StreamingLlm>("streaming-llm", config, |_| {}),
+    },
+    Entry {
+        name: "snapkv",
+        summary: "attention of the last queries, pooled",
+        paper: "https://arxiv.org/abs/2404.14469",
+        build: |config| family::<SnapKv>("snapkv", config, |_| {}),
+    },
+    Entry {
+        name: "pyramidkv",
+        summary: "SnapKV with budgets that fall with depth",
+        paper: "https://arxiv.org/abs/2406.02069",
+        build: |config| {
+            family::<SnapKv>("pyramidkv", config, |family| {
+                family.layers = LayerAllocation::Pyramid { beta: 20.0 };
+            })
+        },
+    },
+    Entry {
+        name: "adakv",
+        summary: "SnapKV whose heads compete for slots",
+        paper: "https://arxiv.org/abs/2407.11550",
+        build: |config| {
+            family::<SnapKv>("adakv", config, |family| {
+                family.heads = HeadAllocation::Ada { floor: 0.2 };
+            })
+        },
+    },
+    Entry {
+        name: "h2o",
+        summary: "heavy hitters by accumulated attention, and recents",
+        paper: "https://arxiv.org/abs/2306.14048",
+        build: |config| family::<H2o>("h2o", config, |_| {}),
+    },
+    Entry {
+        name: "vatp",
+        summary: "H2O times the value's norm",
+        paper: "https://arxiv.org/abs/2406.12335",
+        build: |config| family::<Vatp>("vatp", config, |_| {}),
+    },
+    Entry {
+        name: "tova",
+        summary: "the last query's attention",
+        paper: "https://arxiv.org/abs/2401.06104",
+        build: |config| family::<Tova>("tova", config, |_| {}),
+    },
+    Entry {
+        name: "r-kv",
+        summary: "importance against redundancy",
+        paper: "https://arxiv.org/abs/2505.24133",
+        build: |config| family::<RKv>("r-kv", config, |_| {}),
+    },
+    Entry {
+        name: "knorm",
+        summary: "small key norms",
+        paper: "https://arxiv.org/abs/2406.11430",
+        build: |config| family::<KNorm>("knorm", config, |_| {}),
+    },
+    Entry {
+        name: "keydiff",
+        summary: "keys unlike the mean key",
+        paper: "https://arxiv.org/abs/2504.15364",
+        build: |config| family::<KeyDiff>("keydiff", config, |_| {}),
+    },
+    Entry {
+        name: "expected-attention",
+        summary: "attention that future queries would give",
+        paper: "https://arxiv.org/abs/2510.00636",
+        build: |config| family::<ExpectedAttention>("expected-attention", config, |_| {}),
+    },
+    Entry {
+        name: "lagkv",
+        summary: "spread of keys and values relative to the next chunk",
+        paper: "https://arxiv.org/abs/2504.04704",
+        build: |config| family::<LagKv>("lagkv", config, |_| {}),
+    },
+    Entry {
+        name: "pyramidinfer",
+        summary: "prunes hidden states between layers",
+        paper: "https://arxiv.org/abs/2405.12532",
+        build: |config| {
+            let policy: PyramidInfer = config.take_all("pyramidinfer")?;
+            let policy = PyramidInfer::new(policy.budget, policy.gamma, policy.recent_ratio)?;
+            Ok(Arc::new(policy))
+        },
+    },
+    Entry {
+        name: "uniform",
+        summary: "uniform sampling, reweighted",
+        paper: "https://arxiv.org/abs/2502.07861",
+        build: |config| Ok(Arc::new(config.take_all::<Uniform>("uniform")?)),
+    },
+    Entry {
+        name: "random",
+        summary: "tokens at random",
+        paper: "",
+        build: |config| family::<Random>("random", config, |_| {}),
+    },
+    Entry {
+        name: "top-k-oracle",
+        summary: "keeps everything, attends to the best",
+        paper: "",
+        build: |config| Ok(Arc::new(config.take_all::<TopKOracle>("top-k-oracle")?)),
+    },
+    Entry {
+        name: "combine",
+        summary: "one policy for the prompt, another for decoding",
+        paper: "",
+        build: |config| {
+            let mut part = |name: &str| match config.0.remove(name) {
+                Some(part) => build(&part),
+                None => Err(invalid("combine", format!("`{name}` is missing"))),
+            };
+            let combined = Combine::new(part("prefill")?, part("decode")?);
+            Ok(Arc::new(combined))
+        },
+    },
+];
+
+/// Builds a policy from its configuration, such as
+/// `{"policy": "snapkv", "budget": 512, "window": 64}`. Budgets below 1 are ratios of the prompt.
+///
+/// # Errors
+/// [`PolicyError::UnknownPolicy`] suggests the nearest name; [`PolicyError::InvalidConfig`] names
+/// the parameter that is unknown, missing or out of range.
+pub fn build(config: &Value) -> Result<Arc<dyn Policy>> {
+    let Value::Object(map) = config else {
+        let reason = format!("expected an object with a `policy`, found {config}");
+        return Err(invalid("?", reason));
+    };
+    let mut map = map.clone();
+    let Some(Value::String(name)) = map.remove("policy") else {
+        return Err(invalid("?", "`policy` is missing".into()));
+    };
+    let entry = POLICIES.iter().find(|entry| entry.name == name).ok_or_else(|| unknown(&name))?;
+    let mut config = Config(map);
+    let policy = (entry.build)(&mut config)?;
+    match config.0.keys().next() {
+        // The full cache takes a budget and ignores it, so that lists of budgets apply to all.
+        Some(key) if !(name == "full" && key == "budget") => {
+            Err(invalid(&name, format!("unknown parameter `{key}`")))
+        }
+        _ => Ok(policy),
+    }
+}
+
+/// Builds a policy with its paper's defaults.
+///
+/// # Errors
+/// As [`build`].
+pub fn build_named(name: &str, budget: Budget) -> Result<Arc<dyn Policy>> {
+    build(&serde_json::json!({ "policy": name, "budget": budget }))
+}
+
+/// What is left of a configuration.
+struct Config(Map<String, Value>);
+
+impl Config {
+    /// Everything that is left, as one policy's parameters.
+    fn take_all<T: DeserializeOwned>(&mut self, policy: &str) -> Result<T> {
+        let all = Value::Object(std::mem::take(&mut self.0));
+        serde_json::from_value(all).map_err(|error| invalid(policy, error.to_string()))
+    }
+}
+
+/// A policy of the family: its options, then its scorer's parameters.
+fn family<S: Scorer + 'static>(
+    name: &'static str,
+    config: &mut Config,
+    preset: impl Fn(&mut Family),
+) -> Result<Arc<dyn Policy>> {
+    let budget = config.0.remove("budget");
+    let budget = budget.ok_or_else(|| invalid(name, "`budget` is missing".into()))?;
+    let budget: Budget =
+        serde_json::from_value(budget).map_err(|error| invalid(name, error.to_string()))?;
+    let mut defaults = Family::of::<S>(budget);
+    preset(&mut defaults);
+    let Ok(Value::Object(mut options)) = serde_json::to_value(&defaults) else {
+        return Err(invalid(name, "its options cannot be written as JSON".into()));
+    };
+    for key in options.keys().cloned().chain(["recents".to_string()]).collect::<Vec<_>>() {
+        if let Some(value) = config.0.remove(&key) {
+            options.insert(key, value);
+        }
+    }
+    let options = serde_json::from_value(Value::Object(options))
+        .map_err(|error| invalid(name, error.to_string()))?;
+    let scorer: S = config.take_all(name)?;
+    Ok(Arc::new(KeepTop::new(name, options, scorer)?))
+}
+
+/// A policy's parameters as a configuration.
+pub(crate) fn config_of(name: &str, parameters: &impl Serialize) -> Value {
+    let mut config = serde_json::to_value(parameters).unwrap_or_default();
+    if let Some(config) = config.as_object_mut() {
+        config.insert("policy".into(), name.into());
+    }
+    config
+}
+
+fn invalid(policy: &str, reason: String) -> PolicyError {
+    PolicyError::InvalidConfig { policy: policy.into(), reason }
+}
+
+fn unknown(name: &str) -> PolicyError {
+    let names = POLICIES.iter().map(|entry| entry.name);
+    let nearest = names
+        .clone()
+        .map(|known| (strsim::damerau_levenshtein(name, known), known))
+        .min()
+        .filter(|(distance, known)| *distance <= known.len() / 2);
+    PolicyError::UnknownPolicy {
+        name: name.into(),
+        suggestion: nearest
+            .map(|(_, known)| format!(" (did you mean `{known}`?)"))
+            .unwrap_or_default(),
+        known: names.collect::<Vec<_>>().join(", "),
+    }
+}

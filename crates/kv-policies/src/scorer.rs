@@ -1,0 +1,135 @@
+//! The part of a *score → keep the top* policy that differs from one paper to the next.
+
+use std::fmt::Debug;
+
+use burn::tensor::Tensor;
+use kv_core::LayerCache;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{LayerContext, Needs, Observation, PolicyError, Result, Step};
+
+/// Scores tokens; higher ones are kept.
+pub trait Scorer: Debug + Clone + Default + Send + Sync + Serialize + DeserializeOwned {
+    /// The registry's name.
+    const NAME: &'static str;
+
+    /// What prefill must compute.
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    /// Recents protected in prefill whatever the family's options say (an observation window).
+    fn window(&self) -> usize {
+        0
+    }
+
+    /// Scores of a prompt, `[B, Hkv, T]`, f32. `budget` is the layer's slots per head.
+    ///
+    /// # Errors
+    /// [`crate::PolicyError`] where the observation lacks something.
+    fn prefill(&self, observation: &Observation<'_>, budget: usize) -> Result<Tensor<3>>;
+
+    /// How this scorer acts during decode.
+    fn decoding(&self) -> Decoding {
+        Decoding::None
+    }
+
+    /// Scores of all slots during decode, `[S]`, f32; called after the step's attention. Values of
+    /// slots beyond a head's length are ignored.
+    ///
+    /// # Errors
+    /// As [`Self::prefill`].
+    fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
+        let _ = view;
+        Ok(Tensor::zeros([1], &view.cache.options().device))
+    }
+
+    /// What one step adds to the track [`SCORE`], `[S]`: by default the group's mean probability.
+    ///
+    /// # Errors
+    /// As [`Self::prefill`].
+    fn contribution(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
+        Ok(view.probabilities()?.clone().mean_dim(1).squeeze_dim(1))
+    }
+
+    /// The family's defaults for this scorer.
+    fn defaults() -> FamilyDefaults {
+        FamilyDefaults::default()
+    }
+}
+
+/// How a scorer acts during decode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decoding {
+    /// Not at all: decoded tokens accumulate.
+    None,
+    /// Evicts by scores that need no attention, before it: the step attends to what stays.
+    BeforeAttention,
+    /// Evicts after the step's attention.
+    AfterAttention {
+        /// Whether scores need this step's attention probabilities.
+        probabilities: bool,
+        /// Whether those add up in the track [`SCORE`].
+        accumulate: bool,
+        /// Whether scores need the last queries, this many, in the state [`QUERIES`].
+        queries: usize,
+    },
+}
+
+/// Defaults of the family's options that a paper fixes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FamilyDefaults {
+    /// First tokens that are always kept.
+    pub sinks: usize,
+    /// Share of the budget that goes to the most recent tokens.
+    pub recent_share: f64,
+    /// Decode steps between evictions.
+    pub interval: usize,
+}
+
+impl Default for FamilyDefaults {
+    fn default() -> Self {
+        Self { sinks: 0, recent_share: 0.0, interval: 1 }
+    }
+}
+
+/// Track of accumulated attention.
+pub const SCORE: &str = "score";
+/// State of the last queries.
+pub const QUERIES: &str = "queries";
+
+/// What a scorer sees during decode.
+#[derive(Debug)]
+pub struct DecodeView<'a> {
+    /// The layer.
+    pub layer: LayerContext,
+    /// The slots, the new token's included (its eviction excluded).
+    pub cache: &'a LayerCache,
+    /// The step.
+    pub step: &'a Step,
+    /// This step's attention probabilities, `[S, G]`.
+    pub probabilities: Option<&'a Tensor<2>>,
+}
+
+impl DecodeView<'_> {
+    /// This step's attention probabilities, `[S, G]`.
+    ///
+    /// # Errors
+    /// [`PolicyError::MissingObservation`] for scorers that did not declare that they need them.
+    pub fn probabilities(&self) -> Result<&Tensor<2>> {
+        let missing =
+            PolicyError::MissingObservation { policy: "scorer", what: "attention probabilities" };
+        self.probabilities.ok_or(missing)
+    }
+
+    /// The track of accumulated scores, `[S]`.
+    ///
+    /// # Errors
+    /// [`PolicyError::MissingObservation`] for caches that were not primed.
+    pub fn accumulated(&self) -> Result<Tensor<1>> {
+        let missing =
+            PolicyError::MissingObservation { policy: "scorer", what: "accumulated scores" };
+        self.cache.track(SCORE).cloned().ok_or(missing)
+    }
+}

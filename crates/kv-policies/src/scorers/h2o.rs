@@ -1,0 +1,65 @@
+use burn::tensor::Tensor;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    DecodeView, Decoding, FamilyDefaults, Needs, Observation, PolicyError, Reduction, Result,
+    Scorer,
+};
+
+/// H2O (Zhang et al., 2023, section 4): attention summed over all queries since prefill, not
+/// normalised by age; half the budget for these heavy hitters, half for the most recent tokens; one
+/// eviction after every decode step's attention. A dropped token loses its history.
+///
+/// Under grouped queries the group's column sums are averaged (`reduction`); the authors' code is
+/// for one query head per key-value head.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct H2o {
+    /// How a group's query heads become one score.
+    pub reduction: Reduction,
+}
+
+impl Scorer for H2o {
+    const NAME: &'static str = "h2o";
+
+    fn needs(&self) -> Needs {
+        Needs { column_sums: true, ..Needs::default() }
+    }
+
+    fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {
+        column_sums(Self::NAME, observation, self.reduction)
+    }
+
+    fn decoding(&self) -> Decoding {
+        Decoding::AfterAttention { probabilities: true, accumulate: true, queries: 0 }
+    }
+
+    fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
+        view.accumulated()
+    }
+
+    fn contribution(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
+        let probabilities = view.probabilities()?.clone();
+        let reduced = match self.reduction {
+            Reduction::Mean => probabilities.mean_dim(1),
+            Reduction::Max => probabilities.max_dim(1),
+            Reduction::Sum => probabilities.sum_dim(1),
+        };
+        Ok(reduced.squeeze_dim(1))
+    }
+
+    fn defaults() -> FamilyDefaults {
+        FamilyDefaults { recent_share: 0.5, ..FamilyDefaults::default() }
+    }
+}
+
+/// The prompt's column sums, reduced to key-value heads, `[B, Hkv, T]`.
+pub(super) fn column_sums(
+    policy: &'static str,
+    observation: &Observation<'_>,
+    reduction: Reduction,
+) -> Result<Tensor<3>> {
+    let missing = PolicyError::MissingObservation { policy, what: "column sums of attention" };
+    let sums = observation.column_sums.clone().ok_or(missing)?;
+    Ok(reduction.groups(sums, observation.dims()[1]))
+}

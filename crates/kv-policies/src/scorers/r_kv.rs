@@ -1,0 +1,148 @@
+use burn::tensor::activation::softmax;
+use burn::tensor::{DType, Int, Tensor};
+use serde::{Deserialize, Serialize};
+
+use super::keydiff::unit_rows;
+use crate::attention::{Pooling, last_queries, logits};
+use crate::{
+    DecodeView, Decoding, FamilyDefaults, Needs, Observation, PolicyError, QUERIES, Result,
+    Scorer, pool_scores,
+};
+
+/// R-KV (Cai et al., 2025, section 3): importance against redundancy,
+/// `lambda * I - (1 - lambda) * P`. `I` is the attention of the last `window` queries, averaged and
+/// max-pooled; `P` is how similar a key is to the others (mean cosine, softmaxed), where the latest
+/// of similar keys is spared. The window is kept inside the budget. During decode the cache grows
+/// by `interval` (128) tokens before it is cut back.
+///
+/// Logits are maximised over the group before the softmax, as the authors do. Their code zeroes
+/// column 0 for keys without a similar one (`official`); the paper zeroes nothing there.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RKv {
+    /// Queries observed, and tokens that are always kept.
+    pub window: usize,
+    /// Width of the max-pooling, odd.
+    pub kernel: usize,
+    /// Weight of importance.
+    pub lambda: f64,
+    /// Cosine above which keys count as similar.
+    pub threshold: f32,
+    /// The authors' code's handling of keys without a similar one.
+    pub official: bool,
+}
+
+impl Default for RKv {
+    fn default() -> Self {
+        Self { window: 8, kernel: 7, lambda: 0.1, threshold: 0.5, official: false }
+    }
+}
+
+impl Scorer for RKv {
+    const NAME: &'static str = "r-kv";
+
+    fn needs(&self) -> Needs {
+        Needs { window: self.window, ..Needs::default() }
+    }
+
+    fn window(&self) -> usize {
+        self.window
+    }
+
+    fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {
+        let missing = PolicyError::MissingObservation { policy: Self::NAME, what: "last queries" };
+        let queries = last_queries(observation.window.as_ref().ok_or(missing)?, self.window);
+        self.score(&queries, observation.keys)
+    }
+
+    fn decoding(&self) -> Decoding {
+        Decoding::AfterAttention { probabilities: false, accumulate: false, queries: self.window }
+    }
+
+    fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
+        let missing = PolicyError::MissingObservation { policy: Self::NAME, what: "last queries" };
+        let cache = view.cache;
+        let layout = cache.layout();
+        let queries = cache.state(QUERIES).ok_or(missing)?;
+        let [batch, heads, width] = queries.dims();
+        let head_dim = cache.head_dim();
+        let queries = queries.clone().reshape([batch, heads, width / head_dim, head_dim]);
+        // Each sequence and head alone: heads may hold different numbers of slots, and a key's
+        // window is the last tokens, which are the last slots between two evictions.
+        let group = heads / layout.kv_heads();
+        let mut scores = Vec::new();
+        for pair in 0..layout.pairs() {
+            let (row, head) = (pair / layout.kv_heads(), pair % layout.kv_heads());
+            let live = layout.live(pair);
+            let free = layout.capacities()[pair] - live.len();
+            let keys = cache.keys().clone().narrow(0, live.start, live.len().max(1));
+            let queries = queries.clone().narrow(0, row, 1).narrow(1, head * group, group);
+            let score = self.score(&queries, &keys.unsqueeze::<4>())?.reshape([-1]);
+            scores.push(score.narrow(0, 0, live.len()));
+            if free > 0 {
+                let device = &cache.options().device;
+                scores.push(Tensor::full([free], f32::NEG_INFINITY, (device, DType::F32)));
+            }
+        }
+        Ok(Tensor::cat(scores, 0))
+    }
+
+    fn defaults() -> FamilyDefaults {
+        FamilyDefaults { interval: 128, ..FamilyDefaults::default() }
+    }
+}
+
+impl RKv {
+    /// `[B, Hkv, T]`, with the window at +∞.
+    fn score(&self, queries: &Tensor<4>, keys: &Tensor<4>) -> Result<Tensor<3>> {
+        let [batch, kv_heads, tokens, _] = keys.dims();
+        let [_, heads, window, _] = queries.dims();
+        let device = keys.device();
+        let infinite =
+            |count| Tensor::full([batch, kv_heads, count], f32::INFINITY, (&device, DType::F32));
+        if window >= tokens {
+            return Ok(infinite(tokens));
+        }
+        let past = tokens - window;
+        // The window is left out of the softmax, so that no mask is needed.
+        let logits = logits(queries, keys).reshape([batch, kv_heads, heads / kv_heads, window, tokens]);
+        let logits = logits.max_dim(2).reshape([batch, kv_heads, window, tokens]);
+        let attention = softmax(logits.narrow(3, 0, past), 3).mean_dim(2);
+        let attention = attention.reshape([batch, kv_heads, past]);
+        let importance = pool_scores(attention, Pooling::Max, self.kernel);
+        let redundancy = self.redundancy(keys).narrow(2, 0, past);
+        let scores = importance.mul_scalar(self.lambda)
+            - redundancy.mul_scalar(1.0 - self.lambda);
+        Ok(Tensor::cat(vec![scores, infinite(window)], 2))
+    }
+
+    /// Softmax over the tokens of each key's mean cosine to the others, `[B, Hkv, T]`.
+    ///
+    /// Rows go in blocks, so that the `T x T` matrix is never whole.
+    pub(crate) fn redundancy(&self, keys: &Tensor<4>) -> Tensor<3> {
+        const ROWS: usize = 256;
+        let [batch, kv_heads, tokens, _] = keys.dims();
+        let device = keys.device();
+        let unit = unit_rows(keys);
+        let unit_t = unit.clone().swap_dims(2, 3);
+        let column = Tensor::<1, Int>::arange(0..tokens as i64, (&device, DType::I32));
+        let mut sums = Tensor::<3>::zeros([batch, kv_heads, tokens], (&device, DType::F32));
+        for start in (0..tokens).step_by(ROWS) {
+            let rows = ROWS.min(tokens - start);
+            let shape = [batch, kv_heads, rows, tokens];
+            let column = column.clone().reshape([1, 1, 1, tokens]).expand(shape);
+            let own = Tensor::<1, Int>::arange(start as i64..(start + rows) as i64, (&device, DType::I32));
+            let own = own.reshape([1, 1, rows, 1]).expand(shape);
+            let cosine = unit.clone().narrow(2, start, rows).matmul(unit_t.clone());
+            let cosine = cosine.mask_fill(column.clone().equal(own), 0.0);
+            // The most recent similar key of each row is spared: 1 + its column, 0 for none.
+            let similar = cosine.clone().greater_scalar(self.threshold);
+            let latest = column.clone().add_scalar(1).mask_fill(similar.bool_not(), 0).max_dim(3);
+            let latest = if self.official { latest.clamp_min(1) } else { latest };
+            let spared = column.add_scalar(1).equal(latest.expand(shape));
+            let cosine = cosine.mask_fill(spared, 0.0);
+            sums = sums + cosine.sum_dim(2).squeeze_dim(2);
+        }
+        softmax(sums.div_scalar(tokens as f64), 2)
+    }
+}

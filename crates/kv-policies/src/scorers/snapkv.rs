@@ -1,0 +1,75 @@
+use burn::tensor::{DType, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::attention::{Pooling, last_queries};
+use crate::{
+    Needs, Observation, PolicyError, Reduction, Result, Scorer, pool_scores, window_attention,
+};
+
+/// SnapKV (Li et al., 2024, section 4): attention of the last `window` queries, averaged, pooled
+/// over neighbouring tokens; the window itself is always kept. Prefill only: decoded tokens
+/// accumulate.
+///
+/// Under grouped queries scores are averaged over the group after pooling, as kvpress does; AdaKV's
+/// and KVCache-Factory's order is `reduce_before_pooling`. Budgets below the window keep the last
+/// tokens alone.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SnapKv {
+    /// Queries observed, and tokens that are always kept.
+    pub window: usize,
+    /// Width of the pooling, odd.
+    pub kernel: usize,
+    /// Kind of pooling.
+    pub pooling: Pooling,
+    /// How a group's query heads become one score.
+    pub reduction: Reduction,
+    /// Whether that happens before pooling.
+    pub reduce_before_pooling: bool,
+}
+
+impl Default for SnapKv {
+    fn default() -> Self {
+        Self {
+            window: 32,
+            kernel: 7,
+            pooling: Pooling::Avg,
+            reduction: Reduction::Mean,
+            reduce_before_pooling: false,
+        }
+    }
+}
+
+impl Scorer for SnapKv {
+    const NAME: &'static str = "snapkv";
+
+    fn needs(&self) -> Needs {
+        Needs { window: self.window, ..Needs::default() }
+    }
+
+    fn window(&self) -> usize {
+        self.window
+    }
+
+    fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {
+        let missing = PolicyError::MissingObservation { policy: Self::NAME, what: "last queries" };
+        let queries = last_queries(observation.window.as_ref().ok_or(missing)?, self.window);
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let (heads, window) = (queries.dims()[1], queries.dims()[2]);
+        let device = queries.device();
+        let protected = Tensor::full([batch, kv_heads, window], f32::INFINITY, (&device, DType::F32));
+        if window == tokens {
+            return Ok(protected);
+        }
+        let attention = window_attention(&queries, observation.keys);
+        let past = tokens - window;
+        let mean = attention.narrow(3, 0, past).mean_dim(2).reshape([batch, heads, past]);
+        let pool = |scores| pool_scores(scores, self.pooling, self.kernel);
+        let scores = if self.reduce_before_pooling {
+            pool(self.reduction.groups(mean, kv_heads))
+        } else {
+            self.reduction.groups(pool(mean), kv_heads)
+        };
+        Ok(Tensor::cat(vec![scores, protected], 2))
+    }
+}

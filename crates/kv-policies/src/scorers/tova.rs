@@ -1,0 +1,47 @@
+use burn::tensor::Tensor;
+use serde::{Deserialize, Serialize};
+
+use crate::attention::last_queries;
+use crate::{
+    DecodeView, Decoding, Needs, Observation, PolicyError, Result, Scorer, window_attention,
+};
+
+/// TOVA (Oren et al., 2024, section 3.2): the last query's attention, averaged over all query
+/// heads, so that all heads of a layer keep the same tokens; in prefill and after every decode
+/// step's attention. No sinks, no recents: even the current token may go.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tova {}
+
+impl Scorer for Tova {
+    const NAME: &'static str = "tova";
+
+    fn needs(&self) -> Needs {
+        Needs { window: 1, ..Needs::default() }
+    }
+
+    fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {
+        let missing = PolicyError::MissingObservation { policy: Self::NAME, what: "last query" };
+        let query = last_queries(observation.window.as_ref().ok_or(missing)?, 1);
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let mean = window_attention(&query, observation.keys).mean_dim(1);
+        Ok(mean.reshape([batch, 1, tokens]).expand([batch, kv_heads, tokens]))
+    }
+
+    fn decoding(&self) -> Decoding {
+        Decoding::AfterAttention { probabilities: true, accumulate: false, queries: 0 }
+    }
+
+    fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
+        let probabilities = view.probabilities()?.clone().mean_dim(1);
+        let layout = view.cache.layout();
+        // One choice for all heads: their slots are in the same order, since they always change
+        // together.
+        let Some(capacity) = layout.uniform_capacity() else {
+            return Ok(probabilities.squeeze_dim(1));
+        };
+        let (batch, kv_heads) = (layout.batch(), layout.kv_heads());
+        let mean = probabilities.reshape([batch, kv_heads, capacity]).mean_dim(1);
+        Ok(mean.expand([batch, kv_heads, capacity]).reshape([batch * kv_heads * capacity]))
+    }
+}

@@ -1,0 +1,174 @@
+//! `cargo xtask test`: every test that can run on this machine, and what could not.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result};
+
+use crate::report::{Counts, Report};
+use crate::{util, vulkan};
+
+/// Run everything that can run on this machine, and say what was skipped and why.
+///
+/// Kernels run through `wgpu`, on a software Vulkan driver where there is no GPU. The last line is
+/// always `N passed, M failed, K skipped`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Run the kernels through CUDA instead of wgpu; fails where they cannot
+    #[arg(long, conflicts_with = "require_wgpu")]
+    cuda: bool,
+    /// Also run the tests behind the cargo feature `slow-tests`
+    #[arg(long)]
+    slow: bool,
+    /// Fail when no test ran on wgpu (always so where CI=true)
+    #[arg(long)]
+    require_wgpu: bool,
+}
+
+/// The cargo feature that long tests hide behind.
+const SLOW: &str = "slow-tests";
+
+/// What was left out as a whole, and what makes the run a failure besides failed tests.
+#[derive(Default)]
+struct Notes {
+    skipped: Vec<String>,
+    failures: Vec<String>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let mut notes = Notes::default();
+    let features = features(args, &mut notes)?;
+    let folder = util::target_dir().join("xtask");
+    let report_file = folder.join("test-report.txt");
+    std::fs::create_dir_all(&folder)?;
+    std::fs::write(&report_file, "")?;
+
+    let features = features.join(",");
+    let line = format!("test --release --workspace --no-fail-fast --features={features}");
+    let mut cargo = util::cargo(&line);
+    cargo.env("KV_TEST_REPORT", &report_file);
+    if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
+        // Mesa's driver warns without one.
+        cargo.env("XDG_RUNTIME_DIR", runtime_dir(&folder)?);
+    }
+    let counts = run_counting(&mut cargo, &mut notes)?;
+
+    let report = Report::parse(&std::fs::read_to_string(&report_file)?);
+    let backend = if args.cuda { "cuda" } else { "wgpu" };
+    let in_ci = std::env::var_os("CI").is_some_and(|ci| ci == "true");
+    if (args.cuda || args.require_wgpu || in_ci) && !report.ran_on(backend) {
+        notes.failures.push(format!("no test ran on {backend}"));
+    }
+    Ok(conclude(&counts, &report, &notes))
+}
+
+/// The cargo features of the run; what they leave out goes to the notes.
+fn features(args: &Args, notes: &mut Notes) -> Result<Vec<&'static str>> {
+    let mut features = Vec::new();
+    if args.cuda {
+        features.push("cuda");
+        notes
+            .skipped
+            .push("wgpu kernels: --cuda replaces them".to_string());
+    } else {
+        notes
+            .skipped
+            .push("CUDA kernels: need an NVIDIA GPU and --cuda".to_string());
+        match vulkan::ensure() {
+            Ok(()) => features.push("wgpu"),
+            Err(error) => {
+                eprintln!("wgpu tests will be skipped: {error:#}");
+                notes.skipped.push(format!("wgpu kernels: {error:#}"));
+            }
+        }
+    }
+    if has_slow_tests()? {
+        if args.slow {
+            features.push(SLOW);
+        } else {
+            notes.skipped.push("slow tests: need --slow".to_string());
+        }
+    }
+    Ok(features)
+}
+
+/// Whether a crate of the workspace has slow tests; cargo refuses a feature that none has.
+fn has_slow_tests() -> Result<bool> {
+    let metadata = util::output(&mut util::cargo("metadata --no-deps --format-version=1"))?;
+    let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
+    let packages = metadata["packages"]
+        .as_array()
+        .context("cargo metadata lists no packages")?;
+    Ok(packages
+        .iter()
+        .any(|package| package["features"].get(SLOW).is_some()))
+}
+
+/// A folder that only this user can read, as `XDG_RUNTIME_DIR` must be.
+fn runtime_dir(folder: &Path) -> Result<PathBuf> {
+    let dir = folder.join("runtime");
+    std::fs::create_dir_all(&dir)?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o700))?;
+    }
+    Ok(dir)
+}
+
+/// Runs `cargo test`, passing its output through and summing the results in it.
+fn run_counting(cargo: &mut Command, notes: &mut Notes) -> Result<Counts> {
+    let mut child = cargo
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start cargo")?;
+    let mut counts = Counts::default();
+    if let Some(stdout) = child.stdout.take() {
+        let mut stdout = BufReader::new(stdout);
+        let mut line = Vec::new();
+        // Bytes, not strings: a test may print anything.
+        while stdout.read_until(b'\n', &mut line)? > 0 {
+            std::io::stdout().write_all(&line)?;
+            counts.add_line(&String::from_utf8_lossy(&line));
+            line.clear();
+        }
+    }
+    let status = child.wait()?;
+    if !status.success() && counts.failed == 0 {
+        // A build error, or a test binary that crashed before it could count.
+        notes
+            .failures
+            .push(format!("cargo test ended with {status}"));
+    }
+    Ok(counts)
+}
+
+/// Prints the summary and its closing line.
+fn conclude(counts: &Counts, report: &Report, notes: &Notes) -> ExitCode {
+    let devices = report
+        .devices
+        .iter()
+        .map(|(name, count)| format!("{name} x {count}"));
+    let devices = devices.collect::<Vec<_>>().join(", ");
+    println!("\nbackends that tests reported: [{devices}]");
+    println!("golden files checked: {}", report.golden.len());
+    for (test, why) in &report.skipped {
+        println!("skipped test {test}: {why}");
+    }
+    for note in &notes.skipped {
+        println!("skipped {note}");
+    }
+    for failure in &notes.failures {
+        println!("FAILED: {failure}");
+    }
+    let failed = counts.failed + notes.failures.len();
+    let passed = counts.passed.saturating_sub(report.skipped.len());
+    let skipped = counts.ignored + report.skipped.len();
+    println!("{passed} passed, {failed} failed, {skipped} skipped");
+    if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}

@@ -1,0 +1,133 @@
+//! Running cargo and other programs.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+/// The workspace's root folder.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask is a folder of the workspace")
+}
+
+/// Where cargo builds.
+pub(crate) fn target_dir() -> PathBuf {
+    root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
+}
+
+/// A cargo command, given as one would type it, in the workspace's root.
+pub(crate) fn cargo(line: &str) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(line.split_whitespace()).current_dir(root());
+    // `cargo run` names the package that it runs in variables that some build scripts watch (ring's
+    // does): passed on, they would rebuild what plain cargo built.
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for name in names.filter(|n| n.starts_with("CARGO_PKG_") || n.starts_with("CARGO_MANIFEST_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Runs a command to its end.
+///
+/// # Errors
+///
+/// When it cannot be started, or fails.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let status = command
+        .status()
+        .with_context(|| format!("cannot start {}", show(command)))?;
+    ensure!(status.success(), "{} failed ({status})", show(command));
+    Ok(())
+}
+
+/// Runs a command to its end and returns its standard output.
+///
+/// # Errors
+///
+/// When it cannot be started, fails, or writes something that is not UTF-8.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot start {}", show(command)))?;
+    ensure!(
+        output.status.success(),
+        "{} failed ({})",
+        show(command),
+        output.status
+    );
+    String::from_utf8(output.stdout).with_context(|| format!("output of {}", show(command)))
+}
+
+/// Whether a command exists and succeeds; its output is dropped.
+pub(crate) fn succeeds(program: &str, args: &[&str]) -> bool {
+    let mut command = Command::new(program);
+    command
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// An executable that cargo built.
+pub(crate) struct Executable {
+    /// Folder of the package's `Cargo.toml`.
+    pub(crate) package: PathBuf,
+    /// The target's root source file.
+    pub(crate) source: PathBuf,
+    /// The executable itself.
+    pub(crate) path: PathBuf,
+}
+
+/// Runs a cargo command that builds (`build …`, `test --no-run …`) and returns the executables made.
+///
+/// # Errors
+///
+/// When the build fails.
+pub(crate) fn build(line: &str) -> Result<Vec<Executable>> {
+    let messages = output(cargo(line).arg("--message-format=json-render-diagnostics"))?;
+    let messages = messages
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok());
+    Ok(messages
+        .filter_map(|message: Value| executable(&message))
+        .collect())
+}
+
+/// Builds `kv-bench` in release with some cargo features, and returns the executable.
+///
+/// # Errors
+///
+/// When the build fails.
+pub(crate) fn build_bench(features: &str) -> Result<PathBuf> {
+    let line = format!("build --release -p kv-bench --bin kv-bench --features={features}");
+    let bench = build(&line)?.into_iter().next();
+    Ok(bench
+        .context("cargo built no executable for kv-bench")?
+        .path)
+}
+
+/// Reads one of cargo's JSON messages; most are not about an executable.
+fn executable(message: &Value) -> Option<Executable> {
+    Some(Executable {
+        package: Path::new(message["manifest_path"].as_str()?)
+            .parent()?
+            .to_path_buf(),
+        source: message["target"]["src_path"].as_str()?.into(),
+        path: message["executable"].as_str()?.into(),
+    })
+}
+
+/// A command as one would type it.
+fn show(command: &Command) -> String {
+    let program = Path::new(command.get_program());
+    let program = program.file_name().unwrap_or(program.as_os_str());
+    let words = std::iter::once(program).chain(command.get_args());
+    let words: Vec<_> = words.map(|word| word.to_string_lossy()).collect();
+    words.join(" ")
+}
