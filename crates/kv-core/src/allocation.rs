@@ -96,6 +96,40 @@ pub enum HeadAllocation {
         /// The safeguard, 0 to 1.
         floor: f64,
     },
+    /// AdaKV as its public code has it: budgets blended from the heads' share of the joint top and
+    /// the floor, rounded head by head, so that their total may be off by a few slots.
+    AdaOfficial {
+        /// The safeguard, 0 to 1.
+        floor: f64,
+        /// Whether scores are scaled by the share of a head's mass that its own top holds.
+        normalize: bool,
+    },
+}
+
+/// kvpress's PyramidKV budgets, window included: float arithmetic, halves rounded to even, and one
+/// budget for all layers where the pyramid does not fit between window and prompt.
+///
+/// `kept` is the share of the prompt's `tokens` that is kept.
+pub fn kvpress_pyramid(
+    layers: usize,
+    tokens: usize,
+    kept: f64,
+    window: usize,
+    beta: f64,
+) -> Vec<usize> {
+    let (tokens, window) = (tokens as f64, window as f64);
+    let capacity = window + tokens * kept;
+    let mut least = (capacity - window) / beta;
+    let mut most = (capacity - window) * 2.0 - least;
+    if most >= tokens - window {
+        most = tokens - window;
+        least = (capacity - window) * 2.0 - most;
+    }
+    if !(tokens >= most && most >= least && least >= window) {
+        return vec![((tokens * kept).round_ties_even() as usize).max(1); layers];
+    }
+    let step = (most - least) / (layers as f64 - 1.0);
+    (0..layers).map(|layer| (most - layer as f64 * step).round_ties_even() as usize).collect()
 }
 
 /// Scales `shares` so that they sum to `total` within `floor..=cap` each, and rounds them: floors

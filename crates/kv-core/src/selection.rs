@@ -77,6 +77,47 @@ impl Selection {
         Self { kept }
     }
 
+    /// AdaKV's public code: of the `tokens - window` tokens before the window, head `j` keeps
+    /// `round((1 - floor) c_j + int(floor * base))` of its best, where `base = budget - window` and
+    /// `c_j` is how many of the joint top `kv_heads * base` are its own; the window comes on top.
+    /// With `normalize`, scores count in proportion to the share of the head's mass that its own
+    /// top `base` holds. The total may be off by a few slots.
+    pub fn ada_official(
+        scores: &[f32],
+        tokens: usize,
+        kv_heads: usize,
+        budget: usize,
+        window: usize,
+        floor: f64,
+        normalize: bool,
+    ) -> Self {
+        let budget = budget.min(tokens);
+        let window = window.min(budget);
+        let (past, base) = (tokens - window, budget - window);
+        let mut kept = Vec::new();
+        for sequence in scores.chunks(tokens * kv_heads) {
+            let heads: Vec<&[f32]> = sequence.chunks(tokens).map(|head| &head[..past]).collect();
+            let mut joint: Vec<(f32, usize)> = Vec::new();
+            for (index, head) in heads.iter().enumerate() {
+                let order = rank(head);
+                let sum = |tokens: &[u32]| tokens.iter().map(|&t| head[t as usize]).sum::<f32>();
+                let scale = if normalize { sum(&order[..base]) / sum(&order) } else { 1.0 };
+                joint.extend(head.iter().map(|score| (score * scale, index)));
+            }
+            joint.sort_by(|a, b| descending(a.0, b.0));
+            let mut counts = vec![0usize; kv_heads];
+            joint.iter().take(kv_heads * base).for_each(|(_, head)| counts[*head] += 1);
+            for (head, count) in heads.iter().zip(counts) {
+                let reserved = (base as f64 * floor) as usize;
+                let own = count as f64 * (1.0 - floor) + reserved as f64;
+                let mut chosen = top(head, own.round_ties_even() as usize);
+                chosen.extend(past as u32..tokens as u32);
+                kept.push(chosen);
+            }
+        }
+        Self { kept }
+    }
+
     /// Kept tokens of each (sequence, head).
     pub fn kept(&self) -> &[Vec<u32>] {
         &self.kept

@@ -246,6 +246,9 @@ impl<S: Scorer> Policy for KeepTop<S> {
                 let floor = fixed + ((budget - fixed) as f64 * floor) as usize;
                 Selection::ada(&scores, tokens, kv_heads, budget, floor)
             }
+            HeadAllocation::AdaOfficial { floor, normalize } => {
+                Selection::ada_official(&scores, tokens, kv_heads, budget, recents, floor, normalize)
+            }
         }
         .into())
     }

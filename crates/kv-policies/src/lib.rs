@@ -63,7 +63,7 @@ mod scorers;
 mod top_k_oracle;
 mod uniform;
 
-pub use attention::{Reduction, pool_scores, window_attention};
+pub use attention::{Pooling, Reduction, pool_scores, window_attention};
 pub use combine::Combine;
 pub use error::PolicyError;
 pub use full::Full;

@@ -119,7 +119,7 @@ impl RKv {
     /// Softmax over the tokens of each key's mean cosine to the others, `[B, Hkv, T]`.
     ///
     /// Rows go in blocks, so that the `T x T` matrix is never whole.
-    pub(crate) fn redundancy(&self, keys: &Tensor<4>) -> Tensor<3> {
+    pub fn redundancy(&self, keys: &Tensor<4>) -> Tensor<3> {
         const ROWS: usize = 256;
         let [batch, kv_heads, tokens, _] = keys.dims();
         let device = keys.device();

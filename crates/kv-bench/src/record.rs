@@ -1,0 +1,206 @@
+//! What a suite writes down: one measured number, with everything needed to know what it is.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Write};
+use std::path::Path;
+
+use anyhow::Context;
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// The name of the policy that keeps everything, and to which the others are compared.
+pub(crate) const FULL: &str = "full";
+
+/// Names of what is measured. They are stable: `--json` files of different versions compare.
+pub(crate) mod metric {
+    /// Share of the answers that are right, 0 to 1.
+    pub(crate) const EXACT_MATCH: &str = "exact_match";
+    /// Mean log-probability of the answer's tokens, in nats.
+    pub(crate) const ANSWER_LOGPROB: &str = "answer_logprob";
+    /// Exponential of the mean negative log-likelihood of a token.
+    pub(crate) const PERPLEXITY: &str = "perplexity";
+    /// Share of the tokens on which the policy and the full cache agree, 0 to 1.
+    pub(crate) const AGREEMENT: &str = "agreement";
+    /// Relative Frobenius error of the attention output.
+    pub(crate) const RELATIVE_ERROR: &str = "relative_error";
+    /// Share of the full cache's attention mass that lies on what was kept, 0 to 1.
+    pub(crate) const RETAINED_MASS: &str = "retained_mass";
+    /// Prompt tokens processed in a second, over the batch.
+    pub(crate) const PREFILL_TOKENS_PER_SECOND: &str = "prefill_tokens_per_second";
+    /// Tokens generated in a second, over the batch.
+    pub(crate) const DECODE_TOKENS_PER_SECOND: &str = "decode_tokens_per_second";
+    /// Time from the request to its first token.
+    pub(crate) const TIME_TO_FIRST_TOKEN: &str = "time_to_first_token";
+    /// Most device memory that was reserved at any time.
+    pub(crate) const PEAK_BYTES: &str = "peak_bytes";
+    /// Bytes of the slots that hold a token.
+    pub(crate) const BYTES_IN_USE: &str = "bytes_in_use";
+    /// Bytes that the cache has allocated.
+    pub(crate) const BYTES_ALLOCATED: &str = "bytes_allocated";
+    /// Bytes of positions, lengths and offsets.
+    pub(crate) const METADATA_BYTES: &str = "metadata_bytes";
+    /// Bytes of the scratch memory that layers share.
+    pub(crate) const SCRATCH_BYTES: &str = "scratch_bytes";
+    /// Bytes of the slots that are free to decode into.
+    pub(crate) const ROOM_BYTES: &str = "room_bytes";
+    /// Bytes of the policy's own state.
+    pub(crate) const POLICY_BYTES: &str = "policy_bytes";
+    /// Time of one launch, in microseconds.
+    pub(crate) const TIME_US: &str = "time_us";
+    /// Memory bandwidth reached, as a share of the device's.
+    pub(crate) const BANDWIDTH_FRACTION: &str = "bandwidth_fraction";
+}
+
+/// Values of [`Case::mode`].
+pub(crate) mod mode {
+    /// The policy sees the question when it compresses.
+    pub(crate) const AWARE: &str = "question-aware";
+    /// The context is compressed before the question is known.
+    pub(crate) const AGNOSTIC: &str = "question-agnostic";
+}
+
+/// One measured number.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    /// The suite that measured it.
+    pub(crate) suite: String,
+    /// What was run.
+    pub(crate) case: Case,
+    /// The model's name.
+    pub(crate) model: String,
+    /// The device's name.
+    pub(crate) device: String,
+    /// The policy's name.
+    pub(crate) policy: String,
+    /// Share of the cache kept (at most 1) or tokens kept (above 1); `None` for the full cache.
+    pub(crate) budget: Option<f64>,
+    /// What was measured, one of [`metric`].
+    pub(crate) metric: String,
+    /// The number; one that is not finite is `null` in JSON and comes back as NaN.
+    #[serde(deserialize_with = "null_as_nan")]
+    pub(crate) value: f64,
+    /// The number's unit.
+    pub(crate) unit: String,
+}
+
+/// What was run, as far as it applies.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Case {
+    /// The task's name, or the op's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) task: Option<String>,
+    /// Tokens of the context.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) length: Option<usize>,
+    /// Where the answer lies in the context, 0 (its start) to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) depth: Option<f64>,
+    /// Whether the question is known at compression, one of [`mode`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mode: Option<String>,
+    /// The layer's index.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) layer: Option<usize>,
+    /// Token position at which a bucket of the perplexity starts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) position: Option<usize>,
+    /// Sequences in the batch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) batch: Option<usize>,
+}
+
+impl Record {
+    /// Whether this is a measurement of the full cache.
+    pub(crate) fn is_full(&self) -> bool {
+        self.policy == FULL
+    }
+
+    /// The value in its metric's usual unit: times to a first token in milliseconds.
+    pub(crate) fn number(&self) -> f64 {
+        match (self.metric.as_str(), self.unit.as_str()) {
+            (metric::TIME_TO_FIRST_TOKEN, "s" | "seconds") => self.value * 1e3,
+            (metric::TIME_TO_FIRST_TOKEN, "us" | "µs") => self.value * 1e-3,
+            (metric::TIME_TO_FIRST_TOKEN, "ns") => self.value * 1e-6,
+            _ => self.value,
+        }
+    }
+}
+
+fn null_as_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+/// Writes the records as a JSON list, one record a line.
+///
+/// # Errors
+/// If the file cannot be written.
+pub(crate) fn write_json(path: &Path, records: &[Record]) -> anyhow::Result<()> {
+    let context = || format!("writing records to {}", path.display());
+    let mut file = BufWriter::new(File::create(path).with_context(context)?);
+    for (i, record) in records.iter().enumerate() {
+        file.write_all(if i == 0 { b"[\n" } else { b",\n" }).with_context(context)?;
+        serde_json::to_writer(&mut file, record).with_context(context)?;
+    }
+    file.write_all(if records.is_empty() { b"[]\n" } else { b"\n]\n" }).with_context(context)?;
+    file.flush().with_context(context)
+}
+
+/// Reads a JSON list of records.
+///
+/// # Errors
+/// If the file cannot be read or does not hold records.
+pub(crate) fn read_json(path: &Path) -> anyhow::Result<Vec<Record>> {
+    let context = || format!("reading records from {}", path.display());
+    serde_json::from_reader(BufReader::new(File::open(path).with_context(context)?))
+        .with_context(context)
+}
+
+/// Groups records by a key; the groups, and the records in each, keep the order of first sight.
+pub(crate) fn group_by<'a, K: PartialEq>(
+    records: impl IntoIterator<Item = &'a Record>,
+    key: impl Fn(&'a Record) -> K,
+) -> Vec<(K, Vec<&'a Record>)> {
+    let mut groups: Vec<(K, Vec<&Record>)> = Vec::new();
+    for record in records {
+        let key = key(record);
+        // Neighbours are mostly alike, so the latest groups are looked at first.
+        match groups.iter_mut().rev().find(|group| group.0 == key) {
+            Some(group) => group.1.push(record),
+            None => groups.push((key, vec![record])),
+        }
+    }
+    groups
+}
+
+/// Groups by policy and budget: the full cache first, the policies as first seen, and the budgets
+/// of a policy together.
+pub(crate) fn by_setup<'a>(records: &[&'a Record]) -> Vec<(&'a str, Option<f64>, Vec<&'a Record>)> {
+    let mut policies = group_by(records.iter().copied(), |r| r.policy.as_str());
+    policies.sort_by_key(|(policy, _)| *policy != FULL);
+    let setups = |(policy, records)| {
+        group_by(records, |r| r.budget).into_iter().map(move |(b, records)| (policy, b, records))
+    };
+    policies.into_iter().flat_map(setups).collect()
+}
+
+/// The mean of the records' numbers, or `None` without records. Perplexities are averaged as
+/// log-likelihoods, which is the perplexity of equally long texts taken together.
+pub(crate) fn mean(records: &[&Record]) -> Option<f64> {
+    let geometric = records.first()?.metric == metric::PERPLEXITY;
+    let number = |r: &&Record| if geometric { r.number().ln() } else { r.number() };
+    let mean = records.iter().map(number).sum::<f64>() / records.len() as f64;
+    Some(if geometric { mean.exp() } else { mean })
+}
+
+/// The mean of one metric over whole runs: the records of single layers or positions count only
+/// where there is no record of the whole.
+pub(crate) fn summary(records: &[&Record], metric: &str) -> Option<f64> {
+    let parts = |r: &Record| r.case.layer.is_some() || r.case.position.is_some();
+    let all: Vec<_> = records.iter().copied().filter(|r| r.metric == metric).collect();
+    let whole: Vec<_> = all.iter().copied().filter(|r| !parts(r)).collect();
+    mean(if whole.is_empty() { &all } else { &whole })
+}
+
+#[cfg(test)]
+#[path = "report/record_tests.rs"]
+mod tests;

@@ -1,0 +1,4 @@
+pub(crate) mod format;
+pub(crate) mod layouts;
+#[cfg(test)]
+pub(crate) mod sample;

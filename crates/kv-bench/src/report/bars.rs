@@ -1,0 +1,97 @@
+//! Bar charts: one horizontal bar a policy, with its number beside it.
+
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, VPos};
+
+use super::axis::Axis;
+use super::format::{self, Kind};
+use super::svg::{self, Canvas, Ink, font, px};
+
+/// The bar of one policy.
+#[derive(Clone, Debug)]
+pub(crate) struct Bar {
+    /// The policy's number, `None` being the full cache.
+    pub(crate) policy: Option<usize>,
+    /// The policy's name.
+    pub(crate) name: String,
+    /// How long the bar is.
+    pub(crate) value: f64,
+    /// A second value, drawn pale behind it.
+    pub(crate) behind: Option<f64>,
+}
+
+const ROW: f64 = 21.0;
+const TOP: f64 = 32.0;
+const BOTTOM: f64 = 44.0;
+const NAMES: f64 = 132.0;
+const NUMBERS: f64 = 66.0;
+
+/// Draws the bars of one panel.
+///
+/// # Errors
+/// If plotters cannot draw.
+pub(crate) fn draw(
+    title: &str,
+    bars: &[Bar],
+    axis: &Axis,
+    kind: Kind,
+    width: u32,
+) -> anyhow::Result<String> {
+    let height = TOP + ROW * bars.len() as f64 + BOTTOM;
+    let inks: Vec<Ink> = bars.iter().map(|bar| Ink::of(bar.policy)).collect();
+    let label = format!("{} by policy, {title}", axis.label);
+    svg::draw((width, height as u32), &label, &inks, |canvas| {
+        paint(canvas, title, bars, axis, kind, f64::from(width))
+    })
+}
+
+fn paint(
+    canvas: &Canvas,
+    title: &str,
+    bars: &[Bar],
+    axis: &Axis,
+    kind: Kind,
+    width: f64,
+) -> anyhow::Result<()> {
+    let (left, right) = (NAMES, width - NUMBERS);
+    let bottom = TOP + ROW * bars.len() as f64;
+    let place = |value: f64| left + (right - left) * (value - axis.low) / (axis.high - axis.low);
+    let heading = font(13.5, HPos::Left, VPos::Center);
+    canvas.draw(&Text::new(title, (px(left), px(15.0)), heading))?;
+    for (value, text) in &axis.ticks {
+        let x = px(place(*value));
+        let ends = [(x, px(TOP)), (x, px(bottom))];
+        canvas.draw(&PathElement::new(ends, Ink::Grid.color()))?;
+        let style = font(12.0, HPos::Center, VPos::Center);
+        canvas.draw(&Text::new(text.clone(), (x, px(bottom + 11.0)), style))?;
+    }
+    let style = font(12.5, HPos::Center, VPos::Center);
+    let middle = (px((left + right) / 2.0), px(bottom + 32.0));
+    canvas.draw(&Text::new(axis.label.clone(), middle, style))?;
+    for (i, bar) in bars.iter().enumerate() {
+        let color = Ink::of(bar.policy).color();
+        let top = TOP + ROW * i as f64;
+        let area = |value: f64, inset: f64| {
+            let ends = [(px(left), px(top + inset)), (px(place(value)), px(top + ROW - inset))];
+            Rectangle::new(ends, color.filled())
+        };
+        if let Some(behind) = bar.behind.filter(|v| v.is_finite()) {
+            let ends = [(px(left), px(top + 3.0)), (px(place(behind)), px(top + ROW - 3.0))];
+            canvas.draw(&Rectangle::new(ends, color.mix(0.3).filled()))?;
+        }
+        if bar.value.is_finite() {
+            canvas.draw(&area(bar.value, if bar.behind.is_some() { 6.0 } else { 4.0 }))?;
+        }
+        let middle = px(top + ROW / 2.0);
+        let style = font(12.0, HPos::Right, VPos::Center);
+        canvas.draw(&Text::new(bar.name.clone(), (px(left - 7.0), middle), style))?;
+        let longest = bar.behind.unwrap_or(bar.value).max(bar.value);
+        let end = if longest.is_finite() { place(longest) } else { left };
+        let style = font(12.0, HPos::Left, VPos::Center);
+        let text = format::value(kind, bar.value);
+        canvas.draw(&Text::new(text, (px(end + 5.0), middle), style))?;
+    }
+    let ends = [(px(left), px(TOP)), (px(left), px(bottom))];
+    canvas.draw(&PathElement::new(ends, Ink::Axis.color().stroke_width(px(1.0) as u32)))?;
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! How numbers, budgets and names are written, in the terminal and in the report.
+
+use crate::record::metric;
+
+/// How the numbers of a metric are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A share of one, in percent.
+    Share,
+    /// Bytes, in binary multiples.
+    Bytes,
+    /// A log-probability, to three decimals.
+    LogProb,
+    /// Any other number, to three significant digits.
+    Plain,
+}
+
+/// How a metric is named, written and compared.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Info<'a> {
+    /// Its name in a heading.
+    pub(crate) label: &'a str,
+    /// Its unit on an axis, or empty.
+    pub(crate) unit: &'static str,
+    /// How its numbers are written.
+    pub(crate) kind: Kind,
+    /// Whether more is better, where that can be said.
+    pub(crate) higher_is_better: Option<bool>,
+}
+
+/// What is known of a metric; one that is not known is shown under its own name.
+pub(crate) fn info(name: &str) -> Info<'_> {
+    use Kind::{Bytes, LogProb, Plain, Share};
+    let (label, unit, kind, higher_is_better) = match name {
+        metric::EXACT_MATCH => ("exact match", "%", Share, Some(true)),
+        metric::ANSWER_LOGPROB => ("answer logprob", "nats", LogProb, Some(true)),
+        metric::PERPLEXITY => ("perplexity", "", Plain, Some(false)),
+        metric::AGREEMENT => ("agreement", "%", Share, Some(true)),
+        metric::RELATIVE_ERROR => ("relative error", "", Plain, Some(false)),
+        metric::RETAINED_MASS => ("retained mass", "%", Share, Some(true)),
+        metric::PREFILL_TOKENS_PER_SECOND => ("prefill tok/s", "tokens/s", Plain, Some(true)),
+        metric::DECODE_TOKENS_PER_SECOND => ("decode tok/s", "tokens/s", Plain, Some(true)),
+        metric::TIME_TO_FIRST_TOKEN => ("first token ms", "ms", Plain, Some(false)),
+        metric::PEAK_BYTES => ("peak memory", "", Bytes, Some(false)),
+        metric::BYTES_IN_USE => ("KV in use", "", Bytes, Some(false)),
+        metric::BYTES_ALLOCATED => ("KV allocated", "", Bytes, Some(false)),
+        metric::METADATA_BYTES => ("metadata", "", Bytes, Some(false)),
+        metric::SCRATCH_BYTES => ("scratch", "", Bytes, Some(false)),
+        metric::ROOM_BYTES => ("room", "", Bytes, None),
+        metric::POLICY_BYTES => ("policy state", "", Bytes, Some(false)),
+        metric::TIME_US => ("time µs", "µs", Plain, Some(false)),
+        metric::BANDWIDTH_FRACTION => ("bandwidth", "%", Share, Some(true)),
+        _ => (name, "", Plain, None),
+    };
+    Info { label, unit, kind, higher_is_better }
+}
+
+/// A number of a metric, with its unit unless the metric's name carries it.
+pub(crate) fn value(kind: Kind, value: f64) -> String {
+    match kind {
+        _ if value.is_nan() => "nan".into(),
+        _ if value.is_infinite() => if value > 0.0 { "inf" } else { "-inf" }.into(),
+        Kind::Share => format!("{:.1} %", value * 100.0),
+        Kind::Bytes => bytes(value),
+        Kind::LogProb => signed(format!("{value:.3}")),
+        Kind::Plain => significant(value),
+    }
+}
+
+/// Three significant digits, whole numbers in full with their thousands apart.
+pub(crate) fn significant(value: f64) -> String {
+    let size = value.abs();
+    if size == 0.0 {
+        "0".into()
+    } else if size < 1e-4 || size >= 1e12 {
+        signed(format!("{value:.1e}"))
+    } else if size >= 999.5 {
+        thousands(value)
+    } else {
+        // `round` first, so that 9.996 is "10.0" rather than "10.00".
+        let digits = (size.log10() + 1e-9).floor() as i32;
+        let rounded = (size * 10f64.powi(2 - digits)).round() / 10f64.powi(2 - digits);
+        let digits = (rounded.log10() + 1e-9).floor() as i32;
+        signed(format!("{value:.*}", (2 - digits).max(0) as usize))
+    }
+}
+
+/// A whole number with its thousands apart.
+fn thousands(value: f64) -> String {
+    let digits = format!("{:.0}", value.abs());
+    let mut text = String::from(if value < 0.0 { "−" } else { "" });
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Bytes in binary multiples, to three significant digits.
+pub(crate) fn bytes(value: f64) -> String {
+    let mut scaled = value;
+    for unit in ["B", "KiB", "MiB", "GiB"] {
+        if scaled.abs() < 999.5 {
+            return format!("{} {unit}", significant(scaled));
+        }
+        scaled /= 1024.0;
+    }
+    format!("{} TiB", significant(scaled))
+}
+
+/// A budget: a share in percent, or tokens.
+pub(crate) fn budget(budget: Option<f64>) -> String {
+    match budget {
+        None => "–".into(),
+        Some(share) if share <= 1.0 => percent(share),
+        Some(tokens) => thousands(tokens),
+    }
+}
+
+/// A share in percent, with as few digits as it needs.
+pub(crate) fn percent(share: f64) -> String {
+    let text = format!("{:.2}", share * 100.0);
+    format!("{} %", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+/// A number of tokens, in multiples of 1024 where it is one.
+pub(crate) fn tokens(tokens: usize) -> String {
+    if tokens >= 1024 && tokens.is_multiple_of(1024) {
+        format!("{}k", tokens / 1024)
+    } else {
+        tokens.to_string()
+    }
+}
+
+/// Writes a leading hyphen as a minus sign, which is as wide as a digit.
+fn signed(text: String) -> String {
+    match text.strip_prefix('-') {
+        Some(rest) => format!("−{rest}"),
+        None => text,
+    }
+}
+
+/// Escapes text for HTML, in elements and in quoted attributes.
+pub(crate) fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_to_three_digits() {
+        let cases = [(0.0, "0"), (0.012345, "0.0123"), (9.996, "10.0"), (1.0, "1.00")];
+        let more = [(-2.5, "−2.50"), (999.7, "1,000"), (1234567.0, "1,234,567"), (2e-5, "2.0e-5")];
+        for (number, text) in cases.into_iter().chain(more) {
+            assert_eq!(significant(number), text);
+        }
+        assert_eq!(value(Kind::Share, 0.8312), "83.1 %");
+        assert_eq!(value(Kind::LogProb, -0.25), "−0.250");
+        assert_eq!(value(Kind::Plain, f64::NAN), "nan");
+    }
+
+    #[test]
+    fn bytes_and_budgets_are_human() {
+        assert_eq!(bytes(512.0), "512 B");
+        assert_eq!(bytes(1.5 * 1024.0 * 1024.0), "1.50 MiB");
+        assert_eq!(bytes(1023.0 * 1024.0), "1.00 MiB");
+        assert_eq!(budget(Some(0.125)), "12.5 %");
+        assert_eq!(budget(Some(1.0)), "100 %");
+        assert_eq!(budget(Some(2048.0)), "2,048");
+        assert_eq!(tokens(4096), "4k");
+        assert_eq!(tokens(1000), "1000");
+    }
+
+    #[test]
+    fn text_is_escaped() {
+        assert_eq!(escape("<a b='c'>&\""), "&lt;a b=&#39;c&#39;&gt;&amp;&quot;");
+    }
+}

@@ -1,0 +1,186 @@
+//! Which table each suite shows.
+
+use super::format::{self, info};
+use crate::record::{Record, by_setup, group_by, metric, mode, summary};
+use crate::table::{Column, Row, Table};
+
+/// What may name a row beside the policy.
+#[derive(Clone, Copy, Debug)]
+enum Key {
+    Budget,
+    Task,
+    Mode,
+    Length,
+    Depth,
+    Layer,
+    Position,
+    Batch,
+}
+
+/// A column: its heading, its metric, and which records it takes.
+struct Pick<'a> {
+    head: String,
+    metric: &'a str,
+    takes: Box<dyn Fn(&Record) -> bool + 'a>,
+}
+
+impl<'a> Pick<'a> {
+    fn all(metric: &'a str) -> Self {
+        let head = info(metric).label.replacen(' ', "\n", 1);
+        Self { head, metric, takes: Box::new(|_| true) }
+    }
+
+    fn when(head: String, metric: &'a str, takes: impl Fn(&Record) -> bool + 'a) -> Self {
+        Self { head, metric, takes: Box::new(takes) }
+    }
+}
+
+/// The tables of one suite's records.
+pub(crate) fn tables(suite: &str, records: &[&Record], by_layer: bool) -> Vec<Table> {
+    let mut tables = match suite {
+        "quality" => quality(records),
+        "attention" => attention(records, by_layer),
+        "throughput" => vec![throughput(records)],
+        _ => vec![generic(suite, records)],
+    };
+    tables.retain(|table| !table.rows.is_empty());
+    tables
+}
+
+fn quality(records: &[&Record]) -> Vec<Table> {
+    let modes = [("", None), ("\naware", Some(mode::AWARE)), ("\nagnostic", Some(mode::AGNOSTIC))];
+    let mut picks = Vec::new();
+    for metric in [metric::EXACT_MATCH, metric::ANSWER_LOGPROB] {
+        for (suffix, mode) in modes {
+            let head = info(metric).label.replacen(' ', "\n", 1) + suffix;
+            picks.push(Pick::when(head, metric, move |r| r.case.mode.as_deref() == mode));
+        }
+    }
+    picks.extend([metric::AGREEMENT, metric::PERPLEXITY, metric::BYTES_IN_USE].map(Pick::all));
+    let mut tables = vec![build("Quality".into(), records, &[Key::Budget], &picks)];
+
+    let matches = records.iter().copied().filter(|r| r.metric == metric::EXACT_MATCH);
+    for (mode, records) in group_by(matches, |r| r.case.mode.as_deref()) {
+        let tasks = group_by(records.iter().copied(), |r| r.case.task.as_deref());
+        let picks: Vec<_> = tasks
+            .into_iter()
+            .filter_map(|(task, _)| task)
+            .map(|task| {
+                let takes = move |r: &Record| r.case.task.as_deref() == Some(task);
+                Pick::when(task.into(), metric::EXACT_MATCH, takes)
+            })
+            .collect();
+        let suffix = mode.map(|mode| format!(" · {mode}")).unwrap_or_default();
+        let title = format!("Exact match by task{suffix}");
+        tables.push(build(title, &records, &[Key::Budget], &picks));
+    }
+    tables
+}
+
+fn attention(records: &[&Record], by_layer: bool) -> Vec<Table> {
+    let metrics = [metric::RELATIVE_ERROR, metric::RETAINED_MASS];
+    let mut tables =
+        vec![build("Attention".into(), records, &[Key::Budget], &metrics.map(Pick::all))];
+    for metric in metrics.into_iter().filter(|_| by_layer) {
+        let mut layers: Vec<usize> = records.iter().filter_map(|r| r.case.layer).collect();
+        layers.sort_unstable();
+        layers.dedup();
+        let pick = |layer: usize| {
+            Pick::when(format!("layer\n{layer}"), metric, move |r| r.case.layer == Some(layer))
+        };
+        let picks: Vec<_> = layers.into_iter().map(pick).collect();
+        let title = format!("Attention · {} by layer", info(metric).label);
+        tables.push(build(title, records, &[Key::Budget], &picks));
+    }
+    tables
+}
+
+fn throughput(records: &[&Record]) -> Table {
+    let metrics = [
+        metric::PREFILL_TOKENS_PER_SECOND,
+        metric::DECODE_TOKENS_PER_SECOND,
+        metric::TIME_TO_FIRST_TOKEN,
+        metric::PEAK_BYTES,
+        metric::BYTES_IN_USE,
+    ];
+    let mut keys = vec![Key::Budget, Key::Length, Key::Batch];
+    if group_by(records.iter().copied(), |r| r.case.length).len() < 2 {
+        keys.retain(|key| !matches!(key, Key::Length));
+    }
+    build("Throughput".into(), records, &keys, &metrics.map(Pick::all))
+}
+
+/// Every case a row and every metric a column.
+fn generic(suite: &str, records: &[&Record]) -> Table {
+    use Key::{Batch, Budget, Depth, Layer, Length, Mode, Position, Task};
+    let metrics = group_by(records.iter().copied(), |r| (r.metric.as_str(), r.unit.as_str()));
+    let mut picks = Vec::new();
+    for ((metric, unit), _) in metrics {
+        // Known metrics carry their unit in their name or their numbers.
+        let bare = info(metric).label != metric || unit.is_empty();
+        let head = if bare { Pick::all(metric).head } else { format!("{metric}\n({unit})") };
+        picks.push(Pick::when(head, metric, move |r| r.unit == unit));
+    }
+    let title: String = suite.chars().take(1).flat_map(char::to_uppercase).collect();
+    let title = title + &suite.chars().skip(1).collect::<String>();
+    build(title, records, &[Budget, Task, Mode, Length, Depth, Layer, Position, Batch], &picks)
+}
+
+/// Builds a table; keys and columns that no record has are left out.
+fn build(title: String, records: &[&Record], keys: &[Key], picks: &[Pick]) -> Table {
+    let has = |key: &Key| records.iter().any(|r| key.text(r).is_some());
+    let keys: Vec<Key> = keys.iter().copied().filter(has).collect();
+    let ordered = by_setup(records).into_iter().flat_map(|(.., records)| records);
+    let texts = |r: &Record| {
+        let texts = keys.iter().map(|key| key.text(r).unwrap_or_else(|| "–".into()));
+        [r.policy.clone()].into_iter().chain(texts).collect::<Vec<_>>()
+    };
+    let row = |(keys, records): (Vec<String>, Vec<&Record>)| {
+        let cell = |pick: &Pick| {
+            let taken: Vec<_> = records.iter().copied().filter(|r| (pick.takes)(r)).collect();
+            summary(&taken, pick.metric)
+        };
+        Row { keys, cells: picks.iter().map(cell).collect() }
+    };
+    let column = |pick: &Pick| {
+        let info = info(pick.metric);
+        let head = pick.head.clone();
+        Column { head, kind: info.kind, higher_is_better: info.higher_is_better }
+    };
+    Table {
+        title,
+        keys: ["policy"].into_iter().chain(keys.iter().map(Key::head)).map(Into::into).collect(),
+        columns: picks.iter().map(column).collect(),
+        rows: group_by(ordered, texts).into_iter().map(row).collect(),
+    }
+    .without_empty()
+}
+
+impl Key {
+    fn head(&self) -> &'static str {
+        match self {
+            Self::Budget => "budget",
+            Self::Task => "task",
+            Self::Mode => "mode",
+            Self::Length => "length",
+            Self::Depth => "depth",
+            Self::Layer => "layer",
+            Self::Position => "position",
+            Self::Batch => "batch",
+        }
+    }
+
+    fn text(&self, record: &Record) -> Option<String> {
+        let case = &record.case;
+        match self {
+            Self::Budget => record.budget.map(|_| format::budget(record.budget)),
+            Self::Task => case.task.clone(),
+            Self::Mode => case.mode.clone(),
+            Self::Length => case.length.map(format::tokens),
+            Self::Depth => case.depth.map(format::percent),
+            Self::Layer => case.layer.map(|layer| layer.to_string()),
+            Self::Position => case.position.map(|position| position.to_string()),
+            Self::Batch => case.batch.map(|batch| batch.to_string()),
+        }
+    }
+}

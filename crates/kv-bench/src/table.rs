@@ -1,0 +1,175 @@
+//! Tables of records: what the terminal and the report show as rows of numbers.
+
+use comfy_table::presets::UTF8_BORDERS_ONLY;
+use comfy_table::{Cell, CellAlignment};
+
+use crate::record::{FULL, Record, group_by};
+use crate::report::format::{self, Kind};
+use crate::report::layouts;
+
+/// Characters that a line of a table may have.
+const WIDTH: usize = 108;
+
+/// One row a case, one column a metric; the first key is the policy.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Table {
+    /// What the table shows.
+    pub(crate) title: String,
+    /// Headings of the columns that name a row.
+    pub(crate) keys: Vec<String>,
+    /// The columns of numbers.
+    pub(crate) columns: Vec<Column>,
+    /// The rows.
+    pub(crate) rows: Vec<Row>,
+}
+
+/// A column of numbers.
+#[derive(Clone, Debug)]
+pub(crate) struct Column {
+    /// The heading; it may have two lines.
+    pub(crate) head: String,
+    /// How its numbers are written.
+    pub(crate) kind: Kind,
+    /// Whether more is better, where that can be said.
+    pub(crate) higher_is_better: Option<bool>,
+}
+
+/// A row: what names it, and a number (or none) for each column.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    /// The texts of the key columns.
+    pub(crate) keys: Vec<String>,
+    /// The numbers.
+    pub(crate) cells: Vec<Option<f64>>,
+}
+
+/// The tables of some records, suite by suite and model by model.
+pub(crate) fn tables(records: &[Record], by_layer: bool) -> Vec<Table> {
+    let setting = |r: &Record| (r.suite.clone(), r.model.clone(), r.device.clone());
+    let groups = group_by(records, setting);
+    let one_setting =
+        groups.iter().all(|(key, _)| (&key.1, &key.2) == (&groups[0].0.1, &groups[0].0.2));
+    let mut all = Vec::new();
+    for ((suite, model, device), records) in groups {
+        for mut table in layouts::tables(&suite, &records, by_layer) {
+            if !one_setting {
+                table.title = format!("{} · {model} · {device}", table.title);
+            }
+            all.push(table);
+        }
+    }
+    all
+}
+
+/// Prints the tables of some records on stdout.
+pub(crate) fn print(records: &[Record], by_layer: bool) {
+    for table in tables(records, by_layer) {
+        println!("{}", table.to_text());
+    }
+}
+
+impl Table {
+    /// Leaves out the columns and the rows that have no number.
+    pub(crate) fn without_empty(mut self) -> Self {
+        let filled = |i: usize| self.rows.iter().any(|row| row.cells[i].is_some());
+        let keep: Vec<bool> = (0..self.columns.len()).map(filled).collect();
+        let mut kept = keep.iter();
+        self.columns.retain(|_| kept.next() == Some(&true));
+        for row in &mut self.rows {
+            let mut kept = keep.iter();
+            row.cells.retain(|_| kept.next() == Some(&true));
+        }
+        self.rows.retain(|row| row.cells.iter().any(Option::is_some));
+        self
+    }
+
+    /// The text of one number.
+    pub(crate) fn text(&self, row: usize, column: usize) -> String {
+        let kind = self.columns[column].kind;
+        self.rows[row].cells[column].map_or("–".into(), |value| format::value(kind, value))
+    }
+
+    /// Whether a policy's number is the best of its column among rows that differ only in the
+    /// policy. The full cache takes no part, and neither does a number without a rival.
+    pub(crate) fn is_best(&self, row: usize, column: usize) -> bool {
+        let this = &self.rows[row];
+        let (Some(higher), Some(value)) =
+            (self.columns[column].higher_is_better, this.cells[column])
+        else {
+            return false;
+        };
+        let rival = |other: &&Row| other.keys[0] != FULL && other.keys[1..] == this.keys[1..];
+        let values: Vec<f64> =
+            self.rows.iter().filter(rival).filter_map(|other| other.cells[column]).collect();
+        let beaten = |other: &f64| if higher { *other > value } else { *other < value };
+        let differs = values.iter().any(|other| *other != value);
+        this.keys[0] != FULL && value.is_finite() && differs && !values.iter().any(beaten)
+    }
+
+    /// The table as lines of text; columns that do not fit follow in further tables below.
+    pub(crate) fn to_text(&self) -> String {
+        let lines = |text: &str| text.lines().map(|l| l.chars().count()).max().unwrap_or(0);
+        let column_width = |i: usize| {
+            let texts = (0..self.rows.len()).map(|row| self.text(row, i).chars().count());
+            texts.max().unwrap_or(0).max(lines(&self.columns[i].head)) + 2
+        };
+        let key_width = |i: usize| {
+            self.rows
+                .iter()
+                .map(|row| lines(&row.keys[i]))
+                .max()
+                .unwrap_or(0)
+                .max(lines(&self.keys[i]))
+                + 2
+        };
+        let keys = (0..self.keys.len()).map(key_width).sum::<usize>() + 3;
+        let mut chunks: Vec<Vec<usize>> = vec![Vec::new()];
+        let mut width = keys;
+        for i in 0..self.columns.len() {
+            if width + column_width(i) > WIDTH && chunks.last().is_some_and(|c| !c.is_empty()) {
+                chunks.push(Vec::new());
+                width = keys;
+            }
+            width += column_width(i);
+            chunks.last_mut().into_iter().for_each(|chunk| chunk.push(i));
+        }
+        let chunks: Vec<String> = chunks.iter().map(|chunk| self.chunk(chunk)).collect();
+        format!("{}\n{}\n", self.title, chunks.join("\n"))
+    }
+
+    fn chunk(&self, columns: &[usize]) -> String {
+        let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+        // Only the policy is text; other keys are mostly numbers.
+        let key = |(i, text): (usize, &String)| match i {
+            0 => Cell::new(text),
+            _ => right(text.clone()),
+        };
+        let mut table = comfy_table::Table::new();
+        table.load_preset(UTF8_BORDERS_ONLY);
+        let heads = columns.iter().map(|&i| right(self.columns[i].head.clone()));
+        table.set_header(self.keys.iter().enumerate().map(key).chain(heads));
+        let mut previous: Option<&Row> = None;
+        for (i, row) in self.rows.iter().enumerate() {
+            // A policy's name stands only on its first row.
+            let repeated = previous.is_some_and(|p| p.keys[0] == row.keys[0]);
+            let blank = String::new();
+            let names = row
+                .keys
+                .iter()
+                .enumerate()
+                .map(|(k, text)| key((k, if k == 0 && repeated { &blank } else { text })));
+            let numbers = columns.iter().map(|&c| right(self.text(i, c)));
+            table.add_row(names.chain(numbers).collect::<Vec<_>>());
+            previous = Some(row);
+        }
+        let last = self.keys.len() + columns.len() - 1;
+        for (i, column) in table.column_iter_mut().enumerate() {
+            column.set_padding((1, (i == last) as u16));
+        }
+        table.to_string()
+    }
+}
+
+#[cfg(test)]
+#[path = "report/table_tests.rs"]
+mod tests;

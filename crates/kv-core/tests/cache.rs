@@ -1,0 +1,131 @@
+use burn::tensor::{DType, Int, Tensor};
+use kv_core::{
+    CacheOptions, DecodeAttentionOptions, Error, LayerCache, Merge, MergePlan, Room, Selection,
+    SlotLayout,
+};
+use kv_testing::{Numbers, devices};
+
+fn prompt_cache(
+    device: &burn::tensor::Device,
+    selection: &Selection,
+    room: Room,
+) -> LayerCache {
+    let mut numbers = Numbers::new(5);
+    let keys = numbers.tensor([2, 2, 10, 8], device);
+    let values = numbers.tensor([2, 2, 10, 8], device);
+    let positions = Tensor::<1, Int>::arange(0..10, (device, DType::I32));
+    let positions = positions.unsqueeze::<2>().expand([2, 10]);
+    let options = CacheOptions::new(device, DType::F32);
+    LayerCache::from_prefill(&keys, &values, &positions, selection, room, options).unwrap()
+}
+
+fn ragged() -> Selection {
+    Selection::new(vec![vec![0, 3, 9], vec![], vec![1], vec![0, 1, 2, 3, 4, 5, 6, 7, 8, 9]])
+        .unwrap()
+}
+
+#[test]
+fn ragged_selections_take_only_their_own_slots() {
+    for tested in devices() {
+        let cache = prompt_cache(&tested.device, &ragged(), Room::Extra(2));
+        assert_eq!(cache.layout().lengths(), [3, 0, 1, 10]);
+        assert_eq!(cache.layout().capacities(), [5, 2, 3, 12]);
+        let positions = cache.read_positions().unwrap();
+        let live: Vec<i32> = (0..4).flat_map(|pair| cache.layout().live(pair)).map(|slot| positions[slot]).collect();
+        assert_eq!(live, [0, 3, 9, 1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    }
+}
+
+#[test]
+fn extending_attends_like_single_steps() {
+    for tested in devices() {
+        let device = &tested.device;
+        let mut together = prompt_cache(device, &ragged(), Room::Extra(3));
+        let mut single = together.clone();
+        let mut numbers = Numbers::new(6);
+        let keys = numbers.tensor([2, 2, 3, 8], device);
+        let values = numbers.tensor([2, 2, 3, 8], device);
+        let query = numbers.tensor([2, 4, 3, 8], device);
+        let positions = Tensor::<1, Int>::arange(10..13, (device, DType::I32));
+        let positions = positions.unsqueeze::<2>().expand([2, 3]);
+        together.extend(keys.clone(), values.clone(), positions.clone()).unwrap();
+        let all = together.attend_extended(query.clone()).unwrap();
+        for step in 0..3 {
+            let pick = |tensor: &Tensor<4>| tensor.clone().narrow(2, step, 1).squeeze_dim::<3>(2);
+            let position = positions.clone().narrow(1, step, 1).squeeze_dim(1);
+            single.append(pick(&keys), pick(&values), position).unwrap();
+            let one = single.attend(pick(&query), DecodeAttentionOptions::default()).unwrap();
+            let difference = (one.output - pick(&all)).abs().max().into_scalar::<f32>();
+            assert!(difference < 1e-6, "{} step {step}: {difference}", tested.name);
+        }
+    }
+}
+
+#[test]
+fn a_full_head_is_an_error_and_a_growable_one_grows() {
+    for tested in devices() {
+        let device = &tested.device;
+        for growable in [false, true] {
+            let options = CacheOptions { growable, ..CacheOptions::new(device, DType::F32) };
+            let mut cache = LayerCache::new(SlotLayout::new(2, vec![1, 3]), 8, options);
+            let rows = || Tensor::<3>::ones([1, 2, 8], (device, DType::F32));
+            let position = || Tensor::<1, Int>::zeros([1], (device, DType::I32));
+            cache.append(rows(), rows(), position()).unwrap();
+            let second = cache.append(rows(), rows(), position());
+            if growable {
+                second.unwrap();
+                assert_eq!(cache.layout().lengths(), [2, 2]);
+            } else {
+                let error = second.unwrap_err();
+                let full = Error::CapacityExhausted { sequence: 0, head: 0, capacity: 1, requested: 2 };
+                assert_eq!(error.to_string(), full.to_string());
+                assert_eq!(cache.layout().lengths(), [1, 1]);
+            }
+        }
+    }
+}
+
+#[test]
+fn concat_keeps_every_sequence() {
+    for tested in devices() {
+        let device = &tested.device;
+        let parts = vec![
+            prompt_cache(device, &ragged(), Room::Extra(1)),
+            prompt_cache(device, &Selection::all(4, 10), Room::Total(3)),
+        ];
+        let query = Numbers::new(8).tensor([2, 4, 8], device);
+        let attend = |cache: &LayerCache, query| {
+            cache.attend(query, DecodeAttentionOptions::default()).unwrap().output
+        };
+        let alone = Tensor::cat(parts.iter().map(|part| attend(part, query.clone())).collect(), 0);
+        let joined = LayerCache::concat(parts).unwrap();
+        let together = attend(&joined, query.repeat_dim(0, 2));
+        let difference = (alone - together).abs().max().into_scalar::<f32>();
+        assert!(difference < 1e-6, "{}: {difference}", tested.name);
+    }
+}
+
+#[test]
+fn plans_that_contradict_themselves_change_nothing() {
+    for tested in devices() {
+        let mut cache = prompt_cache(&tested.device, &ragged(), Room::Extra(0));
+        let merge = |victim, target| Merge { victim, target, importance: 1.0 };
+        let with = |merges: Vec<Merge>, dropped: Vec<u32>| MergePlan {
+            merges: vec![merges, vec![], vec![], vec![]],
+            dropped: vec![dropped, vec![], vec![], vec![]],
+        };
+        for (plan, expected) in [
+            (with(vec![merge(0, 1), merge(0, 2)], vec![]), "goes twice"),
+            (with(vec![merge(0, 1), merge(1, 2)], vec![]), "goes itself"),
+            (with(vec![merge(0, 7)], vec![]), "out of range"),
+            (with(vec![], vec![3]), "out of range"),
+        ] {
+            let error = cache.merge(&plan).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        let beyond = Selection::new(vec![vec![3], vec![], vec![], vec![]]).unwrap();
+        assert!(cache.retain(&beyond).is_err());
+        assert!(cache.evict_lowest(Tensor::zeros([14], &tested.device), &[0; 4]).is_err());
+        assert_eq!(cache.layout().lengths(), [3, 0, 1, 10]);
+    }
+}

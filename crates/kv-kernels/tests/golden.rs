@@ -1,0 +1,55 @@
+use burn::tensor::{DType, Int, Tensor};
+use kv_kernels::{DecodeAttentionOptions, SlotRanges, decode_attention};
+use kv_testing::{devices, golden_files, relative_error};
+
+/// `weighted_attention_*`: several queries a head, each a call of its own.
+#[test]
+fn golden_weighted_attention() {
+    for golden in golden_files("golden_weighted_attention", "weighted_attention") {
+        for tested in devices() {
+            let device = &tested.device;
+            let (query, lengths) = (golden.tensor("q"), golden.tensor("length"));
+            let [batch, heads, queries, dim] = query.dims();
+            let [_, kv_heads, slots, _] = golden.tensor("k").dims();
+            let rows = |name: &str| {
+                golden.tensor(name).on::<4>(device).reshape([batch * kv_heads * slots, dim])
+            };
+            let log_weights = golden.tensor("w").on::<3>(device).log();
+            let starts: Vec<i32> = (0..batch * kv_heads).map(|pair| (pair * slots) as i32).collect();
+            let lengths: Vec<i32> = lengths.values.iter().map(|x| *x as i32).collect();
+            let upload = |values: &[i32]| {
+                Tensor::<1, Int>::from_data(values, (device, DType::I32)).reshape([batch, kv_heads])
+            };
+            let ranges = SlotRanges { offsets: upload(&starts), lengths: upload(&lengths) };
+            for index in 0..queries {
+                let q = query.on::<4>(device).narrow(2, index, 1).reshape([batch, heads, dim]);
+                let result = decode_attention(
+                    q,
+                    rows("k"),
+                    rows("v"),
+                    Some(log_weights.clone().reshape([batch * kv_heads * slots])),
+                    &ranges,
+                    DecodeAttentionOptions { log_sum_exp: true, ..Default::default() },
+                )
+                .unwrap();
+                let pick = |name: &str, width: usize| -> Vec<f64> {
+                    let all = golden.tensor(name).values;
+                    (0..batch * heads)
+                        .flat_map(|head| {
+                            all[(head * queries + index) * width..][..width].to_vec()
+                        })
+                        .collect()
+                };
+                let output = result.output.try_into_vec_as::<f32>().unwrap();
+                let error = relative_error(&output, &pick("out", dim));
+                assert!(error < 1e-5, "{} on {}: output off by {error}", golden.name, tested.name);
+                let lse = result.log_sum_exp.unwrap().try_into_vec_as::<f32>().unwrap();
+                for (actual, expected) in lse.iter().zip(pick("lse", 1)) {
+                    let equal = f64::from(*actual) == expected;
+                    let close = (f64::from(*actual) - expected).abs() < 1e-4;
+                    assert!(equal || close, "{}: lse {actual} for {expected}", golden.name);
+                }
+            }
+        }
+    }
+}

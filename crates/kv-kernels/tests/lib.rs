@@ -1,0 +1,9 @@
+//! Kernels against their references, references against f64, and arguments that are refused.
+
+mod argmin_slots;
+mod decode_attention;
+mod golden;
+mod prefill_attention;
+mod problems;
+mod refused;
+mod scatter_rows;

@@ -1,0 +1,41 @@
+use burn::tensor::{DType, Int, Tensor};
+use kv_kernels::{scatter_ints, scatter_rows, scatter_scalars};
+use kv_testing::{Numbers, devices};
+
+#[test]
+fn writes_rows_and_skips_negative_slots() {
+    for tested in devices() {
+        for dtype in tested.float_dtypes() {
+            for width in [1, 3, 32, 40] {
+                let device = &tested.device;
+                let mut numbers = Numbers::new(7);
+                let mut pool = numbers.tensor([9, width], device).cast(dtype);
+                let rows = numbers.tensor([3, width], device).cast(dtype);
+                let mut expected = pool.clone().cast(DType::F32).try_into_vec_as::<f32>().unwrap();
+                let written = rows.clone().cast(DType::F32).try_into_vec_as::<f32>().unwrap();
+                expected[8 * width..9 * width].copy_from_slice(&written[..width]);
+                expected[2 * width..3 * width].copy_from_slice(&written[2 * width..]);
+                let slots = Tensor::<1, Int>::from_data([8, -1, 2], (device, DType::I32));
+                scatter_rows(&mut pool, slots, rows).unwrap();
+                let actual = pool.cast(DType::F32).try_into_vec_as::<f32>().unwrap();
+                assert_eq!(actual, expected, "{} {dtype:?} {width}", tested.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn writes_scalars_and_integers() {
+    for tested in devices() {
+        let device = &tested.device;
+        let slots = || Tensor::<1, Int>::from_data([3, 0], (device, DType::I32));
+        let mut floats = Tensor::<1>::zeros([4], (device, DType::F32));
+        let values = Tensor::<1>::from_data([1.5, 2.5], (device, DType::F32));
+        scatter_scalars(&mut floats, slots(), values).unwrap();
+        assert_eq!(floats.try_into_vec_as::<f32>().unwrap(), [2.5, 0.0, 0.0, 1.5]);
+        let mut ints = Tensor::<1, Int>::zeros([4], (device, DType::I32));
+        let values = Tensor::<1, Int>::from_data([7, -9], (device, DType::I32));
+        scatter_ints(&mut ints, slots(), values).unwrap();
+        assert_eq!(ints.try_into_vec_as::<i32>().unwrap(), [-9, 0, 0, 7]);
+    }
+}

@@ -1,0 +1,7 @@
+//! Policies against the vectors of other people's code, and on bare queries, keys and values.
+
+mod golden_decode;
+mod golden_prefill;
+mod policies;
+mod refused;
+mod support;

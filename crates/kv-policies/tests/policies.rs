@@ -1,0 +1,193 @@
+//! What every policy must do, on bare queries, keys and values.
+
+use burn::tensor::Tensor;
+use kv_core::{CacheOptions, LayerCache, read_f32};
+use kv_policies::{POLICIES, Policy};
+use kv_testing::{Numbers, devices};
+use serde_json::{Value, json};
+
+use crate::support::{LAYER, Prompt, policy, step};
+
+const TOKENS: usize = 300;
+const STEPS: usize = 40;
+
+/// Every policy at a budget of 80 tokens.
+pub(crate) fn all(budget: Value) -> Vec<Value> {
+    let mut configs: Vec<Value> = POLICIES
+        .iter()
+        .filter(|entry| entry.name != "combine")
+        .map(|entry| json!({"policy": entry.name, "budget": budget}))
+        .collect();
+    configs.push(json!({
+        "policy": "combine",
+        "prefill": {"policy": "snapkv", "budget": budget},
+        "decode": {"policy": "h2o", "budget": budget},
+    }));
+    configs.push(json!({"policy": "h2o", "budget": budget, "interval": 16}));
+    configs
+}
+
+struct Run {
+    prompt: Prompt,
+    query: Tensor<4>,
+    keys: Tensor<4>,
+    values: Tensor<4>,
+}
+
+fn run(batch: std::ops::Range<usize>, group: usize, device: &burn::tensor::Device) -> Run {
+    let mut numbers = Numbers::new(group as u64);
+    let (kv_heads, dim) = (2, 16);
+    let mut draw = |heads: usize, tokens: usize| {
+        let all = numbers.tensor([3, heads, tokens, dim], device);
+        all.narrow(0, batch.start, batch.len())
+    };
+    let (q, k, v) =
+        (draw(2 * group, TOKENS), draw(kv_heads, TOKENS), draw(kv_heads, TOKENS));
+    let raw_query = Some(q.clone());
+    let frequencies = (0..dim / 2).map(|pair| 0.5f64.powi(pair as i32)).collect();
+    Run {
+        prompt: Prompt { query: q, keys: k, values: v, raw_query, frequencies },
+        query: draw(2 * group, STEPS),
+        keys: draw(kv_heads, STEPS),
+        values: draw(kv_heads, STEPS),
+    }
+}
+
+fn decode(run: &Run, policy: &dyn Policy) -> (LayerCache, Vec<f32>) {
+    let mut cache = run.prompt.compress(policy, STEPS);
+    let mut outputs = Vec::new();
+    for index in 0..STEPS {
+        let step = step(&run.query, &run.keys, &run.values, index, TOKENS + index);
+        let output = policy.step(LAYER, &mut cache, step).unwrap();
+        outputs.push(output.unsqueeze_dim::<4>(1));
+    }
+    let outputs = Tensor::cat(outputs, 1);
+    let [batch, steps, heads, dim] = outputs.dims();
+    (cache, read_f32("outputs", outputs.reshape([batch, steps * heads * dim])).unwrap())
+}
+
+#[test]
+fn budgets_hold_in_prefill_and_decode() {
+    for tested in devices() {
+        for config in all(json!(80)) {
+            let policy = policy(config.clone());
+            let run = run(0..2, 2, &tested.device);
+            let context = format!("{config} on {}", tested.name);
+            let name = policy.name();
+            let keeps_all = matches!(name, "full" | "top-k-oracle");
+            let cache = run.prompt.compress(&*policy, STEPS);
+            let total = if keeps_all { TOKENS } else { 80 };
+            assert_eq!(cache.layout().used(), 4 * total, "{context}: after prefill");
+            let (cache, outputs) = decode(&run, &*policy);
+            assert!(outputs.iter().all(|x| x.is_finite()), "{context}");
+            let interval = policy.config()["interval"].as_u64().unwrap_or(1) as usize;
+            for &length in cache.layout().lengths() {
+                if policy.changes_decode() && !keeps_all {
+                    assert!(length < total + interval, "{context}: {length} slots after decode");
+                }
+            }
+            if !policy.changes_decode() {
+                assert_eq!(cache.layout().used(), 4 * (total + STEPS), "{context}");
+            }
+        }
+    }
+}
+
+/// A request gives the same whatever batch it runs in, and leaves nothing behind for the next.
+#[test]
+fn rows_do_not_leak() {
+    for tested in devices() {
+        for group in [1, 4] {
+            for config in all(json!(0.3)) {
+                let policy = policy(config.clone());
+                let together = run(0..2, group, &tested.device);
+                let (_, both) = decode(&together, &*policy);
+                let (_, again) = decode(&together, &*policy);
+                assert_eq!(both, again, "{config}: a second request differs from the first");
+                let alone = run(0..1, group, &tested.device);
+                let (_, first) = decode(&alone, &*policy);
+                let worst = first
+                    .iter()
+                    .zip(&both)
+                    .map(|(a, b)| (a - b).abs())
+                    .fold(0.0, f32::max);
+                assert!(worst < 1e-5, "{config} on {} group {group}: {worst}", tested.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_budget_beyond_the_prompt_keeps_everything() {
+    for tested in devices() {
+        for config in all(json!(1000)) {
+            let policy = policy(config.clone());
+            let run = run(0..1, 2, &tested.device);
+            let cache = run.prompt.compress(&*policy, STEPS);
+            assert_eq!(cache.layout().used(), 2 * TOKENS, "{config}");
+            // And so decodes like the full cache.
+            let (_, outputs) = decode(&run, &*policy);
+            let full = crate::support::policy(json!({"policy": "full"}));
+            let (_, expected) = decode(&run, &*full);
+            let worst =
+                outputs.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst < 1e-5, "{config} on {}: {worst}", tested.name);
+        }
+    }
+}
+
+#[test]
+fn uniform_weights_stand_for_all_tokens() {
+    for tested in devices() {
+        let policy = policy(json!({"policy": "uniform", "budget": 80}));
+        let cache = run(0..2, 2, &tested.device).prompt.compress(&*policy, 0);
+        let weights = cache.read_weights().unwrap();
+        for pair in 0..cache.layout().pairs() {
+            let sum: f32 = cache.layout().live(pair).map(|slot| weights[slot]).sum();
+            assert!((sum - TOKENS as f32).abs() < 1e-2, "{sum} tokens represented");
+        }
+    }
+}
+
+#[test]
+fn adakv_heads_are_ragged_and_their_total_exact() {
+    for tested in devices() {
+        let policy = policy(json!({"policy": "adakv", "budget": 80}));
+        let cache = run(0..3, 2, &tested.device).prompt.compress(&*policy, 0);
+        let lengths = cache.layout().lengths();
+        assert!(lengths.windows(2).any(|pair| pair[0] != pair[1]), "{lengths:?}");
+        lengths.chunks(2).for_each(|row| assert_eq!(row.iter().sum::<usize>(), 160));
+        assert_eq!(cache.layout().total(), cache.layout().used());
+    }
+}
+
+#[test]
+fn configurations_survive_a_round_trip() {
+    for config in all(json!(0.25)) {
+        let built = policy(config);
+        let again = policy(built.config());
+        assert_eq!(built.config(), again.config());
+    }
+}
+
+#[test]
+fn pyramids_share_the_total_exactly() {
+    let device = &devices()[0].device;
+    let config = json!({"policy": "pyramidkv", "budget": 80});
+    let pyramid = policy(config);
+    let run = run(0..1, 2, device);
+    let mut total = 0;
+    let mut last = usize::MAX;
+    for index in 0..6 {
+        let options = CacheOptions::new(device, burn::tensor::DType::F32);
+        let cache = run.prompt.observed(|seen| {
+            let mut seen = seen.clone();
+            seen.layer = kv_policies::LayerContext { index, count: 6 };
+            pyramid.prefill(&seen, 0, options).unwrap()
+        });
+        let kept = cache.layout().lengths()[0];
+        assert!(kept <= last);
+        (total, last) = (total + kept, kept);
+    }
+    assert_eq!(total, 6 * 80);
+}

@@ -1,0 +1,69 @@
+//! Configurations and observations that must be refused.
+
+use kv_core::CacheOptions;
+use kv_policies::{Observation, PolicyError, build};
+use kv_testing::{Numbers, devices};
+use serde_json::json;
+
+use crate::support::{Prompt, policy};
+
+#[test]
+fn unknown_names_suggest_the_nearest() {
+    let error = build(&json!({"policy": "snapvk", "budget": 0.5})).unwrap_err();
+    assert!(matches!(error, PolicyError::UnknownPolicy { .. }));
+    let text = error.to_string();
+    assert!(text.contains("did you mean `snapkv`") && text.contains("streaming-llm"), "{text}");
+}
+
+#[test]
+fn bad_configurations_name_the_parameter() {
+    for (config, expected) in [
+        (json!({"policy": "snapkv"}), "`budget` is missing"),
+        (json!({"policy": "snapkv", "budget": 0}), "at least one token"),
+        (json!({"policy": "snapkv", "budget": -0.5}), "above 0"),
+        (json!({"policy": "snapkv", "budget": 0.5, "windw": 3}), "windw"),
+        (json!({"policy": "h2o", "budget": 0.5, "interval": 0}), "`interval` is 0"),
+        (json!({"policy": "streaming-llm", "budget": 8, "sinks": 4, "recents": 5}), "exceed the budget of 8"),
+        (json!({"policy": "pyramidinfer", "budget": 0.5, "gamma": 2.0}), "`gamma` is 2"),
+        (json!({"policy": "combine", "prefill": {"policy": "full"}}), "`decode` is missing"),
+        (json!({"budget": 0.5}), "`policy` is missing"),
+        (json!("snapkv"), "expected an object"),
+    ] {
+        let error = build(&config).unwrap_err().to_string();
+        assert!(error.contains(expected), "{config}: {error}");
+    }
+}
+
+#[test]
+fn protected_tokens_over_a_ratio_budget_are_an_error() {
+    let device = &devices()[0].device;
+    let mut numbers = Numbers::new(1);
+    let mut draw = || numbers.tensor([1, 1, 40, 8], device);
+    let prompt = Prompt::new(draw(), draw(), draw());
+    let vatp = policy(json!({"policy": "vatp", "budget": 0.25}));
+    let options = CacheOptions::new(device, burn::tensor::DType::F32);
+    let error = prompt.observed(|seen| vatp.prefill(seen, 0, options)).unwrap_err();
+    assert!(matches!(error, PolicyError::ProtectedOverBudget { sinks: 20, budget: 10, .. }), "{error}");
+}
+
+#[test]
+fn a_missing_observation_is_named() {
+    let device = &devices()[0].device;
+    let mut numbers = Numbers::new(1);
+    let mut draw = || numbers.tensor([1, 1, 40, 8], device);
+    let prompt = Prompt::new(draw(), draw(), draw());
+    for name in ["snapkv", "h2o", "tova", "expected-attention", "r-kv", "pyramidinfer"] {
+        let policy = policy(json!({"policy": name, "budget": 10}));
+        let error = prompt.observed(|seen| {
+            let bare = Observation {
+                window: None,
+                column_sums: None,
+                raw_queries: None,
+                ..seen.clone()
+            };
+            let options = CacheOptions::new(device, burn::tensor::DType::F32);
+            policy.prefill(&bare, 0, options).unwrap_err()
+        });
+        assert!(matches!(error, PolicyError::MissingObservation { .. }), "{name}: {error}");
+    }
+}

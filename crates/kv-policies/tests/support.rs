@@ -1,0 +1,89 @@
+//! Prompts without a model.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device, Int, Tensor};
+use kv_core::{CacheOptions, LayerCache};
+use kv_kernels::prefill_attention;
+use kv_policies::{LayerContext, Observation, Policy, Step, build};
+use serde_json::Value;
+
+/// One layer's queries, keys and values after RoPE.
+pub(crate) struct Prompt {
+    pub(crate) query: Tensor<4>,
+    pub(crate) keys: Tensor<4>,
+    pub(crate) values: Tensor<4>,
+    pub(crate) raw_query: Option<Tensor<4>>,
+    pub(crate) frequencies: Vec<f64>,
+}
+
+pub(crate) const LAYER: LayerContext = LayerContext { index: 0, count: 1 };
+
+impl Prompt {
+    pub(crate) fn new(query: Tensor<4>, keys: Tensor<4>, values: Tensor<4>) -> Self {
+        Self { query, keys, values, raw_query: None, frequencies: Vec::new() }
+    }
+
+    /// Shows the prompt to `observe`, with everything that any policy needs.
+    pub(crate) fn observed<T>(&self, observe: impl FnOnce(&Observation<'_>) -> T) -> T {
+        let device = self.keys.device();
+        let [batch, _, tokens, _] = self.keys.dims();
+        let positions = Tensor::<1, Int>::arange(0..tokens as i64, (&device, DType::I32));
+        let positions = positions.unsqueeze::<2>().expand([batch, tokens]);
+        let whole = self.query.dims()[2] == tokens;
+        let sums = whole.then(|| {
+            prefill_attention(&self.query, &self.keys, &self.values, true).unwrap().column_sums
+        });
+        let seeds: Vec<u64> = (0..batch as u64).collect();
+        observe(&Observation {
+            layer: LAYER,
+            keys: &self.keys,
+            values: &self.values,
+            positions: &positions,
+            prompt_tokens: tokens,
+            window: Some(self.query.clone()),
+            column_sums: sums.flatten(),
+            raw_queries: self.raw_query.clone(),
+            inverse_frequencies: &self.frequencies,
+            seeds: &seeds,
+        })
+    }
+
+    /// The cache that a policy makes of the prompt.
+    pub(crate) fn compress(&self, policy: &dyn Policy, new_tokens: usize) -> LayerCache {
+        let options = CacheOptions::new(&self.keys.device(), DType::F32);
+        self.observed(|seen| policy.prefill(seen, new_tokens, options)).unwrap()
+    }
+}
+
+pub(crate) fn policy(config: Value) -> Arc<dyn Policy> {
+    build(&config).unwrap()
+}
+
+/// The `index`-th decode step of tensors `[B, H, N, D]`.
+pub(crate) fn step(
+    query: &Tensor<4>,
+    keys: &Tensor<4>,
+    values: &Tensor<4>,
+    index: usize,
+    position: usize,
+) -> Step {
+    let pick = |tensor: &Tensor<4>| tensor.clone().narrow(2, index, 1).squeeze_dim::<3>(2);
+    let device: Device = keys.device();
+    let batch = keys.dims()[0];
+    Step {
+        query: pick(query),
+        key: pick(keys),
+        value: pick(values),
+        position: Tensor::full([batch], position as i32, (&device, DType::I32)),
+    }
+}
+
+/// Live positions of one (sequence, head), ascending.
+pub(crate) fn kept(cache: &LayerCache, pair: usize) -> Vec<u32> {
+    let positions = cache.read_positions().unwrap();
+    let mut kept: Vec<u32> =
+        cache.layout().live(pair).map(|slot| positions[slot] as u32).collect();
+    kept.sort_unstable();
+    kept
+}

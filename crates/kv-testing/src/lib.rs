@@ -1,0 +1,31 @@
+//! What the tests of the workspace share: the devices to run on, golden files, seeded numbers.
+//!
+//! Tests tell the runner what they did through lines in the file that `KV_TEST_REPORT` names:
+//! `device NAME`, `golden FILE`, `skip TEST: WHY`.
+
+#![allow(clippy::unwrap_used)]
+
+mod devices;
+mod golden;
+mod numbers;
+
+use std::fs::OpenOptions;
+use std::io::Write;
+
+pub use devices::{TestDevice, devices};
+pub use golden::{Golden, GoldenTensor, golden_files};
+pub use numbers::{Numbers, relative_error};
+
+/// Says why a test did nothing, on stderr and to the runner.
+pub fn skip(test: &str, why: &str) {
+    eprintln!("SKIP {test}: {why}");
+    report(&format!("skip {test}: {why}"));
+}
+
+fn report(line: &str) {
+    let Ok(path) = std::env::var("KV_TEST_REPORT") else { return };
+    // One write a line, so that tests in parallel do not mix theirs.
+    if let Ok(mut file) = OpenOptions::new().create(true).append(true).open(path) {
+        let _ = file.write_all(format!("{line}\n").as_bytes());
+    }
+}
