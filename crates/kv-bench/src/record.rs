@@ -110,11 +110,6 @@ pub(crate) struct Case {
 }
 
 impl Record {
-    /// Whether this is a measurement of the full cache.
-    pub(crate) fn is_full(&self) -> bool {
-        self.policy == FULL
-    }
-
     /// The value in its metric's usual unit: times to a first token in milliseconds.
     pub(crate) fn number(&self) -> f64 {
         match (self.metric.as_str(), self.unit.as_str()) {

@@ -1,4 +1,41 @@
+//! The report: one HTML file that needs nothing else, with a table and figures for every suite.
+
+mod axis;
+mod bars;
+mod charts;
+mod figure;
 pub(crate) mod format;
+mod heatmap;
 pub(crate) mod layouts;
+mod lines;
+mod page;
+mod policies;
 #[cfg(test)]
 pub(crate) mod sample;
+mod suites;
+mod svg;
+
+use std::path::Path;
+
+use anyhow::Context;
+
+use crate::record::Record;
+
+/// Writes the report of some records.
+///
+/// `date` is shown as it is. The folder of `path` must exist.
+///
+/// # Errors
+/// If a figure cannot be drawn or the file cannot be written.
+pub(crate) fn write_html(
+    path: &Path,
+    title: &str,
+    date: &str,
+    records: &[Record],
+) -> anyhow::Result<()> {
+    let html = page::page(title, date, records)?;
+    std::fs::write(path, html).with_context(|| format!("writing the report to {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests;

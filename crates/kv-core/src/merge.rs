@@ -95,12 +95,11 @@ impl LayerCache {
             Some(weights) => weights.clone(),
             None => Tensor::zeros([slots], (&device, burn::tensor::DType::F32)),
         };
-        let weights = log_weights.exp();
+        let mut weights = log_weights.exp();
+        let members = weights.clone().select(0, gather.members.clone());
+        let coefficients = members * gather.importance.clone();
         let total = gather.sum(weights.clone());
-        let mut merged_weights = weights.clone();
-        scatter_scalars(&mut merged_weights, gather.targets.clone(), total)?;
-
-        let coefficients = weights.select(0, gather.members.clone()) * gather.importance.clone();
+        scatter_scalars(&mut weights, gather.targets.clone(), total)?;
         let dtype = self.options.dtype;
         for pool in [&mut self.keys, &mut self.values] {
             let average = gather.average(pool, &coefficients);
@@ -110,7 +109,7 @@ impl LayerCache {
             let total = gather.sum(track.values.clone());
             scatter_scalars(&mut track.values, gather.targets.clone(), total)?;
         }
-        self.set_log_weights(merged_weights.log())?;
+        self.set_log_weights(weights.log())?;
         let survivors = self.survivors(plan)?;
         self.retain(&survivors)
     }

@@ -194,7 +194,8 @@ impl Pair {
                 for (actual, expected) in
                     [(row(&keys), &expected.key), (row(&values), &expected.value)]
                 {
-                    assert!(actual.iter().zip(expected).all(|(a, b)| close(*a, *b)));
+                    let same = actual.iter().zip(expected).all(|(a, b)| close(*a, *b));
+                    assert!(same, "{actual:?} for {expected:?}");
                 }
             }
         }

@@ -18,6 +18,8 @@ pub struct Session<'a> {
     /// Logits of the next tokens, `[B, vocabulary]`.
     logits: Tensor<2>,
     steps: usize,
+    /// Bytes that prefill took for one layer's whole keys and values, the largest group's.
+    scratch: usize,
 }
 
 impl<'a> Session<'a> {
@@ -85,9 +87,9 @@ impl<'a> Session<'a> {
         &*self.policy
     }
 
-    /// Bytes of the cache.
+    /// Bytes of the cache, and of the scratch that prefill shared among its layers.
     pub fn memory(&self) -> MemoryReport {
-        self.cache.memory()
+        MemoryReport { scratch: self.scratch, ..self.cache.memory() }
     }
 
     /// The next tokens' logits, read to the host, `B` rows.
@@ -154,6 +156,7 @@ impl<'a> Session<'a> {
             cache: self.cache.clone(),
             logits: self.logits.clone(),
             steps: self.steps,
+            scratch: self.scratch,
         }
     }
 
@@ -178,7 +181,7 @@ impl<'a> Session<'a> {
         let mut cache = KvCache::load(path, &model.llama().device())?;
         cache.expect_origin(&origin(model, &*policy))?;
         let logits = model.llama().decode(last, &mut cache, &*policy)?;
-        Ok(Self { model, policy, cache, logits, steps: 1 })
+        Ok(Self { model, policy, cache, logits, steps: 1, scratch: 0 })
     }
 }
 
@@ -202,6 +205,7 @@ fn prefill<'a>(
     let mut parts: Vec<Vec<Vec<LayerCache>>> =
         policies.iter().map(|_| (0..count).map(|_| Vec::new()).collect()).collect();
     let mut hidden = Vec::new();
+    let mut scratch = 0;
     let mut start = 0;
     while start < prompts.len() {
         let tokens = prompts[start].len();
@@ -223,6 +227,10 @@ fn prefill<'a>(
             }
         })?;
         hidden.push(prefilled.last());
+        let config = llama.config();
+        let (heads, dim) = (config.num_kv_heads, config.head_dim);
+        let bytes = MemoryReport::full(run * tokens, 1, heads, dim, llama.dtype());
+        scratch = scratch.max(bytes);
         start += run;
     }
     let logits = llama.logits(Tensor::cat(hidden, 0));
@@ -237,7 +245,7 @@ fn prefill<'a>(
                 origin: origin(model, &**policy),
             };
             let (policy, logits) = (policy.clone(), logits.clone());
-            Ok(Session { model, policy, cache, logits, steps: 0 })
+            Ok(Session { model, policy, cache, logits, steps: 0, scratch })
         })
         .collect()
 }

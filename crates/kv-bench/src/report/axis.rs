@@ -1,5 +1,9 @@
 //! Axes: which range they show, where their ticks are, and what stands there.
 
+use std::ops::Range;
+
+use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
+
 use super::format::{self, Kind};
 
 /// One axis. Its coordinates are the values, or their logarithms on a logarithmic axis.
@@ -16,7 +20,7 @@ pub(crate) struct Axis {
     log: bool,
 }
 
-/// Ticks that stand at given values, such as the budgets that were measured.
+/// Ticks for which there is room on an axis whose ticks stand at given values.
 const MOST_TICKS: f64 = 9.0;
 
 impl Axis {
@@ -24,7 +28,11 @@ impl Axis {
     pub(crate) fn round(label: String, kind: Kind, log: bool, values: &[f64]) -> Self {
         let usable = |v: &f64| v.is_finite() && (!log || *v > 0.0);
         let (low, high) = range(values.iter().copied().filter(usable));
-        if log { Self::decades(label, kind, low, high) } else { Self::linear(label, kind, low, high) }
+        if log {
+            Self::decades(label, kind, low, high)
+        } else {
+            Self::linear(label, kind, low, high)
+        }
     }
 
     /// An axis from zero with round ticks, for bars.
@@ -96,9 +104,30 @@ impl Axis {
         let coordinate = if self.log { value.log2() } else { value };
         coordinate.is_finite().then_some(coordinate)
     }
+}
 
-    /// The text of the tick at a coordinate.
-    pub(crate) fn tick(&self, coordinate: f64) -> String {
+impl Ranged for Axis {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, (first, last): (i32, i32)) -> i32 {
+        let share = (value - self.low) / (self.high - self.low);
+        first + (f64::from(last - first) * share).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        // Asked for minor ticks too, there are none.
+        let ticks = if hint.weight().allow_light_points() { &[][..] } else { &self.ticks };
+        ticks.iter().map(|tick| tick.0).collect()
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.low..self.high
+    }
+}
+
+impl ValueFormatter<f64> for Axis {
+    fn format_ext(&self, coordinate: &f64) -> String {
         let near = |tick: &&(f64, String)| (tick.0 - coordinate).abs() < 1e-9;
         self.ticks.iter().find(near).map(|tick| tick.1.clone()).unwrap_or_default()
     }
@@ -106,10 +135,10 @@ impl Axis {
 
 /// The lowest and highest value, made to differ.
 fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
-    let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| {
-        (low.min(v), high.max(v))
-    });
-    if low <= high { (low, high) } else { (0.0, 1.0) }
+    let (low, high) =
+        values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
+    // Without values, any range does that logarithms can show too.
+    if low <= high { (low, high) } else { (0.1, 1.0) }
 }
 
 /// The next of 1, 2, 5 times a power of ten.

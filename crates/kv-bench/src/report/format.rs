@@ -20,8 +20,6 @@ pub(crate) enum Kind {
 pub(crate) struct Info<'a> {
     /// Its name in a heading.
     pub(crate) label: &'a str,
-    /// Its unit on an axis, or empty.
-    pub(crate) unit: &'static str,
     /// How its numbers are written.
     pub(crate) kind: Kind,
     /// Whether more is better, where that can be said.
@@ -31,28 +29,28 @@ pub(crate) struct Info<'a> {
 /// What is known of a metric; one that is not known is shown under its own name.
 pub(crate) fn info(name: &str) -> Info<'_> {
     use Kind::{Bytes, LogProb, Plain, Share};
-    let (label, unit, kind, higher_is_better) = match name {
-        metric::EXACT_MATCH => ("exact match", "%", Share, Some(true)),
-        metric::ANSWER_LOGPROB => ("answer logprob", "nats", LogProb, Some(true)),
-        metric::PERPLEXITY => ("perplexity", "", Plain, Some(false)),
-        metric::AGREEMENT => ("agreement", "%", Share, Some(true)),
-        metric::RELATIVE_ERROR => ("relative error", "", Plain, Some(false)),
-        metric::RETAINED_MASS => ("retained mass", "%", Share, Some(true)),
-        metric::PREFILL_TOKENS_PER_SECOND => ("prefill tok/s", "tokens/s", Plain, Some(true)),
-        metric::DECODE_TOKENS_PER_SECOND => ("decode tok/s", "tokens/s", Plain, Some(true)),
-        metric::TIME_TO_FIRST_TOKEN => ("first token ms", "ms", Plain, Some(false)),
-        metric::PEAK_BYTES => ("peak memory", "", Bytes, Some(false)),
-        metric::BYTES_IN_USE => ("KV in use", "", Bytes, Some(false)),
-        metric::BYTES_ALLOCATED => ("KV allocated", "", Bytes, Some(false)),
-        metric::METADATA_BYTES => ("metadata", "", Bytes, Some(false)),
-        metric::SCRATCH_BYTES => ("scratch", "", Bytes, Some(false)),
-        metric::ROOM_BYTES => ("room", "", Bytes, None),
-        metric::POLICY_BYTES => ("policy state", "", Bytes, Some(false)),
-        metric::TIME_US => ("time µs", "µs", Plain, Some(false)),
-        metric::BANDWIDTH_FRACTION => ("bandwidth", "%", Share, Some(true)),
-        _ => (name, "", Plain, None),
+    let (label, kind, higher_is_better) = match name {
+        metric::EXACT_MATCH => ("exact match", Share, Some(true)),
+        metric::ANSWER_LOGPROB => ("answer logprob", LogProb, Some(true)),
+        metric::PERPLEXITY => ("perplexity", Plain, Some(false)),
+        metric::AGREEMENT => ("agreement", Share, Some(true)),
+        metric::RELATIVE_ERROR => ("relative error", Plain, Some(false)),
+        metric::RETAINED_MASS => ("retained mass", Share, Some(true)),
+        metric::PREFILL_TOKENS_PER_SECOND => ("prefill tok/s", Plain, Some(true)),
+        metric::DECODE_TOKENS_PER_SECOND => ("decode tok/s", Plain, Some(true)),
+        metric::TIME_TO_FIRST_TOKEN => ("first token ms", Plain, Some(false)),
+        metric::PEAK_BYTES => ("peak memory", Bytes, Some(false)),
+        metric::BYTES_IN_USE => ("KV in use", Bytes, Some(false)),
+        metric::BYTES_ALLOCATED => ("KV allocated", Bytes, Some(false)),
+        metric::METADATA_BYTES => ("metadata", Bytes, Some(false)),
+        metric::SCRATCH_BYTES => ("scratch", Bytes, Some(false)),
+        metric::ROOM_BYTES => ("room", Bytes, None),
+        metric::POLICY_BYTES => ("policy state", Bytes, Some(false)),
+        metric::TIME_US => ("time µs", Plain, Some(false)),
+        metric::BANDWIDTH_FRACTION => ("bandwidth", Share, Some(true)),
+        _ => (name, Plain, None),
     };
-    Info { label, unit, kind, higher_is_better }
+    Info { label, kind, higher_is_better }
 }
 
 /// A number of a metric, with its unit unless the metric's name carries it.
@@ -72,10 +70,10 @@ pub(crate) fn significant(value: f64) -> String {
     let size = value.abs();
     if size == 0.0 {
         "0".into()
-    } else if size < 1e-4 || size >= 1e12 {
+    } else if !(1e-4..1e12).contains(&size) {
         signed(format!("{value:.1e}"))
     } else if size >= 999.5 {
-        thousands(value)
+        whole(value)
     } else {
         // `round` first, so that 9.996 is "10.0" rather than "10.00".
         let digits = (size.log10() + 1e-9).floor() as i32;
@@ -86,7 +84,7 @@ pub(crate) fn significant(value: f64) -> String {
 }
 
 /// A whole number with its thousands apart.
-fn thousands(value: f64) -> String {
+pub(crate) fn whole(value: f64) -> String {
     let digits = format!("{:.0}", value.abs());
     let mut text = String::from(if value < 0.0 { "−" } else { "" });
     for (i, digit) in digits.chars().enumerate() {
@@ -115,7 +113,7 @@ pub(crate) fn budget(budget: Option<f64>) -> String {
     match budget {
         None => "–".into(),
         Some(share) if share <= 1.0 => percent(share),
-        Some(tokens) => thousands(tokens),
+        Some(tokens) => whole(tokens),
     }
 }
 
@@ -178,7 +176,7 @@ mod tests {
     fn bytes_and_budgets_are_human() {
         assert_eq!(bytes(512.0), "512 B");
         assert_eq!(bytes(1.5 * 1024.0 * 1024.0), "1.50 MiB");
-        assert_eq!(bytes(1023.0 * 1024.0), "1.00 MiB");
+        assert_eq!(bytes(1023.0 * 1024.0), "0.999 MiB");
         assert_eq!(budget(Some(0.125)), "12.5 %");
         assert_eq!(budget(Some(1.0)), "100 %");
         assert_eq!(budget(Some(2048.0)), "2,048");

@@ -75,9 +75,7 @@ fn paint(
     let (left, bottom) = (38.0, f64::from(height) - 19.0);
     let (columns, rows) = (frame.lengths.len(), frame.depths.len());
     let cell = ((f64::from(width) - left) / columns as f64, bottom / rows as f64);
-    let corner = |i: usize, j: usize| {
-        (px(left + cell.0 * i as f64), px(cell.1 * j as f64))
-    };
+    let corner = |i: usize, j: usize| (px(left + cell.0 * i as f64), px(cell.1 * j as f64));
     let cells = group_by(records.iter().copied(), |r| (r.case.length, r.case.depth));
     for (i, length) in frame.lengths.iter().enumerate() {
         for (j, depth) in frame.depths.iter().enumerate() {
@@ -86,7 +84,10 @@ fn paint(
             let (a, b) = (corner(i, j), corner(i + 1, j + 1));
             let area = [a, (b.0 - px(1.0), b.1 - px(1.0))];
             let style = match found.filter(|v| v.is_finite()) {
-                Some(share) => RGBColor::from(color(share)).filled(),
+                Some(share) => {
+                    let (red, green, blue) = color(share);
+                    RGBColor(red, green, blue).filled()
+                }
                 None => Ink::Grid.color().filled(),
             };
             canvas.draw(&Rectangle::new(area, style))?;

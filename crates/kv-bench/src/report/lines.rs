@@ -37,16 +37,12 @@ pub(crate) fn draw(panel: &Panel, x: &Axis, y: &Axis, size: (u32, u32)) -> anyho
 }
 
 fn paint(canvas: &Canvas, panel: &Panel, x: &Axis, y: &Axis) -> anyhow::Result<()> {
-    let values = |axis: &Axis| axis.ticks.iter().map(|tick| tick.0).collect::<Vec<_>>();
     let mut chart = ChartBuilder::on(canvas)
         .margin_top(px(if panel.title.is_empty() { 10.0 } else { 30.0 }))
         .margin_right(px(14.0))
         .x_label_area_size(px(44.0))
         .y_label_area_size(px(66.0))
-        .build_cartesian_2d(
-            (x.low..x.high).with_key_points(values(x)),
-            (y.low..y.high).with_key_points(values(y)),
-        )?;
+        .build_cartesian_2d(x.clone(), y.clone())?;
     chart
         .configure_mesh()
         .bold_line_style(Ink::Grid.color())
@@ -55,8 +51,6 @@ fn paint(canvas: &Canvas, panel: &Panel, x: &Axis, y: &Axis) -> anyhow::Result<(
         .set_all_tick_mark_size(px(4.0))
         .label_style(font(12.0, HPos::Center, VPos::Center))
         .axis_desc_style(font(12.5, HPos::Center, VPos::Center))
-        .x_label_formatter(&|v| x.tick(*v))
-        .y_label_formatter(&|v| y.tick(*v))
         .x_desc(&x.label)
         .y_desc(&y.label)
         .draw()?;

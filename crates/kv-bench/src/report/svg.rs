@@ -70,11 +70,10 @@ pub(crate) fn px(pixels: f64) -> i32 {
 
 /// Text of a size in pixels.
 pub(crate) fn font(pixels: f64, h: HPos, v: VPos) -> TextStyle<'static> {
+    const INK: RGBColor = RGBColor(1, 0, 0);
     // The SVG backend writes sizes divided by 1.24.
     let size = pixels * f64::from(UNITS) * 1.24;
-    TextStyle::from(("sans-serif", size).into_font())
-        .color(&Ink::Text.color())
-        .pos(Pos::new(h, v))
+    TextStyle::from(("sans-serif", size).into_font()).color(&INK).pos(Pos::new(h, v))
 }
 
 /// Draws an image of a size in pixels and returns it as an element of a page.
@@ -151,6 +150,8 @@ mod tests {
         let image = image.unwrap();
         assert!(image.contains(r#"class="s k20 c2 line""#), "{image}");
         assert!(image.contains(r#"class="grid area""#), "{image}");
-        assert!(image.contains("&lt;label&gt;") && image.starts_with(r#"<svg viewBox="0 0 20 20""#));
+        assert!(
+            image.contains("&lt;label&gt;") && image.starts_with(r#"<svg viewBox="0 0 20 20""#)
+        );
     }
 }

@@ -2,8 +2,9 @@
 
 use cubecl::prelude::*;
 
-/// Units of a cube.
+/// Units of a cube, and the depth of the tree over them.
 pub(crate) const UNITS: usize = 128;
+const LEVELS: u32 = UNITS.ilog2();
 
 #[cube(launch)]
 pub(crate) fn argmin_slots_kernel(
@@ -36,8 +37,9 @@ pub(crate) fn argmin_slots_kernel(
     slots[unit] = best_slot;
     sync_cube();
 
-    let mut stride = UNITS / 2;
-    while stride > 0 {
+    #[unroll]
+    for level in 1..LEVELS + 1 {
+        let stride = comptime!(UNITS >> level);
         if unit < stride {
             let other = slots[unit + stride];
             let other_score = lowest[unit + stride];
@@ -50,7 +52,6 @@ pub(crate) fn argmin_slots_kernel(
             }
         }
         sync_cube();
-        stride /= 2;
     }
     if unit == 0 {
         output[pair] = slots[0];

@@ -78,11 +78,12 @@ pub fn solve<E: Copy>(
         }
         for g in 0..group {
             let logits = &mut logits[g * length..][..length];
-            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            if max == f32::NEG_INFINITY {
+            // NaN is not −∞: it goes on into the sum and shows in the output.
+            if logits.iter().all(|logit| *logit == f32::NEG_INFINITY) {
                 logits.fill(0.0);
                 continue;
             }
+            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let mut sum = 0.0;
             for logit in logits.iter_mut() {
                 *logit = (*logit - max).exp();

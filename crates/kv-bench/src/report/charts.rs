@@ -1,0 +1,202 @@
+//! Charts of records: a metric against the budget, along a case, or as bars.
+
+use super::axis::Axis;
+use super::bars::Bar;
+use super::figure::{Figure, Frame};
+use super::format::{self, info};
+use super::lines::{Panel, Series};
+use super::policies::Policies;
+use crate::record::{Record, by_setup, group_by, summary};
+
+/// Records and what a figure shows of them.
+pub(crate) struct Chart<'a> {
+    /// The records of one suite.
+    pub(crate) records: &'a [&'a Record],
+    /// The policies of the report.
+    pub(crate) policies: &'a Policies,
+    /// The metric shown.
+    pub(crate) metric: &'a str,
+    /// The label of the metric's axis.
+    pub(crate) label: &'a str,
+    /// What the metric's axis shows.
+    pub(crate) scale: Scale,
+}
+
+/// What an axis shows of its range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scale {
+    /// The values and little more.
+    Fit,
+    /// The values down to zero, for amounts whose ratios matter.
+    Zero,
+    /// The logarithms.
+    Log,
+}
+
+impl Scale {
+    /// Logarithms where a metric spans more than a factor of twenty, and `otherwise` elsewhere.
+    pub(crate) fn of(records: &[&Record], metric: &str, otherwise: Self) -> Self {
+        let values = records.iter().filter(|r| r.metric == metric).map(|r| r.number());
+        let values = values.filter(|v| v.is_finite());
+        let (low, high) = values.fold((f64::INFINITY, 0.0f64), |(l, h), v| (l.min(v), h.max(v)));
+        if low > 0.0 && high / low > 20.0 { Self::Log } else { otherwise }
+    }
+}
+
+impl Chart<'_> {
+    /// The metric against the budget: a line a policy, a panel a mode. `None` without data.
+    pub(crate) fn by_budget(&self, frame: &Frame) -> anyhow::Result<Option<Figure>> {
+        let mut panels = Vec::new();
+        for (mode, records) in group_by(self.taken(), |r| r.case.mode.as_deref()) {
+            for shares in [true, false] {
+                let fits = |r: &&Record| r.budget.is_none_or(|b| (b <= 1.0) == shares);
+                let records: Vec<_> = records.iter().copied().filter(fits).collect();
+                let budgets: Vec<f64> = records.iter().filter_map(|r| r.budget).collect();
+                if budgets.is_empty() {
+                    continue;
+                }
+                let x = if shares {
+                    Axis::at(
+                        "share of the cache kept (log scale)".into(),
+                        &budgets,
+                        format::percent,
+                    )
+                } else {
+                    Axis::at("tokens kept (log scale)".into(), &budgets, |b| {
+                        format::budget(Some(b))
+                    })
+                };
+                let title = mode.unwrap_or_default().to_string();
+                panels.push((Panel { title, series: self.series(&records, |r| r.budget) }, x));
+            }
+        }
+        self.lines(frame, panels)
+    }
+
+    /// The metric along the case: a line a policy, a panel a budget. `None` if `along` has fewer
+    /// than two values.
+    pub(crate) fn by_case(
+        &self,
+        frame: &Frame,
+        along: impl Fn(&Record) -> Option<f64>,
+        axis: impl Fn(&[f64]) -> Axis,
+    ) -> anyhow::Result<Option<Figure>> {
+        let records: Vec<_> = self.taken().filter(|r| along(r).is_some()).collect();
+        let values: Vec<f64> = records.iter().filter_map(|r| along(r)).collect();
+        if values.iter().all(|v| *v == values[0]) {
+            return Ok(None);
+        }
+        let panel = |(title, records): (String, Vec<&Record>)| {
+            (Panel { title, series: self.series(&records, &along) }, axis(&values))
+        };
+        let panels = panels(&records).into_iter().map(panel).collect();
+        self.lines(frame, panels)
+    }
+
+    /// The metric as bars, a panel a budget, with another metric drawn behind it. `None` without
+    /// data.
+    pub(crate) fn bars(&self, frame: &Frame, behind: &str) -> anyhow::Result<Option<Figure>> {
+        let taken: Vec<_> = self.taken().collect();
+        // Bars compare one case: the one that most policies ran, and the largest of those.
+        let case = |r: &Record| (r.case.length, r.case.batch);
+        let cases = group_by(taken.iter().copied(), case);
+        let coverage = |records: &[&Record]| by_setup(records).len();
+        let Some((chosen, records)) =
+            cases.iter().max_by_key(|((length, batch), r)| (coverage(r), *batch, *length))
+        else {
+            return Ok(None);
+        };
+        let others: Vec<_> = self
+            .records
+            .iter()
+            .copied()
+            .filter(|r| r.metric == behind && case(r) == *chosen)
+            .collect();
+        let bar = |(policy, budget, records): (&str, Option<f64>, Vec<&Record>)| {
+            let alike = |r: &&Record| r.policy == policy && r.budget == budget;
+            let others: Vec<_> = others.iter().copied().filter(alike).collect();
+            let value = summary(&records, self.metric)?;
+            let number = self.policies.number(policy);
+            let behind = summary(&others, behind);
+            Some(Bar { policy: number, name: policy.into(), value, behind })
+        };
+        let panels: Vec<_> = panels(records)
+            .into_iter()
+            .map(|(title, records)| {
+                (title, by_setup(&records).into_iter().filter_map(bar).collect::<Vec<_>>())
+            })
+            .collect();
+        let ends = panels.iter().flat_map(|(_, bars)| bars);
+        let ends: Vec<f64> = ends.flat_map(|bar| [bar.value, bar.behind.unwrap_or(0.0)]).collect();
+        let kind = info(self.metric).kind;
+        let axis = Axis::from_zero(self.label.into(), kind, &ends);
+        let case: Vec<String> = [("context length", chosen.0), ("batch", chosen.1)]
+            .iter()
+            .filter_map(|(name, value)| Some(format!("{name} {}", format::tokens((*value)?))))
+            .collect();
+        let case =
+            if case.is_empty() { String::new() } else { format!(" At {}.", case.join(", ")) };
+        let caption = frame.caption.to_string() + &case;
+        Frame { caption: &caption, ..frame.clone() }.bars(&panels, &axis, kind).map(Some)
+    }
+
+    fn taken(&self) -> impl Iterator<Item = &Record> {
+        self.records.iter().copied().filter(|r| r.metric == self.metric)
+    }
+
+    /// A line a policy over the records' x, the mean where several records share one.
+    fn series(&self, records: &[&Record], x: impl Fn(&Record) -> Option<f64>) -> Vec<Series> {
+        let policies = group_by(records.iter().copied(), |r| r.policy.as_str());
+        let line = |(policy, records): (&str, Vec<&Record>)| Series {
+            policy: self.policies.number(policy),
+            name: policy.into(),
+            points: group_by(records, &x)
+                .into_iter()
+                .filter_map(|(x, records)| Some((x, summary(&records, self.metric)?)))
+                .collect(),
+        };
+        policies.into_iter().map(line).collect()
+    }
+
+    fn lines(
+        &self,
+        frame: &Frame,
+        mut panels: Vec<(Panel, Axis)>,
+    ) -> anyhow::Result<Option<Figure>> {
+        let series = panels.iter().flat_map(|(panel, _)| &panel.series);
+        let values: Vec<f64> = series.flat_map(|s| &s.points).map(|point| point.1).collect();
+        let info = info(self.metric);
+        let label = self.label.to_string();
+        let y = match self.scale {
+            Scale::Fit => Axis::round(label, info.kind, false, &values),
+            Scale::Zero => Axis::from_zero(label, info.kind, &values),
+            Scale::Log => Axis::round(label + " (log scale)", info.kind, true, &values),
+        };
+        for (panel, _) in &mut panels {
+            panel.series.retain(|s| s.points.iter().any(|p| y.coordinate(p.1).is_some()));
+        }
+        panels.retain(|(panel, _)| !panel.series.is_empty());
+        if panels.is_empty() {
+            return Ok(None);
+        }
+        frame.lines(&panels, &y, info.higher_is_better.unwrap_or(true)).map(Some)
+    }
+}
+
+/// The records of each budget, with those that have none; a panel each, largest budget first.
+fn panels<'a>(records: &[&'a Record]) -> Vec<(String, Vec<&'a Record>)> {
+    let mut budgets: Vec<f64> = records.iter().filter_map(|r| r.budget).collect();
+    // Token counts come before shares, as all descend.
+    budgets.sort_by(|a, b| b.total_cmp(a));
+    budgets.dedup();
+    if budgets.is_empty() {
+        return vec![(String::new(), records.to_vec())];
+    }
+    let panel = |budget: f64| {
+        let of = |r: &&Record| r.budget.is_none_or(|b| b == budget);
+        let unit = if budget > 1.0 { "tokens" } else { "of the cache" };
+        let title = format!("budget {} {unit}", format::budget(Some(budget)));
+        (title, records.iter().copied().filter(of).collect())
+    };
+    budgets.into_iter().map(panel).collect()
+}

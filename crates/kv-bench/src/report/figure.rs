@@ -1,0 +1,99 @@
+//! Figures: panels, a legend and a caption, as elements of a page.
+
+use super::axis::Axis;
+use super::bars::{self, Bar};
+use super::format::{Kind, escape};
+use super::lines::{self, Panel};
+use super::policies::key;
+
+/// A part of the page with a heading of its own.
+#[derive(Clone, Debug)]
+pub(crate) struct Figure {
+    /// Its anchor, unique within a suite.
+    pub(crate) id: String,
+    /// Its heading.
+    pub(crate) title: String,
+    /// Its elements.
+    pub(crate) html: String,
+}
+
+/// What stands around the panels of a figure.
+#[derive(Clone, Debug)]
+pub(crate) struct Frame<'a> {
+    /// The figure's anchor.
+    pub(crate) id: &'a str,
+    /// The figure's heading.
+    pub(crate) title: &'a str,
+    /// What to look for.
+    pub(crate) caption: &'a str,
+}
+
+impl Frame<'_> {
+    /// The figure of some panels; the legend, if any, stands beside them.
+    pub(crate) fn around(&self, panels: &[String], legend: &str) -> Figure {
+        let count = if panels.len() == 1 { "one" } else { "many" };
+        let html = format!(
+            r#"<figure class="plots"><div class="panels {count}">{}</div>{legend}
+<figcaption>{}</figcaption></figure>"#,
+            panels.concat(),
+            escape(self.caption)
+        );
+        Figure { id: self.id.into(), title: self.title.into(), html }
+    }
+
+    /// A figure of line charts with one y axis, each with its own x axis.
+    ///
+    /// # Errors
+    /// If plotters cannot draw.
+    pub(crate) fn lines(
+        &self,
+        panels: &[(Panel, Axis)],
+        y: &Axis,
+        higher_is_better: bool,
+    ) -> anyhow::Result<Figure> {
+        let size = if panels.len() == 1 { (820, 440) } else { (470, 400) };
+        let images: Vec<String> = panels
+            .iter()
+            .map(|(panel, x)| lines::draw(panel, x, y, size))
+            .collect::<anyhow::Result<_>>()?;
+        Ok(self.around(&images, &legend(panels, higher_is_better)))
+    }
+
+    /// A figure of bar charts with one axis.
+    ///
+    /// # Errors
+    /// If plotters cannot draw.
+    pub(crate) fn bars(
+        &self,
+        panels: &[(String, Vec<Bar>)],
+        axis: &Axis,
+        kind: Kind,
+    ) -> anyhow::Result<Figure> {
+        let width = if panels.len() == 1 { 820 } else { 560 };
+        let images: Vec<String> = panels
+            .iter()
+            .map(|(title, bars)| bars::draw(title, bars, axis, kind, width))
+            .collect::<anyhow::Result<_>>()?;
+        Ok(self.around(&images, ""))
+    }
+}
+
+/// The policies of all panels: the full cache, then the best first, by the mean of their points.
+fn legend(panels: &[(Panel, Axis)], higher_is_better: bool) -> String {
+    let mut entries: Vec<(Option<usize>, &str, Vec<f64>)> = Vec::new();
+    for series in panels.iter().flat_map(|(panel, _)| &panel.series) {
+        let values = series.points.iter().map(|point| point.1).filter(|v| v.is_finite());
+        match entries.iter_mut().find(|entry| entry.0 == series.policy) {
+            Some(entry) => entry.2.extend(values),
+            None => entries.push((series.policy, &series.name, values.collect())),
+        }
+    }
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+    entries.sort_by(|a, b| {
+        let order = mean(&a.2).total_cmp(&mean(&b.2));
+        let order = if higher_is_better { order.reverse() } else { order };
+        a.0.is_some().cmp(&b.0.is_some()).then(order)
+    });
+    let keys: String = entries.iter().map(|(policy, name, _)| key(*policy, name)).collect();
+    format!(r#"<ul class="legend">{keys}</ul>"#)
+}

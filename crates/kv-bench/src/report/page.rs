@@ -1,0 +1,152 @@
+//! The page around tables and figures.
+
+use super::format::escape;
+use super::policies::Policies;
+use super::{layouts, suites};
+use crate::record::{Record, group_by};
+use crate::table::Table;
+
+/// The whole page.
+///
+/// # Errors
+/// If a figure cannot be drawn.
+pub(crate) fn page(title: &str, date: &str, records: &[Record]) -> anyhow::Result<String> {
+    let policies = Policies::of(records);
+    let (mut contents, mut body) = (String::new(), String::new());
+    let settings = group_by(records, |r| (r.model.as_str(), r.device.as_str()));
+    for (i, ((model, device), of_setting)) in settings.iter().enumerate() {
+        for (suite, records) in group_by(of_setting.iter().copied(), |r| r.suite.as_str()) {
+            let mut heading = escape(&capital(suite));
+            if settings.len() > 1 {
+                heading += &format!(" <small>{} · {}</small>", escape(model), escape(device));
+            }
+            let (id, links, section) = suite_section(suite, &records, &policies, i)?;
+            contents += &format!(r##"<li><a href="#{id}">{heading}</a>{links}</li>"##);
+            body += &format!(r#"<section id="{id}"><h2>{heading}</h2>{section}</section>"#);
+        }
+    }
+    let distinct = |key: fn(&Record) -> &str| {
+        let names: Vec<_> = group_by(records, key).into_iter().map(|(name, _)| name).collect();
+        names.join(", ")
+    };
+    let facts = [
+        ("model", distinct(|r| &r.model)),
+        ("device", distinct(|r| &r.device)),
+        ("date", date.to_string()),
+        ("policies", policies.len().to_string()),
+        ("records", super::format::whole(records.len() as f64)),
+    ]
+    .map(|(name, text)| format!("<div><dt>{name}</dt><dd>{}</dd></div>", escape(&text)));
+    let body = if records.is_empty() { "<p>No records.</p>".into() } else { body };
+    Ok(format!(
+        r#"<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>
+{style}{hover}</style>
+</head>
+<body>
+<header><h1>{title}</h1><dl>{facts}</dl></header>
+<nav aria-label="Contents"><ul>{contents}</ul></nav>
+<main>
+{body}
+</main>
+</body>
+</html>
+"#,
+        title = escape(title),
+        style = include_str!("style.css"),
+        hover = policies.hover_rules(),
+        facts = facts.concat(),
+    ))
+}
+
+/// One suite's anchor, the links to its figures, and its tables and figures.
+fn suite_section(
+    suite: &str,
+    records: &[&Record],
+    policies: &Policies,
+    setting: usize,
+) -> anyhow::Result<(String, String, String)> {
+    let id = format!("{}-{setting}", slug(suite));
+    let mut html = String::new();
+    for (i, table) in layouts::tables(suite, records, false).iter().enumerate() {
+        // The first table sums up; others are there to be looked up.
+        html += &match i {
+            0 => table_html(table, policies),
+            _ => format!(
+                "<details><summary>{}</summary>{}</details>",
+                escape(&table.title),
+                table_html(table, policies)
+            ),
+        };
+    }
+    let mut links = String::new();
+    for figure in suites::figures(records, policies)? {
+        let (anchor, title) = (format!("{id}-{}", slug(&figure.id)), escape(&figure.title));
+        links += &format!(r##"<li><a href="#{anchor}">{title}</a></li>"##);
+        html += &format!(r#"<section id="{anchor}"><h3>{title}</h3>{}</section>"#, figure.html);
+    }
+    let links = if links.is_empty() { links } else { format!("<ul>{links}</ul>") };
+    Ok((id, links, html))
+}
+
+fn table_html(table: &Table, policies: &Policies) -> String {
+    let heads: String = table
+        .keys
+        .iter()
+        .chain(table.columns.iter().map(|column| &column.head))
+        .map(|head| format!(r#"<th scope="col">{}</th>"#, escape(head).replace('\n', "<br>")))
+        .collect();
+    let mut bodies = String::new();
+    let mut first = 0;
+    for rows in table.rows.chunk_by(|a, b| a.keys[0] == b.keys[0]) {
+        bodies += "<tbody>";
+        for (i, row) in rows.iter().enumerate() {
+            bodies += "<tr>";
+            if i == 0 {
+                let class = super::svg::Ink::of(policies.number(&row.keys[0])).class();
+                bodies += &format!(
+                    r#"<th scope="rowgroup" rowspan="{}"><i class="dot {class}"></i>{}</th>"#,
+                    rows.len(),
+                    escape(&row.keys[0])
+                );
+            }
+            for text in &row.keys[1..] {
+                bodies += &format!("<td>{}</td>", escape(text));
+            }
+            for column in 0..table.columns.len() {
+                let text = escape(&table.text(first + i, column));
+                let best = table.is_best(first + i, column);
+                bodies += &if best {
+                    format!("<td><b>{text}</b></td>")
+                } else {
+                    format!("<td>{text}</td>")
+                };
+            }
+            bodies += "</tr>";
+        }
+        bodies += "</tbody>";
+        first += rows.len();
+    }
+    format!(
+        r#"<div class="table" tabindex="0"><table><thead><tr>{heads}</tr></thead>
+{bodies}</table></div>
+<p class="note">Bold: the best policy at a budget. Numbers are means over the cases.</p>"#
+    )
+}
+
+fn capital(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
+}
+
+/// A text as an anchor: letters and digits, and hyphens for the rest.
+fn slug(text: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    text.chars().map(plain).collect()
+}

@@ -1,0 +1,191 @@
+//! Which figures the report shows of a suite's records: those that have data.
+
+use super::axis::Axis;
+use super::charts::{Chart, Scale};
+use super::figure::{Figure, Frame};
+use super::format::{self, Kind, escape};
+use super::heatmap;
+use super::policies::{Policies, key};
+use crate::record::{Record, by_setup, group_by, metric, summary};
+
+/// The figures of one suite's records.
+///
+/// # Errors
+/// If plotters cannot draw.
+pub(crate) fn figures(records: &[&Record], policies: &Policies) -> anyhow::Result<Vec<Figure>> {
+    let chart = |metric, label, scale| Chart { records, policies, metric, label, scale };
+    let budget = |metric, label, scale, id, title, caption| {
+        chart(metric, label, scale).by_budget(&Frame { id, title, caption })
+    };
+    let mut figures = Vec::new();
+    figures.extend(budget(
+        metric::EXACT_MATCH,
+        "exact match",
+        Scale::Fit,
+        "exact-match",
+        "Exact match against budget",
+        "Share of the answers that are exactly right, over all tasks, lengths and depths. The \
+         further left a line stays close to the full cache, the less memory its policy needs.",
+    )?);
+    figures.extend(budget(
+        metric::ANSWER_LOGPROB,
+        "log-probability of the answer (nats a token)",
+        Scale::Fit,
+        "answer-logprob",
+        "Answer log-probability against budget",
+        "How likely the right answer stays, token by token; higher is better. It moves before \
+         exact match does, so it tells apart policies that all still answer right.",
+    )?);
+    figures.extend(retrieval(records, policies)?);
+    let scale = Scale::of(records, metric::PERPLEXITY, Scale::Fit);
+    figures.extend(budget(
+        metric::PERPLEXITY,
+        "perplexity",
+        scale,
+        "perplexity",
+        "Perplexity against budget",
+        "Lower is better; the full cache is the level to stay at.",
+    )?);
+    let frame = Frame {
+        id: "perplexity-by-position",
+        title: "Perplexity by position",
+        caption: "A policy that loses what later tokens need leaves the full cache's line as the \
+                  position grows; one that only compresses the prompt's middle stays parallel.",
+    };
+    let positions = |r: &Record| r.case.position.map(|position| position as f64);
+    let axis = |values: &[f64]| Axis::whole("token position".into(), values);
+    figures
+        .extend(chart(metric::PERPLEXITY, "perplexity", scale).by_case(&frame, positions, axis)?);
+    figures.extend(budget(
+        metric::AGREEMENT,
+        "agreement with the full cache",
+        Scale::Fit,
+        "agreement",
+        "Agreement with the full cache",
+        "Share of the tokens at which the compressed and the full cache choose the same one.",
+    )?);
+    let (error, mass) = (metric::RELATIVE_ERROR, metric::RETAINED_MASS);
+    figures.extend(budget(
+        error,
+        "relative error",
+        Scale::Log,
+        "relative-error",
+        "Attention error against budget",
+        "Relative error of the attention output on real queries, keys and values; lower is \
+         better. An exact output has no place on a logarithmic axis and is left out.",
+    )?);
+    let layers = |r: &Record| r.case.layer.map(|layer| layer as f64);
+    let axis = |values: &[f64]| Axis::whole("layer".into(), values);
+    let frame = Frame {
+        id: "relative-error-by-layer",
+        title: "Attention error by layer",
+        caption: "A layer where all lines rise attends broadly and wants a larger share of the \
+                  budget; one where a single line rises is that policy's weak spot.",
+    };
+    figures.extend(chart(error, "relative error", Scale::Log).by_case(&frame, layers, axis)?);
+    figures.extend(budget(
+        mass,
+        "retained attention mass",
+        Scale::Fit,
+        "retained-mass",
+        "Retained attention mass against budget",
+        "Share of the full cache's attention that falls on what was kept; higher is better.",
+    )?);
+    figures.extend(costs(records, policies)?);
+    Ok(figures)
+}
+
+/// Memory and speed.
+fn costs(records: &[&Record], policies: &Policies) -> anyhow::Result<Vec<Figure>> {
+    let chart = |metric, label| Chart { records, policies, metric, label, scale: Scale::Zero };
+    let mut figures = Vec::new();
+    let frame = Frame {
+        id: "memory",
+        title: "Cache memory",
+        caption: "Solid: bytes of the slots in use, and the number. Pale, where it was measured: \
+                  bytes allocated, with the room to decode. A pale bar much longer than its solid \
+                  one is memory that compression did not give back.",
+    };
+    let memory = chart(metric::BYTES_IN_USE, "KV cache");
+    figures.extend(memory.bars(&frame, metric::BYTES_ALLOCATED)?);
+    let frame = Frame {
+        id: "peak-memory",
+        title: "Peak memory",
+        caption: "The most device memory reserved at any time, weights and activations included.",
+    };
+    figures.extend(chart(metric::PEAK_BYTES, "peak memory").bars(&frame, "")?);
+    let speeds = [
+        (metric::DECODE_TOKENS_PER_SECOND, "tokens/s", "decode", "Decode speed", DECODE),
+        (metric::PREFILL_TOKENS_PER_SECOND, "tokens/s", "prefill", "Prefill speed", PREFILL),
+        (metric::TIME_TO_FIRST_TOKEN, "ms", "first-token", "Time to the first token", FIRST),
+    ];
+    for (metric, unit, id, title, caption) in speeds {
+        let label = format!("{} ({unit})", title.to_lowercase());
+        let scale = Scale::of(records, metric, Scale::Zero);
+        let chart = Chart { records, policies, metric, label: &label, scale };
+        let frame = Frame { id, title, caption };
+        let batch = |r: &Record| r.case.batch.map(|batch| batch as f64);
+        let axis = |values: &[f64]| Axis::at("batch".into(), values, format::whole);
+        figures.extend(match chart.by_case(&frame, batch, axis)? {
+            Some(lines) => Some(lines),
+            None => chart.bars(&frame, "")?,
+        });
+    }
+    Ok(figures)
+}
+
+const DECODE: &str = "Tokens generated in a second over the whole batch; higher is better. What a \
+    smaller cache saves in memory traffic shows at large batches first.";
+const PREFILL: &str = "Prompt tokens processed in a second. A policy below the full cache pays \
+    here for choosing what to keep.";
+const FIRST: &str = "From the request to its first token; lower is better.";
+
+const RETRIEVAL: &str = "Across: context length in tokens. Down: where the answer lies, 0 % being the \
+    start of the context. Above each map: the budget and the mean over its cells. Look for red \
+    stripes: a column says that a length is too long for the budget, a row that a policy is blind \
+    to a part of the context.";
+
+/// Heat maps of exact match by length and depth: a row a policy, a column a budget.
+fn retrieval(records: &[&Record], policies: &Policies) -> anyhow::Result<Vec<Figure>> {
+    let placed = |r: &&Record| {
+        r.metric == metric::EXACT_MATCH && r.case.length.is_some() && r.case.depth.is_some()
+    };
+    let records: Vec<_> = records.iter().copied().filter(placed).collect();
+    let mut figures = Vec::new();
+    for (mode, records) in group_by(records, |r| r.case.mode.as_deref()) {
+        let frame = heatmap::Frame::of(&records);
+        let mut budgets: Vec<f64> = records.iter().filter_map(|r| r.budget).collect();
+        budgets.sort_by(|a, b| b.total_cmp(a));
+        budgets.dedup();
+        let columns = budgets.len().max(1);
+        let width = (1000 / columns as u32).saturating_sub(16).clamp(130, 300);
+        let mut rows = String::new();
+        let setups = by_setup(&records);
+        for (policy, _, _) in setups.chunk_by(|a, b| a.0 == b.0).map(|chunk| &chunk[0]) {
+            rows += &format!(r#"<ul class="who">{}</ul>"#, key(policies.number(policy), policy));
+            for (_, budget, records) in setups.iter().filter(|setup| setup.0 == *policy) {
+                let column = budgets.iter().position(|b| Some(*b) == *budget).unwrap_or(0) + 2;
+                let share = summary(records, metric::EXACT_MATCH).unwrap_or(f64::NAN);
+                let text = format::budget(*budget);
+                let label = format!("{policy} at {text}: exact match by length and depth");
+                rows += &format!(
+                    r#"<div class="map" style="grid-column:{column}">
+<p><span>{}</span><b>{}</b></p>{}</div>"#,
+                    escape(&if budget.is_none() { "everything".into() } else { text }),
+                    format::value(Kind::Share, share),
+                    heatmap::draw(&label, &frame, records, (width, 104))?,
+                );
+            }
+        }
+        let suffix = mode.map(|mode| format!(", {mode}")).unwrap_or_default();
+        let html = format!(
+            r#"<figure><div class="ramp"><span>never found</span><i style="background:{}"></i>
+<span>always found</span></div><div class="maps" style="--columns:{columns}">{rows}</div>
+<figcaption>{RETRIEVAL}</figcaption></figure>"#,
+            heatmap::gradient(),
+        );
+        let id = format!("retrieval{}", mode.map(|m| format!("-{m}")).unwrap_or_default());
+        figures.push(Figure { id, title: format!("Retrieval by length and depth{suffix}"), html });
+    }
+    Ok(figures)
+}

@@ -1,0 +1,68 @@
+use super::*;
+use crate::record::{metric, mode};
+use sample::record;
+
+fn html(records: &[Record]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("report.html");
+    write_html(&path, "A <title>", "2025-01-02", records).unwrap();
+    std::fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn every_section_has_one_figure() {
+    let html = html(&sample::records());
+    let quality = ["exact-match", "answer-logprob", "perplexity", "perplexity-by-position"];
+    let more = ["retrieval-question-aware", "retrieval-question-agnostic", "agreement", "memory"];
+    let attention = ["relative-error", "relative-error-by-layer", "retained-mass"];
+    let throughput = ["memory", "peak-memory", "decode", "prefill", "first-token"];
+    let sections = [("quality", &quality[..]), ("quality", &more), ("attention", &attention)];
+    let mut count = 0;
+    for (suite, ids) in sections.into_iter().chain([("throughput", &throughput[..])]) {
+        for id in ids {
+            let section = format!(r#"<section id="{suite}-0-{id}">"#);
+            let (_, rest) = html.split_once(&section).unwrap_or_else(|| panic!("{section}"));
+            let rest = rest.split_once("</section>").unwrap().0;
+            assert_eq!(rest.matches("<figure").count(), 1, "{section}");
+            assert_eq!(rest.matches("<figcaption>").count(), 1, "{section}");
+            assert!(rest.contains("<svg"), "{section}");
+            count += 1;
+        }
+    }
+    assert_eq!(html.matches("<figure").count(), count);
+    assert!(html.contains("A &lt;title&gt;") && html.contains("2025-01-02"));
+    assert!(!html.contains("http://www.w3.org") && !html.contains("<script"));
+}
+
+#[test]
+fn sections_without_data_are_left_out() {
+    let empty = html(&[]);
+    assert!(empty.contains("No records.") && !empty.contains("<figure"));
+    let full = html(&[record("full", None, metric::PERPLEXITY, 3.0)]);
+    assert!(full.contains("<table>") && !full.contains("<figure"));
+}
+
+#[test]
+fn odd_values_are_drawn_around() {
+    let mut records: Vec<_> = [f64::NAN, f64::INFINITY, 0.0, 2.0]
+        .into_iter()
+        .flat_map(|value| {
+            let budgets = [Some(0.5), Some(256.0), None].into_iter();
+            budgets.map(move |budget| record("<x>", budget, metric::RELATIVE_ERROR, value))
+        })
+        .collect();
+    records.push(record("y", Some(0.5), metric::BYTES_IN_USE, f64::NAN));
+    records.push(record("<x>", Some(0.5), metric::EXACT_MATCH, 1.0));
+    records[0].case.mode = Some(mode::AWARE.into());
+    let html = html(&records);
+    assert!(!html.contains("<x>") && html.contains("&lt;x&gt;"));
+    assert!(!html.contains("NaN"), "coordinates must be numbers");
+}
+
+/// `KV_BENCH_REPORT=/tmp/r.html cargo test` leaves a report to look at.
+#[test]
+fn a_report_can_be_looked_at() {
+    if let Some(path) = std::env::var_os("KV_BENCH_REPORT") {
+        write_html(Path::new(&path), "Made-up report", "2025-01-02", &sample::records()).unwrap();
+    }
+}

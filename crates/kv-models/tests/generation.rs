@@ -1,0 +1,198 @@
+use std::ops::ControlFlow;
+
+use kv_core::MemoryReport;
+use kv_models::{Finish, Request, Sampling, Session, generate};
+use kv_policies::build;
+use kv_testing::devices;
+use serde_json::json;
+
+use crate::support::{embedded, every_policy, prompts, run, run_requests};
+
+const NEW: usize = 12;
+
+/// A batch of prompts with different lengths gives exactly the tokens that each gives alone.
+#[test]
+fn a_batch_gives_what_each_request_gives_alone() {
+    for tested in devices() {
+        let model = embedded(&tested);
+        let prompts = prompts(&model);
+        for config in every_policy(0.3) {
+            let together = run(&model, &config, &prompts, NEW);
+            for (index, prompt) in prompts.iter().enumerate() {
+                let mut request = Request::greedy(prompt.clone(), NEW);
+                request.sampling.seed = prompt.len() as u64 + 7 * index as u64;
+                request.stop_at_end = false;
+                let alone = run_requests(&model, &config, &[request]);
+                assert_eq!(
+                    together[index].tokens, alone[0].tokens,
+                    "{config} on {} request {index}", tested.name
+                );
+            }
+        }
+    }
+}
+
+/// A compressed cache saved, loaded and continued gives identical tokens.
+#[test]
+fn a_saved_session_goes_on_identically() {
+    for tested in devices() {
+        let model = embedded(&tested);
+        let prompts = prompts(&model);
+        for config in every_policy(0.3) {
+            let expected = run(&model, &config, &prompts, NEW);
+            let seeds: Vec<u64> = prompts
+                .iter()
+                .enumerate()
+                .map(|(index, prompt)| prompt.len() as u64 + 7 * index as u64)
+                .collect();
+            let policy = build(&config).unwrap();
+            let mut session =
+                Session::start(&model, policy.clone(), &prompts, &seeds, NEW).unwrap();
+            let column = |at: usize| -> Vec<u32> {
+                expected.iter().map(|generated| generated.tokens[at]).collect()
+            };
+            (0..5).for_each(|at| session.step(&column(at)).unwrap());
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("session.safetensors");
+            session.save(&path).unwrap();
+            drop(session);
+            let mut session = Session::resume(&model, policy, &path, &column(5)).unwrap();
+            for at in 6..NEW {
+                let best: Vec<u32> = session
+                    .read_logits()
+                    .unwrap()
+                    .iter()
+                    .map(|row| {
+                        (0..row.len() as u32)
+                            .rev()
+                            .max_by(|&a, &b| row[a as usize].total_cmp(&row[b as usize]))
+                            .unwrap()
+                    })
+                    .collect();
+                assert_eq!(best, column(at), "{config} on {} token {at}", tested.name);
+                session.step(&best).unwrap();
+            }
+            let other = build(&json!({"policy": "knorm", "budget": 0.123})).unwrap();
+            assert!(Session::resume(&model, other, &path, &column(5)).is_err());
+        }
+    }
+}
+
+/// At a budget of 25 % the bytes allocated are at most 26 % of the full cache.
+#[test]
+fn memory_is_really_smaller() {
+    for tested in devices() {
+        let model = embedded(&tested);
+        let prompt = prompts(&model)[0].repeat(3);
+        let config = model.config();
+        for name in ["snapkv", "adakv", "pyramidkv", "h2o", "uniform", "pyramidinfer"] {
+            let policy = build(&json!({"policy": name, "budget": 0.25})).unwrap();
+            let session =
+                Session::start(&model, policy, std::slice::from_ref(&prompt), &[0], 0).unwrap();
+            let report = session.memory();
+            let full = MemoryReport::full(
+                prompt.len(),
+                config.num_layers,
+                config.num_kv_heads,
+                config.head_dim,
+                model.llama().dtype(),
+            );
+            let kept = report.allocated - report.room();
+            assert!(kept as f64 <= 0.26 * full as f64, "{name}: {report:?} of {full}");
+            assert!(report.metadata > 0 && report.scratch > 0, "{name}: {report:?}");
+            for layer in &session.cache().layers {
+                let rows = layer.keys().dims()[0];
+                assert_eq!(rows, layer.layout().total(), "{name}: the pool is what is reported");
+            }
+        }
+    }
+}
+
+#[test]
+fn sampling_is_seeded_and_streams() {
+    for tested in devices() {
+        let model = embedded(&tested);
+        let prompt = prompts(&model).remove(0);
+        let sample = |seed: u64| {
+            let sampling = Sampling { temperature: 1.5, seed, ..Sampling::greedy() };
+            let request = Request { sampling, ..Request::greedy(prompt.clone(), 20) };
+            let mut streamed = String::new();
+            let policy = build(&json!({"policy": "full"})).unwrap();
+            let outputs = generate(&model, policy, &[request], |event| {
+                streamed.push_str(event.text.as_deref().unwrap_or_default());
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+            (outputs[0].clone(), streamed)
+        };
+        let (first, streamed) = sample(1);
+        assert_eq!(sample(1).0, first);
+        assert_ne!(sample(2).0.tokens, first.tokens);
+        assert!(first.text.as_ref().unwrap().starts_with(&streamed));
+    }
+}
+
+#[test]
+fn stop_strings_and_end_tokens_end() {
+    for tested in devices() {
+        let model = embedded(&tested);
+        let prompt = prompts(&model).remove(0);
+        let full = json!({"policy": "full"});
+        let plain = run_requests(&model, &full, &[Request::greedy(prompt.clone(), 5)]);
+        let text = plain[0].text.clone().unwrap();
+        assert_eq!(text, "21963");
+        let stop = vec![text[2..4].to_string()];
+        let request = Request { stop, ..Request::greedy(prompt, 5) };
+        let stopped = run_requests(&model, &full, &[request]);
+        assert_eq!(stopped[0].text.as_deref(), Some(&text[..2]));
+        assert_eq!(stopped[0].finish, Finish::Stop);
+    }
+}
+
+/// Cancelling ends the call; model and policy serve the next one as if nothing had been.
+#[test]
+fn a_cancelled_generation_leaves_everything_usable() {
+    for tested in devices() {
+        let model = embedded(&tested);
+        let prompts = prompts(&model);
+        let policy = build(&json!({"policy": "h2o", "budget": 0.5})).unwrap();
+        let requests: Vec<Request> =
+            prompts.iter().map(|prompt| Request::greedy(prompt.clone(), 8)).collect();
+        let mut left = 4;
+        let cancelled = generate(&model, policy.clone(), &requests, |_| {
+            left -= 1;
+            if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+        .unwrap();
+        assert_eq!(cancelled.iter().map(|output| output.tokens.len()).sum::<usize>(), 4);
+        assert!(cancelled.iter().all(|output| output.finish == Finish::Cancelled));
+        let go = || {
+            generate(&model, policy.clone(), &requests, |_| ControlFlow::Continue(())).unwrap()
+        };
+        let whole = go();
+        assert_eq!(go(), whole);
+        assert_eq!(whole[0].tokens[..2], cancelled[0].tokens[..2]);
+    }
+}
+
+/// A question behind a compressed context: at once, or token by token.
+#[test]
+fn appending_is_the_same_at_once_and_step_by_step() {
+    for tested in devices() {
+        let model = embedded(&tested);
+        let prompt = prompts(&model).remove(0);
+        let (context, question) = prompt.split_at(prompt.len() - 20);
+        let policy = build(&json!({"policy": "snapkv", "budget": 0.5})).unwrap();
+        let start = || {
+            Session::start(&model, policy.clone(), &[context.to_vec()], &[0], 20).unwrap()
+        };
+        let mut at_once = start();
+        let before = at_once.append(&[question]).unwrap();
+        assert_eq!(before.len(), question.len());
+        let mut stepwise = start();
+        question.iter().for_each(|&token| stepwise.step(&[token]).unwrap());
+        let (a, b) = (at_once.read_logits().unwrap(), stepwise.read_logits().unwrap());
+        let worst = a[0].iter().zip(&b[0]).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst < 1e-3, "{}: {worst}", tested.name);
+    }
+}

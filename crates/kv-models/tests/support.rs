@@ -1,0 +1,71 @@
+use std::path::PathBuf;
+
+use kv_models::{Generated, Model, Request, generate};
+use kv_policies::{POLICIES, build};
+use kv_testing::TestDevice;
+use serde_json::{Value, json};
+
+/// The embedded model on a device.
+pub(crate) fn embedded(tested: &TestDevice) -> Model {
+    Model::load("needle-1m", &tested.device, None).unwrap()
+}
+
+/// Where larger models lie: `KV_MODELS_DIR`, or `../shared/models` beside the workspace.
+pub(crate) fn model_folder(name: &str) -> Option<PathBuf> {
+    let workspace = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folder = std::env::var("KV_MODELS_DIR").map(PathBuf::from);
+    let folder = folder.unwrap_or_else(|_| workspace.join("../shared/models")).join(name);
+    folder.is_dir().then_some(folder)
+}
+
+/// Every policy of the registry at a budget, and two that combine or space out decisions.
+pub(crate) fn every_policy(budget: f64) -> Vec<Value> {
+    let named = POLICIES.iter().filter(|entry| entry.name != "combine");
+    let mut configs: Vec<Value> =
+        named.map(|entry| json!({"policy": entry.name, "budget": budget})).collect();
+    configs.push(json!({
+        "policy": "combine",
+        "prefill": {"policy": "snapkv", "budget": budget},
+        "decode": {"policy": "h2o", "budget": budget},
+    }));
+    configs.push(json!({"policy": "h2o", "budget": budget, "interval": 8}));
+    configs
+}
+
+/// Prompts of different lengths, with something to find in each.
+pub(crate) fn prompts(model: &Model) -> Vec<Vec<u32>> {
+    let filler = "The sea was calm that day, and the old boat lay upon the sand. ";
+    [("clever fiddle", "21963", 9), ("green lamp", "70415", 14), ("old door", "38820", 9)]
+        .iter()
+        .map(|(what, number, repeats)| {
+            let before = filler.repeat(repeats / 2);
+            let after = filler.repeat(repeats - repeats / 2);
+            let text = format!(
+                "{before}\nThe secret number of the {what} is {number}.\n{after}\nQuestion: What \
+                 is the secret number of the {what}?\nAnswer: "
+            );
+            model.encode(&text).unwrap()
+        })
+        .collect()
+}
+
+pub(crate) fn run(model: &Model, config: &Value, prompts: &[Vec<u32>], count: usize) -> Vec<Generated> {
+    let requests: Vec<Request> = prompts
+        .iter()
+        .enumerate()
+        .map(|(seed, prompt)| {
+            let mut request = Request::greedy(prompt.clone(), count);
+            // Policies that draw must depend on the request, not on its row.
+            request.sampling.seed = prompt.len() as u64 + 7 * seed as u64;
+            request.stop_at_end = false;
+            request
+        })
+        .collect();
+    run_requests(model, config, &requests)
+}
+
+pub(crate) fn run_requests(model: &Model, config: &Value, requests: &[Request]) -> Vec<Generated> {
+    let policy = build(config).unwrap();
+    generate(model, policy, requests, |_| std::ops::ControlFlow::Continue(()))
+        .unwrap_or_else(|error| panic!("{config}: {error}"))
+}
