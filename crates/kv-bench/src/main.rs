@@ -1,1 +1,27 @@
-fn main() {}
+//! `kv-bench`: what each KV-cache compression policy costs and keeps, measured.
+
+mod args;
+mod prompts;
+mod record;
+mod report;
+mod run;
+mod suites;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .init();
+    match run::run(&args::Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -14,7 +14,7 @@ pub(crate) const FULL: &str = "full";
 pub(crate) mod metric {
     /// Share of the answers that are right, 0 to 1.
     pub(crate) const EXACT_MATCH: &str = "exact_match";
-    /// Mean log-probability of the answer's tokens, in nats.
+    /// Log-probability of the right answer, in nats.
     pub(crate) const ANSWER_LOGPROB: &str = "answer_logprob";
     /// Exponential of the mean negative log-likelihood of a token.
     pub(crate) const PERPLEXITY: &str = "perplexity";

@@ -43,8 +43,8 @@ pub(crate) fn key(policy: Option<usize>, name: &str) -> String {
     let corners = marker(policy.unwrap_or(0), (px(13.0), px(7.0)), px(3.5));
     let corners: Vec<String> = corners.iter().map(|(x, y)| format!("{x},{y}")).collect();
     format!(
-        r#"<li class="key {class}"><svg viewBox="0 0 52 28" width="26" height="14" aria-hidden="true">
-<line class="{class} line" x1="0" y1="14" x2="52" y2="14" stroke-width="4"/>
+        r#"<li class="key {class}"><svg viewBox="0 0 52 28" width="26" height="14"
+aria-hidden="true"><line class="{class} line" x1="0" y1="14" x2="52" y2="14" stroke-width="4"/>
 <polygon class="{class} area" points="{}"/></svg>{}</li>"#,
         corners.join(" "),
         escape(name),

@@ -29,12 +29,12 @@ pub(crate) fn figures(records: &[&Record], policies: &Policies) -> anyhow::Resul
     )?);
     figures.extend(budget(
         metric::ANSWER_LOGPROB,
-        "log-probability of the answer (nats a token)",
+        "log-probability of the answer (nats)",
         Scale::Fit,
         "answer-logprob",
         "Answer log-probability against budget",
-        "How likely the right answer stays, token by token; higher is better. It moves before \
-         exact match does, so it tells apart policies that all still answer right.",
+        "How likely the right answer stays; higher is better. It can move before exact match does, \
+         so it tells apart policies that all still answer right.",
     )?);
     figures.extend(retrieval(records, policies)?);
     let scale = Scale::of(records, metric::PERPLEXITY, Scale::Fit);
@@ -49,8 +49,8 @@ pub(crate) fn figures(records: &[&Record], policies: &Policies) -> anyhow::Resul
     let frame = Frame {
         id: "perplexity-by-position",
         title: "Perplexity by position",
-        caption: "A policy that loses what later tokens need leaves the full cache's line as the \
-                  position grows; one that only compresses the prompt's middle stays parallel.",
+        caption: "Lower is better. A line that leaves the full cache's as the position grows says \
+                  that the policy dropped what later tokens need.",
     };
     let positions = |r: &Record| r.case.position.map(|position| position as f64);
     let axis = |values: &[f64]| Axis::whole("token position".into(), values);
@@ -79,8 +79,8 @@ pub(crate) fn figures(records: &[&Record], policies: &Policies) -> anyhow::Resul
     let frame = Frame {
         id: "relative-error-by-layer",
         title: "Attention error by layer",
-        caption: "A layer where all lines rise attends broadly and wants a larger share of the \
-                  budget; one where a single line rises is that policy's weak spot.",
+        caption: "A layer where all lines rise is hard to compress for every policy; one where a \
+                  single line rises is that policy's weak spot.",
     };
     figures.extend(chart(error, "relative error", Scale::Log).by_case(&frame, layers, axis)?);
     figures.extend(budget(
@@ -111,7 +111,7 @@ fn costs(records: &[&Record], policies: &Policies) -> anyhow::Result<Vec<Figure>
     let frame = Frame {
         id: "peak-memory",
         title: "Peak memory",
-        caption: "The most device memory reserved at any time, weights and activations included.",
+        caption: "The most device memory reserved at any time during the run.",
     };
     figures.extend(chart(metric::PEAK_BYTES, "peak memory").bars(&frame, "")?);
     let speeds = [
@@ -140,8 +140,8 @@ const PREFILL: &str = "Prompt tokens processed in a second. A policy below the f
     here for choosing what to keep.";
 const FIRST: &str = "From the request to its first token; lower is better.";
 
-const RETRIEVAL: &str = "Across: context length in tokens. Down: where the answer lies, 0 % being the \
-    start of the context. Above each map: the budget and the mean over its cells. Look for red \
+const RETRIEVAL: &str = "Across: context length in tokens. Down: where the answer lies, 0 % being \
+    the start of the context. Above each map: the budget and the mean over its cells. Look for red \
     stripes: a column says that a length is too long for the budget, a row that a policy is blind \
     to a part of the context.";
 

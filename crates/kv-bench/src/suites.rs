@@ -1,0 +1,44 @@
+//! What can be measured.
+
+pub(crate) mod attention;
+pub(crate) mod perplexity;
+pub(crate) mod quality;
+pub(crate) mod quick;
+pub(crate) mod throughput;
+
+use kv_core::MemoryReport;
+
+use crate::args::Contender;
+use crate::record::{Case, metric};
+use crate::run::Bench;
+
+/// Log-softmax of one token, and whether it is the most likely one (ties to the lower id).
+pub(crate) fn judge(logits: &[f32], token: u32) -> (f64, u32) {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
+    let best = logits.iter().position(|logit| *logit == max).unwrap_or_default();
+    (f64::from(logits[token as usize] - max) - sum.ln(), best as u32)
+}
+
+/// Records a cache's bytes, each a mean over runs.
+pub(crate) fn record_memory(
+    bench: &mut Bench<'_>,
+    suite: &str,
+    case: &Case,
+    contender: &Contender,
+    reports: &[MemoryReport],
+) {
+    let parts: [(&str, fn(&MemoryReport) -> usize); 6] = [
+        (metric::BYTES_IN_USE, |report| report.in_use),
+        (metric::BYTES_ALLOCATED, |report| report.allocated),
+        (metric::ROOM_BYTES, MemoryReport::room),
+        (metric::METADATA_BYTES, |report| report.metadata),
+        (metric::POLICY_BYTES, |report| report.policy),
+        (metric::SCRATCH_BYTES, |report| report.scratch),
+    ];
+    for (name, bytes) in parts {
+        let sum: usize = reports.iter().map(bytes).sum();
+        let mean = sum as f64 / reports.len().max(1) as f64;
+        bench.record(suite, case, (&contender.label, contender.budget), name, mean, "bytes");
+    }
+}

@@ -1,0 +1,153 @@
+//! Relative output error and retained mass, on the queries, keys and values of a real prompt.
+
+use anyhow::{Context, ensure};
+use burn::tensor::{DType, Int, Tensor};
+use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32, read_i32};
+use kv_kernels::prefill_attention;
+use kv_models::PrefillPass;
+use kv_policies::{Needs, Observation, Step};
+
+use crate::args::{Attention, Contender};
+use crate::prompts;
+use crate::record::{Case, metric};
+use crate::run::Bench;
+
+const SUITE: &str = "attention";
+const BUDGETS: [f64; 4] = [0.5, 0.25, 0.1, 0.05];
+const QUICK_BUDGETS: [f64; 2] = [0.5, 0.25];
+
+/// One contender's sums over steps.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    difference: f64,
+    norm: f64,
+    mass: f64,
+    rows: f64,
+}
+
+/// Runs the suite: the end of each prompt is decoded step by step, each layer by itself, and
+/// compared with the full cache's attention.
+pub(crate) fn run(bench: &mut Bench<'_>, options: &Attention) -> anyhow::Result<()> {
+    let budgets: &[f64] = if bench.common.quick { &QUICK_BUDGETS } else { &BUDGETS };
+    let contenders = bench.common.contenders(budgets)?;
+    let mut prompts = prompts::load(options.prompts.as_deref())?;
+    let step = (prompts.len() / options.limit.max(1)).max(1);
+    prompts = prompts.into_iter().step_by(step).take(options.limit).collect();
+    let layers = bench.model.config().num_layers;
+    let wanted: Vec<usize> =
+        if options.layers.is_empty() { (0..layers).collect() } else { options.layers.clone() };
+    if let Some(layer) = wanted.iter().find(|layer| **layer >= layers) {
+        anyhow::bail!("--layers names layer {layer}, the model has {layers}");
+    }
+    let bar = bench.progress(prompts.len() * wanted.len(), "attention");
+    let mut sums = vec![vec![Sums::default(); contenders.len()]; layers];
+    let pass = PrefillPass {
+        needs: Needs { window: usize::MAX, column_sums: false, raw_queries: true },
+        ..PrefillPass::default()
+    };
+    for prompt in &prompts {
+        let tokens = bench.model.encode(&prompt.prompt)?;
+        ensure!(tokens.len() > options.steps, "a prompt is shorter than --steps");
+        let mut failed = None;
+        bench.model.llama().prefill(&[&tokens], pass, &mut |observation| {
+            let layer = observation.layer.index;
+            if wanted.contains(&layer) && failed.is_none() {
+                let seed = bench.common.seed;
+                match compare(observation, &contenders, options.steps, seed, &mut sums[layer]) {
+                    Ok(()) => bar.inc(1),
+                    Err(error) => failed = Some(error),
+                }
+            }
+            Ok(None)
+        })?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+    }
+    bar.finish_and_clear();
+    for (layer, sums) in sums.iter().enumerate().filter(|(layer, _)| wanted.contains(layer)) {
+        for (contender, sums) in contenders.iter().zip(sums) {
+            let case = Case { layer: Some(layer), ..Case::default() };
+            let setup = (contender.label.as_str(), contender.budget);
+            let error = (sums.difference / sums.norm.max(f64::MIN_POSITIVE)).sqrt();
+            bench.record(SUITE, &case, setup, metric::RELATIVE_ERROR, error, "ratio");
+            // An oracle keeps everything and reads a part: its kept slots say nothing.
+            if contender.policy.name() != "top-k-oracle" {
+                let mass = sums.mass / sums.rows;
+                bench.record(SUITE, &case, setup, metric::RETAINED_MASS, mass, "share");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One layer of one prompt: all but the last `steps` tokens are the prompt, the rest is decoded.
+fn compare(
+    observation: &Observation<'_>,
+    contenders: &[Contender],
+    steps: usize,
+    seed: u64,
+    sums: &mut [Sums],
+) -> anyhow::Result<()> {
+    let whole = observation.window.as_ref().context("queries were not observed")?;
+    let tokens = observation.tokens() - steps;
+    let part = |tensor: &Tensor<4>| tensor.clone().narrow(2, 0, tokens);
+    let (queries, keys, values) =
+        (part(whole), part(observation.keys), part(observation.values));
+    let positions: Tensor<2, Int> = observation.positions.clone().narrow(1, 0, tokens);
+    let prompt = Observation {
+        keys: &keys,
+        values: &values,
+        positions: &positions,
+        prompt_tokens: tokens,
+        column_sums: prefill_attention(&queries, &keys, &values, true)?.column_sums,
+        raw_queries: observation.raw_queries.as_ref().map(part),
+        window: Some(queries),
+        seeds: &[seed],
+        ..observation.clone()
+    };
+    let device = keys.device();
+    let options = CacheOptions::new(&device, keys.dtype());
+    let mut caches: Vec<LayerCache> = contenders
+        .iter()
+        .map(|contender| contender.policy.prefill(&prompt, steps, options.clone()))
+        .collect::<Result<_, _>>()?;
+    for step in 0..steps {
+        let at = tokens + step;
+        let pick = |tensor: &Tensor<4>| tensor.clone().narrow(2, at, 1).squeeze_dim::<3>(2);
+        let now = Step {
+            query: pick(whole),
+            key: pick(observation.keys),
+            value: pick(observation.values),
+            position: Tensor::full([1], at as i32, (&device, DType::I32)),
+        };
+        // The full cache, which runs first, gives what the others are compared with.
+        let mut exact = Vec::new();
+        let mut probabilities = Vec::new();
+        for ((contender, cache), sums) in contenders.iter().zip(&mut caches).zip(sums.iter_mut()) {
+            let output = contender.policy.step(observation.layer, cache, now.clone())?;
+            let output = read_f32("output", output)?;
+            if exact.is_empty() {
+                let wanted = DecodeAttentionOptions { probabilities: true, ..Default::default() };
+                let full = cache.attend(now.query.clone(), wanted)?;
+                let full = full.probabilities.context("probabilities were asked for")?;
+                probabilities = read_f32("probabilities", full.mean_dim(1).squeeze_dim::<1>(1))?;
+                exact = output.clone();
+            }
+            for (a, e) in output.iter().zip(&exact) {
+                sums.difference += f64::from(a - e).powi(2);
+                sums.norm += f64::from(*e).powi(2);
+            }
+            let positions = read_i32("positions", cache.positions().clone())?;
+            let capacity = probabilities.len() / cache.layout().pairs();
+            for pair in 0..cache.layout().pairs() {
+                let live = cache.layout().live(pair);
+                // The full cache holds each head's tokens in order.
+                let mass = live.map(|slot| probabilities[pair * capacity + positions[slot] as usize]);
+                sums.mass += f64::from(mass.sum::<f32>());
+                sums.rows += 1.0;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! Perplexity of real text behind a compressed context, by position.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::ensure;
+use burn::tensor::Tensor;
+use kv_core::read_f32;
+use kv_models::Session;
+use kv_policies::Policy;
+
+use super::judge;
+use crate::args::Contender;
+use crate::prompts;
+use crate::record::{Case, metric};
+use crate::run::Bench;
+
+const SUITE: &str = "quality";
+/// Tokens of a bucket of positions.
+const BUCKET: usize = 64;
+const TASK: &str = "perplexity";
+
+/// Runs the text under all contenders: half of it (at most 3/4 of the model's positions) is
+/// compressed, the rest is fed token by token.
+pub(crate) fn run(
+    bench: &mut Bench<'_>,
+    contenders: &[Contender],
+    path: Option<&Path>,
+) -> anyhow::Result<()> {
+    let tokens = bench.model.encode(&prompts::text(path)?)?;
+    let positions = bench.model.config().max_positions;
+    let (context, continued) = if bench.common.quick { (512, 128) } else { (1536, 512) };
+    let context = context.min(positions * 3 / 4).min(tokens.len() / 2);
+    let continued = continued.min(positions - context).min(tokens.len() - context);
+    ensure!(context > 0 && continued > 0, "the text is too short for perplexity");
+    let policies: Vec<Arc<dyn Policy>> =
+        contenders.iter().map(|contender| contender.policy.clone()).collect();
+    let next = &tokens[context..context + continued];
+    let seed = bench.common.seed;
+    let bar = bench.progress(contenders.len() + 1, TASK);
+    let prompt = [tokens[..context].to_vec()];
+    let sessions =
+        Session::start_many(&bench.model, &policies, &prompt, &[seed], continued)?;
+    bar.inc(1);
+    let mut results = Vec::new();
+    for mut session in sessions {
+        let before = session.append(&[next])?;
+        let rows = read_f32("logits", Tensor::cat(before, 0))?;
+        let judged = rows
+            .chunks(bench.model.config().vocab_size)
+            .zip(next)
+            .map(|(logits, &token)| judge(logits, token));
+        results.push(judged.collect::<Vec<(f64, u32)>>());
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let full: Vec<u32> = results[0].iter().map(|(_, best)| *best).collect();
+    for (contender, judged) in contenders.iter().zip(&results) {
+        let setup = (contender.label.as_str(), contender.budget);
+        let perplexity = |judged: &[(f64, u32)]| {
+            (-judged.iter().map(|(logprob, _)| logprob).sum::<f64>() / judged.len() as f64).exp()
+        };
+        let case = Case {
+            task: Some(TASK.into()),
+            length: Some(context),
+            ..Case::default()
+        };
+        bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity(judged), "perplexity");
+        let same = judged.iter().zip(&full).filter(|((_, best), full)| best == *full).count();
+        let agreement = same as f64 / full.len() as f64;
+        bench.record(SUITE, &case, setup, metric::AGREEMENT, agreement, "share");
+        for (index, bucket) in judged.chunks(BUCKET).enumerate() {
+            let case = Case { position: Some(context + index * BUCKET), ..case.clone() };
+            bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity(bucket), "perplexity");
+        }
+    }
+    Ok(())
+}

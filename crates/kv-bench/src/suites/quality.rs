@@ -1,0 +1,146 @@
+//! Retrieval: exact match and log-probability of the answer, and agreement with the full cache.
+
+use std::sync::Arc;
+
+use anyhow::ensure;
+use burn::tensor::Tensor;
+use kv_core::{MemoryReport, read_f32};
+use kv_models::Session;
+use kv_policies::Policy;
+
+use super::{judge, perplexity, record_memory};
+use crate::args::{Contender, Mode, Quality};
+use crate::prompts::{self, Prompt};
+use crate::record::{Case, metric, mode};
+use crate::run::Bench;
+
+const SUITE: &str = "quality";
+/// Shares kept where no budget is given: 50 to 95 % dropped.
+const BUDGETS: [f64; 4] = [0.5, 0.25, 0.1, 0.05];
+const QUICK_BUDGETS: [f64; 2] = [0.5, 0.25];
+
+/// Runs the suite.
+pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()> {
+    let quick = bench.common.quick;
+    let budgets: &[f64] = if quick { &QUICK_BUDGETS } else { &BUDGETS };
+    let contenders = bench.common.contenders(budgets)?;
+    let mut prompts = prompts::load(options.prompts.as_deref())?;
+    prompts.retain(|prompt| {
+        (options.lengths.is_empty() || options.lengths.contains(&prompt.length))
+            && (options.tasks.is_empty() || options.tasks.contains(&prompt.task))
+    });
+    if let Some(limit) = options.limit.or(quick.then_some(16)) {
+        // Spread over the file, which is sorted by length and task.
+        let step = prompts.len().div_ceil(limit.max(1)).max(1);
+        prompts = prompts.into_iter().step_by(step).collect();
+    }
+    ensure!(!prompts.is_empty(), "no prompt is left after --lengths, --tasks and --limit");
+    retrieval(bench, &contenders, &prompts, options.mode)?;
+    if !options.no_perplexity {
+        perplexity::run(bench, &contenders, options.text.as_deref())?;
+    }
+    Ok(())
+}
+
+/// Runs prompts under all contenders, which share each prompt's prefill.
+pub(crate) fn retrieval(
+    bench: &mut Bench<'_>,
+    contenders: &[Contender],
+    prompts: &[Prompt],
+    wanted: Mode,
+) -> anyhow::Result<()> {
+    let modes: Vec<bool> = match wanted {
+        Mode::QuestionAware => vec![true],
+        Mode::QuestionAgnostic => vec![false],
+        Mode::Both => vec![true, false],
+    };
+    let bar = bench.progress(prompts.len() * modes.len(), "retrieval");
+    let mut memory: Vec<Vec<MemoryReport>> = vec![Vec::new(); contenders.len()];
+    for prompt in prompts {
+        for &aware in &modes {
+            let run = answer(bench, contenders, prompt, aware)?;
+            let full = run[0].best.clone();
+            for ((contender, answered), memory) in contenders.iter().zip(run).zip(&mut memory) {
+                memory.push(answered.memory);
+                let case = Case {
+                    task: Some(prompt.task.clone()),
+                    length: Some(prompt.length),
+                    depth: prompt.depth,
+                    mode: Some(if aware { mode::AWARE } else { mode::AGNOSTIC }.into()),
+                    ..Case::default()
+                };
+                let same = answered.best.iter().zip(&full).filter(|(a, b)| a == b).count();
+                let agreement = same as f64 / full.len() as f64;
+                let exact = f64::from(u8::from(answered.exact));
+                let setup = (contender.label.as_str(), contender.budget);
+                bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact, "share");
+                bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, answered.logprob, "nats");
+                bench.record(SUITE, &case, setup, metric::AGREEMENT, agreement, "share");
+            }
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    for (contender, reports) in contenders.iter().zip(&memory) {
+        record_memory(bench, SUITE, &Case::default(), contender, reports);
+    }
+    Ok(())
+}
+
+/// How one contender answered one prompt.
+struct Answered {
+    /// Whether the greedy continuation is the answer.
+    exact: bool,
+    /// Mean log-probability of the answer's tokens.
+    logprob: f64,
+    /// The most likely token before each of the answer's, which are fed one by one.
+    best: Vec<u32>,
+    memory: MemoryReport,
+}
+
+fn answer(
+    bench: &Bench<'_>,
+    contenders: &[Contender],
+    prompt: &Prompt,
+    aware: bool,
+) -> anyhow::Result<Vec<Answered>> {
+    let model = &bench.model;
+    let answer = model.encode(&prompt.answer)?;
+    ensure!(!answer.is_empty(), "prompt {} has an empty answer", prompt.id);
+    let whole = model.encode(&prompt.prompt)?;
+    let (context, question) = if aware {
+        (whole, Vec::new())
+    } else {
+        let (context, question) = prompt.split();
+        (model.encode(context)?, model.encode(question)?)
+    };
+    // A prompt that is all question has nothing to compress before it.
+    let (context, question) =
+        if context.is_empty() { (question, Vec::new()) } else { (context, question) };
+    let policies: Vec<Arc<dyn Policy>> =
+        contenders.iter().map(|contender| contender.policy.clone()).collect();
+    let room = question.len() + answer.len();
+    let seed = bench.common.seed;
+    let sessions = Session::start_many(model, &policies, &[context], &[seed], room)?;
+    sessions
+        .into_iter()
+        .map(|mut session| {
+            let memory = session.memory();
+            if !question.is_empty() {
+                session.append(&[&question])?;
+            }
+            let before = session.append(&[&answer])?;
+            let rows = read_f32("logits", Tensor::cat(before, 0))?;
+            let judged: Vec<(f64, u32)> = rows
+                .chunks(model.config().vocab_size)
+                .zip(&answer)
+                .map(|(logits, &token)| judge(logits, token))
+                .collect();
+            let best: Vec<u32> = judged.iter().map(|(_, best)| *best).collect();
+            let logprob = judged.iter().map(|(logprob, _)| logprob).sum::<f64>();
+            let logprob = logprob / judged.len() as f64;
+            ensure!(logprob.is_finite(), "the model's output holds NaN or Inf");
+            Ok(Answered { exact: best == answer, logprob, best, memory })
+        })
+        .collect()
+}

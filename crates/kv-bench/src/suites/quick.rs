@@ -1,0 +1,25 @@
+//! The overview that runs without a suite: a little of everything, on the embedded model.
+
+use super::{attention, perplexity, quality, throughput};
+use crate::args::{Attention, Mode, Throughput};
+use crate::prompts;
+use crate::run::Bench;
+
+/// Shares kept where no budget is given.
+const BUDGETS: [f64; 2] = [0.5, 0.25];
+
+/// Runs the overview.
+pub(crate) fn run(bench: &mut Bench<'_>) -> anyhow::Result<()> {
+    let contenders = bench.common.contenders(&BUDGETS)?;
+    let mut prompts = prompts::load(None)?;
+    if bench.common.quick {
+        prompts = prompts.into_iter().step_by(4).collect();
+    }
+    quality::retrieval(bench, &contenders, &prompts, Mode::Both)?;
+    perplexity::run(bench, &contenders, None)?;
+    let attention = Attention { limit: 2, steps: 8, ..Attention::default() };
+    attention::run(bench, &attention)?;
+    let positions = bench.model.config().max_positions;
+    let lengths = vec![1000.min(positions / 2)];
+    throughput::run(bench, &Throughput { lengths, batches: vec![1], steps: 32 })
+}

@@ -1,0 +1,94 @@
+//! Speed and bytes: prefill, time to the first token, decode.
+
+use std::time::Instant;
+
+use anyhow::ensure;
+use kv_models::Session;
+
+use super::record_memory;
+use crate::args::{Contender, Throughput};
+use crate::record::{Case, metric};
+use crate::run::Bench;
+
+const SUITE: &str = "throughput";
+const BUDGETS: [f64; 1] = [0.25];
+/// Steps before the clock starts: kernels are compiled and tuned at their first use.
+const WARM_UP: usize = 4;
+
+/// Runs the suite.
+pub(crate) fn run(bench: &mut Bench<'_>, options: &Throughput) -> anyhow::Result<()> {
+    let contenders = bench.common.contenders(&BUDGETS)?;
+    let steps = if bench.common.quick { options.steps.min(16) } else { options.steps };
+    let runs = contenders.len() * options.lengths.len() * options.batches.len();
+    let bar = bench.progress(runs, "throughput");
+    for &length in &options.lengths {
+        for &batch in &options.batches {
+            for contender in &contenders {
+                time(bench, contender, length, batch, steps)?;
+                bar.inc(1);
+            }
+        }
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+fn time(
+    bench: &mut Bench<'_>,
+    contender: &Contender,
+    length: usize,
+    batch: usize,
+    steps: usize,
+) -> anyhow::Result<()> {
+    let positions = bench.model.config().max_positions;
+    let new = WARM_UP + steps;
+    ensure!(
+        length + new <= positions,
+        "a prompt of {length} tokens and {new} steps exceed the model's {positions} positions"
+    );
+    let vocabulary = bench.model.config().vocab_size as u32;
+    // Tokens that differ from row to row; which ones does not matter.
+    let prompts: Vec<Vec<u32>> = (0..batch as u32)
+        .map(|row| {
+            (0..length as u32).map(|at| (at * 7_919 + row * 104_729 + 11) % vocabulary).collect()
+        })
+        .collect();
+    let seeds: Vec<u64> = (0..batch as u64).collect();
+    let start = || {
+        Session::start(&bench.model, contender.policy.clone(), &prompts, &seeds, new)
+    };
+    // Once without the clock.
+    drop(start()?.read_logits()?);
+    let clock = Instant::now();
+    let mut session = start()?;
+    let logits = session.read_logits()?;
+    let first = clock.elapsed().as_secs_f64();
+    let memory = session.memory();
+
+    let mut next: Vec<u32> = logits.iter().map(|row| super::judge(row, 0).1).collect();
+    let mut clock = Instant::now();
+    for step in 0..new {
+        if step == WARM_UP {
+            bench.device.sync().map_err(|error| anyhow::anyhow!("{error}"))?;
+            clock = Instant::now();
+        }
+        session.step(&next)?;
+        next = session.read_logits()?.iter().map(|row| super::judge(row, 0).1).collect();
+    }
+    let decode = clock.elapsed().as_secs_f64();
+
+    let case = Case { length: Some(length), batch: Some(batch), ..Case::default() };
+    let setup = (contender.label.as_str(), contender.budget);
+    let mut record = |name: &str, value: f64, unit: &str| {
+        bench.record(SUITE, &case, setup, name, value, unit);
+    };
+    let rows = batch as f64;
+    record(metric::PREFILL_TOKENS_PER_SECOND, rows * length as f64 / first, "tokens/s");
+    record(metric::TIME_TO_FIRST_TOKEN, first * 1e3, "ms");
+    record(metric::DECODE_TOKENS_PER_SECOND, rows * steps as f64 / decode, "tokens/s");
+    let reserved = bench.device.memory_pool_usage().map(|usage| usage.bytes_reserved as f64);
+    let peak = reserved.unwrap_or(memory.total() as f64);
+    bench.record(SUITE, &case, setup, metric::PEAK_BYTES, peak, "bytes");
+    record_memory(bench, SUITE, &case, contender, &[memory]);
+    Ok(())
+}
