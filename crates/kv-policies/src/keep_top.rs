@@ -18,8 +18,10 @@ use crate::{
 pub struct Family {
     /// Slots per key-value head, protected ones included.
     pub budget: Budget,
-    /// First tokens that are always kept.
-    pub sinks: usize,
+    /// First tokens that are always kept; `None` takes the paper's number, but at most a quarter of
+    /// the budget.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sinks: Option<usize>,
     /// Last tokens that are always kept; `None` takes `recent_share` of the budget.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
@@ -41,7 +43,7 @@ impl Family {
         let defaults = S::defaults();
         Self {
             budget,
-            sinks: defaults.sinks,
+            sinks: None,
             recents: None,
             recent_share: defaults.recent_share,
             interval: defaults.interval,
@@ -66,6 +68,10 @@ impl Family {
             (Budget::Tokens(count), LayerAllocation::Uniform) => Ok(count),
             _ => self.layer_budget(observation),
         }
+    }
+
+    fn sinks_of<S: Scorer>(&self, budget: usize) -> usize {
+        self.sinks.unwrap_or(S::defaults().sinks.min(budget / 4))
     }
 
     fn recents_of(&self, budget: usize) -> usize {
@@ -114,7 +120,8 @@ impl<S: Scorer> KeepTop<S> {
     }
 
     fn check_protected(&self, budget: usize) -> Result<(usize, usize)> {
-        let (sinks, recents) = (self.family.sinks, self.family.recents_of(budget));
+        let (sinks, recents) =
+            (self.family.sinks_of::<S>(budget), self.family.recents_of(budget));
         if sinks + recents > budget {
             return Err(PolicyError::ProtectedOverBudget {
                 policy: self.name,
@@ -173,24 +180,28 @@ impl<S: Scorer> KeepTop<S> {
         position: &Tensor<1, Int>,
         limits: &[usize],
     ) -> Tensor<1> {
-        let sinks = self.family.sinks;
+        let sinks: Vec<usize> =
+            limits.iter().map(|&limit| self.family.sinks_of::<S>(limit)).collect();
         let recents: Vec<usize> =
             limits.iter().map(|&limit| self.family.recents_of(limit).max(self.window(limit))).collect();
         let mut scores = scores;
-        if sinks > 0 {
-            let first = cache.positions().clone().lower_scalar(sinks as i32);
+        let device = &cache.options().device;
+        let of_slots = |per_head: Vec<usize>| {
+            let per_head: Vec<i32> =
+                per_head.into_iter().map(|count| count.min(i32::MAX as usize) as i32).collect();
+            Tensor::<1, Int>::from_data(per_head.as_slice(), (device, DType::I32))
+        };
+        if sinks.iter().any(|&sinks| sinks > 0) {
+            let sinks = of_slots(sinks).select(0, cache.slot_pairs().clone());
+            let first = cache.positions().clone().lower(sinks);
             scores = scores.mask_fill(first, f32::INFINITY);
         }
         if recents.iter().any(|&recents| recents > 0) {
             // The oldest protected position of each slot's (sequence, head).
             let rows = cache.layout().batch();
             let heads = cache.layout().kv_heads();
-            let device = &cache.options().device;
-            let recents: Vec<i32> =
-                recents.iter().map(|&recents| recents.min(i32::MAX as usize) as i32).collect();
-            let recents = Tensor::<1, Int>::from_data(recents.as_slice(), (device, DType::I32));
             let now = position.clone().cast(DType::I32).unsqueeze_dim::<2>(1);
-            let oldest = now.expand([rows, heads]).reshape([rows * heads]) - recents;
+            let oldest = now.expand([rows, heads]).reshape([rows * heads]) - of_slots(recents);
             let oldest = oldest.add_scalar(1).select(0, cache.slot_pairs().clone());
             let recent = cache.positions().clone().greater_equal(oldest);
             scores = scores.mask_fill(recent, f32::INFINITY);

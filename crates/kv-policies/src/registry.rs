@@ -217,7 +217,7 @@ fn family<S: Scorer + 'static>(
     let Ok(Value::Object(mut options)) = serde_json::to_value(&defaults) else {
         return Err(invalid(name, "its options cannot be written as JSON".into()));
     };
-    for key in options.keys().cloned().chain(["recents".to_string()]).collect::<Vec<_>>() {
+    for key in options.keys().cloned().chain(["recents".to_string(), "sinks".to_string()]).collect::<Vec<_>>() {
         if let Some(value) = config.0.remove(&key) {
             options.insert(key, value);
         }

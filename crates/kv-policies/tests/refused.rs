@@ -40,7 +40,7 @@ fn protected_tokens_over_a_ratio_budget_are_an_error() {
     let mut numbers = Numbers::new(1);
     let mut draw = || numbers.tensor([1, 1, 40, 8], device);
     let prompt = Prompt::new(draw(), draw(), draw());
-    let vatp = policy(json!({"policy": "vatp", "budget": 0.25}));
+    let vatp = policy(json!({"policy": "vatp", "budget": 0.25, "sinks": 20}));
     let options = CacheOptions::new(device, burn::tensor::DType::F32);
     let error = prompt.observed(|seen| vatp.prefill(seen, 0, options)).unwrap_err();
     assert!(matches!(error, PolicyError::ProtectedOverBudget { sinks: 20, budget: 10, .. }), "{error}");

@@ -30,6 +30,15 @@ struct Sums {
 pub(crate) fn run(bench: &mut Bench<'_>, options: &Attention) -> anyhow::Result<()> {
     let budgets: &[f64] = if bench.common.quick { &QUICK_BUDGETS } else { &BUDGETS };
     let contenders = bench.common.contenders(budgets)?;
+    measure(bench, &contenders, options)
+}
+
+/// Measures given contenders.
+pub(crate) fn measure(
+    bench: &mut Bench<'_>,
+    contenders: &[Contender],
+    options: &Attention,
+) -> anyhow::Result<()> {
     let mut prompts = prompts::load(options.prompts.as_deref())?;
     let step = (prompts.len() / options.limit.max(1)).max(1);
     prompts = prompts.into_iter().step_by(step).take(options.limit).collect();
@@ -53,7 +62,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Attention) -> anyhow::Result<
             let layer = observation.layer.index;
             if wanted.contains(&layer) && failed.is_none() {
                 let seed = bench.common.seed;
-                match compare(observation, &contenders, options.steps, seed, &mut sums[layer]) {
+                match compare(observation, contenders, options.steps, seed, &mut sums[layer]) {
                     Ok(()) => bar.inc(1),
                     Err(error) => failed = Some(error),
                 }

@@ -18,7 +18,7 @@ pub(crate) fn run(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     quality::retrieval(bench, &contenders, &prompts, Mode::Both)?;
     perplexity::run(bench, &contenders, None)?;
     let attention = Attention { limit: 2, steps: 8, ..Attention::default() };
-    attention::run(bench, &attention)?;
+    attention::measure(bench, &contenders, &attention)?;
     let positions = bench.model.config().max_positions;
     let lengths = vec![1000.min(positions / 2)];
     throughput::run(bench, &Throughput { lengths, batches: vec![1], steps: 32 })
