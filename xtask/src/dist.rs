@@ -52,17 +52,6 @@ impl Device {
 /// An archive above this is a mistake: it travels to machines over slow lines.
 const LIMIT: u64 = 25_000_000;
 
-/// Runs every test binary, and says at the end which of them failed.
-const RUN_TESTS: &str = r#"#!/bin/sh
-cd "$(dirname "$0")" || exit 1
-failed=""
-for test in ./test-*; do
-    echo "== $test"
-    "$test" "$@" || failed="$failed $test"
-done
-[ -z "$failed" ] || { echo "failed:$failed"; exit 1; }
-"#;
-
 pub(crate) fn run(args: &Args) -> Result<()> {
     let out = args
         .out
@@ -98,28 +87,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Adds each crate's integration tests, its one binary `tests/lib.rs`, as `test-<crate>`.
+/// Adds all crates' integration tests, which are one executable of kv-bench's.
 fn add_tests(device: Device, folder: &Path) -> Result<()> {
-    // All these binaries have the same name, so they are told apart by the crate's folder.
     let features = device.feature();
-    let line = format!("test --no-run --release --workspace --test=* --features={features}");
+    let line = format!("test --no-run --release -p kv-bench --test=all --features={features}");
     let tests = util::build(&line)?;
-    for test in tests
-        .iter()
-        .filter(|test| test.source.ends_with("tests/lib.rs"))
-    {
-        let package = test
-            .package
-            .file_name()
-            .context("a crate lies in a folder")?;
-        add(
-            &test.path,
-            &folder.join(format!("test-{}", package.to_string_lossy())),
-        )?;
-    }
-    let script = folder.join("run-tests.sh");
-    fs::write(&script, RUN_TESTS)?;
-    util::run(Command::new("chmod").arg("+x").arg(script))
+    let test = tests.iter().find(|test| test.source.ends_with("tests/all.rs"));
+    add(&test.context("the test runner was not built")?.path, &folder.join("tests"))
 }
 
 /// Copies an executable and strips the copy; stripping in cargo's profile would rebuild every
@@ -133,7 +107,7 @@ fn readme(device: Device) -> String {
     let device = device.name();
     format!(
         "burn-kv for {device}: `./kv-bench --device {device}` measures, `./kv-bench --help` says \
-         more, `./run-tests.sh` tests.\n"
+         more, `./tests` tests (golden files: KV_GOLDEN_DIR, models: KV_MODELS_DIR).\n"
     )
 }
 

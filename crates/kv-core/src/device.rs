@@ -125,9 +125,13 @@ pub fn select_device(choice: DeviceChoice) -> Result<Device> {
 /// Devices of this machine that this build can use, as `--device` takes them.
 pub fn available_devices() -> Vec<String> {
     let mut names = vec!["auto".to_string()];
-    for (feature, prefix) in
-        [("flex", "cpu"), ("wgpu", "wgpu"), ("vulkan", "vulkan"), ("metal", "metal"), ("cuda", "cuda")]
-    {
+    for (feature, prefix) in [
+        ("flex", "cpu"),
+        ("wgpu", "wgpu"),
+        ("vulkan", "vulkan"),
+        ("metal", "metal"),
+        ("cuda", "cuda"),
+    ] {
         let count = enumerate(feature).map_or(0, |devices| devices.len());
         match prefix {
             "cpu" if count > 0 => names.push("cpu".into()),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use crate::layer::Track;
+use crate::layer::{Rows, Track};
 use crate::{CacheOptions, KvCache, LayerCache, Origin, Result, SlotLayout};
 
 /// A layer's live slots in host memory.
@@ -77,11 +77,14 @@ impl HostCache {
 impl HostLayer {
     fn read(cache: &LayerCache) -> Result<Self> {
         let layout = cache.layout();
-        let everything = live_slots(cache);
-        let rows = |pool: &Tensor<2>| read("slots", pool.clone().select(0, everything.clone()));
-        let scalars =
-            |pool: &Tensor<1>| read("slots", pool.clone().select(0, everything.clone()));
-        let positions = cache.positions().clone().select(0, everything.clone());
+        let rows = cache.read_slots(&cache.live_slots());
+        let initial = cache.tracks.values().map(|track| track.initial);
+        let tracks = rows
+            .tracks
+            .into_iter()
+            .zip(initial)
+            .map(|((name, values), initial)| Ok((name, (initial, read("track", values)?))));
+        let state = cache.state.iter();
         Ok(Self {
             kv_heads: layout.kv_heads(),
             capacities: layout.capacities().to_vec(),
@@ -91,20 +94,12 @@ impl HostLayer {
             weighted: cache.log_weights().is_some(),
             growable: cache.options().growable,
             limits: cache.limits.clone(),
-            keys: rows(cache.keys())?,
-            values: rows(cache.values())?,
-            positions: read_int("positions", positions)?,
-            log_weights: cache.log_weights().map(scalars).transpose()?,
-            tracks: cache
-                .tracks
-                .iter()
-                .map(|(name, track)| {
-                    Ok((name.clone(), (track.initial, scalars(&track.values)?)))
-                })
-                .collect::<Result<_>>()?,
-            state: cache
-                .state
-                .iter()
+            keys: read("keys", rows.keys)?,
+            values: read("values", rows.values)?,
+            positions: read_int("positions", rows.positions)?,
+            log_weights: rows.log_weights.map(|weights| read("weights", weights)).transpose()?,
+            tracks: tracks.collect::<Result<_>>()?,
+            state: state
                 .map(|(name, tensor)| Ok((name.clone(), read("state", tensor.clone())?)))
                 .collect::<Result<_>>()?,
         })
@@ -119,30 +114,22 @@ impl HostLayer {
         };
         let layout = SlotLayout::new(self.kv_heads, self.capacities);
         let mut cache = LayerCache::new(layout, self.head_dim, options);
-        let slots = cache.keys().dims()[0];
         for (name, (initial, _)) in &self.tracks {
-            let values = Tensor::full([slots], *initial, (device, DType::F32));
-            cache.tracks.insert(name.clone(), Track { initial: *initial, values });
+            cache.tracks.insert(name.clone(), Track::new(*initial, cache.slots(), device));
         }
         cache.set_lengths(self.lengths);
         cache.limits = self.limits;
         if cache.layout().used() > 0 {
-            let to = live_slots(&cache);
-            let float = |data: TensorData| Tensor::<1>::from_data(data, (device, DType::F32));
-            let rows =
-                |data: TensorData| Tensor::<2>::from_data(data, (device, self.dtype));
-            kv_kernels::scatter_rows(&mut cache.keys, to.clone(), rows(self.keys))?;
-            kv_kernels::scatter_rows(&mut cache.values, to.clone(), rows(self.values))?;
-            let positions = Tensor::from_data(self.positions, (device, DType::I32));
-            kv_kernels::scatter_ints(&mut cache.positions, to.clone(), positions)?;
-            if let (Some(pool), Some(data)) = (&mut cache.log_weights, self.log_weights) {
-                kv_kernels::scatter_scalars(pool, to.clone(), float(data))?;
-            }
-            for (name, (_, data)) in self.tracks {
-                if let Some(track) = cache.tracks.get_mut(&name) {
-                    kv_kernels::scatter_scalars(&mut track.values, to.clone(), float(data))?;
-                }
-            }
+            let float = |data: TensorData| Tensor::from_data(data, (device, DType::F32));
+            let tracks = self.tracks.into_iter();
+            let rows = Rows {
+                keys: Tensor::from_data(self.keys, (device, self.dtype)),
+                values: Tensor::from_data(self.values, (device, self.dtype)),
+                positions: Tensor::from_data(self.positions, (device, DType::I32)),
+                log_weights: self.log_weights.map(float),
+                tracks: tracks.map(|(name, (_, data))| (name, float(data))).collect(),
+            };
+            cache.write_slots(&cache.live_slots(), rows)?;
         }
         for (name, data) in self.state {
             let dtype = data.dtype();
@@ -150,16 +137,6 @@ impl HostLayer {
         }
         Ok(cache)
     }
-}
-
-/// All live slots' pool indices, head after head.
-fn live_slots(cache: &LayerCache) -> Tensor<1, Int> {
-    let layout = cache.layout();
-    let slots: Vec<i32> = (0..layout.pairs())
-        .flat_map(|pair| layout.live(pair).map(|slot| slot as i32))
-        .collect();
-    let total = slots.len();
-    crate::tensors::ints(slots, [total], &cache.options().device)
 }
 
 fn read<const D: usize>(what: &'static str, tensor: Tensor<D>) -> Result<TensorData> {

@@ -68,6 +68,11 @@ impl SlotLayout {
         self.offsets[pair]..self.offsets[pair] + self.lengths[pair]
     }
 
+    /// Live slots of all pairs, as indices into the pool, ascending.
+    pub fn live_slots(&self) -> impl Iterator<Item = usize> {
+        (0..self.pairs()).flat_map(|pair| self.live(pair))
+    }
+
     /// Slots of the pool.
     pub fn total(&self) -> usize {
         self.capacities.iter().sum()

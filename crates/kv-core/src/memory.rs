@@ -46,7 +46,7 @@ impl MemoryReport {
 
     pub(crate) fn of_layer(cache: &LayerCache) -> Self {
         let row = 2 * cache.head_dim() * cache.options().dtype.size();
-        let slots = cache.keys().dims()[0];
+        let slots = cache.slots();
         let weights = cache.log_weights().map_or(0, bytes);
         let tracks: usize = cache.tracks.values().map(|track| bytes(&track.values)).sum();
         let state: usize = cache.state.values().map(bytes).sum();

@@ -1,4 +1,4 @@
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor};
 use kv_kernels::{scatter_rows, scatter_scalars};
 
 use crate::tensors::{floats, ints};
@@ -93,7 +93,7 @@ impl LayerCache {
         let slots = self.keys().dims()[0];
         let log_weights = match &self.log_weights {
             Some(weights) => weights.clone(),
-            None => Tensor::zeros([slots], (&device, burn::tensor::DType::F32)),
+            None => Tensor::zeros([slots], (&device, DType::F32)),
         };
         let mut weights = log_weights.exp();
         let members = weights.clone().select(0, gather.members.clone());
@@ -175,20 +175,18 @@ impl Gather {
         self.add_up(values.select(0, self.members.clone()))
     }
 
-    fn add_up(&self, values: Tensor<1>) -> Tensor<1> {
-        let zeros = Tensor::zeros([self.count], (&self.device, burn::tensor::DType::F32));
-        let add = burn::tensor::IndexingUpdateOp::Add;
-        zeros.select_assign(0, self.groups.clone(), values, add)
+    /// Sums each group's numbers or rows.
+    fn add_up<const D: usize>(&self, values: Tensor<D>) -> Tensor<D> {
+        let mut shape = values.dims();
+        shape[0] = self.count;
+        let zeros = Tensor::zeros(shape, (&self.device, DType::F32));
+        zeros.select_assign(0, self.groups.clone(), values, IndexingUpdateOp::Add)
     }
 
     /// The weighted average of each group's rows, in f32.
     fn average(&self, pool: &Tensor<2>, coefficients: &Tensor<1>) -> Tensor<2> {
-        let width = pool.dims()[1];
-        let rows = pool.clone().select(0, self.members.clone());
-        let rows = rows.cast(burn::tensor::DType::F32) * coefficients.clone().unsqueeze_dim(1);
-        let zeros = Tensor::zeros([self.count, width], (&self.device, burn::tensor::DType::F32));
-        let add = burn::tensor::IndexingUpdateOp::Add;
-        let sums = zeros.select_assign(0, self.groups.clone(), rows, add);
+        let rows = pool.clone().select(0, self.members.clone()).cast(DType::F32);
+        let sums = self.add_up(rows * coefficients.clone().unsqueeze_dim(1));
         sums / self.add_up(coefficients.clone()).unsqueeze_dim(1)
     }
 }

@@ -84,7 +84,11 @@ impl HostCache {
                 weighted: layer.weighted,
                 growable: layer.growable,
                 limits: layer.limits.clone(),
-                tracks: layer.tracks.iter().map(|(name, (initial, _))| (name.clone(), *initial)).collect(),
+                tracks: layer
+                    .tracks
+                    .iter()
+                    .map(|(name, (initial, _))| (name.clone(), *initial))
+                    .collect(),
                 state: layer.state.keys().cloned().collect(),
             });
         }
@@ -118,8 +122,8 @@ impl HostCache {
     /// [`Error::Io`], [`Error::InvalidFile`] with what is wrong.
     pub fn load(path: &Path) -> Result<Self> {
         let invalid = |reason: String| Error::InvalidFile { path: path.to_path_buf(), reason };
-        let bytes = std::fs::read(path)
-            .map_err(|source| Error::Io { path: path.to_path_buf(), source })?;
+        let bytes =
+            std::fs::read(path).map_err(|source| Error::Io { path: path.to_path_buf(), source })?;
         let file = SafeTensors::deserialize(&bytes).map_err(|error| invalid(error.to_string()))?;
         let (_, metadata) =
             SafeTensors::read_metadata(&bytes).map_err(|error| invalid(error.to_string()))?;

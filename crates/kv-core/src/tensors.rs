@@ -9,9 +9,7 @@ use crate::{Error, Result};
 /// # Errors
 /// [`Error::Read`] where the device fails.
 pub fn read_f32<const D: usize>(what: &'static str, tensor: Tensor<D>) -> Result<Vec<f32>> {
-    tensor
-        .try_into_vec_as::<f32>()
-        .map_err(|error| Error::Read { what, reason: error.to_string() })
+    tensor.try_into_vec_as::<f32>().map_err(|error| Error::Read { what, reason: error.to_string() })
 }
 
 /// Reads an integer tensor as i32, in row-major order. Waits for the device.
@@ -19,9 +17,7 @@ pub fn read_f32<const D: usize>(what: &'static str, tensor: Tensor<D>) -> Result
 /// # Errors
 /// [`Error::Read`] where the device fails.
 pub fn read_i32<const D: usize>(what: &'static str, tensor: Tensor<D, Int>) -> Result<Vec<i32>> {
-    tensor
-        .try_into_vec_as::<i32>()
-        .map_err(|error| Error::Read { what, reason: error.to_string() })
+    tensor.try_into_vec_as::<i32>().map_err(|error| Error::Read { what, reason: error.to_string() })
 }
 
 /// 32-bit integers on the device.

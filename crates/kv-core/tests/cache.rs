@@ -5,11 +5,7 @@ use kv_core::{
 };
 use kv_testing::{Numbers, devices};
 
-fn prompt_cache(
-    device: &burn::tensor::Device,
-    selection: &Selection,
-    room: Room,
-) -> LayerCache {
+fn prompt_cache(device: &burn::tensor::Device, selection: &Selection, room: Room) -> LayerCache {
     let mut numbers = Numbers::new(5);
     let keys = numbers.tensor([2, 2, 10, 8], device);
     let values = numbers.tensor([2, 2, 10, 8], device);
@@ -31,7 +27,8 @@ fn ragged_selections_take_only_their_own_slots() {
         assert_eq!(cache.layout().lengths(), [3, 0, 1, 10]);
         assert_eq!(cache.layout().capacities(), [5, 2, 3, 12]);
         let positions = cache.read_positions().unwrap();
-        let live: Vec<i32> = (0..4).flat_map(|pair| cache.layout().live(pair)).map(|slot| positions[slot]).collect();
+        let live: Vec<i32> =
+            (0..4).flat_map(|pair| cache.layout().live(pair)).map(|slot| positions[slot]).collect();
         assert_eq!(live, [0, 3, 9, 1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
     }
 }
@@ -77,7 +74,8 @@ fn a_full_head_is_an_error_and_a_growable_one_grows() {
                 assert_eq!(cache.layout().lengths(), [2, 2]);
             } else {
                 let error = second.unwrap_err();
-                let full = Error::CapacityExhausted { sequence: 0, head: 0, capacity: 1, requested: 2 };
+                let full =
+                    Error::CapacityExhausted { sequence: 0, head: 0, capacity: 1, requested: 2 };
                 assert_eq!(error.to_string(), full.to_string());
                 assert_eq!(cache.layout().lengths(), [1, 1]);
             }

@@ -20,7 +20,12 @@ fn dropped_slots_are_not_allocated() {
         ] {
             let options = CacheOptions::new(device, DType::F32);
             let mut cache = LayerCache::from_prefill(
-                &keys, &keys, &positions, &selection, Room::Extra(10), options,
+                &keys,
+                &keys,
+                &positions,
+                &selection,
+                Room::Extra(10),
+                options,
             )
             .unwrap();
             let full = MemoryReport::full(batch * tokens, 1, heads, dim, DType::F32);

@@ -2,7 +2,7 @@ use kv_core::{KvCache, Origin};
 use kv_testing::devices;
 use proptest::prelude::*;
 
-use crate::model::Pair;
+use super::model::Pair;
 
 #[derive(Debug, Clone, Copy)]
 enum Op {

@@ -2,7 +2,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use kv_kernels::{DecodeAttentionOptions, decode_attention};
 use kv_testing::{devices, relative_error};
 
-use crate::problems::{catalog, exact};
+use super::problems::{catalog, exact};
 
 const EVERYTHING: DecodeAttentionOptions =
     DecodeAttentionOptions { scale: None, log_sum_exp: true, probabilities: true };

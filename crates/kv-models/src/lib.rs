@@ -49,3 +49,8 @@ pub use sampling::{Sampler, Sampling};
 pub use session::Session;
 pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::{Weights, WeightsError};
+
+/// Makes the README's examples doc tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

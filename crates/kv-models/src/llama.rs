@@ -6,6 +6,8 @@ mod linear;
 mod load;
 mod prefill;
 
+use std::sync::Arc;
+
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor};
 
@@ -27,7 +29,7 @@ pub struct Llama {
     #[module(skip)]
     rope: RopeTable,
     #[module(skip)]
-    frequencies: Vec<f64>,
+    frequencies: Arc<[f64]>,
     #[module(skip)]
     config: ModelConfig,
     #[module(skip)]

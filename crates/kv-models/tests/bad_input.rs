@@ -11,20 +11,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
 
-use crate::support::embedded;
-
-fn assets() -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/needle-1m")
-}
-
-/// A copy of the embedded model's folder.
-fn copy() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
-        std::fs::copy(assets().join(file), folder.path().join(file)).unwrap();
-    }
-    folder
-}
+use super::support::{embedded, embedded_folder};
 
 fn load(folder: &Path, tested: &TestDevice) -> Result<Model, ModelError> {
     Model::from_folder(folder, &tested.device, Some(DType::F32))
@@ -62,7 +49,7 @@ const NORM: &str = "model.norm.weight";
 #[test]
 fn weights_that_are_missing_damaged_or_of_the_wrong_kind() {
     let tested = &devices()[0];
-    let folder = copy();
+    let folder = embedded_folder();
     let path = folder.path().join("model.safetensors");
 
     let bytes = std::fs::read(&path).unwrap();
@@ -73,15 +60,15 @@ fn weights_that_are_missing_damaged_or_of_the_wrong_kind() {
     let error = load(folder.path(), tested).unwrap_err();
     assert!(matches!(error, ModelError::MissingFile { .. }), "{error}");
 
-    let folder = copy();
+    let folder = embedded_folder();
     rewrite(folder.path(), NORM, |data| Some((Dtype::BF16, vec![64, 2], data)));
     let error = load(folder.path(), tested).unwrap_err();
     assert!(matches!(error, ModelError::Weights(WeightsError::WrongShape { .. })), "{error}");
-    let folder = copy();
+    let folder = embedded_folder();
     rewrite(folder.path(), NORM, |data| Some((Dtype::I16, vec![128], data)));
     let error = load(folder.path(), tested).unwrap_err();
     assert!(matches!(error, ModelError::Weights(WeightsError::WrongDtype { .. })), "{error}");
-    let folder = copy();
+    let folder = embedded_folder();
     rewrite(folder.path(), NORM, |_| None);
     let error = load(folder.path(), tested).unwrap_err();
     assert!(matches!(error, ModelError::Weights(WeightsError::MissingTensor { .. })), "{error}");
@@ -90,7 +77,7 @@ fn weights_that_are_missing_damaged_or_of_the_wrong_kind() {
 
 #[test]
 fn models_that_are_not_supported_are_refused_by_name() {
-    let text = std::fs::read_to_string(assets().join("config.json")).unwrap();
+    let text = std::fs::read_to_string(embedded_folder().path().join("config.json")).unwrap();
     let with = |key: &str, value: serde_json::Value| {
         let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
         config[key] = value;
@@ -152,7 +139,7 @@ fn running_out_of_capacity_is_an_error_and_leaves_the_session() {
 #[test]
 fn nan_in_weights_is_reported_before_any_token() {
     for tested in devices() {
-        let folder = copy();
+        let folder = embedded_folder();
         rewrite(folder.path(), "model.layers.1.input_layernorm.weight", |mut data| {
             data[..2].copy_from_slice(&0x7fc0u16.to_le_bytes());
             Some((Dtype::BF16, vec![128], data))

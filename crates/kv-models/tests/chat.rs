@@ -3,14 +3,12 @@
 use kv_models::{Message, Model, ModelError};
 use kv_testing::devices;
 
+use super::support::embedded_folder;
+
 #[test]
 fn a_folder_s_own_template_makes_the_prompt() {
     let tested = &devices()[0];
-    let assets = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/needle-1m");
-    let folder = tempfile::tempdir().unwrap();
-    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
-        std::fs::copy(assets.join(file), folder.path().join(file)).unwrap();
-    }
+    let folder = embedded_folder();
     let messages = [Message::user("What is the sea?")];
     let model = Model::from_folder(folder.path(), &tested.device, None).unwrap();
     let error = model.encode_chat(&messages).unwrap_err();

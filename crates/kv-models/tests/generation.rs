@@ -6,7 +6,7 @@ use kv_policies::build;
 use kv_testing::devices;
 use serde_json::json;
 
-use crate::support::{embedded, every_policy, prompts, run, run_requests};
+use super::support::{embedded, every_policy, prompts, run, run_requests};
 
 const NEW: usize = 12;
 

@@ -7,7 +7,7 @@ use kv_policies::build;
 use kv_testing::{Golden, TestDevice, devices, golden_files, skip};
 use serde_json::json;
 
-use crate::support::model_folder;
+use super::support::model_folder;
 
 fn worst(actual: &[f32], expected: &[f64]) -> f64 {
     assert_eq!(actual.len(), expected.len());

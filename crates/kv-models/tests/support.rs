@@ -10,6 +10,21 @@ pub(crate) fn embedded(tested: &TestDevice) -> Model {
     Model::load("needle-1m", &tested.device, None).unwrap()
 }
 
+/// The embedded model as a folder of its own, for tests that change it. The files are compiled in,
+/// so that the tests run on machines without the sources.
+pub(crate) fn embedded_folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let files: [(&str, &[u8]); 3] = [
+        ("config.json", include_bytes!("../assets/needle-1m/config.json")),
+        ("model.safetensors", include_bytes!("../assets/needle-1m/model.safetensors")),
+        ("tokenizer.json", include_bytes!("../assets/needle-1m/tokenizer.json")),
+    ];
+    for (name, bytes) in files {
+        std::fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    folder
+}
+
 /// Where larger models lie: `KV_MODELS_DIR`, or `../shared/models` beside the workspace.
 pub(crate) fn model_folder(name: &str) -> Option<PathBuf> {
     let workspace = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -7,9 +7,11 @@ use kv_core::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::attention::last_queries;
+use crate::rescore::{remember, rescore};
 use crate::{
     DecodeView, Decoding, LayerContext, Needs, Observation, Plan, Policy, PolicyError, QUERIES,
-    Result, SCORE, Scorer, Step,
+    RAW_QUERIES, Result, SCORE, Scorer, Step,
 };
 
 /// Options that every policy of the family takes.
@@ -158,11 +160,12 @@ impl<S: Scorer> KeepTop<S> {
             return Ok(());
         }
         let scores = self.protect(cache, scores(cache)?, position, &limits);
-        if interval == 1 {
+        let ordered = matches!(self.decoding(), Decoding::Rescore { .. });
+        if interval == 1 && !ordered {
             cache.evict_lowest(scores, &limits)?;
             return Ok(());
         }
-        // Many at once: chosen on the host, every `interval` steps.
+        // Many at once, or scores that depend on the slots' order: chosen on the host.
         let scores = read_f32("scores", scores)?;
         let kept = due.iter().enumerate().map(|(pair, due)| {
             let live = &scores[cache.layout().live(pair)];
@@ -207,6 +210,27 @@ impl<S: Scorer> KeepTop<S> {
             scores = scores.mask_fill(recent, f32::INFINITY);
         }
         scores
+    }
+
+    /// Keeps the last `count` of a prompt's queries for decoding.
+    fn prime_queries(
+        &self,
+        cache: &mut LayerCache,
+        name: &str,
+        queries: Option<&Tensor<4>>,
+        count: usize,
+    ) -> Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        let missing =
+            PolicyError::MissingObservation { policy: self.name, what: "the last queries" };
+        let last = last_queries(queries.ok_or(missing)?, count);
+        let [batch, heads, held, head_dim] = last.dims();
+        // A copy: a view would keep the whole prompt's queries alive.
+        let last = last.cast(DType::F32).mul_scalar(1.0).reshape([batch, heads, held * head_dim]);
+        cache.set_state(name, last);
+        Ok(())
     }
 
     /// The scorer's own window, as far as the budget reaches.
@@ -278,26 +302,21 @@ impl<S: Scorer> Policy for KeepTop<S> {
         self.check_protected(limit)?;
         let kept = selection.kept().iter().map(|kept| kept.len().max(limit));
         cache.set_limits(kept.collect())?;
-        let Decoding::AfterAttention { accumulate, queries, .. } = decoding else { return Ok(()) };
-        if accumulate {
-            let [_, _, tokens, _] = observation.dims();
-            let scores = self.scorer.prefill(observation, limit)?;
-            let scores = read_f32("scores", scores)?;
-            let live = selection.kept().iter().zip(scores.chunks(tokens));
-            let live: Vec<f32> = live
-                .flat_map(|(kept, scores)| kept.iter().map(|&token| scores[token as usize]))
-                .collect();
-            cache.set_live_track(SCORE, &live, 0.0)?;
-        }
-        if queries > 0 {
-            let window = observation.window.as_ref().ok_or(PolicyError::MissingObservation {
-                policy: self.name,
-                what: "the last queries",
-            })?;
-            let window = crate::attention::last_queries(window, queries);
-            let [batch, heads, rows, head_dim] = window.dims();
-            let window = window.cast(DType::F32).reshape([batch, heads, rows * head_dim]);
-            cache.set_state(QUERIES, window);
+        match decoding {
+            Decoding::AfterAttention { accumulate: true, .. } => {
+                let scores = read_f32("scores", self.scorer.prefill(observation, limit)?)?;
+                let live = selection.kept().iter().zip(scores.chunks(observation.tokens()));
+                let live: Vec<f32> = live
+                    .flat_map(|(kept, scores)| kept.iter().map(|&token| scores[token as usize]))
+                    .collect();
+                cache.set_live_track(SCORE, &live, 0.0)?;
+            }
+            Decoding::Rescore { window, raw_queries } => {
+                let (last, raw) = (&observation.window, &observation.raw_queries);
+                self.prime_queries(cache, QUERIES, last.as_ref(), window)?;
+                self.prime_queries(cache, RAW_QUERIES, raw.as_ref(), raw_queries)?;
+            }
+            _ => {}
         }
         Ok(())
     }
@@ -318,46 +337,45 @@ impl<S: Scorer> Policy for KeepTop<S> {
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
         cache.append(step.key.clone(), step.value.clone(), step.position.clone())?;
-        let (probabilities, accumulate, queries) = match self.decoding() {
-            Decoding::None => (false, false, 0),
-            Decoding::BeforeAttention => {
-                let view = |cache: &LayerCache| {
-                    let view = DecodeView { layer, cache, step: &step, probabilities: None };
-                    self.scorer.decode(&view)
-                };
-                self.evict(cache, view, &step.position)?;
-                let options = DecodeAttentionOptions::default();
-                return Ok(cache.attend(step.query, options)?.output);
-            }
-            Decoding::AfterAttention { probabilities, accumulate, queries } => {
-                (probabilities, accumulate, queries)
-            }
-        };
+        let decoding = self.decoding();
+        if decoding == Decoding::BeforeAttention {
+            let scores = |cache: &LayerCache| {
+                let view = DecodeView { layer, cache, step: &step, probabilities: None };
+                self.scorer.decode(&view)
+            };
+            self.evict(cache, scores, &step.position)?;
+        }
+        let probabilities =
+            matches!(decoding, Decoding::AfterAttention { probabilities: true, .. });
         let options = DecodeAttentionOptions { probabilities, ..Default::default() };
         let attention = cache.attend(step.query.clone(), options)?;
-        if accumulate {
-            let probabilities = attention.probabilities.as_ref();
-            let view = DecodeView { layer, cache, step: &step, probabilities };
-            let score = view.accumulated()? + self.scorer.contribution(&view)?;
-            cache.set_track(SCORE, score, 0.0)?;
+        let probabilities = attention.probabilities.as_ref();
+        match decoding {
+            Decoding::None | Decoding::BeforeAttention => {}
+            Decoding::AfterAttention { accumulate, .. } => {
+                if accumulate {
+                    let view = DecodeView { layer, cache, step: &step, probabilities };
+                    let score = view.accumulated()? + self.scorer.contribution(&view)?;
+                    cache.set_track(SCORE, score, 0.0)?;
+                }
+                let scores = |cache: &LayerCache| {
+                    let view = DecodeView { layer, cache, step: &step, probabilities };
+                    self.scorer.decode(&view)
+                };
+                self.evict(cache, scores, &step.position)?;
+            }
+            Decoding::Rescore { window, raw_queries } => {
+                if window > 0 {
+                    remember(cache, QUERIES, &step.query, window);
+                }
+                if raw_queries > 0 {
+                    let raw = step.raw_query.as_ref().unwrap_or(&step.query);
+                    remember(cache, RAW_QUERIES, raw, raw_queries);
+                }
+                let scores = |cache: &LayerCache| rescore(&self.scorer, layer, cache, &step);
+                self.evict(cache, scores, &step.position)?;
+            }
         }
-        if queries > 0
-            && let Some(seen) = cache.state(QUERIES)
-        {
-            let [batch, heads, width] = seen.dims();
-            let head_dim = step.query.dims()[2];
-            let all = Tensor::cat(vec![seen.clone(), step.query.clone().cast(DType::F32)], 2);
-            let width = width + head_dim;
-            let most = (queries * head_dim).min(width);
-            let all = all.narrow(2, width - most, most);
-            debug_assert_eq!(all.dims()[..2], [batch, heads]);
-            cache.set_state(QUERIES, all);
-        }
-        let view = |cache: &LayerCache| {
-            let probabilities = attention.probabilities.as_ref();
-            self.scorer.decode(&DecodeView { layer, cache, step: &step, probabilities })
-        };
-        self.evict(cache, view, &step.position)?;
         Ok(attention.output)
     }
 }

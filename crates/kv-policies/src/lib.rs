@@ -40,9 +40,11 @@
 //! // A decode step: 4 query heads in groups of 2.
 //! let step = Step {
 //!     query: Tensor::random([2, 4, 16], Distribution::Default, &device),
+//!     raw_query: None,
 //!     key: Tensor::random([2, 2, 16], Distribution::Default, &device),
 //!     value: Tensor::random([2, 2, 16], Distribution::Default, &device),
 //!     position: Tensor::full([2], 64, (&device, DType::I32)),
+//!     inverse_frequencies: Default::default(),
 //! };
 //! let output = policy.step(layer, &mut cache, step)?;
 //! assert_eq!(output.dims(), [2, 4, 16]);
@@ -58,6 +60,7 @@ mod keep_top;
 mod policy;
 mod pyramid_infer;
 mod registry;
+mod rescore;
 mod scorer;
 mod scorers;
 mod top_k_oracle;
@@ -71,7 +74,7 @@ pub use keep_top::{Family, KeepTop};
 pub use policy::{LayerContext, Needs, Observation, Plan, Policy, Step};
 pub use pyramid_infer::PyramidInfer;
 pub use registry::{Entry, POLICIES, build, build_named};
-pub use scorer::{DecodeView, Decoding, FamilyDefaults, QUERIES, SCORE, Scorer};
+pub use scorer::{DecodeView, Decoding, FamilyDefaults, QUERIES, RAW_QUERIES, SCORE, Scorer};
 pub use scorers::*;
 pub use top_k_oracle::TopKOracle;
 pub use uniform::Uniform;

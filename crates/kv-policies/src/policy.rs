@@ -1,6 +1,7 @@
 //! What a policy is, what it is shown, and what it does.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, Room, Selection};
@@ -55,7 +56,7 @@ pub struct Observation<'a> {
     pub window: Option<Tensor<4>>,
     /// Column sums of the causal attention of each query head, `[B, Hq, T]`, f32.
     pub column_sums: Option<Tensor<3>>,
-    /// Queries before RoPE, `[B, Hq, T, D]`.
+    /// Queries before RoPE, `[B, Hq, N, D]`: all `T` of a prompt, the last ones during decode.
     pub raw_queries: Option<Tensor<4>>,
     /// RoPE's inverse frequencies, `[D / 2]`; empty for models without RoPE.
     pub inverse_frequencies: &'a [f64],
@@ -95,12 +96,16 @@ impl From<Selection> for Plan {
 pub struct Step {
     /// Queries after RoPE, `[B, Hq, D]`.
     pub query: Tensor<3>,
+    /// Queries before RoPE, `[B, Hq, D]`; without, policies that need them take `query`.
+    pub raw_query: Option<Tensor<3>>,
     /// Keys after RoPE, `[B, Hkv, D]`.
     pub key: Tensor<3>,
     /// Values, `[B, Hkv, D]`.
     pub value: Tensor<3>,
     /// The new tokens' logical positions, `[B]`, 32-bit.
     pub position: Tensor<1, Int>,
+    /// RoPE's inverse frequencies, `[D / 2]`, for policies that look ahead; may be empty.
+    pub inverse_frequencies: Arc<[f64]>,
 }
 
 /// A KV-cache compression policy: how one layer's slots are chosen after prefill and kept within

@@ -64,16 +64,21 @@ pub trait Scorer: Debug + Clone + Default + Send + Sync + Serialize + Deserializ
 pub enum Decoding {
     /// Not at all: decoded tokens accumulate.
     None,
-    /// Evicts by scores that need no attention, before it: the step attends to what stays.
+    /// [`Scorer::decode`] needs no attention and runs before it: the step attends to what stays.
     BeforeAttention,
-    /// Evicts after the step's attention.
+    /// [`Scorer::decode`] runs after the step's attention.
     AfterAttention {
-        /// Whether scores need this step's attention probabilities.
+        /// Whether it needs this step's attention probabilities.
         probabilities: bool,
-        /// Whether those add up in the track [`SCORE`].
+        /// Whether [`Scorer::contribution`]s add up in the track [`SCORE`].
         accumulate: bool,
-        /// Whether scores need the last queries, this many, in the state [`QUERIES`].
-        queries: usize,
+    },
+    /// Every `interval` steps, [`Scorer::prefill`] scores each head's slots as if they were a prompt.
+    Rescore {
+        /// Last queries that it is shown.
+        window: usize,
+        /// Last queries before RoPE that it is shown.
+        raw_queries: usize,
     },
 }
 
@@ -96,8 +101,10 @@ impl Default for FamilyDefaults {
 
 /// Track of accumulated attention.
 pub const SCORE: &str = "score";
-/// State of the last queries.
+/// State of the last queries, `[B, Hq, W * D]`.
 pub const QUERIES: &str = "queries";
+/// State of the last queries before RoPE, `[B, Hq, N * D]`.
+pub const RAW_QUERIES: &str = "raw-queries";
 
 /// What a scorer sees during decode.
 #[derive(Debug)]

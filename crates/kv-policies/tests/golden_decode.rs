@@ -5,7 +5,7 @@ use kv_core::{CacheOptions, LayerCache, SlotLayout, read_f32};
 use kv_testing::{devices, golden_files, relative_error};
 use serde_json::json;
 
-use crate::support::{LAYER, Prompt, kept, policy, step};
+use super::support::{LAYER, Prompt, kept, policy, step};
 
 #[test]
 fn golden_h2o_real_drop() {

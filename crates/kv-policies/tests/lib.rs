@@ -1,7 +1,9 @@
 //! Policies against the vectors of other people's code, and on bare queries, keys and values.
 
 mod golden_decode;
+mod golden_kvpress;
 mod golden_prefill;
 mod policies;
+mod readme;
 mod refused;
 mod support;

@@ -6,7 +6,7 @@ use kv_policies::{POLICIES, Policy};
 use kv_testing::{Numbers, devices};
 use serde_json::{Value, json};
 
-use crate::support::{LAYER, Prompt, policy, step};
+use super::support::{LAYER, Prompt, policy, step};
 
 const TOKENS: usize = 300;
 const STEPS: usize = 40;
@@ -127,7 +127,7 @@ fn a_budget_beyond_the_prompt_keeps_everything() {
             assert_eq!(cache.layout().used(), 2 * TOKENS, "{config}");
             // And so decodes like the full cache.
             let (_, outputs) = decode(&run, &*policy);
-            let full = crate::support::policy(json!({"policy": "full"}));
+            let full = super::support::policy(json!({"policy": "full"}));
             let (_, expected) = decode(&run, &*full);
             let worst =
                 outputs.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);

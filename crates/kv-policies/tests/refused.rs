@@ -5,7 +5,7 @@ use kv_policies::{Observation, PolicyError, build};
 use kv_testing::{Numbers, devices};
 use serde_json::json;
 
-use crate::support::{Prompt, policy};
+use super::support::{Prompt, policy};
 
 #[test]
 fn unknown_names_suggest_the_nearest() {

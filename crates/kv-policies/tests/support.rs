@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_core::{CacheOptions, LayerCache};
+use kv_core::{CacheOptions, LayerCache, read_f32};
 use kv_kernels::prefill_attention;
 use kv_policies::{LayerContext, Observation, Policy, Step, build};
+use kv_testing::relative_error;
 use serde_json::Value;
 
 /// One layer's queries, keys and values after RoPE.
@@ -73,9 +74,11 @@ pub(crate) fn step(
     let batch = keys.dims()[0];
     Step {
         query: pick(query),
+        raw_query: None,
         key: pick(keys),
         value: pick(values),
         position: Tensor::full([batch], position as i32, (&device, DType::I32)),
+        inverse_frequencies: Default::default(),
     }
 }
 
@@ -86,4 +89,26 @@ pub(crate) fn kept(cache: &LayerCache, pair: usize) -> Vec<u32> {
         cache.layout().live(pair).map(|slot| positions[slot] as u32).collect();
     kept.sort_unstable();
     kept
+}
+
+/// Compares scores where both are finite: protected tokens carry `max + 1` there, infinity here.
+pub(crate) fn same_scores(context: &str, actual: Tensor<3>, expected: &[f64], limit: f64) {
+    let actual = read_f32("scores", actual).unwrap();
+    assert_eq!(actual.len(), expected.len(), "{context}");
+    let (a, e): (Vec<f32>, Vec<f64>) =
+        actual.iter().zip(expected).filter(|(a, _)| a.is_finite()).unzip();
+    let error = relative_error(&a, &e);
+    assert!(error < limit, "{context}: scores off by {error}");
+}
+
+/// Compares kept tokens by their scores: which of equal scores are kept may differ.
+pub(crate) fn same_but_for_ties(context: &str, scores: &[f32], actual: &[u32], expected: &[u32]) {
+    assert_eq!(actual.len(), expected.len(), "{context}");
+    let sorted = |kept: &[u32]| {
+        let mut scores: Vec<f32> = kept.iter().map(|&token| scores[token as usize]).collect();
+        scores.sort_by(f32::total_cmp);
+        scores
+    };
+    let pairs = sorted(actual).into_iter().zip(sorted(expected));
+    pairs.for_each(|(a, e)| assert!(a == e || (a - e).abs() < 1e-7, "{context}: {a} for {e}"));
 }

@@ -126,9 +126,11 @@ fn compare(
         let pick = |tensor: &Tensor<4>| tensor.clone().narrow(2, at, 1).squeeze_dim::<3>(2);
         let now = Step {
             query: pick(whole),
+            raw_query: observation.raw_queries.as_ref().map(pick),
             key: pick(observation.keys),
             value: pick(observation.values),
             position: Tensor::full([1], at as i32, (&device, DType::I32)),
+            inverse_frequencies: observation.inverse_frequencies.into(),
         };
         // The full cache, which runs first, gives what the others are compared with.
         let mut exact = Vec::new();

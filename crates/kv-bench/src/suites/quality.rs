@@ -56,9 +56,11 @@ pub(crate) fn retrieval(
     };
     let bar = bench.progress(prompts.len() * modes.len(), "retrieval");
     let mut memory: Vec<Vec<MemoryReport>> = vec![Vec::new(); contenders.len()];
-    for prompt in prompts {
+    for (index, prompt) in prompts.iter().enumerate() {
         for &aware in &modes {
-            let run = answer(bench, contenders, prompt, aware)?;
+            // Policies that draw must not draw the same for every prompt.
+            let seed = bench.common.seed.wrapping_add(index as u64);
+            let run = answer(bench, contenders, prompt, aware, seed)?;
             let full = run[0].best.clone();
             for ((contender, answered), memory) in contenders.iter().zip(run).zip(&mut memory) {
                 memory.push(answered.memory);
@@ -103,6 +105,7 @@ fn answer(
     contenders: &[Contender],
     prompt: &Prompt,
     aware: bool,
+    seed: u64,
 ) -> anyhow::Result<Vec<Answered>> {
     let model = &bench.model;
     let answer = model.encode(&prompt.answer)?;
@@ -120,7 +123,6 @@ fn answer(
     let policies: Vec<Arc<dyn Policy>> =
         contenders.iter().map(|contender| contender.policy.clone()).collect();
     let room = question.len() + answer.len();
-    let seed = bench.common.seed;
     let sessions = Session::start_many(model, &policies, &[context], &[seed], room)?;
     sessions
         .into_iter()

@@ -34,9 +34,11 @@ impl Llama {
             let (query, key) = projected.rotate(&rotation);
             let step = Step {
                 query: query.squeeze_dim(2),
+                raw_query: Some(projected.raw_query.squeeze_dim(2)),
                 key: key.squeeze_dim(2),
                 value: projected.value.squeeze_dim(2),
                 position: position.clone(),
+                inverse_frequencies: self.frequencies.clone(),
             };
             let attention = policy.step(LayerContext { index, count }, slots, step)?;
             hidden = layer.finish(hidden, attention.reshape([batch, width]));

@@ -96,7 +96,7 @@ impl Llama {
             norm: RmsNorm::new(norm, config.rms_norm_eps),
             head,
             rope: RopeTable::new(&config, config.max_positions, device),
-            frequencies: inverse_frequencies(&config),
+            frequencies: inverse_frequencies(&config).into(),
             config,
             dtype,
         })

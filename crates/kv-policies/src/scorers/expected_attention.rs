@@ -2,13 +2,15 @@ use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use crate::{FamilyDefaults, Needs, Observation, PolicyError, Reduction, Result, Scorer};
+use crate::{Decoding, FamilyDefaults, Needs, Observation, PolicyError, Reduction, Result, Scorer};
 
 /// Expected Attention (Devoto et al., 2025, section 3): the attention that future queries are
 /// expected to give, if they are Gaussian with the prompt's moments, times `‖v‖₂`. The first 4
 /// tokens are always kept and left out of the moments.
 ///
 /// Moments are of queries before RoPE; RoPE's matrix is averaged over the next `future` positions.
+/// During decode the slots are re-scored every `interval` (128) steps from the moments of the last
+/// 128 queries.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ExpectedAttention {
@@ -23,6 +25,9 @@ pub struct ExpectedAttention {
     /// First tokens, always kept and left out of the moments.
     pub skipped: usize,
 }
+
+/// Queries whose moments count during decode.
+const DECODE_QUERIES: usize = 128;
 
 impl Default for ExpectedAttention {
     fn default() -> Self {
@@ -47,7 +52,10 @@ impl Scorer for ExpectedAttention {
         let skipped = self.skipped.min(tokens.saturating_sub(1));
         let counted = tokens - skipped;
 
-        let queries = queries.narrow(2, skipped, counted);
+        // A prompt's first queries are as unlike the others as its first keys.
+        let seen = queries.dims()[2];
+        let queries = if seen == tokens { queries.narrow(2, skipped, counted) } else { queries };
+        let samples = queries.dims()[2];
         let mean = queries.clone().mean_dim(2);
         let rotation = self.mean_rotation(observation, head_dim);
         let rotation = Tensor::<2>::from_data(
@@ -68,7 +76,7 @@ impl Scorer for ExpectedAttention {
         if self.covariance {
             let centred = queries - mean;
             let covariance = centred.clone().swap_dims(2, 3).matmul(centred);
-            let covariance = covariance.div_scalar(counted as f64);
+            let covariance = covariance.div_scalar(samples as f64);
             let rotation = rotation.expand([batch, heads, head_dim, head_dim]);
             let covariance = rotation.matmul(covariance).matmul(rotation_t);
             let covariance = covariance.reshape([batch, kv_heads, group, head_dim, head_dim]);
@@ -93,8 +101,12 @@ impl Scorer for ExpectedAttention {
         Ok(Tensor::cat(vec![first, scores], 2))
     }
 
+    fn decoding(&self) -> Decoding {
+        Decoding::Rescore { window: 0, raw_queries: DECODE_QUERIES }
+    }
+
     fn defaults() -> FamilyDefaults {
-        FamilyDefaults { sinks: 4, ..FamilyDefaults::default() }
+        FamilyDefaults { sinks: 4, interval: 128, ..FamilyDefaults::default() }
     }
 }
 

@@ -31,7 +31,7 @@ impl Scorer for H2o {
     }
 
     fn decoding(&self) -> Decoding {
-        Decoding::AfterAttention { probabilities: true, accumulate: true, queries: 0 }
+        Decoding::AfterAttention { probabilities: true, accumulate: true }
     }
 
     fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {

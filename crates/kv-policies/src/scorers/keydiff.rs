@@ -1,12 +1,13 @@
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::{Observation, Result, Scorer};
+use crate::{Decoding, FamilyDefaults, Observation, Result, Scorer};
 
 /// KeyDiff (Park et al., 2025, equation 5): minus the cosine between a key and the mean of all unit
 /// keys, so that distinct keys stay. Nothing is protected.
 ///
 /// One shot over the prompt, as kvpress does; the paper's blocks re-prune as the prompt arrives.
+/// During decode the slots are re-scored every `interval` (128) steps, the paper's block.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KeyDiff {}
@@ -20,6 +21,14 @@ impl Scorer for KeyDiff {
         let length = anchor.clone().square().sum_dim(3).sqrt().clamp_min(1e-8);
         let cosine = (unit * anchor).sum_dim(3) / length;
         Ok(cosine.neg().squeeze_dim(3))
+    }
+
+    fn decoding(&self) -> Decoding {
+        Decoding::Rescore { window: 0, raw_queries: 0 }
+    }
+
+    fn defaults() -> FamilyDefaults {
+        FamilyDefaults { interval: 128, ..FamilyDefaults::default() }
     }
 }
 

@@ -17,7 +17,7 @@ impl Scorer for KNorm {
     }
 
     fn decoding(&self) -> Decoding {
-        Decoding::AfterAttention { probabilities: false, accumulate: false, queries: 0 }
+        Decoding::AfterAttention { probabilities: false, accumulate: false }
     }
 
     fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {

@@ -2,7 +2,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use kv_core::{rank, read_f32};
 use serde::{Deserialize, Serialize};
 
-use crate::{FamilyDefaults, Observation, Result, Scorer};
+use crate::{Decoding, FamilyDefaults, Observation, Result, Scorer};
 
 /// LagKV (Liang et al., 2025, section 3): behind the sinks, the prompt is cut into chunks of `lag`
 /// tokens; each chunk is normalised per channel by the range of the next one, and a token's score
@@ -11,7 +11,8 @@ use crate::{FamilyDefaults, Observation, Result, Scorer};
 ///
 /// Scores are ranks within the chunk, so that keeping the top cuts the same share of every chunk
 /// (as in kvpress). Prompts of fewer than two chunks keep sinks and the newest tokens. Channels
-/// whose range is zero count as 0 instead of NaN.
+/// whose range is zero count as 0 instead of NaN. During decode the slots are re-scored every
+/// `interval` (128) steps, when a further chunk is full.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LagKv {
@@ -51,8 +52,12 @@ impl Scorer for LagKv {
         Ok(Tensor::from_data(data, (&observation.keys.device(), DType::F32)))
     }
 
+    fn decoding(&self) -> Decoding {
+        Decoding::Rescore { window: 0, raw_queries: 0 }
+    }
+
     fn defaults() -> FamilyDefaults {
-        FamilyDefaults { sinks: 4, ..FamilyDefaults::default() }
+        FamilyDefaults { sinks: 4, interval: 128, ..FamilyDefaults::default() }
     }
 }
 

@@ -5,8 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::keydiff::unit_rows;
 use crate::attention::{Pooling, last_queries, logits};
 use crate::{
-    DecodeView, Decoding, FamilyDefaults, Needs, Observation, PolicyError, QUERIES, Result,
-    Scorer, pool_scores,
+    Decoding, FamilyDefaults, Needs, Observation, PolicyError, Result, Scorer, pool_scores,
 };
 
 /// R-KV (Cai et al., 2025, section 3): importance against redundancy,
@@ -56,35 +55,7 @@ impl Scorer for RKv {
     }
 
     fn decoding(&self) -> Decoding {
-        Decoding::AfterAttention { probabilities: false, accumulate: false, queries: self.window }
-    }
-
-    fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
-        let missing = PolicyError::MissingObservation { policy: Self::NAME, what: "last queries" };
-        let cache = view.cache;
-        let layout = cache.layout();
-        let queries = cache.state(QUERIES).ok_or(missing)?;
-        let [batch, heads, width] = queries.dims();
-        let head_dim = cache.head_dim();
-        let queries = queries.clone().reshape([batch, heads, width / head_dim, head_dim]);
-        // Each sequence and head alone: heads may hold different numbers of slots, and a key's
-        // window is the last tokens, which are the last slots between two evictions.
-        let group = heads / layout.kv_heads();
-        let mut scores = Vec::new();
-        for pair in 0..layout.pairs() {
-            let (row, head) = (pair / layout.kv_heads(), pair % layout.kv_heads());
-            let live = layout.live(pair);
-            let free = layout.capacities()[pair] - live.len();
-            let keys = cache.keys().clone().narrow(0, live.start, live.len().max(1));
-            let queries = queries.clone().narrow(0, row, 1).narrow(1, head * group, group);
-            let score = self.score(&queries, &keys.unsqueeze::<4>())?.reshape([-1]);
-            scores.push(score.narrow(0, 0, live.len()));
-            if free > 0 {
-                let device = &cache.options().device;
-                scores.push(Tensor::full([free], f32::NEG_INFINITY, (device, DType::F32)));
-            }
-        }
-        Ok(Tensor::cat(scores, 0))
+        Decoding::Rescore { window: self.window, raw_queries: 0 }
     }
 
     fn defaults() -> FamilyDefaults {

@@ -29,7 +29,7 @@ impl Scorer for Tova {
     }
 
     fn decoding(&self) -> Decoding {
-        Decoding::AfterAttention { probabilities: true, accumulate: false, queries: 0 }
+        Decoding::AfterAttention { probabilities: true, accumulate: false }
     }
 
     fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {

@@ -52,7 +52,7 @@ impl Scorer for Vatp {
     }
 
     fn decoding(&self) -> Decoding {
-        Decoding::AfterAttention { probabilities: true, accumulate: true, queries: 0 }
+        Decoding::AfterAttention { probabilities: true, accumulate: true }
     }
 
     fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {

@@ -1,0 +1,10 @@
+//! All crates' integration tests in one executable, small enough to carry to another machine.
+
+#[path = "../../kv-core/tests/lib.rs"]
+mod kv_core_tests;
+#[path = "../../kv-kernels/tests/lib.rs"]
+mod kv_kernels_tests;
+#[path = "../../kv-models/tests/lib.rs"]
+mod kv_models_tests;
+#[path = "../../kv-policies/tests/lib.rs"]
+mod kv_policies_tests;

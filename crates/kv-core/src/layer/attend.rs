@@ -1,0 +1,74 @@
+//! Attention over the live slots.
+
+use burn::tensor::{Int, Tensor};
+use kv_kernels::{AttentionOutput, DecodeAttentionOptions, SlotRanges, decode_attention};
+
+use crate::tensors::ints;
+use crate::{LayerCache, Result};
+
+impl LayerCache {
+    /// Attention of one query per sequence over its live slots.
+    ///
+    /// # Shapes
+    /// `query` `[B, Hq, D]`.
+    ///
+    /// # Errors
+    /// See [`decode_attention`].
+    pub fn attend(
+        &self,
+        query: Tensor<3>,
+        options: DecodeAttentionOptions,
+    ) -> Result<AttentionOutput> {
+        self.attend_weighted(query, self.log_weights.clone(), options)
+    }
+
+    /// The same with other log-weights `[S]` than the cache's own, such as −∞ for slots that a
+    /// policy does not read.
+    ///
+    /// # Errors
+    /// See [`decode_attention`].
+    pub fn attend_weighted(
+        &self,
+        query: Tensor<3>,
+        log_weights: Option<Tensor<1>>,
+        options: DecodeAttentionOptions,
+    ) -> Result<AttentionOutput> {
+        let (keys, values) = (self.keys.clone(), self.values.clone());
+        Ok(decode_attention(query, keys, values, log_weights, &self.ranges, options)?)
+    }
+
+    /// Causal attention of the last `N` appended tokens: query `n` sees all slots but those of the
+    /// tokens behind it. Valid as long as those slots are the last ones, that is straight after
+    /// [`Self::extend`].
+    ///
+    /// # Shapes
+    /// `query` `[B, Hq, N, D]`; returns the same.
+    ///
+    /// # Errors
+    /// See [`decode_attention`].
+    pub fn attend_extended(&self, query: Tensor<4>) -> Result<Tensor<4>> {
+        let [batch, heads, tokens, head_dim] = query.dims();
+        let kv_heads = self.layout.kv_heads();
+        // Each query is a sequence of its own that sees a prefix of the same slots.
+        let rows = batch * tokens;
+        let spread = |ranges: &Tensor<2, Int>| {
+            ranges.clone().unsqueeze_dim::<3>(1).expand([batch, tokens, kv_heads])
+        };
+        let hidden: Vec<i32> = (0..tokens).rev().map(|behind| behind as i32).collect();
+        let hidden =
+            ints(hidden, [1, tokens, 1], &self.options.device).expand([batch, tokens, kv_heads]);
+        let ranges = SlotRanges {
+            offsets: spread(&self.ranges.offsets).reshape([rows, kv_heads]),
+            lengths: (spread(&self.ranges.lengths) - hidden).reshape([rows, kv_heads]),
+        };
+        let output = decode_attention(
+            query.swap_dims(1, 2).reshape([rows, heads, head_dim]),
+            self.keys.clone(),
+            self.values.clone(),
+            self.log_weights.clone(),
+            &ranges,
+            DecodeAttentionOptions::default(),
+        )?;
+        Ok(output.output.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2))
+    }
+}

@@ -1,0 +1,142 @@
+//! Pools of other capacities: growing, shrinking, batching.
+
+use std::collections::BTreeMap;
+
+use burn::tensor::Tensor;
+
+use super::{Track, expect_shape};
+use crate::{Error, LayerCache, Result, SlotLayout};
+
+impl LayerCache {
+    /// Moves the live slots into a new pool of other capacities (the old one is freed).
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] where a head's capacity is below its length.
+    pub fn resize(&mut self, capacities: Vec<usize>) -> Result<()> {
+        expect_shape("capacities", &[capacities.len()], &[self.layout.pairs()])?;
+        let small = capacities.iter().zip(self.layout.lengths()).position(|(c, l)| c < l);
+        if let Some(pair) = small {
+            return Err(Error::InvalidPlan {
+                what: "resize",
+                reason: format!(
+                    "head {pair} holds {} slots, a capacity of {} was asked for",
+                    self.layout.lengths()[pair],
+                    capacities[pair]
+                ),
+            });
+        }
+        let layout = SlotLayout::new(self.layout.kv_heads(), capacities);
+        let mut resized = Self::new(layout, self.head_dim(), self.options.clone());
+        resized.add_tracks_of(self);
+        resized.set_lengths(self.layout.lengths().to_vec());
+        if self.layout.used() > 0 {
+            resized.write_slots(&resized.live_slots(), self.read_slots(&self.live_slots()))?;
+        }
+        resized.state = std::mem::take(&mut self.state);
+        resized.limits = self.limits.take();
+        *self = resized;
+        Ok(())
+    }
+
+    /// Frees all capacity beyond the live slots and `room`.
+    ///
+    /// # Errors
+    /// As [`Self::resize`].
+    pub fn shrink(&mut self, room: usize) -> Result<()> {
+        self.resize(self.layout.lengths().iter().map(|length| length + room).collect())
+    }
+
+    /// Makes sure that every head can take `tokens` more.
+    pub(super) fn reserve(&mut self, tokens: usize) -> Result<()> {
+        let full = (0..self.layout.pairs())
+            .find(|&pair| self.layout.lengths()[pair] + tokens > self.layout.capacities()[pair]);
+        let Some(pair) = full else { return Ok(()) };
+        if !self.options.growable {
+            return Err(Error::CapacityExhausted {
+                sequence: pair / self.layout.kv_heads(),
+                head: pair % self.layout.kv_heads(),
+                capacity: self.layout.capacities()[pair],
+                requested: self.layout.lengths()[pair] + tokens,
+            });
+        }
+        let grown = self.layout.lengths().iter().zip(self.layout.capacities());
+        self.resize(grown.map(|(length, capacity)| (length + tokens).max(2 * capacity)).collect())
+    }
+
+    /// Batches the sequences of several caches of one layer into one, with room to decode. Tracks
+    /// and weights that only some have get their neutral value in the others; state tensors are
+    /// joined along their first dimension, the batch, and must be there in all or none.
+    ///
+    /// # Errors
+    /// [`Error`] where head counts, head dims or state do not fit.
+    pub fn concat(mut parts: Vec<Self>) -> Result<Self> {
+        if parts.len() == 1 {
+            return Ok(parts.remove(0));
+        }
+        let Some(first) = parts.first() else {
+            return Err(Error::InvalidPlan { what: "concat", reason: "no caches".into() });
+        };
+        let (kv_heads, head_dim) = (first.layout.kv_heads(), first.head_dim());
+        for part in &parts {
+            expect_shape(
+                "keys",
+                &[part.layout.kv_heads(), part.head_dim()],
+                &[kv_heads, head_dim],
+            )?;
+        }
+        let mut options = first.options.clone();
+        options.weighted = parts.iter().any(|part| part.log_weights.is_some());
+        let all = |of: fn(&SlotLayout) -> &[usize]| -> Vec<usize> {
+            parts.iter().flat_map(|part| of(&part.layout)).copied().collect()
+        };
+        let layout = SlotLayout::new(kv_heads, all(SlotLayout::capacities));
+        let mut joined = Self::new(layout, head_dim, options);
+        joined.set_lengths(all(SlotLayout::lengths));
+        parts.iter().for_each(|part| joined.add_tracks_of(part));
+        if parts.iter().any(|part| part.limits.is_some()) {
+            let limits = parts.iter().flat_map(|part| match &part.limits {
+                Some(limits) => limits.clone(),
+                None => vec![usize::MAX; part.layout.pairs()],
+            });
+            joined.limits = Some(limits.collect());
+        }
+        joined.state = joined_state(&parts)?;
+        let to: Vec<usize> = joined.layout.live_slots().collect();
+        let mut to = to.into_iter();
+        for part in parts {
+            let used = part.layout.used();
+            if used > 0 {
+                let slots = joined.upload(to.by_ref().take(used));
+                joined.write_slots(&slots, part.read_slots(&part.live_slots()))?;
+            }
+        }
+        Ok(joined)
+    }
+
+    /// Adds the tracks of another cache, at their initial values.
+    fn add_tracks_of(&mut self, other: &Self) {
+        let slots = self.slots();
+        for (name, track) in &other.tracks {
+            let fresh = || Track::new(track.initial, slots, &self.options.device);
+            self.tracks.entry(name.clone()).or_insert_with(fresh);
+        }
+    }
+}
+
+/// The state tensors of several caches, batched.
+fn joined_state(parts: &[LayerCache]) -> Result<BTreeMap<String, Tensor<3>>> {
+    let mut state: BTreeMap<String, Vec<Tensor<3>>> = BTreeMap::new();
+    for (name, tensor) in parts.iter().flat_map(|part| &part.state) {
+        state.entry(name.clone()).or_default().push(tensor.clone());
+    }
+    let joined = state.into_iter().map(|(name, tensors)| {
+        if tensors.len() != parts.len() {
+            return Err(Error::InvalidPlan {
+                what: "concat",
+                reason: format!("state `{name}` is in {} of {} caches", tensors.len(), parts.len()),
+            });
+        }
+        Ok((name, Tensor::cat(tensors, 0)))
+    });
+    joined.collect()
+}

@@ -1,0 +1,69 @@
+//! Dropping slots, in place.
+
+use burn::tensor::{DType, Tensor};
+use kv_kernels::argmin_slots;
+
+use super::expect_shape;
+use crate::tensors::ints;
+use crate::{Error, LayerCache, Result, Selection};
+
+impl LayerCache {
+    /// Drops the slot of lowest score from every head that holds more than its limit, in place and
+    /// without waiting for the device: the head's last slot moves into the gap. Ties go to the
+    /// lower slot.
+    ///
+    /// # Shapes
+    /// `scores` `[S]`, f32; `limits` `[B * Hkv]`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] for a limit of 0, [`Error::Shape`].
+    pub fn evict_lowest(&mut self, scores: Tensor<1>, limits: &[usize]) -> Result<()> {
+        let pairs = self.layout.pairs();
+        expect_shape("limits", &[limits.len()], &[pairs])?;
+        expect_shape("scores", &scores.dims(), &[self.slots()])?;
+        if let Some(pair) = limits.iter().position(|&limit| limit == 0) {
+            return Err(Error::InvalidPlan {
+                what: "eviction",
+                reason: format!("the limit of head {pair} is 0 slots"),
+            });
+        }
+        let lengths = self.layout.lengths().iter().zip(limits);
+        let over: Vec<bool> = lengths.map(|(length, limit)| length > limit).collect();
+        if !over.contains(&true) {
+            return Ok(());
+        }
+        let victims = argmin_slots(scores, &self.ranges)?.reshape([pairs]);
+        let shape = [self.layout.batch(), self.layout.kv_heads()];
+        let dropped = if over.contains(&false) {
+            let dropped: Vec<i32> = over.iter().map(|&over| i32::from(over)).collect();
+            ints(dropped, shape, &self.options.device)
+        } else {
+            Tensor::ones(shape, (&self.options.device, DType::I32))
+        };
+        // Heads within their limit skip the write.
+        let within = dropped.clone().reshape([pairs]).equal_scalar(0);
+        let last = self.read_slots(&self.free_slots().sub_scalar(1));
+        self.write_slots(&victims.mask_fill(within, -1), last)?;
+        self.ranges.lengths = self.ranges.lengths.clone() - dropped;
+        for (length, over) in self.layout.lengths_mut().iter_mut().zip(over) {
+            *length -= usize::from(over);
+        }
+        Ok(())
+    }
+
+    /// Keeps the selected live slots of every head (indices count from the head's first slot) and
+    /// compacts them in order, within the same pool. [`Self::resize`] gives memory back.
+    ///
+    /// # Errors
+    /// [`Error`] where the selection does not fit.
+    pub fn retain(&mut self, selection: &Selection) -> Result<()> {
+        selection.check(self.layout.lengths())?;
+        let lengths: Vec<usize> = selection.kept().iter().map(Vec::len).collect();
+        if selection.total() > 0 {
+            let rows = self.read_slots(&self.selected_slots(selection));
+            self.write_slots(&self.first_slots(&lengths), rows)?;
+        }
+        self.set_lengths(lengths);
+        Ok(())
+    }
+}

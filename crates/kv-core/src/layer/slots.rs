@@ -1,0 +1,96 @@
+//! Which slots an operation reads and writes, and moving what they hold.
+
+use std::collections::BTreeMap;
+
+use burn::tensor::{DType, Int, Tensor};
+use kv_kernels::{scatter_ints, scatter_rows, scatter_scalars};
+
+use crate::tensors::ints;
+use crate::{LayerCache, Result, Selection};
+
+/// What `N` slots hold.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    /// `[N, D]`
+    pub(crate) keys: Tensor<2>,
+    /// `[N, D]`
+    pub(crate) values: Tensor<2>,
+    /// `[N]`
+    pub(crate) positions: Tensor<1, Int>,
+    /// `[N]`; `None` where all weights are 1.
+    pub(crate) log_weights: Option<Tensor<1>>,
+    /// `[N]` each; a track that is not here has its initial value.
+    pub(crate) tracks: BTreeMap<String, Tensor<1>>,
+}
+
+impl Rows {
+    /// New tokens: weight 1, tracks at their initial value.
+    pub(super) fn new(keys: Tensor<2>, values: Tensor<2>, positions: Tensor<1, Int>) -> Self {
+        Self { keys, values, positions, log_weights: None, tracks: BTreeMap::new() }
+    }
+}
+
+impl LayerCache {
+    /// Copies what `slots` hold.
+    pub(crate) fn read_slots(&self, slots: &Tensor<1, Int>) -> Rows {
+        let scalars = |pool: &Tensor<1>| pool.clone().select(0, slots.clone());
+        let tracks = self.tracks.iter();
+        Rows {
+            keys: self.keys.clone().select(0, slots.clone()),
+            values: self.values.clone().select(0, slots.clone()),
+            positions: self.positions.clone().select(0, slots.clone()),
+            log_weights: self.log_weights.as_ref().map(scalars),
+            tracks: tracks.map(|(name, track)| (name.clone(), scalars(&track.values))).collect(),
+        }
+    }
+
+    /// Writes `slots` in place, all that the cache keeps of each; negative ones are skipped. Rows
+    /// are cast to the cache's dtypes.
+    pub(crate) fn write_slots(&mut self, slots: &Tensor<1, Int>, mut rows: Rows) -> Result<()> {
+        let dtype = self.options.dtype;
+        let (count, device) = (slots.dims()[0], self.options.device.clone());
+        let fill = |value: f32| Tensor::full([count], value, (&device, DType::F32));
+        scatter_rows(&mut self.keys, slots.clone(), rows.keys.cast(dtype))?;
+        scatter_rows(&mut self.values, slots.clone(), rows.values.cast(dtype))?;
+        scatter_ints(&mut self.positions, slots.clone(), rows.positions.cast(DType::I32))?;
+        if let Some(pool) = &mut self.log_weights {
+            scatter_scalars(pool, slots.clone(), rows.log_weights.unwrap_or_else(|| fill(0.0)))?;
+        }
+        for (name, track) in &mut self.tracks {
+            let values = rows.tracks.remove(name).unwrap_or_else(|| fill(track.initial));
+            scatter_scalars(&mut track.values, slots.clone(), values)?;
+        }
+        Ok(())
+    }
+
+    /// All live slots, head after head.
+    pub(crate) fn live_slots(&self) -> Tensor<1, Int> {
+        self.upload(self.layout.live_slots())
+    }
+
+    /// The slots of a selection, which counts from each head's first one.
+    pub(super) fn selected_slots(&self, selection: &Selection) -> Tensor<1, Int> {
+        let heads = selection.kept().iter().zip(self.layout.offsets());
+        self.upload(
+            heads.flat_map(|(kept, offset)| kept.iter().map(move |&at| offset + at as usize)),
+        )
+    }
+
+    /// The first `lengths` slots of every head.
+    pub(super) fn first_slots(&self, lengths: &[usize]) -> Tensor<1, Int> {
+        let heads = self.layout.offsets().iter().zip(lengths);
+        self.upload(heads.flat_map(|(&offset, &length)| offset..offset + length))
+    }
+
+    /// Each head's first free slot, `[B * Hkv]`.
+    pub(super) fn free_slots(&self) -> Tensor<1, Int> {
+        (self.ranges.offsets.clone() + self.ranges.lengths.clone()).reshape([self.layout.pairs()])
+    }
+
+    /// Slots as a device tensor.
+    pub(super) fn upload(&self, slots: impl Iterator<Item = usize>) -> Tensor<1, Int> {
+        let slots: Vec<i32> = slots.map(|slot| slot as i32).collect();
+        let count = slots.len();
+        ints(slots, [count], &self.options.device)
+    }
+}

@@ -1,0 +1,86 @@
+//! What policies keep beside the slots: tracks, state tensors, limits.
+
+use burn::tensor::{DType, Device, Tensor};
+
+use super::expect_shape;
+use crate::tensors::floats;
+use crate::{LayerCache, Result};
+
+/// One policy number a slot.
+#[derive(Debug)]
+pub(crate) struct Track {
+    /// What a newly appended slot starts with.
+    pub(crate) initial: f32,
+    /// `[S]`
+    pub(crate) values: Tensor<1>,
+}
+
+impl Track {
+    /// A track of `slots` slots that all hold the initial value.
+    pub(crate) fn new(initial: f32, slots: usize, device: &Device) -> Self {
+        Self { initial, values: Tensor::full([slots], initial, (device, DType::F32)) }
+    }
+}
+
+impl LayerCache {
+    /// A policy's per-slot numbers, `[S]`, f32.
+    pub fn track(&self, name: &str) -> Option<&Tensor<1>> {
+        self.tracks.get(name).map(|track| &track.values)
+    }
+
+    /// Sets a policy's per-slot numbers, creating the track if need be. `initial` is what a newly
+    /// appended slot starts with.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] where `values` is not `[S]`.
+    pub fn set_track(&mut self, name: &str, values: Tensor<1>, initial: f32) -> Result<()> {
+        expect_shape("track", &values.dims(), &[self.slots()])?;
+        self.tracks.insert(name.to_string(), Track { initial, values });
+        Ok(())
+    }
+
+    /// Sets a track from one value a live slot, in the order of [`SlotLayout::live`] over all pairs.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] where the number of values differs from the live slots.
+    pub fn set_live_track(&mut self, name: &str, live: &[f32], initial: f32) -> Result<()> {
+        let values = self.spread_live(live, initial)?;
+        self.set_track(name, values, initial)
+    }
+
+    /// A tensor that belongs to the policy's state of this layer.
+    pub fn state(&self, name: &str) -> Option<&Tensor<3>> {
+        self.state.get(name)
+    }
+
+    /// Stores a state tensor.
+    pub fn set_state(&mut self, name: &str, tensor: Tensor<3>) {
+        self.state.insert(name.to_string(), tensor);
+    }
+
+    /// Slots that the policy lets each head hold after a decode step, `[B * Hkv]`.
+    pub fn limits(&self) -> Option<&[usize]> {
+        self.limits.as_deref()
+    }
+
+    /// Sets the limits.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] for another number of heads.
+    pub fn set_limits(&mut self, limits: Vec<usize>) -> Result<()> {
+        expect_shape("limits", &[limits.len()], &[self.layout.pairs()])?;
+        self.limits = Some(limits);
+        Ok(())
+    }
+
+    /// One value a live slot as one value a slot.
+    pub(super) fn spread_live(&self, live: &[f32], elsewhere: f32) -> Result<Tensor<1>> {
+        expect_shape("live values", &[live.len()], &[self.layout.used()])?;
+        let mut values = vec![elsewhere; self.slots()];
+        for (slot, value) in self.layout.live_slots().zip(live) {
+            values[slot] = *value;
+        }
+        let slots = values.len();
+        Ok(floats(values, [slots], &self.options.device))
+    }
+}

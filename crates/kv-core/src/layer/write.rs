@@ -1,0 +1,161 @@
+//! New tokens into slots: a prompt's, appended ones, overwriting ones.
+
+use burn::tensor::{DType, Int, Tensor};
+
+use super::expect_shape;
+use super::slots::Rows;
+use crate::tensors::ints;
+use crate::{CacheOptions, LayerCache, Result, Room, Selection, SlotLayout};
+
+impl LayerCache {
+    /// A cache of what `selection` keeps of a prefilled prompt, allocated to that plus `room`.
+    ///
+    /// # Shapes
+    /// `keys`, `values` `[B, Hkv, T, D]`; `positions` `[B, T]`, the tokens' logical positions.
+    ///
+    /// # Errors
+    /// [`crate::Error`] where shapes or the selection do not fit.
+    pub fn from_prefill(
+        keys: &Tensor<4>,
+        values: &Tensor<4>,
+        positions: &Tensor<2, Int>,
+        selection: &Selection,
+        room: Room,
+        options: CacheOptions,
+    ) -> Result<Self> {
+        let [batch, kv_heads, tokens, head_dim] = keys.dims();
+        expect_shape("values", &values.dims(), &[batch, kv_heads, tokens, head_dim])?;
+        expect_shape("positions", &positions.dims(), &[batch, tokens])?;
+        selection.check(&vec![tokens; batch * kv_heads])?;
+
+        let lengths: Vec<usize> = selection.kept().iter().map(Vec::len).collect();
+        let capacities = lengths.iter().map(|&length| match room {
+            Room::Extra(extra) => length + extra,
+            Room::Total(total) => total.max(length),
+        });
+        let layout = SlotLayout::new(kv_heads, capacities.collect());
+        let mut cache = Self::new(layout, head_dim, options);
+        if selection.total() > 0 {
+            let kept = || {
+                let heads = selection.kept().iter().enumerate();
+                heads.flat_map(|(pair, kept)| kept.iter().map(move |&at| (pair, at as usize)))
+            };
+            let from = cache.upload(kept().map(|(pair, at)| pair * tokens + at));
+            let sequence = cache.upload(kept().map(|(pair, at)| pair / kv_heads * tokens + at));
+            let pick = |tensor: &Tensor<4>| {
+                let rows = tensor.clone().reshape([batch * kv_heads * tokens, head_dim]);
+                rows.select(0, from.clone())
+            };
+            let positions = positions.clone().reshape([batch * tokens]).select(0, sequence);
+            let to = cache.first_slots(&lengths);
+            cache.write_slots(&to, Rows::new(pick(keys), pick(values), positions))?;
+        }
+        cache.set_lengths(lengths);
+        Ok(cache)
+    }
+
+    /// Appends one token to every head of every sequence, without waiting for the device.
+    ///
+    /// # Shapes
+    /// `keys`, `values` `[B, Hkv, D]`; `positions` `[B]`.
+    ///
+    /// # Errors
+    /// [`crate::Error::CapacityExhausted`] where a head is full (unless growable),
+    /// [`crate::Error::Shape`].
+    pub fn append(
+        &mut self,
+        keys: Tensor<3>,
+        values: Tensor<3>,
+        positions: Tensor<1, Int>,
+    ) -> Result<()> {
+        let [batch, kv_heads, head_dim] = keys.dims();
+        self.extend(
+            keys.reshape([batch, kv_heads, 1, head_dim]),
+            values.unsqueeze_dim(2),
+            positions.unsqueeze_dim(1),
+        )
+    }
+
+    /// Appends `N` tokens to every head of every sequence.
+    ///
+    /// # Shapes
+    /// `keys`, `values` `[B, Hkv, N, D]`; `positions` `[B, N]`.
+    ///
+    /// # Errors
+    /// As [`Self::append`].
+    pub fn extend(
+        &mut self,
+        keys: Tensor<4>,
+        values: Tensor<4>,
+        positions: Tensor<2, Int>,
+    ) -> Result<()> {
+        let tokens = keys.dims()[2];
+        self.check_tokens(&keys, &values, &positions)?;
+        if tokens == 0 {
+            return Ok(());
+        }
+        self.reserve(tokens)?;
+        let pairs = self.layout.pairs();
+        let mut slots = self.free_slots().reshape([pairs, 1]);
+        if tokens > 1 {
+            let steps = ints((0..tokens as i32).collect(), [1, tokens], &self.options.device);
+            slots = slots.expand([pairs, tokens]) + steps.expand([pairs, tokens]);
+        }
+        let rows = Self::token_rows(keys, values, positions);
+        self.write_slots(&slots.reshape([pairs * tokens]), rows)?;
+        self.ranges.lengths = self.ranges.lengths.clone().add_scalar(tokens as i32);
+        self.layout.lengths_mut().iter_mut().for_each(|length| *length += tokens);
+        Ok(())
+    }
+
+    /// Overwrites one slot per (sequence, head) in place: weight 1, tracks at their initial value.
+    ///
+    /// # Shapes
+    /// `slots` `[B, Hkv]` (pool indices, 32-bit; negative ones are skipped), `keys`, `values`
+    /// `[B, Hkv, D]`, `positions` `[B]`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`]. The slots are on the device and must be live ones.
+    pub fn overwrite(
+        &mut self,
+        slots: Tensor<2, Int>,
+        keys: Tensor<3>,
+        values: Tensor<3>,
+        positions: Tensor<1, Int>,
+    ) -> Result<()> {
+        let (batch, kv_heads) = (self.layout.batch(), self.layout.kv_heads());
+        expect_shape("slots", &slots.dims(), &[batch, kv_heads])?;
+        let slots = slots.cast(DType::I32).reshape([batch * kv_heads]);
+        let (keys, values) = (keys.unsqueeze_dim(2), values.unsqueeze_dim(2));
+        let positions = positions.unsqueeze_dim(1);
+        self.check_tokens(&keys, &values, &positions)?;
+        let rows = Self::token_rows(keys, values, positions);
+        self.write_slots(&slots, rows)
+    }
+
+    /// Checks the shapes of `N` tokens of every head.
+    fn check_tokens(
+        &self,
+        keys: &Tensor<4>,
+        values: &Tensor<4>,
+        positions: &Tensor<2, Int>,
+    ) -> Result<()> {
+        let (batch, tokens) = (self.layout.batch(), keys.dims()[2]);
+        let shape = [batch, self.layout.kv_heads(), tokens, self.head_dim()];
+        expect_shape("keys", &keys.dims(), &shape)?;
+        expect_shape("values", &values.dims(), &shape)?;
+        expect_shape("positions", &positions.dims(), &[batch, tokens])
+    }
+
+    /// `N` tokens of every head as rows, head after head.
+    fn token_rows(keys: Tensor<4>, values: Tensor<4>, positions: Tensor<2, Int>) -> Rows {
+        let [batch, kv_heads, tokens, head_dim] = keys.dims();
+        let count = batch * kv_heads * tokens;
+        let positions = positions.unsqueeze_dim::<3>(1).expand([batch, kv_heads, tokens]);
+        Rows::new(
+            keys.reshape([count, head_dim]),
+            values.reshape([count, head_dim]),
+            positions.reshape([count]),
+        )
+    }
+}
