@@ -32,23 +32,16 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         .status()
         .with_context(|| format!("cannot run {}", bench.display()))?;
     // A process that a signal ended has no exit code.
-    let code = status
-        .code()
-        .and_then(|code| u8::try_from(code).ok())
-        .unwrap_or(1);
+    let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
     Ok(ExitCode::from(code))
 }
 
 /// The cargo feature behind the arguments' `--device`; the CPU backend is always built.
 fn device_feature(args: &[String]) -> Option<&'static str> {
-    let device = args
-        .iter()
-        .enumerate()
-        .rev()
-        .find_map(|(i, arg)| match arg.as_str() {
-            "--device" => args.get(i + 1).map(String::as_str),
-            arg => arg.strip_prefix("--device="),
-        })?;
+    let device = args.iter().enumerate().rev().find_map(|(i, arg)| match arg.as_str() {
+        "--device" => args.get(i + 1).map(String::as_str),
+        arg => arg.strip_prefix("--device="),
+    })?;
     match device.split(':').next() {
         Some("cuda") => Some("cuda"),
         Some("vulkan") => Some("vulkan"),

@@ -8,15 +8,11 @@ use crate::util;
 
 pub(crate) fn run() -> Result<()> {
     step("format", || cargo("fmt --all --check"))?;
-    step("no fusion feature", || {
-        no_fusion("wgpu").and_then(|()| no_fusion("cuda"))
-    })?;
+    step("no fusion feature", || no_fusion("wgpu").and_then(|()| no_fusion("cuda")))?;
     step("lints (wgpu)", || {
         cargo("clippy --release --workspace --all-targets --features=wgpu -- -D warnings")
     })?;
-    step("build (cuda)", || {
-        cargo("check --release --workspace --features=cuda")
-    })?;
+    step("build (cuda)", || cargo("check --release --workspace --features=cuda"))?;
     step("docs", || {
         let mut docs = util::cargo("doc --release --no-deps --workspace --features=wgpu");
         util::run(docs.env("RUSTDOCFLAGS", "-D warnings"))

@@ -53,10 +53,7 @@ impl Device {
 const LIMIT: u64 = 25_000_000;
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let out = args
-        .out
-        .clone()
-        .unwrap_or_else(|| util::target_dir().join("dist"));
+    let out = args.out.clone().unwrap_or_else(|| util::target_dir().join("dist"));
     let name = format!("burn-kv-{}", args.device.name());
     let folder = out.join(&name);
     if folder.exists() {
@@ -64,14 +61,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     fs::create_dir_all(&folder)?;
 
-    eprintln!(
-        "building kv-bench and the tests (release, {})",
-        args.device.name()
-    );
-    add(
-        &util::build_bench(args.device.feature())?,
-        &folder.join("kv-bench"),
-    )?;
+    eprintln!("building kv-bench and the tests (release, {})", args.device.name());
+    add(&util::build_bench(args.device.feature())?, &folder.join("kv-bench"))?;
     add_tests(args.device, &folder)?;
     fs::write(folder.join("README"), readme(args.device))?;
 
@@ -79,11 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     fs::remove_dir_all(&folder)?;
     let bytes = fs::metadata(&archive)?.len();
     println!("{} ({:.1} MB)", archive.display(), bytes as f64 / 1e6);
-    ensure!(
-        bytes < LIMIT,
-        "the archive is larger than {} MB",
-        LIMIT / 1_000_000
-    );
+    ensure!(bytes < LIMIT, "the archive is larger than {} MB", LIMIT / 1_000_000);
     Ok(())
 }
 
@@ -113,19 +100,11 @@ fn readme(device: Device) -> String {
 
 /// Packs a folder with xz, or gzip where there is no xz.
 fn pack(out: &Path, name: &str) -> Result<PathBuf> {
-    let (flags, ending) = if util::succeeds("xz", &["--version"]) {
-        ("-cJf", "xz")
-    } else {
-        ("-czf", "gz")
-    };
+    let (flags, ending) =
+        if util::succeeds("xz", &["--version"]) { ("-cJf", "xz") } else { ("-czf", "gz") };
     let archive = out.join(format!("{name}.tar.{ending}"));
     let mut tar = Command::new("tar");
-    tar.arg("-C")
-        .arg(out)
-        .arg(flags)
-        .arg(&archive)
-        .arg(name)
-        .env("XZ_OPT", "-9e");
+    tar.arg("-C").arg(out).arg(flags).arg(&archive).arg(name).env("XZ_OPT", "-9e");
     util::run(&mut tar)?;
     Ok(archive)
 }

@@ -78,9 +78,7 @@ impl Report {
 
     /// Whether a test ran on a backend, whichever of its devices (`wgpu`, `wgpu:1`).
     pub(crate) fn ran_on(&self, backend: &str) -> bool {
-        self.devices
-            .keys()
-            .any(|name| name.split([':', ' ']).next() == Some(backend))
+        self.devices.keys().any(|name| name.split([':', ' ']).next() == Some(backend))
     }
 }
 
@@ -101,14 +99,7 @@ mod tests {
         ] {
             counts.add_line(line);
         }
-        assert_eq!(
-            counts,
-            Counts {
-                passed: 13,
-                failed: 2,
-                ignored: 1
-            }
-        );
+        assert_eq!(counts, Counts { passed: 13, failed: 2, ignored: 1 });
     }
 
     #[test]

@@ -68,13 +68,9 @@ fn features(args: &Args, notes: &mut Notes) -> Result<Vec<&'static str>> {
     let mut features = Vec::new();
     if args.cuda {
         features.push("cuda");
-        notes
-            .skipped
-            .push("wgpu kernels: --cuda replaces them".to_string());
+        notes.skipped.push("wgpu kernels: --cuda replaces them".to_string());
     } else {
-        notes
-            .skipped
-            .push("CUDA kernels: need an NVIDIA GPU and --cuda".to_string());
+        notes.skipped.push("CUDA kernels: need an NVIDIA GPU and --cuda".to_string());
         match vulkan::ensure() {
             Ok(()) => features.push("wgpu"),
             Err(error) => {
@@ -97,12 +93,8 @@ fn features(args: &Args, notes: &mut Notes) -> Result<Vec<&'static str>> {
 fn has_slow_tests() -> Result<bool> {
     let metadata = util::output(&mut util::cargo("metadata --no-deps --format-version=1"))?;
     let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
-    let packages = metadata["packages"]
-        .as_array()
-        .context("cargo metadata lists no packages")?;
-    Ok(packages
-        .iter()
-        .any(|package| package["features"].get(SLOW).is_some()))
+    let packages = metadata["packages"].as_array().context("cargo metadata lists no packages")?;
+    Ok(packages.iter().any(|package| package["features"].get(SLOW).is_some()))
 }
 
 /// A folder that only this user can read, as `XDG_RUNTIME_DIR` must be.
@@ -119,10 +111,7 @@ fn runtime_dir(folder: &Path) -> Result<PathBuf> {
 
 /// Runs `cargo test`, passing its output through and summing the results in it.
 fn run_counting(cargo: &mut Command, notes: &mut Notes) -> Result<Counts> {
-    let mut child = cargo
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot start cargo")?;
+    let mut child = cargo.stdout(Stdio::piped()).spawn().context("cannot start cargo")?;
     let mut counts = Counts::default();
     if let Some(stdout) = child.stdout.take() {
         let mut stdout = BufReader::new(stdout);
@@ -137,19 +126,14 @@ fn run_counting(cargo: &mut Command, notes: &mut Notes) -> Result<Counts> {
     let status = child.wait()?;
     if !status.success() && counts.failed == 0 {
         // A build error, or a test binary that crashed before it could count.
-        notes
-            .failures
-            .push(format!("cargo test ended with {status}"));
+        notes.failures.push(format!("cargo test ended with {status}"));
     }
     Ok(counts)
 }
 
 /// Prints the summary and its closing line.
 fn conclude(counts: &Counts, report: &Report, notes: &Notes) -> ExitCode {
-    let devices = report
-        .devices
-        .iter()
-        .map(|(name, count)| format!("{name} x {count}"));
+    let devices = report.devices.iter().map(|(name, count)| format!("{name} x {count}"));
     let devices = devices.collect::<Vec<_>>().join(", ");
     println!("\nbackends that tests reported: [{devices}]");
     println!("golden files checked: {}", report.golden.len());
@@ -166,9 +150,5 @@ fn conclude(counts: &Counts, report: &Report, notes: &Notes) -> ExitCode {
     let passed = counts.passed.saturating_sub(report.skipped.len());
     let skipped = counts.ignored + report.skipped.len();
     println!("{passed} passed, {failed} failed, {skipped} skipped");
-    if failed == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

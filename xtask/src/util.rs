@@ -8,9 +8,7 @@ use serde_json::Value;
 
 /// The workspace's root folder.
 pub(crate) fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("xtask is a folder of the workspace")
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is a folder of the workspace")
 }
 
 /// Where cargo builds.
@@ -37,9 +35,7 @@ pub(crate) fn cargo(line: &str) -> Command {
 ///
 /// When it cannot be started, or fails.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let status = command
-        .status()
-        .with_context(|| format!("cannot start {}", show(command)))?;
+    let status = command.status().with_context(|| format!("cannot start {}", show(command)))?;
     ensure!(status.success(), "{} failed ({status})", show(command));
     Ok(())
 }
@@ -54,30 +50,19 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
         .stderr(Stdio::inherit())
         .output()
         .with_context(|| format!("cannot start {}", show(command)))?;
-    ensure!(
-        output.status.success(),
-        "{} failed ({})",
-        show(command),
-        output.status
-    );
+    ensure!(output.status.success(), "{} failed ({})", show(command), output.status);
     String::from_utf8(output.stdout).with_context(|| format!("output of {}", show(command)))
 }
 
 /// Whether a command exists and succeeds; its output is dropped.
 pub(crate) fn succeeds(program: &str, args: &[&str]) -> bool {
     let mut command = Command::new(program);
-    command
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
 
 /// An executable that cargo built.
 pub(crate) struct Executable {
-    /// Folder of the package's `Cargo.toml`.
-    pub(crate) package: PathBuf,
     /// The target's root source file.
     pub(crate) source: PathBuf,
     /// The executable itself.
@@ -91,12 +76,8 @@ pub(crate) struct Executable {
 /// When the build fails.
 pub(crate) fn build(line: &str) -> Result<Vec<Executable>> {
     let messages = output(cargo(line).arg("--message-format=json-render-diagnostics"))?;
-    let messages = messages
-        .lines()
-        .filter_map(|line| serde_json::from_str(line).ok());
-    Ok(messages
-        .filter_map(|message: Value| executable(&message))
-        .collect())
+    let messages = messages.lines().filter_map(|line| serde_json::from_str(line).ok());
+    Ok(messages.filter_map(|message: Value| executable(&message)).collect())
 }
 
 /// Builds `kv-bench` in release with some cargo features, and returns the executable.
@@ -107,17 +88,12 @@ pub(crate) fn build(line: &str) -> Result<Vec<Executable>> {
 pub(crate) fn build_bench(features: &str) -> Result<PathBuf> {
     let line = format!("build --release -p kv-bench --bin kv-bench --features={features}");
     let bench = build(&line)?.into_iter().next();
-    Ok(bench
-        .context("cargo built no executable for kv-bench")?
-        .path)
+    Ok(bench.context("cargo built no executable for kv-bench")?.path)
 }
 
 /// Reads one of cargo's JSON messages; most are not about an executable.
 fn executable(message: &Value) -> Option<Executable> {
     Some(Executable {
-        package: Path::new(message["manifest_path"].as_str()?)
-            .parent()?
-            .to_path_buf(),
         source: message["target"]["src_path"].as_str()?.into(),
         path: message["executable"].as_str()?.into(),
     })

@@ -67,9 +67,7 @@ pub(crate) fn load(path: Option<&Path>) -> anyhow::Result<Vec<Prompt>> {
 /// Where the file cannot be read.
 pub(crate) fn text(path: Option<&Path>) -> anyhow::Result<String> {
     match path {
-        Some(path) => {
-            std::fs::read_to_string(path).with_context(|| path.display().to_string())
-        }
+        Some(path) => std::fs::read_to_string(path).with_context(|| path.display().to_string()),
         None => Ok(EMBEDDED_TEXT.to_string()),
     }
 }

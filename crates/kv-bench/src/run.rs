@@ -118,7 +118,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 /// `target/kv-bench/SUITE.html` of the workspace that is built, or of the current folder.
 fn default_report(suite: &str) -> anyhow::Result<PathBuf> {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
     let folder = target.join("kv-bench");
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     Ok(folder.join(format!("{suite}.html")))

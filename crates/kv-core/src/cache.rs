@@ -29,6 +29,18 @@ impl KvCache {
         self.seen.len()
     }
 
+    /// The most slots that any head of any layer holds, per sequence.
+    pub fn longest(&self) -> Vec<usize> {
+        let rows = (0..self.batch()).map(|row| {
+            let heads = self.layers.iter().flat_map(|layer| {
+                let heads = layer.layout().kv_heads();
+                layer.layout().lengths()[row * heads..(row + 1) * heads].iter()
+            });
+            heads.copied().max().unwrap_or_default()
+        });
+        rows.collect()
+    }
+
     /// Bytes over all layers.
     pub fn memory(&self) -> MemoryReport {
         self.layers.iter().map(LayerCache::memory).sum()

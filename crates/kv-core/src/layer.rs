@@ -4,6 +4,8 @@
 mod attend;
 mod capacity;
 mod evict;
+mod options;
+mod rotate;
 mod slots;
 mod tracks;
 mod write;
@@ -11,43 +13,15 @@ mod write;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::SlotRanges;
 
 use crate::tensors::{ints, read_f32, read_i32};
 use crate::{Error, MemoryReport, Result, SlotLayout};
 
+pub use options::{CacheOptions, Room};
 pub(crate) use slots::Rows;
 pub(crate) use tracks::Track;
-
-/// How a cache stores its slots.
-#[derive(Debug, Clone)]
-pub struct CacheOptions {
-    /// Where.
-    pub device: Device,
-    /// Keys' and values' dtype: f32, f16 or bf16.
-    pub dtype: DType,
-    /// Whether slots carry weights; without, all weights are 1 and cost nothing.
-    pub weighted: bool,
-    /// Whether a full head makes the pool grow instead of failing. Growing allocates a new pool.
-    pub growable: bool,
-}
-
-impl CacheOptions {
-    /// Unweighted slots of a fixed capacity.
-    pub fn new(device: &Device, dtype: DType) -> Self {
-        Self { device: device.clone(), dtype, weighted: false, growable: false }
-    }
-}
-
-/// Free slots to reserve beyond what is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Room {
-    /// This many in every head.
-    Extra(usize),
-    /// Up to this many slots in every head, kept ones included (never less than what is kept).
-    Total(usize),
-}
 
 /// One layer's slots, for every (sequence, key-value head) of a batch.
 ///

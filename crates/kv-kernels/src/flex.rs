@@ -1,8 +1,8 @@
 //! The extension's methods on the CPU: the references, on the tensors' own buffers.
 
-use bytemuck::Pod;
 use burn::backend::{DType, Element, Flex, Shape, TensorData};
 use burn_flex::FlexTensor;
+use bytemuck::Pod;
 use half::{bf16, f16};
 
 use crate::argmin_slots::reference::argmin;

@@ -21,7 +21,10 @@ fn finds_the_lowest_and_breaks_ties_downwards() {
             .zip(lengths)
             .map(|(&offset, length)| {
                 let range = offset as usize..offset as usize + length;
-                range.clone().min_by(|&a, &b| scores[a].total_cmp(&scores[b])).map_or(-1, |x| x as i32)
+                range
+                    .clone()
+                    .min_by(|&a, &b| scores[a].total_cmp(&scores[b]))
+                    .map_or(-1, |x| x as i32)
             })
             .collect();
         let upload = |values: Vec<i32>| {

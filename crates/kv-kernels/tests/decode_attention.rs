@@ -25,7 +25,10 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                     float(&inputs.query).reshape([batch, heads, dim]),
                     float(&inputs.keys).reshape([slots, dim]),
                     float(&inputs.values).reshape([slots, dim]),
-                    inputs.log_weights.as_deref().map(|w| Tensor::from_data(w, (device, DType::F32))),
+                    inputs
+                        .log_weights
+                        .as_deref()
+                        .map(|w| Tensor::from_data(w, (device, DType::F32))),
                     &problem.ranges(&inputs, device),
                     EVERYTHING,
                 )
@@ -37,9 +40,14 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                 let actual = read(result.probabilities.unwrap().reshape([-1]));
                 let error = relative_error(&actual, &probabilities);
                 assert!(error < limit, "{context}: probabilities off by {error}");
-                for (actual, expected) in read(result.log_sum_exp.unwrap().reshape([-1])).iter().zip(&lse) {
+                for (actual, expected) in
+                    read(result.log_sum_exp.unwrap().reshape([-1])).iter().zip(&lse)
+                {
                     let close = (f64::from(*actual) - expected).abs() < 10.0 * limit;
-                    assert!(close || f64::from(*actual) == *expected, "{context}: lse {actual} for {expected}");
+                    assert!(
+                        close || f64::from(*actual) == *expected,
+                        "{context}: lse {actual} for {expected}"
+                    );
                 }
             }
         }
@@ -53,14 +61,14 @@ fn huge_logits_do_not_overflow() {
         // Logits of +-200 and beyond: the softmax is one-hot.
         let query = Tensor::<3>::full([1, 1, 4], 100.0, (device, DType::F32));
         let keys = TensorData::new(vec![-2.0f32, 1.0, 2.0, 1.9], [4, 1]);
-        let keys = Tensor::<2>::from_data(keys, (device, DType::F32)).expand([4, 4]).mul_scalar(1.0);
+        let keys =
+            Tensor::<2>::from_data(keys, (device, DType::F32)).expand([4, 4]).mul_scalar(1.0);
         let values = TensorData::new(vec![1.0f32, 2.0, 3.0, 4.0], [4, 1]);
         let values =
             Tensor::<2>::from_data(values, (device, DType::F32)).expand([4, 4]).mul_scalar(1.0);
         let int = |value: i32| Tensor::full([1, 1], value, (device, DType::I32));
         let ranges = kv_kernels::SlotRanges { offsets: int(0), lengths: int(4) };
-        let result =
-            decode_attention(query, keys, values, None, &ranges, EVERYTHING).unwrap();
+        let result = decode_attention(query, keys, values, None, &ranges, EVERYTHING).unwrap();
         let output = result.output.try_into_vec_as::<f32>().unwrap();
         assert!(output.iter().all(|x| (x - 3.0).abs() < 1e-3), "{}: {output:?}", tested.name);
     }

@@ -15,7 +15,8 @@ fn golden_weighted_attention() {
                 golden.tensor(name).on::<4>(device).reshape([batch * kv_heads * slots, dim])
             };
             let log_weights = golden.tensor("w").on::<3>(device).log();
-            let starts: Vec<i32> = (0..batch * kv_heads).map(|pair| (pair * slots) as i32).collect();
+            let starts: Vec<i32> =
+                (0..batch * kv_heads).map(|pair| (pair * slots) as i32).collect();
             let lengths: Vec<i32> = lengths.values.iter().map(|x| *x as i32).collect();
             let upload = |values: &[i32]| {
                 Tensor::<1, Int>::from_data(values, (device, DType::I32)).reshape([batch, kv_heads])
@@ -35,9 +36,7 @@ fn golden_weighted_attention() {
                 let pick = |name: &str, width: usize| -> Vec<f64> {
                     let all = golden.tensor(name).values;
                     (0..batch * heads)
-                        .flat_map(|head| {
-                            all[(head * queries + index) * width..][..width].to_vec()
-                        })
+                        .flat_map(|head| all[(head * queries + index) * width..][..width].to_vec())
                         .collect()
                 };
                 let output = result.output.try_into_vec_as::<f32>().unwrap();

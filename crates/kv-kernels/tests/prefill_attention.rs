@@ -46,9 +46,8 @@ fn agrees_with_f64() {
             let q = numbers.tensor([batch, kv_heads * group, tokens, dim], device);
             let k = numbers.tensor([batch, kv_heads, tokens, dim], device);
             let v = numbers.tensor([batch, kv_heads, tokens, dim], device);
-            let read = |tensor: &burn::tensor::Tensor<4>| {
-                tensor.clone().try_into_vec_as::<f32>().unwrap()
-            };
+            let read =
+                |tensor: &burn::tensor::Tensor<4>| tensor.clone().try_into_vec_as::<f32>().unwrap();
             let dims = [batch, kv_heads, group, tokens, dim];
             let (output, sums) = exact(&read(&q), &read(&k), &read(&v), dims);
             let result = prefill_attention(&q, &k, &v, true).unwrap();

@@ -10,7 +10,8 @@ use kv_testing::devices;
 fn decode_attention_refuses_what_does_not_fit() {
     for tested in devices() {
         let device = &tested.device;
-        let query = |heads: usize, dim: usize| Tensor::<3>::zeros([1, heads, dim], (device, DType::F32));
+        let query =
+            |heads: usize, dim: usize| Tensor::<3>::zeros([1, heads, dim], (device, DType::F32));
         let pool = |dim: usize| Tensor::<2>::zeros([8, dim], (device, DType::F32));
         let ranges = |batch: usize, heads: usize| {
             let zeros = || Tensor::<2, Int>::zeros([batch, heads], (device, DType::I32));
@@ -47,7 +48,8 @@ fn scatter_and_argmin_refuse_and_leave_the_pool() {
         assert_eq!(pool.try_into_vec_as::<f32>().unwrap(), vec![1.0; 32]);
 
         let zeros = || Tensor::<2, Int>::zeros([1, 2], (device, DType::I32));
-        let ranges = SlotRanges { offsets: zeros(), lengths: Tensor::zeros([2, 1], (device, DType::I32)) };
+        let ranges =
+            SlotRanges { offsets: zeros(), lengths: Tensor::zeros([2, 1], (device, DType::I32)) };
         let scores = Tensor::<1>::zeros([4], (device, DType::F32));
         let error = argmin_slots(scores, &ranges).unwrap_err();
         assert!(matches!(error, KernelError::Shape { argument: "lengths", .. }), "{error}");

@@ -137,9 +137,10 @@ impl<'a> Session<'a> {
         } else if count > 0 {
             let logits = self.model.llama().extend(tokens, &mut self.cache)?;
             let [batch, added, vocabulary] = logits.dims();
-            before.extend((0..added).map(|index| {
-                logits.clone().narrow(1, index, 1).reshape([batch, vocabulary])
-            }));
+            before.extend(
+                (0..added)
+                    .map(|index| logits.clone().narrow(1, index, 1).reshape([batch, vocabulary])),
+            );
             self.steps += added;
         }
         if let Some(last) = before.pop() {
@@ -210,8 +211,7 @@ fn prefill<'a>(
     while start < prompts.len() {
         let tokens = prompts[start].len();
         let run = prompts[start..].iter().take_while(|prompt| prompt.len() == tokens).count();
-        let group: Vec<&[u32]> =
-            prompts[start..start + run].iter().map(Vec::as_slice).collect();
+        let group: Vec<&[u32]> = prompts[start..start + run].iter().map(Vec::as_slice).collect();
         let own_seeds: Vec<u64> =
             (start..start + run).map(|row| seeds.get(row).copied().unwrap_or_default()).collect();
         let pass = PrefillPass { needs, seeds: &own_seeds, trace: false };
@@ -239,11 +239,14 @@ fn prefill<'a>(
         .zip(parts)
         .map(|(policy, layers)| {
             let layers = layers.into_iter().map(LayerCache::concat);
-            let cache = KvCache {
+            let mut cache = KvCache {
                 layers: layers.collect::<std::result::Result<_, _>>()?,
                 seen: prompts.iter().map(Vec::len).collect(),
                 origin: origin(model, &**policy),
             };
+            if policy.renumbers() {
+                cache.seen = cache.longest();
+            }
             let (policy, logits) = (policy.clone(), logits.clone());
             Ok(Session { model, policy, cache, logits, steps: 0, scratch })
         })

@@ -18,7 +18,11 @@ fn load(folder: &Path, tested: &TestDevice) -> Result<Model, ModelError> {
 }
 
 /// Rewrites one tensor of the copy (`None` drops it).
-fn rewrite(folder: &Path, name: &str, change: impl Fn(Vec<u8>) -> Option<(Dtype, Vec<usize>, Vec<u8>)>) {
+fn rewrite(
+    folder: &Path,
+    name: &str,
+    change: impl Fn(Vec<u8>) -> Option<(Dtype, Vec<usize>, Vec<u8>)>,
+) {
     let path = folder.join("model.safetensors");
     let bytes = std::fs::read(&path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -113,8 +117,7 @@ fn prompts_that_cannot_run() {
             ModelError::EmptyPrompt
         ));
         // Generating past the positions ends with an error too, not with garbage.
-        let mut session =
-            Session::start(&model, full.clone(), &[vec![7; 2048]], &[0], 4).unwrap();
+        let mut session = Session::start(&model, full.clone(), &[vec![7; 2048]], &[0], 4).unwrap();
         let error = session.step(&[7]).unwrap_err();
         assert!(matches!(error, ModelError::PromptTooLong { .. }), "{error}");
     }

@@ -16,7 +16,7 @@ fn a_batch_gives_what_each_request_gives_alone() {
     for tested in devices() {
         let model = embedded(&tested);
         let prompts = prompts(&model);
-        for config in every_policy(0.3) {
+        for config in every_policy(0.3, &tested) {
             let together = run(&model, &config, &prompts, NEW);
             for (index, prompt) in prompts.iter().enumerate() {
                 let mut request = Request::greedy(prompt.clone(), NEW);
@@ -25,7 +25,8 @@ fn a_batch_gives_what_each_request_gives_alone() {
                 let alone = run_requests(&model, &config, &[request]);
                 assert_eq!(
                     together[index].tokens, alone[0].tokens,
-                    "{config} on {} request {index}", tested.name
+                    "{config} on {} request {index}",
+                    tested.name
                 );
             }
         }
@@ -38,7 +39,7 @@ fn a_saved_session_goes_on_identically() {
     for tested in devices() {
         let model = embedded(&tested);
         let prompts = prompts(&model);
-        for config in every_policy(0.3) {
+        for config in every_policy(0.3, &tested) {
             let expected = run(&model, &config, &prompts, NEW);
             let seeds: Vec<u64> = prompts
                 .iter()
@@ -166,9 +167,8 @@ fn a_cancelled_generation_leaves_everything_usable() {
         .unwrap();
         assert_eq!(cancelled.iter().map(|output| output.tokens.len()).sum::<usize>(), 4);
         assert!(cancelled.iter().all(|output| output.finish == Finish::Cancelled));
-        let go = || {
-            generate(&model, policy.clone(), &requests, |_| ControlFlow::Continue(())).unwrap()
-        };
+        let go =
+            || generate(&model, policy.clone(), &requests, |_| ControlFlow::Continue(())).unwrap();
         let whole = go();
         assert_eq!(go(), whole);
         assert_eq!(whole[0].tokens[..2], cancelled[0].tokens[..2]);
@@ -183,9 +183,8 @@ fn appending_is_the_same_at_once_and_step_by_step() {
         let prompt = prompts(&model).remove(0);
         let (context, question) = prompt.split_at(prompt.len() - 20);
         let policy = build(&json!({"policy": "snapkv", "budget": 0.5})).unwrap();
-        let start = || {
-            Session::start(&model, policy.clone(), &[context.to_vec()], &[0], 20).unwrap()
-        };
+        let start =
+            || Session::start(&model, policy.clone(), &[context.to_vec()], &[0], 20).unwrap();
         let mut at_once = start();
         let before = at_once.append(&[question]).unwrap();
         assert_eq!(before.len(), question.len());

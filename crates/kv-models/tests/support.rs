@@ -33,17 +33,28 @@ pub(crate) fn model_folder(name: &str) -> Option<PathBuf> {
     folder.is_dir().then_some(folder)
 }
 
-/// Every policy of the registry at a budget, and two that combine or space out decisions.
-pub(crate) fn every_policy(budget: f64) -> Vec<Value> {
-    let named = POLICIES.iter().filter(|entry| entry.name != "combine");
+/// Every policy of the registry at a budget, and some that combine or space out decisions. On
+/// devices other than the CPU, one of each mechanism unless `slow-tests` is on: a software GPU takes
+/// minutes for all of them.
+pub(crate) fn every_policy(budget: f64, tested: &TestDevice) -> Vec<Value> {
+    let mechanisms = ["full", "streaming-llm", "adakv", "h2o", "uniform", "top-k-oracle"];
+    let everything = tested.name == "cpu" || cfg!(feature = "slow-tests");
+    let named = POLICIES
+        .iter()
+        .filter(|entry| entry.name != "combine")
+        .filter(|entry| everything || mechanisms.contains(&entry.name));
     let mut configs: Vec<Value> =
         named.map(|entry| json!({"policy": entry.name, "budget": budget})).collect();
-    configs.push(json!({
-        "policy": "combine",
-        "prefill": {"policy": "snapkv", "budget": budget},
-        "decode": {"policy": "h2o", "budget": budget},
-    }));
-    configs.push(json!({"policy": "h2o", "budget": budget, "interval": 8}));
+    configs.push(json!({"policy": "streaming-llm", "budget": budget, "rerotate": true}));
+    configs.push(json!({"policy": "r-kv", "budget": budget, "interval": 8}));
+    if everything {
+        configs.push(json!({"policy": "h2o", "budget": budget, "interval": 8}));
+        configs.push(json!({
+            "policy": "combine",
+            "prefill": {"policy": "snapkv", "budget": budget},
+            "decode": {"policy": "h2o", "budget": budget},
+        }));
+    }
     configs
 }
 
@@ -64,7 +75,12 @@ pub(crate) fn prompts(model: &Model) -> Vec<Vec<u32>> {
         .collect()
 }
 
-pub(crate) fn run(model: &Model, config: &Value, prompts: &[Vec<u32>], count: usize) -> Vec<Generated> {
+pub(crate) fn run(
+    model: &Model,
+    config: &Value,
+    prompts: &[Vec<u32>],
+    count: usize,
+) -> Vec<Generated> {
     let requests: Vec<Request> = prompts
         .iter()
         .enumerate()

@@ -1,11 +1,12 @@
 //! The family *score → keep the top*.
 
-use burn::tensor::{DType, Int, Tensor};
+mod evict;
+mod family;
+
+use burn::tensor::{DType, Tensor};
 use kv_core::{
-    Budget, DecodeAttentionOptions, HeadAllocation, LayerAllocation, LayerCache, Room, Selection,
-    read_f32, top,
+    Budget, DecodeAttentionOptions, HeadAllocation, LayerCache, Room, Selection, read_f32,
 };
-use serde::{Deserialize, Serialize};
 
 use crate::attention::last_queries;
 use crate::rescore::{remember, rescore};
@@ -14,72 +15,7 @@ use crate::{
     RAW_QUERIES, Result, SCORE, Scorer, Step,
 };
 
-/// Options that every policy of the family takes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Family {
-    /// Slots per key-value head, protected ones included.
-    pub budget: Budget,
-    /// First tokens that are always kept; `None` takes the paper's number, but at most a quarter of
-    /// the budget.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sinks: Option<usize>,
-    /// Last tokens that are always kept; `None` takes `recent_share` of the budget.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub recents: Option<usize>,
-    /// Share of the budget for the last tokens, where `recents` is not given.
-    pub recent_share: f64,
-    /// Decode steps between evictions; the cache holds up to `interval` slots more in between.
-    pub interval: usize,
-    /// Whether the scorer acts during decode too, if it can; without, decoded tokens accumulate.
-    pub decode: bool,
-    /// How layers share the budget.
-    pub layers: LayerAllocation,
-    /// How key-value heads share it (prefill only).
-    pub heads: HeadAllocation,
-}
-
-impl Family {
-    /// The family's options as `S`'s paper has them.
-    pub fn of<S: Scorer>(budget: Budget) -> Self {
-        let defaults = S::defaults();
-        Self {
-            budget,
-            sinks: None,
-            recents: None,
-            recent_share: defaults.recent_share,
-            interval: defaults.interval,
-            decode: true,
-            layers: LayerAllocation::Uniform,
-            heads: HeadAllocation::Uniform,
-        }
-    }
-
-    /// Slots per head of one layer.
-    fn layer_budget(&self, observation: &Observation<'_>) -> Result<usize> {
-        let tokens = observation.tokens();
-        let base = self.budget.resolve(tokens);
-        let LayerContext { index, count } = observation.layer;
-        let spread = self.layers.spread(count, base, base.min(1), tokens)?;
-        Ok(spread[index])
-    }
-
-    /// Slots that a head may hold during decode: token budgets fill up even after short prompts.
-    fn decode_budget(&self, observation: &Observation<'_>) -> Result<usize> {
-        match (self.budget, &self.layers) {
-            (Budget::Tokens(count), LayerAllocation::Uniform) => Ok(count),
-            _ => self.layer_budget(observation),
-        }
-    }
-
-    fn sinks_of<S: Scorer>(&self, budget: usize) -> usize {
-        self.sinks.unwrap_or(S::defaults().sinks.min(budget / 4))
-    }
-
-    fn recents_of(&self, budget: usize) -> usize {
-        self.recents.unwrap_or((budget as f64 * self.recent_share) as usize)
-    }
-}
+pub use family::Family;
 
 /// A policy that keeps the highest scores.
 #[derive(Debug, Clone)]
@@ -122,94 +58,14 @@ impl<S: Scorer> KeepTop<S> {
     }
 
     fn check_protected(&self, budget: usize) -> Result<(usize, usize)> {
-        let (sinks, recents) =
-            (self.family.sinks_of::<S>(budget), self.family.recents_of(budget));
-        if sinks + recents > budget {
-            return Err(PolicyError::ProtectedOverBudget {
-                policy: self.name,
-                sinks,
-                recents,
-                budget,
-            });
-        }
+        let (sinks, recents) = (self.family.sinks_of::<S>(budget), self.family.recents_of(budget));
+        PolicyError::check_protected(self.name, sinks, recents, budget)?;
         Ok((sinks, recents))
     }
 
     /// Whether steps evict.
     fn decoding(&self) -> Decoding {
         if self.family.decode { self.scorer.decoding() } else { Decoding::None }
-    }
-
-    /// Evicts what is over the limits, if it is time to.
-    fn evict(
-        &self,
-        cache: &mut LayerCache,
-        scores: impl Fn(&LayerCache) -> Result<Tensor<1>>,
-        position: &Tensor<1, Int>,
-    ) -> Result<()> {
-        let Some(limits) = cache.limits().map(<[usize]>::to_vec) else { return Ok(()) };
-        let interval = self.family.interval;
-        let due: Vec<bool> = cache
-            .layout()
-            .lengths()
-            .iter()
-            .zip(&limits)
-            .map(|(&length, &limit)| length >= limit.saturating_add(interval))
-            .collect();
-        if !due.contains(&true) {
-            return Ok(());
-        }
-        let scores = self.protect(cache, scores(cache)?, position, &limits);
-        let ordered = matches!(self.decoding(), Decoding::Rescore { .. });
-        if interval == 1 && !ordered {
-            cache.evict_lowest(scores, &limits)?;
-            return Ok(());
-        }
-        // Many at once, or scores that depend on the slots' order: chosen on the host.
-        let scores = read_f32("scores", scores)?;
-        let kept = due.iter().enumerate().map(|(pair, due)| {
-            let live = &scores[cache.layout().live(pair)];
-            if *due { top(live, limits[pair]) } else { (0..live.len() as u32).collect() }
-        });
-        let selection = Selection::new(kept.collect())?;
-        Ok(cache.retain(&selection)?)
-    }
-
-    /// Raises the scores of sinks and recents beyond all others.
-    fn protect(
-        &self,
-        cache: &LayerCache,
-        scores: Tensor<1>,
-        position: &Tensor<1, Int>,
-        limits: &[usize],
-    ) -> Tensor<1> {
-        let sinks: Vec<usize> =
-            limits.iter().map(|&limit| self.family.sinks_of::<S>(limit)).collect();
-        let recents: Vec<usize> =
-            limits.iter().map(|&limit| self.family.recents_of(limit).max(self.window(limit))).collect();
-        let mut scores = scores;
-        let device = &cache.options().device;
-        let of_slots = |per_head: Vec<usize>| {
-            let per_head: Vec<i32> =
-                per_head.into_iter().map(|count| count.min(i32::MAX as usize) as i32).collect();
-            Tensor::<1, Int>::from_data(per_head.as_slice(), (device, DType::I32))
-        };
-        if sinks.iter().any(|&sinks| sinks > 0) {
-            let sinks = of_slots(sinks).select(0, cache.slot_pairs().clone());
-            let first = cache.positions().clone().lower(sinks);
-            scores = scores.mask_fill(first, f32::INFINITY);
-        }
-        if recents.iter().any(|&recents| recents > 0) {
-            // The oldest protected position of each slot's (sequence, head).
-            let rows = cache.layout().batch();
-            let heads = cache.layout().kv_heads();
-            let now = position.clone().cast(DType::I32).unsqueeze_dim::<2>(1);
-            let oldest = now.expand([rows, heads]).reshape([rows * heads]) - of_slots(recents);
-            let oldest = oldest.add_scalar(1).select(0, cache.slot_pairs().clone());
-            let recent = cache.positions().clone().greater_equal(oldest);
-            scores = scores.mask_fill(recent, f32::INFINITY);
-        }
-        scores
     }
 
     /// Keeps the last `count` of a prompt's queries for decoding.
@@ -281,9 +137,9 @@ impl<S: Scorer> Policy for KeepTop<S> {
                 let floor = fixed + ((budget - fixed) as f64 * floor) as usize;
                 Selection::ada(&scores, tokens, kv_heads, budget, floor)
             }
-            HeadAllocation::AdaOfficial { floor, normalize } => {
-                Selection::ada_official(&scores, tokens, kv_heads, budget, recents, floor, normalize)
-            }
+            HeadAllocation::AdaOfficial { floor, normalize } => Selection::ada_official(
+                &scores, tokens, kv_heads, budget, recents, floor, normalize,
+            ),
         }
         .into())
     }
@@ -326,9 +182,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
             return Ok(Room::Extra(new_tokens));
         }
         let limit = self.family.decode_budget(observation)?;
-        let kept = self.family.layer_budget(observation)?.min(observation.tokens());
-        // One slot more than the limit even with room to spare: a step appends before it evicts.
-        Ok(Room::Total((limit + self.family.interval).min(kept + new_tokens + 1)))
+        Ok(Room::Limited { limit, over: self.family.interval, new_tokens })
     }
 
     fn changes_decode(&self) -> bool {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use burn::tensor::{Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, Room, Selection};
 
-use crate::Result;
+use crate::attention::last_queries;
+use crate::{PolicyError, Result};
 
 /// What a policy must be shown during prefill; nothing else is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -73,6 +74,15 @@ impl Observation<'_> {
     /// Tokens in this layer.
     pub fn tokens(&self) -> usize {
         self.keys.dims()[2]
+    }
+
+    /// The last `count` queries after RoPE (fewer only if there are), `[B, Hq, count, D]`.
+    ///
+    /// # Errors
+    /// [`PolicyError::MissingObservation`] where `policy` did not declare that it needs them.
+    pub fn last_queries(&self, policy: &'static str, count: usize) -> Result<Tensor<4>> {
+        let missing = PolicyError::MissingObservation { policy, what: "the last queries" };
+        Ok(last_queries(self.window.as_ref().ok_or(missing)?, count))
     }
 }
 
@@ -159,16 +169,17 @@ pub trait Policy: Debug + Send + Sync {
         false
     }
 
+    /// Whether positions are renumbered without gaps, so that the next token's position is the
+    /// number of slots rather than the number of tokens seen.
+    fn renumbers(&self) -> bool {
+        false
+    }
+
     /// One decode step: append, attend, update. Returns the attention output `[B, Hq, D]`.
     ///
     /// # Errors
     /// [`crate::PolicyError`]; a full cache is one.
-    fn step(
-        &self,
-        _layer: LayerContext,
-        cache: &mut LayerCache,
-        step: Step,
-    ) -> Result<Tensor<3>> {
+    fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
         cache.append(step.key, step.value, step.position)?;
         Ok(cache.attend(step.query, DecodeAttentionOptions::default())?.output)
     }

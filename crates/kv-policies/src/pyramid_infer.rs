@@ -2,7 +2,7 @@ use burn::tensor::{DType, Int, Tensor};
 use kv_core::{Budget, LayerAllocation, Selection, read_f32, top};
 use serde::{Deserialize, Serialize};
 
-use crate::attention::{last_queries, logits};
+use crate::attention::logits;
 use crate::{Needs, Observation, Plan, Policy, PolicyError, Result};
 
 /// PyramidInfer (Yang et al., 2024, section 4): hidden states are pruned between layers during
@@ -112,9 +112,7 @@ impl PyramidInfer {
     /// Weighted mean of the last `rows` queries' attention, averaged over heads, `[B, T]`.
     fn score(&self, observation: &Observation<'_>, rows: usize) -> Result<Tensor<2>> {
         const BLOCK: usize = 128;
-        let missing =
-            PolicyError::MissingObservation { policy: "pyramidinfer", what: "last queries" };
-        let queries = last_queries(observation.window.as_ref().ok_or(missing)?, rows);
+        let queries = observation.last_queries(self.name(), rows)?;
         let [batch, _, tokens, _] = observation.dims();
         let (heads, rows) = (queries.dims()[1], queries.dims()[2]);
         let device = queries.device();

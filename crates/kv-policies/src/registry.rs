@@ -1,17 +1,19 @@
 //! Policies by name, from JSON.
 
+mod config;
+
 use std::sync::Arc;
 
 use kv_core::{Budget, HeadAllocation, LayerAllocation};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::{
-    Combine, ExpectedAttention, Family, Full, H2o, KNorm, KeepTop, KeyDiff, LagKv, Policy,
-    PolicyError, PyramidInfer, RKv, Random, Result, Scorer, SnapKv, StreamingLlm, TopKOracle, Tova,
-    Uniform, Vatp,
+    Combine, ExpectedAttention, Full, H2o, KNorm, KeyDiff, LagKv, Policy, PolicyError,
+    PyramidInfer, RKv, Random, Result, SnapKv, StreamingLlm, TopKOracle, Tova, Uniform, Vatp,
 };
+use config::{Config, family, invalid};
+
+pub(crate) use config::config_of;
 
 /// One policy of the registry.
 #[derive(Debug, Clone, Copy)]
@@ -27,12 +29,7 @@ pub struct Entry {
 
 /// All policies, as `cargo xtask bench --policy` takes them.
 pub const POLICIES: &[Entry] = &[
-    Entry {
-        name: "full",
-        summary: "keeps everything",
-        paper: "",
-        build: |_| Ok(Arc::new(Full)),
-    },
+    Entry { name: "full", summary: "keeps everything", paper: "", build: |_| Ok(Arc::new(Full)) },
     Entry {
         name: "streaming-llm",
         summary: "attention sinks and the most recent tokens",
@@ -189,56 +186,6 @@ pub fn build(config: &Value) -> Result<Arc<dyn Policy>> {
 /// As [`build`].
 pub fn build_named(name: &str, budget: Budget) -> Result<Arc<dyn Policy>> {
     build(&serde_json::json!({ "policy": name, "budget": budget }))
-}
-
-/// What is left of a configuration.
-struct Config(Map<String, Value>);
-
-impl Config {
-    /// Everything that is left, as one policy's parameters.
-    fn take_all<T: DeserializeOwned>(&mut self, policy: &str) -> Result<T> {
-        let all = Value::Object(std::mem::take(&mut self.0));
-        serde_json::from_value(all).map_err(|error| invalid(policy, error.to_string()))
-    }
-}
-
-/// A policy of the family: its options, then its scorer's parameters.
-fn family<S: Scorer + 'static>(
-    name: &'static str,
-    config: &mut Config,
-    preset: impl Fn(&mut Family),
-) -> Result<Arc<dyn Policy>> {
-    let budget = config.0.remove("budget");
-    let budget = budget.ok_or_else(|| invalid(name, "`budget` is missing".into()))?;
-    let budget: Budget =
-        serde_json::from_value(budget).map_err(|error| invalid(name, error.to_string()))?;
-    let mut defaults = Family::of::<S>(budget);
-    preset(&mut defaults);
-    let Ok(Value::Object(mut options)) = serde_json::to_value(&defaults) else {
-        return Err(invalid(name, "its options cannot be written as JSON".into()));
-    };
-    for key in options.keys().cloned().chain(["recents".to_string(), "sinks".to_string()]).collect::<Vec<_>>() {
-        if let Some(value) = config.0.remove(&key) {
-            options.insert(key, value);
-        }
-    }
-    let options = serde_json::from_value(Value::Object(options))
-        .map_err(|error| invalid(name, error.to_string()))?;
-    let scorer: S = config.take_all(name)?;
-    Ok(Arc::new(KeepTop::new(name, options, scorer)?))
-}
-
-/// A policy's parameters as a configuration.
-pub(crate) fn config_of(name: &str, parameters: &impl Serialize) -> Value {
-    let mut config = serde_json::to_value(parameters).unwrap_or_default();
-    if let Some(config) = config.as_object_mut() {
-        config.insert("policy".into(), name.into());
-    }
-    config
-}
-
-fn invalid(policy: &str, reason: String) -> PolicyError {
-    PolicyError::InvalidConfig { policy: policy.into(), reason }
 }
 
 fn unknown(name: &str) -> PolicyError {

@@ -38,7 +38,8 @@ pub(crate) fn rescore<S: Scorer>(
         let count = live.len();
         let free = layout.capacities()[pair] - count;
         if count > 0 {
-            let rows = |pool: &Tensor<2>| pool.clone().narrow(0, live.start, count).unsqueeze::<4>();
+            let rows =
+                |pool: &Tensor<2>| pool.clone().narrow(0, live.start, count).unsqueeze::<4>();
             let (keys, values) = (rows(cache.keys()), rows(cache.values()));
             let positions = cache.positions().clone().narrow(0, live.start, count);
             let queries = |name: &str| {

@@ -4,9 +4,7 @@ use kv_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reduction, Result, Step,
-};
+use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reduction, Result, Step};
 
 /// The top-k oracle: the whole cache stays, but every decode step attends only to sinks, recents
 /// and the tokens between them that have the most attention. It shows what a perfect choice of that
@@ -33,10 +31,7 @@ impl TopKOracle {
     fn protected(&self, budget: usize) -> Result<(usize, usize)> {
         let sinks = self.sinks.unwrap_or(budget / 16);
         let recents = self.recents.unwrap_or(budget / 4);
-        if sinks + recents > budget {
-            let policy = "top-k-oracle";
-            return Err(PolicyError::ProtectedOverBudget { policy, sinks, recents, budget });
-        }
+        PolicyError::check_protected(self.name(), sinks, recents, budget)?;
         Ok((sinks, recents))
     }
 

@@ -49,10 +49,7 @@ impl Policy for Uniform {
         }
         let sinks = self.sinks.unwrap_or(PAPER_ENDS.min(budget / 4));
         let recents = self.recents.unwrap_or(PAPER_ENDS.min(budget / 4));
-        if sinks + recents > budget {
-            let policy = self.name();
-            return Err(PolicyError::ProtectedOverBudget { policy, sinks, recents, budget });
-        }
+        PolicyError::check_protected(self.name(), sinks, recents, budget)?;
         let drawn = budget - sinks - recents;
         let middle = tokens - sinks - recents;
         let weight = if drawn > 0 { (middle as f32 / drawn as f32).ln() } else { 0.0 };

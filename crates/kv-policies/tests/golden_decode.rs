@@ -42,12 +42,20 @@ fn golden_h2o_real_drop() {
                 let each = heavy + recent;
                 for head in 0..heads {
                     let at = (index * heads + head) * each;
-                    assert_eq!(kept(&cache, head), sets.indices()[at..][..each], "{}", context(index));
+                    assert_eq!(
+                        kept(&cache, head),
+                        sets.indices()[at..][..each],
+                        "{}",
+                        context(index)
+                    );
                     let expected = &scores.values[at..][..each];
                     let track = read_f32("track", cache.track("score").unwrap().clone()).unwrap();
                     let positions = cache.read_positions().unwrap();
-                    let mut own: Vec<(i32, f32)> =
-                        cache.layout().live(head).map(|slot| (positions[slot], track[slot])).collect();
+                    let mut own: Vec<(i32, f32)> = cache
+                        .layout()
+                        .live(head)
+                        .map(|slot| (positions[slot], track[slot]))
+                        .collect();
                     own.sort_by_key(|(position, _)| *position);
                     let own: Vec<f32> = own.into_iter().map(|(_, score)| score).collect();
                     let error = relative_error(&own, expected);
@@ -77,7 +85,8 @@ fn golden_h2o_local_mask() {
                 exponentials.into_iter().map(|x| x / sum).collect()
             };
             let options = CacheOptions::new(device, DType::F32);
-            let mut cache = LayerCache::new(SlotLayout::new(heads, vec![budget; heads]), 4, options);
+            let mut cache =
+                LayerCache::new(SlotLayout::new(heads, vec![budget; heads]), 4, options);
             let zeros = Tensor::zeros([heads * budget], (device, DType::F32));
             cache.set_track("score", zeros, 0.0).unwrap();
             let add = |cache: &mut LayerCache, rows: std::ops::Range<usize>| {
@@ -185,9 +194,8 @@ fn golden_vatp_official() {
                 // Their mask counts the incoming token too.
                 for head in 0..heads {
                     let row = &mask.values[(index * heads + head) * width..][..width];
-                    let expected: Vec<u32> = (0..(tokens + index) as u32)
-                        .filter(|&t| row[t as usize] == 1.0)
-                        .collect();
+                    let expected: Vec<u32> =
+                        (0..(tokens + index) as u32).filter(|&t| row[t as usize] == 1.0).collect();
                     let context = format!("{} on {} step {index}", golden.name, tested.name);
                     assert_eq!(kept(&cache, head), expected, "{context} head {head}");
                 }

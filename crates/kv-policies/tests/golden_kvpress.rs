@@ -180,3 +180,29 @@ fn golden_kvpress_pyramid_budget() {
         }
     }
 }
+
+#[test]
+fn golden_kvpress_rerotation() {
+    const TEST: &str = "golden_kvpress_rerotation";
+    for golden in golden_files(TEST, "kvpress_rerotation") {
+        for tested in devices() {
+            let mut prompt = inputs(TEST, &suffix(&golden, "kvpress_rerotation"), &tested);
+            prompt.frequencies = golden.tensor("inv_freq").values;
+            let share = 1.0 - golden.number("compression_ratio");
+            for (press, name) in [("knorm", "knorm"), ("streaming", "streaming-llm")] {
+                let config =
+                    json!({"policy": name, "budget": share, "rerotate": true, "decode": false});
+                let cache = prompt.compress(&*policy(config), 0);
+                // Their file holds the first sequence.
+                let expected = golden.tensor(&format!("{press}_keys"));
+                let [_, heads, count, dim] = expected.dims();
+                let keys = cache.keys().clone().narrow(0, 0, heads * count);
+                let keys = read_f32("keys", keys).unwrap();
+                assert_eq!(keys.len(), expected.values.len(), "{press} {dim}");
+                let error = relative_error(&keys, &expected.values);
+                assert!(error < 1e-5, "{} {press}: keys off by {error}", golden.name);
+                assert_eq!(kept(&cache, 0), (0..count as u32).collect::<Vec<_>>());
+            }
+        }
+    }
+}

@@ -90,8 +90,9 @@ fn golden_adakv_official() {
             );
             let mask = golden.tensor("kept_mask").values;
             for (head, kept) in selection.kept().iter().enumerate() {
-                let expected: Vec<u32> =
-                    (0..tokens as u32).filter(|&t| mask[head * tokens + t as usize] == 1.0).collect();
+                let expected: Vec<u32> = (0..tokens as u32)
+                    .filter(|&t| mask[head * tokens + t as usize] == 1.0)
+                    .collect();
                 // Equal scores at the border may go either way.
                 let own = &own[head * tokens..][..tokens];
                 same_but_for_ties(&format!("{context} head {head}"), own, kept, &expected);

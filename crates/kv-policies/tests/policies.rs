@@ -41,8 +41,7 @@ fn run(batch: std::ops::Range<usize>, group: usize, device: &burn::tensor::Devic
         let all = numbers.tensor([3, heads, tokens, dim], device);
         all.narrow(0, batch.start, batch.len())
     };
-    let (q, k, v) =
-        (draw(2 * group, TOKENS), draw(kv_heads, TOKENS), draw(kv_heads, TOKENS));
+    let (q, k, v) = (draw(2 * group, TOKENS), draw(kv_heads, TOKENS), draw(kv_heads, TOKENS));
     let raw_query = Some(q.clone());
     let frequencies = (0..dim / 2).map(|pair| 0.5f64.powi(pair as i32)).collect();
     Run {
@@ -93,6 +92,32 @@ fn budgets_hold_in_prefill_and_decode() {
     }
 }
 
+/// A head that keeps more of a prompt than its share, or than the decode policy's budget, holds that
+/// many.
+#[test]
+fn heads_over_their_share_decode_on() {
+    let ada = json!({"ada": {"floor": 0.2}});
+    let h2o = json!({"policy": "h2o", "budget": 40});
+    for config in [
+        json!({"policy": "h2o", "budget": 80, "heads": ada}),
+        json!({"policy": "r-kv", "budget": 80, "heads": ada, "interval": 16}),
+        json!({"policy": "combine", "prefill": {"policy": "adakv", "budget": 80}, "decode": h2o}),
+        json!({"policy": "combine", "prefill": {"policy": "snapkv", "budget": 80}, "decode": h2o}),
+    ] {
+        for tested in devices() {
+            let policy = policy(config.clone());
+            let run = run(0..2, 2, &tested.device);
+            let (cache, outputs) = decode(&run, &*policy);
+            assert!(outputs.iter().all(|x| x.is_finite()), "{config} on {}", tested.name);
+            let interval = policy.config()["interval"].as_u64().unwrap_or(1) as usize;
+            let kept = run.prompt.compress(&*policy, STEPS).limits().unwrap().to_vec();
+            for (length, kept) in cache.layout().lengths().iter().zip(kept) {
+                assert!(*length < kept + interval, "{config}: {length} slots of {kept}");
+            }
+        }
+    }
+}
+
 /// A request gives the same whatever batch it runs in, and leaves nothing behind for the next.
 #[test]
 fn rows_do_not_leak() {
@@ -106,11 +131,7 @@ fn rows_do_not_leak() {
                 assert_eq!(both, again, "{config}: a second request differs from the first");
                 let alone = run(0..1, group, &tested.device);
                 let (_, first) = decode(&alone, &*policy);
-                let worst = first
-                    .iter()
-                    .zip(&both)
-                    .map(|(a, b)| (a - b).abs())
-                    .fold(0.0, f32::max);
+                let worst = first.iter().zip(&both).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(worst < 1e-5, "{config} on {} group {group}: {worst}", tested.name);
             }
         }

@@ -23,7 +23,10 @@ fn bad_configurations_name_the_parameter() {
         (json!({"policy": "snapkv", "budget": -0.5}), "above 0"),
         (json!({"policy": "snapkv", "budget": 0.5, "windw": 3}), "windw"),
         (json!({"policy": "h2o", "budget": 0.5, "interval": 0}), "`interval` is 0"),
-        (json!({"policy": "streaming-llm", "budget": 8, "sinks": 4, "recents": 5}), "exceed the budget of 8"),
+        (
+            json!({"policy": "streaming-llm", "budget": 8, "sinks": 4, "recents": 5}),
+            "exceed the budget of 8",
+        ),
         (json!({"policy": "pyramidinfer", "budget": 0.5, "gamma": 2.0}), "`gamma` is 2"),
         (json!({"policy": "combine", "prefill": {"policy": "full"}}), "`decode` is missing"),
         (json!({"budget": 0.5}), "`policy` is missing"),
@@ -43,7 +46,10 @@ fn protected_tokens_over_a_ratio_budget_are_an_error() {
     let vatp = policy(json!({"policy": "vatp", "budget": 0.25, "sinks": 20}));
     let options = CacheOptions::new(device, burn::tensor::DType::F32);
     let error = prompt.observed(|seen| vatp.prefill(seen, 0, options)).unwrap_err();
-    assert!(matches!(error, PolicyError::ProtectedOverBudget { sinks: 20, budget: 10, .. }), "{error}");
+    assert!(
+        matches!(error, PolicyError::ProtectedOverBudget { sinks: 20, budget: 10, .. }),
+        "{error}"
+    );
 }
 
 #[test]
@@ -55,12 +61,8 @@ fn a_missing_observation_is_named() {
     for name in ["snapkv", "h2o", "tova", "expected-attention", "r-kv", "pyramidinfer"] {
         let policy = policy(json!({"policy": name, "budget": 10}));
         let error = prompt.observed(|seen| {
-            let bare = Observation {
-                window: None,
-                column_sums: None,
-                raw_queries: None,
-                ..seen.clone()
-            };
+            let bare =
+                Observation { window: None, column_sums: None, raw_queries: None, ..seen.clone() };
             let options = CacheOptions::new(device, burn::tensor::DType::F32);
             policy.prefill(&bare, 0, options).unwrap_err()
         });

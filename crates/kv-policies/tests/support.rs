@@ -85,8 +85,7 @@ pub(crate) fn step(
 /// Live positions of one (sequence, head), ascending.
 pub(crate) fn kept(cache: &LayerCache, pair: usize) -> Vec<u32> {
     let positions = cache.read_positions().unwrap();
-    let mut kept: Vec<u32> =
-        cache.layout().live(pair).map(|slot| positions[slot] as u32).collect();
+    let mut kept: Vec<u32> = cache.layout().live(pair).map(|slot| positions[slot] as u32).collect();
     kept.sort_unstable();
     kept
 }

@@ -101,8 +101,7 @@ fn compare(
     let whole = observation.window.as_ref().context("queries were not observed")?;
     let tokens = observation.tokens() - steps;
     let part = |tensor: &Tensor<4>| tensor.clone().narrow(2, 0, tokens);
-    let (queries, keys, values) =
-        (part(whole), part(observation.keys), part(observation.values));
+    let (queries, keys, values) = (part(whole), part(observation.keys), part(observation.values));
     let positions: Tensor<2, Int> = observation.positions.clone().narrow(1, 0, tokens);
     let prompt = Observation {
         keys: &keys,
@@ -154,7 +153,8 @@ fn compare(
             for pair in 0..cache.layout().pairs() {
                 let live = cache.layout().live(pair);
                 // The full cache holds each head's tokens in order.
-                let mass = live.map(|slot| probabilities[pair * capacity + positions[slot] as usize]);
+                let mass =
+                    live.map(|slot| probabilities[pair * capacity + positions[slot] as usize]);
                 sums.mass += f64::from(mass.sum::<f32>());
                 sums.rows += 1.0;
             }

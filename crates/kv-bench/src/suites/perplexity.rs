@@ -39,8 +39,7 @@ pub(crate) fn run(
     let seed = bench.common.seed;
     let bar = bench.progress(contenders.len() + 1, TASK);
     let prompt = [tokens[..context].to_vec()];
-    let sessions =
-        Session::start_many(&bench.model, &policies, &prompt, &[seed], continued)?;
+    let sessions = Session::start_many(&bench.model, &policies, &prompt, &[seed], continued)?;
     bar.inc(1);
     let mut results = Vec::new();
     for mut session in sessions {
@@ -60,11 +59,7 @@ pub(crate) fn run(
         let perplexity = |judged: &[(f64, u32)]| {
             (-judged.iter().map(|(logprob, _)| logprob).sum::<f64>() / judged.len() as f64).exp()
         };
-        let case = Case {
-            task: Some(TASK.into()),
-            length: Some(context),
-            ..Case::default()
-        };
+        let case = Case { task: Some(TASK.into()), length: Some(context), ..Case::default() };
         bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity(judged), "perplexity");
         let same = judged.iter().zip(&full).filter(|((_, best), full)| best == *full).count();
         let agreement = same as f64 / full.len() as f64;

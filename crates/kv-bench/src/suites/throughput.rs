@@ -54,9 +54,7 @@ fn time(
         })
         .collect();
     let seeds: Vec<u64> = (0..batch as u64).collect();
-    let start = || {
-        Session::start(&bench.model, contender.policy.clone(), &prompts, &seeds, new)
-    };
+    let start = || Session::start(&bench.model, contender.policy.clone(), &prompts, &seeds, new);
     // Once without the clock.
     drop(start()?.read_logits()?);
     let clock = Instant::now();

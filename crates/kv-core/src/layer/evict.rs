@@ -42,8 +42,13 @@ impl LayerCache {
         };
         // Heads within their limit skip the write.
         let within = dropped.clone().reshape([pairs]).equal_scalar(0);
-        let last = self.read_slots(&self.free_slots().sub_scalar(1));
-        self.write_slots(&victims.mask_fill(within, -1), last)?;
+        let mut last = self.free_slots().sub_scalar(1);
+        if self.layout.lengths().contains(&0) {
+            // An empty head has no last slot; it is not written either.
+            last = last.clamp_min(0);
+        }
+        let rows = self.read_slots(&last);
+        self.write_slots(&victims.mask_fill(within, -1), rows)?;
         self.ranges.lengths = self.ranges.lengths.clone() - dropped;
         for (length, over) in self.layout.lengths_mut().iter_mut().zip(over) {
             *length -= usize::from(over);

@@ -29,10 +29,7 @@ impl LayerCache {
         selection.check(&vec![tokens; batch * kv_heads])?;
 
         let lengths: Vec<usize> = selection.kept().iter().map(Vec::len).collect();
-        let capacities = lengths.iter().map(|&length| match room {
-            Room::Extra(extra) => length + extra,
-            Room::Total(total) => total.max(length),
-        });
+        let capacities = lengths.iter().map(|&length| room.capacity(length));
         let layout = SlotLayout::new(kv_heads, capacities.collect());
         let mut cache = Self::new(layout, head_dim, options);
         if selection.total() > 0 {

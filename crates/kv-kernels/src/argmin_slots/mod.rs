@@ -19,10 +19,7 @@ use crate::{KernelError, SlotRanges};
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.
-pub fn argmin_slots(
-    scores: Tensor<1>,
-    ranges: &SlotRanges,
-) -> Result<Tensor<2, Int>, KernelError> {
+pub fn argmin_slots(scores: Tensor<1>, ranges: &SlotRanges) -> Result<Tensor<2, Int>, KernelError> {
     let check = Check::new("argmin_slots", &scores);
     check.executor()?;
     check.f32("scores", &scores)?;

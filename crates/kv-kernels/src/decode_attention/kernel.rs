@@ -152,9 +152,8 @@ pub(crate) fn decode_attention_kernel<F: Float, N: Size>(
             let tile_length = min(length - first, UNITS);
             let mut i = team;
             while i < tile_length {
-                let value = Vector::<f32, N>::cast_from(
-                    values[(start + first + i) * columns + column],
-                );
+                let value =
+                    Vector::<f32, N>::cast_from(values[(start + first + i) * columns + column]);
                 #[unroll]
                 for g in 0..group {
                     acc[g] += value * Vector::new(logits[g * UNITS + i]);

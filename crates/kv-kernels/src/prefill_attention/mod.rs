@@ -89,9 +89,7 @@ pub fn prefill_attention(
             let normalised = normalised.reshape([batch, kv_heads, group, rows, seen]);
             let added = normalised.sum_dim(3).reshape([batch, kv_heads, group, seen]);
             let so_far = sums.clone().narrow(3, 0, seen) + added;
-            *sums = sums
-                .clone()
-                .slice_assign([0..batch, 0..kv_heads, 0..group, 0..seen], so_far);
+            *sums = sums.clone().slice_assign([0..batch, 0..kv_heads, 0..group, 0..seen], so_far);
         }
         let output = weights.cast(dtype).matmul(values.clone().narrow(2, 0, seen));
         let output = output.cast(DType::F32) / total;

@@ -44,6 +44,9 @@ impl Llama {
             hidden = layer.finish(hidden, attention.reshape([batch, width]));
         }
         cache.seen.iter_mut().for_each(|seen| *seen += 1);
+        if policy.renumbers() {
+            cache.seen = cache.longest();
+        }
         Ok(self.logits(self.norm.forward(hidden)))
     }
 

@@ -62,8 +62,7 @@ impl Layer {
         [batch, tokens]: [usize; 2],
         config: &ModelConfig,
     ) -> Projected {
-        let (heads, kv_heads, dim) =
-            (config.num_query_heads, config.num_kv_heads, config.head_dim);
+        let (heads, kv_heads, dim) = (config.num_query_heads, config.num_kv_heads, config.head_dim);
         let qkv = self.qkv.forward(self.attention_norm.forward(hidden));
         let part = |start: usize, count: usize| {
             let part = qkv.clone().narrow(1, start * dim, count * dim);

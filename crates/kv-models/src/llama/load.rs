@@ -3,9 +3,9 @@
 use burn::module::Param;
 use burn::tensor::{DType, Device, Distribution, Tensor};
 
+use super::Llama;
 use super::layer::{Layer, RmsNorm};
 use super::linear::Linear;
-use super::Llama;
 use crate::rope::inverse_frequencies;
 use crate::{ModelConfig, Result, RopeTable, Weights};
 

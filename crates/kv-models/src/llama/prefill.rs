@@ -97,12 +97,15 @@ impl Llama {
                 let rows: Vec<i32> = kept
                     .iter()
                     .enumerate()
-                    .flat_map(|(row, kept)| kept.iter().map(move |&t| (row * left) as i32 + t as i32))
+                    .flat_map(|(row, kept)| {
+                        kept.iter().map(move |&t| (row * left) as i32 + t as i32)
+                    })
                     .collect();
                 let rows = TensorData::new(rows, [batch * next]);
                 let rows = Tensor::<1, Int>::from_data(rows, (&device, DType::I32));
                 hidden = hidden.select(0, rows.clone());
-                positions = positions.reshape([batch * left]).select(0, rows).reshape([batch, next]);
+                positions =
+                    positions.reshape([batch * left]).select(0, rows).reshape([batch, next]);
                 rotation = self.rope.rotation_at(positions.clone());
                 left = next;
             }

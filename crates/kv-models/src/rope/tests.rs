@@ -57,7 +57,7 @@ fn rotates_each_pair_by_its_angle() {
     let frequencies = inverse_frequencies(&config);
     let table = RopeTable::new(&config, 40, &device);
     let x = ramp([2, 3, 5, 6], &device);
-    let values: Vec<f32> = x.to_data().to_vec().unwrap();
+    let values: Vec<f32> = x.to_data().try_to_vec().unwrap();
     let mut expected = values.clone();
     for (row, out) in expected.chunks_mut(6).enumerate() {
         let position = (row % 5 + 30) as f64;

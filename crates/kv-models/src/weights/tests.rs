@@ -51,7 +51,7 @@ fn reads_a_real_model() {
     let b = in_memory.tensor(name, shape, DType::BF16, &device).unwrap();
     assert_eq!(b.dtype(), DType::BF16);
     a.assert_eq(&b.cast(DType::F32).into_data(), true);
-    let values: Vec<f32> = a.to_vec().unwrap();
+    let values: Vec<f32> = a.try_to_vec().unwrap();
     assert!(values.iter().all(|v| v.is_finite()) && values.iter().any(|v| *v != 0.0));
 }
 
@@ -64,7 +64,7 @@ fn converts_between_all_types() {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let tensor = weights.tensor(name, [2, 3], dtype, &Device::flex()).unwrap();
             assert_eq!(tensor.dtype(), dtype);
-            let values: Vec<f32> = tensor.cast(DType::F32).into_data().to_vec().unwrap();
+            let values: Vec<f32> = tensor.cast(DType::F32).into_data().try_to_vec().unwrap();
             assert_eq!(values, VALUES, "{name} as {dtype:?}");
         }
     }

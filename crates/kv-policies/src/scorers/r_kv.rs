@@ -3,10 +3,8 @@ use burn::tensor::{DType, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::keydiff::unit_rows;
-use crate::attention::{Pooling, last_queries, logits};
-use crate::{
-    Decoding, FamilyDefaults, Needs, Observation, PolicyError, Result, Scorer, pool_scores,
-};
+use crate::attention::{Pooling, logits};
+use crate::{Decoding, FamilyDefaults, Needs, Observation, Result, Scorer, pool_scores};
 
 /// R-KV (Cai et al., 2025, section 3): importance against redundancy,
 /// `lambda * I - (1 - lambda) * P`. `I` is the attention of the last `window` queries, averaged and
@@ -49,8 +47,7 @@ impl Scorer for RKv {
     }
 
     fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {
-        let missing = PolicyError::MissingObservation { policy: Self::NAME, what: "last queries" };
-        let queries = last_queries(observation.window.as_ref().ok_or(missing)?, self.window);
+        let queries = observation.last_queries(Self::NAME, self.window)?;
         self.score(&queries, observation.keys)
     }
 
@@ -76,14 +73,14 @@ impl RKv {
         }
         let past = tokens - window;
         // The window is left out of the softmax, so that no mask is needed.
-        let logits = logits(queries, keys).reshape([batch, kv_heads, heads / kv_heads, window, tokens]);
+        let logits =
+            logits(queries, keys).reshape([batch, kv_heads, heads / kv_heads, window, tokens]);
         let logits = logits.max_dim(2).reshape([batch, kv_heads, window, tokens]);
         let attention = softmax(logits.narrow(3, 0, past), 3).mean_dim(2);
         let attention = attention.reshape([batch, kv_heads, past]);
         let importance = pool_scores(attention, Pooling::Max, self.kernel);
         let redundancy = self.redundancy(keys).narrow(2, 0, past);
-        let scores = importance.mul_scalar(self.lambda)
-            - redundancy.mul_scalar(1.0 - self.lambda);
+        let scores = importance.mul_scalar(self.lambda) - redundancy.mul_scalar(1.0 - self.lambda);
         Ok(Tensor::cat(vec![scores, infinite(window)], 2))
     }
 
@@ -102,7 +99,10 @@ impl RKv {
             let rows = ROWS.min(tokens - start);
             let shape = [batch, kv_heads, rows, tokens];
             let column = column.clone().reshape([1, 1, 1, tokens]).expand(shape);
-            let own = Tensor::<1, Int>::arange(start as i64..(start + rows) as i64, (&device, DType::I32));
+            let own = Tensor::<1, Int>::arange(
+                start as i64..(start + rows) as i64,
+                (&device, DType::I32),
+            );
             let own = own.reshape([1, 1, rows, 1]).expand(shape);
             let cosine = unit.clone().narrow(2, start, rows).matmul(unit_t.clone());
             let cosine = cosine.mask_fill(column.clone().equal(own), 0.0);

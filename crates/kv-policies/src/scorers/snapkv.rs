@@ -1,10 +1,8 @@
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::attention::{Pooling, last_queries};
-use crate::{
-    Needs, Observation, PolicyError, Reduction, Result, Scorer, pool_scores, window_attention,
-};
+use crate::attention::Pooling;
+use crate::{Needs, Observation, Reduction, Result, Scorer, pool_scores, window_attention};
 
 /// SnapKV (Li et al., 2024, section 4): attention of the last `window` queries, averaged, pooled
 /// over neighbouring tokens; the window itself is always kept. Prefill only: decoded tokens
@@ -52,12 +50,12 @@ impl Scorer for SnapKv {
     }
 
     fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {
-        let missing = PolicyError::MissingObservation { policy: Self::NAME, what: "last queries" };
-        let queries = last_queries(observation.window.as_ref().ok_or(missing)?, self.window);
+        let queries = observation.last_queries(Self::NAME, self.window)?;
         let [batch, kv_heads, tokens, _] = observation.dims();
         let (heads, window) = (queries.dims()[1], queries.dims()[2]);
         let device = queries.device();
-        let protected = Tensor::full([batch, kv_heads, window], f32::INFINITY, (&device, DType::F32));
+        let protected =
+            Tensor::full([batch, kv_heads, window], f32::INFINITY, (&device, DType::F32));
         if window == tokens {
             return Ok(protected);
         }

@@ -2,10 +2,9 @@ use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::h2o::column_sums;
-use crate::attention::last_queries;
 use crate::{
-    DecodeView, Decoding, FamilyDefaults, Needs, Observation, PolicyError, Reduction, Result,
-    Scorer, window_attention,
+    DecodeView, Decoding, FamilyDefaults, Needs, Observation, Reduction, Result, Scorer,
+    window_attention,
 };
 
 /// VATP (Guo et al., 2024, equation 3) over H2O: accumulated attention times `‖v‖₁`; the first 20
@@ -38,10 +37,7 @@ impl Scorer for Vatp {
         let sums = match self.history {
             None => column_sums(Self::NAME, observation, self.reduction)?,
             Some(history) => {
-                let missing =
-                    PolicyError::MissingObservation { policy: Self::NAME, what: "last queries" };
-                let window = observation.window.as_ref().ok_or(missing)?;
-                let queries = last_queries(window, history);
+                let queries = observation.last_queries(Self::NAME, history)?;
                 let sums = window_attention(&queries, observation.keys).sum_dim(2);
                 let mean = sums.squeeze_dim(2).div_scalar(history.max(1) as f64);
                 self.reduction.groups(mean, observation.dims()[1])

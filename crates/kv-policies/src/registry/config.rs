@@ -1,0 +1,68 @@
+//! A configuration's parameters.
+
+use std::sync::Arc;
+
+use kv_core::Budget;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::{Family, KeepTop, Policy, PolicyError, Rerotated, Result, Scorer};
+
+/// What is left of a configuration.
+pub(super) struct Config(pub(super) Map<String, Value>);
+
+impl Config {
+    /// Everything that is left, as one policy's parameters.
+    pub(super) fn take_all<T: DeserializeOwned>(&mut self, policy: &str) -> Result<T> {
+        let all = Value::Object(std::mem::take(&mut self.0));
+        serde_json::from_value(all).map_err(|error| invalid(policy, error.to_string()))
+    }
+}
+
+/// A policy of the family: its options, then its scorer's parameters.
+pub(super) fn family<S: Scorer + 'static>(
+    name: &'static str,
+    config: &mut Config,
+    preset: impl Fn(&mut Family),
+) -> Result<Arc<dyn Policy>> {
+    let budget = config.0.remove("budget");
+    let budget = budget.ok_or_else(|| invalid(name, "`budget` is missing".into()))?;
+    let budget: Budget =
+        serde_json::from_value(budget).map_err(|error| invalid(name, error.to_string()))?;
+    let mut defaults = Family::of::<S>(budget);
+    preset(&mut defaults);
+    let Ok(Value::Object(mut options)) = serde_json::to_value(&defaults) else {
+        return Err(invalid(name, "its options cannot be written as JSON".into()));
+    };
+    // `sinks` and `recents` are not written where they are `None`.
+    let optional = ["sinks", "recents"].map(String::from);
+    for key in options.keys().cloned().chain(optional).collect::<Vec<_>>() {
+        if let Some(value) = config.0.remove(&key) {
+            options.insert(key, value);
+        }
+    }
+    let options = serde_json::from_value(Value::Object(options))
+        .map_err(|error| invalid(name, error.to_string()))?;
+    let rerotate = match config.0.remove("rerotate") {
+        None => false,
+        Some(Value::Bool(rerotate)) => rerotate,
+        Some(other) => return Err(invalid(name, format!("`rerotate` is {other}, not a boolean"))),
+    };
+    let scorer: S = config.take_all(name)?;
+    let policy = Arc::new(KeepTop::new(name, options, scorer)?);
+    Ok(if rerotate { Arc::new(Rerotated::new(policy)) } else { policy })
+}
+
+/// A policy's parameters as a configuration.
+pub(crate) fn config_of(name: &str, parameters: &impl Serialize) -> Value {
+    let mut config = serde_json::to_value(parameters).unwrap_or_default();
+    if let Some(config) = config.as_object_mut() {
+        config.insert("policy".into(), name.into());
+    }
+    config
+}
+
+pub(super) fn invalid(policy: &str, reason: String) -> PolicyError {
+    PolicyError::InvalidConfig { policy: policy.into(), reason }
+}

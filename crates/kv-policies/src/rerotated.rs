@@ -1,0 +1,73 @@
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use kv_core::{LayerCache, Room, Selection};
+
+use crate::{LayerContext, Needs, Observation, Plan, Policy, Result, Step};
+
+/// A policy whose kept tokens are renumbered without gaps, their keys re-rotated: the option
+/// `"rerotate": true` of any policy of the family. It is how StreamingLLM's authors cache (rotation
+/// by slot, so that distances never exceed the budget) and kvpress's key re-rotation.
+///
+/// Gaps close after prefill and after every step. The text goes on at the longest head's number of
+/// tokens. Positions are read to the host.
+#[derive(Debug, Clone)]
+pub struct Rerotated(Arc<dyn Policy>);
+
+impl Rerotated {
+    /// Renumbers what `inner` keeps.
+    pub fn new(inner: Arc<dyn Policy>) -> Self {
+        Self(inner)
+    }
+}
+
+impl Policy for Rerotated {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn config(&self) -> serde_json::Value {
+        let mut config = self.0.config();
+        config["rerotate"] = true.into();
+        config
+    }
+
+    fn needs(&self) -> Needs {
+        self.0.needs()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        self.0.select(observation)
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        self.0.prime(cache, observation, selection)?;
+        Ok(cache.rerotate(observation.inverse_frequencies)?)
+    }
+
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        self.0.room(observation, new_tokens)
+    }
+
+    fn changes_decode(&self) -> bool {
+        self.0.changes_decode()
+    }
+
+    fn renumbers(&self) -> bool {
+        true
+    }
+
+    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        let frequencies = step.inverse_frequencies.clone();
+        let output = self.0.step(layer, cache, step)?;
+        if self.0.changes_decode() {
+            cache.rerotate(&frequencies)?;
+        }
+        Ok(output)
+    }
+}
