@@ -130,6 +130,9 @@ pub(crate) struct Throughput {
     /// Decode steps that are timed, behind a few that are not.
     #[arg(long, default_value_t = 64)]
     pub(crate) steps: usize,
+    /// Memory in GiB for which to say how large a batch would be, from the bytes measured.
+    #[arg(long, value_name = "GIB")]
+    pub(crate) memory_cap: Option<f64>,
 }
 
 /// When compression happens.

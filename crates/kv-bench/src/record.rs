@@ -44,6 +44,8 @@ pub(crate) mod metric {
     pub(crate) const ROOM_BYTES: &str = "room_bytes";
     /// Bytes of the policy's own state.
     pub(crate) const POLICY_BYTES: &str = "policy_bytes";
+    /// Sequences that would fit into a given memory, from the bytes measured.
+    pub(crate) const LARGEST_BATCH: &str = "largest_batch";
     /// Time of one launch, in microseconds.
     pub(crate) const TIME_US: &str = "time_us";
     /// Memory bandwidth reached, as a share of the device's.

@@ -12,10 +12,12 @@
 //! let device = burn::tensor::Device::flex();
 //! let model = Model::load("needle-1m", &device, None)?;
 //! let policy = build_named("snapkv", "0.5".parse()?)?;
-//! let prompt = "\nThe secret number of the clever fiddle is 21963.\nThe sea was calm that day, \
-//!     and the old boat lay upon the sand.\nQuestion: What is the secret number of the clever \
-//!     fiddle?\nAnswer: ";
-//! let requests = [Request::greedy(model.encode(prompt)?, 5)];
+//! let filler = "The sea was calm that day, and the old boat lay upon the sand. ".repeat(9);
+//! let prompt = format!(
+//!     "{filler}\nThe secret number of the clever fiddle is 21963.\n{filler}\nQuestion: What is \
+//!      the secret number of the clever fiddle?\nAnswer: "
+//! );
+//! let requests = [Request::greedy(model.encode(&prompt)?, 5)];
 //! let outputs = generate(&model, policy, &requests, |_| std::ops::ControlFlow::Continue(()))?;
 //! assert_eq!(outputs[0].text.as_deref(), Some("21963"));
 //! # Ok(())

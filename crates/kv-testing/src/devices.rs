@@ -40,6 +40,7 @@ pub fn devices() -> Vec<TestDevice> {
     look!("vulkan", "vulkan", Vulkan);
     look!("metal", "metal", Metal);
     look!("cuda", "cuda", Cuda);
+    assert!(!found.is_empty(), "no device to test on: kv-testing was built without a backend");
     for device in &found {
         crate::report(&format!("device {}", device.name));
     }

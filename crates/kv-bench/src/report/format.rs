@@ -46,6 +46,7 @@ pub(crate) fn info(name: &str) -> Info<'_> {
         metric::SCRATCH_BYTES => ("scratch", Bytes, Some(false)),
         metric::ROOM_BYTES => ("room", Bytes, None),
         metric::POLICY_BYTES => ("policy state", Bytes, Some(false)),
+        metric::LARGEST_BATCH => ("largest batch", Plain, Some(true)),
         metric::TIME_US => ("time µs", Plain, Some(false)),
         metric::BANDWIDTH_FRACTION => ("bandwidth", Share, Some(true)),
         _ => (name, Plain, None),

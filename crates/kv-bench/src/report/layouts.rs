@@ -101,6 +101,7 @@ fn throughput(records: &[&Record]) -> Table {
         metric::DECODE_TOKENS_PER_SECOND,
         metric::TIME_TO_FIRST_TOKEN,
         metric::PEAK_BYTES,
+        metric::LARGEST_BATCH,
         metric::BYTES_IN_USE,
     ];
     let mut keys = vec![Key::Budget, Key::Length, Key::Batch];

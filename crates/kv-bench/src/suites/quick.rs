@@ -21,5 +21,6 @@ pub(crate) fn run(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     attention::measure(bench, &contenders, &attention)?;
     let positions = bench.model.config().max_positions;
     let lengths = vec![1000.min(positions / 2)];
-    throughput::run(bench, &Throughput { lengths, batches: vec![1], steps: 32 })
+    let throughput = Throughput { lengths, batches: vec![1], steps: 32, memory_cap: None };
+    throughput::run(bench, &throughput)
 }

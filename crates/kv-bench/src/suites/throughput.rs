@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use anyhow::ensure;
+use kv_core::MemoryReport;
 use kv_models::Session;
 
 use super::record_memory;
@@ -24,7 +25,10 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Throughput) -> anyhow::Result
     for &length in &options.lengths {
         for &batch in &options.batches {
             for contender in &contenders {
-                time(bench, contender, length, batch, steps)?;
+                let memory = time(bench, contender, length, batch, steps)?;
+                if let Some(gib) = options.memory_cap {
+                    largest_batch(bench, contender, length, batch, &memory, gib);
+                }
                 bar.inc(1);
             }
         }
@@ -39,7 +43,7 @@ fn time(
     length: usize,
     batch: usize,
     steps: usize,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<MemoryReport> {
     let positions = bench.model.config().max_positions;
     let new = WARM_UP + steps;
     ensure!(
@@ -88,5 +92,26 @@ fn time(
     let peak = reserved.unwrap_or(memory.total() as f64);
     bench.record(SUITE, &case, setup, metric::PEAK_BYTES, peak, "bytes");
     record_memory(bench, SUITE, &case, contender, &[memory]);
-    Ok(())
+    Ok(memory)
+}
+
+/// How many sequences fit beside the weights. Prefill goes sequence by sequence where it must, so
+/// that its scratch counts once.
+fn largest_batch(
+    bench: &mut Bench<'_>,
+    contender: &Contender,
+    length: usize,
+    batch: usize,
+    memory: &MemoryReport,
+    gib: f64,
+) {
+    let dtype = bench.model.llama().dtype();
+    let weights = bench.model.config().parameter_count() as f64 * dtype.size() as f64;
+    let rows = batch as f64;
+    let scratch = memory.scratch as f64 / rows;
+    let each = (memory.total() - memory.scratch) as f64 / rows;
+    let fits = ((gib * (1u64 << 30) as f64 - weights - scratch) / each).floor().max(0.0);
+    let case = Case { length: Some(length), batch: Some(batch), ..Case::default() };
+    let setup = (contender.label.as_str(), contender.budget);
+    bench.record(SUITE, &case, setup, metric::LARGEST_BATCH, fits, "sequences");
 }

@@ -146,7 +146,7 @@ pub(crate) fn decode_attention_kernel<F: Float, N: Size>(
         // Values: a team takes every `teams`-th slot.
         #[unroll]
         for g in 0..group {
-            acc[g] = acc[g] * Vector::new(rescales[g]);
+            acc[g] *= Vector::new(rescales[g]);
         }
         if team < teams {
             let tile_length = min(length - first, UNITS);
@@ -183,9 +183,10 @@ pub(crate) fn decode_attention_kernel<F: Float, N: Size>(
         }
         sync_cube();
     }
+    // `ln 0` of a head that attended to nothing is −∞.
+    #[allow(clippy::collapsible_if, reason = "the outer condition is settled at compile time")]
     if features.log_sum_exp {
         if unit < group {
-            // `ln 0` of a head that attended to nothing is −∞.
             log_sum_exp[pair * group + unit] = maxima[unit] + sums[unit].ln();
         }
     }

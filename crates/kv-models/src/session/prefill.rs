@@ -1,0 +1,73 @@
+//! Starting sessions: one pass over the prompts for any number of policies.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use kv_core::{CacheOptions, KvCache, LayerCache, MemoryReport};
+use kv_policies::{Needs, Policy};
+
+use super::{Session, origin};
+use crate::{Llama, Model, PrefillPass, Result};
+
+/// Prefills all prompts once for all policies.
+pub(super) fn prefill<'a>(
+    model: &'a Model,
+    policies: &[Arc<dyn Policy>],
+    prompts: &[Vec<u32>],
+    seeds: &[u64],
+    new_tokens: usize,
+) -> Result<Vec<Session<'a>>> {
+    let llama: &Llama = model.llama();
+    let needs = policies.iter().fold(Needs::default(), |needs, policy| needs.union(policy.needs()));
+    let options = CacheOptions::new(&llama.device(), llama.dtype());
+    let count = llama.config().num_layers;
+    // Policy -> layer -> one cache a run of prompts.
+    let mut parts: Vec<Vec<Vec<LayerCache>>> =
+        policies.iter().map(|_| (0..count).map(|_| Vec::new()).collect()).collect();
+    let mut hidden = Vec::new();
+    let mut scratch = 0;
+    let mut start = 0;
+    while start < prompts.len() {
+        let tokens = prompts[start].len();
+        let run = prompts[start..].iter().take_while(|prompt| prompt.len() == tokens).count();
+        let group: Vec<&[u32]> = prompts[start..start + run].iter().map(Vec::as_slice).collect();
+        let own_seeds: Vec<u64> =
+            (start..start + run).map(|row| seeds.get(row).copied().unwrap_or_default()).collect();
+        let pass = PrefillPass { needs, seeds: &own_seeds, trace: false };
+        let prefilled = llama.prefill(&group, pass, &mut |observation| {
+            let layer = observation.layer.index;
+            for (policy, parts) in policies.iter().zip(&mut parts) {
+                let cache = policy.prefill(observation, new_tokens, options.clone())?;
+                parts[layer].push(cache);
+            }
+            match policies {
+                [policy] => Ok(policy.prune(observation)?),
+                _ => Ok(None),
+            }
+        })?;
+        hidden.push(prefilled.last());
+        let config = llama.config();
+        let (heads, dim) = (config.num_kv_heads, config.head_dim);
+        let bytes = MemoryReport::full(run * tokens, 1, heads, dim, llama.dtype());
+        scratch = scratch.max(bytes);
+        start += run;
+    }
+    let logits = llama.logits(Tensor::cat(hidden, 0));
+    policies
+        .iter()
+        .zip(parts)
+        .map(|(policy, layers)| {
+            let layers = layers.into_iter().map(LayerCache::concat);
+            let mut cache = KvCache {
+                layers: layers.collect::<std::result::Result<_, _>>()?,
+                seen: prompts.iter().map(Vec::len).collect(),
+                origin: origin(model, &**policy),
+            };
+            if policy.renumbers() {
+                cache.seen = cache.longest();
+            }
+            let (policy, logits) = (policy.clone(), logits.clone());
+            Ok(Session { model, policy, cache, logits, steps: 0, scratch })
+        })
+        .collect()
+}
