@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::SlotRanges;
 
-use crate::tensors::{ints, read_f32, read_i32};
+use crate::tensors::{ints, packed, read_f32, read_i32, zero_rows};
 use crate::{Error, MemoryReport, Result, SlotLayout};
 
 pub use options::{CacheOptions, Room};
@@ -58,8 +58,8 @@ impl LayerCache {
         layout.lengths_mut().fill(0);
         Self {
             ranges: layout.to_device(&device),
-            keys: Tensor::zeros([slots, head_dim], (&device, dtype)),
-            values: Tensor::zeros([slots, head_dim], (&device, dtype)),
+            keys: zero_rows(slots, head_dim, &device, dtype),
+            values: zero_rows(slots, head_dim, &device, dtype),
             positions: Tensor::zeros([slots], (&device, DType::I32)),
             log_weights: options.weighted.then(|| Tensor::zeros([slots], (&device, DType::F32))),
             tracks: BTreeMap::new(),
@@ -190,8 +190,8 @@ impl Clone for LayerCache {
                 offsets: ints(&self.ranges.offsets),
                 lengths: ints(&self.ranges.lengths),
             },
-            keys: self.keys.clone().mul_scalar(1.0),
-            values: self.values.clone().mul_scalar(1.0),
+            keys: packed(self.keys.clone().mul_scalar(1.0)),
+            values: packed(self.values.clone().mul_scalar(1.0)),
             positions: self.positions.clone().add_scalar(0),
             log_weights: self.log_weights.as_ref().map(copy),
             tracks: self

@@ -37,3 +37,15 @@ pub(crate) fn floats<const D: usize>(
 ) -> Tensor<D> {
     Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
 }
+
+/// Zeros whose rows follow each other without padding: CUDA pads the rows of tensors that are
+/// allocated as matrices, which a pool of slots must not pay for.
+pub(crate) fn zero_rows(rows: usize, width: usize, device: &Device, dtype: DType) -> Tensor<2> {
+    Tensor::<1>::zeros([rows * width], (device, dtype)).reshape([rows, width])
+}
+
+/// The same rows without padding.
+pub(crate) fn packed(rows: Tensor<2>) -> Tensor<2> {
+    let [count, width] = rows.dims();
+    rows.reshape([count * width]).reshape([count, width])
+}

@@ -3,6 +3,7 @@
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
+use burn_cubecl::ops::reshape;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeBackend, CubeDevice};
 use cubecl::calculate_cube_count_elemwise;
@@ -31,7 +32,7 @@ impl SlotOps for CubeBackend {
         let features = config.features;
 
         let query = into_contiguous(query);
-        let lanes = vector_lanes(&query, head_dim);
+        let lanes = vector_lanes(&query, head_dim, head_dim);
         let blueprint = decode::Blueprint { group, columns: head_dim / lanes, features };
 
         let output = empty_like(&query, query.shape(), query.dtype);
@@ -39,7 +40,7 @@ impl SlotOps for CubeBackend {
         let log_sum_exp = empty_like(&query, Shape::from(lse_shape), DType::F32);
         let p_shape = if features.probabilities { [slots, group] } else { [1, 1] };
         // Zeros, since slots outside the ranges are not written.
-        let probabilities = zeros_like(&query, Shape::from(p_shape), DType::F32);
+        let probabilities = zeros_like(&query, p_shape);
 
         decode::decode_attention_kernel::launch(
             &query.client.clone(),
@@ -87,10 +88,13 @@ impl SlotOps for CubeBackend {
 }
 
 /// Writes into `pool`'s own buffer: its clones see the rows too, so the cache never clones a pool.
+/// CUDA pads the rows of some tensors, so that a pool has a row stride of its own.
 fn launch_scatter(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> CubeTensor {
+    let rows = into_contiguous(rows);
     let count = slots.shape().num_elements();
     let width = rows.shape().num_elements() / count.max(1);
-    let lanes = vector_lanes(&rows, width);
+    let stride = pool.meta.strides()[0];
+    let lanes = vector_lanes(&rows, width, stride);
     let columns = width / lanes;
     let units = count * columns;
     let cube_dim = CubeDim::new(&pool.client, units);
@@ -101,8 +105,9 @@ fn launch_scatter(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> Cube
         lanes,
         pool.clone().into_buffer_arg(),
         into_contiguous(slots).into_buffer_arg(),
-        into_contiguous(rows).into_buffer_arg(),
+        rows.into_buffer_arg(),
         columns,
+        stride / lanes,
         elem_type(pool.dtype),
     );
     pool
@@ -115,13 +120,13 @@ fn grid(count: usize) -> CubeCount {
     CubeCount::Static(count.min(LIMIT) as u32, 1, 1)
 }
 
-/// The widest vector (16 bytes at most, on devices that have it) that divides a row.
-fn vector_lanes(tensor: &CubeTensor, width: usize) -> usize {
+/// The widest vector (16 bytes at most, on devices that have it) that divides a row and its stride.
+fn vector_lanes(tensor: &CubeTensor, width: usize, stride: usize) -> usize {
     tensor
         .client
         .properties()
         .io_optimized_vector_sizes(tensor.dtype.size())
-        .find(|lanes| width.is_multiple_of(*lanes))
+        .find(|lanes| width.is_multiple_of(*lanes) && stride.is_multiple_of(*lanes))
         .unwrap_or(1)
 }
 
@@ -133,6 +138,9 @@ fn empty_like(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
 
-fn zeros_like(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
-    zeros_client(like.client.clone(), CubeDevice::clone(&like.device), shape, dtype)
+/// Zeros without padding between rows: allocated flat, then viewed.
+fn zeros_like(like: &CubeTensor, shape: [usize; 2]) -> CubeTensor {
+    let flat = Shape::from([shape.iter().product::<usize>()]);
+    let (client, device) = (like.client.clone(), CubeDevice::clone(&like.device));
+    reshape(zeros_client(client, device, flat, DType::F32), Shape::from(shape))
 }

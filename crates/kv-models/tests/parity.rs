@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor};
 use kv_core::read_f32;
 use kv_models::{Model, PrefillPass, Session};
 use kv_policies::build;
-use kv_testing::{Golden, TestDevice, devices, golden_files, skip};
+use kv_testing::{Golden, TestDevice, exact_devices, golden_files, skip};
 use serde_json::json;
 
 use super::support::model_folder;
@@ -66,7 +66,7 @@ fn agrees(golden: &Golden, model: &Model, tested: &TestDevice) {
 #[test]
 fn golden_hf_needle_1m() {
     for golden in golden_files("golden_hf_needle_1m", "needle-1m-hf-logits") {
-        for tested in devices() {
+        for tested in exact_devices("golden_hf") {
             let model = Model::load("needle-1m", &tested.device, Some(DType::F32)).unwrap();
             agrees(&golden, &model, &tested);
         }
@@ -81,7 +81,7 @@ fn golden_hf_needle_25m() {
         return skip(TEST, "no model folder needle-25m; set KV_MODELS_DIR");
     };
     for golden in goldens {
-        for tested in devices() {
+        for tested in exact_devices("golden_hf") {
             let model = Model::from_folder(&folder, &tested.device, Some(DType::F32)).unwrap();
             agrees(&golden, &model, &tested);
         }

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{CacheOptions, LayerCache, SlotLayout, read_f32};
-use kv_testing::{devices, golden_files, relative_error};
+use kv_testing::{exact_devices, golden_files, relative_error};
 use serde_json::json;
 
 use super::support::{LAYER, Prompt, kept, policy, step};
@@ -10,7 +10,7 @@ use super::support::{LAYER, Prompt, kept, policy, step};
 #[test]
 fn golden_h2o_real_drop() {
     for golden in golden_files("golden_h2o_real_drop", "h2o_official_real_drop") {
-        for tested in devices() {
+        for tested in exact_devices("golden_decode") {
             let device = &tested.device;
             let [q, k, v] = ["q", "k", "v"].map(|name| golden.tensor(name).on::<4>(device));
             let tokens = golden.number("T") as usize;
@@ -72,7 +72,7 @@ fn golden_h2o_real_drop() {
 #[test]
 fn golden_h2o_local_mask() {
     for golden in golden_files("golden_h2o_local_mask", "h2o_official_local_mask") {
-        for tested in devices() {
+        for tested in exact_devices("golden_decode") {
             let device = &tested.device;
             let (logits, mask) = (golden.tensor("logits"), golden.tensor("mask"));
             let [_, heads, tokens, _] = logits.dims();
@@ -128,7 +128,7 @@ fn golden_h2o_local_mask() {
 #[test]
 fn golden_tova_official() {
     for golden in golden_files("golden_tova_official", "tova_official") {
-        for tested in devices() {
+        for tested in exact_devices("golden_decode") {
             let device = &tested.device;
             let [q, k, v] = ["q", "k", "v"].map(|name| golden.tensor(name).on::<4>(device));
             let (tokens, size) =
@@ -167,7 +167,7 @@ fn golden_tova_official() {
 #[test]
 fn golden_vatp_official() {
     for golden in golden_files("golden_vatp_official", "vatp_official") {
-        for tested in devices() {
+        for tested in exact_devices("golden_decode") {
             let device = &tested.device;
             let [q, k, v] = ["q", "k", "v"].map(|name| golden.tensor(name).on::<4>(device));
             let tokens = golden.number("T") as usize;

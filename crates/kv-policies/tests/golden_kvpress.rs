@@ -5,7 +5,7 @@ use kv_core::{Selection, kvpress_pyramid, read_f32, top};
 use kv_policies::{
     ExpectedAttention, H2o, KNorm, KeyDiff, Scorer, SnapKv, StreamingLlm, Tova, window_attention,
 };
-use kv_testing::{Golden, TestDevice, devices, golden_files, relative_error};
+use kv_testing::{Golden, TestDevice, exact_devices, golden_files, relative_error};
 use serde_json::json;
 
 use super::support::{Prompt, kept, policy, same_scores};
@@ -38,7 +38,7 @@ fn suffix(golden: &Golden, kind: &str) -> String {
 fn golden_kvpress_scores() {
     const TEST: &str = "golden_kvpress_scores";
     for golden in golden_files(TEST, "kvpress_scores") {
-        for tested in devices() {
+        for tested in exact_devices("golden_kvpress") {
             let prompt = inputs(TEST, &suffix(&golden, "kvpress_scores"), &tested);
             let [batch, heads, tokens, _] = prompt.keys.dims();
             let share = 1.0 - golden.number("compression_ratio");
@@ -115,7 +115,7 @@ fn golden_kvpress_scores() {
 fn golden_kvpress_aux() {
     const TEST: &str = "golden_kvpress_aux";
     for golden in golden_files(TEST, "kvpress_aux") {
-        for tested in devices() {
+        for tested in exact_devices("golden_kvpress") {
             let prompt = inputs(TEST, &suffix(&golden, "kvpress_aux"), &tested);
             let tokens = prompt.keys.dims()[2];
             let sums = prompt.observed(|seen| seen.column_sums.clone()).unwrap();
@@ -185,7 +185,7 @@ fn golden_kvpress_pyramid_budget() {
 fn golden_kvpress_rerotation() {
     const TEST: &str = "golden_kvpress_rerotation";
     for golden in golden_files(TEST, "kvpress_rerotation") {
-        for tested in devices() {
+        for tested in exact_devices("golden_kvpress") {
             let mut prompt = inputs(TEST, &suffix(&golden, "kvpress_rerotation"), &tested);
             prompt.frequencies = golden.tensor("inv_freq").values;
             let share = 1.0 - golden.number("compression_ratio");

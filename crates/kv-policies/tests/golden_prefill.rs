@@ -3,14 +3,14 @@
 use burn::tensor::Tensor;
 use kv_core::{Selection, read_f32, top};
 use kv_policies::{Pooling, RKv, Reduction, Scorer, SnapKv, pool_scores, window_attention};
-use kv_testing::{Golden, devices, golden_files, relative_error};
+use kv_testing::{Golden, exact_devices, golden_files, relative_error};
 
 use super::support::{Prompt, same_but_for_ties, same_scores};
 
 #[test]
 fn golden_snapkv_official() {
     for golden in golden_files("golden_snapkv_official", "snapkv_official") {
-        for tested in devices() {
+        for tested in exact_devices("golden_prefill") {
             let keys = golden.tensor("k").on::<4>(&tested.device);
             let query = golden.tensor("q_window").on::<4>(&tested.device);
             let scorer = SnapKv {
@@ -56,7 +56,7 @@ fn pooling(golden: &Golden) -> Pooling {
 #[test]
 fn golden_adakv_official() {
     for golden in golden_files("golden_adakv_official", "adakv_official") {
-        for tested in devices() {
+        for tested in exact_devices("golden_prefill") {
             let keys = golden.tensor("k").on::<4>(&tested.device);
             let query = golden.tensor("q_window").on::<4>(&tested.device);
             let window = golden.number("window") as usize;
@@ -104,7 +104,7 @@ fn golden_adakv_official() {
 #[test]
 fn golden_rkv_official() {
     for golden in golden_files("golden_rkv_official", "rkv_official") {
-        for tested in devices() {
+        for tested in exact_devices("golden_prefill") {
             let keys = golden.tensor("k").on::<4>(&tested.device);
             let query = golden.tensor("q_window").on::<4>(&tested.device);
             let scorer = RKv {
@@ -144,7 +144,7 @@ fn golden_rkv_official() {
 #[test]
 fn golden_prhs_group_selection() {
     for golden in golden_files("golden_prhs_group_selection", "prhs_select_gqa") {
-        for tested in devices() {
+        for tested in exact_devices("golden_prefill") {
             let keys = golden.tensor("k").on::<4>(&tested.device);
             let query = golden.tensor("q").on::<3>(&tested.device);
             let [batch, kv_heads, tokens, _] = keys.dims();
@@ -174,7 +174,7 @@ fn golden_prhs_group_selection() {
 
 #[test]
 fn pooling_pads_like_the_authors() {
-    for tested in devices() {
+    for tested in exact_devices("golden_prefill") {
         let scores = Tensor::<1>::from_data([1.0, 2.0, 6.0], &tested.device).reshape([1, 1, 3]);
         let average = pool_scores(scores.clone(), Pooling::Avg, 3);
         assert_eq!(read_f32("average", average).unwrap(), [1.0, 3.0, 8.0 / 3.0]);

@@ -12,11 +12,28 @@ pub struct TestDevice {
 }
 
 impl TestDevice {
+    /// Whether matrix products of f32 tensors are exact to f32. CUDA's run on tensor cores, which
+    /// round the factors to 10 bits: comparisons to 1e-5 make no sense there.
+    pub fn exact_products(&self) -> bool {
+        self.name != "cuda"
+    }
+
     /// The dtypes among f32, f16 and bf16 that it computes in.
     pub fn float_dtypes(&self) -> Vec<DType> {
         let all = [DType::F32, DType::F16, DType::BF16];
         all.into_iter().filter(|dtype| self.device.supports_dtype(*dtype)).collect()
     }
+}
+
+/// [`devices`] whose matrix products are exact to f32; prints a skip of `test` for the others.
+pub fn exact_devices(test: &str) -> Vec<TestDevice> {
+    let (exact, others): (Vec<_>, Vec<_>) =
+        devices().into_iter().partition(TestDevice::exact_products);
+    for device in others {
+        let why = "its f32 matrix products are rounded to TF32";
+        crate::skip(&format!("{test} on {}", device.name), why);
+    }
+    exact
 }
 
 /// The CPU, and one device of each GPU backend that is compiled in and there.

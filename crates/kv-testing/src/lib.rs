@@ -12,7 +12,7 @@ mod numbers;
 use std::fs::OpenOptions;
 use std::io::Write;
 
-pub use devices::{TestDevice, devices};
+pub use devices::{TestDevice, devices, exact_devices};
 pub use golden::{Golden, GoldenTensor, golden_files};
 pub use numbers::{Numbers, relative_error};
 

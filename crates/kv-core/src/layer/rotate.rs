@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use crate::tensors::{floats, ints};
+use crate::tensors::{floats, ints, packed};
 use crate::{Error, LayerCache, Result};
 
 impl LayerCache {
@@ -48,7 +48,7 @@ impl LayerCache {
             first.clone() * cos.clone() - second.clone() * sin.clone(),
             second * cos + first * sin,
         ];
-        self.keys = Tensor::cat(rotated, 1).cast(self.options.dtype);
+        self.keys = packed(Tensor::cat(rotated, 1).cast(self.options.dtype));
         self.positions = ints(new, [slots], &device);
         Ok(())
     }

@@ -1,4 +1,6 @@
 //! The CubeCL kernel: one unit a vector of a row.
+//!
+//! `columns` vectors a row of `rows`, `stride` vectors from one row of `pool` to the next.
 
 use cubecl::prelude::*;
 
@@ -8,12 +10,13 @@ pub(crate) fn scatter_rows_kernel<E: Numeric, N: Size>(
     slots: &[i32],
     rows: &[Vector<E, N>],
     columns: usize,
+    stride: usize,
     #[define(E)] _dtype: ElemType,
 ) {
     if ABSOLUTE_POS < slots.len() * columns {
         let slot = slots[ABSOLUTE_POS / columns];
         if slot >= 0 {
-            pool[slot as usize * columns + ABSOLUTE_POS % columns] = rows[ABSOLUTE_POS];
+            pool[slot as usize * stride + ABSOLUTE_POS % columns] = rows[ABSOLUTE_POS];
         }
     }
 }
