@@ -106,6 +106,7 @@ fn launch_scatter(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> Cube
         pool.clone().into_buffer_arg(),
         into_contiguous(slots).into_buffer_arg(),
         rows.into_buffer_arg(),
+        count,
         columns,
         stride / lanes,
         elem_type(pool.dtype),

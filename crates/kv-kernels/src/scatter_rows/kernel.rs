@@ -9,11 +9,13 @@ pub(crate) fn scatter_rows_kernel<E: Numeric, N: Size>(
     pool: &mut [Vector<E, N>],
     slots: &[i32],
     rows: &[Vector<E, N>],
+    count: usize,
     columns: usize,
     stride: usize,
     #[define(E)] _dtype: ElemType,
 ) {
-    if ABSOLUTE_POS < slots.len() * columns {
+    // Not `slots.len()`: buffers may be longer than their tensors.
+    if ABSOLUTE_POS < count * columns {
         let slot = slots[ABSOLUTE_POS / columns];
         if slot >= 0 {
             pool[slot as usize * stride + ABSOLUTE_POS % columns] = rows[ABSOLUTE_POS];
