@@ -28,7 +28,8 @@ pub(crate) fn record_memory(
     contender: &Contender,
     reports: &[MemoryReport],
 ) {
-    let parts: [(&str, fn(&MemoryReport) -> usize); 6] = [
+    type Bytes = fn(&MemoryReport) -> usize;
+    let parts: [(&str, Bytes); 6] = [
         (metric::BYTES_IN_USE, |report| report.in_use),
         (metric::BYTES_ALLOCATED, |report| report.allocated),
         (metric::ROOM_BYTES, MemoryReport::room),

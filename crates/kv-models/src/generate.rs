@@ -94,7 +94,7 @@ pub fn generate(
             let text = model.tokenizer().map(|_| String::new());
             let result = Generated { tokens: Vec::new(), text, finish: Finish::Length };
             let stream = model.tokenizer().map(|tokenizer| tokenizer.stream(true));
-            let sampler = Sampler::new(request.sampling.clone())?;
+            let sampler = Sampler::new(request.sampling)?;
             Ok(Running { sampler, stream, result, done: request.new_tokens == 0 })
         })
         .collect::<Result<Vec<_>>>()?;
