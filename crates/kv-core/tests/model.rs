@@ -86,14 +86,14 @@ impl Pair {
         let ((key, keys), (value, values)) = (self.rows(), self.rows());
         let offsets = self.cache.layout().offsets().to_vec();
         let mut slots = Vec::new();
-        for pair in 0..self.heads.len() {
+        for (pair, &offset) in offsets.iter().enumerate() {
             let length = self.heads[pair].len();
             if length == 0 {
                 slots.push(-1);
                 continue;
             }
             let index = self.numbers.below(length);
-            slots.push((offsets[pair] + index) as i32);
+            slots.push((offset + index) as i32);
             self.heads[pair][index] = self.fresh(pair, &keys, &values);
         }
         let layout = self.cache.layout();

@@ -1,5 +1,7 @@
 //! Kernels against their references, references against f64, and arguments that are refused.
 
+#![allow(clippy::unwrap_used)]
+
 mod argmin_slots;
 mod decode_attention;
 mod golden;

@@ -1,5 +1,7 @@
 //! Policies against the vectors of other people's code, and on bare queries, keys and values.
 
+#![allow(clippy::unwrap_used)]
+
 mod golden_decode;
 mod golden_kvpress;
 mod golden_prefill;
