@@ -43,7 +43,7 @@ pub(crate) struct Common {
     /// A model folder, a hub id, `random:PRESET`, or `needle-1m`.
     #[arg(long, global = true, default_value = "needle-1m")]
     pub(crate) model: String,
-    /// auto, cpu, wgpu[:i], vulkan[:i], metal[:i] or cuda[:i].
+    /// `auto`, `cpu`, `wgpu[:i]`, `vulkan[:i]`, `metal[:i]` or `cuda[:i]`.
     #[arg(long, global = true, default_value = "auto")]
     pub(crate) device: DeviceChoice,
     /// Weights, activations and cache; by default f32 on the CPU, the model's own elsewhere.

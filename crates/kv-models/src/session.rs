@@ -111,7 +111,7 @@ impl<'a> Session<'a> {
     /// Appends one token to every sequence. The state is unchanged after an error in the tokens.
     ///
     /// # Errors
-    /// [`ModelError`] of [`Llama::decode`].
+    /// [`ModelError`] of [`crate::Llama::decode`].
     pub fn step(&mut self, tokens: &[u32]) -> Result<()> {
         self.logits = self.model.llama().decode(tokens, &mut self.cache, &*self.policy)?;
         self.steps += 1;

@@ -39,7 +39,7 @@ impl LayerCache {
         Ok(())
     }
 
-    /// Sets a track from one value a live slot, in the order of [`SlotLayout::live`] over all pairs.
+    /// Sets a track from one value a live slot, in the order of [`crate::SlotLayout::live`] over all pairs.
     ///
     /// # Errors
     /// [`crate::Error::Shape`] where the number of values differs from the live slots.
