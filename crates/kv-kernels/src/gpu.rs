@@ -56,6 +56,7 @@ impl SlotOps for CubeBackend {
             output.clone().into_buffer_arg(),
             log_sum_exp.clone().into_buffer_arg(),
             probabilities.clone().into_buffer_arg(),
+            pairs,
             config.scale,
             blueprint,
             elem_type(query.dtype),
@@ -82,6 +83,7 @@ impl SlotOps for CubeBackend {
             into_contiguous(offsets).into_buffer_arg(),
             into_contiguous(lengths).into_buffer_arg(),
             output.clone().into_buffer_arg(),
+            pairs,
         );
         output
     }
@@ -114,11 +116,11 @@ fn launch_scatter(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> Cube
     pool
 }
 
-/// Cubes for `count` independent pieces of work, folded where a grid dimension has its limit.
+/// At least `count` cubes, folded where a grid dimension has its limit; kernels end the surplus.
 fn grid(count: usize) -> CubeCount {
     const LIMIT: usize = 65_535;
-    debug_assert!(count <= LIMIT, "{count} (sequence, head) pairs");
-    CubeCount::Static(count.min(LIMIT) as u32, 1, 1)
+    let rows = count.div_ceil(LIMIT).max(1);
+    CubeCount::Static(count.div_ceil(rows) as u32, rows as u32, 1)
 }
 
 /// The widest vector (16 bytes at most, on devices that have it) that divides a row and its stride.

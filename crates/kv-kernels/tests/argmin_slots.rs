@@ -37,3 +37,24 @@ fn finds_the_lowest_and_breaks_ties_downwards() {
         assert_eq!(actual, expected, "{}", tested.name);
     }
 }
+
+/// More ranges than a grid dimension takes.
+#[test]
+fn serves_more_ranges_than_a_grid_is_wide() {
+    for tested in devices() {
+        let device = &tested.device;
+        let count = 65_535 + 11;
+        let offsets: Vec<i32> = (0..count).map(|range| range % 7).collect();
+        let upload = |values: &[i32]| {
+            Tensor::<1, Int>::from_data(values, (device, DType::I32)).reshape([count as usize, 1])
+        };
+        let lengths = vec![2; count as usize];
+        let ranges = SlotRanges { offsets: upload(&offsets), lengths: upload(&lengths) };
+        let scores = [5.0, 4.0, 3.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
+        let scores = Tensor::<1>::from_data(scores, (device, DType::F32));
+        let actual = argmin_slots(scores, &ranges).unwrap().try_into_vec_as::<i32>().unwrap();
+        let expected = [1, 2, 3, 3, 4, 5, 6];
+        let wrong = (0..count as usize).find(|&range| actual[range] != expected[range % 7]);
+        assert_eq!(wrong, None, "{}", tested.name);
+    }
+}

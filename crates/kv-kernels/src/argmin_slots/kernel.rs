@@ -12,8 +12,12 @@ pub(crate) fn argmin_slots_kernel(
     offsets: &[i32],
     lengths: &[i32],
     output: &mut [i32],
+    pairs: usize,
 ) {
     let pair = CUBE_POS;
+    if pair >= pairs {
+        terminate!();
+    }
     let unit = UNIT_POS as usize;
     let start = offsets[pair] as usize;
     let length = lengths[pair] as usize;

@@ -38,6 +38,7 @@ pub(crate) fn decode_attention_kernel<F: Float, N: Size>(
     output: &mut [Vector<F, N>],
     log_sum_exp: &mut [f32],
     probabilities: &mut [f32],
+    pairs: usize,
     scale: f32,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
@@ -50,6 +51,9 @@ pub(crate) fn decode_attention_kernel<F: Float, N: Size>(
     let teams = (UNITS / columns).comptime();
 
     let pair = CUBE_POS;
+    if pair >= pairs {
+        terminate!();
+    }
     let unit = UNIT_POS as usize;
     let start = offsets[pair] as usize;
     let length = lengths[pair] as usize;
