@@ -13,7 +13,7 @@ mod write;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::SlotRanges;
 
 use crate::tensors::{ints, packed, read_f32, read_i32, zero_rows};
@@ -166,6 +166,28 @@ impl LayerCache {
     /// Bytes allocated, in use, for metadata and for policies.
     pub fn memory(&self) -> MemoryReport {
         MemoryReport::of_layer(self)
+    }
+
+    /// The cache on another device, all slots where they were.
+    pub fn to_device(self, device: &Device) -> Self {
+        let floats = |tensor: Tensor<1>| tensor.to_device(device);
+        let tracks = self.tracks.into_iter().map(|(name, track)| {
+            let values = floats(track.values);
+            (name, Track { initial: track.initial, values })
+        });
+        let state = self.state.into_iter();
+        Self {
+            ranges: self.layout.to_device(device),
+            keys: packed(self.keys.to_device(device)),
+            values: packed(self.values.to_device(device)),
+            positions: self.positions.to_device(device),
+            log_weights: self.log_weights.map(floats),
+            tracks: tracks.collect(),
+            state: state.map(|(name, tensor)| (name, tensor.to_device(device))).collect(),
+            slot_pairs: OnceLock::new(),
+            options: CacheOptions { device: device.clone(), ..self.options },
+            ..self
+        }
     }
 
     /// `S`.

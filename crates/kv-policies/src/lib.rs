@@ -5,12 +5,13 @@
 //! short file in `scorers/`, and sinks, recents, intervals and allocations are options of the
 //! family. [`build`] makes any of them from JSON.
 //!
-//! Policies work on bare queries, keys and values; a model is not needed:
+//! Policies work on bare queries, keys and values; a model is not needed. [`CompressedAttention`]
+//! holds one with a layer's cache, as a Burn module:
 //!
 //! ```
 //! use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 //! use kv_core::CacheOptions;
-//! use kv_policies::{LayerContext, Observation, Step, build};
+//! use kv_policies::{CompressedAttention, LayerContext, Observation, Step, build};
 //!
 //! # fn main() -> Result<(), kv_policies::PolicyError> {
 //! let device = Device::flex();
@@ -34,8 +35,9 @@
 //!     inverse_frequencies: &[],
 //!     seeds: &[0, 1],
 //! };
-//! let mut cache = policy.prefill(&observation, 8, CacheOptions::new(&device, DType::F32))?;
-//! assert_eq!(cache.layout().lengths(), [16, 16, 16, 16]);
+//! let mut attention = CompressedAttention::new(policy, layer);
+//! attention.prefill(&observation, 8, CacheOptions::new(&device, DType::F32))?;
+//! assert_eq!(attention.cache().unwrap().layout().lengths(), [16, 16, 16, 16]);
 //!
 //! // A decode step: 4 query heads in groups of 2.
 //! let step = Step {
@@ -46,7 +48,7 @@
 //!     position: Tensor::full([2], 64, (&device, DType::I32)),
 //!     inverse_frequencies: Default::default(),
 //! };
-//! let output = policy.step(layer, &mut cache, step)?;
+//! let output = attention.forward(step)?;
 //! assert_eq!(output.dims(), [2, 4, 16]);
 //! # Ok(())
 //! # }
@@ -54,6 +56,7 @@
 
 mod attention;
 mod combine;
+mod compressed_attention;
 mod error;
 mod full;
 mod keep_top;
@@ -69,6 +72,7 @@ mod uniform;
 
 pub use attention::{Pooling, Reduction, pool_scores, window_attention};
 pub use combine::Combine;
+pub use compressed_attention::CompressedAttention;
 pub use error::PolicyError;
 pub use full::Full;
 pub use keep_top::{Family, KeepTop};

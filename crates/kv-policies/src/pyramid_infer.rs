@@ -1,9 +1,15 @@
+//! PyramidInfer: what it keeps of a prompt. Generated tokens are in the submodule.
+
+mod generated;
+
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{Budget, LayerAllocation, Selection, read_f32, top};
+use kv_core::{
+    Budget, DecodeAttentionOptions, LayerAllocation, LayerCache, Room, Selection, read_f32, top,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::attention::logits;
-use crate::{Needs, Observation, Plan, Policy, PolicyError, Result};
+use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
 
 /// PyramidInfer (Yang et al., 2024, section 4): hidden states are pruned between layers during
 /// prefill, so that deeper layers neither compute nor store the dropped tokens. A token's score is
@@ -16,7 +22,10 @@ use crate::{Needs, Observation, Plan, Policy, PolicyError, Result};
 /// `budget`, the layers share it along the same cosine, their mean is the budget exactly, and each
 /// layer's own cache is cut by its own decision.
 ///
-/// Prompt tokens stay as they are during decode.
+/// During decode the prompt's tokens stay as they are. Whenever 16 generated ones have left the
+/// recents (a share of the first layer's length), they shrink to
+/// `16 * 0.9 * (0.1 + 0.9 (1 + cos(pi l / N)) / 2)`, by the attention of the recents at their own
+/// steps. Such a step reads scores to the host.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PyramidInfer {
@@ -30,10 +39,17 @@ pub struct PyramidInfer {
     /// Share of the prompt (paper) or of the layer's slots (budget) that are recents.
     #[serde(default = "default_recent")]
     pub recent_ratio: f64,
+    /// Whether generated tokens shrink.
+    #[serde(default = "default_decode")]
+    pub decode: bool,
 }
 
 fn default_recent() -> f64 {
     0.2
+}
+
+fn default_decode() -> bool {
+    true
 }
 
 /// First tokens that always stay.
@@ -44,15 +60,14 @@ const LEAST: usize = 64;
 impl PyramidInfer {
     /// # Errors
     /// [`PolicyError::InvalidConfig`] for ratios outside `[0, 1]`.
-    pub fn new(budget: Option<Budget>, gamma: Option<f64>, recent_ratio: f64) -> Result<Self> {
-        let policy = Self { budget, gamma, recent_ratio };
-        for (what, value) in [("gamma", policy.gamma()), ("recent_ratio", recent_ratio)] {
+    pub fn validate(&self) -> Result<()> {
+        for (what, value) in [("gamma", self.gamma()), ("recent_ratio", self.recent_ratio)] {
             if !(0.0..=1.0).contains(&value) {
                 let reason = format!("`{what}` is {value}, expected 0 to 1");
                 return Err(PolicyError::InvalidConfig { policy: "pyramidinfer".into(), reason });
             }
         }
-        Ok(policy)
+        Ok(())
     }
 
     fn gamma(&self) -> f64 {
@@ -72,8 +87,7 @@ impl PyramidInfer {
         for layer in 0..layers {
             schedule.push(entering);
             let context = entering.saturating_sub(1 + recents);
-            let angle = std::f64::consts::PI * layer as f64 / layers as f64;
-            let ratio = self.gamma() + (1.0 - self.gamma()) * (1.0 + angle.cos()) / 2.0;
+            let ratio = cosine(self.gamma(), LayerContext { index: layer, count: layers });
             let kept = (context as f64 * ratio) as usize;
             let least = LEAST.min(prompt_tokens.saturating_sub(1 + recents));
             if kept > least {
@@ -143,11 +157,23 @@ impl PyramidInfer {
         Ok(score.div_scalar(rows as f64))
     }
 
+    /// Tokens of the prompt, and how many of them the first layer keeps.
+    fn prompt_sizes(&self, observation: &Observation<'_>) -> Result<[usize; 2]> {
+        let schedule = self.schedule(observation.prompt_tokens, observation.layer.count)?;
+        Ok([observation.prompt_tokens, schedule[0]])
+    }
+
     fn kept_here(&self, observation: &Observation<'_>) -> Result<usize> {
         let layer = observation.layer;
         let schedule = self.schedule(observation.prompt_tokens, layer.count)?;
         Ok(schedule[layer.index].min(observation.tokens()))
     }
+}
+
+/// `gamma + (1 - gamma) (1 + cos(pi l / N)) / 2`
+fn cosine(gamma: f64, layer: LayerContext) -> f64 {
+    let angle = std::f64::consts::PI * layer.index as f64 / layer.count as f64;
+    gamma + (1.0 - gamma) * (1.0 + angle.cos()) / 2.0
 }
 
 impl Policy for PyramidInfer {
@@ -186,5 +212,41 @@ impl Policy for PyramidInfer {
 
     fn prunes(&self) -> bool {
         true
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        _selection: &Selection,
+    ) -> Result<()> {
+        if !self.decode {
+            return Ok(());
+        }
+        self.prime_blocks(cache, self.prompt_sizes(observation)?)
+    }
+
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        if !self.decode {
+            return Ok(Room::Extra(new_tokens));
+        }
+        let sizes = self.prompt_sizes(observation)?;
+        let most = self.most_slots(observation.layer, sizes, new_tokens);
+        Ok(Room::Extra(most))
+    }
+
+    fn changes_decode(&self) -> bool {
+        self.decode
+    }
+
+    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        cache.append(step.key, step.value, step.position.clone())?;
+        let options = DecodeAttentionOptions { probabilities: self.decode, ..Default::default() };
+        let attention = cache.attend(step.query, options)?;
+        if let Some(probabilities) = &attention.probabilities {
+            self.record(cache, probabilities, &step.position)?;
+            self.shrink(layer, cache)?;
+        }
+        Ok(attention.output)
     }
 }

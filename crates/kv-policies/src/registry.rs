@@ -116,7 +116,7 @@ pub const POLICIES: &[Entry] = &[
         paper: "https://arxiv.org/abs/2405.12532",
         build: |config| {
             let policy: PyramidInfer = config.take_all("pyramidinfer")?;
-            let policy = PyramidInfer::new(policy.budget, policy.gamma, policy.recent_ratio)?;
+            policy.validate()?;
             Ok(Arc::new(policy))
         },
     },

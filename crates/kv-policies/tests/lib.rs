@@ -6,6 +6,7 @@ mod golden_decode;
 mod golden_kvpress;
 mod golden_prefill;
 mod policies;
+mod pyramid_infer;
 mod readme;
 mod refused;
 mod support;
