@@ -12,9 +12,9 @@ use crate::util;
 /// Pack `kv-bench` and the tests into one archive that runs on another machine.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The backend to build for
-    #[arg(long)]
-    device: Device,
+    /// The backends to build for, such as `cuda` or `cuda,vulkan`
+    #[arg(long, value_delimiter = ',', required = true)]
+    device: Vec<Device>,
     /// Where to put the archive [default: target/dist]
     #[arg(long)]
     out: Option<PathBuf>,
@@ -39,14 +39,12 @@ impl Device {
             Self::Cpu => "cpu",
         }
     }
+}
 
-    /// Its cargo feature; the CPU backend is always built.
-    fn feature(self) -> &'static str {
-        match self {
-            Self::Cpu => "",
-            other => other.name(),
-        }
-    }
+/// Cargo's list of features for `devices`; the CPU backend is always built.
+fn features(devices: &[Device]) -> String {
+    let devices = devices.iter().filter(|device| !matches!(device, Device::Cpu));
+    devices.map(|device| device.name()).collect::<Vec<_>>().join(",")
 }
 
 /// An archive above this is a mistake: it travels to machines over slow lines.
@@ -54,17 +52,19 @@ const LIMIT: u64 = 25_000_000;
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let out = args.out.clone().unwrap_or_else(|| util::target_dir().join("dist"));
-    let name = format!("burn-kv-{}", args.device.name());
+    let devices: Vec<&str> = args.device.iter().map(|device| device.name()).collect();
+    let name = format!("burn-kv-{}", devices.join("-"));
     let folder = out.join(&name);
     if folder.exists() {
         fs::remove_dir_all(&folder)?;
     }
     fs::create_dir_all(&folder)?;
 
-    eprintln!("building kv-bench and the tests (release, {})", args.device.name());
-    add(&util::build_bench(args.device.feature())?, &folder.join("kv-bench"))?;
-    add_tests(args.device, &folder)?;
-    fs::write(folder.join("README"), readme(args.device))?;
+    let features = features(&args.device);
+    eprintln!("building kv-bench and the tests (release, {})", devices.join(" and "));
+    add(&util::build_bench(&features)?, &folder.join("kv-bench"))?;
+    add_tests(&features, &folder)?;
+    fs::write(folder.join("README"), readme(&devices))?;
 
     let archive = pack(&out, &name)?;
     fs::remove_dir_all(&folder)?;
@@ -75,8 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Adds all crates' integration tests, which are one executable of kv-bench's.
-fn add_tests(device: Device, folder: &Path) -> Result<()> {
-    let features = device.feature();
+fn add_tests(features: &str, folder: &Path) -> Result<()> {
     let line = format!("test --no-run --release -p kv-bench --test=all --features={features}");
     let tests = util::build(&line)?;
     let test = tests.iter().find(|test| test.source.ends_with("tests/all.rs"));
@@ -90,11 +89,12 @@ fn add(executable: &Path, to: &Path) -> Result<()> {
     util::run(Command::new("strip").arg(to)).context("`strip` comes with the linker (binutils)")
 }
 
-fn readme(device: Device) -> String {
-    let device = device.name();
+fn readme(devices: &[&str]) -> String {
     format!(
-        "burn-kv for {device}: `./kv-bench --device {device}` measures, `./kv-bench --help` says \
-         more, `./tests` tests (golden files: KV_GOLDEN_DIR, models: KV_MODELS_DIR).\n"
+        "burn-kv for {}: `./kv-bench --device {}` measures, `./kv-bench --help` says more, \
+         `./tests` tests (golden files: KV_GOLDEN_DIR, models: KV_MODELS_DIR).\n",
+        devices.join(" and "),
+        devices[0]
     )
 }
 
