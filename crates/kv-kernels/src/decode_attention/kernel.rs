@@ -10,8 +10,10 @@ pub(crate) const UNITS: usize = 128;
 
 /// Below every logit that carries weight; a finite stand-in for −∞, which WGSL cannot write down.
 const LOWEST: f32 = -3.0e38;
-/// Logits below this are −∞ (weight 0).
-const WEIGHTLESS: f32 = -1.0e38;
+/// The bits of -1e38: logits from there to −∞ have weight 0.
+const WEIGHTLESS: u32 = 0xfe96_7699;
+/// The bits of −∞.
+const NEVER: u32 = 0xff80_0000;
 
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -178,11 +180,7 @@ pub(crate) fn decode_attention_kernel<F: Float, N: Size>(
             for t in 0..teams {
                 total += partial[t * columns + column];
             }
-            let sum = sums[g];
-            let mut result = Vector::<f32, N>::new(0.0f32);
-            if sum != 0.0f32 {
-                result = total / Vector::new(sum);
-            }
+            let result = total / Vector::new(divisor(sums[g]));
             output[(pair * group + g) * columns + column] = Vector::cast_from(result);
         }
         sync_cube();
@@ -202,11 +200,7 @@ pub(crate) fn decode_attention_kernel<F: Float, N: Size>(
             #[unroll]
             for g in 0..group {
                 let at = slot * group + g;
-                let mut p = weight_of(probabilities[at], maxima[g]);
-                if sums[g] != 0.0f32 {
-                    p /= sums[g];
-                }
-                probabilities[at] = p;
+                probabilities[at] = weight_of(probabilities[at], maxima[g]) / divisor(sums[g]);
             }
             i += UNITS;
         }
@@ -214,11 +208,21 @@ pub(crate) fn decode_attention_kernel<F: Float, N: Size>(
 }
 
 /// `exp(logit - max)`, and 0 for a slot without weight.
+///
+/// Compared as bits, of which NaN is none in between: on floats, compilers that may assume that
+/// there is no NaN turn it into a weight of 0.
 #[cube]
 fn weight_of(logit: f32, max: f32) -> f32 {
+    let bits = u32::reinterpret(logit);
     let mut p = (logit - max).exp();
-    if logit < WEIGHTLESS {
+    if bits >= WEIGHTLESS && bits <= NEVER {
         p = 0.0f32;
     }
     p
+}
+
+/// A sum of weights to divide by: 1 where nothing was attended to.
+#[cube]
+fn divisor(sum: f32) -> f32 {
+    select(u32::reinterpret(sum) == 0u32, 1.0f32, sum)
 }
