@@ -12,7 +12,9 @@ pub enum LayerAllocation {
     #[default]
     Uniform,
     /// Falls linearly with depth, from `2 * budget - budget / beta` to `budget / beta` (PyramidKV,
-    /// equation 3; its public code takes `beta = 20`).
+    /// equation 3; its public code takes `beta = 20`). Where the first layer's share would exceed
+    /// the prompt, the line starts at the prompt instead, and is flat for prompts below
+    /// `2 * budget`, as in the public code. Budgets here are without what is reserved.
     Pyramid {
         /// Steepness.
         beta: f64,
@@ -29,30 +31,35 @@ pub enum LayerAllocation {
 }
 
 impl LayerAllocation {
-    /// Slots for each of `layers` layers, together exactly `layers * budget`, none above `cap` nor
-    /// below `floor` (as far as the total allows).
+    /// Slots for each of `layers` layers, together exactly `layers * budget`, none above `tokens`,
+    /// the prompt's length. Every layer gets `reserved` slots (an observation window, say), as far
+    /// as the budget reaches; the allocation spreads the rest.
     ///
-    /// Shares are real numbers first and are rounded by largest remainder; what a cap or floor
+    /// Shares are real numbers first and are rounded by largest remainder; what the prompt's length
     /// cuts off goes to the layers that have room.
     ///
     /// # Errors
-    /// [`Error::InvalidBudget`] for weights that are missing, negative or not finite, and for
+    /// [`Error::InvalidAllocation`] for weights that are missing, negative or not finite, and for
     /// parameters outside their range.
     pub fn spread(
         &self,
         layers: usize,
         budget: usize,
-        floor: usize,
-        cap: usize,
+        reserved: usize,
+        tokens: usize,
     ) -> Result<Vec<usize>> {
-        let invalid = |reason: String| Error::InvalidBudget { budget: budget.to_string(), reason };
+        let invalid = |reason: String| Error::InvalidAllocation { reason };
+        let reserved = reserved.min(budget);
+        let (budget, cap) = (budget - reserved, tokens.saturating_sub(reserved));
         let base = budget as f64;
         let depth = |layer: usize| layer as f64 / layers.saturating_sub(1).max(1) as f64;
         let shares: Vec<f64> = match self {
             Self::Uniform => vec![base; layers],
             Self::Pyramid { beta } if *beta >= 1.0 => {
-                let least = base / beta;
-                let most = 2.0 * base - least;
+                let most = (2.0 * base - base / beta).min(cap as f64);
+                let flat = (tokens as f64) < 2.0 * base || most < base;
+                let most = if flat { base } else { most };
+                let least = 2.0 * base - most;
                 (0..layers).map(|layer| most - depth(layer) * (most - least)).collect()
             }
             Self::Pyramid { beta } => {
@@ -78,7 +85,8 @@ impl LayerAllocation {
                 weights.clone()
             }
         };
-        Ok(apportion(&shares, layers * budget, floor, cap))
+        let spread = apportion(&shares, layers * budget, 0, cap);
+        Ok(spread.into_iter().map(|slots| slots + reserved).collect())
     }
 }
 
@@ -104,6 +112,24 @@ pub enum HeadAllocation {
         /// Whether scores are scaled by the share of a head's mass that its own top holds.
         normalize: bool,
     },
+}
+
+impl HeadAllocation {
+    /// Checks the safeguard.
+    ///
+    /// # Errors
+    /// [`Error::InvalidAllocation`] for a floor outside `[0, 1]`.
+    pub fn validate(&self) -> Result<()> {
+        match self {
+            Self::Ada { floor } | Self::AdaOfficial { floor, .. }
+                if !(0.0..=1.0).contains(floor) =>
+            {
+                let reason = format!("the heads' floor is {floor}, expected 0 to 1");
+                Err(Error::InvalidAllocation { reason })
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// kvpress's PyramidKV budgets, window included: float arithmetic, halves rounded to even, and one
@@ -190,9 +216,12 @@ mod tests {
         ];
         for allocation in all {
             for budget in [1, 2, 17, 100, 399, 400] {
-                let spread = allocation.spread(7, budget, 1, 400).unwrap();
-                assert_eq!(spread.iter().sum::<usize>(), 7 * budget, "{allocation:?} {budget}");
-                assert!(spread.iter().all(|&n| (1..=400).contains(&n)), "{spread:?}");
+                for reserved in [0, 1, 8] {
+                    let spread = allocation.spread(7, budget, reserved, 400).unwrap();
+                    assert_eq!(spread.iter().sum::<usize>(), 7 * budget, "{allocation:?} {budget}");
+                    let least = reserved.min(budget);
+                    assert!(spread.iter().all(|n| (least..=400).contains(n)), "{spread:?}");
+                }
             }
         }
     }
@@ -204,10 +233,19 @@ mod tests {
     }
 
     #[test]
+    fn short_prompts_flatten_the_pyramid() {
+        let pyramid = LayerAllocation::Pyramid { beta: 20.0 };
+        // The public code's 220, 159, 98, 37 for 128 slots of 512 tokens, whose line rounds down.
+        assert_eq!(pyramid.spread(4, 128, 32, 512).unwrap(), [219, 158, 98, 37]);
+        assert_eq!(pyramid.spread(4, 500, 32, 1000).unwrap(), [945, 648, 352, 55]);
+        assert_eq!(pyramid.spread(4, 384, 32, 512).unwrap(), [384; 4]);
+        assert_eq!(pyramid.spread(3, 4, 32, 512).unwrap(), [4; 3]);
+    }
+
+    #[test]
     fn a_cap_moves_slots_to_other_layers() {
-        let spread = LayerAllocation::Pyramid { beta: 20.0 }.spread(3, 100, 0, 120).unwrap();
-        assert_eq!(spread.iter().sum::<usize>(), 300);
-        assert!(spread.iter().all(|&n| n <= 120));
+        let weights = LayerAllocation::Weights(vec![10.0, 1.0, 1.0]);
+        assert_eq!(weights.spread(3, 100, 0, 120).unwrap(), [120, 90, 90]);
     }
 
     #[test]

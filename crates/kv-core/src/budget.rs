@@ -1,16 +1,16 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{Error, Result};
 
 /// How much of a cache to keep: slots per key-value head and layer, sinks and recents included.
 ///
-/// In configurations a number below 1 (or exactly `1.0`) is a ratio, any other a token count:
-/// `0.25`, `512`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "f64", into = "f64")]
+/// In configurations a whole number is a token count and a number with a point is a ratio: `512`,
+/// `0.25`, `1` for one token, `1.0` for all of them. (`512.0` is a token count too.)
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Budget {
     /// A number of tokens.
     Tokens(usize),
@@ -51,6 +51,33 @@ impl fmt::Display for Budget {
             Self::Tokens(count) => write!(f, "{count}"),
             Self::Ratio(ratio) => write!(f, "{:.1} %", ratio * 100.0),
         }
+    }
+}
+
+impl Serialize for Budget {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        match *self {
+            Self::Tokens(count) => serializer.serialize_u64(count as u64),
+            Self::Ratio(ratio) => serializer.serialize_f64(ratio),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Budget {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Number {
+            Whole(usize),
+            Real(f64),
+        }
+        let expected = || D::Error::custom("a budget is a number such as 512 or 0.25");
+        let budget = match Number::deserialize(deserializer).map_err(|_| expected())? {
+            Number::Whole(count) => Self::Tokens(count),
+            Number::Real(number) => return Self::try_from(number).map_err(D::Error::custom),
+        };
+        budget.validate().map_err(D::Error::custom)?;
+        Ok(budget)
     }
 }
 
@@ -124,6 +151,12 @@ mod tests {
             assert!(wrong.parse::<Budget>().is_err(), "{wrong}");
         }
         assert_eq!(serde_json::from_str::<Budget>("0.5").unwrap(), Budget::Ratio(0.5));
-        assert!(serde_json::from_str::<Budget>("0").is_err());
+        for wrong in ["0", "-1", "1.5", "\"many\""] {
+            assert!(serde_json::from_str::<Budget>(wrong).is_err(), "{wrong}");
+        }
+        for budget in [Budget::Tokens(1), Budget::Ratio(1.0), Budget::Tokens(512)] {
+            let text = serde_json::to_string(&budget).unwrap();
+            assert_eq!(serde_json::from_str::<Budget>(&text).unwrap(), budget, "{text}");
+        }
     }
 }

@@ -71,6 +71,12 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// Layers or heads cannot share a budget so.
+    #[error("allocation: {reason}")]
+    InvalidAllocation {
+        /// What is wrong, with the value and what was expected.
+        reason: String,
+    },
     /// A device string that names no known backend.
     #[error("unknown device `{requested}`{suggestion}; available: {available}")]
     UnknownDevice {

@@ -5,15 +5,6 @@ use burn::tensor::{Bool, DType, Device, Float, Int, Tensor};
 
 use crate::{KernelError, SlotRanges};
 
-/// Who executes an op.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Executor {
-    /// Plain loops on the CPU's own buffers.
-    Reference,
-    /// The CubeCL kernel.
-    Kernel,
-}
-
 /// What a check needs to know of a tensor, whatever its kind.
 pub(crate) trait Described {
     fn describe(&self) -> (Vec<usize>, DType, Device);
@@ -41,18 +32,28 @@ impl Check {
         Self { op, device: first.describe().2 }
     }
 
-    /// The executor for the op's device.
-    pub(crate) fn executor(&self) -> Result<Executor, KernelError> {
+    /// Refuses devices that no implementation is for.
+    pub(crate) fn supported(&self) -> Result<(), KernelError> {
         match self.device.as_dispatch() {
             #[cfg(feature = "flex")]
-            DispatchDevice::Flex(_) => Ok(Executor::Reference),
+            DispatchDevice::Flex(_) => Ok(()),
             #[cfg(feature = "gpu")]
-            DispatchDevice::Cube(_) => Ok(Executor::Kernel),
+            DispatchDevice::Cube(_) => Ok(()),
             #[allow(unreachable_patterns)]
             _ => Err(KernelError::UnsupportedDevice {
                 op: self.op,
                 device: format!("{:?}", self.device),
             }),
+        }
+    }
+
+    /// Whether the op is a kernel, which writes through every clone of a tensor, rather than loops
+    /// on the CPU, which write in place through the sole reference only.
+    pub(crate) fn on_gpu(&self) -> bool {
+        match self.device.as_dispatch() {
+            #[cfg(feature = "gpu")]
+            DispatchDevice::Cube(_) => true,
+            _ => false,
         }
     }
 

@@ -24,6 +24,9 @@ pub(crate) trait SlotOps: Backend {
         config: DecodeConfig,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
+    /// `x` `[N, K]` times the transpose of `weight` `[M, K]`, for few rows.
+    fn skinny_product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+
     /// Writes row `n` of `rows` `[N, D]` into row `slots[n]` of `pool` `[S, D]`, in place.
     fn scatter_rows(
         pool: FloatTensor<Self>,

@@ -9,6 +9,7 @@ use crate::argmin_slots::reference::argmin;
 use crate::decode_attention::DecodeConfig;
 use crate::decode_attention::reference::{Problem, Solution, solve};
 use crate::extension::SlotOps;
+use crate::linear::reference::product;
 use crate::scatter_rows::reference::scatter;
 
 impl SlotOps for Flex {
@@ -26,6 +27,14 @@ impl SlotOps for Flex {
             DType::F16 => args.run::<f16>(f16::to_f32, f16::from_f32),
             DType::BF16 => args.run::<bf16>(bf16::to_f32, bf16::from_f32),
             _ => args.run::<f32>(|x| x, |x| x),
+        }
+    }
+
+    fn skinny_product(x: FlexTensor, weight: FlexTensor) -> FlexTensor {
+        match x.dtype() {
+            DType::F16 => product_of::<f16>(x, weight, f16::to_f32, f16::from_f32),
+            DType::BF16 => product_of::<bf16>(x, weight, bf16::to_f32, bf16::from_f32),
+            _ => product_of::<f32>(x, weight, |x| x, |x| x),
         }
     }
 
@@ -102,6 +111,20 @@ impl Args {
             FlexTensor::from_data(probabilities),
         )
     }
+}
+
+fn product_of<E: Element + Pod + Sync>(
+    x: FlexTensor,
+    weight: FlexTensor,
+    load: impl Fn(E) -> f32 + Copy + Sync,
+    store: impl Fn(f32) -> E,
+) -> FlexTensor {
+    let (rows, outputs) = (x.layout().shape()[0], weight.layout().shape()[0]);
+    let (x, weight) = (x.to_contiguous(), weight.to_contiguous());
+    let wide: Vec<f32> = slice::<E>(&x).iter().map(|x| load(*x)).collect();
+    let y = product(&wide, slice::<E>(&weight), wide.len() / rows.max(1), load);
+    let y: Vec<E> = y.into_iter().map(store).collect();
+    FlexTensor::from_data(TensorData::new(y, Shape::from([rows, outputs])))
 }
 
 fn scatter_into<E: Element + Pod>(

@@ -1,5 +1,6 @@
 //! Launches: the extension's methods on CubeCL devices.
 
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
@@ -62,6 +63,10 @@ impl SlotOps for CubeBackend {
             elem_type(query.dtype),
         );
         (output, log_sum_exp, probabilities)
+    }
+
+    fn skinny_product(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
+        Self::float_matmul(x, Self::float_transpose(weight))
     }
 
     fn scatter_rows(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> CubeTensor {

@@ -17,6 +17,7 @@ mod extension;
 mod flex;
 #[cfg(feature = "gpu")]
 mod gpu;
+mod linear;
 mod prefill_attention;
 mod scatter_rows;
 mod slots;
@@ -26,6 +27,7 @@ pub use decode_attention::{
     AttentionOutput, DecodeAttentionOptions, decode_attention, reference as decode_reference,
 };
 pub use error::KernelError;
+pub use linear::linear;
 pub use prefill_attention::{PrefillOutput, prefill_attention};
 pub use scatter_rows::{scatter_ints, scatter_rows, scatter_scalars};
 pub use slots::SlotRanges;

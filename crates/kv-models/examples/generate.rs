@@ -15,7 +15,7 @@ use clap::Parser;
 use kv_core::{Budget, DeviceChoice, MemoryReport, device_name, select_device};
 use kv_models::{Message, Model, Sampler, Sampling, Session};
 use kv_policies::{Policy, build, build_named};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Generate text with a compressed KV cache.
 #[derive(Parser)]
@@ -72,7 +72,7 @@ fn run(args: &Args) -> Result<()> {
     let prompt = if args.chat {
         model.encode_chat(&[Message::user(&args.prompt)])?
     } else {
-        tokenizer.encode(&args.prompt, true)?
+        model.encode(&args.prompt)?
     };
     let sampling = Sampling {
         temperature: args.temperature,
@@ -98,6 +98,10 @@ fn run(args: &Args) -> Result<()> {
             break;
         }
         show(text.push(token)?)?;
+        if !session.has_position(0) {
+            eprint!("\n(the model's last position is reached)");
+            break;
+        }
         if index + 1 < args.new_tokens {
             session.step(&[token])?;
             logits = session.read_logits()?;
@@ -130,8 +134,12 @@ fn policy(text: &str, budget: Budget) -> Result<Arc<dyn Policy>> {
         return Ok(build_named(text, budget)?);
     }
     let mut config: Value = serde_json::from_str(text).context("--policy is not valid JSON")?;
-    if config.get("budget").is_none() && config["policy"] != "combine" {
-        config["budget"] = f64::from(budget).into();
+    let parts: &[&str] =
+        if config["policy"] == "combine" { &["/prefill", "/decode"] } else { &[""] };
+    for part in parts {
+        if let Some(Value::Object(part)) = config.pointer_mut(part) {
+            part.entry("budget").or_insert(json!(budget));
+        }
     }
     Ok(build(&config)?)
 }

@@ -152,10 +152,12 @@ pub enum ModelError {
     #[error(transparent)]
     Policy(#[from] kv_policies::PolicyError),
 
-    /// A prompt that does not fit into the model's positions.
-    #[error("the prompt has {tokens} tokens, the model has {positions} positions; shorten it")]
+    /// A sequence that does not fit into the model's positions.
+    #[error(
+        "{tokens} tokens do not fit into the model's {positions} positions; shorten the prompt"
+    )]
     PromptTooLong {
-        /// Tokens of the prompt (and of what is to be generated, where that is reserved).
+        /// Tokens of the prompt, and of what was appended.
         tokens: usize,
         /// Positions of the model.
         positions: usize,

@@ -33,7 +33,7 @@ impl Request {
 /// Why a sequence ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
-    /// The requested number of tokens.
+    /// The requested number of tokens, or the model's last position.
     Length,
     /// An end-of-sequence token.
     End,
@@ -117,6 +117,12 @@ pub fn generate(
                 let open = running.iter_mut().filter(|sequence| !sequence.done);
                 open.for_each(|sequence| sequence.result.finish = Finish::Cancelled);
                 return finish(running);
+            }
+        }
+        for (row, sequence) in running.iter_mut().enumerate() {
+            sequence.done |= !session.has_position(row);
+            if sequence.done {
+                session.end(row);
             }
         }
         if running.iter().any(|sequence| !sequence.done) {

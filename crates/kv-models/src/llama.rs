@@ -10,10 +10,12 @@ use std::sync::Arc;
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor};
+use kv_core::read_f32;
+use kv_kernels::linear as linear_product;
 
 pub use prefill::{PrefillPass, Prefilled};
 
-use crate::{ModelConfig, RopeTable};
+use crate::{ModelConfig, Result, RopeTable};
 use layer::{Layer, RmsNorm};
 use linear::Linear;
 
@@ -52,15 +54,24 @@ impl Llama {
         self.embedding.val().device()
     }
 
+    /// The last norm's weights, read to the host.
+    pub(crate) fn last_norm(&self) -> Result<Vec<f32>> {
+        Ok(read_f32("norm", self.norm.weight())?)
+    }
+
     /// Logits of hidden states that went through the final norm, f32.
     ///
     /// # Shapes
     /// `[N, hidden]` to `[N, vocabulary]`.
-    pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
+    ///
+    /// # Errors
+    /// [`crate::ModelError::Kernel`] for hidden states that are not of the model's width, dtype and
+    /// device.
+    pub fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
         let logits = match &self.head {
             Some(head) => head.forward(hidden),
-            None => hidden.matmul(self.embedding.val().transpose()),
+            None => linear_product(hidden, self.embedding.val(), None),
         };
-        logits.cast(DType::F32)
+        Ok(logits?.cast(DType::F32))
     }
 }

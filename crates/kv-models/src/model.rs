@@ -56,7 +56,10 @@ impl Model {
                 chat: None,
             });
         }
-        Self::from_folder(&resolve(name)?, device, dtype)
+        let model = Self::from_folder(&resolve(name)?, device, dtype)?;
+        // A hub model's folder is named by its revision.
+        let local = Path::new(name).is_dir();
+        Ok(if local { model } else { Self { name: name.into(), ..model } })
     }
 
     /// Loads a folder in the Hugging Face layout.
@@ -87,6 +90,19 @@ impl Model {
         &self.name
     }
 
+    /// What tells this model from others of the same name, in saved caches: its shape and a
+    /// checksum of its last norm's weights.
+    pub(crate) fn fingerprint(&self) -> Result<String> {
+        let config = self.config();
+        let (layers, heads, dim) = (config.num_layers, config.num_kv_heads, config.head_dim);
+        // FNV-1a.
+        let bytes = self.llama.last_norm()?.into_iter().flat_map(f32::to_le_bytes);
+        let sum = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
+            (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        Ok(format!("{} ({layers} x {heads} x {dim}, {sum:016x})", self.name))
+    }
+
     /// The decoder.
     pub fn llama(&self) -> &Llama {
         &self.llama
@@ -102,11 +118,20 @@ impl Model {
         self.tokenizer.as_ref()
     }
 
-    /// Tokens of a text, without special ones.
+    /// Tokens of a prompt, with the special ones that the model's tokenizer puts before a text (a
+    /// Llama's or Mistral's beginning of sequence).
     ///
     /// # Errors
     /// [`ModelError::Tokenizer`], also for models without one.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        self.need_tokenizer()?.encode(text, true)
+    }
+
+    /// Tokens of a text that goes on behind others, without special ones.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_continuation(&self, text: &str) -> Result<Vec<u32>> {
         self.need_tokenizer()?.encode(text, false)
     }
 
@@ -126,7 +151,7 @@ impl Model {
     pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
         let missing = || ModelError::MissingChatTemplate { path: self.name.clone().into() };
         let text = self.chat.as_ref().ok_or_else(missing)?.render(messages, true)?;
-        self.encode(&text)
+        self.encode_continuation(&text)
     }
 
     fn need_tokenizer(&self) -> Result<&Tokenizer> {

@@ -21,6 +21,8 @@ pub struct Session<'a> {
     /// Logits of the next tokens, `[B, vocabulary]`.
     logits: Tensor<2>,
     steps: usize,
+    /// Sequences that have ended: their rows go on at the same position, unseen.
+    ended: Vec<usize>,
     /// Bytes that prefill took for one layer's whole keys and values, the largest group's.
     scratch: usize,
 }
@@ -113,9 +115,29 @@ impl<'a> Session<'a> {
     /// # Errors
     /// [`ModelError`] of [`crate::Llama::decode`].
     pub fn step(&mut self, tokens: &[u32]) -> Result<()> {
+        let before = self.cache.seen.clone();
         self.logits = self.model.llama().decode(tokens, &mut self.cache, &*self.policy)?;
+        for &row in &self.ended {
+            self.cache.seen[row] = before[row];
+        }
         self.steps += 1;
         Ok(())
+    }
+
+    /// Ends a sequence of the batch: further steps take any token for it, and it needs no more of
+    /// the model's positions.
+    pub fn end(&mut self, row: usize) {
+        if row < self.cache.batch() && !self.ended.contains(&row) {
+            // Its next token stands where its last one stood.
+            self.cache.seen[row] = self.cache.seen[row].saturating_sub(1);
+            self.ended.push(row);
+        }
+    }
+
+    /// Whether the model has a position for a sequence's next token.
+    pub fn has_position(&self, row: usize) -> bool {
+        let positions = self.model.config().max_positions;
+        self.cache.seen.get(row).is_some_and(|seen| *seen < positions)
     }
 
     /// Appends the same number of tokens to every sequence, as a question behind a compressed
@@ -160,6 +182,7 @@ impl<'a> Session<'a> {
             cache: self.cache.clone(),
             logits: self.logits.clone(),
             steps: self.steps,
+            ended: self.ended.clone(),
             scratch: self.scratch,
         }
     }
@@ -183,12 +206,12 @@ impl<'a> Session<'a> {
         last: &[u32],
     ) -> Result<Self> {
         let mut cache = KvCache::load(path, &model.llama().device())?;
-        cache.expect_origin(&origin(model, &*policy))?;
+        cache.expect_origin(&origin(model, &*policy)?)?;
         let logits = model.llama().decode(last, &mut cache, &*policy)?;
-        Ok(Self { model, policy, cache, logits, steps: 1, scratch: 0 })
+        Ok(Self { model, policy, cache, logits, steps: 1, ended: Vec::new(), scratch: 0 })
     }
 }
 
-fn origin(model: &Model, policy: &dyn Policy) -> Origin {
-    Origin { model: model.name().into(), policy: policy.config() }
+fn origin(model: &Model, policy: &dyn Policy) -> Result<Origin> {
+    Ok(Origin { model: model.fingerprint()?, policy: policy.config() })
 }

@@ -33,6 +33,58 @@ fn a_batch_gives_what_each_request_gives_alone() {
     }
 }
 
+/// On the CPU, where every row is computed in an order of its own, a batch's rows are bit for bit
+/// what they are alone: prompts of other lengths, and two of the same.
+#[test]
+fn rows_of_a_batch_are_bit_identical_on_the_cpu() {
+    let Some(tested) = devices().into_iter().find(|tested| tested.name == "cpu") else { return };
+    let model = embedded(&tested);
+    let text = prompts(&model).concat().repeat(2);
+    let batch = [&text[..300], &text[7..407], &text[20..320], &text[40..490]].map(<[u32]>::to_vec);
+    let decode = |config: &serde_json::Value, prompts: &[Vec<u32>], rows: &[usize]| {
+        let seeds: Vec<u64> = rows.iter().map(|row| *row as u64).collect();
+        let policy = build(config).unwrap();
+        let mut session = Session::start(&model, policy, prompts, &seeds, 40).unwrap();
+        for step in 0..40 {
+            let tokens: Vec<u32> = rows.iter().map(|row| text[5 * row + step]).collect();
+            session.step(&tokens).unwrap();
+        }
+        session.read_logits().unwrap()
+    };
+    for config in every_policy(0.3, &tested) {
+        let together = decode(&config, &batch, &[0, 1, 2, 3]);
+        for (row, prompt) in batch.iter().enumerate() {
+            let alone = decode(&config, std::slice::from_ref(prompt), &[row]);
+            assert_eq!(together[row], alone[0], "{config} row {row}");
+        }
+    }
+}
+
+/// A finished sequence neither needs positions nor fails the others, and a sequence ends at the
+/// model's last position.
+#[test]
+fn sequences_end_at_the_last_position() {
+    let tested = devices().remove(0);
+    let model = embedded(&tested);
+    let positions = model.config().max_positions;
+    let text = prompts(&model).concat().repeat(positions / 100);
+    let policy = || build(&json!({"policy": "snapkv", "budget": 64})).unwrap();
+    let request = |tokens: usize, new: usize| Request {
+        stop_at_end: false,
+        ..Request::greedy(text[..tokens].to_vec(), new)
+    };
+    let requests = [request(positions - 5, 5), request(50, 30), request(positions - 5, 50)];
+    let go_on = |_: &_| ControlFlow::Continue(());
+    let together = generate(&model, policy(), &requests, go_on).unwrap();
+    for (result, expected) in together.iter().zip([5, 30, 6]) {
+        assert_eq!((result.tokens.len(), result.finish), (expected, Finish::Length));
+    }
+    for (request, result) in requests.into_iter().zip(&together) {
+        let alone = generate(&model, policy(), &[request], go_on).unwrap();
+        assert_eq!(alone[0].tokens, result.tokens);
+    }
+}
+
 /// A compressed cache saved, loaded and continued gives identical tokens.
 #[test]
 fn a_saved_session_goes_on_identically() {
@@ -98,8 +150,8 @@ fn memory_is_really_smaller() {
                 config.head_dim,
                 model.llama().dtype(),
             );
-            let kept = report.allocated - report.room();
-            assert!(kept as f64 <= 0.26 * full as f64, "{name}: {report:?} of {full}");
+            // No new tokens were asked for: at most one slot a head is room for them.
+            assert!(report.allocated as f64 <= 0.26 * full as f64, "{name}: {report:?} of {full}");
             assert!(report.metadata > 0 && report.scratch > 0, "{name}: {report:?}");
             for layer in &session.cache().layers {
                 let rows = layer.keys().dims()[0];

@@ -28,7 +28,7 @@ fn agrees(golden: &Golden, model: &Model, tested: &TestDevice) {
         let [_, tokens, width] = prefilled.hidden.dims();
         let rows = expected.shape[0];
         let hidden = prefilled.hidden.clone().reshape([tokens, width]);
-        let logits = llama.logits(hidden.clone().narrow(0, tokens - rows, rows));
+        let logits = llama.logits(hidden.clone().narrow(0, tokens - rows, rows)).unwrap();
         let difference = worst(&read_f32("logits", logits).unwrap(), &expected.values);
         assert!(difference <= 2e-3, "{context}: logits differ by {difference}");
 
@@ -37,7 +37,8 @@ fn agrees(golden: &Golden, model: &Model, tested: &TestDevice) {
         let difference = worst(&read_f32("trace", trace).unwrap(), &expected.values);
         assert!(difference <= 2e-3, "{context}: hidden states differ by {difference}");
 
-        let logits = read_f32("logits", llama.logits(hidden.narrow(0, 0, tokens - 1))).unwrap();
+        let logits =
+            read_f32("logits", llama.logits(hidden.narrow(0, 0, tokens - 1)).unwrap()).unwrap();
         let logprobs: Vec<f32> = logits
             .chunks(llama.config().vocab_size)
             .zip(&ids[1..])

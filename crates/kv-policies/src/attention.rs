@@ -29,6 +29,16 @@ impl Reduction {
         };
         reduced.squeeze_dim(2)
     }
+
+    /// Attention probabilities of slots, `[S, G]`, to `[S]`.
+    pub fn slots(self, probabilities: Tensor<2>) -> Tensor<1> {
+        let reduced = match self {
+            Self::Mean => probabilities.mean_dim(1),
+            Self::Max => probabilities.max_dim(1),
+            Self::Sum => probabilities.sum_dim(1),
+        };
+        reduced.squeeze_dim(1)
+    }
 }
 
 /// Logits of queries over keys, `scale * q . k` with the usual `1 / sqrt(D)`, f32.
@@ -83,6 +93,17 @@ pub enum Pooling {
     Avg,
     /// Maxima.
     Max,
+}
+
+/// Checks an observation window and the pooling's width.
+pub(crate) fn check_window(window: usize, kernel: usize) -> Result<(), String> {
+    if window == 0 {
+        return Err("`window` is 0, expected at least 1".into());
+    }
+    if kernel.is_multiple_of(2) {
+        return Err(format!("`kernel` is {kernel}, expected an odd number"));
+    }
+    Ok(())
 }
 
 /// Pools scores over neighbouring tokens, stride 1.

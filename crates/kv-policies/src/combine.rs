@@ -3,7 +3,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use kv_core::{LayerCache, Room, Selection};
 
-use crate::{LayerContext, Needs, Observation, Plan, Policy, Result, Step};
+use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
 
 /// One policy for the prompt and another for decoding: `{"policy": "combine", "prefill": {...},
 /// "decode": {...}}`, such as SnapKV's choice kept within its budget by H2O.
@@ -14,9 +14,21 @@ pub struct Combine {
 }
 
 impl Combine {
-    /// `prefill` chooses from the prompt, `decode` does the rest.
-    pub fn new(prefill: Arc<dyn Policy>, decode: Arc<dyn Policy>) -> Self {
-        Self { prefill, decode }
+    /// `prefill` chooses from the prompt, `decode` does the rest, renumbering included.
+    ///
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`] where only `prefill` renumbers: decode steps would not go on
+    /// with it.
+    pub fn new(prefill: Arc<dyn Policy>, decode: Arc<dyn Policy>) -> Result<Self> {
+        if prefill.renumbers() && !decode.renumbers() {
+            let reason = "`rerotate` of `prefill` alone does not hold while decoding, expected it \
+                          in `decode`";
+            return Err(PolicyError::InvalidConfig {
+                policy: "combine".into(),
+                reason: reason.into(),
+            });
+        }
+        Ok(Self { prefill, decode })
     }
 }
 
@@ -56,6 +68,10 @@ impl Policy for Combine {
 
     fn changes_decode(&self) -> bool {
         self.decode.changes_decode()
+    }
+
+    fn renumbers(&self) -> bool {
+        self.decode.renumbers()
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {

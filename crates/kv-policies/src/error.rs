@@ -58,7 +58,7 @@ impl PolicyError {
         recents: usize,
         budget: usize,
     ) -> Result<(), Self> {
-        if sinks + recents > budget {
+        if sinks.saturating_add(recents) > budget {
             return Err(Self::ProtectedOverBudget { policy, sinks, recents, budget });
         }
         Ok(())

@@ -40,6 +40,8 @@ impl<S: Scorer> KeepTop<S> {
             return Err(invalid(format!("`recent_share` is {share}, expected 0 to 1")));
         }
         family.budget.validate()?;
+        family.heads.validate()?;
+        scorer.validate().map_err(invalid)?;
         let policy = Self { family, scorer, name };
         if let Budget::Tokens(budget) = policy.family.budget {
             policy.check_protected(budget)?;
@@ -118,7 +120,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let [batch, kv_heads, tokens, _] = observation.dims();
-        let budget = self.family.layer_budget(observation)?;
+        let budget = self.family.layer_budget(&self.scorer, observation)?;
         if budget >= tokens {
             return Ok(Selection::all(batch * kv_heads, tokens).into());
         }
@@ -154,7 +156,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
         if decoding == Decoding::None {
             return Ok(());
         }
-        let limit = self.family.decode_budget(observation)?;
+        let limit = self.family.decode_budget(&self.scorer, observation)?;
         self.check_protected(limit)?;
         let kept = selection.kept().iter().map(|kept| kept.len().max(limit));
         cache.set_limits(kept.collect())?;
@@ -181,7 +183,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
         if self.decoding() == Decoding::None {
             return Ok(Room::Extra(new_tokens));
         }
-        let limit = self.family.decode_budget(observation)?;
+        let limit = self.family.decode_budget(&self.scorer, observation)?;
         Ok(Room::Limited { limit, over: self.family.interval, new_tokens })
     }
 

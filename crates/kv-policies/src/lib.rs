@@ -32,6 +32,7 @@
 //!     window: None,
 //!     column_sums: None,
 //!     raw_queries: None,
+//!     decoding: false,
 //!     inverse_frequencies: &[],
 //!     seeds: &[0, 1],
 //! };

@@ -59,6 +59,8 @@ pub struct Observation<'a> {
     pub column_sums: Option<Tensor<3>>,
     /// Queries before RoPE, `[B, Hq, N, D]`: all `T` of a prompt, the last ones during decode.
     pub raw_queries: Option<Tensor<4>>,
+    /// Whether these are a cache's slots during decode, shown as if they were a prompt.
+    pub decoding: bool,
     /// RoPE's inverse frequencies, `[D / 2]`; empty for models without RoPE.
     pub inverse_frequencies: &'a [f64],
     /// One seed a sequence, for policies that draw.

@@ -34,20 +34,20 @@ pub const POLICIES: &[Entry] = &[
         name: "streaming-llm",
         summary: "attention sinks and the most recent tokens",
         paper: "https://arxiv.org/abs/2309.17453",
-        build: |config| family::<StreamingLlm>("streaming-llm", config, |_| {}),
+        build: |config| family::<StreamingLlm>("streaming-llm", config, |_, _| {}),
     },
     Entry {
         name: "snapkv",
         summary: "attention of the last queries, pooled",
         paper: "https://arxiv.org/abs/2404.14469",
-        build: |config| family::<SnapKv>("snapkv", config, |_| {}),
+        build: |config| family::<SnapKv>("snapkv", config, |_, _| {}),
     },
     Entry {
         name: "pyramidkv",
         summary: "SnapKV with budgets that fall with depth",
         paper: "https://arxiv.org/abs/2406.02069",
         build: |config| {
-            family::<SnapKv>("pyramidkv", config, |family| {
+            family::<SnapKv>("pyramidkv", config, |family, _| {
                 family.layers = LayerAllocation::Pyramid { beta: 20.0 };
             })
         },
@@ -57,8 +57,9 @@ pub const POLICIES: &[Entry] = &[
         summary: "SnapKV whose heads compete for slots",
         paper: "https://arxiv.org/abs/2407.11550",
         build: |config| {
-            family::<SnapKv>("adakv", config, |family| {
+            family::<SnapKv>("adakv", config, |family, scorer| {
                 family.heads = HeadAllocation::Ada { floor: 0.2 };
+                *scorer = SnapKv::of_ada_kv();
             })
         },
     },
@@ -66,49 +67,49 @@ pub const POLICIES: &[Entry] = &[
         name: "h2o",
         summary: "heavy hitters by accumulated attention, and recents",
         paper: "https://arxiv.org/abs/2306.14048",
-        build: |config| family::<H2o>("h2o", config, |_| {}),
+        build: |config| family::<H2o>("h2o", config, |_, _| {}),
     },
     Entry {
         name: "vatp",
         summary: "H2O times the value's norm",
         paper: "https://arxiv.org/abs/2406.12335",
-        build: |config| family::<Vatp>("vatp", config, |_| {}),
+        build: |config| family::<Vatp>("vatp", config, |_, _| {}),
     },
     Entry {
         name: "tova",
         summary: "the last query's attention",
         paper: "https://arxiv.org/abs/2401.06104",
-        build: |config| family::<Tova>("tova", config, |_| {}),
+        build: |config| family::<Tova>("tova", config, |_, _| {}),
     },
     Entry {
         name: "r-kv",
         summary: "importance against redundancy",
         paper: "https://arxiv.org/abs/2505.24133",
-        build: |config| family::<RKv>("r-kv", config, |_| {}),
+        build: |config| family::<RKv>("r-kv", config, |_, _| {}),
     },
     Entry {
         name: "knorm",
         summary: "small key norms",
         paper: "https://arxiv.org/abs/2406.11430",
-        build: |config| family::<KNorm>("knorm", config, |_| {}),
+        build: |config| family::<KNorm>("knorm", config, |_, _| {}),
     },
     Entry {
         name: "keydiff",
         summary: "keys unlike the mean key",
         paper: "https://arxiv.org/abs/2504.15364",
-        build: |config| family::<KeyDiff>("keydiff", config, |_| {}),
+        build: |config| family::<KeyDiff>("keydiff", config, |_, _| {}),
     },
     Entry {
         name: "expected-attention",
         summary: "attention that future queries would give",
         paper: "https://arxiv.org/abs/2510.00636",
-        build: |config| family::<ExpectedAttention>("expected-attention", config, |_| {}),
+        build: |config| family::<ExpectedAttention>("expected-attention", config, |_, _| {}),
     },
     Entry {
         name: "lagkv",
         summary: "spread of keys and values relative to the next chunk",
         paper: "https://arxiv.org/abs/2504.04704",
-        build: |config| family::<LagKv>("lagkv", config, |_| {}),
+        build: |config| family::<LagKv>("lagkv", config, |_, _| {}),
     },
     Entry {
         name: "pyramidinfer",
@@ -130,7 +131,7 @@ pub const POLICIES: &[Entry] = &[
         name: "random",
         summary: "tokens at random",
         paper: "",
-        build: |config| family::<Random>("random", config, |_| {}),
+        build: |config| family::<Random>("random", config, |_, _| {}),
     },
     Entry {
         name: "top-k-oracle",
@@ -147,8 +148,7 @@ pub const POLICIES: &[Entry] = &[
                 Some(part) => build(&part),
                 None => Err(invalid("combine", format!("`{name}` is missing"))),
             };
-            let combined = Combine::new(part("prefill")?, part("decode")?);
-            Ok(Arc::new(combined))
+            Ok(Arc::new(Combine::new(part("prefill")?, part("decode")?)?))
         },
     },
 ];

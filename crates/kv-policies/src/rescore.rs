@@ -58,6 +58,7 @@ pub(crate) fn rescore<S: Scorer>(
                 window: queries(QUERIES),
                 column_sums: None,
                 raw_queries: queries(RAW_QUERIES),
+                decoding: true,
                 inverse_frequencies: &step.inverse_frequencies,
                 seeds: &[],
             };

@@ -14,6 +14,14 @@ pub trait Scorer: Debug + Clone + Default + Send + Sync + Serialize + Deserializ
     /// The registry's name.
     const NAME: &'static str;
 
+    /// Checks the parameters.
+    ///
+    /// # Errors
+    /// What is wrong, with name, value and what was expected.
+    fn validate(&self) -> std::result::Result<(), String> {
+        Ok(())
+    }
+
     /// What prefill must compute.
     fn needs(&self) -> Needs {
         Needs::default()

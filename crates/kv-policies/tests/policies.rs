@@ -56,7 +56,8 @@ fn decode(run: &Run, policy: &dyn Policy) -> (LayerCache, Vec<f32>) {
     let mut cache = run.prompt.compress(policy, STEPS);
     let mut outputs = Vec::new();
     for index in 0..STEPS {
-        let step = step(&run.query, &run.keys, &run.values, index, TOKENS + index);
+        let mut step = step(&run.query, &run.keys, &run.values, index, TOKENS + index);
+        step.inverse_frequencies = run.prompt.frequencies.clone().into();
         let output = policy.step(LAYER, &mut cache, step).unwrap();
         outputs.push(output.unsqueeze_dim::<4>(1));
     }
@@ -118,6 +119,47 @@ fn heads_over_their_share_decode_on() {
             }
         }
     }
+}
+
+/// Both parts the same is the same as no combination, renumbered positions included.
+#[test]
+fn a_policy_combined_with_itself_is_itself() {
+    for config in [
+        json!({"policy": "streaming-llm", "budget": 80, "rerotate": true}),
+        json!({"policy": "h2o", "budget": 80}),
+        json!({"policy": "r-kv", "budget": 80, "interval": 16}),
+    ] {
+        for tested in devices() {
+            let run = run(0..2, 2, &tested.device);
+            let combined = json!({"policy": "combine", "prefill": config, "decode": config});
+            let (single, combined) = (policy(config.clone()), policy(combined));
+            assert_eq!(single.renumbers(), combined.renumbers());
+            let ((cache, outputs), (expected_cache, expected)) =
+                (decode(&run, &*combined), decode(&run, &*single));
+            assert_eq!(outputs, expected, "{config} on {}", tested.name);
+            assert_eq!(cache.read_positions().unwrap(), expected_cache.read_positions().unwrap());
+        }
+    }
+}
+
+/// Budgets too small for all that LagKV reserves give up its oldest tokens.
+#[test]
+fn lagkv_keeps_the_newest() {
+    for tested in devices() {
+        let policy = policy(json!({"policy": "lagkv", "budget": 40, "lag": 64}));
+        let cache = run(0..1, 2, &tested.device).prompt.compress(&*policy, 0);
+        let expected: Vec<u32> = (0..4).chain(TOKENS as u32 - 36..TOKENS as u32).collect();
+        assert_eq!(super::support::kept(&cache, 0), expected);
+    }
+}
+
+/// The paper's compounding schedule, for 32 layers and 4,096 tokens.
+#[test]
+fn pyramid_infer_follows_the_papers_schedule() {
+    let config = json!({"gamma": 0.9});
+    let policy: kv_policies::PyramidInfer = serde_json::from_value(config).unwrap();
+    let schedule = policy.schedule(4096, 32).unwrap();
+    assert_eq!([0, 8, 16, 31].map(|layer| schedule[layer]), [4096, 3985, 3313, 1541]);
 }
 
 /// A request gives the same whatever batch it runs in, and leaves nothing behind for the next.

@@ -29,6 +29,21 @@ fn bad_configurations_name_the_parameter() {
         ),
         (json!({"policy": "pyramidinfer", "budget": 0.5, "gamma": 2.0}), "`gamma` is 2"),
         (json!({"policy": "combine", "prefill": {"policy": "full"}}), "`decode` is missing"),
+        (
+            json!({
+                "policy": "combine",
+                "prefill": {"policy": "knorm", "budget": 0.5, "rerotate": true},
+                "decode": {"policy": "full"},
+            }),
+            "`rerotate` of `prefill`",
+        ),
+        (json!({"policy": "lagkv", "budget": 0.5, "lag": 0}), "`lag` is 0"),
+        (json!({"policy": "snapkv", "budget": 0.5, "kernel": 4}), "`kernel` is 4"),
+        (json!({"policy": "snapkv", "budget": 0.5, "window": 0}), "`window` is 0"),
+        (json!({"policy": "r-kv", "budget": 0.5, "window": 0}), "`window` is 0"),
+        (json!({"policy": "vatp", "budget": 0.5, "history": 0}), "`history` is 0"),
+        (json!({"policy": "expected-attention", "budget": 0.5, "future": 0}), "`future` is 0"),
+        (json!({"policy": "h2o", "budget": 0.5, "heads": {"ada": {"floor": 7.0}}}), "floor is 7"),
         (json!({"budget": 0.5}), "`policy` is missing"),
         (json!("snapkv"), "expected an object"),
     ] {
@@ -43,6 +58,11 @@ fn protected_tokens_over_a_ratio_budget_are_an_error() {
     let mut numbers = Numbers::new(1);
     let mut draw = || numbers.tensor([1, 1, 40, 8], device);
     let prompt = Prompt::new(draw(), draw(), draw());
+    let uniform = json!({"policy": "uniform", "budget": 0.25, "sinks": usize::MAX, "recents": 1});
+    let options = CacheOptions::new(device, burn::tensor::DType::F32);
+    let error = prompt.observed(|seen| policy(uniform).prefill(seen, 0, options)).unwrap_err();
+    assert!(matches!(error, PolicyError::ProtectedOverBudget { .. }), "{error}");
+
     let vatp = policy(json!({"policy": "vatp", "budget": 0.25, "sinks": 20}));
     let options = CacheOptions::new(device, burn::tensor::DType::F32);
     let error = prompt.observed(|seen| vatp.prefill(seen, 0, options)).unwrap_err();

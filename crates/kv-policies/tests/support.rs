@@ -45,6 +45,7 @@ impl Prompt {
             window: Some(self.query.clone()),
             column_sums: sums.flatten(),
             raw_queries: self.raw_query.clone(),
+            decoding: false,
             inverse_frequencies: &self.frequencies,
             seeds: &seeds,
         })

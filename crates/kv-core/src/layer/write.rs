@@ -5,7 +5,7 @@ use burn::tensor::{DType, Int, Tensor};
 use super::expect_shape;
 use super::slots::Rows;
 use crate::tensors::ints;
-use crate::{CacheOptions, LayerCache, Result, Room, Selection, SlotLayout};
+use crate::{CacheOptions, Error, LayerCache, Result, Room, Selection, SlotLayout};
 
 impl LayerCache {
     /// A cache of what `selection` keeps of a prefilled prompt, allocated to that plus `room`.
@@ -27,6 +27,10 @@ impl LayerCache {
         expect_shape("values", &values.dims(), &[batch, kv_heads, tokens, head_dim])?;
         expect_shape("positions", &positions.dims(), &[batch, tokens])?;
         selection.check(&vec![tokens; batch * kv_heads])?;
+        if !matches!(options.dtype, DType::F32 | DType::F16 | DType::BF16) {
+            let (expected, actual) = (keys.dtype(), options.dtype);
+            return Err(Error::Dtype { what: "the cache's options", expected, actual });
+        }
 
         let lengths: Vec<usize> = selection.kept().iter().map(Vec::len).collect();
         let capacities = lengths.iter().map(|&length| room.capacity(length));

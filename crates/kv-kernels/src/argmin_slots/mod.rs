@@ -21,7 +21,7 @@ use crate::{KernelError, SlotRanges};
 /// [`KernelError`] where shapes, dtypes or devices do not fit.
 pub fn argmin_slots(scores: Tensor<1>, ranges: &SlotRanges) -> Result<Tensor<2, Int>, KernelError> {
     let check = Check::new("argmin_slots", &scores);
-    check.executor()?;
+    check.supported()?;
     check.f32("scores", &scores)?;
     let [batch, kv_heads] = ranges.offsets.dims();
     check.ranges(ranges, batch, kv_heads)?;

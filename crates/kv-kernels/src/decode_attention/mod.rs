@@ -86,7 +86,7 @@ pub fn decode_attention(
     let kv_heads = ranges.offsets.dims()[1];
 
     let check = Check::new(OP, &query);
-    check.executor()?;
+    check.supported()?;
     check.float("query", &query)?;
     check.shape("keys", &keys, &[slots, head_dim])?;
     check.shape("values", &values, &[slots, head_dim])?;

@@ -8,7 +8,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Float, Int, Tensor};
 
 use crate::KernelError;
-use crate::check::{Check, Executor};
+use crate::check::Check;
 use crate::extension::SlotOps;
 
 /// Writes row `n` of `rows` into row `slots[n]` of `pool`, in place.
@@ -60,17 +60,16 @@ pub fn scatter_ints(
     values: Tensor<1, Int>,
 ) -> Result<(), KernelError> {
     let check = Check::new("scatter_ints", pool);
-    let executor = check.executor()?;
+    check.supported()?;
     check.int("pool", pool)?;
     check.int("slots", &slots)?;
     check.int("values", &values)?;
     check.shape("values", &values, &slots.dims())?;
-    let owned = match executor {
-        Executor::Kernel => pool.clone(),
-        Executor::Reference => {
-            let placeholder = Tensor::empty([0], (&pool.device(), pool.dtype()));
-            std::mem::replace(pool, placeholder)
-        }
+    let owned = if check.on_gpu() {
+        pool.clone()
+    } else {
+        let placeholder = Tensor::empty([0], (&pool.device(), pool.dtype()));
+        std::mem::replace(pool, placeholder)
     };
     *pool = Tensor::from_dispatch(<Dispatch as SlotOps>::scatter_ints(
         owned.into_dispatch(),
@@ -88,7 +87,7 @@ fn scatter_floats<const D: usize>(
     expected: impl Fn(usize) -> Vec<usize>,
 ) -> Result<(), KernelError> {
     let check = Check::new(op, pool);
-    let executor = check.executor()?;
+    check.supported()?;
     check.float("pool", pool)?;
     check.int("slots", &slots)?;
     check.shape("rows", &rows, &expected(slots.dims()[0]))?;
@@ -100,13 +99,11 @@ fn scatter_floats<const D: usize>(
             actual: rows.dtype(),
         });
     }
-    // The CPU writes in place only through the sole reference; a kernel writes through any.
-    let owned = match executor {
-        Executor::Kernel => pool.clone(),
-        Executor::Reference => {
-            let placeholder = Tensor::empty([0; D], (&pool.device(), pool.dtype()));
-            std::mem::replace(pool, placeholder)
-        }
+    let owned = if check.on_gpu() {
+        pool.clone()
+    } else {
+        let placeholder = Tensor::empty([0; D], (&pool.device(), pool.dtype()));
+        std::mem::replace(pool, placeholder)
     };
     *pool = Tensor::from_dispatch(<Dispatch as SlotOps>::scatter_rows(
         owned.into_dispatch(),

@@ -30,7 +30,7 @@ impl Llama {
         let rotation = self.rope.rotation_at(position.clone().unsqueeze_dim(1));
         let count = self.layers.len();
         for (index, (layer, slots)) in self.layers.iter().zip(&mut cache.layers).enumerate() {
-            let projected = layer.project(hidden.clone(), [batch, 1], config);
+            let projected = layer.project(hidden.clone(), [batch, 1], config)?;
             let (query, key) = projected.rotate(&rotation);
             let step = Step {
                 query: query.squeeze_dim(2),
@@ -41,13 +41,13 @@ impl Llama {
                 inverse_frequencies: self.frequencies.clone(),
             };
             let attention = policy.step(LayerContext { index, count }, slots, step)?;
-            hidden = layer.finish(hidden, attention.reshape([batch, width]));
+            hidden = layer.finish(hidden, attention.reshape([batch, width]))?;
         }
         cache.seen.iter_mut().for_each(|seen| *seen += 1);
         if policy.renumbers() {
             cache.seen = cache.longest();
         }
-        Ok(self.logits(self.norm.forward(hidden)))
+        self.logits(self.norm.forward(hidden))
     }
 
     /// Appends `N` tokens to every sequence at once and returns the logits behind each of them,
@@ -73,14 +73,14 @@ impl Llama {
         let positions = self.positions(cache, added);
         let rotation = self.rope.rotation_at(positions.clone());
         for (layer, slots) in self.layers.iter().zip(&mut cache.layers) {
-            let projected = layer.project(hidden.clone(), [batch, added], config);
+            let projected = layer.project(hidden.clone(), [batch, added], config)?;
             let (query, key) = projected.rotate(&rotation);
             slots.extend(key, projected.value, positions.clone())?;
             let attention = slots.attend_extended(query)?.swap_dims(1, 2);
-            hidden = layer.finish(hidden, attention.reshape([batch * added, width]));
+            hidden = layer.finish(hidden, attention.reshape([batch * added, width]))?;
         }
         cache.seen.iter_mut().for_each(|seen| *seen += added);
-        let logits = self.logits(self.norm.forward(hidden));
+        let logits = self.logits(self.norm.forward(hidden))?;
         Ok(logits.reshape([batch, added, config.vocab_size]))
     }
 

@@ -3,7 +3,7 @@ use burn::tensor::activation::silu;
 use burn::tensor::{DType, Tensor};
 
 use super::linear::Linear;
-use crate::{ModelConfig, Rotation};
+use crate::{ModelConfig, Result, Rotation};
 
 /// Root-mean-square normalisation, in f32.
 #[derive(Module, Debug)]
@@ -16,6 +16,11 @@ pub(crate) struct RmsNorm {
 impl RmsNorm {
     pub(crate) fn new(weight: Tensor<1>, epsilon: f64) -> Self {
         Self { weight: Param::from_tensor(weight), epsilon }
+    }
+
+    /// `[hidden]`
+    pub(crate) fn weight(&self) -> Tensor<1> {
+        self.weight.val()
     }
 
     /// Normalises the last dimension.
@@ -61,9 +66,9 @@ impl Layer {
         hidden: Tensor<2>,
         [batch, tokens]: [usize; 2],
         config: &ModelConfig,
-    ) -> Projected {
+    ) -> Result<Projected> {
         let (heads, kv_heads, dim) = (config.num_query_heads, config.num_kv_heads, config.head_dim);
-        let qkv = self.qkv.forward(self.attention_norm.forward(hidden));
+        let qkv = self.qkv.forward(self.attention_norm.forward(hidden))?;
         let part = |start: usize, count: usize| {
             let part = qkv.clone().narrow(1, start * dim, count * dim);
             part.reshape([batch, tokens, count, dim])
@@ -73,21 +78,21 @@ impl Layer {
             query = query_norm.forward(query);
             key = key_norm.forward(key);
         }
-        Projected {
+        Ok(Projected {
             raw_query: query.swap_dims(1, 2),
             raw_key: key.swap_dims(1, 2),
             value: part(heads + kv_heads, kv_heads).swap_dims(1, 2),
-        }
+        })
     }
 
     /// The rest of the layer: output projection of the attention `[B * T, Hq * D]`, and the MLP.
-    pub(crate) fn finish(&self, hidden: Tensor<2>, attention: Tensor<2>) -> Tensor<2> {
-        let hidden = hidden + self.output.forward(attention);
-        let both = self.gate_up.forward(self.mlp_norm.forward(hidden.clone()));
+    pub(crate) fn finish(&self, hidden: Tensor<2>, attention: Tensor<2>) -> Result<Tensor<2>> {
+        let hidden = hidden + self.output.forward(attention)?;
+        let both = self.gate_up.forward(self.mlp_norm.forward(hidden.clone()))?;
         let width = both.dims()[1] / 2;
         let gate = both.clone().narrow(1, 0, width);
         let up = both.narrow(1, width, width);
-        hidden + self.down.forward(silu(gate) * up)
+        Ok(hidden + self.down.forward(silu(gate) * up)?)
     }
 }
 

@@ -1,5 +1,6 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use kv_kernels::{KernelError, linear};
 
 /// `y = x Wᵀ + b` with `W` kept `[out, in]`: matrix-vector products read it row by row.
 #[derive(Module, Debug)]
@@ -14,11 +15,10 @@ impl Linear {
     }
 
     /// `[N, in]` to `[N, out]`.
-    pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let y = x.matmul(self.weight.val().transpose());
-        match &self.bias {
-            Some(bias) => y + bias.val().unsqueeze_dim(0),
-            None => y,
-        }
+    ///
+    /// # Errors
+    /// [`KernelError`] for activations that are not of the weights' shape, dtype and device.
+    pub(crate) fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>, KernelError> {
+        linear(x, self.weight.val(), self.bias.as_ref().map(Param::val))
     }
 }

@@ -70,7 +70,7 @@ impl Llama {
             if pass.trace {
                 trace.push(last_of(&hidden, batch, left));
             }
-            let projected = layer.project(hidden.clone(), [batch, left], &self.config);
+            let projected = layer.project(hidden.clone(), [batch, left], &self.config)?;
             let (query, key) = projected.rotate(&rotation);
             let attention =
                 prefill_attention(&query, &key, &projected.value, pass.needs.column_sums)?;
@@ -84,6 +84,7 @@ impl Llama {
                 window: (window > 0).then(|| query.clone().narrow(2, left - window, window)),
                 column_sums: attention.column_sums,
                 raw_queries: pass.needs.raw_queries.then(|| projected.raw_query.clone()),
+                decoding: false,
                 inverse_frequencies: &self.frequencies,
                 seeds: pass.seeds,
             };
@@ -91,7 +92,7 @@ impl Llama {
             drop(observation);
             let attention = attention.output.swap_dims(1, 2);
             let attended = self.config.num_query_heads * self.config.head_dim;
-            hidden = layer.finish(hidden, attention.reshape([batch * left, attended]));
+            hidden = layer.finish(hidden, attention.reshape([batch * left, attended]))?;
             if let Some(kept) = pruned {
                 let next = kept.first().map_or(0, Vec::len);
                 let rows: Vec<i32> = kept

@@ -52,7 +52,7 @@ pub(super) fn prefill<'a>(
         scratch = scratch.max(bytes);
         start += run;
     }
-    let logits = llama.logits(Tensor::cat(hidden, 0));
+    let logits = llama.logits(Tensor::cat(hidden, 0))?;
     policies
         .iter()
         .zip(parts)
@@ -61,13 +61,13 @@ pub(super) fn prefill<'a>(
             let mut cache = KvCache {
                 layers: layers.collect::<std::result::Result<_, _>>()?,
                 seen: prompts.iter().map(Vec::len).collect(),
-                origin: origin(model, &**policy),
+                origin: origin(model, &**policy)?,
             };
             if policy.renumbers() {
                 cache.seen = cache.longest();
             }
             let (policy, logits) = (policy.clone(), logits.clone());
-            Ok(Session { model, policy, cache, logits, steps: 0, scratch })
+            Ok(Session { model, policy, cache, logits, steps: 0, ended: Vec::new(), scratch })
         })
         .collect()
 }

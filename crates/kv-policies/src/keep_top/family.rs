@@ -45,19 +45,28 @@ impl Family {
     }
 
     /// Slots per head of one layer.
-    pub(super) fn layer_budget(&self, observation: &Observation<'_>) -> Result<usize> {
+    pub(super) fn layer_budget<S: Scorer>(
+        &self,
+        scorer: &S,
+        observation: &Observation<'_>,
+    ) -> Result<usize> {
         let tokens = observation.tokens();
         let base = self.budget.resolve(tokens);
         let LayerContext { index, count } = observation.layer;
-        let spread = self.layers.spread(count, base, base.min(1), tokens)?;
+        let reserved = scorer.window().max(1);
+        let spread = self.layers.spread(count, base, reserved, tokens)?;
         Ok(spread[index])
     }
 
     /// Slots that a head may hold during decode: token budgets fill up even after short prompts.
-    pub(super) fn decode_budget(&self, observation: &Observation<'_>) -> Result<usize> {
+    pub(super) fn decode_budget<S: Scorer>(
+        &self,
+        scorer: &S,
+        observation: &Observation<'_>,
+    ) -> Result<usize> {
         match (self.budget, &self.layers) {
             (Budget::Tokens(count), LayerAllocation::Uniform) => Ok(count),
-            _ => self.layer_budget(observation),
+            _ => self.layer_budget(scorer, observation),
         }
     }
 

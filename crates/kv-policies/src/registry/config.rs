@@ -13,6 +13,20 @@ use crate::{Family, KeepTop, Policy, PolicyError, Rerotated, Result, Scorer};
 pub(super) struct Config(pub(super) Map<String, Value>);
 
 impl Config {
+    /// Everything that is left, as one policy's parameters over a preset of them.
+    fn take_over<T: Serialize + DeserializeOwned>(
+        &mut self,
+        preset: &T,
+        policy: &str,
+    ) -> Result<T> {
+        if let Ok(Value::Object(preset)) = serde_json::to_value(preset) {
+            for (key, value) in preset {
+                self.0.entry(key).or_insert(value);
+            }
+        }
+        self.take_all(policy)
+    }
+
     /// Everything that is left, as one policy's parameters.
     pub(super) fn take_all<T: DeserializeOwned>(&mut self, policy: &str) -> Result<T> {
         let all = Value::Object(std::mem::take(&mut self.0));
@@ -20,18 +34,20 @@ impl Config {
     }
 }
 
-/// A policy of the family: its options, then its scorer's parameters.
+/// A policy of the family: its options, then its scorer's parameters; `preset` changes the defaults
+/// of both.
 pub(super) fn family<S: Scorer + 'static>(
     name: &'static str,
     config: &mut Config,
-    preset: impl Fn(&mut Family),
+    preset: impl Fn(&mut Family, &mut S),
 ) -> Result<Arc<dyn Policy>> {
     let budget = config.0.remove("budget");
     let budget = budget.ok_or_else(|| invalid(name, "`budget` is missing".into()))?;
     let budget: Budget =
         serde_json::from_value(budget).map_err(|error| invalid(name, error.to_string()))?;
     let mut defaults = Family::of::<S>(budget);
-    preset(&mut defaults);
+    let mut scorer = S::default();
+    preset(&mut defaults, &mut scorer);
     let Ok(Value::Object(mut options)) = serde_json::to_value(&defaults) else {
         return Err(invalid(name, "its options cannot be written as JSON".into()));
     };
@@ -49,7 +65,7 @@ pub(super) fn family<S: Scorer + 'static>(
         Some(Value::Bool(rerotate)) => rerotate,
         Some(other) => return Err(invalid(name, format!("`rerotate` is {other}, not a boolean"))),
     };
-    let scorer: S = config.take_all(name)?;
+    let scorer = config.take_over(&scorer, name)?;
     let policy = Arc::new(KeepTop::new(name, options, scorer)?);
     Ok(if rerotate { Arc::new(Rerotated::new(policy)) } else { policy })
 }

@@ -52,9 +52,10 @@ impl Scorer for ExpectedAttention {
         let skipped = self.skipped.min(tokens.saturating_sub(1));
         let counted = tokens - skipped;
 
-        // A prompt's first queries are as unlike the others as its first keys.
-        let seen = queries.dims()[2];
-        let queries = if seen == tokens { queries.narrow(2, skipped, counted) } else { queries };
+        // A prompt's first queries are as unlike the others as its first keys; during decode the
+        // last queries are shown, which are none of them.
+        let queries =
+            if observation.decoding { queries } else { queries.narrow(2, skipped, counted) };
         let samples = queries.dims()[2];
         let mean = queries.clone().mean_dim(2);
         let rotation = self.mean_rotation(observation, head_dim);
@@ -101,6 +102,10 @@ impl Scorer for ExpectedAttention {
         Ok(Tensor::cat(vec![first, scores], 2))
     }
 
+    fn validate(&self) -> std::result::Result<(), String> {
+        if self.future == 0 { Err("`future` is 0, expected at least 1".into()) } else { Ok(()) }
+    }
+
     fn decoding(&self) -> Decoding {
         Decoding::Rescore { window: 0, raw_queries: DECODE_QUERIES }
     }
@@ -120,7 +125,7 @@ impl ExpectedAttention {
             let (mut cos, mut sin) = (1.0, 0.0);
             if let Some(frequency) = observation.inverse_frequencies.get(pair) {
                 let angles = (start..start + self.future).map(|at| at as f64 * frequency);
-                let count = self.future.max(1) as f64;
+                let count = self.future as f64;
                 cos = angles.clone().map(f64::cos).sum::<f64>() / count;
                 sin = angles.map(f64::sin).sum::<f64>() / count;
             }

@@ -39,13 +39,7 @@ impl Scorer for H2o {
     }
 
     fn contribution(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
-        let probabilities = view.probabilities()?.clone();
-        let reduced = match self.reduction {
-            Reduction::Mean => probabilities.mean_dim(1),
-            Reduction::Max => probabilities.max_dim(1),
-            Reduction::Sum => probabilities.sum_dim(1),
-        };
-        Ok(reduced.squeeze_dim(1))
+        Ok(self.reduction.slots(view.probabilities()?.clone()))
     }
 
     fn defaults() -> FamilyDefaults {

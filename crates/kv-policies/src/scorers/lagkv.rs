@@ -10,7 +10,8 @@ use crate::{Decoding, FamilyDefaults, Observation, Result, Scorer};
 /// values. Sinks, the last full chunk and what is behind it are always kept.
 ///
 /// Scores are ranks within the chunk, so that keeping the top cuts the same share of every chunk
-/// (as in kvpress). Prompts of fewer than two chunks keep sinks and the newest tokens. Channels
+/// (as in kvpress). Budgets too small for all that is always kept give up its oldest tokens, where
+/// kvpress leaves it to chance. Prompts of fewer than two chunks keep sinks and the newest tokens. Channels
 /// whose range is zero count as 0 instead of NaN. During decode the slots are re-scored every
 /// `interval` (128) steps, when a further chunk is full.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -34,7 +35,7 @@ impl Scorer for LagKv {
     fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
         let first = self.first.min(tokens);
-        let chunks = (tokens - first) / self.lag.max(1);
+        let chunks = (tokens - first) / self.lag;
         let row: Vec<f32>;
         let scores = if chunks < 2 {
             row = (0..tokens)
@@ -52,6 +53,10 @@ impl Scorer for LagKv {
         Ok(Tensor::from_data(data, (&observation.keys.device(), DType::F32)))
     }
 
+    fn validate(&self) -> std::result::Result<(), String> {
+        if self.lag == 0 { Err("`lag` is 0, expected at least 1".into()) } else { Ok(()) }
+    }
+
     fn decoding(&self) -> Decoding {
         Decoding::Rescore { window: 0, raw_queries: 0 }
     }
@@ -62,9 +67,12 @@ impl Scorer for LagKv {
 }
 
 impl LagKv {
-    /// One head's scores: rank within the chunk over `lag`, 1 for what is always kept.
+    /// One head's scores: rank within the chunk over `lag`, below 1; above it what is always kept,
+    /// sinks first, then the newest.
     fn score(&self, keys: &[f32], values: &[f32], tokens: usize, head_dim: usize) -> Vec<f32> {
-        let mut scores = vec![1.0; tokens];
+        let mut scores: Vec<f32> =
+            (0..tokens).map(|token| 1.0 + token as f32 / tokens as f32).collect();
+        scores[..self.first].fill(f32::INFINITY);
         let chunk_width = self.lag * head_dim;
         let chunks = (tokens - self.first) / self.lag;
         for chunk in 0..chunks - 1 {

@@ -3,7 +3,7 @@ use burn::tensor::{DType, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::keydiff::unit_rows;
-use crate::attention::{Pooling, logits};
+use crate::attention::{Pooling, check_window, logits};
 use crate::{Decoding, FamilyDefaults, Needs, Observation, Result, Scorer, pool_scores};
 
 /// R-KV (Cai et al., 2025, section 3): importance against redundancy,
@@ -40,6 +40,10 @@ impl Scorer for RKv {
 
     fn needs(&self) -> Needs {
         Needs { window: self.window, ..Needs::default() }
+    }
+
+    fn validate(&self) -> std::result::Result<(), String> {
+        check_window(self.window, self.kernel)
     }
 
     fn window(&self) -> usize {

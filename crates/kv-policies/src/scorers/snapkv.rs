@@ -1,7 +1,7 @@
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::attention::Pooling;
+use crate::attention::{Pooling, check_window};
 use crate::{Needs, Observation, Reduction, Result, Scorer, pool_scores, window_attention};
 
 /// SnapKV (Li et al., 2024, section 4): attention of the last `window` queries, averaged, pooled
@@ -26,11 +26,18 @@ pub struct SnapKv {
     pub reduce_before_pooling: bool,
 }
 
+impl SnapKv {
+    /// As AdaKV's authors take it: max-pooled over 7 tokens, the group reduced before.
+    pub fn of_ada_kv() -> Self {
+        Self { kernel: 7, pooling: Pooling::Max, reduce_before_pooling: true, ..Self::default() }
+    }
+}
+
 impl Default for SnapKv {
     fn default() -> Self {
         Self {
             window: 32,
-            kernel: 7,
+            kernel: 5,
             pooling: Pooling::Avg,
             reduction: Reduction::Mean,
             reduce_before_pooling: false,
@@ -43,6 +50,10 @@ impl Scorer for SnapKv {
 
     fn needs(&self) -> Needs {
         Needs { window: self.window, ..Needs::default() }
+    }
+
+    fn validate(&self) -> std::result::Result<(), String> {
+        check_window(self.window, self.kernel)
     }
 
     fn window(&self) -> usize {

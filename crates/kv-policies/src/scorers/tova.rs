@@ -31,13 +31,24 @@ impl Scorer for Tova {
     fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
         let probabilities = view.probabilities()?.clone().mean_dim(1);
         let layout = view.cache.layout();
+        let (batch, kv_heads) = (layout.batch(), layout.kv_heads());
         // One choice for all heads: their slots are in the same order, since they always change
         // together.
-        let Some(capacity) = layout.uniform_capacity() else {
-            return Ok(probabilities.squeeze_dim(1));
+        let mean = |of: Tensor<2>, rows: usize, capacity: usize| {
+            let mean = of.reshape([rows, kv_heads, capacity]).mean_dim(1);
+            mean.expand([rows, kv_heads, capacity]).reshape([rows * kv_heads * capacity])
         };
-        let (batch, kv_heads) = (layout.batch(), layout.kv_heads());
-        let mean = probabilities.reshape([batch, kv_heads, capacity]).mean_dim(1);
-        Ok(mean.expand([batch, kv_heads, capacity]).reshape([batch * kv_heads * capacity]))
+        if let Some(capacity) = layout.uniform_capacity() {
+            return Ok(mean(probabilities, batch, capacity));
+        }
+        let rows = layout.capacities().chunks(kv_heads).scan(0, |start, capacities| {
+            let slots: usize = capacities.iter().sum();
+            let own = probabilities.clone().narrow(0, *start, slots);
+            *start += slots;
+            let even = capacities.iter().all(|capacity| *capacity == capacities[0]);
+            // Heads that another policy left with different slots choose for themselves.
+            Some(if even { mean(own, 1, capacities[0]) } else { own.squeeze_dim(1) })
+        });
+        Ok(Tensor::cat(rows.collect(), 0))
     }
 }

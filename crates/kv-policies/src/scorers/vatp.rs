@@ -39,12 +39,19 @@ impl Scorer for Vatp {
             Some(history) => {
                 let queries = observation.last_queries(Self::NAME, history)?;
                 let sums = window_attention(&queries, observation.keys).sum_dim(2);
-                let mean = sums.squeeze_dim(2).div_scalar(history.max(1) as f64);
+                let mean = sums.squeeze_dim(2).div_scalar(history as f64);
                 self.reduction.groups(mean, observation.dims()[1])
             }
         };
         let norms = observation.values.clone().cast(DType::F32).abs().sum_dim(3);
         Ok(sums * norms.squeeze_dim(3))
+    }
+
+    fn validate(&self) -> std::result::Result<(), String> {
+        match self.history {
+            Some(0) => Err("`history` is 0, expected at least 1".into()),
+            _ => Ok(()),
+        }
     }
 
     fn decoding(&self) -> Decoding {
@@ -56,9 +63,9 @@ impl Scorer for Vatp {
     }
 
     fn contribution(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
-        let probabilities = view.probabilities()?.clone().mean_dim(1);
+        let attention = self.reduction.slots(view.probabilities()?.clone());
         let norms = view.cache.values().clone().cast(DType::F32).abs().sum_dim(1);
-        Ok((probabilities * norms).squeeze_dim(1))
+        Ok(attention * norms.squeeze_dim(1))
     }
 
     fn defaults() -> FamilyDefaults {
