@@ -19,8 +19,10 @@ pub(crate) trait SlotOps: Backend {
         keys: FloatTensor<Self>,
         values: FloatTensor<Self>,
         log_weights: FloatTensor<Self>,
+        numerators: FloatTensor<Self>,
         offsets: IntTensor<Self>,
         lengths: IntTensor<Self>,
+        view: IntTensor<Self>,
         config: DecodeConfig,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 

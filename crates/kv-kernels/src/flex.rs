@@ -6,8 +6,8 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 
 use crate::argmin_slots::reference::argmin;
-use crate::decode_attention::DecodeConfig;
-use crate::decode_attention::reference::{Problem, Solution, solve};
+use crate::decode_attention::reference::{Problem, Solution, View, solve};
+use crate::decode_attention::{DecodeConfig, ViewKind};
 use crate::extension::SlotOps;
 use crate::linear::reference::product;
 use crate::scatter_rows::reference::scatter;
@@ -18,11 +18,14 @@ impl SlotOps for Flex {
         keys: FlexTensor,
         values: FlexTensor,
         log_weights: FlexTensor,
+        numerators: FlexTensor,
         offsets: FlexTensor,
         lengths: FlexTensor,
+        view: FlexTensor,
         config: DecodeConfig,
     ) -> (FlexTensor, FlexTensor, FlexTensor) {
-        let args = Args { query, keys, values, log_weights, offsets, lengths, config };
+        let args =
+            Args { query, keys, values, log_weights, numerators, offsets, lengths, view, config };
         match args.query.dtype() {
             DType::F16 => args.run::<f16>(f16::to_f32, f16::from_f32),
             DType::BF16 => args.run::<bf16>(bf16::to_f32, bf16::from_f32),
@@ -66,8 +69,10 @@ struct Args {
     keys: FlexTensor,
     values: FlexTensor,
     log_weights: FlexTensor,
+    numerators: FlexTensor,
     offsets: FlexTensor,
     lengths: FlexTensor,
+    view: FlexTensor,
     config: DecodeConfig,
 }
 
@@ -82,14 +87,23 @@ impl Args {
         let (query_heads, head_dim, kv_heads) = (shape[1], shape[2], ranges[1]);
         let group = query_heads / kv_heads;
         let features = self.config.features;
-        let [query, keys, values, log_weights, offsets, lengths] =
-            [self.query, self.keys, self.values, self.log_weights, self.offsets, self.lengths]
+        let [query, keys, values, log_weights, numerators] =
+            [self.query, self.keys, self.values, self.log_weights, self.numerators]
                 .map(|tensor| tensor.to_contiguous());
+        let [offsets, lengths, view] =
+            [self.offsets, self.lengths, self.view].map(|tensor| tensor.to_contiguous());
+        let view = slice::<i32>(&view);
         let problem = Problem {
             query: slice::<E>(&query),
             keys: slice::<E>(&keys),
             values: slice::<E>(&values),
             log_weights: features.weighted.then(|| slice::<f32>(&log_weights)),
+            numerators: features.numerators.then(|| slice::<f32>(&numerators)),
+            view: match features.view {
+                ViewKind::All => View::All,
+                ViewKind::Window => View::Window { sinks: self.config.sinks, starts: view },
+                ViewKind::List => View::List(view),
+            },
             offsets: slice::<i32>(&offsets),
             lengths: slice::<i32>(&lengths),
             kv_heads,

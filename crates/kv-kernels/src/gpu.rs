@@ -12,7 +12,7 @@ use cubecl::prelude::*;
 
 use crate::argmin_slots::kernel as argmin;
 use crate::decode_attention::DecodeConfig;
-use crate::decode_attention::kernel as decode;
+use crate::decode_attention::launch::Call;
 use crate::extension::SlotOps;
 use crate::scatter_rows::kernel as scatter;
 
@@ -22,47 +22,15 @@ impl SlotOps for CubeBackend {
         keys: CubeTensor,
         values: CubeTensor,
         log_weights: CubeTensor,
+        numerators: CubeTensor,
         offsets: CubeTensor,
         lengths: CubeTensor,
+        view: CubeTensor,
         config: DecodeConfig,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
-        let [batch, query_heads, head_dim] = query.shape().dims();
-        let [slots, _] = keys.shape().dims();
-        let pairs = offsets.shape().num_elements();
-        let group = batch * query_heads / pairs;
-        let features = config.features;
-
-        let query = into_contiguous(query);
-        let lanes = vector_lanes(&query, head_dim, head_dim);
-        let blueprint = decode::Blueprint { group, columns: head_dim / lanes, features };
-
-        let output = empty_like(&query, query.shape(), query.dtype);
-        let lse_shape = if features.log_sum_exp { [batch, query_heads] } else { [1, 1] };
-        let log_sum_exp = empty_like(&query, Shape::from(lse_shape), DType::F32);
-        let p_shape = if features.probabilities { [slots, group] } else { [1, 1] };
-        // Zeros, since slots outside the ranges are not written.
-        let probabilities = zeros_like(&query, p_shape);
-
-        decode::decode_attention_kernel::launch(
-            &query.client.clone(),
-            grid(pairs),
-            CubeDim::new_1d(decode::UNITS as u32),
-            lanes,
-            query.clone().into_buffer_arg(),
-            into_contiguous(keys).into_buffer_arg(),
-            into_contiguous(values).into_buffer_arg(),
-            into_contiguous(log_weights).into_buffer_arg(),
-            into_contiguous(offsets).into_buffer_arg(),
-            into_contiguous(lengths).into_buffer_arg(),
-            output.clone().into_buffer_arg(),
-            log_sum_exp.clone().into_buffer_arg(),
-            probabilities.clone().into_buffer_arg(),
-            pairs,
-            config.scale,
-            blueprint,
-            elem_type(query.dtype),
-        );
-        (output, log_sum_exp, probabilities)
+        let call =
+            Call { query, keys, values, log_weights, numerators, offsets, lengths, view, config };
+        call.run()
     }
 
     fn skinny_product(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
@@ -122,7 +90,7 @@ fn launch_scatter(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> Cube
 }
 
 /// At least `count` cubes, folded where a grid dimension has its limit; kernels end the surplus.
-fn grid(count: usize) -> CubeCount {
+pub(crate) fn grid(count: usize) -> CubeCount {
     const LIMIT: usize = 65_535;
     let rows = count.div_ceil(LIMIT).max(1);
     CubeCount::Static(count.div_ceil(rows) as u32, rows as u32, 1)
@@ -138,16 +106,16 @@ fn vector_lanes(tensor: &CubeTensor, width: usize, stride: usize) -> usize {
         .unwrap_or(1)
 }
 
-fn elem_type(dtype: DType) -> ElemType {
+pub(crate) fn elem_type(dtype: DType) -> ElemType {
     burn::backend::cubecl::dtype_to_storage_type(dtype)
 }
 
-fn empty_like(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+pub(crate) fn empty_like(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
 
 /// Zeros without padding between rows: allocated flat, then viewed.
-fn zeros_like(like: &CubeTensor, shape: [usize; 2]) -> CubeTensor {
+pub(crate) fn zeros_like(like: &CubeTensor, shape: [usize; 2]) -> CubeTensor {
     let flat = Shape::from([shape.iter().product::<usize>()]);
     let (client, device) = (like.client.clone(), CubeDevice::clone(&like.device));
     reshape(zeros_client(client, device, flat, DType::F32), Shape::from(shape))

@@ -24,7 +24,8 @@ mod slots;
 
 pub use argmin_slots::argmin_slots;
 pub use decode_attention::{
-    AttentionOutput, DecodeAttentionOptions, decode_attention, reference as decode_reference,
+    AttentionOutput, DecodeAttentionOptions, SlotView, decode_attention,
+    reference as decode_reference,
 };
 pub use error::KernelError;
 pub use linear::linear;

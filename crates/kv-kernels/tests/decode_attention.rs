@@ -4,8 +4,9 @@ use kv_testing::{devices, relative_error};
 
 use super::problems::{catalog, exact};
 
-const EVERYTHING: DecodeAttentionOptions =
-    DecodeAttentionOptions { scale: None, log_sum_exp: true, probabilities: true };
+fn everything() -> DecodeAttentionOptions {
+    DecodeAttentionOptions { log_sum_exp: true, probabilities: true, ..Default::default() }
+}
 
 #[test]
 fn agrees_with_f64_on_every_device_and_dtype() {
@@ -30,7 +31,14 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                         .as_deref()
                         .map(|w| Tensor::from_data(w, (device, DType::F32))),
                     &problem.ranges(&inputs, device),
-                    EVERYTHING,
+                    DecodeAttentionOptions {
+                        numerator_weights: inputs
+                            .numerators
+                            .as_deref()
+                            .map(|w| Tensor::from_data(w, (device, DType::F32))),
+                        view: problem.view(&inputs, device),
+                        ..everything()
+                    },
                 )
                 .unwrap();
                 let read = |tensor: Tensor<1>| tensor.try_into_vec_as::<f32>().unwrap();
@@ -68,7 +76,7 @@ fn huge_logits_do_not_overflow() {
             Tensor::<2>::from_data(values, (device, DType::F32)).expand([4, 4]).mul_scalar(1.0);
         let int = |value: i32| Tensor::full([1, 1], value, (device, DType::I32));
         let ranges = kv_kernels::SlotRanges { offsets: int(0), lengths: int(4) };
-        let result = decode_attention(query, keys, values, None, &ranges, EVERYTHING).unwrap();
+        let result = decode_attention(query, keys, values, None, &ranges, everything()).unwrap();
         let output = result.output.try_into_vec_as::<f32>().unwrap();
         assert!(output.iter().all(|x| (x - 3.0).abs() < 1e-3), "{}: {output:?}", tested.name);
     }
@@ -83,7 +91,7 @@ fn nan_does_not_vanish() {
         let int = |value: i32| Tensor::full([1, 1], value, (device, DType::I32));
         let ranges = kv_kernels::SlotRanges { offsets: int(0), lengths: int(4) };
         let result =
-            decode_attention(query, rows.clone(), rows, None, &ranges, EVERYTHING).unwrap();
+            decode_attention(query, rows.clone(), rows, None, &ranges, everything()).unwrap();
         let output = result.output.try_into_vec_as::<f32>().unwrap();
         assert!(output.iter().all(|x| !x.is_finite()), "{}: {output:?}", tested.name);
     }

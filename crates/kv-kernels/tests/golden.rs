@@ -14,7 +14,11 @@ fn golden_weighted_attention() {
             let rows = |name: &str| {
                 golden.tensor(name).on::<4>(device).reshape([batch * kv_heads * slots, dim])
             };
-            let log_weights = golden.tensor("w").on::<3>(device).log();
+            let weights = golden.tensor("w").on::<3>(device);
+            let log_weights = weights.clone().log();
+            let numerators = golden
+                .find("w_num_extra")
+                .map(|extra| (weights * extra.on::<3>(device)).reshape([batch * kv_heads * slots]));
             let starts: Vec<i32> =
                 (0..batch * kv_heads).map(|pair| (pair * slots) as i32).collect();
             let lengths: Vec<i32> = lengths.values.iter().map(|x| *x as i32).collect();
@@ -24,15 +28,18 @@ fn golden_weighted_attention() {
             let ranges = SlotRanges { offsets: upload(&starts), lengths: upload(&lengths) };
             for index in 0..queries {
                 let q = query.on::<4>(device).narrow(2, index, 1).reshape([batch, heads, dim]);
-                let result = decode_attention(
-                    q,
-                    rows("k"),
-                    rows("v"),
-                    Some(log_weights.clone().reshape([batch * kv_heads * slots])),
-                    &ranges,
-                    DecodeAttentionOptions { log_sum_exp: true, ..Default::default() },
-                )
-                .unwrap();
+                let attend = |numerator_weights| {
+                    let options = DecodeAttentionOptions {
+                        log_sum_exp: true,
+                        numerator_weights,
+                        ..Default::default()
+                    };
+                    let weights = log_weights.clone().reshape([batch * kv_heads * slots]);
+                    let (keys, values) = (rows("k"), rows("v"));
+                    decode_attention(q.clone(), keys, values, Some(weights), &ranges, options)
+                        .unwrap()
+                };
+                let result = attend(None);
                 let pick = |name: &str, width: usize| -> Vec<f64> {
                     let all = golden.tensor(name).values;
                     (0..batch * heads)
@@ -42,6 +49,12 @@ fn golden_weighted_attention() {
                 let output = result.output.try_into_vec_as::<f32>().unwrap();
                 let error = relative_error(&output, &pick("out", dim));
                 assert!(error < 1e-5, "{} on {}: output off by {error}", golden.name, tested.name);
+                if let Some(numerators) = &numerators {
+                    let scaled = attend(Some(numerators.clone())).output;
+                    let scaled = scaled.try_into_vec_as::<f32>().unwrap();
+                    let error = relative_error(&scaled, &pick("out_num_scaled", dim));
+                    assert!(error < 1e-5, "{} on {}: off by {error}", golden.name, tested.name);
+                }
                 let lse = result.log_sum_exp.unwrap().try_into_vec_as::<f32>().unwrap();
                 for (actual, expected) in lse.iter().zip(pick("lse", 1)) {
                     let equal = f64::from(*actual) == expected;

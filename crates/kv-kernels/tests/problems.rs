@@ -1,7 +1,7 @@
 //! The cases that every attention test runs.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use kv_kernels::SlotRanges;
+use kv_kernels::{SlotRanges, SlotView};
 use kv_testing::Numbers;
 
 /// Shapes and lengths of one decode-attention case.
@@ -13,6 +13,19 @@ pub(crate) struct Problem {
     /// Live slots of each (sequence, head).
     pub(crate) lengths: Vec<usize>,
     pub(crate) weighted: bool,
+    pub(crate) view: View,
+}
+
+/// Which slots are read, whether values have weights of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum View {
+    All,
+    /// All, with weights of the values alone.
+    Numerators,
+    /// The first 3 slots, and the last third.
+    Window,
+    /// Every third slot, backwards, some of them outside the pool.
+    List,
 }
 
 /// Odd sizes, groups of 1 to 8, all head dims, empty and full ranges, tile borders.
@@ -23,8 +36,9 @@ pub(crate) fn catalog() -> Vec<Problem> {
         head_dim,
         lengths: lengths.to_vec(),
         weighted,
+        view: View::All,
     };
-    vec![
+    let plain = vec![
         case(1, 1, 32, &[1], false),
         case(2, 2, 32, &[5, 0, 127, 128], true),
         case(3, 1, 64, &[129, 300], false),
@@ -35,7 +49,16 @@ pub(crate) fn catalog() -> Vec<Problem> {
         case(8, 1, 256, &[255, 257], true),
         case(8, 2, 128, &[640, 0], false),
         case(1, 3, 20, &[13, 131, 7], true),
-    ]
+        // Long enough to be split.
+        case(4, 1, 64, &[3000], false),
+        case(2, 1, 32, &[2500, 0], true),
+    ];
+    // Every kernel is compiled anew, which takes software drivers seconds.
+    let views = [View::Numerators, View::Window, View::List].into_iter().flat_map(|view| {
+        let some = plain.iter().filter(|problem| problem.weighted && problem.group <= 2);
+        some.map(move |problem| Problem { view, ..problem.clone() })
+    });
+    plain.clone().into_iter().chain(views).collect()
 }
 
 /// A case's tensors, in f32; slots outside the ranges are poisoned.
@@ -44,6 +67,7 @@ pub(crate) struct Inputs {
     pub(crate) keys: Vec<f32>,
     pub(crate) values: Vec<f32>,
     pub(crate) log_weights: Option<Vec<f32>>,
+    pub(crate) numerators: Option<Vec<f32>>,
     pub(crate) offsets: Vec<i32>,
     pub(crate) lengths: Vec<i32>,
 }
@@ -87,6 +111,8 @@ impl Problem {
             keys,
             values,
             log_weights: self.weighted.then_some(log_weights),
+            numerators: (self.view == View::Numerators)
+                .then(|| (0..slots).map(|_| numbers.below(5) as f32).collect()),
             offsets,
             lengths: self.lengths.iter().map(|&length| length as i32).collect(),
         }
@@ -101,39 +127,93 @@ impl Problem {
     }
 }
 
+impl Problem {
+    /// The slots of a range that are read.
+    fn visible(&self, pair: usize, start: usize) -> Vec<usize> {
+        let length = self.lengths[pair];
+        match self.view {
+            View::All | View::Numerators => (start..start + length).collect(),
+            View::Window => {
+                let slots = 0..length;
+                slots.filter(|i| *i < 3 || *i >= 2 * length / 3).map(|i| start + i).collect()
+            }
+            View::List => (start..start + length).rev().step_by(3).collect(),
+        }
+    }
+
+    /// The view's tensors.
+    pub(crate) fn view(&self, inputs: &Inputs, device: &Device) -> SlotView {
+        let pairs = [self.batch(), self.kv_heads];
+        let ints =
+            |values: Vec<i32>| Tensor::<1, Int>::from_data(&values[..], (device, DType::I32));
+        match self.view {
+            View::All | View::Numerators => SlotView::All,
+            View::Window => {
+                let starts = self.lengths.iter().map(|length| (2 * length / 3) as i32);
+                let starts = ints(starts.collect()).reshape(pairs);
+                SlotView::Window { sinks: 3, starts }
+            }
+            View::List => {
+                let width = self.lengths.iter().max().unwrap() + 5;
+                let mut slots = vec![i32::MAX; self.lengths.len() * width];
+                let mut counts = Vec::new();
+                for pair in 0..self.lengths.len() {
+                    let visible = self.visible(pair, inputs.offsets[pair] as usize);
+                    let row = &mut slots[pair * width..][..width];
+                    // Absent ones between and behind.
+                    row[0] = -1;
+                    row[1..=visible.len()]
+                        .iter_mut()
+                        .zip(&visible)
+                        .for_each(|(to, slot)| *to = *slot as i32);
+                    counts.push(visible.len() as i32 + 2);
+                }
+                let slots = ints(slots).reshape([pairs[0], pairs[1], width]);
+                SlotView::List { slots, counts: ints(counts).reshape(pairs) }
+            }
+        }
+    }
+}
+
 /// Weighted attention in f64, straight from its formula.
 pub(crate) fn exact(problem: &Problem, inputs: &Inputs) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     let (dim, group) = (problem.head_dim, problem.group);
     let mut output = vec![0.0; inputs.query.len()];
     let mut lse = vec![f64::NEG_INFINITY; inputs.query.len() / dim];
     let mut probabilities = vec![0.0; problem.slots() * group];
-    for (pair, &length) in problem.lengths.iter().enumerate() {
-        let start = inputs.offsets[pair] as usize;
+    for pair in 0..problem.lengths.len() {
+        let slots = problem.visible(pair, inputs.offsets[pair] as usize);
         for g in 0..group {
             let head = pair * group + g;
             let query = &inputs.query[head * dim..][..dim];
-            let logits: Vec<f64> = (start..start + length)
-                .map(|slot| {
-                    let key = &inputs.keys[slot * dim..][..dim];
-                    let dot: f64 =
-                        query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
-                    let weight = inputs.log_weights.as_ref().map_or(0.0, |w| f64::from(w[slot]));
-                    dot / (dim as f64).sqrt() + weight
-                })
-                .collect();
+            let dots = slots.iter().map(|slot| {
+                let key = &inputs.keys[slot * dim..][..dim];
+                let dot: f64 =
+                    query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+                dot / (dim as f64).sqrt()
+            });
+            let dots: Vec<f64> = dots.collect();
+            let weight =
+                |slot: usize| inputs.log_weights.as_ref().map_or(0.0, |w| f64::from(w[slot]));
+            let logits: Vec<f64> =
+                dots.iter().zip(&slots).map(|(dot, slot)| dot + weight(*slot)).collect();
             let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             if max == f64::NEG_INFINITY {
                 continue;
             }
             let sum: f64 = logits.iter().map(|logit| (logit - max).exp()).sum();
             lse[head] = max + sum.ln();
-            for (index, logit) in logits.iter().enumerate() {
+            for ((logit, dot), &slot) in logits.iter().zip(&dots).zip(&slots) {
                 let p = (logit - max).exp() / sum;
-                probabilities[(start + index) * group + g] = p;
-                let value = &inputs.values[(start + index) * dim..][..dim];
-                if p > 0.0 {
+                probabilities[slot * group + g] = p;
+                let share = match &inputs.numerators {
+                    Some(numerators) => (dot - max).exp() * f64::from(numerators[slot]) / sum,
+                    None => p,
+                };
+                let value = &inputs.values[slot * dim..][..dim];
+                if share > 0.0 {
                     let output = &mut output[head * dim..][..dim];
-                    output.iter_mut().zip(value).for_each(|(o, v)| *o += p * f64::from(*v));
+                    output.iter_mut().zip(value).for_each(|(o, v)| *o += share * f64::from(*v));
                 }
             }
         }

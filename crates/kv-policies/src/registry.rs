@@ -154,7 +154,8 @@ pub const POLICIES: &[Entry] = &[
 ];
 
 /// Builds a policy from its configuration, such as
-/// `{"policy": "snapkv", "budget": 512, "window": 64}`. Budgets below 1 are ratios of the prompt.
+/// `{"policy": "snapkv", "budget": 512, "window": 64}`. Whole budgets are
+/// tokens, those with a point a share of the prompt.
 ///
 /// # Errors
 /// [`PolicyError::UnknownPolicy`] suggests the nearest name; [`PolicyError::InvalidConfig`] names

@@ -31,8 +31,9 @@ impl LayerCache {
         &self,
         query: Tensor<3>,
         log_weights: Option<Tensor<1>>,
-        options: DecodeAttentionOptions,
+        mut options: DecodeAttentionOptions,
     ) -> Result<AttentionOutput> {
+        options.longest = options.longest.or(self.layout.capacities().iter().max().copied());
         let (keys, values) = (self.keys.clone(), self.values.clone());
         Ok(decode_attention(query, keys, values, log_weights, &self.ranges, options)?)
     }
@@ -67,7 +68,10 @@ impl LayerCache {
             self.values.clone(),
             self.log_weights.clone(),
             &ranges,
-            DecodeAttentionOptions::default(),
+            DecodeAttentionOptions {
+                longest: self.layout.capacities().iter().max().copied(),
+                ..Default::default()
+            },
         )?;
         Ok(output.output.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2))
     }

@@ -1,15 +1,36 @@
-//! Weighted decode attention over slots: ragged lengths, grouped queries, optional log-weights.
+//! Weighted decode attention over slots: ragged lengths, grouped queries, optional weights, index
+//! lists and windows.
+//!
+//! On CubeCL devices a call is one kernel that splits the slots among cubes (`tensor_core.rs` where
+//! matrix instructions serve, else `plain.rs`), then `combine.rs` if a head was split, and
+//! `normalise.rs` if probabilities are wanted. `plan.rs` chooses.
 
 #[cfg(feature = "gpu")]
-pub(crate) mod kernel;
+mod combine;
+#[cfg(feature = "gpu")]
+pub(crate) mod launch;
+#[cfg(feature = "gpu")]
+mod normalise;
+mod options;
+#[cfg(feature = "gpu")]
+mod plain;
+#[cfg(feature = "gpu")]
+mod plan;
 pub mod reference;
+#[cfg(feature = "gpu")]
+mod shared;
+#[cfg(feature = "gpu")]
+mod tensor_core;
 
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Int, Tensor};
 
 use crate::check::Check;
 use crate::extension::SlotOps;
 use crate::{KernelError, SlotRanges};
+
+pub use options::{AttentionOutput, DecodeAttentionOptions, SlotView};
+pub(crate) use options::{DecodeConfig, Features, ViewKind};
 
 const OP: &str = "decode_attention";
 
@@ -18,50 +39,13 @@ const MAX_GROUP: usize = 8;
 /// The largest head dim.
 const MAX_HEAD_DIM: usize = 256;
 
-/// What to compute besides the output.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct DecodeAttentionOptions {
-    /// Logit scale; `None` means `1 / sqrt(D)`.
-    pub scale: Option<f32>,
-    /// Also return the log-sum-exp.
-    pub log_sum_exp: bool,
-    /// Also return every slot's attention probability.
-    pub probabilities: bool,
-}
-
-/// What one call returns.
-#[derive(Debug, Clone)]
-pub struct AttentionOutput {
-    /// `[B, Hq, D]`, in the query's dtype.
-    pub output: Tensor<3>,
-    /// `ln sum_i w_i exp(s_i)`, `[B, Hq]`, f32; −∞ where nothing was attended to.
-    pub log_sum_exp: Option<Tensor<2>>,
-    /// `[S, G]`, f32: column `g` of a slot's row is the probability that query head `h * G + g` of
-    /// the slot's key-value head `h` gives to it. Rows outside the ranges hold 0.
-    pub probabilities: Option<Tensor<2>>,
-}
-
-/// Comptime configuration and scale, as the backends receive it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct DecodeConfig {
-    pub(crate) scale: f32,
-    pub(crate) features: Features,
-}
-
-/// What changes the generated code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Features {
-    pub(crate) weighted: bool,
-    pub(crate) log_sum_exp: bool,
-    pub(crate) probabilities: bool,
-}
-
 /// Attention of one query per sequence over its slots,
-/// `o = sum_i w_i exp(s_i) v_i / sum_i w_i exp(s_i)` with `s_i = scale * q . k_i`.
+/// `o = sum_i a_i exp(s_i) v_i / sum_i w_i exp(s_i)` with `s_i = scale * q . k_i`, where `a = w`
+/// unless `options` says otherwise.
 ///
-/// A running maximum is subtracted before every exponential and sums are kept in f32, whatever the
-/// storage dtype. A range of length 0 gives zeros (and a log-sum-exp of −∞), as does one whose
-/// weights are all 0.
+/// A maximum is subtracted before every exponential and sums are kept in f32, whatever the storage
+/// dtype. A range of length 0 gives zeros (and a log-sum-exp of −∞), as does one whose weights are
+/// all 0.
 ///
 /// # Shapes
 /// - `query`: `[B, Hq, D]`, `keys` and `values`: `[S, D]`, all of one dtype (f32, f16 or bf16)
@@ -71,8 +55,8 @@ pub(crate) struct Features {
 ///
 /// # Errors
 /// [`KernelError`] for shapes, dtypes, devices or sizes that do not fit; `D` must be a multiple of 4
-/// of at most 256. The ranges' contents are on the device and are not checked: a range must end
-/// within the pool.
+/// of at most 256. The contents of ranges and views are on the device and are not checked: a range
+/// must end within the pool.
 pub fn decode_attention(
     query: Tensor<3>,
     keys: Tensor<2>,
@@ -114,29 +98,43 @@ pub fn decode_attention(
     if batch == 0 || slots == 0 {
         return Err(unsupported("batch x slots", batch * slots, "at least 1"));
     }
-    if let Some(weights) = &log_weights {
-        check.shape("log_weights", weights, &[slots])?;
-        check.f32("log_weights", weights)?;
+    for (argument, weights) in
+        [("log_weights", &log_weights), ("numerator_weights", &options.numerator_weights)]
+    {
+        if let Some(weights) = weights {
+            check.shape(argument, weights, &[slots])?;
+            check.f32(argument, weights)?;
+        }
     }
+    let view = options.view.check(&check, batch, kv_heads)?;
 
     let config = DecodeConfig {
         scale: options.scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
         features: Features {
             weighted: log_weights.is_some(),
-            log_sum_exp: options.log_sum_exp,
+            numerators: options.numerator_weights.is_some(),
+            log_sum_exp: options.log_sum_exp || options.probabilities,
             probabilities: options.probabilities,
+            view: view.kind,
         },
+        longest: options.longest.unwrap_or(slots).min(slots).min(view.longest),
+        sinks: view.sinks,
     };
-    // An extension takes no optional tensors: where no weights are read, any f32 tensor serves.
-    let log_weights = log_weights
-        .unwrap_or_else(|| Tensor::empty([1], (&query.device(), burn::tensor::DType::F32)));
+    // An extension takes no optional tensors: where nothing is read, any tensor serves.
+    let device = query.device();
+    let none = || Tensor::<1>::empty([1], (&device, DType::F32));
+    let view_slots =
+        view.slots.unwrap_or_else(|| Tensor::<1, Int>::empty([1], (&device, DType::I32)));
+    let lengths = view.lengths.unwrap_or_else(|| ranges.lengths.clone());
     let (output, log_sum_exp, probabilities) = <Dispatch as SlotOps>::decode_attention(
         query.into_dispatch(),
         keys.into_dispatch(),
         values.into_dispatch(),
-        log_weights.into_dispatch(),
+        log_weights.unwrap_or_else(none).into_dispatch(),
+        options.numerator_weights.unwrap_or_else(none).into_dispatch(),
         ranges.offsets.clone().into_dispatch(),
-        ranges.lengths.clone().into_dispatch(),
+        lengths.into_dispatch(),
+        view_slots.into_dispatch(),
         config,
     );
     Ok(AttentionOutput {

@@ -11,6 +11,10 @@ pub struct Problem<'a, E> {
     pub values: &'a [E],
     /// `[S]`
     pub log_weights: Option<&'a [f32]>,
+    /// `[S]`, weights of the values alone.
+    pub numerators: Option<&'a [f32]>,
+    /// Which slots of each range are read.
+    pub view: View<'a>,
     /// `[B, Hkv]`
     pub offsets: &'a [i32],
     /// `[B, Hkv]`
@@ -23,6 +27,45 @@ pub struct Problem<'a, E> {
     pub head_dim: usize,
     /// Factor of `q . k`.
     pub scale: f32,
+}
+
+/// [`crate::SlotView`] on the host.
+#[derive(Debug, Clone, Copy)]
+pub enum View<'a> {
+    /// All slots of a range.
+    All,
+    /// The first `sinks`, and those from `starts` `[B, Hkv]` on.
+    Window {
+        /// Slots at the start of each range.
+        sinks: usize,
+        /// Where the window begins, counted from the range's first slot.
+        starts: &'a [i32],
+    },
+    /// Slots of the pool, `[B, Hkv, N]`; `lengths` says how many.
+    List(&'a [i32]),
+}
+
+impl<E> Problem<'_, E> {
+    /// The slots that a pair attends to.
+    fn visible(&self, pair: usize) -> Vec<usize> {
+        let length = usize::try_from(self.lengths[pair]).unwrap_or(0);
+        let start = self.offsets[pair] as usize;
+        match self.view {
+            View::All => (start..start + length).collect(),
+            View::Window { sinks, starts } => {
+                let sinks = sinks.min(length);
+                let first = usize::try_from(starts[pair]).unwrap_or(0).clamp(sinks, length);
+                (0..sinks).chain(first..length).map(|slot| start + slot).collect()
+            }
+            View::List(slots) => {
+                let width = slots.len() / self.offsets.len();
+                let pool = self.keys.len() / self.head_dim;
+                let listed = &slots[pair * width..][..length.min(width)];
+                let listed = listed.iter().filter_map(|slot| usize::try_from(*slot).ok());
+                listed.filter(|slot| *slot < pool).collect()
+            }
+        }
+    }
 }
 
 /// The results, in f32.
@@ -57,8 +100,8 @@ pub fn solve<E: Copy>(
     let mut queries = vec![0.0; group * head_dim];
     let mut row = vec![0.0; head_dim];
     for pair in 0..pairs {
-        let start = problem.offsets[pair] as usize;
-        let length = problem.lengths[pair] as usize;
+        let slots = problem.visible(pair);
+        let length = slots.len();
         if length == 0 {
             continue;
         }
@@ -67,42 +110,47 @@ pub fn solve<E: Copy>(
         queries.iter_mut().zip(from).for_each(|(to, from)| *to = load(*from));
         logits.clear();
         logits.resize(group * length, 0.0);
-        for slot in 0..length {
-            let key = &problem.keys[(start + slot) * head_dim..][..head_dim];
+        for (at, slot) in slots.iter().enumerate() {
+            let key = &problem.keys[slot * head_dim..][..head_dim];
             row.iter_mut().zip(key).for_each(|(to, from)| *to = load(*from));
             for g in 0..group {
-                let weight = problem.log_weights.map_or(0.0, |w| w[start + slot]);
                 let query = &queries[g * head_dim..][..head_dim];
-                logits[g * length + slot] = dot(query, &row) * problem.scale + weight;
+                logits[g * length + at] = dot(query, &row) * problem.scale;
             }
         }
         for g in 0..group {
+            let head = pair * group + g;
             let logits = &mut logits[g * length..][..length];
+            let weight = |slot: usize| problem.log_weights.map_or(0.0, |weights| weights[slot]);
+            let weighted: Vec<f32> =
+                logits.iter().zip(&slots).map(|(logit, &slot)| logit + weight(slot)).collect();
             // NaN is not −∞: it goes on into the sum and shows in the output.
-            if logits.iter().all(|logit| *logit == f32::NEG_INFINITY) {
+            if weighted.iter().all(|logit| *logit == f32::NEG_INFINITY) {
                 logits.fill(0.0);
                 continue;
             }
-            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let mut sum = 0.0;
-            for logit in logits.iter_mut() {
-                *logit = (*logit - max).exp();
-                sum += *logit;
-            }
-            logits.iter_mut().for_each(|p| *p /= sum);
-            solution.log_sum_exp[pair * group + g] = max + sum.ln();
-            if probabilities {
-                for (slot, p) in logits.iter().enumerate() {
-                    solution.probabilities[(start + slot) * group + g] = *p;
+            // Separate numerators may weigh what the denominator does not.
+            let of = if problem.numerators.is_some() { &*logits } else { &weighted[..] };
+            let max = of.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let exponentials: Vec<f32> = weighted.iter().map(|logit| (logit - max).exp()).collect();
+            let sum: f32 = exponentials.iter().sum();
+            solution.log_sum_exp[head] = max + sum.ln();
+            for ((logit, p), &slot) in logits.iter_mut().zip(exponentials).zip(&slots) {
+                if probabilities {
+                    solution.probabilities[slot * group + g] = p / sum;
                 }
+                *logit = match problem.numerators {
+                    Some(numerators) => (*logit - max).exp() * numerators[slot] / sum,
+                    None => p / sum,
+                };
             }
         }
         let output = &mut solution.output[pair * group * head_dim..][..group * head_dim];
-        for slot in 0..length {
-            let value = &problem.values[(start + slot) * head_dim..][..head_dim];
+        for (at, slot) in slots.iter().enumerate() {
+            let value = &problem.values[slot * head_dim..][..head_dim];
             row.iter_mut().zip(value).for_each(|(to, from)| *to = load(*from));
             for g in 0..group {
-                let p = logits[g * length + slot];
+                let p = logits[g * length + at];
                 if p != 0.0 {
                     let output = &mut output[g * head_dim..][..head_dim];
                     output.iter_mut().zip(&row).for_each(|(o, v)| *o += p * v);

@@ -1,0 +1,56 @@
+//! Makes probabilities of the scores that the attention kernels leave.
+
+use cubecl::prelude::*;
+
+use super::shared::{gap_of, slot_at, weight_of};
+use super::{Features, ViewKind};
+
+/// Units of a cube.
+pub(super) const UNITS: usize = 128;
+
+/// Cubes share the ranges as the attention's do.
+///
+/// # Shapes
+/// `log_sum_exp` `[B, Hkv, G]`, `scores` `[S, G]`.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn normalise_kernel(
+    offsets: &[i32],
+    lengths: &[i32],
+    view: &[i32],
+    log_sum_exp: &[f32],
+    scores: &mut [f32],
+    pairs: usize,
+    splits: usize,
+    slots: usize,
+    width: usize,
+    sinks: usize,
+    #[comptime] group: usize,
+    #[comptime] features: Features,
+) {
+    let kind = features.view.comptime();
+    let cube = CUBE_POS;
+    if cube >= pairs * splits {
+        terminate!();
+    }
+    let pair = cube / splits;
+    let length = lengths[pair] as usize;
+    let gap = gap_of(view, pair, length, sinks, kind);
+    let mut start = offsets[pair] as usize;
+    if comptime!(kind == ViewKind::List) {
+        start = pair * width;
+    }
+    let count = length - gap;
+    let mut i = cube % splits * UNITS + UNIT_POS as usize;
+    while i < count {
+        let slot = slot_at(view, start, i, sinks, gap, slots, kind);
+        if slot < slots {
+            #[unroll]
+            for g in 0..group {
+                let at = slot * group + g;
+                scores[at] = weight_of(scores[at], log_sum_exp[pair * group + g]);
+            }
+        }
+        i += splits * UNITS;
+    }
+}

@@ -1,0 +1,345 @@
+//! The kernel for matrix instructions: f16 and bf16, 16 slots at a time in each plane of 32.
+//!
+//! Logits are `Q Kᵀ` with the group's query heads as rows (padded to 16) and 8 slots as columns, so
+//! that weights come out in the layout in which they go into the second product, `Vᵀ Pᵀ`: columns of
+//! values as rows, query heads as columns. Nothing is exchanged between the products, and keys and
+//! values go from memory to registers in 16-byte pieces, because the order of the summed dimension,
+//! and which column of the values is which row, are ours to choose.
+//!
+//! In a plane, lane `4 r + j` holds row `r` (a query head) and columns `2 j`, `2 j + 1` of a result.
+
+use cubecl::cmma::MmaDefinition;
+use cubecl::prelude::*;
+
+use super::shared::{LOWEST, divisor, gap_of, larger, slot_at, weight_of};
+use super::{Features, ViewKind};
+
+/// Slots of a plane's step.
+pub(super) const TILE: usize = 16;
+/// Rows of a result: query heads, padded.
+const ROWS: usize = 8;
+const PLANE: usize = 32;
+
+/// What fixes the generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Blueprint {
+    /// Query heads of a key-value head.
+    pub(super) group: usize,
+    /// `D`, a multiple of 32.
+    pub(super) head_dim: usize,
+    /// 32-bit words of a vector of values: 8 lanes take `16 * words` columns.
+    pub(super) words: usize,
+    /// Planes of a cube.
+    pub(super) planes: usize,
+    /// Whether other cubes have other parts of the range.
+    pub(super) split: bool,
+    pub(super) features: Features,
+}
+
+/// # Shapes
+/// In pairs of elements, as 32-bit words: `query` `[B, Hkv, G, D / 2]`, `keys` `[S, D / 2]`,
+/// `values` `[S, D / 2]` in vectors of `N` words, so that 8 lanes take a multiple of a row. In f32:
+/// `log_sum_exp` `[B, Hkv, G]`, `scores` `[S, G]`; where the range is split, `partial`
+/// `[B, Hkv, splits, G, D]` and `stats` `[B, Hkv, splits, G, 2]` (maximum, sum).
+#[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn tensor_core_kernel<E: Float, N: Size>(
+    query: &[Vector<u32, Const<2>>],
+    keys: &[Vector<u32, Const<4>>],
+    values: &[Vector<u32, N>],
+    log_weights: &[f32],
+    numerators: &[f32],
+    offsets: &[i32],
+    lengths: &[i32],
+    view: &[i32],
+    output: &mut [E],
+    log_sum_exp: &mut [f32],
+    scores: &mut [f32],
+    partial: &mut [f32],
+    stats: &mut [f32],
+    pairs: usize,
+    splits: usize,
+    slots: usize,
+    width: usize,
+    sinks: usize,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+    #[define(E)] _dtype: ElemType,
+) {
+    let group = blueprint.group.comptime();
+    let dim = blueprint.head_dim.comptime();
+    let planes = blueprint.planes.comptime();
+    let features = blueprint.features.comptime();
+    let kind = features.view.comptime();
+    // 4 lanes take 32 columns of a key, 8 lanes `span` columns of a value.
+    let words = blueprint.words.comptime();
+    let pieces = (dim / 32).comptime();
+    let span = (16 * words).comptime();
+    let blocks = (dim / span).comptime();
+    let def = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
+
+    let cube = CUBE_POS;
+    if cube >= pairs * splits {
+        terminate!();
+    }
+    let pair = cube / splits;
+    let split = cube % splits;
+    let unit = UNIT_POS as usize;
+    let lane = unit % PLANE;
+    let plane = unit / PLANE;
+    let r = lane / 4;
+    let j = lane % 4;
+
+    let length = lengths[pair] as usize;
+    let gap = gap_of(view, pair, length, sinks, kind);
+    let mut start = offsets[pair] as usize;
+    if comptime!(kind == ViewKind::List) {
+        start = pair * width;
+    }
+    let count = length - gap;
+    // This cube's part, in whole tiles.
+    let share = count.div_ceil(splits).div_ceil(TILE) * TILE;
+    let first = min(split * share, count);
+    let end = min(first + share, count);
+
+    let none = Vector::<f32, Const<2>>::new(0.0f32);
+    let blank = Vector::<E, Const<2>>::cast_from(none);
+    let mut q = Array::<Vector<E, Const<2>>>::new(comptime!(4 * pieces));
+    #[unroll]
+    for piece in 0..pieces {
+        #[unroll]
+        for half in 0..2usize {
+            let mut bits = Vector::<u32, Const<2>>::new(0u32);
+            if r < group {
+                bits = query[(pair * group + r) * (dim / 4) + 8 * piece + 2 * j + half];
+            }
+            let at = comptime!((piece * 2 + half) * 2);
+            q[at] = Vector::reinterpret(bits.extract(0usize));
+            q[at + 1] = Vector::reinterpret(bits.extract(1usize));
+        }
+    }
+    // Two registers for each word of a value: rows `r` and `r + 8` of a product.
+    let mut sums = Array::<Vector<f32, Const<2>>>::new(comptime!(blocks * words * 2));
+    #[unroll]
+    for i in 0..comptime!(blocks * words * 2) {
+        sums[i] = none;
+    }
+    let mut max = f32::new(LOWEST);
+    let mut weight = 0.0f32;
+
+    let mut tile = first + plane * TILE;
+    while tile < end {
+        // Slots of this lane's keys: `r` and `r + 8`; of its values and logits: `2 j`, `2 j + 1`,
+        // `2 j + 8` and `2 j + 9`. Those beyond the end read the last one and weigh nothing.
+        let mut k = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pieces));
+        #[unroll]
+        for n in 0..2usize {
+            let i = min(tile + 8 * n + r, end - 1);
+            let slot = min(slot_at(view, start, i, sinks, gap, slots, kind), slots - 1);
+            #[unroll]
+            for piece in 0..pieces {
+                k[n * pieces + piece] = keys[slot * (dim / 8) + 4 * piece + j];
+            }
+        }
+        let mut v = Array::<Vector<u32, N>>::new(comptime!(4 * blocks));
+        let mut at = Array::<usize>::new(4usize);
+        let mut log_weight = Array::<f32>::new(4usize);
+        let mut numerator = Array::<f32>::new(4usize);
+        #[unroll]
+        for u in 0..4usize {
+            let i = tile + 2 * j + comptime!(u % 2 + (u / 2) * 8);
+            let mut slot = slot_at(view, start, min(i, end - 1), sinks, gap, slots, kind);
+            let row = min(slot, slots - 1);
+            if i >= end {
+                slot = slots;
+            }
+            at[u] = slot;
+            if features.weighted {
+                log_weight[u] = log_weights[row];
+            }
+            if features.numerators {
+                numerator[u] = numerators[row];
+            }
+            #[unroll]
+            for block in 0..blocks {
+                v[u * blocks + block] = values[row * (dim / (2 * words)) + 8 * block + r];
+            }
+        }
+
+        let mut dots = Array::<f32>::new(4usize);
+        #[unroll]
+        for n in 0..2usize {
+            let mut acc = Array::<Vector<f32, Const<2>>>::new(2usize);
+            acc[0] = none;
+            acc[1] = none;
+            #[unroll]
+            for piece in 0..pieces {
+                let bits = k[n * pieces + piece];
+                #[unroll]
+                for half in 0..2usize {
+                    let from = comptime!((piece * 2 + half) * 2);
+                    let mut a = Array::<Vector<E, Const<2>>>::new(4usize);
+                    a[0] = q[from];
+                    a[1] = blank;
+                    a[2] = q[from + 1];
+                    a[3] = blank;
+                    let mut b = Array::<Vector<E, Const<2>>>::new(2usize);
+                    b[0] = Vector::reinterpret(bits.extract(comptime!(2 * half)));
+                    b[1] = Vector::reinterpret(bits.extract(comptime!(2 * half + 1)));
+                    acc = def.execute(&a, &b, &acc);
+                }
+            }
+            let both = acc[0];
+            dots[2 * n] = both.extract(0usize) * scale;
+            dots[2 * n + 1] = both.extract(1usize) * scale;
+        }
+
+        let mut logits = Array::<f32>::new(4usize);
+        let mut top = max;
+        #[unroll]
+        for u in 0..4usize {
+            let mut logit = dots[u];
+            if features.weighted {
+                logit += log_weight[u];
+            }
+            if at[u] == slots {
+                logit = f32::new(LOWEST);
+                dots[u] = f32::new(LOWEST);
+            } else {
+                if features.probabilities && r < group {
+                    scores[at[u] * group + r] = logit;
+                }
+            }
+            logits[u] = logit;
+            // Separate numerators may weigh what the denominator does not.
+            top = larger(top, select(features.numerators, dots[u], logit));
+        }
+        top = larger(top, plane_shuffle_xor(top, 1u32));
+        top = larger(top, plane_shuffle_xor(top, 2u32));
+        let rescale = (max - top).exp();
+        max = top;
+        weight *= rescale;
+        let mut p = Array::<Vector<E, Const<2>>>::new(2usize);
+        #[unroll]
+        for n in 0..2usize {
+            let mut both = Vector::<f32, Const<2>>::empty();
+            #[unroll]
+            for e in 0..2usize {
+                let u = comptime!(2 * n + e);
+                let own = weight_of(logits[u], top);
+                weight += own;
+                let mut share = own;
+                if features.numerators {
+                    share = weight_of(dots[u], top) * numerator[u];
+                }
+                both.insert(e, share);
+            }
+            p[n] = Vector::cast_from(both);
+        }
+
+        // Query heads `2 j` and `2 j + 1` are columns now.
+        let mut rescales = Vector::<f32, Const<2>>::empty();
+        rescales.insert(0usize, plane_shuffle(rescale, (8 * j) as u32));
+        rescales.insert(1usize, plane_shuffle(rescale, (8 * j + 4) as u32));
+        #[unroll]
+        for block in 0..blocks {
+            #[unroll]
+            for word in 0..words {
+                let t0 = v[block].extract(word);
+                let t1 = v[blocks + block].extract(word);
+                let t2 = v[2 * blocks + block].extract(word);
+                let t3 = v[3 * blocks + block].extract(word);
+                let mut a = Array::<Vector<E, Const<2>>>::new(4usize);
+                a[0] = Vector::reinterpret(lower_halves(t0, t1));
+                a[1] = Vector::reinterpret(upper_halves(t0, t1));
+                a[2] = Vector::reinterpret(lower_halves(t2, t3));
+                a[3] = Vector::reinterpret(upper_halves(t2, t3));
+                let to = comptime!((block * words + word) * 2);
+                let mut acc = Array::<Vector<f32, Const<2>>>::new(2usize);
+                acc[0] = sums[to] * rescales;
+                acc[1] = sums[to + 1] * rescales;
+                acc = def.execute(&a, &p, &acc);
+                sums[to] = acc[0];
+                sums[to + 1] = acc[1];
+            }
+        }
+        tile += planes * TILE;
+    }
+
+    // Planes meet: each scales its sums to the common maximum.
+    weight += plane_shuffle_xor(weight, 1u32);
+    weight += plane_shuffle_xor(weight, 2u32);
+    let mut maxima = Shared::<[f32]>::new_slice(comptime!(planes * ROWS));
+    let mut weights = Shared::<[f32]>::new_slice(comptime!(planes * ROWS));
+    let mut totals = Shared::<[f32]>::new_slice(comptime!(planes * group * dim));
+    if j == 0 {
+        maxima[plane * ROWS + r] = max;
+        weights[plane * ROWS + r] = weight;
+    }
+    sync_cube();
+    #[unroll]
+    for e in 0..2usize {
+        let head = 2 * j + e;
+        if head < group {
+            let mut top = f32::new(LOWEST);
+            #[unroll]
+            for other in 0..planes {
+                top = larger(top, maxima[other * ROWS + head]);
+            }
+            let factor = (maxima[plane * ROWS + head] - top).exp();
+            #[unroll]
+            for block in 0..blocks {
+                #[unroll]
+                for word in 0..words {
+                    let column = span * block + 2 * words * r + 2 * word;
+                    let to = (plane * group + head) * dim + column;
+                    let from = comptime!((block * words + word) * 2);
+                    totals[to] = sums[from].extract(e) * factor;
+                    totals[to + 1] = sums[from + 1].extract(e) * factor;
+                }
+            }
+        }
+    }
+    sync_cube();
+    let mut i = unit;
+    while i < group * dim {
+        let head = i / dim;
+        let mut total = 0.0f32;
+        let mut top = f32::new(LOWEST);
+        #[unroll]
+        for other in 0..planes {
+            total += totals[other * group * dim + i];
+            top = larger(top, maxima[other * ROWS + head]);
+        }
+        let mut sum = 0.0f32;
+        #[unroll]
+        for other in 0..planes {
+            let row = other * ROWS + head;
+            sum += weights[row] * (maxima[row] - top).exp();
+        }
+        let part = cube * group + head;
+        if comptime!(blueprint.split) {
+            partial[cube * group * dim + i] = total;
+            if i % dim == 0 {
+                stats[part * 2] = top;
+                stats[part * 2 + 1] = sum;
+            }
+        } else {
+            output[pair * group * dim + i] = E::cast_from(total / divisor(sum));
+            if features.log_sum_exp && i % dim == 0 {
+                log_sum_exp[part] = top + sum.ln();
+            }
+        }
+        i += planes * PLANE;
+    }
+}
+
+#[cube]
+fn lower_halves(a: u32, b: u32) -> u32 {
+    (a & 0xffffu32) | (b << 16u32)
+}
+
+#[cube]
+fn upper_halves(a: u32, b: u32) -> u32 {
+    (a >> 16u32) | (b & 0xffff_0000u32)
+}
