@@ -29,6 +29,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let bench = util::build_bench(&features)?;
     let status = Command::new(&bench)
         .args(&args.args)
+        // The report goes to the workspace's target folder, whichever folder this runs in.
+        .env("CARGO_TARGET_DIR", util::target_dir())
         .status()
         .with_context(|| format!("cannot run {}", bench.display()))?;
     // A process that a signal ended has no exit code.

@@ -12,6 +12,8 @@ pub(crate) fn run() -> Result<()> {
     step("lints (wgpu)", || {
         cargo("clippy --release --workspace --all-targets --features=wgpu -- -D warnings")
     })?;
+    // The build that has only the CPU's backend, where what only GPUs use is dead code.
+    step("lints (flex)", || cargo("clippy --release -p kv-bench -- -D warnings"))?;
     step("build (cuda)", || cargo("check --release --workspace --features=cuda"))?;
     step("docs", || {
         let mut docs = util::cargo("doc --release --no-deps --workspace --features=wgpu");
