@@ -1,14 +1,10 @@
 //! The command line.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use anyhow::Context;
 use burn::tensor::DType;
 use clap::{Parser, Subcommand, ValueEnum};
 use kv_core::{Budget, DeviceChoice};
-use kv_policies::{POLICIES, Policy, build, build_named};
-use serde_json::Value;
 
 /// What each KV-cache compression policy costs and keeps.
 ///
@@ -54,6 +50,7 @@ pub(crate) struct Common {
     pub(crate) policy: Option<String>,
     /// Budgets: shares to keep (0.25) or tokens (512).
     #[arg(long, global = true, value_delimiter = ',', value_name = "0.25,512")]
+    #[arg(allow_hyphen_values = true)]
     pub(crate) budget: Option<Vec<Budget>>,
     /// Writes the records here.
     #[arg(long, global = true, value_name = "FILE")]
@@ -68,7 +65,7 @@ pub(crate) struct Common {
     #[arg(long, global = true)]
     pub(crate) quick: bool,
     /// Seed of policies that draw.
-    #[arg(long, global = true, default_value_t = 0)]
+    #[arg(long, global = true, default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) seed: u64,
 }
 
@@ -78,11 +75,11 @@ pub(crate) struct Quality {
     /// Prompts: JSON lines with task, length, depth, prompt, answer.
     #[arg(long, value_name = "FILE.jsonl")]
     pub(crate) prompts: Option<PathBuf>,
-    /// At most this many prompts.
-    #[arg(long)]
+    /// At most this many prompts, spread over tasks and lengths.
+    #[arg(long, value_parser = positive, allow_negative_numbers = true)]
     pub(crate) limit: Option<usize>,
     /// Only prompts of these lengths.
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
     pub(crate) lengths: Vec<usize>,
     /// Only these tasks.
     #[arg(long, value_delimiter = ',')]
@@ -102,16 +99,16 @@ pub(crate) struct Quality {
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Attention {
     /// Layers, all by default.
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', allow_hyphen_values = true)]
     pub(crate) layers: Vec<usize>,
-    /// Prompts, as in `quality`; the first few are used.
+    /// Prompts, as in `quality`.
     #[arg(long, value_name = "FILE.jsonl")]
     pub(crate) prompts: Option<PathBuf>,
-    /// Number of prompts.
-    #[arg(long, default_value_t = 4)]
+    /// At most this many prompts, spread over tasks and lengths.
+    #[arg(long, default_value_t = 4, value_parser = positive, allow_negative_numbers = true)]
     pub(crate) limit: usize,
     /// Decode steps behind each prompt.
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = positive, allow_negative_numbers = true)]
     pub(crate) steps: usize,
     /// Also shows a row for each layer.
     #[arg(long)]
@@ -122,16 +119,18 @@ pub(crate) struct Attention {
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Throughput {
     /// Prompt tokens.
-    #[arg(long, value_delimiter = ',', default_value = "1000")]
+    #[arg(long, value_delimiter = ',', default_value = "1000", value_parser = positive)]
+    #[arg(allow_hyphen_values = true)]
     pub(crate) lengths: Vec<usize>,
     /// Sequences that decode together.
-    #[arg(long, value_delimiter = ',', default_value = "1")]
+    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = positive)]
+    #[arg(allow_hyphen_values = true)]
     pub(crate) batches: Vec<usize>,
     /// Decode steps that are timed, behind a few that are not.
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = positive, allow_negative_numbers = true)]
     pub(crate) steps: usize,
     /// Memory in GiB for which to say how large a batch would be, from the bytes measured.
-    #[arg(long, value_name = "GIB")]
+    #[arg(long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
     pub(crate) memory_cap: Option<f64>,
 }
 
@@ -168,84 +167,44 @@ impl From<Float> for DType {
     }
 }
 
-/// A policy to run, and how it appears in records.
-#[derive(Debug, Clone)]
-pub(crate) struct Contender {
-    pub(crate) label: String,
-    pub(crate) budget: Option<f64>,
-    pub(crate) policy: Arc<dyn Policy>,
-}
-
-impl Common {
-    /// Every policy at every budget, the full cache first.
-    ///
-    /// # Errors
-    /// For names and configurations that the registry refuses.
-    pub(crate) fn contenders(&self, default_budgets: &[f64]) -> anyhow::Result<Vec<Contender>> {
-        let budgets = match &self.budget {
-            Some(budgets) => budgets.clone(),
-            None => default_budgets.iter().map(|&share| Budget::Ratio(share)).collect(),
-        };
-        let mut contenders = vec![Contender {
-            label: "full".into(),
-            budget: None,
-            policy: build(&serde_json::json!({"policy": "full"}))?,
-        }];
-        for wanted in self.wanted()? {
-            match wanted {
-                Value::String(name) if name == "full" => {}
-                Value::String(name) => {
-                    for &budget in &budgets {
-                        let policy = build_named(&name, budget)?;
-                        let budget = Some(budget.into());
-                        contenders.push(Contender { label: name.clone(), budget, policy });
-                    }
-                }
-                config if config.get("budget").is_some() || config["policy"] == "combine" => {
-                    contenders.push(labelled(&config, config["budget"].as_f64())?);
-                }
-                config => {
-                    for &budget in &budgets {
-                        let mut config = config.clone();
-                        config["budget"] = f64::from(budget).into();
-                        contenders.push(labelled(&config, Some(budget.into()))?);
-                    }
-                }
-            }
-        }
-        Ok(contenders)
-    }
-
-    /// Names or configurations, as given.
-    fn wanted(&self) -> anyhow::Result<Vec<Value>> {
-        let Some(text) = &self.policy else {
-            let runnable = POLICIES.iter().filter(|entry| entry.name != "combine");
-            return Ok(runnable.map(|entry| entry.name.into()).collect());
-        };
-        if text.trim_start().starts_with(['{', '[']) {
-            let value: Value = serde_json::from_str(text).context("--policy is not valid JSON")?;
-            return Ok(match value {
-                Value::Array(list) => list,
-                one => vec![one],
-            });
-        }
-        Ok(text.split(',').map(|name| name.trim().into()).collect())
+/// A count of which none makes no sense.
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("expected a whole number, at least 1".into()),
+        Ok(number) => Ok(number),
     }
 }
 
-/// A configured policy under its name and the options that differ from the defaults.
-fn labelled(config: &Value, budget: Option<f64>) -> anyhow::Result<Contender> {
-    let policy = build(config)?;
-    let mut options: Vec<String> = config
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter(|(key, _)| *key != "policy" && *key != "budget")
-        .map(|(key, value)| format!("{key}={value}"))
-        .collect();
-    options.sort();
-    let name = policy.name();
-    let label =
-        if options.is_empty() { name.into() } else { format!("{name} {}", options.join(" ")) };
-    Ok(Contender { label, budget, policy })
+fn gibibytes(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|gib: &f64| gib.is_finite() && *gib > 0.0);
+    number.ok_or_else(|| "expected a number above 0".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_out_of_range_say_what_is_expected() {
+        let whole = "expected a whole number, at least 1";
+        for (line, part) in [
+            ("quality --limit 0", whole),
+            ("quality --limit -3", whole),
+            ("quality --lengths 512,-1", whole),
+            ("attention --limit 0", whole),
+            ("attention --steps 0", whole),
+            ("attention --layers -1,2", "invalid digit"),
+            ("throughput --steps 0", whole),
+            ("throughput --lengths -5,8", whole),
+            ("throughput --batches 0", whole),
+            ("throughput --memory-cap -1", "expected a number above 0"),
+            ("--budget -0.5", "a ratio must be above 0"),
+            ("--budget -0.5,0.25", "a ratio must be above 0"),
+            ("--seed -1", "invalid digit"),
+        ] {
+            let words = std::iter::once("kv-bench").chain(line.split(' '));
+            let error = Args::try_parse_from(words).unwrap_err().to_string();
+            assert!(error.contains(part), "{line}: {error}");
+        }
+    }
 }

@@ -8,7 +8,7 @@ pub(crate) mod throughput;
 
 use kv_core::MemoryReport;
 
-use crate::args::Contender;
+use crate::contenders::Contender;
 use crate::record::{Case, metric};
 use crate::run::Bench;
 

@@ -7,7 +7,8 @@ use kv_kernels::prefill_attention;
 use kv_models::PrefillPass;
 use kv_policies::{Needs, Observation, Step};
 
-use crate::args::{Attention, Contender};
+use crate::args::Attention;
+use crate::contenders::Contender;
 use crate::prompts;
 use crate::record::{Case, metric};
 use crate::run::Bench;
@@ -40,7 +41,7 @@ pub(crate) fn measure(
     options: &Attention,
 ) -> anyhow::Result<()> {
     let mut prompts = prompts::load(options.prompts.as_deref())?;
-    let step = (prompts.len() / options.limit.max(1)).max(1);
+    let step = (prompts.len() / options.limit).max(1);
     prompts = prompts.into_iter().step_by(step).take(options.limit).collect();
     let layers = bench.model.config().num_layers;
     let wanted: Vec<usize> =

@@ -10,7 +10,7 @@ use kv_models::Session;
 use kv_policies::Policy;
 
 use super::judge;
-use crate::args::Contender;
+use crate::contenders::Contender;
 use crate::prompts;
 use crate::record::{Case, metric};
 use crate::run::Bench;

@@ -9,7 +9,8 @@ use kv_models::Session;
 use kv_policies::Policy;
 
 use super::{judge, perplexity, record_memory};
-use crate::args::{Contender, Mode, Quality};
+use crate::args::{Mode, Quality};
+use crate::contenders::Contender;
 use crate::prompts::{self, Prompt};
 use crate::record::{Case, metric, mode};
 use crate::run::Bench;
@@ -31,7 +32,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
     });
     if let Some(limit) = options.limit.or(quick.then_some(16)) {
         // Spread over the file, which is sorted by length and task.
-        let step = prompts.len().div_ceil(limit.max(1)).max(1);
+        let step = prompts.len().div_ceil(limit).max(1);
         prompts = prompts.into_iter().step_by(step).collect();
     }
     ensure!(!prompts.is_empty(), "no prompt is left after --lengths, --tasks and --limit");

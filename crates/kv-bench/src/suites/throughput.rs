@@ -7,7 +7,8 @@ use kv_core::MemoryReport;
 use kv_models::Session;
 
 use super::record_memory;
-use crate::args::{Contender, Throughput};
+use crate::args::Throughput;
+use crate::contenders::Contender;
 use crate::record::{Case, metric};
 use crate::run::Bench;
 

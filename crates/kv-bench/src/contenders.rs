@@ -1,0 +1,189 @@
+//! Which policies run, at which budgets, and what they are called.
+
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use kv_core::Budget;
+use kv_policies::{POLICIES, Policy, build};
+use serde_json::{Value, json};
+
+use crate::args::Common;
+use crate::record::FULL;
+use crate::report::format;
+
+/// The parts of a `combine`.
+const PARTS: [&str; 2] = ["prefill", "decode"];
+
+/// A policy to run, and how it appears in records.
+#[derive(Debug, Clone)]
+pub(crate) struct Contender {
+    pub(crate) label: String,
+    pub(crate) budget: Option<f64>,
+    pub(crate) policy: Arc<dyn Policy>,
+}
+
+impl Common {
+    /// Every policy at every budget, the full cache first.
+    ///
+    /// # Errors
+    /// For names and configurations that the registry refuses.
+    pub(crate) fn contenders(&self, default_budgets: &[f64]) -> anyhow::Result<Vec<Contender>> {
+        let budgets = match &self.budget {
+            Some(budgets) => budgets.clone(),
+            None => default_budgets.iter().map(|&share| Budget::Ratio(share)).collect(),
+        };
+        let mut contenders = vec![Contender::of(&json!({"policy": FULL}))?];
+        for config in self.wanted()? {
+            let configs = match lacks_budget(&config) {
+                true => budgets.iter().map(|&budget| with_budget(&config, budget)).collect(),
+                false => vec![config],
+            };
+            for config in configs {
+                let contender = Contender::of(&config)?;
+                let config = contender.policy.config();
+                // Two of a kind would be averaged.
+                if contenders.iter().all(|known| known.policy.config() != config) {
+                    contenders.push(contender);
+                }
+            }
+        }
+        Ok(contenders)
+    }
+
+    /// Configurations, a name standing for one without options.
+    fn wanted(&self) -> anyhow::Result<Vec<Value>> {
+        let named = |name: &str| json!({"policy": name.trim()});
+        let Some(text) = &self.policy else {
+            let runnable = POLICIES.iter().filter(|entry| entry.name != "combine");
+            return Ok(runnable.map(|entry| named(entry.name)).collect());
+        };
+        if !text.trim_start().starts_with(['{', '[']) {
+            return Ok(text.split(',').map(named).collect());
+        }
+        let list = match serde_json::from_str(text).context("--policy is not valid JSON")? {
+            Value::Array(list) => list,
+            one => vec![one],
+        };
+        let config = |entry| match entry {
+            Value::String(name) => Ok(named(&name)),
+            Value::Object(_) => Ok(entry),
+            other => bail!("--policy holds {other}, which is neither a name nor a configuration"),
+        };
+        list.into_iter().map(config).collect()
+    }
+}
+
+impl Contender {
+    /// The policy that a configuration describes.
+    fn of(config: &Value) -> anyhow::Result<Self> {
+        let policy = build(config)?;
+        let config = policy.config();
+        Ok(Self { label: label(&config)?, budget: budget(&config), policy })
+    }
+}
+
+/// Whether a configuration, or a part of one, leaves its budget to `--budget`.
+fn lacks_budget(config: &Value) -> bool {
+    match config["policy"] == "combine" {
+        true => PARTS.iter().any(|part| config[part].is_object() && lacks_budget(&config[part])),
+        false => config.get("budget").is_none(),
+    }
+}
+
+/// The same with a budget wherever there is none.
+fn with_budget(config: &Value, budget: Budget) -> Value {
+    let mut config = config.clone();
+    if config["policy"] == "combine" {
+        for part in PARTS {
+            if config[part].is_object() {
+                config[part] = with_budget(&config[part], budget);
+            }
+        }
+    } else if config.get("budget").is_none() {
+        config["budget"] = f64::from(budget).into();
+    }
+    config
+}
+
+/// The budget that a policy's records bear; a combination's is the one of its prompt.
+fn budget(config: &Value) -> Option<f64> {
+    let parts = PARTS.iter().filter_map(|part| config.get(part));
+    config["budget"].as_f64().or_else(|| parts.filter_map(budget).next())
+}
+
+/// Its name and the options that differ from the defaults, `a + b` for a combination.
+fn label(config: &Value) -> anyhow::Result<String> {
+    if config["policy"] == "combine" {
+        let [prefill, decode] = PARTS.map(|part| &config[part]);
+        let own = budget(decode).filter(|own| budget(prefill).is_some_and(|other| other != *own));
+        let own = own.map(|own| format!(" budget={}", format::budget(Some(own))));
+        return Ok(format!("{} + {}{}", label(prefill)?, label(decode)?, own.unwrap_or_default()));
+    }
+    let default = build(&json!({"policy": config["policy"], "budget": config["budget"]}))?.config();
+    let options = config.as_object().into_iter().flatten();
+    let options = options.filter(|(key, value)| default.get(key) != Some(value));
+    let options = options.map(|(key, value)| format!(" {}", option(key, value)));
+    Ok(config["policy"].as_str().unwrap_or_default().to_string() + &options.collect::<String>())
+}
+
+/// An option as `key=value`, and `key(inner=value)` where the value has options of its own.
+fn option(key: &str, value: &Value) -> String {
+    match value {
+        Value::Object(inner) => {
+            let inner: Vec<_> = inner.iter().map(|(key, value)| option(key, value)).collect();
+            format!("{key}({})", inner.join(" "))
+        }
+        Value::String(text) => format!("{key}={text}"),
+        other => format!("{key}={other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use crate::args::Args;
+
+    fn contenders(policy: &str, budget: &str) -> anyhow::Result<Vec<(String, Option<f64>)>> {
+        let args = ["kv-bench", "--policy", policy, "--budget", budget];
+        let contenders = Args::try_parse_from(args)?.common.contenders(&[])?;
+        Ok(contenders.into_iter().map(|c| (c.label, c.budget)).collect())
+    }
+
+    #[test]
+    fn names_and_configurations_run_at_every_budget() {
+        let full = ("full".to_string(), None);
+        let at = |label: &str, budget| (label.to_string(), Some(budget));
+        let expected = [full, at("snapkv", 0.5), at("snapkv", 64.0), at("h2o interval=8", 0.5)];
+        let list = r#"["snapkv", {"policy": "h2o", "budget": 0.5, "interval": 8}]"#;
+        assert_eq!(contenders(list, "0.5,64").unwrap(), expected);
+        assert_eq!(contenders(" snapkv, full,snapkv", "0.5,64").unwrap(), expected[..3]);
+        let nested = r#"{"policy": "snapkv", "layers": {"pyramid": {"beta": 8.0}}}"#;
+        assert_eq!(contenders(nested, "0.5").unwrap()[1].0, "snapkv layers(pyramid(beta=8.0))");
+    }
+
+    #[test]
+    fn a_combination_is_named_by_its_parts_and_shares_the_budget() {
+        let combine = |prefill: &str, decode: &str| {
+            format!(
+                r#"{{"policy": "combine", "prefill": {{"policy": {prefill}}},
+                "decode": {{"policy": {decode}}}}}"#
+            )
+        };
+        let found = contenders(&combine(r#""snapkv""#, r#""h2o""#), "0.5,0.25").unwrap();
+        assert_eq!(found[1..], [0.5, 0.25].map(|b| ("snapkv + h2o".to_string(), Some(b))));
+        let parts = combine(r#""snapkv", "window": 16"#, r#""h2o", "budget": 96"#);
+        let found = contenders(&parts, "0.5").unwrap();
+        assert_eq!(found[1], ("snapkv window=16 + h2o budget=96".to_string(), Some(0.5)));
+        let missing = contenders(r#"{"policy": "combine"}"#, "0.5").unwrap_err();
+        assert!(missing.to_string().contains("`prefill` is missing"), "{missing}");
+    }
+
+    #[test]
+    fn what_is_no_policy_is_refused() {
+        for (policy, part) in [("[1,2]", "holds 1"), ("[[\"h2o\"]]", "neither"), ("{", "JSON")] {
+            let error = contenders(policy, "0.5").unwrap_err().to_string();
+            assert!(error.contains(part), "{policy}: {error}");
+        }
+    }
+}
