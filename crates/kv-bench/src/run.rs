@@ -1,11 +1,10 @@
 //! From arguments to records, tables and the report.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use burn::tensor::Device;
-use indicatif::{ProgressBar, ProgressStyle};
 use kv_core::{available_devices, device_name, select_device};
 use kv_models::{Model, model_names};
 use kv_policies::POLICIES;
@@ -45,18 +44,6 @@ impl Bench<'_> {
             value,
             unit: unit.into(),
         });
-    }
-
-    /// A progress bar on stderr.
-    pub(crate) fn progress(&self, steps: usize, what: &str) -> ProgressBar {
-        let bar = ProgressBar::new(steps as u64);
-        let template = "{msg:<28} {wide_bar} {pos}/{len} {elapsed} (left {eta})";
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style);
-        }
-        bar.set_message(what.to_string());
-        bar.enable_steady_tick(Duration::from_millis(200));
-        bar
     }
 }
 

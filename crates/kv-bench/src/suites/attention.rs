@@ -9,6 +9,7 @@ use kv_policies::{Needs, Observation, Step};
 
 use crate::args::Attention;
 use crate::contenders::Contender;
+use crate::progress::Progress;
 use crate::prompts;
 use crate::record::{Case, metric};
 use crate::run::Bench;
@@ -49,7 +50,7 @@ pub(crate) fn measure(
     if let Some(layer) = wanted.iter().find(|layer| **layer >= layers) {
         anyhow::bail!("--layers names layer {layer}, the model has {layers}");
     }
-    let bar = bench.progress(prompts.len() * wanted.len(), "attention");
+    let mut progress = Progress::new(prompts.len() * wanted.len(), "attention");
     let mut sums = vec![vec![Sums::default(); contenders.len()]; layers];
     let pass = PrefillPass {
         needs: Needs { window: usize::MAX, column_sums: false, raw_queries: true },
@@ -64,7 +65,7 @@ pub(crate) fn measure(
             if wanted.contains(&layer) && failed.is_none() {
                 let seed = bench.common.seed;
                 match compare(observation, contenders, options.steps, seed, &mut sums[layer]) {
-                    Ok(()) => bar.inc(1),
+                    Ok(()) => progress.step(),
                     Err(error) => failed = Some(error),
                 }
             }
@@ -74,7 +75,7 @@ pub(crate) fn measure(
             return Err(error);
         }
     }
-    bar.finish_and_clear();
+    progress.finish();
     for (layer, sums) in sums.iter().enumerate().filter(|(layer, _)| wanted.contains(layer)) {
         for (contender, sums) in contenders.iter().zip(sums) {
             let case = Case { layer: Some(layer), ..Case::default() };

@@ -11,6 +11,7 @@ use kv_policies::Policy;
 
 use super::judge;
 use crate::contenders::Contender;
+use crate::progress::Progress;
 use crate::prompts;
 use crate::record::{Case, metric};
 use crate::run::Bench;
@@ -37,10 +38,10 @@ pub(crate) fn run(
         contenders.iter().map(|contender| contender.policy.clone()).collect();
     let next = &tokens[context..context + continued];
     let seed = bench.common.seed;
-    let bar = bench.progress(contenders.len() + 1, TASK);
+    let mut progress = Progress::new(contenders.len() + 1, TASK);
     let prompt = [tokens[..context].to_vec()];
     let sessions = Session::start_many(&bench.model, &policies, &prompt, &[seed], continued)?;
-    bar.inc(1);
+    progress.step();
     let mut results = Vec::new();
     for mut session in sessions {
         let before = session.append(&[next])?;
@@ -50,9 +51,9 @@ pub(crate) fn run(
             .zip(next)
             .map(|(logits, &token)| judge(logits, token));
         results.push(judged.collect::<Vec<(f64, u32)>>());
-        bar.inc(1);
+        progress.step();
     }
-    bar.finish_and_clear();
+    progress.finish();
     let full: Vec<u32> = results[0].iter().map(|(_, best)| *best).collect();
     for (contender, judged) in contenders.iter().zip(&results) {
         let setup = (contender.label.as_str(), contender.budget);

@@ -11,6 +11,7 @@ use kv_policies::Policy;
 use super::{judge, perplexity, record_memory};
 use crate::args::{Mode, Quality};
 use crate::contenders::Contender;
+use crate::progress::Progress;
 use crate::prompts::{self, Prompt};
 use crate::record::{Case, metric, mode};
 use crate::run::Bench;
@@ -55,7 +56,7 @@ pub(crate) fn retrieval(
         Mode::QuestionAgnostic => vec![false],
         Mode::Both => vec![true, false],
     };
-    let bar = bench.progress(prompts.len() * modes.len(), "retrieval");
+    let mut progress = Progress::new(prompts.len() * modes.len(), "retrieval");
     let mut memory: Vec<Vec<MemoryReport>> = vec![Vec::new(); contenders.len()];
     for (index, prompt) in prompts.iter().enumerate() {
         for &aware in &modes {
@@ -80,10 +81,10 @@ pub(crate) fn retrieval(
                 bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, answered.logprob, "nats");
                 bench.record(SUITE, &case, setup, metric::AGREEMENT, agreement, "share");
             }
-            bar.inc(1);
+            progress.step();
         }
     }
-    bar.finish_and_clear();
+    progress.finish();
     for (contender, reports) in contenders.iter().zip(&memory) {
         record_memory(bench, SUITE, &Case::default(), contender, reports);
     }

@@ -9,6 +9,7 @@ use kv_models::Session;
 use super::record_memory;
 use crate::args::Throughput;
 use crate::contenders::Contender;
+use crate::progress::Progress;
 use crate::record::{Case, metric};
 use crate::run::Bench;
 
@@ -22,7 +23,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Throughput) -> anyhow::Result
     let contenders = bench.common.contenders(&BUDGETS)?;
     let steps = if bench.common.quick { options.steps.min(16) } else { options.steps };
     let runs = contenders.len() * options.lengths.len() * options.batches.len();
-    let bar = bench.progress(runs, "throughput");
+    let mut progress = Progress::new(runs, "throughput");
     for &length in &options.lengths {
         for &batch in &options.batches {
             for contender in &contenders {
@@ -30,11 +31,11 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Throughput) -> anyhow::Result
                 if let Some(gib) = options.memory_cap {
                     largest_batch(bench, contender, length, batch, &memory, gib);
                 }
-                bar.inc(1);
+                progress.step();
             }
         }
     }
-    bar.finish_and_clear();
+    progress.finish();
     Ok(())
 }
 
