@@ -18,8 +18,10 @@ pub(crate) mod metric {
     pub(crate) const ANSWER_LOGPROB: &str = "answer_logprob";
     /// Exponential of the mean negative log-likelihood of a token.
     pub(crate) const PERPLEXITY: &str = "perplexity";
-    /// Share of the tokens on which the policy and the full cache agree, 0 to 1.
+    /// Share of an answer's tokens on which the policy and the full cache agree, 0 to 1.
     pub(crate) const AGREEMENT: &str = "agreement";
+    /// The same, of the tokens of the text whose perplexity is measured.
+    pub(crate) const TEXT_AGREEMENT: &str = "text_agreement";
     /// Relative Frobenius error of the attention output.
     pub(crate) const RELATIVE_ERROR: &str = "relative_error";
     /// Share of the full cache's attention mass that lies on what was kept, 0 to 1.
@@ -30,7 +32,7 @@ pub(crate) mod metric {
     pub(crate) const DECODE_TOKENS_PER_SECOND: &str = "decode_tokens_per_second";
     /// Time from the request to its first token.
     pub(crate) const TIME_TO_FIRST_TOKEN: &str = "time_to_first_token";
-    /// Most device memory that was reserved at any time.
+    /// Most memory that a GPU's pool reserved at any time of the run, weights included.
     pub(crate) const PEAK_BYTES: &str = "peak_bytes";
     /// Bytes of the slots that hold a token.
     pub(crate) const BYTES_IN_USE: &str = "bytes_in_use";
@@ -109,6 +111,12 @@ pub(crate) struct Case {
     /// Sequences in the batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) batch: Option<usize>,
+    /// Where the prompts or the text are from: a file's name, or `embedded`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) source: Option<String>,
+    /// The number of prompts, or of a text's tokens, that the number is a mean over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) samples: Option<usize>,
 }
 
 impl Record {

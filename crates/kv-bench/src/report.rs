@@ -12,6 +12,7 @@ mod page;
 mod policies;
 #[cfg(test)]
 pub(crate) mod sample;
+pub(crate) mod samples;
 mod suites;
 mod svg;
 

@@ -20,6 +20,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) device: Device,
     device_name: String,
     pub(crate) records: Vec<Record>,
+    notes: Vec<String>,
 }
 
 impl Bench<'_> {
@@ -45,6 +46,12 @@ impl Bench<'_> {
             unit: unit.into(),
         });
     }
+
+    /// Adds what a reader of the numbers must know.
+    pub(crate) fn note(&mut self, note: String) {
+        eprintln!("note: {note}");
+        self.notes.push(note);
+    }
 }
 
 /// Runs the suite that the arguments name.
@@ -63,7 +70,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     eprintln!("loading {} on {name}", common.model);
     let model = Model::load(&common.model, &device, common.dtype.map(Into::into))
         .with_context(|| format!("model {}", common.model))?;
-    let mut bench = Bench { common, model, device, device_name: name, records: Vec::new() };
+    let mut bench =
+        Bench { common, model, device, device_name: name, records: Vec::new(), notes: Vec::new() };
     let mut by_layer = false;
     let suite = match &args.suite {
         Some(Suite::Quality(options)) => {

@@ -8,13 +8,15 @@ use crate::report::format::{self, Kind};
 use crate::report::layouts;
 
 /// Characters that a line of a table may have.
-const WIDTH: usize = 108;
+const WIDTH: usize = 110;
 
 /// One row a case, one column a metric; the first key is the policy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     /// What the table shows.
     pub(crate) title: String,
+    /// What its numbers are means over; it may be empty.
+    pub(crate) caption: String,
     /// Headings of the columns that name a row.
     pub(crate) keys: Vec<String>,
     /// The columns of numbers.
@@ -90,20 +92,27 @@ impl Table {
     }
 
     /// Whether a policy's number is the best of its column among rows that differ only in the
-    /// policy. The full cache takes no part, and neither does a number without a rival.
+    /// policy, as far as it is shown. The full cache takes no part, and neither does a number that
+    /// most others reach.
     pub(crate) fn is_best(&self, row: usize, column: usize) -> bool {
         let this = &self.rows[row];
-        let (Some(higher), Some(value)) =
-            (self.columns[column].higher_is_better, this.cells[column])
-        else {
-            return false;
+        let Some(higher) = self.columns[column].higher_is_better else { return false };
+        let rival = |other: &usize| {
+            let keys = &self.rows[*other].keys;
+            keys[0] != FULL && keys[1..] == this.keys[1..]
         };
-        let rival = |other: &&Row| other.keys[0] != FULL && other.keys[1..] == this.keys[1..];
-        let values: Vec<f64> =
-            self.rows.iter().filter(rival).filter_map(|other| other.cells[column]).collect();
-        let beaten = |other: &f64| if higher { *other > value } else { *other < value };
-        let differs = values.iter().any(|other| *other != value);
-        this.keys[0] != FULL && value.is_finite() && differs && !values.iter().any(beaten)
+        let number = |row: usize| self.rows[row].cells[column].filter(|value| value.is_finite());
+        let rivals: Vec<(f64, usize)> = (0..self.rows.len())
+            .filter(rival)
+            .filter_map(|other| Some((number(other)?, other)))
+            .collect();
+        let best = rivals.iter().max_by(|a, b| {
+            let order = a.0.total_cmp(&b.0);
+            if higher { order } else { order.reverse() }
+        });
+        let Some(best) = best.map(|best| self.text(best.1, column)) else { return false };
+        let equals = rivals.iter().filter(|other| self.text(other.1, column) == best).count();
+        rival(&row) && self.text(row, column) == best && 2 * equals <= rivals.len()
     }
 
     /// The table as lines of text; columns that do not fit follow in further tables below.
@@ -134,7 +143,8 @@ impl Table {
             chunks.last_mut().into_iter().for_each(|chunk| chunk.push(i));
         }
         let chunks: Vec<String> = chunks.iter().map(|chunk| self.chunk(chunk)).collect();
-        format!("{}\n{}\n", self.title, chunks.join("\n"))
+        let caption = if self.caption.is_empty() { "" } else { "\n" };
+        format!("{}{caption}{}\n{}\n", self.title, self.caption, chunks.join("\n"))
     }
 
     fn chunk(&self, columns: &[usize]) -> String {

@@ -34,6 +34,7 @@ pub(crate) fn info(name: &str) -> Info<'_> {
         metric::ANSWER_LOGPROB => ("answer logprob", LogProb, Some(true)),
         metric::PERPLEXITY => ("perplexity", Plain, Some(false)),
         metric::AGREEMENT => ("agreement", Share, Some(true)),
+        metric::TEXT_AGREEMENT => ("agreement on text", Share, Some(true)),
         metric::RELATIVE_ERROR => ("relative error", Plain, Some(false)),
         metric::RETAINED_MASS => ("retained mass", Share, Some(true)),
         metric::PREFILL_TOKENS_PER_SECOND => ("prefill tok/s", Plain, Some(true)),

@@ -1,6 +1,7 @@
 //! Which table each suite shows.
 
 use super::format::{self, info};
+use super::samples;
 use crate::record::{Record, by_setup, group_by, metric, mode, summary};
 use crate::table::{Column, Row, Table};
 
@@ -43,6 +44,10 @@ pub(crate) fn tables(suite: &str, records: &[&Record], by_layer: bool) -> Vec<Ta
         "throughput" => vec![throughput(records)],
         _ => vec![generic(suite, records)],
     };
+    // The first table sums up; the others say it of each number.
+    if let Some(first) = tables.first_mut() {
+        first.caption = samples::samples(records);
+    }
     tables.retain(|table| !table.rows.is_empty());
     tables
 }
@@ -50,13 +55,18 @@ pub(crate) fn tables(suite: &str, records: &[&Record], by_layer: bool) -> Vec<Ta
 fn quality(records: &[&Record]) -> Vec<Table> {
     let modes = [("", None), ("\naware", Some(mode::AWARE)), ("\nagnostic", Some(mode::AGNOSTIC))];
     let mut picks = Vec::new();
-    for metric in [metric::EXACT_MATCH, metric::ANSWER_LOGPROB] {
+    let metrics = [
+        (metric::EXACT_MATCH, "exact\nmatch"),
+        (metric::ANSWER_LOGPROB, "answer\nlogprob"),
+        (metric::AGREEMENT, "agree-\nment"),
+    ];
+    for (metric, head) in metrics {
         for (suffix, mode) in modes {
-            let head = info(metric).label.replacen(' ', "\n", 1) + suffix;
+            let head = head.to_string() + suffix;
             picks.push(Pick::when(head, metric, move |r| r.case.mode.as_deref() == mode));
         }
     }
-    picks.extend([metric::AGREEMENT, metric::PERPLEXITY, metric::BYTES_IN_USE].map(Pick::all));
+    picks.extend([metric::PERPLEXITY, metric::BYTES_IN_USE].map(Pick::all));
     let mut tables = vec![build("Quality".into(), records, &[Key::Budget], &picks)];
 
     let matches = records.iter().copied().filter(|r| r.metric == metric::EXACT_MATCH);
@@ -64,10 +74,11 @@ fn quality(records: &[&Record]) -> Vec<Table> {
         let tasks = group_by(records.iter().copied(), |r| r.case.task.as_deref());
         let picks: Vec<_> = tasks
             .into_iter()
-            .filter_map(|(task, _)| task)
-            .map(|task| {
+            .filter_map(|(task, records)| Some((task?, samples::count(&records))))
+            .map(|(task, count)| {
                 let takes = move |r: &Record| r.case.task.as_deref() == Some(task);
-                Pick::when(task.into(), metric::EXACT_MATCH, takes)
+                let count = count.map(|count| format!("\n{count} prompts")).unwrap_or_default();
+                Pick::when(format!("{task}{count}"), metric::EXACT_MATCH, takes)
             })
             .collect();
         let suffix = mode.map(|mode| format!(" · {mode}")).unwrap_or_default();
@@ -150,6 +161,7 @@ fn build(title: String, records: &[&Record], keys: &[Key], picks: &[Pick]) -> Ta
     };
     Table {
         title,
+        caption: String::new(),
         keys: ["policy"].into_iter().chain(keys.iter().map(Key::head)).map(Into::into).collect(),
         columns: picks.iter().map(column).collect(),
         rows: group_by(ordered, texts).into_iter().map(row).collect(),

@@ -136,7 +136,11 @@ fn table_html(table: &Table, policies: &Policies) -> String {
     format!(
         r#"<div class="table" tabindex="0"><table><thead><tr>{heads}</tr></thead>
 {bodies}</table></div>
-<p class="note">Bold: the best policy at a budget. Numbers are means over the cases.</p>"#
+<p class="note">{}Bold: the best policies at a budget, unless most are.</p>"#,
+        match table.caption.as_str() {
+            "" => String::new(),
+            caption => format!("Means over {}. ", escape(caption)),
+        }
     )
 }
 

@@ -88,10 +88,13 @@ fn quality(push: &mut impl FnMut(&str, &Case, &str, f64), loss: f64, share: f64)
                         length: Some(length),
                         depth: Some(depth),
                         mode: Some(mode.into()),
+                        source: Some("embedded".into()),
+                        samples: Some(1),
                         ..Case::default()
                     };
                     push("quality", &case, metric::EXACT_MATCH, (right * 20.0).round() / 20.0);
                     push("quality", &case, metric::ANSWER_LOGPROB, -0.05 - 5.0 * loss * hard);
+                    push("quality", &case, metric::AGREEMENT, 1.0 - 0.4 * loss * hard);
                 }
             }
         }
@@ -102,6 +105,6 @@ fn quality(push: &mut impl FnMut(&str, &Case, &str, f64), loss: f64, share: f64)
         let drift = if position < 1024 { 0.0 } else { 8.0 * loss };
         push("quality", &case, metric::PERPLEXITY, start + drift);
     }
-    push("quality", &Case::default(), metric::AGREEMENT, 1.0 - 0.8 * loss);
+    push("quality", &Case::default(), metric::TEXT_AGREEMENT, 1.0 - 0.8 * loss);
     push("quality", &Case::default(), metric::BYTES_IN_USE, 1.2e7 * share);
 }

@@ -62,7 +62,15 @@ pub(crate) fn figures(records: &[&Record], policies: &Policies) -> anyhow::Resul
         Scale::Fit,
         "agreement",
         "Agreement with the full cache",
-        "Share of the tokens at which the compressed and the full cache choose the same one.",
+        "Share of an answer's tokens at which the compressed and the full cache choose the same one.",
+    )?);
+    figures.extend(budget(
+        metric::TEXT_AGREEMENT,
+        "agreement with the full cache",
+        Scale::Fit,
+        "text-agreement",
+        "Agreement on text",
+        "The same, of the text whose perplexity is measured.",
     )?);
     let (error, mass) = (metric::RELATIVE_ERROR, metric::RETAINED_MASS);
     figures.extend(budget(
@@ -111,7 +119,8 @@ fn costs(records: &[&Record], policies: &Policies) -> anyhow::Result<Vec<Figure>
     let frame = Frame {
         id: "peak-memory",
         title: "Peak memory",
-        caption: "The most device memory reserved at any time during the run.",
+        caption: "The most memory that the GPU's pool reserved at any time of a run, weights \
+                  included. The pool is emptied before each run.",
     };
     figures.extend(chart(metric::PEAK_BYTES, "peak memory").bars(&frame, "")?);
     let speeds = [

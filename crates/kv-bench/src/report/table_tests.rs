@@ -35,10 +35,39 @@ fn the_best_of_a_budget_is_marked() {
 }
 
 #[test]
+fn what_most_policies_reach_is_not_marked() {
+    let best = |bytes: [f64; 4]| {
+        let policies = ["full", "a", "b", "c"].into_iter().zip(bytes);
+        let record = |(policy, bytes): (&str, f64)| {
+            let budget = (policy != FULL).then_some(0.5);
+            record(policy, budget, metric::BYTES_IN_USE, bytes)
+        };
+        let table = tables(&policies.map(record).collect::<Vec<_>>(), false).remove(0);
+        [1, 2, 3].map(|row| table.is_best(row, 0))
+    };
+    assert_eq!(best([4096.0, 1024.0, 1024.0, 1024.0]), [false; 3]);
+    assert_eq!(best([4096.0, 1024.0, 1024.0, 2048.0]), [false; 3]);
+    assert_eq!(best([4096.0, 1024.0, 2048.0, 2048.0]), [true, false, false]);
+    // Both are shown as 1.00 MiB.
+    assert_eq!(best([4e6, 1_048_576.0, 1_048_577.0, 4e6]), [false; 3]);
+}
+
+#[test]
+fn agreement_is_told_apart_by_mode() {
+    let mut records = [1.0, 0.5].map(|value| record("a", Some(0.5), metric::AGREEMENT, value));
+    records[0].case.mode = Some(mode::AWARE.into());
+    records[1].case.mode = Some(mode::AGNOSTIC.into());
+    let text = record("a", Some(0.5), metric::TEXT_AGREEMENT, 0.0);
+    let table = tables(&[&records[..], &[text]].concat(), false).remove(0);
+    assert_eq!((table.text(0, 0), table.text(0, 1)), ("100.0 %".into(), "50.0 %".into()));
+    assert_eq!(table.columns.len(), 2);
+}
+
+#[test]
 fn tables_stay_narrow() {
     for table in tables(&sample::records(), true) {
         for line in table.to_text().lines() {
-            assert!(line.chars().count() < 110, "{}: {line}", table.title);
+            assert!(line.chars().count() <= WIDTH, "{}: {line}", table.title);
         }
     }
 }

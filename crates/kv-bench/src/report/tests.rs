@@ -14,11 +14,14 @@ fn every_section_has_one_figure() {
     let html = html(&sample::records());
     let quality = ["exact-match", "answer-logprob", "perplexity", "perplexity-by-position"];
     let more = ["retrieval-question-aware", "retrieval-question-agnostic", "agreement", "memory"];
+    let text = ["text-agreement"];
     let attention = ["relative-error", "relative-error-by-layer", "retained-mass"];
     let throughput = ["memory", "peak-memory", "decode", "prefill", "first-token"];
-    let sections = [("quality", &quality[..]), ("quality", &more), ("attention", &attention)];
+    let sections = [("quality", &quality[..]), ("quality", &more), ("quality", &text)];
     let mut count = 0;
-    for (suite, ids) in sections.into_iter().chain([("throughput", &throughput[..])]) {
+    for (suite, ids) in
+        sections.into_iter().chain([("attention", &attention[..]), ("throughput", &throughput)])
+    {
         for id in ids {
             let section = format!(r#"<section id="{suite}-0-{id}">"#);
             let (_, rest) = html.split_once(&section).unwrap_or_else(|| panic!("{section}"));

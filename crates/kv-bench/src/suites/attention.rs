@@ -10,7 +10,7 @@ use kv_policies::{Needs, Observation, Step};
 use crate::args::Attention;
 use crate::contenders::Contender;
 use crate::progress::Progress;
-use crate::prompts;
+use crate::prompts::Prompts;
 use crate::record::{Case, metric};
 use crate::run::Bench;
 
@@ -41,9 +41,12 @@ pub(crate) fn measure(
     contenders: &[Contender],
     options: &Attention,
 ) -> anyhow::Result<()> {
-    let mut prompts = prompts::load(options.prompts.as_deref())?;
-    let step = (prompts.len() / options.limit).max(1);
-    prompts = prompts.into_iter().step_by(step).take(options.limit).collect();
+    let mut prompts = Prompts::load(options.prompts.as_deref())?;
+    prompts.limit(options.limit);
+    if let Some(note) = prompts.fit(&bench.model)? {
+        bench.note(note);
+    }
+    let Prompts { source, list: prompts } = prompts;
     let layers = bench.model.config().num_layers;
     let wanted: Vec<usize> =
         if options.layers.is_empty() { (0..layers).collect() } else { options.layers.clone() };
@@ -58,7 +61,7 @@ pub(crate) fn measure(
     };
     for prompt in &prompts {
         let tokens = bench.model.encode(&prompt.prompt)?;
-        ensure!(tokens.len() > options.steps, "a prompt is shorter than --steps");
+        ensure!(tokens.len() > options.steps, "prompt {} is shorter than --steps", prompt.id);
         let mut failed = None;
         bench.model.llama().prefill(&[&tokens], pass, &mut |observation| {
             let layer = observation.layer.index;
@@ -78,7 +81,8 @@ pub(crate) fn measure(
     progress.finish();
     for (layer, sums) in sums.iter().enumerate().filter(|(layer, _)| wanted.contains(layer)) {
         for (contender, sums) in contenders.iter().zip(sums) {
-            let case = Case { layer: Some(layer), ..Case::default() };
+            let (source, samples) = (Some(source.clone()), Some(prompts.len()));
+            let case = Case { layer: Some(layer), source, samples, ..Case::default() };
             let setup = (contender.label.as_str(), contender.budget);
             let error = (sums.difference / sums.norm.max(f64::MIN_POSITIVE)).sqrt();
             bench.record(SUITE, &case, setup, metric::RELATIVE_ERROR, error, "ratio");

@@ -28,7 +28,8 @@ pub(crate) fn run(
     contenders: &[Contender],
     path: Option<&Path>,
 ) -> anyhow::Result<()> {
-    let tokens = bench.model.encode(&prompts::text(path)?)?;
+    let (source, text) = prompts::text(path)?;
+    let tokens = bench.model.encode(&text)?;
     let positions = bench.model.config().max_positions;
     let (context, continued) = if bench.common.quick { (512, 128) } else { (1536, 512) };
     let context = context.min(positions * 3 / 4).min(tokens.len() / 2);
@@ -60,13 +61,20 @@ pub(crate) fn run(
         let perplexity = |judged: &[(f64, u32)]| {
             (-judged.iter().map(|(logprob, _)| logprob).sum::<f64>() / judged.len() as f64).exp()
         };
-        let case = Case { task: Some(TASK.into()), length: Some(context), ..Case::default() };
+        let case = Case {
+            task: Some(TASK.into()),
+            length: Some(context),
+            source: Some(source.clone()),
+            samples: Some(continued),
+            ..Case::default()
+        };
         bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity(judged), "perplexity");
         let same = judged.iter().zip(&full).filter(|((_, best), full)| best == *full).count();
         let agreement = same as f64 / full.len() as f64;
-        bench.record(SUITE, &case, setup, metric::AGREEMENT, agreement, "share");
+        bench.record(SUITE, &case, setup, metric::TEXT_AGREEMENT, agreement, "share");
         for (index, bucket) in judged.chunks(BUCKET).enumerate() {
-            let case = Case { position: Some(context + index * BUCKET), ..case.clone() };
+            let (position, samples) = (Some(context + index * BUCKET), Some(bucket.len()));
+            let case = Case { position, samples, ..case.clone() };
             bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity(bucket), "perplexity");
         }
     }

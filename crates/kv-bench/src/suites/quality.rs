@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use burn::tensor::Tensor;
 use kv_core::{MemoryReport, read_f32};
 use kv_models::Session;
@@ -12,7 +12,7 @@ use super::{judge, perplexity, record_memory};
 use crate::args::{Mode, Quality};
 use crate::contenders::Contender;
 use crate::progress::Progress;
-use crate::prompts::{self, Prompt};
+use crate::prompts::{Prompt, Prompts};
 use crate::record::{Case, metric, mode};
 use crate::run::Bench;
 
@@ -26,18 +26,16 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
     let quick = bench.common.quick;
     let budgets: &[f64] = if quick { &QUICK_BUDGETS } else { &BUDGETS };
     let contenders = bench.common.contenders(budgets)?;
-    let mut prompts = prompts::load(options.prompts.as_deref())?;
-    prompts.retain(|prompt| {
+    let mut prompts = Prompts::load(options.prompts.as_deref())?;
+    prompts.list.retain(|prompt| {
         (options.lengths.is_empty() || options.lengths.contains(&prompt.length))
             && (options.tasks.is_empty() || options.tasks.contains(&prompt.task))
     });
+    ensure!(!prompts.list.is_empty(), "no prompt is left after --lengths and --tasks");
     if let Some(limit) = options.limit.or(quick.then_some(16)) {
-        // Spread over the file, which is sorted by length and task.
-        let step = prompts.len().div_ceil(limit).max(1);
-        prompts = prompts.into_iter().step_by(step).collect();
+        prompts.limit(limit);
     }
-    ensure!(!prompts.is_empty(), "no prompt is left after --lengths, --tasks and --limit");
-    retrieval(bench, &contenders, &prompts, options.mode)?;
+    retrieval(bench, &contenders, prompts, options.mode)?;
     if !options.no_perplexity {
         perplexity::run(bench, &contenders, options.text.as_deref())?;
     }
@@ -48,7 +46,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
 pub(crate) fn retrieval(
     bench: &mut Bench<'_>,
     contenders: &[Contender],
-    prompts: &[Prompt],
+    mut prompts: Prompts,
     wanted: Mode,
 ) -> anyhow::Result<()> {
     let modes: Vec<bool> = match wanted {
@@ -56,13 +54,18 @@ pub(crate) fn retrieval(
         Mode::QuestionAgnostic => vec![false],
         Mode::Both => vec![true, false],
     };
+    if let Some(note) = prompts.fit(&bench.model)? {
+        bench.note(note);
+    }
+    let Prompts { source, list: prompts } = prompts;
     let mut progress = Progress::new(prompts.len() * modes.len(), "retrieval");
     let mut memory: Vec<Vec<MemoryReport>> = vec![Vec::new(); contenders.len()];
     for (index, prompt) in prompts.iter().enumerate() {
         for &aware in &modes {
             // Policies that draw must not draw the same for every prompt.
             let seed = bench.common.seed.wrapping_add(index as u64);
-            let run = answer(bench, contenders, prompt, aware, seed)?;
+            let run = answer(bench, contenders, prompt, aware, seed)
+                .with_context(|| format!("prompt {}", prompt.id))?;
             let full = run[0].best.clone();
             for ((contender, answered), memory) in contenders.iter().zip(run).zip(&mut memory) {
                 memory.push(answered.memory);
@@ -71,6 +74,8 @@ pub(crate) fn retrieval(
                     length: Some(prompt.length),
                     depth: prompt.depth,
                     mode: Some(if aware { mode::AWARE } else { mode::AGNOSTIC }.into()),
+                    source: Some(source.clone()),
+                    samples: Some(1),
                     ..Case::default()
                 };
                 let same = answered.best.iter().zip(&full).filter(|(a, b)| a == b).count();
@@ -111,7 +116,7 @@ fn answer(
 ) -> anyhow::Result<Vec<Answered>> {
     let model = &bench.model;
     let answer = model.encode(&prompt.answer)?;
-    ensure!(!answer.is_empty(), "prompt {} has an empty answer", prompt.id);
+    ensure!(!answer.is_empty(), "its answer is empty");
     let whole = model.encode(&prompt.prompt)?;
     let (context, question) = if aware {
         (whole, Vec::new())

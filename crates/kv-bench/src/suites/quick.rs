@@ -2,7 +2,7 @@
 
 use super::{attention, perplexity, quality, throughput};
 use crate::args::{Attention, Mode, Throughput};
-use crate::prompts;
+use crate::prompts::Prompts;
 use crate::run::Bench;
 
 /// Shares kept where no budget is given.
@@ -11,11 +11,11 @@ const BUDGETS: [f64; 2] = [0.5, 0.25];
 /// Runs the overview.
 pub(crate) fn run(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     let contenders = bench.common.contenders(&BUDGETS)?;
-    let mut prompts = prompts::load(None)?;
+    let mut prompts = Prompts::load(None)?;
     if bench.common.quick {
-        prompts = prompts.into_iter().step_by(4).collect();
+        prompts.limit(8);
     }
-    quality::retrieval(bench, &contenders, &prompts, Mode::Both)?;
+    quality::retrieval(bench, &contenders, prompts, Mode::Both)?;
     perplexity::run(bench, &contenders, None)?;
     let attention = Attention { limit: 2, steps: 8, ..Attention::default() };
     attention::measure(bench, &contenders, &attention)?;

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use anyhow::ensure;
+use burn::tensor::Device;
 use kv_core::MemoryReport;
 use kv_models::Session;
 
@@ -61,6 +62,7 @@ fn time(
         .collect();
     let seeds: Vec<u64> = (0..batch as u64).collect();
     let start = || Session::start(&bench.model, contender.policy.clone(), &prompts, &seeds, new);
+    empty_pool(&bench.device)?;
     // Once without the clock.
     drop(start()?.read_logits()?);
     let clock = Instant::now();
@@ -73,7 +75,7 @@ fn time(
     let mut clock = Instant::now();
     for step in 0..new {
         if step == WARM_UP {
-            bench.device.sync().map_err(|error| anyhow::anyhow!("{error}"))?;
+            sync(&bench.device)?;
             clock = Instant::now();
         }
         session.step(&next)?;
@@ -83,6 +85,7 @@ fn time(
 
     let case = Case { length: Some(length), batch: Some(batch), ..Case::default() };
     let setup = (contender.label.as_str(), contender.budget);
+    let pool = bench.device.memory_pool_usage();
     let mut record = |name: &str, value: f64, unit: &str| {
         bench.record(SUITE, &case, setup, name, value, unit);
     };
@@ -90,11 +93,23 @@ fn time(
     record(metric::PREFILL_TOKENS_PER_SECOND, rows * length as f64 / first, "tokens/s");
     record(metric::TIME_TO_FIRST_TOKEN, first * 1e3, "ms");
     record(metric::DECODE_TOKENS_PER_SECOND, rows * steps as f64 / decode, "tokens/s");
-    let reserved = bench.device.memory_pool_usage().map(|usage| usage.bytes_reserved as f64);
-    let peak = reserved.unwrap_or(memory.total() as f64);
-    bench.record(SUITE, &case, setup, metric::PEAK_BYTES, peak, "bytes");
+    if let Some(usage) = pool {
+        record(metric::PEAK_BYTES, usage.bytes_reserved as f64, "bytes");
+    }
     record_memory(bench, SUITE, &case, contender, &[memory]);
     Ok(memory)
+}
+
+/// Gives back what earlier runs left in the device's pool, which from then on holds the most that it
+/// ever needed.
+fn empty_pool(device: &Device) -> anyhow::Result<()> {
+    sync(device)?;
+    device.memory_cleanup();
+    Ok(())
+}
+
+fn sync(device: &Device) -> anyhow::Result<()> {
+    device.sync().map_err(|error| anyhow::anyhow!("{error}"))
 }
 
 /// How many sequences fit beside the weights. Prefill goes sequence by sequence where it must, so
@@ -116,4 +131,29 @@ fn largest_batch(
     let case = Case { length: Some(length), batch: Some(batch), ..Case::default() };
     let setup = (contender.label.as_str(), contender.budget);
     bench.record(SUITE, &case, setup, metric::LARGEST_BATCH, fits, "sequences");
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+
+    use super::*;
+
+    #[test]
+    fn an_empty_pool_forgets_earlier_runs() {
+        const BYTES: u64 = 64 << 20;
+        let mut pools = 0;
+        for test in kv_testing::devices() {
+            let reserved = || test.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
+            let Some(before) = reserved() else { continue };
+            pools += 1;
+            drop(Tensor::<1>::zeros([BYTES as usize / 4], &test.device));
+            assert!(reserved().unwrap() >= before + BYTES);
+            empty_pool(&test.device).unwrap();
+            assert!(reserved().unwrap() <= before, "{} is reserved", reserved().unwrap());
+        }
+        if pools == 0 {
+            kv_testing::skip("an_empty_pool_forgets_earlier_runs", "no device has a pool");
+        }
+    }
 }

@@ -1,0 +1,78 @@
+use super::*;
+
+fn prompt(task: &str, length: usize, id: usize) -> Prompt {
+    let (prompt, answer) = ("a\nQuestion: b".into(), "c".into());
+    Prompt { id: id.to_string(), task: task.into(), length, depth: None, prompt, answer }
+}
+
+#[test]
+fn embedded_prompts_have_context_and_question() {
+    for prompt in Prompts::load(None).unwrap().list {
+        let (context, question) = prompt.split();
+        assert!(context.len() > question.len(), "{}", prompt.id);
+        assert!(question.starts_with("\nQuestion:") || question.starts_with("\nKey: \""));
+    }
+}
+
+#[test]
+fn lines_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("prompts.jsonl");
+    std::fs::write(&path, "\n{\"task\": 3}\n").unwrap();
+    let error = format!("{:#}", Prompts::load(Some(&path)).unwrap_err());
+    assert!(error.contains("prompts.jsonl, line 2"), "{error}");
+    let line = r#"{"task": "t", "length": 3, "prompt": "a", "answer": "b"}"#;
+    std::fs::write(&path, format!("\n{line}\n")).unwrap();
+    let prompts = Prompts::load(Some(&path)).unwrap();
+    assert_eq!((prompts.list[0].id.as_str(), prompts.source.as_str()), ("line 2", "prompts.jsonl"));
+}
+
+#[test]
+fn a_limit_is_exact_and_fair() {
+    // As in files: by length, then by task, with more of one task.
+    let tasks = [("needle", 11), ("key", 8), ("line", 8), ("trace", 8), ("kv", 8)];
+    let mut list = Vec::new();
+    for length in [512, 1024, 2048] {
+        for (task, count) in tasks {
+            list.extend((0..count).map(|id| prompt(task, length, id)));
+        }
+    }
+    assert_eq!(list.len(), 129);
+    for limit in [1, 2, 5, 7, 15, 16, 65, 100, 128, 129, 500] {
+        let mut prompts = Prompts { source: EMBEDDED.into(), list: list.clone() };
+        prompts.limit(limit);
+        assert_eq!(prompts.list.len(), limit.min(129));
+        if limit >= 120 {
+            continue;
+        }
+        let even = |count: &dyn Fn(usize) -> usize, of: usize| {
+            let counts: Vec<usize> = (0..of).map(count).collect();
+            let (low, high) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+            assert!(high - low <= 1, "limit {limit}: {counts:?}");
+        };
+        let of =
+            |wanted: &dyn Fn(&Prompt) -> bool| prompts.list.iter().filter(|p| wanted(p)).count();
+        even(&|task| of(&|p| p.task == tasks[task].0), tasks.len());
+        even(&|length| of(&|p| p.length == 512 << length), 3);
+    }
+    let mut prompts = Prompts { source: EMBEDDED.into(), list: list[..11].to_vec() };
+    prompts.limit(2);
+    assert_eq!(prompts.list.iter().map(|p| p.id.as_str()).collect::<Vec<_>>(), ["2", "8"]);
+}
+
+#[test]
+fn prompts_that_are_too_long_are_left_out_by_name() {
+    let device = kv_core::select_device("cpu".parse().unwrap()).unwrap();
+    let model = Model::load(EMBEDDED_FOR, &device, None).unwrap();
+    let mut long = prompt("t", 1, 7);
+    long.prompt = "many words ".repeat(model.config().max_positions);
+    let mut list = vec![prompt("t", 1, 3), long.clone()];
+    let mut prompts = Prompts { source: "p.jsonl".into(), list: list.clone() };
+    let note = prompts.fit(&model).unwrap().unwrap();
+    assert!(note.starts_with("1 of 2 prompts of p.jsonl") && note.ends_with(": 7"), "{note}");
+    assert_eq!(prompts.list[0].id, "3");
+    assert_eq!(prompts.fit(&model).unwrap(), None);
+    list[0] = long;
+    let error = Prompts { source: "p.jsonl".into(), list }.fit(&model).unwrap_err().to_string();
+    assert!(error.contains("none is left: 7, 7"), "{error}");
+}
