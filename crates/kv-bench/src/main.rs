@@ -7,6 +7,7 @@ mod prompts;
 mod record;
 mod report;
 mod run;
+mod sources;
 mod suites;
 mod table;
 

@@ -10,6 +10,11 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// The name of the policy that keeps everything, and to which the others are compared.
 pub(crate) const FULL: &str = "full";
 
+/// Whether a policy is the full cache, of this run or of another (`full · other`).
+pub(crate) fn is_full(policy: &str) -> bool {
+    policy.strip_prefix(FULL).is_some_and(|rest| rest.is_empty() || rest.starts_with(" · "))
+}
+
 /// Names of what is measured. They are stable: `--json` files of different versions compare.
 pub(crate) mod metric {
     /// Share of the answers that are right, 0 to 1.
@@ -181,7 +186,7 @@ pub(crate) fn group_by<'a, K: PartialEq>(
 /// of a policy together.
 pub(crate) fn by_setup<'a>(records: &[&'a Record]) -> Vec<(&'a str, Option<f64>, Vec<&'a Record>)> {
     let mut policies = group_by(records.iter().copied(), |r| r.policy.as_str());
-    policies.sort_by_key(|(policy, _)| *policy != FULL);
+    policies.sort_by_key(|(policy, _)| !is_full(policy));
     let setups = |(policy, records)| {
         group_by(records, |r| r.budget).into_iter().map(move |(b, records)| (policy, b, records))
     };

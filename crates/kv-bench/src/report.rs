@@ -24,17 +24,17 @@ use crate::record::Record;
 
 /// Writes the report of some records.
 ///
-/// `date` is shown as it is. The folder of `path` must exist.
+/// Notes are shown above the numbers. The folder of `path` must exist.
 ///
 /// # Errors
 /// If a figure cannot be drawn or the file cannot be written.
 pub(crate) fn write_html(
     path: &Path,
     title: &str,
-    date: &str,
+    notes: &[String],
     records: &[Record],
 ) -> anyhow::Result<()> {
-    let html = page::page(title, date, records)?;
+    let html = page::page(title, notes, records)?;
     std::fs::write(path, html).with_context(|| format!("writing the report to {}", path.display()))
 }
 

@@ -1,7 +1,7 @@
 //! From arguments to records, tables and the report.
 
 use std::path::PathBuf;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use anyhow::Context;
 use burn::tensor::Device;
@@ -10,7 +10,8 @@ use kv_models::{Model, model_names};
 use kv_policies::POLICIES;
 
 use crate::args::{Args, Common, Suite};
-use crate::record::{Case, Record, read_json, write_json};
+use crate::record::{Case, Record, write_json};
+use crate::sources::{Source, check_writable, merge};
 use crate::{report, suites, table};
 
 /// What every suite works with.
@@ -47,10 +48,12 @@ impl Bench<'_> {
         });
     }
 
-    /// Adds what a reader of the numbers must know.
+    /// Adds what a reader of the numbers must know; once is enough.
     pub(crate) fn note(&mut self, note: String) {
-        eprintln!("note: {note}");
-        self.notes.push(note);
+        if !self.notes.contains(&note) {
+            eprintln!("note: {note}");
+            self.notes.push(note);
+        }
     }
 }
 
@@ -65,75 +68,66 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         return Ok(());
     }
     let started = Instant::now();
+    // Whatever could fail in the end fails now.
+    let others = Source::read_all(&common.merge)?;
+    let report = match &common.report {
+        Some(path) => path.clone(),
+        None => default_report(name_of(args.suite.as_ref()))?,
+    };
+    for path in common.json.iter().chain([&report]) {
+        check_writable(path)?;
+    }
     let device = select_device(common.device)?;
-    let name = device_name(&device);
-    eprintln!("loading {} on {name}", common.model);
+    let device_name = device_name(&device);
+    eprintln!("loading {} on {device_name}", common.model);
     let model = Model::load(&common.model, &device, common.dtype.map(Into::into))
         .with_context(|| format!("model {}", common.model))?;
-    let mut bench =
-        Bench { common, model, device, device_name: name, records: Vec::new(), notes: Vec::new() };
-    let mut by_layer = false;
-    let suite = match &args.suite {
-        Some(Suite::Quality(options)) => {
-            suites::quality::run(&mut bench, options)?;
-            "quality"
-        }
-        Some(Suite::Attention(options)) => {
-            by_layer = options.by_layer;
-            suites::attention::run(&mut bench, options)?;
-            "attention"
-        }
-        Some(Suite::Throughput(options)) => {
-            suites::throughput::run(&mut bench, options)?;
-            "throughput"
-        }
-        Some(Suite::List) | None => {
-            suites::quick::run(&mut bench)?;
-            "overview"
-        }
-    };
-    for path in &common.merge {
-        bench.records.extend(read_json(path)?);
+    let (records, notes) = (Vec::new(), Vec::new());
+    let mut bench = Bench { common, model, device, device_name, records, notes };
+    match &args.suite {
+        Some(Suite::Quality(options)) => suites::quality::run(&mut bench, options)?,
+        Some(Suite::Attention(options)) => suites::attention::run(&mut bench, options)?,
+        Some(Suite::Throughput(options)) => suites::throughput::run(&mut bench, options)?,
+        Some(Suite::List) | None => suites::quick::run(&mut bench)?,
     }
-    table::print(&bench.records, by_layer);
+    let by_layer = matches!(&args.suite, Some(Suite::Attention(options)) if options.by_layer);
+    let Bench { records, notes, .. } = bench;
     if let Some(path) = &common.json {
-        write_json(path, &bench.records)?;
+        write_json(path, &records)?;
+    }
+    let records = merge(records, others);
+    let title = format!("burn-kv: {}", name_of(args.suite.as_ref()));
+    report::write_html(&report, &title, &notes, &records)?;
+    table::print(&records, by_layer);
+    for note in &notes {
+        println!("note: {note}");
+    }
+    if let Some(path) = &common.json {
         eprintln!("records: {}", path.display());
     }
-    let path = match &common.report {
-        Some(path) => path.clone(),
-        None => default_report(suite)?,
-    };
-    let title = format!("burn-kv: {suite}");
-    report::write_html(&path, &title, &today(), &bench.records)?;
-    eprintln!("report: {}", path.display());
+    eprintln!("report: {}", report.display());
     eprintln!("{:.0} s in all", started.elapsed().as_secs_f64());
     Ok(())
 }
 
-/// `target/kv-bench/SUITE.html` of the workspace that is built, or of the current folder.
+/// A suite's name in titles and file names.
+fn name_of(suite: Option<&Suite>) -> &'static str {
+    match suite {
+        Some(Suite::Quality(_)) => "quality",
+        Some(Suite::Attention(_)) => "attention",
+        Some(Suite::Throughput(_)) => "throughput",
+        Some(Suite::List) | None => "overview",
+    }
+}
+
+/// `kv-bench/SUITE.html` in cargo's target folder, where `cargo xtask bench` names it, or in the
+/// current folder's `target`.
 fn default_report(suite: &str) -> anyhow::Result<PathBuf> {
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
     let folder = target.join("kv-bench");
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     Ok(folder.join(format!("{suite}.html")))
-}
-
-/// Today's date (UTC), by the civil-from-days algorithm.
-fn today() -> String {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let days = (seconds / 86_400) as i64 + 719_468;
-    let era = days / 146_097;
-    let day_of_era = days % 146_097;
-    let year_of_era =
-        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = year_of_era + era * 400 + i64::from(month <= 2);
-    format!("{year}-{month:02}-{day:02}")
 }
 
 fn list() {

@@ -3,7 +3,7 @@
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{Cell, CellAlignment};
 
-use crate::record::{FULL, Record, group_by};
+use crate::record::{Record, group_by, is_full};
 use crate::report::format::{self, Kind};
 use crate::report::layouts;
 
@@ -99,7 +99,7 @@ impl Table {
         let Some(higher) = self.columns[column].higher_is_better else { return false };
         let rival = |other: &usize| {
             let keys = &self.rows[*other].keys;
-            keys[0] != FULL && keys[1..] == this.keys[1..]
+            !is_full(&keys[0]) && keys[1..] == this.keys[1..]
         };
         let number = |row: usize| self.rows[row].cells[column].filter(|value| value.is_finite());
         let rivals: Vec<(f64, usize)> = (0..self.rows.len())

@@ -77,8 +77,9 @@ fn quality(records: &[&Record]) -> Vec<Table> {
             .filter_map(|(task, records)| Some((task?, samples::count(&records))))
             .map(|(task, count)| {
                 let takes = move |r: &Record| r.case.task.as_deref() == Some(task);
-                let count = count.map(|count| format!("\n{count} prompts")).unwrap_or_default();
-                Pick::when(format!("{task}{count}"), metric::EXACT_MATCH, takes)
+                let of = count.map(|count| format!("\n{count} {}", samples::unit(&count)));
+                let head = task.to_string() + &of.unwrap_or_default();
+                Pick::when(head, metric::EXACT_MATCH, takes)
             })
             .collect();
         let suffix = mode.map(|mode| format!(" · {mode}")).unwrap_or_default();

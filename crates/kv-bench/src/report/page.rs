@@ -2,6 +2,7 @@
 
 use super::format::escape;
 use super::policies::Policies;
+use super::samples::samples;
 use super::{layouts, suites};
 use crate::record::{Record, group_by};
 use crate::table::Table;
@@ -10,15 +11,20 @@ use crate::table::Table;
 ///
 /// # Errors
 /// If a figure cannot be drawn.
-pub(crate) fn page(title: &str, date: &str, records: &[Record]) -> anyhow::Result<String> {
+pub(crate) fn page(title: &str, notes: &[String], records: &[Record]) -> anyhow::Result<String> {
     let policies = Policies::of(records);
     let (mut contents, mut body) = (String::new(), String::new());
+    let mut means = Vec::new();
     let settings = group_by(records, |r| (r.model.as_str(), r.device.as_str()));
     for (i, ((model, device), of_setting)) in settings.iter().enumerate() {
         for (suite, records) in group_by(of_setting.iter().copied(), |r| r.suite.as_str()) {
             let mut heading = escape(&capital(suite));
             if settings.len() > 1 {
                 heading += &format!(" <small>{} · {}</small>", escape(model), escape(device));
+            }
+            let over = samples(&records);
+            if !over.is_empty() && !means.contains(&over) {
+                means.push(over);
             }
             let (id, links, section) = suite_section(suite, &records, &policies, i)?;
             contents += &format!(r##"<li><a href="#{id}">{heading}</a>{links}</li>"##);
@@ -32,11 +38,14 @@ pub(crate) fn page(title: &str, date: &str, records: &[Record]) -> anyhow::Resul
     let facts = [
         ("model", distinct(|r| &r.model)),
         ("device", distinct(|r| &r.device)),
-        ("date", date.to_string()),
+        ("means over", means.join("; ")),
         ("policies", policies.len().to_string()),
         ("records", super::format::whole(records.len() as f64)),
     ]
+    .into_iter()
+    .filter(|(_, text)| !text.is_empty())
     .map(|(name, text)| format!("<div><dt>{name}</dt><dd>{}</dd></div>", escape(&text)));
+    let notes = notes.iter().map(|note| format!(r#"<p class="note">{}</p>"#, escape(note)));
     let body = if records.is_empty() { "<p>No records.</p>".into() } else { body };
     Ok(format!(
         r#"<!doctype html>
@@ -50,7 +59,7 @@ pub(crate) fn page(title: &str, date: &str, records: &[Record]) -> anyhow::Resul
 {style}{hover}</style>
 </head>
 <body>
-<header><h1>{title}</h1><dl>{facts}</dl></header>
+<header><h1>{title}</h1><dl>{facts}</dl>{notes}</header>
 <nav aria-label="Contents"><ul>{contents}</ul></nav>
 <main>
 {body}
@@ -61,7 +70,8 @@ pub(crate) fn page(title: &str, date: &str, records: &[Record]) -> anyhow::Resul
         title = escape(title),
         style = include_str!("style.css"),
         hover = policies.hover_rules(),
-        facts = facts.concat(),
+        facts = facts.collect::<String>(),
+        notes = notes.collect::<String>(),
     ))
 }
 

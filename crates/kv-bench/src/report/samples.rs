@@ -12,21 +12,22 @@ pub(crate) fn samples(records: &[&Record]) -> String {
     let mut text = of(metric::PERPLEXITY);
     text.retain(|r| r.case.position.is_none());
     let prompts = count(&prompts).map(|count| {
-        let unit = if count == "1" { "prompt" } else { "prompts" };
-        let source = match source(&prompts) {
+        let unit = unit(&count);
+        match source(&prompts) {
             Some(source) if source == EMBEDDED => {
-                return format!("{count} embedded {unit}{}", foreign(&prompts));
+                format!("{count} embedded {unit}{}", foreign(&prompts))
             }
-            source => source.map(|source| format!(" of {source}")),
-        };
-        format!("{count} {unit}{}", source.unwrap_or_default())
+            Some(source) => format!("{count} {unit} of {source}"),
+            None => format!("{count} {unit}"),
+        }
     });
     let text = count(&text).map(|count| {
-        let source = match source(&text) {
-            Some(source) if source == EMBEDDED => Some(" of embedded text".into()),
-            source => source.map(|source| format!(" of {source}")),
-        };
-        format!("perplexity over {count} tokens{}", source.unwrap_or_default())
+        let over = format!("perplexity over {count} tokens");
+        match source(&text) {
+            Some(source) if source == EMBEDDED => format!("{over} of embedded text"),
+            Some(source) => format!("{over} of {source}"),
+            None => over,
+        }
     });
     [prompts, text].into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
@@ -42,6 +43,11 @@ pub(crate) fn count(records: &[&Record]) -> Option<String> {
     }
     let (low, high) = (counts.iter().min()?, counts.iter().max()?);
     Some(if low == high { low.to_string() } else { format!("{low} to {high}") })
+}
+
+/// `prompt` or `prompts`.
+pub(crate) fn unit(count: &str) -> &'static str {
+    if count == "1" { "prompt" } else { "prompts" }
 }
 
 /// The names of all sources, where the records say.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::record::{metric, mode};
+use crate::record::{FULL, metric, mode};
 use crate::report::sample::{self, record};
 
 #[test]
@@ -25,13 +25,14 @@ fn the_full_cache_comes_first_and_empty_columns_are_left_out() {
 fn the_best_of_a_budget_is_marked() {
     let records = [
         record("full", None, metric::PERPLEXITY, 1.0),
+        record("full · other", None, metric::PERPLEXITY, 1.0),
         record("a", Some(0.5), metric::PERPLEXITY, 3.0),
         record("b", Some(0.5), metric::PERPLEXITY, 2.0),
         record("b", Some(0.1), metric::PERPLEXITY, 9.0),
     ];
     let table = &tables(&records, false)[0];
-    let best: Vec<_> = (0..4).map(|row| table.is_best(row, 0)).collect();
-    assert_eq!(best, [false, false, true, false]);
+    let best: Vec<_> = (0..5).map(|row| table.is_best(row, 0)).collect();
+    assert_eq!(best, [false, false, false, true, false]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use sample::record;
 fn html(records: &[Record]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report.html");
-    write_html(&path, "A <title>", "2025-01-02", records).unwrap();
+    write_html(&path, "A <title>", &["A <note>".into()], records).unwrap();
     std::fs::read_to_string(path).unwrap()
 }
 
@@ -33,7 +33,8 @@ fn every_section_has_one_figure() {
         }
     }
     assert_eq!(html.matches("<figure").count(), count);
-    assert!(html.contains("A &lt;title&gt;") && html.contains("2025-01-02"));
+    assert!(html.contains("A &lt;title&gt;") && html.contains("A &lt;note&gt;"));
+    assert!(html.contains("<dt>means over</dt><dd>80 embedded prompts"));
     assert!(!html.contains("http://www.w3.org") && !html.contains("<script"));
 }
 
@@ -66,6 +67,6 @@ fn odd_values_are_drawn_around() {
 #[test]
 fn a_report_can_be_looked_at() {
     if let Some(path) = std::env::var_os("KV_BENCH_REPORT") {
-        write_html(Path::new(&path), "Made-up report", "2025-01-02", &sample::records()).unwrap();
+        write_html(Path::new(&path), "Made-up report", &[], &sample::records()).unwrap();
     }
 }

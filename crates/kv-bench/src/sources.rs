@@ -1,0 +1,137 @@
+//! Records of other runs beside this one's, and files that are checked before hours are spent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+use crate::record::{Case, Record, read_json};
+
+/// Records of a file, and what tells them apart from others.
+#[derive(Debug)]
+pub(crate) struct Source {
+    name: String,
+    records: Vec<Record>,
+}
+
+impl Source {
+    /// Reads files of records. Each is named by its stem, or its path where two share one.
+    ///
+    /// # Errors
+    /// If a file cannot be read or does not hold records.
+    pub(crate) fn read_all(paths: &[PathBuf]) -> anyhow::Result<Vec<Self>> {
+        let stem = |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        let read = |path: &PathBuf| {
+            let alike = paths.iter().filter(|other| stem(other) == stem(path)).count();
+            let name = stem(path).filter(|_| alike == 1);
+            let name = name.unwrap_or_else(|| path.display().to_string());
+            Ok(Self { name, records: read_json(path)? })
+        };
+        paths.iter().map(read).collect()
+    }
+}
+
+/// All records. What was measured more than once is not averaged: where a file holds a case that
+/// this run or another file also holds, the policy's name there is followed by the file's.
+pub(crate) fn merge(own: Vec<Record>, others: Vec<Source>) -> Vec<Record> {
+    let mut holders: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
+    let lists = std::iter::once(&own).chain(others.iter().map(|source| &source.records));
+    for (index, records) in lists.enumerate() {
+        for record in records {
+            holders.entry(measurement(record)).or_default().insert(index);
+        }
+    }
+    let mut all = own;
+    for mut source in others {
+        let shared: BTreeSet<String> = source
+            .records
+            .iter()
+            .filter(|record| holders[&measurement(record)].len() > 1)
+            .map(setup)
+            .collect();
+        for record in &mut source.records {
+            if shared.contains(&setup(record)) {
+                record.policy = format!("{} · {}", record.policy, source.name);
+            }
+        }
+        all.append(&mut source.records);
+    }
+    all
+}
+
+/// What a record says was run, whatever was measured.
+fn setup(record: &Record) -> String {
+    let Record { suite, model, device, policy, budget, .. } = record;
+    format!("{:?}", (suite, model, device, policy, budget))
+}
+
+/// What a record says was measured, whatever the prompts.
+fn measurement(record: &Record) -> String {
+    let case = Case { source: None, samples: None, ..record.case.clone() };
+    format!("{} {:?}", setup(record), (&record.metric, case))
+}
+
+/// Checks that a file can be written, and leaves what is there as it is.
+///
+/// # Errors
+/// If it cannot.
+pub(crate) fn check_writable(path: &Path) -> anyhow::Result<()> {
+    let context = || format!("cannot write to {}", path.display());
+    let exists = path.exists();
+    OpenOptions::new().append(true).create(true).open(path).with_context(context)?;
+    if !exists {
+        std::fs::remove_file(path).with_context(context)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{metric, write_json};
+    use crate::report::sample::record;
+
+    #[test]
+    fn a_case_of_two_sources_is_kept_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let speed = |policy: &str, length, value| {
+            let mut record = record(policy, Some(0.5), metric::DECODE_TOKENS_PER_SECOND, value);
+            record.case.length = Some(length);
+            record
+        };
+        let files = [
+            ("one/before.json", vec![speed("a", 1000, 1.0), speed("a", 2000, 2.0)]),
+            ("one/peer.json", vec![speed("b", 1000, 3.0), speed("c", 2000, 4.0)]),
+            ("two/peer.json", vec![speed("b", 1000, 5.0)]),
+        ];
+        let paths: Vec<_> = files.iter().map(|(name, _)| folder.path().join(name)).collect();
+        for (path, (_, records)) in paths.iter().zip(&files) {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            write_json(path, records).unwrap();
+        }
+        let own = vec![speed("a", 1000, 6.0), speed("c", 1000, 7.0)];
+        let all = merge(own, Source::read_all(&paths).unwrap());
+        let policies: Vec<_> = all.iter().map(|record| record.policy.clone()).collect();
+        let peer = |index: usize| format!("b · {}", paths[index].display());
+        // Two lengths of `c` are two cases.
+        let expected = ["a", "c", "a · before", "a · before", &peer(1), "c", &peer(2)];
+        assert_eq!(policies, expected);
+        let missing = Source::read_all(&[folder.path().join("none.json")]).unwrap_err();
+        assert!(format!("{missing:#}").contains("none.json"));
+    }
+
+    #[test]
+    fn files_are_checked_and_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("records.json");
+        check_writable(&path).unwrap();
+        assert!(!path.exists());
+        std::fs::write(&path, "earlier").unwrap();
+        check_writable(&path).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "earlier");
+        let error = check_writable(&folder.path().join("no/records.json")).unwrap_err();
+        assert!(error.to_string().starts_with("cannot write to"), "{error}");
+        assert!(check_writable(folder.path()).is_err());
+    }
+}
