@@ -23,7 +23,9 @@ pub(crate) struct Bar {
 const ROW: f64 = 21.0;
 const TOP: f64 = 32.0;
 const BOTTOM: f64 = 44.0;
+/// The names' width, more where a name is longer, as those of configurations are.
 const NAMES: f64 = 132.0;
+const LETTER: f64 = 7.0;
 const NUMBERS: f64 = 66.0;
 
 /// Draws the bars of one panel.
@@ -53,7 +55,9 @@ fn paint(
     kind: Kind,
     width: f64,
 ) -> anyhow::Result<()> {
-    let (left, right) = (NAMES, width - NUMBERS);
+    let longest = bars.iter().map(|bar| bar.name.chars().count()).max().unwrap_or(0);
+    let names = (LETTER * longest as f64).clamp(NAMES, width / 2.0);
+    let (left, right) = (names, width - NUMBERS);
     let bottom = TOP + ROW * bars.len() as f64;
     let place = |value: f64| left + (right - left) * (value - axis.low) / (axis.high - axis.low);
     let heading = font(13.5, HPos::Left, VPos::Center);
