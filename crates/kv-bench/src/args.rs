@@ -45,17 +45,19 @@ pub(crate) struct Common {
     /// Weights, activations and cache; by default f32 on the CPU, the model's own elsewhere.
     #[arg(long, global = true, value_enum)]
     pub(crate) dtype: Option<Float>,
-    /// Policies, by name or as JSON objects; all by default. The full cache always runs along.
+    /// Policies: names, a JSON configuration, or a JSON list of either; all by default. The full
+    /// cache always runs along.
     #[arg(long, global = true, value_name = "A,B")]
     pub(crate) policy: Option<String>,
     /// Budgets: shares to keep (0.25) or tokens (512).
     #[arg(long, global = true, value_delimiter = ',', value_name = "0.25,512")]
     #[arg(allow_hyphen_values = true)]
     pub(crate) budget: Option<Vec<Budget>>,
-    /// Writes the records here.
+    /// Writes this run's records here.
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Adds records of other runs, such as another device's or a peer's, to tables and report.
+    /// Where one holds a case again, its file's name stands behind the policy.
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) merge: Vec<PathBuf>,
     /// The HTML report; target/kv-bench/SUITE.html by default.

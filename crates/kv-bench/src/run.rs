@@ -77,6 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     for path in common.json.iter().chain([&report]) {
         check_writable(path)?;
     }
+    common.contenders(&[0.5])?;
     let device = select_device(common.device)?;
     let device_name = device_name(&device);
     eprintln!("loading {} on {device_name}", common.model);

@@ -46,7 +46,13 @@ pub(crate) fn measure(
     if let Some(note) = prompts.fit(&bench.model)? {
         bench.note(note);
     }
-    let Prompts { source, list: prompts } = prompts;
+    let Prompts { source, list } = prompts;
+    let mut prompts = Vec::new();
+    for prompt in list {
+        let tokens = bench.model.encode(&prompt.prompt)?;
+        ensure!(tokens.len() > options.steps, "prompt {} is shorter than --steps", prompt.id);
+        prompts.push(tokens);
+    }
     let layers = bench.model.config().num_layers;
     let wanted: Vec<usize> =
         if options.layers.is_empty() { (0..layers).collect() } else { options.layers.clone() };
@@ -59,11 +65,9 @@ pub(crate) fn measure(
         needs: Needs { window: usize::MAX, column_sums: false, raw_queries: true },
         ..PrefillPass::default()
     };
-    for prompt in &prompts {
-        let tokens = bench.model.encode(&prompt.prompt)?;
-        ensure!(tokens.len() > options.steps, "prompt {} is shorter than --steps", prompt.id);
+    for tokens in &prompts {
         let mut failed = None;
-        bench.model.llama().prefill(&[&tokens], pass, &mut |observation| {
+        bench.model.llama().prefill(&[tokens], pass, &mut |observation| {
             let layer = observation.layer.index;
             if wanted.contains(&layer) && failed.is_none() {
                 let seed = bench.common.seed;

@@ -21,35 +21,52 @@ const SUITE: &str = "quality";
 const BUCKET: usize = 64;
 const TASK: &str = "perplexity";
 
-/// Runs the text under all contenders: half of it (at most 3/4 of the model's positions) is
-/// compressed, the rest is fed token by token.
+/// A text, its first half (at most 3/4 of the model's positions) to be compressed.
+pub(crate) struct Text {
+    source: String,
+    context: Vec<u32>,
+    next: Vec<u32>,
+}
+
+impl Text {
+    /// Reads a file, or the embedded text.
+    ///
+    /// # Errors
+    /// Where the file cannot be read or is too short.
+    pub(crate) fn read(bench: &Bench<'_>, path: Option<&Path>) -> anyhow::Result<Self> {
+        let (source, text) = prompts::text(path)?;
+        let tokens = bench.model.encode(&text)?;
+        let positions = bench.model.config().max_positions;
+        let (context, continued) = if bench.common.quick { (512, 128) } else { (1536, 512) };
+        let context = context.min(positions * 3 / 4).min(tokens.len() / 2);
+        let continued = continued.min(positions - context).min(tokens.len() - context);
+        ensure!(context > 0 && continued > 0, "{source} is too short for perplexity");
+        let next = tokens[context..context + continued].to_vec();
+        Ok(Self { source, context: tokens[..context].to_vec(), next })
+    }
+}
+
+/// Runs the text under all contenders: its context is compressed, the rest is fed token by token.
 pub(crate) fn run(
     bench: &mut Bench<'_>,
     contenders: &[Contender],
-    path: Option<&Path>,
+    text: Text,
 ) -> anyhow::Result<()> {
-    let (source, text) = prompts::text(path)?;
-    let tokens = bench.model.encode(&text)?;
-    let positions = bench.model.config().max_positions;
-    let (context, continued) = if bench.common.quick { (512, 128) } else { (1536, 512) };
-    let context = context.min(positions * 3 / 4).min(tokens.len() / 2);
-    let continued = continued.min(positions - context).min(tokens.len() - context);
-    ensure!(context > 0 && continued > 0, "the text is too short for perplexity");
+    let Text { source, context: prompt, next } = text;
+    let (context, continued) = (prompt.len(), next.len());
     let policies: Vec<Arc<dyn Policy>> =
         contenders.iter().map(|contender| contender.policy.clone()).collect();
-    let next = &tokens[context..context + continued];
     let seed = bench.common.seed;
     let mut progress = Progress::new(contenders.len() + 1, TASK);
-    let prompt = [tokens[..context].to_vec()];
-    let sessions = Session::start_many(&bench.model, &policies, &prompt, &[seed], continued)?;
+    let sessions = Session::start_many(&bench.model, &policies, &[prompt], &[seed], continued)?;
     progress.step();
     let mut results = Vec::new();
     for mut session in sessions {
-        let before = session.append(&[next])?;
+        let before = session.append(&[&next])?;
         let rows = read_f32("logits", Tensor::cat(before, 0))?;
         let judged = rows
             .chunks(bench.model.config().vocab_size)
-            .zip(next)
+            .zip(&next)
             .map(|(logits, &token)| judge(logits, token));
         results.push(judged.collect::<Vec<(f64, u32)>>());
         progress.step();

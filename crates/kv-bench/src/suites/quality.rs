@@ -8,7 +8,8 @@ use kv_core::{MemoryReport, read_f32};
 use kv_models::Session;
 use kv_policies::Policy;
 
-use super::{judge, perplexity, record_memory};
+use super::perplexity::{self, Text};
+use super::{judge, record_memory};
 use crate::args::{Mode, Quality};
 use crate::contenders::Contender;
 use crate::progress::Progress;
@@ -35,11 +36,13 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
     if let Some(limit) = options.limit.or(quick.then_some(16)) {
         prompts.limit(limit);
     }
+    // Read first: a text that is not there must not cost a finished retrieval.
+    let text = match options.no_perplexity {
+        true => None,
+        false => Some(Text::read(bench, options.text.as_deref())?),
+    };
     retrieval(bench, &contenders, prompts, options.mode)?;
-    if !options.no_perplexity {
-        perplexity::run(bench, &contenders, options.text.as_deref())?;
-    }
-    Ok(())
+    text.map_or(Ok(()), |text| perplexity::run(bench, &contenders, text))
 }
 
 /// Runs prompts under all contenders, which share each prompt's prefill.

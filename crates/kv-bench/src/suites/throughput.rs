@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use anyhow::ensure;
+use anyhow::bail;
 use burn::tensor::Device;
 use kv_core::MemoryReport;
 use kv_models::Session;
@@ -23,6 +23,12 @@ const WARM_UP: usize = 4;
 pub(crate) fn run(bench: &mut Bench<'_>, options: &Throughput) -> anyhow::Result<()> {
     let contenders = bench.common.contenders(&BUDGETS)?;
     let steps = if bench.common.quick { options.steps.min(16) } else { options.steps };
+    let (new, positions) = (WARM_UP + steps, bench.model.config().max_positions);
+    if let Some(length) = options.lengths.iter().find(|length| *length + new > positions) {
+        bail!(
+            "a prompt of {length} tokens and {new} steps exceed the model's {positions} positions"
+        );
+    }
     let runs = contenders.len() * options.lengths.len() * options.batches.len();
     let mut progress = Progress::new(runs, "throughput");
     for &length in &options.lengths {
@@ -47,12 +53,7 @@ fn time(
     batch: usize,
     steps: usize,
 ) -> anyhow::Result<MemoryReport> {
-    let positions = bench.model.config().max_positions;
     let new = WARM_UP + steps;
-    ensure!(
-        length + new <= positions,
-        "a prompt of {length} tokens and {new} steps exceed the model's {positions} positions"
-    );
     let vocabulary = bench.model.config().vocab_size as u32;
     // Tokens that differ from row to row; which ones does not matter.
     let prompts: Vec<Vec<u32>> = (0..batch as u32)
