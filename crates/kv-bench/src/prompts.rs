@@ -100,9 +100,11 @@ impl Prompts {
                 taken[next] += 1;
             }
         }
-        let chosen = groups.iter().zip(taken).flat_map(|((_, all), taken)| {
-            // The middles of as many equal stretches.
-            (0..taken).map(move |i| all[(2 * i + 1) * all.len() / (2 * taken)])
+        let chosen = groups.iter().zip(taken).enumerate().flat_map(|(group, ((_, all), taken))| {
+            // The middles of as many equal stretches, elsewhere in each group: prompts of a task
+            // mostly lie in the same order at every length.
+            (0..taken)
+                .map(move |i| all[((2 * i + 1) * all.len() / (2 * taken) + group) % all.len()])
         });
         let mut keep = vec![false; self.list.len()];
         chosen.for_each(|index| keep[index] = true);

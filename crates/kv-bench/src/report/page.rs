@@ -22,8 +22,8 @@ pub(crate) fn page(title: &str, notes: &[String], records: &[Record]) -> anyhow:
             if settings.len() > 1 {
                 heading += &format!(" <small>{} · {}</small>", escape(model), escape(device));
             }
-            let over = samples(&records);
-            if !over.is_empty() && !means.contains(&over) {
+            let over = format!("{suite}: {}", samples(&records));
+            if !over.ends_with(": ") && !means.contains(&over) {
                 means.push(over);
             }
             let (id, links, section) = suite_section(suite, &records, &policies, i)?;
@@ -38,7 +38,7 @@ pub(crate) fn page(title: &str, notes: &[String], records: &[Record]) -> anyhow:
     let facts = [
         ("model", distinct(|r| &r.model)),
         ("device", distinct(|r| &r.device)),
-        ("means over", means.join("; ")),
+        ("samples", means.join(" · ")),
         ("policies", policies.len().to_string()),
         ("records", super::format::whole(records.len() as f64)),
     ]

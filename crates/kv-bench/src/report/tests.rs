@@ -34,7 +34,7 @@ fn every_section_has_one_figure() {
     }
     assert_eq!(html.matches("<figure").count(), count);
     assert!(html.contains("A &lt;title&gt;") && html.contains("A &lt;note&gt;"));
-    assert!(html.contains("<dt>means over</dt><dd>80 embedded prompts"));
+    assert!(html.contains("<dt>samples</dt><dd>quality: 80 embedded prompts"));
     assert!(!html.contains("http://www.w3.org") && !html.contains("<script"));
 }
 
