@@ -32,6 +32,9 @@ impl Common {
             Some(budgets) => budgets.clone(),
             None => default_budgets.iter().map(|&share| Budget::Ratio(share)).collect(),
         };
+        if budgets.contains(&Budget::Tokens(1)) {
+            bail!("a budget of one token would read as 100 % in records; take 2, or 1.0 for all");
+        }
         let mut contenders = vec![Contender::of(&json!({"policy": FULL}))?];
         for config in self.wanted()? {
             let configs = match lacks_budget(&config) {
@@ -100,7 +103,7 @@ fn with_budget(config: &Value, budget: Budget) -> Value {
             }
         }
     } else if config.get("budget").is_none() {
-        config["budget"] = f64::from(budget).into();
+        config["budget"] = json!(budget);
     }
     config
 }

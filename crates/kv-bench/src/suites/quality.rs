@@ -118,18 +118,15 @@ fn answer(
     seed: u64,
 ) -> anyhow::Result<Vec<Answered>> {
     let model = &bench.model;
-    let answer = model.encode(&prompt.answer)?;
+    let answer = model.encode_continuation(&prompt.answer)?;
     ensure!(!answer.is_empty(), "its answer is empty");
-    let whole = model.encode(&prompt.prompt)?;
-    let (context, question) = if aware {
-        (whole, Vec::new())
-    } else {
-        let (context, question) = prompt.split();
-        (model.encode(context)?, model.encode(question)?)
+    let (context, question) = match prompt.split() {
+        // A prompt that is all question has nothing to compress before it.
+        (context, question) if !aware && !context.is_empty() => {
+            (model.encode(context)?, model.encode_continuation(question)?)
+        }
+        _ => (model.encode(&prompt.prompt)?, Vec::new()),
     };
-    // A prompt that is all question has nothing to compress before it.
-    let (context, question) =
-        if context.is_empty() { (question, Vec::new()) } else { (context, question) };
     let policies: Vec<Arc<dyn Policy>> =
         contenders.iter().map(|contender| contender.policy.clone()).collect();
     let room = question.len() + answer.len();

@@ -26,6 +26,7 @@ pub struct DecodeAttentionOptions {
 
 /// Which slots of each range a query attends to.
 #[derive(Debug, Clone, Default)]
+#[allow(clippy::large_enum_variant, reason = "a few handles to tensors, one view a call")]
 pub enum SlotView {
     /// All of them.
     #[default]

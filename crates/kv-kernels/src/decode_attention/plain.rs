@@ -137,7 +137,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
                     // Columns beyond the row meet a query of zeros, but may hold anything.
                     let mut product =
                         Vector::<f32, N>::cast_from(k[a * own + c]).dot(q[g * own + c]);
-                    if comptime!(columns % team_size != 0) {
+                    if comptime!(!columns.is_multiple_of(team_size)) {
                         product = select(member + c * team_size < columns, product, 0.0f32);
                     }
                     dot += product;

@@ -60,6 +60,7 @@ pub(super) fn slot_at(
 /// Compared as bits, of which NaN is none in between: on floats, compilers that may assume that
 /// there is no NaN turn it into a weight of 0.
 #[cube]
+#[allow(clippy::manual_range_contains, reason = "kernels know no `contains`")]
 pub(super) fn weight_of(logit: f32, max: f32) -> f32 {
     let bits = u32::reinterpret(logit);
     let mut p = (logit - max).exp();

@@ -162,7 +162,14 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
             }
             #[unroll]
             for block in 0..blocks {
-                v[u * blocks + block] = values[row * (dim / (2 * words)) + 8 * block + r];
+                let mut piece = values[row * (dim / (2 * words)) + 8 * block + r];
+                if comptime!(kind == ViewKind::List) {
+                    // What stands for an absent slot may hold anything, which 0 times NaN shows.
+                    if slot == slots {
+                        piece = Vector::new(0u32);
+                    }
+                }
+                v[u * blocks + block] = piece;
             }
         }
 
@@ -318,15 +325,16 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
             sum += weights[row] * (maxima[row] - top).exp();
         }
         let part = cube * group + head;
+        let leads = i == head * dim;
         if comptime!(blueprint.split) {
             partial[cube * group * dim + i] = total;
-            if i % dim == 0 {
+            if leads {
                 stats[part * 2] = top;
                 stats[part * 2 + 1] = sum;
             }
         } else {
             output[pair * group * dim + i] = E::cast_from(total / divisor(sum));
-            if features.log_sum_exp && i % dim == 0 {
+            if features.log_sum_exp && leads {
                 log_sum_exp[part] = top + sum.ln();
             }
         }
