@@ -29,6 +29,8 @@ pub(crate) enum Suite {
     Attention(Attention),
     /// Prefill and decode speed, time to the first token, bytes.
     Throughput(Throughput),
+    /// Kernels on bare tensors, on GPUs: time, bandwidth, rate.
+    Kernels(Kernels),
     /// Lists policies, models and devices.
     List,
 }
@@ -134,6 +136,14 @@ pub(crate) struct Throughput {
     /// Memory in GiB for which to say how large a batch would be, from the bytes measured.
     #[arg(long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
     pub(crate) memory_cap: Option<f64>,
+}
+
+/// Options of `kernels`.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct Kernels {
+    /// Only these: `decode_attention`, `prefill_attention`, `linear`.
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) ops: Vec<String>,
 }
 
 /// When compression happens.

@@ -55,7 +55,9 @@ pub(crate) mod metric {
     pub(crate) const LARGEST_BATCH: &str = "largest_batch";
     /// Time of one launch, in microseconds.
     pub(crate) const TIME_US: &str = "time_us";
-    /// Memory bandwidth reached, as a share of the device's.
+    /// Arithmetic, in 10^12 operations a second.
+    pub(crate) const TERAFLOPS: &str = "tflops";
+    /// Bytes that must move over the time, as a share of what a copy moves in a second.
     pub(crate) const BANDWIDTH_FRACTION: &str = "bandwidth_fraction";
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context;
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 use kv_core::{available_devices, device_name, select_device};
 use kv_models::{Model, model_names};
 use kv_policies::POLICIES;
@@ -80,19 +80,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     common.contenders(&[0.5])?;
     let device = select_device(common.device)?;
     let device_name = device_name(&device);
-    eprintln!("loading {} on {device_name}", common.model);
-    let model = Model::load(&common.model, &device, common.dtype.map(Into::into))
-        .with_context(|| format!("model {}", common.model))?;
-    let (records, notes) = (Vec::new(), Vec::new());
-    let mut bench = Bench { common, model, device, device_name, records, notes };
-    match &args.suite {
-        Some(Suite::Quality(options)) => suites::quality::run(&mut bench, options)?,
-        Some(Suite::Attention(options)) => suites::attention::run(&mut bench, options)?,
-        Some(Suite::Throughput(options)) => suites::throughput::run(&mut bench, options)?,
-        Some(Suite::List) | None => suites::quick::run(&mut bench)?,
-    }
+    let dtype = common.dtype.map(Into::into);
+    let (records, notes) = match &args.suite {
+        Some(Suite::Kernels(options)) => {
+            (suites::kernels::run(device, device_name, dtype, options)?, Vec::new())
+        }
+        suite => with_model(common, suite.as_ref(), device, device_name, dtype)?,
+    };
     let by_layer = matches!(&args.suite, Some(Suite::Attention(options)) if options.by_layer);
-    let Bench { records, notes, .. } = bench;
     if let Some(path) = &common.json {
         write_json(path, &records)?;
     }
@@ -111,12 +106,35 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Runs a suite that needs a model; returns records and notes.
+fn with_model(
+    common: &Common,
+    suite: Option<&Suite>,
+    device: Device,
+    device_name: String,
+    dtype: Option<DType>,
+) -> anyhow::Result<(Vec<Record>, Vec<String>)> {
+    eprintln!("loading {} on {device_name}", common.model);
+    let model = Model::load(&common.model, &device, dtype)
+        .with_context(|| format!("model {}", common.model))?;
+    let (records, notes) = (Vec::new(), Vec::new());
+    let mut bench = Bench { common, model, device, device_name, records, notes };
+    match suite {
+        Some(Suite::Quality(options)) => suites::quality::run(&mut bench, options)?,
+        Some(Suite::Attention(options)) => suites::attention::run(&mut bench, options)?,
+        Some(Suite::Throughput(options)) => suites::throughput::run(&mut bench, options)?,
+        _ => suites::quick::run(&mut bench)?,
+    }
+    Ok((bench.records, bench.notes))
+}
+
 /// A suite's name in titles and file names.
 fn name_of(suite: Option<&Suite>) -> &'static str {
     match suite {
         Some(Suite::Quality(_)) => "quality",
         Some(Suite::Attention(_)) => "attention",
         Some(Suite::Throughput(_)) => "throughput",
+        Some(Suite::Kernels(_)) => "kernels",
         Some(Suite::List) | None => "overview",
     }
 }

@@ -1,6 +1,7 @@
 //! What can be measured.
 
 pub(crate) mod attention;
+pub(crate) mod kernels;
 pub(crate) mod perplexity;
 pub(crate) mod quality;
 pub(crate) mod quick;

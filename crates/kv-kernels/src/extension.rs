@@ -50,3 +50,20 @@ pub(crate) trait SlotOps: Backend {
         lengths: IntTensor<Self>,
     ) -> IntTensor<Self>;
 }
+
+/// Kernels for Hopper GPUs alone; [`crate::check::Check::on_hopper`] says where they serve.
+#[cfg(feature = "cuda")]
+#[backend_extension(Cube)]
+pub(crate) trait HopperOps: Backend {
+    /// `x` `[N, K]` times the transpose of `weight` `[M, K]`, in f16 or bf16.
+    fn wide_product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// Causal attention of `query` `[B, Hq, N, D]` over `[B, Hkv, T, D]`, the last query at the last
+    /// key; returns output and log-sum-exp `[B, Hq, N]`.
+    fn causal_attention(
+        query: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        scale: f32,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}

@@ -1,6 +1,5 @@
 //! Launches: the extension's methods on CubeCL devices.
 
-use burn::backend::ops::FloatTensorOps;
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
@@ -8,12 +7,18 @@ use burn_cubecl::ops::reshape;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeBackend, CubeDevice};
 use cubecl::calculate_cube_count_elemwise;
+use cubecl::features::MmaConfig;
 use cubecl::prelude::*;
 
 use crate::argmin_slots::kernel as argmin;
 use crate::decode_attention::DecodeConfig;
 use crate::decode_attention::launch::Call;
+#[cfg(feature = "cuda")]
+use crate::extension::HopperOps;
 use crate::extension::SlotOps;
+use crate::linear;
+#[cfg(feature = "cuda")]
+use crate::prefill_attention;
 use crate::scatter_rows::kernel as scatter;
 
 impl SlotOps for CubeBackend {
@@ -34,7 +39,7 @@ impl SlotOps for CubeBackend {
     }
 
     fn skinny_product(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
-        Self::float_matmul(x, Self::float_transpose(weight))
+        linear::launch::skinny(x, weight)
     }
 
     fn scatter_rows(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> CubeTensor {
@@ -59,6 +64,22 @@ impl SlotOps for CubeBackend {
             pairs,
         );
         output
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl HopperOps for CubeBackend {
+    fn wide_product(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
+        linear::launch::wide(x, weight)
+    }
+
+    fn causal_attention(
+        query: CubeTensor,
+        keys: CubeTensor,
+        values: CubeTensor,
+        scale: f32,
+    ) -> (CubeTensor, CubeTensor) {
+        prefill_attention::launch::causal(query, keys, values, scale)
     }
 }
 
@@ -104,6 +125,25 @@ fn vector_lanes(tensor: &CubeTensor, width: usize, stride: usize) -> usize {
         .io_optimized_vector_sizes(tensor.dtype.size())
         .find(|lanes| width.is_multiple_of(*lanes) && stride.is_multiple_of(*lanes))
         .unwrap_or(1)
+}
+
+/// Whether the device has the matrix instructions that kernels use for a tensor's dtype, in planes
+/// of 32: products of 16 by 16 and 16 by 8, summed in f32.
+pub(crate) fn multiplies(tensor: &CubeTensor) -> bool {
+    let properties = tensor.client.properties();
+    let hardware = &properties.hardware;
+    let elem = elem_type(tensor.dtype);
+    let product = MmaConfig {
+        a_type: elem,
+        b_type: elem,
+        cd_type: elem_type(DType::F32),
+        m: 16,
+        n: 8,
+        k: 16,
+    };
+    let planes_of_32 = hardware.plane_size_min == 32 && hardware.plane_size_max == 32;
+    let halves = matches!(tensor.dtype, DType::F16 | DType::BF16);
+    halves && planes_of_32 && properties.features.matmul.mma.contains(&product)
 }
 
 pub(crate) fn elem_type(dtype: DType) -> ElemType {

@@ -17,6 +17,8 @@ mod extension;
 mod flex;
 #[cfg(feature = "gpu")]
 mod gpu;
+#[cfg(feature = "cuda")]
+mod hopper;
 mod linear;
 mod prefill_attention;
 mod scatter_rows;

@@ -5,6 +5,7 @@
 mod argmin_slots;
 mod decode_attention;
 mod golden;
+mod linear;
 mod prefill_attention;
 mod problems;
 mod refused;

@@ -49,6 +49,7 @@ pub(crate) fn info(name: &str) -> Info<'_> {
         metric::POLICY_BYTES => ("policy state", Bytes, Some(false)),
         metric::LARGEST_BATCH => ("largest batch", Plain, Some(true)),
         metric::TIME_US => ("time µs", Plain, Some(false)),
+        metric::TERAFLOPS => ("TFLOP /s", Plain, Some(true)),
         metric::BANDWIDTH_FRACTION => ("bandwidth", Share, Some(true)),
         _ => (name, Plain, None),
     };

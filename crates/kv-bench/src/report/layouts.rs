@@ -42,6 +42,7 @@ pub(crate) fn tables(suite: &str, records: &[&Record], by_layer: bool) -> Vec<Ta
         "quality" => quality(records),
         "attention" => attention(records, by_layer),
         "throughput" => vec![throughput(records)],
+        "kernels" => kernels(records),
         _ => vec![generic(suite, records)],
     };
     // The first table sums up; the others say it of each number.
@@ -121,6 +122,32 @@ fn throughput(records: &[&Record]) -> Table {
         keys.retain(|key| !matches!(key, Key::Length));
     }
     build("Throughput".into(), records, &keys, &metrics.map(Pick::all))
+}
+
+/// A table an op; whoever measured a case stands beside the others of that case.
+fn kernels(records: &[&Record]) -> Vec<Table> {
+    fn of(record: &Record) -> (&str, &str) {
+        let task = record.case.task.as_deref().unwrap_or_default();
+        task.split_once(' ').unwrap_or((task, ""))
+    }
+    let metrics = [metric::TIME_US, metric::BANDWIDTH_FRACTION, metric::TERAFLOPS];
+    let picks = metrics.map(Pick::all);
+    let tables = group_by(records.iter().copied(), |r| of(r).0).into_iter().map(|(op, records)| {
+        let rows = group_by(records.iter().copied(), |r| (of(r).1, r.policy.as_str()));
+        // As first seen, but cases together.
+        let cases = group_by(records.iter().copied(), |r| of(r).1);
+        let rows = cases.iter().flat_map(|(case, _)| {
+            rows.iter().filter(move |((of, _), _)| of == case).map(|((case, policy), records)| {
+                Row {
+                    keys: vec![policy.to_string(), case.to_string()],
+                    cells: metrics.iter().map(|metric| summary(records, metric)).collect(),
+                }
+            })
+        });
+        let table = build(format!("Kernels · {op}"), &records, &[], &picks);
+        Table { keys: vec!["by".into(), "case".into()], rows: rows.collect(), ..table }
+    });
+    tables.map(Table::without_empty).collect()
 }
 
 /// Every case a row and every metric a column.

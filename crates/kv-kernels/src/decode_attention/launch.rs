@@ -68,11 +68,11 @@ impl Call {
         // within the pool.
         unsafe {
             match chosen {
-                Kernel::TensorCore { words, planes } => {
+                Kernel::TensorCore { words } => {
                     tensor_core::tensor_core_kernel::launch_unchecked(
                         &client,
                         count,
-                        CubeDim::new_1d(32 * planes as u32),
+                        CubeDim::new_1d(32 * tensor_core::PLANES as u32),
                         words,
                         self.query.into_buffer_arg(),
                         self.keys.into_buffer_arg(),
@@ -93,7 +93,7 @@ impl Call {
                         width,
                         sinks,
                         scale,
-                        tensor_core::Blueprint { group, head_dim, words, planes, split, features },
+                        tensor_core::Blueprint { group, head_dim, words, split, features },
                         dtype,
                     );
                 }

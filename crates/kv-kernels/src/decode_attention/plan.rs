@@ -1,23 +1,22 @@
 //! Which kernel, and into how many parts each range is split.
 
-use burn::backend::DType;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::features::MmaConfig;
-use cubecl::ir::ElemType;
 
 use super::{plain, tensor_core};
+use crate::gpu::multiplies;
 
 /// What launches the attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kernel {
     /// Matrix instructions, with values read in vectors of so many 32-bit words.
-    TensorCore { words: usize, planes: usize },
+    TensorCore { words: usize },
     /// Vectors of so many elements, rows shared by teams of so many units.
     Plain { lanes: usize, team: usize },
 }
 
-/// Cubes that a processor works on at a time, about.
-const CUBES_EACH: usize = 4;
+/// Cubes that a processor has registers for, about: of the kernel for matrix instructions, which
+/// reads ahead, and of the portable one.
+const CUBES_EACH: [usize; 2] = [2, 4];
 /// Processors to assume where the device does not tell.
 const PROCESSORS: usize = 64;
 /// Slots below which a part is not worth a cube.
@@ -25,24 +24,10 @@ const SMALLEST_PART: usize = 64;
 
 /// The kernel for a query `[B, Hq, D]`.
 pub(super) fn kernel(query: &CubeTensor, head_dim: usize, group: usize) -> Kernel {
-    let properties = query.client.properties();
-    let hardware = &properties.hardware;
-    let elem: ElemType = burn::backend::cubecl::dtype_to_storage_type(query.dtype);
-    let product = MmaConfig {
-        a_type: elem,
-        b_type: elem,
-        cd_type: burn::backend::cubecl::dtype_to_storage_type(DType::F32),
-        m: 16,
-        n: 8,
-        k: 16,
-    };
-    let planes_of_32 = hardware.plane_size_min == 32 && hardware.plane_size_max == 32;
-    let multiplies = properties.features.matmul.mma.contains(&product);
-    if multiplies && planes_of_32 && head_dim.is_multiple_of(32) {
+    let hardware = &query.client.properties().hardware;
+    if multiplies(query) && head_dim.is_multiple_of(32) {
         let words = if head_dim.is_multiple_of(64) { 4 } else { 2 };
-        // More planes a cube leave fewer partial results, as far as registers reach.
-        let planes = if head_dim <= 128 { 8 } else { 4 };
-        return Kernel::TensorCore { words, planes };
+        return Kernel::TensorCore { words };
     }
     let lanes = query
         .client
@@ -64,8 +49,8 @@ pub(super) fn splits(query: &CubeTensor, kernel: Kernel, pairs: usize, longest: 
     let hardware = &query.client.properties().hardware;
     let processors = hardware.num_streaming_multiprocessors.map_or(PROCESSORS, |n| n as usize);
     let (each, part) = match kernel {
-        Kernel::TensorCore { planes, .. } => (CUBES_EACH * 4 / planes, planes * tensor_core::TILE),
-        Kernel::Plain { .. } => (CUBES_EACH, SMALLEST_PART.max(plain::UNITS / 2)),
+        Kernel::TensorCore { .. } => (CUBES_EACH[0], tensor_core::PLANES * tensor_core::TILE),
+        Kernel::Plain { .. } => (CUBES_EACH[1], SMALLEST_PART.max(plain::UNITS / 2)),
     };
     // One part where the ranges alone fill the device.
     if 2 * pairs >= processors * each {

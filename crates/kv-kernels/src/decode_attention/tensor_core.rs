@@ -16,6 +16,8 @@ use super::{Features, ViewKind};
 
 /// Slots of a plane's step.
 pub(super) const TILE: usize = 16;
+/// Planes of a cube.
+pub(super) const PLANES: usize = 4;
 /// Rows of a result: query heads, padded.
 const ROWS: usize = 8;
 const PLANE: usize = 32;
@@ -29,8 +31,6 @@ pub(super) struct Blueprint {
     pub(super) head_dim: usize,
     /// 32-bit words of a vector of values: 8 lanes take `16 * words` columns.
     pub(super) words: usize,
-    /// Planes of a cube.
-    pub(super) planes: usize,
     /// Whether other cubes have other parts of the range.
     pub(super) split: bool,
     pub(super) features: Features,
@@ -68,7 +68,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
 ) {
     let group = blueprint.group.comptime();
     let dim = blueprint.head_dim.comptime();
-    let planes = blueprint.planes.comptime();
+    let planes = PLANES.comptime();
     let features = blueprint.features.comptime();
     let kind = features.view.comptime();
     // 4 lanes take 32 columns of a key, 8 lanes `span` columns of a value.
@@ -127,49 +127,50 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     let mut max = f32::new(LOWEST);
     let mut weight = 0.0f32;
 
+    // Always one tile ahead: memory is never idle while a tile is worked on.
+    let mut k = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pieces));
+    let mut v = Array::<Vector<u32, N>>::new(comptime!(4 * blocks));
+    let mut at = Array::<usize>::new(4usize);
     let mut tile = first + plane * TILE;
+    if tile < end {
+        read_keys(keys, view, &mut k, tile, end, start, sinks, gap, slots, r, j, pieces, kind);
+        read_values::<N>(
+            values, view, &mut v, &mut at, tile, end, start, sinks, gap, slots, r, j, blocks, kind,
+        );
+    }
     while tile < end {
-        // Slots of this lane's keys: `r` and `r + 8`; of its values and logits: `2 j`, `2 j + 1`,
-        // `2 j + 8` and `2 j + 9`. Those beyond the end read the last one and weigh nothing.
-        let mut k = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pieces));
-        #[unroll]
-        for n in 0..2usize {
-            let i = min(tile + 8 * n + r, end - 1);
-            let slot = min(slot_at(view, start, i, sinks, gap, slots, kind), slots - 1);
-            #[unroll]
-            for piece in 0..pieces {
-                k[n * pieces + piece] = keys[slot * (dim / 8) + 4 * piece + j];
-            }
-        }
-        let mut v = Array::<Vector<u32, N>>::new(comptime!(4 * blocks));
-        let mut at = Array::<usize>::new(4usize);
+        let next = tile + planes * TILE;
+        let mut next_k = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pieces));
+        let mut next_v = Array::<Vector<u32, N>>::new(comptime!(4 * blocks));
+        let mut next_at = Array::<usize>::new(4usize);
+        // Beyond the end, the last slot is read again and weighs nothing.
+        read_keys(keys, view, &mut next_k, next, end, start, sinks, gap, slots, r, j, pieces, kind);
+        read_values::<N>(
+            values,
+            view,
+            &mut next_v,
+            &mut next_at,
+            next,
+            end,
+            start,
+            sinks,
+            gap,
+            slots,
+            r,
+            j,
+            blocks,
+            kind,
+        );
         let mut log_weight = Array::<f32>::new(4usize);
         let mut numerator = Array::<f32>::new(4usize);
         #[unroll]
         for u in 0..4usize {
-            let i = tile + 2 * j + comptime!(u % 2 + (u / 2) * 8);
-            let mut slot = slot_at(view, start, min(i, end - 1), sinks, gap, slots, kind);
-            let row = min(slot, slots - 1);
-            if i >= end {
-                slot = slots;
-            }
-            at[u] = slot;
+            let row = min(at[u], slots - 1);
             if features.weighted {
                 log_weight[u] = log_weights[row];
             }
             if features.numerators {
                 numerator[u] = numerators[row];
-            }
-            #[unroll]
-            for block in 0..blocks {
-                let mut piece = values[row * (dim / (2 * words)) + 8 * block + r];
-                if comptime!(kind == ViewKind::List) {
-                    // What stands for an absent slot may hold anything, which 0 times NaN shows.
-                    if slot == slots {
-                        piece = Vector::new(0u32);
-                    }
-                }
-                v[u * blocks + block] = piece;
             }
         }
 
@@ -270,7 +271,19 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
                 sums[to + 1] = acc[1];
             }
         }
-        tile += planes * TILE;
+        #[unroll]
+        for i in 0..comptime!(2 * pieces) {
+            k[i] = next_k[i];
+        }
+        #[unroll]
+        for i in 0..comptime!(4 * blocks) {
+            v[i] = next_v[i];
+        }
+        #[unroll]
+        for u in 0..4usize {
+            at[u] = next_at[u];
+        }
+        tile = next;
     }
 
     // Planes meet: each scales its sums to the common maximum.
@@ -339,6 +352,78 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
             }
         }
         i += planes * PLANE;
+    }
+}
+
+/// Reads a tile's keys: slots `r` and `r + 8`, every fourth piece from `j` on.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn read_keys(
+    keys: &[Vector<u32, Const<4>>],
+    view: &[i32],
+    k: &mut Array<Vector<u32, Const<4>>>,
+    tile: usize,
+    end: usize,
+    start: usize,
+    sinks: usize,
+    gap: usize,
+    slots: usize,
+    r: usize,
+    j: usize,
+    #[comptime] pieces: usize,
+    #[comptime] kind: ViewKind,
+) {
+    #[unroll]
+    for n in 0..2usize {
+        let i = min(tile + 8 * n + r, end - 1);
+        let slot = min(slot_at(view, start, i, sinks, gap, slots, kind), slots - 1);
+        #[unroll]
+        for piece in 0..pieces {
+            k[n * pieces + piece] = keys[slot * comptime!(4 * pieces) + 4 * piece + j];
+        }
+    }
+}
+
+/// Reads a tile's values: slots `2 j`, `2 j + 1`, `2 j + 8` and `2 j + 9`, which are those of this
+/// lane's logits too; `at` gets their slots, `slots` for none.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn read_values<N: Size>(
+    values: &[Vector<u32, N>],
+    view: &[i32],
+    v: &mut Array<Vector<u32, N>>,
+    at: &mut Array<usize>,
+    tile: usize,
+    end: usize,
+    start: usize,
+    sinks: usize,
+    gap: usize,
+    slots: usize,
+    r: usize,
+    j: usize,
+    #[comptime] blocks: usize,
+    #[comptime] kind: ViewKind,
+) {
+    #[unroll]
+    for u in 0..4usize {
+        let i = tile + 2 * j + comptime!(u % 2 + (u / 2) * 8);
+        let mut slot = slot_at(view, start, min(i, end - 1), sinks, gap, slots, kind);
+        let row = min(slot, slots - 1);
+        if i >= end {
+            slot = slots;
+        }
+        at[u] = slot;
+        #[unroll]
+        for block in 0..blocks {
+            let mut piece = values[row * comptime!(8 * blocks) + 8 * block + r];
+            if comptime!(kind == ViewKind::List) {
+                // What stands for an absent slot may hold anything, which 0 times NaN shows.
+                if slot == slots {
+                    piece = Vector::new(0u32);
+                }
+            }
+            v[u * blocks + block] = piece;
+        }
     }
 }
 

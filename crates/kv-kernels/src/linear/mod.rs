@@ -1,8 +1,16 @@
 //! Products of a few rows with a weight matrix kept `[out, in]`: what a decode step consists of.
 
+#[cfg(feature = "cuda")]
+mod hopper;
+#[cfg(feature = "gpu")]
+pub(crate) mod launch;
 pub(crate) mod reference;
+#[cfg(feature = "gpu")]
+mod skinny;
 
 use burn::backend::Dispatch;
+#[cfg(feature = "cuda")]
+use burn::tensor::DType;
 use burn::tensor::Tensor;
 
 use crate::KernelError;
@@ -50,10 +58,29 @@ pub fn linear(
         let y = <Dispatch as SlotOps>::skinny_product(x.into_dispatch(), weight.into_dispatch());
         Tensor::from_dispatch(y)
     } else {
-        x.matmul(weight.transpose())
+        wide(&check, x, weight)
     };
     Ok(match bias {
         Some(bias) => y + bias.unsqueeze_dim(0),
         None => y,
     })
+}
+
+/// Products of many rows.
+fn wide(check: &Check, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+    #[cfg(feature = "cuda")]
+    {
+        let [outputs, inputs] = weight.dims();
+        // Copies move pieces of 16 bytes, results are written in pairs.
+        let fits = inputs.is_multiple_of(8) && outputs.is_multiple_of(2) && inputs >= 64;
+        if x.dtype() != DType::F32 && fits && check.on_hopper() {
+            let y = <Dispatch as crate::extension::HopperOps>::wide_product(
+                x.into_dispatch(),
+                weight.into_dispatch(),
+            );
+            return Tensor::from_dispatch(y);
+        }
+    }
+    let _ = check;
+    x.matmul(weight.transpose())
 }

@@ -1,5 +1,10 @@
 //! Causal attention of a whole prompt, in blocks of queries, with column sums as a by-product.
 
+#[cfg(feature = "cuda")]
+mod hopper;
+#[cfg(feature = "cuda")]
+pub(crate) mod launch;
+
 use burn::tensor::{DType, Int, Tensor};
 
 use crate::KernelError;
@@ -42,6 +47,13 @@ pub fn prefill_attention(
     check.shape("values", values, &[batch, kv_heads, tokens, head_dim])?;
     if kv_heads == 0 || heads % kv_heads != 0 {
         return Err(KernelError::HeadGroups { op: OP, query_heads: heads, kv_heads });
+    }
+    #[cfg(feature = "cuda")]
+    if !column_sums && matches!(head_dim, 64 | 128) && tokens > 0 && check.on_hopper() {
+        let dtype = query.dtype();
+        if dtype != DType::F32 && keys.dtype() == dtype && values.dtype() == dtype {
+            return Ok(on_hopper(query, keys, values));
+        }
     }
     let group = heads / kv_heads;
     let dtype = query.dtype();
@@ -99,4 +111,16 @@ pub fn prefill_attention(
         output: Tensor::cat(outputs, 2),
         column_sums: sums.map(|sums| sums.reshape([batch, heads, tokens])),
     })
+}
+
+#[cfg(feature = "cuda")]
+fn on_hopper(query: &Tensor<4>, keys: &Tensor<4>, values: &Tensor<4>) -> PrefillOutput {
+    let scale = 1.0 / (query.dims()[3] as f32).sqrt();
+    let (output, _) = <burn::backend::Dispatch as crate::extension::HopperOps>::causal_attention(
+        query.clone().into_dispatch(),
+        keys.clone().into_dispatch(),
+        values.clone().into_dispatch(),
+        scale,
+    );
+    PrefillOutput { output: Tensor::from_dispatch(output), column_sums: None }
 }

@@ -1,0 +1,113 @@
+//! Kernels on bare tensors: time, bandwidth, rate, beside the device's own copy.
+
+mod attention;
+mod cases;
+mod clock;
+mod linear;
+
+use anyhow::bail;
+use burn::tensor::{DType, Device};
+
+use crate::args::Kernels;
+use crate::progress::Progress;
+use crate::record::{Case, Record, metric};
+use cases::Cases;
+use clock::Clock;
+
+const SUITE: &str = "kernels";
+/// How this project appears beside its peers.
+const OURS: &str = "burn-kv";
+
+/// What the cases run with.
+pub(crate) struct Lab {
+    device: Device,
+    device_name: String,
+    dtype: DType,
+    clock: Clock,
+    /// Bytes that a copy moves in a second, read and written.
+    copy: f64,
+    records: Vec<Record>,
+}
+
+impl Lab {
+    fn new(device: Device, device_name: String, dtype: Option<DType>) -> anyhow::Result<Self> {
+        if device_name == "cpu" {
+            bail!("the suite `kernels` measures GPUs; for the CPU there is `cargo bench`");
+        }
+        let best =
+            [DType::BF16, DType::F16].into_iter().find(|&dtype| device.supports_dtype(dtype));
+        let dtype = dtype.or(best).unwrap_or(DType::F32);
+        let clock = Clock::new(device.clone());
+        let copy = clock.copy_bandwidth()?;
+        Ok(Self { device, device_name, dtype, clock, copy, records: Vec::new() })
+    }
+
+    /// Times `call`, which rotates among `sets` inputs, and records it. `bytes` must move and
+    /// `operations` be done in one call.
+    fn measure(
+        &mut self,
+        task: &str,
+        variant: &str,
+        sets: usize,
+        [bytes, operations]: [f64; 2],
+        call: impl FnMut(usize) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let seconds = self.clock.seconds(sets, call)?;
+        let policy = if variant.is_empty() { OURS.into() } else { format!("{OURS} {variant}") };
+        let mut record = |metric: &str, value: f64, unit: &str| {
+            self.records.push(Record {
+                suite: SUITE.into(),
+                case: Case { task: Some(task.into()), ..Case::default() },
+                model: String::new(),
+                device: self.device_name.clone(),
+                policy: policy.clone(),
+                budget: None,
+                metric: metric.into(),
+                value,
+                unit: unit.into(),
+            });
+        };
+        record(metric::TIME_US, seconds * 1e6, "us");
+        record(metric::BANDWIDTH_FRACTION, bytes / seconds / self.copy, "share");
+        if operations > 0.0 {
+            record(metric::TERAFLOPS, operations / seconds / 1e12, "TFLOP/s");
+        }
+        Ok(())
+    }
+}
+
+/// Runs the suite.
+///
+/// # Errors
+/// On CPUs, and where a kernel refuses a case.
+pub(crate) fn run(
+    device: Device,
+    device_name: String,
+    dtype: Option<DType>,
+    options: &Kernels,
+) -> anyhow::Result<Vec<Record>> {
+    let cases = Cases::read()?;
+    let mut lab = Lab::new(device, device_name, dtype)?;
+    let wanted = |op: &str| options.ops.is_empty() || options.ops.iter().any(|name| name == op);
+    let mut progress = Progress::new(cases.count(), SUITE);
+    if wanted("decode_attention") {
+        for case in &cases.decode_attention {
+            attention::decode(&mut lab, case)?;
+            progress.step();
+        }
+    }
+    if wanted("prefill_attention") {
+        for case in &cases.prefill_attention {
+            attention::prefill(&mut lab, case)?;
+            progress.step();
+        }
+    }
+    if wanted("linear") {
+        for case in &cases.linear {
+            linear::product(&mut lab, case)?;
+            progress.step();
+        }
+    }
+    progress.finish();
+    Ok(lab.records)
+}

@@ -1,0 +1,96 @@
+//! Attention over slots and over prompts.
+
+use burn::tensor::{DType, Distribution, Int, Tensor, TensorData};
+use kv_kernels::{
+    DecodeAttentionOptions, SlotRanges, SlotView, decode_attention, prefill_attention,
+};
+
+use super::Lab;
+use super::cases::Attention;
+use super::clock::Clock;
+
+/// Share of the slots that index lists name.
+const LISTED: usize = 8;
+
+/// Plain, weighted, and over an index list.
+pub(super) fn decode(lab: &mut Lab, case: &Attention) -> anyhow::Result<()> {
+    let (pairs, dim) = (case.pairs(), case.head_dim);
+    let slots = pairs * case.tokens;
+    let bytes = 2 * slots * dim * lab.dtype.size();
+    let sets = Clock::sets(bytes);
+    let (device, dtype) = (lab.device.clone(), lab.dtype);
+    let random = |shape: [usize; 2]| {
+        Tensor::<2>::random(shape, Distribution::Normal(0.0, 1.0), (&device, DType::F32))
+            .cast(dtype)
+    };
+    let pools: Vec<[Tensor<2>; 2]> =
+        (0..sets).map(|_| [random([slots, dim]), random([slots, dim])]).collect();
+    let query = random([case.batch * case.query_heads, dim]);
+    let query = query.reshape([case.batch, case.query_heads, dim]);
+    let ints = |values: Vec<i32>, shape: [usize; 2]| {
+        Tensor::<2, Int>::from_data(TensorData::new(values, shape), (&device, DType::I32))
+    };
+    let shape = [case.batch, case.kv_heads];
+    let first = |pair: usize| (pair * case.tokens) as i32;
+    let ranges = SlotRanges {
+        offsets: ints((0..pairs).map(first).collect(), shape),
+        lengths: ints(vec![case.tokens as i32; pairs], shape),
+    };
+    let task = format!("decode_attention {}", case.name());
+    let options = || DecodeAttentionOptions {
+        longest: Some(case.tokens),
+        ..DecodeAttentionOptions::default()
+    };
+    let attend = |i: usize, weights: Option<Tensor<1>>, options| {
+        let [keys, values]: [Tensor<2>; 2] = pools[i].clone();
+        decode_attention(query.clone(), keys, values, weights, &ranges, options)?;
+        Ok(())
+    };
+    let work = [bytes as f64, 0.0];
+    lab.measure(&task, "", sets, work, |i| attend(i, None, options()))?;
+    let weights = Tensor::<1>::zeros([slots], (&device, DType::F32));
+    lab.measure(&task, "weighted", sets, work, |i| attend(i, Some(weights.clone()), options()))?;
+
+    let listed = case.tokens / LISTED;
+    // Ascending and irregular: one of every eight.
+    let of_pair = |pair: usize| {
+        (0..listed).map(move |i| first(pair) + (i * LISTED + (i * 5 + pair * 3) % LISTED) as i32)
+    };
+    let list: Vec<i32> = (0..pairs).flat_map(of_pair).collect();
+    let list = Tensor::<1, Int>::from_data(list.as_slice(), (&device, DType::I32));
+    let view = SlotView::List {
+        slots: list.reshape([case.batch, case.kv_heads, listed]),
+        counts: ints(vec![listed as i32; pairs], shape),
+    };
+    let work = [bytes as f64 / LISTED as f64, 0.0];
+    lab.measure(&task, "list of 1/8", sets, work, |i| {
+        attend(i, None, DecodeAttentionOptions { view: view.clone(), ..options() })
+    })
+}
+
+/// Causal attention of a prompt, and its column sums.
+pub(super) fn prefill(lab: &mut Lab, case: &Attention) -> anyhow::Result<()> {
+    let (device, dtype) = (lab.device.clone(), lab.dtype);
+    let random = |heads: usize| {
+        let shape = [case.batch, heads, case.tokens, case.head_dim];
+        Tensor::<4>::random(shape, Distribution::Normal(0.0, 1.0), (&device, DType::F32))
+            .cast(dtype)
+    };
+    let sets: Vec<[Tensor<4>; 3]> = (0..2)
+        .map(|_| [random(case.query_heads), random(case.kv_heads), random(case.kv_heads)])
+        .collect();
+    let rows = (case.batch * case.tokens * case.head_dim * dtype.size()) as f64;
+    let bytes = rows * (2 * case.query_heads + 2 * case.kv_heads) as f64;
+    // Half of the matrix: two products of two operations.
+    let operations =
+        2.0 * (case.batch * case.query_heads * case.head_dim) as f64 * (case.tokens as f64).powi(2);
+    let task = format!("prefill_attention {}", case.name());
+    for (variant, column_sums) in [("", false), ("column sums", true)] {
+        lab.measure(&task, variant, sets.len(), [bytes, operations], |i| {
+            let [query, keys, values] = &sets[i];
+            prefill_attention(query, keys, values, column_sums)?;
+            Ok(())
+        })?;
+    }
+    Ok(())
+}

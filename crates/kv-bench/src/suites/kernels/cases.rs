@@ -1,0 +1,61 @@
+//! The cases, which the peers' scripts read from the same file.
+
+use anyhow::Context;
+use serde::Deserialize;
+
+const FILE: &str = include_str!("../../../peers/cases.json");
+
+/// Cases by op.
+#[derive(Debug, Deserialize)]
+pub(super) struct Cases {
+    pub(super) decode_attention: Vec<Attention>,
+    pub(super) prefill_attention: Vec<Attention>,
+    pub(super) linear: Vec<Product>,
+}
+
+/// One attention problem.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(super) struct Attention {
+    pub(super) batch: usize,
+    pub(super) query_heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) tokens: usize,
+    pub(super) head_dim: usize,
+}
+
+/// One product with a weight matrix.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(super) struct Product {
+    pub(super) rows: usize,
+    pub(super) inputs: usize,
+    pub(super) outputs: usize,
+}
+
+impl Cases {
+    pub(super) fn read() -> anyhow::Result<Self> {
+        serde_json::from_str(FILE).context("peers/cases.json")
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.decode_attention.len() + self.prefill_attention.len() + self.linear.len()
+    }
+}
+
+impl Attention {
+    /// As the peers' scripts write it.
+    pub(super) fn name(&self) -> String {
+        format!("{}x{}x{}x{}", self.batch, self.query_heads, self.kv_heads, self.tokens)
+    }
+
+    /// `B * Hkv`
+    pub(super) fn pairs(&self) -> usize {
+        self.batch * self.kv_heads
+    }
+}
+
+impl Product {
+    /// As the peers' scripts write it.
+    pub(super) fn name(&self) -> String {
+        format!("{}x{}x{}", self.rows, self.inputs, self.outputs)
+    }
+}

@@ -1,0 +1,90 @@
+//! Device time: many calls in one captured graph, replayed.
+
+use std::time::Instant;
+
+use anyhow::anyhow;
+use burn::tensor::{DType, Device, Distribution, Tensor, capture};
+
+/// Inputs rotate among this many bytes, more than any cache holds.
+const ROTATED: usize = 400 << 20;
+/// A replay lasts about this long, so that waiting for it costs nothing.
+const REPLAY_SECONDS: f64 = 4e-3;
+const REPLAYS: usize = 11;
+const COPIED: usize = 256 << 20;
+
+/// Times calls on a device.
+pub(super) struct Clock {
+    device: Device,
+}
+
+impl Clock {
+    pub(super) fn new(device: Device) -> Self {
+        Self { device }
+    }
+
+    /// Sets of inputs of `bytes` to rotate among.
+    pub(super) fn sets(bytes: usize) -> usize {
+        ROTATED.div_ceil(bytes.max(1)).clamp(2, 40)
+    }
+
+    /// Median seconds of `call(i)`, `i` rotating among `sets`.
+    pub(super) fn seconds(
+        &self,
+        sets: usize,
+        mut call: impl FnMut(usize) -> anyhow::Result<()>,
+    ) -> anyhow::Result<f64> {
+        // Once to compile, once to see how long it takes.
+        call(0)?;
+        self.wait()?;
+        let clock = Instant::now();
+        (0..4).try_for_each(|i| call(i % sets))?;
+        self.wait()?;
+        let estimate = clock.elapsed().as_secs_f64() / 4.0;
+        let calls =
+            ((REPLAY_SECONDS / estimate) as usize).clamp(2, 400).next_multiple_of(sets.min(8));
+        let mut failed = None;
+        let mut graph = capture(&self.device, || {
+            for i in 0..calls {
+                if let Err(error) = call(i % sets) {
+                    failed.get_or_insert(error);
+                }
+            }
+        });
+        let mut times = Vec::with_capacity(REPLAYS);
+        for _ in 0..REPLAYS + 2 {
+            self.wait()?;
+            let clock = Instant::now();
+            // SAFETY: the inputs live as long as `call`, which the graph holds.
+            unsafe { graph.replay() };
+            self.wait()?;
+            times.push(clock.elapsed().as_secs_f64() / calls as f64);
+        }
+        drop(graph);
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(median(times.split_off(2))),
+        }
+    }
+
+    /// Bytes a second of an elementwise copy, read and written.
+    pub(super) fn copy_bandwidth(&self) -> anyhow::Result<f64> {
+        let count = COPIED / 4;
+        let from: Vec<Tensor<1>> = (0..3)
+            .map(|_| Tensor::random([count], Distribution::Default, (&self.device, DType::F32)))
+            .collect();
+        let seconds = self.seconds(3, |i| {
+            let _ = from[i].clone().mul_scalar(1.5);
+            Ok(())
+        })?;
+        Ok(2.0 * COPIED as f64 / seconds)
+    }
+
+    fn wait(&self) -> anyhow::Result<()> {
+        self.device.sync().map_err(|error| anyhow!("{error}"))
+    }
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
