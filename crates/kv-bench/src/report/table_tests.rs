@@ -76,10 +76,27 @@ fn tables_stay_narrow() {
 #[test]
 fn other_suites_have_a_row_a_case() {
     let mut records = vec![record("full", None, "launches", 3.0)];
-    records[0].suite = "kernels".into();
+    records[0].suite = "paper".into();
     records[0].unit = "count".into();
     records[0].case.task = Some("attend".into());
     let table = &tables(&records, false)[0];
     assert_eq!(table.keys, ["policy", "task"]);
     assert_eq!(table.columns[0].head, "launches\n(count)");
+}
+
+/// Whoever measured a case stands beside the others, op by op.
+#[test]
+fn kernels_have_a_table_an_op() {
+    let time = |policy: &str, task: &str, value: f64| {
+        let mut record = record(policy, None, crate::record::metric::TIME_US, value);
+        record.suite = "kernels".into();
+        record.case.task = Some(task.into());
+        record
+    };
+    let records =
+        [time("ours", "a 1x2", 1.0), time("ours", "b 3", 2.0), time("theirs", "a 1x2", 3.0)];
+    let tables = tables(&records, false);
+    assert_eq!(tables.len(), 2);
+    let rows: Vec<_> = tables[0].rows.iter().map(|row| row.keys.clone()).collect();
+    assert_eq!(rows, [["ours", "1x2"], ["theirs", "1x2"]]);
 }
