@@ -7,8 +7,12 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 /// The workspace's root folder.
-pub(crate) fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is a folder of the workspace")
+pub(crate) fn root() -> PathBuf {
+    // As cargo says now: checkouts that share a target folder may run each other's program.
+    let own = std::env::var_os("CARGO_MANIFEST_DIR");
+    let own = own.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let parent = Path::new(&own).parent().expect("xtask is a folder of the workspace");
+    parent.to_path_buf()
 }
 
 /// Where cargo builds.

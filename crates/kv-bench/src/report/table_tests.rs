@@ -88,7 +88,7 @@ fn other_suites_have_a_row_a_case() {
 #[test]
 fn kernels_have_a_table_an_op() {
     let time = |policy: &str, task: &str, value: f64| {
-        let mut record = record(policy, None, crate::record::metric::TIME_US, value);
+        let mut record = record(policy, None, metric::TIME_US, value);
         record.suite = "kernels".into();
         record.case.task = Some(task.into());
         record

@@ -64,44 +64,14 @@ impl Call {
 
         let count = grid(pairs * splits);
         let dtype = elem_type(query.dtype);
-        // SAFETY: shapes were checked; the kernels read and write within them, given ranges that end
-        // within the pool.
-        unsafe {
-            match chosen {
-                Kernel::TensorCore { words } => {
-                    tensor_core::tensor_core_kernel::launch_unchecked(
-                        &client,
-                        count,
-                        CubeDim::new_1d(32 * tensor_core::PLANES as u32),
-                        words,
-                        self.query.into_buffer_arg(),
-                        self.keys.into_buffer_arg(),
-                        self.values.into_buffer_arg(),
-                        self.log_weights.into_buffer_arg(),
-                        self.numerators.into_buffer_arg(),
-                        self.offsets.clone().into_buffer_arg(),
-                        self.lengths.clone().into_buffer_arg(),
-                        self.view.clone().into_buffer_arg(),
-                        output.clone().into_buffer_arg(),
-                        log_sum_exp.clone().into_buffer_arg(),
-                        scores.clone().into_buffer_arg(),
-                        partial.clone().into_buffer_arg(),
-                        stats.clone().into_buffer_arg(),
-                        pairs,
-                        splits,
-                        slots,
-                        width,
-                        sinks,
-                        scale,
-                        tensor_core::Blueprint { group, head_dim, words, split, features },
-                        dtype,
-                    );
-                }
-                Kernel::Plain { lanes, team } => plain::plain_kernel::launch_unchecked(
+        // The kernels for attention take the same arguments.
+        macro_rules! attend {
+            ($kernel:path, $units:expr, $lanes:expr, $blueprint:expr) => {
+                $kernel(
                     &client,
                     count,
-                    CubeDim::new_1d(plain::UNITS as u32),
-                    lanes,
+                    CubeDim::new_1d($units as u32),
+                    $lanes,
                     self.query.into_buffer_arg(),
                     self.keys.into_buffer_arg(),
                     self.values.into_buffer_arg(),
@@ -121,8 +91,26 @@ impl Call {
                     width,
                     sinks,
                     scale,
-                    plain::Blueprint { group, columns: head_dim / lanes, team, split, features },
+                    $blueprint,
                     dtype,
+                )
+            };
+        }
+        // SAFETY: shapes were checked; the kernels read and write within them, given ranges that end
+        // within the pool.
+        unsafe {
+            match chosen {
+                Kernel::TensorCore { words } => attend!(
+                    tensor_core::tensor_core_kernel::launch_unchecked,
+                    32 * tensor_core::PLANES,
+                    words,
+                    tensor_core::Blueprint { group, head_dim, words, split, features }
+                ),
+                Kernel::Plain { lanes, team } => attend!(
+                    plain::plain_kernel::launch_unchecked,
+                    plain::UNITS,
+                    lanes,
+                    plain::Blueprint { group, columns: head_dim / lanes, team, split, features }
                 ),
             }
             if split {

@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 
-use super::shared::{gap_of, slot_at, weight_of};
-use super::{Features, ViewKind};
+use super::Features;
+use super::shared::{gap_of, slot_at, start_of, weight_of};
 
 /// Units of a cube.
 pub(super) const UNITS: usize = 128;
@@ -36,10 +36,7 @@ pub(super) fn normalise_kernel(
     let pair = cube / splits;
     let length = lengths[pair] as usize;
     let gap = gap_of(view, pair, length, sinks, kind);
-    let mut start = offsets[pair] as usize;
-    if comptime!(kind == ViewKind::List) {
-        start = pair * width;
-    }
+    let start = start_of(offsets, pair, width, kind);
     let count = length - gap;
     let mut i = cube % splits * UNITS + UNIT_POS as usize;
     while i < count {

@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 
-use super::shared::{LOWEST, divisor, gap_of, larger, slot_at, weight_of};
-use super::{Features, ViewKind};
+use super::Features;
+use super::shared::{LOWEST, divisor, gap_of, larger, slot_at, start_of, weight_of};
 
 /// Units of a cube.
 pub(super) const UNITS: usize = 128;
@@ -74,10 +74,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
 
     let length = lengths[pair] as usize;
     let gap = gap_of(view, pair, length, sinks, kind);
-    let mut start = offsets[pair] as usize;
-    if comptime!(kind == ViewKind::List) {
-        start = pair * width;
-    }
+    let start = start_of(offsets, pair, width, kind);
     let count = length - gap;
     let share = count.div_ceil(splits);
     let first = min(split * share, count);

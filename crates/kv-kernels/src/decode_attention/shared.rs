@@ -32,6 +32,21 @@ pub(super) fn gap_of(
     gap
 }
 
+/// A range's first slot, or where its list starts.
+#[cube]
+pub(super) fn start_of(
+    offsets: &[i32],
+    pair: usize,
+    width: usize,
+    #[comptime] kind: ViewKind,
+) -> usize {
+    let mut start = offsets[pair] as usize;
+    if comptime!(kind == ViewKind::List) {
+        start = pair * width;
+    }
+    start
+}
+
 /// The `i`-th slot that a query attends to. Lists start at `start` in `view`; what is no slot of the
 /// pool becomes `slots`.
 #[cube]

@@ -11,7 +11,7 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::shared::{LOWEST, divisor, gap_of, larger, slot_at, weight_of};
+use super::shared::{LOWEST, divisor, gap_of, larger, slot_at, start_of, weight_of};
 use super::{Features, ViewKind};
 
 /// Slots of a plane's step.
@@ -92,10 +92,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
 
     let length = lengths[pair] as usize;
     let gap = gap_of(view, pair, length, sinks, kind);
-    let mut start = offsets[pair] as usize;
-    if comptime!(kind == ViewKind::List) {
-        start = pair * width;
-    }
+    let start = start_of(offsets, pair, width, kind);
     let count = length - gap;
     // This cube's part, in whole tiles.
     let share = count.div_ceil(splits).div_ceil(TILE) * TILE;

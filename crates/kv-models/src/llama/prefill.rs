@@ -6,6 +6,7 @@ use kv_kernels::prefill_attention;
 use kv_policies::{LayerContext, Needs, Observation};
 
 use super::Llama;
+use super::layer::Layer;
 use crate::{ModelError, Result};
 
 /// What to compute in a prefill pass, beside the hidden states.
@@ -17,7 +18,13 @@ pub struct PrefillPass<'a> {
     pub seeds: &'a [u64],
     /// Whether to keep the last token's hidden state of every layer.
     pub trace: bool,
+    /// Tokens that go through a layer's MLP at a time, whose activations are a prompt's widest;
+    /// `None` for 4,096.
+    pub chunk: Option<usize>,
 }
+
+/// Tokens of a chunk, unless a pass says otherwise.
+const CHUNK: usize = 4096;
 
 /// What a prefill pass leaves, beside what its observers kept.
 #[derive(Debug, Clone)]
@@ -92,7 +99,8 @@ impl Llama {
             drop(observation);
             let attention = attention.output.swap_dims(1, 2);
             let attended = self.config.num_query_heads * self.config.head_dim;
-            hidden = layer.finish(hidden, attention.reshape([batch * left, attended]))?;
+            let attention = attention.reshape([batch * left, attended]);
+            hidden = in_chunks(layer, hidden, attention, pass.chunk.unwrap_or(CHUNK))?;
             if let Some(kept) = pruned {
                 let next = kept.first().map_or(0, Vec::len);
                 let rows: Vec<i32> = kept
@@ -162,6 +170,24 @@ impl Llama {
         let ids = Tensor::<1, Int>::from_data(ids, (&self.device(), DType::I32));
         self.embedding.val().select(0, ids)
     }
+}
+
+/// The rest of a layer, chunk by chunk.
+fn in_chunks(
+    layer: &Layer,
+    hidden: Tensor<2>,
+    attention: Tensor<2>,
+    chunk: usize,
+) -> Result<Tensor<2>> {
+    let (rows, chunk) = (hidden.dims()[0], chunk.max(1));
+    if rows <= chunk {
+        return layer.finish(hidden, attention);
+    }
+    let parts = (0..rows).step_by(chunk).map(|start| {
+        let part = |whole: &Tensor<2>| whole.clone().narrow(0, start, chunk.min(rows - start));
+        layer.finish(part(&hidden), part(&attention))
+    });
+    Ok(Tensor::cat(parts.collect::<Result<_>>()?, 0))
 }
 
 fn last_of(hidden: &Tensor<2>, batch: usize, tokens: usize) -> Tensor<2> {

@@ -33,7 +33,7 @@ pub(super) fn prefill<'a>(
         let group: Vec<&[u32]> = prompts[start..start + run].iter().map(Vec::as_slice).collect();
         let own_seeds: Vec<u64> =
             (start..start + run).map(|row| seeds.get(row).copied().unwrap_or_default()).collect();
-        let pass = PrefillPass { needs, seeds: &own_seeds, trace: false };
+        let pass = PrefillPass { needs, seeds: &own_seeds, trace: false, chunk: None };
         let prefilled = llama.prefill(&group, pass, &mut |observation| {
             let layer = observation.layer.index;
             for (policy, parts) in policies.iter().zip(&mut parts) {
