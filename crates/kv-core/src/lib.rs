@@ -37,7 +37,10 @@ pub use selection::{Selection, rank, top};
 pub use tensors::{read_f32, read_i32};
 
 /// Re-exported for callers that use a cache without depending on the kernels' crate.
-pub use kv_kernels::{AttentionOutput, DecodeAttentionOptions, KernelError, SlotRanges, SlotView};
+pub use kv_kernels::{
+    AttentionOutput, DecodeAttentionOptions, HeadLayout, HeadNorms, KernelError, RotaryTable,
+    SlotRanges, SlotView, split_heads,
+};
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;

@@ -119,6 +119,54 @@ impl Check {
         self.dtype(argument, tensor, "32-bit integers", |dtype| dtype == DType::I32)
     }
 
+    /// A tensor of another argument's dtype, which `expected` names.
+    pub(crate) fn same_dtype(
+        &self,
+        argument: &'static str,
+        tensor: &impl Described,
+        expected: &'static str,
+        dtype: DType,
+    ) -> Result<(), KernelError> {
+        self.dtype(argument, tensor, expected, |actual| actual == dtype)
+    }
+
+    /// A tensor of at least one element.
+    pub(crate) fn filled(
+        &self,
+        argument: &'static str,
+        tensor: &impl Described,
+    ) -> Result<(), KernelError> {
+        let (shape, ..) = tensor.describe();
+        if shape.contains(&0) {
+            return Err(KernelError::Unsupported {
+                op: self.op,
+                argument,
+                actual: format!("{shape:?}"),
+                supported: "at least one element",
+            });
+        }
+        Ok(())
+    }
+
+    /// The tensor, to be written in place: the sole reference on the CPU, where a placeholder stays
+    /// behind.
+    pub(crate) fn take<const D: usize>(&self, tensor: &mut Tensor<D>) -> Tensor<D> {
+        if self.on_gpu() {
+            return tensor.clone();
+        }
+        let placeholder = Tensor::empty([0; D], (&tensor.device(), tensor.dtype()));
+        std::mem::replace(tensor, placeholder)
+    }
+
+    /// The same for integers.
+    pub(crate) fn take_ints<const D: usize>(&self, tensor: &mut Tensor<D, Int>) -> Tensor<D, Int> {
+        if self.on_gpu() {
+            return tensor.clone();
+        }
+        let placeholder = Tensor::empty([0; D], (&tensor.device(), tensor.dtype()));
+        std::mem::replace(tensor, placeholder)
+    }
+
     fn dtype(
         &self,
         argument: &'static str,

@@ -5,9 +5,80 @@
 use burn::backend::Backend;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
-use burn::backend::{Dispatch, backend_extension};
+use burn::backend::{Dispatch, ExtensionType, backend_extension};
 
 use crate::decode_attention::DecodeConfig;
+use crate::heads::HeadConfig;
+
+/// New tokens as projected; what `config` does not use is any tensor.
+#[derive(ExtensionType)]
+pub(crate) struct Projection<B: Backend> {
+    /// `[N, (Hq + 2 Hkv) D]`
+    pub(crate) projected: FloatTensor<B>,
+    /// `[N]`
+    pub(crate) positions: IntTensor<B>,
+    /// `[P, D / 2]`
+    pub(crate) cos: FloatTensor<B>,
+    /// `[P, D / 2]`
+    pub(crate) sin: FloatTensor<B>,
+    /// `[D]`
+    pub(crate) query_norm: FloatTensor<B>,
+    /// `[D]`
+    pub(crate) key_norm: FloatTensor<B>,
+    pub(crate) config: HeadConfig,
+}
+
+/// A cache's tensors, written in place.
+#[derive(ExtensionType)]
+pub(crate) struct SlotPools<B: Backend> {
+    /// `[S, D]`
+    pub(crate) keys: FloatTensor<B>,
+    /// `[S, D]`
+    pub(crate) values: FloatTensor<B>,
+    /// `[S]`
+    pub(crate) positions: IntTensor<B>,
+    /// `[S]` where `weighted`.
+    pub(crate) log_weights: FloatTensor<B>,
+    /// `[B, Hkv]`: lengths where tokens are appended, else slots.
+    pub(crate) lengths: IntTensor<B>,
+    /// Whether there are weights.
+    pub(crate) weighted: bool,
+}
+
+/// What writing new tokens returns.
+#[derive(ExtensionType)]
+pub(crate) struct Written<B: Backend> {
+    /// `[B, Hq, D]`
+    pub(crate) query: FloatTensor<B>,
+    #[extension_type]
+    pub(crate) pools: SlotPools<B>,
+}
+
+/// What a product adds to its sums; what is not used is any tensor.
+#[derive(ExtensionType)]
+pub(crate) struct Epilogue<B: Backend> {
+    /// `[M]`
+    pub(crate) bias: FloatTensor<B>,
+    /// `[N, M]`, or `[N, M / 2]` where `gated`.
+    pub(crate) residual: FloatTensor<B>,
+    pub(crate) config: EpilogueConfig,
+}
+
+/// An [`Epilogue`] without its tensors: bias first, then the gate, then the residual.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct EpilogueConfig {
+    pub(crate) biased: bool,
+    /// Whether `silu` of the first half of the outputs multiplies the second.
+    pub(crate) gated: bool,
+    pub(crate) adds: bool,
+}
+
+impl EpilogueConfig {
+    /// Outputs of the weight matrix that make one output.
+    pub(crate) fn parts(self) -> usize {
+        if self.gated { 2 } else { 1 }
+    }
+}
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait SlotOps: Backend {
@@ -27,7 +98,38 @@ pub(crate) trait SlotOps: Backend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
     /// `x` `[N, K]` times the transpose of `weight` `[M, K]`, for few rows.
-    fn skinny_product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn skinny_product(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] epilogue: Epilogue<Self>,
+    ) -> FloatTensor<Self>;
+
+    /// `silu` of the left half of `[N, 2 I]` times the right one.
+    fn swiglu(x: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `x` (plus `delta`, where `adds`) with normalised rows, and the sum, else any tensor.
+    fn rms_norm(
+        x: FloatTensor<Self>,
+        delta: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f32,
+        adds: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// Queries, keys and values `[B, H, T, D]` of `tokens` tokens a sequence.
+    fn split_heads(
+        #[extension_type] projection: Projection<Self>,
+        tokens: usize,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// Writes one token a sequence in place: behind `offsets` and lengths, which grow, where
+    /// `appends`; else into the slots that stand in place of the lengths.
+    fn write_heads(
+        #[extension_type] projection: Projection<Self>,
+        #[extension_type] pools: SlotPools<Self>,
+        offsets: IntTensor<Self>,
+        appends: bool,
+    ) -> Written<Self>;
 
     /// Writes row `n` of `rows` `[N, D]` into row `slots[n]` of `pool` `[S, D]`, in place.
     fn scatter_rows(

@@ -8,9 +8,13 @@ use half::{bf16, f16};
 use crate::argmin_slots::reference::argmin;
 use crate::decode_attention::reference::{Problem, Solution, View, solve};
 use crate::decode_attention::{DecodeConfig, ViewKind};
-use crate::extension::SlotOps;
-use crate::linear::reference::product;
+use crate::extension::{Epilogue, EpilogueConfig, Projection, SlotOps, SlotPools, Written};
+use crate::heads::HeadConfig;
+use crate::heads::reference::Tokens;
+use crate::linear::reference::{finish, product};
+use crate::rms_norm::reference::rms_norm;
 use crate::scatter_rows::reference::scatter;
+use crate::swiglu::reference::swiglu;
 
 impl SlotOps for Flex {
     fn decode_attention(
@@ -33,12 +37,100 @@ impl SlotOps for Flex {
         }
     }
 
-    fn skinny_product(x: FlexTensor, weight: FlexTensor) -> FlexTensor {
+    fn skinny_product(x: FlexTensor, weight: FlexTensor, epilogue: Epilogue<Self>) -> FlexTensor {
         match x.dtype() {
-            DType::F16 => product_of::<f16>(x, weight, f16::to_f32, f16::from_f32),
-            DType::BF16 => product_of::<bf16>(x, weight, bf16::to_f32, bf16::from_f32),
-            _ => product_of::<f32>(x, weight, |x| x, |x| x),
+            DType::F16 => product_of::<f16>(x, weight, epilogue, f16::to_f32),
+            DType::BF16 => product_of::<bf16>(x, weight, epilogue, bf16::to_f32),
+            _ => product_of::<f32>(x, weight, epilogue, |x| x),
         }
+    }
+
+    fn swiglu(x: FlexTensor) -> FlexTensor {
+        let [rows, width] = x.layout().shape().dims();
+        rounded(swiglu(&wide(&x), width / 2), [rows, width / 2], x.dtype())
+    }
+
+    fn rms_norm(
+        x: FlexTensor,
+        delta: FlexTensor,
+        weight: FlexTensor,
+        epsilon: f32,
+        adds: bool,
+    ) -> (FlexTensor, FlexTensor) {
+        let dtype = x.dtype();
+        let shape: [usize; 2] = x.layout().shape().dims();
+        let sum = if adds {
+            let sum = wide(&x).iter().zip(wide(&delta)).map(|(x, delta)| x + delta).collect();
+            rounded(sum, shape, dtype)
+        } else {
+            x
+        };
+        let normed = rms_norm(&wide(&sum), &wide(&weight), epsilon, rounding(dtype));
+        (rounded(normed, shape, dtype), sum)
+    }
+
+    fn split_heads(
+        projection: Projection<Self>,
+        tokens: usize,
+    ) -> (FlexTensor, FlexTensor, FlexTensor) {
+        let dtype = projection.projected.dtype();
+        let HeadConfig { query_heads, kv_heads, head_dim, .. } = projection.config;
+        let data = ProjectionData::new(&projection);
+        let new = data.tokens();
+        let batch = data.positions.len() / tokens;
+        let part = |first: usize, count: usize| {
+            rounded(new.heads(first, count, tokens), [batch, count, tokens, head_dim], dtype)
+        };
+        (part(0, query_heads), part(query_heads, kv_heads), part(query_heads + kv_heads, kv_heads))
+    }
+
+    fn write_heads(
+        projection: Projection<Self>,
+        pools: SlotPools<Self>,
+        offsets: FlexTensor,
+        appends: bool,
+    ) -> Written<Self> {
+        let dtype = projection.projected.dtype();
+        let HeadConfig { query_heads, kv_heads, head_dim, .. } = projection.config;
+        let data = ProjectionData::new(&projection);
+        let new = data.tokens();
+        let batch = data.positions.len();
+        let shape = [batch, query_heads, head_dim];
+        let query = rounded(new.heads(0, query_heads, 1), shape, dtype);
+
+        let mut lengths = pools.lengths.to_contiguous();
+        let mut slots = slice::<i32>(&lengths).to_vec();
+        if appends {
+            let offsets = offsets.to_contiguous();
+            slots.iter_mut().zip(slice::<i32>(&offsets)).for_each(|(slot, offset)| *slot += offset);
+            lengths.storage_mut::<i32>().iter_mut().for_each(|length| *length += 1);
+        }
+        let count = batch * kv_heads;
+        let at = FlexTensor::from_data(TensorData::new(slots, [count]));
+        let rows = |pool: FlexTensor, first: usize| {
+            let rows = new.heads(first, kv_heads, 1);
+            let dtype = pool.dtype();
+            Self::scatter_rows(pool, at.clone(), rounded(rows, [count, head_dim], dtype))
+        };
+        let positions = data.positions.iter();
+        let positions: Vec<i32> =
+            positions.flat_map(|&position| std::iter::repeat_n(position, kv_heads)).collect();
+        let positions = FlexTensor::from_data(TensorData::new(positions, [count]));
+        let log_weights = if pools.weighted {
+            let ones = FlexTensor::from_data(TensorData::new(vec![0.0f32; count], [count]));
+            Self::scatter_rows(pools.log_weights, at.clone(), ones)
+        } else {
+            pools.log_weights
+        };
+        let pools = SlotPools {
+            keys: rows(pools.keys, query_heads),
+            values: rows(pools.values, query_heads + kv_heads),
+            positions: Self::scatter_ints(pools.positions, at.clone(), positions),
+            log_weights,
+            lengths,
+            weighted: pools.weighted,
+        };
+        Written { query, pools }
     }
 
     fn scatter_rows(pool: FlexTensor, slots: FlexTensor, rows: FlexTensor) -> FlexTensor {
@@ -127,18 +219,97 @@ impl Args {
     }
 }
 
+/// New tokens' numbers as f32.
+struct ProjectionData {
+    projected: Vec<f32>,
+    positions: Vec<i32>,
+    tables: [Vec<f32>; 2],
+    norms: [Vec<f32>; 2],
+    config: HeadConfig,
+    round: fn(f32) -> f32,
+}
+
+impl ProjectionData {
+    fn new(projection: &Projection<Flex>) -> Self {
+        let Projection { projected, positions, cos, sin, query_norm, key_norm, config } =
+            projection;
+        let positions = positions.to_contiguous();
+        Self {
+            projected: wide(projected),
+            positions: slice::<i32>(&positions).to_vec(),
+            tables: [wide(cos), wide(sin)],
+            norms: [wide(query_norm), wide(key_norm)],
+            config: *config,
+            round: rounding(projected.dtype()),
+        }
+    }
+
+    fn tokens(&self) -> Tokens<'_> {
+        let config = self.config;
+        let [cos, sin] = &self.tables;
+        let [query, key] = &self.norms;
+        Tokens {
+            projected: &self.projected,
+            positions: &self.positions,
+            rotation: config.rotates.then_some([cos, sin]),
+            norms: config.normalises.then_some(([query, key], config.epsilon)),
+            query_heads: config.query_heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            round: self.round,
+        }
+    }
+}
+
 fn product_of<E: Element + Pod + Sync>(
     x: FlexTensor,
     weight: FlexTensor,
+    epilogue: Epilogue<Flex>,
     load: impl Fn(E) -> f32 + Copy + Sync,
-    store: impl Fn(f32) -> E,
 ) -> FlexTensor {
-    let (rows, outputs) = (x.layout().shape()[0], weight.layout().shape()[0]);
-    let (x, weight) = (x.to_contiguous(), weight.to_contiguous());
-    let wide: Vec<f32> = slice::<E>(&x).iter().map(|x| load(*x)).collect();
-    let y = product(&wide, slice::<E>(&weight), wide.len() / rows.max(1), load);
-    let y: Vec<E> = y.into_iter().map(store).collect();
-    FlexTensor::from_data(TensorData::new(y, Shape::from([rows, outputs])))
+    let ([rows, inputs], [outputs, _]) =
+        (x.layout().shape().dims(), weight.layout().shape().dims());
+    let dtype = x.dtype();
+    let EpilogueConfig { biased, gated, adds } = epilogue.config;
+    let weight = weight.to_contiguous();
+    let sums = product(&wide(&x), slice::<E>(&weight), inputs, load);
+    let bias = biased.then(|| wide(&epilogue.bias));
+    let residual = adds.then(|| wide(&epilogue.residual));
+    let y = finish(sums, outputs, bias.as_deref(), gated, residual.as_deref());
+    rounded(y, [rows, outputs / epilogue.config.parts()], dtype)
+}
+
+/// A tensor's elements as f32.
+fn wide(tensor: &FlexTensor) -> Vec<f32> {
+    let tensor = tensor.to_contiguous();
+    match tensor.dtype() {
+        DType::F16 => slice::<f16>(&tensor).iter().map(|x| x.to_f32()).collect(),
+        DType::BF16 => slice::<bf16>(&tensor).iter().map(|x| x.to_f32()).collect(),
+        _ => slice::<f32>(&tensor).to_vec(),
+    }
+}
+
+/// f32 numbers as a tensor of a dtype.
+fn rounded<const D: usize>(values: Vec<f32>, shape: [usize; D], dtype: DType) -> FlexTensor {
+    let data = match dtype {
+        DType::F16 => {
+            TensorData::new(values.into_iter().map(f16::from_f32).collect::<Vec<_>>(), shape)
+        }
+        DType::BF16 => {
+            TensorData::new(values.into_iter().map(bf16::from_f32).collect::<Vec<_>>(), shape)
+        }
+        _ => TensorData::new(values, shape),
+    };
+    FlexTensor::from_data(data)
+}
+
+/// Rounding to a dtype.
+fn rounding(dtype: DType) -> fn(f32) -> f32 {
+    match dtype {
+        DType::F16 => |x| f16::from_f32(x).to_f32(),
+        DType::BF16 => |x| bf16::from_f32(x).to_f32(),
+        _ => |x| x,
+    }
 }
 
 fn scatter_into<E: Element + Pod>(

@@ -15,11 +15,13 @@ use crate::decode_attention::DecodeConfig;
 use crate::decode_attention::launch::Call;
 #[cfg(feature = "cuda")]
 use crate::extension::HopperOps;
-use crate::extension::SlotOps;
-use crate::linear;
+use crate::extension::{Epilogue, Projection, SlotOps, SlotPools, Written};
 #[cfg(feature = "cuda")]
 use crate::prefill_attention;
+use crate::rms_norm::kernel as rms_norm;
 use crate::scatter_rows::kernel as scatter;
+use crate::swiglu::kernel as swiglu;
+use crate::{heads, linear};
 
 impl SlotOps for CubeBackend {
     fn decode_attention(
@@ -38,8 +40,83 @@ impl SlotOps for CubeBackend {
         call.run()
     }
 
-    fn skinny_product(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
-        linear::launch::skinny(x, weight)
+    fn skinny_product(x: CubeTensor, weight: CubeTensor, epilogue: Epilogue<Self>) -> CubeTensor {
+        linear::launch::skinny(x, weight, epilogue)
+    }
+
+    fn swiglu(x: CubeTensor) -> CubeTensor {
+        let x = into_contiguous(x);
+        let [rows, width] = x.shape().dims();
+        let y = empty_like(&x, Shape::from([rows, width / 2]), x.dtype);
+        let lanes = vector_lanes(&x, width / 2, width / 2);
+        let columns = width / 2 / lanes;
+        let units = rows * columns;
+        let cube_dim = CubeDim::new(&x.client, units);
+        // SAFETY: the kernel guards its accesses.
+        unsafe {
+            swiglu::swiglu_kernel::launch_unchecked(
+                &x.client.clone(),
+                calculate_cube_count_elemwise(&x.client, units, cube_dim),
+                cube_dim,
+                lanes,
+                x.clone().into_buffer_arg(),
+                y.clone().into_buffer_arg(),
+                units,
+                columns,
+                elem_type(x.dtype),
+            );
+        }
+        y
+    }
+
+    fn rms_norm(
+        x: CubeTensor,
+        delta: CubeTensor,
+        weight: CubeTensor,
+        epsilon: f32,
+        adds: bool,
+    ) -> (CubeTensor, CubeTensor) {
+        let (x, delta) = (into_contiguous(x), into_contiguous(delta));
+        let [rows, width] = x.shape().dims();
+        let normed = empty_like(&x, x.shape(), x.dtype);
+        let sum = if adds { empty_like(&x, x.shape(), x.dtype) } else { x.clone() };
+        let lanes = vector_lanes(&x, width, width);
+        // SAFETY: shapes were checked, and the kernel guards its accesses.
+        unsafe {
+            rms_norm::rms_norm_kernel::launch_unchecked(
+                &x.client.clone(),
+                grid(rows),
+                CubeDim::new_1d(rms_norm::UNITS as u32),
+                lanes,
+                x.clone().into_buffer_arg(),
+                delta.into_buffer_arg(),
+                into_contiguous(weight).into_buffer_arg(),
+                normed.clone().into_buffer_arg(),
+                sum.clone().into_buffer_arg(),
+                rows,
+                width / lanes,
+                epsilon,
+                adds,
+                elem_type(x.dtype),
+            );
+        }
+        (normed, sum)
+    }
+
+    fn split_heads(
+        projection: Projection<Self>,
+        tokens: usize,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        heads::launch::split(projection, tokens)
+    }
+
+    fn write_heads(
+        projection: Projection<Self>,
+        pools: SlotPools<Self>,
+        offsets: CubeTensor,
+        appends: bool,
+    ) -> Written<Self> {
+        heads::launch::write(projection, pools, offsets, appends)
     }
 
     fn scatter_rows(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> CubeTensor {
@@ -118,7 +195,7 @@ pub(crate) fn grid(count: usize) -> CubeCount {
 }
 
 /// The widest vector (16 bytes at most, on devices that have it) that divides a row and its stride.
-fn vector_lanes(tensor: &CubeTensor, width: usize, stride: usize) -> usize {
+pub(crate) fn vector_lanes(tensor: &CubeTensor, width: usize, stride: usize) -> usize {
     tensor
         .client
         .properties()

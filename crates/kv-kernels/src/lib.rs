@@ -17,12 +17,15 @@ mod extension;
 mod flex;
 #[cfg(feature = "gpu")]
 mod gpu;
+mod heads;
 #[cfg(feature = "cuda")]
 mod hopper;
 mod linear;
 mod prefill_attention;
+mod rms_norm;
 mod scatter_rows;
 mod slots;
+mod swiglu;
 
 pub use argmin_slots::argmin_slots;
 pub use decode_attention::{
@@ -30,7 +33,12 @@ pub use decode_attention::{
     reference as decode_reference,
 };
 pub use error::KernelError;
-pub use linear::linear;
+pub use heads::{
+    HeadLayout, HeadNorms, Placement, RotaryTable, SlotPool, split_heads, write_heads,
+};
+pub use linear::{LinearOptions, linear};
 pub use prefill_attention::{PrefillOutput, prefill_attention};
+pub use rms_norm::{add_rms_norm, rms_norm};
 pub use scatter_rows::{scatter_ints, scatter_rows, scatter_scalars};
 pub use slots::SlotRanges;
+pub use swiglu::swiglu;

@@ -5,8 +5,10 @@
 mod argmin_slots;
 mod decode_attention;
 mod golden;
+mod heads;
 mod linear;
 mod prefill_attention;
 mod problems;
 mod refused;
+mod rms_norm;
 mod scatter_rows;

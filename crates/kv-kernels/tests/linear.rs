@@ -1,5 +1,5 @@
 use burn::tensor::{DType, Device, Tensor};
-use kv_kernels::{KernelError, linear};
+use kv_kernels::{KernelError, LinearOptions, linear};
 use kv_testing::{Numbers, devices, relative_error};
 
 /// Rows, inputs, outputs: each side of every kernel's borders.
@@ -19,35 +19,74 @@ fn upload(values: &[f32], shape: [usize; 2], device: &Device, dtype: DType) -> T
     Tensor::<1>::from_data(values, (device, DType::F32)).reshape(shape).cast(dtype)
 }
 
+/// `x Wᵀ + b`, gated or not, plus a residual, in f64.
+fn expected(
+    [x, w, bias, residual]: [&[f32]; 4],
+    inputs: usize,
+    gated: bool,
+    adds: bool,
+) -> Vec<f64> {
+    let outputs = w.len() / inputs;
+    let wide = |x: &f32| f64::from(*x);
+    let rows = x.chunks(inputs).flat_map(|x| {
+        let sums: Vec<f64> = w
+            .chunks(inputs)
+            .zip(bias)
+            .map(|(w, bias)| {
+                x.iter().zip(w).map(|(x, w)| wide(x) * wide(w)).sum::<f64>() + wide(bias)
+            })
+            .collect();
+        if !gated {
+            return sums;
+        }
+        let (gates, ups) = sums.split_at(outputs / 2);
+        gates.iter().zip(ups).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up).collect()
+    });
+    let mut y: Vec<f64> = rows.collect();
+    if adds {
+        y.iter_mut().zip(residual).for_each(|(y, residual)| *y += wide(residual));
+    }
+    y
+}
+
 #[test]
 fn agrees_with_f64_on_every_device_and_dtype() {
     for tested in devices() {
         for dtype in tested.float_dtypes() {
-            let exact = dtype == DType::F32 && tested.exact_products();
-            let limit = if exact { 1e-5 } else { 1e-2 };
             for [rows, inputs, outputs] in CASES {
-                let mut numbers = Numbers::new(rows as u64);
-                let (x, w) = (numbers.normal(rows * inputs), numbers.normal(outputs * inputs));
-                let bias = numbers.normal(outputs);
-                let expected: Vec<f64> = x
-                    .chunks(inputs)
-                    .flat_map(|x| {
-                        w.chunks(inputs).zip(&bias).map(move |(w, bias)| {
-                            let dot: f64 =
-                                x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
-                            dot + f64::from(*bias)
-                        })
-                    })
-                    .collect();
-                let device = &tested.device;
-                let bias = upload(&bias, [1, outputs], device, dtype).reshape([outputs]);
-                let x = upload(&x, [rows, inputs], device, dtype);
-                let w = upload(&w, [outputs, inputs], device, dtype);
-                let y = linear(x, w, Some(bias)).unwrap();
-                let y = y.try_into_vec_as::<f32>().unwrap();
-                let error = relative_error(&y, &expected);
-                let context = format!("{} {dtype:?} {rows}x{inputs}x{outputs}", tested.name);
-                assert!(error < limit, "{context}: off by {error}");
+                for (gated, adds) in [(false, false), (true, false), (false, true), (true, true)] {
+                    if gated && outputs % 2 == 1 {
+                        continue;
+                    }
+                    let mut numbers = Numbers::new(rows as u64);
+                    let width = if gated { outputs / 2 } else { outputs };
+                    // Small, so that gates stay where they bend.
+                    let scale = 1.0 / (inputs as f32).sqrt();
+                    let x: Vec<f32> =
+                        numbers.normal(rows * inputs).iter().map(|x| x * scale).collect();
+                    let w = numbers.normal(outputs * inputs);
+                    let (bias, residual) = (numbers.normal(outputs), numbers.normal(rows * width));
+                    let expected = expected([&x, &w, &bias, &residual], inputs, gated, adds);
+                    let device = &tested.device;
+                    let options = LinearOptions {
+                        bias: Some(upload(&bias, [1, outputs], device, dtype).reshape([outputs])),
+                        gated,
+                        residual: adds.then(|| upload(&residual, [rows, width], device, dtype)),
+                    };
+                    let x = upload(&x, [rows, inputs], device, dtype);
+                    let w = upload(&w, [outputs, inputs], device, dtype);
+                    let y = linear(x, w, options).unwrap();
+                    let y = y.try_into_vec_as::<f32>().unwrap();
+                    let error = relative_error(&y, &expected);
+                    // Above 32 rows, CUDA's products of f32 are Burn's, in TF32.
+                    let exact = dtype == DType::F32 && (tested.exact_products() || rows <= 32);
+                    let limit = if exact { 1e-5 } else { 1e-2 };
+                    let context = format!(
+                        "{} {dtype:?} {rows}x{inputs}x{outputs} gated {gated} adds {adds}",
+                        tested.name
+                    );
+                    assert!(error < limit, "{context}: off by {error}");
+                }
             }
         }
     }
@@ -68,9 +107,10 @@ fn rows_do_not_depend_on_each_other() {
             let x = upload(&numbers.normal(20 * inputs), [20, inputs], device, dtype);
             let w = upload(&numbers.normal(outputs * inputs), [outputs, inputs], device, dtype);
             let read = |y: Tensor<2>| y.try_into_vec_as::<f32>().unwrap();
-            let all = read(linear(x.clone(), w.clone(), None).unwrap());
+            let all = read(linear(x.clone(), w.clone(), LinearOptions::default()).unwrap());
             for rows in [1, 3] {
-                let part = read(linear(x.clone().narrow(0, 4, rows), w.clone(), None).unwrap());
+                let part = x.clone().narrow(0, 4, rows);
+                let part = read(linear(part, w.clone(), LinearOptions::default()).unwrap());
                 let of_all = &all[4 * outputs..][..rows * outputs];
                 // CUDA's planes share the sum otherwise above 8 rows.
                 let limit = if tested.name == "cpu" { 0.0 } else { 1e-2 };
@@ -87,11 +127,19 @@ fn shapes_and_dtypes_that_do_not_fit_are_refused() {
     let device = &devices()[0].device;
     let zeros = |shape: [usize; 2], dtype| Tensor::<2>::zeros(shape, (device, dtype));
     let x = zeros([2, 8], DType::F32);
-    let error = linear(x.clone(), zeros([4, 7], DType::F32), None).unwrap_err();
+    let none = LinearOptions::default;
+    let error = linear(x.clone(), zeros([4, 7], DType::F32), none()).unwrap_err();
     assert!(matches!(error, KernelError::Shape { argument: "weight", .. }), "{error}");
-    let error = linear(x.clone(), zeros([4, 8], DType::F16), None).unwrap_err();
+    let error = linear(x.clone(), zeros([4, 8], DType::F16), none()).unwrap_err();
     assert!(matches!(error, KernelError::Dtype { argument: "weight", .. }), "{error}");
-    let bias = Tensor::<1>::zeros([3], (device, DType::F32));
-    let error = linear(x, zeros([4, 8], DType::F32), Some(bias)).unwrap_err();
+    let w = || zeros([4, 8], DType::F32);
+    let bias = Some(Tensor::<1>::zeros([3], (device, DType::F32)));
+    let error = linear(x.clone(), w(), LinearOptions { bias, ..none() }).unwrap_err();
     assert!(matches!(error, KernelError::Shape { argument: "bias", .. }), "{error}");
+    let gated = LinearOptions { gated: true, ..none() };
+    let error = linear(x.clone(), zeros([5, 8], DType::F32), gated.clone()).unwrap_err();
+    assert!(matches!(error, KernelError::Unsupported { .. }), "{error}");
+    let residual = Some(zeros([2, 4], DType::F32));
+    let error = linear(x, w(), LinearOptions { residual, ..gated }).unwrap_err();
+    assert!(matches!(error, KernelError::Shape { argument: "residual", .. }), "{error}");
 }

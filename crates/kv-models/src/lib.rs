@@ -46,7 +46,7 @@ pub use hub::{HubError, resolve};
 pub use llama::{Llama, PrefillPass, Prefilled};
 pub use model::{Model, model_names};
 pub use presets::{PRESETS, preset};
-pub use rope::{RopeTable, Rotation, inverse_frequencies};
+pub use rope::{inverse_frequencies, rotary_table};
 pub use sampling::{Sampler, Sampling};
 pub use session::Session;
 pub use tokenizer::{TextStream, Tokenizer};

@@ -11,11 +11,11 @@ use std::sync::Arc;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor};
 use kv_core::read_f32;
-use kv_kernels::linear as linear_product;
+use kv_kernels::{LinearOptions, RotaryTable, linear as linear_product};
 
 pub use prefill::{PrefillPass, Prefilled};
 
-use crate::{ModelConfig, Result, RopeTable};
+use crate::{ModelConfig, Result};
 use layer::{Layer, RmsNorm};
 use linear::Linear;
 
@@ -29,7 +29,7 @@ pub struct Llama {
     /// The output projection; `None` if it is the embedding.
     head: Option<Linear>,
     #[module(skip)]
-    rope: RopeTable,
+    rope: RotaryTable,
     #[module(skip)]
     frequencies: Arc<[f64]>,
     #[module(skip)]
@@ -70,7 +70,7 @@ impl Llama {
     pub fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
         let logits = match &self.head {
             Some(head) => head.forward(hidden),
-            None => linear_product(hidden, self.embedding.val(), None),
+            None => linear_product(hidden, self.embedding.val(), LinearOptions::default()),
         };
         Ok(logits?.cast(DType::F32))
     }

@@ -192,7 +192,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        cache.append(step.key.clone(), step.value.clone(), step.position.clone())?;
+        let query = step.append(cache)?;
         let decoding = self.decoding();
         if decoding == Decoding::BeforeAttention {
             let scores = |cache: &LayerCache| {
@@ -204,7 +204,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
         let probabilities =
             matches!(decoding, Decoding::AfterAttention { probabilities: true, .. });
         let options = DecodeAttentionOptions { probabilities, ..Default::default() };
-        let attention = cache.attend(step.query.clone(), options)?;
+        let attention = cache.attend(query.clone(), options)?;
         let probabilities = attention.probabilities.as_ref();
         match decoding {
             Decoding::None | Decoding::BeforeAttention => {}
@@ -222,13 +222,13 @@ impl<S: Scorer> Policy for KeepTop<S> {
             }
             Decoding::Rescore { window, raw_queries } => {
                 if window > 0 {
-                    remember(cache, QUERIES, &step.query, window);
+                    remember(cache, QUERIES, &query, window);
                 }
                 if raw_queries > 0 {
-                    let raw = step.raw_query.as_ref().unwrap_or(&step.query);
-                    remember(cache, RAW_QUERIES, raw, raw_queries);
+                    remember(cache, RAW_QUERIES, &step.raw_query()?, raw_queries);
                 }
-                let scores = |cache: &LayerCache| rescore(&self.scorer, layer, cache, &step);
+                let group = query.dims()[1] / cache.layout().kv_heads();
+                let scores = |cache: &LayerCache| rescore(&self.scorer, layer, cache, &step, group);
                 self.evict(cache, scores, &step.position)?;
             }
         }

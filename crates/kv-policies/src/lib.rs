@@ -41,14 +41,9 @@
 //! assert_eq!(attention.cache().unwrap().layout().lengths(), [16, 16, 16, 16]);
 //!
 //! // A decode step: 4 query heads in groups of 2.
-//! let step = Step {
-//!     query: Tensor::random([2, 4, 16], Distribution::Default, &device),
-//!     raw_query: None,
-//!     key: Tensor::random([2, 2, 16], Distribution::Default, &device),
-//!     value: Tensor::random([2, 2, 16], Distribution::Default, &device),
-//!     position: Tensor::full([2], 64, (&device, DType::I32)),
-//!     inverse_frequencies: Default::default(),
-//! };
+//! let random = |heads| Tensor::<3>::random([2, heads, 16], Distribution::Default, &device);
+//! let position = Tensor::full([2], 64, (&device, DType::I32));
+//! let step = Step::new(random(4), random(2), random(2), position);
 //! let output = attention.forward(step)?;
 //! assert_eq!(output.dims(), [2, 4, 16]);
 //! # Ok(())
@@ -68,6 +63,7 @@ mod rerotated;
 mod rescore;
 mod scorer;
 mod scorers;
+mod step;
 mod top_k_oracle;
 mod uniform;
 
@@ -77,12 +73,13 @@ pub use compressed_attention::CompressedAttention;
 pub use error::PolicyError;
 pub use full::Full;
 pub use keep_top::{Family, KeepTop};
-pub use policy::{LayerContext, Needs, Observation, Plan, Policy, Step};
+pub use policy::{LayerContext, Needs, Observation, Plan, Policy};
 pub use pyramid_infer::PyramidInfer;
 pub use registry::{Entry, POLICIES, build, build_named};
 pub use rerotated::Rerotated;
 pub use scorer::{DecodeView, Decoding, FamilyDefaults, QUERIES, RAW_QUERIES, SCORE, Scorer};
 pub use scorers::*;
+pub use step::{NewHeads, Step};
 pub use top_k_oracle::TopKOracle;
 pub use uniform::Uniform;
 

@@ -1,13 +1,12 @@
 //! What a policy is, what it is shown, and what it does.
 
 use std::fmt::Debug;
-use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, Room, Selection};
 
 use crate::attention::last_queries;
-use crate::{PolicyError, Result};
+use crate::{PolicyError, Result, Step};
 
 /// What a policy must be shown during prefill; nothing else is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -103,23 +102,6 @@ impl From<Selection> for Plan {
     }
 }
 
-/// One decode step of one layer.
-#[derive(Debug, Clone)]
-pub struct Step {
-    /// Queries after RoPE, `[B, Hq, D]`.
-    pub query: Tensor<3>,
-    /// Queries before RoPE, `[B, Hq, D]`; without, policies that need them take `query`.
-    pub raw_query: Option<Tensor<3>>,
-    /// Keys after RoPE, `[B, Hkv, D]`.
-    pub key: Tensor<3>,
-    /// Values, `[B, Hkv, D]`.
-    pub value: Tensor<3>,
-    /// The new tokens' logical positions, `[B]`, 32-bit.
-    pub position: Tensor<1, Int>,
-    /// RoPE's inverse frequencies, `[D / 2]`, for policies that look ahead; may be empty.
-    pub inverse_frequencies: Arc<[f64]>,
-}
-
 /// A KV-cache compression policy: how one layer's slots are chosen after prefill and kept within
 /// their budget during decode.
 ///
@@ -182,8 +164,8 @@ pub trait Policy: Debug + Send + Sync {
     /// # Errors
     /// [`crate::PolicyError`]; a full cache is one.
     fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        cache.append(step.key, step.value, step.position)?;
-        Ok(cache.attend(step.query, DecodeAttentionOptions::default())?.output)
+        let query = step.append(cache)?;
+        Ok(cache.attend(query, DecodeAttentionOptions::default())?.output)
     }
 
     /// Tokens whose hidden states the layers behind this one still compute, `[B]` lists of indices

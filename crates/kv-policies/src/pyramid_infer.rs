@@ -240,9 +240,9 @@ impl Policy for PyramidInfer {
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        cache.append(step.key, step.value, step.position.clone())?;
+        let query = step.append(cache)?;
         let options = DecodeAttentionOptions { probabilities: self.decode, ..Default::default() };
-        let attention = cache.attend(step.query, options)?;
+        let attention = cache.attend(query, options)?;
         if let Some(probabilities) = &attention.probabilities {
             self.record(cache, probabilities, &step.position)?;
             self.shrink(layer, cache)?;

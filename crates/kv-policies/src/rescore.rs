@@ -19,17 +19,17 @@ pub(crate) fn remember(cache: &mut LayerCache, name: &str, query: &Tensor<3>, co
 }
 
 /// Scores of all slots, `[S]`: each (sequence, head) by itself, since they may hold different
-/// numbers of slots. Slots beyond a head's length get −∞.
+/// numbers of slots. Slots beyond a head's length get −∞. `group` query heads share a key-value head.
 pub(crate) fn rescore<S: Scorer>(
     scorer: &S,
     layer: LayerContext,
     cache: &LayerCache,
     step: &Step,
+    group: usize,
 ) -> Result<Tensor<1>> {
     let layout = cache.layout();
     let device = &cache.options().device;
     let (kv_heads, head_dim) = (layout.kv_heads(), cache.head_dim());
-    let group = step.query.dims()[1] / kv_heads;
     let seen = kv_core::read_i32("position", step.position.clone())?;
     let mut scores = Vec::new();
     for pair in 0..layout.pairs() {

@@ -119,9 +119,9 @@ impl Policy for TopKOracle {
     }
 
     fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        cache.append(step.key, step.value, step.position.clone())?;
+        let query = step.append(cache)?;
         let options = DecodeAttentionOptions { probabilities: true, ..Default::default() };
-        let whole = cache.attend(step.query.clone(), options)?;
+        let whole = cache.attend(query.clone(), options)?;
         let within = cache.limits().is_some_and(|limits| {
             limits.iter().zip(cache.layout().lengths()).all(|(limit, length)| length <= limit)
         });
@@ -131,6 +131,6 @@ impl Policy for TopKOracle {
         let now = read_i32("positions", step.position)?;
         let weights = self.choose(cache, &probabilities, &now)?;
         let options = DecodeAttentionOptions::default();
-        Ok(cache.attend_weighted(step.query, Some(weights), options)?.output)
+        Ok(cache.attend_weighted(query, Some(weights), options)?.output)
     }
 }

@@ -2,6 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{CacheOptions, LayerCache, SlotLayout, read_f32};
+use kv_policies::Step;
 use kv_testing::{exact_devices, golden_files, relative_error};
 use serde_json::json;
 
@@ -153,11 +154,11 @@ fn golden_tova_official() {
             check(&cache, 0);
             for index in 0..steps {
                 let now = tokens + index;
-                let mut one = step(&q, &k, &v, now.min(q.dims()[2] - 1), now);
-                one.query = q.clone().narrow(2, index + 1, 1).squeeze_dim(2);
-                one.key = k.clone().narrow(2, now, 1).squeeze_dim(2);
-                one.value = v.clone().narrow(2, now, 1).squeeze_dim(2);
-                tova.step(LAYER, &mut cache, one).unwrap();
+                let pick =
+                    |tensor: &Tensor<4>, at| tensor.clone().narrow(2, at, 1).squeeze_dim::<3>(2);
+                let position = Tensor::full([batch], now as i32, (&k.device(), DType::I32));
+                let step = Step::new(pick(&q, index + 1), pick(&k, now), pick(&v, now), position);
+                tova.step(LAYER, &mut cache, step).unwrap();
                 check(&cache, index + 1);
             }
         }

@@ -73,14 +73,8 @@ pub(crate) fn step(
     let pick = |tensor: &Tensor<4>| tensor.clone().narrow(2, index, 1).squeeze_dim::<3>(2);
     let device: Device = keys.device();
     let batch = keys.dims()[0];
-    Step {
-        query: pick(query),
-        raw_query: None,
-        key: pick(keys),
-        value: pick(values),
-        position: Tensor::full([batch], position as i32, (&device, DType::I32)),
-        inverse_frequencies: Default::default(),
-    }
+    let position = Tensor::full([batch], position as i32, (&device, DType::I32));
+    Step::new(pick(query), pick(keys), pick(values), position)
 }
 
 /// Live positions of one (sequence, head), ascending.

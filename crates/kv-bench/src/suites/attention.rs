@@ -5,7 +5,7 @@ use burn::tensor::{DType, Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32, read_i32};
 use kv_kernels::prefill_attention;
 use kv_models::PrefillPass;
-use kv_policies::{Needs, Observation, Step};
+use kv_policies::{Needs, NewHeads, Observation, Step};
 
 use crate::args::Attention;
 use crate::contenders::Contender;
@@ -133,14 +133,16 @@ fn compare(
     for step in 0..steps {
         let at = tokens + step;
         let pick = |tensor: &Tensor<4>| tensor.clone().narrow(2, at, 1).squeeze_dim::<3>(2);
-        let now = Step {
-            query: pick(whole),
-            raw_query: observation.raw_queries.as_ref().map(pick),
+        let query = pick(whole);
+        let heads = NewHeads::Rotated {
+            query: query.clone(),
             key: pick(observation.keys),
             value: pick(observation.values),
-            position: Tensor::full([1], at as i32, (&device, DType::I32)),
-            inverse_frequencies: observation.inverse_frequencies.into(),
+            raw_query: observation.raw_queries.as_ref().map(pick),
         };
+        let position = Tensor::full([1], at as i32, (&device, DType::I32));
+        let inverse_frequencies = observation.inverse_frequencies.into();
+        let now = Step { heads, position, inverse_frequencies };
         // The full cache, which runs first, gives what the others are compared with.
         let mut exact = Vec::new();
         let mut probabilities = Vec::new();
@@ -149,7 +151,7 @@ fn compare(
             let output = read_f32("output", output)?;
             if exact.is_empty() {
                 let wanted = DecodeAttentionOptions { probabilities: true, ..Default::default() };
-                let full = cache.attend(now.query.clone(), wanted)?;
+                let full = cache.attend(query.clone(), wanted)?;
                 let full = full.probabilities.context("probabilities were asked for")?;
                 probabilities = read_f32("probabilities", full.mean_dim(1).squeeze_dim::<1>(1))?;
                 exact = output.clone();

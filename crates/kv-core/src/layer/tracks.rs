@@ -1,6 +1,7 @@
 //! What policies keep beside the slots: tracks, state tensors, limits.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
+use kv_kernels::scatter_scalars;
 
 use super::expect_shape;
 use crate::tensors::floats;
@@ -70,6 +71,16 @@ impl LayerCache {
     pub fn set_limits(&mut self, limits: Vec<usize>) -> Result<()> {
         expect_shape("limits", &[limits.len()], &[self.layout.pairs()])?;
         self.limits = Some(limits);
+        Ok(())
+    }
+
+    /// Sets all tracks of `slots` `[N]` to their initial values; negative slots are skipped.
+    pub(super) fn reset_tracks(&mut self, slots: &Tensor<1, Int>) -> Result<()> {
+        let count = slots.dims()[0];
+        for track in self.tracks.values_mut() {
+            let initial = Tensor::full([count], track.initial, (&self.options.device, DType::F32));
+            scatter_scalars(&mut track.values, slots.clone(), initial)?;
+        }
         Ok(())
     }
 

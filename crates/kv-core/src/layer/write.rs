@@ -1,6 +1,7 @@
 //! New tokens into slots: a prompt's, appended ones, overwriting ones.
 
 use burn::tensor::{DType, Int, Tensor};
+use kv_kernels::{HeadLayout, Placement, SlotPool, SlotRanges, write_heads};
 
 use super::expect_shape;
 use super::slots::Rows;
@@ -77,6 +78,55 @@ impl LayerCache {
         )
     }
 
+    /// Appends one token to every head of every sequence as a layer projects it, in one launch, and
+    /// returns its queries, `[B, Hq, D]`.
+    ///
+    /// # Shapes
+    /// `projected` `[B, (Hq + 2 Hkv) D]`; `positions` `[B]`.
+    ///
+    /// # Errors
+    /// As [`Self::append`], and those of [`write_heads`].
+    pub fn append_projected(
+        &mut self,
+        projected: Tensor<2>,
+        positions: Tensor<1, Int>,
+        heads: &HeadLayout,
+    ) -> Result<Tensor<3>> {
+        expect_shape("kv heads", &[heads.kv_heads], &[self.layout.kv_heads()])?;
+        self.reserve(1)?;
+        let slots = (!self.tracks.is_empty()).then(|| self.free_slots());
+        let (pool, ranges) = self.pool();
+        let query = write_heads(projected, positions, heads, pool, Placement::Append(ranges))?;
+        self.layout.lengths_mut().iter_mut().for_each(|length| *length += 1);
+        if let Some(slots) = slots {
+            self.reset_tracks(&slots)?;
+        }
+        Ok(query)
+    }
+
+    /// Overwrites one slot per (sequence, head) with a token as a layer projects it, in one launch:
+    /// weight 1, tracks at their initial value. Returns the token's queries, `[B, Hq, D]`.
+    ///
+    /// # Shapes
+    /// `slots` `[B, Hkv]` (pool indices, 32-bit; negative ones are skipped), the others as for
+    /// [`Self::append_projected`].
+    ///
+    /// # Errors
+    /// Those of [`write_heads`]. The slots are on the device and must be live ones.
+    pub fn overwrite_projected(
+        &mut self,
+        slots: Tensor<2, Int>,
+        projected: Tensor<2>,
+        positions: Tensor<1, Int>,
+        heads: &HeadLayout,
+    ) -> Result<Tensor<3>> {
+        let (pool, _) = self.pool();
+        let placement = Placement::Slots(slots.clone());
+        let query = write_heads(projected, positions, heads, pool, placement)?;
+        self.reset_tracks(&slots.reshape([self.layout.pairs()]))?;
+        Ok(query)
+    }
+
     /// Appends `N` tokens to every head of every sequence.
     ///
     /// # Shapes
@@ -132,6 +182,16 @@ impl LayerCache {
         self.check_tokens(&keys, &values, &positions)?;
         let rows = Self::token_rows(keys, values, positions);
         self.write_slots(&slots, rows)
+    }
+
+    fn pool(&mut self) -> (SlotPool<'_>, &mut SlotRanges) {
+        let pool = SlotPool {
+            keys: &mut self.keys,
+            values: &mut self.values,
+            positions: &mut self.positions,
+            log_weights: self.log_weights.as_mut(),
+        };
+        (pool, &mut self.ranges)
     }
 
     /// Checks the shapes of `N` tokens of every head.

@@ -75,14 +75,7 @@ pub fn decode_attention(
     check.shape("keys", &keys, &[slots, head_dim])?;
     check.shape("values", &values, &[slots, head_dim])?;
     for (argument, tensor) in [("keys", &keys), ("values", &values)] {
-        if tensor.dtype() != query.dtype() {
-            return Err(KernelError::Dtype {
-                op: OP,
-                argument,
-                expected: "the query's dtype",
-                actual: tensor.dtype(),
-            });
-        }
+        check.same_dtype(argument, tensor, "the query's dtype", query.dtype())?;
     }
     check.ranges(ranges, batch, kv_heads)?;
     if kv_heads == 0 || query_heads % kv_heads != 0 {

@@ -2,7 +2,6 @@
 
 #[cfg(feature = "cuda")]
 use burn::backend::DType;
-use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
@@ -11,33 +10,73 @@ use cubecl::prelude::*;
 
 #[cfg(feature = "cuda")]
 use super::hopper;
-use super::skinny;
-use crate::gpu::{elem_type, empty_like, grid, multiplies};
+use super::{plain, tensor_core};
+use crate::extension::Epilogue;
+use crate::gpu::{elem_type, empty_like, grid, multiplies, vector_lanes};
 
-/// Up to 32 rows `x` `[M, K]` times the transpose of `weight` `[N, K]`.
-pub(crate) fn skinny(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
+/// Up to 32 rows `x` `[M, K]` times the transpose of `weight` `[N, K]`, and the epilogue.
+pub(crate) fn skinny(
+    x: CubeTensor,
+    weight: CubeTensor,
+    epilogue: Epilogue<CubeBackend>,
+) -> CubeTensor {
     let [rows, inputs] = x.shape().dims();
     let [outputs, _] = weight.shape().dims();
-    if !multiplies(&x) || !inputs.is_multiple_of(32) {
-        return CubeBackend::float_matmul(x, CubeBackend::float_transpose(weight));
-    }
-    let x = into_contiguous(x);
+    let config = epilogue.config;
+    let outputs = outputs / config.parts();
+    let (x, weight) = (into_contiguous(x), into_contiguous(weight));
+    let client = x.client.clone();
     let y = empty_like(&x, Shape::from([rows, outputs]), x.dtype);
-    // SAFETY: shapes were checked, and the kernel guards its writes.
+    if rows * outputs == 0 {
+        return y;
+    }
+    let bias = into_contiguous(epilogue.bias).into_buffer_arg();
+    let residual = into_contiguous(epilogue.residual).into_buffer_arg();
+    // A gate and what it gates are 8 outputs apart in a tile.
+    let whole = !config.gated || outputs.is_multiple_of(8);
+    // SAFETY: shapes were checked, and the kernels guard their writes.
     unsafe {
-        skinny::skinny_kernel::launch_unchecked(
-            &x.client.clone(),
-            grid(outputs.div_ceil(skinny::OUTPUTS)),
-            CubeDim::new_1d(32 * skinny::planes(rows.div_ceil(8)) as u32),
-            x.clone().into_buffer_arg(),
-            into_contiguous(weight).into_buffer_arg(),
-            y.clone().into_buffer_arg(),
-            rows,
-            outputs,
-            inputs,
-            rows.div_ceil(8),
-            elem_type(x.dtype),
-        );
+        if multiplies(&x) && inputs.is_multiple_of(32) && whole {
+            let tiles = rows.div_ceil(8);
+            tensor_core::tensor_core_kernel::launch_unchecked(
+                &client,
+                grid(outputs.div_ceil(tensor_core::OUTPUTS / config.parts())),
+                CubeDim::new_1d(32 * tensor_core::planes(tiles) as u32),
+                x.clone().into_buffer_arg(),
+                weight.into_buffer_arg(),
+                bias,
+                residual,
+                y.clone().into_buffer_arg(),
+                rows,
+                outputs,
+                inputs,
+                tiles,
+                config,
+                elem_type(x.dtype),
+            );
+        } else {
+            let lanes = vector_lanes(&x, inputs, inputs).min(4);
+            let hardware = &client.properties().hardware;
+            let team = (hardware.plane_size_min as usize).clamp(1, 32);
+            plain::plain_kernel::launch_unchecked(
+                &client,
+                grid(outputs.div_ceil(plain::UNITS / team)),
+                CubeDim::new_1d(plain::UNITS as u32),
+                lanes,
+                x.clone().into_buffer_arg(),
+                weight.into_buffer_arg(),
+                bias,
+                residual,
+                y.clone().into_buffer_arg(),
+                rows,
+                outputs,
+                inputs / lanes,
+                rows.next_power_of_two().min(8),
+                team,
+                config,
+                elem_type(x.dtype),
+            );
+        }
     }
     y
 }

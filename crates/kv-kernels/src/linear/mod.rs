@@ -1,69 +1,118 @@
 //! Products of a few rows with a weight matrix kept `[out, in]`: what a decode step consists of.
 
+#[cfg(feature = "gpu")]
+mod epilogue;
 #[cfg(feature = "cuda")]
 mod hopper;
 #[cfg(feature = "gpu")]
 pub(crate) mod launch;
+#[cfg(feature = "gpu")]
+mod plain;
 pub(crate) mod reference;
 #[cfg(feature = "gpu")]
-mod skinny;
+mod tensor_core;
 
 use burn::backend::Dispatch;
 #[cfg(feature = "cuda")]
 use burn::tensor::DType;
 use burn::tensor::Tensor;
 
-use crate::KernelError;
 use crate::check::Check;
-use crate::extension::SlotOps;
+use crate::extension::{Epilogue, EpilogueConfig, SlotOps};
+use crate::{KernelError, swiglu};
 
 const OP: &str = "linear";
 
 /// Rows up to which every row is computed by itself.
 const SKINNY: usize = 32;
 
-/// `y = x Wᵀ + b`.
+/// What [`linear`] does with its sums, in this order.
+#[derive(Debug, Clone, Default)]
+pub struct LinearOptions {
+    /// Added, `[out]`.
+    pub bias: Option<Tensor<1>>,
+    /// Whether the outputs are a gate and what it gates, side by side: `silu` of the first half
+    /// multiplies the second (SwiGLU), and the result is `out / 2` wide.
+    pub gated: bool,
+    /// Added, of the result's shape.
+    pub residual: Option<Tensor<2>>,
+}
+
+/// `y = x Wᵀ`, and what `options` add to it.
 ///
-/// On the CPU, up to 32 rows are summed row by row in one order, so that a row's result does not
-/// depend on the others: a batch gives each sequence exactly what it gets alone.
+/// Up to 32 rows, all is one kernel. On the CPU such rows are summed row by row in one order, so
+/// that a row's result does not depend on the others: a batch gives each sequence exactly what it
+/// gets alone.
 ///
 /// # Shapes
-/// `x` `[N, in]`, `weight` `[out, in]` of the same dtype, `bias` `[out]`; returns `[N, out]`.
+/// `x` `[N, in]`, `weight` `[out, in]` of the same dtype, as bias and residual; returns `[N, out]`,
+/// or `[N, out / 2]` where gated.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.
 pub fn linear(
     x: Tensor<2>,
     weight: Tensor<2>,
-    bias: Option<Tensor<1>>,
+    options: LinearOptions,
 ) -> Result<Tensor<2>, KernelError> {
     let [rows, inputs] = x.dims();
     let [outputs, _] = weight.dims();
+    let dtype = x.dtype();
     let check = Check::new(OP, &x);
     check.supported()?;
     check.float("x", &x)?;
     check.shape("weight", &weight, &[outputs, inputs])?;
-    if weight.dtype() != x.dtype() {
-        return Err(KernelError::Dtype {
+    check.same_dtype("weight", &weight, "the dtype of x", dtype)?;
+    if let Some(bias) = &options.bias {
+        check.shape("bias", bias, &[outputs])?;
+        check.same_dtype("bias", bias, "the dtype of x", dtype)?;
+    }
+    if options.gated && !outputs.is_multiple_of(2) {
+        return Err(KernelError::Unsupported {
             op: OP,
-            argument: "weight",
-            expected: "the dtype of x",
-            actual: weight.dtype(),
+            argument: "gated outputs",
+            actual: outputs.to_string(),
+            supported: "even numbers",
         });
     }
-    if let Some(bias) = &bias {
-        check.shape("bias", bias, &[outputs])?;
+    if let Some(residual) = &options.residual {
+        let width = if options.gated { outputs / 2 } else { outputs };
+        check.shape("residual", residual, &[rows, width])?;
+        check.same_dtype("residual", residual, "the dtype of x", dtype)?;
     }
-    let y = if rows <= SKINNY {
-        let y = <Dispatch as SlotOps>::skinny_product(x.into_dispatch(), weight.into_dispatch());
-        Tensor::from_dispatch(y)
-    } else {
-        wide(&check, x, weight)
-    };
-    Ok(match bias {
-        Some(bias) => y + bias.unsqueeze_dim(0),
+    if rows <= SKINNY {
+        let y = <Dispatch as SlotOps>::skinny_product(
+            x.clone().into_dispatch(),
+            weight.into_dispatch(),
+            options.epilogue(x),
+        );
+        return Ok(Tensor::from_dispatch(y));
+    }
+    let mut y = wide(&check, x, weight);
+    if let Some(bias) = options.bias {
+        y = y + bias.unsqueeze_dim(0);
+    }
+    if options.gated {
+        y = swiglu(y)?;
+    }
+    Ok(match options.residual {
+        Some(residual) => y + residual,
         None => y,
     })
+}
+
+impl LinearOptions {
+    /// The arguments of the extension; `any` stands where nothing is read.
+    fn epilogue(self, any: Tensor<2>) -> Epilogue<Dispatch> {
+        let config = EpilogueConfig {
+            biased: self.bias.is_some(),
+            gated: self.gated,
+            adds: self.residual.is_some(),
+        };
+        let bias = self.bias.map_or_else(|| any.clone().into_dispatch(), Tensor::into_dispatch);
+        let residual = self.residual.unwrap_or(any).into_dispatch();
+        Epilogue { bias, residual, config }
+    }
 }
 
 /// Products of many rows.

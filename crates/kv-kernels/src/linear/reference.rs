@@ -3,6 +3,8 @@
 
 use rayon::prelude::*;
 
+use crate::swiglu::reference::swiglu;
+
 /// Multiply-adds below which threads cost more than they gain.
 const SERIAL: usize = 1 << 17;
 
@@ -33,6 +35,28 @@ pub(crate) fn product<E: Copy + Sync>(
         for (row, values) in chunk.chunks(width).enumerate() {
             y[row * outputs + at * part..][..width].copy_from_slice(values);
         }
+    }
+    y
+}
+
+/// Bias, gate and residual of sums `[N, M]`.
+pub(crate) fn finish(
+    sums: Vec<f32>,
+    outputs: usize,
+    bias: Option<&[f32]>,
+    gates: bool,
+    residual: Option<&[f32]>,
+) -> Vec<f32> {
+    let mut y = sums;
+    if let Some(bias) = bias {
+        let rows = y.chunks_mut(outputs);
+        rows.for_each(|row| row.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias));
+    }
+    if gates {
+        y = swiglu(&y, outputs / 2);
+    }
+    if let Some(residual) = residual {
+        y.iter_mut().zip(residual).for_each(|(y, residual)| *y += residual);
     }
     y
 }

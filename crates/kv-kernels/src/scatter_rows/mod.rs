@@ -65,14 +65,8 @@ pub fn scatter_ints(
     check.int("slots", &slots)?;
     check.int("values", &values)?;
     check.shape("values", &values, &slots.dims())?;
-    let owned = if check.on_gpu() {
-        pool.clone()
-    } else {
-        let placeholder = Tensor::empty([0], (&pool.device(), pool.dtype()));
-        std::mem::replace(pool, placeholder)
-    };
     *pool = Tensor::from_dispatch(<Dispatch as SlotOps>::scatter_ints(
-        owned.into_dispatch(),
+        check.take_ints(pool).into_dispatch(),
         slots.into_dispatch(),
         values.into_dispatch(),
     ));
@@ -91,22 +85,9 @@ fn scatter_floats<const D: usize>(
     check.float("pool", pool)?;
     check.int("slots", &slots)?;
     check.shape("rows", &rows, &expected(slots.dims()[0]))?;
-    if rows.dtype() != pool.dtype() {
-        return Err(KernelError::Dtype {
-            op,
-            argument: "rows",
-            expected: "the pool's dtype",
-            actual: rows.dtype(),
-        });
-    }
-    let owned = if check.on_gpu() {
-        pool.clone()
-    } else {
-        let placeholder = Tensor::empty([0; D], (&pool.device(), pool.dtype()));
-        std::mem::replace(pool, placeholder)
-    };
+    check.same_dtype("rows", &rows, "the pool's dtype", pool.dtype())?;
     *pool = Tensor::from_dispatch(<Dispatch as SlotOps>::scatter_rows(
-        owned.into_dispatch(),
+        check.take(pool).into_dispatch(),
         slots.into_dispatch(),
         rows.into_dispatch(),
     ));

@@ -2,6 +2,7 @@
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use kv_core::KvCache;
+use kv_kernels::split_heads;
 use kv_policies::{LayerContext, Policy, Step};
 
 use super::Llama;
@@ -23,31 +24,44 @@ impl Llama {
     ) -> Result<Tensor<2>> {
         self.check_step(tokens, 1, cache)?;
         let batch = tokens.len();
+        let ids = self.upload(tokens);
+        let positions = self.positions(cache, 1).reshape([batch]);
+        let logits = self.decode_at(ids, positions, cache, policy)?;
+        self.advance(cache, policy);
+        Ok(logits)
+    }
+
+    /// One decode step of tokens `[B]` at positions `[B]`, both on the device, without the host's
+    /// part: what can be captured.
+    pub(crate) fn decode_at(
+        &self,
+        tokens: Tensor<1, Int>,
+        positions: Tensor<1, Int>,
+        cache: &mut KvCache,
+        policy: &dyn Policy,
+    ) -> Result<Tensor<2>> {
+        let [batch] = tokens.dims();
         let config = &self.config;
         let width = config.num_query_heads * config.head_dim;
-        let mut hidden = self.embed(tokens.iter().map(|&token| token as i32).collect());
-        let position = self.positions(cache, 1).reshape([batch]);
-        let rotation = self.rope.rotation_at(position.clone().unsqueeze_dim(1));
+        let mut hidden = self.embedding.val().select(0, tokens);
         let count = self.layers.len();
         for (index, (layer, slots)) in self.layers.iter().zip(&mut cache.layers).enumerate() {
-            let projected = layer.project(hidden.clone(), [batch, 1], config)?;
-            let (query, key) = projected.rotate(&rotation);
-            let step = Step {
-                query: query.squeeze_dim(2),
-                raw_query: Some(projected.raw_query.squeeze_dim(2)),
-                key: key.squeeze_dim(2),
-                value: projected.value.squeeze_dim(2),
-                position: position.clone(),
-                inverse_frequencies: self.frequencies.clone(),
-            };
+            let projected = layer.project(hidden.clone())?;
+            let heads = layer.heads(config, &self.rope);
+            let frequencies = self.frequencies.clone();
+            let step = Step::projected(projected, heads, positions.clone(), frequencies);
             let attention = policy.step(LayerContext { index, count }, slots, step)?;
             hidden = layer.finish(hidden, attention.reshape([batch, width]))?;
         }
+        self.logits(self.norm.forward(hidden)?)
+    }
+
+    /// The host's part of a decode step.
+    pub(crate) fn advance(&self, cache: &mut KvCache, policy: &dyn Policy) {
         cache.seen.iter_mut().for_each(|seen| *seen += 1);
         if policy.renumbers() {
             cache.seen = cache.longest();
         }
-        self.logits(self.norm.forward(hidden))
     }
 
     /// Appends `N` tokens to every sequence at once and returns the logits behind each of them,
@@ -69,18 +83,18 @@ impl Llama {
         self.check_step(&flat, added, cache)?;
         let config = &self.config;
         let width = config.num_query_heads * config.head_dim;
-        let mut hidden = self.embed(flat.iter().map(|&token| token as i32).collect());
+        let mut hidden = self.embedding.val().select(0, self.upload(&flat));
         let positions = self.positions(cache, added);
-        let rotation = self.rope.rotation_at(positions.clone());
         for (layer, slots) in self.layers.iter().zip(&mut cache.layers) {
-            let projected = layer.project(hidden.clone(), [batch, added], config)?;
-            let (query, key) = projected.rotate(&rotation);
-            slots.extend(key, projected.value, positions.clone())?;
+            let heads = layer.heads(config, &self.rope);
+            let projected = layer.project(hidden.clone())?;
+            let [query, key, value] = split_heads(projected, positions.clone(), &heads)?;
+            slots.extend(key, value, positions.clone())?;
             let attention = slots.attend_extended(query)?.swap_dims(1, 2);
             hidden = layer.finish(hidden, attention.reshape([batch * added, width]))?;
         }
         cache.seen.iter_mut().for_each(|seen| *seen += added);
-        let logits = self.logits(self.norm.forward(hidden))?;
+        let logits = self.logits(self.norm.forward(hidden)?)?;
         Ok(logits.reshape([batch, added, config.vocab_size]))
     }
 

@@ -1,9 +1,9 @@
 use burn::module::{Module, Param};
-use burn::tensor::activation::silu;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
+use kv_kernels::{HeadLayout, HeadNorms, RotaryTable, add_rms_norm, rms_norm};
 
 use super::linear::Linear;
-use crate::{ModelConfig, Result, Rotation};
+use crate::{ModelConfig, Result};
 
 /// Root-mean-square normalisation, in f32.
 #[derive(Module, Debug)]
@@ -23,14 +23,14 @@ impl RmsNorm {
         self.weight.val()
     }
 
-    /// Normalises the last dimension.
-    pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let dtype = x.dtype();
-        let wide = x.cast(DType::F32);
-        let mean = wide.clone().square().mean_dim(D - 1);
-        let normalised = wide / mean.add_scalar(self.epsilon).sqrt();
-        // As in the models' own code: rounded to the dtype before the weight.
-        normalised.cast(dtype) * self.weight.val().unsqueeze()
+    /// Normalises rows `[N, width]`.
+    pub(crate) fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
+        Ok(rms_norm(x, self.weight.val(), self.epsilon as f32)?)
+    }
+
+    /// `x + delta`, behind its normalised rows.
+    fn added(&self, x: Tensor<2>, delta: Tensor<2>) -> Result<(Tensor<2>, Tensor<2>)> {
+        Ok(add_rms_norm(x, delta, self.weight.val(), self.epsilon as f32)?)
     }
 }
 
@@ -49,56 +49,31 @@ pub(crate) struct Layer {
     pub(crate) down: Linear,
 }
 
-/// A layer's projections of some tokens.
-pub(crate) struct Projected {
-    /// Before RoPE, `[B, Hq, T, D]`.
-    pub(crate) raw_query: Tensor<4>,
-    /// `[B, Hkv, T, D]`
-    pub(crate) raw_key: Tensor<4>,
-    /// `[B, Hkv, T, D]`
-    pub(crate) value: Tensor<4>,
-}
-
 impl Layer {
-    /// Projects hidden states `[B * T, hidden]`.
-    pub(crate) fn project(
-        &self,
-        hidden: Tensor<2>,
-        [batch, tokens]: [usize; 2],
-        config: &ModelConfig,
-    ) -> Result<Projected> {
-        let (heads, kv_heads, dim) = (config.num_query_heads, config.num_kv_heads, config.head_dim);
-        let qkv = self.qkv.forward(self.attention_norm.forward(hidden))?;
-        let part = |start: usize, count: usize| {
-            let part = qkv.clone().narrow(1, start * dim, count * dim);
-            part.reshape([batch, tokens, count, dim])
-        };
-        let (mut query, mut key) = (part(0, heads), part(heads, kv_heads));
-        if let (Some(query_norm), Some(key_norm)) = (&self.query_norm, &self.key_norm) {
-            query = query_norm.forward(query);
-            key = key_norm.forward(key);
+    /// Projects hidden states `[N, hidden]` to `[N, (Hq + 2 Hkv) D]`.
+    pub(crate) fn project(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
+        Ok(self.qkv.forward(self.attention_norm.forward(hidden)?)?)
+    }
+
+    /// What a row of the projection holds.
+    pub(crate) fn heads(&self, config: &ModelConfig, rope: &RotaryTable) -> HeadLayout {
+        let norms = self.query_norm.as_ref().zip(self.key_norm.as_ref());
+        HeadLayout {
+            query_heads: config.num_query_heads,
+            kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            rope: Some(rope.clone()),
+            norms: norms.map(|(query, key)| HeadNorms {
+                query: query.weight(),
+                key: key.weight(),
+                epsilon: query.epsilon as f32,
+            }),
         }
-        Ok(Projected {
-            raw_query: query.swap_dims(1, 2),
-            raw_key: key.swap_dims(1, 2),
-            value: part(heads + kv_heads, kv_heads).swap_dims(1, 2),
-        })
     }
 
-    /// The rest of the layer: output projection of the attention `[B * T, Hq * D]`, and the MLP.
+    /// The rest of the layer: output projection of the attention `[N, Hq * D]`, and the MLP.
     pub(crate) fn finish(&self, hidden: Tensor<2>, attention: Tensor<2>) -> Result<Tensor<2>> {
-        let hidden = hidden + self.output.forward(attention)?;
-        let both = self.gate_up.forward(self.mlp_norm.forward(hidden.clone()))?;
-        let width = both.dims()[1] / 2;
-        let gate = both.clone().narrow(1, 0, width);
-        let up = both.narrow(1, width, width);
-        Ok(hidden + self.down.forward(silu(gate) * up)?)
-    }
-}
-
-impl Projected {
-    /// Rotated queries and keys.
-    pub(crate) fn rotate(&self, rotation: &Rotation) -> (Tensor<4>, Tensor<4>) {
-        (rotation.apply(self.raw_query.clone()), rotation.apply(self.raw_key.clone()))
+        let (normed, hidden) = self.mlp_norm.added(hidden, self.output.forward(attention)?)?;
+        Ok(self.down.onto(self.gate_up.gated(normed)?, hidden)?)
     }
 }

@@ -1,6 +1,6 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use kv_kernels::{KernelError, linear};
+use kv_kernels::{KernelError, LinearOptions, linear};
 
 /// `y = x Wᵀ + b` with `W` kept `[out, in]`: matrix-vector products read it row by row.
 #[derive(Module, Debug)]
@@ -19,6 +19,20 @@ impl Linear {
     /// # Errors
     /// [`KernelError`] for activations that are not of the weights' shape, dtype and device.
     pub(crate) fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>, KernelError> {
-        linear(x, self.weight.val(), self.bias.as_ref().map(Param::val))
+        linear(x, self.weight.val(), self.options())
+    }
+
+    /// The same with `silu` of the first half of the outputs times the second, `[N, out / 2]`.
+    pub(crate) fn gated(&self, x: Tensor<2>) -> Result<Tensor<2>, KernelError> {
+        linear(x, self.weight.val(), LinearOptions { gated: true, ..self.options() })
+    }
+
+    /// The same, added to `residual` `[N, out]`.
+    pub(crate) fn onto(&self, x: Tensor<2>, residual: Tensor<2>) -> Result<Tensor<2>, KernelError> {
+        linear(x, self.weight.val(), LinearOptions { residual: Some(residual), ..self.options() })
+    }
+
+    fn options(&self) -> LinearOptions {
+        LinearOptions { bias: self.bias.as_ref().map(Param::val), ..Default::default() }
     }
 }

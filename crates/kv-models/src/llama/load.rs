@@ -6,8 +6,8 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 use super::Llama;
 use super::layer::{Layer, RmsNorm};
 use super::linear::Linear;
-use crate::rope::inverse_frequencies;
-use crate::{ModelConfig, Result, RopeTable, Weights};
+use crate::rope::{inverse_frequencies, rotary_table};
+use crate::{ModelConfig, Result, Weights};
 
 /// Where tensors come from.
 trait Source {
@@ -95,7 +95,7 @@ impl Llama {
             layers,
             norm: RmsNorm::new(norm, config.rms_norm_eps),
             head,
-            rope: RopeTable::new(&config, config.max_positions, device),
+            rope: rotary_table(&config, config.max_positions, device),
             frequencies: inverse_frequencies(&config).into(),
             config,
             dtype,

@@ -2,7 +2,7 @@
 //! whole.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
-use kv_kernels::prefill_attention;
+use kv_kernels::{HeadLayout, prefill_attention, split_heads};
 use kv_policies::{LayerContext, Needs, Observation};
 
 use super::Llama;
@@ -64,12 +64,10 @@ impl Llama {
         let [batch, tokens] = self.check_prompts(prompts)?;
         let device = self.device();
         let width = self.config.hidden_size;
-        let ids: Vec<i32> = prompts.iter().flat_map(|p| p.iter().map(|&id| id as i32)).collect();
-        let mut hidden = self.embed(ids);
+        let mut hidden = self.embedding.val().select(0, self.upload(&prompts.concat()));
         let mut positions = Tensor::<1, Int>::arange(0..tokens as i64, (&device, DType::I32))
             .unsqueeze_dim::<2>(0)
             .expand([batch, tokens]);
-        let mut rotation = self.rope.rotation(0, tokens);
         let mut left = tokens;
         let mut trace = Vec::new();
         let count = self.layers.len();
@@ -77,20 +75,27 @@ impl Llama {
             if pass.trace {
                 trace.push(last_of(&hidden, batch, left));
             }
-            let projected = layer.project(hidden.clone(), [batch, left], &self.config)?;
-            let (query, key) = projected.rotate(&rotation);
-            let attention =
-                prefill_attention(&query, &key, &projected.value, pass.needs.column_sums)?;
+            let projected = layer.project(hidden.clone())?;
+            let heads = layer.heads(&self.config, &self.rope);
+            let raw_queries = if pass.needs.raw_queries {
+                let unrotated = HeadLayout { rope: None, ..heads.clone() };
+                let [query, ..] = split_heads(projected.clone(), positions.clone(), &unrotated)?;
+                Some(query)
+            } else {
+                None
+            };
+            let [query, key, value] = split_heads(projected, positions.clone(), &heads)?;
+            let attention = prefill_attention(&query, &key, &value, pass.needs.column_sums)?;
             let window = pass.needs.window.min(left);
             let observation = Observation {
                 layer: LayerContext { index, count },
                 keys: &key,
-                values: &projected.value,
+                values: &value,
                 positions: &positions,
                 prompt_tokens: tokens,
                 window: (window > 0).then(|| query.clone().narrow(2, left - window, window)),
                 column_sums: attention.column_sums,
-                raw_queries: pass.needs.raw_queries.then(|| projected.raw_query.clone()),
+                raw_queries,
                 decoding: false,
                 inverse_frequencies: &self.frequencies,
                 seeds: pass.seeds,
@@ -115,11 +120,10 @@ impl Llama {
                 hidden = hidden.select(0, rows.clone());
                 positions =
                     positions.reshape([batch * left]).select(0, rows).reshape([batch, next]);
-                rotation = self.rope.rotation_at(positions.clone());
                 left = next;
             }
         }
-        let hidden = self.norm.forward(hidden);
+        let hidden = self.norm.forward(hidden)?;
         if pass.trace {
             trace.push(last_of(&hidden, batch, left));
         }
@@ -163,12 +167,11 @@ impl Llama {
         }
     }
 
-    /// Embeddings of tokens, `[N, hidden]`.
-    pub(crate) fn embed(&self, ids: Vec<i32>) -> Tensor<2> {
-        let count = ids.len();
-        let ids = TensorData::new(ids, [count]);
-        let ids = Tensor::<1, Int>::from_data(ids, (&self.device(), DType::I32));
-        self.embedding.val().select(0, ids)
+    /// Tokens on the device, `[N]`.
+    pub(crate) fn upload(&self, tokens: &[u32]) -> Tensor<1, Int> {
+        let ids: Vec<i32> = tokens.iter().map(|&token| token as i32).collect();
+        let ids = TensorData::new(ids, [tokens.len()]);
+        Tensor::from_data(ids, (&self.device(), DType::I32))
     }
 }
 

@@ -1,18 +1,12 @@
-use burn::tensor::{DType, Device, Int, Tensor, TensorData, Tolerance};
+use burn::tensor::{Device, Tensor};
 
-use super::{RopeTable, inverse_frequencies};
+use super::{inverse_frequencies, rotary_table};
 use crate::config::{ModelConfig, RopeScaling};
 use crate::presets::preset;
 
 fn config(theta: f64, dim: usize, scaling: RopeScaling) -> ModelConfig {
     let llama = preset("llama-3.1-8b").unwrap();
     ModelConfig { rope_theta: theta, head_dim: dim, rope_scaling: scaling, ..llama }
-}
-
-/// Distinct values, deterministic.
-fn ramp(shape: [usize; 4], device: &Device) -> Tensor<4> {
-    let values = (0..shape.iter().product()).map(|i| (i as f32 * 0.37).sin()).collect();
-    Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
 }
 
 #[test]
@@ -51,65 +45,17 @@ fn llama3_frequencies() {
 }
 
 #[test]
-fn rotates_each_pair_by_its_angle() {
-    let device = Device::flex();
+fn angles_of_every_position() {
     let config = config(1e4, 6, RopeScaling::None);
-    let frequencies = inverse_frequencies(&config);
-    let table = RopeTable::new(&config, 40, &device);
-    let x = ramp([2, 3, 5, 6], &device);
-    let values: Vec<f32> = x.to_data().try_to_vec().unwrap();
-    let mut expected = values.clone();
-    for (row, out) in expected.chunks_mut(6).enumerate() {
-        let position = (row % 5 + 30) as f64;
-        for (pair, frequency) in frequencies.iter().enumerate() {
-            let (sin, cos) = (position * frequency).sin_cos();
-            let (a, b) = (f64::from(values[row * 6 + pair]), f64::from(values[row * 6 + pair + 3]));
-            out[pair] = (a * cos - b * sin) as f32;
-            out[pair + 3] = (b * cos + a * sin) as f32;
+    let table = rotary_table(&config, 40, &Device::flex());
+    let read = |table: Tensor<2>| table.into_data().try_to_vec::<f32>().unwrap();
+    let (cos, sin) = (read(table.cos), read(table.sin));
+    for position in 0..40 {
+        for (pair, frequency) in inverse_frequencies(&config).iter().enumerate() {
+            let angle = position as f64 * frequency;
+            let at = position * 3 + pair;
+            assert!((f64::from(cos[at]) - angle.cos()).abs() < 1e-7);
+            assert!((f64::from(sin[at]) - angle.sin()).abs() < 1e-7);
         }
     }
-    let expected = TensorData::new(expected, [2, 3, 5, 6]);
-    let rotated = table.apply(x, 30).into_data();
-    rotated.assert_approx_eq::<f32>(&expected, Tolerance::absolute(1e-6));
-}
-
-#[test]
-fn rows_at_their_own_positions() {
-    let device = Device::flex();
-    let table = RopeTable::new(&config(1e4, 4, RopeScaling::None), 20, &device);
-    let x = ramp([2, 2, 3, 4], &device);
-    let positions = Tensor::<2, Int>::from_data([[4, 5, 6], [17, 18, 19]], &device);
-    let together = table.apply_at(x.clone(), positions);
-    for (row, start) in [(0, 4), (1, 17)] {
-        let alone = table.apply(x.clone().slice_dim(0, row..row + 1), start);
-        together.clone().slice_dim(0, row..row + 1).into_data().assert_eq(&alone.into_data(), true);
-    }
-}
-
-#[test]
-fn half_precision_comes_back_in_its_own_type() {
-    let device = Device::flex();
-    let table = RopeTable::new(&config(5e5, 8, RopeScaling::None), 2000, &device);
-    let x = ramp([1, 2, 4, 8], &device);
-    let exact = table.apply(x.clone(), 1990);
-    let half = table.apply(x.cast(DType::F16), 1990);
-    assert_eq!(half.dtype(), DType::F16);
-    let (half, exact) = (half.cast(DType::F32).into_data(), exact.into_data());
-    half.assert_approx_eq::<f32>(&exact, Tolerance::absolute(2e-3));
-}
-
-#[test]
-#[should_panic(expected = "rotation up to position 9 of 8")]
-fn positions_beyond_the_table_are_refused() {
-    let device = Device::flex();
-    let table = RopeTable::new(&config(1e4, 4, RopeScaling::None), 8, &device);
-    table.apply(ramp([1, 1, 2, 4], &device), 7);
-}
-
-#[test]
-#[should_panic(expected = "applied to")]
-fn another_head_dim_is_refused() {
-    let device = Device::flex();
-    let table = RopeTable::new(&config(1e4, 4, RopeScaling::None), 8, &device);
-    table.apply(ramp([1, 1, 2, 6], &device), 0);
 }

@@ -1,7 +1,7 @@
 //! Products with weight matrices.
 
 use burn::tensor::{DType, Distribution, Tensor};
-use kv_kernels::linear;
+use kv_kernels::{LinearOptions, linear};
 
 use super::Lab;
 use super::cases::Product;
@@ -22,7 +22,7 @@ pub(super) fn product(lab: &mut Lab, case: &Product) -> anyhow::Result<()> {
     let operations = 2.0 * case.rows as f64 * (case.inputs * case.outputs) as f64;
     let task = format!("linear {}", case.name());
     lab.measure(&task, "", sets, [bytes as f64, operations], |i| {
-        linear(x.clone(), weights[i].clone(), None)?;
+        linear(x.clone(), weights[i].clone(), LinearOptions::default())?;
         Ok(())
     })
 }

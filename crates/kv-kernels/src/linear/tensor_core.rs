@@ -2,10 +2,14 @@
 //! its planes share the sum. Weights go from memory to registers in 16-byte pieces; every output is
 //! summed in the same order however many rows there are.
 //!
-//! In a plane, lane `4 r + j` holds outputs `r` and `r + 8` of rows `2 j` and `2 j + 1`.
+//! In a plane, lane `4 r + j` holds outputs `r` and `r + 8` of rows `2 j` and `2 j + 1`. Of a gated
+//! product, `r` is a gate and `r + 8` what it gates.
 
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
+
+use super::epilogue::finish;
+use crate::extension::EpilogueConfig;
 
 /// Outputs of a cube.
 pub(super) const OUTPUTS: usize = 16;
@@ -20,20 +24,25 @@ pub(super) fn planes(tiles: usize) -> usize {
 }
 
 /// # Shapes
-/// In vectors of four pairs of elements: `x` `[M, K / 8]`, `weight` `[N, K / 8]`; `y` `[M, N]`.
-/// `tiles` times 8 rows.
+/// In vectors of four pairs of elements: `x` `[M, K / 8]`, `weight` `[N, K / 8]`; `y` `[M, outputs]`,
+/// where `N` is `outputs`, or twice as many where gated. `tiles` times 8 rows.
 #[cube(launch_unchecked)]
-pub(super) fn skinny_kernel<E: Float>(
+pub(super) fn tensor_core_kernel<E: Float>(
     x: &[Vector<u32, Const<4>>],
     weight: &[Vector<u32, Const<4>>],
+    bias: &[E],
+    residual: &[E],
     y: &mut [E],
     rows: usize,
     outputs: usize,
     inputs: usize,
     #[comptime] tiles: usize,
+    #[comptime] epilogue: EpilogueConfig,
     #[define(E)] _dtype: ElemType,
 ) {
-    let first = CUBE_POS * OUTPUTS;
+    let parts_each = epilogue.parts().comptime();
+    let own = comptime!(OUTPUTS / epilogue.parts());
+    let first = CUBE_POS * own;
     if first >= outputs {
         terminate!();
     }
@@ -47,7 +56,10 @@ pub(super) fn skinny_kernel<E: Float>(
     let def = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
     let width = inputs / 8;
     let low = min(first + r, outputs - 1) * width + j;
-    let high = min(first + r + 8, outputs - 1) * width + j;
+    let mut high = min(first + r + 8, outputs - 1) * width + j;
+    if comptime!(epilogue.gated) {
+        high = low + outputs * width;
+    }
     let none = Vector::<f32, Const<2>>::new(0.0f32);
     let mut sums = Array::<Vector<f32, Const<2>>>::new(comptime!(2 * tiles));
     #[unroll]
@@ -130,15 +142,31 @@ pub(super) fn skinny_kernel<E: Float>(
     }
     sync_cube();
     let mut at = unit;
-    while at < wide * OUTPUTS {
-        let (row, output) = (at / OUTPUTS, first + at % OUTPUTS);
-        let mut total = 0.0f32;
+    while at < wide * own {
+        let (row, column) = (at / own, at % own);
+        let output = first + column;
+        let mut totals = Array::<f32>::new(2usize);
         #[unroll]
-        for p in 0..planes {
-            total += parts[p * wide * OUTPUTS + at];
+        for part in 0..parts_each {
+            let mut total = 0.0f32;
+            #[unroll]
+            for p in 0..planes {
+                total += parts[(p * wide + row) * OUTPUTS + column + 8 * part];
+            }
+            totals[part] = total;
         }
         if row < rows && output < outputs {
-            y[row * outputs + output] = E::cast_from(total);
+            let to = row * outputs + output;
+            y[to] = finish::<E>(
+                bias,
+                residual,
+                totals[0],
+                totals[comptime!(epilogue.parts() - 1)],
+                output,
+                outputs,
+                to,
+                epilogue,
+            );
         }
         at += comptime!(planes * PLANE);
     }

@@ -1,0 +1,100 @@
+use std::sync::Arc;
+
+use burn::tensor::{Int, Tensor};
+use kv_core::{HeadLayout, LayerCache, split_heads};
+
+use crate::Result;
+
+/// One decode step of one layer.
+#[derive(Debug, Clone)]
+pub struct Step {
+    /// The new tokens' queries, keys and values.
+    pub heads: NewHeads,
+    /// The new tokens' logical positions, `[B]`, 32-bit.
+    pub position: Tensor<1, Int>,
+    /// RoPE's inverse frequencies, `[D / 2]`, for policies that look ahead; may be empty.
+    pub inverse_frequencies: Arc<[f64]>,
+}
+
+/// One new token a sequence.
+#[derive(Debug, Clone)]
+pub enum NewHeads {
+    /// As attention takes it, after RoPE.
+    Rotated {
+        /// `[B, Hq, D]`
+        query: Tensor<3>,
+        /// `[B, Hkv, D]`
+        key: Tensor<3>,
+        /// `[B, Hkv, D]`
+        value: Tensor<3>,
+        /// Queries before RoPE, `[B, Hq, D]`; without, policies that need them take `query`.
+        raw_query: Option<Tensor<3>>,
+    },
+    /// As a layer projects it: norms, RoPE and the write into the cache are then one kernel.
+    Projected {
+        /// `[B, (Hq + 2 Hkv) D]`
+        projected: Tensor<2>,
+        /// How to read it.
+        layout: HeadLayout,
+    },
+}
+
+impl Step {
+    /// A step of heads after RoPE: `query` `[B, Hq, D]`, `key` and `value` `[B, Hkv, D]`,
+    /// `position` `[B]`.
+    pub fn new(
+        query: Tensor<3>,
+        key: Tensor<3>,
+        value: Tensor<3>,
+        position: Tensor<1, Int>,
+    ) -> Self {
+        let heads = NewHeads::Rotated { query, key, value, raw_query: None };
+        Self { heads, position, inverse_frequencies: Arc::default() }
+    }
+
+    /// A step of a layer's joint projection of queries, keys and values, `[B, (Hq + 2 Hkv) D]`.
+    pub fn projected(
+        projected: Tensor<2>,
+        layout: HeadLayout,
+        position: Tensor<1, Int>,
+        inverse_frequencies: Arc<[f64]>,
+    ) -> Self {
+        Self { heads: NewHeads::Projected { projected, layout }, position, inverse_frequencies }
+    }
+
+    /// Appends the tokens to the cache and returns their queries after RoPE, `[B, Hq, D]`.
+    ///
+    /// # Errors
+    /// Those of [`LayerCache::append`] and [`LayerCache::append_projected`].
+    pub fn append(&self, cache: &mut LayerCache) -> Result<Tensor<3>> {
+        match &self.heads {
+            NewHeads::Rotated { query, key, value, .. } => {
+                cache.append(key.clone(), value.clone(), self.position.clone())?;
+                Ok(query.clone())
+            }
+            NewHeads::Projected { projected, layout } => {
+                let (projected, position) = (projected.clone(), self.position.clone());
+                Ok(cache.append_projected(projected, position, layout)?)
+            }
+        }
+    }
+
+    /// The queries before RoPE, `[B, Hq, D]`; those after it where a step was made without them.
+    ///
+    /// # Errors
+    /// [`kv_core::KernelError`] for a projection that is not of its layout.
+    pub fn raw_query(&self) -> Result<Tensor<3>> {
+        match &self.heads {
+            NewHeads::Rotated { query, raw_query, .. } => {
+                Ok(raw_query.as_ref().unwrap_or(query).clone())
+            }
+            NewHeads::Projected { projected, layout } => {
+                let layout = HeadLayout { rope: None, ..layout.clone() };
+                let position = self.position.clone().unsqueeze_dim(1);
+                let [query, ..] = split_heads(projected.clone(), position, &layout)
+                    .map_err(kv_core::Error::from)?;
+                Ok(query.squeeze_dim(2))
+            }
+        }
+    }
+}
