@@ -9,6 +9,7 @@ use burn::backend::{Dispatch, ExtensionType, backend_extension};
 
 use crate::decode_attention::DecodeConfig;
 use crate::heads::HeadConfig;
+use crate::sample::DrawConfig;
 
 /// New tokens as projected; what `config` does not use is any tensor.
 #[derive(ExtensionType)]
@@ -52,6 +53,30 @@ pub(crate) struct Written<B: Backend> {
     pub(crate) query: FloatTensor<B>,
     #[extension_type]
     pub(crate) pools: SlotPools<B>,
+}
+
+/// A batch's draws: settings, and what is changed in place.
+#[derive(ExtensionType)]
+pub(crate) struct SampleTensors<B: Backend> {
+    /// Temperature, top p, min p, `[B * 3]`.
+    pub(crate) floats: FloatTensor<B>,
+    /// Top k, seed (two), whether positions advance, `[B * 4]`.
+    pub(crate) ints: IntTensor<B>,
+    /// `[B]`
+    pub(crate) draws: IntTensor<B>,
+    /// `[B]`
+    pub(crate) positions: IntTensor<B>,
+    /// `[B]`
+    pub(crate) tokens: IntTensor<B>,
+}
+
+/// What a draw returns, `[B]` each.
+#[derive(ExtensionType)]
+pub(crate) struct Drawn<B: Backend> {
+    pub(crate) drawn: IntTensor<B>,
+    pub(crate) draws: IntTensor<B>,
+    pub(crate) positions: IntTensor<B>,
+    pub(crate) tokens: IntTensor<B>,
 }
 
 /// What a product adds to its sums; what is not used is any tensor.
@@ -130,6 +155,13 @@ pub(crate) trait SlotOps: Backend {
         offsets: IntTensor<Self>,
         appends: bool,
     ) -> Written<Self>;
+
+    /// Draws a token for every row of `logits` `[B, V]`.
+    fn draw(
+        logits: FloatTensor<Self>,
+        #[extension_type] state: SampleTensors<Self>,
+        config: DrawConfig,
+    ) -> Drawn<Self>;
 
     /// Writes row `n` of `rows` `[N, D]` into row `slots[n]` of `pool` `[S, D]`, in place.
     fn scatter_rows(

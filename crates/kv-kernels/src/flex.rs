@@ -8,11 +8,15 @@ use half::{bf16, f16};
 use crate::argmin_slots::reference::argmin;
 use crate::decode_attention::reference::{Problem, Solution, View, solve};
 use crate::decode_attention::{DecodeConfig, ViewKind};
-use crate::extension::{Epilogue, EpilogueConfig, Projection, SlotOps, SlotPools, Written};
+use crate::extension::{
+    Drawn, Epilogue, EpilogueConfig, Projection, SampleTensors, SlotOps, SlotPools, Written,
+};
 use crate::heads::HeadConfig;
 use crate::heads::reference::Tokens;
 use crate::linear::reference::{finish, product};
 use crate::rms_norm::reference::rms_norm;
+use crate::sample::DrawConfig;
+use crate::sample::reference::{Settings, sample};
 use crate::scatter_rows::reference::scatter;
 use crate::swiglu::reference::swiglu;
 
@@ -131,6 +135,37 @@ impl SlotOps for Flex {
             weighted: pools.weighted,
         };
         Written { query, pools }
+    }
+
+    fn draw(logits: FlexTensor, state: SampleTensors<Self>, _config: DrawConfig) -> Drawn<Self> {
+        let [rows, vocabulary] = logits.layout().shape().dims();
+        let (logits, floats, ints) =
+            (wide(&logits), wide(&state.floats), state.ints.to_contiguous());
+        let settings = floats.chunks_exact(3).zip(slice::<i32>(&ints).chunks_exact(4));
+        let (mut draws, mut positions) =
+            (state.draws.to_contiguous(), state.positions.to_contiguous());
+        let mut drawn = Vec::with_capacity(rows);
+        let moving = draws.storage_mut::<i32>().iter_mut().zip(positions.storage_mut::<i32>());
+        let rows = logits.chunks_exact(vocabulary).zip(settings).zip(moving);
+        for ((logits, (floats, ints)), (draw, position)) in rows {
+            let settings = Settings {
+                temperature: floats[0],
+                top_p: floats[1],
+                min_p: floats[2],
+                top_k: ints[0].unsigned_abs() as usize,
+                seed: [ints[1] as u32, ints[2] as u32],
+            };
+            let token = sample(logits, &settings, *draw as u32);
+            drawn.push(token.map_or(-1, |token| token as i32));
+            *draw += 1;
+            *position += ints[3];
+        }
+        let mut tokens = state.tokens.to_contiguous();
+        let stored = tokens.storage_mut::<i32>().iter_mut().zip(&drawn);
+        stored.for_each(|(token, drawn)| *token = (*drawn).max(0));
+        let count = drawn.len();
+        let drawn = FlexTensor::from_data(TensorData::new(drawn, [count]));
+        Drawn { drawn, draws, positions, tokens }
     }
 
     fn scatter_rows(pool: FlexTensor, slots: FlexTensor, rows: FlexTensor) -> FlexTensor {

@@ -15,13 +15,14 @@ use crate::decode_attention::DecodeConfig;
 use crate::decode_attention::launch::Call;
 #[cfg(feature = "cuda")]
 use crate::extension::HopperOps;
-use crate::extension::{Epilogue, Projection, SlotOps, SlotPools, Written};
+use crate::extension::{Drawn, Epilogue, Projection, SampleTensors, SlotOps, SlotPools, Written};
 #[cfg(feature = "cuda")]
 use crate::prefill_attention;
 use crate::rms_norm::kernel as rms_norm;
+use crate::sample::DrawConfig;
 use crate::scatter_rows::kernel as scatter;
 use crate::swiglu::kernel as swiglu;
-use crate::{heads, linear};
+use crate::{heads, linear, sample};
 
 impl SlotOps for CubeBackend {
     fn decode_attention(
@@ -117,6 +118,10 @@ impl SlotOps for CubeBackend {
         appends: bool,
     ) -> Written<Self> {
         heads::launch::write(projection, pools, offsets, appends)
+    }
+
+    fn draw(logits: CubeTensor, state: SampleTensors<Self>, config: DrawConfig) -> Drawn<Self> {
+        sample::launch::draw(logits, state, config)
     }
 
     fn scatter_rows(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> CubeTensor {

@@ -23,6 +23,7 @@ mod hopper;
 mod linear;
 mod prefill_attention;
 mod rms_norm;
+mod sample;
 mod scatter_rows;
 mod slots;
 mod swiglu;
@@ -39,6 +40,7 @@ pub use heads::{
 pub use linear::{LinearOptions, linear};
 pub use prefill_attention::{PrefillOutput, prefill_attention};
 pub use rms_norm::{add_rms_norm, rms_norm};
+pub use sample::{DrawSettings, DrawState, draw};
 pub use scatter_rows::{scatter_ints, scatter_rows, scatter_scalars};
 pub use slots::SlotRanges;
 pub use swiglu::swiglu;

@@ -11,4 +11,5 @@ mod prefill_attention;
 mod problems;
 mod refused;
 mod rms_norm;
+mod sample;
 mod scatter_rows;

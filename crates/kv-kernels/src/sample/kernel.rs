@@ -1,0 +1,467 @@
+//! The CubeCL kernel, one cube a row.
+//!
+//! A draw keeps the tokens from a threshold on, in the order of logits and, among equals, from the
+//! highest id to the lowest: no two tokens stand together. Thresholds are found digit by digit, in
+//! the logits' bits and then in the ids', so that nothing is sorted.
+
+use cubecl::prelude::*;
+
+use super::{FLOATS, ID_BITS, INTS};
+
+/// What fixes the generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Blueprint {
+    /// Units of a cube.
+    pub(crate) units: usize,
+    /// Planes of a cube, at most.
+    pub(crate) planes: usize,
+    /// Whether any row draws at all.
+    pub(crate) draws: bool,
+    /// Whether any row keeps only its `k` likeliest.
+    pub(crate) ranks: bool,
+    /// Whether any row keeps only a nucleus.
+    pub(crate) nucleus: bool,
+}
+
+/// Values of a digit of four bits, but for 0.
+const STEPS: usize = 15;
+/// Stands for no token.
+const NONE: i32 = i32::MAX;
+
+/// # Shapes
+/// `logits` `[B, columns]` in vectors; `floats` `[B, 3]`: temperature, top p, min p; `ints`
+/// `[B, 4]`: top k, seed, whether positions advance; the others `[B]`.
+#[cube(launch_unchecked)]
+pub(crate) fn sample_kernel<N: Size>(
+    logits: &[Vector<f32, N>],
+    floats: &[f32],
+    ints: &[i32],
+    draws: &mut [i32],
+    positions: &mut [i32],
+    tokens: &mut [i32],
+    drawn: &mut [i32],
+    rows: usize,
+    columns: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let row = CUBE_POS;
+    if row >= rows {
+        terminate!();
+    }
+    let unit = UNIT_POS as usize;
+    let start = row * columns;
+    let units = blueprint.units.comptime();
+    let mut tops = Shared::<[f32]>::new_slice(units);
+    let mut ids = Shared::<[i32]>::new_slice(units);
+    likeliest(logits, &mut tops, &mut ids, start, columns, blueprint);
+    let best = ids[0];
+    let max = tops[0];
+    let mut chosen = best;
+
+    if comptime!(blueprint.draws) {
+        let temperature = floats[row * FLOATS];
+        let min_p = floats[row * FLOATS + 2];
+        let mut parts = Shared::<[f32]>::new_slice(comptime!(STEPS * blueprint.planes));
+        let mut totals = Shared::<[f32]>::new_slice(STEPS);
+        let mut high = 0u32;
+        let mut low = 0u32;
+        if comptime!(blueprint.ranks) {
+            let wanted = f32::cast_from(ints[row * INTS]);
+            let threshold = threshold(
+                logits,
+                &mut parts,
+                &mut totals,
+                start,
+                columns,
+                max,
+                temperature,
+                wanted,
+                high,
+                low,
+                false,
+                blueprint,
+            );
+            high = threshold.extract(0usize);
+            low = threshold.extract(1usize);
+        }
+        if comptime!(blueprint.nucleus) {
+            let mut own = Array::<f32>::new(STEPS);
+            measure(
+                logits,
+                &mut own,
+                start,
+                columns,
+                max,
+                temperature,
+                high,
+                low,
+                0u32,
+                0u32,
+                high,
+                low,
+                true,
+                blueprint,
+            );
+            add_up(&own, &mut parts, &mut totals, blueprint);
+            let wanted = floats[row * FLOATS + 1] * totals[0];
+            sync_cube();
+            let threshold = threshold(
+                logits,
+                &mut parts,
+                &mut totals,
+                start,
+                columns,
+                max,
+                temperature,
+                wanted,
+                high,
+                low,
+                true,
+                blueprint,
+            );
+            high = threshold.extract(0usize);
+            low = threshold.extract(1usize);
+        }
+
+        // Each unit has neighbouring tokens; the first that reaches the drawn share has the token.
+        let segment = columns.div_ceil(units);
+        let first = min(unit * segment, columns);
+        let last = min(first + segment, columns);
+        let mut own = 0.0f32;
+        for at in first..last {
+            let vector = logits[start + at];
+            #[unroll]
+            for lane in 0..N::value() {
+                let (logit, id) = (vector.extract(lane), at * N::value() + lane);
+                own += kept(logit, id, max, temperature, high, low, min_p);
+            }
+        }
+        tops[unit] = own;
+        sync_cube();
+        if unit == 0 {
+            let mut total = 0.0f32;
+            for other in 0..units {
+                total += tops[other];
+            }
+            let seed = row * INTS + 1;
+            let mut left = total
+                * uniform(
+                    u32::cast_from(ints[seed]),
+                    u32::cast_from(ints[seed + 1]),
+                    u32::cast_from(draws[row]),
+                );
+            let mut hit = i32::new(-1);
+            for other in 0..units {
+                if tops[other] > 0.0 && left >= 0.0 {
+                    hit = i32::cast_from(other);
+                    totals[0] = left;
+                    left -= tops[other];
+                }
+            }
+            ids[0] = hit;
+        }
+        sync_cube();
+        let hit = ids[0];
+        sync_cube();
+        if hit == i32::cast_from(unit) {
+            let mut left = totals[0];
+            let mut found = i32::new(-1);
+            for at in first..last {
+                let vector = logits[start + at];
+                #[unroll]
+                for lane in 0..N::value() {
+                    let (logit, id) = (vector.extract(lane), at * N::value() + lane);
+                    let weight = kept(logit, id, max, temperature, high, low, min_p);
+                    // Rounding may leave a rest behind the last token, which then is the one.
+                    if weight > 0.0 && left >= 0.0 {
+                        found = i32::cast_from(id);
+                        left -= weight;
+                    }
+                }
+            }
+            ids[0] = found;
+        }
+        sync_cube();
+        if temperature > 0.0 && best >= 0 && ids[0] >= 0 {
+            chosen = ids[0];
+        }
+    }
+    if unit == 0 {
+        drawn[row] = chosen;
+        tokens[row] = select(chosen < 0, i32::new(0), chosen);
+        draws[row] += 1;
+        positions[row] += ints[row * INTS + 3];
+    }
+}
+
+/// The highest logit and the lowest id that has it, in the arrays' first places; the id is negative
+/// where a logit is NaN or infinite.
+#[cube]
+fn likeliest<N: Size>(
+    logits: &[Vector<f32, N>],
+    tops: &mut Shared<[f32]>,
+    ids: &mut Shared<[i32]>,
+    start: usize,
+    columns: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let units = blueprint.units.comptime();
+    let unit = UNIT_POS as usize;
+    let mut top = 0.0f32;
+    let mut id = i32::new(comptime!(i64::from(NONE)));
+    let mut broken = 0u32;
+    let mut at = unit;
+    while at < columns {
+        let vector = logits[start + at];
+        #[unroll]
+        for lane in 0..N::value() {
+            let logit = vector.extract(lane);
+            // By bits: compilers may assume that there is no NaN.
+            if u32::reinterpret(logit) & 0x7f80_0000u32 == 0x7f80_0000u32 {
+                broken = 1u32;
+            }
+            // A unit's ids ascend, so `>` keeps the lowest.
+            if logit > top || id == NONE {
+                top = logit;
+                id = i32::cast_from(at * N::value() + lane);
+            }
+        }
+        at += units;
+    }
+    if broken != 0 {
+        id = i32::new(-1);
+    }
+    tops[unit] = top;
+    ids[unit] = id;
+    sync_cube();
+    #[unroll]
+    for level in 0..comptime!(units.ilog2()) {
+        let stride = comptime!(units >> (level + 1));
+        if unit < stride {
+            let (mine, other) = (ids[unit], ids[unit + stride]);
+            let (my_top, other_top) = (tops[unit], tops[unit + stride]);
+            let higher = other_top > my_top || (other_top == my_top && other < mine);
+            if mine >= 0 && other != NONE && (other < 0 || mine == NONE || higher) {
+                ids[unit] = other;
+                tops[unit] = other_top;
+            }
+        }
+        sync_cube();
+    }
+}
+
+/// The highest place `(high, low)` from which on the tokens not below `floor` come to `wanted`: in
+/// number, or in weight.
+#[cube]
+fn threshold<N: Size>(
+    logits: &[Vector<f32, N>],
+    parts: &mut Shared<[f32]>,
+    totals: &mut Shared<[f32]>,
+    start: usize,
+    columns: usize,
+    max: f32,
+    temperature: f32,
+    wanted: f32,
+    floor_high: u32,
+    floor_low: u32,
+    #[comptime] weighted: bool,
+    #[comptime] blueprint: Blueprint,
+) -> Vector<u32, Const<2>> {
+    let mut own = Array::<f32>::new(STEPS);
+    let mut high = 0u32;
+    let mut low = 0u32;
+    for digit in 0..8u32 {
+        let shift = 28 - 4 * digit;
+        measure(
+            logits,
+            &mut own,
+            start,
+            columns,
+            max,
+            temperature,
+            high,
+            low,
+            1u32 << shift,
+            0u32,
+            floor_high,
+            floor_low,
+            weighted,
+            blueprint,
+        );
+        add_up(&own, parts, totals, blueprint);
+        high |= reached(totals, wanted) << shift;
+        sync_cube();
+    }
+    for digit in 0..comptime!(ID_BITS / 4) {
+        let shift = comptime!(ID_BITS - 4) - 4 * digit;
+        measure(
+            logits,
+            &mut own,
+            start,
+            columns,
+            max,
+            temperature,
+            high,
+            low,
+            0u32,
+            1u32 << shift,
+            floor_high,
+            floor_low,
+            weighted,
+            blueprint,
+        );
+        add_up(&own, parts, totals, blueprint);
+        low |= reached(totals, wanted) << shift;
+        sync_cube();
+    }
+    let mut place = Vector::<u32, Const<2>>::new(0u32);
+    place.insert(0usize, high);
+    place.insert(1usize, low);
+    place
+}
+
+/// What this unit's tokens come to from each of 15 places on, `(high, low)` and a step more each
+/// time, but for those below the floor.
+#[cube]
+fn measure<N: Size>(
+    logits: &[Vector<f32, N>],
+    own: &mut Array<f32>,
+    start: usize,
+    columns: usize,
+    max: f32,
+    temperature: f32,
+    high: u32,
+    low: u32,
+    high_step: u32,
+    low_step: u32,
+    floor_high: u32,
+    floor_low: u32,
+    #[comptime] weighted: bool,
+    #[comptime] blueprint: Blueprint,
+) {
+    #[unroll]
+    for step in 0..STEPS {
+        own[step] = 0.0f32;
+    }
+    let mut at = UNIT_POS as usize;
+    while at < columns {
+        let vector = logits[start + at];
+        #[unroll]
+        for lane in 0..N::value() {
+            let logit = vector.extract(lane);
+            let (own_high, own_low) = (high_of(logit), low_of(at * N::value() + lane));
+            let mut amount = 1.0f32;
+            if weighted {
+                amount = weight(logit, max, temperature);
+            }
+            if !from(own_high, own_low, floor_high, floor_low) {
+                amount = 0.0f32;
+            }
+            let mut place_high = high;
+            let mut place_low = low;
+            #[unroll]
+            for step in 0..STEPS {
+                place_high += high_step;
+                place_low += low_step;
+                own[step] += select(from(own_high, own_low, place_high, place_low), amount, 0.0f32);
+            }
+        }
+        at += blueprint.units.comptime();
+    }
+}
+
+/// Sums 15 numbers over the cube.
+#[cube]
+fn add_up(
+    own: &Array<f32>,
+    parts: &mut Shared<[f32]>,
+    totals: &mut Shared<[f32]>,
+    #[comptime] blueprint: Blueprint,
+) {
+    let plane = (UNIT_POS / PLANE_DIM) as usize;
+    #[unroll]
+    for step in 0..STEPS {
+        let of_plane = plane_sum(own[step]);
+        if UNIT_POS_PLANE == 0 {
+            parts[plane * STEPS + step] = of_plane;
+        }
+    }
+    sync_cube();
+    let unit = UNIT_POS as usize;
+    if unit < STEPS {
+        let planes = (comptime!(blueprint.units as u32) / PLANE_DIM) as usize;
+        let mut total = 0.0f32;
+        for plane in 0..planes {
+            total += parts[plane * STEPS + unit];
+        }
+        totals[unit] = total;
+    }
+    sync_cube();
+}
+
+/// The highest digit whose total still comes to `wanted`; totals fall.
+#[cube]
+fn reached(totals: &mut Shared<[f32]>, wanted: f32) -> u32 {
+    let mut digit = 0u32;
+    #[unroll]
+    for step in 0..STEPS {
+        digit += select(totals[step] >= wanted, 1u32, 0u32);
+    }
+    digit
+}
+
+/// A token's weight, or 0 where it is not kept.
+#[cube]
+fn kept(logit: f32, id: usize, max: f32, temperature: f32, high: u32, low: u32, min_p: f32) -> f32 {
+    let weight = weight(logit, max, temperature);
+    // The likeliest token's weight is exp(0) = 1.
+    let stays = from(high_of(logit), low_of(id), high, low) && weight >= min_p;
+    select(stays, weight, 0.0f32)
+}
+
+#[cube]
+fn weight(logit: f32, max: f32, temperature: f32) -> f32 {
+    let mut weight = 1.0f32;
+    if logit < max {
+        weight = ((logit - max) / temperature).exp();
+    }
+    weight
+}
+
+/// Whether a token's place is not below another place.
+#[cube]
+fn from(high: u32, low: u32, other_high: u32, other_low: u32) -> bool {
+    high > other_high || (high == other_high && low >= other_low)
+}
+
+/// The logit's bits, in the order of logits.
+#[cube]
+fn high_of(logit: f32) -> u32 {
+    // Zeros are equal, whatever their sign.
+    let bits = select(logit == 0.0, 0u32, u32::reinterpret(logit));
+    select(bits >> 31 == 1, !bits, bits | 0x8000_0000u32)
+}
+
+/// The id, from the highest to the lowest.
+#[cube]
+fn low_of(id: usize) -> u32 {
+    comptime!((1u32 << ID_BITS) - 1) - u32::cast_from(id)
+}
+
+/// A number in `[0, 1)` of 24 bits: each (seed, draw) has its own.
+#[cube]
+fn uniform(seed_low: u32, seed_high: u32, draw: u32) -> f32 {
+    let bits = mix(mix(mix(seed_low) ^ seed_high) ^ draw);
+    f32::cast_from(bits >> 8) * comptime!(1.0f32 / 16_777_216.0)
+}
+
+/// Every bit of the result depends on every bit of `x` (the constants are Wellons' "lowbias32").
+#[cube]
+fn mix(x: u32) -> u32 {
+    let mut x = x + 0x9e37_79b9u32;
+    x ^= x >> 16;
+    x *= 0x7feb_352du32;
+    x ^= x >> 15;
+    x *= 0x846c_a68bu32;
+    x ^ (x >> 16)
+}

@@ -1,0 +1,70 @@
+//! Drawing tokens in plain loops.
+
+/// One row's settings.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Settings {
+    pub(crate) temperature: f32,
+    pub(crate) top_p: f32,
+    pub(crate) min_p: f32,
+    /// The vocabulary's size for all.
+    pub(crate) top_k: usize,
+    pub(crate) seed: [u32; 2],
+}
+
+/// The token of a row's `draw`-th draw; `None` where a logit is NaN or infinite.
+pub(crate) fn sample(logits: &[f32], settings: &Settings, draw: u32) -> Option<usize> {
+    if logits.iter().any(|logit| !logit.is_finite()) {
+        return None;
+    }
+    let better = |a: usize, b: usize| logits[a] > logits[b];
+    let best = (0..logits.len()).reduce(|best, id| if better(id, best) { id } else { best })?;
+    if settings.temperature <= 0.0 {
+        return Some(best);
+    }
+    let max = logits[best];
+    let weight = |id: usize| {
+        if logits[id] < max { ((logits[id] - max) / settings.temperature).exp() } else { 1.0 }
+    };
+    let mut ids: Vec<usize> = (0..logits.len()).collect();
+    if settings.top_k < ids.len() || settings.top_p < 1.0 {
+        // Likelier tokens first, the lower id among equals.
+        ids.sort_by(|&a, &b| {
+            logits[b].partial_cmp(&logits[a]).unwrap_or(std::cmp::Ordering::Equal)
+        });
+        ids.truncate(settings.top_k);
+        if settings.top_p < 1.0 {
+            let wanted = settings.top_p * ids.iter().map(|&id| weight(id)).sum::<f32>();
+            let mut sum = 0.0;
+            let last = ids.iter().position(|&id| {
+                sum += weight(id);
+                sum >= wanted
+            });
+            ids.truncate(last.map_or(ids.len(), |last| last + 1));
+        }
+        ids.sort_unstable();
+    }
+    ids.retain(|&id| weight(id) > 0.0 && weight(id) >= settings.min_p);
+    let mut left = uniform(settings.seed, draw) * ids.iter().map(|&id| weight(id)).sum::<f32>();
+    let hit = ids.iter().position(|&id| {
+        left -= weight(id);
+        left < 0.0
+    });
+    // Rounding may leave a rest behind the last token, which then is the one.
+    Some(hit.map_or_else(|| ids.last().copied().unwrap_or(best), |hit| ids[hit]))
+}
+
+/// A number in `[0, 1)` of 24 bits: each (seed, draw) has its own.
+fn uniform([low, high]: [u32; 2], draw: u32) -> f32 {
+    let bits = mix(mix(mix(low) ^ high) ^ draw);
+    (bits >> 8) as f32 / 16_777_216.0
+}
+
+/// Every bit of the result depends on every bit of `x` (the constants are Wellons' "lowbias32").
+fn mix(x: u32) -> u32 {
+    let mut x = x.wrapping_add(0x9e37_79b9);
+    x ^= x >> 16;
+    x = x.wrapping_mul(0x7feb_352d);
+    x ^= x >> 15;
+    x = x.wrapping_mul(0x846c_a68b);
+    x ^ (x >> 16)
+}
