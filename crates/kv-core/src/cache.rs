@@ -1,5 +1,6 @@
 use serde::{Deserialize, Serialize};
 
+use crate::layer::expect_shape;
 use crate::{Error, LayerCache, MemoryReport, Result};
 
 /// Where a cache comes from, saved with it so that it is not continued with another model or
@@ -39,6 +40,22 @@ impl KvCache {
             heads.copied().max().unwrap_or_default()
         });
         rows.collect()
+    }
+
+    /// The host's part of a step that the device runs by itself: lengths change by `growth`, a list
+    /// `[B * Hkv]` a layer, as the device's do.
+    ///
+    /// # Errors
+    /// [`Error::CapacityExhausted`] where a head has no room, [`Error::Shape`]; nothing changes then.
+    pub fn advance(&mut self, growth: &[Vec<isize>]) -> Result<()> {
+        expect_shape("growth", &[growth.len()], &[self.layers.len()])?;
+        let layers = self.layers.iter().zip(growth);
+        let lengths = layers.map(|(layer, growth)| layer.advanced(growth));
+        let lengths = lengths.collect::<Result<Vec<_>>>()?;
+        for (layer, lengths) in self.layers.iter_mut().zip(lengths) {
+            layer.layout.lengths_mut().copy_from_slice(&lengths);
+        }
+        Ok(())
     }
 
     /// Bytes over all layers.

@@ -17,6 +17,7 @@ mod extension;
 mod flex;
 #[cfg(feature = "gpu")]
 mod gpu;
+mod graph;
 mod heads;
 #[cfg(feature = "cuda")]
 mod hopper;
@@ -34,6 +35,7 @@ pub use decode_attention::{
     reference as decode_reference,
 };
 pub use error::KernelError;
+pub use graph::{Recording, StepGraph};
 pub use heads::{
     HeadLayout, HeadNorms, Placement, RotaryTable, SlotPool, split_heads, write_heads,
 };

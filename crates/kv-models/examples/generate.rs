@@ -13,7 +13,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use kv_core::{Budget, DeviceChoice, MemoryReport, device_name, select_device};
-use kv_models::{Message, Model, Sampler, Sampling, Session};
+use kv_models::{Message, Model, Sampling, Session};
 use kv_policies::{Policy, build, build_named};
 use serde_json::{Value, json};
 
@@ -80,31 +80,29 @@ fn run(args: &Args) -> Result<()> {
         seed: args.seed,
         ..Sampling::greedy()
     };
-    let mut sampler = Sampler::new(sampling)?;
 
     let start = Instant::now();
     let prompt_tokens = prompt.len();
     let seeds = [args.seed];
-    let mut session = Session::start(&model, policy, &[prompt], &seeds, args.new_tokens)?;
-    let mut logits = session.read_logits()?;
+    let session = Session::start(&model, policy, &[prompt], &seeds, args.new_tokens)?;
+    let mut decoder = session.decoder(&[sampling])?;
+    let mut token = decoder.next_tokens()?[0];
     let prefill = start.elapsed().as_secs_f64();
 
     let start = Instant::now();
     let mut text = tokenizer.stream(true);
     let mut steps = 0;
     for index in 0..args.new_tokens {
-        let token = sampler.sample(&logits[0])?;
         if model.config().eos_token_ids.contains(&token) {
             break;
         }
         show(text.push(token)?)?;
-        if !session.has_position(0) {
+        if !decoder.session().has_position(0) {
             eprint!("\n(the model's last position is reached)");
             break;
         }
         if index + 1 < args.new_tokens {
-            session.step(&[token])?;
-            logits = session.read_logits()?;
+            token = decoder.next_tokens()?[0];
             steps += 1;
         }
     }
@@ -118,7 +116,7 @@ fn run(args: &Args) -> Result<()> {
         rate(prompt_tokens, prefill),
         rate(steps, decode),
     );
-    report_memory(&session, &model);
+    report_memory(decoder.session(), &model);
     Ok(())
 }
 

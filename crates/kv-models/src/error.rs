@@ -174,9 +174,9 @@ pub enum ModelError {
         expected: &'static str,
     },
 
-    /// The sampler was given no logits.
-    #[error("there are no logits to sample from; the model's vocabulary is empty")]
-    EmptyLogits,
+    /// A decoder that failed in the midst of a step was asked for another.
+    #[error("an earlier step of this decoder failed; start the sequences anew")]
+    DecoderFailed,
 
     /// The model computed something that is no number.
     #[error(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kv_policies::Policy;
 
-use crate::{Model, Result, Sampler, Sampling, Session, TextStream};
+use crate::{Model, Result, Sampling, Session, TextStream};
 
 /// One prompt of a batch.
 #[derive(Debug, Clone)]
@@ -66,7 +66,6 @@ pub struct Generated {
 }
 
 struct Running {
-    sampler: Sampler,
     stream: Option<TextStream>,
     result: Generated,
     done: bool,
@@ -94,22 +93,19 @@ pub fn generate(
             let text = model.tokenizer().map(|_| String::new());
             let result = Generated { tokens: Vec::new(), text, finish: Finish::Length };
             let stream = model.tokenizer().map(|tokenizer| tokenizer.stream(true));
-            let sampler = Sampler::new(request.sampling)?;
-            Ok(Running { sampler, stream, result, done: request.new_tokens == 0 })
+            Ok(Running { stream, result, done: request.new_tokens == 0 })
         })
         .collect::<Result<Vec<_>>>()?;
-    let mut session = Session::start(model, policy, &prompts, &seeds, most)?;
+    let samplings: Vec<Sampling> = requests.iter().map(|request| request.sampling).collect();
+    samplings.iter().try_for_each(Sampling::validate)?;
+    let mut decoder = Session::start(model, policy, &prompts, &seeds, most)?.decoder(&samplings)?;
     while running.iter().any(|sequence| !sequence.done) {
-        let logits = session.read_logits()?;
-        let mut next = Vec::with_capacity(requests.len());
-        for (index, (sequence, logits)) in running.iter_mut().zip(&logits).enumerate() {
+        let tokens = decoder.next_tokens()?;
+        for (index, (sequence, token)) in running.iter_mut().zip(tokens).enumerate() {
             if sequence.done {
                 // Its row goes on with any token; nothing of it is seen.
-                next.push(0);
                 continue;
             }
-            let token = sequence.sampler.sample(logits)?;
-            next.push(token);
             let event = sequence.take(model, &requests[index], index, token)?;
             if let Some(event) = event
                 && on_token(&event).is_break()
@@ -120,13 +116,10 @@ pub fn generate(
             }
         }
         for (row, sequence) in running.iter_mut().enumerate() {
-            sequence.done |= !session.has_position(row);
+            sequence.done |= !decoder.session().has_position(row);
             if sequence.done {
-                session.end(row);
+                decoder.end(row)?;
             }
-        }
-        if running.iter().any(|sequence| !sequence.done) {
-            session.step(&next)?;
         }
     }
     finish(running)

@@ -47,8 +47,8 @@ pub use llama::{Llama, PrefillPass, Prefilled};
 pub use model::{Model, model_names};
 pub use presets::{PRESETS, preset};
 pub use rope::{inverse_frequencies, rotary_table};
-pub use sampling::{Sampler, Sampling};
-pub use session::Session;
+pub use sampling::Sampling;
+pub use session::{Decoder, Session};
 pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::{Weights, WeightsError};
 

@@ -1,5 +1,6 @@
 //! A batch of sequences in progress: prefilled, compressed, and ready to decode.
 
+mod decoder;
 mod prefill;
 
 use std::path::Path;
@@ -8,6 +9,8 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use kv_core::{KvCache, MemoryReport, Origin, read_f32};
 use kv_policies::Policy;
+
+pub use decoder::Decoder;
 
 use crate::{Model, ModelError, Result};
 use prefill::prefill;
@@ -180,7 +183,8 @@ impl<'a> Session<'a> {
             model: self.model,
             policy: self.policy.clone(),
             cache: self.cache.clone(),
-            logits: self.logits.clone(),
+            // A copy: a recorded step writes every step's logits into the same place.
+            logits: self.logits.clone().mul_scalar(1.0),
             steps: self.steps,
             ended: self.ended.clone(),
             scratch: self.scratch,

@@ -6,4 +6,5 @@ mod bad_input;
 mod chat;
 mod generation;
 mod parity;
+mod recorded;
 mod support;

@@ -70,6 +70,10 @@ impl Policy for Combine {
         self.decode.changes_decode()
     }
 
+    fn records(&self, cache: &LayerCache) -> bool {
+        self.decode.records(cache)
+    }
+
     fn renumbers(&self) -> bool {
         self.decode.renumbers()
     }

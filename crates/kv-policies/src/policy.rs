@@ -153,6 +153,13 @@ pub trait Policy: Debug + Send + Sync {
         false
     }
 
+    /// Whether the next step of this layer and all behind it launch the same kernels, whatever they
+    /// compute, so that one can be recorded and replayed: no decision of the host's, no new tensor in
+    /// the cache. By default, for policies whose steps only append and attend.
+    fn records(&self, cache: &LayerCache) -> bool {
+        !self.changes_decode() && !cache.options().growable
+    }
+
     /// Whether positions are renumbered without gaps, so that the next token's position is the
     /// number of slots rather than the number of tokens seen.
     fn renumbers(&self) -> bool {

@@ -58,6 +58,10 @@ impl Policy for Rerotated {
         self.0.changes_decode()
     }
 
+    fn records(&self, cache: &LayerCache) -> bool {
+        !self.0.changes_decode() && self.0.records(cache)
+    }
+
     fn renumbers(&self) -> bool {
         true
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::bail;
 use burn::tensor::Device;
 use kv_core::MemoryReport;
-use kv_models::Session;
+use kv_models::{Sampling, Session};
 
 use super::record_memory;
 use crate::args::Throughput;
@@ -16,8 +16,9 @@ use crate::run::Bench;
 
 const SUITE: &str = "throughput";
 const BUDGETS: [f64; 1] = [0.25];
-/// Steps before the clock starts: kernels are compiled and tuned at their first use.
-const WARM_UP: usize = 4;
+/// Steps before the clock starts: kernels are compiled and tuned at their first use, and steps that
+/// can be recorded are recorded.
+const WARM_UP: usize = 8;
 
 /// Runs the suite.
 pub(crate) fn run(bench: &mut Bench<'_>, options: &Throughput) -> anyhow::Result<()> {
@@ -67,20 +68,18 @@ fn time(
     // Once without the clock.
     drop(start()?.read_logits()?);
     let clock = Instant::now();
-    let mut session = start()?;
-    let logits = session.read_logits()?;
+    let mut decoder = start()?.decoder(&vec![Sampling::greedy(); batch])?;
+    decoder.next_tokens()?;
     let first = clock.elapsed().as_secs_f64();
-    let memory = session.memory();
+    let memory = decoder.session().memory();
 
-    let mut next: Vec<u32> = logits.iter().map(|row| super::judge(row, 0).1).collect();
     let mut clock = Instant::now();
     for step in 0..new {
         if step == WARM_UP {
             sync(&bench.device)?;
             clock = Instant::now();
         }
-        session.step(&next)?;
-        next = session.read_logits()?.iter().map(|row| super::judge(row, 0).1).collect();
+        decoder.next_tokens()?;
     }
     let decode = clock.elapsed().as_secs_f64();
 

@@ -46,6 +46,24 @@ impl LayerCache {
         self.resize(self.layout.lengths().iter().map(|length| length + room).collect())
     }
 
+    /// The lengths after a change by `growth`, `[B * Hkv]`.
+    pub(crate) fn advanced(&self, growth: &[isize]) -> Result<Vec<usize>> {
+        expect_shape("growth", &[growth.len()], &[self.layout.pairs()])?;
+        let heads = self.layout.lengths().iter().zip(self.layout.capacities()).zip(growth);
+        heads
+            .enumerate()
+            .map(|(pair, ((&length, &capacity), &growth))| {
+                let requested = length.saturating_add_signed(growth);
+                let (sequence, head) =
+                    (pair / self.layout.kv_heads(), pair % self.layout.kv_heads());
+                if requested > capacity {
+                    return Err(Error::CapacityExhausted { sequence, head, capacity, requested });
+                }
+                Ok(requested)
+            })
+            .collect()
+    }
+
     /// Makes sure that every head can take `tokens` more.
     pub(super) fn reserve(&mut self, tokens: usize) -> Result<()> {
         let full = (0..self.layout.pairs())

@@ -79,10 +79,12 @@ impl DrawState {
                 actual: vec![positions.len()],
             });
         }
-        let floats: Vec<f32> = rows
-            .iter()
-            .flat_map(|row| [row.temperature, row.top_p.unwrap_or(1.0), row.min_p.unwrap_or(0.0)])
-            .collect();
+        let floats = rows.iter().flat_map(|row| {
+            // Even the smallest share needs a token.
+            let top_p = row.top_p.unwrap_or(1.0).max(f32::MIN_POSITIVE);
+            [row.temperature, top_p, row.min_p.unwrap_or(0.0)]
+        });
+        let floats: Vec<f32> = floats.collect();
         let ints = rows.iter().flat_map(|row| {
             let top_k = row.top_k.map_or(i32::MAX, |k| k.min(i32::MAX as usize) as i32);
             [top_k, row.seed as i32, (row.seed >> 32) as i32, 1]

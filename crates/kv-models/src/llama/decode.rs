@@ -104,7 +104,12 @@ impl Llama {
             return Err(ModelError::UnequalPrompts { expected, actual });
         }
         self.check_tokens(tokens)?;
-        let most = cache.seen.iter().max().copied().unwrap_or_default() + each;
+        self.check_positions(cache, each)
+    }
+
+    /// Checks that the model has positions for `added` more tokens.
+    pub(crate) fn check_positions(&self, cache: &KvCache, added: usize) -> Result<()> {
+        let most = cache.seen.iter().max().copied().unwrap_or_default() + added;
         let positions = self.config.max_positions;
         if most > positions {
             return Err(ModelError::PromptTooLong { tokens: most, positions });
@@ -113,7 +118,7 @@ impl Llama {
     }
 
     /// The next `added` positions of each sequence, `[B, added]`.
-    fn positions(&self, cache: &KvCache, added: usize) -> Tensor<2, Int> {
+    pub(crate) fn positions(&self, cache: &KvCache, added: usize) -> Tensor<2, Int> {
         let seen = cache.seen.iter();
         let positions: Vec<i32> =
             seen.flat_map(|&seen| seen as i32..(seen + added) as i32).collect();

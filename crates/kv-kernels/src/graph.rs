@@ -1,0 +1,109 @@
+//! A step's kernels recorded once and replayed as one launch: a CUDA graph, or what the device's
+//! runtime has in its place.
+
+use std::thread::{self, ThreadId};
+
+use burn::backend::{Backend, BackendTypes, Dispatch, DispatchDevice};
+use burn::tensor::Device;
+
+use crate::KernelError;
+
+const OP: &str = "graph";
+
+/// A recording under way: the step must run once, as a warm-up, between [`Self::begin`] and
+/// [`Self::record`].
+#[derive(Debug)]
+pub struct Recording {
+    device: Device,
+    thread: ThreadId,
+    open: bool,
+}
+
+/// A recorded step.
+#[derive(Debug)]
+pub struct StepGraph {
+    device: Device,
+    thread: ThreadId,
+    graph: <Dispatch as BackendTypes>::GraphPrimitive,
+}
+
+impl Recording {
+    /// Begins; `None` on devices that cannot record, or while this thread records something else.
+    pub fn begin(device: &Device) -> Option<Self> {
+        let records = match device.as_dispatch() {
+            #[cfg(feature = "gpu")]
+            DispatchDevice::Cube(_) => true,
+            #[allow(unreachable_patterns)]
+            _ => false,
+        };
+        if !records {
+            return None;
+        }
+        Dispatch::graph_prepare(device.as_dispatch()).ok()?;
+        Some(Self { device: device.clone(), thread: thread::current().id(), open: true })
+    }
+
+    /// Records the kernels that `step` launches, without running them. The step must neither read
+    /// from the device nor write to it from the host, and take its inputs from tensors that it, or
+    /// its caller, keeps.
+    ///
+    /// # Errors
+    /// [`KernelError::Unsupported`] from another thread than [`Self::begin`]'s, and where the device
+    /// could not record it; what the step was to write is lost then.
+    pub fn record<T>(mut self, step: impl FnOnce() -> T) -> Result<(T, StepGraph), KernelError> {
+        if thread::current().id() != self.thread {
+            return Err(failed("begun on another thread"));
+        }
+        let dispatch = self.device.as_dispatch();
+        Dispatch::graph_start_capture(dispatch).map_err(|error| failed(&error.to_string()))?;
+        let output = step();
+        self.open = false;
+        let graph = Dispatch::graph_stop_capture(dispatch);
+        let graph = graph.map_err(|error| failed(&error.to_string()))?;
+        let device = self.device.clone();
+        Ok((output, StepGraph { device, thread: self.thread, graph }))
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        // A recording that was begun would block all later ones.
+        if self.open && thread::current().id() == self.thread {
+            let _ = Dispatch::graph_stop_capture(self.device.as_dispatch());
+        }
+    }
+}
+
+impl StepGraph {
+    /// Runs the recorded kernels.
+    ///
+    /// # Errors
+    /// [`KernelError::Unsupported`] from another thread than the recording's, whose work the device
+    /// would not order against the graph's, and where the device fails.
+    ///
+    /// # Safety
+    /// Every tensor that the step read or wrote must still exist, but for those that it made itself,
+    /// and no other thread may use them until the graph's work is done.
+    pub unsafe fn replay(&self) -> Result<(), KernelError> {
+        if !self.is_own_thread() {
+            return Err(failed("recorded on another thread"));
+        }
+        // SAFETY: the caller's.
+        unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.graph) }
+            .map_err(|error| failed(&error.to_string()))
+    }
+
+    /// Whether this is the thread that recorded the step.
+    pub fn is_own_thread(&self) -> bool {
+        thread::current().id() == self.thread
+    }
+}
+
+fn failed(reason: &str) -> KernelError {
+    KernelError::Unsupported {
+        op: OP,
+        argument: "recording",
+        actual: reason.to_string(),
+        supported: "a recorded step, replayed on its own thread",
+    }
+}

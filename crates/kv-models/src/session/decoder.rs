@@ -1,0 +1,208 @@
+//! Generation on the device: a step draws tokens and decodes them without the host, which reads one
+//! number a sequence.
+
+use burn::tensor::{Int, Tensor};
+use kv_core::{KvCache, read_i32};
+use kv_kernels::{DrawState, Recording, StepGraph, draw};
+
+use super::Session;
+use crate::{ModelError, Result, Sampling};
+
+/// Steps before one is recorded: kernels are compiled and tuned at their first use.
+const WARM_UP: usize = 2;
+
+/// Sequences that draw their own tokens.
+///
+/// Where the device can record a step (CUDA graphs, and wgpu's counterpart) and the policy's steps
+/// ask nothing of the host ([`kv_policies::Policy::records`]), the third step warms up, the fourth is
+/// recorded, and all later ones are one launch each.
+#[derive(Debug)]
+pub struct Decoder<'a> {
+    // Dropped first: it refers to tensors of the session and the state.
+    stage: Stage,
+    session: Session<'a>,
+    state: DrawState,
+    drawn: usize,
+    failed: bool,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Never to be recorded.
+    Eager,
+    /// Steps run so far.
+    Counting(usize),
+    /// The warm-up has run.
+    Warm(Recording),
+    Recorded(Recorded),
+}
+
+#[derive(Debug)]
+struct Recorded {
+    graph: StepGraph,
+    /// Written by every replay, `[B]`.
+    drawn: Tensor<1, Int>,
+    /// By how much a step changes the lengths, `[B * Hkv]` a layer.
+    growth: Vec<Vec<isize>>,
+}
+
+impl<'a> Session<'a> {
+    /// Goes on with drawn tokens; one way of drawing a sequence.
+    ///
+    /// # Errors
+    /// [`ModelError::InvalidSampling`], and [`ModelError::UnequalPrompts`] for another number of
+    /// samplings than sequences.
+    pub fn decoder(self, samplings: &[Sampling]) -> Result<Decoder<'a>> {
+        let (expected, actual) = (self.cache.batch(), samplings.len());
+        if expected != actual {
+            return Err(ModelError::UnequalPrompts { expected, actual });
+        }
+        let rows = samplings.iter().map(Sampling::settings).collect::<Result<Vec<_>>>()?;
+        let state = DrawState::new(&rows, &self.cache.seen, &self.model.llama().device())?;
+        let stage = Stage::Counting(0);
+        Ok(Decoder { stage, session: self, state, drawn: 0, failed: false })
+    }
+}
+
+impl<'a> Decoder<'a> {
+    /// Never records steps: every kernel is launched by itself.
+    pub fn without_recording(mut self) -> Self {
+        self.stage = Stage::Eager;
+        self
+    }
+
+    /// Whether steps are replayed.
+    pub fn is_recorded(&self) -> bool {
+        matches!(self.stage, Stage::Recorded(_))
+    }
+
+    /// The sequences.
+    pub fn session(&self) -> &Session<'a> {
+        &self.session
+    }
+
+    /// Ends a sequence: later tokens of it mean nothing.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for rows that are not there.
+    pub fn end(&mut self, row: usize) -> Result<()> {
+        if !self.session.ended.contains(&row) && row < self.session.cache.batch() {
+            self.session.end(row);
+            self.state.end(row, self.session.cache.seen[row])?;
+        }
+        Ok(())
+    }
+
+    /// The next token of every sequence.
+    ///
+    /// # Errors
+    /// [`ModelError::NonFinite`] where the logits of a sequence that has not ended hold NaN or
+    /// infinities, [`ModelError::PromptTooLong`] past the model's positions, and those of the
+    /// policy. After an error in the midst of a step there is no next one:
+    /// [`ModelError::DecoderFailed`].
+    pub fn next_tokens(&mut self) -> Result<Vec<u32>> {
+        if self.failed {
+            return Err(ModelError::DecoderFailed);
+        }
+        let drawn = if self.drawn == 0 {
+            draw(self.session.logits.clone(), &mut self.state)?
+        } else {
+            self.session.model.llama().check_positions(&self.session.cache, 1)?;
+            let before = self.session.cache.seen.clone();
+            self.failed = true;
+            let drawn = self.step()?;
+            self.failed = false;
+            let Session { model, policy, cache, ended, .. } = &mut self.session;
+            model.llama().advance(cache, &**policy);
+            ended.iter().for_each(|&row| cache.seen[row] = before[row]);
+            self.session.steps += 1;
+            drawn
+        };
+        self.drawn += 1;
+        let tokens = read_i32("tokens", drawn)?;
+        let ended = &self.session.ended;
+        if (0..tokens.len()).any(|row| tokens[row] < 0 && !ended.contains(&row)) {
+            self.failed = true;
+            return Err(ModelError::NonFinite { step: self.session.steps });
+        }
+        Ok(tokens.into_iter().map(|token| token.max(0) as u32).collect())
+    }
+
+    /// Decodes the last tokens and draws the next ones.
+    fn step(&mut self) -> Result<Tensor<1, Int>> {
+        match std::mem::replace(&mut self.stage, Stage::Eager) {
+            Stage::Eager => self.eager_step(),
+            Stage::Counting(steps) => {
+                let Session { model, policy, cache, .. } = &self.session;
+                if !cache.layers.iter().all(|layer| policy.records(layer)) {
+                    self.stage = Stage::Counting(steps);
+                    return self.eager_step();
+                }
+                if steps >= WARM_UP {
+                    // Another recording of this thread may be under way: the next step tries again.
+                    if let Some(recording) = Recording::begin(&model.llama().device()) {
+                        let drawn = self.device_step()?;
+                        self.stage = Stage::Warm(recording);
+                        return Ok(drawn);
+                    }
+                }
+                self.stage = Stage::Counting(steps + 1);
+                self.eager_step()
+            }
+            Stage::Warm(recording) => {
+                let before = lengths(&self.session.cache);
+                let (drawn, graph) = recording.record(|| self.device_step())?;
+                let drawn = drawn?;
+                let growth = before.iter().zip(lengths(&self.session.cache)).map(|(old, new)| {
+                    let change = old.iter().zip(&new);
+                    change.map(|(old, new)| *new as isize - *old as isize).collect()
+                });
+                let growth = growth.collect();
+                // SAFETY: as below; the host's part of this step was done while recording.
+                unsafe { graph.replay() }?;
+                self.stage = Stage::Recorded(Recorded { graph, drawn: drawn.clone(), growth });
+                Ok(drawn)
+            }
+            Stage::Recorded(recorded) => {
+                if !recorded.graph.is_own_thread() {
+                    // The device orders a graph against its own thread's work only.
+                    drop(recorded);
+                    self.stage = Stage::Counting(0);
+                    return self.eager_step();
+                }
+                self.session.cache.advance(&recorded.growth)?;
+                // SAFETY: the graph reads and writes the model's weights, which the session borrows,
+                // the cache and the state, which live as long as it does and are written in place,
+                // and tensors of its own; all on this thread.
+                unsafe { recorded.graph.replay() }?;
+                let drawn = recorded.drawn.clone();
+                self.stage = Stage::Recorded(recorded);
+                Ok(drawn)
+            }
+        }
+    }
+
+    /// A step with what the host knows.
+    fn eager_step(&mut self) -> Result<Tensor<1, Int>> {
+        let Session { model, cache, .. } = &self.session;
+        let [batch] = self.state.tokens().dims();
+        let positions = model.llama().positions(cache, 1).reshape([batch]);
+        self.step_at(positions)
+    }
+
+    /// A step without the host.
+    fn device_step(&mut self) -> Result<Tensor<1, Int>> {
+        self.step_at(self.state.positions().clone())
+    }
+
+    fn step_at(&mut self, positions: Tensor<1, Int>) -> Result<Tensor<1, Int>> {
+        let Session { model, policy, cache, logits, .. } = &mut self.session;
+        let tokens = self.state.tokens().clone();
+        *logits = model.llama().decode_at(tokens, positions, cache, &**policy)?;
+        Ok(draw(logits.clone(), &mut self.state)?)
+    }
+}
+
+fn lengths(cache: &KvCache) -> Vec<Vec<usize>> {
+    cache.layers.iter().map(|layer| layer.layout().lengths().to_vec()).collect()
+}

@@ -1,0 +1,112 @@
+//! Recorded steps against steps whose kernels are launched one by one.
+
+use kv_models::{Decoder, ModelError, Sampling, Session};
+use kv_policies::build;
+use kv_testing::{TestDevice, devices, skip};
+use serde_json::{Value, json};
+
+use super::support::{embedded, prompts};
+
+const STEPS: usize = 500;
+
+fn gpus(test: &str) -> Vec<TestDevice> {
+    let gpus: Vec<_> = devices().into_iter().filter(|tested| tested.name != "cpu").collect();
+    if gpus.is_empty() {
+        skip(test, "no GPU device: nothing else records steps");
+    }
+    gpus
+}
+
+fn start<'a>(model: &'a kv_models::Model, config: &Value, steps: usize) -> Decoder<'a> {
+    let prompts = prompts(model);
+    let samplings: Vec<Sampling> = (0..prompts.len() as u64)
+        .map(|seed| Sampling { temperature: 0.8 * seed as f64, seed, ..Sampling::default() })
+        .collect();
+    let policy = build(config).unwrap();
+    let session = Session::start(model, policy, &prompts, &[3, 4, 5], steps).unwrap();
+    session.decoder(&samplings).unwrap()
+}
+
+/// The same tokens over 500 steps of growing context, greedy and drawn rows together, with rows that
+/// end on the way.
+#[test]
+fn recorded_steps_give_the_tokens_of_launched_ones() {
+    for tested in gpus("recorded_steps_give_the_tokens_of_launched_ones") {
+        let model = embedded(&tested);
+        let configs = [
+            json!({"policy": "full"}),
+            json!({"policy": "adakv", "budget": 0.3}),
+            json!({"policy": "uniform", "budget": 0.3}),
+        ];
+        for config in configs {
+            let mut launched = start(&model, &config, STEPS).without_recording();
+            let mut recorded = start(&model, &config, STEPS);
+            for step in 0..STEPS {
+                let (a, b) = (launched.next_tokens().unwrap(), recorded.next_tokens().unwrap());
+                let rows = if step > 200 { 1..3 } else { 0..3 };
+                assert_eq!(a[rows.clone()], b[rows], "{config} on {} step {step}", tested.name);
+                if step == 200 {
+                    launched.end(0).unwrap();
+                    recorded.end(0).unwrap();
+                }
+            }
+            assert!(!launched.is_recorded());
+            assert!(recorded.is_recorded(), "{} records nothing", tested.name);
+            let of = |decoder: &Decoder<'_>| {
+                let cache = decoder.session().cache();
+                let lengths: Vec<_> =
+                    cache.layers.iter().map(|layer| layer.layout().lengths().to_vec()).collect();
+                (cache.seen.clone(), lengths, decoder.session().read_logits().unwrap()[1].clone())
+            };
+            let ((seen, lengths, a), (other_seen, other_lengths, b)) =
+                (of(&launched), of(&recorded));
+            assert_eq!((seen, lengths), (other_seen, other_lengths));
+            assert_eq!(a, b, "{config} on {}: logits", tested.name);
+        }
+    }
+}
+
+/// Two sequences in generation at once record one after the other, and each by itself.
+#[test]
+fn decoders_side_by_side_do_not_disturb_each_other() {
+    for tested in gpus("decoders_side_by_side_do_not_disturb_each_other") {
+        let model = embedded(&tested);
+        let config = json!({"policy": "full"});
+        let mut alone = start(&model, &config, 30).without_recording();
+        let expected: Vec<_> = (0..30).map(|_| alone.next_tokens().unwrap()).collect();
+        let mut first = start(&model, &config, 30);
+        let mut second = start(&model, &config, 30);
+        for expected in &expected {
+            assert_eq!(first.next_tokens().unwrap(), *expected, "{}", tested.name);
+            assert_eq!(second.next_tokens().unwrap(), *expected, "{}", tested.name);
+        }
+        assert!(first.is_recorded() && second.is_recorded());
+        // One that goes in the midst of recording leaves the way free.
+        let mut third = start(&model, &config, 30);
+        (0..4).for_each(|_| drop(third.next_tokens().unwrap()));
+        drop(third);
+        let mut fourth = start(&model, &config, 30);
+        for expected in &expected {
+            assert_eq!(fourth.next_tokens().unwrap(), *expected, "{}", tested.name);
+        }
+        assert!(fourth.is_recorded());
+    }
+}
+
+/// Policies that ask the host are launched; a full cache is an error before anything runs.
+#[test]
+fn what_cannot_be_recorded_is_launched_and_limits_hold() {
+    for tested in gpus("what_cannot_be_recorded_is_launched_and_limits_hold") {
+        let model = embedded(&tested);
+        let mut decoder = start(&model, &json!({"policy": "r-kv", "budget": 0.5}), 8);
+        (0..8).for_each(|_| drop(decoder.next_tokens().unwrap()));
+        assert!(!decoder.is_recorded());
+        let mut decoder = start(&model, &json!({"policy": "full"}), 6);
+        (0..7).for_each(|_| drop(decoder.next_tokens().unwrap()));
+        assert!(decoder.is_recorded());
+        let error = decoder.next_tokens().unwrap_err();
+        assert!(matches!(error, ModelError::Cache(_)), "{error}");
+        assert!(error.to_string().contains("capacity"), "{error}");
+        assert!(matches!(decoder.next_tokens().unwrap_err(), ModelError::DecoderFailed));
+    }
+}
