@@ -128,12 +128,16 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     let mut k = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pieces));
     let mut v = Array::<Vector<u32, N>>::new(comptime!(4 * blocks));
     let mut at = Array::<usize>::new(4usize);
+    let mut log_weight = Array::<f32>::new(4usize);
+    let mut numerator = Array::<f32>::new(4usize);
     let mut tile = first + plane * TILE;
     if tile < end {
         read_keys(keys, view, &mut k, tile, end, start, sinks, gap, slots, r, j, pieces, kind);
         read_values::<N>(
             values, view, &mut v, &mut at, tile, end, start, sinks, gap, slots, r, j, blocks, kind,
         );
+        read_weights(log_weights, &mut log_weight, &at, slots, features.weighted);
+        read_weights(numerators, &mut numerator, &at, slots, features.numerators);
     }
     while tile < end {
         let next = tile + planes * TILE;
@@ -158,18 +162,10 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
             blocks,
             kind,
         );
-        let mut log_weight = Array::<f32>::new(4usize);
-        let mut numerator = Array::<f32>::new(4usize);
-        #[unroll]
-        for u in 0..4usize {
-            let row = min(at[u], slots - 1);
-            if features.weighted {
-                log_weight[u] = log_weights[row];
-            }
-            if features.numerators {
-                numerator[u] = numerators[row];
-            }
-        }
+        let mut next_log = Array::<f32>::new(4usize);
+        let mut next_numerator = Array::<f32>::new(4usize);
+        read_weights(log_weights, &mut next_log, &next_at, slots, features.weighted);
+        read_weights(numerators, &mut next_numerator, &next_at, slots, features.numerators);
 
         let mut dots = Array::<f32>::new(4usize);
         #[unroll]
@@ -279,6 +275,12 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
         #[unroll]
         for u in 0..4usize {
             at[u] = next_at[u];
+            if features.weighted {
+                log_weight[u] = next_log[u];
+            }
+            if features.numerators {
+                numerator[u] = next_numerator[u];
+            }
         }
         tile = next;
     }
@@ -349,6 +351,23 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
             }
         }
         i += planes * PLANE;
+    }
+}
+
+/// Reads a number a slot, where it is wanted; what is no slot gets the last one's.
+#[cube]
+fn read_weights(
+    weights: &[f32],
+    own: &mut Array<f32>,
+    at: &Array<usize>,
+    slots: usize,
+    #[comptime] wanted: bool,
+) {
+    if wanted {
+        #[unroll]
+        for u in 0..4usize {
+            own[u] = weights[min(at[u], slots - 1)];
+        }
     }
 }
 
