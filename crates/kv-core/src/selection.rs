@@ -2,7 +2,10 @@
 
 use std::cmp::Ordering;
 
-use crate::{Error, Result};
+use burn::tensor::{DType, Tensor};
+use kv_kernels::{Choice, top_slots};
+
+use crate::{Error, Result, read_i32};
 
 /// Tokens (or live slots) to keep, per (sequence, key-value head), ascending. Heads may keep
 /// different numbers.
@@ -39,6 +42,27 @@ impl Selection {
     /// `scores` is `[pairs, tokens]` in row-major order.
     pub fn top(scores: &[f32], tokens: usize, budget: usize) -> Self {
         Self { kept: scores.chunks(tokens.max(1)).map(|scores| top(scores, budget)).collect() }
+    }
+
+    /// The highest `budget` scores of each head, found on the device; see [`top`] for ties.
+    ///
+    /// # Shapes
+    /// `scores` `[B, Hkv, T]`, f32.
+    ///
+    /// # Errors
+    /// Those of [`top_slots`], and [`Error::Read`].
+    pub fn highest(scores: Tensor<3>, budget: usize) -> Result<Self> {
+        let [batch, heads, tokens] = scores.dims();
+        let (pairs, budget) = (batch * heads, budget.min(tokens));
+        if pairs == 0 || budget == 0 {
+            return Ok(Self { kept: vec![Vec::new(); pairs] });
+        }
+        let counts = Tensor::full([pairs], budget as i32, (&scores.device(), DType::I32));
+        let rows = scores.reshape([pairs, tokens]);
+        let chosen = top_slots(rows, None, Choice::Top(counts), budget)?;
+        let indices = read_i32("chosen tokens", chosen.indices)?;
+        let heads = indices.chunks(budget);
+        Ok(Self { kept: heads.map(|head| head.iter().map(|&at| at as u32).collect()).collect() })
     }
 
     /// AdaKV's reserve and fill: each head keeps its own best `reserved`, then the heads of a

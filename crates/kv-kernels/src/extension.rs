@@ -40,10 +40,17 @@ pub(crate) struct SlotPools<B: Backend> {
     pub(crate) positions: IntTensor<B>,
     /// `[S]` where `weighted`.
     pub(crate) log_weights: FloatTensor<B>,
-    /// `[B, Hkv]`: lengths where tokens are appended, else slots.
-    pub(crate) lengths: IntTensor<B>,
     /// Whether there are weights.
     pub(crate) weighted: bool,
+}
+
+/// Lists of kept slots, as [`crate::KeepLists`] has them.
+#[derive(ExtensionType)]
+pub(crate) struct Lists<B: Backend> {
+    pub(crate) kept: IntTensor<B>,
+    pub(crate) starts: IntTensor<B>,
+    pub(crate) counts: IntTensor<B>,
+    pub(crate) most: usize,
 }
 
 /// What writing new tokens returns.
@@ -53,6 +60,8 @@ pub(crate) struct Written<B: Backend> {
     pub(crate) query: FloatTensor<B>,
     #[extension_type]
     pub(crate) pools: SlotPools<B>,
+    /// `[B, Hkv]`
+    pub(crate) lengths: IntTensor<B>,
 }
 
 /// A batch's draws: settings, and what is changed in place.
@@ -147,14 +156,31 @@ pub(crate) trait SlotOps: Backend {
         tokens: usize,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// Writes one token a sequence in place: behind `offsets` and lengths, which grow, where
-    /// `appends`; else into the slots that stand in place of the lengths.
+    /// Writes one token a sequence in place: behind `offsets` and `lengths`, which grow, where
+    /// `appends`; else into the slots that stand in place of both.
     fn write_heads(
         #[extension_type] projection: Projection<Self>,
         #[extension_type] pools: SlotPools<Self>,
         offsets: IntTensor<Self>,
+        lengths: IntTensor<Self>,
         appends: bool,
     ) -> Written<Self>;
+
+    /// Copies row `rows[n]` of `from` to row `slots[n]` of `to`, in place; where only `to` has
+    /// weights, the rows weigh 1.
+    fn copy_slots(
+        #[extension_type] from: SlotPools<Self>,
+        rows: IntTensor<Self>,
+        #[extension_type] to: SlotPools<Self>,
+        slots: IntTensor<Self>,
+    ) -> SlotPools<Self>;
+
+    /// Moves the kept slots of each range to its beginning, in place.
+    fn compact_slots(
+        #[extension_type] pools: SlotPools<Self>,
+        offsets: IntTensor<Self>,
+        #[extension_type] lists: Lists<Self>,
+    ) -> SlotPools<Self>;
 
     /// Draws a token for every row of `logits` `[B, V]`.
     fn draw(
@@ -162,6 +188,17 @@ pub(crate) trait SlotOps: Backend {
         #[extension_type] state: SampleTensors<Self>,
         config: DrawConfig,
     ) -> Drawn<Self>;
+
+    /// Ascending indices `[R, most]` of the best among the first `lengths` scores of every row, `-1`
+    /// behind them, and their number `[R]`: the highest `counts`, or all from `bounds` on.
+    fn top_slots(
+        scores: FloatTensor<Self>,
+        lengths: IntTensor<Self>,
+        counts: IntTensor<Self>,
+        bounds: FloatTensor<Self>,
+        most: usize,
+        by_bound: bool,
+    ) -> (IntTensor<Self>, IntTensor<Self>);
 
     /// Writes row `n` of `rows` `[N, D]` into row `slots[n]` of `pool` `[S, D]`, in place.
     fn scatter_rows(

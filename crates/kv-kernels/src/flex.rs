@@ -9,16 +9,18 @@ use crate::argmin_slots::reference::argmin;
 use crate::decode_attention::reference::{Problem, Solution, View, solve};
 use crate::decode_attention::{DecodeConfig, ViewKind};
 use crate::extension::{
-    Drawn, Epilogue, EpilogueConfig, Projection, SampleTensors, SlotOps, SlotPools, Written,
+    Drawn, Epilogue, EpilogueConfig, Lists, Projection, SampleTensors, SlotOps, SlotPools, Written,
 };
 use crate::heads::HeadConfig;
 use crate::heads::reference::Tokens;
 use crate::linear::reference::{finish, product};
+use crate::move_slots::reference::{compact, copy};
 use crate::rms_norm::reference::rms_norm;
 use crate::sample::DrawConfig;
 use crate::sample::reference::{Settings, sample};
 use crate::scatter_rows::reference::scatter;
 use crate::swiglu::reference::swiglu;
+use crate::top_slots::reference::{above, top};
 
 impl SlotOps for Flex {
     fn decode_attention(
@@ -92,6 +94,7 @@ impl SlotOps for Flex {
         projection: Projection<Self>,
         pools: SlotPools<Self>,
         offsets: FlexTensor,
+        lengths: FlexTensor,
         appends: bool,
     ) -> Written<Self> {
         let dtype = projection.projected.dtype();
@@ -102,7 +105,7 @@ impl SlotOps for Flex {
         let shape = [batch, query_heads, head_dim];
         let query = rounded(new.heads(0, query_heads, 1), shape, dtype);
 
-        let mut lengths = pools.lengths.to_contiguous();
+        let mut lengths = lengths.to_contiguous();
         let mut slots = slice::<i32>(&lengths).to_vec();
         if appends {
             let offsets = offsets.to_contiguous();
@@ -131,10 +134,54 @@ impl SlotOps for Flex {
             values: rows(pools.values, query_heads + kv_heads),
             positions: Self::scatter_ints(pools.positions, at.clone(), positions),
             log_weights,
-            lengths,
             weighted: pools.weighted,
         };
-        Written { query, pools }
+        Written { query, pools, lengths }
+    }
+
+    fn copy_slots(
+        from: SlotPools<Self>,
+        rows: FlexTensor,
+        to: SlotPools<Self>,
+        slots: FlexTensor,
+    ) -> SlotPools<Self> {
+        let (rows, slots) = (rows.to_contiguous(), slots.to_contiguous());
+        let (rows, slots) = (slice::<i32>(&rows), slice::<i32>(&slots));
+        let log_weights = match (from.weighted, to.weighted) {
+            (true, true) => moved(from.log_weights, rows, to.log_weights, slots),
+            (false, true) => {
+                let fresh = FlexTensor::from_data(TensorData::new(vec![0.0f32], [1]));
+                moved(fresh, &vec![0; slots.len()], to.log_weights, slots)
+            }
+            _ => to.log_weights,
+        };
+        SlotPools {
+            keys: moved(from.keys, rows, to.keys, slots),
+            values: moved(from.values, rows, to.values, slots),
+            positions: moved(from.positions, rows, to.positions, slots),
+            log_weights,
+            weighted: to.weighted,
+        }
+    }
+
+    fn compact_slots(
+        pools: SlotPools<Self>,
+        offsets: FlexTensor,
+        lists: Lists<Self>,
+    ) -> SlotPools<Self> {
+        let ints = [&offsets, &lists.kept, &lists.starts, &lists.counts];
+        let ints = ints.map(|tensor| tensor.to_contiguous());
+        let lists: [&[i32]; 4] = std::array::from_fn(|i| slice(&ints[i]));
+        SlotPools {
+            keys: compacted(pools.keys, lists),
+            values: compacted(pools.values, lists),
+            positions: compacted(pools.positions, lists),
+            log_weights: match pools.weighted {
+                true => compacted(pools.log_weights, lists),
+                false => pools.log_weights,
+            },
+            weighted: pools.weighted,
+        }
     }
 
     fn draw(logits: FlexTensor, state: SampleTensors<Self>, _config: DrawConfig) -> Drawn<Self> {
@@ -166,6 +213,36 @@ impl SlotOps for Flex {
         let count = drawn.len();
         let drawn = FlexTensor::from_data(TensorData::new(drawn, [count]));
         Drawn { drawn, draws, positions, tokens }
+    }
+
+    fn top_slots(
+        scores: FlexTensor,
+        lengths: FlexTensor,
+        counts: FlexTensor,
+        bounds: FlexTensor,
+        most: usize,
+        by_bound: bool,
+    ) -> (FlexTensor, FlexTensor) {
+        let [rows, columns] = scores.layout().shape().dims();
+        let (scores, bounds) = (wide(&scores), wide(&bounds));
+        let (lengths, counts) = (lengths.to_contiguous(), counts.to_contiguous());
+        let (lengths, counts) = (slice::<i32>(&lengths), slice::<i32>(&counts));
+        let (mut indices, mut found) = (Vec::with_capacity(rows * most), Vec::new());
+        for (row, scores) in scores.chunks_exact(columns).enumerate() {
+            let scores = &scores[..lengths[row] as usize];
+            let chosen = match by_bound {
+                true => above(scores, bounds[row]),
+                false => top(scores, (counts[row] as usize).min(most)),
+            };
+            let count = chosen.len().min(most);
+            indices.extend(&chosen[..count]);
+            indices.resize((row + 1) * most, -1);
+            found.push(count as i32);
+        }
+        (
+            FlexTensor::from_data(TensorData::new(indices, [rows, most])),
+            FlexTensor::from_data(TensorData::new(found, [rows])),
+        )
     }
 
     fn scatter_rows(pool: FlexTensor, slots: FlexTensor, rows: FlexTensor) -> FlexTensor {
@@ -325,7 +402,8 @@ fn wide(tensor: &FlexTensor) -> Vec<f32> {
 }
 
 /// f32 numbers as a tensor of a dtype.
-fn rounded<const D: usize>(values: Vec<f32>, shape: [usize; D], dtype: DType) -> FlexTensor {
+fn rounded(values: Vec<f32>, shape: impl Into<Shape>, dtype: DType) -> FlexTensor {
+    let shape: Shape = shape.into();
     let data = match dtype {
         DType::F16 => {
             TensorData::new(values.into_iter().map(f16::from_f32).collect::<Vec<_>>(), shape)
@@ -345,6 +423,38 @@ fn rounding(dtype: DType) -> fn(f32) -> f32 {
         DType::BF16 => |x| bf16::from_f32(x).to_f32(),
         _ => |x| x,
     }
+}
+
+/// Rows of one pool copied into another, converted where their dtypes differ.
+fn moved(from: FlexTensor, rows: &[i32], to: FlexTensor, slots: &[i32]) -> FlexTensor {
+    let mut to = to.to_contiguous();
+    let width = to.layout().shape().iter().skip(1).product();
+    if from.dtype() != to.dtype() {
+        let (wide, dtype) = (wide(&from), to.dtype());
+        let shape: Vec<usize> = from.layout().shape().to_vec();
+        return moved(rounded(wide, shape, dtype), rows, to, slots);
+    }
+    let from = from.to_contiguous();
+    match to.dtype() {
+        DType::I32 => copy(slice::<i32>(&from), rows, to.storage_mut::<i32>(), slots, width),
+        DType::F16 => copy(slice::<f16>(&from), rows, to.storage_mut::<f16>(), slots, width),
+        DType::BF16 => copy(slice::<bf16>(&from), rows, to.storage_mut::<bf16>(), slots, width),
+        _ => copy(slice::<f32>(&from), rows, to.storage_mut::<f32>(), slots, width),
+    }
+    to
+}
+
+/// A pool whose ranges hold their kept rows alone.
+fn compacted(pool: FlexTensor, lists: [&[i32]; 4]) -> FlexTensor {
+    let mut pool = pool.to_contiguous();
+    let width = pool.layout().shape().iter().skip(1).product();
+    match pool.dtype() {
+        DType::I32 => compact(pool.storage_mut::<i32>(), lists, width),
+        DType::F16 => compact(pool.storage_mut::<f16>(), lists, width),
+        DType::BF16 => compact(pool.storage_mut::<bf16>(), lists, width),
+        _ => compact(pool.storage_mut::<f32>(), lists, width),
+    }
+    pool
 }
 
 fn scatter_into<E: Element + Pod>(

@@ -7,6 +7,7 @@ use burn_cubecl::ops::reshape;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeBackend, CubeDevice};
 use cubecl::calculate_cube_count_elemwise;
+use cubecl::client::Client;
 use cubecl::features::MmaConfig;
 use cubecl::prelude::*;
 
@@ -15,14 +16,18 @@ use crate::decode_attention::DecodeConfig;
 use crate::decode_attention::launch::Call;
 #[cfg(feature = "cuda")]
 use crate::extension::HopperOps;
-use crate::extension::{Drawn, Epilogue, Projection, SampleTensors, SlotOps, SlotPools, Written};
+use crate::extension::{
+    Drawn, Epilogue, Lists, Projection, SampleTensors, SlotOps, SlotPools, Written,
+};
 #[cfg(feature = "cuda")]
 use crate::prefill_attention;
 use crate::rms_norm::kernel as rms_norm;
 use crate::sample::DrawConfig;
 use crate::scatter_rows::kernel as scatter;
+use crate::select::Search;
 use crate::swiglu::kernel as swiglu;
-use crate::{heads, linear, sample};
+use crate::top_slots::kernel as top_slots;
+use crate::{heads, linear, move_slots, sample};
 
 impl SlotOps for CubeBackend {
     fn decode_attention(
@@ -115,13 +120,69 @@ impl SlotOps for CubeBackend {
         projection: Projection<Self>,
         pools: SlotPools<Self>,
         offsets: CubeTensor,
+        lengths: CubeTensor,
         appends: bool,
     ) -> Written<Self> {
-        heads::launch::write(projection, pools, offsets, appends)
+        heads::launch::write(projection, pools, offsets, lengths, appends)
+    }
+
+    fn copy_slots(
+        from: SlotPools<Self>,
+        rows: CubeTensor,
+        to: SlotPools<Self>,
+        slots: CubeTensor,
+    ) -> SlotPools<Self> {
+        move_slots::launch::copy(from, rows, to, slots)
+    }
+
+    fn compact_slots(
+        pools: SlotPools<Self>,
+        offsets: CubeTensor,
+        lists: Lists<Self>,
+    ) -> SlotPools<Self> {
+        move_slots::launch::compact(pools, offsets, lists)
     }
 
     fn draw(logits: CubeTensor, state: SampleTensors<Self>, config: DrawConfig) -> Drawn<Self> {
         sample::launch::draw(logits, state, config)
+    }
+
+    fn top_slots(
+        scores: CubeTensor,
+        lengths: CubeTensor,
+        counts: CubeTensor,
+        bounds: CubeTensor,
+        most: usize,
+        by_bound: bool,
+    ) -> (CubeTensor, CubeTensor) {
+        let scores = into_contiguous(scores);
+        let [rows, columns] = scores.shape().dims();
+        let client = scores.client.clone();
+        let indices = empty_like(&scores, Shape::from([rows, most]), DType::I32);
+        let found = empty_like(&scores, Shape::from([rows]), DType::I32);
+        let (units, planes) = widest_cube(&client);
+        let lanes = vector_lanes(&scores, columns, columns);
+        // SAFETY: shapes were checked, and the kernel guards its accesses.
+        unsafe {
+            top_slots::top_slots_kernel::launch_unchecked(
+                &client,
+                grid(rows),
+                CubeDim::new_1d(units as u32),
+                lanes,
+                scores.into_buffer_arg(),
+                into_contiguous(lengths).into_buffer_arg(),
+                into_contiguous(counts).into_buffer_arg(),
+                into_contiguous(bounds).into_buffer_arg(),
+                indices.clone().into_buffer_arg(),
+                found.clone().into_buffer_arg(),
+                rows,
+                columns / lanes,
+                most,
+                if by_bound { top_slots::Rule::Above } else { top_slots::Rule::Top },
+                Search { units, planes, weighted: false },
+            );
+        }
+        (indices, found)
     }
 
     fn scatter_rows(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> CubeTensor {
@@ -190,6 +251,14 @@ fn launch_scatter(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> Cube
         elem_type(pool.dtype),
     );
     pool
+}
+
+/// Units of the widest cube, a power of two, and its planes, at most.
+pub(crate) fn widest_cube(client: &Client) -> (usize, usize) {
+    let hardware = &client.properties().hardware;
+    let most = (hardware.max_units_per_cube as usize).min(1024);
+    let units = 1 << most.ilog2();
+    (units, units / (hardware.plane_size_min as usize).clamp(1, units))
 }
 
 /// At least `count` cubes, folded where a grid dimension has its limit; kernels end the surplus.

@@ -22,12 +22,16 @@ mod heads;
 #[cfg(feature = "cuda")]
 mod hopper;
 mod linear;
+mod move_slots;
 mod prefill_attention;
 mod rms_norm;
 mod sample;
 mod scatter_rows;
+#[cfg(feature = "gpu")]
+mod select;
 mod slots;
 mod swiglu;
+mod top_slots;
 
 pub use argmin_slots::argmin_slots;
 pub use decode_attention::{
@@ -36,13 +40,13 @@ pub use decode_attention::{
 };
 pub use error::KernelError;
 pub use graph::{Recording, StepGraph};
-pub use heads::{
-    HeadLayout, HeadNorms, Placement, RotaryTable, SlotPool, split_heads, write_heads,
-};
+pub use heads::{HeadLayout, HeadNorms, Placement, RotaryTable, split_heads, write_heads};
 pub use linear::{LinearOptions, linear};
+pub use move_slots::{KeepLists, compact_slots, copy_slots};
 pub use prefill_attention::{PrefillOutput, prefill_attention};
 pub use rms_norm::{add_rms_norm, rms_norm};
 pub use sample::{DrawSettings, DrawState, draw};
 pub use scatter_rows::{scatter_ints, scatter_rows, scatter_scalars};
-pub use slots::SlotRanges;
+pub use slots::{SlotPool, SlotRanges, SlotSource};
 pub use swiglu::swiglu;
+pub use top_slots::{Choice, Chosen, top_slots};

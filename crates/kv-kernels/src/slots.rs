@@ -1,4 +1,9 @@
-use burn::tensor::{Int, Tensor};
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Int, Tensor};
+
+use crate::KernelError;
+use crate::check::Check;
+use crate::extension::SlotPools;
 
 /// Which slots of a pool belong to each (sequence, key-value head): device tensors, so that a
 /// decode step can run (and be captured as a graph) without the host.
@@ -8,4 +13,103 @@ pub struct SlotRanges {
     pub offsets: Tensor<2, Int>,
     /// Live slots from there on, `[B, Hkv]`, 32-bit integers.
     pub lengths: Tensor<2, Int>,
+}
+
+/// A cache's tensors, to be written in place.
+///
+/// On a CubeCL device every clone of them sees what is written; on the CPU shared ones are copied
+/// first, so hold the only references.
+#[derive(Debug)]
+pub struct SlotPool<'a> {
+    /// `[S, D]`
+    pub keys: &'a mut Tensor<2>,
+    /// `[S, D]`, of the keys' dtype.
+    pub values: &'a mut Tensor<2>,
+    /// Logical positions, `[S]`, 32-bit.
+    pub positions: &'a mut Tensor<1, Int>,
+    /// Log-weights, `[S]`, f32; new tokens weigh 1.
+    pub log_weights: Option<&'a mut Tensor<1>>,
+}
+
+/// The same to be read.
+#[derive(Debug, Clone, Copy)]
+pub struct SlotSource<'a> {
+    /// `[S, D]`
+    pub keys: &'a Tensor<2>,
+    /// `[S, D]`, of the keys' dtype.
+    pub values: &'a Tensor<2>,
+    /// Logical positions, `[S]`, 32-bit.
+    pub positions: &'a Tensor<1, Int>,
+    /// Log-weights, `[S]`, f32; without, all weights are 1.
+    pub log_weights: Option<&'a Tensor<1>>,
+}
+
+impl SlotPool<'_> {
+    pub(crate) fn source(&self) -> SlotSource<'_> {
+        SlotSource {
+            keys: self.keys,
+            values: self.values,
+            positions: self.positions,
+            log_weights: self.log_weights.as_deref(),
+        }
+    }
+
+    pub(crate) fn check(&self, check: &Check, head_dim: usize) -> Result<(), KernelError> {
+        self.source().check(check, head_dim)
+    }
+
+    /// The tensors, until [`Self::put_back`].
+    pub(crate) fn take(&mut self, check: &Check) -> SlotPools<Dispatch> {
+        let device = self.keys.device();
+        let weighted = self.log_weights.is_some();
+        let log_weights = match &mut self.log_weights {
+            Some(log_weights) => check.take(log_weights),
+            None => Tensor::empty([1], (&device, DType::F32)),
+        };
+        SlotPools {
+            keys: check.take(self.keys).into_dispatch(),
+            values: check.take(self.values).into_dispatch(),
+            positions: check.take_ints(self.positions).into_dispatch(),
+            log_weights: log_weights.into_dispatch(),
+            weighted,
+        }
+    }
+
+    pub(crate) fn put_back(self, pools: SlotPools<Dispatch>) {
+        *self.keys = Tensor::from_dispatch(pools.keys);
+        *self.values = Tensor::from_dispatch(pools.values);
+        *self.positions = Tensor::from_dispatch(pools.positions);
+        if let Some(log_weights) = self.log_weights {
+            *log_weights = Tensor::from_dispatch(pools.log_weights);
+        }
+    }
+}
+
+impl SlotSource<'_> {
+    pub(crate) fn check(&self, check: &Check, head_dim: usize) -> Result<(), KernelError> {
+        let slots = self.keys.dims()[0];
+        check.shape("keys", self.keys, &[slots, head_dim])?;
+        check.shape("values", self.values, &[slots, head_dim])?;
+        check.float("keys", self.keys)?;
+        check.same_dtype("values", self.values, "the keys' dtype", self.keys.dtype())?;
+        check.shape("slot positions", self.positions, &[slots])?;
+        check.int("slot positions", self.positions)?;
+        if let Some(log_weights) = self.log_weights {
+            check.shape("log_weights", log_weights, &[slots])?;
+            check.f32("log_weights", log_weights)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn tensors(&self) -> SlotPools<Dispatch> {
+        let device = self.keys.device();
+        let none = || Tensor::empty([1], (&device, DType::F32));
+        SlotPools {
+            keys: self.keys.clone().into_dispatch(),
+            values: self.values.clone().into_dispatch(),
+            positions: self.positions.clone().into_dispatch(),
+            log_weights: self.log_weights.cloned().unwrap_or_else(none).into_dispatch(),
+            weighted: self.log_weights.is_some(),
+        }
+    }
 }

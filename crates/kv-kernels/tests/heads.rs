@@ -176,9 +176,10 @@ fn tokens_are_written_into_their_slots() {
                 positions: &mut positions,
                 log_weights: Some(&mut log_weights),
             };
+            let given = case.ints(&to, [batch, kv_heads]);
             let placement = match appends {
                 true => Placement::Append(&mut ranges),
-                false => Placement::Slots(case.ints(&to, [batch, kv_heads])),
+                false => Placement::Slots(&given),
             };
             let now = case.ints(&at, [batch]);
             let query = write_heads(projected.clone(), now, &case.layout, pool, placement).unwrap();

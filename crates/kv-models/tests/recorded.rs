@@ -1,6 +1,6 @@
 //! Recorded steps against steps whose kernels are launched one by one.
 
-use kv_models::{Decoder, ModelError, Sampling, Session};
+use kv_models::{Decoder, Model, ModelError, Sampling, Session};
 use kv_policies::build;
 use kv_testing::{TestDevice, devices, skip};
 use serde_json::{Value, json};
@@ -17,14 +17,17 @@ fn gpus(test: &str) -> Vec<TestDevice> {
     gpus
 }
 
-fn start<'a>(model: &'a kv_models::Model, config: &Value, steps: usize) -> Decoder<'a> {
-    let prompts = prompts(model);
-    let samplings: Vec<Sampling> = (0..prompts.len() as u64)
+fn start<'a>(model: &'a Model, config: &Value, steps: usize) -> Session<'a> {
+    let policy = build(config).unwrap();
+    Session::start(model, policy, &prompts(model), &[3, 4, 5], steps).unwrap()
+}
+
+/// Goes on from a copy of the session: the same bits.
+fn decoder<'a>(session: &Session<'a>) -> Decoder<'a> {
+    let samplings: Vec<Sampling> = (0..session.cache().batch() as u64)
         .map(|seed| Sampling { temperature: 0.8 * seed as f64, seed, ..Sampling::default() })
         .collect();
-    let policy = build(config).unwrap();
-    let session = Session::start(model, policy, &prompts, &[3, 4, 5], steps).unwrap();
-    session.decoder(&samplings).unwrap()
+    session.fork().decoder(&samplings).unwrap()
 }
 
 /// The same tokens over 500 steps of growing context, greedy and drawn rows together, with rows that
@@ -39,8 +42,9 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
             json!({"policy": "uniform", "budget": 0.3}),
         ];
         for config in configs {
-            let mut launched = start(&model, &config, STEPS).without_recording();
-            let mut recorded = start(&model, &config, STEPS);
+            let session = start(&model, &config, STEPS);
+            let mut launched = decoder(&session).without_recording();
+            let mut recorded = decoder(&session);
             for step in 0..STEPS {
                 let (a, b) = (launched.next_tokens().unwrap(), recorded.next_tokens().unwrap());
                 let rows = if step > 200 { 1..3 } else { 0..3 };
@@ -71,21 +75,21 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
 fn decoders_side_by_side_do_not_disturb_each_other() {
     for tested in gpus("decoders_side_by_side_do_not_disturb_each_other") {
         let model = embedded(&tested);
-        let config = json!({"policy": "full"});
-        let mut alone = start(&model, &config, 30).without_recording();
+        let session = start(&model, &json!({"policy": "full"}), 30);
+        let mut alone = decoder(&session).without_recording();
         let expected: Vec<_> = (0..30).map(|_| alone.next_tokens().unwrap()).collect();
-        let mut first = start(&model, &config, 30);
-        let mut second = start(&model, &config, 30);
+        let mut first = decoder(&session);
+        let mut second = decoder(&session);
         for expected in &expected {
             assert_eq!(first.next_tokens().unwrap(), *expected, "{}", tested.name);
             assert_eq!(second.next_tokens().unwrap(), *expected, "{}", tested.name);
         }
         assert!(first.is_recorded() && second.is_recorded());
         // One that goes in the midst of recording leaves the way free.
-        let mut third = start(&model, &config, 30);
+        let mut third = decoder(&session);
         (0..4).for_each(|_| drop(third.next_tokens().unwrap()));
         drop(third);
-        let mut fourth = start(&model, &config, 30);
+        let mut fourth = decoder(&session);
         for expected in &expected {
             assert_eq!(fourth.next_tokens().unwrap(), *expected, "{}", tested.name);
         }
@@ -98,15 +102,15 @@ fn decoders_side_by_side_do_not_disturb_each_other() {
 fn what_cannot_be_recorded_is_launched_and_limits_hold() {
     for tested in gpus("what_cannot_be_recorded_is_launched_and_limits_hold") {
         let model = embedded(&tested);
-        let mut decoder = start(&model, &json!({"policy": "r-kv", "budget": 0.5}), 8);
-        (0..8).for_each(|_| drop(decoder.next_tokens().unwrap()));
-        assert!(!decoder.is_recorded());
-        let mut decoder = start(&model, &json!({"policy": "full"}), 6);
-        (0..7).for_each(|_| drop(decoder.next_tokens().unwrap()));
-        assert!(decoder.is_recorded());
-        let error = decoder.next_tokens().unwrap_err();
+        let mut launched = decoder(&start(&model, &json!({"policy": "r-kv", "budget": 0.5}), 8));
+        (0..8).for_each(|_| drop(launched.next_tokens().unwrap()));
+        assert!(!launched.is_recorded());
+        let mut recorded = decoder(&start(&model, &json!({"policy": "full"}), 6));
+        (0..7).for_each(|_| drop(recorded.next_tokens().unwrap()));
+        assert!(recorded.is_recorded());
+        let error = recorded.next_tokens().unwrap_err();
         assert!(matches!(error, ModelError::Cache(_)), "{error}");
         assert!(error.to_string().contains("capacity"), "{error}");
-        assert!(matches!(decoder.next_tokens().unwrap_err(), ModelError::DecoderFailed));
+        assert!(matches!(recorded.next_tokens().unwrap_err(), ModelError::DecoderFailed));
     }
 }

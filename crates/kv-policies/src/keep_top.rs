@@ -126,21 +126,25 @@ impl<S: Scorer> Policy for KeepTop<S> {
         }
         let (sinks, recents) = self.check_protected(budget)?;
         let recents = recents.max(self.window(budget)).min(tokens);
-        let mut scores = read_f32("scores", self.scorer.prefill(observation, budget)?)?;
-        for head in scores.chunks_mut(tokens) {
-            head[..sinks.min(tokens)].fill(f32::INFINITY);
-            head[tokens - recents..].fill(f32::INFINITY);
-        }
+        let scores = protected(self.scorer.prefill(observation, budget)?, sinks, recents);
+        // Where heads compete, the host decides.
+        let read = || read_f32("scores", scores.clone());
         Ok(match self.family.heads {
-            HeadAllocation::Uniform => Selection::top(&scores, tokens, budget),
+            HeadAllocation::Uniform => Selection::highest(scores, budget)?,
             HeadAllocation::Ada { floor } => {
                 // The safeguard covers what heads may lose; protected tokens are theirs anyway.
                 let fixed = (sinks + recents).min(budget);
                 let floor = fixed + ((budget - fixed) as f64 * floor) as usize;
-                Selection::ada(&scores, tokens, kv_heads, budget, floor)
+                Selection::ada(&read()?, tokens, kv_heads, budget, floor)
             }
             HeadAllocation::AdaOfficial { floor, normalize } => Selection::ada_official(
-                &scores, tokens, kv_heads, budget, recents, floor, normalize,
+                &read()?,
+                tokens,
+                kv_heads,
+                budget,
+                recents,
+                floor,
+                normalize,
             ),
         }
         .into())
@@ -234,4 +238,19 @@ impl<S: Scorer> Policy for KeepTop<S> {
         }
         Ok(attention.output)
     }
+}
+
+/// Scores `[B, Hkv, T]` of which the first and the last are beyond all others.
+fn protected(scores: Tensor<3>, sinks: usize, recents: usize) -> Tensor<3> {
+    let [batch, heads, tokens] = scores.dims();
+    let endless = |scores: Tensor<3>, range: std::ops::Range<usize>| {
+        if range.is_empty() {
+            return scores;
+        }
+        let shape = [batch, heads, range.len()];
+        let infinite = Tensor::full(shape, f32::INFINITY, (&scores.device(), scores.dtype()));
+        scores.slice_assign([0..batch, 0..heads, range], infinite)
+    };
+    let scores = endless(scores, 0..sinks.min(tokens));
+    endless(scores, tokens - recents..tokens)
 }

@@ -17,6 +17,7 @@ pub struct Step {
 }
 
 /// One new token a sequence.
+#[allow(clippy::large_enum_variant, reason = "a step is short-lived, and made once a layer")]
 #[derive(Debug, Clone)]
 pub enum NewHeads {
     /// As attention takes it, after RoPE.
@@ -35,7 +36,7 @@ pub enum NewHeads {
         /// `[B, (Hq + 2 Hkv) D]`
         projected: Tensor<2>,
         /// How to read it.
-        layout: HeadLayout,
+        layout: Arc<HeadLayout>,
     },
 }
 
@@ -55,7 +56,7 @@ impl Step {
     /// A step of a layer's joint projection of queries, keys and values, `[B, (Hq + 2 Hkv) D]`.
     pub fn projected(
         projected: Tensor<2>,
-        layout: HeadLayout,
+        layout: Arc<HeadLayout>,
         position: Tensor<1, Int>,
         inverse_frequencies: Arc<[f64]>,
     ) -> Self {
@@ -89,7 +90,7 @@ impl Step {
                 Ok(raw_query.as_ref().unwrap_or(query).clone())
             }
             NewHeads::Projected { projected, layout } => {
-                let layout = HeadLayout { rope: None, ..layout.clone() };
+                let layout = HeadLayout { rope: None, ..HeadLayout::clone(layout) };
                 let position = self.position.clone().unsqueeze_dim(1);
                 let [query, ..] = split_heads(projected.clone(), position, &layout)
                     .map_err(kv_core::Error::from)?;

@@ -30,7 +30,8 @@ impl LayerCache {
         resized.add_tracks_of(self);
         resized.set_lengths(self.layout.lengths().to_vec());
         if self.layout.used() > 0 {
-            resized.write_slots(&resized.live_slots(), self.read_slots(&self.live_slots()))?;
+            let slots = resized.live_slots();
+            resized.copy_from(self, &self.live_slots(), &slots)?;
         }
         resized.state = std::mem::take(&mut self.state);
         resized.limits = self.limits.take();
@@ -125,7 +126,7 @@ impl LayerCache {
             let used = part.layout.used();
             if used > 0 {
                 let slots = joined.upload(to.by_ref().take(used));
-                joined.write_slots(&slots, part.read_slots(&part.live_slots()))?;
+                joined.copy_from(&part, &part.live_slots(), &slots)?;
             }
         }
         Ok(joined)

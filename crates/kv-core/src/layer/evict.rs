@@ -1,7 +1,7 @@
 //! Dropping slots, in place.
 
 use burn::tensor::{DType, Tensor};
-use kv_kernels::argmin_slots;
+use kv_kernels::{KeepLists, argmin_slots, compact_slots, scatter_scalars};
 
 use super::expect_shape;
 use crate::tensors::ints;
@@ -65,8 +65,28 @@ impl LayerCache {
         selection.check(self.layout.lengths())?;
         let lengths: Vec<usize> = selection.kept().iter().map(Vec::len).collect();
         if selection.total() > 0 {
-            let rows = self.read_slots(&self.selected_slots(selection));
-            self.write_slots(&self.first_slots(&lengths), rows)?;
+            let shape = [self.layout.batch(), self.layout.kv_heads()];
+            let starts = lengths.iter().scan(0, |end, length| {
+                let start = *end;
+                *end += length;
+                Some(start)
+            });
+            let kept = selection.kept().iter().flatten().map(|&at| at as usize);
+            let lists = KeepLists {
+                kept: self.upload(kept),
+                starts: self.upload(starts).reshape(shape),
+                counts: self.upload(lengths.iter().copied()).reshape(shape),
+                most: lengths.iter().copied().max().unwrap_or_default(),
+            };
+            if !self.tracks.is_empty() {
+                let (from, to) = (self.selected_slots(selection), self.first_slots(&lengths));
+                for track in self.tracks.values_mut() {
+                    let values = track.values.clone().select(0, from.clone());
+                    scatter_scalars(&mut track.values, to.clone(), values)?;
+                }
+            }
+            let (pool, ranges) = self.pool();
+            compact_slots(pool, &ranges.offsets, &lists)?;
         }
         self.set_lengths(lengths);
         Ok(())

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_kernels::{scatter_ints, scatter_rows, scatter_scalars};
+use kv_kernels::{
+    SlotPool, SlotRanges, SlotSource, copy_slots, scatter_ints, scatter_rows, scatter_scalars,
+};
 
 use crate::tensors::ints;
 use crate::{LayerCache, Result, Selection};
@@ -61,6 +63,42 @@ impl LayerCache {
             scatter_scalars(&mut track.values, slots.clone(), values)?;
         }
         Ok(())
+    }
+
+    /// Copies `rows` of another cache into `slots`, with all that both keep of each.
+    pub(super) fn copy_from(
+        &mut self,
+        other: &Self,
+        rows: &Tensor<1, Int>,
+        slots: &Tensor<1, Int>,
+    ) -> Result<()> {
+        let source = SlotSource {
+            keys: &other.keys,
+            values: &other.values,
+            positions: &other.positions,
+            log_weights: other.log_weights.as_ref(),
+        };
+        let (pool, _) = self.pool();
+        copy_slots(source, rows.clone(), pool, slots.clone())?;
+        self.reset_tracks(slots)?;
+        for (name, track) in &mut self.tracks {
+            if let Some(other) = other.tracks.get(name) {
+                let values = other.values.clone().select(0, rows.clone());
+                scatter_scalars(&mut track.values, slots.clone(), values)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The tensors that kernels write in place.
+    pub(super) fn pool(&mut self) -> (SlotPool<'_>, &mut SlotRanges) {
+        let pool = SlotPool {
+            keys: &mut self.keys,
+            values: &mut self.values,
+            positions: &mut self.positions,
+            log_weights: self.log_weights.as_mut(),
+        };
+        (pool, &mut self.ranges)
     }
 
     /// All live slots, head after head.

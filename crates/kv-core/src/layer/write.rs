@@ -1,7 +1,7 @@
 //! New tokens into slots: a prompt's, appended ones, overwriting ones.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_kernels::{HeadLayout, Placement, SlotPool, SlotRanges, write_heads};
+use kv_kernels::{HeadLayout, Placement, SlotSource, copy_slots, write_heads};
 
 use super::expect_shape;
 use super::slots::Rows;
@@ -43,14 +43,19 @@ impl LayerCache {
                 heads.flat_map(|(pair, kept)| kept.iter().map(move |&at| (pair, at as usize)))
             };
             let from = cache.upload(kept().map(|(pair, at)| pair * tokens + at));
-            let sequence = cache.upload(kept().map(|(pair, at)| pair / kv_heads * tokens + at));
-            let pick = |tensor: &Tensor<4>| {
-                let rows = tensor.clone().reshape([batch * kv_heads * tokens, head_dim]);
-                rows.select(0, from.clone())
+            let flat =
+                |tensor: &Tensor<4>| tensor.clone().reshape([batch * kv_heads * tokens, head_dim]);
+            let positions = positions.clone().cast(DType::I32).unsqueeze_dim::<3>(1);
+            let positions = positions.expand([batch, kv_heads, tokens]);
+            let source = SlotSource {
+                keys: &flat(keys),
+                values: &flat(values),
+                positions: &positions.reshape([batch * kv_heads * tokens]),
+                log_weights: None,
             };
-            let positions = positions.clone().reshape([batch * tokens]).select(0, sequence);
             let to = cache.first_slots(&lengths);
-            cache.write_slots(&to, Rows::new(pick(keys), pick(values), positions))?;
+            let (pool, _) = cache.pool();
+            copy_slots(source, from, pool, to)?;
         }
         cache.set_lengths(lengths);
         Ok(cache)
@@ -121,7 +126,7 @@ impl LayerCache {
         heads: &HeadLayout,
     ) -> Result<Tensor<3>> {
         let (pool, _) = self.pool();
-        let placement = Placement::Slots(slots.clone());
+        let placement = Placement::Slots(&slots);
         let query = write_heads(projected, positions, heads, pool, placement)?;
         self.reset_tracks(&slots.reshape([self.layout.pairs()]))?;
         Ok(query)
@@ -182,16 +187,6 @@ impl LayerCache {
         self.check_tokens(&keys, &values, &positions)?;
         let rows = Self::token_rows(keys, values, positions);
         self.write_slots(&slots, rows)
-    }
-
-    fn pool(&mut self) -> (SlotPool<'_>, &mut SlotRanges) {
-        let pool = SlotPool {
-            keys: &mut self.keys,
-            values: &mut self.values,
-            positions: &mut self.positions,
-            log_weights: self.log_weights.as_mut(),
-        };
-        (pool, &mut self.ranges)
     }
 
     /// Checks the shapes of `N` tokens of every head.

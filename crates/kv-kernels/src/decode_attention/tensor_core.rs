@@ -274,7 +274,12 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
         }
         #[unroll]
         for u in 0..4usize {
-            at[u] = next_at[u];
+            if comptime!(kind == ViewKind::List) {
+                at[u] = next_at[u];
+            } else {
+                // Cheaper to find than to keep.
+                at[u] = slot_or_none(view, next, u, end, start, sinks, gap, slots, j, kind);
+            }
             if features.weighted {
                 log_weight[u] = next_log[u];
             }
@@ -354,6 +359,27 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     }
 }
 
+/// The slot of this lane's `u`-th logit of a tile: `2 j`, `2 j + 1`, `2 j + 8` and `2 j + 9`; `slots`
+/// for none.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn slot_or_none(
+    view: &[i32],
+    tile: usize,
+    #[comptime] u: usize,
+    end: usize,
+    start: usize,
+    sinks: usize,
+    gap: usize,
+    slots: usize,
+    j: usize,
+    #[comptime] kind: ViewKind,
+) -> usize {
+    let i = tile + 2 * j + comptime!(u % 2 + (u / 2) * 8);
+    let slot = slot_at(view, start, min(i, end - 1), sinks, gap, slots, kind);
+    select(i < end, slot, slots)
+}
+
 /// Reads a number a slot, where it is wanted; what is no slot gets the last one's.
 #[cube]
 fn read_weights(
@@ -422,12 +448,8 @@ fn read_values<N: Size>(
 ) {
     #[unroll]
     for u in 0..4usize {
-        let i = tile + 2 * j + comptime!(u % 2 + (u / 2) * 8);
-        let mut slot = slot_at(view, start, min(i, end - 1), sinks, gap, slots, kind);
+        let slot = slot_or_none(view, tile, u, end, start, sinks, gap, slots, j, kind);
         let row = min(slot, slots - 1);
-        if i >= end {
-            slot = slots;
-        }
         at[u] = slot;
         #[unroll]
         for block in 0..blocks {

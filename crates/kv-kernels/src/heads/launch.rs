@@ -62,6 +62,7 @@ pub(crate) fn write(
     args: Projection<CubeBackend>,
     pools: SlotPools<CubeBackend>,
     offsets: CubeTensor,
+    lengths: CubeTensor,
     appends: bool,
 ) -> Written<CubeBackend> {
     let batch = args.positions.shape().num_elements();
@@ -93,7 +94,7 @@ pub(crate) fn write(
             pools.positions.clone().into_buffer_arg(),
             pools.log_weights.clone().into_buffer_arg(),
             into_contiguous(offsets.clone()).into_buffer_arg(),
-            pools.lengths.clone().into_buffer_arg(),
+            lengths.clone().into_buffer_arg(),
             into_contiguous(offsets).into_buffer_arg(),
             batch * kv_heads,
             stride,
@@ -105,7 +106,7 @@ pub(crate) fn write(
             elem_type(pools.keys.dtype),
         );
     }
-    Written { query, pools }
+    Written { query, pools, lengths }
 }
 
 /// Cubes of whole planes, about `units` wide and no wider than the device allows.

@@ -11,8 +11,8 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
 use crate::check::Check;
-use crate::extension::{Projection, SlotOps, SlotPools};
-use crate::{KernelError, SlotRanges};
+use crate::extension::{Projection, SlotOps};
+use crate::{KernelError, SlotPool, SlotRanges};
 
 /// Cosines and sines of every position, `[P, D / 2]` each, f32.
 #[derive(Debug, Clone)]
@@ -50,26 +50,13 @@ pub struct HeadLayout {
     pub norms: Option<HeadNorms>,
 }
 
-/// A cache's tensors that a new token is written into.
-#[derive(Debug)]
-pub struct SlotPool<'a> {
-    /// `[S, D]`
-    pub keys: &'a mut Tensor<2>,
-    /// `[S, D]`, of the keys' dtype.
-    pub values: &'a mut Tensor<2>,
-    /// Logical positions, `[S]`, 32-bit.
-    pub positions: &'a mut Tensor<1, Int>,
-    /// Log-weights, `[S]`, f32; new tokens weigh 1.
-    pub log_weights: Option<&'a mut Tensor<1>>,
-}
-
 /// Where a new token goes.
 #[derive(Debug)]
 pub enum Placement<'a> {
     /// Behind each range's live slots: the lengths grow by one, in place. Ranges must have room.
     Append(&'a mut SlotRanges),
     /// Into slots of the pool, `[B, Hkv]`, 32-bit; negative ones are skipped.
-    Slots(Tensor<2, Int>),
+    Slots(&'a Tensor<2, Int>),
 }
 
 /// Splits projections into queries `[B, Hq, T, D]`, keys and values `[B, Hkv, T, D]`.
@@ -112,7 +99,7 @@ pub fn write_heads(
     projected: Tensor<2>,
     positions: Tensor<1, Int>,
     layout: &HeadLayout,
-    pool: SlotPool<'_>,
+    mut pool: SlotPool<'_>,
     placement: Placement<'_>,
 ) -> Result<Tensor<3>, KernelError> {
     const OP: &str = "write_heads";
@@ -121,53 +108,32 @@ pub fn write_heads(
     layout.check(OP, &check, &projected, batch)?;
     check.shape("positions", &positions, &[batch])?;
     check.int("positions", &positions)?;
-    let slots = pool.keys.dims()[0];
-    check.shape("keys", pool.keys, &[slots, layout.head_dim])?;
-    check.shape("values", pool.values, &[slots, layout.head_dim])?;
-    check.float("keys", pool.keys)?;
-    check.same_dtype("values", pool.values, "the keys' dtype", pool.keys.dtype())?;
-    check.shape("slot positions", pool.positions, &[slots])?;
-    check.int("slot positions", pool.positions)?;
-    if let Some(log_weights) = &pool.log_weights {
-        check.shape("log_weights", *log_weights, &[slots])?;
-        check.f32("log_weights", *log_weights)?;
-    }
+    pool.check(&check, layout.head_dim)?;
     match &placement {
         Placement::Append(ranges) => check.ranges(ranges, batch, layout.kv_heads)?,
         Placement::Slots(slots) => {
-            check.shape("slots", slots, &[batch, layout.kv_heads])?;
-            check.int("slots", slots)?;
+            check.shape("slots", *slots, &[batch, layout.kv_heads])?;
+            check.int("slots", *slots)?;
         }
     }
 
-    let device = projected.device();
     let projection = layout.projection(projected, positions);
-    let mut none = Tensor::<1>::empty([1], (&device, DType::F32));
-    let weighted = pool.log_weights.is_some();
-    let log_weights = pool.log_weights.unwrap_or(&mut none);
     let appends = matches!(placement, Placement::Append(_));
     // Slots go where lengths would; they are not changed.
     let mut given = None;
     let (offsets, lengths) = match placement {
         Placement::Append(ranges) => (ranges.offsets.clone(), &mut ranges.lengths),
-        Placement::Slots(slots) => (slots.clone(), given.insert(slots)),
+        Placement::Slots(slots) => (slots.clone(), given.insert(slots.clone())),
     };
-    let pools = SlotPools {
-        keys: check.take(pool.keys).into_dispatch(),
-        values: check.take(pool.values).into_dispatch(),
-        positions: check.take_ints(pool.positions).into_dispatch(),
-        log_weights: check.take(log_weights).into_dispatch(),
-        lengths: check.take_ints(lengths).into_dispatch(),
-        weighted,
-    };
-    let written =
-        <Dispatch as SlotOps>::write_heads(projection, pools, offsets.into_dispatch(), appends);
-    let pools = written.pools;
-    *pool.keys = Tensor::from_dispatch(pools.keys);
-    *pool.values = Tensor::from_dispatch(pools.values);
-    *pool.positions = Tensor::from_dispatch(pools.positions);
-    *log_weights = Tensor::from_dispatch(pools.log_weights);
-    *lengths = Tensor::from_dispatch(pools.lengths);
+    let written = <Dispatch as SlotOps>::write_heads(
+        projection,
+        pool.take(&check),
+        offsets.into_dispatch(),
+        check.take_ints(lengths).into_dispatch(),
+        appends,
+    );
+    pool.put_back(written.pools);
+    *lengths = Tensor::from_dispatch(written.lengths);
     Ok(Tensor::from_dispatch(written.query))
 }
 

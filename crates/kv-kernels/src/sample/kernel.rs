@@ -1,12 +1,11 @@
 //! The CubeCL kernel, one cube a row.
 //!
-//! A draw keeps the tokens from a threshold on, in the order of logits and, among equals, from the
-//! highest id to the lowest: no two tokens stand together. Thresholds are found digit by digit, in
-//! the logits' bits and then in the ids', so that nothing is sorted.
+//! A draw keeps the tokens from a threshold on: see [`crate::select`].
 
 use cubecl::prelude::*;
 
-use super::{FLOATS, ID_BITS, INTS};
+use super::{FLOATS, INTS};
+use crate::select::{STEPS, Search, add_up, from, high_of, low_of, measure, threshold, weight};
 
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,8 +22,12 @@ pub(crate) struct Blueprint {
     pub(crate) nucleus: bool,
 }
 
-/// Values of a digit of four bits, but for 0.
-const STEPS: usize = 15;
+impl Blueprint {
+    fn search(self, weighted: bool) -> Search {
+        Search { units: self.units, planes: self.planes, weighted }
+    }
+}
+
 /// Stands for no token.
 const NONE: i32 = i32::MAX;
 
@@ -51,6 +54,7 @@ pub(crate) fn sample_kernel<N: Size>(
     let unit = UNIT_POS as usize;
     let start = row * columns;
     let units = blueprint.units.comptime();
+    let vocabulary = columns * N::value();
     let mut tops = Shared::<[f32]>::new_slice(units);
     let mut ids = Shared::<[i32]>::new_slice(units);
     likeliest(logits, &mut tops, &mut ids, start, columns, blueprint);
@@ -73,13 +77,13 @@ pub(crate) fn sample_kernel<N: Size>(
                 &mut totals,
                 start,
                 columns,
+                vocabulary,
                 max,
                 temperature,
                 wanted,
                 high,
                 low,
-                false,
-                blueprint,
+                blueprint.search(false),
             );
             high = threshold.extract(0usize);
             low = threshold.extract(1usize);
@@ -91,6 +95,7 @@ pub(crate) fn sample_kernel<N: Size>(
                 &mut own,
                 start,
                 columns,
+                vocabulary,
                 max,
                 temperature,
                 high,
@@ -99,10 +104,9 @@ pub(crate) fn sample_kernel<N: Size>(
                 0u32,
                 high,
                 low,
-                true,
-                blueprint,
+                blueprint.search(true),
             );
-            add_up(&own, &mut parts, &mut totals, blueprint);
+            add_up(&own, &mut parts, &mut totals, blueprint.search(true));
             let wanted = floats[row * FLOATS + 1] * totals[0];
             sync_cube();
             let threshold = threshold(
@@ -111,13 +115,13 @@ pub(crate) fn sample_kernel<N: Size>(
                 &mut totals,
                 start,
                 columns,
+                vocabulary,
                 max,
                 temperature,
                 wanted,
                 high,
                 low,
-                true,
-                blueprint,
+                blueprint.search(true),
             );
             high = threshold.extract(0usize);
             low = threshold.extract(1usize);
@@ -250,166 +254,6 @@ fn likeliest<N: Size>(
     }
 }
 
-/// The highest place `(high, low)` from which on the tokens not below `floor` come to `wanted`: in
-/// number, or in weight.
-#[cube]
-fn threshold<N: Size>(
-    logits: &[Vector<f32, N>],
-    parts: &mut Shared<[f32]>,
-    totals: &mut Shared<[f32]>,
-    start: usize,
-    columns: usize,
-    max: f32,
-    temperature: f32,
-    wanted: f32,
-    floor_high: u32,
-    floor_low: u32,
-    #[comptime] weighted: bool,
-    #[comptime] blueprint: Blueprint,
-) -> Vector<u32, Const<2>> {
-    let mut own = Array::<f32>::new(STEPS);
-    let mut high = 0u32;
-    let mut low = 0u32;
-    for digit in 0..8u32 {
-        let shift = 28 - 4 * digit;
-        measure(
-            logits,
-            &mut own,
-            start,
-            columns,
-            max,
-            temperature,
-            high,
-            low,
-            1u32 << shift,
-            0u32,
-            floor_high,
-            floor_low,
-            weighted,
-            blueprint,
-        );
-        add_up(&own, parts, totals, blueprint);
-        high |= reached(totals, wanted) << shift;
-        sync_cube();
-    }
-    for digit in 0..comptime!(ID_BITS / 4) {
-        let shift = comptime!(ID_BITS - 4) - 4 * digit;
-        measure(
-            logits,
-            &mut own,
-            start,
-            columns,
-            max,
-            temperature,
-            high,
-            low,
-            0u32,
-            1u32 << shift,
-            floor_high,
-            floor_low,
-            weighted,
-            blueprint,
-        );
-        add_up(&own, parts, totals, blueprint);
-        low |= reached(totals, wanted) << shift;
-        sync_cube();
-    }
-    let mut place = Vector::<u32, Const<2>>::new(0u32);
-    place.insert(0usize, high);
-    place.insert(1usize, low);
-    place
-}
-
-/// What this unit's tokens come to from each of 15 places on, `(high, low)` and a step more each
-/// time, but for those below the floor.
-#[cube]
-fn measure<N: Size>(
-    logits: &[Vector<f32, N>],
-    own: &mut Array<f32>,
-    start: usize,
-    columns: usize,
-    max: f32,
-    temperature: f32,
-    high: u32,
-    low: u32,
-    high_step: u32,
-    low_step: u32,
-    floor_high: u32,
-    floor_low: u32,
-    #[comptime] weighted: bool,
-    #[comptime] blueprint: Blueprint,
-) {
-    #[unroll]
-    for step in 0..STEPS {
-        own[step] = 0.0f32;
-    }
-    let mut at = UNIT_POS as usize;
-    while at < columns {
-        let vector = logits[start + at];
-        #[unroll]
-        for lane in 0..N::value() {
-            let logit = vector.extract(lane);
-            let (own_high, own_low) = (high_of(logit), low_of(at * N::value() + lane));
-            let mut amount = 1.0f32;
-            if weighted {
-                amount = weight(logit, max, temperature);
-            }
-            if !from(own_high, own_low, floor_high, floor_low) {
-                amount = 0.0f32;
-            }
-            let mut place_high = high;
-            let mut place_low = low;
-            #[unroll]
-            for step in 0..STEPS {
-                place_high += high_step;
-                place_low += low_step;
-                own[step] += select(from(own_high, own_low, place_high, place_low), amount, 0.0f32);
-            }
-        }
-        at += blueprint.units.comptime();
-    }
-}
-
-/// Sums 15 numbers over the cube.
-#[cube]
-fn add_up(
-    own: &Array<f32>,
-    parts: &mut Shared<[f32]>,
-    totals: &mut Shared<[f32]>,
-    #[comptime] blueprint: Blueprint,
-) {
-    let plane = (UNIT_POS / PLANE_DIM) as usize;
-    #[unroll]
-    for step in 0..STEPS {
-        let of_plane = plane_sum(own[step]);
-        if UNIT_POS_PLANE == 0 {
-            parts[plane * STEPS + step] = of_plane;
-        }
-    }
-    sync_cube();
-    let unit = UNIT_POS as usize;
-    if unit < STEPS {
-        let planes = (comptime!(blueprint.units as u32) / PLANE_DIM) as usize;
-        let mut total = 0.0f32;
-        for plane in 0..planes {
-            total += parts[plane * STEPS + unit];
-        }
-        totals[unit] = total;
-    }
-    sync_cube();
-}
-
-/// The highest digit whose total still comes to `wanted`; totals fall.
-#[cube]
-fn reached(totals: &mut Shared<[f32]>, wanted: f32) -> u32 {
-    let mut digit = 0u32;
-    #[unroll]
-    for step in 0..STEPS {
-        digit += select(totals[step] >= wanted, 1u32, 0u32);
-    }
-    digit
-}
-
 /// A token's weight, or 0 where it is not kept.
 #[cube]
 fn kept(logit: f32, id: usize, max: f32, temperature: f32, high: u32, low: u32, min_p: f32) -> f32 {
@@ -417,35 +261,6 @@ fn kept(logit: f32, id: usize, max: f32, temperature: f32, high: u32, low: u32, 
     // The likeliest token's weight is exp(0) = 1.
     let stays = from(high_of(logit), low_of(id), high, low) && weight >= min_p;
     select(stays, weight, 0.0f32)
-}
-
-#[cube]
-fn weight(logit: f32, max: f32, temperature: f32) -> f32 {
-    let mut weight = 1.0f32;
-    if logit < max {
-        weight = ((logit - max) / temperature).exp();
-    }
-    weight
-}
-
-/// Whether a token's place is not below another place.
-#[cube]
-fn from(high: u32, low: u32, other_high: u32, other_low: u32) -> bool {
-    high > other_high || (high == other_high && low >= other_low)
-}
-
-/// The logit's bits, in the order of logits.
-#[cube]
-fn high_of(logit: f32) -> u32 {
-    // Zeros are equal, whatever their sign.
-    let bits = select(logit == 0.0, 0u32, u32::reinterpret(logit));
-    select(bits >> 31 == 1, !bits, bits | 0x8000_0000u32)
-}
-
-/// The id, from the highest to the lowest.
-#[cube]
-fn low_of(id: usize) -> u32 {
-    comptime!((1u32 << ID_BITS) - 1) - u32::cast_from(id)
 }
 
 /// A number in `[0, 1)` of 24 bits: each (seed, draw) has its own.

@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 use super::DrawConfig;
 use super::kernel::{Blueprint, sample_kernel};
 use crate::extension::{Drawn, SampleTensors};
-use crate::gpu::{empty_like, grid, vector_lanes};
+use crate::gpu::{empty_like, grid, vector_lanes, widest_cube};
 
 /// Draws a token for every row of `logits` `[B, V]`.
 pub(crate) fn draw(
@@ -21,12 +21,9 @@ pub(crate) fn draw(
     let logits = into_contiguous(logits);
     let client = logits.client.clone();
     let drawn = empty_like(&logits, Shape::from([rows]), DType::I32);
-    let hardware = &client.properties().hardware;
     // One cube reads a whole row: as many units as it may have.
-    let units = (hardware.max_units_per_cube as usize).min(1024);
-    let units = 1 << units.ilog2();
+    let (units, planes) = widest_cube(&client);
     let DrawConfig { draws, ranks, nucleus } = config;
-    let planes = units / (hardware.plane_size_min as usize).clamp(1, units);
     let lanes = vector_lanes(&logits, vocabulary, vocabulary);
     // SAFETY: shapes were checked, and the kernel guards its accesses.
     unsafe {

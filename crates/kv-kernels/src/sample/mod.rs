@@ -18,8 +18,8 @@ const OP: &str = "draw";
 const FLOATS: usize = 3;
 /// Top k, seed, whether positions advance.
 const INTS: usize = 4;
-/// Bits of the largest vocabulary's ids.
-const ID_BITS: u32 = 20;
+/// The largest vocabulary.
+const MOST: usize = 1 << 20;
 
 /// How a row's token is drawn; the restrictions apply in the order of the fields, each to what the
 /// ones before left.
@@ -163,7 +163,7 @@ pub fn draw(logits: Tensor<2>, state: &mut DrawState) -> Result<Tensor<1, Int>, 
     check.f32("logits", &logits)?;
     check.shape("logits", &logits, &[batch, vocabulary])?;
     check.shape("state", &state.tokens, &[batch])?;
-    if vocabulary == 0 || vocabulary > 1 << ID_BITS {
+    if vocabulary == 0 || vocabulary > MOST {
         return Err(KernelError::Unsupported {
             op: OP,
             argument: "vocabulary",

@@ -1,5 +1,7 @@
 //! Decode: one token per sequence, or a few at once, against compressed caches.
 
+use std::sync::Arc;
+
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use kv_core::KvCache;
 use kv_kernels::split_heads;
@@ -47,7 +49,7 @@ impl Llama {
         let count = self.layers.len();
         for (index, (layer, slots)) in self.layers.iter().zip(&mut cache.layers).enumerate() {
             let projected = layer.project(hidden.clone())?;
-            let heads = layer.heads(config, &self.rope);
+            let heads = Arc::new(layer.heads(config, &self.rope));
             let frequencies = self.frequencies.clone();
             let step = Step::projected(projected, heads, positions.clone(), frequencies);
             let attention = policy.step(LayerContext { index, count }, slots, step)?;

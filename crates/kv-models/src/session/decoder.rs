@@ -34,7 +34,7 @@ enum Stage {
     Counting(usize),
     /// The warm-up has run.
     Warm(Recording),
-    Recorded(Recorded),
+    Recorded(Box<Recorded>),
 }
 
 #[derive(Debug)]
@@ -160,7 +160,8 @@ impl<'a> Decoder<'a> {
                 let growth = growth.collect();
                 // SAFETY: as below; the host's part of this step was done while recording.
                 unsafe { graph.replay() }?;
-                self.stage = Stage::Recorded(Recorded { graph, drawn: drawn.clone(), growth });
+                let recorded = Recorded { graph, drawn: drawn.clone(), growth };
+                self.stage = Stage::Recorded(Box::new(recorded));
                 Ok(drawn)
             }
             Stage::Recorded(recorded) => {

@@ -1,0 +1,147 @@
+//! The CubeCL kernels: copies between pools, and compaction within one.
+
+use cubecl::prelude::*;
+
+/// Vectors that a unit has in hand before it writes, in a compaction.
+const AHEAD: usize = 4;
+
+/// Row `rows[n]` of one pool to row `slots[n]` of another; a unit has a vector of a key and of a
+/// value. Negative slots are skipped.
+///
+/// # Shapes
+/// In vectors: `keys`, `values` of either pool, with `stride` and `to_stride` vectors from row to
+/// row, `columns` of which are copied.
+#[cube(launch_unchecked)]
+pub(crate) fn copy_kernel<E: Float, P: Float, N: Size>(
+    keys: &[Vector<E, N>],
+    values: &[Vector<E, N>],
+    positions: &[i32],
+    log_weights: &[f32],
+    rows: &[i32],
+    slots: &[i32],
+    to_keys: &mut [Vector<P, N>],
+    to_values: &mut [Vector<P, N>],
+    to_positions: &mut [i32],
+    to_log_weights: &mut [f32],
+    count: usize,
+    columns: usize,
+    stride: usize,
+    to_stride: usize,
+    // Whether weights are copied, and whether they are set to those of new tokens.
+    #[comptime] weighted: bool,
+    #[comptime] fresh: bool,
+    #[define(E)] _dtype: ElemType,
+    #[define(P)] _to_dtype: ElemType,
+) {
+    let at = ABSOLUTE_POS;
+    if at < count * columns {
+        let (n, column) = (at / columns, at % columns);
+        let slot = slots[n];
+        if slot >= 0 {
+            let (row, slot) = (rows[n] as usize, slot as usize);
+            let from = row * stride + column;
+            let to = slot * to_stride + column;
+            to_keys[to] = Vector::cast_from(keys[from]);
+            to_values[to] = Vector::cast_from(values[from]);
+            if column == 0 {
+                to_positions[slot] = positions[row];
+                if weighted {
+                    to_log_weights[slot] = log_weights[row];
+                }
+                if fresh {
+                    to_log_weights[slot] = 0.0f32;
+                }
+            }
+        }
+    }
+}
+
+/// Moves the kept slots of each range to its beginning, in place: a cube has a range's keys or its
+/// values. What a cube writes, it has read before, since kept slots ascend.
+///
+/// # Shapes
+/// In vectors: `keys`, `values` `[S, columns]` with `stride`; `kept`, indices from the range's first
+/// slot, those of pair `p` from `starts[p]` on, `counts[p]` of them.
+#[cube(launch_unchecked)]
+pub(crate) fn compact_kernel<E: Float, N: Size>(
+    keys: &mut [Vector<E, N>],
+    values: &mut [Vector<E, N>],
+    positions: &mut [i32],
+    log_weights: &mut [f32],
+    offsets: &[i32],
+    kept: &[i32],
+    starts: &[i32],
+    counts: &[i32],
+    pairs: usize,
+    most: usize,
+    columns: usize,
+    stride: usize,
+    #[comptime] units: usize,
+    #[comptime] weighted: bool,
+    #[define(E)] _dtype: ElemType,
+) {
+    if CUBE_POS >= 2 * pairs {
+        terminate!();
+    }
+    let pair = CUBE_POS / 2;
+    let of_values = CUBE_POS % 2 == 1;
+    let unit = UNIT_POS as usize;
+    let offset = offsets[pair] as usize;
+    let start = starts[pair] as usize;
+    let count = counts[pair] as usize;
+    let total = count * columns;
+    let mut first = 0usize;
+    // Every cube takes as many turns, whatever is left for it: barriers must be met by all.
+    for _ in 0..(most * columns).div_ceil(comptime!(units * AHEAD)) {
+        let mut held = Array::<Vector<E, N>>::new(AHEAD);
+        #[unroll]
+        for i in 0..AHEAD {
+            let at = first + i * units + unit;
+            if at < total {
+                let from = (offset + kept[start + at / columns] as usize) * stride + at % columns;
+                if of_values {
+                    held[i] = values[from];
+                } else {
+                    held[i] = keys[from];
+                }
+            }
+        }
+        sync_cube();
+        #[unroll]
+        for i in 0..AHEAD {
+            let at = first + i * units + unit;
+            if at < total {
+                let to = (offset + at / columns) * stride + at % columns;
+                if of_values {
+                    values[to] = held[i];
+                } else {
+                    keys[to] = held[i];
+                }
+            }
+        }
+        first += comptime!(units * AHEAD);
+    }
+    // The numbers beside the slots go with the keys.
+    let mut first = 0usize;
+    for _ in 0..most.div_ceil(units) {
+        let at = first + unit;
+        let mine = !of_values && at < count;
+        let mut position = i32::new(0);
+        let mut log_weight = 0.0f32;
+        if mine {
+            let from = offset + kept[start + at] as usize;
+            position = positions[from];
+            if weighted {
+                log_weight = log_weights[from];
+            }
+        }
+        sync_cube();
+        if mine {
+            positions[offset + at] = position;
+            if weighted {
+                log_weights[offset + at] = log_weight;
+            }
+        }
+        first += units;
+    }
+}

@@ -1,0 +1,109 @@
+//! Slots moved in one launch, with all that belongs to them: into another pool, or together within
+//! their own.
+
+#[cfg(feature = "gpu")]
+mod kernel;
+#[cfg(feature = "gpu")]
+pub(crate) mod launch;
+pub(crate) mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor};
+
+use crate::check::Check;
+use crate::extension::{Lists, SlotOps};
+use crate::{KernelError, SlotPool, SlotSource};
+
+/// Which slots of each (sequence, key-value head) stay.
+#[derive(Debug, Clone)]
+pub struct KeepLists {
+    /// Indices from a range's first slot on, ascending within a range, `[N]`, 32-bit.
+    pub kept: Tensor<1, Int>,
+    /// Where each range's indices begin, `[B, Hkv]`, 32-bit.
+    pub starts: Tensor<2, Int>,
+    /// How many there are, `[B, Hkv]`, 32-bit.
+    pub counts: Tensor<2, Int>,
+    /// The most of a range.
+    pub most: usize,
+}
+
+/// Copies row `rows[n]` of `from` into slot `slots[n]` of `to`: key, value, position, weight. Dtypes
+/// may differ.
+///
+/// Negative slots are skipped. A slot that occurs twice gets either row.
+///
+/// # Shapes
+/// `rows`, `slots` `[N]`, 32-bit, on the device and not checked.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
+pub fn copy_slots(
+    from: SlotSource<'_>,
+    rows: Tensor<1, Int>,
+    mut to: SlotPool<'_>,
+    slots: Tensor<1, Int>,
+) -> Result<(), KernelError> {
+    let check = Check::new("copy_slots", to.keys);
+    check.supported()?;
+    let width = to.keys.dims()[1];
+    from.check(&check, width)?;
+    to.check(&check, width)?;
+    check.int("rows", &rows)?;
+    check.int("slots", &slots)?;
+    check.shape("rows", &rows, &slots.dims())?;
+    if slots.dims()[0] == 0 || width == 0 {
+        return Ok(());
+    }
+    let pools = <Dispatch as SlotOps>::copy_slots(
+        from.tensors(),
+        rows.into_dispatch(),
+        to.take(&check),
+        slots.into_dispatch(),
+    );
+    to.put_back(pools);
+    Ok(())
+}
+
+/// Moves the kept slots of each range to its beginning, in place; what lies behind them is garbage
+/// then, and the caller's lengths are to follow.
+///
+/// # Shapes
+/// `offsets` `[B, Hkv]`, 32-bit. Indices are on the device and not checked: they must ascend and lie
+/// within their ranges.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
+pub fn compact_slots(
+    mut pool: SlotPool<'_>,
+    offsets: &Tensor<2, Int>,
+    lists: &KeepLists,
+) -> Result<(), KernelError> {
+    let check = Check::new("compact_slots", pool.keys);
+    check.supported()?;
+    let width = pool.keys.dims()[1];
+    pool.check(&check, width)?;
+    for (argument, ints) in
+        [("offsets", offsets), ("starts", &lists.starts), ("counts", &lists.counts)]
+    {
+        check.shape(argument, ints, &offsets.dims())?;
+        check.int(argument, ints)?;
+    }
+    check.int("kept", &lists.kept)?;
+    check.shape("kept", &lists.kept, &lists.kept.dims())?;
+    if lists.kept.dims()[0] == 0 || lists.most == 0 || width == 0 {
+        return Ok(());
+    }
+    let tensors = Lists {
+        kept: lists.kept.clone().into_dispatch(),
+        starts: lists.starts.clone().into_dispatch(),
+        counts: lists.counts.clone().into_dispatch(),
+        most: lists.most,
+    };
+    let pools = <Dispatch as SlotOps>::compact_slots(
+        pool.take(&check),
+        offsets.clone().into_dispatch(),
+        tensors,
+    );
+    pool.put_back(pools);
+    Ok(())
+}

@@ -1,0 +1,26 @@
+//! Moves between slots in plain loops.
+
+/// Row `rows[n]` of `from` to row `slots[n]` of `to`; negative slots are skipped.
+pub(crate) fn copy<E: Copy>(from: &[E], rows: &[i32], to: &mut [E], slots: &[i32], width: usize) {
+    for (&row, &slot) in rows.iter().zip(slots) {
+        if let Ok(slot) = usize::try_from(slot) {
+            to[slot * width..][..width].copy_from_slice(&from[row as usize * width..][..width]);
+        }
+    }
+}
+
+/// The kept rows of each range, whose indices ascend, to its beginning; the lists are offsets, kept
+/// indices, starts and counts.
+pub(crate) fn compact<E: Copy>(
+    pool: &mut [E],
+    [offsets, kept, starts, counts]: [&[i32]; 4],
+    width: usize,
+) {
+    for ((&offset, &start), &count) in offsets.iter().zip(starts).zip(counts) {
+        let kept = &kept[start as usize..][..count as usize];
+        for (to, &from) in kept.iter().enumerate() {
+            let (to, from) = (offset as usize + to, (offset + from) as usize);
+            pool.copy_within(from * width..(from + 1) * width, to * width);
+        }
+    }
+}

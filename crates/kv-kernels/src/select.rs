@@ -1,0 +1,220 @@
+//! What kernels share that keep the highest numbers of a row, one cube a row, without sorting.
+//!
+//! Numbers stand in their order and, among equals, from the highest index to the lowest: no two
+//! stand together. The place from which on numbers come to some count, or some weight, is found
+//! digit by digit, in the numbers' bits and then in the indices'.
+
+use cubecl::prelude::*;
+
+/// Bits of the largest row's indices.
+pub(crate) const INDEX_BITS: u32 = 20;
+/// Values of a digit of four bits, but for 0.
+pub(crate) const STEPS: usize = 15;
+
+/// What fixes the generated code of a search.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Search {
+    /// Units of a cube.
+    pub(crate) units: usize,
+    /// Planes of a cube, at most.
+    pub(crate) planes: usize,
+    /// Whether numbers count by their weight, as logits, rather than one each.
+    pub(crate) weighted: bool,
+}
+
+/// A logit's weight beside the highest one's, which is 1.
+#[cube]
+pub(crate) fn weight(logit: f32, max: f32, temperature: f32) -> f32 {
+    let mut weight = 1.0f32;
+    if logit < max {
+        weight = ((logit - max) / temperature).exp();
+    }
+    weight
+}
+
+/// The highest place `(high, low)` from which on a row's first `length` numbers, but for those below
+/// the floor, come to `wanted`: in count, or in weight.
+///
+/// # Shapes
+/// `numbers` in vectors, `columns` of them from `start` on.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn threshold<N: Size>(
+    numbers: &[Vector<f32, N>],
+    parts: &mut Shared<[f32]>,
+    totals: &mut Shared<[f32]>,
+    start: usize,
+    columns: usize,
+    length: usize,
+    max: f32,
+    temperature: f32,
+    wanted: f32,
+    floor_high: u32,
+    floor_low: u32,
+    #[comptime] search: Search,
+) -> Vector<u32, Const<2>> {
+    let mut own = Array::<f32>::new(STEPS);
+    let mut high = 0u32;
+    let mut low = 0u32;
+    for digit in 0..8u32 {
+        let shift = 28 - 4 * digit;
+        measure(
+            numbers,
+            &mut own,
+            start,
+            columns,
+            length,
+            max,
+            temperature,
+            high,
+            low,
+            1u32 << shift,
+            0u32,
+            floor_high,
+            floor_low,
+            search,
+        );
+        add_up(&own, parts, totals, search);
+        high |= reached(totals, wanted) << shift;
+        sync_cube();
+    }
+    for digit in 0..comptime!(INDEX_BITS / 4) {
+        let shift = comptime!(INDEX_BITS - 4) - 4 * digit;
+        measure(
+            numbers,
+            &mut own,
+            start,
+            columns,
+            length,
+            max,
+            temperature,
+            high,
+            low,
+            0u32,
+            1u32 << shift,
+            floor_high,
+            floor_low,
+            search,
+        );
+        add_up(&own, parts, totals, search);
+        low |= reached(totals, wanted) << shift;
+        sync_cube();
+    }
+    let mut place = Vector::<u32, Const<2>>::new(0u32);
+    place.insert(0usize, high);
+    place.insert(1usize, low);
+    place
+}
+
+/// What this unit's numbers come to from each of 15 places on, `(high, low)` and a step more each
+/// time.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn measure<N: Size>(
+    numbers: &[Vector<f32, N>],
+    own: &mut Array<f32>,
+    start: usize,
+    columns: usize,
+    length: usize,
+    max: f32,
+    temperature: f32,
+    high: u32,
+    low: u32,
+    high_step: u32,
+    low_step: u32,
+    floor_high: u32,
+    floor_low: u32,
+    #[comptime] search: Search,
+) {
+    #[unroll]
+    for step in 0..STEPS {
+        own[step] = 0.0f32;
+    }
+    let mut at = UNIT_POS as usize;
+    while at < columns {
+        let vector = numbers[start + at];
+        #[unroll]
+        for lane in 0..N::value() {
+            let number = vector.extract(lane);
+            let index = at * N::value() + lane;
+            let (own_high, own_low) = (high_of(number), low_of(index));
+            let mut amount = 1.0f32;
+            if search.weighted {
+                amount = weight(number, max, temperature);
+            }
+            if index >= length || !from(own_high, own_low, floor_high, floor_low) {
+                amount = 0.0f32;
+            }
+            let mut place_high = high;
+            let mut place_low = low;
+            #[unroll]
+            for step in 0..STEPS {
+                place_high += high_step;
+                place_low += low_step;
+                own[step] += select(from(own_high, own_low, place_high, place_low), amount, 0.0f32);
+            }
+        }
+        at += search.units.comptime();
+    }
+}
+
+/// Sums 15 numbers over the cube.
+#[cube]
+pub(crate) fn add_up(
+    own: &Array<f32>,
+    parts: &mut Shared<[f32]>,
+    totals: &mut Shared<[f32]>,
+    #[comptime] search: Search,
+) {
+    let plane = (UNIT_POS / PLANE_DIM) as usize;
+    #[unroll]
+    for step in 0..STEPS {
+        let of_plane = plane_sum(own[step]);
+        if UNIT_POS_PLANE == 0 {
+            parts[plane * STEPS + step] = of_plane;
+        }
+    }
+    sync_cube();
+    let unit = UNIT_POS as usize;
+    if unit < STEPS {
+        let planes = (comptime!(search.units as u32) / PLANE_DIM) as usize;
+        let mut total = 0.0f32;
+        for plane in 0..planes {
+            total += parts[plane * STEPS + unit];
+        }
+        totals[unit] = total;
+    }
+    sync_cube();
+}
+
+/// The highest digit whose total still comes to `wanted`; totals fall.
+#[cube]
+fn reached(totals: &mut Shared<[f32]>, wanted: f32) -> u32 {
+    let mut digit = 0u32;
+    #[unroll]
+    for step in 0..STEPS {
+        digit += select(totals[step] >= wanted, 1u32, 0u32);
+    }
+    digit
+}
+
+/// Whether a place is not below another.
+#[cube]
+pub(crate) fn from(high: u32, low: u32, other_high: u32, other_low: u32) -> bool {
+    high > other_high || (high == other_high && low >= other_low)
+}
+
+/// The number's bits, in the order of numbers; NaN is the lowest.
+#[cube]
+pub(crate) fn high_of(number: f32) -> u32 {
+    // Zeros are equal, whatever their sign.
+    let bits = select(number == 0.0, 0u32, u32::reinterpret(number));
+    let ordered = select(bits >> 31 == 1, !bits, bits | 0x8000_0000u32);
+    select(bits & 0x7fff_ffffu32 > 0x7f80_0000u32, 0u32, ordered)
+}
+
+/// The index, from the highest to the lowest.
+#[cube]
+pub(crate) fn low_of(index: usize) -> u32 {
+    comptime!((1u32 << INDEX_BITS) - 1) - u32::cast_from(index)
+}
