@@ -9,6 +9,8 @@ use burn::backend::{Dispatch, ExtensionType, backend_extension};
 
 use crate::decode_attention::DecodeConfig;
 use crate::heads::HeadConfig;
+#[cfg(feature = "cuda")]
+use crate::prefill_attention::PrefillConfig;
 use crate::sample::DrawConfig;
 
 /// New tokens as projected; what `config` does not use is any tensor.
@@ -230,11 +232,11 @@ pub(crate) trait HopperOps: Backend {
     fn wide_product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// Causal attention of `query` `[B, Hq, N, D]` over `[B, Hkv, T, D]`, the last query at the last
-    /// key; returns output and log-sum-exp `[B, Hq, N]`.
+    /// key; returns output, log-sum-exp `[B, Hq, N]` and, where asked for, column sums `[B, Hq, T]`.
     fn causal_attention(
         query: FloatTensor<Self>,
         keys: FloatTensor<Self>,
         values: FloatTensor<Self>,
-        scale: f32,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+        config: PrefillConfig,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 }

@@ -220,9 +220,9 @@ impl HopperOps for CubeBackend {
         query: CubeTensor,
         keys: CubeTensor,
         values: CubeTensor,
-        scale: f32,
-    ) -> (CubeTensor, CubeTensor) {
-        prefill_attention::launch::causal(query, keys, values, scale)
+        config: prefill_attention::PrefillConfig,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        prefill_attention::launch::causal(query, keys, values, config)
     }
 }
 

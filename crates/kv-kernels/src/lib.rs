@@ -43,7 +43,7 @@ pub use graph::{Recording, StepGraph};
 pub use heads::{HeadLayout, HeadNorms, Placement, RotaryTable, split_heads, write_heads};
 pub use linear::{LinearOptions, linear};
 pub use move_slots::{KeepLists, compact_slots, copy_slots};
-pub use prefill_attention::{PrefillOutput, prefill_attention};
+pub use prefill_attention::{PrefillOptions, PrefillOutput, prefill_attention};
 pub use rms_norm::{add_rms_norm, rms_norm};
 pub use sample::{DrawSettings, DrawState, draw};
 pub use scatter_rows::{scatter_ints, scatter_rows, scatter_scalars};

@@ -1,49 +1,70 @@
 use burn::tensor::{DType, Tensor};
-use kv_kernels::prefill_attention;
+use kv_kernels::{KernelError, PrefillOptions, prefill_attention};
 use kv_testing::{Numbers, devices, relative_error, skip};
 
-/// Causal attention in f64, straight from its formula; output and column sums.
-fn exact(q: &[f32], k: &[f32], v: &[f32], dims: [usize; 5]) -> (Vec<f64>, Vec<f64>) {
-    let [batch, kv_heads, group, tokens, dim] = dims;
+/// What is compared: output, log-sum-exp, column sums.
+type Results = [Vec<f64>; 3];
+
+/// Causal attention of the last queries in f64, straight from its formula.
+fn exact(q: &[f32], k: &[f32], v: &[f32], dims: [usize; 6], options: &PrefillOptions) -> Results {
+    let [batch, kv_heads, group, queries, tokens, dim] = dims;
+    let heads = batch * kv_heads * group;
     let mut output = vec![0.0; q.len()];
-    let mut sums = vec![0.0; batch * kv_heads * group * tokens];
-    for pair in 0..batch * kv_heads {
-        for g in 0..group {
-            let head = pair * group + g;
-            for i in 0..tokens {
-                let query = &q[(head * tokens + i) * dim..][..dim];
-                let logits: Vec<f64> = (0..=i)
-                    .map(|t| {
-                        let key = &k[(pair * tokens + t) * dim..][..dim];
-                        let dot: f64 =
-                            query.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-                        dot / (dim as f64).sqrt()
-                    })
-                    .collect();
-                let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let total: f64 = logits.iter().map(|logit| (logit - max).exp()).sum();
-                for (t, logit) in logits.iter().enumerate() {
-                    let p = (logit - max).exp() / total;
+    let mut log_sum_exp = vec![0.0; heads * queries];
+    let mut sums = vec![0.0; heads * tokens];
+    let window = options.window.unwrap_or(usize::MAX);
+    for head in 0..heads {
+        let pair = head / group;
+        for i in 0..queries {
+            let at = tokens - queries + i;
+            let query = &q[(head * queries + i) * dim..][..dim];
+            let seen: Vec<usize> =
+                (0..=at).filter(|&t| at - t < window || t < options.sinks).collect();
+            let logit = |t: usize| {
+                let key = &k[(pair * tokens + t) * dim..][..dim];
+                let products = query.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b));
+                products.sum::<f64>() / (dim as f64).sqrt()
+            };
+            let logits: Vec<f64> = seen.iter().map(|&t| logit(t)).collect();
+            let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = logits.iter().map(|logit| (logit - max).exp()).sum();
+            log_sum_exp[head * queries + i] = max + total.ln();
+            for (&t, logit) in seen.iter().zip(&logits) {
+                let p = (logit - max).exp() / total;
+                if queries - i <= options.column_sums.unwrap_or(0) {
                     sums[head * tokens + t] += p;
-                    for d in 0..dim {
-                        output[(head * tokens + i) * dim + d] +=
-                            p * f64::from(v[(pair * tokens + t) * dim + d]);
-                    }
+                }
+                for d in 0..dim {
+                    output[(head * queries + i) * dim + d] +=
+                        p * f64::from(v[(pair * tokens + t) * dim + d]);
                 }
             }
         }
     }
-    (output, sums)
+    [output, log_sum_exp, sums]
 }
 
-/// Rows borders, head dims with kernels of their own, more queries than a tile.
-const CASES: [[usize; 5]; 6] = [
-    [1, 1, 1, 1, 32],
-    [2, 2, 2, 37, 16],
-    [1, 2, 4, 300, 32],
-    [1, 1, 8, 257, 64],
-    [2, 1, 2, 130, 128],
-    [1, 2, 1, 384, 128],
+/// Batch, key-value heads, group, queries, tokens, head dim: rows at borders, head dims with kernels
+/// of their own, more queries than a tile, chunks of a longer prompt.
+const CASES: [[usize; 6]; 8] = [
+    [1, 1, 1, 1, 1, 32],
+    [2, 2, 2, 37, 37, 16],
+    [1, 2, 4, 300, 300, 32],
+    [1, 1, 8, 257, 257, 64],
+    [2, 1, 2, 130, 130, 128],
+    [1, 2, 1, 384, 384, 128],
+    [1, 1, 2, 50, 333, 128],
+    [2, 1, 2, 140, 400, 64],
+];
+
+/// Window, sinks, counted queries.
+const OPTIONS: [(Option<usize>, usize, Option<usize>); 6] = [
+    (None, 0, None),
+    (None, 0, Some(usize::MAX)),
+    (None, 0, Some(32)),
+    (Some(1), 0, Some(3)),
+    (Some(20), 5, Some(usize::MAX)),
+    (Some(130), 140, Some(64)),
 ];
 
 #[test]
@@ -56,26 +77,55 @@ fn agrees_with_f64() {
             }
             let limit = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
             for dims in CASES {
-                let [batch, kv_heads, group, tokens, dim] = dims;
+                let [batch, kv_heads, group, queries, tokens, dim] = dims;
                 let mut numbers = Numbers::new(tokens as u64);
-                let mut draw = |heads: usize| {
-                    numbers.tensor([batch, heads, tokens, dim], &tested.device).cast(dtype)
+                let mut draw = |heads: usize, rows: usize| {
+                    numbers.tensor([batch, heads, rows, dim], &tested.device).cast(dtype)
                 };
-                let (q, k, v) = (draw(kv_heads * group), draw(kv_heads), draw(kv_heads));
+                let q = draw(kv_heads * group, queries);
+                let (k, v) = (draw(kv_heads, tokens), draw(kv_heads, tokens));
                 let read = |tensor: &Tensor<4>| tensor.clone().try_into_vec_as::<f32>().unwrap();
-                let (output, sums) = exact(&read(&q), &read(&k), &read(&v), dims);
-                let context = format!("{} {dtype:?} {dims:?}", tested.name);
-                let alone = prefill_attention(&q, &k, &v, false).unwrap();
-                assert!(alone.column_sums.is_none());
-                let both = prefill_attention(&q, &k, &v, true).unwrap();
-                for result in [&alone.output, &both.output] {
-                    let error = relative_error(&read(result), &output);
+                for (window, sinks, column_sums) in OPTIONS {
+                    let options = PrefillOptions { window, sinks, column_sums, log_sum_exp: true };
+                    let [output, log_sums, sums] =
+                        exact(&read(&q), &read(&k), &read(&v), dims, &options);
+                    let result = prefill_attention(&q, &k, &v, &options).unwrap();
+                    let context = format!("{} {dtype:?} {dims:?} {options:?}", tested.name);
+                    let error = relative_error(&read(&result.output), &output);
                     assert!(error < limit, "{context}: output off by {error}");
+                    let actual = result.log_sum_exp.unwrap().try_into_vec_as::<f32>().unwrap();
+                    let error = relative_error(&actual, &log_sums);
+                    assert!(error < limit, "{context}: log-sum-exp off by {error}");
+                    assert_eq!(result.column_sums.is_some(), column_sums.is_some());
+                    if let Some(actual) = result.column_sums {
+                        let actual = actual.try_into_vec_as::<f32>().unwrap();
+                        let error = relative_error(&actual, &sums);
+                        assert!(error < limit, "{context}: column sums off by {error}");
+                    }
                 }
-                let actual = both.column_sums.unwrap().try_into_vec_as::<f32>().unwrap();
-                let error = relative_error(&actual, &sums);
-                assert!(error < limit, "{context}: column sums off by {error}");
             }
         }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    for tested in devices() {
+        let zeros = |heads: usize, rows: usize| {
+            Tensor::<4>::zeros([1, heads, rows, 32], (&tested.device, DType::F32))
+        };
+        let call = |q: &Tensor<4>, k: &Tensor<4>, options: PrefillOptions| {
+            prefill_attention(q, k, k, &options).unwrap_err()
+        };
+        let plain = PrefillOptions::default();
+        let error = call(&zeros(2, 5), &zeros(1, 4), plain);
+        assert!(matches!(error, KernelError::Unsupported { argument: "queries", .. }), "{error}");
+        let error = call(&zeros(2, 0), &zeros(1, 4), plain);
+        assert!(matches!(error, KernelError::Unsupported { argument: "query", .. }), "{error}");
+        let error = call(&zeros(3, 4), &zeros(2, 4), plain);
+        assert!(matches!(error, KernelError::HeadGroups { .. }), "{error}");
+        let window = Some(0);
+        let error = call(&zeros(2, 4), &zeros(1, 4), PrefillOptions { window, ..plain });
+        assert!(matches!(error, KernelError::Unsupported { argument: "window", .. }), "{error}");
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{CacheOptions, LayerCache, read_f32};
-use kv_kernels::prefill_attention;
+use kv_kernels::{PrefillOptions, prefill_attention};
 use kv_policies::{LayerContext, Observation, Policy, Step, build};
 use kv_testing::relative_error;
 use serde_json::Value;
@@ -33,7 +33,10 @@ impl Prompt {
         let positions = positions.unsqueeze::<2>().expand([batch, tokens]);
         let whole = self.query.dims()[2] == tokens;
         let sums = whole.then(|| {
-            prefill_attention(&self.query, &self.keys, &self.values, true).unwrap().column_sums
+            let options =
+                PrefillOptions { column_sums: Some(usize::MAX), ..PrefillOptions::default() };
+            let attention = prefill_attention(&self.query, &self.keys, &self.values, &options);
+            attention.unwrap().column_sums
         });
         let seeds: Vec<u64> = (0..batch as u64).collect();
         observe(&Observation {

@@ -3,7 +3,7 @@
 use anyhow::{Context, ensure};
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32, read_i32};
-use kv_kernels::prefill_attention;
+use kv_kernels::{PrefillOptions, prefill_attention};
 use kv_models::PrefillPass;
 use kv_policies::{Needs, NewHeads, Observation, Step};
 
@@ -113,12 +113,13 @@ fn compare(
     let part = |tensor: &Tensor<4>| tensor.clone().narrow(2, 0, tokens);
     let (queries, keys, values) = (part(whole), part(observation.keys), part(observation.values));
     let positions: Tensor<2, Int> = observation.positions.clone().narrow(1, 0, tokens);
+    let options = PrefillOptions { column_sums: Some(usize::MAX), ..PrefillOptions::default() };
     let prompt = Observation {
         keys: &keys,
         values: &values,
         positions: &positions,
         prompt_tokens: tokens,
-        column_sums: prefill_attention(&queries, &keys, &values, true)?.column_sums,
+        column_sums: prefill_attention(&queries, &keys, &values, &options)?.column_sums,
         raw_queries: observation.raw_queries.as_ref().map(part),
         window: Some(queries),
         seeds: &[seed],

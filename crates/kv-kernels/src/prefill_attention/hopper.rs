@@ -34,6 +34,8 @@ const MASKED: f32 = -1.0e38;
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
+    /// Whether keys further back than a window are hidden, but for the first ones.
+    windowed: bool,
     /// `D / 64`.
     tiles: usize,
     /// PTX of the product of queries and keys.
@@ -44,14 +46,14 @@ pub(super) struct Blueprint {
 
 impl Blueprint {
     /// For head dims of 64 and 128, in f16 or bf16.
-    pub(super) fn new(head_dim: usize, half: bool) -> Self {
+    pub(super) fn new(head_dim: usize, half: bool, windowed: bool) -> Self {
         static TEXTS: LazyLock<Vec<[String; 2]>> = LazyLock::new(|| {
             let kinds = [(1, "bf16"), (1, "f16"), (2, "bf16"), (2, "f16")];
             kinds.map(|(tiles, name)| [logits_text(tiles, name), sums_text(tiles, name)]).into()
         });
         let tiles = head_dim / 64;
         let [logits, sums] = &TEXTS[2 * (tiles - 1) + usize::from(half)];
-        Self { tiles, logits, sums }
+        Self { windowed, tiles, logits, sums }
     }
 }
 
@@ -106,7 +108,7 @@ fn sums_text(tiles: usize, name: &str) -> String {
 
 /// # Shapes
 /// `q` `[B * Hq, N, D]`, `k` and `v` `[B * Hkv, T, D]`; `output` as `q`, in pairs; `log_sum_exp`
-/// `[B * Hq, N]`, f32. The last query sees all keys. `NO` is `D / 2`.
+/// `[B * Hq, N]`, f32. The last query is at the last key. `NO` is `D / 2`.
 #[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn prefill_kernel<E: Float, NO: Size>(
@@ -118,6 +120,8 @@ pub(super) fn prefill_kernel<E: Float, NO: Size>(
     queries: u32,
     keys: u32,
     group: u32,
+    window: u32,
+    sinks: u32,
     scale: f32,
     #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
@@ -159,7 +163,15 @@ pub(super) fn prefill_kernel<E: Float, NO: Size>(
     let kv_head = head / group;
     let offset = keys - queries;
     let last = offset + min(first + comptime!(QUERIES as u32), queries) - 1;
-    let steps = last / comptime!(KEYS as u32) + 1;
+    let last_block = last / comptime!(KEYS as u32);
+    // Blocks that a query sees: back to the window's start, then those of the sinks.
+    let mut near = last_block + 1;
+    let mut steps = near;
+    if comptime!(blueprint.windowed) {
+        let back = (offset + first + 1) - min(window, offset + first + 1);
+        near = last_block + 1 - back / comptime!(KEYS as u32);
+        steps = near + min(sinks.div_ceil(comptime!(KEYS as u32)), last_block + 1 - near);
+    }
 
     if UNIT_POS >= 256 {
         if UNIT_POS == 256 {
@@ -175,7 +187,7 @@ pub(super) fn prefill_kernel<E: Float, NO: Size>(
             let mut stage = 0u32;
             let mut parity = 1u32;
             for step in 0..steps {
-                let row = (steps - 1 - step) * comptime!(KEYS as u32);
+                let row = key_of(step, near, last_block);
                 wait_barrier(k_empty + 8 * stage, parity);
                 arrive_expecting(k_full + 8 * stage, bytes.runtime());
                 #[unroll]
@@ -223,7 +235,7 @@ pub(super) fn prefill_kernel<E: Float, NO: Size>(
         let mut stage = 0u32;
         let mut parity = 0u32;
         for step in 0..steps {
-            let token = (steps - 1 - step) * comptime!(KEYS as u32);
+            let token = key_of(step, near, last_block);
             wait_barrier(k_full + 8 * stage, parity);
             let of_k = ((k_base + stage * bytes) >> 4u32) | 0x1_0000u32;
             let mut s = Vector::<f32, Const<64>>::empty();
@@ -239,6 +251,17 @@ pub(super) fn prefill_kernel<E: Float, NO: Size>(
                 for i in 0..64usize {
                     let at = token + comptime!(8 * (i / 4) as u32 + (i % 2) as u32) + 2 * j;
                     if at > offset + row + comptime!(8 * (i % 4 / 2) as u32) {
+                        s.insert(i, f32::new(LOWEST));
+                    }
+                }
+            }
+            // The group's last query sees least far back.
+            if comptime!(blueprint.windowed) && token + window <= offset + first + part * 64 + 63 {
+                #[unroll]
+                for i in 0..64usize {
+                    let at = token + comptime!(8 * (i / 4) as u32 + (i % 2) as u32) + 2 * j;
+                    let query = offset + row + comptime!(8 * (i % 4 / 2) as u32);
+                    if at + window <= query && at >= sinks {
                         s.insert(i, f32::new(LOWEST));
                     }
                 }
@@ -325,6 +348,16 @@ pub(super) fn prefill_kernel<E: Float, NO: Size>(
     }
 }
 
+/// The first key of a step: from the diagonal backwards, then the sinks'.
+#[cube]
+fn key_of(step: u32, near: u32, last_block: u32) -> u32 {
+    let mut block = last_block - step;
+    if step >= near {
+        block = step - near;
+    }
+    block * comptime!(KEYS as u32)
+}
+
 /// Weights `at..at + 8` as registers of the second product.
 #[cube]
 fn weights<E: Float>(s: Vector<f32, Const<64>>, #[comptime] at: usize) -> Vector<u32, Const<4>> {
@@ -339,4 +372,163 @@ fn weights<E: Float>(s: Vector<f32, Const<64>>, #[comptime] at: usize) -> Vector
 #[cube]
 fn larger(a: f32, b: f32) -> f32 {
     select(b > a, b, a)
+}
+
+/// How much of the queries' attention each key gets: `sums[t] = Σ exp(q · k_t scale - log_sum_exp[q])`
+/// over the last `counted` queries that see it.
+///
+/// Keys are rows of the products and queries columns, so that a key's sum stays in its registers.
+///
+/// # Shapes
+/// `q` `[B * Hq, N, D]`, `k` `[B * Hkv, T, D]`; f32 `log_sum_exp` `[B * Hq, N]` and `sums`
+/// `[B * Hq, T]`.
+#[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn column_sums_kernel<E: Float>(
+    q: &TensorMap<E, Tiled>,
+    k: &TensorMap<E, Tiled>,
+    log_sum_exp: &[f32],
+    sums: &mut [f32],
+    queries: u32,
+    keys: u32,
+    group: u32,
+    window: u32,
+    sinks: u32,
+    counted: u32,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+    #[define(E)] _dtype: ElemType,
+) {
+    let tiles = blueprint.tiles.comptime();
+    let logits_text = blueprint.logits.comptime();
+    let bytes = comptime!(tiles as u32 * TILE_BYTES);
+    let words = comptime!(bytes as usize / 4);
+    let k_tiles = Shared::<[u32]>::new_aligned_slice(words, 1024usize);
+    let q_tiles = Shared::<[u32]>::new_aligned_slice(comptime!(STAGES * words), 1024usize);
+    let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(1 + 2 * STAGES), 16usize);
+    let k_base = generic_to_shared::<u32>(k_tiles.as_ptr());
+    let q_base = generic_to_shared::<u32>(q_tiles.as_ptr());
+    let k_full = generic_to_shared::<u64>(barriers.as_ptr());
+    let q_full = k_full + 8u32;
+    let q_empty = k_full + comptime!(8 + 8 * STAGES as u32);
+    if UNIT_POS == 0 {
+        init_barrier(k_full, 1u32);
+        #[unroll]
+        for stage in 0..comptime!(STAGES as u32) {
+            init_barrier(q_full + comptime!(8 * stage), 1u32);
+            init_barrier(q_empty + comptime!(8 * stage), 8u32);
+        }
+        publish_barriers();
+    }
+    sync_cube();
+
+    // Heads one after another, keys that many queries see first.
+    let blocks = keys.div_ceil(comptime!(KEYS as u32));
+    let head = CUBE_POS_X / blocks;
+    let token = CUBE_POS_X % blocks * comptime!(KEYS as u32);
+    let kv_head = head / group;
+    let offset = keys - queries;
+    // From the first query that sees the first key to the last that sees the last.
+    let mut from = max(token, offset) - offset;
+    from = max(from, queries - min(counted, queries));
+    from = from / comptime!(QUERIES as u32) * comptime!(QUERIES as u32);
+    let mut to = queries;
+    if comptime!(blueprint.windowed) && token >= sinks {
+        let past = token + comptime!(KEYS as u32 - 1) + window;
+        to = min(max(past, offset) - offset, queries);
+    }
+    let steps = (max(to, from) - from).div_ceil(comptime!(QUERIES as u32));
+
+    if UNIT_POS >= 256 {
+        if UNIT_POS == 256 {
+            let map_q = tensor_map_address(q);
+            let map_k = tensor_map_address(k);
+            arrive_expecting(k_full, bytes.runtime());
+            #[unroll]
+            for tile in 0..comptime!(tiles as u32) {
+                let to = k_base + comptime!(tile * TILE_BYTES);
+                copy_tile_of(to, map_k, comptime!(64 * tile).runtime(), token, kv_head, k_full);
+            }
+            let mut stage = 0u32;
+            let mut parity = 1u32;
+            for step in 0..steps {
+                let row = from + step * comptime!(QUERIES as u32);
+                wait_barrier(q_empty + 8 * stage, parity);
+                arrive_expecting(q_full + 8 * stage, bytes.runtime());
+                #[unroll]
+                for tile in 0..comptime!(tiles as u32) {
+                    let to = q_base + stage * bytes + comptime!(tile * TILE_BYTES);
+                    let x = comptime!(64 * tile).runtime();
+                    copy_tile_of(to, map_q, x, row, head, q_full + 8 * stage);
+                }
+                stage += 1;
+                if stage == comptime!(STAGES as u32) {
+                    stage = 0u32;
+                    parity ^= 1u32;
+                }
+            }
+        }
+    } else {
+        let part = UNIT_POS / 128;
+        let lane = UNIT_POS % 32;
+        let j = lane % 4;
+        // This lane's keys: `row` and `row + 8`.
+        let row = token + part * 64 + UNIT_POS % 128 / 32 * 16 + lane / 4;
+        // Exponentials are powers of two.
+        let scale = scale * std::f32::consts::LOG2_E;
+        let least = queries - min(counted, queries);
+        let mut sum = Array::<f32>::new(2usize);
+        sum[0] = 0.0f32;
+        sum[1] = 0.0f32;
+        let of_k = ((k_base + part * 8192) >> 4u32) | 0x1_0000u32;
+        wait_barrier(k_full, 0u32);
+        let mut stage = 0u32;
+        let mut parity = 0u32;
+        for step in 0..steps {
+            let first = from + step * comptime!(QUERIES as u32);
+            wait_barrier(q_full + 8 * stage, parity);
+            let of_q = ((q_base + stage * bytes) >> 4u32) | 0x1_0000u32;
+            let mut s = Vector::<f32, Const<64>>::empty();
+            gpu_asm!(
+                "{{\n// {s} {k} {q}\n{logits_text}}}",
+                s = out(_) s, k = in(_) of_k, q = in(_) of_q
+            );
+            if lane == 0 {
+                arrive(q_empty + 8 * stage);
+            }
+            #[unroll]
+            for b in 0..16usize {
+                #[unroll]
+                for e in 0..2usize {
+                    let query = first + comptime!(8 * b as u32 + e as u32) + 2 * j;
+                    let own = head * queries + min(query, queries - 1);
+                    let shift = log_sum_exp[own as usize] * std::f32::consts::LOG2_E;
+                    #[unroll]
+                    for half in 0..2usize {
+                        let key = row + comptime!(8 * half as u32);
+                        let logit = s.extract(comptime!(4 * b + 2 * half + e));
+                        let mut seen = key <= offset + query && query >= least && query < queries;
+                        if comptime!(blueprint.windowed) {
+                            seen = seen && (key + window > offset + query || key < sinks);
+                        }
+                        sum[half] += select(seen, exp2(logit * scale - shift), 0.0f32);
+                    }
+                }
+            }
+            stage += 1;
+            if stage == comptime!(STAGES as u32) {
+                stage = 0u32;
+                parity ^= 1u32;
+            }
+        }
+        #[unroll]
+        for half in 0..2usize {
+            sum[half] += plane_shuffle_xor(sum[half], 1u32);
+            sum[half] += plane_shuffle_xor(sum[half], 2u32);
+            let key = row + comptime!(8 * half as u32);
+            if key < keys && j == 0 {
+                sums[(head * keys + key) as usize] = sum[half];
+            }
+        }
+    }
 }

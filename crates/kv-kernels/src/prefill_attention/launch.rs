@@ -6,46 +6,81 @@ use burn_cubecl::ops::reshape;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::hopper;
+use super::{PrefillConfig, hopper};
 use crate::gpu::{elem_type, empty_like};
 use crate::hopper::tiles;
 
-/// Output `[B, Hq, N, D]` and log-sum-exp `[B, Hq, N]` of causal attention.
+/// Output `[B, Hq, N, D]` and log-sum-exp `[B, Hq, N]` of causal attention, and column sums
+/// `[B, Hq, T]`, where `config` asks for them (else any tensor).
 pub(crate) fn causal(
     query: CubeTensor,
     keys: CubeTensor,
     values: CubeTensor,
-    scale: f32,
-) -> (CubeTensor, CubeTensor) {
+    config: PrefillConfig,
+) -> (CubeTensor, CubeTensor, CubeTensor) {
     let [batch, heads, queries, dim] = query.shape().dims();
     let [_, kv_heads, tokens, _] = keys.shape().dims();
     let client = query.client.clone();
-    let output = empty_like(&query, query.shape(), query.dtype);
+    let dtype = query.dtype;
+    let output = empty_like(&query, query.shape(), dtype);
     let log_sum_exp = empty_like(&query, Shape::from([batch, heads, queries]), DType::F32);
     let matrices = |tensor: CubeTensor, heads: usize, rows: usize| {
-        let shape = Shape::from([batch * heads, rows, dim]);
-        tiles(reshape(into_contiguous(tensor), shape), hopper::QUERIES)
+        reshape(into_contiguous(tensor), Shape::from([batch * heads, rows, dim]))
     };
-    let dtype = query.dtype;
-    // SAFETY: shapes were checked, and the kernel guards its writes.
+    let query = matrices(query, heads, queries);
+    let keys = matrices(keys, kv_heads, tokens);
+    let values = matrices(values, kv_heads, tokens);
+    let (group, elem) = ((heads / kv_heads) as u32, elem_type(dtype));
+    let blueprint = hopper::Blueprint::new(dim, dtype == DType::F16, config.window.is_some());
+    let window = config.window.unwrap_or_default();
+    let cubes = |rows: usize| CubeCount::Static((batch * heads * rows.div_ceil(128)) as u32, 1, 1);
+    let cube_dim = CubeDim::new_1d(hopper::UNITS as u32);
+    // SAFETY: shapes were checked, and the kernels guard their writes.
     unsafe {
         hopper::prefill_kernel::launch_unchecked(
             &client,
-            CubeCount::Static((batch * heads * queries.div_ceil(hopper::QUERIES)) as u32, 1, 1),
-            CubeDim::new_1d(hopper::UNITS as u32),
+            cubes(queries),
+            cube_dim,
             dim / 2,
-            matrices(query, heads, queries),
-            matrices(keys, kv_heads, tokens),
-            matrices(values, kv_heads, tokens),
+            tiles(query.clone(), hopper::QUERIES),
+            tiles(keys.clone(), hopper::KEYS),
+            tiles(values, hopper::KEYS),
             output.clone().into_buffer_arg(),
             log_sum_exp.clone().into_buffer_arg(),
             queries as u32,
             tokens as u32,
-            (heads / kv_heads) as u32,
-            scale,
-            hopper::Blueprint::new(dim, dtype == DType::F16),
-            elem_type(dtype),
+            group,
+            window,
+            config.sinks,
+            config.scale,
+            blueprint,
+            elem,
         );
     }
-    (output, log_sum_exp)
+    let Some(counted) = config.counted else {
+        return (output, log_sum_exp.clone(), log_sum_exp);
+    };
+    let sums = empty_like(&query, Shape::from([batch, heads, tokens]), DType::F32);
+    // SAFETY: as above.
+    unsafe {
+        hopper::column_sums_kernel::launch_unchecked(
+            &client,
+            cubes(tokens),
+            cube_dim,
+            tiles(query, hopper::QUERIES),
+            tiles(keys, hopper::KEYS),
+            log_sum_exp.clone().into_buffer_arg(),
+            sums.clone().into_buffer_arg(),
+            queries as u32,
+            tokens as u32,
+            group,
+            window,
+            config.sinks,
+            counted,
+            config.scale,
+            blueprint,
+            elem,
+        );
+    }
+    (output, log_sum_exp, sums)
 }

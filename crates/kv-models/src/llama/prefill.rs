@@ -2,7 +2,7 @@
 //! whole.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
-use kv_kernels::{HeadLayout, prefill_attention, split_heads};
+use kv_kernels::{HeadLayout, PrefillOptions, prefill_attention, split_heads};
 use kv_policies::{LayerContext, Needs, Observation};
 
 use super::Llama;
@@ -85,7 +85,9 @@ impl Llama {
                 None
             };
             let [query, key, value] = split_heads(projected, positions.clone(), &heads)?;
-            let attention = prefill_attention(&query, &key, &value, pass.needs.column_sums)?;
+            let column_sums = pass.needs.column_sums.then_some(usize::MAX);
+            let options = PrefillOptions { column_sums, ..PrefillOptions::default() };
+            let attention = prefill_attention(&query, &key, &value, &options)?;
             let window = pass.needs.window.min(left);
             let observation = Observation {
                 layer: LayerContext { index, count },

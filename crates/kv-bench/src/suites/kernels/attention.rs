@@ -2,7 +2,8 @@
 
 use burn::tensor::{DType, Distribution, Int, Tensor, TensorData};
 use kv_kernels::{
-    DecodeAttentionOptions, SlotRanges, SlotView, decode_attention, prefill_attention,
+    DecodeAttentionOptions, PrefillOptions, SlotRanges, SlotView, decode_attention,
+    prefill_attention,
 };
 
 use super::Lab;
@@ -85,10 +86,17 @@ pub(super) fn prefill(lab: &mut Lab, case: &Attention) -> anyhow::Result<()> {
     let operations =
         2.0 * (case.batch * case.query_heads * case.head_dim) as f64 * (case.tokens as f64).powi(2);
     let task = format!("prefill_attention {}", case.name());
-    for (variant, column_sums) in [("", false), ("column sums", true)] {
+    let all = PrefillOptions::default();
+    let variants = [
+        ("", all),
+        ("column sums", PrefillOptions { column_sums: Some(usize::MAX), ..all }),
+        ("last 32 queries' sums", PrefillOptions { column_sums: Some(32), ..all }),
+        ("window 1024, 4 sinks", PrefillOptions { window: Some(1024), sinks: 4, ..all }),
+    ];
+    for (variant, options) in variants {
         lab.measure(&task, variant, sets.len(), [bytes, operations], |i| {
             let [query, keys, values] = &sets[i];
-            prefill_attention(query, keys, values, column_sums)?;
+            prefill_attention(query, keys, values, &options)?;
             Ok(())
         })?;
     }

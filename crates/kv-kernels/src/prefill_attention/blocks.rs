@@ -1,0 +1,110 @@
+//! Prefill attention through matrix products of the device, block of queries by block of queries.
+
+use std::ops::Range;
+
+use burn::tensor::{Bool, DType, Int, Tensor};
+
+use super::{Mask, PrefillOptions, PrefillOutput};
+
+/// Bytes that one block's logits may take.
+const BLOCK_BYTES: usize = 64 << 20;
+
+/// Attention of `query` `[B, Hq, N, D]`, whose last query is at the last key.
+pub(super) fn attend(
+    query: &Tensor<4>,
+    keys: &Tensor<4>,
+    values: &Tensor<4>,
+    options: &PrefillOptions,
+) -> PrefillOutput {
+    let [batch, heads, queries, head_dim] = query.dims();
+    let [_, kv_heads, tokens, _] = keys.dims();
+    let group = heads / kv_heads;
+    let (dtype, device) = (query.dtype(), query.device());
+    let scale = 1.0 / (head_dim as f64).sqrt();
+    let block = (BLOCK_BYTES / (4 * batch * heads * tokens.max(1))).clamp(16, 256);
+    let mask = options.mask();
+    let counted = options.column_sums.map_or(0, |counted| counted.min(queries));
+
+    let query = query.clone().mul_scalar(scale);
+    let query = query.reshape([batch, kv_heads, group, queries, head_dim]);
+    let mut outputs = Vec::new();
+    let mut log_sums = Vec::new();
+    let mut sums = options
+        .column_sums
+        .map(|_| Tensor::<4>::zeros([batch, kv_heads, group, tokens], (&device, DType::F32)));
+    for start in (0..queries).step_by(block) {
+        let rows = block.min(queries - start);
+        let first = tokens - queries + start;
+        let ranges = mask.seen(first..first + rows);
+        let part = |tensor: &Tensor<4>| {
+            let parts = ranges.iter().map(|range| tensor.clone().slice_dim(2, range.clone()));
+            Tensor::cat(parts.collect(), 2)
+        };
+        let seen: usize = ranges.iter().map(Range::len).sum();
+        let q = query.clone().narrow(3, start, rows);
+        let q = q.reshape([batch, kv_heads, group * rows, head_dim]);
+        let logits = q.matmul(part(keys).swap_dims(2, 3)).cast(DType::F32);
+        let hidden = hidden(&mask, first..first + rows, &ranges, &logits);
+        let hidden = hidden.reshape([1, rows, seen]).expand([group, rows, seen]);
+        let hidden = hidden.reshape([1, 1, group * rows, seen]);
+        let hidden = hidden.expand([batch, kv_heads, group * rows, seen]);
+        let logits = logits.mask_fill(hidden, f32::NEG_INFINITY);
+
+        let max = logits.clone().max_dim(3);
+        let weights = (logits - max.clone()).exp();
+        let total = weights.clone().sum_dim(3);
+        // The counted queries are the last ones.
+        let uncounted = (queries - counted).saturating_sub(start).min(rows);
+        if let Some(sums) = sums.as_mut().filter(|_| uncounted < rows) {
+            let normalised = weights.clone() / total.clone();
+            let normalised = normalised.reshape([batch, kv_heads, group, rows, seen]);
+            let normalised = normalised.narrow(3, uncounted, rows - uncounted);
+            let added = normalised.sum_dim(3).reshape([batch, kv_heads, group, seen]);
+            let mut from = 0;
+            for range in &ranges {
+                let own = added.clone().narrow(3, from, range.len());
+                let so_far = sums.clone().slice_dim(3, range.clone()) + own;
+                *sums = sums
+                    .clone()
+                    .slice_assign([0..batch, 0..kv_heads, 0..group, range.clone()], so_far);
+                from += range.len();
+            }
+        }
+        let output = weights.cast(dtype).matmul(part(values));
+        let output = output.cast(DType::F32) / total.clone();
+        outputs.push(output.cast(dtype).reshape([batch, heads, rows, head_dim]));
+        if options.log_sum_exp {
+            log_sums.push((max + total.log()).reshape([batch, heads, rows]));
+        }
+    }
+    PrefillOutput {
+        output: Tensor::cat(outputs, 2),
+        column_sums: sums.map(|sums| sums.reshape([batch, heads, tokens])),
+        log_sum_exp: options.log_sum_exp.then(|| Tensor::cat(log_sums, 2)),
+    }
+}
+
+/// Which of the seen keys each of some queries does not see, `[rows, seen]`.
+fn hidden(
+    mask: &Mask,
+    queries: Range<usize>,
+    ranges: &[Range<usize>],
+    like: &Tensor<4>,
+) -> Tensor<2, Bool> {
+    let device = like.device();
+    let line = |range: &Range<usize>| {
+        let range = range.start as i64..range.end as i64;
+        Tensor::<1, Int>::arange(range, (&device, DType::I32))
+    };
+    let rows = queries.len();
+    let keys = Tensor::cat(ranges.iter().map(line).collect(), 0).unsqueeze_dim::<2>(0);
+    let seen = keys.dims()[1];
+    let keys = keys.expand([rows, seen]);
+    let queries = line(&queries).unsqueeze_dim::<2>(1).expand([rows, seen]);
+    let ahead = keys.clone().greater(queries.clone());
+    let Some(window) = mask.window else { return ahead };
+    let window = i32::try_from(window).unwrap_or(i32::MAX / 2);
+    let behind = keys.clone().lower_equal(queries.sub_scalar(window));
+    let sinks = i32::try_from(mask.sinks).unwrap_or(i32::MAX);
+    ahead.bool_or(behind.bool_and(keys.greater_equal_scalar(sinks)))
+}
