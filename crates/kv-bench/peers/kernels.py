@@ -81,10 +81,43 @@ def product(case):
     yield "cublas", microseconds(lambda i: linear(hidden, weights[i]), sets)
 
 
+def compaction(case):
+    pairs, tokens, kept, dim = (
+        case["batch"] * case["kv_heads"], case["tokens"], case["kept"], case["head_dim"])
+    sets = sets_of(4 * pairs * tokens * dim)
+    pools = [[random(pairs, tokens, dim) for _ in range(2)] for _ in range(sets)]
+    index = torch.stack([torch.randperm(tokens, device="cuda")[:kept].sort()[0] for _ in range(pairs)])
+    index = index[:, :, None].expand(-1, -1, dim)
+
+    def call(i):
+        for pool in pools[i]:
+            pool.gather(1, index)
+    yield "pytorch-gather", microseconds(call, sets)
+
+
+def ranking(case):
+    sets = sets_of(4 * case["rows"] * case["tokens"])
+    scores = [torch.randn(case["rows"], case["tokens"], device="cuda") for _ in range(sets)]
+    yield "pytorch-topk", microseconds(lambda i: scores[i].topk(case["kept"], sorted=False), sets)
+
+
 def name_of(case):
+    if "kv_heads" in case and "kept" in case:
+        return f"{case['batch']}x{case['kv_heads']}x{case['tokens']} to {case['kept']}"
+    if "kept" in case:
+        return f"{case['kept']} of {case['rows']}x{case['tokens']}"
     if "rows" in case:
         return f"{case['rows']}x{case['inputs']}x{case['outputs']}"
     return f"{case['batch']}x{case['query_heads']}x{case['kv_heads']}x{case['tokens']}"
+
+
+MEASURES = {
+    "decode_attention": lambda case: attention(case, False),
+    "prefill_attention": lambda case: attention(case, True),
+    "linear": product,
+    "compact_slots": compaction,
+    "top_slots": ranking,
+}
 
 
 def main():
@@ -95,8 +128,7 @@ def main():
     records = []
     for op, cases in CASES.items():
         for case in cases:
-            measured = product(case) if op == "linear" else attention(case, op == "prefill_attention")
-            for peer, value in measured:
+            for peer, value in MEASURES[op](case):
                 task = f"{op} {name_of(case)}"
                 print(f"{task:44} {peer:14} {value:10.1f} us", flush=True)
                 records.append({

@@ -141,7 +141,7 @@ pub(crate) struct Throughput {
 /// Options of `kernels`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Kernels {
-    /// Only these: `decode_attention`, `prefill_attention`, `linear`.
+    /// Only these: `decode_attention`, `prefill_attention`, `linear`, `compact_slots`, `top_slots`.
     #[arg(long, value_delimiter = ',')]
     pub(crate) ops: Vec<String>,
 }

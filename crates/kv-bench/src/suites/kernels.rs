@@ -4,6 +4,7 @@ mod attention;
 mod cases;
 mod clock;
 mod linear;
+mod slots;
 
 use anyhow::bail;
 use burn::tensor::{DType, Device};
@@ -105,6 +106,18 @@ pub(crate) fn run(
     if wanted("linear") {
         for case in &cases.linear {
             linear::product(&mut lab, case)?;
+            progress.step();
+        }
+    }
+    if wanted("compact_slots") {
+        for case in &cases.compact_slots {
+            slots::compact(&mut lab, case)?;
+            progress.step();
+        }
+    }
+    if wanted("top_slots") {
+        for case in &cases.top_slots {
+            slots::top(&mut lab, case)?;
             progress.step();
         }
     }

@@ -11,6 +11,8 @@ pub(super) struct Cases {
     pub(super) decode_attention: Vec<Attention>,
     pub(super) prefill_attention: Vec<Attention>,
     pub(super) linear: Vec<Product>,
+    pub(super) compact_slots: Vec<Compaction>,
+    pub(super) top_slots: Vec<Ranking>,
 }
 
 /// One attention problem.
@@ -31,13 +33,32 @@ pub(super) struct Product {
     pub(super) outputs: usize,
 }
 
+/// Slots kept of every head.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(super) struct Compaction {
+    pub(super) batch: usize,
+    pub(super) kv_heads: usize,
+    pub(super) tokens: usize,
+    pub(super) kept: usize,
+    pub(super) head_dim: usize,
+}
+
+/// Scores chosen of every row.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(super) struct Ranking {
+    pub(super) rows: usize,
+    pub(super) tokens: usize,
+    pub(super) kept: usize,
+}
+
 impl Cases {
     pub(super) fn read() -> anyhow::Result<Self> {
         serde_json::from_str(FILE).context("peers/cases.json")
     }
 
     pub(super) fn count(&self) -> usize {
-        self.decode_attention.len() + self.prefill_attention.len() + self.linear.len()
+        let attention = self.decode_attention.len() + self.prefill_attention.len();
+        attention + self.linear.len() + self.compact_slots.len() + self.top_slots.len()
     }
 }
 
@@ -50,6 +71,20 @@ impl Attention {
     /// `B * Hkv`
     pub(super) fn pairs(&self) -> usize {
         self.batch * self.kv_heads
+    }
+}
+
+impl Compaction {
+    /// As the peers' scripts write it.
+    pub(super) fn name(&self) -> String {
+        format!("{}x{}x{} to {}", self.batch, self.kv_heads, self.tokens, self.kept)
+    }
+}
+
+impl Ranking {
+    /// As the peers' scripts write it.
+    pub(super) fn name(&self) -> String {
+        format!("{} of {}x{}", self.kept, self.rows, self.tokens)
     }
 }
 

@@ -1,0 +1,80 @@
+//! Moving slots and choosing among them.
+
+use burn::tensor::{DType, Distribution, Int, Tensor};
+use kv_kernels::{Choice, KeepLists, SlotPool, SlotSource, compact_slots, copy_slots, top_slots};
+
+use super::Lab;
+use super::cases::{Compaction, Ranking};
+use super::clock::Clock;
+
+/// Kept slots moved together, in place and into another pool.
+pub(super) fn compact(lab: &mut Lab, case: &Compaction) -> anyhow::Result<()> {
+    let pairs = case.batch * case.kv_heads;
+    let (device, dtype) = (lab.device.clone(), lab.dtype);
+    let ints = |values: Vec<usize>| {
+        let values: Vec<i32> = values.into_iter().map(|value| value as i32).collect();
+        Tensor::<1, Int>::from_data(values.as_slice(), (&device, DType::I32))
+    };
+    let random = |slots: usize| {
+        let shape = [slots * case.head_dim];
+        let flat = Tensor::<1>::random(shape, Distribution::Default, (&device, DType::F32));
+        flat.cast(dtype).reshape([slots, case.head_dim])
+    };
+    let positions = |slots: usize| Tensor::<1, Int>::zeros([slots], (&device, DType::I32));
+    let pool_bytes = 2 * pairs * case.tokens * case.head_dim * dtype.size();
+    let sets = Clock::sets(pool_bytes);
+    let slots = pairs * case.tokens;
+    let mut pools: Vec<_> =
+        (0..sets).map(|_| (random(slots), random(slots), positions(slots))).collect();
+    // Ascending and irregular.
+    let every = case.tokens / case.kept;
+    let kept = |pair: usize, i: usize| i * every + (i * 5 + pair * 3) % every;
+    let heads = || (0..pairs).flat_map(|pair| (0..case.kept).map(move |i| (pair, i)));
+    let shape = [case.batch, case.kv_heads];
+    let lists = KeepLists {
+        kept: ints(heads().map(|(pair, i)| kept(pair, i)).collect()),
+        starts: ints((0..pairs).map(|pair| pair * case.kept).collect()).reshape(shape),
+        counts: ints(vec![case.kept; pairs]).reshape(shape),
+        most: case.kept,
+    };
+    let offsets = ints((0..pairs).map(|pair| pair * case.tokens).collect()).reshape(shape);
+    let moved = 2 * pool_bytes / every;
+    let task = format!("compact_slots {}", case.name());
+    lab.measure(&task, "in place", sets, [moved as f64, 0.0], |i| {
+        let (keys, values, positions) = &mut pools[i];
+        compact_slots(SlotPool { keys, values, positions, log_weights: None }, &offsets, &lists)?;
+        Ok(())
+    })?;
+    let rows = ints(heads().map(|(pair, i)| pair * case.tokens + kept(pair, i)).collect());
+    let to = ints((0..pairs * case.kept).collect());
+    let slots = pairs * case.kept;
+    let mut smaller: Vec<_> =
+        (0..sets).map(|_| (random(slots), random(slots), positions(slots))).collect();
+    lab.measure(&task, "to another pool", sets, [moved as f64, 0.0], |i| {
+        let (keys, values, positions) = &pools[i];
+        let from = SlotSource { keys, values, positions, log_weights: None };
+        let (keys, values, positions) = &mut smaller[i];
+        let pool = SlotPool { keys, values, positions, log_weights: None };
+        copy_slots(from, rows.clone(), pool, to.clone())?;
+        Ok(())
+    })
+}
+
+/// The highest scores of every row.
+pub(super) fn top(lab: &mut Lab, case: &Ranking) -> anyhow::Result<()> {
+    let device = lab.device.clone();
+    let bytes = case.rows * case.tokens * 4;
+    let sets = Clock::sets(bytes);
+    let scores: Vec<Tensor<2>> = (0..sets)
+        .map(|_| {
+            let shape = [case.rows, case.tokens];
+            Tensor::random(shape, Distribution::Normal(0.0, 1.0), (&device, DType::F32))
+        })
+        .collect();
+    let counts = Tensor::<1, Int>::full([case.rows], case.kept as i32, (&device, DType::I32));
+    let task = format!("top_slots {}", case.name());
+    lab.measure(&task, "", sets, [bytes as f64, 0.0], |i| {
+        top_slots(scores[i].clone(), None, Choice::Top(counts.clone()), case.kept)?;
+        Ok(())
+    })
+}
