@@ -5,7 +5,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::plan::{Kernel, kernel, splits};
+use super::plan::{Kernel, kernel, room_of_half, splits};
 use super::{DecodeConfig, combine, normalise, plain, tensor_core};
 use crate::gpu::{elem_type, empty_like, grid, zeros_like};
 
@@ -63,6 +63,7 @@ impl Call {
         let stats = empty_like(&query, Shape::from([parts * 2]), DType::F32);
 
         let count = grid(pairs * splits);
+        let room = room_of_half(&self.query);
         let dtype = elem_type(query.dtype);
         // The kernels for attention take the same arguments.
         macro_rules! attend {
@@ -104,7 +105,7 @@ impl Call {
                     tensor_core::tensor_core_kernel::launch_unchecked,
                     32 * tensor_core::PLANES,
                     words,
-                    tensor_core::Blueprint { group, head_dim, words, split, features }
+                    tensor_core::Blueprint { group, head_dim, words, split, room, features }
                 ),
                 Kernel::Plain { lanes, team } => attend!(
                     plain::plain_kernel::launch_unchecked,

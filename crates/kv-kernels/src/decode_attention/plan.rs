@@ -14,8 +14,8 @@ pub(super) enum Kernel {
     Plain { lanes: usize, team: usize },
 }
 
-/// Cubes that a processor has registers for, about: of the kernel for matrix instructions, which
-/// reads ahead, and of the portable one.
+/// Cubes on a processor: of the kernel for matrix instructions, which takes the room for two, and of
+/// the portable one, about.
 const CUBES_EACH: [usize; 2] = [2, 4];
 /// Processors to assume where the device does not tell.
 const PROCESSORS: usize = 64;
@@ -42,6 +42,11 @@ pub(super) fn kernel(query: &CubeTensor, head_dim: usize, group: usize) -> Kerne
         team *= 2;
     }
     Kernel::Plain { lanes, team: team.max(1) }
+}
+
+/// Numbers of shared memory of which no more than two cubes find room on a processor.
+pub(super) fn room_of_half(query: &CubeTensor) -> usize {
+    query.client.properties().hardware.max_shared_memory_size / 3 / size_of::<f32>()
 }
 
 /// Parts of each of `pairs` ranges of up to `longest` slots.

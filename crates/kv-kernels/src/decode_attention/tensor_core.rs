@@ -33,6 +33,8 @@ pub(super) struct Blueprint {
     pub(super) words: usize,
     /// Whether other cubes have other parts of the range.
     pub(super) split: bool,
+    /// Numbers that shared memory has room for, at least.
+    pub(super) room: usize,
     pub(super) features: Features,
 }
 
@@ -295,7 +297,10 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     weight += plane_shuffle_xor(weight, 2u32);
     let mut maxima = Shared::<[f32]>::new_slice(comptime!(planes * ROWS));
     let mut weights = Shared::<[f32]>::new_slice(comptime!(planes * ROWS));
-    let mut totals = Shared::<[f32]>::new_slice(comptime!(planes * group * dim));
+    // At least so much that only two cubes share a processor: with the registers that three would
+    // leave them, waves of cubes end unevenly.
+    let mut totals =
+        Shared::<[f32]>::new_slice(comptime!((planes * group * dim).max(blueprint.room)));
     if j == 0 {
         maxima[plane * ROWS + r] = max;
         weights[plane * ROWS + r] = weight;

@@ -61,6 +61,8 @@ pub(crate) fn sample_kernel<N: Size>(
     let best = ids[0];
     let max = tops[0];
     let mut chosen = best;
+    // Everybody has read them.
+    sync_cube();
 
     if comptime!(blueprint.draws) {
         let temperature = floats[row * FLOATS];

@@ -120,6 +120,7 @@ pub(crate) fn top_slots_kernel<N: Size>(
         }
     }
     // The last unit knows how many there are; all mark what stays free.
+    sync_cube();
     if unit == comptime!(units - 1) {
         groups[0] = before + kept;
     }

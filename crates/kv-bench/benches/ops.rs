@@ -1,0 +1,220 @@
+//! Every op at a small size, on every device that is compiled in and there:
+//! `cargo bench -p kv-bench [--features wgpu] [-- FILTER]`.
+//!
+//! Times include the launch and the wait for the device. For large sizes there is the suite
+//! `kernels`.
+
+#![allow(clippy::unwrap_used)]
+
+use burn::tensor::{DType, Device, Int, Tensor};
+use criterion::{Criterion, criterion_group, criterion_main};
+use kv_kernels::{
+    Choice, DecodeAttentionOptions, DrawSettings, DrawState, HeadLayout, KeepLists, LinearOptions,
+    Placement, PrefillOptions, RotaryTable, SlotPool, SlotRanges, SlotSource, add_rms_norm,
+    argmin_slots, compact_slots, copy_slots, decode_attention, draw, linear, prefill_attention,
+    rms_norm, scatter_rows, split_heads, swiglu, top_slots, write_heads,
+};
+use kv_testing::{Numbers, devices};
+
+const BATCH: usize = 2;
+const KV_HEADS: usize = 2;
+const GROUP: usize = 4;
+const HEAD_DIM: usize = 64;
+const CAPACITY: usize = 512;
+const HIDDEN: usize = 512;
+const VOCABULARY: usize = 8192;
+
+/// Inputs on one device.
+struct Inputs {
+    device: Device,
+    numbers: Numbers,
+}
+
+impl Inputs {
+    fn floats<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D> {
+        let count = shape.iter().product();
+        let values = self.numbers.normal(count);
+        Tensor::<1>::from_data(values.as_slice(), (&self.device, DType::F32)).reshape(shape)
+    }
+
+    fn ints<const D: usize>(
+        &self,
+        shape: [usize; D],
+        value: impl Fn(usize) -> usize,
+    ) -> Tensor<D, Int> {
+        let values: Vec<i32> = (0..shape.iter().product()).map(|i| value(i) as i32).collect();
+        Tensor::<1, Int>::from_data(values.as_slice(), (&self.device, DType::I32)).reshape(shape)
+    }
+
+    fn ranges(&self, length: usize) -> SlotRanges {
+        let shape = [BATCH, KV_HEADS];
+        SlotRanges {
+            offsets: self.ints(shape, |pair| pair * CAPACITY),
+            lengths: self.ints(shape, |_| length),
+        }
+    }
+}
+
+fn ops(criterion: &mut Criterion) {
+    for tested in devices() {
+        let mut inputs = Inputs { device: tested.device.clone(), numbers: Numbers::new(1) };
+        attention(criterion, tested.name, &mut inputs);
+        products(criterion, tested.name, &mut inputs);
+        slots(criterion, tested.name, &mut inputs);
+        tokens(criterion, tested.name, &mut inputs);
+    }
+}
+
+/// Times `call` and the wait for it.
+fn bench(criterion: &mut Criterion, op: &str, name: &str, device: &Device, mut call: impl FnMut()) {
+    criterion.bench_function(&format!("{op}/{name}"), |bencher| {
+        bencher.iter(|| {
+            call();
+            device.sync().unwrap();
+        });
+    });
+}
+
+fn attention(criterion: &mut Criterion, name: &str, inputs: &mut Inputs) {
+    let device = inputs.device.clone();
+    let slots = BATCH * KV_HEADS * CAPACITY;
+    let query = inputs.floats([BATCH, KV_HEADS * GROUP, HEAD_DIM]);
+    let (keys, values) = (inputs.floats([slots, HEAD_DIM]), inputs.floats([slots, HEAD_DIM]));
+    let ranges = inputs.ranges(CAPACITY);
+    bench(criterion, "decode_attention", name, &device, || {
+        let options = DecodeAttentionOptions::default();
+        let (query, keys, values) = (query.clone(), keys.clone(), values.clone());
+        decode_attention(query, keys, values, None, &ranges, options).unwrap();
+    });
+    let query = inputs.floats([1, KV_HEADS * GROUP, 128, HEAD_DIM]);
+    let keys = inputs.floats([1, KV_HEADS, 128, HEAD_DIM]);
+    let all = PrefillOptions::default();
+    let sums = PrefillOptions { column_sums: Some(usize::MAX), ..all };
+    let window = PrefillOptions { window: Some(32), sinks: 4, ..all };
+    for (op, options) in [
+        ("prefill_attention", all),
+        ("prefill_attention_column_sums", sums),
+        ("prefill_attention_window", window),
+    ] {
+        bench(criterion, op, name, &device, || {
+            prefill_attention(&query, &keys, &keys, &options).unwrap();
+        });
+    }
+}
+
+fn products(criterion: &mut Criterion, name: &str, inputs: &mut Inputs) {
+    let device = inputs.device.clone();
+    let x = inputs.floats([BATCH, HIDDEN]);
+    let weight = inputs.floats([2 * HIDDEN, HIDDEN]);
+    let gain = inputs.floats([HIDDEN]);
+    bench(criterion, "linear", name, &device, || {
+        linear(x.clone(), weight.clone(), LinearOptions::default()).unwrap();
+    });
+    bench(criterion, "linear_gated", name, &device, || {
+        let options = LinearOptions { gated: true, ..Default::default() };
+        linear(x.clone(), weight.clone(), options).unwrap();
+    });
+    bench(criterion, "rms_norm", name, &device, || {
+        rms_norm(x.clone(), gain.clone(), 1e-5).unwrap();
+    });
+    bench(criterion, "add_rms_norm", name, &device, || {
+        add_rms_norm(x.clone(), x.clone(), gain.clone(), 1e-5).unwrap();
+    });
+    bench(criterion, "swiglu", name, &device, || {
+        swiglu(x.clone()).unwrap();
+    });
+}
+
+fn slots(criterion: &mut Criterion, name: &str, inputs: &mut Inputs) {
+    let device = inputs.device.clone();
+    let pairs = BATCH * KV_HEADS;
+    let slots = pairs * CAPACITY;
+    let (mut keys, mut values) =
+        (inputs.floats([slots, HEAD_DIM]), inputs.floats([slots, HEAD_DIM]));
+    let mut positions = inputs.ints([slots], |slot| slot);
+    let scores = inputs.floats([slots]);
+    let ranges = inputs.ranges(CAPACITY);
+    bench(criterion, "argmin_slots", name, &device, || {
+        argmin_slots(scores.clone(), &ranges).unwrap();
+    });
+    let rows = scores.reshape([pairs, CAPACITY]);
+    let counts = inputs.ints([pairs], |_| CAPACITY / 4);
+    bench(criterion, "top_slots", name, &device, || {
+        top_slots(rows.clone(), None, Choice::Top(counts.clone()), CAPACITY / 4).unwrap();
+    });
+    let kept = CAPACITY / 4;
+    let lists = KeepLists {
+        kept: inputs.ints([pairs * kept], |i| i % kept * 4),
+        starts: inputs.ints([BATCH, KV_HEADS], |pair| pair * kept),
+        counts: inputs.ints([BATCH, KV_HEADS], |_| kept),
+        most: kept,
+    };
+    bench(criterion, "compact_slots", name, &device, || {
+        let (keys, values, positions) = (&mut keys, &mut values, &mut positions);
+        let pool = SlotPool { keys, values, positions, log_weights: None };
+        compact_slots(pool, &ranges.offsets, &lists).unwrap();
+    });
+    let from = (inputs.floats([slots, HEAD_DIM]), inputs.ints([slots], |slot| slot));
+    let taken = inputs.ints([pairs * kept], |i| i * 4);
+    let to = inputs.ints([pairs * kept], |i| i);
+    bench(criterion, "copy_slots", name, &device, || {
+        let source =
+            SlotSource { keys: &from.0, values: &from.0, positions: &from.1, log_weights: None };
+        let (keys, values, positions) = (&mut keys, &mut values, &mut positions);
+        let pool = SlotPool { keys, values, positions, log_weights: None };
+        copy_slots(source, taken.clone(), pool, to.clone()).unwrap();
+    });
+    let rows = inputs.floats([pairs, HEAD_DIM]);
+    let last = inputs.ints([pairs], |pair| pair * CAPACITY);
+    bench(criterion, "scatter_rows", name, &device, || {
+        scatter_rows(&mut keys, last.clone(), rows.clone()).unwrap();
+    });
+}
+
+fn tokens(criterion: &mut Criterion, name: &str, inputs: &mut Inputs) {
+    let device = inputs.device.clone();
+    let mut table = || inputs.floats([CAPACITY, HEAD_DIM / 2]);
+    let rope = Some(RotaryTable { cos: table(), sin: table() });
+    let layout = HeadLayout {
+        query_heads: KV_HEADS * GROUP,
+        kv_heads: KV_HEADS,
+        head_dim: HEAD_DIM,
+        rope,
+        norms: None,
+    };
+    let prompt = inputs.floats([BATCH * 32, layout.width()]);
+    let of_prompt = inputs.ints([BATCH, 32], |i| i % 32);
+    bench(criterion, "split_heads", name, &device, || {
+        split_heads(prompt.clone(), of_prompt.clone(), &layout).unwrap();
+    });
+    let slots = BATCH * KV_HEADS * CAPACITY;
+    let (mut keys, mut values) =
+        (inputs.floats([slots, HEAD_DIM]), inputs.floats([slots, HEAD_DIM]));
+    let mut positions = inputs.ints([slots], |slot| slot);
+    let projected = inputs.floats([BATCH, layout.width()]);
+    let now = inputs.ints([BATCH], |_| 7);
+    let into = inputs.ints([BATCH, KV_HEADS], |pair| pair * CAPACITY + 7);
+    bench(criterion, "write_heads", name, &device, || {
+        let (keys, values, positions) = (&mut keys, &mut values, &mut positions);
+        let pool = SlotPool { keys, values, positions, log_weights: None };
+        let placement = Placement::Slots(&into);
+        write_heads(projected.clone(), now.clone(), &layout, pool, placement).unwrap();
+    });
+    let logits = inputs.floats([BATCH, VOCABULARY]);
+    let greedy = DrawSettings { temperature: 0.0, top_k: None, top_p: None, min_p: None, seed: 1 };
+    let drawn =
+        DrawSettings { temperature: 0.8, top_k: Some(50), top_p: Some(0.9), min_p: None, seed: 1 };
+    for (op, settings) in [("draw_greedy", greedy), ("draw", drawn)] {
+        let mut state = DrawState::new(&[settings; BATCH], &[0; BATCH], &device).unwrap();
+        bench(criterion, op, name, &device, || {
+            draw(logits.clone(), &mut state).unwrap();
+        });
+    }
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().sample_size(20);
+    targets = ops
+}
+criterion_main!(benches);
