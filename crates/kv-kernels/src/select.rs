@@ -56,9 +56,12 @@ pub(crate) fn threshold<N: Size>(
     let mut own = Array::<f32>::new(STEPS);
     let mut high = 0u32;
     let mut low = 0u32;
-    for digit in 0..8u32 {
-        let shift = 28 - 4 * digit;
-        measure(
+    // What lies above all places that the digits so far leave.
+    let mut above = 0.0f32;
+    for digit in 0..comptime!(8 + INDEX_BITS / 4) {
+        let of_high = digit < 8;
+        let shift = select(of_high, 28 - 4 * digit, comptime!(INDEX_BITS + 28) - 4 * digit);
+        measure_digit(
             numbers,
             &mut own,
             start,
@@ -68,36 +71,26 @@ pub(crate) fn threshold<N: Size>(
             temperature,
             high,
             low,
-            1u32 << shift,
-            0u32,
+            of_high,
+            shift,
             floor_high,
             floor_low,
             search,
         );
         add_up(&own, parts, totals, search);
-        high |= reached(totals, wanted) << shift;
-        sync_cube();
-    }
-    for digit in 0..comptime!(INDEX_BITS / 4) {
-        let shift = comptime!(INDEX_BITS - 4) - 4 * digit;
-        measure(
-            numbers,
-            &mut own,
-            start,
-            columns,
-            length,
-            max,
-            temperature,
-            high,
-            low,
-            0u32,
-            1u32 << shift,
-            floor_high,
-            floor_low,
-            search,
-        );
-        add_up(&own, parts, totals, search);
-        low |= reached(totals, wanted) << shift;
+        let mut value = 0u32;
+        #[unroll]
+        for step in 0..STEPS {
+            value += select(above + totals[step] >= wanted, 1u32, 0u32);
+        }
+        if value < STEPS as u32 {
+            above += totals[value as usize];
+        }
+        if of_high {
+            high |= value << shift;
+        } else {
+            low |= value << shift;
+        }
         sync_cube();
     }
     let mut place = Vector::<u32, Const<2>>::new(0u32);
@@ -106,11 +99,11 @@ pub(crate) fn threshold<N: Size>(
     place
 }
 
-/// What this unit's numbers come to from each of 15 places on, `(high, low)` and a step more each
-/// time.
+/// What this unit's numbers come to whose places have the digits so far, and at `shift` each of 15
+/// digits or more.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-pub(crate) fn measure<N: Size>(
+fn measure_digit<N: Size>(
     numbers: &[Vector<f32, N>],
     own: &mut Array<f32>,
     start: usize,
@@ -120,8 +113,8 @@ pub(crate) fn measure<N: Size>(
     temperature: f32,
     high: u32,
     low: u32,
-    high_step: u32,
-    low_step: u32,
+    of_high: bool,
+    shift: u32,
     floor_high: u32,
     floor_low: u32,
     #[comptime] search: Search,
@@ -137,30 +130,75 @@ pub(crate) fn measure<N: Size>(
         for lane in 0..N::value() {
             let number = vector.extract(lane);
             let index = at * N::value() + lane;
-            let (own_high, own_low) = (high_of(number), low_of(index));
-            let mut amount = 1.0f32;
-            if search.weighted {
-                amount = weight(number, max, temperature);
+            let own_high = high_of(number);
+            let own_low = low_of(index);
+            // Digits from the highest on, up to the one before.
+            let mut place = own_low;
+            let mut same = own_high == high && (own_low ^ low) >> shift < 16;
+            if of_high {
+                place = own_high;
+                same = (own_high ^ high) >> shift < 16;
             }
-            if index >= length || !from(own_high, own_low, floor_high, floor_low) {
-                amount = 0.0f32;
-            }
-            let mut place_high = high;
-            let mut place_low = low;
-            #[unroll]
-            for step in 0..STEPS {
-                place_high += high_step;
-                place_low += low_step;
-                own[step] += select(from(own_high, own_low, place_high, place_low), amount, 0.0f32);
+            if same && index < length && from(own_high, own_low, floor_high, floor_low) {
+                let mut amount = 1.0f32;
+                if search.weighted {
+                    amount = weight(number, max, temperature);
+                }
+                let value = (place >> shift) & 15u32;
+                #[unroll]
+                for step in 0..STEPS {
+                    own[step] += select(value > comptime!(step as u32), amount, 0.0f32);
+                }
             }
         }
         at += search.units.comptime();
     }
 }
 
+/// What a row's first `length` numbers from a place on come to, in the first of `totals`.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn total_from<N: Size>(
+    numbers: &[Vector<f32, N>],
+    parts: &mut Shared<[f32]>,
+    totals: &mut Shared<[f32]>,
+    start: usize,
+    columns: usize,
+    length: usize,
+    max: f32,
+    temperature: f32,
+    high: u32,
+    low: u32,
+    #[comptime] search: Search,
+) {
+    let mut own = Array::<f32>::new(STEPS);
+    #[unroll]
+    for step in 0..STEPS {
+        own[step] = 0.0f32;
+    }
+    let mut at = UNIT_POS as usize;
+    while at < columns {
+        let vector = numbers[start + at];
+        #[unroll]
+        for lane in 0..N::value() {
+            let number = vector.extract(lane);
+            let index = at * N::value() + lane;
+            if index < length && from(high_of(number), low_of(index), high, low) {
+                let mut amount = 1.0f32;
+                if search.weighted {
+                    amount = weight(number, max, temperature);
+                }
+                own[0] += amount;
+            }
+        }
+        at += search.units.comptime();
+    }
+    add_up(&own, parts, totals, search);
+}
+
 /// Sums 15 numbers over the cube.
 #[cube]
-pub(crate) fn add_up(
+fn add_up(
     own: &Array<f32>,
     parts: &mut Shared<[f32]>,
     totals: &mut Shared<[f32]>,
@@ -185,17 +223,6 @@ pub(crate) fn add_up(
         totals[unit] = total;
     }
     sync_cube();
-}
-
-/// The highest digit whose total still comes to `wanted`; totals fall.
-#[cube]
-fn reached(totals: &mut Shared<[f32]>, wanted: f32) -> u32 {
-    let mut digit = 0u32;
-    #[unroll]
-    for step in 0..STEPS {
-        digit += select(totals[step] >= wanted, 1u32, 0u32);
-    }
-    digit
 }
 
 /// Whether a place is not below another.

@@ -5,7 +5,7 @@
 use cubecl::prelude::*;
 
 use super::{FLOATS, INTS};
-use crate::select::{STEPS, Search, add_up, from, high_of, low_of, measure, threshold, weight};
+use crate::select::{STEPS, Search, from, high_of, low_of, threshold, total_from, weight};
 
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -91,10 +91,10 @@ pub(crate) fn sample_kernel<N: Size>(
             low = threshold.extract(1usize);
         }
         if comptime!(blueprint.nucleus) {
-            let mut own = Array::<f32>::new(STEPS);
-            measure(
+            total_from(
                 logits,
-                &mut own,
+                &mut parts,
+                &mut totals,
                 start,
                 columns,
                 vocabulary,
@@ -102,13 +102,8 @@ pub(crate) fn sample_kernel<N: Size>(
                 temperature,
                 high,
                 low,
-                0u32,
-                0u32,
-                high,
-                low,
                 blueprint.search(true),
             );
-            add_up(&own, &mut parts, &mut totals, blueprint.search(true));
             let wanted = floats[row * FLOATS + 1] * totals[0];
             sync_cube();
             let threshold = threshold(
@@ -125,8 +120,11 @@ pub(crate) fn sample_kernel<N: Size>(
                 low,
                 blueprint.search(true),
             );
-            high = threshold.extract(0usize);
-            low = threshold.extract(1usize);
+            // Sums in another order may fall short of the whole.
+            if from(threshold.extract(0usize), threshold.extract(1usize), high, low) {
+                high = threshold.extract(0usize);
+                low = threshold.extract(1usize);
+            }
         }
 
         // Each unit has neighbouring tokens; the first that reaches the drawn share has the token.
