@@ -56,8 +56,9 @@ pub(crate) fn copy_kernel<E: Float, P: Float, N: Size>(
     }
 }
 
-/// Moves the kept slots of each range to its beginning, in place: a cube has a range's keys or its
-/// values. What a cube writes, it has read before, since kept slots ascend.
+/// Moves the kept slots of each range to its beginning, in place: a cube has one of `shares` of the
+/// columns of a range's keys or values. What a cube writes, it has read before, since kept slots
+/// ascend.
 ///
 /// # Shapes
 /// In vectors: `keys`, `values` `[S, columns]` with `stride`; `kept`, indices from the range's first
@@ -77,14 +78,19 @@ pub(crate) fn compact_kernel<E: Float, N: Size>(
     columns: usize,
     stride: usize,
     #[comptime] units: usize,
+    #[comptime] shares: usize,
     #[comptime] weighted: bool,
     #[define(E)] _dtype: ElemType,
 ) {
-    if CUBE_POS >= 2 * pairs {
+    let cubes = comptime!(2 * shares);
+    if CUBE_POS >= cubes * pairs {
         terminate!();
     }
-    let pair = CUBE_POS / 2;
-    let of_values = CUBE_POS % 2 == 1;
+    let pair = CUBE_POS / cubes;
+    let own = CUBE_POS % cubes;
+    let of_values = own % 2 == 1;
+    let columns = columns / shares;
+    let left = own / 2 * columns;
     let unit = UNIT_POS as usize;
     let offset = offsets[pair] as usize;
     let start = starts[pair] as usize;
@@ -98,7 +104,8 @@ pub(crate) fn compact_kernel<E: Float, N: Size>(
         for i in 0..AHEAD {
             let at = first + i * units + unit;
             if at < total {
-                let from = (offset + kept[start + at / columns] as usize) * stride + at % columns;
+                let row = offset + kept[start + at / columns] as usize;
+                let from = row * stride + left + at % columns;
                 if of_values {
                     held[i] = values[from];
                 } else {
@@ -111,7 +118,7 @@ pub(crate) fn compact_kernel<E: Float, N: Size>(
         for i in 0..AHEAD {
             let at = first + i * units + unit;
             if at < total {
-                let to = (offset + at / columns) * stride + at % columns;
+                let to = (offset + at / columns) * stride + left + at % columns;
                 if of_values {
                     values[to] = held[i];
                 } else {
@@ -121,11 +128,11 @@ pub(crate) fn compact_kernel<E: Float, N: Size>(
         }
         first += comptime!(units * AHEAD);
     }
-    // The numbers beside the slots go with the keys.
+    // The numbers beside the slots go with the first keys.
     let mut first = 0usize;
     for _ in 0..most.div_ceil(units) {
         let at = first + unit;
-        let mine = !of_values && at < count;
+        let mine = own == 0 && at < count;
         let mut position = i32::new(0);
         let mut log_weight = 0.0f32;
         if mine {

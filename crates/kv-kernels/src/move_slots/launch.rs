@@ -73,12 +73,15 @@ pub(crate) fn compact(
     let client = pools.keys.client.clone();
     let lanes = lanes(&pools.keys, &pools.keys);
     let pairs = offsets.shape().num_elements();
-    let units = (client.properties().hardware.max_units_per_cube as usize).min(1024);
+    // Cubes that read while others write: several on a processor.
+    let units = (client.properties().hardware.max_units_per_cube as usize).min(512);
+    let columns = pools.keys.shape()[1] / lanes;
+    let shares = if columns.is_multiple_of(2) { 2 } else { 1 };
     // SAFETY: shapes were checked, and the kernel guards its accesses but for the given indices.
     unsafe {
         kernel::compact_kernel::launch_unchecked(
             &client,
-            grid(2 * pairs),
+            grid(2 * shares * pairs),
             CubeDim::new_1d(units as u32),
             lanes,
             pools.keys.clone().into_buffer_arg(),
@@ -91,9 +94,10 @@ pub(crate) fn compact(
             into_contiguous(lists.counts).into_buffer_arg(),
             pairs,
             lists.most,
-            pools.keys.shape()[1] / lanes,
+            columns,
             pools.keys.meta.strides()[0] / lanes,
             units,
+            shares,
             pools.weighted,
             elem_type(pools.keys.dtype),
         );
