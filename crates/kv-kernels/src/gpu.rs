@@ -253,6 +253,17 @@ fn launch_scatter(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> Cube
     pool
 }
 
+/// A cache's tensors without gaps: themselves, or copies that are to take their place.
+pub(crate) fn packed(pools: SlotPools<CubeBackend>) -> SlotPools<CubeBackend> {
+    SlotPools {
+        keys: into_contiguous(pools.keys),
+        values: into_contiguous(pools.values),
+        positions: into_contiguous(pools.positions),
+        log_weights: into_contiguous(pools.log_weights),
+        weighted: pools.weighted,
+    }
+}
+
 /// Units of the widest cube, a power of two, and its planes, at most.
 pub(crate) fn widest_cube(client: &Client) -> (usize, usize) {
     let hardware = &client.properties().hardware;

@@ -18,7 +18,8 @@ pub struct SlotRanges {
 /// A cache's tensors, to be written in place.
 ///
 /// On a CubeCL device every clone of them sees what is written; on the CPU shared ones are copied
-/// first, so hold the only references.
+/// first, so hold the only references. Tensors with gaps between rows (some devices pad them, and
+/// views have them) are replaced by copies without.
 #[derive(Debug)]
 pub struct SlotPool<'a> {
     /// `[S, D]`

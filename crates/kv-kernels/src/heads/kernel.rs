@@ -181,8 +181,8 @@ pub(crate) fn split_kernel<E: Float>(
 /// key-value head and its queries.
 ///
 /// # Shapes
-/// `projected` `[B, (Hq + 2 Hkv) D]`, `query` `[B, Hq, D]`; `keys`, `values` `[S, D]` with `stride`
-/// elements from row to row; `slot_positions` and `log_weights` `[S]`.
+/// `projected` `[B, (Hq + 2 Hkv) D]`, `query` `[B, Hq, D]`; `keys`, `values` `[S, D]`;
+/// `slot_positions` and `log_weights` `[S]`.
 #[cube(launch_unchecked)]
 pub(crate) fn write_kernel<E: Float, P: Float>(
     projected: &[E],
@@ -200,7 +200,6 @@ pub(crate) fn write_kernel<E: Float, P: Float>(
     lengths: &mut [i32],
     slots: &[i32],
     pairs: usize,
-    stride: usize,
     epsilon: f32,
     #[comptime] blueprint: Blueprint,
     #[comptime] place: Place,
@@ -261,7 +260,7 @@ pub(crate) fn write_kernel<E: Float, P: Float>(
                 query[to] = first;
                 query[to + half] = second;
             } else if slot >= 0 {
-                let to = slot as usize * stride + i;
+                let to = slot as usize * blueprint.head_dim.comptime() + i;
                 if own == group {
                     keys[to] = P::cast_from(first);
                     keys[to + half] = P::cast_from(second);

@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 use super::HeadConfig;
 use super::kernel::{self, Blueprint, Place};
 use crate::extension::{Projection, SlotPools, Written};
-use crate::gpu::{elem_type, empty_like, grid};
+use crate::gpu::{elem_type, empty_like, grid, packed};
 
 /// Units of a cube that splits.
 const UNITS: usize = 256;
@@ -57,7 +57,8 @@ pub(crate) fn split(
     (query, key, value)
 }
 
-/// Writes new tokens into the pool's own buffers; returns the queries `[B, Hq, D]`.
+/// Writes new tokens into the pool's own buffers, unless they have gaps; returns the queries
+/// `[B, Hq, D]` too.
 pub(crate) fn write(
     args: Projection<CubeBackend>,
     pools: SlotPools<CubeBackend>,
@@ -68,14 +69,14 @@ pub(crate) fn write(
     let batch = args.positions.shape().num_elements();
     let config = args.config;
     let HeadConfig { query_heads, kv_heads, head_dim, .. } = config;
+    // CUDA pads the rows of some tensors.
+    let (pools, lengths) = (packed(pools), into_contiguous(lengths));
     let projected = into_contiguous(args.projected);
     let client = projected.client.clone();
     let shape = Shape::from([batch, query_heads, head_dim]);
     let query = empty_like(&projected, shape, projected.dtype);
     let heads = query_heads / kv_heads + 2;
     let blueprint = blueprint(config, &client, heads * head_dim / 2);
-    // CUDA pads the rows of some tensors; those of keys and values are alike.
-    let stride = pools.keys.meta.strides()[0];
     // SAFETY: shapes were checked, the kernel guards its accesses, and slots are the pool's own.
     unsafe {
         kernel::write_kernel::launch_unchecked(
@@ -97,7 +98,6 @@ pub(crate) fn write(
             lengths.clone().into_buffer_arg(),
             into_contiguous(offsets).into_buffer_arg(),
             batch * kv_heads,
-            stride,
             config.epsilon,
             blueprint,
             if appends { Place::Append } else { Place::Given },

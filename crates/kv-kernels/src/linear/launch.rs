@@ -40,7 +40,7 @@ pub(crate) fn skinny(
             let tiles = rows.div_ceil(8);
             tensor_core::tensor_core_kernel::launch_unchecked(
                 &client,
-                grid(outputs.div_ceil(tensor_core::outputs_of(tiles) / config.parts())),
+                grid(outputs.div_ceil(tensor_core::OUTPUTS / config.parts())),
                 CubeDim::new_1d(32 * tensor_core::planes(tiles) as u32),
                 x.clone().into_buffer_arg(),
                 weight.into_buffer_arg(),

@@ -1,5 +1,5 @@
-//! Few rows times a weight matrix, with matrix instructions: f16 and bf16. A cube has 16 outputs, or
-//! 32 where reading the rows costs as much as reading the weights; its planes share the sum. Weights go from memory to registers in 16-byte pieces; every output is
+//! Few rows times a weight matrix, with matrix instructions: f16 and bf16. A cube has 16 outputs,
+//! its planes share the sum. Weights go from memory to registers in 16-byte pieces; every output is
 //! summed in the same order however many rows there are.
 //!
 //! In a plane, lane `4 r + j` holds outputs `r` and `r + 8` of rows `2 j` and `2 j + 1`. Of a gated
@@ -11,21 +11,11 @@ use cubecl::prelude::*;
 use super::epilogue::finish;
 use crate::extension::EpilogueConfig;
 
-/// Outputs of a product.
-const OUTPUTS: usize = 16;
+/// Outputs of a cube.
+pub(super) const OUTPUTS: usize = 16;
 const PLANE: usize = 32;
 /// Pieces of 32 elements that a plane takes at a time.
 const PIECES: usize = 2;
-
-/// Products side by side in a plane for `tiles` of 8 rows: as many as shared memory has room for.
-fn products_of(tiles: usize) -> usize {
-    if tiles == 2 { 2 } else { 1 }
-}
-
-/// Outputs of a cube, of the weight matrix.
-pub(super) fn outputs_of(tiles: usize) -> usize {
-    OUTPUTS * products_of(tiles)
-}
 
 /// Planes of a cube for `tiles` of 8 rows: up to 8 rows, planes read ahead; above, where the rows
 /// themselves take registers and time to read, more planes hide it.
@@ -51,11 +41,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
     #[define(E)] _dtype: ElemType,
 ) {
     let parts_each = epilogue.parts().comptime();
-    let products = comptime!(products_of(tiles));
-    let width_of_all = comptime!(outputs_of(tiles));
-    // Outputs of a product, and of the cube.
-    let each = comptime!(OUTPUTS / epilogue.parts());
-    let own = comptime!(each * products);
+    let own = comptime!(OUTPUTS / epilogue.parts());
     let first = CUBE_POS * own;
     if first >= outputs {
         terminate!();
@@ -69,35 +55,28 @@ pub(super) fn tensor_core_kernel<E: Float>(
     let j = lane % 4;
     let def = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
     let width = inputs / 8;
-    // Where the lane's two outputs of each product begin.
-    let mut starts = Array::<usize>::new(comptime!(2 * products));
-    #[unroll]
-    for product in 0..products {
-        let output = first + product * each + r;
-        starts[2 * product] = min(output, outputs - 1) * width + j;
-        starts[2 * product + 1] = min(output + 8, outputs - 1) * width + j;
-        if comptime!(epilogue.gated) {
-            starts[2 * product + 1] = starts[2 * product] + outputs * width;
-        }
+    let low = min(first + r, outputs - 1) * width + j;
+    let mut high = min(first + r + 8, outputs - 1) * width + j;
+    if comptime!(epilogue.gated) {
+        high = low + outputs * width;
     }
     let none = Vector::<f32, Const<2>>::new(0.0f32);
-    let mut sums = Array::<Vector<f32, Const<2>>>::new(comptime!(2 * tiles * products));
+    let mut sums = Array::<Vector<f32, Const<2>>>::new(comptime!(2 * tiles));
     #[unroll]
-    for i in 0..comptime!(2 * tiles * products) {
+    for i in 0..comptime!(2 * tiles) {
         sums[i] = none;
     }
 
     let pieces = inputs / 32;
     let step = comptime!(planes * PIECES);
     let mut piece = plane * PIECES;
-    let words = comptime!(2 * PIECES * products);
-    let mut w = Array::<Vector<u32, Const<4>>>::new(words);
+    let mut w = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * PIECES));
     if ahead {
-        read_weights(weight, &mut w, &starts, piece, pieces, products);
+        read_weights(weight, &mut w, low, high, piece, pieces);
     }
     while piece < pieces {
         if comptime!(!ahead) {
-            read_weights(weight, &mut w, &starts, piece, pieces, products);
+            read_weights(weight, &mut w, low, high, piece, pieces);
         }
         let mut v = Array::<Vector<u32, Const<4>>>::new(comptime!(tiles * PIECES));
         #[unroll]
@@ -112,43 +91,38 @@ pub(super) fn tensor_core_kernel<E: Float>(
                 v[p * tiles + tile] = own;
             }
         }
-        let mut next = Array::<Vector<u32, Const<4>>>::new(words);
+        let mut next = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * PIECES));
         if ahead {
-            read_weights(weight, &mut next, &starts, piece + step, pieces, products);
+            read_weights(weight, &mut next, low, high, piece + step, pieces);
         }
         #[unroll]
         for p in 0..PIECES {
             #[unroll]
             for half in 0..2usize {
                 let (even, odd) = (comptime!(2 * half), comptime!(2 * half + 1));
+                let mut a = Array::<Vector<E, Const<2>>>::new(4usize);
+                a[0] = Vector::reinterpret(w[2 * p].extract(even));
+                a[1] = Vector::reinterpret(w[2 * p + 1].extract(even));
+                a[2] = Vector::reinterpret(w[2 * p].extract(odd));
+                a[3] = Vector::reinterpret(w[2 * p + 1].extract(odd));
                 #[unroll]
-                for product in 0..products {
-                    let from = comptime!(2 * (p * products + product));
-                    let mut a = Array::<Vector<E, Const<2>>>::new(4usize);
-                    a[0] = Vector::reinterpret(w[from].extract(even));
-                    a[1] = Vector::reinterpret(w[from + 1].extract(even));
-                    a[2] = Vector::reinterpret(w[from].extract(odd));
-                    a[3] = Vector::reinterpret(w[from + 1].extract(odd));
-                    #[unroll]
-                    for tile in 0..tiles {
-                        let own = v[p * tiles + tile];
-                        let mut b = Array::<Vector<E, Const<2>>>::new(2usize);
-                        b[0] = Vector::reinterpret(own.extract(even));
-                        b[1] = Vector::reinterpret(own.extract(odd));
-                        let to = comptime!(2 * (product * tiles + tile));
-                        let mut acc = Array::<Vector<f32, Const<2>>>::new(2usize);
-                        acc[0] = sums[to];
-                        acc[1] = sums[to + 1];
-                        acc = def.execute(&a, &b, &acc);
-                        sums[to] = acc[0];
-                        sums[to + 1] = acc[1];
-                    }
+                for tile in 0..tiles {
+                    let own = v[p * tiles + tile];
+                    let mut b = Array::<Vector<E, Const<2>>>::new(2usize);
+                    b[0] = Vector::reinterpret(own.extract(even));
+                    b[1] = Vector::reinterpret(own.extract(odd));
+                    let mut acc = Array::<Vector<f32, Const<2>>>::new(2usize);
+                    acc[0] = sums[2 * tile];
+                    acc[1] = sums[2 * tile + 1];
+                    acc = def.execute(&a, &b, &acc);
+                    sums[2 * tile] = acc[0];
+                    sums[2 * tile + 1] = acc[1];
                 }
             }
         }
         if ahead {
             #[unroll]
-            for i in 0..words {
+            for i in 0..comptime!(2 * PIECES) {
                 w[i] = next[i];
             }
         }
@@ -156,19 +130,14 @@ pub(super) fn tensor_core_kernel<E: Float>(
     }
 
     let wide = comptime!(8 * tiles);
-    let mut parts = Shared::<[f32]>::new_slice(comptime!(planes * width_of_all * wide));
+    let mut parts = Shared::<[f32]>::new_slice(comptime!(planes * OUTPUTS * wide));
     #[unroll]
-    for product in 0..products {
+    for tile in 0..tiles {
         #[unroll]
-        for tile in 0..tiles {
-            let from = comptime!(2 * (product * tiles + tile));
-            #[unroll]
-            for e in 0..2usize {
-                let row = 8 * tile + 2 * j + e;
-                let to = (plane * wide + row) * width_of_all + product * OUTPUTS + r;
-                parts[to] = sums[from].extract(e);
-                parts[to + 8] = sums[from + 1].extract(e);
-            }
+        for e in 0..2usize {
+            let row = 8 * tile + 2 * j + e;
+            parts[(plane * wide + row) * OUTPUTS + r] = sums[2 * tile].extract(e);
+            parts[(plane * wide + row) * OUTPUTS + r + 8] = sums[2 * tile + 1].extract(e);
         }
     }
     sync_cube();
@@ -176,14 +145,13 @@ pub(super) fn tensor_core_kernel<E: Float>(
     while at < wide * own {
         let (row, column) = (at / own, at % own);
         let output = first + column;
-        let from = column / each * OUTPUTS + column % each;
         let mut totals = Array::<f32>::new(2usize);
         #[unroll]
         for part in 0..parts_each {
             let mut total = 0.0f32;
             #[unroll]
             for p in 0..planes {
-                total += parts[(p * wide + row) * width_of_all + from + 8 * part];
+                total += parts[(p * wide + row) * OUTPUTS + column + 8 * part];
             }
             totals[part] = total;
         }
@@ -204,22 +172,20 @@ pub(super) fn tensor_core_kernel<E: Float>(
     }
 }
 
-/// Reads pieces of the lane's outputs; those beyond the end meet zeros.
+/// Reads pieces of outputs `r` and `r + 8`; those beyond the end meet zeros.
 #[cube]
 fn read_weights(
     weight: &[Vector<u32, Const<4>>],
     w: &mut Array<Vector<u32, Const<4>>>,
-    starts: &Array<usize>,
+    low: usize,
+    high: usize,
     piece: usize,
     pieces: usize,
-    #[comptime] products: usize,
 ) {
     #[unroll]
     for p in 0..PIECES {
         let at = min(piece + p, pieces - 1) * 4;
-        #[unroll]
-        for output in 0..comptime!(2 * products) {
-            w[2 * p * products + output] = weight[starts[output] + at];
-        }
+        w[2 * p] = weight[low + at];
+        w[2 * p + 1] = weight[high + at];
     }
 }

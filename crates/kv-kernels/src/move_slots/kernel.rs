@@ -9,8 +9,7 @@ const AHEAD: usize = 4;
 /// value. Negative slots are skipped.
 ///
 /// # Shapes
-/// In vectors: `keys`, `values` of either pool, with `stride` and `to_stride` vectors from row to
-/// row, `columns` of which are copied.
+/// In vectors: `keys`, `values` `[S, columns]` of either pool.
 #[cube(launch_unchecked)]
 pub(crate) fn copy_kernel<E: Float, P: Float, N: Size>(
     keys: &[Vector<E, N>],
@@ -25,8 +24,6 @@ pub(crate) fn copy_kernel<E: Float, P: Float, N: Size>(
     to_log_weights: &mut [f32],
     count: usize,
     columns: usize,
-    stride: usize,
-    to_stride: usize,
     // Whether weights are copied, and whether they are set to those of new tokens.
     #[comptime] weighted: bool,
     #[comptime] fresh: bool,
@@ -39,8 +36,8 @@ pub(crate) fn copy_kernel<E: Float, P: Float, N: Size>(
         let slot = slots[n];
         if slot >= 0 {
             let (row, slot) = (rows[n] as usize, slot as usize);
-            let from = row * stride + column;
-            let to = slot * to_stride + column;
+            let from = row * columns + column;
+            let to = slot * columns + column;
             to_keys[to] = Vector::cast_from(keys[from]);
             to_values[to] = Vector::cast_from(values[from]);
             if column == 0 {
@@ -56,12 +53,11 @@ pub(crate) fn copy_kernel<E: Float, P: Float, N: Size>(
     }
 }
 
-/// Moves the kept slots of each range to its beginning, in place: a cube has one of `shares` of the
-/// columns of a range's keys or values. What a cube writes, it has read before, since kept slots
-/// ascend.
+/// Moves the kept slots of each range to its beginning, in place: a cube has a range's keys or its
+/// values. What a cube writes, it has read before, since kept slots ascend.
 ///
 /// # Shapes
-/// In vectors: `keys`, `values` `[S, columns]` with `stride`; `kept`, indices from the range's first
+/// In vectors: `keys`, `values` `[S, columns]`; `kept`, indices from the range's first
 /// slot, those of pair `p` from `starts[p]` on, `counts[p]` of them.
 #[cube(launch_unchecked)]
 pub(crate) fn compact_kernel<E: Float, N: Size>(
@@ -76,21 +72,15 @@ pub(crate) fn compact_kernel<E: Float, N: Size>(
     pairs: usize,
     most: usize,
     columns: usize,
-    stride: usize,
     #[comptime] units: usize,
-    #[comptime] shares: usize,
     #[comptime] weighted: bool,
     #[define(E)] _dtype: ElemType,
 ) {
-    let cubes = comptime!(2 * shares);
-    if CUBE_POS >= cubes * pairs {
+    if CUBE_POS >= 2 * pairs {
         terminate!();
     }
-    let pair = CUBE_POS / cubes;
-    let own = CUBE_POS % cubes;
-    let of_values = own % 2 == 1;
-    let columns = columns / shares;
-    let left = own / 2 * columns;
+    let pair = CUBE_POS / 2;
+    let of_values = CUBE_POS % 2 == 1;
     let unit = UNIT_POS as usize;
     let offset = offsets[pair] as usize;
     let start = starts[pair] as usize;
@@ -104,8 +94,7 @@ pub(crate) fn compact_kernel<E: Float, N: Size>(
         for i in 0..AHEAD {
             let at = first + i * units + unit;
             if at < total {
-                let row = offset + kept[start + at / columns] as usize;
-                let from = row * stride + left + at % columns;
+                let from = (offset + kept[start + at / columns] as usize) * columns + at % columns;
                 if of_values {
                     held[i] = values[from];
                 } else {
@@ -118,7 +107,7 @@ pub(crate) fn compact_kernel<E: Float, N: Size>(
         for i in 0..AHEAD {
             let at = first + i * units + unit;
             if at < total {
-                let to = (offset + at / columns) * stride + left + at % columns;
+                let to = (offset + at / columns) * columns + at % columns;
                 if of_values {
                     values[to] = held[i];
                 } else {
@@ -128,11 +117,11 @@ pub(crate) fn compact_kernel<E: Float, N: Size>(
         }
         first += comptime!(units * AHEAD);
     }
-    // The numbers beside the slots go with the first keys.
+    // The numbers beside the slots go with the keys.
     let mut first = 0usize;
     for _ in 0..most.div_ceil(units) {
         let at = first + unit;
-        let mine = own == 0 && at < count;
+        let mine = !of_values && at < count;
         let mut position = i32::new(0);
         let mut log_weight = 0.0f32;
         if mine {

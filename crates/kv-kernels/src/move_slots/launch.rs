@@ -9,14 +9,12 @@ use cubecl::prelude::*;
 
 use super::kernel;
 use crate::extension::{Lists, SlotPools};
-use crate::gpu::{elem_type, grid, vector_lanes};
+use crate::gpu::{elem_type, grid, packed, vector_lanes};
 
-/// The widest vector that divides the rows of both pools.
+/// The widest vector for rows of both pools.
 fn lanes(from: &CubeTensor, to: &CubeTensor) -> usize {
     let width = from.shape()[1];
-    let strides = [from.meta.strides()[0], to.meta.strides()[0]];
-    let lanes = strides.map(|stride| vector_lanes(from, width, stride));
-    lanes[0].min(lanes[1]).min(vector_lanes(to, width, strides[1]))
+    vector_lanes(from, width, width).min(vector_lanes(to, width, width))
 }
 
 /// Rows of one pool copied into the other's own buffers.
@@ -26,9 +24,9 @@ pub(crate) fn copy(
     to: SlotPools<CubeBackend>,
     slots: CubeTensor,
 ) -> SlotPools<CubeBackend> {
+    let (from, to) = (packed(from), packed(to));
     let client = to.keys.client.clone();
-    // Values are read with the keys' strides.
-    let (keys, values) = (into_contiguous(from.keys), into_contiguous(from.values));
+    let keys = from.keys;
     let lanes = lanes(&keys, &to.keys);
     let count = slots.shape().num_elements();
     let columns = keys.shape()[1] / lanes;
@@ -42,9 +40,9 @@ pub(crate) fn copy(
             cube_dim,
             lanes,
             keys.clone().into_buffer_arg(),
-            values.into_buffer_arg(),
-            into_contiguous(from.positions).into_buffer_arg(),
-            into_contiguous(from.log_weights).into_buffer_arg(),
+            from.values.into_buffer_arg(),
+            from.positions.into_buffer_arg(),
+            from.log_weights.into_buffer_arg(),
             into_contiguous(rows).into_buffer_arg(),
             into_contiguous(slots).into_buffer_arg(),
             to.keys.clone().into_buffer_arg(),
@@ -53,8 +51,6 @@ pub(crate) fn copy(
             to.log_weights.clone().into_buffer_arg(),
             count,
             columns,
-            keys.meta.strides()[0] / lanes,
-            to.keys.meta.strides()[0] / lanes,
             from.weighted && to.weighted,
             to.weighted && !from.weighted,
             elem_type(keys.dtype),
@@ -70,18 +66,16 @@ pub(crate) fn compact(
     offsets: CubeTensor,
     lists: Lists<CubeBackend>,
 ) -> SlotPools<CubeBackend> {
+    let pools = packed(pools);
     let client = pools.keys.client.clone();
     let lanes = lanes(&pools.keys, &pools.keys);
     let pairs = offsets.shape().num_elements();
-    // Cubes that read while others write: several on a processor.
-    let units = (client.properties().hardware.max_units_per_cube as usize).min(512);
-    let columns = pools.keys.shape()[1] / lanes;
-    let shares = if columns.is_multiple_of(2) { 2 } else { 1 };
+    let units = (client.properties().hardware.max_units_per_cube as usize).min(1024);
     // SAFETY: shapes were checked, and the kernel guards its accesses but for the given indices.
     unsafe {
         kernel::compact_kernel::launch_unchecked(
             &client,
-            grid(2 * shares * pairs),
+            grid(2 * pairs),
             CubeDim::new_1d(units as u32),
             lanes,
             pools.keys.clone().into_buffer_arg(),
@@ -94,10 +88,8 @@ pub(crate) fn compact(
             into_contiguous(lists.counts).into_buffer_arg(),
             pairs,
             lists.most,
-            columns,
-            pools.keys.meta.strides()[0] / lanes,
+            pools.keys.shape()[1] / lanes,
             units,
-            shares,
             pools.weighted,
             elem_type(pools.keys.dtype),
         );

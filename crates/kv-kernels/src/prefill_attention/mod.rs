@@ -107,10 +107,9 @@ impl Mask {
     fn seen(&self, queries: Range<usize>) -> Vec<Range<usize>> {
         let back = self.window.map_or(0, |window| (queries.start + 1).saturating_sub(window));
         let sinks = self.sinks.min(back);
-        if sinks == 0 || sinks == back {
-            return vec![if sinks == back { 0 } else { back }..queries.end];
-        }
-        vec![0..sinks, back..queries.end]
+        let near = if sinks == back { 0 } else { back }..queries.end;
+        let far = (sinks > 0 && sinks < back).then_some(0..sinks);
+        far.into_iter().chain([near]).collect()
     }
 }
 
