@@ -32,6 +32,11 @@ impl Check {
         Self { op, device: first.describe().2 }
     }
 
+    /// The op's device.
+    pub(crate) fn device(&self) -> Device {
+        self.device.clone()
+    }
+
     /// Refuses devices that no implementation is for.
     pub(crate) fn supported(&self) -> Result<(), KernelError> {
         match self.device.as_dispatch() {

@@ -16,8 +16,8 @@ use crate::heads::reference::Tokens;
 use crate::linear::reference::{finish, product};
 use crate::move_slots::reference::{compact, copy};
 use crate::rms_norm::reference::rms_norm;
-use crate::sample::DrawConfig;
 use crate::sample::reference::{Settings, sample};
+use crate::sample::{DrawConfig, FLOATS, INTS};
 use crate::scatter_rows::reference::scatter;
 use crate::swiglu::reference::swiglu;
 use crate::top_slots::reference::{above, top};
@@ -188,7 +188,8 @@ impl SlotOps for Flex {
         let [rows, vocabulary] = logits.layout().shape().dims();
         let (logits, floats, ints) =
             (wide(&logits), wide(&state.floats), state.ints.to_contiguous());
-        let settings = floats.chunks_exact(3).zip(slice::<i32>(&ints).chunks_exact(4));
+        let ints = slice::<i32>(&ints).chunks_exact(INTS);
+        let settings = floats.chunks_exact(FLOATS).zip(ints);
         let (mut draws, mut positions) =
             (state.draws.to_contiguous(), state.positions.to_contiguous());
         let mut drawn = Vec::with_capacity(rows);

@@ -3,7 +3,7 @@
 
 use std::thread::{self, ThreadId};
 
-use burn::backend::{Backend, BackendTypes, Dispatch, DispatchDevice};
+use burn::backend::{Backend, BackendTypes, Dispatch};
 use burn::tensor::Device;
 
 use crate::KernelError;
@@ -32,7 +32,7 @@ impl Recording {
     pub fn begin(device: &Device) -> Option<Self> {
         let records = match device.as_dispatch() {
             #[cfg(feature = "gpu")]
-            DispatchDevice::Cube(_) => true,
+            burn::backend::DispatchDevice::Cube(_) => true,
             #[allow(unreachable_patterns)]
             _ => false,
         };

@@ -46,7 +46,7 @@ pub use move_slots::{KeepLists, compact_slots, copy_slots};
 pub use prefill_attention::{PrefillOptions, PrefillOutput, prefill_attention};
 pub use rms_norm::{add_rms_norm, rms_norm};
 pub use sample::{DrawSettings, DrawState, draw};
-pub use scatter_rows::{scatter_ints, scatter_rows, scatter_scalars};
+pub use scatter_rows::{assign, assign_ints, scatter_ints, scatter_rows, scatter_scalars};
 pub use slots::{SlotPool, SlotRanges, SlotSource};
 pub use swiglu::swiglu;
 pub use top_slots::{Choice, Chosen, top_slots};

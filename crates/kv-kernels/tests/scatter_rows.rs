@@ -1,5 +1,5 @@
 use burn::tensor::{DType, Int, Tensor};
-use kv_kernels::{scatter_ints, scatter_rows, scatter_scalars};
+use kv_kernels::{KernelError, assign, assign_ints, scatter_ints, scatter_rows, scatter_scalars};
 use kv_testing::{Numbers, devices};
 
 #[test]
@@ -37,5 +37,30 @@ fn writes_scalars_and_integers() {
         let values = Tensor::<1, Int>::from_data([7, -9], (device, DType::I32));
         scatter_ints(&mut ints, slots(), values).unwrap();
         assert_eq!(ints.try_into_vec_as::<i32>().unwrap(), [-9, 0, 0, 7]);
+    }
+}
+
+/// Whatever the shape; on GPUs clones see it, since the buffer is the same.
+#[test]
+fn assigns_whole_tensors_in_place() {
+    for tested in devices() {
+        let device = &tested.device;
+        let mut numbers = Numbers::new(3);
+        for shape in [[1, 5], [3, 64], [2, 1]] {
+            let mut to = numbers.tensor(shape, device);
+            let alias = to.clone();
+            let from = numbers.tensor(shape, device);
+            assign(&mut to, from.clone()).unwrap();
+            let expected = from.try_into_vec_as::<f32>().unwrap();
+            assert_eq!(to.try_into_vec_as::<f32>().unwrap(), expected, "{}", tested.name);
+            let seen = alias.try_into_vec_as::<f32>().unwrap() == expected;
+            assert_eq!(seen, tested.name != "cpu", "{}", tested.name);
+        }
+        let mut to = Tensor::<2, Int>::zeros([2, 3], (device, DType::I32));
+        let from = Tensor::<2, Int>::from_data([[1, 2, 3], [4, 5, -6]], (device, DType::I32));
+        assign_ints(&mut to, from).unwrap();
+        assert_eq!(to.clone().try_into_vec_as::<i32>().unwrap(), [1, 2, 3, 4, 5, -6]);
+        let error = assign_ints(&mut to, Tensor::zeros([3, 2], (device, DType::I32))).unwrap_err();
+        assert!(matches!(error, KernelError::Shape { argument: "from", .. }), "{error}");
     }
 }

@@ -36,20 +36,30 @@ fn decoder<'a>(session: &Session<'a>) -> Decoder<'a> {
 fn recorded_steps_give_the_tokens_of_launched_ones() {
     for tested in gpus("recorded_steps_give_the_tokens_of_launched_ones") {
         let model = embedded(&tested);
+        // Without evictions; and with one a step, once every head has reached its limit.
         let configs = [
-            json!({"policy": "full"}),
-            json!({"policy": "adakv", "budget": 0.3}),
-            json!({"policy": "uniform", "budget": 0.3}),
+            (json!({"policy": "full"}), STEPS),
+            (json!({"policy": "adakv", "budget": 0.3}), 60),
+            (json!({"policy": "uniform", "budget": 0.3}), 60),
+            (json!({"policy": "h2o", "budget": 64}), 60),
+            (json!({"policy": "tova", "budget": 64}), 60),
+            (json!({"policy": "vatp", "budget": 64}), 60),
+            (json!({"policy": "streaming-llm", "budget": 64}), 60),
+            (
+                json!({"policy": "combine", "prefill": {"policy": "snapkv", "budget": 64},
+                    "decode": {"policy": "h2o", "budget": 70}}),
+                60,
+            ),
         ];
-        for config in configs {
-            let session = start(&model, &config, STEPS);
+        for (config, steps) in configs {
+            let session = start(&model, &config, steps);
             let mut launched = decoder(&session).without_recording();
             let mut recorded = decoder(&session);
-            for step in 0..STEPS {
+            for step in 0..steps {
                 let (a, b) = (launched.next_tokens().unwrap(), recorded.next_tokens().unwrap());
-                let rows = if step > 200 { 1..3 } else { 0..3 };
+                let rows = if step > steps / 2 { 1..3 } else { 0..3 };
                 assert_eq!(a[rows.clone()], b[rows], "{config} on {} step {step}", tested.name);
-                if step == 200 {
+                if step == steps / 2 {
                     launched.end(0).unwrap();
                     recorded.end(0).unwrap();
                 }

@@ -195,6 +195,22 @@ impl<S: Scorer> Policy for KeepTop<S> {
         self.decoding() != Decoding::None
     }
 
+    /// Once every head is at the same limit, each step appends a slot and evicts one.
+    fn records(&self, cache: &LayerCache) -> bool {
+        let lengths = cache.layout().lengths();
+        let steady = || {
+            let even = cache.layout().uniform_length().is_some();
+            even && self.family.interval == 1 && cache.limits() == Some(lengths)
+        };
+        match self.decoding() {
+            Decoding::None => !cache.options().growable,
+            Decoding::Rescore { .. } => false,
+            Decoding::BeforeAttention | Decoding::AfterAttention { .. } => {
+                !cache.options().growable && steady()
+            }
+        }
+    }
+
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
         let query = step.append(cache)?;
         let decoding = self.decoding();

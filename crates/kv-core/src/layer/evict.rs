@@ -1,7 +1,7 @@
 //! Dropping slots, in place.
 
 use burn::tensor::{DType, Tensor};
-use kv_kernels::{KeepLists, argmin_slots, compact_slots, scatter_scalars};
+use kv_kernels::{KeepLists, argmin_slots, assign_ints, compact_slots, scatter_scalars};
 
 use super::expect_shape;
 use crate::tensors::ints;
@@ -49,7 +49,8 @@ impl LayerCache {
         }
         let rows = self.read_slots(&last);
         self.write_slots(&victims.mask_fill(within, -1), rows)?;
-        self.ranges.lengths = self.ranges.lengths.clone() - dropped;
+        let left = self.ranges.lengths.clone() - dropped;
+        assign_ints(&mut self.ranges.lengths, left)?;
         for (length, over) in self.layout.lengths_mut().iter_mut().zip(over) {
             *length -= usize::from(over);
         }

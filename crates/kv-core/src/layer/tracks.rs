@@ -1,7 +1,7 @@
 //! What policies keep beside the slots: tracks, state tensors, limits.
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_kernels::scatter_scalars;
+use kv_kernels::{assign, scatter_scalars};
 
 use super::expect_shape;
 use crate::tensors::floats;
@@ -29,14 +29,20 @@ impl LayerCache {
         self.tracks.get(name).map(|track| &track.values)
     }
 
-    /// Sets a policy's per-slot numbers, creating the track if need be. `initial` is what a newly
-    /// appended slot starts with.
+    /// Sets a policy's per-slot numbers, in place, creating the track if need be. `initial` is what
+    /// a newly appended slot starts with.
     ///
     /// # Errors
     /// [`crate::Error::Shape`] where `values` is not `[S]`.
     pub fn set_track(&mut self, name: &str, values: Tensor<1>, initial: f32) -> Result<()> {
         expect_shape("track", &values.dims(), &[self.slots()])?;
-        self.tracks.insert(name.to_string(), Track { initial, values });
+        match self.tracks.get_mut(name) {
+            Some(track) => {
+                track.initial = initial;
+                assign(&mut track.values, values)?;
+            }
+            None => drop(self.tracks.insert(name.to_string(), Track { initial, values })),
+        }
         Ok(())
     }
 

@@ -15,9 +15,9 @@ use crate::{KernelError, scatter_ints};
 
 const OP: &str = "draw";
 /// Numbers of a row's settings: temperature, top p, min p.
-const FLOATS: usize = 3;
+pub(crate) const FLOATS: usize = 3;
 /// Top k, seed, whether positions advance.
-const INTS: usize = 4;
+pub(crate) const INTS: usize = 4;
 /// The largest vocabulary.
 const MOST: usize = 1 << 20;
 

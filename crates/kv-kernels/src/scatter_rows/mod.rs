@@ -5,7 +5,7 @@ pub(crate) mod kernel;
 pub(crate) mod reference;
 
 use burn::backend::Dispatch;
-use burn::tensor::{Float, Int, Tensor};
+use burn::tensor::{DType, Float, Int, Tensor};
 
 use crate::KernelError;
 use crate::check::Check;
@@ -70,6 +70,58 @@ pub fn scatter_ints(
         slots.into_dispatch(),
         values.into_dispatch(),
     ));
+    Ok(())
+}
+
+/// Copies `from` into `to`'s own buffer: for what a recorded step hands on to the next.
+///
+/// # Shapes
+/// Both of the same shape and dtype.
+///
+/// # Errors
+/// As [`scatter_rows`].
+pub fn assign<const D: usize>(to: &mut Tensor<D>, from: Tensor<D>) -> Result<(), KernelError> {
+    let check = Check::new("assign", to);
+    check.supported()?;
+    check.float("to", to)?;
+    check.same_dtype("from", &from, "the dtype of the other", to.dtype())?;
+    let (shape, count) = (to.dims(), to.dims().iter().product());
+    check.shape("from", &from, &shape)?;
+    if count > 0 {
+        // One row of all there is.
+        let row = check.take(to).reshape([1, count]).into_dispatch();
+        let from = from.reshape([1, count]).into_dispatch();
+        let first = Tensor::<1, Int>::zeros([1], (&check.device(), DType::I32)).into_dispatch();
+        let row = <Dispatch as SlotOps>::scatter_rows(row, first, from);
+        *to = Tensor::<2>::from_dispatch(row).reshape(shape);
+    }
+    Ok(())
+}
+
+/// The same for 32-bit integers.
+///
+/// # Shapes
+/// Both of the same shape.
+///
+/// # Errors
+/// As [`scatter_rows`].
+pub fn assign_ints<const D: usize>(
+    to: &mut Tensor<D, Int>,
+    from: Tensor<D, Int>,
+) -> Result<(), KernelError> {
+    let check = Check::new("assign_ints", to);
+    check.supported()?;
+    check.int("to", to)?;
+    check.int("from", &from)?;
+    let (shape, count) = (to.dims(), to.dims().iter().product());
+    check.shape("from", &from, &shape)?;
+    if count > 0 {
+        let row = check.take_ints(to).reshape([1, count]).into_dispatch();
+        let from = from.reshape([1, count]).into_dispatch();
+        let first = Tensor::<1, Int>::zeros([1], (&check.device(), DType::I32)).into_dispatch();
+        let row = <Dispatch as SlotOps>::scatter_ints(row, first, from);
+        *to = Tensor::<2, Int>::from_dispatch(row).reshape(shape);
+    }
     Ok(())
 }
 

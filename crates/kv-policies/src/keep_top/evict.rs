@@ -64,8 +64,11 @@ impl<S: Scorer> KeepTop<S> {
             Tensor::<1, Int>::from_data(per_head.as_slice(), (device, DType::I32))
         };
         if sinks.iter().any(|&sinks| sinks > 0) {
-            let sinks = of_slots(sinks).select(0, cache.slot_pairs().clone());
-            let first = cache.positions().clone().lower(sinks);
+            let positions = cache.positions().clone();
+            let first = match same(&sinks) {
+                Some(sinks) => positions.lower_scalar(sinks),
+                None => positions.lower(of_slots(sinks).select(0, cache.slot_pairs().clone())),
+            };
             scores = scores.mask_fill(first, f32::INFINITY);
         }
         if recents.iter().any(|&recents| recents > 0) {
@@ -73,11 +76,21 @@ impl<S: Scorer> KeepTop<S> {
             let rows = cache.layout().batch();
             let heads = cache.layout().kv_heads();
             let now = position.clone().cast(DType::I32).unsqueeze_dim::<2>(1);
-            let oldest = now.expand([rows, heads]).reshape([rows * heads]) - of_slots(recents);
+            let now = now.expand([rows, heads]).reshape([rows * heads]);
+            let oldest = match same(&recents) {
+                Some(recents) => now.sub_scalar(recents),
+                None => now - of_slots(recents),
+            };
             let oldest = oldest.add_scalar(1).select(0, cache.slot_pairs().clone());
             let recent = cache.positions().clone().greater_equal(oldest);
             scores = scores.mask_fill(recent, f32::INFINITY);
         }
         scores
     }
+}
+
+/// What all heads have, where they have the same: no upload then.
+fn same(counts: &[usize]) -> Option<i32> {
+    let first = *counts.first()?;
+    counts.iter().all(|&count| count == first).then(|| first.min(i32::MAX as usize) as i32)
 }
