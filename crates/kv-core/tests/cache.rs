@@ -1,7 +1,7 @@
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{
-    CacheOptions, DecodeAttentionOptions, Error, LayerCache, Merge, MergePlan, Room, Selection,
-    SlotLayout,
+    CacheOptions, DecodeAttentionOptions, Error, HeadLayout, LayerCache, Merge, MergePlan, Room,
+    Selection, SlotLayout,
 };
 use kv_testing::{Numbers, devices};
 
@@ -125,5 +125,48 @@ fn plans_that_contradict_themselves_change_nothing() {
         assert!(cache.retain(&beyond).is_err());
         assert!(cache.evict_lowest(Tensor::zeros([14], &tested.device), &[0; 4]).is_err());
         assert_eq!(cache.layout().lengths(), [3, 0, 1, 10]);
+    }
+}
+
+/// A projected token goes where a finished one would; another model's layout changes nothing.
+#[test]
+fn projected_tokens_append_and_overwrite() {
+    for tested in devices() {
+        let device = &tested.device;
+        let layout =
+            HeadLayout { query_heads: 4, kv_heads: 2, head_dim: 8, rope: None, norms: None };
+        let mut numbers = Numbers::new(11);
+        let projected = numbers.tensor([2, layout.width()], device);
+        let at = |position: i32| Tensor::<1, Int>::full([2], position, (device, DType::I32));
+        let heads = |first: usize, count: usize| {
+            projected.clone().narrow(1, first * 8, count * 8).reshape([2, count, 8])
+        };
+        let mut expected = prompt_cache(device, &ragged(), Room::Extra(2));
+        let mut cache = expected.clone();
+        expected.append(heads(4, 2), heads(6, 2), at(10)).unwrap();
+        let query = cache.append_projected(projected.clone(), at(10), &layout).unwrap();
+        let read = |tensor: Tensor<3>| tensor.try_into_vec_as::<f32>().unwrap();
+        assert_eq!(read(query), read(heads(0, 4)));
+        // Each head's first slot; the empty head has one by now.
+        let slots = cache.ranges().offsets.clone();
+        expected.overwrite(slots.clone(), heads(6, 2), heads(4, 2), at(3)).unwrap();
+        let order = [0..32, 48..64, 32..48];
+        let swapped = order.map(|columns| projected.clone().slice_dim(1, columns));
+        let swapped = Tensor::cat(swapped.into(), 1);
+        cache.overwrite_projected(slots.clone(), swapped, at(3), &layout).unwrap();
+        assert_eq!(cache.layout(), expected.layout());
+        let pool = |cache: &LayerCache| {
+            let rows = |pool: &Tensor<2>| pool.clone().try_into_vec_as::<f32>().unwrap();
+            (rows(cache.keys()), rows(cache.values()), cache.read_positions().unwrap())
+        };
+        assert_eq!(pool(&cache), pool(&expected), "{}", tested.name);
+
+        let other = HeadLayout { query_heads: 6, kv_heads: 1, ..layout };
+        let before = pool(&cache);
+        let error = cache.append_projected(projected.clone(), at(11), &other).unwrap_err();
+        assert!(matches!(error, Error::Shape { .. }), "{error}");
+        let error = cache.overwrite_projected(slots, projected, at(11), &other).unwrap_err();
+        assert!(matches!(error, Error::Shape { .. }), "{error}");
+        assert_eq!(pool(&cache), before);
     }
 }

@@ -153,6 +153,24 @@ impl Check {
         Ok(())
     }
 
+    /// A tensor whose elements a kernel can count in 32 bits.
+    pub(crate) fn counted(
+        &self,
+        argument: &'static str,
+        tensor: &impl Described,
+    ) -> Result<(), KernelError> {
+        let (shape, ..) = tensor.describe();
+        if u32::try_from(shape.iter().product::<usize>()).is_err() {
+            return Err(KernelError::Unsupported {
+                op: self.op,
+                argument,
+                actual: format!("{shape:?}"),
+                supported: "fewer than 4,294,967,296 elements",
+            });
+        }
+        Ok(())
+    }
+
     /// The tensor, to be written in place: the sole reference on the CPU, where a placeholder stays
     /// behind.
     pub(crate) fn take<const D: usize>(&self, tensor: &mut Tensor<D>) -> Tensor<D> {

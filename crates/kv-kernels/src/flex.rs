@@ -105,7 +105,7 @@ impl SlotOps for Flex {
         let shape = [batch, query_heads, head_dim];
         let query = rounded(new.heads(0, query_heads, 1), shape, dtype);
 
-        let mut lengths = lengths.to_contiguous();
+        let mut lengths = owned(lengths);
         let mut slots = slice::<i32>(&lengths).to_vec();
         if appends {
             let offsets = offsets.to_contiguous();
@@ -190,8 +190,7 @@ impl SlotOps for Flex {
             (wide(&logits), wide(&state.floats), state.ints.to_contiguous());
         let ints = slice::<i32>(&ints).chunks_exact(INTS);
         let settings = floats.chunks_exact(FLOATS).zip(ints);
-        let (mut draws, mut positions) =
-            (state.draws.to_contiguous(), state.positions.to_contiguous());
+        let (mut draws, mut positions) = (owned(state.draws), owned(state.positions));
         let mut drawn = Vec::with_capacity(rows);
         let moving = draws.storage_mut::<i32>().iter_mut().zip(positions.storage_mut::<i32>());
         let rows = logits.chunks_exact(vocabulary).zip(settings).zip(moving);
@@ -208,7 +207,7 @@ impl SlotOps for Flex {
             *draw += 1;
             *position += ints[3];
         }
-        let mut tokens = state.tokens.to_contiguous();
+        let mut tokens = owned(state.tokens);
         let stored = tokens.storage_mut::<i32>().iter_mut().zip(&drawn);
         stored.for_each(|(token, drawn)| *token = (*drawn).max(0));
         let count = drawn.len();
@@ -428,7 +427,7 @@ fn rounding(dtype: DType) -> fn(f32) -> f32 {
 
 /// Rows of one pool copied into another, converted where their dtypes differ.
 fn moved(from: FlexTensor, rows: &[i32], to: FlexTensor, slots: &[i32]) -> FlexTensor {
-    let mut to = to.to_contiguous();
+    let mut to = owned(to);
     let width = to.layout().shape().iter().skip(1).product();
     if from.dtype() != to.dtype() {
         let (wide, dtype) = (wide(&from), to.dtype());
@@ -447,7 +446,7 @@ fn moved(from: FlexTensor, rows: &[i32], to: FlexTensor, slots: &[i32]) -> FlexT
 
 /// A pool whose ranges hold their kept rows alone.
 fn compacted(pool: FlexTensor, lists: [&[i32]; 4]) -> FlexTensor {
-    let mut pool = pool.to_contiguous();
+    let mut pool = owned(pool);
     let width = pool.layout().shape().iter().skip(1).product();
     match pool.dtype() {
         DType::I32 => compact(pool.storage_mut::<i32>(), lists, width),
@@ -463,9 +462,7 @@ fn scatter_into<E: Element + Pod>(
     slots: FlexTensor,
     rows: FlexTensor,
 ) -> FlexTensor {
-    // A view would hide the pool's own order; `to_contiguous` returns a contiguous pool as it is,
-    // but shares its buffer, so that the original must go before the write.
-    let mut pool = if pool.is_contiguous() { pool } else { pool.to_contiguous() };
+    let mut pool = owned(pool);
     let (slots, rows) = (slots.to_contiguous(), rows.to_contiguous());
     let rows = slice::<E>(&rows);
     let slots = slice::<i32>(&slots);
@@ -473,6 +470,12 @@ fn scatter_into<E: Element + Pod>(
     let width = (rows.len() / slots.len().max(1)).max(1);
     scatter(&mut pool.storage_mut::<E>()[start..], slots, rows, width);
     pool
+}
+
+/// The tensor without gaps, to be written: `to_contiguous` would share the buffer with the original,
+/// which then is copied on write.
+fn owned(tensor: FlexTensor) -> FlexTensor {
+    if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
 }
 
 /// A contiguous tensor's elements.

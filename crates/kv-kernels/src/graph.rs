@@ -11,7 +11,8 @@ use crate::KernelError;
 const OP: &str = "graph";
 
 /// A recording under way: the step must run once, as a warm-up, between [`Self::begin`] and
-/// [`Self::record`].
+/// [`Self::record`], all on one thread, and nothing else should run on it in between: what the
+/// warm-up left in the device's pools is all the memory that the recording gets.
 #[derive(Debug)]
 pub struct Recording {
     device: Device,

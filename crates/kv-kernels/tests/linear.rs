@@ -142,4 +142,9 @@ fn shapes_and_dtypes_that_do_not_fit_are_refused() {
     let residual = Some(zeros([2, 4], DType::F32));
     let error = linear(x, w(), LinearOptions { residual, ..gated }).unwrap_err();
     assert!(matches!(error, KernelError::Shape { argument: "residual", .. }), "{error}");
+    for [rows, inputs, outputs] in [[1, 0, 4], [2, 8, 0]] {
+        let x = zeros([rows, inputs], DType::F32);
+        let error = linear(x, zeros([outputs, inputs], DType::F32), none()).unwrap_err();
+        assert!(matches!(error, KernelError::Unsupported { argument: "weight", .. }), "{error}");
+    }
 }

@@ -57,13 +57,15 @@ const CASES: [[usize; 6]; 7] = [
 ];
 
 /// Window, sinks, counted queries.
-const OPTIONS: [(Option<usize>, usize, Option<usize>); 6] = [
+const OPTIONS: [(Option<usize>, usize, Option<usize>); 8] = [
     (None, 0, None),
     (None, 0, Some(usize::MAX)),
     (None, 0, Some(32)),
     (Some(1), 0, Some(3)),
     (Some(20), 5, Some(usize::MAX)),
     (Some(130), 140, Some(64)),
+    (Some(30), usize::MAX, None),
+    (Some(u32::MAX as usize), 3, Some(usize::MAX)),
 ];
 
 #[test]

@@ -176,6 +176,15 @@ fn what_does_not_fit_is_refused() {
         let device = &tested.device;
         assert!(DrawState::new(&[ONE; 2], &[1], device).is_err());
         assert!(DrawState::new(&[], &[], device).is_err());
+        for bad in [
+            DrawSettings { temperature: -1.0, ..ONE },
+            DrawSettings { temperature: f32::NAN, ..ONE },
+            DrawSettings { top_k: Some(0), ..ONE },
+            DrawSettings { top_p: Some(1.5), ..ONE },
+            DrawSettings { min_p: Some(-0.1), ..ONE },
+        ] {
+            assert!(DrawState::new(&[bad], &[0], device).is_err(), "{bad:?}");
+        }
         let mut state = DrawState::new(&[ONE; 2], &[1, 1], device).unwrap();
         let error = draw(Tensor::zeros([3, 8], device), &mut state).unwrap_err();
         assert!(matches!(error, KernelError::Shape { argument: "logits", .. }), "{error}");

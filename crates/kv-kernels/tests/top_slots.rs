@@ -91,7 +91,7 @@ fn scores_from_a_bound_on_are_found() {
             .iter()
             .map(|x| (x * 4.0).round() / 4.0)
             .collect();
-        let bounds = [0.5, -9.0, 3.0];
+        let bounds = [0.5, -9.0, f32::NAN];
         let lengths = [columns, 900, columns];
         for most in [columns, 70] {
             let choice = Choice::Above(floats(&bounds, &tested.device));

@@ -46,8 +46,10 @@ pub fn rotary_table(config: &ModelConfig, positions: usize, device: &Device) -> 
     });
     let (sin, cos): (Vec<f32>, Vec<f32>) =
         angles.map(|(sin, cos)| (sin as f32, cos as f32)).unzip();
+    // Flat first: CUDA pads the rows of some matrices.
     let tensor = |values: Vec<f32>| {
-        Tensor::<2>::from_data(TensorData::new(values, [positions, half]), (device, DType::F32))
+        let flat = TensorData::new(values, [positions * half]);
+        Tensor::<1>::from_data(flat, (device, DType::F32)).reshape([positions, half])
     };
     RotaryTable { cos: tensor(cos), sin: tensor(sin) }
 }

@@ -107,6 +107,50 @@ fn decoders_side_by_side_do_not_disturb_each_other() {
     }
 }
 
+/// A decoder that goes to another thread launches there, then records anew.
+#[test]
+fn decoders_move_between_threads() {
+    for tested in gpus("decoders_move_between_threads") {
+        let model = embedded(&tested);
+        let session = start(&model, &json!({"policy": "full"}), 24);
+        let mut alone = decoder(&session).without_recording();
+        let expected: Vec<_> = (0..24).map(|_| alone.next_tokens().unwrap()).collect();
+        // Before it is recorded, and behind.
+        for moved in [2, 3, 9] {
+            let mut here = decoder(&session);
+            let first: Vec<_> = (0..moved).map(|_| here.next_tokens().unwrap()).collect();
+            let rest = std::thread::scope(|scope| {
+                let there = scope.spawn(move || {
+                    let rest: Vec<_> = (moved..24).map(|_| here.next_tokens().unwrap()).collect();
+                    assert!(here.is_recorded());
+                    rest
+                });
+                there.join().unwrap()
+            });
+            assert_eq!([first, rest].concat(), expected, "{} moved at {moved}", tested.name);
+        }
+    }
+}
+
+/// Rows that ended before they had a decoder stay where they are.
+#[test]
+fn rows_may_have_ended_before() {
+    for tested in devices() {
+        let model = embedded(&tested);
+        let mut session = start(&model, &json!({"policy": "full"}), 20);
+        let expected = session.cache().seen[0] - 1;
+        session.end(0);
+        let mut decoder = decoder(&session);
+        (0..20).for_each(|_| drop(decoder.next_tokens().unwrap()));
+        let cache = decoder.session().cache();
+        assert_eq!(cache.seen[0], expected, "{}", tested.name);
+        // All that the row decoded stands at one position, on the device too.
+        let positions = cache.layers[0].read_positions().unwrap();
+        let live = cache.layers[0].layout().live(0);
+        assert!(positions[live].iter().all(|&position| position <= expected as i32));
+    }
+}
+
 /// Policies that ask the host are launched; a full cache is an error before anything runs.
 #[test]
 fn what_cannot_be_recorded_is_launched_and_limits_hold() {

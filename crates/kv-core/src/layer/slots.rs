@@ -80,11 +80,13 @@ impl LayerCache {
         };
         let (pool, _) = self.pool();
         copy_slots(source, rows.clone(), pool, slots.clone())?;
-        self.reset_tracks(slots)?;
         for (name, track) in &mut self.tracks {
-            if let Some(other) = other.tracks.get(name) {
-                let values = other.values.clone().select(0, rows.clone());
-                scatter_scalars(&mut track.values, slots.clone(), values)?;
+            match other.tracks.get(name) {
+                Some(other) => {
+                    let values = other.values.clone().select(0, rows.clone());
+                    scatter_scalars(&mut track.values, slots.clone(), values)?;
+                }
+                None => track.reset(slots)?,
             }
         }
         Ok(())

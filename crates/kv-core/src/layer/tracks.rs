@@ -23,6 +23,15 @@ impl Track {
     }
 }
 
+impl Track {
+    /// Sets `slots` `[N]` to the initial value; negative ones are skipped.
+    pub(super) fn reset(&mut self, slots: &Tensor<1, Int>) -> Result<()> {
+        let (count, device) = (slots.dims()[0], self.values.device());
+        let initial = Tensor::full([count], self.initial, (&device, DType::F32));
+        Ok(scatter_scalars(&mut self.values, slots.clone(), initial)?)
+    }
+}
+
 impl LayerCache {
     /// A policy's per-slot numbers, `[S]`, f32.
     pub fn track(&self, name: &str) -> Option<&Tensor<1>> {
@@ -82,12 +91,7 @@ impl LayerCache {
 
     /// Sets all tracks of `slots` `[N]` to their initial values; negative slots are skipped.
     pub(super) fn reset_tracks(&mut self, slots: &Tensor<1, Int>) -> Result<()> {
-        let count = slots.dims()[0];
-        for track in self.tracks.values_mut() {
-            let initial = Tensor::full([count], track.initial, (&self.options.device, DType::F32));
-            scatter_scalars(&mut track.values, slots.clone(), initial)?;
-        }
-        Ok(())
+        self.tracks.values_mut().try_for_each(|track| track.reset(slots))
     }
 
     /// One value a live slot as one value a slot.

@@ -98,6 +98,7 @@ impl LayerCache {
         heads: &HeadLayout,
     ) -> Result<Tensor<3>> {
         expect_shape("kv heads", &[heads.kv_heads], &[self.layout.kv_heads()])?;
+        expect_shape("positions", &positions.dims(), &[self.layout.batch()])?;
         self.reserve(1)?;
         let slots = (!self.tracks.is_empty()).then(|| self.free_slots());
         let (pool, ranges) = self.pool();
@@ -125,6 +126,9 @@ impl LayerCache {
         positions: Tensor<1, Int>,
         heads: &HeadLayout,
     ) -> Result<Tensor<3>> {
+        let shape = [self.layout.batch(), self.layout.kv_heads()];
+        expect_shape("slots", &slots.dims(), &shape)?;
+        expect_shape("kv heads", &[heads.kv_heads], &shape[1..])?;
         let (pool, _) = self.pool();
         let placement = Placement::Slots(&slots);
         let query = write_heads(projected, positions, heads, pool, placement)?;

@@ -198,7 +198,6 @@ pub(crate) fn write_kernel<E: Float, P: Float>(
     log_weights: &mut [f32],
     offsets: &[i32],
     lengths: &mut [i32],
-    slots: &[i32],
     pairs: usize,
     epsilon: f32,
     #[comptime] blueprint: Blueprint,
@@ -222,9 +221,10 @@ pub(crate) fn write_kernel<E: Float, P: Float>(
     let kv_head = here % kv_heads;
     let position = positions[sequence];
     let length = lengths[here];
-    let mut slot = slots[here];
+    // Given slots stand in place of both.
+    let mut slot = offsets[here];
     if comptime!(place == Place::Append) {
-        slot = offsets[here] + length;
+        slot += length;
     }
     let unit = UNIT_POS as usize;
     let i = unit % half;

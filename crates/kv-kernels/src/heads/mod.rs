@@ -109,6 +109,7 @@ pub fn write_heads(
     check.shape("positions", &positions, &[batch])?;
     check.int("positions", &positions)?;
     pool.check(&check, layout.head_dim)?;
+    check.counted("keys", pool.keys)?;
     match &placement {
         Placement::Append(ranges) => check.ranges(ranges, batch, layout.kv_heads)?,
         Placement::Slots(slots) => {
@@ -184,6 +185,7 @@ impl HeadLayout {
             });
         }
         check.shape("projected", projected, &[tokens, self.width()])?;
+        check.counted("projected", projected)?;
         if let Some(RotaryTable { cos, sin }) = &self.rope {
             let shape = [cos.dims()[0], self.head_dim / 2];
             for (argument, table) in [("cosines", cos), ("sines", sin)] {

@@ -32,11 +32,9 @@ pub(crate) fn skinny(
     }
     let bias = into_contiguous(epilogue.bias).into_buffer_arg();
     let residual = into_contiguous(epilogue.residual).into_buffer_arg();
-    // A gate and what it gates are 8 outputs apart in a tile.
-    let whole = !config.gated || outputs.is_multiple_of(8);
     // SAFETY: shapes were checked, and the kernels guard their writes.
     unsafe {
-        if multiplies(&x) && inputs.is_multiple_of(32) && whole {
+        if multiplies(&x) && inputs.is_multiple_of(32) {
             let tiles = rows.div_ceil(8);
             tensor_core::tensor_core_kernel::launch_unchecked(
                 &client,

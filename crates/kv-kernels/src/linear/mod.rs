@@ -62,6 +62,7 @@ pub fn linear(
     check.supported()?;
     check.float("x", &x)?;
     check.shape("weight", &weight, &[outputs, inputs])?;
+    check.filled("weight", &weight)?;
     check.same_dtype("weight", &weight, "the dtype of x", dtype)?;
     if let Some(bias) = &options.bias {
         check.shape("bias", bias, &[outputs])?;

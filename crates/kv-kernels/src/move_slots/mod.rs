@@ -23,12 +23,12 @@ pub struct KeepLists {
     pub starts: Tensor<2, Int>,
     /// How many there are, `[B, Hkv]`, 32-bit.
     pub counts: Tensor<2, Int>,
-    /// The most of a range.
+    /// The most of a range; kept slots beyond it may stay where they are.
     pub most: usize,
 }
 
 /// Copies row `rows[n]` of `from` into slot `slots[n]` of `to`: key, value, position, weight. Dtypes
-/// may differ.
+/// may differ. Rows of a source without weights weigh 1; a pool without weights takes none.
 ///
 /// Negative slots are skipped. A slot that occurs twice gets either row.
 ///

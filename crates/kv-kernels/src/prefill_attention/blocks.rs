@@ -37,18 +37,34 @@ pub(super) fn attend(
         let first = tokens - queries + start;
         let ranges = mask.seen(first..first + rows);
         let part = |tensor: &Tensor<4>| {
-            let parts = ranges.iter().map(|range| tensor.clone().slice_dim(2, range.clone()));
-            Tensor::cat(parts.collect(), 2)
+            let part = |range: &Range<usize>| tensor.clone().slice_dim(2, range.clone());
+            match ranges.as_slice() {
+                // A view; joining copies.
+                [range] => part(range),
+                ranges => Tensor::cat(ranges.iter().map(part).collect(), 2),
+            }
         };
         let seen: usize = ranges.iter().map(Range::len).sum();
         let q = query.clone().narrow(3, start, rows);
         let q = q.reshape([batch, kv_heads, group * rows, head_dim]);
         let logits = q.matmul(part(keys).swap_dims(2, 3)).cast(DType::F32);
-        let hidden = hidden(&mask, first..first + rows, &ranges, &logits);
-        let hidden = hidden.reshape([1, rows, seen]).expand([group, rows, seen]);
-        let hidden = hidden.reshape([1, 1, group * rows, seen]);
-        let hidden = hidden.expand([batch, kv_heads, group * rows, seen]);
-        let logits = logits.mask_fill(hidden, f32::NEG_INFINITY);
+        // Without a window, only the block on the diagonal holds keys that a query must not see.
+        let whole = mask.window.is_some() || first == 0;
+        let diagonal = || std::iter::once(first..first + rows).collect();
+        let masked = if whole { ranges.clone() } else { diagonal() };
+        let columns: usize = masked.iter().map(Range::len).sum();
+        let hidden = hidden(&mask, first..first + rows, &masked, &logits);
+        let hidden = hidden.reshape([1, rows, columns]).expand([group, rows, columns]);
+        let hidden = hidden.reshape([1, 1, group * rows, columns]);
+        let hidden = hidden.expand([batch, kv_heads, group * rows, columns]);
+        let logits = if whole {
+            logits.mask_fill(hidden, f32::NEG_INFINITY)
+        } else {
+            let diagonal = logits.clone().narrow(3, first, rows);
+            let diagonal = diagonal.mask_fill(hidden, f32::NEG_INFINITY);
+            let place = [0..batch, 0..kv_heads, 0..group * rows, first..seen];
+            logits.slice_assign(place, diagonal)
+        };
 
         let max = logits.clone().max_dim(3);
         let weights = (logits - max.clone()).exp();

@@ -123,11 +123,13 @@ fn on_hopper(
     use burn::backend::Dispatch;
 
     use crate::extension::HopperOps;
+    let tokens = keys.dims()[2];
     let config = PrefillConfig {
         scale: 1.0 / (query.dims()[3] as f32).sqrt(),
-        window: options.window.and_then(|window| u32::try_from(window).ok()),
-        sinks: u32::try_from(options.sinks).unwrap_or(u32::MAX),
-        counted: options.column_sums.map(|counted| u32::try_from(counted).unwrap_or(u32::MAX)),
+        // What reaches over all keys is no window.
+        window: options.window.filter(|window| *window < tokens).map(|window| window as u32),
+        sinks: options.sinks.min(tokens) as u32,
+        counted: options.column_sums.map(|counted| counted.min(tokens) as u32),
     };
     let (output, log_sum_exp, sums) = <Dispatch as HopperOps>::causal_attention(
         query.clone().into_dispatch(),

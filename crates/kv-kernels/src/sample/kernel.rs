@@ -120,8 +120,9 @@ pub(crate) fn sample_kernel<N: Size>(
                 low,
                 blueprint.search(true),
             );
-            // Sums in another order may fall short of the whole.
-            if from(threshold.extract(0usize), threshold.extract(1usize), high, low) {
+            // Sums in another order may fall short of what the row keeps anyway.
+            let within = from(threshold.extract(0usize), threshold.extract(1usize), high, low);
+            if within && floats[row * FLOATS + 1] < 1.0 {
                 high = threshold.extract(0usize);
                 low = threshold.extract(1usize);
             }

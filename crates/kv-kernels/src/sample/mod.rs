@@ -37,6 +37,25 @@ pub struct DrawSettings {
     pub seed: u64,
 }
 
+impl DrawSettings {
+    fn check(&self) -> Result<(), KernelError> {
+        let invalid = |argument, actual: String, supported| {
+            Err(KernelError::Unsupported { op: OP, argument, actual, supported })
+        };
+        if !(self.temperature.is_finite() && self.temperature >= 0.0) {
+            return invalid("temperature", self.temperature.to_string(), "finite, at least 0");
+        }
+        if self.top_k == Some(0) {
+            return invalid("top_k", "0".into(), "at least 1");
+        }
+        match (self.top_p, self.min_p) {
+            (Some(p), _) if !(0.0..=1.0).contains(&p) => invalid("top_p", p.to_string(), "0 to 1"),
+            (_, Some(p)) if !(0.0..=1.0).contains(&p) => invalid("min_p", p.to_string(), "0 to 1"),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// A batch of sequences in generation, on the device: settings, and what every draw changes, in
 /// place.
 #[derive(Debug)]
@@ -64,7 +83,8 @@ impl DrawState {
     /// Sequences whose next draw is their first; `positions` are those of the tokens to be drawn.
     ///
     /// # Errors
-    /// [`KernelError`] for other numbers of positions than rows, and for none.
+    /// [`KernelError`] for other numbers of positions than rows, for none, and for settings outside
+    /// their ranges.
     pub fn new(
         rows: &[DrawSettings],
         positions: &[usize],
@@ -79,6 +99,7 @@ impl DrawState {
                 actual: vec![positions.len()],
             });
         }
+        rows.iter().try_for_each(DrawSettings::check)?;
         let floats = rows.iter().flat_map(|row| {
             // Even the smallest share needs a token.
             let top_p = row.top_p.unwrap_or(1.0).max(f32::MIN_POSITIVE);

@@ -64,6 +64,9 @@ pub(crate) fn top_slots_kernel<N: Size>(
         );
         high = place.extract(0usize);
         low = place.extract(1usize);
+    } else if u32::reinterpret(bounds[row]) & 0x7fff_ffffu32 > 0x7f80_0000u32 {
+        // Nothing is from NaN on.
+        wanted = 0u32;
     }
 
     // Units have neighbouring scores: how many each keeps says where it writes.

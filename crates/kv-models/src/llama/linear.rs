@@ -2,6 +2,12 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use kv_kernels::{KernelError, LinearOptions, linear};
 
+/// The matrix without gaps: CUDA pads the rows of some, which every step would have to undo.
+pub(super) fn packed(matrix: Tensor<2>) -> Tensor<2> {
+    let shape = matrix.dims();
+    matrix.reshape([shape[0] * shape[1]]).reshape(shape)
+}
+
 /// `y = x Wᵀ + b` with `W` kept `[out, in]`: matrix-vector products read it row by row.
 #[derive(Module, Debug)]
 pub(crate) struct Linear {
@@ -11,7 +17,8 @@ pub(crate) struct Linear {
 
 impl Linear {
     pub(crate) fn new(weight: Tensor<2>, bias: Option<Tensor<1>>) -> Self {
-        Self { weight: Param::from_tensor(weight), bias: bias.map(Param::from_tensor) }
+        let weight = Param::from_tensor(packed(weight));
+        Self { weight, bias: bias.map(Param::from_tensor) }
     }
 
     /// `[N, in]` to `[N, out]`.

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 
 use super::Llama;
 use super::layer::{Layer, RmsNorm};
-use super::linear::Linear;
+use super::linear::{Linear, packed};
 use crate::rope::{inverse_frequencies, rotary_table};
 use crate::{ModelConfig, Result, Weights};
 
@@ -91,7 +91,7 @@ impl Llama {
             Some(Linear::new(head, None))
         };
         Ok(Self {
-            embedding: Param::from_tensor(embedding),
+            embedding: Param::from_tensor(packed(embedding)),
             layers,
             norm: RmsNorm::new(norm, config.rms_norm_eps),
             head,

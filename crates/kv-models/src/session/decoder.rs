@@ -14,8 +14,8 @@ const WARM_UP: usize = 2;
 /// Sequences that draw their own tokens.
 ///
 /// Where the device can record a step (CUDA graphs, and wgpu's counterpart) and the policy's steps
-/// ask nothing of the host ([`kv_policies::Policy::records`]), the third step warms up, the fourth is
-/// recorded, and all later ones are one launch each.
+/// ask nothing of the host ([`kv_policies::Policy::records`]), the third step is recorded behind its
+/// run, and all later ones are one launch each. A decoder that moves to another thread records anew.
 #[derive(Debug)]
 pub struct Decoder<'a> {
     // Dropped first: it refers to tensors of the session and the state.
@@ -32,8 +32,6 @@ enum Stage {
     Eager,
     /// Steps run so far.
     Counting(usize),
-    /// The warm-up has run.
-    Warm(Recording),
     Recorded(Box<Recorded>),
 }
 
@@ -42,6 +40,8 @@ struct Recorded {
     graph: StepGraph,
     /// Written by every replay, `[B]`.
     drawn: Tensor<1, Int>,
+    /// Written by every replay, `[B, vocabulary]`.
+    logits: Tensor<2>,
     /// By how much a step changes the lengths, `[B * Hkv]` a layer.
     growth: Vec<Vec<isize>>,
 }
@@ -58,7 +58,8 @@ impl<'a> Session<'a> {
             return Err(ModelError::UnequalPrompts { expected, actual });
         }
         let rows = samplings.iter().map(Sampling::settings).collect::<Result<Vec<_>>>()?;
-        let state = DrawState::new(&rows, &self.cache.seen, &self.model.llama().device())?;
+        let mut state = DrawState::new(&rows, &self.cache.seen, &self.model.llama().device())?;
+        self.ended.iter().try_for_each(|&row| state.end(row, self.cache.seen[row]))?;
         let stage = Stage::Counting(0);
         Ok(Decoder { stage, session: self, state, drawn: 0, failed: false })
     }
@@ -138,30 +139,17 @@ impl<'a> Decoder<'a> {
                     self.stage = Stage::Counting(steps);
                     return self.eager_step();
                 }
-                if steps >= WARM_UP {
-                    // Another recording of this thread may be under way: the next step tries again.
-                    if let Some(recording) = Recording::begin(&model.llama().device()) {
-                        let drawn = self.device_step()?;
-                        self.stage = Stage::Warm(recording);
-                        return Ok(drawn);
-                    }
-                }
-                self.stage = Stage::Counting(steps + 1);
-                self.eager_step()
-            }
-            Stage::Warm(recording) => {
-                let before = lengths(&self.session.cache);
-                let (drawn, graph) = recording.record(|| self.device_step())?;
-                let drawn = drawn?;
-                let growth = before.iter().zip(lengths(&self.session.cache)).map(|(old, new)| {
-                    let change = old.iter().zip(&new);
-                    change.map(|(old, new)| *new as isize - *old as isize).collect()
-                });
-                let growth = growth.collect();
-                // SAFETY: as below; the host's part of this step was done while recording.
-                unsafe { graph.replay() }?;
-                let recorded = Recorded { graph, drawn: drawn.clone(), growth };
-                self.stage = Stage::Recorded(Box::new(recorded));
+                let device = model.llama().device();
+                // Where another recording of this thread is under way, the next step tries again.
+                let recording = if steps >= WARM_UP { Recording::begin(&device) } else { None };
+                let Some(recording) = recording else {
+                    self.stage = Stage::Counting(steps + 1);
+                    return self.eager_step();
+                };
+                // A step that counts is the warm-up; the recorded one does not run yet.
+                let drawn = self.device_step()?;
+                let _ = device.sync();
+                self.stage = Stage::Recorded(Box::new(self.record(recording)?));
                 Ok(drawn)
             }
             Stage::Recorded(recorded) => {
@@ -177,10 +165,28 @@ impl<'a> Decoder<'a> {
                 // and tensors of its own; all on this thread.
                 unsafe { recorded.graph.replay() }?;
                 let drawn = recorded.drawn.clone();
+                self.session.logits = recorded.logits.clone();
                 self.stage = Stage::Recorded(recorded);
                 Ok(drawn)
             }
         }
+    }
+
+    /// Records a step without running it: what the host did for it is undone.
+    fn record(&mut self, recording: Recording) -> Result<Recorded> {
+        let (before, logits) = (lengths(&self.session.cache), self.session.logits.clone());
+        let (drawn, graph) = recording.record(|| self.device_step())?;
+        let drawn = drawn?;
+        let change = |from: &[Vec<usize>], to: &[Vec<usize>]| -> Vec<Vec<isize>> {
+            let layers = from.iter().zip(to).map(|(from, to)| {
+                from.iter().zip(to).map(|(from, to)| *to as isize - *from as isize).collect()
+            });
+            layers.collect()
+        };
+        let after = lengths(&self.session.cache);
+        self.session.cache.advance(&change(&after, &before))?;
+        let logits = std::mem::replace(&mut self.session.logits, logits);
+        Ok(Recorded { graph, drawn, logits, growth: change(&before, &after) })
     }
 
     /// A step with what the host knows.
