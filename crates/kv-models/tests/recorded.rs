@@ -166,5 +166,11 @@ fn what_cannot_be_recorded_is_launched_and_limits_hold() {
         assert!(matches!(error, ModelError::Cache(_)), "{error}");
         assert!(error.to_string().contains("capacity"), "{error}");
         assert!(matches!(recorded.next_tokens().unwrap_err(), ModelError::DecoderFailed));
+        // Full with the very step behind which one would be recorded.
+        let mut full = decoder(&start(&model, &json!({"policy": "full"}), 3));
+        (0..4).for_each(|_| drop(full.next_tokens().unwrap()));
+        assert!(!full.is_recorded());
+        let error = full.next_tokens().unwrap_err();
+        assert!(error.to_string().contains("capacity"), "{error}");
     }
 }

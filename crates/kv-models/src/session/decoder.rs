@@ -149,7 +149,9 @@ impl<'a> Decoder<'a> {
                 // A step that counts is the warm-up; the recorded one does not run yet.
                 let drawn = self.device_step()?;
                 let _ = device.sync();
-                self.stage = Stage::Recorded(Box::new(self.record(recording)?));
+                if let Some(recorded) = self.record(recording)? {
+                    self.stage = Stage::Recorded(Box::new(recorded));
+                }
                 Ok(drawn)
             }
             Stage::Recorded(recorded) => {
@@ -172,11 +174,11 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Records a step without running it: what the host did for it is undone.
-    fn record(&mut self, recording: Recording) -> Result<Recorded> {
+    /// Records a step without running it: what the host did for it is undone. `None` where there
+    /// can be no further step, as in a cache that is full by now; the next one says why.
+    fn record(&mut self, recording: Recording) -> Result<Option<Recorded>> {
         let (before, logits) = (lengths(&self.session.cache), self.session.logits.clone());
         let (drawn, graph) = recording.record(|| self.device_step())?;
-        let drawn = drawn?;
         let change = |from: &[Vec<usize>], to: &[Vec<usize>]| -> Vec<Vec<isize>> {
             let layers = from.iter().zip(to).map(|(from, to)| {
                 from.iter().zip(to).map(|(from, to)| *to as isize - *from as isize).collect()
@@ -186,7 +188,8 @@ impl<'a> Decoder<'a> {
         let after = lengths(&self.session.cache);
         self.session.cache.advance(&change(&after, &before))?;
         let logits = std::mem::replace(&mut self.session.logits, logits);
-        Ok(Recorded { graph, drawn, logits, growth: change(&before, &after) })
+        let growth = change(&before, &after);
+        Ok(drawn.ok().map(|drawn| Recorded { graph, drawn, logits, growth }))
     }
 
     /// A step with what the host knows.
