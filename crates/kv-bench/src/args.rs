@@ -31,6 +31,8 @@ pub(crate) enum Suite {
     Throughput(Throughput),
     /// Kernels on bare tensors, on GPUs: time, bandwidth, rate.
     Kernels(Kernels),
+    /// A paper's table or figure, at the paper's settings.
+    Paper(Paper),
     /// Lists policies, models and devices.
     List,
 }
@@ -76,6 +78,9 @@ pub(crate) struct Common {
 /// Options of `quality`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Quality {
+    /// Something else than retrieval and perplexity behind a compressed prompt.
+    #[arg(long, value_enum)]
+    pub(crate) task: Option<Task>,
     /// Prompts: JSON lines with task, length, depth, prompt, answer.
     #[arg(long, value_name = "FILE.jsonl")]
     pub(crate) prompts: Option<PathBuf>,
@@ -99,6 +104,14 @@ pub(crate) struct Quality {
     pub(crate) no_perplexity: bool,
 }
 
+/// Tasks of `quality` that have a run of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Task {
+    /// Thousands of tokens decoded under a fixed budget: perplexity, and retrieval in the end.
+    /// Shares given as budgets are of prompt and output together, `--limit` takes fewer texts.
+    LongOutput,
+}
+
 /// Options of `attention`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Attention {
@@ -117,6 +130,9 @@ pub(crate) struct Attention {
     /// Also shows a row for each layer.
     #[arg(long)]
     pub(crate) by_layer: bool,
+    /// Also shows how wrong LongFlow's measure of slots may be and how wrong it is; slow.
+    #[arg(long)]
+    pub(crate) certificates: bool,
 }
 
 /// Options of `throughput`.
@@ -144,6 +160,36 @@ pub(crate) struct Kernels {
     /// Only these: `decode_attention`, `prefill_attention`, `linear`, `compact_slots`, `top_slots`.
     #[arg(long, value_delimiter = ',')]
     pub(crate) ops: Vec<String>,
+}
+
+/// Options of `paper`.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Paper {
+    /// Which one; `--quick` takes sizes for small machines.
+    #[arg(value_enum)]
+    pub(crate) figure: Figure,
+    /// Memory in GiB that a run may take; by default that of the paper's GPU.
+    #[arg(long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
+    pub(crate) memory_cap: Option<f64>,
+}
+
+/// Tables and figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Figure {
+    /// Attention with an eviction: LongFlow, H2O, VATP, and attention alone.
+    LongflowFig1,
+    /// Throughput and memory of long outputs: full, H2O, VATP, R-KV, LongFlow.
+    LongflowFig4,
+}
+
+impl Figure {
+    /// The model that it runs.
+    pub(crate) fn model(self, quick: bool) -> &'static str {
+        match (self, quick) {
+            (Self::LongflowFig4, false) => "random:qwen3-1.7b",
+            _ => "needle-1m",
+        }
+    }
 }
 
 /// When compression happens.

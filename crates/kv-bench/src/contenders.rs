@@ -28,10 +28,20 @@ impl Common {
     /// # Errors
     /// For names and configurations that the registry refuses.
     pub(crate) fn contenders(&self, default_budgets: &[f64]) -> anyhow::Result<Vec<Contender>> {
-        let budgets = match &self.budget {
-            Some(budgets) => budgets.clone(),
-            None => default_budgets.iter().map(|&share| Budget::Ratio(share)).collect(),
-        };
+        match &self.budget {
+            Some(budgets) => self.contenders_at(budgets),
+            None => {
+                let budgets = default_budgets.iter().map(|&share| Budget::Ratio(share));
+                self.contenders_at(&budgets.collect::<Vec<_>>())
+            }
+        }
+    }
+
+    /// Every policy at these budgets, whatever the arguments say of them.
+    ///
+    /// # Errors
+    /// As [`Self::contenders`].
+    pub(crate) fn contenders_at(&self, budgets: &[Budget]) -> anyhow::Result<Vec<Contender>> {
         if budgets.contains(&Budget::Tokens(1)) {
             bail!("a budget of one token would read as 100 % in records; take 2, or 1.0 for all");
         }
@@ -78,7 +88,7 @@ impl Common {
 
 impl Contender {
     /// The policy that a configuration describes.
-    fn of(config: &Value) -> anyhow::Result<Self> {
+    pub(crate) fn of(config: &Value) -> anyhow::Result<Self> {
         let policy = build(config)?;
         let config = policy.config();
         Ok(Self { label: label(&config)?, budget: budget(&config), policy })

@@ -29,6 +29,10 @@ pub(crate) mod metric {
     pub(crate) const TEXT_AGREEMENT: &str = "text_agreement";
     /// Relative Frobenius error of the attention output.
     pub(crate) const RELATIVE_ERROR: &str = "relative_error";
+    /// Bound of the error of LongFlow's measure of a slot, a mean over heads and steps.
+    pub(crate) const ERROR_BOUND: &str = "error_bound";
+    /// That error.
+    pub(crate) const OBSERVED_ERROR: &str = "observed_error";
     /// Share of the full cache's attention mass that lies on what was kept, 0 to 1.
     pub(crate) const RETAINED_MASS: &str = "retained_mass";
     /// Prompt tokens processed in a second, over the batch.
@@ -37,6 +41,8 @@ pub(crate) mod metric {
     pub(crate) const DECODE_TOKENS_PER_SECOND: &str = "decode_tokens_per_second";
     /// Time from the request to its first token.
     pub(crate) const TIME_TO_FIRST_TOKEN: &str = "time_to_first_token";
+    /// Time of a decode step of the whole batch.
+    pub(crate) const STEP_TIME: &str = "step_time";
     /// Most memory that a GPU's pool reserved at any time of the run, weights included.
     pub(crate) const PEAK_BYTES: &str = "peak_bytes";
     /// Bytes of the slots that hold a token.

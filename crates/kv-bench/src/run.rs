@@ -9,7 +9,7 @@ use kv_core::{available_devices, device_name, select_device};
 use kv_models::{Model, model_names};
 use kv_policies::POLICIES;
 
-use crate::args::{Args, Common, Suite};
+use crate::args::{Args, Common, Figure, Paper, Suite};
 use crate::record::{Case, Record, write_json};
 use crate::sources::{Source, check_writable, merge};
 use crate::{report, suites, table};
@@ -85,6 +85,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         Some(Suite::Kernels(options)) => {
             (suites::kernels::run(device, device_name, dtype, options)?, Vec::new())
         }
+        Some(Suite::Paper(Paper { figure: Figure::LongflowFig1, .. })) => {
+            let quick = common.quick;
+            let records = suites::paper::longflow_fig1::run(&device, &device_name, dtype, quick)?;
+            (records, Vec::new())
+        }
         suite => with_model(common, suite.as_ref(), device, device_name, dtype)?,
     };
     let by_layer = matches!(&args.suite, Some(Suite::Attention(options)) if options.by_layer);
@@ -114,15 +119,19 @@ fn with_model(
     device_name: String,
     dtype: Option<DType>,
 ) -> anyhow::Result<(Vec<Record>, Vec<String>)> {
-    eprintln!("loading {} on {device_name}", common.model);
-    let model = Model::load(&common.model, &device, dtype)
-        .with_context(|| format!("model {}", common.model))?;
+    let name = match suite {
+        Some(Suite::Paper(options)) => options.figure.model(common.quick),
+        _ => &common.model,
+    };
+    eprintln!("loading {name} on {device_name}");
+    let model = Model::load(name, &device, dtype).with_context(|| format!("model {name}"))?;
     let (records, notes) = (Vec::new(), Vec::new());
     let mut bench = Bench { common, model, device, device_name, records, notes };
     match suite {
         Some(Suite::Quality(options)) => suites::quality::run(&mut bench, options)?,
         Some(Suite::Attention(options)) => suites::attention::run(&mut bench, options)?,
         Some(Suite::Throughput(options)) => suites::throughput::run(&mut bench, options)?,
+        Some(Suite::Paper(options)) => suites::paper::longflow_fig4::run(&mut bench, options)?,
         _ => suites::quick::run(&mut bench)?,
     }
     Ok((bench.records, bench.notes))
@@ -135,6 +144,7 @@ fn name_of(suite: Option<&Suite>) -> &'static str {
         Some(Suite::Attention(_)) => "attention",
         Some(Suite::Throughput(_)) => "throughput",
         Some(Suite::Kernels(_)) => "kernels",
+        Some(Suite::Paper(_)) => "paper",
         Some(Suite::List) | None => "overview",
     }
 }

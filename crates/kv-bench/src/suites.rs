@@ -2,6 +2,8 @@
 
 pub(crate) mod attention;
 pub(crate) mod kernels;
+pub(crate) mod long_output;
+pub(crate) mod paper;
 pub(crate) mod perplexity;
 pub(crate) mod quality;
 pub(crate) mod quick;

@@ -58,6 +58,16 @@ impl KvCache {
         Ok(())
     }
 
+    /// Goes on as if every sequence had seen `tokens` more ([`LayerCache::assume`]).
+    ///
+    /// # Errors
+    /// [`Error::CapacityExhausted`].
+    pub fn assume(&mut self, tokens: usize) -> Result<()> {
+        self.layers.iter_mut().try_for_each(|layer| layer.assume(tokens))?;
+        self.seen.iter_mut().for_each(|seen| *seen += tokens);
+        Ok(())
+    }
+
     /// Bytes over all layers.
     pub fn memory(&self) -> MemoryReport {
         self.layers.iter().map(LayerCache::memory).sum()

@@ -26,6 +26,8 @@ pub struct HostLayer {
     pub(crate) log_weights: Option<TensorData>,
     pub(crate) tracks: BTreeMap<String, (f32, TensorData)>,
     pub(crate) state: BTreeMap<String, TensorData>,
+    /// Where the next tokens go, `[B, Hkv]`.
+    pub(crate) next: Option<TensorData>,
 }
 
 /// A whole cache in host memory.
@@ -102,6 +104,7 @@ impl HostLayer {
             state: state
                 .map(|(name, tensor)| Ok((name.clone(), read("state", tensor.clone())?)))
                 .collect::<Result<_>>()?,
+            next: cache.next_places().map(|next| read_int("places", next.clone())).transpose()?,
         })
     }
 
@@ -135,6 +138,9 @@ impl HostLayer {
             let dtype = data.dtype();
             cache.state.insert(name, Tensor::from_data(data, (device, dtype)));
         }
+        if let Some(next) = self.next {
+            cache.set_next(Tensor::from_data(next, (device, DType::I32)))?;
+        }
         Ok(cache)
     }
 }
@@ -144,7 +150,7 @@ fn read<const D: usize>(what: &'static str, tensor: Tensor<D>) -> Result<TensorD
     data.map_err(|error| crate::Error::Read { what, reason: error.to_string() })
 }
 
-fn read_int(what: &'static str, tensor: Tensor<1, Int>) -> Result<TensorData> {
+fn read_int<const D: usize>(what: &'static str, tensor: Tensor<D, Int>) -> Result<TensorData> {
     let data = tensor.try_into_data();
     data.map_err(|error| crate::Error::Read { what, reason: error.to_string() })
 }

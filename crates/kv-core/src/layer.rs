@@ -4,6 +4,7 @@
 mod attend;
 mod capacity;
 mod evict;
+mod next;
 mod options;
 mod rotate;
 mod slots;
@@ -19,6 +20,7 @@ use kv_kernels::SlotRanges;
 use crate::tensors::{ints, packed, read_f32, read_i32, zero_rows};
 use crate::{Error, MemoryReport, Result, SlotLayout};
 
+pub(crate) use next::Next;
 pub use options::{CacheOptions, Room};
 pub(crate) use slots::Rows;
 pub(crate) use tracks::Track;
@@ -43,6 +45,8 @@ pub struct LayerCache {
     pub(crate) state: BTreeMap<String, Tensor<3>>,
     /// Slots that a policy lets each head hold after a decode step, `[B * Hkv]`.
     pub(crate) limits: Option<Vec<usize>>,
+    /// Where the next tokens go, in caches that are held at their limits.
+    pub(crate) next: Option<Next>,
     /// The (sequence, head) of every slot, `[S]`, made when first asked for.
     pub(crate) slot_pairs: OnceLock<Tensor<1, Int>>,
     pub(crate) options: CacheOptions,
@@ -65,6 +69,7 @@ impl LayerCache {
             tracks: BTreeMap::new(),
             state: BTreeMap::new(),
             limits: None,
+            next: None,
             slot_pairs: OnceLock::new(),
             layout,
             options,
@@ -184,6 +189,7 @@ impl LayerCache {
             log_weights: self.log_weights.map(floats),
             tracks: tracks.collect(),
             state: state.map(|(name, tensor)| (name, tensor.to_device(device))).collect(),
+            next: self.next.map(|next| next.to_device(device)),
             slot_pairs: OnceLock::new(),
             options: CacheOptions { device: device.clone(), ..self.options },
             ..self
@@ -198,6 +204,8 @@ impl LayerCache {
     pub(crate) fn set_lengths(&mut self, lengths: Vec<usize>) {
         self.layout.lengths_mut().copy_from_slice(&lengths);
         self.ranges = self.layout.to_device(&self.options.device);
+        // Places that were chosen before mean nothing any more.
+        self.next = None;
     }
 }
 
@@ -230,6 +238,7 @@ impl Clone for LayerCache {
                 .map(|(name, tensor)| (name.clone(), tensor.clone().mul_scalar(1.0)))
                 .collect(),
             limits: self.limits.clone(),
+            next: self.next.clone(),
             slot_pairs: OnceLock::new(),
             options: self.options.clone(),
         }

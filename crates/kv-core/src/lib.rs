@@ -38,8 +38,8 @@ pub use tensors::{read_f32, read_i32};
 
 /// Re-exported for callers that use a cache without depending on the kernels' crate.
 pub use kv_kernels::{
-    AttentionOutput, DecodeAttentionOptions, HeadLayout, HeadNorms, KernelError, RotaryTable,
-    SlotRanges, SlotView, split_heads,
+    AttentionOutput, DecodeAttentionOptions, EvictingOutput, EvictionOptions, EvictionScope, Guard,
+    HeadLayout, HeadNorms, KernelError, RotaryTable, SlotRanges, SlotView, split_heads,
 };
 
 /// `Result` with this crate's [`Error`].

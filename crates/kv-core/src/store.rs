@@ -33,6 +33,9 @@ struct LayerHeader {
     limits: Option<Vec<usize>>,
     tracks: BTreeMap<String, f32>,
     state: Vec<String>,
+    /// Whether places of the next tokens are stored.
+    #[serde(default)]
+    next: bool,
 }
 
 impl KvCache {
@@ -75,6 +78,9 @@ impl HostCache {
             for (name, data) in &layer.state {
                 add(&format!("state.{name}"), data);
             }
+            if let Some(next) = &layer.next {
+                add("next", next);
+            }
             layers.push(LayerHeader {
                 kv_heads: layer.kv_heads,
                 capacities: layer.capacities.clone(),
@@ -90,6 +96,7 @@ impl HostCache {
                     .map(|(name, (initial, _))| (name.clone(), *initial))
                     .collect(),
                 state: layer.state.keys().cloned().collect(),
+                next: layer.next.is_some(),
             });
         }
         let header = Header {
@@ -188,6 +195,13 @@ impl HostCache {
                         Ok((name, data))
                     })
                     .collect::<Result<_>>()?,
+                next: layer
+                    .next
+                    .then(|| {
+                        let shape = [header.seen.len(), layer.kv_heads];
+                        read(format!("{index}.next"), DType::I32, &shape)
+                    })
+                    .transpose()?,
                 kv_heads: layer.kv_heads,
                 capacities: layer.capacities,
                 lengths: layer.lengths,

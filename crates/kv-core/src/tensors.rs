@@ -9,6 +9,7 @@ use crate::{Error, Result};
 /// # Errors
 /// [`Error::Read`] where the device fails.
 pub fn read_f32<const D: usize>(what: &'static str, tensor: Tensor<D>) -> Result<Vec<f32>> {
+    let _work = kv_kernels::device_work();
     tensor.try_into_vec_as::<f32>().map_err(|error| Error::Read { what, reason: error.to_string() })
 }
 
@@ -17,6 +18,7 @@ pub fn read_f32<const D: usize>(what: &'static str, tensor: Tensor<D>) -> Result
 /// # Errors
 /// [`Error::Read`] where the device fails.
 pub fn read_i32<const D: usize>(what: &'static str, tensor: Tensor<D, Int>) -> Result<Vec<i32>> {
+    let _work = kv_kernels::device_work();
     tensor.try_into_vec_as::<i32>().map_err(|error| Error::Read { what, reason: error.to_string() })
 }
 

@@ -8,7 +8,8 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Dispatch, ExtensionType, backend_extension};
 
 use crate::decode_attention::DecodeConfig;
-use crate::heads::HeadConfig;
+use crate::evicting_attention::EvictionConfig;
+use crate::heads::{HeadConfig, Place};
 #[cfg(feature = "cuda")]
 use crate::prefill_attention::PrefillConfig;
 use crate::sample::DrawConfig;
@@ -55,6 +56,20 @@ pub(crate) struct Lists<B: Backend> {
     pub(crate) most: usize,
 }
 
+/// Where new tokens go; what `place` does not use is any tensor.
+#[derive(ExtensionType)]
+pub(crate) struct Places<B: Backend> {
+    /// `[B, Hkv]`; the slots themselves where they are given.
+    pub(crate) offsets: IntTensor<B>,
+    /// `[B, Hkv]`, grown in place.
+    pub(crate) lengths: IntTensor<B>,
+    /// `[B, Hkv]`
+    pub(crate) next: IntTensor<B>,
+    /// `[S]`, written in place.
+    pub(crate) log_norms: FloatTensor<B>,
+    pub(crate) place: Place,
+}
+
 /// What writing new tokens returns.
 #[derive(ExtensionType)]
 pub(crate) struct Written<B: Backend> {
@@ -64,6 +79,27 @@ pub(crate) struct Written<B: Backend> {
     pub(crate) pools: SlotPools<B>,
     /// `[B, Hkv]`
     pub(crate) lengths: IntTensor<B>,
+    /// `[S]`
+    pub(crate) log_norms: FloatTensor<B>,
+}
+
+/// What an eviction looks at; what its configuration does not use is any tensor.
+#[derive(ExtensionType)]
+pub(crate) struct Eviction<B: Backend> {
+    /// `[S]`
+    pub(crate) log_norms: FloatTensor<B>,
+    /// `[B, Hkv]`
+    pub(crate) offsets: IntTensor<B>,
+    /// `[B, Hkv]`
+    pub(crate) lengths: IntTensor<B>,
+    /// `[B, Hkv]`
+    pub(crate) limits: IntTensor<B>,
+    /// `[B, Hkv]`, written in place.
+    pub(crate) places: IntTensor<B>,
+    /// `[S]`
+    pub(crate) positions: IntTensor<B>,
+    /// `[B]`
+    pub(crate) now: IntTensor<B>,
 }
 
 /// A batch's draws: settings, and what is changed in place.
@@ -133,6 +169,17 @@ pub(crate) trait SlotOps: Backend {
         config: DecodeConfig,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
+    /// Returns output `[B, Hq, D]`, the next tokens' places `[B, Hkv]` and log-importances `[S]`, a
+    /// placeholder where `config` does not ask for them.
+    fn evicting_attention(
+        query: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        log_weights: FloatTensor<Self>,
+        #[extension_type] eviction: Eviction<Self>,
+        config: EvictionConfig,
+    ) -> (FloatTensor<Self>, IntTensor<Self>, FloatTensor<Self>);
+
     /// `x` `[N, K]` times the transpose of `weight` `[M, K]`, for few rows.
     fn skinny_product(
         x: FloatTensor<Self>,
@@ -158,14 +205,11 @@ pub(crate) trait SlotOps: Backend {
         tokens: usize,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// Writes one token a sequence in place: behind `offsets` and `lengths`, which grow, where
-    /// `appends`; else into the slots that stand in place of both.
+    /// Writes one token a sequence in place.
     fn write_heads(
         #[extension_type] projection: Projection<Self>,
         #[extension_type] pools: SlotPools<Self>,
-        offsets: IntTensor<Self>,
-        lengths: IntTensor<Self>,
-        appends: bool,
+        #[extension_type] places: Places<Self>,
     ) -> Written<Self>;
 
     /// Copies row `rows[n]` of `from` to row `slots[n]` of `to`, in place; where only `to` has

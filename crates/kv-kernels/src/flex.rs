@@ -6,13 +6,16 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 
 use crate::argmin_slots::reference::argmin;
-use crate::decode_attention::reference::{Problem, Solution, View, solve};
+use crate::decode_attention::reference::{Problem, Scores, Solution, View, solve};
 use crate::decode_attention::{DecodeConfig, ViewKind};
+use crate::evicting_attention::reference::{Decision, HostGuard, log_norm};
+use crate::evicting_attention::{EvictionConfig, EvictionScope};
 use crate::extension::{
-    Drawn, Epilogue, EpilogueConfig, Lists, Projection, SampleTensors, SlotOps, SlotPools, Written,
+    Drawn, Epilogue, EpilogueConfig, Eviction, Lists, Places, Projection, SampleTensors, SlotOps,
+    SlotPools, Written,
 };
-use crate::heads::HeadConfig;
 use crate::heads::reference::Tokens;
+use crate::heads::{HeadConfig, Place};
 use crate::linear::reference::{finish, product};
 use crate::move_slots::reference::{compact, copy};
 use crate::rms_norm::reference::rms_norm;
@@ -36,11 +39,66 @@ impl SlotOps for Flex {
     ) -> (FlexTensor, FlexTensor, FlexTensor) {
         let args =
             Args { query, keys, values, log_weights, numerators, offsets, lengths, view, config };
-        match args.query.dtype() {
-            DType::F16 => args.run::<f16>(f16::to_f32, f16::from_f32),
-            DType::BF16 => args.run::<bf16>(bf16::to_f32, bf16::from_f32),
-            _ => args.run::<f32>(|x| x, |x| x),
-        }
+        let probabilities = config.features.probabilities;
+        args.solve(if probabilities { Scores::Probabilities } else { Scores::None })
+    }
+
+    fn evicting_attention(
+        query: FlexTensor,
+        keys: FlexTensor,
+        values: FlexTensor,
+        log_weights: FlexTensor,
+        eviction: Eviction<Self>,
+        config: EvictionConfig,
+    ) -> (FlexTensor, FlexTensor, FlexTensor) {
+        let [pairs @ .., kv_heads] = eviction.offsets.layout().shape().dims::<2>();
+        let group = query.layout().shape()[1] / kv_heads;
+        let args = Args {
+            query,
+            keys,
+            values,
+            numerators: log_weights.clone(),
+            log_weights,
+            offsets: eviction.offsets.clone(),
+            lengths: eviction.lengths.clone(),
+            view: eviction.lengths.clone(),
+            config: config.attention,
+        };
+        let (output, log_sum_exp, logits) = args.solve(Scores::Logits);
+        let [offsets, lengths, limits, places, positions, now] = [
+            eviction.offsets,
+            eviction.lengths,
+            eviction.limits,
+            eviction.places,
+            eviction.positions,
+            eviction.now,
+        ]
+        .map(|tensor| tensor.to_contiguous());
+        let log_norms = eviction.log_norms.to_contiguous();
+        let decision = Decision {
+            logits: slice::<f32>(&logits),
+            log_sum_exp: slice::<f32>(&log_sum_exp),
+            log_norms: slice::<f32>(&log_norms),
+            offsets: slice::<i32>(&offsets),
+            lengths: slice::<i32>(&lengths),
+            limits: slice::<i32>(&limits),
+            newest: slice::<i32>(&places),
+            spares_newest: config.spares_newest,
+            guard: config.guarded.then(|| HostGuard {
+                positions: slice::<i32>(&positions),
+                now: slice::<i32>(&now),
+                sinks: config.sinks,
+                recents: config.recents,
+            }),
+            kv_heads,
+            group,
+            together: config.scope == EvictionScope::Layer,
+        };
+        let importance = decision.importance();
+        let next = TensorData::new(decision.next(&importance), Shape::from([pairs[0], kv_heads]));
+        let slots = importance.len();
+        let importance = TensorData::new(importance, [slots]);
+        (output, FlexTensor::from_data(next), FlexTensor::from_data(importance))
     }
 
     fn skinny_product(x: FlexTensor, weight: FlexTensor, epilogue: Epilogue<Self>) -> FlexTensor {
@@ -93,9 +151,7 @@ impl SlotOps for Flex {
     fn write_heads(
         projection: Projection<Self>,
         pools: SlotPools<Self>,
-        offsets: FlexTensor,
-        lengths: FlexTensor,
-        appends: bool,
+        places: Places<Self>,
     ) -> Written<Self> {
         let dtype = projection.projected.dtype();
         let HeadConfig { query_heads, kv_heads, head_dim, .. } = projection.config;
@@ -105,13 +161,22 @@ impl SlotOps for Flex {
         let shape = [batch, query_heads, head_dim];
         let query = rounded(new.heads(0, query_heads, 1), shape, dtype);
 
-        let mut lengths = owned(lengths);
-        let mut slots = slice::<i32>(&lengths).to_vec();
-        if appends {
-            let offsets = offsets.to_contiguous();
-            slots.iter_mut().zip(slice::<i32>(&offsets)).for_each(|(slot, offset)| *slot += offset);
-            lengths.storage_mut::<i32>().iter_mut().for_each(|length| *length += 1);
-        }
+        let mut lengths = owned(places.lengths);
+        let (offsets, next) = (places.offsets.to_contiguous(), places.next.to_contiguous());
+        let heads = slice::<i32>(&offsets).iter().zip(slice::<i32>(&next));
+        let heads = heads.zip(lengths.storage_mut::<i32>());
+        let slots = heads.map(|((&offset, &next), length)| match places.place {
+            Place::Slots => offset,
+            Place::Append => {
+                *length += 1;
+                offset + *length - 1
+            }
+            Place::Next => {
+                *length += i32::from(next == *length);
+                offset + next
+            }
+        });
+        let slots: Vec<i32> = slots.collect();
         let count = batch * kv_heads;
         let at = FlexTensor::from_data(TensorData::new(slots, [count]));
         let rows = |pool: FlexTensor, first: usize| {
@@ -129,6 +194,15 @@ impl SlotOps for Flex {
         } else {
             pools.log_weights
         };
+        let log_norms = if places.place == Place::Next {
+            let values = new.heads(query_heads + kv_heads, kv_heads, 1);
+            let values = wide(&rounded(values, [count, head_dim], pools.values.dtype()));
+            let norms: Vec<f32> = values.chunks(head_dim).map(log_norm).collect();
+            let norms = FlexTensor::from_data(TensorData::new(norms, [count]));
+            Self::scatter_rows(places.log_norms, at.clone(), norms)
+        } else {
+            places.log_norms
+        };
         let pools = SlotPools {
             keys: rows(pools.keys, query_heads),
             values: rows(pools.values, query_heads + kv_heads),
@@ -136,7 +210,7 @@ impl SlotOps for Flex {
             log_weights,
             weighted: pools.weighted,
         };
-        Written { query, pools, lengths }
+        Written { query, pools, lengths, log_norms }
     }
 
     fn copy_slots(
@@ -281,8 +355,17 @@ struct Args {
 }
 
 impl Args {
+    fn solve(self, scores: Scores) -> (FlexTensor, FlexTensor, FlexTensor) {
+        match self.query.dtype() {
+            DType::F16 => self.run::<f16>(scores, f16::to_f32, f16::from_f32),
+            DType::BF16 => self.run::<bf16>(scores, bf16::to_f32, bf16::from_f32),
+            _ => self.run::<f32>(scores, |x| x, |x| x),
+        }
+    }
+
     fn run<E: Element + Pod>(
         self,
+        scores: Scores,
         load: impl Fn(E) -> f32,
         store: impl Fn(f32) -> E,
     ) -> (FlexTensor, FlexTensor, FlexTensor) {
@@ -315,18 +398,17 @@ impl Args {
             head_dim,
             scale: self.config.scale,
         };
-        let Solution { output, log_sum_exp, probabilities } =
-            solve(&problem, features.probabilities, load);
+        let Solution { output, log_sum_exp, scores } = solve(&problem, scores, load);
 
         let output = TensorData::new(output.into_iter().map(store).collect::<Vec<E>>(), shape);
         let rows = log_sum_exp.len() / query_heads;
         let log_sum_exp = TensorData::new(log_sum_exp, Shape::from([rows, query_heads]));
-        let slots = probabilities.len() / group;
-        let probabilities = TensorData::new(probabilities, Shape::from([slots, group]));
+        let slots = scores.len() / group;
+        let scores = TensorData::new(scores, Shape::from([slots, group]));
         (
             FlexTensor::from_data(output),
             FlexTensor::from_data(log_sum_exp),
-            FlexTensor::from_data(probabilities),
+            FlexTensor::from_data(scores),
         )
     }
 }

@@ -14,10 +14,12 @@ use cubecl::prelude::*;
 use crate::argmin_slots::kernel as argmin;
 use crate::decode_attention::DecodeConfig;
 use crate::decode_attention::launch::Call;
+use crate::evicting_attention::EvictionConfig;
 #[cfg(feature = "cuda")]
 use crate::extension::HopperOps;
 use crate::extension::{
-    Drawn, Epilogue, Lists, Projection, SampleTensors, SlotOps, SlotPools, Written,
+    Drawn, Epilogue, Eviction, Lists, Places, Projection, SampleTensors, SlotOps, SlotPools,
+    Written,
 };
 #[cfg(feature = "cuda")]
 use crate::prefill_attention;
@@ -27,7 +29,7 @@ use crate::scatter_rows::kernel as scatter;
 use crate::select::Search;
 use crate::swiglu::kernel as swiglu;
 use crate::top_slots::kernel as top_slots;
-use crate::{heads, linear, move_slots, sample};
+use crate::{evicting_attention, heads, linear, move_slots, sample};
 
 impl SlotOps for CubeBackend {
     fn decode_attention(
@@ -44,6 +46,28 @@ impl SlotOps for CubeBackend {
         let call =
             Call { query, keys, values, log_weights, numerators, offsets, lengths, view, config };
         call.run()
+    }
+
+    fn evicting_attention(
+        query: CubeTensor,
+        keys: CubeTensor,
+        values: CubeTensor,
+        log_weights: CubeTensor,
+        eviction: Eviction<Self>,
+        config: EvictionConfig,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        let call = Call {
+            query,
+            keys,
+            values,
+            log_weights,
+            numerators: eviction.log_norms.clone(),
+            offsets: eviction.offsets.clone(),
+            lengths: eviction.lengths.clone(),
+            view: eviction.places.clone(),
+            config: config.attention,
+        };
+        evicting_attention::launch::run(call, eviction, config)
     }
 
     fn skinny_product(x: CubeTensor, weight: CubeTensor, epilogue: Epilogue<Self>) -> CubeTensor {
@@ -119,11 +143,9 @@ impl SlotOps for CubeBackend {
     fn write_heads(
         projection: Projection<Self>,
         pools: SlotPools<Self>,
-        offsets: CubeTensor,
-        lengths: CubeTensor,
-        appends: bool,
+        places: Places<Self>,
     ) -> Written<Self> {
-        heads::launch::write(projection, pools, offsets, lengths, appends)
+        heads::launch::write(projection, pools, places)
     }
 
     fn copy_slots(
@@ -306,6 +328,11 @@ pub(crate) fn multiplies(tensor: &CubeTensor) -> bool {
     let planes_of_32 = hardware.plane_size_min == 32 && hardware.plane_size_max == 32;
     let halves = matches!(tensor.dtype, DType::F16 | DType::BF16);
     halves && planes_of_32 && properties.features.matmul.mma.contains(&product)
+}
+
+/// Whether kernels may hold PTX.
+pub(crate) fn is_cuda(client: &Client) -> bool {
+    client.properties().identity.fingerprint.starts_with("ptx_sm")
 }
 
 pub(crate) fn elem_type(dtype: DType) -> ElemType {

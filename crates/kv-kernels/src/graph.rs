@@ -1,6 +1,9 @@
 //! A step's kernels recorded once and replayed as one launch: a CUDA graph, or what the device's
 //! runtime has in its place.
 
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::{self, ThreadId};
 
 use burn::backend::{Backend, BackendTypes, Dispatch};
@@ -10,14 +13,48 @@ use crate::KernelError;
 
 const OP: &str = "graph";
 
+/// Held by recordings alone, shared by all other work.
+static WORK: RwLock<()> = RwLock::new(());
+
+thread_local! {
+    /// Whether this thread holds [`WORK`], in whichever way.
+    static HELD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Work on a device: while it lives, no other thread records. See [`device_work`].
+#[derive(Debug)]
+pub struct DeviceWork {
+    guard: Option<RwLockReadGuard<'static, ()>>,
+    /// It belongs to its thread.
+    _own: PhantomData<*const ()>,
+}
+
+/// Announces work on a device, and waits while another thread records: CUDA refuses allocations and
+/// reads then, and what is being recorded is lost with them. Sessions of models and caches' reads do
+/// this by themselves; other work on a device on which another thread may record should.
+pub fn device_work() -> DeviceWork {
+    let guard = (!HELD.replace(true)).then(|| WORK.read().unwrap_or_else(PoisonError::into_inner));
+    DeviceWork { guard, _own: PhantomData }
+}
+
+impl Drop for DeviceWork {
+    fn drop(&mut self) {
+        if self.guard.is_some() {
+            HELD.set(false);
+        }
+    }
+}
+
 /// A recording under way: the step must run once, as a warm-up, between [`Self::begin`] and
 /// [`Self::record`], all on one thread, and nothing else should run on it in between: what the
-/// warm-up left in the device's pools is all the memory that the recording gets.
+/// warm-up left in the device's pools is all the memory that the recording gets. Threads that
+/// announce their work ([`device_work`]) wait until it is over.
 #[derive(Debug)]
 pub struct Recording {
     device: Device,
     thread: ThreadId,
     open: bool,
+    _alone: RwLockWriteGuard<'static, ()>,
 }
 
 /// A recorded step.
@@ -29,7 +66,8 @@ pub struct StepGraph {
 }
 
 impl Recording {
-    /// Begins; `None` on devices that cannot record, or while this thread records something else.
+    /// Begins, when all announced work of other threads is done; `None` on devices that cannot
+    /// record, or while this thread records something else or has announced work.
     pub fn begin(device: &Device) -> Option<Self> {
         let records = match device.as_dispatch() {
             #[cfg(feature = "gpu")]
@@ -37,11 +75,18 @@ impl Recording {
             #[allow(unreachable_patterns)]
             _ => false,
         };
-        if !records {
+        if !records || HELD.get() {
             return None;
         }
+        let alone = WORK.write().unwrap_or_else(PoisonError::into_inner);
         Dispatch::graph_prepare(device.as_dispatch()).ok()?;
-        Some(Self { device: device.clone(), thread: thread::current().id(), open: true })
+        HELD.set(true);
+        Some(Self {
+            device: device.clone(),
+            thread: thread::current().id(),
+            open: true,
+            _alone: alone,
+        })
     }
 
     /// Records the kernels that `step` launches, without running them. The step must neither read
@@ -72,6 +117,7 @@ impl Drop for Recording {
         if self.open && thread::current().id() == self.thread {
             let _ = Dispatch::graph_stop_capture(self.device.as_dispatch());
         }
+        HELD.set(false);
     }
 }
 

@@ -12,6 +12,7 @@ mod argmin_slots;
 mod check;
 mod decode_attention;
 mod error;
+mod evicting_attention;
 mod extension;
 #[cfg(feature = "flex")]
 mod flex;
@@ -39,7 +40,11 @@ pub use decode_attention::{
     reference as decode_reference,
 };
 pub use error::KernelError;
-pub use graph::{Recording, StepGraph};
+pub use evicting_attention::{
+    EvictingOutput, EvictionOptions, EvictionScope, Guard, LOWEST_NORM, evicting_attention,
+    log_norms,
+};
+pub use graph::{DeviceWork, Recording, StepGraph, device_work};
 pub use heads::{HeadLayout, HeadNorms, Placement, RotaryTable, split_heads, write_heads};
 pub use linear::{LinearOptions, linear};
 pub use move_slots::{KeepLists, compact_slots, copy_slots};

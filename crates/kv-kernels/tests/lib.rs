@@ -4,6 +4,7 @@
 
 mod argmin_slots;
 mod decode_attention;
+mod evicting_attention;
 mod golden;
 mod heads;
 mod linear;

@@ -1,6 +1,7 @@
 //! A decoder with its tokenizer, by name.
 
 use std::path::Path;
+use std::thread::{self, ThreadId};
 
 use burn::tensor::{DType, Device};
 
@@ -28,6 +29,8 @@ pub struct Model {
     llama: Llama,
     tokenizer: Option<Tokenizer>,
     chat: Option<ChatTemplate>,
+    /// The thread that loaded it.
+    home: ThreadId,
 }
 
 impl Model {
@@ -42,7 +45,8 @@ impl Model {
             let config = preset(preset_name)?;
             let dtype = dtype.unwrap_or_else(|| default_dtype(&config, device));
             let llama = Llama::random(config, dtype, device)?;
-            return Ok(Self { name: name.into(), llama, tokenizer: None, chat: None });
+            let home = thread::current().id();
+            return Ok(Self { name: name.into(), llama, tokenizer: None, chat: None, home });
         }
         #[cfg(feature = "needle-1m")]
         if name == embedded::NAME && !Path::new(name).is_dir() {
@@ -54,6 +58,7 @@ impl Model {
                 llama: Llama::from_weights(config, &weights, dtype, device)?,
                 tokenizer: Some(Tokenizer::from_bytes(embedded::TOKENIZER)?),
                 chat: None,
+                home: thread::current().id(),
             });
         }
         let model = Self::from_folder(&resolve(name)?, device, dtype)?;
@@ -82,6 +87,7 @@ impl Model {
             llama: Llama::from_weights(config, &weights, dtype, device)?,
             tokenizer: tokenizer.is_file().then(|| Tokenizer::from_file(&tokenizer)).transpose()?,
             chat,
+            home: thread::current().id(),
         })
     }
 
@@ -101,6 +107,11 @@ impl Model {
             (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
         Ok(format!("{} ({layers} x {heads} x {dim}, {sum:016x})", self.name))
+    }
+
+    /// The thread that loaded it.
+    pub(crate) fn home(&self) -> ThreadId {
+        self.home
     }
 
     /// The decoder.

@@ -5,9 +5,11 @@ mod prefill;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::{self, ThreadId};
 
 use burn::tensor::Tensor;
 use kv_core::{KvCache, MemoryReport, Origin, read_f32};
+use kv_kernels::device_work;
 use kv_policies::Policy;
 
 pub use decoder::Decoder;
@@ -26,6 +28,8 @@ pub struct Session<'a> {
     steps: usize,
     /// Sequences that have ended: their rows go on at the same position, unseen.
     ended: Vec<usize>,
+    /// The thread whose work on the device the cache's tensors come from.
+    home: ThreadId,
     /// Bytes that prefill took for one layer's whole keys and values, the largest group's.
     scratch: usize,
 }
@@ -67,6 +71,7 @@ impl<'a> Session<'a> {
         for prompt in prompts {
             model.llama().check_prompt(prompt)?;
         }
+        let _work = device_work();
         let mut sessions: Vec<Option<Self>> = policies.iter().map(|_| None).collect();
         let shared: Vec<usize> =
             (0..policies.len()).filter(|&index| !policies[index].prunes()).collect();
@@ -83,6 +88,12 @@ impl<'a> Session<'a> {
             }
         }
         Ok(sessions.into_iter().flatten().collect())
+    }
+
+    /// Whether this thread loaded the model and started the session.
+    fn is_home(&self) -> bool {
+        let here = thread::current().id();
+        self.home == here && self.model.home() == here
     }
 
     /// The compressed cache.
@@ -118,6 +129,7 @@ impl<'a> Session<'a> {
     /// # Errors
     /// [`ModelError`] of [`crate::Llama::decode`].
     pub fn step(&mut self, tokens: &[u32]) -> Result<()> {
+        let _work = device_work();
         let before = self.cache.seen.clone();
         self.logits = self.model.llama().decode(tokens, &mut self.cache, &*self.policy)?;
         for &row in &self.ended {
@@ -150,6 +162,7 @@ impl<'a> Session<'a> {
     /// # Errors
     /// As [`Self::step`].
     pub fn append(&mut self, tokens: &[&[u32]]) -> Result<Vec<Tensor<2>>> {
+        let _work = device_work();
         let count = tokens.first().map_or(0, |tokens| tokens.len());
         let mut before = vec![self.logits.clone()];
         if self.policy.changes_decode() {
@@ -177,8 +190,19 @@ impl<'a> Session<'a> {
         Ok(before)
     }
 
+    /// Goes on as if every sequence had decoded `tokens` more ([`KvCache::assume`]): for
+    /// measurements of long outputs.
+    ///
+    /// # Errors
+    /// [`kv_core::Error::CapacityExhausted`].
+    pub fn assume(&mut self, tokens: usize) -> Result<()> {
+        let _work = device_work();
+        Ok(self.cache.assume(tokens)?)
+    }
+
     /// A deep copy that goes on by itself.
     pub fn fork(&self) -> Self {
+        let _work = device_work();
         Self {
             model: self.model,
             policy: self.policy.clone(),
@@ -187,6 +211,7 @@ impl<'a> Session<'a> {
             logits: self.logits.clone().mul_scalar(1.0),
             steps: self.steps,
             ended: self.ended.clone(),
+            home: thread::current().id(),
             scratch: self.scratch,
         }
     }
@@ -196,6 +221,7 @@ impl<'a> Session<'a> {
     /// # Errors
     /// [`kv_core::Error`].
     pub fn save(&self, path: &Path) -> Result<()> {
+        let _work = device_work();
         Ok(self.cache.save(path)?)
     }
 
@@ -209,10 +235,12 @@ impl<'a> Session<'a> {
         path: &Path,
         last: &[u32],
     ) -> Result<Self> {
+        let _work = device_work();
         let mut cache = KvCache::load(path, &model.llama().device())?;
         cache.expect_origin(&origin(model, &*policy)?)?;
         let logits = model.llama().decode(last, &mut cache, &*policy)?;
-        Ok(Self { model, policy, cache, logits, steps: 1, ended: Vec::new(), scratch: 0 })
+        let (home, ended) = (thread::current().id(), Vec::new());
+        Ok(Self { model, policy, cache, logits, steps: 1, ended, home, scratch: 0 })
     }
 }
 

@@ -45,6 +45,9 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
             (json!({"policy": "tova", "budget": 64}), 60),
             (json!({"policy": "vatp", "budget": 64}), 60),
             (json!({"policy": "streaming-llm", "budget": 64}), 60),
+            // Rows fill up at different steps.
+            (json!({"policy": "longflow", "budget": 300}), 120),
+            (json!({"policy": "longflow", "budget": 64, "scope": "layer", "recents": 8}), 60),
             (
                 json!({"policy": "combine", "prefill": {"policy": "snapkv", "budget": 64},
                     "decode": {"policy": "h2o", "budget": 70}}),
@@ -107,7 +110,7 @@ fn decoders_side_by_side_do_not_disturb_each_other() {
     }
 }
 
-/// A decoder that goes to another thread launches there, then records anew.
+/// Away from the model's thread, decoders launch every kernel, wherever their sessions began.
 #[test]
 fn decoders_move_between_threads() {
     for tested in gpus("decoders_move_between_threads") {
@@ -116,18 +119,23 @@ fn decoders_move_between_threads() {
         let mut alone = decoder(&session).without_recording();
         let expected: Vec<_> = (0..24).map(|_| alone.next_tokens().unwrap()).collect();
         // Before it is recorded, and behind.
+        let (session, expected) = (&session, &expected);
         for moved in [2, 3, 9] {
-            let mut here = decoder(&session);
+            let mut here = decoder(session);
             let first: Vec<_> = (0..moved).map(|_| here.next_tokens().unwrap()).collect();
             let rest = std::thread::scope(|scope| {
                 let there = scope.spawn(move || {
                     let rest: Vec<_> = (moved..24).map(|_| here.next_tokens().unwrap()).collect();
-                    assert!(here.is_recorded());
+                    assert!(!here.is_recorded());
+                    let mut own = decoder(session);
+                    let all: Vec<_> = (0..24).map(|_| own.next_tokens().unwrap()).collect();
+                    assert!(!own.is_recorded());
+                    assert_eq!(all, *expected);
                     rest
                 });
                 there.join().unwrap()
             });
-            assert_eq!([first, rest].concat(), expected, "{} moved at {moved}", tested.name);
+            assert_eq!([first, rest].concat(), *expected, "{} moved at {moved}", tested.name);
         }
     }
 }

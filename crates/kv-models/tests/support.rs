@@ -37,7 +37,8 @@ pub(crate) fn model_folder(name: &str) -> Option<PathBuf> {
 /// devices other than the CPU, one of each mechanism unless `slow-tests` is on: a software GPU takes
 /// minutes for all of them.
 pub(crate) fn every_policy(budget: f64, tested: &TestDevice) -> Vec<Value> {
-    let mechanisms = ["full", "streaming-llm", "adakv", "h2o", "uniform", "top-k-oracle"];
+    let mechanisms =
+        ["full", "streaming-llm", "adakv", "h2o", "longflow", "uniform", "top-k-oracle"];
     let everything = tested.name == "cpu" || cfg!(feature = "slow-tests");
     let named = POLICIES
         .iter()

@@ -125,7 +125,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
             return Ok(Selection::all(batch * kv_heads, tokens).into());
         }
         let (sinks, recents) = self.check_protected(budget)?;
-        let recents = recents.max(self.window(budget)).min(tokens);
+        let recents = recents.max(self.window(budget - sinks)).min(tokens);
         let scores = protected(self.scorer.prefill(observation, budget)?, sinks, recents);
         // Where heads compete, the host decides.
         let read = || read_f32("scores", scores.clone());
@@ -257,7 +257,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
 }
 
 /// Scores `[B, Hkv, T]` of which the first and the last are beyond all others.
-fn protected(scores: Tensor<3>, sinks: usize, recents: usize) -> Tensor<3> {
+pub(crate) fn protected(scores: Tensor<3>, sinks: usize, recents: usize) -> Tensor<3> {
     let [batch, heads, tokens] = scores.dims();
     let endless = |scores: Tensor<3>, range: std::ops::Range<usize>| {
         if range.is_empty() {

@@ -8,7 +8,7 @@ use kv_core::{Budget, HeadAllocation, LayerAllocation};
 use serde_json::Value;
 
 use crate::{
-    Combine, ExpectedAttention, Full, H2o, KNorm, KeyDiff, LagKv, Policy, PolicyError,
+    Combine, ExpectedAttention, Full, H2o, KNorm, KeyDiff, LagKv, LongFlow, Policy, PolicyError,
     PyramidInfer, RKv, Random, Result, SnapKv, StreamingLlm, TopKOracle, Tova, Uniform, Vatp,
 };
 use config::{Config, family, invalid};
@@ -117,6 +117,16 @@ pub const POLICIES: &[Entry] = &[
         paper: "https://arxiv.org/abs/2405.12532",
         build: |config| {
             let policy: PyramidInfer = config.take_all("pyramidinfer")?;
+            policy.validate()?;
+            Ok(Arc::new(policy))
+        },
+    },
+    Entry {
+        name: "longflow",
+        summary: "overwrites the slot that adds least to the output",
+        paper: "https://github.com/yisunlp/LongFLow",
+        build: |config| {
+            let policy: LongFlow = config.take_all("longflow")?;
             policy.validate()?;
             Ok(Arc::new(policy))
         },

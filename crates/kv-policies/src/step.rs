@@ -80,6 +80,23 @@ impl Step {
         }
     }
 
+    /// The same, to the places that a cache held at its limits has chosen.
+    ///
+    /// # Errors
+    /// Those of [`LayerCache::write_next`] and [`LayerCache::write_next_projected`].
+    pub fn write_next(&self, cache: &mut LayerCache) -> Result<Tensor<3>> {
+        match &self.heads {
+            NewHeads::Rotated { query, key, value, .. } => {
+                cache.write_next(key.clone(), value.clone(), self.position.clone())?;
+                Ok(query.clone())
+            }
+            NewHeads::Projected { projected, layout } => {
+                let (projected, position) = (projected.clone(), self.position.clone());
+                Ok(cache.write_next_projected(projected, position, layout)?)
+            }
+        }
+    }
+
     /// The queries before RoPE, `[B, Hq, D]`; those after it where a step was made without them.
     ///
     /// # Errors

@@ -5,6 +5,7 @@
 mod golden_decode;
 mod golden_kvpress;
 mod golden_prefill;
+mod longflow;
 mod policies;
 mod pyramid_infer;
 mod readme;

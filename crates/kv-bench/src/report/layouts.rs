@@ -92,8 +92,9 @@ fn quality(records: &[&Record]) -> Vec<Table> {
 
 fn attention(records: &[&Record], by_layer: bool) -> Vec<Table> {
     let metrics = [metric::RELATIVE_ERROR, metric::RETAINED_MASS];
-    let mut tables =
-        vec![build("Attention".into(), records, &[Key::Budget], &metrics.map(Pick::all))];
+    let certificates = [metric::ERROR_BOUND, metric::OBSERVED_ERROR];
+    let picks: Vec<_> = metrics.into_iter().chain(certificates).map(Pick::all).collect();
+    let mut tables = vec![build("Attention".into(), records, &[Key::Budget], &picks)];
     for metric in metrics.into_iter().filter(|_| by_layer) {
         let mut layers: Vec<usize> = records.iter().filter_map(|r| r.case.layer).collect();
         layers.sort_unstable();

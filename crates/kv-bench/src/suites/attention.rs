@@ -5,7 +5,7 @@ use burn::tensor::{DType, Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32, read_i32};
 use kv_kernels::{PrefillOptions, prefill_attention};
 use kv_models::PrefillPass;
-use kv_policies::{Needs, NewHeads, Observation, Step};
+use kv_policies::{Needs, NewHeads, Observation, Step, certify};
 
 use crate::args::Attention;
 use crate::contenders::Contender;
@@ -25,6 +25,10 @@ struct Sums {
     norm: f64,
     mass: f64,
     rows: f64,
+    /// Bounds and errors of LongFlow's measure, and their number.
+    bound: f64,
+    error: f64,
+    certificates: f64,
 }
 
 /// Runs the suite: the end of each prompt is decoded step by step, each layer by itself, and
@@ -71,7 +75,7 @@ pub(crate) fn measure(
             let layer = observation.layer.index;
             if wanted.contains(&layer) && failed.is_none() {
                 let seed = bench.common.seed;
-                match compare(observation, contenders, options.steps, seed, &mut sums[layer]) {
+                match compare(observation, contenders, options, seed, &mut sums[layer]) {
                     Ok(()) => progress.step(),
                     Err(error) => failed = Some(error),
                 }
@@ -90,6 +94,12 @@ pub(crate) fn measure(
             let setup = (contender.label.as_str(), contender.budget);
             let error = (sums.difference / sums.norm.max(f64::MIN_POSITIVE)).sqrt();
             bench.record(SUITE, &case, setup, metric::RELATIVE_ERROR, error, "ratio");
+            if sums.certificates > 0.0 {
+                let bound = sums.bound / sums.certificates;
+                bench.record(SUITE, &case, setup, metric::ERROR_BOUND, bound, "squared");
+                let error = sums.error / sums.certificates;
+                bench.record(SUITE, &case, setup, metric::OBSERVED_ERROR, error, "squared");
+            }
             // An oracle keeps everything and reads a part: its kept slots say nothing.
             if contender.policy.name() != "top-k-oracle" {
                 let mass = sums.mass / sums.rows;
@@ -104,10 +114,11 @@ pub(crate) fn measure(
 fn compare(
     observation: &Observation<'_>,
     contenders: &[Contender],
-    steps: usize,
+    options: &Attention,
     seed: u64,
     sums: &mut [Sums],
 ) -> anyhow::Result<()> {
+    let Attention { steps, certificates, .. } = *options;
     let whole = observation.window.as_ref().context("queries were not observed")?;
     let tokens = observation.tokens() - steps;
     let part = |tensor: &Tensor<4>| tensor.clone().narrow(2, 0, tokens);
@@ -148,6 +159,15 @@ fn compare(
         let mut exact = Vec::new();
         let mut probabilities = Vec::new();
         for ((contender, cache), sums) in contenders.iter().zip(&mut caches).zip(sums.iter_mut()) {
+            if certificates && cache.holds_at_limits() {
+                // Behind the prompt, its last query chose.
+                let before = whole.clone().narrow(2, at - 1, 1).squeeze_dim::<3>(2);
+                for certificate in certify(cache, &before, &query)? {
+                    sums.bound += certificate.error_bound;
+                    sums.error += certificate.error;
+                    sums.certificates += 1.0;
+                }
+            }
             let output = contender.policy.step(observation.layer, cache, now.clone())?;
             let output = read_f32("output", output)?;
             if exact.is_empty() {

@@ -13,7 +13,7 @@ use crate::args::Kernels;
 use crate::progress::Progress;
 use crate::record::{Case, Record, metric};
 use cases::Cases;
-use clock::Clock;
+pub(crate) use clock::Clock;
 
 const SUITE: &str = "kernels";
 /// How this project appears beside its peers.

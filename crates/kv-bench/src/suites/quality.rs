@@ -9,8 +9,8 @@ use kv_models::Session;
 use kv_policies::Policy;
 
 use super::perplexity::{self, Text};
-use super::{judge, record_memory};
-use crate::args::{Mode, Quality};
+use super::{judge, long_output, record_memory};
+use crate::args::{Mode, Quality, Task};
 use crate::contenders::Contender;
 use crate::progress::Progress;
 use crate::prompts::{Prompt, Prompts};
@@ -24,6 +24,9 @@ const QUICK_BUDGETS: [f64; 2] = [0.5, 0.25];
 
 /// Runs the suite.
 pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()> {
+    if let Some(Task::LongOutput) = options.task {
+        return long_output::run(bench, options);
+    }
     let quick = bench.common.quick;
     let budgets: &[f64] = if quick { &QUICK_BUDGETS } else { &BUDGETS };
     let contenders = bench.common.contenders(budgets)?;

@@ -102,7 +102,7 @@ fn time(
 
 /// Gives back what earlier runs left in the device's pool, which from then on holds the most that it
 /// ever needed.
-fn empty_pool(device: &Device) -> anyhow::Result<()> {
+pub(crate) fn empty_pool(device: &Device) -> anyhow::Result<()> {
     sync(device)?;
     device.memory_cleanup();
     Ok(())

@@ -35,6 +35,7 @@ impl LayerCache {
         }
         resized.state = std::mem::take(&mut self.state);
         resized.limits = self.limits.take();
+        resized.next = self.next.take();
         *self = resized;
         Ok(())
     }
@@ -47,6 +48,22 @@ impl LayerCache {
         self.resize(self.layout.lengths().iter().map(|length| length + room).collect())
     }
 
+    /// Counts `tokens` free slots of every head as live, as far as its limit goes, whatever they
+    /// hold: zeros unless they were used before. For measurements of what long contexts cost.
+    ///
+    /// # Errors
+    /// [`Error::CapacityExhausted`].
+    pub fn assume(&mut self, tokens: usize) -> Result<()> {
+        let heads = self.layout.lengths().iter().enumerate();
+        let limit = |pair: usize| self.limits.as_ref().map_or(usize::MAX, |limits| limits[pair]);
+        let lengths: Vec<usize> =
+            heads.map(|(pair, &length)| length.max(limit(pair).min(length + tokens))).collect();
+        self.fit(&lengths)?;
+        let held = self.holds_at_limits();
+        self.set_lengths(lengths);
+        if held { self.hold_at_limits() } else { Ok(()) }
+    }
+
     /// The lengths after a change by `growth`, `[B * Hkv]`.
     pub(crate) fn advanced(&self, growth: &[isize]) -> Result<Vec<usize>> {
         expect_shape("growth", &[growth.len()], &[self.layout.pairs()])?;
@@ -54,7 +71,10 @@ impl LayerCache {
         heads
             .enumerate()
             .map(|(pair, ((&length, &capacity), &growth))| {
-                let requested = length.saturating_add_signed(growth);
+                let mut requested = length.saturating_add_signed(growth);
+                if let (Some(limits), true) = (&self.limits, self.holds_at_limits()) {
+                    requested = requested.min(limits[pair]);
+                }
                 let (sequence, head) =
                     (pair / self.layout.kv_heads(), pair % self.layout.kv_heads());
                 if requested > capacity {
@@ -67,19 +87,25 @@ impl LayerCache {
 
     /// Makes sure that every head can take `tokens` more.
     pub(super) fn reserve(&mut self, tokens: usize) -> Result<()> {
-        let full = (0..self.layout.pairs())
-            .find(|&pair| self.layout.lengths()[pair] + tokens > self.layout.capacities()[pair]);
-        let Some(pair) = full else { return Ok(()) };
+        let lengths: Vec<usize> = self.layout.lengths().iter().map(|l| l + tokens).collect();
+        self.fit(&lengths)
+    }
+
+    /// Makes sure that heads of these lengths fit.
+    pub(super) fn fit(&mut self, lengths: &[usize]) -> Result<()> {
+        let heads = || lengths.iter().zip(self.layout.capacities());
+        let Some(pair) = heads().position(|(length, capacity)| length > capacity) else {
+            return Ok(());
+        };
         if !self.options.growable {
             return Err(Error::CapacityExhausted {
                 sequence: pair / self.layout.kv_heads(),
                 head: pair % self.layout.kv_heads(),
                 capacity: self.layout.capacities()[pair],
-                requested: self.layout.lengths()[pair] + tokens,
+                requested: lengths[pair],
             });
         }
-        let grown = self.layout.lengths().iter().zip(self.layout.capacities());
-        self.resize(grown.map(|(length, capacity)| (length + tokens).max(2 * capacity)).collect())
+        self.resize(heads().map(|(&length, capacity)| length.max(2 * capacity)).collect())
     }
 
     /// Batches the sequences of several caches of one layer into one, with room to decode. Tracks
@@ -120,6 +146,11 @@ impl LayerCache {
             joined.limits = Some(limits.collect());
         }
         joined.state = joined_state(&parts)?;
+        let places: Vec<_> = parts.iter().filter_map(|part| part.next_places().cloned()).collect();
+        if !places.is_empty() {
+            all_or_none("places", places.len(), parts.len())?;
+            joined.set_next(Tensor::cat(places, 0))?;
+        }
         let to: Vec<usize> = joined.layout.live_slots().collect();
         let mut to = to.into_iter();
         for part in parts {
@@ -149,13 +180,16 @@ fn joined_state(parts: &[LayerCache]) -> Result<BTreeMap<String, Tensor<3>>> {
         state.entry(name.clone()).or_default().push(tensor.clone());
     }
     let joined = state.into_iter().map(|(name, tensors)| {
-        if tensors.len() != parts.len() {
-            return Err(Error::InvalidPlan {
-                what: "concat",
-                reason: format!("state `{name}` is in {} of {} caches", tensors.len(), parts.len()),
-            });
-        }
+        all_or_none(&format!("state `{name}`"), tensors.len(), parts.len())?;
         Ok((name, Tensor::cat(tensors, 0)))
     });
     joined.collect()
+}
+
+fn all_or_none(what: &str, count: usize, parts: usize) -> Result<()> {
+    if count == parts {
+        return Ok(());
+    }
+    let reason = format!("{what} is in {count} of {parts} caches");
+    Err(Error::InvalidPlan { what: "concat", reason })
 }

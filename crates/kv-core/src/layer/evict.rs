@@ -49,6 +49,7 @@ impl LayerCache {
         }
         let rows = self.read_slots(&last);
         self.write_slots(&victims.mask_fill(within, -1), rows)?;
+        self.next = None;
         let left = self.ranges.lengths.clone() - dropped;
         assign_ints(&mut self.ranges.lengths, left)?;
         for (length, over) in self.layout.lengths_mut().iter_mut().zip(over) {

@@ -100,6 +100,7 @@ impl LayerCache {
         expect_shape("kv heads", &[heads.kv_heads], &[self.layout.kv_heads()])?;
         expect_shape("positions", &positions.dims(), &[self.layout.batch()])?;
         self.reserve(1)?;
+        self.next = None;
         let slots = (!self.tracks.is_empty()).then(|| self.free_slots());
         let (pool, ranges) = self.pool();
         let query = write_heads(projected, positions, heads, pool, Placement::Append(ranges))?;
@@ -155,6 +156,7 @@ impl LayerCache {
             return Ok(());
         }
         self.reserve(tokens)?;
+        self.next = None;
         let pairs = self.layout.pairs();
         let mut slots = self.free_slots().reshape([pairs, 1]);
         if tokens > 1 {
@@ -194,7 +196,7 @@ impl LayerCache {
     }
 
     /// Checks the shapes of `N` tokens of every head.
-    fn check_tokens(
+    pub(super) fn check_tokens(
         &self,
         keys: &Tensor<4>,
         values: &Tensor<4>,
@@ -208,7 +210,11 @@ impl LayerCache {
     }
 
     /// `N` tokens of every head as rows, head after head.
-    fn token_rows(keys: Tensor<4>, values: Tensor<4>, positions: Tensor<2, Int>) -> Rows {
+    pub(super) fn token_rows(
+        keys: Tensor<4>,
+        values: Tensor<4>,
+        positions: Tensor<2, Int>,
+    ) -> Rows {
         let [batch, kv_heads, tokens, head_dim] = keys.dims();
         let count = batch * kv_heads * tokens;
         let positions = positions.unsqueeze_dim::<3>(1).expand([batch, kv_heads, tokens]);

@@ -6,7 +6,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::plan::{Kernel, kernel, room_of_half, splits};
-use super::{DecodeConfig, combine, normalise, plain, tensor_core};
+use super::tensor_core::Logits;
+use super::{DecodeConfig, ViewKind, combine, normalise, plain, tensor_core};
 use crate::gpu::{elem_type, empty_like, grid, zeros_like};
 
 /// A call's tensors, all contiguous.
@@ -22,10 +23,64 @@ pub(crate) struct Call {
     pub(crate) config: DecodeConfig,
 }
 
+/// What the attention kernel leaves for those behind it.
+pub(crate) struct Attended {
+    /// `[B, Hq, D]`; not written yet where the heads are in parts.
+    pub(crate) output: CubeTensor,
+    /// `[B, Hq]`; likewise.
+    pub(crate) log_sum_exp: CubeTensor,
+    /// Logits, `[S, G]`, of the slots attended to.
+    pub(crate) scores: CubeTensor,
+    /// `[B, Hkv, splits, G, D]`
+    pub(crate) partial: CubeTensor,
+    /// `[B, Hkv, splits, G, 2]`
+    pub(crate) stats: CubeTensor,
+    /// Parts of a head.
+    pub(crate) splits: usize,
+    /// `G`
+    pub(crate) group: usize,
+    /// Whether the output is whole and `partial` holds each head's slot of least importance,
+    /// `[B, Hkv, 2]`: importance, and the place's bits.
+    pub(crate) weighed: bool,
+}
+
+/// What an eviction asks of the attention kernel.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Evicts {
+    /// Whether the newest token is no candidate.
+    pub(crate) spares_newest: bool,
+    /// Whether nothing else is kept, each head decides by itself, and importances are not wanted: the
+    /// kernel may decide then.
+    pub(crate) alone: bool,
+}
+
 impl Call {
     /// Returns output, log-sum-exp and probabilities.
     pub(crate) fn run(self) -> (CubeTensor, CubeTensor, CubeTensor) {
-        let call = Self {
+        let call = self.packed();
+        let features = call.config.features;
+        // Zeros, since slots that are not attended to are not written.
+        let shape = if features.probabilities { call.scores_shape() } else { [1, 1] };
+        let attended = call.attend(zeros_like(&call.query, shape), None);
+        if attended.splits > 1 {
+            call.combine(&attended);
+        }
+        if features.probabilities {
+            call.normalise(&attended);
+        }
+        (attended.output, attended.log_sum_exp, attended.scores)
+    }
+
+    /// Attends, and either decides or leaves all heads in parts, if only one each, and logits. Then
+    /// `numerators` are logarithms of the values' norms, and `view` the newest tokens' places.
+    pub(crate) fn run_evicting(self, evicts: Evicts) -> Attended {
+        let call = self.packed();
+        let scores = empty_like(&call.query, Shape::from(call.scores_shape()), DType::F32);
+        call.attend(scores, Some(evicts))
+    }
+
+    fn packed(self) -> Self {
+        Self {
             query: into_contiguous(self.query),
             keys: into_contiguous(self.keys),
             values: into_contiguous(self.values),
@@ -35,35 +90,49 @@ impl Call {
             lengths: into_contiguous(self.lengths),
             view: into_contiguous(self.view),
             config: self.config,
-        };
-        call.launch()
+        }
     }
 
-    fn launch(self) -> (CubeTensor, CubeTensor, CubeTensor) {
-        let query = self.query.clone();
+    fn pairs(&self) -> usize {
+        self.offsets.shape().num_elements()
+    }
+
+    fn group(&self) -> usize {
+        let [batch, query_heads, _] = self.query.shape().dims();
+        batch * query_heads / self.pairs()
+    }
+
+    fn width(&self) -> usize {
+        self.view.shape().num_elements() / self.pairs().max(1)
+    }
+
+    fn scores_shape(&self) -> [usize; 2] {
+        let [slots, _] = self.keys.shape().dims();
+        [slots, self.group()]
+    }
+
+    fn attend(&self, scores: CubeTensor, evicts: Option<Evicts>) -> Attended {
+        let query = &self.query;
         let client = query.client.clone();
         let [batch, query_heads, head_dim] = query.shape().dims();
         let [slots, _] = self.keys.shape().dims();
-        let pairs = self.offsets.shape().num_elements();
-        let group = batch * query_heads / pairs;
-        let width = self.view.shape().num_elements() / pairs.max(1);
+        let (pairs, group) = (self.pairs(), self.group());
         let DecodeConfig { scale, features, longest, sinks } = self.config;
 
-        let chosen = kernel(&query, head_dim, group);
-        let splits = splits(&query, chosen, pairs, longest);
-        let split = splits > 1;
-        let output = empty_like(&query, query.shape(), query.dtype);
+        let (splits, chosen) = splits(query, kernel(query, head_dim, group), pairs, longest);
+        let room = room_of_half(query);
+        let logits = self.logits(chosen, splits, room, evicts);
+        let weighed = matches!(logits, Logits::Weighed { .. });
+        let split = splits > 1 || (evicts.is_some() && !weighed);
+        let output = empty_like(query, query.shape(), query.dtype);
         let shape = if features.log_sum_exp { [batch, query_heads] } else { [1, 1] };
-        let log_sum_exp = empty_like(&query, Shape::from(shape), DType::F32);
-        // Zeros, since slots that are not attended to are not written.
-        let shape = if features.probabilities { [slots, group] } else { [1, 1] };
-        let scores = zeros_like(&query, shape);
+        let log_sum_exp = empty_like(query, Shape::from(shape), DType::F32);
         let parts = if split { pairs * splits * group } else { 1 };
-        let partial = empty_like(&query, Shape::from([parts * head_dim]), DType::F32);
-        let stats = empty_like(&query, Shape::from([parts * 2]), DType::F32);
+        let numbers = if weighed { 2 * pairs } else { parts * head_dim };
+        let partial = empty_like(query, Shape::from([numbers]), DType::F32);
+        let stats = empty_like(query, Shape::from([parts * 2]), DType::F32);
 
         let count = grid(pairs * splits);
-        let room = room_of_half(&self.query);
         let dtype = elem_type(query.dtype);
         // The kernels for attention take the same arguments.
         macro_rules! attend {
@@ -73,11 +142,11 @@ impl Call {
                     count,
                     CubeDim::new_1d($units as u32),
                     $lanes,
-                    self.query.into_buffer_arg(),
-                    self.keys.into_buffer_arg(),
-                    self.values.into_buffer_arg(),
-                    self.log_weights.into_buffer_arg(),
-                    self.numerators.into_buffer_arg(),
+                    query.clone().into_buffer_arg(),
+                    self.keys.clone().into_buffer_arg(),
+                    self.values.clone().into_buffer_arg(),
+                    self.log_weights.clone().into_buffer_arg(),
+                    self.numerators.clone().into_buffer_arg(),
                     self.offsets.clone().into_buffer_arg(),
                     self.lengths.clone().into_buffer_arg(),
                     self.view.clone().into_buffer_arg(),
@@ -89,7 +158,7 @@ impl Call {
                     pairs,
                     splits,
                     slots,
-                    width,
+                    self.width(),
                     sinks,
                     scale,
                     $blueprint,
@@ -101,11 +170,20 @@ impl Call {
         // within the pool.
         unsafe {
             match chosen {
-                Kernel::TensorCore { words } => attend!(
+                Kernel::TensorCore { words, planes } => attend!(
                     tensor_core::tensor_core_kernel::launch_unchecked,
-                    32 * tensor_core::PLANES,
+                    32 * planes,
                     words,
-                    tensor_core::Blueprint { group, head_dim, words, split, room, features }
+                    tensor_core::Blueprint {
+                        group,
+                        head_dim,
+                        words,
+                        split,
+                        room,
+                        planes,
+                        logits,
+                        features
+                    }
                 ),
                 Kernel::Plain { lanes, team } => attend!(
                     plain::plain_kernel::launch_unchecked,
@@ -114,48 +192,82 @@ impl Call {
                     plain::Blueprint { group, columns: head_dim / lanes, team, split, features }
                 ),
             }
-            if split {
-                let lanes = if head_dim.is_multiple_of(4) { 4 } else { 1 };
-                let columns = head_dim / lanes;
-                let rows = (256 / columns).clamp(1, 8);
-                combine::combine_kernel::launch_unchecked(
-                    &client,
-                    grid(pairs * group),
-                    CubeDim::new_1d((rows * columns) as u32),
-                    lanes,
-                    partial.into_buffer_arg(),
-                    stats.into_buffer_arg(),
-                    output.clone().into_buffer_arg(),
-                    log_sum_exp.clone().into_buffer_arg(),
-                    pairs * group,
-                    splits,
-                    group,
-                    columns,
-                    rows,
-                    features.log_sum_exp,
-                    dtype,
-                );
-            }
-            if features.probabilities {
-                normalise::normalise_kernel::launch_unchecked(
-                    &client,
-                    grid(pairs * splits),
-                    CubeDim::new_1d(normalise::UNITS as u32),
-                    self.offsets.into_buffer_arg(),
-                    self.lengths.into_buffer_arg(),
-                    self.view.into_buffer_arg(),
-                    log_sum_exp.clone().into_buffer_arg(),
-                    scores.clone().into_buffer_arg(),
-                    pairs,
-                    splits,
-                    slots,
-                    width,
-                    sinks,
-                    group,
-                    features,
-                );
-            }
         }
-        (output, log_sum_exp, scores)
+        Attended { output, log_sum_exp, scores, partial, stats, splits, group, weighed }
+    }
+
+    /// What the kernel does with logits: keeps them to itself where there is room.
+    fn logits(&self, kernel: Kernel, splits: usize, room: usize, evicts: Option<Evicts>) -> Logits {
+        let DecodeConfig { features, longest, .. } = self.config;
+        let (group, [_, _, head_dim]) = (self.group(), self.query.shape().dims());
+        let Kernel::TensorCore { planes, .. } = kernel else { return Logits::Written };
+        if !features.probabilities {
+            return Logits::Dropped;
+        }
+        // A part in whole tiles, behind the sums of all planes.
+        let part = longest.div_ceil(splits).next_multiple_of(tensor_core::TILE);
+        if features.view != ViewKind::All || (planes * head_dim + part) * group > room {
+            return Logits::Written;
+        }
+        match evicts {
+            Some(Evicts { spares_newest, alone: true }) if splits == 1 => {
+                Logits::Weighed { spares_newest }
+            }
+            _ => Logits::Collected,
+        }
+    }
+
+    /// Sums the parts of each head.
+    fn combine(&self, attended: &Attended) {
+        let [_, _, head_dim] = self.query.shape().dims();
+        let heads = self.pairs() * attended.group;
+        let lanes = if head_dim.is_multiple_of(4) { 4 } else { 1 };
+        let columns = head_dim / lanes;
+        let rows = (512 / columns).clamp(1, 16);
+        // SAFETY: the kernel stays within the parts that the attention made.
+        unsafe {
+            combine::combine_kernel::launch_unchecked(
+                &self.query.client.clone(),
+                grid(heads),
+                CubeDim::new_1d((rows * columns) as u32),
+                lanes,
+                attended.partial.clone().into_buffer_arg(),
+                attended.stats.clone().into_buffer_arg(),
+                attended.output.clone().into_buffer_arg(),
+                attended.log_sum_exp.clone().into_buffer_arg(),
+                heads,
+                attended.splits,
+                attended.group,
+                columns,
+                rows,
+                self.config.features.log_sum_exp,
+                elem_type(self.query.dtype),
+            );
+        }
+    }
+
+    /// Makes probabilities of logits.
+    fn normalise(&self, attended: &Attended) {
+        let [slots, _] = self.keys.shape().dims();
+        // SAFETY: as for the attention.
+        unsafe {
+            normalise::normalise_kernel::launch_unchecked(
+                &self.query.client.clone(),
+                grid(self.pairs() * attended.splits),
+                CubeDim::new_1d(normalise::UNITS as u32),
+                self.offsets.clone().into_buffer_arg(),
+                self.lengths.clone().into_buffer_arg(),
+                self.view.clone().into_buffer_arg(),
+                attended.log_sum_exp.clone().into_buffer_arg(),
+                attended.scores.clone().into_buffer_arg(),
+                self.pairs(),
+                attended.splits,
+                slots,
+                self.width(),
+                self.config.sinks,
+                attended.group,
+                self.config.features,
+            );
+        }
     }
 }

@@ -18,7 +18,7 @@ mod plain;
 mod plan;
 pub mod reference;
 #[cfg(feature = "gpu")]
-mod shared;
+pub(crate) mod shared;
 #[cfg(feature = "gpu")]
 mod tensor_core;
 
@@ -65,39 +65,14 @@ pub fn decode_attention(
     ranges: &SlotRanges,
     options: DecodeAttentionOptions,
 ) -> Result<AttentionOutput, KernelError> {
-    let [batch, query_heads, head_dim] = query.dims();
+    let [batch, _, head_dim] = query.dims();
     let [slots, _] = keys.dims();
-    let kv_heads = ranges.offsets.dims()[1];
-
+    let [_, kv_heads] = ranges.offsets.dims();
     let check = Check::new(OP, &query);
-    check.supported()?;
-    check.float("query", &query)?;
-    check.shape("keys", &keys, &[slots, head_dim])?;
-    check.shape("values", &values, &[slots, head_dim])?;
-    for (argument, tensor) in [("keys", &keys), ("values", &values)] {
-        check.same_dtype(argument, tensor, "the query's dtype", query.dtype())?;
-    }
-    check.ranges(ranges, batch, kv_heads)?;
-    if kv_heads == 0 || query_heads % kv_heads != 0 {
-        return Err(KernelError::HeadGroups { op: OP, query_heads, kv_heads });
-    }
-    let group = query_heads / kv_heads;
-    if group == 0 || group > MAX_GROUP {
-        return Err(unsupported("query heads per key-value head", group, "1 to 8"));
-    }
-    if head_dim == 0 || head_dim > MAX_HEAD_DIM || !head_dim.is_multiple_of(4) {
-        return Err(unsupported("head dim", head_dim, "multiples of 4 up to 256"));
-    }
-    if batch == 0 || slots == 0 {
-        return Err(unsupported("batch x slots", batch * slots, "at least 1"));
-    }
-    for (argument, weights) in
-        [("log_weights", &log_weights), ("numerator_weights", &options.numerator_weights)]
-    {
-        if let Some(weights) = weights {
-            check.shape(argument, weights, &[slots])?;
-            check.f32(argument, weights)?;
-        }
+    self::check(&check, OP, &query, [&keys, &values], log_weights.as_ref(), ranges)?;
+    if let Some(numerators) = &options.numerator_weights {
+        check.shape("numerator_weights", numerators, &[slots])?;
+        check.f32("numerator_weights", numerators)?;
     }
     let view = options.view.check(&check, batch, kv_heads)?;
 
@@ -137,6 +112,50 @@ pub fn decode_attention(
     })
 }
 
-fn unsupported(argument: &'static str, actual: usize, supported: &'static str) -> KernelError {
-    KernelError::Unsupported { op: OP, argument, actual: actual.to_string(), supported }
+/// Checks what all attention over slots takes.
+pub(crate) fn check(
+    check: &Check,
+    op: &'static str,
+    query: &Tensor<3>,
+    [keys, values]: [&Tensor<2>; 2],
+    log_weights: Option<&Tensor<1>>,
+    ranges: &SlotRanges,
+) -> Result<(), KernelError> {
+    let [batch, query_heads, head_dim] = query.dims();
+    let [slots, _] = keys.dims();
+    let [_, kv_heads] = ranges.offsets.dims();
+    check.supported()?;
+    check.float("query", query)?;
+    for (argument, tensor) in [("keys", keys), ("values", values)] {
+        check.shape(argument, tensor, &[slots, head_dim])?;
+        check.same_dtype(argument, tensor, "the query's dtype", query.dtype())?;
+    }
+    check.ranges(ranges, batch, kv_heads)?;
+    if kv_heads == 0 || query_heads % kv_heads != 0 {
+        return Err(KernelError::HeadGroups { op, query_heads, kv_heads });
+    }
+    let group = query_heads / kv_heads;
+    if group == 0 || group > MAX_GROUP {
+        return Err(unsupported(op, "query heads per key-value head", group, "1 to 8"));
+    }
+    if head_dim == 0 || head_dim > MAX_HEAD_DIM || !head_dim.is_multiple_of(4) {
+        return Err(unsupported(op, "head dim", head_dim, "multiples of 4 up to 256"));
+    }
+    if batch == 0 || slots == 0 {
+        return Err(unsupported(op, "batch x slots", batch * slots, "at least 1"));
+    }
+    if let Some(weights) = log_weights {
+        check.shape("log_weights", weights, &[slots])?;
+        check.f32("log_weights", weights)?;
+    }
+    Ok(())
+}
+
+fn unsupported(
+    op: &'static str,
+    argument: &'static str,
+    actual: usize,
+    supported: &'static str,
+) -> KernelError {
+    KernelError::Unsupported { op, argument, actual: actual.to_string(), supported }
 }

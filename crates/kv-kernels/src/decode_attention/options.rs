@@ -124,7 +124,7 @@ impl SlotView {
                 check.shape("counts", counts, &pairs)?;
                 check.int("counts", counts)?;
                 if width == 0 {
-                    return Err(super::unsupported("slots", 0, "lists of at least 1"));
+                    return Err(super::unsupported(super::OP, "slots", 0, "lists of at least 1"));
                 }
                 CheckedView {
                     slots: Some(slots.clone().reshape([batch * kv_heads * width])),

@@ -8,8 +8,8 @@ use crate::gpu::multiplies;
 /// What launches the attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kernel {
-    /// Matrix instructions, with values read in vectors of so many 32-bit words.
-    TensorCore { words: usize },
+    /// Matrix instructions, with values read in vectors of so many 32-bit words, by so many planes.
+    TensorCore { words: usize, planes: usize },
     /// Vectors of so many elements, rows shared by teams of so many units.
     Plain { lanes: usize, team: usize },
 }
@@ -27,7 +27,8 @@ pub(super) fn kernel(query: &CubeTensor, head_dim: usize, group: usize) -> Kerne
     let hardware = &query.client.properties().hardware;
     if multiplies(query) && head_dim.is_multiple_of(32) {
         let words = if head_dim.is_multiple_of(64) { 4 } else { 2 };
-        return Kernel::TensorCore { words };
+        let planes = tensor_core::PLANES;
+        return Kernel::TensorCore { words, planes };
     }
     let lanes = query
         .client
@@ -49,17 +50,30 @@ pub(super) fn room_of_half(query: &CubeTensor) -> usize {
     query.client.properties().hardware.max_shared_memory_size / 3 / size_of::<f32>()
 }
 
-/// Parts of each of `pairs` ranges of up to `longest` slots.
-pub(super) fn splits(query: &CubeTensor, kernel: Kernel, pairs: usize, longest: usize) -> usize {
+/// Parts of each of `pairs` ranges of up to `longest` slots, and with how many planes a cube.
+pub(super) fn splits(
+    query: &CubeTensor,
+    kernel: Kernel,
+    pairs: usize,
+    longest: usize,
+) -> (usize, Kernel) {
     let hardware = &query.client.properties().hardware;
     let processors = hardware.num_streaming_multiprocessors.map_or(PROCESSORS, |n| n as usize);
     let (each, part) = match kernel {
-        Kernel::TensorCore { .. } => (CUBES_EACH[0], tensor_core::PLANES * tensor_core::TILE),
+        // Two tiles a plane: of parts as small as one, joining costs more than reading.
+        Kernel::TensorCore { planes, .. } => (CUBES_EACH[0], 2 * planes * tensor_core::TILE),
         Kernel::Plain { .. } => (CUBES_EACH[1], SMALLEST_PART.max(plain::UNITS / 2)),
     };
     // One part where the ranges alone fill the device.
     if 2 * pairs >= processors * each {
-        return 1;
+        return (1, kernel);
     }
-    (processors * each / pairs).min(longest / part).max(1)
+    let splits = (processors * each / pairs).min(longest / part).max(1);
+    match kernel {
+        // Twice the planes do what two parts would, and nothing is to be joined.
+        Kernel::TensorCore { words, planes } if splits == 2 => {
+            (1, Kernel::TensorCore { words, planes: 2 * planes })
+        }
+        _ => (splits, kernel),
+    }
 }

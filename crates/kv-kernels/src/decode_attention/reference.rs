@@ -75,14 +75,25 @@ pub struct Solution {
     pub output: Vec<f32>,
     /// `[B, Hq]`
     pub log_sum_exp: Vec<f32>,
-    /// `[S, G]`; 0 outside the ranges. Empty unless asked for.
-    pub probabilities: Vec<f32>,
+    /// `[S, G]`, what was asked for of every slot; 0 outside the ranges.
+    pub scores: Vec<f32>,
+}
+
+/// What to return of every slot and query head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scores {
+    /// Nothing.
+    None,
+    /// Its probability.
+    Probabilities,
+    /// Its logit, weight included.
+    Logits,
 }
 
 /// Solves `problem`, reading each element through `load`.
 pub fn solve<E: Copy>(
     problem: &Problem<'_, E>,
-    probabilities: bool,
+    scores: Scores,
     load: impl Fn(E) -> f32,
 ) -> Solution {
     let Problem { kv_heads, group, head_dim, .. } = *problem;
@@ -91,7 +102,7 @@ pub fn solve<E: Copy>(
     let mut solution = Solution {
         output: vec![0.0; pairs * group * head_dim],
         log_sum_exp: vec![f32::NEG_INFINITY; pairs * group],
-        probabilities: if probabilities { vec![0.0; slots * group] } else { Vec::new() },
+        scores: if scores == Scores::None { Vec::new() } else { vec![0.0; slots * group] },
     };
     debug_assert_eq!(problem.query.len(), pairs * group * head_dim);
     debug_assert_eq!(pairs % kv_heads, 0);
@@ -124,6 +135,11 @@ pub fn solve<E: Copy>(
             let weight = |slot: usize| problem.log_weights.map_or(0.0, |weights| weights[slot]);
             let weighted: Vec<f32> =
                 logits.iter().zip(&slots).map(|(logit, &slot)| logit + weight(slot)).collect();
+            if scores == Scores::Logits {
+                for (&logit, &slot) in weighted.iter().zip(&slots) {
+                    solution.scores[slot * group + g] = logit;
+                }
+            }
             // NaN is not −∞: it goes on into the sum and shows in the output.
             if weighted.iter().all(|logit| *logit == f32::NEG_INFINITY) {
                 logits.fill(0.0);
@@ -136,8 +152,8 @@ pub fn solve<E: Copy>(
             let sum: f32 = exponentials.iter().sum();
             solution.log_sum_exp[head] = max + sum.ln();
             for ((logit, p), &slot) in logits.iter_mut().zip(exponentials).zip(&slots) {
-                if probabilities {
-                    solution.probabilities[slot * group + g] = p / sum;
+                if scores == Scores::Probabilities {
+                    solution.scores[slot * group + g] = p / sum;
                 }
                 *logit = match problem.numerators {
                     Some(numerators) => (*logit - max).exp() * numerators[slot] / sum,

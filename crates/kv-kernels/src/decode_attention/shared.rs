@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 use super::ViewKind;
 
 /// Below every logit that carries weight; a finite stand-in for −∞, which WGSL cannot write down.
-pub(super) const LOWEST: f32 = -3.0e38;
+pub(crate) const LOWEST: f32 = -3.0e38;
 /// The bits of -1e38: logits from there to −∞ have weight 0.
 const WEIGHTLESS: u32 = 0xfe96_7699;
 /// The bits of −∞.
@@ -87,12 +87,12 @@ pub(super) fn weight_of(logit: f32, max: f32) -> f32 {
 
 /// A sum of weights to divide by: 1 where nothing was attended to.
 #[cube]
-pub(super) fn divisor(sum: f32) -> f32 {
+pub(crate) fn divisor(sum: f32) -> f32 {
     select(u32::reinterpret(sum) == 0u32, 1.0f32, sum)
 }
 
 /// The larger, where NaN is never the larger: it stays in the sums.
 #[cube]
-pub(super) fn larger(a: f32, b: f32) -> f32 {
+pub(crate) fn larger(a: f32, b: f32) -> f32 {
     select(b > a, b, a)
 }

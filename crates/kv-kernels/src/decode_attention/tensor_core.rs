@@ -13,11 +13,14 @@ use cubecl::prelude::*;
 
 use super::shared::{LOWEST, divisor, gap_of, larger, slot_at, start_of, weight_of};
 use super::{Features, ViewKind};
+use crate::evicting_attention::weigh::{ABSENT, NOWHERE, importance_of, weakest_of};
 
 /// Slots of a plane's step.
 pub(super) const TILE: usize = 16;
-/// Planes of a cube.
+/// Planes of a cube where heads or their parts fill the device with two cubes a processor.
 pub(super) const PLANES: usize = 4;
+/// Logits that a unit looks at together to choose the least important slot.
+const CHOSEN: usize = 8;
 /// Rows of a result: query heads, padded.
 const ROWS: usize = 8;
 const PLANE: usize = 32;
@@ -35,7 +38,30 @@ pub(super) struct Blueprint {
     pub(super) split: bool,
     /// Numbers that shared memory has room for, at least.
     pub(super) room: usize,
+    /// Planes of a cube.
+    pub(super) planes: usize,
+    /// What becomes of logits.
+    pub(super) logits: Logits,
     pub(super) features: Features,
+}
+
+/// What becomes of logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Logits {
+    /// Nothing.
+    Dropped,
+    /// Each is written at once.
+    Written,
+    /// They stay in shared memory, which has room for a cube's part, and are written in the end: a
+    /// fraction of the cost.
+    Collected,
+    /// They stay there, and the cube, which has its whole head, finds the slot of least importance
+    /// (of which `numerators` holds the values' norms, `view` the newest tokens' places) for
+    /// `partial` `[B, Hkv, 2]`: importance, and the place's bits.
+    Weighed {
+        /// Whether the newest token is no candidate.
+        spares_newest: bool,
+    },
 }
 
 /// # Shapes
@@ -70,7 +96,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
 ) {
     let group = blueprint.group.comptime();
     let dim = blueprint.head_dim.comptime();
-    let planes = PLANES.comptime();
+    let planes = blueprint.planes.comptime();
     let features = blueprint.features.comptime();
     let kind = features.view.comptime();
     // 4 lanes take 32 columns of a key, 8 lanes `span` columns of a value.
@@ -125,6 +151,11 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     }
     let mut max = f32::new(LOWEST);
     let mut weight = 0.0f32;
+
+    // At least so much that only two cubes share a processor: with the registers that three would
+    // leave them, waves of cubes end unevenly.
+    let sums_end = comptime!(planes * group * dim);
+    let mut totals = Shared::<[f32]>::new_slice(comptime!(sums_end.max(blueprint.room)));
 
     // Always one tile ahead: memory is never idle while a tile is worked on.
     let mut k = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pieces));
@@ -209,8 +240,14 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
                 logit = f32::new(LOWEST);
                 dots[u] = f32::new(LOWEST);
             } else {
-                if features.probabilities && r < group {
-                    scores[at[u] * group + r] = logit;
+                if comptime!(blueprint.logits == Logits::Written) {
+                    if r < group {
+                        scores[at[u] * group + r] = logit;
+                    }
+                } else if comptime!(blueprint.logits != Logits::Dropped) {
+                    if r < group {
+                        totals[sums_end + (place_of(tile, u, j) - first) * group + r] = logit;
+                    }
                 }
             }
             logits[u] = logit;
@@ -280,7 +317,9 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
                 at[u] = next_at[u];
             } else {
                 // Cheaper to find than to keep.
-                at[u] = slot_or_none(view, next, u, end, start, sinks, gap, slots, j, kind);
+                let i = place_of(next, u, j);
+                let slot = slot_at(view, start, min(i, end - 1), sinks, gap, slots, kind);
+                at[u] = select(i < end, slot, slots);
             }
             if features.weighted {
                 log_weight[u] = next_log[u];
@@ -297,10 +336,6 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     weight += plane_shuffle_xor(weight, 2u32);
     let mut maxima = Shared::<[f32]>::new_slice(comptime!(planes * ROWS));
     let mut weights = Shared::<[f32]>::new_slice(comptime!(planes * ROWS));
-    // At least so much that only two cubes share a processor: with the registers that three would
-    // leave them, waves of cubes end unevenly.
-    let mut totals =
-        Shared::<[f32]>::new_slice(comptime!((planes * group * dim).max(blueprint.room)));
     if j == 0 {
         maxima[plane * ROWS + r] = max;
         weights[plane * ROWS + r] = weight;
@@ -330,6 +365,68 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
         }
     }
     sync_cube();
+    if comptime!(blueprint.logits == Logits::Collected) {
+        let mut i = unit;
+        while i < (end - first) * group {
+            scores[(start + first) * group + i] = totals[sums_end + i];
+            i += planes * PLANE;
+        }
+    }
+    if comptime!(matches!(blueprint.logits, Logits::Weighed { .. })) {
+        let mut normalisers = Array::<f32>::new(group);
+        #[unroll]
+        for g in 0..group {
+            let mut top = f32::new(LOWEST);
+            #[unroll]
+            for other in 0..planes {
+                top = larger(top, maxima[other * ROWS + g]);
+            }
+            let mut sum = 0.0f32;
+            #[unroll]
+            for other in 0..planes {
+                let row = other * ROWS + g;
+                sum += weights[row] * (maxima[row] - top).exp();
+            }
+            normalisers[g] = top + sum.ln();
+        }
+        let mut own = Array::<f32>::new(group);
+        let mut norms = Array::<f32>::new(CHOSEN);
+        let mut best = f32::new(ABSENT);
+        let mut best_place = i32::new(NOWHERE as i64);
+        let mut base = unit;
+        while base < count {
+            #[unroll]
+            for c in 0..CHOSEN {
+                let place = min(base + c * planes * PLANE, count - 1);
+                norms[c] = numerators[start + place];
+            }
+            #[unroll]
+            for c in 0..CHOSEN {
+                let place = base + c * planes * PLANE;
+                if place < count {
+                    #[unroll]
+                    for g in 0..group {
+                        own[g] = totals[sums_end + place * group + g];
+                    }
+                    let value = importance_of(&own, &normalisers, norms[c], group);
+                    let mut goes = value != f32::new(ABSENT);
+                    if comptime!(blueprint.logits == Logits::Weighed { spares_newest: true }) {
+                        goes = goes && i32::cast_from(place) != view[pair];
+                    }
+                    if goes && (value < best || best_place == NOWHERE) {
+                        best = value;
+                        best_place = i32::cast_from(place);
+                    }
+                }
+            }
+            base += CHOSEN * planes * PLANE;
+        }
+        let (value, place) = weakest_of(best, best_place, planes);
+        if unit == 0 {
+            partial[pair * 2] = value;
+            partial[pair * 2 + 1] = f32::reinterpret(place);
+        }
+    }
     let mut i = unit;
     while i < group * dim {
         let head = i / dim;
@@ -364,25 +461,10 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     }
 }
 
-/// The slot of this lane's `u`-th logit of a tile: `2 j`, `2 j + 1`, `2 j + 8` and `2 j + 9`; `slots`
-/// for none.
+/// Where in the range a tile's `u`-th logit of this lane is: `2 j`, `2 j + 1`, `2 j + 8`, `2 j + 9`.
 #[cube]
-#[allow(clippy::too_many_arguments)]
-fn slot_or_none(
-    view: &[i32],
-    tile: usize,
-    #[comptime] u: usize,
-    end: usize,
-    start: usize,
-    sinks: usize,
-    gap: usize,
-    slots: usize,
-    j: usize,
-    #[comptime] kind: ViewKind,
-) -> usize {
-    let i = tile + 2 * j + comptime!(u % 2 + (u / 2) * 8);
-    let slot = slot_at(view, start, min(i, end - 1), sinks, gap, slots, kind);
-    select(i < end, slot, slots)
+fn place_of(tile: usize, #[comptime] u: usize, j: usize) -> usize {
+    tile + 2 * j + comptime!(u % 2 + (u / 2) * 8)
 }
 
 /// Reads a number a slot, where it is wanted; what is no slot gets the last one's.
@@ -453,9 +535,10 @@ fn read_values<N: Size>(
 ) {
     #[unroll]
     for u in 0..4usize {
-        let slot = slot_or_none(view, tile, u, end, start, sinks, gap, slots, j, kind);
+        let i = place_of(tile, u, j);
+        let slot = slot_at(view, start, min(i, end - 1), sinks, gap, slots, kind);
         let row = min(slot, slots - 1);
-        at[u] = slot;
+        at[u] = select(i < end, slot, slots);
         #[unroll]
         for block in 0..blocks {
             let mut piece = values[row * comptime!(8 * blocks) + 8 * block + r];

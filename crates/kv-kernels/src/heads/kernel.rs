@@ -2,6 +2,9 @@
 
 use cubecl::prelude::*;
 
+use super::Place;
+use crate::evicting_attention::LOWEST_NORM;
+
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Blueprint {
@@ -21,15 +24,6 @@ impl Blueprint {
     pub(crate) fn rows(self) -> usize {
         self.units / (self.head_dim / 2)
     }
-}
-
-/// How a cube's new token finds its slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Place {
-    /// Behind the live slots, which become one more.
-    Append,
-    /// In given slots; nothing is written to negative ones.
-    Given,
 }
 
 /// Elements `i` and `i + D / 2` of head `head` (queries, keys, values) of a token, as attention takes
@@ -182,7 +176,7 @@ pub(crate) fn split_kernel<E: Float>(
 ///
 /// # Shapes
 /// `projected` `[B, (Hq + 2 Hkv) D]`, `query` `[B, Hq, D]`; `keys`, `values` `[S, D]`;
-/// `slot_positions` and `log_weights` `[S]`.
+/// `slot_positions`, `log_weights` and `log_norms` `[S]`.
 #[cube(launch_unchecked)]
 pub(crate) fn write_kernel<E: Float, P: Float>(
     projected: &[E],
@@ -196,8 +190,10 @@ pub(crate) fn write_kernel<E: Float, P: Float>(
     values: &mut [P],
     slot_positions: &mut [i32],
     log_weights: &mut [f32],
+    log_norms: &mut [f32],
     offsets: &[i32],
     lengths: &mut [i32],
+    next: &[i32],
     pairs: usize,
     epsilon: f32,
     #[comptime] blueprint: Blueprint,
@@ -221,11 +217,21 @@ pub(crate) fn write_kernel<E: Float, P: Float>(
     let kv_head = here % kv_heads;
     let position = positions[sequence];
     let length = lengths[here];
-    // Given slots stand in place of both.
+    // Given slots stand in place of the offsets.
     let mut slot = offsets[here];
+    let mut grown = length;
     if comptime!(place == Place::Append) {
         slot += length;
+        grown += 1;
     }
+    if comptime!(place == Place::Next) {
+        slot += next[here];
+        if next[here] == length {
+            grown += 1;
+        }
+    }
+    // Of this unit's elements of the value, as they are stored.
+    let mut norm = 0.0f32;
     let unit = UNIT_POS as usize;
     let i = unit % half;
     #[unroll]
@@ -265,22 +271,39 @@ pub(crate) fn write_kernel<E: Float, P: Float>(
                     keys[to] = P::cast_from(first);
                     keys[to + half] = P::cast_from(second);
                 } else {
-                    values[to] = P::cast_from(first);
-                    values[to + half] = P::cast_from(second);
+                    let (first, second) = (P::cast_from(first), P::cast_from(second));
+                    values[to] = first;
+                    values[to + half] = second;
+                    norm += f32::cast_from(first).abs() + f32::cast_from(second).abs();
                 }
             }
         }
     }
+    if comptime!(place == Place::Next) {
+        norm = plane_sum(norm);
+        squares[unit] = norm;
+    }
     // Everybody knows the length by then.
     sync_cube();
     if unit == 0 {
-        if comptime!(place == Place::Append) {
-            lengths[here] = length + 1;
+        if comptime!(place != Place::Slots) {
+            lengths[here] = grown;
         }
         if slot >= 0 {
             slot_positions[slot as usize] = position;
             if weighted {
                 log_weights[slot as usize] = 0.0f32;
+            }
+            if comptime!(place == Place::Next) {
+                let mut total = 0.0f32;
+                for plane in 0..CUBE_DIM / PLANE_DIM {
+                    total += squares[(plane * PLANE_DIM) as usize];
+                }
+                let mut log_norm = f32::new(LOWEST_NORM);
+                if total > 0.0f32 {
+                    log_norm = total.ln();
+                }
+                log_norms[slot as usize] = log_norm;
             }
         }
     }

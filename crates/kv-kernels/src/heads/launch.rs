@@ -8,8 +8,8 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 
 use super::HeadConfig;
-use super::kernel::{self, Blueprint, Place};
-use crate::extension::{Projection, SlotPools, Written};
+use super::kernel::{self, Blueprint};
+use crate::extension::{Places, Projection, SlotPools, Written};
 use crate::gpu::{elem_type, empty_like, grid, packed};
 
 /// Units of a cube that splits.
@@ -62,15 +62,14 @@ pub(crate) fn split(
 pub(crate) fn write(
     args: Projection<CubeBackend>,
     pools: SlotPools<CubeBackend>,
-    offsets: CubeTensor,
-    lengths: CubeTensor,
-    appends: bool,
+    places: Places<CubeBackend>,
 ) -> Written<CubeBackend> {
     let batch = args.positions.shape().num_elements();
     let config = args.config;
     let HeadConfig { query_heads, kv_heads, head_dim, .. } = config;
     // CUDA pads the rows of some tensors.
-    let (pools, lengths) = (packed(pools), into_contiguous(lengths));
+    let (pools, lengths) = (packed(pools), into_contiguous(places.lengths));
+    let log_norms = into_contiguous(places.log_norms);
     let projected = into_contiguous(args.projected);
     let client = projected.client.clone();
     let shape = Shape::from([batch, query_heads, head_dim]);
@@ -94,18 +93,20 @@ pub(crate) fn write(
             pools.values.clone().into_buffer_arg(),
             pools.positions.clone().into_buffer_arg(),
             pools.log_weights.clone().into_buffer_arg(),
-            into_contiguous(offsets).into_buffer_arg(),
+            log_norms.clone().into_buffer_arg(),
+            into_contiguous(places.offsets).into_buffer_arg(),
             lengths.clone().into_buffer_arg(),
+            into_contiguous(places.next).into_buffer_arg(),
             batch * kv_heads,
             config.epsilon,
             blueprint,
-            if appends { Place::Append } else { Place::Given },
+            places.place,
             pools.weighted,
             elem_type(projected.dtype),
             elem_type(pools.keys.dtype),
         );
     }
-    Written { query, pools, lengths }
+    Written { query, pools, lengths, log_norms }
 }
 
 /// Cubes of whole planes, about `units` wide and no wider than the device allows.

@@ -11,7 +11,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
 use crate::check::Check;
-use crate::extension::{Projection, SlotOps};
+use crate::extension::{Places, Projection, SlotOps};
 use crate::{KernelError, SlotPool, SlotRanges};
 
 /// Cosines and sines of every position, `[P, D / 2]` each, f32.
@@ -57,6 +57,24 @@ pub enum Placement<'a> {
     Append(&'a mut SlotRanges),
     /// Into slots of the pool, `[B, Hkv]`, 32-bit; negative ones are skipped.
     Slots(&'a Tensor<2, Int>),
+    /// At places that [`crate::evicting_attention`] has chosen. A range whose place is right behind
+    /// its live slots grows by one, in place.
+    Next {
+        /// What the places count from.
+        ranges: &'a mut SlotRanges,
+        /// Places within the ranges, `[B, Hkv]`, 32-bit.
+        places: &'a Tensor<2, Int>,
+        /// `ln ‖v‖₁` of every slot, `[S]`, f32, in which the new tokens' are written.
+        log_norms: &'a mut Tensor<1>,
+    },
+}
+
+/// [`Placement`] without its tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Place {
+    Append,
+    Slots,
+    Next,
 }
 
 /// Splits projections into queries `[B, Hq, T, D]`, keys and values `[B, Hkv, T, D]`.
@@ -116,25 +134,42 @@ pub fn write_heads(
             check.shape("slots", *slots, &[batch, layout.kv_heads])?;
             check.int("slots", *slots)?;
         }
+        Placement::Next { ranges, places, log_norms } => {
+            check.ranges(ranges, batch, layout.kv_heads)?;
+            check.shape("places", *places, &[batch, layout.kv_heads])?;
+            check.int("places", *places)?;
+            check.shape("log_norms", *log_norms, &[pool.keys.dims()[0]])?;
+            check.f32("log_norms", *log_norms)?;
+        }
     }
 
     let projection = layout.projection(projected, positions);
-    let appends = matches!(placement, Placement::Append(_));
-    // Slots go where lengths would; they are not changed.
-    let mut given = None;
-    let (offsets, lengths) = match placement {
-        Placement::Append(ranges) => (ranges.offsets.clone(), &mut ranges.lengths),
-        Placement::Slots(slots) => (slots.clone(), given.insert(slots.clone())),
+    let device = check.device();
+    let none = || Tensor::<1>::empty([1], (&device, DType::F32));
+    let (mut no_lengths, mut no_norms) = (None, None);
+    let (place, offsets, lengths, next, log_norms) = match placement {
+        Placement::Append(SlotRanges { offsets, lengths }) => {
+            (Place::Append, &*offsets, lengths, &*offsets, no_norms.insert(none()))
+        }
+        Placement::Slots(slots) => {
+            let lengths = no_lengths.insert(slots.clone());
+            (Place::Slots, slots, lengths, slots, no_norms.insert(none()))
+        }
+        Placement::Next { ranges: SlotRanges { offsets, lengths }, places, log_norms } => {
+            (Place::Next, &*offsets, lengths, places, log_norms)
+        }
     };
-    let written = <Dispatch as SlotOps>::write_heads(
-        projection,
-        pool.take(&check),
-        offsets.into_dispatch(),
-        check.take_ints(lengths).into_dispatch(),
-        appends,
-    );
+    let places = Places {
+        offsets: offsets.clone().into_dispatch(),
+        lengths: check.take_ints(lengths).into_dispatch(),
+        next: next.clone().into_dispatch(),
+        log_norms: check.take(log_norms).into_dispatch(),
+        place,
+    };
+    let written = <Dispatch as SlotOps>::write_heads(projection, pool.take(&check), places);
     pool.put_back(written.pools);
     *lengths = Tensor::from_dispatch(written.lengths);
+    *log_norms = Tensor::from_dispatch(written.log_norms);
     Ok(Tensor::from_dispatch(written.query))
 }
 

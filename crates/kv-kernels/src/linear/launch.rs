@@ -12,7 +12,7 @@ use cubecl::prelude::*;
 use super::hopper;
 use super::{plain, tensor_core};
 use crate::extension::Epilogue;
-use crate::gpu::{elem_type, empty_like, grid, multiplies, vector_lanes};
+use crate::gpu::{elem_type, empty_like, grid, is_cuda, multiplies, vector_lanes};
 
 /// Up to 32 rows `x` `[M, K]` times the transpose of `weight` `[N, K]`, and the epilogue.
 pub(crate) fn skinny(
@@ -36,10 +36,18 @@ pub(crate) fn skinny(
     unsafe {
         if multiplies(&x) && inputs.is_multiple_of(32) {
             let tiles = rows.div_ceil(8);
+            let processors = client.properties().hardware.num_streaming_multiprocessors;
+            let blueprint = tensor_core::Blueprint::new(
+                tiles,
+                outputs * config.parts(),
+                processors.unwrap_or(1) as usize,
+                is_cuda(&client),
+                config,
+            );
             tensor_core::tensor_core_kernel::launch_unchecked(
                 &client,
-                grid(outputs.div_ceil(tensor_core::OUTPUTS / config.parts())),
-                CubeDim::new_1d(32 * tensor_core::planes(tiles) as u32),
+                grid(outputs.div_ceil(blueprint.outputs())),
+                CubeDim::new_1d(32 * blueprint.planes as u32),
                 x.clone().into_buffer_arg(),
                 weight.into_buffer_arg(),
                 bias,
@@ -48,8 +56,7 @@ pub(crate) fn skinny(
                 rows,
                 outputs,
                 inputs,
-                tiles,
-                config,
+                blueprint,
                 elem_type(x.dtype),
             );
         } else {

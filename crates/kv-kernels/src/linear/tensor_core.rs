@@ -1,5 +1,5 @@
-//! Few rows times a weight matrix, with matrix instructions: f16 and bf16. A cube has 16 outputs,
-//! its planes share the sum. Weights go from memory to registers in 16-byte pieces; every output is
+//! Few rows times a weight matrix, with matrix instructions: f16 and bf16. A plane has 16 outputs;
+//! planes of a cube share the sum, or the rows. Weights go from memory to registers in 16-byte pieces; every output is
 //! summed in the same order however many rows there are.
 //!
 //! In a plane, lane `4 r + j` holds outputs `r` and `r + 8` of rows `2 j` and `2 j + 1`. Of a gated
@@ -11,16 +11,48 @@ use cubecl::prelude::*;
 use super::epilogue::finish;
 use crate::extension::EpilogueConfig;
 
-/// Outputs of a cube.
-pub(super) const OUTPUTS: usize = 16;
+/// Outputs of a plane.
+const OUTPUTS: usize = 16;
 const PLANE: usize = 32;
 /// Pieces of 32 elements that a plane takes at a time.
 const PIECES: usize = 2;
 
-/// Planes of a cube for `tiles` of 8 rows: up to 8 rows, planes read ahead; above, where the rows
-/// themselves take registers and time to read, more planes hide it.
-pub(super) fn planes(tiles: usize) -> usize {
-    if tiles == 1 { 8 } else { 16 }
+/// What fixes the generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Blueprint {
+    /// Tiles of 8 rows.
+    tiles: usize,
+    /// Planes of a cube.
+    pub(super) planes: usize,
+    /// Groups of planes, each with outputs of its own.
+    groups: usize,
+    /// Whether planes read their next weights before they multiply.
+    ahead: bool,
+    /// Whether weights, which are read once, leave the first cache to the rows.
+    streams: bool,
+    epilogue: EpilogueConfig,
+}
+
+impl Blueprint {
+    /// For `tiles` of 8 rows and so many rows of weights. Up to 8 rows, planes read ahead; above,
+    /// the rows themselves take the registers. Where there are outputs enough for every processor,
+    /// few planes share a sum, and two groups of them the reads of the rows.
+    pub(super) fn new(
+        tiles: usize,
+        weights: usize,
+        processors: usize,
+        streams: bool,
+        epilogue: EpilogueConfig,
+    ) -> Self {
+        let shares = tiles <= 2 && weights / OUTPUTS >= 4 * processors;
+        let (planes, groups) = if shares { (8, 2) } else { (16, 1) };
+        Self { tiles, planes, groups, ahead: tiles == 1, streams, epilogue }
+    }
+
+    /// Outputs of a cube.
+    pub(super) fn outputs(self) -> usize {
+        self.groups * OUTPUTS / self.epilogue.parts()
+    }
 }
 
 /// # Shapes
@@ -36,21 +68,26 @@ pub(super) fn tensor_core_kernel<E: Float>(
     rows: usize,
     outputs: usize,
     inputs: usize,
-    #[comptime] tiles: usize,
-    #[comptime] epilogue: EpilogueConfig,
+    #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
 ) {
+    let tiles = blueprint.tiles.comptime();
+    let planes = blueprint.planes.comptime();
+    let groups = blueprint.groups.comptime();
+    let ahead = blueprint.ahead.comptime();
+    let streams = blueprint.streams.comptime();
+    let epilogue = blueprint.epilogue.comptime();
     let parts_each = epilogue.parts().comptime();
     let own = comptime!(OUTPUTS / epilogue.parts());
-    let first = CUBE_POS * own;
-    if first >= outputs {
+    let cube_first = CUBE_POS * comptime!(own * groups);
+    if cube_first >= outputs {
         terminate!();
     }
-    let planes = comptime!(planes(tiles));
-    let ahead = (tiles == 1).comptime();
     let unit = UNIT_POS as usize;
     let lane = unit % PLANE;
     let plane = unit / PLANE;
+    let first = cube_first + plane % groups * own;
+    let part_of_sum = plane / groups;
     let r = lane / 4;
     let j = lane % 4;
     let def = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
@@ -68,15 +105,15 @@ pub(super) fn tensor_core_kernel<E: Float>(
     }
 
     let pieces = inputs / 32;
-    let step = comptime!(planes * PIECES);
-    let mut piece = plane * PIECES;
+    let step = comptime!(planes / groups * PIECES);
+    let mut piece = part_of_sum * PIECES;
     let mut w = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * PIECES));
     if ahead {
-        read_weights(weight, &mut w, low, high, piece, pieces);
+        read_weights(weight, &mut w, low, high, piece, pieces, streams);
     }
     while piece < pieces {
         if comptime!(!ahead) {
-            read_weights(weight, &mut w, low, high, piece, pieces);
+            read_weights(weight, &mut w, low, high, piece, pieces, streams);
         }
         let mut v = Array::<Vector<u32, Const<4>>>::new(comptime!(tiles * PIECES));
         #[unroll]
@@ -93,7 +130,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
         }
         let mut next = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * PIECES));
         if ahead {
-            read_weights(weight, &mut next, low, high, piece + step, pieces);
+            read_weights(weight, &mut next, low, high, piece + step, pieces, streams);
         }
         #[unroll]
         for p in 0..PIECES {
@@ -142,16 +179,18 @@ pub(super) fn tensor_core_kernel<E: Float>(
     }
     sync_cube();
     let mut at = unit;
-    while at < wide * own {
-        let (row, column) = (at / own, at % own);
-        let output = first + column;
+    let all = comptime!(own * groups);
+    while at < wide * all {
+        let (row, mixed) = (at / all, at % all);
+        let (owner, column) = (mixed / own, mixed % own);
+        let output = cube_first + mixed;
         let mut totals = Array::<f32>::new(2usize);
         #[unroll]
         for part in 0..parts_each {
             let mut total = 0.0f32;
             #[unroll]
-            for p in 0..planes {
-                total += parts[(p * wide + row) * OUTPUTS + column + 8 * part];
+            for p in 0..comptime!(planes / groups) {
+                total += parts[((p * groups + owner) * wide + row) * OUTPUTS + column + 8 * part];
             }
             totals[part] = total;
         }
@@ -181,11 +220,31 @@ fn read_weights(
     high: usize,
     piece: usize,
     pieces: usize,
+    #[comptime] streams: bool,
 ) {
     #[unroll]
     for p in 0..PIECES {
         let at = min(piece + p, pieces - 1) * 4;
-        w[2 * p] = weight[low + at];
-        w[2 * p + 1] = weight[high + at];
+        if streams {
+            w[2 * p] = read_once(weight, low + at);
+            w[2 * p + 1] = read_once(weight, high + at);
+        } else {
+            w[2 * p] = weight[low + at];
+            w[2 * p + 1] = weight[high + at];
+        }
     }
+}
+
+/// Reads what no other plane will: past the first cache, which keeps the rows, and 256 bytes at a
+/// time into the second.
+#[cube]
+#[allow(unused_assignments, reason = "what PTX writes looks unwritten to the compiler")]
+fn read_once(from: &[Vector<u32, Const<4>>], at: usize) -> Vector<u32, Const<4>> {
+    let mut v = Vector::<u32, Const<4>>::empty();
+    let place = from[at..at + 1].as_ptr();
+    gpu_asm!(
+        "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {v}, [{place}];",
+        v = out(_) v, place = mem_in(_) place, options(explicit_mem)
+    );
+    v
 }

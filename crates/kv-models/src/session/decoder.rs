@@ -3,7 +3,7 @@
 
 use burn::tensor::{Int, Tensor};
 use kv_core::{KvCache, read_i32};
-use kv_kernels::{DrawState, Recording, StepGraph, draw};
+use kv_kernels::{DrawState, Recording, StepGraph, device_work, draw};
 
 use super::Session;
 use crate::{ModelError, Result, Sampling};
@@ -15,7 +15,10 @@ const WARM_UP: usize = 2;
 ///
 /// Where the device can record a step (CUDA graphs, and wgpu's counterpart) and the policy's steps
 /// ask nothing of the host ([`kv_policies::Policy::records`]), the third step is recorded behind its
-/// run, and all later ones are one launch each. A decoder that moves to another thread records anew.
+/// run, and all later ones are one launch each: on the thread that loaded the model and started the
+/// session, since devices record no tensors of other threads' work. Elsewhere every kernel is
+/// launched by itself. While one records, other threads' sessions wait; other work of theirs on the same device should
+/// be announced ([`kv_kernels::device_work`]).
 #[derive(Debug)]
 pub struct Decoder<'a> {
     // Dropped first: it refers to tensors of the session and the state.
@@ -53,6 +56,7 @@ impl<'a> Session<'a> {
     /// [`ModelError::InvalidSampling`], and [`ModelError::UnequalPrompts`] for another number of
     /// samplings than sequences.
     pub fn decoder(self, samplings: &[Sampling]) -> Result<Decoder<'a>> {
+        let _work = device_work();
         let (expected, actual) = (self.cache.batch(), samplings.len());
         if expected != actual {
             return Err(ModelError::UnequalPrompts { expected, actual });
@@ -82,6 +86,13 @@ impl<'a> Decoder<'a> {
         &self.session
     }
 
+    /// The sequences, to go on with in another way. The last tokens drawn are not in their caches.
+    pub fn into_session(self) -> Session<'a> {
+        let Self { stage, session, .. } = self;
+        drop(stage);
+        session
+    }
+
     /// Ends a sequence: later tokens of it mean nothing.
     ///
     /// # Errors
@@ -106,6 +117,7 @@ impl<'a> Decoder<'a> {
             return Err(ModelError::DecoderFailed);
         }
         let drawn = if self.drawn == 0 {
+            let _work = device_work();
             draw(self.session.logits.clone(), &mut self.state)?
         } else {
             self.session.model.llama().check_positions(&self.session.cache, 1)?;
@@ -133,6 +145,7 @@ impl<'a> Decoder<'a> {
     fn step(&mut self) -> Result<Tensor<1, Int>> {
         match std::mem::replace(&mut self.stage, Stage::Eager) {
             Stage::Eager => self.eager_step(),
+            Stage::Counting(_) if !self.session.is_home() => self.eager_step(),
             Stage::Counting(steps) => {
                 let Session { model, policy, cache, .. } = &self.session;
                 if !cache.layers.iter().all(|layer| policy.records(layer)) {
@@ -158,9 +171,9 @@ impl<'a> Decoder<'a> {
                 if !recorded.graph.is_own_thread() {
                     // The device orders a graph against its own thread's work only.
                     drop(recorded);
-                    self.stage = Stage::Counting(0);
                     return self.eager_step();
                 }
+                let _work = device_work();
                 self.session.cache.advance(&recorded.growth)?;
                 // SAFETY: the graph reads and writes the model's weights, which the session borrows,
                 // the cache and the state, which live as long as it does and are written in place,
@@ -194,6 +207,7 @@ impl<'a> Decoder<'a> {
 
     /// A step with what the host knows.
     fn eager_step(&mut self) -> Result<Tensor<1, Int>> {
+        let _work = device_work();
         let Session { model, cache, .. } = &self.session;
         let [batch] = self.state.tokens().dims();
         let positions = model.llama().positions(cache, 1).reshape([batch]);

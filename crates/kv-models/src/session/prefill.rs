@@ -1,6 +1,7 @@
 //! Starting sessions: one pass over the prompts for any number of policies.
 
 use std::sync::Arc;
+use std::thread;
 
 use burn::tensor::Tensor;
 use kv_core::{CacheOptions, KvCache, LayerCache, MemoryReport};
@@ -67,7 +68,8 @@ pub(super) fn prefill<'a>(
                 cache.seen = cache.longest();
             }
             let (policy, logits) = (policy.clone(), logits.clone());
-            Ok(Session { model, policy, cache, logits, steps: 0, ended: Vec::new(), scratch })
+            let (home, ended) = (thread::current().id(), Vec::new());
+            Ok(Session { model, policy, cache, logits, steps: 0, ended, home, scratch })
         })
         .collect()
 }

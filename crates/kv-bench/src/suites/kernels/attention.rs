@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Distribution, Int, Tensor, TensorData};
 use kv_kernels::{
-    DecodeAttentionOptions, PrefillOptions, SlotRanges, SlotView, decode_attention,
-    prefill_attention,
+    DecodeAttentionOptions, EvictionOptions, PrefillOptions, SlotRanges, SlotView,
+    decode_attention, evicting_attention, log_norms, prefill_attention,
 };
 
 use super::Lab;
@@ -13,7 +13,7 @@ use super::clock::Clock;
 /// Share of the slots that index lists name.
 const LISTED: usize = 8;
 
-/// Plain, weighted, and over an index list.
+/// Plain, weighted, with an eviction, and over an index list.
 pub(super) fn decode(lab: &mut Lab, case: &Attention) -> anyhow::Result<()> {
     let (pairs, dim) = (case.pairs(), case.head_dim);
     let slots = pairs * case.tokens;
@@ -51,6 +51,7 @@ pub(super) fn decode(lab: &mut Lab, case: &Attention) -> anyhow::Result<()> {
     lab.measure(&task, "", sets, work, |i| attend(i, None, options()))?;
     let weights = Tensor::<1>::zeros([slots], (&device, DType::F32));
     lab.measure(&task, "weighted", sets, work, |i| attend(i, Some(weights.clone()), options()))?;
+    evicting(lab, case, &query, &pools, &ranges)?;
 
     let listed = case.tokens / LISTED;
     // Ascending and irregular: one of every eight.
@@ -66,6 +67,35 @@ pub(super) fn decode(lab: &mut Lab, case: &Attention) -> anyhow::Result<()> {
     let work = [bytes as f64 / LISTED as f64, 0.0];
     lab.measure(&task, "list of 1/8", sets, work, |i| {
         attend(i, None, DecodeAttentionOptions { view: view.clone(), ..options() })
+    })
+}
+
+/// Attention that chooses a slot to overwrite.
+fn evicting(
+    lab: &mut Lab,
+    case: &Attention,
+    query: &Tensor<3>,
+    pools: &[[Tensor<2>; 2]],
+    ranges: &SlotRanges,
+) -> anyhow::Result<()> {
+    let norms = pools.iter().map(|[_, values]| log_norms(values.clone()));
+    let norms: Vec<Tensor<1>> = norms.collect();
+    let limits = ranges.lengths.clone();
+    let mut places = ranges.lengths.clone().sub_scalar(1);
+    let bytes = 2 * case.pairs() * case.tokens * case.head_dim * lab.dtype.size();
+    let task = format!("decode_attention {}", case.name());
+    lab.measure(&task, "evicting", pools.len(), [bytes as f64, 0.0], |i| {
+        evicting_attention(
+            query.clone(),
+            pools[i].clone(),
+            None,
+            norms[i].clone(),
+            ranges,
+            limits.clone(),
+            &mut places,
+            EvictionOptions { longest: Some(case.tokens), ..EvictionOptions::default() },
+        )?;
+        Ok(())
     })
 }
 

@@ -13,22 +13,22 @@ const REPLAYS: usize = 11;
 const COPIED: usize = 256 << 20;
 
 /// Times calls on a device.
-pub(super) struct Clock {
+pub(crate) struct Clock {
     device: Device,
 }
 
 impl Clock {
-    pub(super) fn new(device: Device) -> Self {
+    pub(crate) fn new(device: Device) -> Self {
         Self { device }
     }
 
     /// Sets of inputs of `bytes` to rotate among.
-    pub(super) fn sets(bytes: usize) -> usize {
+    pub(crate) fn sets(bytes: usize) -> usize {
         ROTATED.div_ceil(bytes.max(1)).clamp(2, 40)
     }
 
     /// Median seconds of `call(i)`, `i` rotating among `sets`.
-    pub(super) fn seconds(
+    pub(crate) fn seconds(
         &self,
         sets: usize,
         mut call: impl FnMut(usize) -> anyhow::Result<()>,
@@ -67,7 +67,7 @@ impl Clock {
     }
 
     /// Bytes a second of an elementwise copy, read and written.
-    pub(super) fn copy_bandwidth(&self) -> anyhow::Result<f64> {
+    pub(crate) fn copy_bandwidth(&self) -> anyhow::Result<f64> {
         let count = COPIED / 4;
         let from: Vec<Tensor<1>> = (0..3)
             .map(|_| Tensor::random([count], Distribution::Default, (&self.device, DType::F32)))

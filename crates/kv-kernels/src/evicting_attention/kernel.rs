@@ -1,0 +1,403 @@
+//! The CubeCL kernels behind the attention: they join the parts of heads and decide.
+
+use cubecl::prelude::*;
+
+use super::weigh::{ABSENT, NOWHERE, importance_of, weakest_of};
+use crate::decode_attention::shared::{LOWEST, divisor, larger};
+
+/// Units that join the parts' sums of one query head; a power of two.
+const JOINERS: usize = 32;
+/// Slots, and parts of the output, that a unit reads before anything else: all that a cube waits for
+/// is under way at once then.
+pub(super) const AHEAD: usize = 4;
+
+/// What fixes the generated code of one head's decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Blueprint {
+    /// Query heads of a key-value head.
+    pub(super) group: usize,
+    /// Vectors of a group's output.
+    pub(super) columns: usize,
+    /// Units of a cube, at least 256.
+    pub(super) units: usize,
+    /// Planes of a cube, at most.
+    pub(super) planes: usize,
+    /// Whether heads are in several parts.
+    pub(super) split: bool,
+    /// Whether a cube sees its whole head and so decides; else it leaves a candidate.
+    pub(super) whole: bool,
+    /// Whether importances are written.
+    pub(super) importance: bool,
+    pub(super) rules: Rules,
+}
+
+/// What is kept whatever its importance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Rules {
+    pub(super) guarded: bool,
+    pub(super) spares_newest: bool,
+}
+
+/// `slices` cubes a key-value head, each with its share of the slots and of the output's columns.
+///
+/// # Shapes
+/// In vectors of `N`: `partial` `[B, Hkv, splits, columns]`, `output` `[B, Hkv, columns]`; `stats`
+/// `[B, Hkv, splits, G, 2]` (maximum, sum), `logits` `[S, G]`, `log_norms`, `positions` and
+/// `importance` `[S]`, `now` `[B]`, `candidates` `[B, Hkv, slices, 2]` (importance, and the
+/// place's bits), the others `[B, Hkv]`.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn decide_kernel<F: Float, N: Size>(
+    partial: &[Vector<f32, N>],
+    stats: &[f32],
+    logits: &[f32],
+    log_norms: &[f32],
+    offsets: &[i32],
+    lengths: &[i32],
+    limits: &[i32],
+    positions: &[i32],
+    now: &[i32],
+    output: &mut [Vector<F, N>],
+    places: &mut [i32],
+    importance: &mut [f32],
+    candidates: &mut [f32],
+    pairs: usize,
+    kv_heads: usize,
+    splits: usize,
+    slices: usize,
+    sinks: i32,
+    recents: i32,
+    #[comptime] blueprint: Blueprint,
+    #[define(F)] _dtype: ElemType,
+) {
+    let group = blueprint.group.comptime();
+    let columns = blueprint.columns.comptime();
+    let units = blueprint.units.comptime();
+    let rules = blueprint.rules.comptime();
+    let each = comptime!(columns / group);
+    let cube = CUBE_POS;
+    if cube >= pairs * slices {
+        terminate!();
+    }
+    let (pair, slice) = (cube / slices, cube % slices);
+    let unit = UNIT_POS as usize;
+
+    let start = offsets[pair] as usize;
+    let length = lengths[pair] as usize;
+    let full = lengths[pair] >= limits[pair];
+    let newest = places[pair];
+    let share = length.div_ceil(slices);
+    let first = min(slice * share, length);
+    let mut end = min(first + share, length);
+    // A head below its limit has nothing to look for.
+    if comptime!(!blueprint.importance) && !full {
+        end = first;
+    }
+    let mut early = Array::<f32>::new(comptime!(AHEAD * group));
+    let mut early_norms = Array::<f32>::new(AHEAD);
+    #[unroll]
+    for a in 0..AHEAD {
+        let place = first + a * units + unit;
+        if place < end {
+            #[unroll]
+            for g in 0..group {
+                early[a * group + g] = logits[(start + place) * group + g];
+            }
+            early_norms[a] = log_norms[start + place];
+        }
+    }
+
+    // This slice's columns of the output; so many units a column as there are.
+    let own_columns = columns.runtime().div_ceil(slices);
+    let rows = min(max(CUBE_DIM as usize / own_columns, 1usize), splits);
+    let row = unit / own_columns;
+    let early_column = slice * own_columns + unit % own_columns;
+    let mut early_parts = Array::<Vector<f32, N>>::new(AHEAD);
+    #[unroll]
+    for a in 0..AHEAD {
+        let split = row + a * rows;
+        early_parts[a] = Vector::new(0.0f32);
+        if row < rows && early_column < columns && split < splits {
+            early_parts[a] = partial[(pair * splits + split) * columns + early_column];
+        }
+    }
+
+    // Maxima and sums of the query heads: some units a head, then a tree over them.
+    let joiners = comptime!(if blueprint.split { JOINERS } else { 1 });
+    let mut maxima = Shared::<[f32]>::new_slice(comptime!(group * joiners));
+    let mut sums = Shared::<[f32]>::new_slice(comptime!(group * joiners));
+    if unit < comptime!(group * joiners) {
+        let (g, joiner) = (unit / joiners, unit % joiners);
+        let mut top = f32::new(LOWEST);
+        let mut sum = 0.0f32;
+        let mut split = joiner;
+        while split < splits {
+            let at = ((pair * splits + split) * group + g) * 2;
+            let max = larger(top, stats[at]);
+            sum = sum * (top - max).exp() + stats[at + 1] * (stats[at] - max).exp();
+            top = max;
+            split += joiners;
+        }
+        maxima[unit] = top;
+        sums[unit] = sum;
+    }
+    sync_cube();
+    #[unroll]
+    for level in 1..comptime!(joiners.ilog2() + 1) {
+        let stride = comptime!(joiners >> level);
+        if unit < comptime!(group * joiners) && unit % joiners < stride {
+            let max = larger(maxima[unit], maxima[unit + stride]);
+            sums[unit] = sums[unit] * (maxima[unit] - max).exp()
+                + sums[unit + stride] * (maxima[unit + stride] - max).exp();
+            maxima[unit] = max;
+        }
+        sync_cube();
+    }
+
+    let mut parts = Shared::<[Vector<f32, N>]>::new_slice(units);
+    #[unroll]
+    for turn in 0..comptime!(columns.div_ceil(units)) {
+        // More columns than units are taken in turns, each by one unit.
+        let again = comptime!(turn * units);
+        let column = early_column + again;
+        let mut total = Vector::<f32, N>::new(0.0f32);
+        let live = row < rows && column < columns && unit % own_columns + again < own_columns;
+        if live {
+            let g = column / each;
+            let top = maxima[g * joiners];
+            let mut split = row;
+            if comptime!(turn == 0) {
+                #[unroll]
+                for a in 0..AHEAD {
+                    if split < splits {
+                        let part = pair * splits + split;
+                        let factor = (stats[(part * group + g) * 2] - top).exp();
+                        total += early_parts[a] * Vector::new(factor);
+                    }
+                    split += rows;
+                }
+            }
+            while split < splits {
+                let part = pair * splits + split;
+                let factor = (stats[(part * group + g) * 2] - top).exp();
+                total += partial[part * columns + column] * Vector::new(factor);
+                split += rows;
+            }
+        }
+        if comptime!(blueprint.split) {
+            parts[unit] = total;
+            sync_cube();
+            if live && row == 0 {
+                for other in 1..rows {
+                    total += parts[other * own_columns + unit];
+                }
+            }
+            sync_cube();
+        }
+        if live && row == 0 {
+            let result = total / Vector::new(divisor(sums[column / each * joiners]));
+            output[pair * columns + column] = Vector::cast_from(result);
+        }
+    }
+
+    let mut normalisers = Array::<f32>::new(group);
+    #[unroll]
+    for g in 0..group {
+        normalisers[g] = maxima[g * joiners] + sums[g * joiners].ln();
+    }
+    let mut today = 0i32;
+    if comptime!(rules.guarded) {
+        today = now[pair / kv_heads];
+    }
+    let mut best = f32::new(ABSENT);
+    let mut best_place = i32::new(NOWHERE as i64);
+    let mut own = Array::<f32>::new(group);
+    #[unroll]
+    for a in 0..AHEAD {
+        let place = first + a * units + unit;
+        if place < end {
+            #[unroll]
+            for g in 0..group {
+                own[g] = early[a * group + g];
+            }
+            let value = importance_of(&own, &normalisers, early_norms[a], group);
+            if comptime!(blueprint.importance) {
+                importance[start + place] = value;
+            }
+            let goes = may_go(positions, value, place, newest, start, today, sinks, recents, rules);
+            if goes && (value < best || best_place == NOWHERE) {
+                best = value;
+                best_place = i32::cast_from(place);
+            }
+        }
+    }
+    let mut place = first + comptime!(AHEAD * units) + unit;
+    while place < end {
+        #[unroll]
+        for g in 0..group {
+            own[g] = logits[(start + place) * group + g];
+        }
+        let value = importance_of(&own, &normalisers, log_norms[start + place], group);
+        if comptime!(blueprint.importance) {
+            importance[start + place] = value;
+        }
+        let goes = may_go(positions, value, place, newest, start, today, sinks, recents, rules);
+        if goes && (value < best || best_place == NOWHERE) {
+            best = value;
+            best_place = i32::cast_from(place);
+        }
+        place += units;
+    }
+    let (value, weakest) = weakest_of(best, best_place, blueprint.planes);
+    if unit == 0 {
+        if comptime!(blueprint.whole) {
+            places[pair] = next_place(weakest, newest, full, lengths[pair]);
+        } else {
+            candidates[cube * 2] = value;
+            candidates[cube * 2 + 1] = f32::reinterpret(weakest);
+        }
+    }
+}
+
+/// One unit a head: the best of its candidates.
+///
+/// # Shapes
+/// As for [`decide_kernel`].
+#[cube(launch_unchecked)]
+pub(super) fn choose_kernel(
+    candidates: &[f32],
+    lengths: &[i32],
+    limits: &[i32],
+    places: &mut [i32],
+    pairs: usize,
+    slices: usize,
+) {
+    let pair = ABSOLUTE_POS;
+    if pair >= pairs {
+        terminate!();
+    }
+    let mut best = f32::new(ABSENT);
+    let mut best_place = i32::new(NOWHERE as i64);
+    // Slices ascend, so `<` keeps the lowest among equals.
+    for slice in 0..slices {
+        let at = (pair * slices + slice) * 2;
+        let value = candidates[at];
+        let place = i32::reinterpret(candidates[at + 1]);
+        if place != NOWHERE && (value < best || best_place == NOWHERE) {
+            best = value;
+            best_place = place;
+        }
+    }
+    let full = lengths[pair] >= limits[pair];
+    places[pair] = next_place(best_place, places[pair], full, lengths[pair]);
+}
+
+/// One cube a sequence, whose heads are equally long.
+///
+/// # Shapes
+/// As for [`decide_kernel`].
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn decide_together_kernel(
+    importance: &[f32],
+    offsets: &[i32],
+    lengths: &[i32],
+    limits: &[i32],
+    positions: &[i32],
+    now: &[i32],
+    places: &mut [i32],
+    batch: usize,
+    kv_heads: usize,
+    sinks: i32,
+    recents: i32,
+    #[comptime] units: usize,
+    #[comptime] planes: usize,
+    #[comptime] rules: Rules,
+) {
+    let sequence = CUBE_POS;
+    if sequence >= batch {
+        terminate!();
+    }
+    let first = sequence * kv_heads;
+    let mut length = lengths[first];
+    for head in 1..kv_heads {
+        length = min(length, lengths[first + head]);
+    }
+    let newest = places[first];
+    let mut today = 0i32;
+    if comptime!(rules.guarded) {
+        today = now[sequence];
+    }
+    let mut best = f32::new(ABSENT);
+    let mut best_place = i32::new(NOWHERE as i64);
+    let start = offsets[first] as usize;
+    let mut place = UNIT_POS as usize;
+    while place < length as usize {
+        let mut top = f32::new(LOWEST);
+        let mut there = false;
+        for head in 0..kv_heads {
+            let own = importance[offsets[first + head] as usize + place];
+            if own != f32::new(ABSENT) {
+                top = larger(top, own);
+                there = true;
+            }
+        }
+        let mut all = f32::new(ABSENT);
+        if there {
+            let mut sum = 0.0f32;
+            for head in 0..kv_heads {
+                let own = importance[offsets[first + head] as usize + place];
+                if own != f32::new(ABSENT) {
+                    sum += (own - top).exp();
+                }
+            }
+            all = top + sum.ln();
+        }
+        let goes = may_go(positions, all, place, newest, start, today, sinks, recents, rules);
+        if goes && (all < best || best_place == NOWHERE) {
+            best = all;
+            best_place = i32::cast_from(place);
+        }
+        place += units;
+    }
+    let (_, weakest) = weakest_of(best, best_place, planes);
+    // Everybody has read the newest token's place by then.
+    let mut head = UNIT_POS as usize;
+    while head < kv_heads {
+        let own = lengths[first + head];
+        let full = own >= limits[first + head];
+        places[first + head] = next_place(weakest, newest, full, own);
+        head += units;
+    }
+}
+
+/// Whether a slot may be given up.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn may_go(
+    positions: &[i32],
+    importance: f32,
+    place: usize,
+    newest: i32,
+    start: usize,
+    now: i32,
+    sinks: i32,
+    recents: i32,
+    #[comptime] rules: Rules,
+) -> bool {
+    let mut goes = importance != f32::new(ABSENT);
+    if comptime!(rules.spares_newest) {
+        goes = goes && i32::cast_from(place) != newest;
+    }
+    if comptime!(rules.guarded) {
+        let position = positions[start + place];
+        goes = goes && position >= sinks && position <= now - recents;
+    }
+    goes
+}
+
+/// Where a head's next token goes.
+#[cube]
+fn next_place(weakest: i32, newest: i32, full: bool, length: i32) -> i32 {
+    select(full, select(weakest == NOWHERE, newest, weakest), length)
+}

@@ -1,0 +1,157 @@
+//! Launches on CubeCL devices.
+
+use burn::backend::{DType, Shape, TensorMetadata};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+
+use super::kernel::{self, Blueprint, Rules};
+use super::{EvictionConfig, EvictionScope};
+use crate::decode_attention::launch::{Call, Evicts};
+use crate::extension::Eviction;
+use crate::gpu::{elem_type, empty_like, grid, widest_cube};
+
+/// Units of a cube that decides for a head, where there are many.
+const UNITS: usize = 256;
+/// Cubes that share a head, at most.
+const MOST_SLICES: usize = 64;
+/// Heads whose candidates a cube compares.
+const CHOOSERS: usize = 64;
+
+/// Returns output, places, and log-importances if asked for.
+pub(crate) fn run(
+    call: Call,
+    eviction: Eviction<CubeBackend>,
+    config: EvictionConfig,
+) -> (CubeTensor, CubeTensor, CubeTensor) {
+    let query = call.query.clone();
+    let [_, _, head_dim] = query.shape().dims();
+    let [batch, kv_heads] = eviction.offsets.shape().dims();
+    let slots = eviction.log_norms.shape().num_elements();
+    let client = query.client.clone();
+    let longest = config.attention.longest;
+    let together = config.scope == EvictionScope::Layer;
+    let alone = !together && !config.guarded && !config.importance;
+    let attended = call.run_evicting(Evicts { spares_newest: config.spares_newest, alone });
+
+    let pairs = batch * kv_heads;
+    let shape = Shape::from([if config.importance { slots } else { 1 }]);
+    let importance = empty_like(&query, shape, DType::F32);
+    // Heads that do not fill the device get as many units as one cube can have. Longer ones are
+    // shared by several cubes, whose candidates another kernel compares.
+    let hardware = &client.properties().hardware;
+    let processors = hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;
+    let (widest, _) = widest_cube(&client);
+    let planes = |units: usize| units.div_ceil((hardware.plane_size_min as usize).max(1));
+    let units = if pairs > processors { UNITS.min(widest) } else { widest };
+    let slices = longest.div_ceil(units * kernel::AHEAD).clamp(1, MOST_SLICES);
+    let lanes = 4;
+    let rules = Rules { guarded: config.guarded, spares_newest: config.spares_newest };
+    let blueprint = Blueprint {
+        group: attended.group,
+        columns: attended.group * head_dim / lanes,
+        units,
+        planes: planes(units),
+        split: attended.splits > 1,
+        whole: slices == 1 && !together,
+        importance: config.importance,
+        rules,
+    };
+    let candidates = empty_like(&query, Shape::from([pairs * slices * 2]), DType::F32);
+    let log_norms = into_contiguous(eviction.log_norms);
+    let [offsets, lengths, limits, places, positions, now] = [
+        eviction.offsets,
+        eviction.lengths,
+        eviction.limits,
+        eviction.places,
+        eviction.positions,
+        eviction.now,
+    ]
+    .map(into_contiguous);
+    if attended.weighed {
+        choose(&client, attended.partial, 1, lengths, limits, &places);
+        return (attended.output, places, importance);
+    }
+    // SAFETY: shapes were checked; the kernels stay within the ranges and the parts of the heads.
+    unsafe {
+        kernel::decide_kernel::launch_unchecked(
+            &client,
+            grid(pairs * slices),
+            CubeDim::new_1d(units as u32),
+            lanes,
+            attended.partial.into_buffer_arg(),
+            attended.stats.into_buffer_arg(),
+            attended.scores.into_buffer_arg(),
+            log_norms.into_buffer_arg(),
+            offsets.clone().into_buffer_arg(),
+            lengths.clone().into_buffer_arg(),
+            limits.clone().into_buffer_arg(),
+            positions.clone().into_buffer_arg(),
+            now.clone().into_buffer_arg(),
+            attended.output.clone().into_buffer_arg(),
+            places.clone().into_buffer_arg(),
+            importance.clone().into_buffer_arg(),
+            candidates.clone().into_buffer_arg(),
+            pairs,
+            kv_heads,
+            attended.splits,
+            slices,
+            config.sinks,
+            config.recents,
+            blueprint,
+            elem_type(query.dtype),
+        );
+        if together {
+            kernel::decide_together_kernel::launch_unchecked(
+                &client,
+                grid(batch),
+                CubeDim::new_1d(widest as u32),
+                importance.clone().into_buffer_arg(),
+                offsets.into_buffer_arg(),
+                lengths.clone().into_buffer_arg(),
+                limits.clone().into_buffer_arg(),
+                positions.into_buffer_arg(),
+                now.into_buffer_arg(),
+                places.clone().into_buffer_arg(),
+                batch,
+                kv_heads,
+                config.sinks,
+                config.recents,
+                widest,
+                planes(widest),
+                rules,
+            );
+        } else if slices > 1 {
+            choose(&client, candidates, slices, lengths, limits, &places);
+        }
+    }
+    (attended.output, places, importance)
+}
+
+/// Chooses each head's best candidate, `[B, Hkv, slices, 2]`.
+fn choose(
+    client: &Client,
+    candidates: CubeTensor,
+    slices: usize,
+    lengths: CubeTensor,
+    limits: CubeTensor,
+    places: &CubeTensor,
+) {
+    let pairs = places.shape().num_elements();
+    // SAFETY: shapes were checked, and the kernel ends surplus units.
+    unsafe {
+        kernel::choose_kernel::launch_unchecked(
+            client,
+            grid(pairs.div_ceil(CHOOSERS)),
+            CubeDim::new_1d(CHOOSERS as u32),
+            candidates.into_buffer_arg(),
+            lengths.into_buffer_arg(),
+            limits.into_buffer_arg(),
+            places.clone().into_buffer_arg(),
+            pairs,
+            slices,
+        );
+    }
+}

@@ -1,0 +1,413 @@
+use burn::tensor::{DType, Device, Int, Tensor};
+use kv_kernels::{
+    EvictingOutput, EvictionOptions, EvictionScope, Guard, KernelError, SlotRanges,
+    evicting_attention, log_norms,
+};
+use kv_testing::{Golden, Numbers, TestDevice, devices, golden_files, relative_error};
+
+/// One call's inputs; heads lie behind each other, `capacity` slots each.
+struct Case {
+    kv_heads: usize,
+    group: usize,
+    dim: usize,
+    capacity: usize,
+    /// Of each (sequence, head).
+    lengths: Vec<i32>,
+    limits: Vec<i32>,
+    /// Of the newest tokens.
+    places: Vec<i32>,
+    query: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    log_weights: Option<Vec<f32>>,
+}
+
+impl Case {
+    /// Random tensors; every head is full, its newest token in the middle.
+    fn random(seed: u64, kv_heads: usize, group: usize, dim: usize, lengths: &[usize]) -> Self {
+        let mut numbers = Numbers::new(seed);
+        let capacity = lengths.iter().max().unwrap() + 3;
+        let slots = lengths.len() * capacity;
+        let ints = |of: fn(usize) -> usize| lengths.iter().map(|&l| of(l) as i32).collect();
+        Self {
+            kv_heads,
+            group,
+            dim,
+            capacity,
+            lengths: ints(|length| length),
+            limits: ints(|length| length),
+            places: ints(|length| length / 2),
+            query: numbers.normal(lengths.len() * group * dim),
+            keys: numbers.normal(slots * dim).iter().map(|x| 1.5 * x).collect(),
+            values: numbers.normal(slots * dim),
+            log_weights: None,
+        }
+    }
+
+    fn run(
+        &self,
+        device: &Device,
+        dtype: DType,
+        options: EvictionOptions,
+    ) -> (EvictingOutput, Vec<i32>) {
+        let (pairs, batch) = (self.lengths.len(), self.lengths.len() / self.kv_heads);
+        let slots = pairs * self.capacity;
+        let float = |values: &[f32], dtype| {
+            Tensor::<1>::from_data(values, (device, DType::F32)).cast(dtype)
+        };
+        let ints = |values: &[i32]| {
+            Tensor::<1, Int>::from_data(values, (device, DType::I32))
+                .reshape([batch, self.kv_heads])
+        };
+        let offsets: Vec<i32> = (0..pairs).map(|pair| (pair * self.capacity) as i32).collect();
+        let ranges = SlotRanges { offsets: ints(&offsets), lengths: ints(&self.lengths) };
+        let values = float(&self.values, dtype).reshape([slots, self.dim]);
+        let keys = float(&self.keys, dtype).reshape([slots, self.dim]);
+        let norms = log_norms(values.clone());
+        let mut places = ints(&self.places);
+        let heads = self.kv_heads * self.group;
+        let output = evicting_attention(
+            float(&self.query, dtype).reshape([batch, heads, self.dim]),
+            [keys, values],
+            self.log_weights.as_deref().map(|weights| float(weights, DType::F32)),
+            norms,
+            &ranges,
+            ints(&self.limits),
+            &mut places,
+            options,
+        );
+        (output.unwrap(), places.try_into_vec_as::<i32>().unwrap())
+    }
+
+    /// Output `[B, Hq, D]` and importances of every head's slots, in f64 straight from the formula:
+    /// logarithms, since they may be too small for any float; `None` for slots of weight 0.
+    fn exact(&self) -> (Vec<f64>, Vec<Vec<Option<f64>>>) {
+        let mut output = Vec::new();
+        let mut importances = Vec::new();
+        for (pair, &length) in self.lengths.iter().enumerate() {
+            let slots: Vec<usize> =
+                (0..length as usize).map(|i| pair * self.capacity + i).collect();
+            let row = |rows: &[f32], slot: usize| -> Vec<f64> {
+                rows[slot * self.dim..][..self.dim].iter().map(|x| f64::from(*x)).collect()
+            };
+            let weight = |slot: usize| self.log_weights.as_ref().map_or(0.0, |w| w[slot].into());
+            let mut shares: Vec<Vec<f64>> = vec![Vec::new(); slots.len()];
+            for g in 0..self.group {
+                let query = row(&self.query, pair * self.group + g);
+                let logits: Vec<f64> = slots
+                    .iter()
+                    .map(|&slot| {
+                        let key = row(&self.keys, slot);
+                        let dot: f64 = query.iter().zip(&key).map(|(q, k)| q * k).sum();
+                        dot / (self.dim as f64).sqrt() + weight(slot)
+                    })
+                    .collect();
+                let sum = log_sum_exp(&logits);
+                let mut total = vec![0.0; self.dim];
+                for (i, &slot) in slots.iter().enumerate() {
+                    shares[i].push(logits[i] - sum);
+                    let value = row(&self.values, slot);
+                    total
+                        .iter_mut()
+                        .zip(value)
+                        .for_each(|(o, v)| *o += (logits[i] - sum).exp() * v);
+                }
+                output.extend(total);
+            }
+            let own = slots.iter().zip(shares).map(|(&slot, shares)| {
+                let norm: f64 = row(&self.values, slot).iter().map(|v| v.abs()).sum();
+                (weight(slot) > f64::NEG_INFINITY).then(|| log_sum_exp(&shares) + norm.ln())
+            });
+            importances.push(own.collect());
+        }
+        (output, importances)
+    }
+}
+
+fn log_sum_exp(values: &[f64]) -> f64 {
+    let max = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    if max == f64::NEG_INFINITY {
+        return max;
+    }
+    max + values.iter().map(|x| (x - max).exp()).sum::<f64>().ln()
+}
+
+/// Places of the least importance among those that `may_go`, with the margin to the second.
+fn weakest(importances: &[Option<f64>], may_go: impl Fn(usize) -> bool) -> (Option<i32>, f64) {
+    let mut best: (Option<i32>, f64) = (None, f64::INFINITY);
+    let mut second = f64::INFINITY;
+    for (place, importance) in importances.iter().enumerate().filter(|(place, _)| may_go(*place)) {
+        let Some(importance) = *importance else { continue };
+        if importance < best.1 {
+            second = best.1;
+            best = (Some(place as i32), importance);
+        } else {
+            second = second.min(importance);
+        }
+    }
+    (best.0, second - best.1)
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = vec![
+        Case::random(1, 1, 1, 32, &[1]),
+        Case::random(2, 2, 2, 32, &[5, 130, 127, 128]),
+        Case::random(3, 1, 3, 64, &[129, 300]),
+        Case::random(4, 2, 4, 64, &[17, 256, 1, 511]),
+        Case::random(5, 1, 5, 96, &[77]),
+        Case::random(6, 2, 8, 128, &[640, 33]),
+        Case::random(7, 1, 8, 256, &[257]),
+        Case::random(8, 3, 1, 20, &[13, 131, 7]),
+        // Long enough to be split.
+        Case::random(9, 1, 4, 64, &[3000]),
+    ];
+    // Below the limits, weights.
+    cases[1].limits = vec![5, 131, 200, 128];
+    let mut numbers = Numbers::new(10);
+    let slots = cases[3].lengths.len() * cases[3].capacity;
+    let weights = (0..slots).map(|_| match numbers.below(8) {
+        0 => f32::NEG_INFINITY,
+        weight => (weight as f32).ln(),
+    });
+    cases[3].log_weights = Some(weights.collect());
+    cases
+}
+
+#[test]
+fn agrees_with_f64_on_every_device_and_dtype() {
+    for tested in devices() {
+        for dtype in tested.float_dtypes() {
+            let limit = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
+            // Kernels are compiled anew for every dtype, which takes software drivers seconds.
+            let every = if dtype != DType::F32 && tested.name == "wgpu" { 4 } else { 1 };
+            for case in cases().iter().step_by(every) {
+                let options = EvictionOptions { importance: true, ..Default::default() };
+                let (result, places) = case.run(&tested.device, dtype, options);
+                let (output, importances) = case.exact();
+                let context = format!(
+                    "{} {dtype:?} {:?} of {} by {}",
+                    tested.name, case.lengths, case.group, case.dim
+                );
+                let actual = result.output.try_into_vec_as::<f32>().unwrap();
+                let error = relative_error(&actual, &output);
+                assert!(error < limit, "{context}: output off by {error}");
+                let actual = result.log_importance.unwrap().try_into_vec_as::<f32>().unwrap();
+                for (pair, exact) in importances.iter().enumerate() {
+                    for (place, exact) in exact.iter().enumerate() {
+                        let actual = actual[pair * case.capacity + place];
+                        match exact {
+                            None => assert_eq!(actual, f32::MAX, "{context}"),
+                            Some(exact) => {
+                                let error = (f64::from(actual) - exact).abs();
+                                assert!(error < 10.0 * limit, "{context}: {actual} for {exact}");
+                            }
+                        }
+                    }
+                    let newest = case.places[pair] as usize;
+                    let (place, margin) = weakest(exact, |place| place != newest);
+                    let expected = match case.lengths[pair] < case.limits[pair] {
+                        true => case.lengths[pair],
+                        false => place.unwrap_or(newest as i32),
+                    };
+                    let decided = places[pair] == expected;
+                    assert!(decided || margin < 20.0 * limit, "{context}: head {pair}");
+                }
+            }
+        }
+    }
+}
+
+/// All heads give up the same place: that of the least sum.
+#[test]
+fn heads_may_decide_together() {
+    for tested in devices() {
+        let case = Case::random(20, 3, 2, 32, &[70, 70, 70, 9, 9, 9]);
+        let options = || EvictionOptions { scope: EvictionScope::Layer, ..Default::default() };
+        let (_, places) = case.run(&tested.device, DType::F32, options());
+        let (_, importances) = case.exact();
+        for (sequence, heads) in importances.chunks(3).enumerate() {
+            let sums = (0..heads[0].len()).map(|place| {
+                let own: Vec<f64> = heads.iter().filter_map(|head| head[place]).collect();
+                Some(log_sum_exp(&own))
+            });
+            let newest = case.places[sequence * 3] as usize;
+            let (place, margin) = weakest(&sums.collect::<Vec<_>>(), |place| place != newest);
+            assert!(margin > 1e-4);
+            assert_eq!(places[sequence * 3..][..3], [place.unwrap(); 3], "{}", tested.name);
+        }
+    }
+}
+
+/// Logits of hundreds: `exp` of their differences is 0 in any float, their order is not lost.
+#[test]
+fn huge_logits_are_told_apart() {
+    for tested in devices() {
+        for group in [1, 2] {
+            let mut case = Case::random(30, 1, group, 4, &[6]);
+            case.query = vec![1.0; group * 4];
+            case.values = vec![1.0; case.values.len()];
+            // A logit is twice a key's element.
+            for (slot, logit) in [200.0, -200.0, -199.0, -201.0, 0.0, 199.0].iter().enumerate() {
+                case.keys[slot * 4..][..4].fill(logit / 2.0);
+            }
+            let (result, places) = case.run(&tested.device, DType::F32, Default::default());
+            // The newest token, at place 3, is the least important.
+            assert_eq!(places, [1], "{}", tested.name);
+            let options = EvictionOptions { evict_newest: true, ..Default::default() };
+            let (_, places) = case.run(&tested.device, DType::F32, options);
+            assert_eq!(places, [3], "{}", tested.name);
+            let output = result.output.try_into_vec_as::<f32>().unwrap();
+            assert!(output.iter().all(|x| (x - 1.0).abs() < 1e-5), "{}: {output:?}", tested.name);
+        }
+    }
+}
+
+#[test]
+fn ties_zeros_masks_and_guards() {
+    for tested in devices() {
+        let (device, name) = (&tested.device, &tested.name);
+        let mut case = Case::random(40, 1, 2, 32, &[300]);
+        case.keys.fill(0.5);
+        case.places = vec![0];
+        let places = |case: &Case, options| case.run(device, DType::F32, options).1;
+        // Equally important slots: the lowest goes.
+        case.values.fill(1.0);
+        assert_eq!(places(&case, Default::default()), [1], "{name}");
+        // Values of nothing are worth nothing, each as little as the other.
+        case.values.fill(0.0);
+        assert_eq!(places(&case, Default::default()), [1], "{name}");
+        // A slot of weight 0 stays while another is left, and the newest goes if none is.
+        let mut weights = vec![0.0; case.capacity];
+        weights[..290].fill(f32::NEG_INFINITY);
+        case.log_weights = Some(weights.clone());
+        assert_eq!(places(&case, Default::default()), [290], "{name}");
+        weights[290..300].fill(f32::NEG_INFINITY);
+        weights[7] = 0.0;
+        case.places = vec![7];
+        case.log_weights = Some(weights);
+        assert_eq!(places(&case, Default::default()), [7], "{name}");
+        case.log_weights = None;
+        // Positions in reverse: the first tokens are the last slots.
+        let positions: Vec<i32> = (0..case.capacity as i32).map(|slot| 299 - slot).collect();
+        let guard = |sinks, recents| Guard {
+            positions: Tensor::from_data(&positions[..], (device, DType::I32)),
+            now: Tensor::from_data([299], (device, DType::I32)),
+            sinks,
+            recents,
+        };
+        let guarded = |sinks, recents| EvictionOptions {
+            guard: Some(guard(sinks, recents)),
+            ..Default::default()
+        };
+        assert_eq!(places(&case, guarded(10, 5)), [5], "{name}");
+        assert_eq!(places(&case, guarded(294, 5)), [5], "{name}");
+        // All are kept but the newest, which is kept only while another may go.
+        assert_eq!(places(&case, guarded(295, 5)), [7], "{name}");
+        // Room left: behind the live slots. No room at all: the only slot.
+        case.limits = vec![301];
+        assert_eq!(places(&case, Default::default()), [300], "{name}");
+        case.lengths = vec![0];
+        assert_eq!(places(&case, Default::default()), [0], "{name}");
+        (case.lengths, case.limits, case.places) = (vec![1], vec![1], vec![0]);
+        assert_eq!(places(&case, Default::default()), [0], "{name}");
+    }
+}
+
+/// What the authors' code computes: one slot a sequence, the newest among the candidates.
+#[test]
+fn golden_longflow() {
+    for golden in golden_files("golden_longflow", "longflow_") {
+        if golden.find("q").is_none() {
+            continue;
+        }
+        for tested in devices() {
+            let (case, mask) = of_golden(&golden);
+            let options = EvictionOptions {
+                scope: EvictionScope::Layer,
+                evict_newest: true,
+                importance: true,
+                ..Default::default()
+            };
+            let (result, places) = case.run(&tested.device, DType::F32, options);
+            let context = format!("{} on {}", golden.name, tested.name);
+            let output = result.output.try_into_vec_as::<f32>().unwrap();
+            let error = relative_error(&output, &golden.tensor("out").values);
+            assert!(error < 1e-5, "{context}: output off by {error}");
+            // The mean over all query heads and columns.
+            let importance = result.log_importance.unwrap().try_into_vec_as::<f32>().unwrap();
+            let parts = (case.kv_heads * case.group * case.dim) as f64;
+            let loss = golden.tensor("loss");
+            let [batch, tokens] = loss.dims();
+            let own: Vec<f32> = (0..batch * tokens)
+                .map(|at| {
+                    let (sequence, place) = (at / tokens, at % tokens);
+                    let heads = (0..case.kv_heads).map(|head| {
+                        let pair = sequence * case.kv_heads + head;
+                        f64::from(importance[pair * case.capacity + place]).exp() / parts
+                    });
+                    if mask[at] { heads.sum::<f64>() as f32 } else { 0.0 }
+                })
+                .collect();
+            let error = relative_error(&own, &loss.values);
+            assert!(error < 1e-5, "{context}: importances off by {error}");
+            let gaps = golden.tensor("rel_gap_best_two").values;
+            let expected = golden.tensor("evict_idx_valid_only").values;
+            for (sequence, (expected, gap)) in expected.iter().zip(gaps).enumerate() {
+                let place = f64::from(places[sequence * case.kv_heads]);
+                assert!(place == *expected || gap < 1e-4, "{context}: {place} for {expected}");
+            }
+        }
+    }
+}
+
+/// A golden file's case, masked slots as slots of weight 0, and its mask.
+fn of_golden(golden: &Golden) -> (Case, Vec<bool>) {
+    let [batch, heads, _, dim] = golden.tensor("q").dims();
+    let [_, kv_heads, tokens, _] = golden.tensor("k").dims();
+    let mask: Vec<bool> = golden.tensor("mask").values.iter().map(|x| *x != 0.0).collect();
+    let pairs = batch * kv_heads;
+    let weights = (0..pairs * tokens).map(|slot| {
+        let seen = mask[slot / tokens / kv_heads * tokens + slot % tokens];
+        if seen { 0.0 } else { f32::NEG_INFINITY }
+    });
+    let case = Case {
+        kv_heads,
+        group: heads / kv_heads,
+        dim,
+        capacity: tokens,
+        lengths: vec![tokens as i32; pairs],
+        limits: vec![tokens as i32; pairs],
+        places: vec![0; pairs],
+        query: golden.tensor("q").f32(),
+        keys: golden.tensor("k").f32(),
+        values: golden.tensor("v").f32(),
+        log_weights: Some(weights.collect()),
+    };
+    (case, mask)
+}
+
+#[test]
+fn arguments_that_do_not_fit_are_refused() {
+    let TestDevice { device, .. } = devices().remove(0);
+    let ints = |batch: usize| Tensor::<2, Int>::ones([batch, 1], (&device, DType::I32));
+    let floats = |count: usize| Tensor::<1>::zeros([count], (&device, DType::F32));
+    let call = |norms: usize, limits: usize, places: usize| {
+        let query = Tensor::<3>::zeros([1, 1, 8], (&device, DType::F32));
+        let pool = Tensor::<2>::zeros([4, 8], (&device, DType::F32));
+        let ranges = SlotRanges { offsets: ints(1), lengths: ints(1) };
+        let options = EvictionOptions::default();
+        let mut places = ints(places);
+        let (pools, norms, limits) = ([pool.clone(), pool], floats(norms), ints(limits));
+        evicting_attention(query, pools, None, norms, &ranges, limits, &mut places, options)
+            .map(|_| ())
+    };
+    assert!(call(4, 1, 1).is_ok());
+    for (argument, result) in
+        [("log_norms", call(5, 1, 1)), ("limits", call(4, 2, 1)), ("places", call(4, 1, 2))]
+    {
+        let error = result.unwrap_err();
+        let named =
+            matches!(error, KernelError::Shape { argument: actual, .. } if actual == argument);
+        assert!(named, "{error}");
+    }
+}

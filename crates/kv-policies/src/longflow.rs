@@ -1,0 +1,196 @@
+mod certificate;
+
+use burn::tensor::{Int, Tensor};
+use kv_core::{Budget, EvictionOptions, EvictionScope, Guard, LayerCache, Room, Selection};
+use serde::{Deserialize, Serialize};
+
+use crate::keep_top::protected;
+use crate::{
+    LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Scorer, SnapKv, Step,
+};
+
+pub use certificate::{Certificate, certify};
+
+const NAME: &str = "longflow";
+
+/// LongFlow (2026): a static cache for long outputs. Each decode step writes its token over the slot
+/// that the step before chose, attends, and chooses the slot of least `‖α_i v_i‖₁` (equation 6) for
+/// the next one, by one fused operator ([`kv_core::LayerCache::attend_evicting`]). Below the budget
+/// nothing is chosen and the cache fills.
+///
+/// Prompts over the budget are first compressed to it by SnapKV (section 4.1); the last prompt
+/// token's query then chooses the first slot to overwrite.
+///
+/// Under grouped queries a slot's importance is the sum over its group. The paper lets a step evict
+/// any token, and its authors' code evicts the one just written now and then: here that is the last
+/// resort unless `evict_newest`.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LongFlow {
+    /// Slots per key-value head.
+    pub budget: Budget,
+    /// Which heads give up a slot together.
+    #[serde(default)]
+    pub scope: Scope,
+    /// First tokens that are never overwritten.
+    #[serde(default)]
+    pub sinks: usize,
+    /// Last tokens that are never overwritten.
+    #[serde(default)]
+    pub recents: usize,
+    /// Whether the token just written may be overwritten next.
+    #[serde(default)]
+    pub evict_newest: bool,
+    /// How prompts over the budget are compressed.
+    #[serde(default)]
+    pub prefill: SnapKv,
+}
+
+/// Which heads give up a slot together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scope {
+    /// Every key-value head its own, as the paper's algorithm states.
+    #[default]
+    Head,
+    /// All heads of a layer the same token, by their summed importance, as the authors' code does;
+    /// a prompt is then compressed to the same tokens everywhere.
+    Layer,
+}
+
+impl LongFlow {
+    /// The paper's defaults.
+    pub fn new(budget: Budget) -> Self {
+        Self {
+            budget,
+            scope: Scope::default(),
+            sinks: 0,
+            recents: 0,
+            evict_newest: false,
+            prefill: SnapKv::default(),
+        }
+    }
+
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`], for a token budget also where its slots are all protected.
+    pub fn validate(&self) -> Result<()> {
+        self.budget.validate()?;
+        let invalid = |reason| PolicyError::InvalidConfig { policy: NAME.into(), reason };
+        self.prefill.validate().map_err(invalid)?;
+        match self.budget {
+            Budget::Tokens(budget) => self.check_protected(budget),
+            Budget::Ratio(_) => Ok(()),
+        }
+    }
+
+    /// Some slot must be free to be overwritten; that of a single one is.
+    fn check_protected(&self, budget: usize) -> Result<()> {
+        let newest = usize::from(!self.evict_newest && budget > 1);
+        let held = self.sinks.saturating_add(self.recents.max(newest));
+        if held < budget {
+            return Ok(());
+        }
+        let Self { sinks, recents, .. } = *self;
+        let reason = format!(
+            "{sinks} sinks, {recents} recents and the newest token leave none of {budget} slots \
+             to overwrite"
+        );
+        Err(PolicyError::InvalidConfig { policy: NAME.into(), reason })
+    }
+
+    /// Slots of a head, for which short prompts leave room.
+    fn limit(&self, observation: &Observation<'_>) -> usize {
+        match self.budget {
+            Budget::Tokens(count) => count,
+            Budget::Ratio(_) => self.budget.resolve(observation.tokens()),
+        }
+    }
+
+    fn options(&self, cache: &LayerCache, now: &Tensor<1, Int>) -> EvictionOptions {
+        let guards = self.sinks > 0 || self.recents > 0;
+        EvictionOptions {
+            scope: match self.scope {
+                Scope::Head => EvictionScope::Head,
+                Scope::Layer => EvictionScope::Layer,
+            },
+            evict_newest: self.evict_newest,
+            guard: guards.then(|| Guard {
+                positions: cache.positions().clone(),
+                now: now.clone(),
+                sinks: self.sinks,
+                recents: self.recents,
+            }),
+            ..EvictionOptions::default()
+        }
+    }
+}
+
+impl Policy for LongFlow {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> serde_json::Value {
+        crate::registry::config_of(NAME, self)
+    }
+
+    fn needs(&self) -> Needs {
+        self.prefill.needs()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let budget = self.budget.resolve(tokens);
+        if budget >= tokens {
+            return Ok(Selection::all(batch * kv_heads, tokens).into());
+        }
+        self.check_protected(budget)?;
+        // The observed window stays as far as the sinks leave room for it.
+        let window = self.prefill.window.min(budget - self.sinks);
+        let mut scores = SnapKv { window, ..self.prefill }.prefill(observation, budget)?;
+        if self.scope == Scope::Layer {
+            scores = scores.mean_dim(1).expand([batch, kv_heads, tokens]);
+        }
+        let recents = self.recents.max(window).min(tokens);
+        Ok(Selection::highest(protected(scores, self.sinks, recents), budget)?.into())
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        let limit = self.limit(observation);
+        self.check_protected(limit)?;
+        let limits = selection.kept().iter().map(|kept| kept.len().max(limit));
+        cache.set_limits(limits.collect())?;
+        cache.hold_at_limits()?;
+        // The first decoded token's place, by the last prompt token's query.
+        let query = observation.last_queries(NAME, 1)?.squeeze_dim(2);
+        let (batch, last) = (observation.dims()[0], observation.tokens() - 1);
+        let now = observation.positions.clone().narrow(1, last, 1).reshape([batch]);
+        let options = self.options(cache, &now);
+        cache.attend_evicting(query.cast(cache.options().dtype), options)?;
+        Ok(())
+    }
+
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        Ok(Room::Limited { limit: self.limit(observation), over: 0, new_tokens })
+    }
+
+    fn changes_decode(&self) -> bool {
+        true
+    }
+
+    /// Whether a head fills or overwrites, a step is the same.
+    fn records(&self, cache: &LayerCache) -> bool {
+        cache.holds_at_limits() && !cache.options().growable
+    }
+
+    fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        let query = step.write_next(cache)?;
+        let options = self.options(cache, &step.position);
+        Ok(cache.attend_evicting(query, options)?.output)
+    }
+}

@@ -1,0 +1,340 @@
+//! LongFlow against an unfused reference in f64, its authors' loop, and its borders.
+
+use burn::tensor::{DType, Tensor};
+use kv_core::{CacheOptions, EvictionOptions, LayerCache, SlotLayout, read_f32, read_i32};
+use kv_policies::{Certificate, PolicyError, Step, build, certify};
+use kv_testing::{Numbers, devices, golden_files, relative_error};
+use serde_json::{Value, json};
+
+use super::support::{LAYER, Prompt, policy, step};
+
+/// Queries, keys and values `[B, H, N, D]` of a prompt and of what follows.
+pub(crate) struct Trace {
+    pub(crate) query: Tensor<4>,
+    pub(crate) keys: Tensor<4>,
+    pub(crate) values: Tensor<4>,
+}
+
+impl Trace {
+    /// Consecutive queries are alike, as a model's are.
+    fn random(batch: usize, tokens: usize, device: &burn::tensor::Device) -> Self {
+        let mut numbers = Numbers::new(5);
+        let (heads, kv_heads, dim) = (4, 2, 16);
+        let fresh: Tensor<4> = numbers.tensor([batch, heads, tokens, dim], device);
+        let base: Tensor<4> = numbers.tensor([batch, heads, 1, dim], device);
+        Self {
+            query: fresh + base.expand([batch, heads, tokens, dim]),
+            keys: numbers.tensor([batch, kv_heads, tokens, dim], device),
+            values: numbers.tensor([batch, kv_heads, tokens, dim], device),
+        }
+    }
+
+    fn prompt(&self, tokens: usize) -> Prompt {
+        let part = |tensor: &Tensor<4>| tensor.clone().narrow(2, 0, tokens);
+        Prompt::new(part(&self.query), part(&self.keys), part(&self.values))
+    }
+}
+
+/// A head's static cache in f64, straight from algorithm 1 with a running maximum.
+struct Head {
+    keys: Vec<Vec<f64>>,
+    values: Vec<Vec<f64>>,
+    limit: usize,
+    /// Where the next token goes.
+    place: usize,
+}
+
+impl Head {
+    /// Attends with the group's queries, chooses the next place, and returns outputs and the margin
+    /// between the two least important slots, as a difference of logarithms.
+    fn attend(&mut self, queries: &[Vec<f64>], newest: usize) -> (Vec<f64>, f64) {
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let mut importance = vec![0.0; self.keys.len()];
+        let mut outputs = Vec::new();
+        for query in queries {
+            let scale = (query.len() as f64).sqrt();
+            let logits: Vec<f64> = self.keys.iter().map(|key| dot(query, key) / scale).collect();
+            let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = logits.iter().map(|logit| (logit - max).exp()).sum();
+            let mut output = vec![0.0; query.len()];
+            for ((logit, value), importance) in logits.iter().zip(&self.values).zip(&mut importance)
+            {
+                let share = (logit - max).exp() / sum;
+                *importance += share * value.iter().map(|v| v.abs()).sum::<f64>();
+                output.iter_mut().zip(value).for_each(|(o, v)| *o += share * v);
+            }
+            outputs.extend(output);
+        }
+        let mut order: Vec<usize> = (0..importance.len()).filter(|&i| i != newest).collect();
+        order.sort_by(|&a, &b| importance[a].total_cmp(&importance[b]));
+        let full = self.keys.len() >= self.limit;
+        self.place = if full { *order.first().unwrap_or(&newest) } else { self.keys.len() };
+        let margin = match order[..] {
+            [first, second, ..] if full => importance[second].ln() - importance[first].ln(),
+            _ => f64::INFINITY,
+        };
+        (outputs, margin)
+    }
+
+    fn write(&mut self, key: Vec<f64>, value: Vec<f64>) {
+        if self.place == self.keys.len() {
+            self.keys.push(key);
+            self.values.push(value);
+        } else {
+            self.keys[self.place] = key;
+            self.values[self.place] = value;
+        }
+    }
+}
+
+/// Rows of a tensor `[B, H, N, D]` as f64, by (sequence, head) and token.
+fn rows(tensor: &Tensor<4>) -> Vec<Vec<Vec<f64>>> {
+    let [_, _, tokens, dim] = tensor.dims();
+    let all = read_f32("rows", tensor.clone()).unwrap();
+    let head = |head: &[f32]| -> Vec<Vec<f64>> {
+        head.chunks(dim).map(|row| row.iter().map(|x| f64::from(*x)).collect()).collect()
+    };
+    all.chunks(tokens * dim).map(head).collect()
+}
+
+/// Decodes the trace behind a prompt under LongFlow and in f64. The places must be the same, but
+/// where two slots differ by less than rounding; those steps are counted and go on alike.
+pub(crate) fn follow(trace: &Trace, prompt: usize, budget: usize, context: &str) -> usize {
+    let policy = policy(json!({"policy": "longflow", "budget": budget}));
+    let [batch, kv_heads, tokens, dim] = trace.keys.dims();
+    let group = trace.query.dims()[1] / kv_heads;
+    let mut cache = trace.prompt(prompt).compress(&*policy, tokens - prompt);
+    let (queries, keys, values) = (rows(&trace.query), rows(&trace.keys), rows(&trace.values));
+    let positions = cache.read_positions().unwrap();
+    let group_at = |pair: usize, token: usize| -> Vec<Vec<f64>> {
+        (0..group).map(|g| queries[pair * group + g][token].clone()).collect()
+    };
+    let mut heads: Vec<Head> = (0..batch * kv_heads)
+        .map(|pair| {
+            let live = cache.layout().live(pair).map(|slot| positions[slot] as usize);
+            let live: Vec<usize> = live.collect();
+            let of = |all: &[Vec<Vec<f64>>]| live.iter().map(|&t| all[pair][t].clone()).collect();
+            let mut head = Head { keys: of(&keys), values: of(&values), limit: budget, place: 0 };
+            head.attend(&group_at(pair, prompt - 1), live.len() - 1);
+            head
+        })
+        .collect();
+    let mut ties = 0;
+    for token in prompt..tokens {
+        let step = step(&trace.query, &trace.keys, &trace.values, token, token);
+        let output = read_f32("output", policy.step(LAYER, &mut cache, step).unwrap()).unwrap();
+        let places = read_i32("places", cache.next_places().unwrap().clone()).unwrap();
+        let mut exact = Vec::new();
+        for (pair, head) in heads.iter_mut().enumerate() {
+            let newest = head.place;
+            head.write(keys[pair][token].clone(), values[pair][token].clone());
+            let (output, margin) = head.attend(&group_at(pair, token), newest);
+            exact.extend(output);
+            if places[pair] as usize != head.place {
+                assert!(margin < 1e-4, "{context}: step {token}, head {pair}, margin {margin}");
+                ties += 1;
+                head.place = places[pair] as usize;
+            }
+        }
+        let error = relative_error(&output, &exact);
+        assert!(error < 1e-5, "{context}: step {token} off by {error}");
+        assert_eq!(output.len(), batch * kv_heads * group * dim);
+    }
+    ties
+}
+
+#[test]
+fn a_thousand_steps_give_up_the_slots_of_an_f64_reference() {
+    for tested in devices() {
+        let trace = Trace::random(2, 1_070, &tested.device);
+        let ties = follow(&trace, 70, 48, tested.name);
+        assert!(ties <= 4, "{}: {ties} near-ties", tested.name);
+    }
+}
+
+/// Prompts one under, at and one over the budget, and a budget of one slot.
+#[test]
+fn budgets_around_the_prompt() {
+    for tested in devices() {
+        let trace = Trace::random(1, 60, &tested.device);
+        for (prompt, budget) in [(40, 41), (40, 40), (40, 39), (40, 50), (40, 1), (1, 1), (1, 2)] {
+            follow(&trace, prompt, budget, &format!("{prompt} under {budget}"));
+        }
+    }
+}
+
+/// Sequences that are batched fill up at steps of their own, and do what each does alone.
+#[test]
+fn rows_fill_at_different_steps() {
+    for tested in devices() {
+        let device = &tested.device;
+        let policy = policy(json!({"policy": "longflow", "budget": 48}));
+        let trace = Trace::random(2, 80, device);
+        let row = |tensor: &Tensor<4>, row: usize| tensor.clone().narrow(0, row, 1);
+        let alone = |index: usize, prompt: usize| {
+            let part = |x: &Tensor<4>| row(x, index).narrow(2, 0, prompt);
+            let prompt = Prompt::new(part(&trace.query), part(&trace.keys), part(&trace.values));
+            prompt.compress(&*policy, 40)
+        };
+        let starts = [40, 20];
+        let step_of = |sequence: usize, at: usize| {
+            let part = |x: &Tensor<4>| row(x, sequence);
+            let (q, k, v) = (part(&trace.query), part(&trace.keys), part(&trace.values));
+            step(&q, &k, &v, at, at)
+        };
+        let mut expected = Vec::new();
+        for (sequence, start) in starts.into_iter().enumerate() {
+            let mut cache = alone(sequence, start);
+            for at in start..start + 40 {
+                let step = step_of(sequence, at);
+                let output = policy.step(LAYER, &mut cache, step).unwrap();
+                expected.push(read_f32("output", output).unwrap());
+            }
+        }
+        let mut both = LayerCache::concat(vec![alone(0, 40), alone(1, 20)]).unwrap();
+        for index in 0..40 {
+            // The two rows' steps as one batch.
+            let steps = [step_of(0, 40 + index), step_of(1, 20 + index)];
+            let step = joined(steps);
+            let output = read_f32("output", policy.step(LAYER, &mut both, step).unwrap()).unwrap();
+            let (first, second) = output.split_at(output.len() / 2);
+            assert_eq!(first, expected[index], "{} row 0 step {index}", tested.name);
+            assert_eq!(second, expected[40 + index], "{} row 1 step {index}", tested.name);
+        }
+        assert_eq!(both.layout().lengths(), [48; 4]);
+    }
+}
+
+fn joined([a, b]: [Step; 2]) -> Step {
+    use kv_policies::NewHeads::Rotated;
+    let cat = |a: &Tensor<3>, b: &Tensor<3>| Tensor::cat(vec![a.clone(), b.clone()], 0);
+    let (Rotated { query, key, value, .. }, Rotated { query: q, key: k, value: v, .. }) =
+        (&a.heads, &b.heads)
+    else {
+        unreachable!("steps of rotated heads");
+    };
+    let position = Tensor::cat(vec![a.position.clone(), b.position.clone()], 0);
+    Step::new(cat(query, q), cat(key, k), cat(value, v), position)
+}
+
+#[test]
+fn sinks_and_recents_stay() {
+    for tested in devices() {
+        let config = json!({"policy": "longflow", "budget": 32, "sinks": 3, "recents": 10});
+        let policy = policy(config);
+        let trace = Trace::random(1, 100, &tested.device);
+        let mut cache = trace.prompt(40).compress(&*policy, 60);
+        for token in 40..100 {
+            let step = step(&trace.query, &trace.keys, &trace.values, token, token);
+            policy.step(LAYER, &mut cache, step).unwrap();
+            for pair in 0..2 {
+                let kept = super::support::kept(&cache, pair);
+                let protected = (0..3).chain(token as u32 - 9..=token as u32);
+                assert!(protected.into_iter().all(|t| kept.contains(&t)), "{}", tested.name);
+            }
+        }
+    }
+}
+
+/// The authors' loop: one slot a layer, the newest token among the candidates.
+#[test]
+fn golden_longflow_decode_loop() {
+    for golden in golden_files("golden_longflow_decode_loop", "longflow_decode_loop") {
+        for tested in devices() {
+            let device = &tested.device;
+            let config =
+                json!({"policy": "longflow", "budget": 65, "scope": "layer", "evict_newest": true});
+            let policy = policy(config);
+            let [keys, values] =
+                ["init_keys", "init_values"].map(|name| golden.tensor(name).on::<4>(device));
+            let [batch, kv_heads, budget, dim] = keys.dims();
+            let filled = budget - 1;
+            assert_eq!(golden.tensor("init_update_idx").indices(), vec![filled as u32; batch]);
+            let layout = SlotLayout::new(kv_heads, vec![budget; batch * kv_heads]);
+            let mut cache = LayerCache::new(layout, dim, CacheOptions::new(device, DType::F32));
+            let first = |tensor: Tensor<4>| tensor.narrow(2, 0, filled);
+            let positions = Tensor::zeros([batch, filled], (device, DType::I32));
+            cache.extend(first(keys), first(values), positions).unwrap();
+            cache.set_limits(vec![budget; batch * kv_heads]).unwrap();
+            cache.hold_at_limits().unwrap();
+            let [q, k, v] =
+                ["step_q", "step_k", "step_v"].map(|name| golden.tensor(name).on::<4>(device));
+            let at = |tensor: &Tensor<4>, index| tensor.clone().narrow(0, index, 1).squeeze_dim(0);
+            cache.attend_evicting(at(&q, 0), EvictionOptions::default()).unwrap();
+            let written = golden.tensor("step_write_slot").indices();
+            let evicted = golden.tensor("step_evict_idx").indices();
+            let outputs = golden.tensor("step_out");
+            let width = outputs.values.len() / q.dims()[0];
+            let places = |cache: &LayerCache| -> Vec<u32> {
+                let places = read_i32("places", cache.next_places().unwrap().clone()).unwrap();
+                places.chunks(kv_heads).map(|heads| heads[0] as u32).collect()
+            };
+            for index in 0..q.dims()[0] {
+                let context = format!("{} on {} step {index}", golden.name, tested.name);
+                assert_eq!(places(&cache), written[index * batch..][..batch], "{context}");
+                let position = Tensor::full([batch], 64 + index as i32, (device, DType::I32));
+                let step = Step::new(at(&q, index), at(&k, index), at(&v, index), position);
+                let output = policy.step(LAYER, &mut cache, step).unwrap();
+                let output = read_f32("output", output).unwrap();
+                let error = relative_error(&output, &outputs.values[index * width..][..width]);
+                assert!(error < 1e-5, "{context}: output off by {error}");
+                assert_eq!(places(&cache), evicted[index * batch..][..batch], "{context}");
+            }
+            let keys = read_f32("keys", cache.keys().clone()).unwrap();
+            let error = relative_error(&keys, &golden.tensor("final_keys").values);
+            assert!(error < 1e-6, "{}: keys off by {error}", golden.name);
+        }
+    }
+}
+
+/// Every bound of section 3.3 holds, at every step and head.
+#[test]
+fn certificates_bound_what_they_say() {
+    let tested = devices().remove(0);
+    let policy = policy(json!({"policy": "longflow", "budget": 24}));
+    let trace = Trace::random(2, 80, &tested.device);
+    let mut cache = trace.prompt(40).compress(&*policy, 40);
+    let query = |token: usize| trace.query.clone().narrow(2, token, 1).squeeze_dim::<3>(2);
+    let mut seen = 0;
+    for token in 40..80 {
+        for certificate in certify(&cache, &query(token - 1), &query(token)).unwrap() {
+            let Certificate { remainder, remainder_bound, drift, drift_bound, .. } = certificate;
+            assert!(remainder <= remainder_bound && remainder > 0.0, "{certificate:?}");
+            assert!(drift <= drift_bound && drift > 0.0, "{certificate:?}");
+            assert!(certificate.error <= certificate.error_bound, "{certificate:?}");
+            seen += 1;
+        }
+        // The same query again: nothing drifts.
+        for certificate in certify(&cache, &query(token), &query(token)).unwrap() {
+            assert_eq!((certificate.drift, certificate.drift_bound), (0.0, 0.0));
+        }
+        let step = step(&trace.query, &trace.keys, &trace.values, token, token);
+        policy.step(LAYER, &mut cache, step).unwrap();
+    }
+    assert_eq!(seen, 40 * 2 * 4);
+}
+
+#[test]
+fn protected_slots_must_leave_one() {
+    let refused = |config: Value| match build(&config).unwrap_err() {
+        PolicyError::InvalidConfig { reason, .. } => reason,
+        error => panic!("{config}: {error}"),
+    };
+    let config = |sinks: usize, recents: usize, budget: usize| json!({"policy": "longflow", "budget": budget, "sinks": sinks, "recents": recents});
+    let reason = refused(config(4, 4, 8));
+    assert!(reason.contains("4 sinks, 4 recents") && reason.contains("none of 8"), "{reason}");
+    refused(config(1, 0, 1));
+    refused(config(1, 0, 2));
+    build(&config(0, 0, 1)).unwrap();
+    build(&config(1, 0, 3)).unwrap();
+    let newest = json!({"policy": "longflow", "budget": 2, "sinks": 1, "evict_newest": true});
+    build(&newest).unwrap();
+    // A share of a prompt shows only when the prompt does.
+    let shared = json!({"policy": "longflow", "budget": 0.1, "sinks": 3, "recents": 3});
+    let policy = policy(shared);
+    let tested = devices().remove(0);
+    let prompt = Trace::random(1, 60, &tested.device).prompt(60);
+    let options = CacheOptions::new(&tested.device, DType::F32);
+    let error = prompt.observed(|seen| policy.prefill(seen, 4, options)).unwrap_err();
+    assert!(error.to_string().contains("none of 6 slots"), "{error}");
+}
