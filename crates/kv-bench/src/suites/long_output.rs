@@ -74,7 +74,6 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
     let texts = texts(bench, &text, count, prompt, output)?;
     let contenders = contenders(bench, prompt + output)?;
     let mut progress = Progress::new(contenders.len() * output.div_ceil(CHUNK), TASK);
-    let samples = Some(count);
     for contender in &contenders {
         let outcome = decode(bench, contender, &texts, prompt, &mut progress)?;
         let setup = (contender.label.as_str(), contender.budget);
@@ -82,7 +81,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
             task: Some(TASK.into()),
             length: Some(prompt + output),
             source: Some(source.clone()),
-            samples,
+            samples: Some(outcome.buckets.iter().map(|(_, tokens)| tokens).sum()),
             ..Case::default()
         };
         let mean = |buckets: &[(f64, usize)]| {
@@ -92,7 +91,8 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
         let perplexity = mean(&outcome.buckets);
         bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity, "perplexity");
         for (index, bucket) in outcome.buckets.iter().enumerate() {
-            let case = Case { position: Some(prompt + index * BUCKET), ..case.clone() };
+            let (position, samples) = (Some(prompt + index * BUCKET), Some(bucket.1));
+            let case = Case { position, samples, ..case.clone() };
             bench.record(SUITE, &case, setup, metric::PERPLEXITY, mean(&[*bucket]), "perplexity");
         }
         for (place, found) in PLACES.iter().zip(&outcome.found) {

@@ -246,7 +246,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
                     }
                 } else if comptime!(blueprint.logits != Logits::Dropped) {
                     if r < group {
-                        totals[sums_end + (place_of(tile, u, j) - first) * group + r] = logit;
+                        totals[sums_end + place_of(tile, u, j) - first + r * share] = logit;
                     }
                 }
             }
@@ -368,7 +368,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     if comptime!(blueprint.logits == Logits::Collected) {
         let mut i = unit;
         while i < (end - first) * group {
-            scores[(start + first) * group + i] = totals[sums_end + i];
+            scores[(start + first) * group + i] = totals[sums_end + i / group + i % group * share];
             i += planes * PLANE;
         }
     }
@@ -393,31 +393,31 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
         let mut norms = Array::<f32>::new(CHOSEN);
         let mut best = f32::new(ABSENT);
         let mut best_place = i32::new(NOWHERE as i64);
+        let newest = view[pair];
         let mut base = unit;
         while base < count {
+            // Without branches, so that the slots of a round wait for nothing together.
             #[unroll]
             for c in 0..CHOSEN {
-                let place = min(base + c * planes * PLANE, count - 1);
-                norms[c] = numerators[start + place];
+                norms[c] = numerators[start + min(base + c * planes * PLANE, count - 1)];
             }
             #[unroll]
             for c in 0..CHOSEN {
                 let place = base + c * planes * PLANE;
-                if place < count {
-                    #[unroll]
-                    for g in 0..group {
-                        own[g] = totals[sums_end + place * group + g];
-                    }
-                    let value = importance_of(&own, &normalisers, norms[c], group);
-                    let mut goes = value != f32::new(ABSENT);
-                    if comptime!(blueprint.logits == Logits::Weighed { spares_newest: true }) {
-                        goes = goes && i32::cast_from(place) != view[pair];
-                    }
-                    if goes && (value < best || best_place == NOWHERE) {
-                        best = value;
-                        best_place = i32::cast_from(place);
-                    }
+                let from = sums_end + min(place, count - 1);
+                #[unroll]
+                for g in 0..group {
+                    own[g] = totals[from + g * share];
                 }
+                let value = importance_of(&own, &normalisers, norms[c], group);
+                let mut goes = value != f32::new(ABSENT) && place < count;
+                if comptime!(blueprint.logits == Logits::Weighed { spares_newest: true }) {
+                    goes = goes && i32::cast_from(place) != newest;
+                }
+                // Places ascend, so `<` keeps the lowest among equals.
+                let better = goes && (value < best || best_place == NOWHERE);
+                best = select(better, value, best);
+                best_place = select(better, i32::cast_from(place), best_place);
             }
             base += CHOSEN * planes * PLANE;
         }

@@ -18,25 +18,21 @@ pub(crate) fn importance_of(
     log_norm: f32,
     #[comptime] group: usize,
 ) -> f32 {
-    let mut value = f32::new(ABSENT);
-    if !(logits[0] < f32::new(WEIGHTLESS)) {
-        let mut top = f32::new(LOWEST);
+    let mut top = f32::new(LOWEST);
+    #[unroll]
+    for g in 0..group {
+        top = larger(top, logits[g] - normalisers[g]);
+    }
+    let mut value = top + log_norm;
+    if comptime!(group > 1) {
+        let mut sum = 0.0f32;
         #[unroll]
         for g in 0..group {
-            top = larger(top, logits[g] - normalisers[g]);
+            sum += (logits[g] - normalisers[g] - top).exp();
         }
-        value = top;
-        if comptime!(group > 1) {
-            let mut sum = 0.0f32;
-            #[unroll]
-            for g in 0..group {
-                sum += (logits[g] - normalisers[g] - top).exp();
-            }
-            value += sum.ln();
-        }
-        value += log_norm;
+        value += sum.ln();
     }
-    value
+    select(logits[0] < f32::new(WEIGHTLESS), f32::new(ABSENT), value)
 }
 
 /// The least importance among the cube's units and its place, the lowest among equals.
