@@ -4,6 +4,7 @@
 
 mod cache;
 mod files;
+mod held;
 mod memory;
 mod model;
 mod properties;

@@ -41,8 +41,8 @@ pub use decode_attention::{
 };
 pub use error::KernelError;
 pub use evicting_attention::{
-    EvictingOutput, EvictionOptions, EvictionScope, Guard, LOWEST_NORM, evicting_attention,
-    log_norms,
+    EvictingOutput, EvictionOptions, EvictionScope, Guard, HeldSlots, LOWEST_NORM,
+    evicting_attention, log_norms,
 };
 pub use graph::{DeviceWork, Recording, StepGraph, device_work};
 pub use heads::{HeadLayout, HeadNorms, Placement, RotaryTable, split_heads, write_heads};

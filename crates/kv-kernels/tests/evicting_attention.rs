@@ -1,6 +1,6 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
-    EvictingOutput, EvictionOptions, EvictionScope, Guard, KernelError, SlotRanges,
+    EvictingOutput, EvictionOptions, EvictionScope, Guard, HeldSlots, KernelError, SlotRanges,
     evicting_attention, log_norms,
 };
 use kv_testing::{Golden, Numbers, TestDevice, devices, golden_files, relative_error};
@@ -70,10 +70,8 @@ impl Case {
             float(&self.query, dtype).reshape([batch, heads, self.dim]),
             [keys, values],
             self.log_weights.as_deref().map(|weights| float(weights, DType::F32)),
-            norms,
             &ranges,
-            ints(&self.limits),
-            &mut places,
+            HeldSlots { log_norms: norms, limits: ints(&self.limits), places: &mut places },
             options,
         );
         (output.unwrap(), places.try_into_vec_as::<i32>().unwrap())
@@ -397,9 +395,9 @@ fn arguments_that_do_not_fit_are_refused() {
         let ranges = SlotRanges { offsets: ints(1), lengths: ints(1) };
         let options = EvictionOptions::default();
         let mut places = ints(places);
-        let (pools, norms, limits) = ([pool.clone(), pool], floats(norms), ints(limits));
-        evicting_attention(query, pools, None, norms, &ranges, limits, &mut places, options)
-            .map(|_| ())
+        let (log_norms, limits) = (floats(norms), ints(limits));
+        let held = HeldSlots { log_norms, limits, places: &mut places };
+        evicting_attention(query, [pool.clone(), pool], None, &ranges, held, options).map(|_| ())
     };
     assert!(call(4, 1, 1).is_ok());
     for (argument, result) in

@@ -149,7 +149,7 @@ fn tokens_are_written_into_their_slots() {
         let projected = case.projected(batch);
         let rows = read(projected.clone());
         let at = [3, 41];
-        for appends in [true, false] {
+        for place in ["append", "slots", "next"] {
             let device = case.device.clone();
             let mut keys = case.numbers.tensor([slots, head_dim], &device).cast(case.dtype);
             let mut values = case.numbers.tensor([slots, head_dim], &device).cast(case.dtype);
@@ -158,12 +158,16 @@ fn tokens_are_written_into_their_slots() {
             let mut expected = [read(keys.clone()), read(values.clone())];
             let lengths: Vec<i32> = (0..pairs as i32).map(|pair| pair % capacity as i32).collect();
             let offsets: Vec<i32> = (0..pairs as i32).map(|pair| pair * capacity as i32).collect();
+            // Every other place is the first slot; that of an empty head is behind its slots too.
+            let places: Vec<i32> =
+                (0..pairs).map(|pair| if pair % 2 == 0 { lengths[pair] } else { 0 }).collect();
             // Of the given slots, the last is to be skipped.
             let to: Vec<i32> = (0..pairs)
-                .map(|pair| match appends {
-                    false if pair + 1 == pairs => -1,
-                    false => offsets[pair] + 1,
-                    true => offsets[pair] + lengths[pair],
+                .map(|pair| match place {
+                    "slots" if pair + 1 == pairs => -1,
+                    "slots" => offsets[pair] + 1,
+                    "next" => offsets[pair] + places[pair],
+                    _ => offsets[pair] + lengths[pair],
                 })
                 .collect();
             // Lengths with gaps between rows, as devices that pad rows have them.
@@ -180,9 +184,16 @@ fn tokens_are_written_into_their_slots() {
                 log_weights: Some(&mut log_weights),
             };
             let given = case.ints(&to, [batch, kv_heads]);
-            let placement = match appends {
-                true => Placement::Append(&mut ranges),
-                false => Placement::Slots(&given),
+            let next = case.ints(&places, [batch, kv_heads]);
+            let mut log_norms = Tensor::<1>::full([slots], 7.0, (&device, DType::F32));
+            let placement = match place {
+                "append" => Placement::Append(&mut ranges),
+                "slots" => Placement::Slots(&given),
+                _ => Placement::Next {
+                    ranges: &mut ranges,
+                    places: &next,
+                    log_norms: &mut log_norms,
+                },
             };
             let now = case.ints(&at, [batch]);
             let query = write_heads(projected.clone(), now, &case.layout, pool, placement).unwrap();
@@ -205,10 +216,17 @@ fn tokens_are_written_into_their_slots() {
                     weights[slot] = 0.0;
                 }
             }
-            let context = format!("{context} appends {appends}");
+            let context = format!("{context} {place}");
             let query = query.try_into_vec_as::<f32>().unwrap();
             let error = relative_error(&query, &queries);
             assert!(error < limit, "{context}: queries off by {error}");
+            let mut norms = vec![7.0f64; slots];
+            for &slot in to.iter().filter(|_| place == "next") {
+                let row = &expected[1][slot as usize * head_dim..][..head_dim];
+                norms[slot as usize] = row.iter().map(|x| x.abs()).sum::<f64>().ln();
+            }
+            let error = relative_error(&log_norms.try_into_vec_as::<f32>().unwrap(), &norms);
+            assert!(error < limit, "{context}: norms off by {error}");
             for (pool, expected) in [keys, values].into_iter().zip(&expected) {
                 let pool = pool.try_into_vec_as::<f32>().unwrap();
                 let error = relative_error(&pool, expected);
@@ -216,8 +234,13 @@ fn tokens_are_written_into_their_slots() {
             }
             assert_eq!(positions.try_into_vec_as::<i32>().unwrap(), new_positions, "{context}");
             assert_eq!(log_weights.try_into_vec_as::<f32>().unwrap(), weights, "{context}");
+            let grown = |pair: usize| match place {
+                "append" => true,
+                "slots" => false,
+                _ => places[pair] == lengths[pair],
+            };
             let grown: Vec<i32> =
-                lengths.iter().map(|length| length + i32::from(appends)).collect();
+                (0..pairs).map(|pair| lengths[pair] + i32::from(grown(pair))).collect();
             assert_eq!(ranges.lengths.try_into_vec_as::<i32>().unwrap(), grown, "{context}");
         }
     });

@@ -4,7 +4,10 @@
 
 mod bad_input;
 mod chat;
+#[path = "../../kv-policies/tests/followed.rs"]
+mod followed;
 mod generation;
+mod longflow;
 mod parity;
 mod recorded;
 mod support;

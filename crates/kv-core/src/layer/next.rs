@@ -3,8 +3,8 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
-    EvictingOutput, EvictionOptions, HeadLayout, Placement, evicting_attention, log_norms,
-    write_heads,
+    EvictingOutput, EvictionOptions, HeadLayout, HeldSlots, Placement, evicting_attention,
+    log_norms, write_heads,
 };
 
 use super::{Track, expect_shape};
@@ -24,8 +24,9 @@ pub(crate) struct Next {
 }
 
 impl Next {
-    pub(super) fn to_device(self, device: &Device) -> Self {
-        Self { places: self.places.to_device(device), limits: self.limits.to_device(device) }
+    pub(super) fn to_device(&self, device: &Device) -> Self {
+        let (places, limits) = (self.places.clone(), self.limits.clone());
+        Self { places: places.to_device(device), limits: limits.to_device(device) }
     }
 }
 
@@ -149,9 +150,9 @@ impl LayerCache {
         let pool = [self.keys.clone(), self.values.clone()];
         let weights = self.log_weights.clone();
         let Some(next) = &mut self.next else { return Err(not_held()) };
-        let (ranges, limits) = (&self.ranges, next.limits.clone());
-        let places = &mut next.places;
-        Ok(evicting_attention(query, pool, weights, norms, ranges, limits, places, options)?)
+        let limits = next.limits.clone();
+        let held = HeldSlots { log_norms: norms, limits, places: &mut next.places };
+        Ok(evicting_attention(query, pool, weights, &self.ranges, held, options)?)
     }
 
     /// Sets the places, `[B, Hkv]`.

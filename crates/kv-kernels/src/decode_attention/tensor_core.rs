@@ -240,12 +240,10 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
                 logit = f32::new(LOWEST);
                 dots[u] = f32::new(LOWEST);
             } else {
-                if comptime!(blueprint.logits == Logits::Written) {
-                    if r < group {
+                if comptime!(blueprint.logits != Logits::Dropped) && r < group {
+                    if comptime!(blueprint.logits == Logits::Written) {
                         scores[at[u] * group + r] = logit;
-                    }
-                } else if comptime!(blueprint.logits != Logits::Dropped) {
-                    if r < group {
+                    } else {
                         totals[sums_end + place_of(tile, u, j) - first + r * share] = logit;
                     }
                 }

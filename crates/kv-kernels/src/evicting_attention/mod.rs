@@ -41,6 +41,18 @@ pub enum EvictionScope {
     Layer,
 }
 
+/// What a cache that is held at its limits keeps beside its slots.
+#[derive(Debug)]
+pub struct HeldSlots<'a> {
+    /// `ln ‖v_i‖₁` of every live slot, `[S]`, f32: [`log_norms`].
+    pub log_norms: Tensor<1>,
+    /// Slots that each head may hold, `[B, Hkv]`, 32-bit.
+    pub limits: Tensor<2, Int>,
+    /// Places of the newest tokens, `[B, Hkv]`, 32-bit, counted from each range's first slot; those
+    /// of the next ones are written over them.
+    pub places: &'a mut Tensor<2, Int>,
+}
+
 /// Slots that are kept whatever their importance.
 #[derive(Debug, Clone)]
 pub struct Guard {
@@ -83,15 +95,13 @@ pub struct EvictingOutput {
 
 /// Attention of one query per sequence over its slots, and the place that its next token takes.
 ///
-/// `places` are those of the newest tokens, and become those of the next ones, in place: behind the
+/// The places of the newest tokens in `held` become those of the next ones, in place: behind the
 /// live slots for a head below its limit, else the place of the least important slot (the lowest
 /// among equals). Slots of weight 0 are not given up while another is left. Where nothing may be
 /// given up, the newest token is.
 ///
 /// # Shapes
-/// As [`crate::decode_attention`]'s; `norms` `[S]`, f32: `ln ‖v_i‖₁` of every live slot
-/// ([`log_norms`]); `limits` `[B, Hkv]`, 32-bit: slots that a head may hold; `places` `[B, Hkv]`,
-/// 32-bit, counted from each range's first slot.
+/// As [`crate::decode_attention`]'s.
 ///
 /// # Errors
 /// [`KernelError`] for shapes, dtypes, devices or sizes that do not fit; nothing is changed.
@@ -99,12 +109,11 @@ pub fn evicting_attention(
     query: Tensor<3>,
     [keys, values]: [Tensor<2>; 2],
     log_weights: Option<Tensor<1>>,
-    norms: Tensor<1>,
     ranges: &SlotRanges,
-    limits: Tensor<2, Int>,
-    places: &mut Tensor<2, Int>,
+    held: HeldSlots<'_>,
     options: EvictionOptions,
 ) -> Result<EvictingOutput, KernelError> {
+    let HeldSlots { log_norms: norms, limits, places } = held;
     let [batch, _, head_dim] = query.dims();
     let [slots, _] = keys.dims();
     let [_, kv_heads] = ranges.offsets.dims();

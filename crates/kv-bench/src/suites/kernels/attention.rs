@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Distribution, Int, Tensor, TensorData};
 use kv_kernels::{
-    DecodeAttentionOptions, EvictionOptions, PrefillOptions, SlotRanges, SlotView,
+    DecodeAttentionOptions, EvictionOptions, HeldSlots, PrefillOptions, SlotRanges, SlotView,
     decode_attention, evicting_attention, log_norms, prefill_attention,
 };
 
@@ -89,10 +89,8 @@ fn evicting(
             query.clone(),
             pools[i].clone(),
             None,
-            norms[i].clone(),
             ranges,
-            limits.clone(),
-            &mut places,
+            HeldSlots { log_norms: norms[i].clone(), limits: limits.clone(), places: &mut places },
             EvictionOptions { longest: Some(case.tokens), ..EvictionOptions::default() },
         )?;
         Ok(())

@@ -1,0 +1,149 @@
+//! Caches that are held at their limits: new tokens fill them, then take the place of others.
+
+use burn::tensor::{DType, Device, Int, Tensor};
+use kv_core::{
+    CacheOptions, Error, EvictionOptions, HeadLayout, KvCache, LayerCache, Origin, SlotLayout,
+    read_f32, read_i32,
+};
+use kv_testing::{Numbers, devices};
+
+const BATCH: usize = 2;
+const KV_HEADS: usize = 2;
+const DIM: usize = 16;
+
+/// Heads of 3 live slots, held at `limit`.
+fn held(device: &Device, capacity: usize, limit: usize) -> LayerCache {
+    let mut numbers = Numbers::new(3);
+    let layout = SlotLayout::new(KV_HEADS, vec![capacity; BATCH * KV_HEADS]);
+    let mut cache = LayerCache::new(layout, DIM, CacheOptions::new(device, DType::F32));
+    let mut rows = || numbers.tensor([BATCH, KV_HEADS, 3, DIM], device);
+    let (keys, values) = (rows(), rows());
+    let positions = Tensor::<1, Int>::arange(0..3, (device, DType::I32));
+    cache.extend(keys, values, positions.unsqueeze::<2>().expand([BATCH, 3])).unwrap();
+    cache.set_limits(vec![limit; BATCH * KV_HEADS]).unwrap();
+    cache.hold_at_limits().unwrap();
+    cache
+}
+
+fn token(numbers: &mut Numbers, device: &Device) -> (Tensor<2>, HeadLayout) {
+    let layout = HeadLayout {
+        query_heads: 2 * KV_HEADS,
+        kv_heads: KV_HEADS,
+        head_dim: DIM,
+        rope: None,
+        norms: None,
+    };
+    (numbers.tensor([BATCH, layout.width()], device), layout)
+}
+
+fn at(position: i32, device: &Device) -> Tensor<1, Int> {
+    Tensor::full([BATCH], position, (device, DType::I32))
+}
+
+/// Writes a token from its projection, attends with its queries.
+fn step(cache: &mut LayerCache, projected: Tensor<2>, layout: &HeadLayout, position: i32) {
+    let device = cache.options().device.clone();
+    let query = cache.write_next_projected(projected, at(position, &device), layout).unwrap();
+    cache.attend_evicting(query, EvictionOptions::default()).unwrap();
+}
+
+/// All that a cache holds: live keys, norms, positions, places, lengths.
+fn contents(cache: &LayerCache) -> (Vec<f32>, Vec<f32>, Vec<i32>, Vec<i32>, Vec<usize>) {
+    let live: Vec<usize> =
+        (0..cache.layout().pairs()).flat_map(|p| cache.layout().live(p)).collect();
+    let keys = read_f32("keys", cache.keys().clone()).unwrap();
+    let norms = read_f32("norms", cache.value_log_norms().unwrap().clone()).unwrap();
+    let positions = cache.read_positions().unwrap();
+    (
+        live.iter().flat_map(|slot| keys[slot * DIM..][..DIM].to_vec()).collect(),
+        live.iter().map(|slot| norms[*slot]).collect(),
+        live.iter().map(|slot| positions[*slot]).collect(),
+        read_i32("places", cache.next_places().unwrap().clone()).unwrap(),
+        cache.layout().lengths().to_vec(),
+    )
+}
+
+/// One launch for projections does what separate rows do.
+#[test]
+fn projected_tokens_are_written_like_others() {
+    for tested in devices() {
+        let device = &tested.device;
+        let (mut fused, mut plain) = (held(device, 5, 5), held(device, 5, 5));
+        let mut numbers = Numbers::new(4);
+        for position in 3..12 {
+            let (projected, layout) = token(&mut numbers, device);
+            let heads = projected.clone().reshape([BATCH, 4 * KV_HEADS, DIM]);
+            let part = |first, count| heads.clone().narrow(1, first, count);
+            let (query, keys, values) = (part(0, 4), part(4, 2), part(6, 2));
+            plain.write_next(keys, values, at(position, device)).unwrap();
+            plain.attend_evicting(query, EvictionOptions::default()).unwrap();
+            step(&mut fused, projected, &layout, position);
+            let (a, b) = (contents(&fused), contents(&plain));
+            assert_eq!((&a.0, &a.2, &a.3, &a.4), (&b.0, &b.2, &b.3, &b.4), "{}", tested.name);
+            let close = a.1.iter().zip(&b.1).all(|(a, b)| (a - b).abs() < 1e-5);
+            assert!(close, "{}: norms {:?} for {:?}", tested.name, a.1, b.1);
+        }
+        assert_eq!(fused.layout().lengths(), [5; 4]);
+    }
+}
+
+/// Copies, other capacities, batches, files: places and norms go along.
+#[test]
+fn places_follow_the_slots() {
+    for tested in devices() {
+        let device = &tested.device;
+        let mut cache = held(device, 4, 4);
+        let mut numbers = Numbers::new(5);
+        for position in 3..6 {
+            let (projected, layout) = token(&mut numbers, device);
+            step(&mut cache, projected, &layout, position);
+        }
+        let mut copy = cache.clone();
+        let mut roomy = cache.clone();
+        roomy.resize(vec![9; 4]).unwrap();
+        let mut moved = cache.clone().to_device(device);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let whole = KvCache {
+            layers: vec![cache.clone()],
+            seen: vec![6; BATCH],
+            origin: Origin::default(),
+        };
+        whole.save(file.path()).unwrap();
+        let mut loaded = KvCache::load(file.path(), device).unwrap().layers.remove(0);
+        let (projected, layout) = token(&mut numbers, device);
+        step(&mut cache, projected.clone(), &layout, 6);
+        let expected = contents(&cache);
+        for other in [&mut copy, &mut roomy, &mut moved, &mut loaded] {
+            step(other, projected.clone(), &layout, 6);
+            assert_eq!(contents(other), expected, "{}", tested.name);
+        }
+        let both = LayerCache::concat(vec![cache.clone(), cache.clone()]).unwrap();
+        let places = read_i32("places", both.next_places().unwrap().clone()).unwrap();
+        assert_eq!(places, [expected.3.clone(), expected.3].concat(), "{}", tested.name);
+    }
+}
+
+#[test]
+fn what_cannot_be_held_is_refused() {
+    let tested = devices().remove(0);
+    let device = &tested.device;
+    let reason = |error: Error| error.to_string();
+    let mut cache = held(device, 5, 5);
+    cache.set_limits(vec![5, 2, 5, 5]).unwrap();
+    let error = reason(cache.hold_at_limits().unwrap_err());
+    assert!(error.contains("head 1 is 2 slots, expected at least 3"), "{error}");
+    // Below its limit a head needs room; at it, none.
+    let mut small = held(device, 4, 6);
+    let mut numbers = Numbers::new(6);
+    let (projected, layout) = token(&mut numbers, device);
+    step(&mut small, projected.clone(), &layout, 3);
+    let before = contents(&small);
+    let error = small.write_next_projected(projected.clone(), at(4, device), &layout).unwrap_err();
+    assert!(matches!(error, Error::CapacityExhausted { capacity: 4, requested: 5, .. }), "{error}");
+    assert_eq!(contents(&small), before);
+    // Tokens that are appended make the places void.
+    let mut cache = held(device, 5, 5);
+    cache.append_projected(projected.clone(), at(3, device), &layout).unwrap();
+    let error = cache.write_next_projected(projected, at(4, device), &layout).unwrap_err();
+    assert!(reason(error).contains("not held at its limits"));
+}

@@ -1,0 +1,158 @@
+//! LongFlow step by step beside an unfused reference in f64.
+
+use burn::tensor::{DType, Int, Tensor};
+use kv_core::{CacheOptions, LayerCache, read_f32, read_i32};
+use kv_policies::{LayerContext, Observation, Policy, Step, build};
+use kv_testing::relative_error;
+use serde_json::json;
+
+const LAYER: LayerContext = LayerContext { index: 0, count: 1 };
+
+/// Queries, keys and values `[B, H, N, D]` of a prompt and of what follows.
+pub(crate) struct Trace {
+    pub(crate) query: Tensor<4>,
+    pub(crate) keys: Tensor<4>,
+    pub(crate) values: Tensor<4>,
+}
+
+impl Trace {
+    /// The cache that a policy makes of the first `prompt` tokens, with room for the others.
+    fn compress(&self, policy: &dyn Policy, prompt: usize) -> LayerCache {
+        let part = |tensor: &Tensor<4>| tensor.clone().narrow(2, 0, prompt);
+        let (keys, values) = (part(&self.keys), part(&self.values));
+        let [batch, _, tokens, _] = self.keys.dims();
+        let device = keys.device();
+        let positions = Tensor::<1, Int>::arange(0..prompt as i64, (&device, DType::I32));
+        let positions = positions.unsqueeze::<2>().expand([batch, prompt]);
+        let observation = Observation {
+            layer: LAYER,
+            keys: &keys,
+            values: &values,
+            positions: &positions,
+            prompt_tokens: prompt,
+            window: Some(part(&self.query)),
+            column_sums: None,
+            raw_queries: None,
+            decoding: false,
+            inverse_frequencies: &[],
+            seeds: &vec![0; batch],
+        };
+        let options = CacheOptions::new(&device, DType::F32);
+        policy.prefill(&observation, tokens - prompt, options).unwrap()
+    }
+
+    fn step(&self, token: usize) -> Step {
+        let pick = |tensor: &Tensor<4>| tensor.clone().narrow(2, token, 1).squeeze_dim::<3>(2);
+        let (batch, device) = (self.keys.dims()[0], self.keys.device());
+        let position = Tensor::full([batch], token as i32, (&device, DType::I32));
+        Step::new(pick(&self.query), pick(&self.keys), pick(&self.values), position)
+    }
+}
+
+/// A head's static cache in f64, straight from algorithm 1 with a running maximum.
+struct Head {
+    keys: Vec<Vec<f64>>,
+    values: Vec<Vec<f64>>,
+    limit: usize,
+    /// Where the next token goes.
+    place: usize,
+}
+
+impl Head {
+    /// Attends with the group's queries, chooses the next place, and returns outputs and the margin
+    /// between the two least important slots, as a difference of logarithms.
+    fn attend(&mut self, queries: &[Vec<f64>], newest: usize) -> (Vec<f64>, f64) {
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let mut importance = vec![0.0; self.keys.len()];
+        let mut outputs = Vec::new();
+        for query in queries {
+            let scale = (query.len() as f64).sqrt();
+            let logits: Vec<f64> = self.keys.iter().map(|key| dot(query, key) / scale).collect();
+            let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = logits.iter().map(|logit| (logit - max).exp()).sum();
+            let mut output = vec![0.0; query.len()];
+            for ((logit, value), importance) in logits.iter().zip(&self.values).zip(&mut importance)
+            {
+                let share = (logit - max).exp() / sum;
+                *importance += share * value.iter().map(|v| v.abs()).sum::<f64>();
+                output.iter_mut().zip(value).for_each(|(o, v)| *o += share * v);
+            }
+            outputs.extend(output);
+        }
+        let mut order: Vec<usize> = (0..importance.len()).filter(|&i| i != newest).collect();
+        order.sort_by(|&a, &b| importance[a].total_cmp(&importance[b]));
+        let full = self.keys.len() >= self.limit;
+        self.place = if full { *order.first().unwrap_or(&newest) } else { self.keys.len() };
+        let margin = match order[..] {
+            [first, second, ..] if full => importance[second].ln() - importance[first].ln(),
+            _ => f64::INFINITY,
+        };
+        (outputs, margin)
+    }
+
+    fn write(&mut self, key: Vec<f64>, value: Vec<f64>) {
+        if self.place == self.keys.len() {
+            self.keys.push(key);
+            self.values.push(value);
+        } else {
+            self.keys[self.place] = key;
+            self.values[self.place] = value;
+        }
+    }
+}
+
+/// Rows of a tensor `[B, H, N, D]` as f64, by (sequence, head) and token.
+fn rows(tensor: &Tensor<4>) -> Vec<Vec<Vec<f64>>> {
+    let [_, _, tokens, dim] = tensor.dims();
+    let all = read_f32("rows", tensor.clone()).unwrap();
+    let head = |head: &[f32]| -> Vec<Vec<f64>> {
+        head.chunks(dim).map(|row| row.iter().map(|x| f64::from(*x)).collect()).collect()
+    };
+    all.chunks(tokens * dim).map(head).collect()
+}
+
+/// Decodes the trace behind a prompt under LongFlow and in f64. The places must be the same, but
+/// where two slots differ by less than rounding; those steps are counted and go on alike.
+pub(crate) fn follow(trace: &Trace, prompt: usize, budget: usize, context: &str) -> usize {
+    let policy = build(&json!({"policy": "longflow", "budget": budget})).unwrap();
+    let [batch, kv_heads, tokens, dim] = trace.keys.dims();
+    let group = trace.query.dims()[1] / kv_heads;
+    let mut cache = trace.compress(&*policy, prompt);
+    let (queries, keys, values) = (rows(&trace.query), rows(&trace.keys), rows(&trace.values));
+    let positions = cache.read_positions().unwrap();
+    let group_at = |pair: usize, token: usize| -> Vec<Vec<f64>> {
+        (0..group).map(|g| queries[pair * group + g][token].clone()).collect()
+    };
+    let mut heads: Vec<Head> = (0..batch * kv_heads)
+        .map(|pair| {
+            let live = cache.layout().live(pair).map(|slot| positions[slot] as usize);
+            let live: Vec<usize> = live.collect();
+            let of = |all: &[Vec<Vec<f64>>]| live.iter().map(|&t| all[pair][t].clone()).collect();
+            let mut head = Head { keys: of(&keys), values: of(&values), limit: budget, place: 0 };
+            head.attend(&group_at(pair, prompt - 1), live.len() - 1);
+            head
+        })
+        .collect();
+    let mut ties = 0;
+    for token in prompt..tokens {
+        let step = trace.step(token);
+        let output = read_f32("output", policy.step(LAYER, &mut cache, step).unwrap()).unwrap();
+        let places = read_i32("places", cache.next_places().unwrap().clone()).unwrap();
+        let mut exact = Vec::new();
+        for (pair, head) in heads.iter_mut().enumerate() {
+            let newest = head.place;
+            head.write(keys[pair][token].clone(), values[pair][token].clone());
+            let (output, margin) = head.attend(&group_at(pair, token), newest);
+            exact.extend(output);
+            if places[pair] as usize != head.place {
+                assert!(margin < 1e-4, "{context}: step {token}, head {pair}, margin {margin}");
+                ties += 1;
+                head.place = places[pair] as usize;
+            }
+        }
+        let error = relative_error(&output, &exact);
+        assert!(error < 1e-5, "{context}: step {token} off by {error}");
+        assert_eq!(output.len(), batch * kv_heads * group * dim);
+    }
+    ties
+}
