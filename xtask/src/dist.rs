@@ -92,7 +92,7 @@ fn add(executable: &Path, to: &Path) -> Result<()> {
 fn readme(devices: &[&str]) -> String {
     format!(
         "burn-kv for {}: `./kv-bench --device {}` measures, `./kv-bench --help` says more, \
-         `./tests` tests (golden files: KV_GOLDEN_DIR, models: KV_MODELS_DIR).\n",
+         `./tests --test-threads=1` tests (golden files: KV_GOLDEN_DIR, models: KV_MODELS_DIR).\n",
         devices.join(" and "),
         devices[0]
     )

@@ -48,6 +48,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let line = format!("test --release --workspace --no-fail-fast --features={features}");
     let mut cargo = util::cargo(&line);
     cargo.env("KV_TEST_REPORT", &report_file);
+    if args.cuda {
+        // CUDA refuses what other threads do while one records a graph.
+        cargo.env("RUST_TEST_THREADS", "1");
+    }
     if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
         // Mesa's driver warns without one.
         cargo.env("XDG_RUNTIME_DIR", runtime_dir(&folder)?);

@@ -50,12 +50,14 @@ impl MemoryReport {
         let weights = cache.log_weights().map_or(0, bytes);
         let tracks: usize = cache.tracks.values().map(|track| bytes(&track.values)).sum();
         let state: usize = cache.state.values().map(bytes).sum();
+        // Offsets and lengths; places and limits where a cache is held at them.
+        let ranges = if cache.holds_at_limits() { 4 } else { 2 };
         Self {
             allocated: cache.layout().total() * row,
             in_use: cache.layout().used() * row,
             metadata: slots * size_of::<i32>()
                 + weights
-                + 2 * cache.layout().pairs() * size_of::<i32>(),
+                + ranges * cache.layout().pairs() * size_of::<i32>(),
             policy: tracks + state,
             scratch: 0,
         }

@@ -61,7 +61,7 @@ impl Call {
         let features = call.config.features;
         // Zeros, since slots that are not attended to are not written.
         let shape = if features.probabilities { call.scores_shape() } else { [1, 1] };
-        let attended = call.attend(zeros_like(&call.query, shape), None);
+        let attended = call.attend(Some(zeros_like(&call.query, shape)), None);
         if attended.splits > 1 {
             call.combine(&attended);
         }
@@ -74,9 +74,7 @@ impl Call {
     /// Attends, and either decides or leaves all heads in parts, if only one each, and logits. Then
     /// `numerators` are logarithms of the values' norms, and `view` the newest tokens' places.
     pub(crate) fn run_evicting(self, evicts: Evicts) -> Attended {
-        let call = self.packed();
-        let scores = empty_like(&call.query, Shape::from(call.scores_shape()), DType::F32);
-        call.attend(scores, Some(evicts))
+        self.packed().attend(None, Some(evicts))
     }
 
     fn packed(self) -> Self {
@@ -111,7 +109,8 @@ impl Call {
         [slots, self.group()]
     }
 
-    fn attend(&self, scores: CubeTensor, evicts: Option<Evicts>) -> Attended {
+    /// Launches the kernel; `scores` are for logits, of live slots alone where there are none.
+    fn attend(&self, scores: Option<CubeTensor>, evicts: Option<Evicts>) -> Attended {
         let query = &self.query;
         let client = query.client.clone();
         let [batch, query_heads, head_dim] = query.shape().dims();
@@ -124,6 +123,10 @@ impl Call {
         let logits = self.logits(chosen, splits, room, evicts);
         let weighed = matches!(logits, Logits::Weighed { .. });
         let split = splits > 1 || (evicts.is_some() && !weighed);
+        let scores = scores.unwrap_or_else(|| {
+            let shape = if weighed { [1, 1] } else { self.scores_shape() };
+            empty_like(query, Shape::from(shape), DType::F32)
+        });
         let output = empty_like(query, query.shape(), query.dtype);
         let shape = if features.log_sum_exp { [batch, query_heads] } else { [1, 1] };
         let log_sum_exp = empty_like(query, Shape::from(shape), DType::F32);

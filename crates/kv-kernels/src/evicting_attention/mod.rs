@@ -29,6 +29,8 @@ use crate::{KernelError, SlotRanges};
 pub use reference::LOWEST_NORM;
 
 const OP: &str = "evicting_attention";
+/// Rows whose norms are taken at a time.
+const NORM_ROWS: usize = 1 << 19;
 
 /// Which heads give up a slot together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -187,9 +189,13 @@ pub fn evicting_attention(
 
 /// `ln ‖v‖₁` of every row of `values` `[N, D]`, `[N]`, f32; [`LOWEST_NORM`] for rows of zeros.
 pub fn log_norms(values: Tensor<2>) -> Tensor<1> {
-    let norms: Tensor<1> = values.cast(DType::F32).abs().sum_dim(1).squeeze_dim(1);
-    let zero = norms.clone().lower_equal_scalar(0.0);
-    norms.log().mask_fill(zero, LOWEST_NORM)
+    // Whole pools are too large for copies in f32.
+    let parts = values.split(NORM_ROWS, 0).into_iter().map(|rows| {
+        let norms: Tensor<1> = rows.cast(DType::F32).abs().sum_dim(1).squeeze_dim(1);
+        let zero = norms.clone().lower_equal_scalar(0.0);
+        norms.log().mask_fill(zero, LOWEST_NORM)
+    });
+    Tensor::cat(parts.collect(), 0)
 }
 
 /// Comptime configuration and scalars, as the backends receive them.
