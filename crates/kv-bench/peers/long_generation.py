@@ -91,6 +91,7 @@ def main():
                 "unit": unit})
 
     for batch in args.batches:
+        torch.cuda.reset_peak_memory_stats()
         try:
             record("longflow-fig4", batch, rate(model, batch))
         except torch.OutOfMemoryError:
@@ -107,6 +108,8 @@ def main():
             break
         except torch.OutOfMemoryError:
             batch -= max(1, batch // 32)
+    if not batch:
+        print(f"no sequence fits into {args.memory_cap} GiB", flush=True)
     if args.json:
         args.json.write_text(json.dumps(records, indent=1) + "\n")
 

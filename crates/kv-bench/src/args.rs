@@ -2,9 +2,13 @@
 
 use std::path::PathBuf;
 
+use anyhow::ensure;
 use burn::tensor::DType;
 use clap::{Parser, Subcommand, ValueEnum};
 use kv_core::{Budget, DeviceChoice};
+
+/// The embedded model.
+const MODEL: &str = "needle-1m";
 
 /// What each KV-cache compression policy costs and keeps.
 ///
@@ -41,7 +45,7 @@ pub(crate) enum Suite {
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Common {
     /// A model folder, a hub id, `random:PRESET`, or `needle-1m`.
-    #[arg(long, global = true, default_value = "needle-1m")]
+    #[arg(long, global = true, default_value = MODEL)]
     pub(crate) model: String,
     /// `auto`, `cpu`, `wgpu[:i]`, `vulkan[:i]`, `metal[:i]` or `cuda[:i]`.
     #[arg(long, global = true, default_value = "auto")]
@@ -182,12 +186,30 @@ pub(crate) enum Figure {
     LongflowFig4,
 }
 
+impl Paper {
+    /// Refuses what the figure does not take.
+    pub(crate) fn check(&self, common: &Common) -> anyhow::Result<()> {
+        let fixed = "the figure's models and budgets are the paper's";
+        ensure!(common.model == MODEL, "--model: {fixed}");
+        ensure!(common.budget.is_none(), "--budget: {fixed}");
+        if self.figure == Figure::LongflowFig1 {
+            ensure!(common.policy.is_none(), "--policy: longflow-fig1 runs all of its own");
+            ensure!(self.memory_cap.is_none(), "--memory-cap: longflow-fig1 has one size");
+        }
+        ensure!(
+            self.memory_cap.is_none() || !common.quick,
+            "--memory-cap: with --quick no batch is the largest"
+        );
+        Ok(())
+    }
+}
+
 impl Figure {
     /// The model that it runs.
     pub(crate) fn model(self, quick: bool) -> &'static str {
         match (self, quick) {
             (Self::LongflowFig4, false) => "random:qwen3-1.7b",
-            _ => "needle-1m",
+            _ => MODEL,
         }
     }
 }

@@ -11,6 +11,8 @@ use crate::args::Common;
 use crate::record::FULL;
 use crate::report::format;
 
+const ONE_TOKEN: &str =
+    "a budget of one token would read as 100 % in records; take 2, or 1.0 for all";
 /// The parts of a `combine`.
 const PARTS: [&str; 2] = ["prefill", "decode"];
 
@@ -43,7 +45,7 @@ impl Common {
     /// As [`Self::contenders`].
     pub(crate) fn contenders_at(&self, budgets: &[Budget]) -> anyhow::Result<Vec<Contender>> {
         if budgets.contains(&Budget::Tokens(1)) {
-            bail!("a budget of one token would read as 100 % in records; take 2, or 1.0 for all");
+            bail!("{ONE_TOKEN}");
         }
         let mut contenders = vec![Contender::of(&json!({"policy": FULL}))?];
         for config in self.wanted()? {
@@ -54,6 +56,9 @@ impl Common {
             for config in configs {
                 let contender = Contender::of(&config)?;
                 let config = contender.policy.config();
+                if config["budget"].as_u64() == Some(1) {
+                    bail!("{ONE_TOKEN}");
+                }
                 // Two of a kind would be averaged.
                 if contenders.iter().all(|known| known.policy.config() != config) {
                     contenders.push(contender);

@@ -78,6 +78,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         check_writable(path)?;
     }
     common.contenders(&[0.5])?;
+    if let Some(Suite::Paper(options)) = &args.suite {
+        options.check(common)?;
+    }
     let device = select_device(common.device)?;
     let device_name = device_name(&device);
     let dtype = common.dtype.map(Into::into);

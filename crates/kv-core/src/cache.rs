@@ -61,8 +61,9 @@ impl KvCache {
     /// Goes on as if every sequence had seen `tokens` more ([`LayerCache::assume`]).
     ///
     /// # Errors
-    /// [`Error::CapacityExhausted`].
+    /// [`Error::CapacityExhausted`]; nothing changes then.
     pub fn assume(&mut self, tokens: usize) -> Result<()> {
+        self.layers.iter().try_for_each(|layer| layer.check_assumed(tokens))?;
         self.layers.iter_mut().try_for_each(|layer| layer.assume(tokens))?;
         self.seen.iter_mut().for_each(|seen| *seen += tokens);
         Ok(())

@@ -64,6 +64,7 @@ impl HostCache {
     /// # Errors
     /// [`crate::Error`] where the data contradict themselves.
     pub fn into_device(self, device: &Device) -> Result<KvCache> {
+        let _work = kv_kernels::device_work();
         let layers =
             self.layers.into_iter().map(|layer| layer.upload(device)).collect::<Result<_>>()?;
         Ok(KvCache { layers, seen: self.seen, origin: self.origin })
@@ -146,11 +147,13 @@ impl HostLayer {
 }
 
 fn read<const D: usize>(what: &'static str, tensor: Tensor<D>) -> Result<TensorData> {
+    let _work = kv_kernels::device_work();
     let data = tensor.try_into_data();
     data.map_err(|error| crate::Error::Read { what, reason: error.to_string() })
 }
 
 fn read_int<const D: usize>(what: &'static str, tensor: Tensor<D, Int>) -> Result<TensorData> {
+    let _work = kv_kernels::device_work();
     let data = tensor.try_into_data();
     data.map_err(|error| crate::Error::Read { what, reason: error.to_string() })
 }

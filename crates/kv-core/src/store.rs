@@ -9,6 +9,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde::{Deserialize, Serialize};
 
+use crate::layer::LOG_NORMS;
 use crate::{Error, HostCache, HostLayer, KvCache, Origin, Result};
 
 const FORMAT: &str = "burn-kv-cache-1";
@@ -212,8 +213,30 @@ impl HostCache {
                 limits: layer.limits,
             });
         }
+        for (index, layer) in layers.iter().enumerate() {
+            check_places(layer).map_err(|reason| invalid(format!("layer {index}: {reason}")))?;
+        }
         Ok(Self { layers, seen: header.seen, origin: header.origin })
     }
+}
+
+/// Checks where a layer's next tokens go: the device will not.
+fn check_places(layer: &HostLayer) -> std::result::Result<(), String> {
+    let Some(next) = &layer.next else { return Ok(()) };
+    let limits = layer.limits.as_ref().ok_or("places without limits")?;
+    if !layer.tracks.contains_key(LOG_NORMS) {
+        return Err(format!("places without the track `{LOG_NORMS}`"));
+    }
+    let places = next.as_slice::<i32>().map_err(|error| error.to_string())?;
+    let heads = places.iter().zip(&layer.lengths).zip(limits).enumerate();
+    for (head, ((&place, &length), &limit)) in heads {
+        let within = usize::try_from(place)
+            .is_ok_and(|place| place < length || (place == length && length < limit));
+        if !within {
+            return Err(format!("place {place} of head {head}, which holds {length} of {limit}"));
+        }
+    }
+    Ok(())
 }
 
 fn file_dtype(dtype: DType) -> Dtype {

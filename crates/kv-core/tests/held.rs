@@ -69,6 +69,10 @@ fn projected_tokens_are_written_like_others() {
     for tested in devices() {
         let device = &tested.device;
         let (mut fused, mut plain) = (held(device, 5, 5), held(device, 5, 5));
+        for cache in [&mut fused, &mut plain] {
+            let track = Tensor::full([4 * 5], 3.0, (device, DType::F32));
+            cache.set_track("other", track, 1.0).unwrap();
+        }
         let mut numbers = Numbers::new(4);
         for position in 3..12 {
             let (projected, layout) = token(&mut numbers, device);
@@ -82,6 +86,10 @@ fn projected_tokens_are_written_like_others() {
             assert_eq!((&a.0, &a.2, &a.3, &a.4), (&b.0, &b.2, &b.3, &b.4), "{}", tested.name);
             let close = a.1.iter().zip(&b.1).all(|(a, b)| (a - b).abs() < 1e-5);
             assert!(close, "{}: norms {:?} for {:?}", tested.name, a.1, b.1);
+            let track =
+                |cache: &LayerCache| read_f32("t", cache.track("other").unwrap().clone()).unwrap();
+            assert_eq!(track(&fused), track(&plain), "{}: a new slot starts anew", tested.name);
+            assert!(track(&fused).contains(&1.0));
         }
         assert_eq!(fused.layout().lengths(), [5; 4]);
     }
@@ -141,9 +149,33 @@ fn what_cannot_be_held_is_refused() {
     let error = small.write_next_projected(projected.clone(), at(4, device), &layout).unwrap_err();
     assert!(matches!(error, Error::CapacityExhausted { capacity: 4, requested: 5, .. }), "{error}");
     assert_eq!(contents(&small), before);
+    // Other limits, too, make the places void.
+    let mut other = held(device, 5, 4);
+    other.set_limits(vec![5; 4]).unwrap();
+    let error = other.write_next_projected(projected.clone(), at(3, device), &layout).unwrap_err();
+    assert!(reason(error).contains("not held at its limits"));
     // Tokens that are appended make the places void.
     let mut cache = held(device, 5, 5);
     cache.append_projected(projected.clone(), at(3, device), &layout).unwrap();
     let error = cache.write_next_projected(projected, at(4, device), &layout).unwrap_err();
     assert!(reason(error).contains("not held at its limits"));
+}
+
+/// A file whose places point elsewhere is refused: the device would write there.
+#[test]
+fn places_of_a_file_are_checked() {
+    let tested = devices().remove(0);
+    let cache = held(&tested.device, 5, 4);
+    let whole = KvCache { layers: vec![cache], seen: vec![3; BATCH], origin: Origin::default() };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    whole.save(file.path()).unwrap();
+    let mut bytes = std::fs::read(file.path()).unwrap();
+    // Tensors lie in the order of their names' alignment: the places are four times `2`.
+    let places: Vec<u8> = [2i32; 4].iter().flat_map(|place| place.to_le_bytes()).collect();
+    let start = bytes.windows(places.len()).position(|window| window == places).unwrap();
+    bytes[start..start + 4].copy_from_slice(&9i32.to_le_bytes());
+    std::fs::write(file.path(), bytes).unwrap();
+    let error = KvCache::load(file.path(), &tested.device).unwrap_err();
+    let reason = error.to_string();
+    assert!(reason.contains("place 9 of head 0, which holds 3 of 4"), "{reason}");
 }

@@ -1,7 +1,7 @@
 //! A step's kernels recorded once and replayed as one launch: a CUDA graph, or what the device's
 //! runtime has in its place.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::{self, ThreadId};
@@ -17,14 +17,17 @@ const OP: &str = "graph";
 static WORK: RwLock<()> = RwLock::new(());
 
 thread_local! {
-    /// Whether this thread holds [`WORK`], in whichever way.
-    static HELD: Cell<bool> = const { Cell::new(false) };
+    /// How often this thread has announced work, and its share of [`WORK`].
+    static SHARED: RefCell<(usize, Option<RwLockReadGuard<'static, ()>>)> =
+        const { RefCell::new((0, None)) };
+    /// Whether this thread records.
+    static RECORDS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Work on a device: while it lives, no other thread records. See [`device_work`].
+#[must_use = "it is work only while it lives"]
 #[derive(Debug)]
 pub struct DeviceWork {
-    guard: Option<RwLockReadGuard<'static, ()>>,
     /// It belongs to its thread.
     _own: PhantomData<*const ()>,
 }
@@ -33,14 +36,24 @@ pub struct DeviceWork {
 /// reads then, and what is being recorded is lost with them. Sessions of models and caches' reads do
 /// this by themselves; other work on a device on which another thread may record should.
 pub fn device_work() -> DeviceWork {
-    let guard = (!HELD.replace(true)).then(|| WORK.read().unwrap_or_else(PoisonError::into_inner));
-    DeviceWork { guard, _own: PhantomData }
+    if !RECORDS.get() {
+        SHARED.with_borrow_mut(|(count, guard)| {
+            *count += 1;
+            guard.get_or_insert_with(|| WORK.read().unwrap_or_else(PoisonError::into_inner));
+        });
+    }
+    DeviceWork { _own: PhantomData }
 }
 
 impl Drop for DeviceWork {
     fn drop(&mut self) {
-        if self.guard.is_some() {
-            HELD.set(false);
+        if !RECORDS.get() {
+            SHARED.with_borrow_mut(|(count, guard)| {
+                *count = count.saturating_sub(1);
+                if *count == 0 {
+                    *guard = None;
+                }
+            });
         }
     }
 }
@@ -52,7 +65,6 @@ impl Drop for DeviceWork {
 #[derive(Debug)]
 pub struct Recording {
     device: Device,
-    thread: ThreadId,
     open: bool,
     _alone: RwLockWriteGuard<'static, ()>,
 }
@@ -75,18 +87,13 @@ impl Recording {
             #[allow(unreachable_patterns)]
             _ => false,
         };
-        if !records || HELD.get() {
+        if !records || RECORDS.get() || SHARED.with_borrow(|(count, _)| *count > 0) {
             return None;
         }
         let alone = WORK.write().unwrap_or_else(PoisonError::into_inner);
         Dispatch::graph_prepare(device.as_dispatch()).ok()?;
-        HELD.set(true);
-        Some(Self {
-            device: device.clone(),
-            thread: thread::current().id(),
-            open: true,
-            _alone: alone,
-        })
+        RECORDS.set(true);
+        Some(Self { device: device.clone(), open: true, _alone: alone })
     }
 
     /// Records the kernels that `step` launches, without running them. The step must neither read
@@ -94,12 +101,9 @@ impl Recording {
     /// its caller, keeps.
     ///
     /// # Errors
-    /// [`KernelError::Unsupported`] from another thread than [`Self::begin`]'s, and where the device
-    /// could not record it; what the step was to write is lost then.
+    /// [`KernelError::Unsupported`] where the device could not record it; what the step was to write
+    /// is lost then.
     pub fn record<T>(mut self, step: impl FnOnce() -> T) -> Result<(T, StepGraph), KernelError> {
-        if thread::current().id() != self.thread {
-            return Err(failed("begun on another thread"));
-        }
         let dispatch = self.device.as_dispatch();
         Dispatch::graph_start_capture(dispatch).map_err(|error| failed(&error.to_string()))?;
         let output = step();
@@ -107,17 +111,17 @@ impl Recording {
         let graph = Dispatch::graph_stop_capture(dispatch);
         let graph = graph.map_err(|error| failed(&error.to_string()))?;
         let device = self.device.clone();
-        Ok((output, StepGraph { device, thread: self.thread, graph }))
+        Ok((output, StepGraph { device, thread: thread::current().id(), graph }))
     }
 }
 
 impl Drop for Recording {
     fn drop(&mut self) {
         // A recording that was begun would block all later ones.
-        if self.open && thread::current().id() == self.thread {
+        if self.open {
             let _ = Dispatch::graph_stop_capture(self.device.as_dispatch());
         }
-        HELD.set(false);
+        RECORDS.set(false);
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) fn info(name: &str) -> Info<'_> {
         metric::TIME_TO_FIRST_TOKEN => ("first token ms", Plain, Some(false)),
         metric::ERROR_BOUND => ("error bound", Plain, Some(false)),
         metric::OBSERVED_ERROR => ("observed error", Plain, Some(false)),
-        metric::STEP_TIME => ("step ms", Plain, Some(false)),
+        metric::STEP_TIME => ("last step ms", Plain, Some(false)),
         metric::PEAK_BYTES => ("peak memory", Bytes, Some(false)),
         metric::BYTES_IN_USE => ("KV in use", Bytes, Some(false)),
         metric::BYTES_ALLOCATED => ("KV allocated", Bytes, Some(false)),

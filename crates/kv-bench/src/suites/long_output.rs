@@ -118,7 +118,13 @@ fn contenders(bench: &Bench<'_>, tokens: usize) -> anyhow::Result<Vec<Contender>
     let budgets = shares.iter().map(|share| Budget::Tokens(share.resolve(tokens)));
     let budgets: Vec<Budget> = budgets.collect();
     if common.policy.is_some() {
-        return common.contenders_at(&budgets);
+        let contenders = common.contenders_at(&budgets)?;
+        for Contender { label, policy, .. } in &contenders {
+            // A prompt's share is another number than that of prompt and output.
+            let budget = &policy.config()["budget"];
+            ensure!(!budget.is_f64(), "budget {budget} of {label}: expected tokens, or --budget");
+        }
+        return Ok(contenders);
     }
     let mut contenders = vec![Contender::of(&json!({"policy": FULL}))?];
     for name in POLICIES {

@@ -25,6 +25,14 @@ const QUICK_BUDGETS: [f64; 2] = [0.5, 0.25];
 /// Runs the suite.
 pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()> {
     if let Some(Task::LongOutput) = options.task {
+        ensure!(
+            options.prompts.is_none()
+                && options.lengths.is_empty()
+                && options.tasks.is_empty()
+                && !options.no_perplexity
+                && options.mode == Mode::Both,
+            "--task long-output takes --text and --limit, none of the options of retrieval"
+        );
         return long_output::run(bench, options);
     }
     let quick = bench.common.quick;

@@ -54,14 +54,25 @@ impl LayerCache {
     /// # Errors
     /// [`Error::CapacityExhausted`].
     pub fn assume(&mut self, tokens: usize) -> Result<()> {
-        let heads = self.layout.lengths().iter().enumerate();
-        let limit = |pair: usize| self.limits.as_ref().map_or(usize::MAX, |limits| limits[pair]);
-        let lengths: Vec<usize> =
-            heads.map(|(pair, &length)| length.max(limit(pair).min(length + tokens))).collect();
+        let lengths = self.assumed(tokens);
         self.fit(&lengths)?;
         let held = self.holds_at_limits();
         self.set_lengths(lengths);
         if held { self.hold_at_limits() } else { Ok(()) }
+    }
+
+    /// The lengths with `tokens` more, as far as the limits go.
+    fn assumed(&self, tokens: usize) -> Vec<usize> {
+        let heads = self.layout.lengths().iter().enumerate();
+        let limit = |pair: usize| self.limits.as_ref().map_or(usize::MAX, |limits| limits[pair]);
+        heads
+            .map(|(pair, &length)| length.max(limit(pair).min(length.saturating_add(tokens))))
+            .collect()
+    }
+
+    /// Whether [`Self::assume`] finds room.
+    pub(crate) fn check_assumed(&self, tokens: usize) -> Result<()> {
+        self.check_fit(&self.assumed(tokens))
     }
 
     /// The lengths after a change by `growth`, `[B * Hkv]`.
@@ -93,24 +104,32 @@ impl LayerCache {
 
     /// Makes sure that heads of these lengths fit.
     pub(super) fn fit(&mut self, lengths: &[usize]) -> Result<()> {
+        self.check_fit(lengths)?;
         let heads = || lengths.iter().zip(self.layout.capacities());
-        let Some(pair) = heads().position(|(length, capacity)| length > capacity) else {
+        if heads().all(|(length, capacity)| length <= capacity) {
             return Ok(());
-        };
-        if !self.options.growable {
-            return Err(Error::CapacityExhausted {
-                sequence: pair / self.layout.kv_heads(),
-                head: pair % self.layout.kv_heads(),
-                capacity: self.layout.capacities()[pair],
-                requested: lengths[pair],
-            });
         }
         self.resize(heads().map(|(&length, capacity)| length.max(2 * capacity)).collect())
     }
 
+    /// Refuses lengths that do not fit, unless the cache may grow.
+    fn check_fit(&self, lengths: &[usize]) -> Result<()> {
+        let mut heads = lengths.iter().zip(self.layout.capacities());
+        match heads.position(|(length, capacity)| length > capacity) {
+            Some(pair) if !self.options.growable => Err(Error::CapacityExhausted {
+                sequence: pair / self.layout.kv_heads(),
+                head: pair % self.layout.kv_heads(),
+                capacity: self.layout.capacities()[pair],
+                requested: lengths[pair],
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Batches the sequences of several caches of one layer into one, with room to decode. Tracks
     /// and weights that only some have get their neutral value in the others; state tensors are
-    /// joined along their first dimension, the batch, and must be there in all or none.
+    /// joined along their first dimension, the batch, and must be there in all or none, as must the
+    /// places of caches that are held at their limits.
     ///
     /// # Errors
     /// [`Error`] where head counts, head dims or state do not fit.

@@ -3,8 +3,8 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
-    EvictingOutput, EvictionOptions, HeadLayout, HeldSlots, Placement, evicting_attention,
-    log_norms, write_heads,
+    EvictingOutput, EvictionOptions, HeadLayout, HeldSlots, Placement, assign_ints,
+    evicting_attention, log_norms, write_heads,
 };
 
 use super::{Track, expect_shape};
@@ -12,7 +12,7 @@ use crate::tensors::ints;
 use crate::{Error, LayerCache, Result};
 
 /// The track of `ln ‖v‖₁`.
-const LOG_NORMS: &str = "value_log_norm";
+pub(crate) const LOG_NORMS: &str = "value_log_norm";
 
 /// What a cache knows of its next tokens' places.
 #[derive(Debug)]
@@ -97,7 +97,8 @@ impl LayerCache {
         rows.tracks.insert(LOG_NORMS.into(), norms);
         let appended = places.equal(self.ranges.lengths.clone()).int().cast(DType::I32);
         self.write_slots(&slots.reshape([self.layout.pairs()]), rows)?;
-        self.ranges.lengths = self.ranges.lengths.clone() + appended;
+        let lengths_now = self.ranges.lengths.clone() + appended;
+        assign_ints(&mut self.ranges.lengths, lengths_now)?;
         self.layout.lengths_mut().copy_from_slice(&lengths);
         Ok(())
     }
@@ -123,11 +124,16 @@ impl LayerCache {
         let Some(mut track) = self.tracks.remove(LOG_NORMS) else {
             return Err(not_held());
         };
+        let others = (!self.tracks.is_empty())
+            .then(|| (self.ranges.offsets.clone() + places.clone()).reshape([self.layout.pairs()]));
         let (pool, ranges) = self.pool();
         let placement = Placement::Next { ranges, places: &places, log_norms: &mut track.values };
         let query = write_heads(projected, positions, heads, pool, placement);
+        // The others' turn, while the norms are out of the way.
+        let reset = others.map_or(Ok(()), |slots| self.reset_tracks(&slots));
         self.tracks.insert(LOG_NORMS.into(), track);
         let query = query?;
+        reset?;
         self.layout.lengths_mut().copy_from_slice(&lengths);
         Ok(query)
     }

@@ -79,13 +79,15 @@ impl LayerCache {
         self.limits.as_deref()
     }
 
-    /// Sets the limits.
+    /// Sets the limits; a cache that was held at others no longer is.
     ///
     /// # Errors
     /// [`crate::Error::Shape`] for another number of heads.
     pub fn set_limits(&mut self, limits: Vec<usize>) -> Result<()> {
         expect_shape("limits", &[limits.len()], &[self.layout.pairs()])?;
         self.limits = Some(limits);
+        // Places were chosen under other limits.
+        self.next = None;
         Ok(())
     }
 

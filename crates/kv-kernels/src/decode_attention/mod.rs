@@ -15,7 +15,7 @@ mod options;
 #[cfg(feature = "gpu")]
 mod plain;
 #[cfg(feature = "gpu")]
-mod plan;
+pub(crate) mod plan;
 pub mod reference;
 #[cfg(feature = "gpu")]
 pub(crate) mod shared;

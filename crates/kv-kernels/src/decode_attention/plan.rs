@@ -18,7 +18,7 @@ pub(super) enum Kernel {
 /// the portable one, about.
 const CUBES_EACH: [usize; 2] = [2, 4];
 /// Processors to assume where the device does not tell.
-const PROCESSORS: usize = 64;
+pub(crate) const PROCESSORS: usize = 64;
 /// Slots below which a part is not worth a cube.
 const SMALLEST_PART: usize = 64;
 

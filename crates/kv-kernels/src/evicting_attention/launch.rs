@@ -10,6 +10,7 @@ use cubecl::prelude::*;
 use super::kernel::{self, Blueprint, Rules};
 use super::{EvictionConfig, EvictionScope};
 use crate::decode_attention::launch::{Call, Evicts};
+use crate::decode_attention::plan::PROCESSORS;
 use crate::extension::Eviction;
 use crate::gpu::{elem_type, empty_like, grid, widest_cube};
 
@@ -42,7 +43,7 @@ pub(crate) fn run(
     // Heads that do not fill the device get as many units as one cube can have. Longer ones are
     // shared by several cubes, whose candidates another kernel compares.
     let hardware = &client.properties().hardware;
-    let processors = hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;
+    let processors = hardware.num_streaming_multiprocessors.map_or(PROCESSORS, |n| n as usize);
     let (widest, _) = widest_cube(&client);
     let planes = |units: usize| units.div_ceil((hardware.plane_size_min as usize).max(1));
     let units = if pairs > processors { UNITS.min(widest) } else { widest };
@@ -59,7 +60,6 @@ pub(crate) fn run(
         importance: config.importance,
         rules,
     };
-    let candidates = empty_like(&query, Shape::from([pairs * slices * 2]), DType::F32);
     let log_norms = into_contiguous(eviction.log_norms);
     let [offsets, lengths, limits, places, positions, now] = [
         eviction.offsets,
@@ -74,6 +74,7 @@ pub(crate) fn run(
         choose(&client, attended.partial, 1, lengths, limits, &places);
         return (attended.output, places, importance);
     }
+    let candidates = empty_like(&query, Shape::from([pairs * slices * 2]), DType::F32);
     // SAFETY: shapes were checked; the kernels stay within the ranges and the parts of the heads.
     unsafe {
         kernel::decide_kernel::launch_unchecked(

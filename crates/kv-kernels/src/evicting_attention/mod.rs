@@ -189,13 +189,16 @@ pub fn evicting_attention(
 
 /// `ln ‖v‖₁` of every row of `values` `[N, D]`, `[N]`, f32; [`LOWEST_NORM`] for rows of zeros.
 pub fn log_norms(values: Tensor<2>) -> Tensor<1> {
-    // Whole pools are too large for copies in f32.
-    let parts = values.split(NORM_ROWS, 0).into_iter().map(|rows| {
+    let of = |rows: Tensor<2>| {
         let norms: Tensor<1> = rows.cast(DType::F32).abs().sum_dim(1).squeeze_dim(1);
-        let zero = norms.clone().lower_equal_scalar(0.0);
+        let zero = norms.clone().equal_scalar(0.0);
         norms.log().mask_fill(zero, LOWEST_NORM)
-    });
-    Tensor::cat(parts.collect(), 0)
+    };
+    if values.dims()[0] <= NORM_ROWS {
+        return of(values);
+    }
+    // Whole pools are too large for copies in f32.
+    Tensor::cat(values.split(NORM_ROWS, 0).into_iter().map(of).collect(), 0)
 }
 
 /// Comptime configuration and scalars, as the backends receive them.

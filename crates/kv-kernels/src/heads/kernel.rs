@@ -299,9 +299,10 @@ pub(crate) fn write_kernel<E: Float, P: Float>(
                 for plane in 0..CUBE_DIM / PLANE_DIM {
                     total += squares[(plane * PLANE_DIM) as usize];
                 }
-                let mut log_norm = f32::new(LOWEST_NORM);
-                if total > 0.0f32 {
-                    log_norm = total.ln();
+                let mut log_norm = total.ln();
+                // NaN is no zero, and goes on.
+                if total == 0.0f32 {
+                    log_norm = f32::new(LOWEST_NORM);
                 }
                 log_norms[slot as usize] = log_norm;
             }

@@ -44,7 +44,8 @@ impl Blueprint {
         streams: bool,
         epilogue: EpilogueConfig,
     ) -> Self {
-        let shares = tiles <= 2 && weights / OUTPUTS >= 4 * processors;
+        // Not by the rows: a row's sums are the same whatever rows stand beside it.
+        let shares = weights / OUTPUTS >= 4 * processors;
         let (planes, groups) = if shares { (8, 2) } else { (16, 1) };
         Self { tiles, planes, groups, ahead: tiles == 1, streams, epilogue }
     }

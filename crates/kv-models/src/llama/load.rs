@@ -2,6 +2,7 @@
 
 use burn::module::Param;
 use burn::tensor::{DType, Device, Distribution, Tensor};
+use kv_kernels::device_work;
 
 use super::Llama;
 use super::layer::{Layer, RmsNorm};
@@ -78,6 +79,7 @@ impl Llama {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
+        let _work = device_work();
         let hidden = config.hidden_size;
         let embedding = source.matrix("model.embed_tokens.weight", [config.vocab_size, hidden])?;
         let layers = (0..config.num_layers)

@@ -87,10 +87,13 @@ impl<'a> Decoder<'a> {
     }
 
     /// The sequences, to go on with in another way. The last tokens drawn are not in their caches.
-    pub fn into_session(self) -> Session<'a> {
-        let Self { stage, session, .. } = self;
+    ///
+    /// # Errors
+    /// [`ModelError::DecoderFailed`] after an error in the midst of a step.
+    pub fn into_session(self) -> Result<Session<'a>> {
+        let Self { stage, session, failed, .. } = self;
         drop(stage);
-        session
+        if failed { Err(ModelError::DecoderFailed) } else { Ok(session) }
     }
 
     /// Ends a sequence: later tokens of it mean nothing.

@@ -216,7 +216,7 @@ fn time(bench: &Bench<'_>, size: &Size, run: &Run, batch: usize) -> anyhow::Resu
             decoder.next_tokens()?;
         }
         points.push((generated, clock.elapsed().as_secs_f64() / run.window as f64));
-        session = decoder.into_session();
+        session = decoder.into_session()?;
     }
     let area = points.windows(2).map(|pair| {
         let [(from, a), (to, b)] = [pair[0], pair[1]];
