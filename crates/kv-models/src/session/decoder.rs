@@ -17,8 +17,8 @@ const WARM_UP: usize = 2;
 /// ask nothing of the host ([`kv_policies::Policy::records`]), the third step is recorded behind its
 /// run, and all later ones are one launch each: on the thread that loaded the model and started the
 /// session, since devices record no tensors of other threads' work. Elsewhere every kernel is
-/// launched by itself. While one records, other threads' sessions wait; other work of theirs on the same device should
-/// be announced ([`kv_kernels::device_work`]).
+/// launched by itself. While one records, other threads' sessions wait; other work of theirs on the
+/// same device should be announced ([`kv_kernels::device_work`]).
 #[derive(Debug)]
 pub struct Decoder<'a> {
     // Dropped first: it refers to tensors of the session and the state.
