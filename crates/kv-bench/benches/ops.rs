@@ -9,10 +9,11 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use criterion::{Criterion, criterion_group, criterion_main};
 use kv_kernels::{
-    Choice, DecodeAttentionOptions, DrawSettings, DrawState, HeadLayout, KeepLists, LinearOptions,
-    Placement, PrefillOptions, RotaryTable, SlotPool, SlotRanges, SlotSource, add_rms_norm,
-    argmin_slots, compact_slots, copy_slots, decode_attention, draw, linear, prefill_attention,
-    rms_norm, scatter_rows, split_heads, swiglu, top_slots, write_heads,
+    BalanceOptions, Centre, Choice, DecodeAttentionOptions, DrawSettings, DrawState, Draws,
+    HeadLayout, KeepLists, LinearOptions, Placement, PrefillOptions, RotaryTable, SlotPool,
+    SlotRanges, SlotSource, add_rms_norm, argmin_slots, balance, compact_slots, copy_slots,
+    decode_attention, draw, linear, prefill_attention, rms_norm, scatter_rows, split_heads, swiglu,
+    top_slots, write_heads,
 };
 use kv_testing::{Numbers, devices};
 
@@ -136,6 +137,24 @@ fn slots(criterion: &mut Criterion, name: &str, inputs: &mut Inputs) {
     let ranges = inputs.ranges(CAPACITY);
     bench(criterion, "argmin_slots", name, &device, || {
         argmin_slots(scores.clone(), &ranges).unwrap();
+    });
+    let lists = inputs.ints([pairs, CAPACITY], |slot| slot);
+    let counts = inputs.ints([pairs], |_| CAPACITY);
+    let seeds = inputs.ints([pairs, 2], |seed| seed);
+    let log_gamma = inputs.floats([pairs]);
+    bench(criterion, "balance", name, &device, || {
+        let options = BalanceOptions {
+            block: 256,
+            scale: None,
+            log_gamma: log_gamma.clone(),
+            value_offset: 0.025,
+            centre: Centre::None,
+            weights: None,
+            draws: Draws::Seeds(seeds.clone()),
+            halves: true,
+        };
+        let values = Some(values.clone());
+        balance(keys.clone(), values, lists.clone(), counts.clone(), options).unwrap();
     });
     let rows = scores.reshape([pairs, CAPACITY]);
     let counts = inputs.ints([pairs], |_| CAPACITY / 4);

@@ -161,7 +161,8 @@ pub(crate) struct Throughput {
 /// Options of `kernels`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Kernels {
-    /// Only these: `decode_attention`, `prefill_attention`, `linear`, `compact_slots`, `top_slots`.
+    /// Only these: `decode_attention`, `prefill_attention`, `linear`, `compact_slots`, `top_slots`,
+    /// `balance`.
     #[arg(long, value_delimiter = ',')]
     pub(crate) ops: Vec<String>,
 }
@@ -184,17 +185,31 @@ pub(crate) enum Figure {
     LongflowFig1,
     /// Throughput and memory of long outputs: full, H2O, VATP, R-KV, LongFlow.
     LongflowFig4,
+    /// Attention error by layer and rate: BalanceKV and uniform sampling.
+    BalancekvFig1,
+    /// Error and run time of BalanceKV by block and rate.
+    BalancekvFig3,
+    /// Precision of streams against slots (theorem 3.1).
+    BalancekvStream,
+    /// Prefill and decode speed: full, SnapKV, PyramidKV, StreamingLLM, BalanceKV.
+    BalancekvTable2,
+    /// Retrieval by share dropped: the same, the augmented form and uniform sampling.
+    BalancekvNeedle,
 }
 
 impl Paper {
     /// Refuses what the figure does not take.
     pub(crate) fn check(&self, common: &Common) -> anyhow::Result<()> {
-        let fixed = "the figure's models and budgets are the paper's";
-        ensure!(common.model == MODEL, "--model: {fixed}");
-        ensure!(common.budget.is_none(), "--budget: {fixed}");
-        if self.figure == Figure::LongflowFig1 {
-            ensure!(common.policy.is_none(), "--policy: longflow-fig1 runs all of its own");
-            ensure!(self.memory_cap.is_none(), "--memory-cap: longflow-fig1 has one size");
+        let name = self.figure.to_possible_value();
+        let name = name.as_ref().map_or("the figure", |value| value.get_name());
+        ensure!(
+            common.model == MODEL || self.figure.takes_models(),
+            "--model: {name} runs at its paper's size"
+        );
+        ensure!(common.budget.is_none(), "--budget: {name} has its paper's budgets");
+        if self.figure != Figure::LongflowFig4 {
+            ensure!(common.policy.is_none(), "--policy: {name} runs all of its own");
+            ensure!(self.memory_cap.is_none(), "--memory-cap: {name} has one size");
         }
         ensure!(
             self.memory_cap.is_none() || !common.quick,
@@ -205,11 +220,17 @@ impl Paper {
 }
 
 impl Figure {
-    /// The model that it runs.
-    pub(crate) fn model(self, quick: bool) -> &'static str {
+    /// Whether it is of a trained model, whichever that is.
+    fn takes_models(self) -> bool {
+        matches!(self, Self::BalancekvFig1 | Self::BalancekvNeedle)
+    }
+
+    /// The model that it runs, given the one that was asked for.
+    pub(crate) fn model(self, asked: &str, quick: bool) -> &str {
         match (self, quick) {
             (Self::LongflowFig4, false) => "random:qwen3-1.7b",
-            _ => MODEL,
+            (Self::BalancekvTable2, false) => "random:llama-3.1-8b",
+            _ => asked,
         }
     }
 }

@@ -29,6 +29,12 @@ pub(crate) mod metric {
     pub(crate) const TEXT_AGREEMENT: &str = "text_agreement";
     /// Relative Frobenius error of the attention output.
     pub(crate) const RELATIVE_ERROR: &str = "relative_error";
+    /// Standard deviation of the relative error over seeds.
+    pub(crate) const ERROR_DEVIATION: &str = "relative_error_deviation";
+    /// Error of the attention output over the softmax's norm times the values', BalanceKV's ε.
+    pub(crate) const EPSILON: &str = "epsilon";
+    /// Slots held.
+    pub(crate) const SLOTS: &str = "slots";
     /// Bound of the error of LongFlow's measure of a slot, a mean over heads and steps.
     pub(crate) const ERROR_BOUND: &str = "error_bound";
     /// That error.

@@ -93,6 +93,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             let records = suites::paper::longflow_fig1::run(&device, &device_name, dtype, quick)?;
             (records, Vec::new())
         }
+        Some(Suite::Paper(Paper { figure: Figure::BalancekvFig3, .. })) => {
+            let quick = common.quick;
+            let records = suites::paper::balancekv_fig3::run(&device, &device_name, dtype, quick)?;
+            (records, Vec::new())
+        }
+        Some(Suite::Paper(Paper { figure: Figure::BalancekvStream, .. })) => {
+            let (quick, seed) = (common.quick, common.seed);
+            suites::paper::balancekv_stream::run(&device, &device_name, quick, seed)?
+        }
         suite => with_model(common, suite.as_ref(), device, device_name, dtype)?,
     };
     let by_layer = matches!(&args.suite, Some(Suite::Attention(options)) if options.by_layer);
@@ -123,7 +132,7 @@ fn with_model(
     dtype: Option<DType>,
 ) -> anyhow::Result<(Vec<Record>, Vec<String>)> {
     let name = match suite {
-        Some(Suite::Paper(options)) => options.figure.model(common.quick),
+        Some(Suite::Paper(options)) => options.figure.model(&common.model, common.quick),
         _ => &common.model,
     };
     eprintln!("loading {name} on {device_name}");
@@ -134,7 +143,12 @@ fn with_model(
         Some(Suite::Quality(options)) => suites::quality::run(&mut bench, options)?,
         Some(Suite::Attention(options)) => suites::attention::run(&mut bench, options)?,
         Some(Suite::Throughput(options)) => suites::throughput::run(&mut bench, options)?,
-        Some(Suite::Paper(options)) => suites::paper::longflow_fig4::run(&mut bench, options)?,
+        Some(Suite::Paper(options)) => match options.figure {
+            Figure::BalancekvFig1 => suites::paper::balancekv_fig1::run(&mut bench)?,
+            Figure::BalancekvTable2 => suites::paper::balancekv_end_to_end::table2(&mut bench)?,
+            Figure::BalancekvNeedle => suites::paper::balancekv_end_to_end::needle(&mut bench)?,
+            _ => suites::paper::longflow_fig4::run(&mut bench, options)?,
+        },
         _ => suites::quick::run(&mut bench)?,
     }
     Ok((bench.records, bench.notes))

@@ -20,6 +20,7 @@ use kv_kernels::SlotRanges;
 use crate::tensors::{ints, packed, read_f32, read_i32, zero_rows};
 use crate::{Error, MemoryReport, Result, SlotLayout};
 
+pub use attend::NUMERATORS;
 pub(crate) use next::{LOG_NORMS, Next};
 pub use options::{CacheOptions, Room};
 pub(crate) use slots::Rows;

@@ -29,7 +29,7 @@ pub use cache::{KvCache, Origin};
 pub use device::{DeviceChoice, available_devices, device_name, select_device};
 pub use error::Error;
 pub use host::{HostCache, HostLayer};
-pub use layer::{CacheOptions, LayerCache, Room};
+pub use layer::{CacheOptions, LayerCache, NUMERATORS, Room};
 pub use layout::SlotLayout;
 pub use memory::MemoryReport;
 pub use merge::{Merge, MergePlan};
@@ -38,8 +38,9 @@ pub use tensors::{read_f32, read_i32};
 
 /// Re-exported for callers that use a cache without depending on the kernels' crate.
 pub use kv_kernels::{
-    AttentionOutput, DecodeAttentionOptions, EvictingOutput, EvictionOptions, EvictionScope, Guard,
-    HeadLayout, HeadNorms, KernelError, RotaryTable, SlotRanges, SlotView, split_heads,
+    AttentionOutput, BalanceOptions, Balanced, Centre, DecodeAttentionOptions, Draws,
+    EvictingOutput, EvictionOptions, EvictionScope, Guard, HeadLayout, HeadNorms, KernelError,
+    RotaryTable, SlotRanges, SlotView, balance, split_heads,
 };
 
 /// `Result` with this crate's [`Error`].

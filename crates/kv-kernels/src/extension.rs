@@ -7,6 +7,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
 use burn::backend::{Dispatch, ExtensionType, backend_extension};
 
+use crate::balance::WalkConfig;
 use crate::decode_attention::DecodeConfig;
 use crate::evicting_attention::EvictionConfig;
 use crate::heads::{HeadConfig, Place};
@@ -102,6 +103,33 @@ pub(crate) struct Eviction<B: Backend> {
     pub(crate) now: IntTensor<B>,
 }
 
+/// What halves lists; what its configuration does not use is any tensor.
+#[derive(ExtensionType)]
+pub(crate) struct Walk<B: Backend> {
+    /// `[P, N]`
+    pub(crate) lists: IntTensor<B>,
+    /// `[P]`
+    pub(crate) counts: IntTensor<B>,
+    /// `[P]`
+    pub(crate) log_gamma: FloatTensor<B>,
+    /// `[P * centres * D]`
+    pub(crate) means: FloatTensor<B>,
+    /// `[P * N]`
+    pub(crate) weights: FloatTensor<B>,
+    /// `[P * 2]`
+    pub(crate) seeds: IntTensor<B>,
+    /// `[P * N]`
+    pub(crate) numbers: FloatTensor<B>,
+}
+
+/// What halving returns, as [`crate::Balanced`] has it.
+#[derive(ExtensionType)]
+pub(crate) struct Classes<B: Backend> {
+    pub(crate) signs: IntTensor<B>,
+    pub(crate) kept: IntTensor<B>,
+    pub(crate) failed: IntTensor<B>,
+}
+
 /// A batch's draws: settings, and what is changed in place.
 #[derive(ExtensionType)]
 pub(crate) struct SampleTensors<B: Backend> {
@@ -179,6 +207,14 @@ pub(crate) trait SlotOps: Backend {
         #[extension_type] eviction: Eviction<Self>,
         config: EvictionConfig,
     ) -> (FloatTensor<Self>, IntTensor<Self>, FloatTensor<Self>);
+
+    /// Walks every block of every list.
+    fn balance(
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        #[extension_type] walk: Walk<Self>,
+        config: WalkConfig,
+    ) -> Classes<Self>;
 
     /// `x` `[N, K]` times the transpose of `weight` `[M, K]`, for few rows.
     fn skinny_product(

@@ -6,13 +6,15 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 
 use crate::argmin_slots::reference::argmin;
+use crate::balance::WalkConfig;
+use crate::balance::reference::Lists as WalkLists;
 use crate::decode_attention::reference::{Problem, Scores, Solution, View, solve};
 use crate::decode_attention::{DecodeConfig, ViewKind};
 use crate::evicting_attention::reference::{Decision, HostGuard, log_norm};
 use crate::evicting_attention::{EvictionConfig, EvictionScope};
 use crate::extension::{
-    Drawn, Epilogue, EpilogueConfig, Eviction, Lists, Places, Projection, SampleTensors, SlotOps,
-    SlotPools, Written,
+    Classes, Drawn, Epilogue, EpilogueConfig, Eviction, Lists, Places, Projection, SampleTensors,
+    SlotOps, SlotPools, Walk, Written,
 };
 use crate::heads::reference::Tokens;
 use crate::heads::{HeadConfig, Place};
@@ -99,6 +101,45 @@ impl SlotOps for Flex {
         let slots = importance.len();
         let importance = TensorData::new(importance, [slots]);
         (output, FlexTensor::from_data(next), FlexTensor::from_data(importance))
+    }
+
+    fn balance(
+        keys: FlexTensor,
+        values: FlexTensor,
+        walk: Walk<Self>,
+        config: WalkConfig,
+    ) -> Classes<Self> {
+        let [_, head_dim] = keys.layout().shape().dims();
+        let [rows, longest] = walk.lists.layout().shape().dims();
+        let [keys, values, log_gamma, means, weights, numbers] =
+            [keys, values, walk.log_gamma, walk.means, walk.weights, walk.numbers]
+                .map(|tensor| wide(&tensor));
+        let [lists, counts, seeds] =
+            [walk.lists, walk.counts, walk.seeds].map(|tensor| tensor.to_contiguous());
+        let classes = WalkLists {
+            keys: &keys,
+            values: &values,
+            lists: slice::<i32>(&lists),
+            counts: slice::<i32>(&counts),
+            log_gamma: &log_gamma,
+            means: &means,
+            weights: &weights,
+            seeds: slice::<i32>(&seeds),
+            numbers: &numbers,
+            head_dim,
+            config,
+        }
+        .balance();
+        let ints = |values: Vec<i32>| {
+            let width = values.len() / rows;
+            FlexTensor::from_data(TensorData::new(values, [rows, width]))
+        };
+        debug_assert_eq!(classes.signs.len(), rows * longest);
+        Classes {
+            signs: ints(classes.signs),
+            kept: ints(classes.kept),
+            failed: ints(classes.failed),
+        }
     }
 
     fn skinny_product(x: FlexTensor, weight: FlexTensor, epilogue: Epilogue<Self>) -> FlexTensor {

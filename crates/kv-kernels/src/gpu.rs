@@ -12,14 +12,15 @@ use cubecl::features::MmaConfig;
 use cubecl::prelude::*;
 
 use crate::argmin_slots::kernel as argmin;
+use crate::balance::WalkConfig;
 use crate::decode_attention::DecodeConfig;
 use crate::decode_attention::launch::Call;
 use crate::evicting_attention::EvictionConfig;
 #[cfg(feature = "cuda")]
 use crate::extension::HopperOps;
 use crate::extension::{
-    Drawn, Epilogue, Eviction, Lists, Places, Projection, SampleTensors, SlotOps, SlotPools,
-    Written,
+    Classes, Drawn, Epilogue, Eviction, Lists, Places, Projection, SampleTensors, SlotOps,
+    SlotPools, Walk, Written,
 };
 #[cfg(feature = "cuda")]
 use crate::prefill_attention;
@@ -29,7 +30,7 @@ use crate::scatter_rows::kernel as scatter;
 use crate::select::Search;
 use crate::swiglu::kernel as swiglu;
 use crate::top_slots::kernel as top_slots;
-use crate::{evicting_attention, heads, linear, move_slots, sample};
+use crate::{balance, evicting_attention, heads, linear, move_slots, sample};
 
 impl SlotOps for CubeBackend {
     fn decode_attention(
@@ -64,10 +65,19 @@ impl SlotOps for CubeBackend {
             numerators: eviction.log_norms.clone(),
             offsets: eviction.offsets.clone(),
             lengths: eviction.lengths.clone(),
-            view: eviction.places.clone(),
+            view: eviction.limits.clone(),
             config: config.attention,
         };
         evicting_attention::launch::run(call, eviction, config)
+    }
+
+    fn balance(
+        keys: CubeTensor,
+        values: CubeTensor,
+        walk: Walk<Self>,
+        config: WalkConfig,
+    ) -> Classes<Self> {
+        balance::launch::run(keys, values, walk, config)
     }
 
     fn skinny_product(x: CubeTensor, weight: CubeTensor, epilogue: Epilogue<Self>) -> CubeTensor {

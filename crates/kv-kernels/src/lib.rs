@@ -9,6 +9,7 @@
 //! a pool, `D` head dim.
 
 mod argmin_slots;
+mod balance;
 mod check;
 mod decode_attention;
 mod error;
@@ -25,6 +26,7 @@ mod hopper;
 mod linear;
 mod move_slots;
 mod prefill_attention;
+mod random;
 mod rms_norm;
 mod sample;
 mod scatter_rows;
@@ -35,6 +37,7 @@ mod swiglu;
 mod top_slots;
 
 pub use argmin_slots::argmin_slots;
+pub use balance::{BalanceOptions, Balanced, Centre, Draws, balance};
 pub use decode_attention::{
     AttentionOutput, DecodeAttentionOptions, SlotView, decode_attention,
     reference as decode_reference,

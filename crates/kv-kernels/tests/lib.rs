@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod argmin_slots;
+mod balance;
 mod decode_attention;
 mod evicting_attention;
 mod golden;

@@ -51,6 +51,7 @@
 //! ```
 
 mod attention;
+mod balancekv;
 mod combine;
 mod compressed_attention;
 mod error;
@@ -69,6 +70,7 @@ mod top_k_oracle;
 mod uniform;
 
 pub use attention::{Pooling, Reduction, pool_scores, window_attention};
+pub use balancekv::{BalanceKv, BalanceKvStream, Centring, OfficialList, OfficialWalk};
 pub use combine::Combine;
 pub use compressed_attention::CompressedAttention;
 pub use error::PolicyError;

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use burn::tensor::{Int, Tensor};
-use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, Room, Selection};
+use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, NUMERATORS, Room, Selection};
 
 use crate::attention::last_queries;
 use crate::{PolicyError, Result, Step};
@@ -94,11 +94,14 @@ pub struct Plan {
     pub selection: Selection,
     /// Log-weights of the kept tokens, in the selection's order; `None` if all are 1.
     pub log_weights: Option<Vec<f32>>,
+    /// Weights that their values have in the numerator instead, likewise; `None` if they are the
+    /// same.
+    pub numerators: Option<Vec<f32>>,
 }
 
 impl From<Selection> for Plan {
     fn from(selection: Selection) -> Self {
-        Self { selection, log_weights: None }
+        Self { selection, log_weights: None, numerators: None }
     }
 }
 
@@ -212,6 +215,9 @@ pub trait Policy: Debug + Send + Sync {
         )?;
         if let Some(weights) = &plan.log_weights {
             cache.set_live_log_weights(weights)?;
+        }
+        if let Some(numerators) = &plan.numerators {
+            cache.set_live_track(NUMERATORS, numerators, 1.0)?;
         }
         self.prime(&mut cache, observation, &plan.selection)?;
         Ok(cache)

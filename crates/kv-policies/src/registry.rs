@@ -8,8 +8,9 @@ use kv_core::{Budget, HeadAllocation, LayerAllocation};
 use serde_json::Value;
 
 use crate::{
-    Combine, ExpectedAttention, Full, H2o, KNorm, KeyDiff, LagKv, LongFlow, Policy, PolicyError,
-    PyramidInfer, RKv, Random, Result, SnapKv, StreamingLlm, TopKOracle, Tova, Uniform, Vatp,
+    BalanceKv, BalanceKvStream, Combine, ExpectedAttention, Full, H2o, KNorm, KeyDiff, LagKv,
+    LongFlow, Policy, PolicyError, PyramidInfer, RKv, Random, Result, SnapKv, StreamingLlm,
+    TopKOracle, Tova, Uniform, Vatp,
 };
 use config::{Config, family, invalid};
 
@@ -127,6 +128,38 @@ pub const POLICIES: &[Entry] = &[
         paper: "https://github.com/yisunlp/LongFLow",
         build: |config| {
             let policy: LongFlow = config.take_all("longflow")?;
+            policy.validate()?;
+            Ok(Arc::new(policy))
+        },
+    },
+    Entry {
+        name: "balancekv",
+        summary: "halves blocks so that both halves attend alike",
+        paper: "https://arxiv.org/abs/2502.07861",
+        build: |config| {
+            let policy: BalanceKv = config.take_all("balancekv")?;
+            policy.validate()?;
+            Ok(Arc::new(policy))
+        },
+    },
+    Entry {
+        name: "balancekv-augmented",
+        summary: "BalanceKV beside tokens whose keys stand apart, exact",
+        paper: "https://arxiv.org/abs/2502.07861",
+        build: |config| {
+            let anchors = serde_json::json!(BalanceKv::AUGMENTED_ANCHORS);
+            config.0.entry("anchors").or_insert(anchors);
+            let policy: BalanceKv = config.take_all("balancekv-augmented")?;
+            policy.validate()?;
+            Ok(Arc::new(policy))
+        },
+    },
+    Entry {
+        name: "balancekv-stream",
+        summary: "BalanceKV in levels that grow with the stream, while decoding too",
+        paper: "https://arxiv.org/abs/2502.07861",
+        build: |config| {
+            let policy: BalanceKvStream = config.take_all("balancekv-stream")?;
             policy.validate()?;
             Ok(Arc::new(policy))
         },

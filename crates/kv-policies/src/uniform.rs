@@ -2,31 +2,26 @@ use kv_core::{Budget, Selection};
 use rand::seq::index::sample;
 use serde::{Deserialize, Serialize};
 
+use crate::balancekv::exact_ends;
 use crate::scorers::generator;
-use crate::{Needs, Observation, Plan, Policy, PolicyError, Result};
+use crate::{Needs, Observation, Plan, Policy, Result};
 
 /// Uniform sampling with reweighting, the baseline of BalanceKV: of the `n` tokens between sinks
 /// and recents, `m` are drawn without replacement, independently per sequence and key-value head,
 /// and carry the weight `n / m` in numerator and denominator. Sinks and recents are exact. Prefill
 /// only.
-///
-/// The paper keeps the first and last 256 tokens exact; by default that is cut to a quarter of the
-/// budget each, so that small budgets still sample.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Uniform {
     /// Slots per key-value head, exact ones included.
     pub budget: Budget,
-    /// First tokens kept exactly.
+    /// First tokens kept exactly; the paper's 256 by default, a quarter of the budget at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sinks: Option<usize>,
-    /// Last tokens kept exactly.
+    /// Last tokens kept exactly, likewise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
 }
-
-/// Tokens kept exactly at either end in the paper.
-const PAPER_ENDS: usize = 256;
 
 impl Policy for Uniform {
     fn name(&self) -> &'static str {
@@ -47,9 +42,7 @@ impl Policy for Uniform {
         if budget >= tokens {
             return Ok(Selection::all(batch * kv_heads, tokens).into());
         }
-        let sinks = self.sinks.unwrap_or(PAPER_ENDS.min(budget / 4));
-        let recents = self.recents.unwrap_or(PAPER_ENDS.min(budget / 4));
-        PolicyError::check_protected(self.name(), sinks, recents, budget)?;
+        let [sinks, recents] = exact_ends(self.name(), [self.sinks, self.recents], budget)?;
         let drawn = budget - sinks - recents;
         let middle = tokens - sinks - recents;
         let weight = if drawn > 0 { (middle as f32 / drawn as f32).ln() } else { 0.0 };
@@ -71,6 +64,7 @@ impl Policy for Uniform {
                 kept.push(first.chain(chosen).chain(last).collect());
             }
         }
-        Ok(Plan { selection: Selection::new(kept)?, log_weights: Some(log_weights) })
+        let selection = Selection::new(kept)?;
+        Ok(Plan { selection, log_weights: Some(log_weights), numerators: None })
     }
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod balancekv;
 mod followed;
 mod golden_decode;
 mod golden_kvpress;

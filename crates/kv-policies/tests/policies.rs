@@ -77,12 +77,15 @@ fn budgets_hold_in_prefill_and_decode() {
             let keeps_all = matches!(name, "full" | "top-k-oracle");
             let cache = run.prompt.compress(&*policy, STEPS);
             let total = if keeps_all { TOKENS } else { 80 };
-            assert_eq!(cache.layout().used(), 4 * total, "{context}: after prefill");
+            // A stream's levels fill the budget only now and then.
+            let streams = name == "balancekv-stream";
+            let used = cache.layout().used();
+            assert!(used == 4 * total || (streams && used < 4 * total), "{context}: {used} slots");
             let (cache, outputs) = decode(&run, &*policy);
             assert!(outputs.iter().all(|x| x.is_finite()), "{context}");
             let interval = policy.config()["interval"].as_u64().unwrap_or(1) as usize;
-            // PyramidInfer has no budget for generated tokens; it thins them.
-            let bounded = policy.changes_decode() && name != "pyramidinfer";
+            // PyramidInfer has no budget for generated tokens; it thins them. Streams grow by levels.
+            let bounded = policy.changes_decode() && name != "pyramidinfer" && !streams;
             for &length in cache.layout().lengths() {
                 if bounded && !keeps_all {
                     assert!(length < total + interval, "{context}: {length} slots after decode");

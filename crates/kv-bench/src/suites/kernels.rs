@@ -121,6 +121,12 @@ pub(crate) fn run(
             progress.step();
         }
     }
+    if wanted("balance") {
+        for case in &cases.balance {
+            slots::halve(&mut lab, case)?;
+            progress.step();
+        }
+    }
     progress.finish();
     Ok(lab.records)
 }

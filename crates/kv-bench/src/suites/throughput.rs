@@ -23,6 +23,15 @@ const WARM_UP: usize = 8;
 /// Runs the suite.
 pub(crate) fn run(bench: &mut Bench<'_>, options: &Throughput) -> anyhow::Result<()> {
     let contenders = bench.common.contenders(&BUDGETS)?;
+    measure(bench, &contenders, options)
+}
+
+/// Measures given contenders.
+pub(crate) fn measure(
+    bench: &mut Bench<'_>,
+    contenders: &[Contender],
+    options: &Throughput,
+) -> anyhow::Result<()> {
     let steps = if bench.common.quick { options.steps.min(16) } else { options.steps };
     let (new, positions) = (WARM_UP + steps, bench.model.config().max_positions);
     if let Some(length) = options.lengths.iter().find(|length| *length + new > positions) {
@@ -34,7 +43,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Throughput) -> anyhow::Result
     let mut progress = Progress::new(runs, "throughput");
     for &length in &options.lengths {
         for &batch in &options.batches {
-            for contender in &contenders {
+            for contender in contenders {
                 let memory = time(bench, contender, length, batch, steps)?;
                 if let Some(gib) = options.memory_cap {
                     largest_batch(bench, contender, length, batch, &memory, gib);

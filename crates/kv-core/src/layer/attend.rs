@@ -6,8 +6,13 @@ use kv_kernels::{AttentionOutput, DecodeAttentionOptions, SlotRanges, decode_att
 use crate::tensors::ints;
 use crate::{LayerCache, Result};
 
+/// The track of the weights that values have in the numerator, where they differ from the slots'
+/// own, which then count in the denominator alone.
+pub const NUMERATORS: &str = "numerators";
+
 impl LayerCache {
-    /// Attention of one query per sequence over its live slots.
+    /// Attention of one query per sequence over its live slots, with the track [`NUMERATORS`] if the
+    /// cache has one and `options` none.
     ///
     /// # Shapes
     /// `query` `[B, Hq, D]`.
@@ -34,6 +39,8 @@ impl LayerCache {
         mut options: DecodeAttentionOptions,
     ) -> Result<AttentionOutput> {
         options.longest = options.longest.or(self.layout.capacities().iter().max().copied());
+        options.numerator_weights =
+            options.numerator_weights.or_else(|| self.track(NUMERATORS).cloned());
         let (keys, values) = (self.keys.clone(), self.values.clone());
         Ok(decode_attention(query, keys, values, log_weights, &self.ranges, options)?)
     }
@@ -70,6 +77,7 @@ impl LayerCache {
             &ranges,
             DecodeAttentionOptions {
                 longest: self.layout.capacities().iter().max().copied(),
+                numerator_weights: self.track(NUMERATORS).cloned(),
                 ..Default::default()
             },
         )?;

@@ -5,7 +5,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::plan::{Kernel, kernel, room_of_half, splits};
+use super::plan::{Kernel, kernel, room, splits};
 use super::tensor_core::Logits;
 use super::{DecodeConfig, ViewKind, combine, normalise, plain, tensor_core};
 use crate::gpu::{elem_type, empty_like, grid, zeros_like};
@@ -39,14 +39,14 @@ pub(crate) struct Attended {
     pub(crate) splits: usize,
     /// `G`
     pub(crate) group: usize,
-    /// Whether the output is whole and `partial` holds each head's slot of least importance,
-    /// `[B, Hkv, 2]`: importance, and the place's bits.
-    pub(crate) weighed: bool,
+    /// Whether the output is whole and the next places are written: nothing is left to be done.
+    pub(crate) decided: bool,
 }
 
 /// What an eviction asks of the attention kernel.
-#[derive(Debug, Clone, Copy)]
 pub(crate) struct Evicts {
+    /// Places of the newest tokens, `[B, Hkv]`, contiguous; the next ones' where the kernel decides.
+    pub(crate) places: CubeTensor,
     /// Whether the newest token is no candidate.
     pub(crate) spares_newest: bool,
     /// Whether nothing else is kept, each head decides by itself, and importances are not wanted: the
@@ -72,8 +72,8 @@ impl Call {
     }
 
     /// Attends, and either decides or leaves all heads in parts, if only one each, and logits. Then
-    /// `numerators` are logarithms of the values' norms, and `view` the newest tokens' places.
-    pub(crate) fn run_evicting(self, evicts: Evicts) -> Attended {
+    /// `numerators` are logarithms of the values' norms, and `view` the heads' limits.
+    pub(crate) fn run_evicting(self, evicts: &Evicts) -> Attended {
         self.packed().attend(None, Some(evicts))
     }
 
@@ -110,7 +110,7 @@ impl Call {
     }
 
     /// Launches the kernel; `scores` are for logits, of live slots alone where there are none.
-    fn attend(&self, scores: Option<CubeTensor>, evicts: Option<Evicts>) -> Attended {
+    fn attend(&self, scores: Option<CubeTensor>, evicts: Option<&Evicts>) -> Attended {
         let query = &self.query;
         let client = query.client.clone();
         let [batch, query_heads, head_dim] = query.shape().dims();
@@ -119,20 +119,23 @@ impl Call {
         let DecodeConfig { scale, features, longest, sinks } = self.config;
 
         let (splits, chosen) = splits(query, kernel(query, head_dim, group), pairs, longest);
-        let room = room_of_half(query);
+        let room = room(query, chosen);
         let logits = self.logits(chosen, splits, room, evicts);
-        let weighed = matches!(logits, Logits::Weighed { .. });
-        let split = splits > 1 || (evicts.is_some() && !weighed);
+        let deciding = evicts.filter(|_| matches!(logits, Logits::Weighed { .. }));
+        let decided = deciding.is_some();
+        let split = splits > 1 || (evicts.is_some() && !decided);
         let scores = scores.unwrap_or_else(|| {
-            let shape = if weighed { [1, 1] } else { self.scores_shape() };
+            let shape = if decided { [1, 1] } else { self.scores_shape() };
             empty_like(query, Shape::from(shape), DType::F32)
         });
         let output = empty_like(query, query.shape(), query.dtype);
         let shape = if features.log_sum_exp { [batch, query_heads] } else { [1, 1] };
         let log_sum_exp = empty_like(query, Shape::from(shape), DType::F32);
         let parts = if split { pairs * splits * group } else { 1 };
-        let numbers = if weighed { 2 * pairs } else { parts * head_dim };
-        let partial = empty_like(query, Shape::from([numbers]), DType::F32);
+        let partial = match deciding {
+            Some(evicts) => evicts.places.clone(),
+            None => empty_like(query, Shape::from([parts * head_dim]), DType::F32),
+        };
         let stats = empty_like(query, Shape::from([parts * 2]), DType::F32);
 
         let count = grid(pairs * splits);
@@ -196,24 +199,33 @@ impl Call {
                 ),
             }
         }
-        Attended { output, log_sum_exp, scores, partial, stats, splits, group, weighed }
+        Attended { output, log_sum_exp, scores, partial, stats, splits, group, decided }
     }
 
     /// What the kernel does with logits: keeps them to itself where there is room.
-    fn logits(&self, kernel: Kernel, splits: usize, room: usize, evicts: Option<Evicts>) -> Logits {
+    fn logits(
+        &self,
+        kernel: Kernel,
+        splits: usize,
+        room: usize,
+        evicts: Option<&Evicts>,
+    ) -> Logits {
         let DecodeConfig { features, longest, .. } = self.config;
         let (group, [_, _, head_dim]) = (self.group(), self.query.shape().dims());
         let Kernel::TensorCore { planes, .. } = kernel else { return Logits::Written };
         if !features.probabilities {
             return Logits::Dropped;
         }
-        // A part in whole tiles, behind the sums of all planes.
+        // A part in whole tiles, with a gap between query heads, behind the sums of all planes.
         let part = longest.div_ceil(splits).next_multiple_of(tensor_core::TILE);
-        if features.view != ViewKind::All || (planes * head_dim + part) * group > room {
+        let collected = (planes * head_dim + tensor_core::stride_of(part)) * group;
+        if features.view != ViewKind::All || collected > room {
             return Logits::Written;
         }
         match evicts {
-            Some(Evicts { spares_newest, alone: true }) if splits == 1 => {
+            Some(&Evicts { spares_newest, alone: true, .. })
+                if splits == 1 && collected + part <= room =>
+            {
                 Logits::Weighed { spares_newest }
             }
             _ => Logits::Collected,

@@ -45,9 +45,14 @@ pub(super) fn kernel(query: &CubeTensor, head_dim: usize, group: usize) -> Kerne
     Kernel::Plain { lanes, team: team.max(1) }
 }
 
-/// Numbers of shared memory of which no more than two cubes find room on a processor.
-pub(super) fn room_of_half(query: &CubeTensor) -> usize {
-    query.client.properties().hardware.max_shared_memory_size / 3 / size_of::<f32>()
+/// Numbers of shared memory that a cube takes: as many as let no third find room on a processor, or
+/// as leave the half where a cube is alone there.
+pub(super) fn room(query: &CubeTensor, kernel: Kernel) -> usize {
+    let most = query.client.properties().hardware.max_shared_memory_size / size_of::<f32>();
+    match kernel {
+        Kernel::TensorCore { planes, .. } if planes > tensor_core::PLANES => most / 2,
+        _ => most / 3,
+    }
 }
 
 /// Parts of each of `pairs` ranges of up to `longest` slots, and with how many planes a cube.

@@ -13,17 +13,19 @@ use cubecl::prelude::*;
 
 use super::shared::{LOWEST, divisor, gap_of, larger, slot_at, start_of, weight_of};
 use super::{Features, ViewKind};
-use crate::evicting_attention::weigh::{ABSENT, NOWHERE, importance_of, weakest_of};
+use crate::evicting_attention::weigh::{ABSENT, NOWHERE, importance_of, next_place, weakest_of};
 
 /// Slots of a plane's step.
 pub(super) const TILE: usize = 16;
 /// Planes of a cube where heads or their parts fill the device with two cubes a processor.
 pub(super) const PLANES: usize = 4;
-/// Logits that a unit looks at together to choose the least important slot.
+/// Slots that a unit weighs together.
 const CHOSEN: usize = 8;
 /// Rows of a result: query heads, padded.
 const ROWS: usize = 8;
 const PLANE: usize = 32;
+/// Banks of shared memory.
+const BANKS: usize = 32;
 
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -45,6 +47,13 @@ pub(super) struct Blueprint {
     pub(super) features: Features,
 }
 
+/// Shared memory between the query heads' logits of a part: a quarter of the banks more than whole
+/// rows of them, so that four heads write without conflict.
+#[cube]
+pub(super) fn stride_of(part: usize) -> usize {
+    part.div_ceil(BANKS) * BANKS + comptime!(BANKS / 4)
+}
+
 /// What becomes of logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Logits {
@@ -55,9 +64,9 @@ pub(super) enum Logits {
     /// They stay in shared memory, which has room for a cube's part, and are written in the end: a
     /// fraction of the cost.
     Collected,
-    /// They stay there, and the cube, which has its whole head, finds the slot of least importance
-    /// (of which `numerators` holds the values' norms, `view` the newest tokens' places) for
-    /// `partial` `[B, Hkv, 2]`: importance, and the place's bits.
+    /// They stay there, and the cube, which has its whole head, finds the slot of least importance,
+    /// for which `numerators` holds the values' norms, `view` the heads' limits, and `partial` the
+    /// bits of the newest tokens' places, which become the next ones'.
     Weighed {
         /// Whether the newest token is no candidate.
         spares_newest: bool,
@@ -163,6 +172,14 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     let mut at = Array::<usize>::new(4usize);
     let mut log_weight = Array::<f32>::new(4usize);
     let mut numerator = Array::<f32>::new(4usize);
+    let weighs = comptime!(matches!(blueprint.logits, Logits::Weighed { .. }));
+    // Early, so that the decision waits for nothing.
+    let mut limit = 0i32;
+    let mut newest = 0i32;
+    if weighs {
+        limit = view[pair];
+        newest = i32::reinterpret(partial[pair]);
+    }
     let mut tile = first + plane * TILE;
     if tile < end {
         read_keys(keys, view, &mut k, tile, end, start, sinks, gap, slots, r, j, pieces, kind);
@@ -171,6 +188,13 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
         );
         read_weights(log_weights, &mut log_weight, &at, slots, features.weighted);
         read_weights(numerators, &mut numerator, &at, slots, features.numerators);
+    }
+    // Norms stand behind the logits.
+    let stride = stride_of(share);
+    let norms_at = sums_end + group * stride;
+    let mut norm = 0.0f32;
+    if weighs {
+        norm = numerators[min(start + tile + lane % TILE, slots - 1)];
     }
     while tile < end {
         let next = tile + planes * TILE;
@@ -199,6 +223,12 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
         let mut next_numerator = Array::<f32>::new(4usize);
         read_weights(log_weights, &mut next_log, &next_at, slots, features.weighted);
         read_weights(numerators, &mut next_numerator, &next_at, slots, features.numerators);
+        if weighs {
+            if lane < TILE {
+                totals[norms_at + tile - first + lane] = norm;
+            }
+            norm = numerators[min(start + next + lane % TILE, slots - 1)];
+        }
 
         let mut dots = Array::<f32>::new(4usize);
         #[unroll]
@@ -244,7 +274,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
                     if comptime!(blueprint.logits == Logits::Written) {
                         scores[at[u] * group + r] = logit;
                     } else {
-                        totals[sums_end + place_of(tile, u, j) - first + r * share] = logit;
+                        totals[sums_end + place_of(tile, u, j) - first + r * stride] = logit;
                     }
                 }
             }
@@ -362,52 +392,55 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
             }
         }
     }
+    // What all planes have of a query head.
+    let mut joint_maxima = Shared::<[f32]>::new_slice(group);
+    let mut joint_weights = Shared::<[f32]>::new_slice(group);
+    if unit < group {
+        let mut top = f32::new(LOWEST);
+        #[unroll]
+        for other in 0..planes {
+            top = larger(top, maxima[other * ROWS + unit]);
+        }
+        let mut sum = 0.0f32;
+        #[unroll]
+        for other in 0..planes {
+            let row = other * ROWS + unit;
+            sum += weights[row] * (maxima[row] - top).exp();
+        }
+        joint_maxima[unit] = top;
+        joint_weights[unit] = sum;
+    }
     sync_cube();
     if comptime!(blueprint.logits == Logits::Collected) {
         let mut i = unit;
         while i < (end - first) * group {
-            scores[(start + first) * group + i] = totals[sums_end + i / group + i % group * share];
+            scores[(start + first) * group + i] = totals[sums_end + i / group + i % group * stride];
             i += planes * PLANE;
         }
     }
-    if comptime!(matches!(blueprint.logits, Logits::Weighed { .. })) {
+    if weighs {
         let mut normalisers = Array::<f32>::new(group);
         #[unroll]
         for g in 0..group {
-            let mut top = f32::new(LOWEST);
-            #[unroll]
-            for other in 0..planes {
-                top = larger(top, maxima[other * ROWS + g]);
-            }
-            let mut sum = 0.0f32;
-            #[unroll]
-            for other in 0..planes {
-                let row = other * ROWS + g;
-                sum += weights[row] * (maxima[row] - top).exp();
-            }
-            normalisers[g] = top + sum.ln();
+            normalisers[g] = joint_maxima[g] + joint_weights[g].ln();
         }
+        let full = length as i32 >= limit;
         let mut own = Array::<f32>::new(group);
-        let mut norms = Array::<f32>::new(CHOSEN);
         let mut best = f32::new(ABSENT);
         let mut best_place = i32::new(NOWHERE as i64);
-        let newest = view[pair];
         let mut base = unit;
-        while base < count {
-            // Without branches, so that the slots of a round wait for nothing together.
-            #[unroll]
-            for c in 0..CHOSEN {
-                norms[c] = numerators[start + min(base + c * planes * PLANE, count - 1)];
-            }
+        // A head below its limit has nothing to look for.
+        while full && base < count {
+            // Without branches, so that the slots of a round wait for nothing one after another.
             #[unroll]
             for c in 0..CHOSEN {
                 let place = base + c * planes * PLANE;
-                let from = sums_end + min(place, count - 1);
+                let from = min(place, count - 1);
                 #[unroll]
                 for g in 0..group {
-                    own[g] = totals[from + g * share];
+                    own[g] = totals[sums_end + from + g * stride];
                 }
-                let value = importance_of(&own, &normalisers, norms[c], group);
+                let value = importance_of(&own, &normalisers, totals[norms_at + from], group);
                 let mut goes = value != f32::new(ABSENT) && place < count;
                 if comptime!(blueprint.logits == Logits::Weighed { spares_newest: true }) {
                     goes = goes && i32::cast_from(place) != newest;
@@ -419,40 +452,31 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
             }
             base += CHOSEN * planes * PLANE;
         }
-        let (value, place) = weakest_of(best, best_place, planes);
+        let (_, weakest) = weakest_of(best, best_place, planes);
         if unit == 0 {
-            partial[pair * 2] = value;
-            partial[pair * 2 + 1] = f32::reinterpret(place);
+            partial[pair] = f32::reinterpret(next_place(weakest, newest, full, length as i32));
         }
     }
     let mut i = unit;
     while i < group * dim {
         let head = i / dim;
         let mut total = 0.0f32;
-        let mut top = f32::new(LOWEST);
         #[unroll]
         for other in 0..planes {
             total += totals[other * group * dim + i];
-            top = larger(top, maxima[other * ROWS + head]);
-        }
-        let mut sum = 0.0f32;
-        #[unroll]
-        for other in 0..planes {
-            let row = other * ROWS + head;
-            sum += weights[row] * (maxima[row] - top).exp();
         }
         let part = cube * group + head;
         let leads = i == head * dim;
         if comptime!(blueprint.split) {
             partial[cube * group * dim + i] = total;
             if leads {
-                stats[part * 2] = top;
-                stats[part * 2 + 1] = sum;
+                stats[part * 2] = joint_maxima[head];
+                stats[part * 2 + 1] = joint_weights[head];
             }
         } else {
-            output[pair * group * dim + i] = E::cast_from(total / divisor(sum));
+            output[pair * group * dim + i] = E::cast_from(total / divisor(joint_weights[head]));
             if features.log_sum_exp && leads {
-                log_sum_exp[part] = top + sum.ln();
+                log_sum_exp[part] = joint_maxima[head] + joint_weights[head].ln();
             }
         }
         i += planes * PLANE;

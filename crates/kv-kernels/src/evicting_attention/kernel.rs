@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::weigh::{ABSENT, NOWHERE, importance_of, weakest_of};
+use super::weigh::{ABSENT, NOWHERE, importance_of, next_place, weakest_of};
 use crate::decode_attention::shared::{LOWEST, divisor, larger};
 
 /// Units that join the parts' sums of one query head; a power of two.
@@ -394,10 +394,4 @@ fn may_go(
         goes = goes && position >= sinks && position <= now - recents;
     }
     goes
-}
-
-/// Where a head's next token goes.
-#[cube]
-fn next_place(weakest: i32, newest: i32, full: bool, length: i32) -> i32 {
-    select(full, select(weakest == NOWHERE, newest, weakest), length)
 }

@@ -4,7 +4,6 @@ use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::client::Client;
 use cubecl::prelude::*;
 
 use super::kernel::{self, Blueprint, Rules};
@@ -35,11 +34,16 @@ pub(crate) fn run(
     let longest = config.attention.longest;
     let together = config.scope == EvictionScope::Layer;
     let alone = !together && !config.guarded && !config.importance;
-    let attended = call.run_evicting(Evicts { spares_newest: config.spares_newest, alone });
+    let places = into_contiguous(eviction.places);
+    let evicts = Evicts { places: places.clone(), spares_newest: config.spares_newest, alone };
+    let attended = call.run_evicting(&evicts);
 
-    let pairs = batch * kv_heads;
     let shape = Shape::from([if config.importance { slots } else { 1 }]);
     let importance = empty_like(&query, shape, DType::F32);
+    if attended.decided {
+        return (attended.output, places, importance);
+    }
+    let pairs = batch * kv_heads;
     // Heads that do not fill the device get as many units as one cube can have. Longer ones are
     // shared by several cubes, whose candidates another kernel compares.
     let hardware = &client.properties().hardware;
@@ -61,19 +65,9 @@ pub(crate) fn run(
         rules,
     };
     let log_norms = into_contiguous(eviction.log_norms);
-    let [offsets, lengths, limits, places, positions, now] = [
-        eviction.offsets,
-        eviction.lengths,
-        eviction.limits,
-        eviction.places,
-        eviction.positions,
-        eviction.now,
-    ]
-    .map(into_contiguous);
-    if attended.weighed {
-        choose(&client, attended.partial, 1, lengths, limits, &places);
-        return (attended.output, places, importance);
-    }
+    let [offsets, lengths, limits, positions, now] =
+        [eviction.offsets, eviction.lengths, eviction.limits, eviction.positions, eviction.now]
+            .map(into_contiguous);
     let candidates = empty_like(&query, Shape::from([pairs * slices * 2]), DType::F32);
     // SAFETY: shapes were checked; the kernels stay within the ranges and the parts of the heads.
     unsafe {
@@ -125,34 +119,18 @@ pub(crate) fn run(
                 rules,
             );
         } else if slices > 1 {
-            choose(&client, candidates, slices, lengths, limits, &places);
+            kernel::choose_kernel::launch_unchecked(
+                &client,
+                grid(pairs.div_ceil(CHOOSERS)),
+                CubeDim::new_1d(CHOOSERS as u32),
+                candidates.into_buffer_arg(),
+                lengths.into_buffer_arg(),
+                limits.into_buffer_arg(),
+                places.clone().into_buffer_arg(),
+                pairs,
+                slices,
+            );
         }
     }
     (attended.output, places, importance)
-}
-
-/// Chooses each head's best candidate, `[B, Hkv, slices, 2]`.
-fn choose(
-    client: &Client,
-    candidates: CubeTensor,
-    slices: usize,
-    lengths: CubeTensor,
-    limits: CubeTensor,
-    places: &CubeTensor,
-) {
-    let pairs = places.shape().num_elements();
-    // SAFETY: shapes were checked, and the kernel ends surplus units.
-    unsafe {
-        kernel::choose_kernel::launch_unchecked(
-            client,
-            grid(pairs.div_ceil(CHOOSERS)),
-            CubeDim::new_1d(CHOOSERS as u32),
-            candidates.into_buffer_arg(),
-            lengths.into_buffer_arg(),
-            limits.into_buffer_arg(),
-            places.clone().into_buffer_arg(),
-            pairs,
-            slices,
-        );
-    }
 }

@@ -62,3 +62,9 @@ pub(crate) fn weakest_of(best: f32, best_place: i32, #[comptime] planes: usize) 
     let value = plane_min(least);
     (value, plane_min(select(least == value, least_place, i32::new(NOWHERE as i64))))
 }
+
+/// Where a head's next token goes.
+#[cube]
+pub(crate) fn next_place(weakest: i32, newest: i32, full: bool, length: i32) -> i32 {
+    select(full, select(weakest == NOWHERE, newest, weakest), length)
+}

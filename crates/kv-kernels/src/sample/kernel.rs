@@ -5,6 +5,7 @@
 use cubecl::prelude::*;
 
 use super::{FLOATS, INTS};
+use crate::random::kernel::uniform;
 use crate::select::{STEPS, Search, from, high_of, low_of, threshold, total_from, weight};
 
 /// What fixes the generated code.
@@ -262,22 +263,4 @@ fn kept(logit: f32, id: usize, max: f32, temperature: f32, high: u32, low: u32, 
     // The likeliest token's weight is exp(0) = 1.
     let stays = from(high_of(logit), low_of(id), high, low) && weight >= min_p;
     select(stays, weight, 0.0f32)
-}
-
-/// A number in `[0, 1)` of 24 bits: each (seed, draw) has its own.
-#[cube]
-fn uniform(seed_low: u32, seed_high: u32, draw: u32) -> f32 {
-    let bits = mix(mix(mix(seed_low) ^ seed_high) ^ draw);
-    f32::cast_from(bits >> 8) * comptime!(1.0f32 / 16_777_216.0)
-}
-
-/// Every bit of the result depends on every bit of `x` (the constants are Wellons' "lowbias32").
-#[cube]
-fn mix(x: u32) -> u32 {
-    let mut x = x + 0x9e37_79b9u32;
-    x ^= x >> 16;
-    x *= 0x7feb_352du32;
-    x ^= x >> 15;
-    x *= 0x846c_a68bu32;
-    x ^ (x >> 16)
 }

@@ -2,6 +2,8 @@
 
 use std::cmp::Ordering;
 
+use crate::random::uniform;
+
 /// One row's settings.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
@@ -61,20 +63,4 @@ pub(crate) fn sample(logits: &[f32], settings: &Settings, draw: u32) -> Option<u
     });
     // Rounding may leave a rest behind the last token, which then is the one.
     Some(hit.map_or_else(|| ids.last().copied().unwrap_or(best), |hit| ids[hit]))
-}
-
-/// A number in `[0, 1)` of 24 bits: each (seed, draw) has its own.
-fn uniform([low, high]: [u32; 2], draw: u32) -> f32 {
-    let bits = mix(mix(mix(low) ^ high) ^ draw);
-    (bits >> 8) as f32 / 16_777_216.0
-}
-
-/// Every bit of the result depends on every bit of `x` (the constants are Wellons' "lowbias32").
-fn mix(x: u32) -> u32 {
-    let mut x = x.wrapping_add(0x9e37_79b9);
-    x ^= x >> 16;
-    x = x.wrapping_mul(0x7feb_352d);
-    x ^= x >> 15;
-    x = x.wrapping_mul(0x846c_a68b);
-    x ^ (x >> 16)
 }

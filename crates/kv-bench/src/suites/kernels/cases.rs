@@ -13,6 +13,7 @@ pub(super) struct Cases {
     pub(super) linear: Vec<Product>,
     pub(super) compact_slots: Vec<Compaction>,
     pub(super) top_slots: Vec<Ranking>,
+    pub(super) balance: Vec<Halving>,
 }
 
 /// One attention problem.
@@ -51,6 +52,15 @@ pub(super) struct Ranking {
     pub(super) kept: usize,
 }
 
+/// Lists halved, a key-value head each.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(super) struct Halving {
+    pub(super) lists: usize,
+    pub(super) tokens: usize,
+    pub(super) block: usize,
+    pub(super) head_dim: usize,
+}
+
 impl Cases {
     pub(super) fn read() -> anyhow::Result<Self> {
         serde_json::from_str(FILE).context("peers/cases.json")
@@ -58,7 +68,8 @@ impl Cases {
 
     pub(super) fn count(&self) -> usize {
         let attention = self.decode_attention.len() + self.prefill_attention.len();
-        attention + self.linear.len() + self.compact_slots.len() + self.top_slots.len()
+        let slots = self.compact_slots.len() + self.top_slots.len() + self.balance.len();
+        attention + self.linear.len() + slots
     }
 }
 
@@ -85,6 +96,13 @@ impl Ranking {
     /// As the peers' scripts write it.
     pub(super) fn name(&self) -> String {
         format!("{} of {}x{}", self.kept, self.rows, self.tokens)
+    }
+}
+
+impl Halving {
+    /// Lists, tokens, block.
+    pub(super) fn name(&self) -> String {
+        format!("{}x{} by {}", self.lists, self.tokens, self.block)
     }
 }
 

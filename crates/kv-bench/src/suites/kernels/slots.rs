@@ -1,10 +1,13 @@
-//! Moving slots and choosing among them.
+//! Moving slots, and choosing among them.
 
 use burn::tensor::{DType, Distribution, Int, Tensor};
-use kv_kernels::{Choice, KeepLists, SlotPool, SlotSource, compact_slots, copy_slots, top_slots};
+use kv_kernels::{
+    BalanceOptions, Centre, Choice, Draws, KeepLists, SlotPool, SlotSource, balance, compact_slots,
+    copy_slots, top_slots,
+};
 
 use super::Lab;
-use super::cases::{Compaction, Ranking};
+use super::cases::{Compaction, Halving, Ranking};
 use super::clock::Clock;
 
 /// Kept slots moved together, in place and into another pool.
@@ -75,6 +78,42 @@ pub(super) fn top(lab: &mut Lab, case: &Ranking) -> anyhow::Result<()> {
     let task = format!("top_slots {}", case.name());
     lab.measure(&task, "", sets, [bytes as f64, 0.0], |i| {
         top_slots(scores[i].clone(), None, Choice::Top(counts.clone()), case.kept)?;
+        Ok(())
+    })
+}
+
+/// A list of every head halved by the self-balancing walk, all of its tokens.
+pub(super) fn halve(lab: &mut Lab, case: &Halving) -> anyhow::Result<()> {
+    let (device, dtype) = (lab.device.clone(), lab.dtype);
+    let Halving { lists, tokens, block, head_dim } = *case;
+    let slots = lists * tokens;
+    let bytes = 2 * slots * head_dim * dtype.size();
+    let sets = Clock::sets(bytes);
+    let random = || {
+        let normal = Distribution::Normal(0.0, 1.0);
+        let flat = Tensor::<1>::random([slots * head_dim], normal, (&device, DType::F32));
+        flat.cast(dtype).reshape([slots, head_dim])
+    };
+    let pools: Vec<_> = (0..sets).map(|_| (random(), random())).collect();
+    let order = Tensor::<1, Int>::arange(0..slots as i64, (&device, DType::I32));
+    let order = order.reshape([lists, tokens]);
+    let counts = Tensor::<1, Int>::full([lists], tokens as i32, (&device, DType::I32));
+    let options = BalanceOptions {
+        block,
+        scale: None,
+        log_gamma: Tensor::full([lists], 4f32.ln(), (&device, DType::F32)),
+        value_offset: 0.025,
+        centre: Centre::List,
+        weights: None,
+        draws: Draws::Seeds(Tensor::zeros([lists, 2], (&device, DType::I32))),
+        halves: true,
+    };
+    // Every token meets all before it in its block, by key and by value.
+    let operations = (slots * block / 2 * head_dim * 2 * 2) as f64;
+    let task = format!("balance {}", case.name());
+    lab.measure(&task, "", sets, [bytes as f64, operations], |i| {
+        let (keys, values) = pools[i].clone();
+        balance(keys, Some(values), order.clone(), counts.clone(), options.clone())?;
         Ok(())
     })
 }

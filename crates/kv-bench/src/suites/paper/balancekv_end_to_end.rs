@@ -1,0 +1,58 @@
+//! BalanceKV through whole models: its table 2 (speed) and its needles (retrieval).
+
+use serde_json::json;
+
+use crate::args::{Mode, Throughput};
+use crate::contenders::Contender;
+use crate::prompts::Prompts;
+use crate::record::FULL;
+use crate::run::Bench;
+use crate::suites::{quality, throughput};
+
+/// What the paper's table 2 shows, on an A6000.
+const PUBLISHED: &str = "the paper, 16,384 + 1,024 tokens: prefill 3.03 s exact, 3.76 SnapKV, 3.75 \
+    PyramidKV, 3.68 StreamingLLM, 3.66 BalanceKV; decoding 37.8, 40.4, 37.2, 40.3 and 38.1 s";
+/// Shares kept.
+const BUDGETS: [f64; 4] = [0.95, 0.8, 0.5, 0.25];
+/// Prompts of the needle's quick form.
+const QUICK_PROMPTS: usize = 16;
+
+/// Prefill and decode time at a quarter of the cache.
+///
+/// # Errors
+/// Where a policy or the device refuses.
+pub(crate) fn table2(bench: &mut Bench<'_>) -> anyhow::Result<()> {
+    let names = ["snapkv", "pyramidkv", "streaming-llm", "balancekv"];
+    let mut contenders = vec![Contender::of(&json!({"policy": FULL}))?];
+    for name in names {
+        contenders.push(Contender::of(&json!({"policy": name, "budget": 0.25}))?);
+    }
+    let quick = bench.common.quick;
+    let (length, steps) = if quick { (512, 64) } else { (16_384, 1_024) };
+    let options = Throughput { lengths: vec![length], batches: vec![1], steps, memory_cap: None };
+    throughput::measure(bench, &contenders, &options)?;
+    if !quick {
+        bench.note(PUBLISHED.into());
+    }
+    Ok(())
+}
+
+/// Retrieval at several rates, beside the methods that the paper compares.
+///
+/// # Errors
+/// Where a policy or the device refuses.
+pub(crate) fn needle(bench: &mut Bench<'_>) -> anyhow::Result<()> {
+    let names =
+        ["balancekv", "balancekv-augmented", "uniform", "snapkv", "pyramidkv", "streaming-llm"];
+    let mut contenders = vec![Contender::of(&json!({"policy": FULL}))?];
+    for name in names {
+        for budget in BUDGETS {
+            contenders.push(Contender::of(&json!({"policy": name, "budget": budget}))?);
+        }
+    }
+    let mut prompts = Prompts::load(None)?;
+    if bench.common.quick {
+        prompts.limit(QUICK_PROMPTS);
+    }
+    quality::retrieval(bench, &contenders, prompts, Mode::Both)
+}

@@ -1,0 +1,137 @@
+//! Queries, keys and values of one layer, real or made up, and how wrong a policy's attention is.
+
+use std::time::Instant;
+
+use anyhow::Context;
+use burn::tensor::{DType, Device, Int, Tensor};
+use kv_core::{CacheOptions, read_f32};
+use kv_policies::{LayerContext, Observation, Policy};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::StandardNormal;
+
+/// One layer's prompt after RoPE.
+pub(super) struct LayerPrompt {
+    /// `[B, Hq, T, D]`
+    pub(super) queries: Tensor<4>,
+    /// `[B, Hkv, T, D]`
+    pub(super) keys: Tensor<4>,
+    /// `[B, Hkv, T, D]`
+    pub(super) values: Tensor<4>,
+    pub(super) layer: LayerContext,
+}
+
+/// What a policy made of a prompt.
+pub(super) struct Outcome {
+    /// Attention of the last queries, `[B, Hq, N, D]`.
+    pub(super) output: Vec<f32>,
+    /// Seconds that compression took.
+    pub(super) seconds: f64,
+}
+
+/// Keys and values around a few directions, as clusters of tokens have them.
+pub(super) struct Clustered {
+    pub(super) query_heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) tokens: usize,
+    pub(super) head_dim: usize,
+}
+
+/// Directions of a head.
+const CLUSTERS: usize = 32;
+/// Norms of real queries, keys around their mean, and values (the paper's table 3).
+const NORMS: [f32; 3] = [15.0, 15.6, 3.35];
+/// Share of a row that is its own, the rest being its direction's.
+const OWN: f32 = 0.5;
+
+impl Clustered {
+    pub(super) fn draw(&self, seed: u64, device: &Device, dtype: DType) -> LayerPrompt {
+        let mut draws = ChaCha8Rng::seed_from_u64(seed);
+        let Self { query_heads, kv_heads, tokens, head_dim, .. } = *self;
+        let mut rows = |heads: usize, norm: f32| {
+            let mut normal = |count: usize| -> Vec<f32> {
+                (0..count).map(|_| draws.sample(StandardNormal)).collect()
+            };
+            let directions = normal(heads * CLUSTERS * head_dim);
+            let noise = normal(heads * tokens * head_dim);
+            let mut rows = Vec::with_capacity(noise.len());
+            for (row, noise) in noise.chunks(head_dim).enumerate() {
+                let direction = (row / tokens) * CLUSTERS + draws.random_range(0..CLUSTERS);
+                let direction = &directions[direction * head_dim..][..head_dim];
+                let scale = norm / (head_dim as f32).sqrt() / OWN.hypot(1.0 - OWN);
+                let mixed = noise.iter().zip(direction);
+                rows.extend(mixed.map(|(own, all)| scale * (OWN * own + (1.0 - OWN) * all)));
+            }
+            let flat = Tensor::<1>::from_data(rows.as_slice(), (device, DType::F32));
+            flat.reshape([1, heads, tokens, head_dim]).cast(dtype)
+        };
+        LayerPrompt {
+            queries: rows(query_heads, NORMS[0]),
+            keys: rows(kv_heads, NORMS[1]),
+            values: rows(kv_heads, NORMS[2]),
+            layer: LayerContext { index: 0, count: 1 },
+        }
+    }
+}
+
+impl LayerPrompt {
+    /// Compresses all but the last `window` tokens, and attends with theirs as they would.
+    pub(super) fn run(
+        &self,
+        policy: &dyn Policy,
+        window: usize,
+        seed: u64,
+    ) -> anyhow::Result<Outcome> {
+        let [batch, _, tokens, _] = self.keys.dims();
+        let device = self.keys.device();
+        let before = tokens.checked_sub(window).context("the prompt is shorter than its window")?;
+        let positions = Tensor::<1, Int>::arange(0..tokens as i64, (&device, DType::I32));
+        let positions = positions.unsqueeze::<2>().expand([batch, tokens]);
+        let first = |tensor: &Tensor<4>| tensor.clone().narrow(2, 0, before);
+        let last = |tensor: &Tensor<4>| tensor.clone().narrow(2, before, window);
+        let (keys, values) = (first(&self.keys), first(&self.values));
+        let observation = Observation {
+            layer: self.layer,
+            keys: &keys,
+            values: &values,
+            positions: &positions.clone().narrow(1, 0, before),
+            prompt_tokens: before,
+            window: Some(first(&self.queries)),
+            column_sums: None,
+            raw_queries: None,
+            decoding: false,
+            inverse_frequencies: &[],
+            seeds: &[seed],
+        };
+        let options = CacheOptions::new(&device, self.keys.dtype());
+        wait(&device)?;
+        let clock = Instant::now();
+        let mut cache = policy.prefill(&observation, window, options)?;
+        wait(&device)?;
+        let seconds = clock.elapsed().as_secs_f64();
+        let positions = positions.narrow(1, before, window);
+        cache.extend(last(&self.keys), last(&self.values), positions)?;
+        let output = cache.attend_extended(last(&self.queries))?;
+        Ok(Outcome { output: read_f32("output", output)?, seconds })
+    }
+}
+
+/// `‖output − exact‖ / ‖exact‖`.
+pub(super) fn relative_error(output: &[f32], exact: &[f32]) -> f64 {
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let difference: f64 = output.iter().zip(exact).map(|(a, e)| square(a - e)).sum();
+    let norm: f64 = exact.iter().map(|e| square(*e)).sum();
+    (difference / norm.max(f64::MIN_POSITIVE)).sqrt()
+}
+
+/// Mean and standard deviation.
+pub(super) fn spread(values: &[f64]) -> (f64, f64) {
+    let count = values.len().max(1) as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();
+    (mean, (variance / (count - 1.0).max(1.0)).sqrt())
+}
+
+fn wait(device: &Device) -> anyhow::Result<()> {
+    device.sync().map_err(|error| anyhow::anyhow!("{error}"))
+}

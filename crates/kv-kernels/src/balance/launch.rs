@@ -1,0 +1,152 @@
+//! Launches on CubeCL devices.
+
+use burn::backend::{DType, Shape, TensorMetadata};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::{Centring, WalkConfig, mean, plain, tensor_core};
+use crate::extension::{Classes, Walk};
+use crate::gpu::{elem_type, empty_like, grid, multiplies};
+
+/// Units of a plane that multiplies.
+const PLANE: usize = 32;
+
+pub(crate) fn run(
+    keys: CubeTensor,
+    values: CubeTensor,
+    walk: Walk<CubeBackend>,
+    config: WalkConfig,
+) -> Classes<CubeBackend> {
+    let (keys, values) = (into_contiguous(keys), into_contiguous(values));
+    let client = keys.client.clone();
+    let [_, head_dim] = keys.shape().dims();
+    let [rows, longest] = walk.lists.shape().dims();
+    let blocks = longest.div_ceil(config.block);
+    let [signs, kept, failed] = [longest, (longest / 2).max(1), blocks]
+        .map(|width| empty_like(&keys, Shape::from([rows, width]), DType::I32));
+    let [lists, counts] = [walk.lists, walk.counts].map(into_contiguous);
+    let (means, centres) = match config.centring {
+        Centring::None => (into_contiguous(walk.means), 1),
+        Centring::List => (list_means(&keys, &lists, &counts), 1),
+        Centring::Block => (into_contiguous(walk.means), blocks),
+    };
+    let centred = config.centring != Centring::None;
+    let [log_gamma, weights, seeds, numbers] =
+        [walk.log_gamma, walk.weights, walk.seeds, walk.numbers].map(into_contiguous);
+    let WalkConfig { block, scale, value_offset, valued, weighted, seeded, halves, .. } = config;
+    // Both kernels take the same arguments.
+    macro_rules! balance {
+        ($kernel:path, $units:expr, [$($lanes:expr)?], $blueprint:expr) => {
+            // SAFETY: shapes were checked; the kernel stays within the lists and the slots that they
+            // name.
+            unsafe {
+                $kernel(
+                    &client,
+                    grid(rows * blocks),
+                    CubeDim::new_1d($units as u32),
+                    $($lanes,)?
+                    keys.clone().into_buffer_arg(),
+                    values.into_buffer_arg(),
+                    lists.into_buffer_arg(),
+                    counts.into_buffer_arg(),
+                    log_gamma.into_buffer_arg(),
+                    means.into_buffer_arg(),
+                    weights.into_buffer_arg(),
+                    seeds.into_buffer_arg(),
+                    numbers.into_buffer_arg(),
+                    signs.clone().into_buffer_arg(),
+                    kept.clone().into_buffer_arg(),
+                    failed.clone().into_buffer_arg(),
+                    rows,
+                    longest,
+                    centres,
+                    scale,
+                    value_offset,
+                    $blueprint,
+                    elem_type(keys.dtype),
+                )
+            }
+        };
+    }
+    if multiplies(&keys) && head_dim.is_multiple_of(PLANE) {
+        let planes = block.div_ceil(PLANE);
+        balance!(
+            tensor_core::tensor_core_kernel::launch_unchecked,
+            planes * PLANE,
+            [],
+            tensor_core::Blueprint {
+                block,
+                planes,
+                head_dim,
+                centred,
+                valued,
+                weighted,
+                seeded,
+                halves
+            }
+        );
+    } else {
+        let lanes = lanes_of(head_dim);
+        balance!(
+            plain::plain_kernel::launch_unchecked,
+            block,
+            [lanes],
+            plain::Blueprint {
+                block,
+                columns: head_dim / lanes,
+                centred,
+                valued,
+                weighted,
+                seeded,
+                halves
+            }
+        );
+    }
+    Classes { signs, kept, failed }
+}
+
+fn lanes_of(head_dim: usize) -> usize {
+    if head_dim.is_multiple_of(4) { 4 } else { 1 }
+}
+
+/// The mean key of every list, `[P, D]`, f32.
+fn list_means(keys: &CubeTensor, lists: &CubeTensor, counts: &CubeTensor) -> CubeTensor {
+    let client = keys.client.clone();
+    let [_, head_dim] = keys.shape().dims();
+    let [rows, longest] = lists.shape().dims();
+    let chunks = longest.div_ceil(mean::CHUNK);
+    let lanes = lanes_of(head_dim);
+    let sums = empty_like(keys, Shape::from([rows * chunks * head_dim]), DType::F32);
+    let means = empty_like(keys, Shape::from([rows * head_dim]), DType::F32);
+    // SAFETY: as for the walk.
+    unsafe {
+        mean::chunk_sums_kernel::launch_unchecked(
+            &client,
+            grid(rows * chunks),
+            CubeDim::new_1d(mean::UNITS as u32),
+            lanes,
+            keys.clone().into_buffer_arg(),
+            lists.clone().into_buffer_arg(),
+            counts.clone().into_buffer_arg(),
+            sums.clone().into_buffer_arg(),
+            rows,
+            longest,
+            head_dim / lanes,
+            elem_type(keys.dtype),
+        );
+        mean::means_kernel::launch_unchecked(
+            &client,
+            grid((rows * head_dim).div_ceil(mean::UNITS)),
+            CubeDim::new_1d(mean::UNITS as u32),
+            sums.into_buffer_arg(),
+            counts.clone().into_buffer_arg(),
+            means.clone().into_buffer_arg(),
+            rows * head_dim,
+            chunks,
+            head_dim,
+        );
+    }
+    means
+}

@@ -1,0 +1,89 @@
+//! The mean key of every list: sums of chunks, then their sum.
+
+use cubecl::prelude::*;
+
+/// Tokens of a chunk.
+pub(super) const CHUNK: usize = 256;
+/// Units of a cube.
+pub(super) const UNITS: usize = 256;
+
+/// A cube a chunk of a list.
+///
+/// # Shapes
+/// In vectors of `N`: `keys` `[S, columns]`, `sums` `[P, chunks, columns]`. `lists` `[P, longest]`,
+/// `counts` `[P]`.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn chunk_sums_kernel<F: Float, N: Size>(
+    keys: &[Vector<F, N>],
+    lists: &[i32],
+    counts: &[i32],
+    sums: &mut [Vector<f32, N>],
+    rows: usize,
+    longest: usize,
+    columns: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let chunks = longest.div_ceil(CHUNK.runtime());
+    let cube = CUBE_POS;
+    if cube >= rows * chunks {
+        terminate!();
+    }
+    let (row, chunk) = (cube / chunks, cube % chunks);
+    let first = chunk * CHUNK;
+    let end = min(first + CHUNK, min(counts[row] as usize, longest));
+    let unit = UNIT_POS as usize;
+    // So many tokens at a time as units have whole rows; more columns than units are taken in turns.
+    let width = min(columns, UNITS.runtime());
+    let teams = UNITS.runtime() / width;
+    let (team, lane) = (unit / width, unit % width);
+    let mut parts = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+    let mut turn = 0usize;
+    while turn < columns {
+        let column = turn + lane;
+        let mut sum = Vector::<f32, N>::new(0.0f32);
+        if team < teams && column < columns {
+            let mut at = first + team;
+            while at < end {
+                let slot = lists[row * longest + at] as usize;
+                sum += Vector::cast_from(keys[slot * columns + column]);
+                at += teams;
+            }
+        }
+        parts[unit] = sum;
+        sync_cube();
+        if team == 0 && column < columns {
+            for other in 1..teams {
+                sum += parts[other * width + lane];
+            }
+            sums[cube * columns + column] = sum;
+        }
+        sync_cube();
+        turn += width;
+    }
+}
+
+/// A unit a column of a list.
+///
+/// # Shapes
+/// `sums` `[P, chunks, width]`, `counts` `[P]`, `means` `[P, width]`.
+#[cube(launch_unchecked)]
+pub(super) fn means_kernel(
+    sums: &[f32],
+    counts: &[i32],
+    means: &mut [f32],
+    total: usize,
+    chunks: usize,
+    width: usize,
+) {
+    let at = ABSOLUTE_POS;
+    if at >= total {
+        terminate!();
+    }
+    let (row, column) = (at / width, at % width);
+    let mut sum = 0.0f32;
+    for chunk in 0..chunks {
+        sum += sums[(row * chunks + chunk) * width + column];
+    }
+    means[at] = sum / f32::cast_from(max(counts[row], 1i32));
+}

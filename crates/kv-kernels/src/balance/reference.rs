@@ -1,0 +1,157 @@
+//! The walk in plain loops, in f64.
+
+use super::{Centring, WalkConfig};
+use crate::random::uniform;
+
+/// One call's data.
+#[derive(Debug)]
+pub(crate) struct Lists<'a> {
+    /// `[S, D]`
+    pub(crate) keys: &'a [f32],
+    /// `[S, D]`, where `valued`.
+    pub(crate) values: &'a [f32],
+    /// `[P, N]`
+    pub(crate) lists: &'a [i32],
+    /// `[P]`
+    pub(crate) counts: &'a [i32],
+    /// `[P]`
+    pub(crate) log_gamma: &'a [f32],
+    /// `[P, blocks, D]`, where each block has its own.
+    pub(crate) means: &'a [f32],
+    /// `[P, N]`, where `weighted`.
+    pub(crate) weights: &'a [f32],
+    /// `[P, 2]`, where `seeded`.
+    pub(crate) seeds: &'a [i32],
+    /// `[P, N]`, elsewhere.
+    pub(crate) numbers: &'a [f32],
+    pub(crate) head_dim: usize,
+    pub(crate) config: WalkConfig,
+}
+
+/// What the walks found, as [`super::Balanced`] has it.
+#[derive(Debug)]
+pub(crate) struct Classes {
+    pub(crate) signs: Vec<i32>,
+    pub(crate) kept: Vec<i32>,
+    pub(crate) failed: Vec<i32>,
+}
+
+impl Lists<'_> {
+    pub(crate) fn balance(&self) -> Classes {
+        let (rows, block) = (self.counts.len(), self.config.block);
+        let longest = self.lists.len() / rows;
+        let (blocks, half) = (longest.div_ceil(block), (longest / 2).max(1));
+        let mut classes = Classes {
+            signs: vec![0; rows * longest],
+            kept: vec![-1; rows * half],
+            failed: vec![0; rows * blocks],
+        };
+        for row in 0..rows {
+            let count = self.counts[row] as usize;
+            for (index, first) in (0..count).step_by(block).enumerate() {
+                let places = first..count.min(first + block);
+                let (signs, failed) = self.walk(row, index, places.clone());
+                classes.failed[row * blocks + index] = i32::from(failed);
+                let positive = signs.iter().filter(|&&sign| sign > 0).count();
+                let class = if 2 * positive <= signs.len() { 1 } else { -1 };
+                let members = places.clone().zip(&signs).filter(|(_, sign)| **sign == class);
+                let kept = members.map(|(place, _)| self.lists[row * longest + place]);
+                let free = &mut classes.kept[row * half + first / 2..];
+                free.iter_mut().zip(kept).for_each(|(free, slot)| *free = slot);
+                classes.signs[row * longest..][places].copy_from_slice(&signs);
+            }
+        }
+        classes
+    }
+
+    /// What a block's keys are centred by; nothing where they are not.
+    fn mean(&self, row: usize, index: usize) -> Vec<f64> {
+        let (dim, longest) = (self.head_dim, self.lists.len() / self.counts.len());
+        match self.config.centring {
+            Centring::None => Vec::new(),
+            Centring::Block => {
+                let blocks = longest.div_ceil(self.config.block);
+                wide(&self.means[(row * blocks + index) * dim..][..dim])
+            }
+            Centring::List => {
+                let list = &self.lists[row * longest..][..self.counts[row] as usize];
+                let mut mean = vec![0.0; dim];
+                for &slot in list {
+                    let key = &self.keys[slot as usize * dim..][..dim];
+                    mean.iter_mut().zip(key).for_each(|(mean, key)| *mean += f64::from(*key));
+                }
+                mean.iter_mut().for_each(|mean| *mean /= list.len().max(1) as f64);
+                mean
+            }
+        }
+    }
+
+    /// Signs of one block, and whether a probability was none.
+    fn walk(&self, row: usize, index: usize, places: std::ops::Range<usize>) -> (Vec<i32>, bool) {
+        let WalkConfig { scale, value_offset, valued, weighted, .. } = self.config;
+        let (dim, longest) = (self.head_dim, self.lists.len() / self.counts.len());
+        let mean = self.mean(row, index);
+        let tokens: Vec<(Vec<f64>, Vec<f64>)> = places
+            .clone()
+            .map(|place| {
+                let slot = self.lists[row * longest + place] as usize;
+                let mut key: Vec<f64> = wide(&self.keys[slot * dim..][..dim]);
+                key.iter_mut().zip(&mean).for_each(|(key, mean)| *key -= mean);
+                let mut value =
+                    if valued { wide(&self.values[slot * dim..][..dim]) } else { vec![1.0] };
+                if weighted {
+                    let weight = f64::from(self.weights[row * longest + place]);
+                    value.iter_mut().for_each(|value| *value *= weight);
+                }
+                (key, value)
+            })
+            .collect();
+        let half = tokens.len().div_ceil(2);
+        let mut signs: Vec<i32> = Vec::with_capacity(tokens.len());
+        let mut counts = [0, 0];
+        let mut failed = false;
+        for (j, (key, value)) in tokens.iter().enumerate() {
+            // exp(709) is f64's end: the sum is a mantissa times exp(top).
+            let logits: Vec<f64> =
+                tokens[..j].iter().map(|(other, _)| dot(key, other) * f64::from(scale)).collect();
+            let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let terms = tokens[..j].iter().zip(&logits).zip(&signs);
+            let sum: f64 = terms
+                .map(|(((_, other), logit), sign)| {
+                    (dot(value, other) + f64::from(value_offset))
+                        * (logit - top).exp()
+                        * f64::from(*sign)
+                })
+                .sum();
+            let place = places.start + j;
+            let draw = if self.config.seeded {
+                let seed = &self.seeds[row * 2..][..2];
+                uniform([seed[0] as u32, seed[1] as u32], place as u32)
+            } else {
+                self.numbers[row * longest + place]
+            };
+            // Both sides times what keeps them finite.
+            let exponent = top + f64::from(self.log_gamma[row]);
+            let (own, one) = match sum {
+                0.0 => (0.0, 1.0),
+                _ => (sum * exponent.min(0.0).exp(), (-exponent.max(0.0)).exp()),
+            };
+            failed |= own.abs() > 0.5 * one;
+            let mut sign = if own < (0.5 - f64::from(draw)) * one { 1 } else { -1 };
+            if self.config.halves && counts[usize::from(sign > 0)] == half {
+                sign = -sign;
+            }
+            counts[usize::from(sign > 0)] += 1;
+            signs.push(sign);
+        }
+        (signs, failed)
+    }
+}
+
+fn wide(row: &[f32]) -> Vec<f64> {
+    row.iter().map(|x| f64::from(*x)).collect()
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}

@@ -1,0 +1,125 @@
+//! What both kernels do with a Gram matrix: a token's place in its list, its sign, and what is left.
+
+use cubecl::prelude::*;
+
+use crate::random::kernel::uniform;
+
+/// Below any exponent.
+pub(super) const LOWEST: f32 = -3.0e38;
+
+/// A cube's block, and its unit's token.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Place {
+    /// The list.
+    pub(super) row: usize,
+    /// The block's first place in the list.
+    pub(super) first: usize,
+    /// Tokens of the block; units from there on have none.
+    pub(super) tokens: usize,
+    /// Slot of the unit's token.
+    pub(super) slot: usize,
+    /// Its random number.
+    pub(super) draw: f32,
+}
+
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn place_of(
+    lists: &[i32],
+    counts: &[i32],
+    seeds: &[i32],
+    numbers: &[f32],
+    row: usize,
+    first: usize,
+    longest: usize,
+    #[comptime] block: usize,
+    #[comptime] seeded: bool,
+) -> Place {
+    let unit = UNIT_POS as usize;
+    let count = min(counts[row] as usize, longest);
+    let tokens = min(max(count, first) - first, block.runtime());
+    let place = first + unit;
+    let mut slot = 0usize;
+    let mut draw = 0.0f32;
+    if unit < tokens {
+        slot = lists[row * longest + place] as usize;
+        if seeded {
+            let (low, high) = (seeds[row * 2], seeds[row * 2 + 1]);
+            draw = uniform(u32::cast_from(low), u32::cast_from(high), place as u32);
+        } else {
+            draw = numbers[row * longest + place];
+        }
+    }
+    Place { row, first, tokens, slot, draw }
+}
+
+/// Factors of a sum with the exponent `top`, and of what it is compared with, that keep both finite.
+#[cube]
+pub(super) fn factors_of(top: f32, log_gamma: f32) -> (f32, f32) {
+    let exponent = top + log_gamma;
+    (min(exponent, 0.0f32).exp(), (-max(exponent, 0.0f32)).exp())
+}
+
+/// A token's sign by its sum, and whether its probability was none.
+#[cube]
+pub(super) fn sign_of(sum: f32, own: f32, one: f32, draw: f32) -> (i32, i32) {
+    let one = select(sum == 0.0f32, 1.0f32, one);
+    let own = select(sum == 0.0f32, 0.0f32, sum * own);
+    let sign = select(own < (0.5f32 - draw) * one, 1i32, -1i32);
+    (sign, select(own.abs() > 0.5f32 * one, 1i32, 0i32))
+}
+
+/// A unit's outcome, and the block's.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Outcome {
+    pub(super) sign: i32,
+    /// Tokens of the same sign before it.
+    pub(super) before: i32,
+    /// Whether its probability was none.
+    pub(super) broken: i32,
+    pub(super) positives: i32,
+    pub(super) negatives: i32,
+}
+
+/// Writes a block's signs, its smaller class, and whether a probability was none.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn finish(
+    signs: &mut [i32],
+    kept: &mut [i32],
+    failed: &mut [i32],
+    place: Place,
+    outcome: Outcome,
+    cube: usize,
+    longest: usize,
+    #[comptime] block: usize,
+    #[comptime] units: usize,
+) {
+    let unit = UNIT_POS as usize;
+    let (row, first, tokens) = (place.row, place.first, place.tokens);
+    if unit < block && first + unit < longest {
+        signs[row * longest + first + unit] = outcome.sign;
+    }
+    let class = select(outcome.positives <= outcome.negatives, 1i32, -1i32);
+    let members = min(outcome.positives, outcome.negatives);
+    let halves = max(longest / 2, 1usize);
+    let room = row * halves + first / 2;
+    if unit < tokens && outcome.sign == class {
+        kept[room + outcome.before as usize] = place.slot as i32;
+    }
+    // What the class leaves of its block's half.
+    let end = min(first / 2 + comptime!(block / 2), halves) - min(first / 2, halves);
+    if unit >= members as usize && unit < end {
+        kept[room + unit] = -1;
+    }
+    let mut flags = Shared::<[i32]>::new_slice(units);
+    flags[unit] = outcome.broken;
+    sync_cube();
+    if unit == 0 {
+        let mut any = 0i32;
+        for other in 0..units {
+            any |= flags[other];
+        }
+        failed[cube] = any;
+    }
+}

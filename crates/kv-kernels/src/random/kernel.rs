@@ -1,0 +1,20 @@
+//! The same on CubeCL devices.
+
+use cubecl::prelude::*;
+
+/// A number in `[0, 1)` of 24 bits: each (seed, draw) has its own.
+#[cube]
+pub(crate) fn uniform(seed_low: u32, seed_high: u32, draw: u32) -> f32 {
+    let bits = mix(mix(mix(seed_low) ^ seed_high) ^ draw);
+    f32::cast_from(bits >> 8) * comptime!(1.0f32 / 16_777_216.0)
+}
+
+#[cube]
+fn mix(x: u32) -> u32 {
+    let mut x = x + 0x9e37_79b9u32;
+    x ^= x >> 16;
+    x *= 0x7feb_352du32;
+    x ^= x >> 15;
+    x *= 0x846c_a68bu32;
+    x ^ (x >> 16)
+}

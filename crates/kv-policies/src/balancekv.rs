@@ -1,0 +1,303 @@
+mod ends;
+mod merge_reduce;
+mod official;
+mod stream;
+mod walk;
+
+use std::f32::consts::LN_2;
+use std::ops::Range;
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use kv_core::{Budget, Selection};
+use rand::Rng;
+use serde::{Deserialize, Serialize};
+
+use crate::scorers::generator;
+use crate::{KeyDiff, Needs, Observation, Plan, Policy, PolicyError, Result, Scorer};
+
+pub(crate) use ends::exact_ends;
+pub use official::{OfficialList, OfficialWalk};
+pub use stream::BalanceKvStream;
+pub use walk::Centring;
+use walk::{Form, Walk};
+
+const NAME: &str = "balancekv";
+const AUGMENTED: &str = "balancekv-augmented";
+
+/// BalanceKV (<https://arxiv.org/abs/2502.07861>) in its block-parallel form (appendix B): of the
+/// tokens between sinks and recents, a self-balancing walk ([`kv_core::balance`], Algorithm 2)
+/// halves every block of 256 so that both halves attend alike, for every query; survivors carry twice
+/// the weight. Rounds follow one another until the budget is met. Prefill only, as in the paper's
+/// end-to-end experiments.
+///
+/// Any budget is met exactly: of `n` tokens, all take `T` rounds while `n / 2^T` is not below it, and
+/// of those that are left the oldest take one more, the paper's form for low compression (section 4.5).
+///
+/// Where the paper leaves it open: each half has exactly half of its block (when a class is full, the
+/// rest joins the other), keys are centred by the mean of all tokens that are compressed, and the
+/// first and last 256 tokens that the paper keeps exactly are cut to a quarter of the budget each.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BalanceKv {
+    /// Slots per key-value head, exact ones included.
+    pub budget: Budget,
+    /// First tokens kept exactly; the paper's 256 by default, a quarter of the budget at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sinks: Option<usize>,
+    /// Last tokens kept exactly, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recents: Option<usize>,
+    /// Tokens that are balanced against each other: even, 2 to 256.
+    #[serde(default = "default_block")]
+    pub block: usize,
+    /// The practical walk: probabilities `1/2 − γ Σ`. The authors' code has `γ = 4`, which decides
+    /// nearly every token by the sum's sign.
+    #[serde(default = "default_gamma")]
+    pub gamma: f64,
+    /// Algorithm 2 to the letter, with this probability of failure, instead: probabilities
+    /// `1/2 − Σ / (2 c R²)`, `c = 30 ln(n / δ)` for blocks of `n`, `R` by the norms that are there.
+    /// Its FAIL is logged, and such a token takes the likelier sign. At the norms of real keys this
+    /// is a fair coin to within 1e-6.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta: Option<f64>,
+    /// Added to the values' products, so that denominators are balanced too: 0.025 in the authors'
+    /// code, nothing in the paper.
+    #[serde(default = "default_value_offset")]
+    pub value_offset: f32,
+    /// What keys are centred by.
+    #[serde(default)]
+    pub centring: Centring,
+    /// Share of the slots between the ends that hold, exactly, the tokens whose keys point away from
+    /// the others' most (lowest cosine to the mean direction, as [`KeyDiff`] scores): the paper's
+    /// augmented form for retrieval (section 4.3), which names neither number nor criterion.
+    #[serde(default)]
+    pub anchors: f64,
+    /// The authors' code to the letter instead, see [`OfficialWalk`]: it takes whole rounds alone, so
+    /// that less than the budget may be kept.
+    #[serde(default)]
+    pub official: bool,
+}
+
+fn default_block() -> usize {
+    256
+}
+
+fn default_gamma() -> f64 {
+    4.0
+}
+
+fn default_value_offset() -> f32 {
+    0.025
+}
+
+impl BalanceKv {
+    /// The paper's defaults.
+    pub fn new(budget: Budget) -> Self {
+        Self {
+            budget,
+            sinks: None,
+            recents: None,
+            block: default_block(),
+            gamma: default_gamma(),
+            delta: None,
+            value_offset: default_value_offset(),
+            centring: Centring::default(),
+            anchors: 0.0,
+            official: false,
+        }
+    }
+
+    /// `anchors` of the augmented form, `balancekv-augmented`.
+    pub const AUGMENTED_ANCHORS: f64 = 0.5;
+
+    /// The augmented form.
+    pub fn augmented(budget: Budget) -> Self {
+        Self { anchors: Self::AUGMENTED_ANCHORS, ..Self::new(budget) }
+    }
+
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`].
+    pub fn validate(&self) -> Result<()> {
+        self.budget.validate()?;
+        let invalid = |reason| PolicyError::InvalidConfig { policy: self.name().into(), reason };
+        if !(0.0..=1.0).contains(&self.anchors) {
+            return Err(invalid(format!("`anchors` is {}, expected 0 to 1", self.anchors)));
+        }
+        if self.official && (self.anchors > 0.0 || self.delta.is_some()) {
+            return Err(invalid("`official` goes with neither `anchors` nor `delta`".into()));
+        }
+        self.walk().validate().map_err(invalid)
+    }
+
+    fn walk(&self) -> Walk {
+        let Self { block, gamma, delta, value_offset, centring, .. } = *self;
+        let form = delta.map_or(Form::Practical { gamma }, |delta| Form::Exact { delta });
+        Walk { block, form, value_offset, centring }
+    }
+}
+
+impl Policy for BalanceKv {
+    fn name(&self) -> &'static str {
+        if self.anchors > 0.0 { AUGMENTED } else { NAME }
+    }
+
+    fn config(&self) -> serde_json::Value {
+        crate::registry::config_of(self.name(), self)
+    }
+
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let budget = self.budget.resolve(tokens);
+        if budget >= tokens {
+            return Ok(Selection::all(batch * kv_heads, tokens).into());
+        }
+        let [sinks, recents] = exact_ends(self.name(), [self.sinks, self.recents], budget)?;
+        let target = budget - sinks - recents;
+        let middle = sinks..tokens - recents;
+        let compressed = if self.official {
+            self.official(observation, middle, target)?
+        } else {
+            let pairs = batch * kv_heads;
+            let anchors = self.anchors(observation, middle.clone(), target)?;
+            let lists = without(&anchors, &middle, &observation.keys.device());
+            let own = target - anchors.total() / pairs;
+            let mut compressed = self.walk().compress(observation, lists, own)?;
+            for (kept, anchors) in compressed.kept.iter_mut().zip(anchors.kept()) {
+                let tokens = anchors.iter().map(|at| middle.start as u32 + at);
+                kept.extend(tokens.map(Kept::exact));
+            }
+            compressed
+        };
+        compressed.plan([sinks, recents], tokens)
+    }
+}
+
+impl BalanceKv {
+    /// Anchors among the tokens between the ends, counted from the first of them.
+    fn anchors(
+        &self,
+        observation: &Observation<'_>,
+        middle: Range<usize>,
+        target: usize,
+    ) -> Result<Selection> {
+        let [batch, kv_heads, ..] = observation.dims();
+        let count = (target as f64 * self.anchors) as usize;
+        if count == 0 {
+            return Ok(Selection::new(vec![Vec::new(); batch * kv_heads])?);
+        }
+        let part = |tensor: &Tensor<4>| tensor.clone().narrow(2, middle.start, middle.len());
+        let (keys, values) = (part(observation.keys), part(observation.values));
+        let scores = KeyDiff {}
+            .prefill(&Observation { keys: &keys, values: &values, ..observation.clone() }, count)?;
+        Ok(Selection::highest(scores, count)?)
+    }
+
+    fn official(
+        &self,
+        observation: &Observation<'_>,
+        middle: Range<usize>,
+        target: usize,
+    ) -> Result<Compressed> {
+        let [batch, kv_heads, _, head_dim] = observation.dims();
+        let mut rounds = 0;
+        while middle.len() >> rounds > target {
+            rounds += 1;
+        }
+        let part = |tensor: &Tensor<4>| {
+            let part = tensor.clone().narrow(2, middle.start, middle.len());
+            part.reshape([batch * kv_heads, middle.len(), head_dim])
+        };
+        let walk = OfficialWalk {
+            block: self.block,
+            rounds,
+            gamma: self.gamma,
+            value_offset: self.value_offset,
+        };
+        let (keys, values) = (part(observation.keys), part(observation.values));
+        let mut draws: Vec<_> = (0..batch * kv_heads)
+            .map(|pair| generator(observation, pair / kv_heads, pair % kv_heads))
+            .collect();
+        let lists = walk.run(&keys, Some(&values), |_, pair, _| draws[pair].random())?;
+        let log_weight = rounds as f32 * LN_2;
+        let kept = lists.into_iter().map(|list| {
+            let tokens = list.kept.into_iter().zip(list.weights);
+            tokens
+                .map(|(at, numerator)| Kept {
+                    token: middle.start as u32 + at,
+                    log_weight,
+                    numerator,
+                })
+                .collect()
+        });
+        Ok(Compressed { kept: kept.collect(), separate: true })
+    }
+}
+
+/// The tokens of `middle` that are no anchors, which count from its first, `[P, n]`.
+fn without(anchors: &Selection, middle: &Range<usize>, device: &Device) -> Tensor<2, Int> {
+    let pairs = anchors.pairs();
+    if anchors.total() == 0 {
+        let all = middle.start as i64..middle.end as i64;
+        let all = Tensor::<1, Int>::arange(all, (device, DType::I32));
+        return all.unsqueeze::<2>().repeat_dim(0, pairs);
+    }
+    let rest: Vec<i32> = anchors
+        .kept()
+        .iter()
+        .flat_map(|anchors| {
+            // Both ascend.
+            let mut anchors = anchors.iter().peekable();
+            let all = 0..middle.len() as u32;
+            all.filter(move |at| anchors.next_if_eq(&at).is_none())
+                .map(|at| middle.start as i32 + at as i32)
+        })
+        .collect();
+    let width = rest.len() / pairs;
+    Tensor::from_data(TensorData::new(rest, [pairs, width]), (device, DType::I32))
+}
+
+/// Tokens that stand for lists of more, by (sequence, head).
+struct Compressed {
+    kept: Vec<Vec<Kept>>,
+    /// Whether numerators have weights of their own.
+    separate: bool,
+}
+
+struct Kept {
+    token: u32,
+    log_weight: f32,
+    /// The value's weight, where that is another than the slot's.
+    numerator: f32,
+}
+
+impl Kept {
+    fn exact(token: u32) -> Self {
+        Self { token, log_weight: 0.0, numerator: 1.0 }
+    }
+}
+
+impl Compressed {
+    /// The plan that keeps them and both ends of `tokens` tokens.
+    fn plan(self, [sinks, recents]: [usize; 2], tokens: usize) -> Result<Plan> {
+        let mut kept = Vec::with_capacity(self.kept.len());
+        let (mut log_weights, mut numerators) = (Vec::new(), Vec::new());
+        for mut own in self.kept {
+            let ends = (0..sinks).chain(tokens - recents..tokens);
+            own.extend(ends.map(|token| Kept::exact(token as u32)));
+            // Runs that ascend, which a stable sort merges.
+            own.sort_by_key(|kept| kept.token);
+            log_weights.extend(own.iter().map(|kept| kept.log_weight));
+            numerators.extend(own.iter().map(|kept| kept.numerator));
+            kept.push(own.into_iter().map(|kept| kept.token).collect());
+        }
+        Ok(Plan {
+            selection: Selection::new(kept)?,
+            log_weights: Some(log_weights),
+            numerators: self.separate.then_some(numerators),
+        })
+    }
+}

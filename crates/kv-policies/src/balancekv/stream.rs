@@ -1,0 +1,472 @@
+use std::collections::BTreeMap;
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use kv_core::{Budget, DecodeAttentionOptions, LayerCache, NUMERATORS, Room, Selection, read_f32};
+use rand::Rng;
+use serde::{Deserialize, Serialize};
+
+use super::ends::exact_ends;
+use super::merge_reduce::{Instance, Instances, Pool, Reduction, StreamForm, Token, bucket};
+use crate::scorers::generator;
+use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
+
+const NAME: &str = "balancekv-stream";
+/// The state tensor of a layer, `[B, Hkv, STATE]`.
+const STREAM: &str = "balancekv-stream";
+const STATE: usize = 8;
+
+/// BalanceKV (<https://arxiv.org/abs/2502.07861>) as a stream, Algorithm 1: one MergeAndReduce
+/// (Algorithm 4) for the denominator and one for each power of two of the values' norms, whose levels
+/// hold tokens with weights `2^l`; a slot is kept while any of them holds its token, and attention
+/// takes numerators and denominator by their own weights. It runs through prompts and decoding alike,
+/// and what it keeps depends on the tokens alone, not on how they came.
+///
+/// Tokens are taken in batches of `t`, which wait behind the last `recents`; a full level is halved
+/// exactly. Steps that take a batch are decided by the host, so that steps are not recorded.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BalanceKvStream {
+    /// Slots per key-value head for the prompt, from which `batch` follows where it is not given.
+    pub budget: Budget,
+    /// `t`: even, at least 2. By default the largest whose levels fit the budget. More slots come
+    /// with every doubling of the stream, `t` at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<usize>,
+    /// First tokens kept exactly; 256 by default, a quarter of the budget at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sinks: Option<usize>,
+    /// Last tokens kept exactly, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recents: Option<usize>,
+    /// The stream's length `n`, which fixes the levels, `T = log₂(n / t)`: the last one then grows
+    /// without bound. By default they grow with the stream.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<usize>,
+    /// One instance for numerator and denominator, whose walk adds `value_offset` to the values'
+    /// products, instead of the paper's many: half as many slots, and errors of numerator and
+    /// denominator that cancel.
+    #[serde(default)]
+    pub joint: bool,
+    /// See `joint`.
+    #[serde(default = "super::default_value_offset")]
+    pub value_offset: f32,
+    /// `γ` of the practical walk.
+    #[serde(default = "super::default_gamma")]
+    pub gamma: f64,
+    /// Algorithm 2's probability of failure, for its own walk; needs `norm_bound`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta: Option<f64>,
+    /// `r`, which bounds the norms of queries and keys. With it, buckets of small values are erased.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norm_bound: Option<f64>,
+    /// `ε`, of which the erased buckets may take half.
+    #[serde(default = "default_epsilon")]
+    pub epsilon: f64,
+}
+
+fn default_epsilon() -> f64 {
+    0.1
+}
+
+/// What a prompt's budget comes to.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    sinks: usize,
+    recents: usize,
+    batch: usize,
+    /// With values in one bucket.
+    instances: usize,
+}
+
+impl Sizes {
+    /// Slots of a head after `tokens` tokens, at most, with values in one bucket: half a batch a
+    /// level of each instance, what waits, and the exact ones.
+    fn slots(self, tokens: usize) -> usize {
+        let Self { sinks, recents, batch, instances } = self;
+        let taken = tokens.saturating_sub(sinks + recents) / batch * batch;
+        let levels = (taken / batch).max(1).ilog2() as usize;
+        (instances * (levels + 1) * (batch / 2)).min(taken) + (sinks + recents + batch).min(tokens)
+    }
+
+    /// How many tokens of `tokens` the stream has taken, sinks counted in.
+    fn taken(self, tokens: usize) -> usize {
+        let Self { sinks, recents, batch, .. } = self;
+        sinks + tokens.saturating_sub(sinks + recents) / batch * batch
+    }
+}
+
+impl BalanceKvStream {
+    /// The defaults.
+    pub fn new(budget: Budget) -> Self {
+        Self {
+            budget,
+            batch: None,
+            sinks: None,
+            recents: None,
+            max_tokens: None,
+            joint: false,
+            value_offset: super::default_value_offset(),
+            gamma: super::default_gamma(),
+            delta: None,
+            norm_bound: None,
+            epsilon: default_epsilon(),
+        }
+    }
+
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`].
+    pub fn validate(&self) -> Result<()> {
+        self.budget.validate()?;
+        let reason = match *self {
+            Self { batch: Some(batch), .. } if batch < 2 || batch % 2 == 1 => {
+                format!("`batch` is {batch}, expected an even number from 2 on")
+            }
+            Self { gamma, .. } if !(gamma > 0.0 && gamma.is_finite()) => {
+                format!("`gamma` is {gamma}, expected above 0")
+            }
+            Self { delta: Some(delta), .. } if !(delta > 0.0 && delta < 1.0) => {
+                format!("`delta` is {delta}, expected between 0 and 1")
+            }
+            Self { delta: Some(_), joint: true, .. } => {
+                "`delta` goes without `joint`: its bounds are of the paper's instances".into()
+            }
+            Self { value_offset, .. } if !(value_offset >= 0.0 && value_offset.is_finite()) => {
+                format!("`value_offset` is {value_offset}, expected at least 0")
+            }
+            Self { delta: Some(_), norm_bound: None, .. } => {
+                "`delta` needs `norm_bound`, which is missing".into()
+            }
+            Self { norm_bound: Some(bound), .. } if !(bound > 0.0 && bound.is_finite()) => {
+                format!("`norm_bound` is {bound}, expected above 0")
+            }
+            Self { epsilon, .. } if !(epsilon > 0.0 && epsilon.is_finite()) => {
+                format!("`epsilon` is {epsilon}, expected above 0")
+            }
+            _ => return Ok(()),
+        };
+        Err(PolicyError::InvalidConfig { policy: NAME.into(), reason })
+    }
+
+    fn sizes(&self, tokens: usize) -> Result<Sizes> {
+        // A number of slots is the same for every prompt, and so is what comes of it.
+        let (budget, tokens) = match self.budget {
+            Budget::Tokens(budget) => (budget, tokens.max(budget)),
+            Budget::Ratio(_) => (self.budget.resolve(tokens), tokens),
+        };
+        let [sinks, recents] = exact_ends(NAME, [self.sinks, self.recents], budget)?;
+        let instances = if self.joint { 1 } else { 2 };
+        let sizes = |half: usize| Sizes { sinks, recents, batch: 2 * half, instances };
+        if let Some(batch) = self.batch {
+            return Ok(sizes(batch / 2));
+        }
+        let halves = (2..=budget / 2).rev();
+        let half = halves.map(sizes).find(|sizes| sizes.slots(tokens) <= budget);
+        Ok(half.unwrap_or(sizes(1)))
+    }
+
+    fn reduction(&self) -> Reduction {
+        let form = match (self.delta, self.norm_bound) {
+            (Some(delta), Some(radius)) => StreamForm::Exact { delta, radius },
+            _ => StreamForm::Practical { gamma: self.gamma },
+        };
+        let joint = self.joint.then_some(self.value_offset);
+        Reduction { max_tokens: self.max_tokens, form, joint }
+    }
+
+    /// Lets the stream take tokens, batch after batch, and erases small buckets.
+    fn take(
+        &self,
+        pool: &Pool<'_>,
+        instances: &mut [Instances],
+        new: &[Vec<(Token, f32)>],
+        longest: &mut [f32],
+    ) -> Result<()> {
+        let reduction = self.reduction();
+        let rows = instances.iter().zip(new);
+        let rounds = rows.map(|(instances, tokens)| tokens.len().div_ceil(instances.batch)).max();
+        for round in 0..rounds.unwrap_or(0) {
+            let rows = instances.iter_mut().zip(new).zip(longest.iter_mut());
+            for ((instances, tokens), longest) in rows {
+                let batch = instances.batch;
+                for &(token, norm) in tokens.iter().skip(round * batch).take(batch) {
+                    instances.push(token, norm, self.joint);
+                    *longest = longest.max(norm);
+                }
+            }
+            reduction.reduce(pool, instances)?;
+        }
+        let Some(radius) = self.norm_bound else { return Ok(()) };
+        let head_dim = pool.keys.dims()[1] as f64;
+        for ((instances, tokens), longest) in instances.iter_mut().zip(new).zip(longest) {
+            let seen = tokens.last().map_or(0, |(token, _)| token.position as usize + 1);
+            let seen = self.max_tokens.unwrap_or(seen).max(1);
+            let share =
+                self.epsilon / (2.0 * seen as f64) * (-radius * radius / head_dim.sqrt()).exp();
+            let bound = share * f64::from(*longest);
+            instances.numerators.retain(|&bucket, _| f64::from(bucket).exp2() > bound);
+        }
+        Ok(())
+    }
+}
+
+/// Weights of slots that instances hold: numerator and denominator.
+fn weights(instances: &Instances, joint: bool) -> BTreeMap<u32, (f32, f32)> {
+    let mut weights = BTreeMap::<u32, (f32, f32)>::new();
+    let mut add = |instance: &Instance, numerator: bool, denominator: bool| {
+        for (level, tokens) in instance.levels.iter().enumerate() {
+            let weight = (level as f32).exp2();
+            for token in tokens {
+                let own: &mut (f32, f32) = weights.entry(token.slot).or_default();
+                own.0 = if numerator { weight } else { own.0 };
+                own.1 = if denominator { weight } else { own.1 };
+            }
+        }
+    };
+    instances.numerators.values().for_each(|instance| add(instance, true, false));
+    add(&instances.denominator, joint, true);
+    weights
+}
+
+impl Policy for BalanceKvStream {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> serde_json::Value {
+        crate::registry::config_of(NAME, self)
+    }
+
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, head_dim] = observation.dims();
+        let pairs = batch * kv_heads;
+        let sizes = self.sizes(tokens)?;
+        let taken = sizes.taken(tokens);
+        let norms = read_f32("norms", norms(observation.values.clone()))?;
+        let rows = |tensor: &Tensor<4>| tensor.clone().reshape([pairs * tokens, head_dim]);
+        let (keys, values) = (rows(observation.keys), rows(observation.values));
+        let pool = Pool { keys: &keys, values: &values };
+        let new: Vec<Vec<(Token, f32)>> = (0..pairs)
+            .map(|pair| {
+                let own = sizes.sinks..taken;
+                own.map(|at| {
+                    let slot = (pair * tokens + at) as u32;
+                    (Token { slot, position: at as u32 }, norms[pair * tokens + at])
+                })
+                .collect()
+            })
+            .collect();
+        let seeds = seeds(observation);
+        let batch = sizes.batch;
+        let instances =
+            seeds.into_iter().map(|seed| Instances { batch, seed, ..Default::default() });
+        let mut instances: Vec<Instances> = instances.collect();
+        let mut longest = vec![0.0; pairs];
+        self.take(&pool, &mut instances, &new, &mut longest)?;
+        let mut kept = Vec::with_capacity(pairs);
+        let (mut log_weights, mut numerators) = (Vec::new(), Vec::new());
+        for (pair, instances) in instances.iter().enumerate() {
+            let exact = |token: usize| (token as u32, (1.0, 1.0));
+            let own = weights(instances, self.joint).into_iter();
+            let own = own.map(|(slot, weights)| (slot - (pair * tokens) as u32, weights));
+            let all: Vec<(u32, (f32, f32))> = (0..sizes.sinks.min(tokens))
+                .map(exact)
+                .chain(own)
+                .chain((taken.min(tokens)..tokens).map(exact))
+                .collect();
+            log_weights.extend(all.iter().map(|(_, (_, denominator))| denominator.ln()));
+            numerators.extend(all.iter().map(|(_, (numerator, _))| *numerator));
+            kept.push(all.into_iter().map(|(token, _)| token).collect());
+        }
+        Ok(Plan {
+            selection: Selection::new(kept)?,
+            log_weights: Some(log_weights),
+            numerators: Some(numerators),
+        })
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let sizes = self.sizes(tokens)?;
+        let taken = sizes.taken(tokens);
+        let norms = read_f32("norms", norms(observation.values.clone()))?;
+        let heads: Vec<Head> = seeds(observation)
+            .into_iter()
+            .zip(norms.chunks(tokens.max(1)))
+            .map(|(seed, norms)| {
+                let longest = norms.iter().take(taken).skip(sizes.sinks).copied();
+                Head { sizes, taken, longest: longest.fold(0.0, f32::max), seed }
+            })
+            .collect();
+        cache.set_state(STREAM, Head::store(&heads, [batch, kv_heads], &cache.options().device));
+        let waiting = tokens.saturating_sub(taken);
+        let free = sizes.recents + sizes.batch - waiting.min(sizes.recents + sizes.batch);
+        cache.set_limits(selection.kept().iter().map(|kept| kept.len() + free).collect())?;
+        Ok(())
+    }
+
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        let tokens = observation.tokens();
+        let sizes = self.sizes(tokens)?;
+        let limit = sizes.slots(tokens + new_tokens);
+        Ok(Room::Limited { limit, over: sizes.batch, new_tokens })
+    }
+
+    fn changes_decode(&self) -> bool {
+        true
+    }
+
+    fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        let query = step.append(cache)?;
+        let output = cache.attend(query, DecodeAttentionOptions::default())?.output;
+        let due = |cache: &LayerCache| {
+            let lengths = cache.layout().lengths().iter();
+            cache.limits().is_some_and(|limits| lengths.zip(limits).any(|(own, at)| own >= at))
+        };
+        if due(cache) {
+            self.take_waiting(cache)?;
+        }
+        Ok(output)
+    }
+}
+
+impl BalanceKvStream {
+    /// Lets the stream take the oldest waiting tokens of a cache.
+    fn take_waiting(&self, cache: &mut LayerCache) -> Result<()> {
+        let layout = cache.layout().clone();
+        let shape = [layout.batch(), layout.kv_heads()];
+        let missing = PolicyError::MissingObservation { policy: NAME, what: "a prompt" };
+        let state = cache.state(STREAM).ok_or(missing)?.clone();
+        let mut heads = Head::load(&read_f32("state", state)?);
+        let positions = cache.read_positions()?;
+        let norms = cache.values().clone().unsqueeze::<3>().unsqueeze::<4>();
+        let norms = read_f32("norms", self::norms(norms))?;
+        let denominators = cache.read_weights()?;
+        let numerators = match cache.track(NUMERATORS) {
+            Some(track) => read_f32("numerators", track.clone())?,
+            None => denominators.clone(),
+        };
+        let mut instances = Vec::with_capacity(heads.len());
+        let (mut new, mut waiting, mut longest) = (Vec::new(), Vec::new(), Vec::new());
+        for (pair, head) in heads.iter_mut().enumerate() {
+            let Sizes { sinks, recents, batch, .. } = head.sizes;
+            let mut own = Instances { batch, seed: head.seed, ..Default::default() };
+            let mut slots: Vec<usize> = layout.live(pair).collect();
+            slots.sort_unstable_by_key(|&slot| positions[slot]);
+            let mut rest = Vec::new();
+            for slot in slots {
+                let token = Token { slot: slot as u32, position: positions[slot] as u32 };
+                let at = token.position as usize;
+                if at >= head.taken {
+                    rest.push(token);
+                } else if at >= sinks {
+                    let level = |weight: f32| weight.log2().round() as usize;
+                    if denominators[slot] > 0.0 {
+                        own.denominator.push(level(denominators[slot]), token);
+                    }
+                    if !self.joint && numerators[slot] > 0.0 {
+                        let instance = own.numerators.entry(bucket(norms[slot])).or_default();
+                        instance.push(level(numerators[slot]), token);
+                    }
+                }
+            }
+            let count = rest.len().saturating_sub(recents) / batch * batch;
+            let behind = rest.split_off(count);
+            head.taken += count;
+            new.push(rest.into_iter().map(|token| (token, norms[token.slot as usize])).collect());
+            waiting.push(behind);
+            instances.push(own);
+            longest.push(head.longest);
+        }
+        let pool = Pool { keys: cache.keys(), values: cache.values() };
+        self.take(&pool, &mut instances, &new, &mut longest)?;
+        let (mut kept, mut limits) = (Vec::new(), Vec::new());
+        let (mut log_weights, mut numerators) = (Vec::new(), Vec::new());
+        let rows = heads.iter_mut().zip(&instances).zip(&waiting).zip(longest);
+        for (pair, (((head, instances), waiting), longest)) in rows.enumerate() {
+            head.longest = longest;
+            let mut all = weights(instances, self.joint);
+            let sinks =
+                layout.live(pair).filter(|&slot| (positions[slot] as usize) < head.sizes.sinks);
+            all.extend(sinks.map(|slot| (slot as u32, (1.0, 1.0))));
+            all.extend(waiting.iter().map(|token| (token.slot, (1.0, 1.0))));
+            log_weights.extend(all.values().map(|(_, denominator)| denominator.ln()));
+            numerators.extend(all.values().map(|(numerator, _)| *numerator));
+            let first = layout.offsets()[pair] as u32;
+            let Sizes { recents, batch, .. } = head.sizes;
+            limits.push(all.len() + recents + batch - waiting.len());
+            kept.push(all.keys().map(|slot| slot - first).collect());
+        }
+        cache.retain(&Selection::new(kept)?)?;
+        cache.set_live_log_weights(&log_weights)?;
+        cache.set_live_track(NUMERATORS, &numerators, 1.0)?;
+        cache.set_state(STREAM, Head::store(&heads, shape, &cache.options().device));
+        cache.set_limits(limits)?;
+        Ok(())
+    }
+}
+
+/// What a (sequence, head) remembers besides its slots.
+#[derive(Debug, Clone, Copy)]
+struct Head {
+    sizes: Sizes,
+    /// The position of the first token that waits.
+    taken: usize,
+    /// The longest value so far.
+    longest: f32,
+    seed: u64,
+}
+
+impl Head {
+    fn store(heads: &[Self], [batch, kv_heads]: [usize; 2], device: &Device) -> Tensor<3> {
+        let values = heads.iter().flat_map(|head| {
+            let Sizes { sinks, recents, batch, instances } = head.sizes;
+            let counts = [head.taken, sinks, recents, batch, instances].map(|count| count as f32);
+            // Two halves of 24 bits, which f32 holds exactly.
+            let halves = [head.seed & 0xff_ffff, head.seed >> 24].map(|half| half as f32);
+            counts.into_iter().chain([head.longest]).chain(halves)
+        });
+        let data = TensorData::new(values.collect::<Vec<f32>>(), [batch, kv_heads, STATE]);
+        Tensor::from_data(data, (device, DType::F32))
+    }
+
+    fn load(state: &[f32]) -> Vec<Self> {
+        let heads = state.chunks_exact(STATE);
+        heads
+            .map(|head| {
+                let count = |at: usize| head[at] as usize;
+                Self {
+                    sizes: Sizes {
+                        sinks: count(1),
+                        recents: count(2),
+                        batch: count(3),
+                        instances: count(4),
+                    },
+                    taken: count(0),
+                    longest: head[5],
+                    seed: head[6] as u64 | ((head[7] as u64) << 24),
+                }
+            })
+            .collect()
+    }
+}
+
+/// `‖v‖₂` of values `[.., D]`, f32.
+fn norms(values: Tensor<4>) -> Tensor<3> {
+    values.cast(DType::F32).square().sum_dim(3).sqrt().squeeze_dim(3)
+}
+
+/// A seed of 48 bits for every (sequence, head).
+fn seeds(observation: &Observation<'_>) -> Vec<u64> {
+    let [batch, kv_heads, ..] = observation.dims();
+    let pairs = (0..batch).flat_map(|row| (0..kv_heads).map(move |head| (row, head)));
+    pairs.map(|(row, head)| generator(observation, row, head).random::<u64>() >> 16).collect()
+}

@@ -1,0 +1,325 @@
+use burn::tensor::{DType, Device, Tensor};
+use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, NUMERATORS, read_f32};
+use kv_policies::{OfficialWalk, PolicyError, build};
+use kv_testing::{Numbers, devices, golden_files, relative_error};
+use serde_json::{Value, json};
+
+use super::support::{LAYER, Prompt, policy, step};
+
+/// The authors' walk with the authors' random numbers.
+#[test]
+fn golden_balancekv() {
+    for golden in golden_files("golden_balancekv", "balancekv_") {
+        for tested in devices() {
+            let context = format!("{} on {}", golden.name, tested.name);
+            let flat = |name: &str| -> Option<Tensor<3>> {
+                golden.find(name)?;
+                let tensor = golden.tensor(name).on::<4>(&tested.device);
+                let [batch, heads, tokens, dim] = tensor.dims();
+                Some(tensor.reshape([batch * heads, tokens, dim]))
+            };
+            let keys = flat("key").unwrap();
+            let [pairs, ..] = keys.dims();
+            let rounds = golden.number("itrs") as usize;
+            let block = golden.number("block_size") as usize;
+            let walk = OfficialWalk {
+                block,
+                rounds,
+                gamma: golden.number("gamma"),
+                value_offset: (0.025 + 1e-8) as f32,
+            };
+            let uniforms: Vec<_> = (0..rounds)
+                .map(|round| golden.tensor(&format!("it{round}.uniform")).f32())
+                .collect();
+            let numbers = |round: usize, pair: usize, place: usize| {
+                let uniforms = &uniforms[round];
+                uniforms[pair * (uniforms.len() / pairs) + place]
+            };
+            let lists = walk.run(&keys, flat("value").as_ref(), numbers).unwrap();
+            for round in 0..rounds {
+                let signs = golden.tensor(&format!("it{round}.signs_raw")).values;
+                let own = lists.iter().flat_map(|list| &list.signs[round]);
+                assert!(own.map(|sign| f64::from(*sign)).eq(signs), "{context} round {round}");
+            }
+            let kept: Vec<u32> = lists.iter().flat_map(|list| list.kept.clone()).collect();
+            assert_eq!(kept, golden.tensor("indices").indices(), "{context}");
+            let weights: Vec<f32> = lists.iter().flat_map(|list| list.weights.clone()).collect();
+            assert_eq!(weights, golden.tensor("weights").f32(), "{context}");
+        }
+    }
+}
+
+/// A prompt whose keys gather around a few directions, as real ones do: `[B, Hkv, T, D]`.
+fn clustered(seed: u64, [batch, heads, tokens, dim]: [usize; 4], device: &Device) -> Prompt {
+    let mut numbers = Numbers::new(seed);
+    let pairs = batch * heads;
+    let mut rows = || {
+        let centres = numbers.normal(pairs * CLUSTERS * dim);
+        let mut rows = Vec::with_capacity(pairs * tokens * dim);
+        for pair in 0..pairs {
+            for _ in 0..tokens {
+                let centre = (pair * CLUSTERS + numbers.below(CLUSTERS)) * dim;
+                let noise = numbers.normal(dim);
+                rows.extend(noise.iter().zip(&centres[centre..]).map(|(n, c)| 1.5 * c + 0.5 * n));
+            }
+        }
+        Tensor::<1>::from_data(rows.as_slice(), (device, DType::F32))
+            .reshape([batch, heads, tokens, dim])
+    };
+    let (keys, values) = (rows(), rows());
+    let query = numbers.tensor([batch, 2 * heads, tokens, dim], device);
+    Prompt::new(query, keys, values)
+}
+
+const CLUSTERS: usize = 8;
+
+/// Live slots of a head: position, denominator's weight, numerator's.
+fn weights(cache: &LayerCache, pair: usize) -> Vec<(i32, f32, f32)> {
+    let positions = cache.read_positions().unwrap();
+    let denominators = cache.read_weights().unwrap();
+    let numerators = match cache.track(NUMERATORS) {
+        Some(track) => read_f32("numerators", track.clone()).unwrap(),
+        None => denominators.clone(),
+    };
+    let live = cache.layout().live(pair);
+    let mut all: Vec<_> =
+        live.map(|slot| (positions[slot], denominators[slot], numerators[slot])).collect();
+    all.sort_by_key(|(position, ..)| *position);
+    all
+}
+
+#[test]
+fn balancekv_keeps_its_budget_exactly() {
+    for tested in devices() {
+        let prompt = clustered(1, [2, 2, 300, 32], &tested.device);
+        for budget in [1, 2, 3, 40, 75, 100, 150, 200, 299, 300] {
+            for block in [32, 256] {
+                let config = json!({"policy": "balancekv", "budget": budget, "block": block});
+                let cache = prompt.compress(&*policy(config), 4);
+                for pair in 0..4 {
+                    let kept = weights(&cache, pair);
+                    assert_eq!(kept.len(), budget, "{} {budget}", tested.name);
+                    let (sinks, recents) = (budget / 4, budget / 4);
+                    let ends = (0..sinks).chain(300 - recents..300);
+                    if budget < 300 {
+                        assert!(
+                            ends.clone().all(|at| kept.contains(&(at as i32, 1.0, 1.0))),
+                            "{} {budget}: {kept:?}",
+                            tested.name
+                        );
+                    }
+                    // A list of odd length loses a token a round.
+                    let stands: f32 = kept.iter().map(|(_, weight, _)| weight).sum();
+                    let rounds = kept.iter().map(|(_, weight, _)| weight.log2().round());
+                    let most = rounds.clone().fold(0.0, f32::max);
+                    assert!(
+                        rounds
+                            .clone()
+                            .all(|round| round == most || round == most - 1.0 || round == 0.0)
+                    );
+                    assert!(stands <= 300.01 && stands > 300.0 - most.exp2(), "{budget}: {stands}");
+                }
+            }
+        }
+    }
+}
+
+/// Prompts that are shorter than a block, alike or without values; and what cannot be configured.
+#[test]
+fn balancekv_at_its_edges() {
+    for tested in devices() {
+        let device = &tested.device;
+        let config = json!({"policy": "balancekv", "budget": 0.5, "sinks": 0, "recents": 0});
+        for tokens in [1, 2, 3, 17] {
+            let prompt = clustered(2, [1, 1, tokens, 8], device);
+            let kept = weights(&prompt.compress(&*policy(config.clone()), 1), 0);
+            assert_eq!(kept.len(), (tokens / 2).max(1), "{} {tokens}", tested.name);
+        }
+        let shape = [1, 1, 64, 16];
+        let query = Numbers::new(3).tensor([1, 2, 64, 16], device);
+        for (keys, values) in [(1.0, 0.0), (40.0, 1.0), (0.0, 0.0)] {
+            let rows = |value: f32| Tensor::<4>::full(shape, value, (device, DType::F32));
+            let prompt = Prompt::new(query.clone(), rows(keys), rows(values));
+            let cache = prompt.compress(&*policy(config.clone()), 1);
+            let output = cache.attend(
+                query.clone().narrow(2, 0, 1).squeeze_dim(2),
+                DecodeAttentionOptions::default(),
+            );
+            let output = read_f32("output", output.unwrap().output).unwrap();
+            assert!(output.iter().all(|x| (x - values).abs() < 1e-5), "{} {keys}", tested.name);
+        }
+        let prompt = clustered(4, [1, 1, 40, 8], device);
+        let all = json!({"policy": "balancekv", "budget": 40, "sinks": 30, "recents": 30});
+        assert_eq!(weights(&prompt.compress(&*policy(all.clone()), 1), 0).len(), 40);
+        let mut over = all;
+        over["budget"] = 39.into();
+        let options = CacheOptions::new(device, DType::F32);
+        let refused = prompt.observed(|seen| policy(over).prefill(seen, 1, options));
+        assert!(matches!(refused, Err(PolicyError::ProtectedOverBudget { .. })), "{refused:?}");
+    }
+    for wrong in [
+        json!({"delta": 0.0}),
+        json!({"delta": 1.0}),
+        json!({"gamma": -1.0}),
+        json!({"block": 7}),
+        json!({"value_offset": -0.1}),
+        json!({"unknown": 1}),
+    ] {
+        let mut config = json!({"policy": "balancekv", "budget": 0.5});
+        config.as_object_mut().unwrap().extend(wrong.as_object().unwrap().clone());
+        assert!(matches!(build(&config), Err(PolicyError::InvalidConfig { .. })), "{wrong}");
+    }
+}
+
+/// `‖attention − exact‖ / ‖exact‖` of a cache, over the prompt's last queries.
+fn error(prompt: &Prompt, config: &Value) -> f64 {
+    let cache = prompt.compress(&*policy(config.clone()), 1);
+    let full = prompt.compress(&*policy(json!({"policy": "full"})), 1);
+    let tokens = prompt.query.dims()[2];
+    let (mut actual, mut expected) = (Vec::new(), Vec::new());
+    for back in 1..=8 {
+        let query = prompt.query.clone().narrow(2, tokens - back, 1).squeeze_dim::<3>(2);
+        let read = |cache: &LayerCache| {
+            let options = DecodeAttentionOptions::default();
+            read_f32("output", cache.attend(query.clone(), options).unwrap().output).unwrap()
+        };
+        actual.extend(read(&cache));
+        expected.extend(read(&full).into_iter().map(f64::from));
+    }
+    relative_error(&actual, &expected)
+}
+
+/// The whole point: at equal counts the error is below that of uniform sampling.
+#[test]
+fn balancekv_errs_less_than_uniform_sampling() {
+    let device = &devices()[0].device;
+    for rate in [0.5, 0.25, 0.125, 0.0625] {
+        let mut sums = [0.0; 2];
+        for seed in 0..6 {
+            let prompt = clustered(10 + seed, [1, 2, 1024, 32], device);
+            for (sum, name) in sums.iter_mut().zip(["balancekv", "uniform"]) {
+                *sum += error(&prompt, &json!({"policy": name, "budget": rate})) / 6.0;
+            }
+        }
+        assert!(sums[0] < 0.9 * sums[1], "{rate}: {sums:?}");
+    }
+}
+
+fn cut(prompt: &Prompt, tokens: usize) -> Prompt {
+    let part = |tensor: &Tensor<4>| tensor.clone().narrow(2, 0, tokens);
+    Prompt::new(part(&prompt.query), part(&prompt.keys), part(&prompt.values))
+}
+
+/// What a stream keeps depends on the tokens alone, not on how many came as a prompt; its memory
+/// stays within its bound, and its denominators stand for every token.
+#[test]
+fn streams_do_not_depend_on_chunks() {
+    for tested in devices() {
+        let tokens = 400;
+        let prompt = clustered(20, [2, 1, tokens, 16], &tested.device);
+        for joint in [false, true] {
+            let config = json!({
+                "policy": "balancekv-stream", "budget": 200, "batch": 32, "sinks": 4, "recents": 9,
+                "joint": joint,
+            });
+            let policy = policy(config);
+            let mut expected = None;
+            for first in [1, 45, 46, tokens] {
+                let mut cache = cut(&prompt, first).compress(&*policy, tokens - first);
+                for at in first..tokens {
+                    let now = step(&prompt.query, &prompt.keys, &prompt.values, at, at);
+                    policy.step(LAYER, &mut cache, now).unwrap();
+                    let batches = (at / 32).max(1).ilog2() as usize + 1;
+                    let longest = cache.layout().lengths().iter().max().unwrap();
+                    // Values of several buckets may fill a batch each.
+                    assert!(*longest <= 4 + 9 + 32 + 5 * 32 + 2 * 16 * batches, "{at}: {longest}");
+                }
+                let all: Vec<_> = (0..2).map(|pair| weights(&cache, pair)).collect();
+                for own in &all {
+                    let stands: f32 = own.iter().map(|(_, denominator, _)| denominator).sum();
+                    assert_eq!(stands, tokens as f32, "{} {first}", tested.name);
+                    let numerators: f32 = own.iter().map(|(.., numerator)| numerator).sum();
+                    assert_eq!(numerators, tokens as f32, "{} {first}", tested.name);
+                }
+                let expected = expected.get_or_insert_with(|| all.clone());
+                assert!(all == *expected, "{} from {first}", tested.name);
+            }
+        }
+    }
+}
+
+/// At equal counts balanced halves err less than halves by coins, which is what a walk of no scale
+/// tosses; and the paper's many instances err less with more slots.
+#[test]
+fn streams_err_less_than_coins() {
+    let device = &devices()[0].device;
+    let mut sums = [0.0; 5];
+    for seed in 0..6 {
+        let prompt = clustered(30 + seed, [1, 2, 4096, 16], device);
+        let stream = |batch: usize, joint: bool, gamma: f64| {
+            json!({
+                "policy": "balancekv-stream", "budget": 1024, "batch": batch, "joint": joint,
+                "sinks": 16, "recents": 16, "gamma": gamma,
+            })
+        };
+        let contenders = [
+            stream(256, true, 4.0),
+            stream(256, true, 1e-12),
+            stream(256, false, 4.0),
+            stream(256, false, 1e-12),
+            stream(64, false, 4.0),
+        ];
+        for (sum, config) in sums.iter_mut().zip(&contenders) {
+            *sum += error(&prompt, config) / 6.0;
+        }
+    }
+    println!("joint, joint by coins, separate, separate by coins, small batches: {sums:.3?}");
+    assert!(sums[0] < 0.9 * sums[1], "{sums:?}");
+    assert!(sums[2] < 0.9 * sums[3], "{sums:?}");
+    assert!(sums[2] < 0.7 * sums[4], "{sums:?}");
+}
+
+/// The authors' code keeps whole halves, all with the same weight in the denominator and products of
+/// ones and twos in the numerator; its attention is of those.
+#[test]
+fn the_official_walk_weighs_numerators_apart() {
+    for tested in devices() {
+        let prompt = clustered(40, [1, 2, 300, 16], &tested.device);
+        let config = json!({
+            "policy": "balancekv", "official": true, "budget": 100, "sinks": 10, "recents": 10,
+            "block": 64,
+        });
+        let cache = prompt.compress(&*policy(config), 1);
+        let query = prompt.query.clone().narrow(2, 299, 1).squeeze_dim::<3>(2);
+        let output = cache.attend(query.clone(), DecodeAttentionOptions::default()).unwrap().output;
+        let output = read_f32("output", output).unwrap();
+        let rows = |tensor: &Tensor<4>| read_f32("rows", tensor.clone()).unwrap();
+        let (keys, values, query) =
+            (rows(&prompt.keys), rows(&prompt.values), rows(&query.unsqueeze()));
+        for pair in 0..2 {
+            let kept = weights(&cache, pair);
+            // 280 tokens, 140, 70.
+            assert_eq!(kept.len(), 20 + 140 / 2, "{}", tested.name);
+            let (ends, middle): (Vec<_>, Vec<_>) =
+                kept.iter().partition(|(at, ..)| *at < 10 || *at >= 290);
+            assert!(ends.iter().all(|(_, d, n)| (*d, *n) == (1.0, 1.0)), "{}", tested.name);
+            assert!(middle.iter().all(|(_, d, _)| (d - 4.0).abs() < 1e-5), "{}", tested.name);
+            assert!(middle.iter().all(|(.., n)| [1.0, 2.0, 4.0].contains(n)), "{}", tested.name);
+            for head in 2 * pair..2 * pair + 2 {
+                let query = &query[head * 16..][..16];
+                let (mut numerator, mut denominator) = (vec![0.0; 16], 0.0);
+                for &(at, below, above) in &kept {
+                    let at = (pair * 300 + at as usize) * 16;
+                    let logit: f32 = query.iter().zip(&keys[at..]).map(|(q, k)| q * k).sum();
+                    let weight = f64::from(logit / 4.0).exp();
+                    denominator += f64::from(below) * weight;
+                    let values = values[at..].iter().map(|v| f64::from(above * v) * weight);
+                    numerator.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+                }
+                let expected: Vec<f64> = numerator.iter().map(|sum| sum / denominator).collect();
+                let error = relative_error(&output[head * 16..][..16], &expected);
+                assert!(error < 1e-4, "{} head {head}: {error}", tested.name);
+            }
+        }
+    }
+}
