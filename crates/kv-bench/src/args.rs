@@ -200,8 +200,7 @@ pub(crate) enum Figure {
 impl Paper {
     /// Refuses what the figure does not take.
     pub(crate) fn check(&self, common: &Common) -> anyhow::Result<()> {
-        let name = self.figure.to_possible_value();
-        let name = name.as_ref().map_or("the figure", |value| value.get_name());
+        let name = self.figure.name();
         ensure!(
             common.model == MODEL || self.figure.takes_models(),
             "--model: {name} runs at its paper's size"
@@ -210,6 +209,9 @@ impl Paper {
         if self.figure != Figure::LongflowFig4 {
             ensure!(common.policy.is_none(), "--policy: {name} runs all of its own");
             ensure!(self.memory_cap.is_none(), "--memory-cap: {name} has one size");
+        }
+        if self.figure == Figure::BalancekvStream {
+            ensure!(common.dtype.is_none(), "--dtype: {name} is in f32");
         }
         ensure!(
             self.memory_cap.is_none() || !common.quick,
@@ -220,6 +222,11 @@ impl Paper {
 }
 
 impl Figure {
+    /// As the command line has it.
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().into())
+    }
+
     /// Whether it is of a trained model, whichever that is.
     fn takes_models(self) -> bool {
         matches!(self, Self::BalancekvFig1 | Self::BalancekvNeedle)

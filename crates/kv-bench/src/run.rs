@@ -72,7 +72,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let others = Source::read_all(&common.merge)?;
     let report = match &common.report {
         Some(path) => path.clone(),
-        None => default_report(name_of(args.suite.as_ref()))?,
+        None => default_report(&name_of(args.suite.as_ref()))?,
     };
     for path in common.json.iter().chain([&report]) {
         check_writable(path)?;
@@ -95,7 +95,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
         Some(Suite::Paper(Paper { figure: Figure::BalancekvFig3, .. })) => {
             let quick = common.quick;
-            let records = suites::paper::balancekv_fig3::run(&device, &device_name, dtype, quick)?;
+            let records = suites::paper::balancekv_fig3::run(
+                &device,
+                &device_name,
+                dtype,
+                quick,
+                common.seed,
+            )?;
             (records, Vec::new())
         }
         Some(Suite::Paper(Paper { figure: Figure::BalancekvStream, .. })) => {
@@ -155,15 +161,16 @@ fn with_model(
 }
 
 /// A suite's name in titles and file names.
-fn name_of(suite: Option<&Suite>) -> &'static str {
-    match suite {
+fn name_of(suite: Option<&Suite>) -> String {
+    let name = match suite {
         Some(Suite::Quality(_)) => "quality",
         Some(Suite::Attention(_)) => "attention",
         Some(Suite::Throughput(_)) => "throughput",
         Some(Suite::Kernels(_)) => "kernels",
-        Some(Suite::Paper(_)) => "paper",
+        Some(Suite::Paper(options)) => return format!("paper-{}", options.figure.name()),
         Some(Suite::List) | None => "overview",
-    }
+    };
+    name.into()
 }
 
 /// `kv-bench/SUITE.html` in cargo's target folder, where `cargo xtask bench` names it, or in the

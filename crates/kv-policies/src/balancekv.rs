@@ -54,10 +54,10 @@ pub struct BalanceKv {
     /// nearly every token by the sum's sign.
     #[serde(default = "default_gamma")]
     pub gamma: f64,
-    /// Algorithm 2 to the letter, with this probability of failure, instead: probabilities
-    /// `1/2 − Σ / (2 c R²)`, `c = 30 ln(n / δ)` for blocks of `n`, `R` by the norms that are there.
-    /// Its FAIL is logged, and such a token takes the likelier sign. At the norms of real keys this
-    /// is a fair coin to within 1e-6.
+    /// Algorithm 2's probabilities instead, failing with this probability: `1/2 − Σ / (2 c R²)`,
+    /// `c = 30 ln(n / δ)` for blocks of `n`, `R` by the norms that are there. Its FAIL is logged, and
+    /// such a token takes the likelier sign. At the norms of real keys this is a fair coin to within
+    /// 1e-6.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta: Option<f64>,
     /// Added to the values' products, so that denominators are balanced too: 0.025 in the authors'
@@ -270,7 +270,7 @@ struct Compressed {
 struct Kept {
     token: u32,
     log_weight: f32,
-    /// The value's weight, where that is another than the slot's.
+    /// The value's weight.
     numerator: f32,
 }
 

@@ -139,6 +139,10 @@ pub const POLICIES: &[Entry] = &[
         build: |config| {
             let policy: BalanceKv = config.take_all("balancekv")?;
             policy.validate()?;
+            if policy.anchors > 0.0 {
+                let reason = "`anchors` are of `balancekv-augmented`";
+                return Err(invalid("balancekv", reason.into()));
+            }
             Ok(Arc::new(policy))
         },
     },
@@ -151,12 +155,16 @@ pub const POLICIES: &[Entry] = &[
             config.0.entry("anchors").or_insert(anchors);
             let policy: BalanceKv = config.take_all("balancekv-augmented")?;
             policy.validate()?;
+            if policy.anchors == 0.0 {
+                let reason = "without `anchors` it is `balancekv`";
+                return Err(invalid("balancekv-augmented", reason.into()));
+            }
             Ok(Arc::new(policy))
         },
     },
     Entry {
         name: "balancekv-stream",
-        summary: "BalanceKV in levels that grow with the stream, while decoding too",
+        summary: "BalanceKV in levels, while decoding too",
         paper: "https://arxiv.org/abs/2502.07861",
         build: |config| {
             let policy: BalanceKvStream = config.take_all("balancekv-stream")?;

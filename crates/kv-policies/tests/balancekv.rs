@@ -164,6 +164,8 @@ fn balancekv_at_its_edges() {
         json!({"block": 7}),
         json!({"value_offset": -0.1}),
         json!({"unknown": 1}),
+        json!({"anchors": 0.5}),
+        json!({"official": true, "delta": 0.1}),
     ] {
         let mut config = json!({"policy": "balancekv", "budget": 0.5});
         config.as_object_mut().unwrap().extend(wrong.as_object().unwrap().clone());
@@ -210,18 +212,40 @@ fn cut(prompt: &Prompt, tokens: usize) -> Prompt {
     Prompt::new(part(&prompt.query), part(&prompt.keys), part(&prompt.values))
 }
 
+/// A prompt whose values' norms are of five powers of two.
+fn of_many_norms(seed: u64, shape: [usize; 4], device: &Device) -> Prompt {
+    let mut prompt = clustered(seed, shape, device);
+    let [batch, heads, tokens, _] = shape;
+    let scales = (0..batch * heads * tokens).map(|at| 0.5f32.powi(at as i32 * 7 % 5));
+    let scales =
+        Tensor::<1>::from_data(scales.collect::<Vec<_>>().as_slice(), (device, DType::F32));
+    prompt.values = prompt.values * scales.reshape([batch, heads, tokens, 1]);
+    prompt
+}
+
 /// What a stream keeps depends on the tokens alone, not on how many came as a prompt; its memory
-/// stays within its bound, and its denominators stand for every token.
+/// stays within its bound, and its weights stand for every token.
 #[test]
 fn streams_do_not_depend_on_chunks() {
+    const BATCH: usize = 32;
     for tested in devices() {
         let tokens = 400;
-        let prompt = clustered(20, [2, 1, tokens, 16], &tested.device);
-        for joint in [false, true] {
-            let config = json!({
-                "policy": "balancekv-stream", "budget": 200, "batch": 32, "sinks": 4, "recents": 9,
-                "joint": joint,
+        let prompt = of_many_norms(20, [2, 1, tokens, 16], &tested.device);
+        for options in [
+            json!({}),
+            json!({"joint": true}),
+            json!({"max_tokens": 64}),
+            json!({"norm_bound": 1.0, "epsilon": 100.0}),
+        ] {
+            // What the host decides is the same everywhere.
+            if tested.name != "cpu" && options != json!({}) {
+                continue;
+            }
+            let mut config = json!({
+                "policy": "balancekv-stream", "budget": 200, "batch": BATCH, "sinks": 4, "recents": 9,
             });
+            config.as_object_mut().unwrap().extend(options.as_object().unwrap().clone());
+            let context = format!("{options} on {}", tested.name);
             let policy = policy(config);
             let mut expected = None;
             for first in [1, 45, 46, tokens] {
@@ -229,20 +253,52 @@ fn streams_do_not_depend_on_chunks() {
                 for at in first..tokens {
                     let now = step(&prompt.query, &prompt.keys, &prompt.values, at, at);
                     policy.step(LAYER, &mut cache, now).unwrap();
-                    let batches = (at / 32).max(1).ilog2() as usize + 1;
-                    let longest = cache.layout().lengths().iter().max().unwrap();
-                    // Values of several buckets may fill a batch each.
-                    assert!(*longest <= 4 + 9 + 32 + 5 * 32 + 2 * 16 * batches, "{at}: {longest}");
+                    let levels = (at / BATCH).max(1).ilog2() as usize + 1;
+                    let longest = *cache.layout().lengths().iter().max().unwrap();
+                    // The denominator's instance and those of five buckets (a sixth for what is
+                    // longer), each with less than a batch that waits and half a batch a level.
+                    let bound = 4 + 9 + BATCH + 7 * (BATCH + BATCH / 2 * levels);
+                    assert!(longest <= bound.min(at + 1), "{context} {at}: {longest}");
                 }
                 let all: Vec<_> = (0..2).map(|pair| weights(&cache, pair)).collect();
                 for own in &all {
                     let stands: f32 = own.iter().map(|(_, denominator, _)| denominator).sum();
-                    assert_eq!(stands, tokens as f32, "{} {first}", tested.name);
+                    assert_eq!(stands, tokens as f32, "{context} {first}");
                     let numerators: f32 = own.iter().map(|(.., numerator)| numerator).sum();
-                    assert_eq!(numerators, tokens as f32, "{} {first}", tested.name);
+                    let erases = options.get("norm_bound").is_some();
+                    assert_eq!(numerators < tokens as f32, erases, "{context} {first}");
                 }
                 let expected = expected.get_or_insert_with(|| all.clone());
-                assert!(all == *expected, "{} from {first}", tested.name);
+                assert!(all == *expected, "{context} from {first}");
+            }
+        }
+    }
+}
+
+/// Budgets that are shares of the prompt, as benchmarks take them, and values of any norm: heads get
+/// the slots that they need.
+#[test]
+fn streams_find_room_for_their_buckets() {
+    for tested in devices() {
+        let prompt = of_many_norms(21, [1, 2, 200, 16], &tested.device);
+        for config in [
+            json!({"budget": 0.25}),
+            json!({"budget": 64}),
+            json!({"budget": 0.1, "joint": true}),
+            json!({"budget": 64, "joint": true, "batch": 8, "max_tokens": 16}),
+        ] {
+            let mut config = config;
+            config["policy"] = "balancekv-stream".into();
+            let policy = policy(config.clone());
+            let mut cache = cut(&prompt, 120).compress(&*policy, 80);
+            for at in 120..200 {
+                let now = step(&prompt.query, &prompt.keys, &prompt.values, at, at);
+                let output = read_f32("output", policy.step(LAYER, &mut cache, now).unwrap());
+                assert!(output.unwrap().iter().all(|x| x.is_finite()), "{config}");
+            }
+            for pair in 0..2 {
+                let stands: f32 = weights(&cache, pair).iter().map(|(_, d, _)| d).sum();
+                assert_eq!(stands, 200.0, "{config} on {}", tested.name);
             }
         }
     }

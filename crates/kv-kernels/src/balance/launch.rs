@@ -144,7 +144,7 @@ fn list_means(keys: &CubeTensor, lists: &CubeTensor, counts: &CubeTensor) -> Cub
             counts.clone().into_buffer_arg(),
             means.clone().into_buffer_arg(),
             rows * head_dim,
-            chunks,
+            longest,
             head_dim,
         );
     }

@@ -73,7 +73,7 @@ pub(super) fn means_kernel(
     counts: &[i32],
     means: &mut [f32],
     total: usize,
-    chunks: usize,
+    longest: usize,
     width: usize,
 ) {
     let at = ABSOLUTE_POS;
@@ -81,9 +81,10 @@ pub(super) fn means_kernel(
         terminate!();
     }
     let (row, column) = (at / width, at % width);
+    let chunks = longest.div_ceil(CHUNK.runtime());
     let mut sum = 0.0f32;
     for chunk in 0..chunks {
         sum += sums[(row * chunks + chunk) * width + column];
     }
-    means[at] = sum / f32::cast_from(max(counts[row], 1i32));
+    means[at] = sum / f32::cast_from(min(max(counts[row], 1i32), longest as i32));
 }

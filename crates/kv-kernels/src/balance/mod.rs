@@ -85,7 +85,8 @@ pub struct Balanced {
 /// other for every query. BalanceKV's Algorithm 2, whose `γ` is `1 / (2 c R²)`; blocks are
 /// appendix B's.
 ///
-/// Sums carry an exponent of their own: keys of any norm are walked as in exact arithmetic.
+/// Sums carry an exponent of their own: for keys of any norm nothing overflows, and signs are those of
+/// exact arithmetic but for the rounding of f32 sums.
 ///
 /// # Shapes
 /// `keys` `[S, D]`, f32, f16 or bf16; `values` the same, or `None` where all are 1 (denominators);

@@ -76,7 +76,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     // Σ K_ij η_i over the tokens before, without the factor exp(top).
     let mut sum = 0.0f32;
     let mut top = f32::new(LOWEST);
-    let mut broken = 0i32;
+    let mut failing = 0i32;
     let mut sign = 0i32;
     // Tokens of either class, among all so far and among those before this unit's.
     let mut positives = 0i32;
@@ -159,8 +159,8 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
                 factor *= weight * factors[i];
             }
             factor += value_offset;
-            let counts = start + i < min(unit, tokens);
-            terms[i] = select(counts, factor * (terms[i] - top).exp(), 0.0f32);
+            let precedes = start + i < min(unit, tokens);
+            terms[i] = select(precedes, factor * (terms[i] - top).exp(), 0.0f32);
         }
         let scales = factors_of(top, gamma);
         #[unroll]
@@ -168,7 +168,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
             if unit == start + i && unit < tokens {
                 let found = sign_of(sum, scales.0, scales.1, place.draw);
                 sign = found.0;
-                broken = found.1;
+                failing = found.1;
                 if comptime!(blueprint.halves) {
                     let taken = select(sign > 0, positives, negatives);
                     sign = select(taken == half, -sign, sign);
@@ -187,7 +187,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
         start += STRIP;
     }
 
-    let outcome = Outcome { sign, before, broken, positives, negatives };
+    let outcome = Outcome { sign, before, failing, positives, negatives };
     finish(signs, kept, failed, place, outcome, cube, longest, block, block);
 }
 

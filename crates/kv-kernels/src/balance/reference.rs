@@ -86,7 +86,7 @@ impl Lists<'_> {
         }
     }
 
-    /// Signs of one block, and whether a probability was none.
+    /// Signs of one block, and whether a probability was outside `[0, 1]`.
     fn walk(&self, row: usize, index: usize, places: std::ops::Range<usize>) -> (Vec<i32>, bool) {
         let WalkConfig { scale, value_offset, valued, weighted, .. } = self.config;
         let (dim, longest) = (self.head_dim, self.lists.len() / self.counts.len());

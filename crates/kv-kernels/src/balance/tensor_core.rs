@@ -115,7 +115,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
     let mut sum = 0.0f32;
     let mut top = f32::new(LOWEST);
     let mut sign = 0i32;
-    let mut broken = 0i32;
+    let mut failing = 0i32;
     let mut before = 0i32;
     let mut positives = 0i32;
     let mut negatives = 0i32;
@@ -158,8 +158,8 @@ pub(super) fn tensor_core_kernel<E: Float>(
                 factor *= weight * factors[min(start + i, units - 1)];
             }
             factor += value_offset;
-            let counts = behind && start + i < last;
-            terms[i] = select(counts, factor * (terms[i] - top).exp(), 0.0f32);
+            let precedes = behind && start + i < last;
+            terms[i] = select(precedes, factor * (terms[i] - top).exp(), 0.0f32);
         }
         if plane * STRIP == start {
             let scales = factors_of(top, gamma);
@@ -173,7 +173,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
                 }
                 if lane == i && unit < tokens {
                     sign = own;
-                    broken = found.1;
+                    failing = found.1;
                     before = select(own > 0, positives, negatives);
                 }
                 let theirs = plane_shuffle(own, comptime!(i as u32));
@@ -197,7 +197,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
         }
         start += STRIP;
     }
-    let outcome = Outcome { sign, before, broken, positives, negatives };
+    let outcome = Outcome { sign, before, failing, positives, negatives };
     finish(signs, kept, failed, place, outcome, cube, longest, block, units);
 }
 

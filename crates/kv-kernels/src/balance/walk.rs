@@ -60,7 +60,7 @@ pub(super) fn factors_of(top: f32, log_gamma: f32) -> (f32, f32) {
     (min(exponent, 0.0f32).exp(), (-max(exponent, 0.0f32)).exp())
 }
 
-/// A token's sign by its sum, and whether its probability was none.
+/// A token's sign by its sum, and whether its probability was outside `[0, 1]`.
 #[cube]
 pub(super) fn sign_of(sum: f32, own: f32, one: f32, draw: f32) -> (i32, i32) {
     let one = select(sum == 0.0f32, 1.0f32, one);
@@ -75,13 +75,13 @@ pub(super) struct Outcome {
     pub(super) sign: i32,
     /// Tokens of the same sign before it.
     pub(super) before: i32,
-    /// Whether its probability was none.
-    pub(super) broken: i32,
+    /// Whether its probability was outside `[0, 1]`.
+    pub(super) failing: i32,
     pub(super) positives: i32,
     pub(super) negatives: i32,
 }
 
-/// Writes a block's signs, its smaller class, and whether a probability was none.
+/// Writes a block's signs, its smaller class, and whether one failed.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn finish(
@@ -113,7 +113,7 @@ pub(super) fn finish(
         kept[room + unit] = -1;
     }
     let mut flags = Shared::<[i32]>::new_slice(units);
-    flags[unit] = outcome.broken;
+    flags[unit] = outcome.failing;
     sync_cube();
     if unit == 0 {
         let mut any = 0i32;

@@ -7,7 +7,11 @@ use kv_core::{BalanceOptions, Centre, Draws, balance, read_i32};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::walk::report_failures;
 use crate::Result;
+
+/// A batch is halved in blocks where it is longer.
+const LONGEST_BLOCK: usize = 256;
 
 /// A token of a pool.
 #[derive(Debug, Clone, Copy)]
@@ -179,7 +183,7 @@ impl Reduction {
             .map(|(_, kind, tokens)| match self.form {
                 StreamForm::Practical { gamma } => gamma.ln() as f32,
                 StreamForm::Exact { delta, radius } => {
-                    let c = 30.0 * (tokens.len() as f64 / delta).ln();
+                    let c = 30.0 * (tokens.len().min(LONGEST_BLOCK) as f64 / delta).ln();
                     // Values of a bucket are no longer than 2^i; a denominator's are 1.
                     let value = 2.0 * f64::from(kind.unwrap_or(0)) * std::f64::consts::LN_2;
                     (-(2.0 * c).ln() - radius * radius / (head_dim as f64).sqrt() - value) as f32
@@ -187,12 +191,16 @@ impl Reduction {
             })
             .collect();
         let options = BalanceOptions {
-            block: longest.min(256),
+            block: longest.min(LONGEST_BLOCK),
             scale: None,
             log_gamma: Tensor::from_data(log_gamma.as_slice(), (&device, DType::F32)),
             value_offset: self.joint.unwrap_or(0.0),
-            // Any shift serves a list, since it changes all of its attention weights alike.
-            centre: Centre::List,
+            // Any shift serves a list, since it changes all of its attention weights alike; bounds of
+            // norms are of keys as they are.
+            centre: match self.form {
+                StreamForm::Exact { .. } => Centre::None,
+                StreamForm::Practical { .. } => Centre::List,
+            },
             weights: None,
             draws: Draws::Seeds(ints(seeds.concat()).reshape([rows, 2])),
             halves: true,
@@ -201,6 +209,9 @@ impl Reduction {
         let values = valued.then(|| pool.values.clone());
         let slots = slots.reshape([rows, longest]);
         let balanced = balance(pool.keys.clone(), values, slots, counts, options)?;
+        if matches!(self.form, StreamForm::Exact { .. }) {
+            report_failures(read_i32("failed blocks", balanced.failed)?);
+        }
         let kept = read_i32("kept tokens", balanced.kept)?;
         let lists = kept.chunks(longest / 2);
         Ok(lists

@@ -1,35 +1,41 @@
+mod head;
+mod waiting;
+
 use std::collections::BTreeMap;
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
-use kv_core::{Budget, DecodeAttentionOptions, LayerCache, NUMERATORS, Room, Selection, read_f32};
+use burn::tensor::{DType, Tensor};
+use kv_core::{Budget, DecodeAttentionOptions, LayerCache, Room, Selection, read_f32, read_i32};
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 
 use super::ends::exact_ends;
-use super::merge_reduce::{Instance, Instances, Pool, Reduction, StreamForm, Token, bucket};
+use super::merge_reduce::{Instance, Instances, Pool, Reduction, StreamForm, Token};
 use crate::scorers::generator;
 use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
+use head::{Head, STREAM};
 
 const NAME: &str = "balancekv-stream";
-/// The state tensor of a layer, `[B, Hkv, STATE]`.
-const STREAM: &str = "balancekv-stream";
-const STATE: usize = 8;
+/// Tokens to a slot of a budget in slots for which `batch` is chosen.
+const NOMINAL: usize = 16;
 
 /// BalanceKV (<https://arxiv.org/abs/2502.07861>) as a stream, Algorithm 1: one MergeAndReduce
 /// (Algorithm 4) for the denominator and one for each power of two of the values' norms, whose levels
 /// hold tokens with weights `2^l`; a slot is kept while any of them holds its token, and attention
 /// takes numerators and denominator by their own weights. It runs through prompts and decoding alike,
-/// and what it keeps depends on the tokens alone, not on how they came.
+/// and what it keeps depends on the tokens alone, not on how they came (where the
+/// budget is a share of the prompt, given `batch`, `sinks` and `recents`).
 ///
 /// Tokens are taken in batches of `t`, which wait behind the last `recents`; a full level is halved
-/// exactly. Steps that take a batch are decided by the host, so that steps are not recorded.
+/// exactly, in blocks of 256 where it is longer. Steps that take a batch are decided by the host, which
+/// also gives heads the slots that they need then, so that steps are not recorded.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BalanceKvStream {
-    /// Slots per key-value head for the prompt, from which `batch` follows where it is not given.
+    /// Slots per key-value head, from which `batch` follows where it is not given.
     pub budget: Budget,
-    /// `t`: even, at least 2. By default the largest whose levels fit the budget. More slots come
-    /// with every doubling of the stream, `t` at most.
+    /// `t`: even, at least 2. By default the largest whose levels fit the budget if all values are in
+    /// one bucket: of the prompt where the budget is a share, else of `max_tokens`, or 16 times the
+    /// budget. Each doubling of the stream adds up to half a batch an instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<usize>,
     /// First tokens kept exactly; 256 by default, a quarter of the budget at most.
@@ -38,8 +44,8 @@ pub struct BalanceKvStream {
     /// Last tokens kept exactly, likewise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
-    /// The stream's length `n`, which fixes the levels, `T = log₂(n / t)`: the last one then grows
-    /// without bound. By default they grow with the stream.
+    /// The stream's length `n`, which fixes the levels, `T = log₂(n / t)`: the last one grows without
+    /// bound where the stream is longer. By default levels grow with the stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<usize>,
     /// One instance for numerator and denominator, whose walk adds `value_offset` to the values'
@@ -136,6 +142,7 @@ impl BalanceKvStream {
             Self { delta: Some(_), norm_bound: None, .. } => {
                 "`delta` needs `norm_bound`, which is missing".into()
             }
+            Self { max_tokens: Some(0), .. } => "`max_tokens` is 0, expected at least 1".into(),
             Self { norm_bound: Some(bound), .. } if !(bound > 0.0 && bound.is_finite()) => {
                 format!("`norm_bound` is {bound}, expected above 0")
             }
@@ -148,9 +155,11 @@ impl BalanceKvStream {
     }
 
     fn sizes(&self, tokens: usize) -> Result<Sizes> {
-        // A number of slots is the same for every prompt, and so is what comes of it.
+        // What comes of a number of slots must not depend on the prompt.
         let (budget, tokens) = match self.budget {
-            Budget::Tokens(budget) => (budget, tokens.max(budget)),
+            Budget::Tokens(budget) => {
+                (budget, self.max_tokens.unwrap_or(budget.saturating_mul(NOMINAL)))
+            }
             Budget::Ratio(_) => (self.budget.resolve(tokens), tokens),
         };
         let [sinks, recents] = exact_ends(NAME, [self.sinks, self.recents], budget)?;
@@ -182,6 +191,7 @@ impl BalanceKvStream {
         longest: &mut [f32],
     ) -> Result<()> {
         let reduction = self.reduction();
+        let head_dim = pool.keys.dims()[1];
         let rows = instances.iter().zip(new);
         let rounds = rows.map(|(instances, tokens)| tokens.len().div_ceil(instances.batch)).max();
         for round in 0..rounds.unwrap_or(0) {
@@ -194,18 +204,24 @@ impl BalanceKvStream {
                 }
             }
             reduction.reduce(pool, instances)?;
-        }
-        let Some(radius) = self.norm_bound else { return Ok(()) };
-        let head_dim = pool.keys.dims()[1] as f64;
-        for ((instances, tokens), longest) in instances.iter_mut().zip(new).zip(longest) {
-            let seen = tokens.last().map_or(0, |(token, _)| token.position as usize + 1);
-            let seen = self.max_tokens.unwrap_or(seen).max(1);
-            let share =
-                self.epsilon / (2.0 * seen as f64) * (-radius * radius / head_dim.sqrt()).exp();
-            let bound = share * f64::from(*longest);
-            instances.numerators.retain(|&bucket, _| f64::from(bucket).exp2() > bound);
+            let rows = instances.iter_mut().zip(new).zip(longest.iter());
+            for ((instances, tokens), longest) in rows {
+                let taken = tokens.len().min((round + 1) * instances.batch);
+                if let Some((last, _)) = tokens[..taken].last() {
+                    self.erase(instances, last.position as usize + 1, *longest, head_dim);
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Erases the buckets of small values, Algorithm 1's line 8, after `seen` tokens.
+    fn erase(&self, instances: &mut Instances, seen: usize, longest: f32, head_dim: usize) {
+        let Some(radius) = self.norm_bound else { return };
+        let seen = self.max_tokens.unwrap_or(seen).max(1) as f64;
+        let share = (-radius * radius / (head_dim as f64).sqrt()).exp();
+        let bound = self.epsilon / (2.0 * seen) * share * f64::from(longest);
+        instances.numerators.retain(|&bucket, _| f64::from(bucket).exp2() > bound);
     }
 }
 
@@ -246,6 +262,7 @@ impl Policy for BalanceKvStream {
         let sizes = self.sizes(tokens)?;
         let taken = sizes.taken(tokens);
         let norms = read_f32("norms", norms(observation.values.clone()))?;
+        let positions = read_i32("positions", observation.positions.clone())?;
         let rows = |tensor: &Tensor<4>| tensor.clone().reshape([pairs * tokens, head_dim]);
         let (keys, values) = (rows(observation.keys), rows(observation.values));
         let pool = Pool { keys: &keys, values: &values };
@@ -254,7 +271,8 @@ impl Policy for BalanceKvStream {
                 let own = sizes.sinks..taken;
                 own.map(|at| {
                     let slot = (pair * tokens + at) as u32;
-                    (Token { slot, position: at as u32 }, norms[pair * tokens + at])
+                    let position = positions[pair / kv_heads * tokens + at] as u32;
+                    (Token { slot, position }, norms[pair * tokens + at])
                 })
                 .collect()
             })
@@ -298,14 +316,26 @@ impl Policy for BalanceKvStream {
         let sizes = self.sizes(tokens)?;
         let taken = sizes.taken(tokens);
         let norms = read_f32("norms", norms(observation.values.clone()))?;
-        let heads: Vec<Head> = seeds(observation)
-            .into_iter()
-            .zip(norms.chunks(tokens.max(1)))
-            .map(|(seed, norms)| {
-                let longest = norms.iter().take(taken).skip(sizes.sinks).copied();
-                Head { sizes, taken, longest: longest.fold(0.0, f32::max), seed }
-            })
-            .collect();
+        let positions = read_i32("positions", observation.positions.clone())?;
+        // Where tokens that are still to come will stand.
+        let position = |row: usize, at: usize| match tokens.checked_sub(1) {
+            Some(last) if at > last => positions[row * tokens + last] as usize + at - last,
+            Some(_) => positions[row * tokens + at] as usize,
+            None => at,
+        };
+        let heads = seeds(observation).into_iter().zip(norms.chunks(tokens.max(1))).enumerate();
+        let heads = heads.map(|(pair, (seed, norms))| {
+            let row = pair / kv_heads;
+            let longest = norms.iter().take(taken).skip(sizes.sinks).copied();
+            Head {
+                sizes,
+                stream: position(row, sizes.sinks),
+                waiting: position(row, taken),
+                longest: longest.fold(0.0, f32::max),
+                seed,
+            }
+        });
+        let heads: Vec<Head> = heads.collect();
         cache.set_state(STREAM, Head::store(&heads, [batch, kv_heads], &cache.options().device));
         let waiting = tokens.saturating_sub(taken);
         let free = sizes.recents + sizes.batch - waiting.min(sizes.recents + sizes.batch);
@@ -313,11 +343,10 @@ impl Policy for BalanceKvStream {
         Ok(())
     }
 
+    /// Until the next batch is taken.
     fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
-        let tokens = observation.tokens();
-        let sizes = self.sizes(tokens)?;
-        let limit = sizes.slots(tokens + new_tokens);
-        Ok(Room::Limited { limit, over: sizes.batch, new_tokens })
+        let Sizes { recents, batch, .. } = self.sizes(observation.tokens())?;
+        Ok(Room::Extra(new_tokens.min(recents + batch)))
     }
 
     fn changes_decode(&self) -> bool {
@@ -335,127 +364,6 @@ impl Policy for BalanceKvStream {
             self.take_waiting(cache)?;
         }
         Ok(output)
-    }
-}
-
-impl BalanceKvStream {
-    /// Lets the stream take the oldest waiting tokens of a cache.
-    fn take_waiting(&self, cache: &mut LayerCache) -> Result<()> {
-        let layout = cache.layout().clone();
-        let shape = [layout.batch(), layout.kv_heads()];
-        let missing = PolicyError::MissingObservation { policy: NAME, what: "a prompt" };
-        let state = cache.state(STREAM).ok_or(missing)?.clone();
-        let mut heads = Head::load(&read_f32("state", state)?);
-        let positions = cache.read_positions()?;
-        let norms = cache.values().clone().unsqueeze::<3>().unsqueeze::<4>();
-        let norms = read_f32("norms", self::norms(norms))?;
-        let denominators = cache.read_weights()?;
-        let numerators = match cache.track(NUMERATORS) {
-            Some(track) => read_f32("numerators", track.clone())?,
-            None => denominators.clone(),
-        };
-        let mut instances = Vec::with_capacity(heads.len());
-        let (mut new, mut waiting, mut longest) = (Vec::new(), Vec::new(), Vec::new());
-        for (pair, head) in heads.iter_mut().enumerate() {
-            let Sizes { sinks, recents, batch, .. } = head.sizes;
-            let mut own = Instances { batch, seed: head.seed, ..Default::default() };
-            let mut slots: Vec<usize> = layout.live(pair).collect();
-            slots.sort_unstable_by_key(|&slot| positions[slot]);
-            let mut rest = Vec::new();
-            for slot in slots {
-                let token = Token { slot: slot as u32, position: positions[slot] as u32 };
-                let at = token.position as usize;
-                if at >= head.taken {
-                    rest.push(token);
-                } else if at >= sinks {
-                    let level = |weight: f32| weight.log2().round() as usize;
-                    if denominators[slot] > 0.0 {
-                        own.denominator.push(level(denominators[slot]), token);
-                    }
-                    if !self.joint && numerators[slot] > 0.0 {
-                        let instance = own.numerators.entry(bucket(norms[slot])).or_default();
-                        instance.push(level(numerators[slot]), token);
-                    }
-                }
-            }
-            let count = rest.len().saturating_sub(recents) / batch * batch;
-            let behind = rest.split_off(count);
-            head.taken += count;
-            new.push(rest.into_iter().map(|token| (token, norms[token.slot as usize])).collect());
-            waiting.push(behind);
-            instances.push(own);
-            longest.push(head.longest);
-        }
-        let pool = Pool { keys: cache.keys(), values: cache.values() };
-        self.take(&pool, &mut instances, &new, &mut longest)?;
-        let (mut kept, mut limits) = (Vec::new(), Vec::new());
-        let (mut log_weights, mut numerators) = (Vec::new(), Vec::new());
-        let rows = heads.iter_mut().zip(&instances).zip(&waiting).zip(longest);
-        for (pair, (((head, instances), waiting), longest)) in rows.enumerate() {
-            head.longest = longest;
-            let mut all = weights(instances, self.joint);
-            let sinks =
-                layout.live(pair).filter(|&slot| (positions[slot] as usize) < head.sizes.sinks);
-            all.extend(sinks.map(|slot| (slot as u32, (1.0, 1.0))));
-            all.extend(waiting.iter().map(|token| (token.slot, (1.0, 1.0))));
-            log_weights.extend(all.values().map(|(_, denominator)| denominator.ln()));
-            numerators.extend(all.values().map(|(numerator, _)| *numerator));
-            let first = layout.offsets()[pair] as u32;
-            let Sizes { recents, batch, .. } = head.sizes;
-            limits.push(all.len() + recents + batch - waiting.len());
-            kept.push(all.keys().map(|slot| slot - first).collect());
-        }
-        cache.retain(&Selection::new(kept)?)?;
-        cache.set_live_log_weights(&log_weights)?;
-        cache.set_live_track(NUMERATORS, &numerators, 1.0)?;
-        cache.set_state(STREAM, Head::store(&heads, shape, &cache.options().device));
-        cache.set_limits(limits)?;
-        Ok(())
-    }
-}
-
-/// What a (sequence, head) remembers besides its slots.
-#[derive(Debug, Clone, Copy)]
-struct Head {
-    sizes: Sizes,
-    /// The position of the first token that waits.
-    taken: usize,
-    /// The longest value so far.
-    longest: f32,
-    seed: u64,
-}
-
-impl Head {
-    fn store(heads: &[Self], [batch, kv_heads]: [usize; 2], device: &Device) -> Tensor<3> {
-        let values = heads.iter().flat_map(|head| {
-            let Sizes { sinks, recents, batch, instances } = head.sizes;
-            let counts = [head.taken, sinks, recents, batch, instances].map(|count| count as f32);
-            // Two halves of 24 bits, which f32 holds exactly.
-            let halves = [head.seed & 0xff_ffff, head.seed >> 24].map(|half| half as f32);
-            counts.into_iter().chain([head.longest]).chain(halves)
-        });
-        let data = TensorData::new(values.collect::<Vec<f32>>(), [batch, kv_heads, STATE]);
-        Tensor::from_data(data, (device, DType::F32))
-    }
-
-    fn load(state: &[f32]) -> Vec<Self> {
-        let heads = state.chunks_exact(STATE);
-        heads
-            .map(|head| {
-                let count = |at: usize| head[at] as usize;
-                Self {
-                    sizes: Sizes {
-                        sinks: count(1),
-                        recents: count(2),
-                        batch: count(3),
-                        instances: count(4),
-                    },
-                    taken: count(0),
-                    longest: head[5],
-                    seed: head[6] as u64 | ((head[7] as u64) << 24),
-                }
-            })
-            .collect()
     }
 }
 

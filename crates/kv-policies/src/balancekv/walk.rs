@@ -104,7 +104,6 @@ impl Walk {
             .flat_map(|row| (0..kv_heads).map(move |head| (row, head)))
             .map(|(row, head)| generator(observation, row, head))
             .collect();
-        let mut failed = 0;
         let mut halve = |lists: &Tensor<2, Int>| -> Result<Tensor<2, Int>> {
             let [_, count] = lists.dims();
             let seeds: Vec<i32> = draws
@@ -129,7 +128,7 @@ impl Walk {
             let values = Some(values.clone());
             let balanced = balance(keys.clone(), values, lists.clone(), counts, options)?;
             if matches!(self.form, Form::Exact { .. }) {
-                failed += read_i32("failed blocks", balanced.failed)?.iter().sum::<i32>();
+                report_failures(read_i32("failed blocks", balanced.failed)?);
             }
             Ok(balanced.kept)
         };
@@ -156,17 +155,18 @@ impl Walk {
                 kept.extend(part.iter().map(|&token| Kept {
                     token: token as u32,
                     log_weight,
-                    numerator: 0.0,
+                    numerator: log_weight.exp(),
                 }));
             }
         }
-        if failed > 0 {
-            tracing::warn!(
-                layer = observation.layer.index,
-                blocks = failed,
-                "Algorithm 2 failed: its probabilities were cut to 0 and 1"
-            );
-        }
         Ok(Compressed { kept, separate: false })
+    }
+}
+
+/// Says that Algorithm 2 failed; the walk went on with the likelier signs.
+pub(super) fn report_failures(failed: Vec<i32>) {
+    let failed = failed.iter().filter(|&&failed| failed != 0).count();
+    if failed > 0 {
+        tracing::warn!(blocks = failed, "Algorithm 2 failed: a probability was cut to 0 or 1");
     }
 }

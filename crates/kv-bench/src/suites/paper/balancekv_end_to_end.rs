@@ -53,6 +53,7 @@ pub(crate) fn needle(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     let mut prompts = Prompts::load(None)?;
     if bench.common.quick {
         prompts.limit(QUICK_PROMPTS);
+        bench.note("three or four prompts a task: a first look, no comparison".into());
     }
     quality::retrieval(bench, &contenders, prompts, Mode::Both)
 }

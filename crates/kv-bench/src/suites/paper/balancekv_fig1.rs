@@ -3,7 +3,7 @@
 
 use anyhow::ensure;
 use kv_models::PrefillPass;
-use kv_policies::{LayerContext, Needs};
+use kv_policies::Needs;
 use serde_json::json;
 
 use super::SUITE;
@@ -43,15 +43,13 @@ pub(crate) fn run(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     let mut sums: Vec<Vec<Vec<f64>>> = Vec::new();
     for prompt in &prompts.list {
         let tokens = bench.model.encode(&prompt.prompt)?;
-        let tokens = tokens.len();
-        ensure!(tokens > 2 * size.window, "the prompts are shorter than two windows");
-        let encoded = bench.model.encode(&prompt.prompt)?;
+        ensure!(tokens.len() > 2 * size.window, "the prompts are shorter than two windows");
         let mut observed = Vec::new();
         let pass = PrefillPass {
             needs: Needs { window: usize::MAX, column_sums: false, raw_queries: false },
             ..PrefillPass::default()
         };
-        bench.model.llama().prefill(&[&encoded], pass, &mut |observation| {
+        bench.model.llama().prefill(&[&tokens], pass, &mut |observation| {
             if let Some(queries) = &observation.window {
                 observed.push(LayerPrompt {
                     queries: queries.clone(),
@@ -82,8 +80,7 @@ pub(crate) fn run(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     }
     let clustered = Clustered { query_heads: 8, kv_heads: 2, tokens: 4096, head_dim: 128 };
     let device = bench.device.clone();
-    let mut prompt = clustered.draw(bench.common.seed, &device, bench.model.llama().dtype());
-    prompt.layer = LayerContext { index: 0, count: 1 };
+    let prompt = clustered.draw(bench.common.seed, &device, bench.model.llama().dtype());
     let case = Case { task: Some("balancekv-fig1, clustered".into()), ..Case::default() };
     record(bench, &case, &errors(&prompt, &size)?, 1);
     progress.step();
@@ -91,33 +88,26 @@ pub(crate) fn run(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Contenders at every rate for a prompt of `tokens` tokens before the window.
-fn contenders(tokens: usize) -> anyhow::Result<Vec<(Contender, f64)>> {
-    let sinks = SINKS.min(tokens / 4);
-    let mut contenders = Vec::new();
-    for name in ["balancekv", "uniform"] {
-        for rounds in 1..=ROUNDS {
-            let budget = sinks + ((tokens - sinks) >> rounds);
-            let config = json!({"policy": name, "budget": budget, "sinks": sinks, "recents": 0});
-            let mut contender = Contender::of(&config)?;
-            contender.label = name.into();
-            contenders.push((contender, 0.5f64.powi(rounds as i32)));
-        }
-    }
-    Ok(contenders)
+/// Who runs at which rate, in the order of all errors.
+fn setups() -> impl Iterator<Item = (&'static str, u32)> {
+    let names = ["balancekv", "uniform"].into_iter();
+    names.flat_map(|name| (1..=ROUNDS).map(move |rounds| (name, rounds)))
 }
 
-/// Errors by contender and seed.
+/// Errors by setup and seed.
 fn errors(prompt: &LayerPrompt, size: &Size) -> anyhow::Result<Vec<Vec<f64>>> {
     let tokens = prompt.keys.dims()[2] - size.window;
+    let sinks = SINKS.min(tokens / 4);
     let full = Contender::of(&json!({"policy": FULL}))?;
     let exact = prompt.run(&*full.policy, size.window, 0)?.output;
-    contenders(tokens)?
-        .iter()
-        .map(|(contender, _)| {
+    setups()
+        .map(|(name, rounds)| {
+            let budget = sinks + ((tokens - sinks) >> rounds);
+            let config = json!({"policy": name, "budget": budget, "sinks": sinks, "recents": 0});
+            let policy = Contender::of(&config)?.policy;
             (0..size.seeds)
                 .map(|seed| {
-                    let outcome = prompt.run(&*contender.policy, size.window, seed)?;
+                    let outcome = prompt.run(&*policy, size.window, seed)?;
                     Ok(relative_error(&outcome.output, &exact))
                 })
                 .collect()
@@ -138,13 +128,10 @@ fn add(sums: &mut Vec<Vec<f64>>, errors: Vec<Vec<f64>>) {
 
 /// Records mean and deviation over seeds of errors that are means over `count` prompts.
 fn record(bench: &mut Bench<'_>, case: &Case, sums: &[Vec<f64>], count: usize) {
-    let rates = (1..=ROUNDS).map(|rounds| 0.5f64.powi(rounds as i32));
-    let names = ["balancekv", "uniform"].into_iter();
-    let setups = names.flat_map(|name| rates.clone().map(move |rate| (name, rate)));
-    for ((name, rate), sums) in setups.zip(sums) {
+    for ((name, rounds), sums) in setups().zip(sums) {
         let errors: Vec<f64> = sums.iter().map(|sum| sum / count as f64).collect();
         let (mean, deviation) = spread(&errors);
-        let setup = (name, Some(rate));
+        let setup = (name, Some(0.5f64.powi(rounds as i32)));
         bench.record(SUITE, case, setup, metric::RELATIVE_ERROR, mean, "ratio");
         bench.record(SUITE, case, setup, metric::ERROR_DEVIATION, deviation, "ratio");
     }

@@ -29,7 +29,7 @@ pub(super) struct Outcome {
     pub(super) seconds: f64,
 }
 
-/// Keys and values around a few directions, as clusters of tokens have them.
+/// Tokens in clusters, each with a direction of keys and one of values; queries look at a cluster.
 pub(super) struct Clustered {
     pub(super) query_heads: usize,
     pub(super) kv_heads: usize,
@@ -37,38 +37,52 @@ pub(super) struct Clustered {
     pub(super) head_dim: usize,
 }
 
-/// Directions of a head.
+/// Clusters of a head.
 const CLUSTERS: usize = 32;
 /// Norms of real queries, keys around their mean, and values (the paper's table 3).
 const NORMS: [f32; 3] = [15.0, 15.6, 3.35];
-/// Share of a row that is its own, the rest being its direction's.
+/// Share of a row that is its own, the rest being its cluster's.
 const OWN: f32 = 0.5;
+/// That of queries, whose logits spread by a few units then.
+const OWN_OF_QUERIES: f32 = 0.8;
 
 impl Clustered {
     pub(super) fn draw(&self, seed: u64, device: &Device, dtype: DType) -> LayerPrompt {
         let mut draws = ChaCha8Rng::seed_from_u64(seed);
-        let Self { query_heads, kv_heads, tokens, head_dim, .. } = *self;
-        let mut rows = |heads: usize, norm: f32| {
-            let mut normal = |count: usize| -> Vec<f32> {
-                (0..count).map(|_| draws.sample(StandardNormal)).collect()
-            };
-            let directions = normal(heads * CLUSTERS * head_dim);
-            let noise = normal(heads * tokens * head_dim);
+        let Self { query_heads, kv_heads, tokens, head_dim } = *self;
+        let mut normal = |count: usize| -> Vec<f32> {
+            (0..count).map(|_| draws.sample(StandardNormal)).collect()
+        };
+        let count = kv_heads * CLUSTERS * head_dim;
+        let (of_keys, of_values) = (normal(count), normal(count));
+        let noise =
+            [query_heads, kv_heads, kv_heads].map(|heads| normal(heads * tokens * head_dim));
+        let mut clusters = |heads: usize| -> Vec<usize> {
+            (0..heads * tokens).map(|_| draws.random_range(0..CLUSTERS)).collect()
+        };
+        let (of_tokens, of_queries) = (clusters(kv_heads), clusters(query_heads));
+        let rows = |heads: usize,
+                    norm: f32,
+                    own: f32,
+                    noise: &[f32],
+                    clusters: &[usize],
+                    directions: &[f32]| {
+            let scale = norm / (head_dim as f32).sqrt() / own.hypot(1.0 - own);
             let mut rows = Vec::with_capacity(noise.len());
             for (row, noise) in noise.chunks(head_dim).enumerate() {
-                let direction = (row / tokens) * CLUSTERS + draws.random_range(0..CLUSTERS);
-                let direction = &directions[direction * head_dim..][..head_dim];
-                let scale = norm / (head_dim as f32).sqrt() / OWN.hypot(1.0 - OWN);
-                let mixed = noise.iter().zip(direction);
-                rows.extend(mixed.map(|(own, all)| scale * (OWN * own + (1.0 - OWN) * all)));
+                let head = row / tokens * kv_heads / heads;
+                let direction = (head * CLUSTERS + clusters[row]) * head_dim;
+                let mixed = noise.iter().zip(&directions[direction..]);
+                rows.extend(mixed.map(|(noise, all)| scale * (own * noise + (1.0 - own) * all)));
             }
             let flat = Tensor::<1>::from_data(rows.as_slice(), (device, DType::F32));
             flat.reshape([1, heads, tokens, head_dim]).cast(dtype)
         };
+        let [queries, keys, values] = &noise;
         LayerPrompt {
-            queries: rows(query_heads, NORMS[0]),
-            keys: rows(kv_heads, NORMS[1]),
-            values: rows(kv_heads, NORMS[2]),
+            queries: rows(query_heads, NORMS[0], OWN_OF_QUERIES, queries, &of_queries, &of_keys),
+            keys: rows(kv_heads, NORMS[1], OWN, keys, &of_tokens, &of_keys),
+            values: rows(kv_heads, NORMS[2], OWN, values, &of_tokens, &of_values),
             layer: LayerContext { index: 0, count: 1 },
         }
     }
