@@ -1,3 +1,5 @@
+mod anchors;
+mod compressed;
 mod ends;
 mod merge_reduce;
 mod official;
@@ -7,14 +9,16 @@ mod walk;
 use std::f32::consts::LN_2;
 use std::ops::Range;
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::Tensor;
 use kv_core::{Budget, Selection};
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::scorers::generator;
-use crate::{KeyDiff, Needs, Observation, Plan, Policy, PolicyError, Result, Scorer};
+use crate::{Needs, Observation, Plan, Policy, PolicyError, Result};
 
+use anchors::{anchors, without};
+use compressed::{Compressed, Kept};
 pub(crate) use ends::exact_ends;
 pub use official::{OfficialList, OfficialWalk};
 pub use stream::BalanceKvStream;
@@ -68,7 +72,7 @@ pub struct BalanceKv {
     #[serde(default)]
     pub centring: Centring,
     /// Share of the slots between the ends that hold, exactly, the tokens whose keys point away from
-    /// the others' most (lowest cosine to the mean direction, as [`KeyDiff`] scores): the paper's
+    /// the others' most (lowest cosine to the mean direction, as [`crate::KeyDiff`] scores): the paper's
     /// augmented form for retrieval (section 4.3), which names neither number nor criterion.
     #[serde(default)]
     pub anchors: f64,
@@ -162,7 +166,8 @@ impl Policy for BalanceKv {
             self.official(observation, middle, target)?
         } else {
             let pairs = batch * kv_heads;
-            let anchors = self.anchors(observation, middle.clone(), target)?;
+            let count = (target as f64 * self.anchors) as usize;
+            let anchors = anchors(observation, &middle, count)?;
             let lists = without(&anchors, &middle, &observation.keys.device());
             let own = target - anchors.total() / pairs;
             let mut compressed = self.walk().compress(observation, lists, own)?;
@@ -177,25 +182,7 @@ impl Policy for BalanceKv {
 }
 
 impl BalanceKv {
-    /// Anchors among the tokens between the ends, counted from the first of them.
-    fn anchors(
-        &self,
-        observation: &Observation<'_>,
-        middle: Range<usize>,
-        target: usize,
-    ) -> Result<Selection> {
-        let [batch, kv_heads, ..] = observation.dims();
-        let count = (target as f64 * self.anchors) as usize;
-        if count == 0 {
-            return Ok(Selection::new(vec![Vec::new(); batch * kv_heads])?);
-        }
-        let part = |tensor: &Tensor<4>| tensor.clone().narrow(2, middle.start, middle.len());
-        let (keys, values) = (part(observation.keys), part(observation.values));
-        let scores = KeyDiff {}
-            .prefill(&Observation { keys: &keys, values: &values, ..observation.clone() }, count)?;
-        Ok(Selection::highest(scores, count)?)
-    }
-
+    /// Whole rounds of the authors' walk.
     fn official(
         &self,
         observation: &Observation<'_>,
@@ -234,70 +221,5 @@ impl BalanceKv {
                 .collect()
         });
         Ok(Compressed { kept: kept.collect(), separate: true })
-    }
-}
-
-/// The tokens of `middle` that are no anchors, which count from its first, `[P, n]`.
-fn without(anchors: &Selection, middle: &Range<usize>, device: &Device) -> Tensor<2, Int> {
-    let pairs = anchors.pairs();
-    if anchors.total() == 0 {
-        let all = middle.start as i64..middle.end as i64;
-        let all = Tensor::<1, Int>::arange(all, (device, DType::I32));
-        return all.unsqueeze::<2>().repeat_dim(0, pairs);
-    }
-    let rest: Vec<i32> = anchors
-        .kept()
-        .iter()
-        .flat_map(|anchors| {
-            // Both ascend.
-            let mut anchors = anchors.iter().peekable();
-            let all = 0..middle.len() as u32;
-            all.filter(move |at| anchors.next_if_eq(&at).is_none())
-                .map(|at| middle.start as i32 + at as i32)
-        })
-        .collect();
-    let width = rest.len() / pairs;
-    Tensor::from_data(TensorData::new(rest, [pairs, width]), (device, DType::I32))
-}
-
-/// Tokens that stand for lists of more, by (sequence, head).
-struct Compressed {
-    kept: Vec<Vec<Kept>>,
-    /// Whether numerators have weights of their own.
-    separate: bool,
-}
-
-struct Kept {
-    token: u32,
-    log_weight: f32,
-    /// The value's weight.
-    numerator: f32,
-}
-
-impl Kept {
-    fn exact(token: u32) -> Self {
-        Self { token, log_weight: 0.0, numerator: 1.0 }
-    }
-}
-
-impl Compressed {
-    /// The plan that keeps them and both ends of `tokens` tokens.
-    fn plan(self, [sinks, recents]: [usize; 2], tokens: usize) -> Result<Plan> {
-        let mut kept = Vec::with_capacity(self.kept.len());
-        let (mut log_weights, mut numerators) = (Vec::new(), Vec::new());
-        for mut own in self.kept {
-            let ends = (0..sinks).chain(tokens - recents..tokens);
-            own.extend(ends.map(|token| Kept::exact(token as u32)));
-            // Runs that ascend, which a stable sort merges.
-            own.sort_by_key(|kept| kept.token);
-            log_weights.extend(own.iter().map(|kept| kept.log_weight));
-            numerators.extend(own.iter().map(|kept| kept.numerator));
-            kept.push(own.into_iter().map(|kept| kept.token).collect());
-        }
-        Ok(Plan {
-            selection: Selection::new(kept)?,
-            log_weights: Some(log_weights),
-            numerators: self.separate.then_some(numerators),
-        })
     }
 }

@@ -5,7 +5,7 @@ use kv_core::{BalanceOptions, Centre, Draws, balance, read_i32};
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 
-use super::{Compressed, Kept};
+use super::compressed::{Compressed, Kept};
 use crate::scorers::generator;
 use crate::{Observation, Result};
 

@@ -1,6 +1,6 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
-use super::Sizes;
+use super::sizes::Sizes;
 
 /// The state tensor of a layer, `[B, Hkv, STATE]`.
 pub(super) const STREAM: &str = "balancekv-stream";

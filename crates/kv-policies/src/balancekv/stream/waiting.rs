@@ -1,7 +1,9 @@
 use kv_core::{LayerCache, NUMERATORS, Selection, read_f32};
 
 use super::head::{Head, STREAM};
-use super::{BalanceKvStream, NAME, Sizes, norms, weights};
+use super::sizes::Sizes;
+use super::take::weights;
+use super::{BalanceKvStream, NAME, norms};
 use crate::balancekv::merge_reduce::{Instances, Pool, Token, bucket};
 use crate::{PolicyError, Result};
 
