@@ -148,7 +148,7 @@ pub const POLICIES: &[Entry] = &[
     },
     Entry {
         name: "balancekv-augmented",
-        summary: "BalanceKV beside tokens whose keys stand apart, exact",
+        summary: "BalanceKV beside tokens that stand apart, exact",
         paper: "https://arxiv.org/abs/2502.07861",
         build: |config| {
             let anchors = serde_json::json!(BalanceKv::AUGMENTED_ANCHORS);
