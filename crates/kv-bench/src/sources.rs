@@ -1,7 +1,7 @@
 //! Records of other runs beside this one's, and files that are checked before hours are spent.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -72,18 +72,21 @@ fn measurement(record: &Record) -> String {
     format!("{} {:?}", setup(record), (&record.metric, case))
 }
 
-/// Checks that a file can be written, and leaves what is there as it is.
+/// Checks that a file can be written, and leaves what is there as it is: where nothing is, a file of
+/// another name is tried, as another run may write this one by now.
 ///
 /// # Errors
 /// If it cannot.
 pub(crate) fn check_writable(path: &Path) -> anyhow::Result<()> {
     let context = || format!("cannot write to {}", path.display());
-    let exists = path.exists();
-    OpenOptions::new().append(true).create(true).open(path).with_context(context)?;
-    if !exists {
-        std::fs::remove_file(path).with_context(context)?;
+    if path.exists() {
+        OpenOptions::new().append(true).open(path).with_context(context)?;
+        return Ok(());
     }
-    Ok(())
+    let name = path.file_name().with_context(context)?.to_string_lossy();
+    let probe = path.with_file_name(format!(".{name}.{}", std::process::id()));
+    File::create(&probe).with_context(context)?;
+    std::fs::remove_file(&probe).with_context(context)
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{
-    CacheOptions, Error, EvictionOptions, HeadLayout, KvCache, LayerCache, Origin, SlotLayout,
-    read_f32, read_i32,
+    CacheOptions, Error, EvictionOptions, HeadLayout, KvCache, LayerCache, NUMERATORS, Origin,
+    SlotLayout, read_f32, read_i32,
 };
 use kv_testing::{Numbers, devices};
 
@@ -154,6 +154,11 @@ fn what_cannot_be_held_is_refused() {
     cache.set_limits(vec![5, 2, 5, 5]).unwrap();
     let error = reason(cache.hold_at_limits().unwrap_err());
     assert!(error.contains("head 1 is 2 slots, expected at least 3"), "{error}");
+    // Steps that overwrite look at one weight a slot.
+    let mut apart = held(device, 5, 5);
+    apart.set_track(NUMERATORS, Tensor::ones([4 * 5], (device, DType::F32)), 1.0).unwrap();
+    let error = reason(apart.hold_at_limits().unwrap_err());
+    assert!(error.contains("one weight a slot"), "{error}");
     // Below its limit a head needs room; at it, none.
     let mut small = held(device, 4, 6);
     let mut numbers = Numbers::new(6);

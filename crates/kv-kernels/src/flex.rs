@@ -1,15 +1,21 @@
 //! The extension's methods on the CPU: the references, on the tensors' own buffers.
 
+mod attention;
+mod buffers;
+
 use burn::backend::{DType, Element, Flex, Shape, TensorData};
 use burn_flex::FlexTensor;
 use bytemuck::Pod;
 use half::{bf16, f16};
 
+use attention::Args;
+use buffers::{compacted, moved, owned, rounded, rounding, scatter_into, slice, wide};
+
 use crate::argmin_slots::reference::argmin;
 use crate::balance::WalkConfig;
 use crate::balance::reference::Lists as WalkLists;
-use crate::decode_attention::reference::{Problem, Scores, Solution, View, solve};
-use crate::decode_attention::{DecodeConfig, ViewKind};
+use crate::decode_attention::DecodeConfig;
+use crate::decode_attention::reference::Scores;
 use crate::evicting_attention::reference::{Decision, HostGuard, log_norm};
 use crate::evicting_attention::{EvictionConfig, EvictionScope};
 use crate::extension::{
@@ -19,11 +25,9 @@ use crate::extension::{
 use crate::heads::reference::Tokens;
 use crate::heads::{HeadConfig, Place};
 use crate::linear::reference::{finish, product};
-use crate::move_slots::reference::{compact, copy};
 use crate::rms_norm::reference::rms_norm;
 use crate::sample::reference::{Settings, sample};
 use crate::sample::{DrawConfig, FLOATS, INTS};
-use crate::scatter_rows::reference::scatter;
 use crate::swiglu::reference::swiglu;
 use crate::top_slots::reference::{above, top};
 
@@ -382,77 +386,6 @@ impl SlotOps for Flex {
     }
 }
 
-struct Args {
-    query: FlexTensor,
-    keys: FlexTensor,
-    values: FlexTensor,
-    log_weights: FlexTensor,
-    numerators: FlexTensor,
-    offsets: FlexTensor,
-    lengths: FlexTensor,
-    view: FlexTensor,
-    config: DecodeConfig,
-}
-
-impl Args {
-    fn solve(self, scores: Scores) -> (FlexTensor, FlexTensor, FlexTensor) {
-        match self.query.dtype() {
-            DType::F16 => self.run::<f16>(scores, f16::to_f32, f16::from_f32),
-            DType::BF16 => self.run::<bf16>(scores, bf16::to_f32, bf16::from_f32),
-            _ => self.run::<f32>(scores, |x| x, |x| x),
-        }
-    }
-
-    fn run<E: Element + Pod>(
-        self,
-        scores: Scores,
-        load: impl Fn(E) -> f32,
-        store: impl Fn(f32) -> E,
-    ) -> (FlexTensor, FlexTensor, FlexTensor) {
-        let shape = self.query.layout().shape().clone();
-        let ranges = self.offsets.layout().shape().clone();
-        let (query_heads, head_dim, kv_heads) = (shape[1], shape[2], ranges[1]);
-        let group = query_heads / kv_heads;
-        let features = self.config.features;
-        let [query, keys, values, log_weights, numerators] =
-            [self.query, self.keys, self.values, self.log_weights, self.numerators]
-                .map(|tensor| tensor.to_contiguous());
-        let [offsets, lengths, view] =
-            [self.offsets, self.lengths, self.view].map(|tensor| tensor.to_contiguous());
-        let view = slice::<i32>(&view);
-        let problem = Problem {
-            query: slice::<E>(&query),
-            keys: slice::<E>(&keys),
-            values: slice::<E>(&values),
-            log_weights: features.weighted.then(|| slice::<f32>(&log_weights)),
-            numerators: features.numerators.then(|| slice::<f32>(&numerators)),
-            view: match features.view {
-                ViewKind::All => View::All,
-                ViewKind::Window => View::Window { sinks: self.config.sinks, starts: view },
-                ViewKind::List => View::List(view),
-            },
-            offsets: slice::<i32>(&offsets),
-            lengths: slice::<i32>(&lengths),
-            kv_heads,
-            group,
-            head_dim,
-            scale: self.config.scale,
-        };
-        let Solution { output, log_sum_exp, scores } = solve(&problem, scores, load);
-
-        let output = TensorData::new(output.into_iter().map(store).collect::<Vec<E>>(), shape);
-        let rows = log_sum_exp.len() / query_heads;
-        let log_sum_exp = TensorData::new(log_sum_exp, Shape::from([rows, query_heads]));
-        let slots = scores.len() / group;
-        let scores = TensorData::new(scores, Shape::from([slots, group]));
-        (
-            FlexTensor::from_data(output),
-            FlexTensor::from_data(log_sum_exp),
-            FlexTensor::from_data(scores),
-        )
-    }
-}
-
 /// New tokens' numbers as f32.
 struct ProjectionData {
     projected: Vec<f32>,
@@ -511,96 +444,4 @@ fn product_of<E: Element + Pod + Sync>(
     let residual = adds.then(|| wide(&epilogue.residual));
     let y = finish(sums, outputs, bias.as_deref(), gated, residual.as_deref());
     rounded(y, [rows, outputs / epilogue.config.parts()], dtype)
-}
-
-/// A tensor's elements as f32.
-fn wide(tensor: &FlexTensor) -> Vec<f32> {
-    let tensor = tensor.to_contiguous();
-    match tensor.dtype() {
-        DType::F16 => slice::<f16>(&tensor).iter().map(|x| x.to_f32()).collect(),
-        DType::BF16 => slice::<bf16>(&tensor).iter().map(|x| x.to_f32()).collect(),
-        _ => slice::<f32>(&tensor).to_vec(),
-    }
-}
-
-/// f32 numbers as a tensor of a dtype.
-fn rounded(values: Vec<f32>, shape: impl Into<Shape>, dtype: DType) -> FlexTensor {
-    let shape: Shape = shape.into();
-    let data = match dtype {
-        DType::F16 => {
-            TensorData::new(values.into_iter().map(f16::from_f32).collect::<Vec<_>>(), shape)
-        }
-        DType::BF16 => {
-            TensorData::new(values.into_iter().map(bf16::from_f32).collect::<Vec<_>>(), shape)
-        }
-        _ => TensorData::new(values, shape),
-    };
-    FlexTensor::from_data(data)
-}
-
-/// Rounding to a dtype.
-fn rounding(dtype: DType) -> fn(f32) -> f32 {
-    match dtype {
-        DType::F16 => |x| f16::from_f32(x).to_f32(),
-        DType::BF16 => |x| bf16::from_f32(x).to_f32(),
-        _ => |x| x,
-    }
-}
-
-/// Rows of one pool copied into another, converted where their dtypes differ.
-fn moved(from: FlexTensor, rows: &[i32], to: FlexTensor, slots: &[i32]) -> FlexTensor {
-    let mut to = owned(to);
-    let width = to.layout().shape().iter().skip(1).product();
-    if from.dtype() != to.dtype() {
-        let (wide, dtype) = (wide(&from), to.dtype());
-        let shape: Vec<usize> = from.layout().shape().to_vec();
-        return moved(rounded(wide, shape, dtype), rows, to, slots);
-    }
-    let from = from.to_contiguous();
-    match to.dtype() {
-        DType::I32 => copy(slice::<i32>(&from), rows, to.storage_mut::<i32>(), slots, width),
-        DType::F16 => copy(slice::<f16>(&from), rows, to.storage_mut::<f16>(), slots, width),
-        DType::BF16 => copy(slice::<bf16>(&from), rows, to.storage_mut::<bf16>(), slots, width),
-        _ => copy(slice::<f32>(&from), rows, to.storage_mut::<f32>(), slots, width),
-    }
-    to
-}
-
-/// A pool whose ranges hold their kept rows alone.
-fn compacted(pool: FlexTensor, lists: [&[i32]; 4]) -> FlexTensor {
-    let mut pool = owned(pool);
-    let width = pool.layout().shape().iter().skip(1).product();
-    match pool.dtype() {
-        DType::I32 => compact(pool.storage_mut::<i32>(), lists, width),
-        DType::F16 => compact(pool.storage_mut::<f16>(), lists, width),
-        DType::BF16 => compact(pool.storage_mut::<bf16>(), lists, width),
-        _ => compact(pool.storage_mut::<f32>(), lists, width),
-    }
-    pool
-}
-
-fn scatter_into<E: Element + Pod>(
-    pool: FlexTensor,
-    slots: FlexTensor,
-    rows: FlexTensor,
-) -> FlexTensor {
-    let mut pool = owned(pool);
-    let (slots, rows) = (slots.to_contiguous(), rows.to_contiguous());
-    let rows = slice::<E>(&rows);
-    let slots = slice::<i32>(&slots);
-    let (start, _) = pool.layout().contiguous_offsets().unwrap_or((0, 0));
-    let width = (rows.len() / slots.len().max(1)).max(1);
-    scatter(&mut pool.storage_mut::<E>()[start..], slots, rows, width);
-    pool
-}
-
-/// The tensor without gaps, to be written: `to_contiguous` would share the buffer with the original,
-/// which then is copied on write.
-fn owned(tensor: FlexTensor) -> FlexTensor {
-    if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
-}
-
-/// A contiguous tensor's elements.
-fn slice<E: Element + Pod>(tensor: &FlexTensor) -> &[E] {
-    tensor.as_slice::<E>().unwrap_or(&[])
 }

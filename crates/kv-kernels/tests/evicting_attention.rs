@@ -158,6 +158,7 @@ fn cases() -> Vec<Case> {
         Case::random(8, 3, 1, 20, &[13, 131, 7]),
         // Long enough to be split.
         Case::random(9, 1, 4, 64, &[3000]),
+        Case::random(11, 2, 8, 128, &[1900, 70, 0, 2048]),
     ];
     // Below the limits, weights.
     cases[1].limits = vec![5, 131, 200, 128];
@@ -189,6 +190,11 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                 let actual = result.output.try_into_vec_as::<f32>().unwrap();
                 let error = relative_error(&actual, &output);
                 assert!(error < limit, "{context}: output off by {error}");
+                // Without importances, the attention may decide by itself.
+                let (whole, alone) = case.run(&tested.device, dtype, EvictionOptions::default());
+                let actual = whole.output.try_into_vec_as::<f32>().unwrap();
+                let error = relative_error(&actual, &output);
+                assert!(error < limit, "{context}: output off by {error} without importances");
                 let actual = result.log_importance.unwrap().try_into_vec_as::<f32>().unwrap();
                 for (pair, exact) in importances.iter().enumerate() {
                     for (place, exact) in exact.iter().enumerate() {
@@ -207,8 +213,10 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                         true => case.lengths[pair],
                         false => place.unwrap_or(newest as i32),
                     };
-                    let decided = places[pair] == expected;
-                    assert!(decided || margin < 20.0 * limit, "{context}: head {pair}");
+                    for places in [&places, &alone] {
+                        let decided = places[pair] == expected;
+                        assert!(decided || margin < 20.0 * limit, "{context}: head {pair}");
+                    }
                 }
             }
         }

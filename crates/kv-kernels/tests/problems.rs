@@ -52,6 +52,7 @@ pub(crate) fn catalog() -> Vec<Problem> {
         // Long enough to be split.
         case(4, 1, 64, &[3000], false),
         case(2, 1, 32, &[2500, 0], true),
+        case(8, 2, 128, &[1030, 0, 300, 2050], false),
     ];
     // Every kernel is compiled anew, which takes software drivers seconds.
     let views = [View::Numerators, View::Window, View::List].into_iter().flat_map(|view| {

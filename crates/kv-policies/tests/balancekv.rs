@@ -379,3 +379,16 @@ fn the_official_walk_weighs_numerators_apart() {
         }
     }
 }
+
+/// Steps that overwrite know one weight a slot: a prompt with two is refused, not misread.
+#[test]
+fn numerators_apart_are_refused_where_steps_overwrite() {
+    let device = &devices()[0].device;
+    let prompt = clustered(41, [1, 2, 300, 16], device);
+    let official = json!({"policy": "balancekv", "official": true, "budget": 100});
+    let decode = json!({"policy": "longflow", "budget": 100});
+    let combined = policy(json!({"policy": "combine", "prefill": official, "decode": decode}));
+    let options = CacheOptions::new(device, DType::F32);
+    let refused = prompt.observed(|seen| combined.prefill(seen, 4, options)).unwrap_err();
+    assert!(refused.to_string().contains("one weight a slot"), "{refused}");
+}

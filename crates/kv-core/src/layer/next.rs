@@ -7,7 +7,7 @@ use kv_kernels::{
     evicting_attention, log_norms, write_heads,
 };
 
-use super::{Track, expect_shape};
+use super::{NUMERATORS, Track, expect_shape};
 use crate::tensors::ints;
 use crate::{Error, LayerCache, Result};
 
@@ -43,9 +43,15 @@ impl LayerCache {
     /// newest token.
     ///
     /// # Errors
-    /// [`Error::InvalidPlan`] without limits ([`Self::set_limits`]), or where one is 0 or below what
-    /// its head holds.
+    /// [`Error::InvalidPlan`] without limits ([`Self::set_limits`]), where one is 0 or below what its
+    /// head holds, or where numerators have weights of their own, which no such step looks at.
     pub fn hold_at_limits(&mut self) -> Result<()> {
+        if self.track(NUMERATORS).is_some() {
+            return Err(Error::InvalidPlan {
+                what: "limits",
+                reason: "numerators have weights of their own, expected one weight a slot".into(),
+            });
+        }
         let layout = &self.layout;
         let places = layout.lengths().iter().map(|length| length.saturating_sub(1) as i32);
         let places = places.collect();

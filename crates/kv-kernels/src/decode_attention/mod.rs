@@ -1,9 +1,9 @@
 //! Weighted decode attention over slots: ragged lengths, grouped queries, optional weights, index
 //! lists and windows.
 //!
-//! On CubeCL devices a call is one kernel that splits the slots among cubes (`tensor_core.rs` where
-//! matrix instructions serve, else `plain.rs`), then `combine.rs` if a head was split, and
-//! `normalise.rs` if probabilities are wanted. `plan.rs` chooses.
+//! On CubeCL devices a call is one kernel that splits the slots among cubes (`tensor_core.rs`, with
+//! `tiles.rs`, where matrix instructions serve, else `plain.rs`), then `combine.rs` if a head was
+//! split, and `normalise.rs` if probabilities are wanted. `plan.rs` chooses.
 
 #[cfg(feature = "gpu")]
 mod combine;
@@ -21,6 +21,8 @@ pub mod reference;
 pub(crate) mod shared;
 #[cfg(feature = "gpu")]
 mod tensor_core;
+#[cfg(feature = "gpu")]
+mod tiles;
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};

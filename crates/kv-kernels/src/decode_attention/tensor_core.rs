@@ -12,6 +12,7 @@ use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
 use super::shared::{LOWEST, divisor, gap_of, larger, slot_at, start_of, weight_of};
+use super::tiles::{lower_halves, place_of, read_keys, read_values, read_weights, upper_halves};
 use super::{Features, ViewKind};
 use crate::evicting_attention::weigh::{ABSENT, NOWHERE, importance_of, next_place, weakest_of};
 
@@ -481,106 +482,4 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
         }
         i += planes * PLANE;
     }
-}
-
-/// Where in the range a tile's `u`-th logit of this lane is: `2 j`, `2 j + 1`, `2 j + 8`, `2 j + 9`.
-#[cube]
-fn place_of(tile: usize, #[comptime] u: usize, j: usize) -> usize {
-    tile + 2 * j + comptime!(u % 2 + (u / 2) * 8)
-}
-
-/// Reads a number a slot, where it is wanted; what is no slot gets the last one's.
-#[cube]
-fn read_weights(
-    weights: &[f32],
-    own: &mut Array<f32>,
-    at: &Array<usize>,
-    slots: usize,
-    #[comptime] wanted: bool,
-) {
-    if wanted {
-        #[unroll]
-        for u in 0..4usize {
-            own[u] = weights[min(at[u], slots - 1)];
-        }
-    }
-}
-
-/// Reads a tile's keys: slots `r` and `r + 8`, every fourth piece from `j` on.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn read_keys(
-    keys: &[Vector<u32, Const<4>>],
-    view: &[i32],
-    k: &mut Array<Vector<u32, Const<4>>>,
-    tile: usize,
-    end: usize,
-    start: usize,
-    sinks: usize,
-    gap: usize,
-    slots: usize,
-    r: usize,
-    j: usize,
-    #[comptime] pieces: usize,
-    #[comptime] kind: ViewKind,
-) {
-    #[unroll]
-    for n in 0..2usize {
-        let i = min(tile + 8 * n + r, end - 1);
-        let slot = min(slot_at(view, start, i, sinks, gap, slots, kind), slots - 1);
-        #[unroll]
-        for piece in 0..pieces {
-            k[n * pieces + piece] = keys[slot * comptime!(4 * pieces) + 4 * piece + j];
-        }
-    }
-}
-
-/// Reads a tile's values: slots `2 j`, `2 j + 1`, `2 j + 8` and `2 j + 9`, which are those of this
-/// lane's logits too; `at` gets their slots, `slots` for none.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn read_values<N: Size>(
-    values: &[Vector<u32, N>],
-    view: &[i32],
-    v: &mut Array<Vector<u32, N>>,
-    at: &mut Array<usize>,
-    tile: usize,
-    end: usize,
-    start: usize,
-    sinks: usize,
-    gap: usize,
-    slots: usize,
-    r: usize,
-    j: usize,
-    #[comptime] blocks: usize,
-    #[comptime] kind: ViewKind,
-) {
-    #[unroll]
-    for u in 0..4usize {
-        let i = place_of(tile, u, j);
-        let slot = slot_at(view, start, min(i, end - 1), sinks, gap, slots, kind);
-        let row = min(slot, slots - 1);
-        at[u] = select(i < end, slot, slots);
-        #[unroll]
-        for block in 0..blocks {
-            let mut piece = values[row * comptime!(8 * blocks) + 8 * block + r];
-            if comptime!(kind == ViewKind::List) {
-                // What stands for an absent slot may hold anything, which 0 times NaN shows.
-                if slot == slots {
-                    piece = Vector::new(0u32);
-                }
-            }
-            v[u * blocks + block] = piece;
-        }
-    }
-}
-
-#[cube]
-fn lower_halves(a: u32, b: u32) -> u32 {
-    (a & 0xffffu32) | (b << 16u32)
-}
-
-#[cube]
-fn upper_halves(a: u32, b: u32) -> u32 {
-    (a >> 16u32) | (b & 0xffff_0000u32)
 }

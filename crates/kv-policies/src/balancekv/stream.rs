@@ -208,7 +208,7 @@ impl Policy for BalanceKvStream {
         Ok(Plan {
             selection: Selection::new(kept)?,
             log_weights: Some(log_weights),
-            numerators: Some(numerators),
+            numerators: (!self.joint).then_some(numerators),
         })
     }
 

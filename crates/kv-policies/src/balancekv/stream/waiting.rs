@@ -84,7 +84,9 @@ impl BalanceKvStream {
             cache.resize(capacities.map(|(capacity, limit)| *capacity.max(limit)).collect())?;
         }
         cache.set_live_log_weights(&log_weights)?;
-        cache.set_live_track(NUMERATORS, &numerators, 1.0)?;
+        if !self.joint {
+            cache.set_live_track(NUMERATORS, &numerators, 1.0)?;
+        }
         cache.set_state(STREAM, Head::store(&heads, shape, &cache.options().device));
         cache.set_limits(limits)?;
         Ok(())

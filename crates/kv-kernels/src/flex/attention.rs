@@ -1,0 +1,82 @@
+//! Attention by its reference.
+
+use burn::backend::{DType, Element, Shape, TensorData};
+use burn_flex::FlexTensor;
+use bytemuck::Pod;
+use half::{bf16, f16};
+
+use super::buffers::slice;
+use crate::decode_attention::reference::{Problem, Scores, Solution, View, solve};
+use crate::decode_attention::{DecodeConfig, ViewKind};
+
+/// A call's tensors.
+pub(super) struct Args {
+    pub(super) query: FlexTensor,
+    pub(super) keys: FlexTensor,
+    pub(super) values: FlexTensor,
+    pub(super) log_weights: FlexTensor,
+    pub(super) numerators: FlexTensor,
+    pub(super) offsets: FlexTensor,
+    pub(super) lengths: FlexTensor,
+    pub(super) view: FlexTensor,
+    pub(super) config: DecodeConfig,
+}
+
+impl Args {
+    pub(super) fn solve(self, scores: Scores) -> (FlexTensor, FlexTensor, FlexTensor) {
+        match self.query.dtype() {
+            DType::F16 => self.run::<f16>(scores, f16::to_f32, f16::from_f32),
+            DType::BF16 => self.run::<bf16>(scores, bf16::to_f32, bf16::from_f32),
+            _ => self.run::<f32>(scores, |x| x, |x| x),
+        }
+    }
+
+    fn run<E: Element + Pod>(
+        self,
+        scores: Scores,
+        load: impl Fn(E) -> f32,
+        store: impl Fn(f32) -> E,
+    ) -> (FlexTensor, FlexTensor, FlexTensor) {
+        let shape = self.query.layout().shape().clone();
+        let ranges = self.offsets.layout().shape().clone();
+        let (query_heads, head_dim, kv_heads) = (shape[1], shape[2], ranges[1]);
+        let group = query_heads / kv_heads;
+        let features = self.config.features;
+        let [query, keys, values, log_weights, numerators] =
+            [self.query, self.keys, self.values, self.log_weights, self.numerators]
+                .map(|tensor| tensor.to_contiguous());
+        let [offsets, lengths, view] =
+            [self.offsets, self.lengths, self.view].map(|tensor| tensor.to_contiguous());
+        let view = slice::<i32>(&view);
+        let problem = Problem {
+            query: slice::<E>(&query),
+            keys: slice::<E>(&keys),
+            values: slice::<E>(&values),
+            log_weights: features.weighted.then(|| slice::<f32>(&log_weights)),
+            numerators: features.numerators.then(|| slice::<f32>(&numerators)),
+            view: match features.view {
+                ViewKind::All => View::All,
+                ViewKind::Window => View::Window { sinks: self.config.sinks, starts: view },
+                ViewKind::List => View::List(view),
+            },
+            offsets: slice::<i32>(&offsets),
+            lengths: slice::<i32>(&lengths),
+            kv_heads,
+            group,
+            head_dim,
+            scale: self.config.scale,
+        };
+        let Solution { output, log_sum_exp, scores } = solve(&problem, scores, load);
+
+        let output = TensorData::new(output.into_iter().map(store).collect::<Vec<E>>(), shape);
+        let rows = log_sum_exp.len() / query_heads;
+        let log_sum_exp = TensorData::new(log_sum_exp, Shape::from([rows, query_heads]));
+        let slots = scores.len() / group;
+        let scores = TensorData::new(scores, Shape::from([slots, group]));
+        (
+            FlexTensor::from_data(output),
+            FlexTensor::from_data(log_sum_exp),
+            FlexTensor::from_data(scores),
+        )
+    }
+}
