@@ -16,6 +16,9 @@ const ONE_TOKEN: &str =
 /// The parts of a `combine`.
 const PARTS: [&str; 2] = ["prefill", "decode"];
 
+/// The part of a policy around another.
+const INNER: &str = "evictor";
+
 /// A policy to run, and how it appears in records.
 #[derive(Debug, Clone)]
 pub(crate) struct Contender {
@@ -129,7 +132,8 @@ fn budget(config: &Value) -> Option<f64> {
     config["budget"].as_f64().or_else(|| parts.filter_map(budget).next())
 }
 
-/// Its name and the options that differ from the defaults, `a + b` for a combination.
+/// Its name and the options that differ from the defaults, `a + b` for a combination, `a(b)` for a
+/// policy around another.
 fn label(config: &Value) -> anyhow::Result<String> {
     if config["policy"] == "combine" {
         let [prefill, decode] = PARTS.map(|part| &config[part]);
@@ -138,10 +142,20 @@ fn label(config: &Value) -> anyhow::Result<String> {
         return Ok(format!("{} + {}{}", label(prefill)?, label(decode)?, own.unwrap_or_default()));
     }
     let default = build(&json!({"policy": config["policy"], "budget": config["budget"]}))?.config();
+    let differs = |key: &str| default.get(key) != config.get(key);
+    let around = match differs(INNER) {
+        true => {
+            let mut inner = config[INNER].clone();
+            inner["budget"] = config["budget"].clone();
+            format!("({})", label(&inner)?)
+        }
+        false => String::new(),
+    };
     let options = config.as_object().into_iter().flatten();
-    let options = options.filter(|(key, value)| default.get(key) != Some(value));
+    let options = options.filter(|(key, _)| differs(key) && *key != INNER);
     let options = options.map(|(key, value)| format!(" {}", option(key, value)));
-    Ok(config["policy"].as_str().unwrap_or_default().to_string() + &options.collect::<String>())
+    let name = config["policy"].as_str().unwrap_or_default();
+    Ok(format!("{name}{around}{}", options.collect::<String>()))
 }
 
 /// An option as `key=value`, and `key(inner=value)` where the value has options of its own.
@@ -195,6 +209,16 @@ mod tests {
         assert_eq!(found[1], ("snapkv window=16 + h2o budget=96".to_string(), Some(0.5)));
         let missing = contenders(r#"{"policy": "combine"}"#, "0.5").unwrap_err();
         assert!(missing.to_string().contains("`prefill` is missing"), "{missing}");
+    }
+
+    #[test]
+    fn a_policy_around_another_is_named_by_both() {
+        let around = r#"["keepkv", {"policy": "keepkv", "evictor": "h2o", "key": "votes"},
+            {"policy": "keepkv", "evictor": {"policy": "h2o", "interval": 8}}]"#;
+        let found = contenders(around, "0.5").unwrap();
+        let names: Vec<&str> = found[1..].iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["keepkv", "keepkv(h2o) key=votes", "keepkv(h2o interval=8)"]);
+        assert!(found[1..].iter().all(|(_, budget)| *budget == Some(0.5)));
     }
 
     #[test]

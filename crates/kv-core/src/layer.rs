@@ -10,6 +10,7 @@ mod rotate;
 mod slots;
 mod tracks;
 mod write;
+mod zip;
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;

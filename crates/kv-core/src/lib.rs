@@ -39,8 +39,9 @@ pub use tensors::{read_f32, read_i32};
 /// Re-exported for callers that use a cache without depending on the kernels' crate.
 pub use kv_kernels::{
     AttentionOutput, BalanceOptions, Balanced, Centre, DecodeAttentionOptions, Draws,
-    EvictingOutput, EvictionOptions, EvictionScope, Guard, HeadLayout, HeadNorms, KernelError,
-    RotaryTable, SlotRanges, SlotView, balance, split_heads,
+    EvictingOutput, EvictionOptions, EvictionScope, GUARD, Guard, HeadLayout, HeadNorms,
+    KernelError, KeyRule, MergeLists, MergeOptions, Merged, Nearest, RotaryTable, SlotLists,
+    SlotRanges, SlotView, balance, nearest_slots, split_heads,
 };
 
 /// `Result` with this crate's [`Error`].

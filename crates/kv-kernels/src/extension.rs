@@ -11,6 +11,7 @@ use crate::balance::WalkConfig;
 use crate::decode_attention::DecodeConfig;
 use crate::evicting_attention::EvictionConfig;
 use crate::heads::{HeadConfig, Place};
+use crate::merge_slots::MergeConfig;
 #[cfg(feature = "cuda")]
 use crate::prefill_attention::PrefillConfig;
 use crate::sample::DrawConfig;
@@ -130,6 +131,36 @@ pub(crate) struct Classes<B: Backend> {
     pub(crate) failed: IntTensor<B>,
 }
 
+/// What is merged into what, as [`crate::MergeLists`] has it.
+#[derive(ExtensionType)]
+pub(crate) struct Merges<B: Backend> {
+    /// `[Sv, D]`, like the values, where victims are in a pool of their own.
+    pub(crate) from_keys: FloatTensor<B>,
+    pub(crate) from_values: FloatTensor<B>,
+    pub(crate) victims: IntTensor<B>,
+    pub(crate) victim_counts: IntTensor<B>,
+    pub(crate) targets: IntTensor<B>,
+    pub(crate) victim_weights: FloatTensor<B>,
+    pub(crate) kept: IntTensor<B>,
+    pub(crate) kept_counts: IntTensor<B>,
+    pub(crate) kept_weights: FloatTensor<B>,
+    /// `[P, D]`, where there are queries.
+    pub(crate) queries: FloatTensor<B>,
+}
+
+/// Merged pools, and what the kept slots weigh.
+#[derive(ExtensionType)]
+pub(crate) struct MergedPools<B: Backend> {
+    /// `[S, D]`
+    pub(crate) keys: FloatTensor<B>,
+    /// `[S, D]`
+    pub(crate) values: FloatTensor<B>,
+    /// `[P, M, 2]`
+    pub(crate) weights: FloatTensor<B>,
+    /// `[P, M]`
+    pub(crate) guarded: IntTensor<B>,
+}
+
 /// A batch's draws: settings, and what is changed in place.
 #[derive(ExtensionType)]
 pub(crate) struct SampleTensors<B: Backend> {
@@ -215,6 +246,24 @@ pub(crate) trait SlotOps: Backend {
         #[extension_type] walk: Walk<Self>,
         config: WalkConfig,
     ) -> Classes<Self>;
+
+    /// Places among `among` `[P, M]` whose keys are most alike to those of `of` `[P, N]`, and cosines.
+    fn nearest_slots(
+        keys: FloatTensor<Self>,
+        of: IntTensor<Self>,
+        of_counts: IntTensor<Self>,
+        among: IntTensor<Self>,
+        among_counts: IntTensor<Self>,
+        earlier: bool,
+    ) -> (IntTensor<Self>, FloatTensor<Self>);
+
+    /// Merges victims into kept slots of `keys` and `values` `[S, D]`, in place.
+    fn merge_slots(
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        #[extension_type] merges: Merges<Self>,
+        config: MergeConfig,
+    ) -> MergedPools<Self>;
 
     /// `x` `[N, K]` times the transpose of `weight` `[M, K]`, for few rows.
     fn skinny_product(

@@ -19,12 +19,15 @@ use crate::decode_attention::reference::Scores;
 use crate::evicting_attention::reference::{Decision, HostGuard, log_norm};
 use crate::evicting_attention::{EvictionConfig, EvictionScope};
 use crate::extension::{
-    Classes, Drawn, Epilogue, EpilogueConfig, Eviction, Lists, Places, Projection, SampleTensors,
-    SlotOps, SlotPools, Walk, Written,
+    Classes, Drawn, Epilogue, EpilogueConfig, Eviction, Lists, MergedPools, Merges, Places,
+    Projection, SampleTensors, SlotOps, SlotPools, Walk, Written,
 };
 use crate::heads::reference::Tokens;
 use crate::heads::{HeadConfig, Place};
 use crate::linear::reference::{finish, product};
+use crate::merge_slots::MergeConfig;
+use crate::merge_slots::reference::Groups;
+use crate::nearest_slots::reference::Pairing;
 use crate::rms_norm::reference::rms_norm;
 use crate::sample::reference::{Settings, sample};
 use crate::sample::{DrawConfig, FLOATS, INTS};
@@ -45,8 +48,11 @@ impl SlotOps for Flex {
     ) -> (FlexTensor, FlexTensor, FlexTensor) {
         let args =
             Args { query, keys, values, log_weights, numerators, offsets, lengths, view, config };
-        let probabilities = config.features.probabilities;
-        args.solve(if probabilities { Scores::Probabilities } else { Scores::None })
+        args.solve(match (config.features.scores, config.raw) {
+            (false, _) => Scores::None,
+            (true, false) => Scores::Probabilities,
+            (true, true) => Scores::Logits,
+        })
     }
 
     fn evicting_attention(
@@ -142,6 +148,85 @@ impl SlotOps for Flex {
             signs: ints(classes.signs),
             kept: ints(classes.kept),
             failed: ints(classes.failed),
+        }
+    }
+
+    fn nearest_slots(
+        keys: FlexTensor,
+        of: FlexTensor,
+        of_counts: FlexTensor,
+        among: FlexTensor,
+        among_counts: FlexTensor,
+        earlier: bool,
+    ) -> (FlexTensor, FlexTensor) {
+        let [_, head_dim] = keys.layout().shape().dims();
+        let shape: [usize; 2] = of.layout().shape().dims();
+        let keys = wide(&keys);
+        let [of, of_counts, among, among_counts] =
+            [of, of_counts, among, among_counts].map(|tensor| tensor.to_contiguous());
+        let (places, cosines) = Pairing {
+            keys: &keys,
+            head_dim,
+            of: slice::<i32>(&of),
+            of_counts: slice::<i32>(&of_counts),
+            among: slice::<i32>(&among),
+            among_counts: slice::<i32>(&among_counts),
+            earlier,
+        }
+        .nearest();
+        let places = FlexTensor::from_data(TensorData::new(places, shape));
+        (places, FlexTensor::from_data(TensorData::new(cosines, shape)))
+    }
+
+    fn merge_slots(
+        keys: FlexTensor,
+        values: FlexTensor,
+        merges: Merges<Self>,
+        config: MergeConfig,
+    ) -> MergedPools<Self> {
+        let [_, head_dim] = keys.layout().shape().dims();
+        let shape: [usize; 2] = merges.kept.layout().shape().dims();
+        let [from_keys, from_values, victim_weights, kept_weights, queries] = [
+            &merges.from_keys,
+            &merges.from_values,
+            &merges.victim_weights,
+            &merges.kept_weights,
+            &merges.queries,
+        ]
+        .map(wide);
+        let [victims, victim_counts, targets, kept, kept_counts] =
+            [merges.victims, merges.victim_counts, merges.targets, merges.kept, merges.kept_counts]
+                .map(|tensor| tensor.to_contiguous());
+        let groups = Groups {
+            from_keys: &from_keys,
+            from_values: &from_values,
+            victims: slice::<i32>(&victims),
+            victim_counts: slice::<i32>(&victim_counts),
+            targets: slice::<i32>(&targets),
+            victim_weights: &victim_weights,
+            kept: slice::<i32>(&kept),
+            kept_counts: slice::<i32>(&kept_counts),
+            kept_weights: &kept_weights,
+            queries: &queries,
+            head_dim,
+            config,
+        };
+        let (written, weights, guarded) = groups.merge(&wide(&keys), &wide(&values));
+        let slots: Vec<i32> = written.iter().map(|row| row.slot as i32).collect();
+        let count = slots.len();
+        let slots = FlexTensor::from_data(TensorData::new(slots, [count]));
+        let (new_keys, new_values): (Vec<_>, Vec<_>) =
+            written.into_iter().map(|row| (row.key, row.value)).unzip();
+        let write = |pool: FlexTensor, rows: Vec<Vec<f32>>| {
+            let rows = rounded(rows.concat(), [count, head_dim], pool.dtype());
+            if count == 0 { pool } else { Self::scatter_rows(pool, slots.clone(), rows) }
+        };
+        let [rows, places] = shape;
+        MergedPools {
+            keys: write(keys, new_keys),
+            values: write(values, new_values),
+            weights: FlexTensor::from_data(TensorData::new(weights, [rows, places, 2])),
+            guarded: FlexTensor::from_data(TensorData::new(guarded, shape)),
         }
     }
 

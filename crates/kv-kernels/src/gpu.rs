@@ -19,9 +19,11 @@ use crate::evicting_attention::EvictionConfig;
 #[cfg(feature = "cuda")]
 use crate::extension::HopperOps;
 use crate::extension::{
-    Classes, Drawn, Epilogue, Eviction, Lists, Places, Projection, SampleTensors, SlotOps,
-    SlotPools, Walk, Written,
+    Classes, Drawn, Epilogue, Eviction, Lists, MergedPools, Merges, Places, Projection,
+    SampleTensors, SlotOps, SlotPools, Walk, Written,
 };
+use crate::merge_slots::{MergeConfig, kernel as merge_slots};
+use crate::nearest_slots::kernel as nearest_slots;
 #[cfg(feature = "cuda")]
 use crate::prefill_attention;
 use crate::rms_norm::kernel as rms_norm;
@@ -78,6 +80,98 @@ impl SlotOps for CubeBackend {
         config: WalkConfig,
     ) -> Classes<Self> {
         balance::launch::run(keys, values, walk, config)
+    }
+
+    fn nearest_slots(
+        keys: CubeTensor,
+        of: CubeTensor,
+        of_counts: CubeTensor,
+        among: CubeTensor,
+        among_counts: CubeTensor,
+        earlier: bool,
+    ) -> (CubeTensor, CubeTensor) {
+        let [_, head_dim] = keys.shape().dims();
+        let [rows, width] = of.shape().dims();
+        let [_, others] = among.shape().dims();
+        let places = empty_like(&keys, of.shape(), DType::I32);
+        let cosines = empty_like(&keys, of.shape(), DType::F32);
+        // SAFETY: shapes were checked, and the kernel guards its accesses.
+        unsafe {
+            nearest_slots::nearest_slots_kernel::launch_unchecked(
+                &keys.client.clone(),
+                grid(rows * width.div_ceil(nearest_slots::TILE)),
+                CubeDim::new_1d(nearest_slots::UNITS as u32),
+                into_contiguous(keys.clone()).into_buffer_arg(),
+                into_contiguous(of).into_buffer_arg(),
+                into_contiguous(of_counts).into_buffer_arg(),
+                into_contiguous(among).into_buffer_arg(),
+                into_contiguous(among_counts).into_buffer_arg(),
+                places.clone().into_buffer_arg(),
+                cosines.clone().into_buffer_arg(),
+                rows,
+                width,
+                others,
+                head_dim,
+                earlier,
+                elem_type(keys.dtype),
+            );
+        }
+        (places, cosines)
+    }
+
+    fn merge_slots(
+        keys: CubeTensor,
+        values: CubeTensor,
+        merges: Merges<Self>,
+        config: MergeConfig,
+    ) -> MergedPools<Self> {
+        let (keys, values) = (into_contiguous(keys), into_contiguous(values));
+        let [_, head_dim] = keys.shape().dims();
+        let [rows, width] = merges.victims.shape().dims();
+        let [_, places] = merges.kept.shape().dims();
+        let weights = empty_like(&keys, Shape::from([rows, places, 2]), DType::F32);
+        let guarded = empty_like(&keys, Shape::from([rows, places]), DType::I32);
+        let lanes = vector_lanes(&keys, head_dim, head_dim).min(4);
+        let columns = head_dim / lanes;
+        let team = columns.next_power_of_two();
+        // SAFETY: shapes were checked, and the kernel guards its accesses.
+        unsafe {
+            merge_slots::merge_slots_kernel::launch_unchecked(
+                &keys.client.clone(),
+                grid(rows * places.div_ceil(merge_slots::UNITS / team)),
+                CubeDim::new_1d(merge_slots::UNITS as u32),
+                lanes,
+                into_contiguous(merges.from_keys).into_buffer_arg(),
+                into_contiguous(merges.from_values).into_buffer_arg(),
+                into_contiguous(merges.victims).into_buffer_arg(),
+                into_contiguous(merges.victim_counts).into_buffer_arg(),
+                into_contiguous(merges.targets).into_buffer_arg(),
+                into_contiguous(merges.victim_weights).into_buffer_arg(),
+                into_contiguous(merges.kept).into_buffer_arg(),
+                into_contiguous(merges.kept_counts).into_buffer_arg(),
+                into_contiguous(merges.kept_weights).into_buffer_arg(),
+                into_contiguous(merges.queries).into_buffer_arg(),
+                keys.clone().into_buffer_arg(),
+                values.clone().into_buffer_arg(),
+                weights.clone().into_buffer_arg(),
+                guarded.clone().into_buffer_arg(),
+                rows,
+                width,
+                places,
+                config.guard.min(f32::MAX),
+                config.scale,
+                merge_slots::Blueprint {
+                    columns,
+                    team,
+                    rule: config.rule,
+                    literal: config.guard == f32::INFINITY,
+                    queried: config.queried,
+                    within: config.within,
+                },
+                elem_type(keys.dtype),
+            );
+        }
+        MergedPools { keys, values, weights, guarded }
     }
 
     fn skinny_product(x: CubeTensor, weight: CubeTensor, epilogue: Epilogue<Self>) -> CubeTensor {

@@ -24,7 +24,9 @@ mod heads;
 #[cfg(feature = "cuda")]
 mod hopper;
 mod linear;
+mod merge_slots;
 mod move_slots;
+mod nearest_slots;
 mod prefill_attention;
 mod random;
 mod rms_norm;
@@ -50,7 +52,11 @@ pub use evicting_attention::{
 pub use graph::{DeviceWork, Recording, StepGraph, device_work};
 pub use heads::{HeadLayout, HeadNorms, Placement, RotaryTable, split_heads, write_heads};
 pub use linear::{LinearOptions, linear};
+pub use merge_slots::{
+    GUARD, KeyRule, MergeLists, MergeOptions, Merged, merge_slots, reference as merge_reference,
+};
 pub use move_slots::{KeepLists, compact_slots, copy_slots};
+pub use nearest_slots::{Nearest, SlotLists, nearest_slots};
 pub use prefill_attention::{PrefillOptions, PrefillOutput, prefill_attention};
 pub use rms_norm::{add_rms_norm, rms_norm};
 pub use sample::{DrawSettings, DrawState, draw};

@@ -55,15 +55,15 @@ pub(crate) fn logits(queries: &Tensor<4>, keys: &Tensor<4>) -> Tensor<4> {
     queries.matmul(keys).mul_scalar(scale).reshape([batch, heads, window, tokens])
 }
 
-/// Attention of the last `W` queries over all keys, causal within the window, f32.
+/// Logits of the last `W` queries over all keys, −∞ for keys behind a query, f32.
 ///
 /// # Shapes
-/// `queries` `[B, Hq, W, D]`, `keys` `[B, Hkv, T, D]`; returns `[B, Hq, W, T]`.
-pub fn window_attention(queries: &Tensor<4>, keys: &Tensor<4>) -> Tensor<4> {
+/// As [`window_attention`]'s.
+pub(crate) fn window_logits(queries: &Tensor<4>, keys: &Tensor<4>) -> Tensor<4> {
     let logits = logits(queries, keys);
     let [batch, heads, window, tokens] = logits.dims();
     if window == 1 {
-        return softmax(logits, 3);
+        return logits;
     }
     let device = logits.device();
     let column = Tensor::<1, Int>::arange(0..tokens as i64, (&device, DType::I32));
@@ -74,7 +74,42 @@ pub fn window_attention(queries: &Tensor<4>, keys: &Tensor<4>) -> Tensor<4> {
         .expand([window, tokens])
         .greater(last_seen.expand([window, tokens]));
     let hidden = hidden.unsqueeze::<4>().expand([batch, heads, window, tokens]);
-    softmax(logits.mask_fill(hidden, f32::NEG_INFINITY), 3)
+    logits.mask_fill(hidden, f32::NEG_INFINITY)
+}
+
+/// Attention of the last `W` queries over all keys, causal within the window, f32.
+///
+/// # Shapes
+/// `queries` `[B, Hq, W, D]`, `keys` `[B, Hkv, T, D]`; returns `[B, Hq, W, T]`.
+pub fn window_attention(queries: &Tensor<4>, keys: &Tensor<4>) -> Tensor<4> {
+    softmax(window_logits(queries, keys), 3)
+}
+
+/// Mean attention of the last `W` queries, weighted from 1 for the first to `last` for the last of
+/// them, as PyramidInfer's; block by block, so that few rows of the matrix are there at a time.
+///
+/// # Shapes
+/// `queries` `[B, Hq, W, D]`, `keys` `[B, Hkv, T, D]`; returns `[B, Hq, T]`.
+pub(crate) fn recent_attention(queries: &Tensor<4>, keys: &Tensor<4>, last: f32) -> Tensor<3> {
+    const BLOCK: usize = 128;
+    let [batch, heads, rows, _] = queries.dims();
+    let tokens = keys.dims()[2];
+    let device = queries.device();
+    let mut sum = Tensor::<3>::zeros([batch, heads, tokens], (&device, DType::F32));
+    for start in (0..rows).step_by(BLOCK) {
+        let block = BLOCK.min(rows - start);
+        // The block's queries see nothing behind the last of them.
+        let seen = tokens - rows + start + block;
+        let queries = queries.clone().narrow(2, start, block);
+        let attention = window_attention(&queries, &keys.clone().narrow(2, 0, seen));
+        let weight = |row: usize| 1.0 + (last - 1.0) * row as f32 / (rows.max(2) - 1) as f32;
+        let weights: Vec<f32> = (start..start + block).map(weight).collect();
+        let weights = Tensor::<1>::from_data(weights.as_slice(), (&device, DType::F32));
+        let weighted = attention * weights.reshape([1, 1, block, 1]);
+        let seen_sum = sum.clone().narrow(2, 0, seen) + weighted.sum_dim(2).squeeze_dim(2);
+        sum = sum.slice_assign([0..batch, 0..heads, 0..seen], seen_sum);
+    }
+    sum.div_scalar(rows as f64)
 }
 
 /// The last `window` of the observed queries.

@@ -11,8 +11,8 @@ use kv_core::{
 use crate::attention::last_queries;
 use crate::rescore::{remember, rescore};
 use crate::{
-    DecodeView, Decoding, LayerContext, Needs, Observation, Plan, Policy, PolicyError, QUERIES,
-    RAW_QUERIES, Result, SCORE, Scorer, Step,
+    Attended, DecodeView, Decoding, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy,
+    PolicyError, QUERIES, RAW_QUERIES, Result, SCORE, Scorer, Step,
 };
 
 pub use family::Family;
@@ -213,46 +213,107 @@ impl<S: Scorer> Policy for KeepTop<S> {
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
         let query = step.append(cache)?;
-        let decoding = self.decoding();
-        if decoding == Decoding::BeforeAttention {
-            let scores = |cache: &LayerCache| {
-                let view = DecodeView { layer, cache, step: &step, probabilities: None };
-                self.scorer.decode(&view)
-            };
-            self.evict(cache, scores, &step.position)?;
+        if self.decoding() == Decoding::BeforeAttention
+            && let Some(due) = self.due_before(layer, cache, &step)?
+        {
+            due.drop_from(cache)?;
         }
         let probabilities =
-            matches!(decoding, Decoding::AfterAttention { probabilities: true, .. });
+            matches!(self.decoding(), Decoding::AfterAttention { probabilities: true, .. });
         let options = DecodeAttentionOptions { probabilities, ..Default::default() };
         let attention = cache.attend(query.clone(), options)?;
         let probabilities = attention.probabilities.as_ref();
-        match decoding {
-            Decoding::None | Decoding::BeforeAttention => {}
+        if let Some(due) = self.due_behind(layer, cache, &step, &query, probabilities)? {
+            due.drop_from(cache)?;
+        }
+        Ok(attention.output)
+    }
+
+    fn as_evictor(&self) -> Option<&dyn Evictor> {
+        Some(self)
+    }
+}
+
+impl<S: Scorer> Evictor for KeepTop<S> {
+    fn rank(&self, observation: &Observation<'_>) -> Result<(Tensor<3>, usize)> {
+        let tokens = observation.tokens();
+        let budget = self.family.layer_budget(&self.scorer, observation)?.min(tokens);
+        let (sinks, recents) = self.check_protected(budget)?;
+        let recents = recents.max(self.window(budget - sinks)).min(tokens);
+        Ok((protected(self.scorer.prefill(observation, budget)?, sinks, recents), budget))
+    }
+
+    /// What needs no attention is found before it too, but goes behind it.
+    fn attend(&self, layer: LayerContext, cache: &mut LayerCache, step: &Step) -> Result<Attended> {
+        let query = step.append(cache)?;
+        let before = match self.decoding() {
+            Decoding::BeforeAttention => self.due_before(layer, cache, step)?,
+            _ => None,
+        };
+        let options =
+            DecodeAttentionOptions { logits: true, log_sum_exp: true, ..Default::default() };
+        let attention = cache.attend(query.clone(), options)?;
+        let missing = |what| PolicyError::MissingObservation { policy: self.name, what };
+        let logits = attention.logits.ok_or_else(|| missing("logits"))?;
+        let log_sum_exp = attention.log_sum_exp.ok_or_else(|| missing("log-sum-exp"))?;
+        // Every slot's own head has its group's.
+        let [_, group] = logits.dims();
+        let own = log_sum_exp.reshape([cache.layout().pairs(), group]);
+        let own = own.select(0, cache.slot_pairs().clone());
+        let probabilities = (logits.clone() - own).exp();
+        let behind = self.due_behind(layer, cache, step, &query, Some(&probabilities))?;
+        Ok(Attended { output: attention.output, query, logits, due: before.or(behind) })
+    }
+}
+
+impl<S: Scorer> KeepTop<S> {
+    /// What is due by scores that need no attention.
+    fn due_before(
+        &self,
+        layer: LayerContext,
+        cache: &LayerCache,
+        step: &Step,
+    ) -> Result<Option<Due>> {
+        let scores = |cache: &LayerCache| {
+            self.scorer.decode(&DecodeView { layer, cache, step, probabilities: None })
+        };
+        self.due(cache, scores, &step.position)
+    }
+
+    /// What is due by scores of a step's attention, which is recorded.
+    fn due_behind(
+        &self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        step: &Step,
+        query: &Tensor<3>,
+        probabilities: Option<&Tensor<2>>,
+    ) -> Result<Option<Due>> {
+        match self.decoding() {
+            Decoding::None | Decoding::BeforeAttention => Ok(None),
             Decoding::AfterAttention { accumulate, .. } => {
                 if accumulate {
-                    let view = DecodeView { layer, cache, step: &step, probabilities };
+                    let view = DecodeView { layer, cache, step, probabilities };
                     let score = view.accumulated()? + self.scorer.contribution(&view)?;
                     cache.set_track(SCORE, score, 0.0)?;
                 }
                 let scores = |cache: &LayerCache| {
-                    let view = DecodeView { layer, cache, step: &step, probabilities };
-                    self.scorer.decode(&view)
+                    self.scorer.decode(&DecodeView { layer, cache, step, probabilities })
                 };
-                self.evict(cache, scores, &step.position)?;
+                self.due(cache, scores, &step.position)
             }
             Decoding::Rescore { window, raw_queries } => {
                 if window > 0 {
-                    remember(cache, QUERIES, &query, window);
+                    remember(cache, QUERIES, query, window);
                 }
                 if raw_queries > 0 {
                     remember(cache, RAW_QUERIES, &step.raw_query()?, raw_queries);
                 }
                 let group = query.dims()[1] / cache.layout().kv_heads();
-                let scores = |cache: &LayerCache| rescore(&self.scorer, layer, cache, &step, group);
-                self.evict(cache, scores, &step.position)?;
+                let scores = |cache: &LayerCache| rescore(&self.scorer, layer, cache, step, group);
+                self.due(cache, scores, &step.position)
             }
         }
-        Ok(attention.output)
     }
 }
 

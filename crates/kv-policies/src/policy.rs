@@ -6,7 +6,7 @@ use burn::tensor::{Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, NUMERATORS, Room, Selection};
 
 use crate::attention::last_queries;
-use crate::{PolicyError, Result, Step};
+use crate::{Evictor, PolicyError, Result, Step};
 
 /// What a policy must be shown during prefill; nothing else is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -191,6 +191,11 @@ pub trait Policy: Debug + Send + Sync {
     /// Whether [`Self::prune`] may prune.
     fn prunes(&self) -> bool {
         false
+    }
+
+    /// The policy as one whose evictions another may carry out, where it evicts by scores.
+    fn as_evictor(&self) -> Option<&dyn Evictor> {
+        None
     }
 
     /// Compresses one layer's prompt into a cache: select, fill, prime.

@@ -2,13 +2,13 @@
 
 mod generated;
 
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::Tensor;
 use kv_core::{
     Budget, DecodeAttentionOptions, LayerAllocation, LayerCache, Room, Selection, read_f32, top,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::attention::logits;
+use crate::attention::recent_attention;
 use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
 
 /// PyramidInfer (Yang et al., 2024, section 4): hidden states are pruned between layers during
@@ -52,6 +52,8 @@ fn default_decode() -> bool {
     true
 }
 
+/// How much more the last query counts than the first of the recents.
+pub(crate) const LAST: f32 = 1.2;
 /// First tokens that always stay.
 const SINKS: usize = 4;
 /// The paper's code prunes no layer below this many tokens.
@@ -125,36 +127,8 @@ impl PyramidInfer {
 
     /// Weighted mean of the last `rows` queries' attention, averaged over heads, `[B, T]`.
     fn score(&self, observation: &Observation<'_>, rows: usize) -> Result<Tensor<2>> {
-        const BLOCK: usize = 128;
         let queries = observation.last_queries(self.name(), rows)?;
-        let [batch, _, tokens, _] = observation.dims();
-        let (heads, rows) = (queries.dims()[1], queries.dims()[2]);
-        let device = queries.device();
-        let mut score = Tensor::<2>::zeros([batch, tokens], (&device, DType::F32));
-        for start in (0..rows).step_by(BLOCK) {
-            let block = BLOCK.min(rows - start);
-            let logits = logits(&queries.clone().narrow(2, start, block), observation.keys);
-            let column = Tensor::<1, Int>::arange(0..tokens as i64, (&device, DType::I32));
-            let first_seen = (tokens - rows + start) as i64;
-            let row = Tensor::<1, Int>::arange(
-                first_seen..first_seen + block as i64,
-                (&device, DType::I32),
-            );
-            let shape = [batch, heads, block, tokens];
-            let hidden = column
-                .reshape([1, 1, 1, tokens])
-                .expand(shape)
-                .greater(row.reshape([1, 1, block, 1]).expand(shape));
-            let masked = logits.mask_fill(hidden, f32::NEG_INFINITY);
-            let attention = burn::tensor::activation::softmax(masked, 3);
-            let weights: Vec<f32> = (start..start + block)
-                .map(|row| 1.0 + 0.2 * row as f32 / (rows.max(2) - 1) as f32)
-                .collect();
-            let weights = Tensor::<1>::from_data(weights.as_slice(), (&device, DType::F32));
-            let weighted = attention.mean_dim(1) * weights.reshape([1, 1, block, 1]);
-            score = score + weighted.sum_dim(2).reshape([batch, tokens]);
-        }
-        Ok(score.div_scalar(rows as f64))
+        Ok(recent_attention(&queries, observation.keys, LAST).mean_dim(1).squeeze_dim(1))
     }
 
     /// Tokens of the prompt, and how many of them the first layer keeps.

@@ -8,13 +8,13 @@ use kv_core::{Budget, HeadAllocation, LayerAllocation};
 use serde_json::Value;
 
 use crate::{
-    BalanceKv, BalanceKvStream, Combine, ExpectedAttention, Full, H2o, KNorm, KeyDiff, LagKv,
-    LongFlow, Policy, PolicyError, PyramidInfer, RKv, Random, Result, SnapKv, StreamingLlm,
-    TopKOracle, Tova, Uniform, Vatp,
+    BalanceKv, BalanceKvStream, Combine, D2o, D2oOptions, ExpectedAttention, Full, H2o, KNorm,
+    KeepKv, KeepKvOptions, KeyDiff, LagKv, LongFlow, Policy, PolicyError, PyramidInfer, RKv,
+    Random, RecentAttention, Result, Scorer, SnapKv, StreamingLlm, TopKOracle, Tova, Uniform, Vatp,
 };
 use config::{Config, family, invalid};
 
-pub(crate) use config::config_of;
+pub(crate) use config::{config_around, config_of};
 
 /// One policy of the registry.
 #[derive(Debug, Clone, Copy)]
@@ -173,6 +173,34 @@ pub const POLICIES: &[Entry] = &[
         },
     },
     Entry {
+        name: "keepkv",
+        summary: "merges what another policy evicts, attention unchanged",
+        paper: "https://arxiv.org/abs/2504.09936",
+        build: |config| {
+            let evictor = evictor(config, RecentAttention::NAME)?;
+            Ok(Arc::new(KeepKv::new(evictor, config.take_all::<KeepKvOptions>("keepkv")?)?))
+        },
+    },
+    Entry {
+        name: "d2o",
+        summary: "H2O whose victims are averaged into similar slots",
+        paper: "https://arxiv.org/abs/2406.13035",
+        build: |config| {
+            let evictor = evictor(config, H2o::NAME)?;
+            Ok(Arc::new(D2o::new(evictor, config.take_all::<D2oOptions>("d2o")?)?))
+        },
+    },
+    Entry {
+        name: "recent-attention",
+        summary: "PyramidInfer's tokens, without pruning hidden states",
+        paper: "https://arxiv.org/abs/2405.12532",
+        build: |config| {
+            family::<RecentAttention>("recent-attention", config, |family, _| {
+                family.layers = LayerAllocation::Cosine { gamma: 0.4 };
+            })
+        },
+    },
+    Entry {
         name: "uniform",
         summary: "uniform sampling, reweighted",
         paper: "https://arxiv.org/abs/2502.07861",
@@ -203,6 +231,19 @@ pub const POLICIES: &[Entry] = &[
         },
     },
 ];
+
+/// The policy in another, by name or configuration, with the other's budget.
+fn evictor(config: &mut Config, default: &str) -> Result<Arc<dyn Policy>> {
+    let mut evictor = match config.0.remove("evictor") {
+        Some(Value::String(name)) => serde_json::json!({ "policy": name }),
+        Some(evictor) => evictor,
+        None => serde_json::json!({ "policy": default }),
+    };
+    if let (Some(budget), Some(evictor)) = (config.0.remove("budget"), evictor.as_object_mut()) {
+        evictor.insert("budget".into(), budget);
+    }
+    build(&evictor)
+}
 
 /// Builds a policy from its configuration, such as
 /// `{"policy": "snapkv", "budget": 512, "window": 64}`. Whole budgets are

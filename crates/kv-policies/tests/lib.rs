@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used)]
 
 mod balancekv;
+mod d2o;
 mod followed;
 mod golden_decode;
 mod golden_kvpress;
 mod golden_prefill;
+mod keepkv;
 mod longflow;
 mod policies;
 mod pyramid_infer;

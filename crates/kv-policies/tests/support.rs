@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_core::{CacheOptions, LayerCache, read_f32};
+use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, Room, Selection, read_f32};
 use kv_kernels::{PrefillOptions, prefill_attention};
-use kv_policies::{LayerContext, Observation, Policy, Step, build};
+use kv_policies::{
+    Attended, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy, Result, Step, build,
+};
 use kv_testing::relative_error;
 use serde_json::Value;
 
@@ -108,4 +110,72 @@ pub(crate) fn same_but_for_ties(context: &str, scores: &[f32], actual: &[u32], e
     };
     let pairs = sorted(actual).into_iter().zip(sorted(expected));
     pairs.for_each(|(a, e)| assert!(a == e || (a - e).abs() < 1e-7, "{context}: {a} for {e}"));
+}
+
+/// Keeps given tokens, and evicts the oldest.
+#[derive(Debug)]
+pub(crate) struct Given {
+    pub(crate) kept: Vec<Vec<u32>>,
+    /// Slots of a head.
+    pub(crate) limit: usize,
+}
+
+impl Policy for Given {
+    fn name(&self) -> &'static str {
+        "given"
+    }
+
+    fn config(&self) -> Value {
+        serde_json::json!({"policy": "given"})
+    }
+
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn select(&self, _observation: &Observation<'_>) -> Result<Plan> {
+        Ok(Selection::new(self.kept.clone())?.into())
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        _observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        Ok(cache.set_limits(vec![self.limit; selection.pairs()])?)
+    }
+
+    fn room(&self, _observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        Ok(Room::Extra(new_tokens))
+    }
+
+    fn as_evictor(&self) -> Option<&dyn Evictor> {
+        Some(self)
+    }
+}
+
+impl Evictor for Given {
+    fn rank(&self, observation: &Observation<'_>) -> Result<(Tensor<3>, usize)> {
+        let [batch, heads, tokens, _] = observation.dims();
+        let device = observation.keys.device();
+        Ok((Tensor::zeros([batch, heads, tokens], &device), self.limit))
+    }
+
+    /// The oldest slot goes.
+    fn attend(
+        &self,
+        _layer: LayerContext,
+        cache: &mut LayerCache,
+        step: &Step,
+    ) -> Result<Attended> {
+        let query = step.append(cache)?;
+        let options = DecodeAttentionOptions { logits: true, ..Default::default() };
+        let attention = cache.attend(query.clone(), options)?;
+        let scores = cache.positions().clone().float().cast(DType::F32);
+        let over = cache.layout().lengths().iter().any(|&length| length > self.limit);
+        let limits = vec![self.limit; cache.layout().pairs()];
+        let due = over.then_some(Due::Lowest { scores, limits });
+        Ok(Attended { output: attention.output, query, logits: attention.logits.unwrap(), due })
+    }
 }

@@ -1,6 +1,6 @@
 //! Dropping slots, in place.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::{KeepLists, argmin_slots, assign_ints, compact_slots, scatter_scalars};
 
 use super::expect_shape;
@@ -18,9 +18,30 @@ impl LayerCache {
     /// # Errors
     /// [`Error::InvalidPlan`] for a limit of 0, [`Error::Shape`].
     pub fn evict_lowest(&mut self, scores: Tensor<1>, limits: &[usize]) -> Result<()> {
+        let victims = self.lowest_slots(scores)?;
+        self.evict_slots(victims, limits)
+    }
+
+    /// Each head's slot of lowest score, `[B, Hkv]`; the lowest slot among equals, −1 for an empty
+    /// head. `scores` is `[S]`, f32.
+    ///
+    /// # Errors
+    /// [`Error::Shape`].
+    pub fn lowest_slots(&self, scores: Tensor<1>) -> Result<Tensor<2, Int>> {
+        expect_shape("scores", &scores.dims(), &[self.slots()])?;
+        Ok(argmin_slots(scores, &self.ranges)?)
+    }
+
+    /// Drops one given live slot, `[B, Hkv]`, from every head that holds more than its limit, as
+    /// [`Self::evict_lowest`] does; the slots are on the device and are not checked.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] for a limit of 0, [`Error::Shape`].
+    pub fn evict_slots(&mut self, victims: Tensor<2, Int>, limits: &[usize]) -> Result<()> {
         let pairs = self.layout.pairs();
         expect_shape("limits", &[limits.len()], &[pairs])?;
-        expect_shape("scores", &scores.dims(), &[self.slots()])?;
+        let shape = [self.layout.batch(), self.layout.kv_heads()];
+        expect_shape("victims", &victims.dims(), &shape)?;
         if let Some(pair) = limits.iter().position(|&limit| limit == 0) {
             return Err(Error::InvalidPlan {
                 what: "eviction",
@@ -32,8 +53,7 @@ impl LayerCache {
         if !over.contains(&true) {
             return Ok(());
         }
-        let victims = argmin_slots(scores, &self.ranges)?.reshape([pairs]);
-        let shape = [self.layout.batch(), self.layout.kv_heads()];
+        let victims = victims.reshape([pairs]);
         let dropped = if over.contains(&false) {
             let dropped: Vec<i32> = over.iter().map(|&over| i32::from(over)).collect();
             ints(dropped, shape, &self.options.device)

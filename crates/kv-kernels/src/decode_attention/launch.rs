@@ -55,17 +55,17 @@ pub(crate) struct Evicts {
 }
 
 impl Call {
-    /// Returns output, log-sum-exp and probabilities.
+    /// Returns output, log-sum-exp, and probabilities or logits.
     pub(crate) fn run(self) -> (CubeTensor, CubeTensor, CubeTensor) {
         let call = self.packed();
         let features = call.config.features;
         // Zeros, since slots that are not attended to are not written.
-        let shape = if features.probabilities { call.scores_shape() } else { [1, 1] };
+        let shape = if features.scores { call.scores_shape() } else { [1, 1] };
         let attended = call.attend(Some(zeros_like(&call.query, shape)), None);
         if attended.splits > 1 {
             call.combine(&attended);
         }
-        if features.probabilities {
+        if features.scores && !call.config.raw {
             call.normalise(&attended);
         }
         (attended.output, attended.log_sum_exp, attended.scores)
@@ -116,7 +116,7 @@ impl Call {
         let [batch, query_heads, head_dim] = query.shape().dims();
         let [slots, _] = self.keys.shape().dims();
         let (pairs, group) = (self.pairs(), self.group());
-        let DecodeConfig { scale, features, longest, sinks } = self.config;
+        let DecodeConfig { scale, features, longest, sinks, .. } = self.config;
 
         let (splits, chosen) = splits(query, kernel(query, head_dim, group), pairs, longest);
         let room = room(query, chosen);
@@ -213,7 +213,7 @@ impl Call {
         let DecodeConfig { features, longest, .. } = self.config;
         let (group, [_, _, head_dim]) = (self.group(), self.query.shape().dims());
         let Kernel::TensorCore { planes, .. } = kernel else { return Logits::Written };
-        if !features.probabilities {
+        if !features.scores {
             return Logits::Dropped;
         }
         // A part in whole tiles, with a gap between query heads, behind the sums of all planes.

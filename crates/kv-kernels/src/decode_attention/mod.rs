@@ -76,6 +76,10 @@ pub fn decode_attention(
         check.shape("numerator_weights", numerators, &[slots])?;
         check.f32("numerator_weights", numerators)?;
     }
+    if options.probabilities && options.logits {
+        let supported = "probabilities or logits, not both";
+        return Err(unsupported(OP, "scores", 2, supported));
+    }
     let view = options.view.check(&check, batch, kv_heads)?;
 
     let config = DecodeConfig {
@@ -84,11 +88,12 @@ pub fn decode_attention(
             weighted: log_weights.is_some(),
             numerators: options.numerator_weights.is_some(),
             log_sum_exp: options.log_sum_exp || options.probabilities,
-            probabilities: options.probabilities,
+            scores: options.probabilities || options.logits,
             view: view.kind,
         },
         longest: options.longest.unwrap_or(slots).min(slots).min(view.longest),
         sinks: view.sinks,
+        raw: options.logits,
     };
     // An extension takes no optional tensors: where nothing is read, any tensor serves.
     let device = query.device();
@@ -96,7 +101,7 @@ pub fn decode_attention(
     let view_slots =
         view.slots.unwrap_or_else(|| Tensor::<1, Int>::empty([1], (&device, DType::I32)));
     let lengths = view.lengths.unwrap_or_else(|| ranges.lengths.clone());
-    let (output, log_sum_exp, probabilities) = <Dispatch as SlotOps>::decode_attention(
+    let (output, log_sum_exp, scores) = <Dispatch as SlotOps>::decode_attention(
         query.into_dispatch(),
         keys.into_dispatch(),
         values.into_dispatch(),
@@ -110,7 +115,8 @@ pub fn decode_attention(
     Ok(AttentionOutput {
         output: Tensor::from_dispatch(output),
         log_sum_exp: options.log_sum_exp.then(|| Tensor::from_dispatch(log_sum_exp)),
-        probabilities: options.probabilities.then(|| Tensor::from_dispatch(probabilities)),
+        probabilities: options.probabilities.then(|| Tensor::from_dispatch(scores.clone())),
+        logits: options.logits.then(|| Tensor::from_dispatch(scores)),
     })
 }
 

@@ -22,6 +22,8 @@ pub struct DecodeAttentionOptions {
     pub log_sum_exp: bool,
     /// Also return every slot's attention probability.
     pub probabilities: bool,
+    /// Also return every slot's logit.
+    pub logits: bool,
 }
 
 /// Which slots of each range a query attends to.
@@ -57,6 +59,8 @@ pub struct AttentionOutput {
     /// `[S, G]`, f32: column `g` of a slot's row is the probability that query head `h * G + g` of
     /// the slot's key-value head `h` gives to it. Slots that were not attended to hold 0.
     pub probabilities: Option<Tensor<2>>,
+    /// Likewise `ln w_i + s_i`, `[S, G]`, f32; undefined for slots that were not attended to.
+    pub logits: Option<Tensor<2>>,
 }
 
 /// Comptime configuration and scalars, as the backends receive them.
@@ -68,6 +72,8 @@ pub(crate) struct DecodeConfig {
     pub(crate) longest: usize,
     /// Of [`SlotView::Window`].
     pub(crate) sinks: usize,
+    /// Whether logits are wanted rather than probabilities.
+    pub(crate) raw: bool,
 }
 
 /// What changes the generated code.
@@ -76,7 +82,8 @@ pub(crate) struct Features {
     pub(crate) weighted: bool,
     pub(crate) numerators: bool,
     pub(crate) log_sum_exp: bool,
-    pub(crate) probabilities: bool,
+    /// Whether every slot's logit is written, of which probabilities are made.
+    pub(crate) scores: bool,
     pub(crate) view: ViewKind,
 }
 

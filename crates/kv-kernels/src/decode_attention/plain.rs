@@ -150,7 +150,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
                     if features.weighted {
                         logit += log_weights[at[a]];
                     }
-                    if features.probabilities && member == 0 {
+                    if features.scores && member == 0 {
                         scores[at[a] * group + g] = logit;
                     }
                     // Separate numerators may weigh what the denominator does not.

@@ -141,11 +141,12 @@ pub fn evicting_attention(
             weighted: log_weights.is_some(),
             numerators: false,
             log_sum_exp: true,
-            probabilities: true,
+            scores: true,
             view: ViewKind::All,
         },
         longest: options.longest.unwrap_or(slots).min(slots),
         sinks: 0,
+        raw: true,
     };
     let protected = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
     let guard = options.guard.as_ref();

@@ -4,17 +4,17 @@ use burn::tensor::{DType, Int, Tensor};
 use kv_core::{LayerCache, Selection, read_f32, top};
 
 use super::KeepTop;
-use crate::{Decoding, Result, Scorer};
+use crate::{Decoding, Due, Result, Scorer};
 
 impl<S: Scorer> KeepTop<S> {
-    /// Evicts what is over the limits, if it is time to.
-    pub(super) fn evict(
+    /// What is over the limits, if it is time to evict.
+    pub(super) fn due(
         &self,
-        cache: &mut LayerCache,
+        cache: &LayerCache,
         scores: impl Fn(&LayerCache) -> Result<Tensor<1>>,
         position: &Tensor<1, Int>,
-    ) -> Result<()> {
-        let Some(limits) = cache.limits().map(<[usize]>::to_vec) else { return Ok(()) };
+    ) -> Result<Option<Due>> {
+        let Some(limits) = cache.limits().map(<[usize]>::to_vec) else { return Ok(None) };
         let interval = self.family.interval;
         let due: Vec<bool> = cache
             .layout()
@@ -24,13 +24,12 @@ impl<S: Scorer> KeepTop<S> {
             .map(|(&length, &limit)| length >= limit.saturating_add(interval))
             .collect();
         if !due.contains(&true) {
-            return Ok(());
+            return Ok(None);
         }
         let scores = self.protect(cache, scores(cache)?, position, &limits);
         let ordered = matches!(self.decoding(), Decoding::Rescore { .. });
         if interval == 1 && !ordered {
-            cache.evict_lowest(scores, &limits)?;
-            return Ok(());
+            return Ok(Some(Due::Lowest { scores, limits }));
         }
         // Many at once, or scores that depend on the slots' order: chosen on the host.
         let scores = read_f32("scores", scores)?;
@@ -38,8 +37,7 @@ impl<S: Scorer> KeepTop<S> {
             let live = &scores[cache.layout().live(pair)];
             if *due { top(live, limits[pair]) } else { (0..live.len() as u32).collect() }
         });
-        let selection = Selection::new(kept.collect())?;
-        Ok(cache.retain(&selection)?)
+        Ok(Some(Due::Others(Selection::new(kept.collect())?)))
     }
 
     /// Raises the scores of sinks and recents beyond all others.

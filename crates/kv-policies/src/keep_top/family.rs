@@ -51,11 +51,7 @@ impl Family {
         observation: &Observation<'_>,
     ) -> Result<usize> {
         let tokens = observation.tokens();
-        let base = self.budget.resolve(tokens);
-        let LayerContext { index, count } = observation.layer;
-        let reserved = scorer.window().max(1);
-        let spread = self.layers.spread(count, base, reserved, tokens)?;
-        Ok(spread[index])
+        self.share_of(scorer, observation.layer, self.budget.resolve(tokens), tokens)
     }
 
     /// Slots that a head may hold during decode: token budgets fill up even after short prompts.
@@ -64,10 +60,22 @@ impl Family {
         scorer: &S,
         observation: &Observation<'_>,
     ) -> Result<usize> {
-        match (self.budget, &self.layers) {
-            (Budget::Tokens(count), LayerAllocation::Uniform) => Ok(count),
-            _ => self.layer_budget(scorer, observation),
+        match self.budget {
+            Budget::Tokens(count) => self.share_of(scorer, observation.layer, count, usize::MAX),
+            Budget::Ratio(_) => self.layer_budget(scorer, observation),
         }
+    }
+
+    /// A layer's slots per head where layers have `base` on average, of at most `tokens`.
+    fn share_of<S: Scorer>(
+        &self,
+        scorer: &S,
+        layer: LayerContext,
+        base: usize,
+        tokens: usize,
+    ) -> Result<usize> {
+        let spread = self.layers.spread(layer.count, base, scorer.window().max(1), tokens)?;
+        Ok(spread[layer.index])
     }
 
     /// Protected first tokens under a budget.

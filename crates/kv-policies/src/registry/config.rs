@@ -79,6 +79,17 @@ pub(crate) fn config_of(name: &str, parameters: &impl Serialize) -> Value {
     config
 }
 
+/// A policy around another, which has the budget, as a configuration.
+pub(crate) fn config_around(name: &str, options: &impl Serialize, inner: &dyn Policy) -> Value {
+    let mut config = config_of(name, options);
+    let mut inner = inner.config();
+    if let (Some(config), Some(inner)) = (config.as_object_mut(), inner.as_object_mut()) {
+        config.extend(inner.remove("budget").map(|budget| ("budget".into(), budget)));
+    }
+    config["evictor"] = inner;
+    config
+}
+
 pub(super) fn invalid(policy: &str, reason: String) -> PolicyError {
     PolicyError::InvalidConfig { policy: policy.into(), reason }
 }

@@ -1,0 +1,263 @@
+//! The CubeCL kernel: a team of units a kept slot, which looks for its victims and sums them online,
+//! as attention does.
+
+use cubecl::prelude::*;
+
+use super::KeyRule;
+use crate::decode_attention::shared::{LOWEST, larger};
+
+/// Units of a cube.
+pub(crate) const UNITS: usize = 256;
+/// Logarithms from here to −∞ are those of 0.
+const NOTHING: f32 = -1.0e38;
+
+/// What fixes the generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Blueprint {
+    /// Vectors of a row.
+    pub(crate) columns: usize,
+    /// Units that share a kept slot, a power of two from `columns` on, up to `UNITS`.
+    pub(crate) team: usize,
+    pub(crate) rule: KeyRule,
+    /// Whether the paper's factor is not to be guarded.
+    pub(crate) literal: bool,
+    pub(crate) queried: bool,
+    /// Whether victims are slots of the pool that is written to.
+    pub(crate) within: bool,
+}
+
+/// Sums of a group so far, relative to its largest terms.
+#[derive(CubeType, Clone, Copy)]
+struct Sums {
+    /// Members beside the kept slot itself.
+    members: u32,
+    /// The largest `ln w`, `w = p ŝ`, and `Σ w`.
+    top: f32,
+    mass: f32,
+    /// `Σ w ln ŝ`.
+    logits: f32,
+    /// The largest `ln p`, and `Σ p`.
+    top_votes: f32,
+    votes: f32,
+}
+
+/// Adds a member's numbers, and returns what the sums so far and its own row are to be multiplied
+/// with.
+#[cube]
+fn add(sums: &mut Sums, log_weight: f32, log_score: f32) -> (f32, f32) {
+    let votes = larger(sums.top_votes, log_weight);
+    sums.votes = sums.votes * (sums.top_votes - votes).exp() + (log_weight - votes).exp();
+    sums.top_votes = votes;
+    let log_mass = log_weight + log_score;
+    let mut old = 1.0f32;
+    let mut own = 0.0f32;
+    if log_mass > f32::new(NOTHING) {
+        let top = larger(sums.top, log_mass);
+        old = (sums.top - top).exp();
+        own = (log_mass - top).exp();
+        sums.mass = sums.mass * old + own;
+        sums.logits = sums.logits * old + own * log_score;
+        sums.top = top;
+    }
+    (old, own)
+}
+
+/// # Shapes
+/// In vectors of `N`: `from_keys` and `from_values` `[Sv, columns]`, `keys` and `values`
+/// `[S, columns]`, `queries` `[P, columns]`; the others as [`super::MergeLists`] and
+/// [`super::Merged`] have them.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
+    from_keys: &[Vector<F, N>],
+    from_values: &[Vector<F, N>],
+    victims: &[i32],
+    victim_counts: &[i32],
+    targets: &[i32],
+    victim_weights: &[f32],
+    kept: &[i32],
+    kept_counts: &[i32],
+    kept_weights: &[f32],
+    queries: &[Vector<f32, N>],
+    keys: &mut [Vector<F, N>],
+    values: &mut [Vector<F, N>],
+    weights: &mut [f32],
+    guarded: &mut [i32],
+    rows: usize,
+    width: usize,
+    places: usize,
+    guard: f32,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+    #[define(F)] _dtype: ElemType,
+) {
+    let columns = blueprint.columns.comptime();
+    let team = blueprint.team.comptime();
+    let teams = comptime!(UNITS / team);
+    let tiles = places.div_ceil(teams);
+    if CUBE_POS >= rows * tiles {
+        terminate!();
+    }
+    let row = CUBE_POS / tiles;
+    let unit = UNIT_POS as usize;
+    let place = CUBE_POS % tiles * teams + unit / team;
+    let column = unit % team;
+    let live = place < kept_counts[row] as usize;
+    let reads = live && column < columns;
+
+    // The kept slot is the first member of its group.
+    let mut slot = 0usize;
+    let mut log_weight = f32::new(LOWEST);
+    let mut log_score = f32::new(LOWEST);
+    let mut key = Vector::<f32, N>::new(0.0f32);
+    let mut value = Vector::<f32, N>::new(0.0f32);
+    if live {
+        slot = kept[row * places + place] as usize;
+        log_weight = kept_weights[(row * places + place) * 2];
+        log_score = kept_weights[(row * places + place) * 2 + 1];
+    }
+    if reads {
+        key = Vector::cast_from(keys[slot * columns + column]);
+        value = Vector::cast_from(values[slot * columns + column]);
+    }
+    // Sums by votes alone serve groups without mass.
+    let mut plain_key = key;
+    let mut plain_value = value;
+    let mut sums = Sums {
+        members: 0u32,
+        top: f32::new(LOWEST),
+        mass: 0.0f32,
+        logits: 0.0f32,
+        top_votes: f32::new(LOWEST),
+        votes: 0.0f32,
+    };
+    let (_, own) = add(&mut sums, log_weight, log_score);
+    key *= Vector::new(own);
+    value *= Vector::new(own);
+
+    let mut chunk = Shared::<[i32]>::new_slice(UNITS);
+    let count = victim_counts[row] as usize;
+    let mut first = 0usize;
+    while first < count {
+        sync_cube();
+        let mut target = i32::new(-1);
+        if first + unit < count {
+            target = targets[row * width + first + unit];
+        }
+        chunk[unit] = target;
+        sync_cube();
+        let end = min(count - first, UNITS.runtime());
+        for i in 0..end {
+            if live && chunk[i] == i32::cast_from(place) {
+                let at = row * width + first + i;
+                let log_weight = victim_weights[at * 2];
+                let log_score = victim_weights[at * 2 + 1];
+                let from = victims[at] as usize;
+                let old_votes = sums.top_votes;
+                let (old, own) = add(&mut sums, log_weight, log_score);
+                sums.members += 1u32;
+                if reads {
+                    let at = from * columns + column;
+                    let next_key = row_of::<F, N>(from_keys, &*keys, at, blueprint.within);
+                    let next_value = row_of::<F, N>(from_values, &*values, at, blueprint.within);
+                    key = key * Vector::new(old) + next_key * Vector::new(own);
+                    value = value * Vector::new(old) + next_value * Vector::new(own);
+                    let fade = Vector::new((old_votes - sums.top_votes).exp());
+                    let share = Vector::new((log_weight - sums.top_votes).exp());
+                    plain_key = plain_key * fade + next_key * share;
+                    plain_value = plain_value * fade + next_value * share;
+                }
+            }
+        }
+        first += UNITS;
+    }
+
+    let massless = sums.mass == 0.0f32;
+    let votes = sums.top_votes + sums.votes.ln();
+    let mut target = f32::new(LOWEST);
+    let mut mean_logit = 0.0f32;
+    if massless {
+        key = plain_key / Vector::new(sums.votes);
+        value = plain_value / Vector::new(sums.votes);
+    } else {
+        key /= Vector::new(sums.mass);
+        value /= Vector::new(sums.mass);
+        mean_logit = sums.logits / sums.mass;
+        target = sums.top + sums.mass.ln() - votes;
+    }
+    let factor = target / mean_logit;
+    let mut trips = false;
+    let mut log_weight = votes;
+    let mut log_score = target;
+    if comptime!(matches!(blueprint.rule, KeyRule::Paper | KeyRule::Additive)) {
+        // The query's squared norm, from all units of the team.
+        let mut step = 0.0f32;
+        let mut query = Vector::<f32, N>::new(0.0f32);
+        if comptime!(blueprint.queried) {
+            if reads {
+                query = queries[row * columns + column];
+            }
+            let mut squares = Shared::<[f32]>::new_slice(UNITS);
+            squares[unit] = (query * query).vector_sum();
+            sync_cube();
+            #[unroll]
+            for level in 1..comptime!(team.ilog2() + 1) {
+                let stride = comptime!(team >> level);
+                if column < stride {
+                    squares[unit] += squares[unit + stride];
+                }
+                sync_cube();
+            }
+            let square = squares[unit - column];
+            if square > 0.0f32 {
+                step = (target - mean_logit) / (scale * square);
+            }
+        }
+        let mut additive = true;
+        if comptime!(blueprint.rule == KeyRule::Paper && blueprint.literal) {
+            additive = false;
+        } else if comptime!(blueprint.rule == KeyRule::Paper) {
+            additive = !(factor >= 1.0f32 / guard && factor <= guard);
+            trips = additive && !massless;
+        }
+        if !massless {
+            if additive {
+                key += query * Vector::new(step);
+            } else {
+                key *= Vector::new(factor);
+            }
+        }
+    }
+    if comptime!(blueprint.rule == KeyRule::Votes) && !massless {
+        log_weight += target - mean_logit;
+        log_score = mean_logit;
+    }
+    let changed = live && sums.members > 0;
+    if reads && changed {
+        keys[slot * columns + column] = Vector::cast_from(key);
+        values[slot * columns + column] = Vector::cast_from(value);
+    }
+    if column == 0 && place < places {
+        let at = row * places + place;
+        guarded[at] = select(changed && trips, 1i32, 0i32);
+        weights[at * 2] = select(changed, log_weight, kept_weights[at * 2]);
+        weights[at * 2 + 1] = select(changed, log_score, kept_weights[at * 2 + 1]);
+    }
+}
+
+/// A vector of a victim's row.
+#[cube]
+fn row_of<F: Float, N: Size>(
+    from: &[Vector<F, N>],
+    pool: &[Vector<F, N>],
+    at: usize,
+    #[comptime] within: bool,
+) -> Vector<f32, N> {
+    let mut row = Vector::<f32, N>::new(0.0f32);
+    if within {
+        row += Vector::cast_from(pool[at]);
+    } else {
+        row += Vector::cast_from(from[at]);
+    }
+    row
+}

@@ -1,0 +1,296 @@
+//! D2O: what H2O evicts is averaged into the most similar of what it keeps.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Int, Tensor};
+use kv_core::{
+    KeyRule, LayerCache, MergeLists, MergeOptions, Room, Selection, SlotLists, nearest_slots,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::merge_groups::Groups;
+use crate::{
+    Due, Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+};
+
+const NAME: &str = "d2o";
+/// State of each sequence's threshold, `[B, 1, 1]`.
+const THRESHOLD: &str = "threshold";
+
+/// D2O (Wan et al., 2024): each victim of H2O is merged into the kept slot of the most similar key, if
+/// the cosine reaches a threshold, else dropped. The threshold starts as the mean of the prompt's
+/// victims' highest cosines and follows those of the steps (equation 7). Keys and values are averaged
+/// with weights `exp(cos)`, and `e` for the kept slot itself (equations 8 and 9); a merged slot counts
+/// as one in attention.
+///
+/// The paper gives layers budgets by how much their attention varies, which is known when the whole
+/// prompt has been prefilled; here layers share the budget as the evictor's `layers` says.
+#[derive(Debug, Clone)]
+pub struct D2o {
+    evictor: Arc<dyn Policy>,
+    options: D2oOptions,
+}
+
+/// D2O's own options.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct D2oOptions {
+    /// How much a step's cosines count in the threshold.
+    pub momentum: f64,
+    /// Whether keys and values are summed and compared as in the authors' code: weights `cos` and 1,
+    /// divided by the number of tokens; and the `i`-th victims of all heads stay or go together, by
+    /// their mean cosine.
+    pub official: bool,
+}
+
+impl Default for D2oOptions {
+    fn default() -> Self {
+        Self { momentum: 0.5, official: false }
+    }
+}
+
+impl D2o {
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`] for policies that do not evict by scores, and options out of
+    /// range.
+    pub fn new(evictor: Arc<dyn Policy>, options: D2oOptions) -> Result<Self> {
+        let invalid = |reason| PolicyError::InvalidConfig { policy: NAME.into(), reason };
+        if evictor.as_evictor().is_none() {
+            let name = evictor.name();
+            return Err(invalid(format!(
+                "`evictor` is `{name}`, expected a policy that evicts by scores"
+            )));
+        }
+        if !(0.0..=1.0).contains(&options.momentum) {
+            let momentum = options.momentum;
+            return Err(invalid(format!("`momentum` is {momentum}, expected 0 to 1")));
+        }
+        Ok(Self { evictor, options })
+    }
+
+    fn evictor(&self) -> Result<&dyn Evictor> {
+        self.evictor.as_evictor().ok_or_else(|| PolicyError::InvalidConfig {
+            policy: NAME.into(),
+            reason: "`evictor` does not evict by scores".into(),
+        })
+    }
+
+    fn merging() -> MergeOptions {
+        MergeOptions { rule: KeyRule::Mean, ..Default::default() }
+    }
+
+    /// A member's weight as a logarithm, `[ln p, ln s]`; the kept slot's own is that of a cosine of 1.
+    fn weights(&self, cosine: f32) -> [f32; 2] {
+        [0.0, if self.options.official { cosine.ln() } else { cosine }]
+    }
+
+    /// Merges a prompt's victims, and sets the thresholds.
+    fn merge_prompt(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        let [batch, kv_heads, tokens, head_dim] = observation.dims();
+        let pairs = batch * kv_heads;
+        let groups = Groups::new(selection.kept(), &vec![tokens; pairs]);
+        let flat = |tensor: &Tensor<4>| {
+            let rows = tensor.clone().reshape([pairs * tokens, head_dim]);
+            rows.cast(cache.options().dtype)
+        };
+        let (keys, values) = (flat(observation.keys), flat(observation.values));
+        let nearest = groups.nearest(&keys, |pair| pair * tokens)?;
+        let thresholds: Vec<f32> = nearest
+            .chunks(kv_heads)
+            .map(|heads| {
+                let cosines = heads.iter().flatten().map(|(_, cosine)| f64::from(*cosine));
+                let count = heads.iter().map(Vec::len).sum::<usize>();
+                (cosines.sum::<f64>() / count.max(1) as f64) as f32
+            })
+            .collect();
+        let device = cache.options().device.clone();
+        let state = Tensor::<1>::from_data(thresholds.as_slice(), (&device, DType::F32));
+        cache.set_state(THRESHOLD, state.reshape([batch, 1, 1]));
+
+        let targets: Vec<Vec<i32>> = nearest
+            .iter()
+            .enumerate()
+            .map(|(pair, own)| {
+                let row = pair / kv_heads;
+                let heads = &nearest[row * kv_heads..][..kv_heads];
+                let stays = |rank: usize, cosine: f32| match self.options.official {
+                    true => {
+                        let ranked = heads.iter().filter_map(|head| head.get(rank));
+                        let (sum, count) = ranked
+                            .fold((0.0, 0), |(sum, count), (_, cosine)| (sum + cosine, count + 1));
+                        sum / count as f32 >= thresholds[row]
+                    }
+                    false => cosine >= thresholds[row],
+                };
+                let ranked = own.iter().enumerate();
+                let target = ranked.map(
+                    |(rank, &(place, cosine))| {
+                        if stays(rank, cosine) { place } else { -1 }
+                    },
+                );
+                target.collect()
+            })
+            .collect();
+        // Victims weigh by their cosines, kept tokens as their own like.
+        let mut cosines = vec![1.0f32; pairs * tokens];
+        for (pair, own) in nearest.iter().enumerate() {
+            for (&victim, &(_, cosine)) in groups.victims[pair].iter().zip(own) {
+                cosines[pair * tokens + victim as usize] = cosine;
+            }
+        }
+        let weights = |pair: usize, at: u32| self.weights(cosines[pair * tokens + at as usize]);
+        let from = Some([&keys, &values]);
+        let merged = groups.merge(cache, from, &targets, weights, Self::merging())?;
+        let Some((slots, _)) = merged.filter(|_| self.options.official) else { return Ok(()) };
+        // The authors divide by the number of tokens rather than by the weights.
+        let mut factors = Vec::new();
+        for (pair, targets) in targets.iter().enumerate() {
+            let mut sums = std::collections::BTreeMap::new();
+            for (&target, &(_, cosine)) in targets.iter().zip(&nearest[pair]) {
+                if target >= 0 {
+                    let (sum, count) = sums.entry(target).or_insert((1.0f32, 1.0f32));
+                    *sum += cosine;
+                    *count += 1.0;
+                }
+            }
+            factors.push(sums.into_values().map(|(sum, count)| sum / count).collect::<Vec<f32>>());
+        }
+        let width = slots.dims()[0] / pairs;
+        let factors: Vec<f32> = factors
+            .into_iter()
+            .flat_map(|mut row| {
+                row.resize(width, 1.0);
+                row
+            })
+            .collect();
+        let factors = Tensor::<1>::from_data(factors.as_slice(), (&device, DType::F32));
+        Ok(cache.scale_slots(&slots, factors)?)
+    }
+
+    /// Merges one victim, `[B, Hkv]`, of every head over its limit, without waiting for the device.
+    fn merge_victims(
+        &self,
+        cache: &mut LayerCache,
+        victims: &Tensor<2, Int>,
+        limits: &[usize],
+    ) -> Result<()> {
+        let layout = cache.layout();
+        let (batch, kv_heads, pairs) = (layout.batch(), layout.kv_heads(), layout.pairs());
+        let lengths = layout.lengths().to_vec();
+        let longest = lengths.iter().copied().max().unwrap_or_default();
+        let Some(threshold) = cache.state(THRESHOLD).cloned().filter(|_| longest > 1) else {
+            return Ok(());
+        };
+        let device = cache.options().device.clone();
+        let offsets = cache.ranges().offsets.clone().reshape([pairs, 1]);
+        let place = Tensor::<1, Int>::arange(0..longest as i64, (&device, DType::I32));
+        let all = offsets.clone().expand([pairs, longest])
+            + place.unsqueeze_dim::<2>(0).expand([pairs, longest]);
+        let ones = Tensor::<1, Int>::ones([pairs], (&device, DType::I32));
+        let victims = victims.clone().reshape([pairs, 1]).clamp_min(0);
+        let of = SlotLists { slots: victims, counts: ones.clone() };
+        let counts = cache.ranges().lengths.clone().reshape([pairs]);
+        let among = SlotLists { slots: all, counts };
+        let nearest = nearest_slots(cache.keys().clone(), &of, &among, false)
+            .map_err(kv_core::Error::from)?;
+        let cosines = nearest.cosines.clamp_min(-1.0);
+        let mean = cosines.clone().reshape([batch, kv_heads]).mean_dim(1).reshape([batch, 1, 1]);
+        let momentum = self.options.momentum;
+        let threshold = threshold.mul_scalar(1.0 - momentum) + mean.clone().mul_scalar(momentum);
+        let compared = match self.options.official {
+            true => mean.expand([batch, kv_heads, 1]).reshape([pairs, 1]),
+            false => cosines.clone(),
+        };
+        let own = threshold.clone().expand([batch, kv_heads, 1]).reshape([pairs, 1]);
+        cache.set_state(THRESHOLD, threshold);
+        let mut stays = compared.lower(own);
+        if lengths.iter().zip(limits).any(|(length, limit)| length <= limit) {
+            let within = lengths.iter().zip(limits).map(|(own, limit)| i32::from(own <= limit));
+            let within: Vec<i32> = within.collect();
+            let within = Tensor::<1, Int>::from_data(within.as_slice(), (&device, DType::I32));
+            stays = stays.bool_or(within.equal_scalar(1).reshape([pairs, 1]));
+        }
+        let slots = offsets + nearest.places.clamp_min(0);
+        let kept = slots.clone().reshape([pairs]);
+        let weigh = |scores: Tensor<2>| {
+            let scores = scores.reshape([pairs, 1, 1]);
+            Tensor::cat(vec![scores.zeros_like(), scores], 2)
+        };
+        let [_, own_score] = self.weights(1.0);
+        let scores = match self.options.official {
+            true => cosines.clone().log(),
+            false => cosines.clone(),
+        };
+        let lists = MergeLists {
+            targets: slots.zeros_like().mask_fill(stays.clone(), -1),
+            victim_weights: weigh(scores),
+            victims: of,
+            kept_weights: weigh(cosines.full_like(own_score)),
+            kept: SlotLists { slots, counts: ones },
+        };
+        cache.merge_slots(None, &lists, &Self::merging())?;
+        if self.options.official {
+            let factors = cosines.add_scalar(1.0).div_scalar(2.0).reshape([pairs]);
+            let slots = kept.mask_fill(stays.reshape([pairs]), -1);
+            cache.scale_slots(&slots, factors)?;
+        }
+        Ok(())
+    }
+}
+
+impl Policy for D2o {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> Value {
+        crate::registry::config_around(NAME, &self.options, &*self.evictor)
+    }
+
+    fn needs(&self) -> Needs {
+        self.evictor.needs()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        self.evictor.select(observation)
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        self.evictor.prime(cache, observation, selection)?;
+        self.merge_prompt(cache, observation, selection)
+    }
+
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        self.evictor.room(observation, new_tokens)
+    }
+
+    fn changes_decode(&self) -> bool {
+        true
+    }
+
+    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        let attended = self.evictor()?.attend(layer, cache, &step)?;
+        match attended.due {
+            None => {}
+            Some(Due::Lowest { scores, limits }) => {
+                let victims = cache.lowest_slots(scores)?;
+                self.merge_victims(cache, &victims, &limits)?;
+                cache.evict_slots(victims, &limits)?;
+            }
+            // Many at once are dropped as they are: the paper merges at every step.
+            Some(others) => others.drop_from(cache)?,
+        }
+        Ok(attended.output)
+    }
+}

@@ -1,0 +1,61 @@
+//! Policies whose evictions another policy carries out in its own way.
+
+use burn::tensor::Tensor;
+use kv_core::{LayerCache, Selection};
+
+use crate::{LayerContext, Observation, Policy, Result, Step};
+
+/// A policy that says what is to go, so that another may do something else with it than drop it.
+pub trait Evictor: Policy {
+    /// Scores of a prompt's tokens, `[B, Hkv, T]`, f32, +∞ for those that always stay, and how many
+    /// tokens a head keeps.
+    ///
+    /// # Errors
+    /// As [`Policy::select`].
+    fn rank(&self, observation: &Observation<'_>) -> Result<(Tensor<3>, usize)>;
+
+    /// A decode step without its eviction: appends, attends, and says what is due.
+    ///
+    /// # Errors
+    /// As [`Policy::step`].
+    fn attend(&self, layer: LayerContext, cache: &mut LayerCache, step: &Step) -> Result<Attended>;
+}
+
+/// A decode step before its eviction.
+#[derive(Debug)]
+pub struct Attended {
+    /// `[B, Hq, D]`
+    pub output: Tensor<3>,
+    /// The new tokens' queries after RoPE, `[B, Hq, D]`.
+    pub query: Tensor<3>,
+    /// Every slot's logit with its log-weight, `[S, G]`, f32.
+    pub logits: Tensor<2>,
+    /// What is to go; `None` while all heads are within their limits.
+    pub due: Option<Due>,
+}
+
+/// What is to go.
+#[allow(clippy::large_enum_variant, reason = "a few handles to tensors, one a step")]
+#[derive(Debug)]
+pub enum Due {
+    /// The slot of lowest score of each head over its limit.
+    Lowest {
+        /// `[S]`, f32.
+        scores: Tensor<1>,
+        /// `[B * Hkv]`
+        limits: Vec<usize>,
+    },
+    /// All but these.
+    Others(Selection),
+}
+
+impl Due {
+    /// Drops what is to go.
+    pub(crate) fn drop_from(self, cache: &mut LayerCache) -> Result<()> {
+        match self {
+            Self::Lowest { scores, limits } => cache.evict_lowest(scores, &limits)?,
+            Self::Others(kept) => cache.retain(&kept)?,
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,310 @@
+//! KeepKV: what another policy evicts is merged into what it keeps.
+
+mod decode;
+mod scores;
+mod votes;
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use kv_core::{GUARD, KeyRule, LayerCache, MergeOptions, Room, Selection, rank, read_f32};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::merge_groups::{Groups, leaders};
+use crate::{
+    Due, Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+};
+use scores::{LOG_SAMPLES, LOG_SCORES, NOTHING, weigh};
+
+pub use scores::Predictor;
+pub use votes::{VOTES, VOTES_HIGH, read_votes};
+
+const NAME: &str = "keepkv";
+
+/// KeepKV (Tian et al., 2025) around any policy that evicts by scores: every victim is merged into the
+/// kept slot of the most similar key (Algorithm 1), if the cosine exceeds a threshold, else dropped.
+/// A merged slot carries the votes of all its tokens, which multiply its attention (equation 6), and
+/// its key and value are such that the attention does not change for scores as they are predicted
+/// (ZIP merging, equations 7 and 25; [`kv_core::MergeOptions`]).
+///
+/// Under grouped queries one key serves several query heads, and exactness for all of them is
+/// impossible: scores are the group's mean, and the additive rule's query is its mean query.
+#[derive(Debug, Clone)]
+pub struct KeepKv {
+    evictor: Arc<dyn Policy>,
+    options: KeepKvOptions,
+}
+
+/// KeepKV's own options.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct KeepKvOptions {
+    /// Cosine that a victim's key must exceed (section 4.1: 0.8).
+    pub threshold: f32,
+    /// What becomes of merged keys.
+    pub key: Key,
+    /// The paper's factor is taken from `1 / guard` to `guard`; 0 for the equation as it is.
+    pub guard: f32,
+    /// How scores to come are predicted.
+    pub predictor: Predictor,
+    /// How fast the moving average forgets (equation 8). The paper names no number: 0.9 is ours.
+    pub alpha: f64,
+    /// Whether the moving average is divided by `1 − α^t` with the absolute step `t`, as equation 8
+    /// has it, rather than with the number of scores that a slot has seen: at the end of a prompt the
+    /// former corrects nothing.
+    pub absolute_step: bool,
+    /// The prompt's last queries, whose scores the average starts with. The paper names no number: 32
+    /// is ours.
+    pub window: usize,
+    /// Added to scores when they weigh keys and values, as in the authors' code, which merges by all but
+    /// the mean so; the paper has no such thing.
+    pub epsilon: f64,
+    /// Whether similar tokens of a prompt are merged before or behind the eviction.
+    pub order: Order,
+}
+
+/// What becomes of merged keys; see [`KeyRule`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Key {
+    /// The paper's factor, and the additive rule where the guard trips.
+    #[default]
+    Paper,
+    /// Moved along the query.
+    Additive,
+    /// The mean, and a weight that makes up for it.
+    Votes,
+    /// The mean, as the authors' code has it.
+    Mean,
+}
+
+/// When a prompt's tokens are merged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// Before: a token joins the most similar one that ranks higher, which gets its score too, so that
+    /// groups of similar tokens compete as one (section 3.3 finds this better).
+    #[default]
+    MergeFirst,
+    /// Behind.
+    EvictFirst,
+}
+
+impl Default for KeepKvOptions {
+    fn default() -> Self {
+        Self {
+            threshold: 0.8,
+            key: Key::default(),
+            guard: GUARD,
+            predictor: Predictor::default(),
+            alpha: 0.9,
+            absolute_step: false,
+            window: 32,
+            epsilon: 0.0,
+            order: Order::default(),
+        }
+    }
+}
+
+impl KeepKv {
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`] for policies that do not evict by scores, and options out of
+    /// range.
+    pub fn new(evictor: Arc<dyn Policy>, options: KeepKvOptions) -> Result<Self> {
+        let invalid = |reason| PolicyError::InvalidConfig { policy: NAME.into(), reason };
+        if evictor.as_evictor().is_none() {
+            let name = evictor.name();
+            return Err(invalid(format!(
+                "`evictor` is `{name}`, expected a policy that evicts by scores"
+            )));
+        }
+        let KeepKvOptions { threshold, guard, alpha, window, epsilon, .. } = options;
+        if !(-1.0..=1.0).contains(&threshold) {
+            return Err(invalid(format!("`threshold` is {threshold}, expected -1 to 1")));
+        }
+        if !(guard == 0.0 || guard >= 1.0) {
+            return Err(invalid(format!("`guard` is {guard}, expected 0 or at least 1")));
+        }
+        if !(alpha > 0.0 && alpha < 1.0) {
+            return Err(invalid(format!("`alpha` is {alpha}, expected between 0 and 1")));
+        }
+        if !(epsilon >= 0.0 && epsilon.is_finite()) {
+            return Err(invalid(format!("`epsilon` is {epsilon}, expected a number from 0 on")));
+        }
+        if window == 0 {
+            return Err(invalid("`window` is 0, expected at least 1".into()));
+        }
+        Ok(Self { evictor, options })
+    }
+
+    fn evictor(&self) -> Result<&dyn Evictor> {
+        self.evictor.as_evictor().ok_or_else(|| PolicyError::InvalidConfig {
+            policy: NAME.into(),
+            reason: "`evictor` does not evict by scores".into(),
+        })
+    }
+
+    /// `ln(ŝ + ε)`
+    fn with_epsilon(&self, log_score: f32) -> f32 {
+        if self.options.epsilon == 0.0 {
+            return log_score;
+        }
+        let (a, b) = (f64::from(log_score), self.options.epsilon.ln());
+        (a.max(b) + (-(a - b).abs()).exp().ln_1p()) as f32
+    }
+
+    fn merging(&self, queries: Option<Tensor<2>>) -> MergeOptions {
+        let rule = match self.options.key {
+            Key::Paper => KeyRule::Paper,
+            Key::Additive => KeyRule::Additive,
+            Key::Votes => KeyRule::Votes,
+            Key::Mean => KeyRule::Mean,
+        };
+        let guard = if self.options.guard == 0.0 { f32::INFINITY } else { self.options.guard };
+        MergeOptions { rule, guard, scale: None, queries }
+    }
+
+    /// Where victims go that are similar enough, −1 else.
+    fn targets(&self, nearest: Vec<Vec<(i32, f32)>>) -> Vec<Vec<i32>> {
+        let target = |(place, cosine)| if cosine > self.options.threshold { place } else { -1 };
+        nearest.into_iter().map(|row| row.into_iter().map(target).collect()).collect()
+    }
+
+    /// What stays of a prompt where groups of similar tokens compete as one: a token that resembles one
+    /// that ranks higher hands its score on, and is chosen last. Those that always stay do not.
+    fn by_groups(&self, observation: &Observation<'_>) -> Result<Selection> {
+        let [batch, kv_heads, tokens, head_dim] = observation.dims();
+        let (scores, budget) = self.evictor()?.rank(observation)?;
+        if budget >= tokens {
+            return Ok(Selection::all(batch * kv_heads, tokens));
+        }
+        let scores = read_f32("scores", scores)?;
+        let ranked: Vec<Vec<u32>> = scores.chunks(tokens).map(rank).collect();
+        let rows = batch * kv_heads * tokens;
+        let keys = observation.keys.clone().reshape([rows, head_dim]);
+        let leaders = leaders(&keys, &ranked, tokens)?;
+        let kept = ranked.iter().zip(leaders).enumerate().map(|(pair, (ranked, leaders))| {
+            let own = &scores[pair * tokens..][..tokens];
+            let mut sums: Vec<f32> = ranked.iter().map(|&token| own[token as usize]).collect();
+            let joins = |place: usize| {
+                let (leader, cosine) = leaders[place];
+                (cosine > self.options.threshold && own[ranked[place] as usize].is_finite())
+                    .then_some(leader as usize)
+            };
+            // From the lowest rank up: a leader has what joined it when its own turn comes.
+            let mut joined = vec![false; tokens];
+            for place in (0..tokens).rev() {
+                if let Some(leader) = joins(place) {
+                    sums[leader] += sums[place];
+                    joined[place] = true;
+                }
+            }
+            let mut order: Vec<usize> = (0..tokens).collect();
+            order.sort_by(|&a, &b| {
+                joined[a].cmp(&joined[b]).then(sums[b].total_cmp(&sums[a])).then(a.cmp(&b))
+            });
+            let mut kept: Vec<u32> = order[..budget].iter().map(|&place| ranked[place]).collect();
+            kept.sort_unstable();
+            kept
+        });
+        Ok(Selection::new(kept.collect())?)
+    }
+}
+
+impl Policy for KeepKv {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> Value {
+        crate::registry::config_around(NAME, &self.options, &*self.evictor)
+    }
+
+    fn needs(&self) -> Needs {
+        let own = Needs { window: self.options.window, ..Needs::default() };
+        self.evictor.needs().union(own)
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        match self.options.order {
+            Order::MergeFirst => Ok(self.by_groups(observation)?.into()),
+            Order::EvictFirst => self.evictor.select(observation),
+        }
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        self.evictor.prime(cache, observation, selection)?;
+        let [batch, kv_heads, tokens, head_dim] = observation.dims();
+        let prompt = self.prompt_scores(observation)?;
+        let groups = Groups::new(selection.kept(), &vec![tokens; batch * kv_heads]);
+        let flat = |tensor: &Tensor<4>| {
+            let rows = tensor.clone().reshape([batch * kv_heads * tokens, head_dim]);
+            rows.cast(cache.options().dtype)
+        };
+        let (keys, values) = (flat(observation.keys), flat(observation.values));
+        let first = |pair: usize| pair * tokens;
+        let targets = self.targets(groups.nearest(&keys, first)?);
+
+        let live = |of: &[f32]| -> Vec<f32> {
+            let kept = selection.kept().iter().enumerate();
+            kept.flat_map(|(pair, kept)| kept.iter().map(move |&at| of[first(pair) + at as usize]))
+                .collect()
+        };
+        cache.set_live_track(LOG_SCORES, &live(&prompt.scores), NOTHING)?;
+        let fresh = match self.options.absolute_step {
+            true => prompt.samples.first().copied().unwrap_or_default(),
+            false => NOTHING,
+        };
+        cache.set_live_track(LOG_SAMPLES, &live(&prompt.samples), fresh)?;
+        votes::prime(cache, &groups, &targets)?;
+        let queries = observation.last_queries(NAME, 1)?.squeeze_dim(2);
+        let merged = groups.merge(
+            cache,
+            Some([&keys, &values]),
+            &targets,
+            |pair, at| [0.0, self.with_epsilon(prompt.log_score(first(pair) + at as usize))],
+            self.merging(Some(scores::mean_queries(queries, kv_heads))),
+        )?;
+        if cache.log_weights().is_none() {
+            // There from the start, so that steps make nothing new.
+            cache.set_live_log_weights(&vec![0.0; selection.total()])?;
+        }
+        merged.map_or(Ok(()), |(slots, weights)| weigh(cache, &slots, weights))
+    }
+
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        self.evictor.room(observation, new_tokens)
+    }
+
+    fn changes_decode(&self) -> bool {
+        true
+    }
+
+    fn records(&self, cache: &LayerCache) -> bool {
+        self.evictor.changes_decode() && self.evictor.records(cache)
+    }
+
+    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        let attended = self.evictor()?.attend(layer, cache, &step)?;
+        self.observe(cache, &attended)?;
+        match attended.due {
+            None => {}
+            Some(Due::Lowest { scores, limits }) => {
+                let victims = cache.lowest_slots(scores)?;
+                self.merge_slots(cache, &victims, &limits, attended.query)?;
+                cache.evict_slots(victims, &limits)?;
+            }
+            Some(Due::Others(kept)) => {
+                self.merge_others(cache, &kept, attended.query)?;
+                cache.retain(&kept)?;
+            }
+        }
+        Ok(attended.output)
+    }
+}

@@ -1,0 +1,148 @@
+//! Predicted scores: averages of what queries gave each slot, unnormalised, as logarithms.
+
+use burn::tensor::{Int, Tensor};
+use kv_core::LayerCache;
+use serde::{Deserialize, Serialize};
+
+use super::{KeepKv, NAME};
+use crate::attention::window_logits;
+use crate::{Attended, Observation, Result};
+
+/// Track of `ln S`, a slot's weighted sum of scores.
+pub(super) const LOG_SCORES: &str = "log-scores";
+/// Track of the sum of the weights, as a logarithm: the average is `S` divided by it.
+pub(super) const LOG_SAMPLES: &str = "log-samples";
+/// The logarithm of what new slots start with, nothing: −∞ is no number that all devices can write.
+pub(super) const NOTHING: f32 = -1.0e30;
+
+/// How scores to come are predicted from those that were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Predictor {
+    /// An exponential moving average (equation 8).
+    #[default]
+    Ema,
+    /// The mean of all.
+    Cumulative,
+}
+
+/// A prompt's scores, `[B * Hkv * T]`.
+pub(super) struct PromptScores {
+    /// `ln S`
+    pub(super) scores: Vec<f32>,
+    /// The logarithm of the weights' sum.
+    pub(super) samples: Vec<f32>,
+}
+
+impl PromptScores {
+    /// `ln ŝ` of a token.
+    pub(super) fn log_score(&self, at: usize) -> f32 {
+        self.scores[at] - self.samples[at]
+    }
+}
+
+impl KeepKv {
+    /// Logarithms of the weights that an average gives a new score and what it has.
+    fn weights(&self) -> [f64; 2] {
+        match self.options.predictor {
+            Predictor::Ema => [(1.0 - self.options.alpha).ln(), self.options.alpha.ln()],
+            Predictor::Cumulative => [0.0, 0.0],
+        }
+    }
+
+    /// What the last queries of a prompt give its tokens.
+    pub(super) fn prompt_scores(&self, observation: &Observation<'_>) -> Result<PromptScores> {
+        let queries = observation.last_queries(NAME, self.options.window)?;
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let [_, heads, window, _] = queries.dims();
+        let group = heads / kv_heads;
+        let logits = window_logits(&queries, observation.keys);
+        let grouped = logits.reshape([batch, kv_heads, group, window, tokens]);
+        let scores = log_mean(grouped, 2).reshape([batch, kv_heads, window, tokens]);
+        let [new, old] = self.weights();
+        let ages = (0..window).rev().map(|age| (new + age as f64 * old) as f32);
+        let ages: Vec<f32> = ages.collect();
+        let ages = Tensor::<1>::from_data(ages.as_slice(), &scores.device());
+        let scores = scores + ages.reshape([1, 1, window, 1]);
+        let sums = log_mean(scores, 2).add_scalar((window as f64).ln());
+        let seen = |age: usize| (0..age).map(|age| (new + age as f64 * old).exp()).sum::<f64>();
+        let samples: Vec<f32> = (0..tokens)
+            .map(|token| match self.options.absolute_step {
+                true => (1.0 - self.options.alpha.powi(tokens as i32)).ln() as f32,
+                false => seen(window.min(tokens - token)).ln() as f32,
+            })
+            .collect();
+        Ok(PromptScores {
+            scores: kv_core::read_f32("scores", sums)?,
+            samples: samples.repeat(batch * kv_heads),
+        })
+    }
+
+    /// `ln(ŝ + ε)`
+    pub(super) fn add_epsilon(&self, log_scores: Tensor<1>) -> Tensor<1> {
+        if self.options.epsilon == 0.0 {
+            return log_scores;
+        }
+        let epsilon = log_scores.full_like(self.options.epsilon.ln());
+        log_add(log_scores, epsilon)
+    }
+
+    /// Takes a step's scores into the averages.
+    pub(super) fn observe(&self, cache: &mut LayerCache, attended: &Attended) -> Result<()> {
+        let (Some(sums), Some(samples)) = (cache.track(LOG_SCORES), cache.track(LOG_SAMPLES))
+        else {
+            return Ok(());
+        };
+        let mut scores: Tensor<1> = log_mean(attended.logits.clone(), 1).squeeze_dim(1);
+        if let Some(weights) = cache.log_weights() {
+            scores = scores - weights.clone();
+        }
+        let [new, old] = self.weights();
+        let sums = log_add(sums.clone().add_scalar(old), scores.add_scalar(new));
+        let samples = samples.clone().add_scalar(old);
+        let samples = log_add(samples.clone(), samples.full_like(new));
+        cache.set_track(LOG_SCORES, sums, NOTHING)?;
+        if !self.options.absolute_step {
+            cache.set_track(LOG_SAMPLES, samples, NOTHING)?;
+        }
+        Ok(())
+    }
+}
+
+/// `ln` of the mean of exponentials along a dimension, which stays.
+fn log_mean<const D: usize>(values: Tensor<D>, dim: usize) -> Tensor<D> {
+    // Where all are −∞, any finite maximum gives it.
+    let top = values.clone().max_dim(dim).clamp_min(NOTHING);
+    (values - top.clone()).exp().mean_dim(dim).log() + top
+}
+
+/// `ln(exp(a) + exp(b))`
+fn log_add(a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
+    let top = a.clone().max_pair(b.clone());
+    ((a - top.clone()).exp() + (b - top.clone()).exp()).log() + top
+}
+
+/// The mean of each group's queries, `[B, Hq, D]` to `[B * Hkv, D]`, f32.
+pub(super) fn mean_queries(queries: Tensor<3>, kv_heads: usize) -> Tensor<2> {
+    let [batch, heads, head_dim] = queries.dims();
+    let grouped = queries.cast(burn::tensor::DType::F32);
+    let grouped = grouped.reshape([batch * kv_heads, heads / kv_heads, head_dim]);
+    grouped.mean_dim(1).squeeze_dim(1)
+}
+
+/// Writes merged slots' weights, and their scores as their averages have them. `weights` `[N, 2]`.
+pub(super) fn weigh(
+    cache: &mut LayerCache,
+    slots: &Tensor<1, Int>,
+    weights: Tensor<2>,
+) -> Result<()> {
+    let count = slots.dims()[0];
+    let column = |at: usize| weights.clone().narrow(1, at, 1).reshape([count]);
+    cache.write_log_weights(slots, column(0))?;
+    if let Some(samples) = cache.track(LOG_SAMPLES) {
+        let own = samples.clone().select(0, slots.clone().clamp_min(0));
+        let scores = column(1) + own;
+        cache.write_track(LOG_SCORES, slots, scores)?;
+    }
+    Ok(())
+}

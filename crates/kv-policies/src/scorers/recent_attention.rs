@@ -1,0 +1,57 @@
+use burn::tensor::Tensor;
+use serde::{Deserialize, Serialize};
+
+use crate::attention::recent_attention;
+use crate::pyramid_infer::LAST;
+use crate::{DecodeView, Decoding, FamilyDefaults, Needs, Observation, Reduction, Result, Scorer};
+
+/// The tokens that PyramidInfer chooses (Yang et al., 2024, section 4.2) without its pruning of hidden
+/// states, a head's own, as KeepKV's experiments have them: the attention of the prompt's last queries,
+/// weighted towards the last (1 to 1.2), summed on during decode; 4 sinks, and four recents for one
+/// other token.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RecentAttention {
+    /// Share of the prompt whose queries count.
+    pub share: f64,
+}
+
+impl Default for RecentAttention {
+    fn default() -> Self {
+        Self { share: 0.2 }
+    }
+}
+
+impl Scorer for RecentAttention {
+    const NAME: &'static str = "recent-attention";
+
+    fn validate(&self) -> std::result::Result<(), String> {
+        if !(self.share > 0.0 && self.share <= 1.0) {
+            return Err(format!("`share` is {}, expected above 0, up to 1", self.share));
+        }
+        Ok(())
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { window: usize::MAX, ..Needs::default() }
+    }
+
+    fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {
+        let rows = (observation.tokens() as f64 * self.share) as usize + 1;
+        let queries = observation.last_queries(Self::NAME, rows)?;
+        let scores = recent_attention(&queries, observation.keys, LAST);
+        Ok(Reduction::Mean.groups(scores, observation.dims()[1]))
+    }
+
+    fn decoding(&self) -> Decoding {
+        Decoding::AfterAttention { probabilities: true, accumulate: true }
+    }
+
+    fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
+        view.accumulated()
+    }
+
+    fn defaults() -> FamilyDefaults {
+        FamilyDefaults { sinks: 4, recent_share: 0.8, ..FamilyDefaults::default() }
+    }
+}

@@ -1,0 +1,317 @@
+use std::sync::Arc;
+
+use burn::tensor::{DType, Tensor};
+use kv_core::read_f32;
+use kv_policies::{KeepKv, KeepKvOptions, Key, Order, Policy, Predictor, VOTES_HIGH, read_votes};
+use kv_testing::{Golden, Numbers, devices, exact_devices, golden_files, relative_error};
+use serde_json::json;
+
+use super::support::{Given, LAYER, Prompt, policy, step};
+
+fn around(kept: Vec<Vec<u32>>, limit: usize, options: KeepKvOptions) -> KeepKv {
+    KeepKv::new(Arc::new(Given { kept, limit }), options).unwrap()
+}
+
+/// Merges made for the very last query.
+fn exact(key: Key) -> KeepKvOptions {
+    KeepKvOptions {
+        threshold: -1.0,
+        key,
+        alpha: 1e-9,
+        window: 1,
+        order: Order::EvictFirst,
+        ..Default::default()
+    }
+}
+
+fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    read_f32("test", tensor).unwrap()
+}
+
+fn wide<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    floats(tensor).into_iter().map(f64::from).collect()
+}
+
+/// A random prompt: one query head a key-value head.
+fn prompt(seed: u64, tokens: usize, group: usize, device: &burn::tensor::Device) -> Prompt {
+    let mut numbers = Numbers::new(seed);
+    Prompt::new(
+        numbers.tensor([2, 2 * group, tokens, 16], device),
+        numbers.tensor([2, 2, tokens, 16], device),
+        numbers.tensor([2, 2, tokens, 16], device),
+    )
+}
+
+const KEYS: [Key; 3] = [Key::Paper, Key::Additive, Key::Votes];
+
+/// Theorem 3: what the prompt's last query attends to is the same behind the merge.
+#[test]
+fn prefill_leaves_the_last_query_as_it_was() {
+    for tested in exact_devices("prefill_leaves_the_last_query_as_it_was") {
+        let prompt = prompt(1, 120, 1, &tested.device);
+        let query = prompt.query.clone().narrow(2, 119, 1).squeeze_dim::<3>(2);
+        let full = prompt.compress(&*policy(json!({"policy": "full"})), 1);
+        let expected = full.attend(query.clone(), Default::default()).unwrap().output;
+        for key in KEYS {
+            let kept = (0..4).map(|pair| (pair..pair + 100).step_by(5).collect()).collect();
+            let keepkv = around(kept, 20, exact(key));
+            let cache = prompt.compress(&keepkv, 1);
+            assert_eq!(cache.layout().lengths(), [20; 4], "{}", tested.name);
+            let actual = cache.attend(query.clone(), Default::default()).unwrap().output;
+            let error = relative_error(&floats(actual), &wide(expected.clone()));
+            assert!(error < 1e-5, "{} {key:?}: off by {error}", tested.name);
+            let votes: u64 = read_votes(&cache).unwrap().iter().sum();
+            assert_eq!(votes, 4 * 120, "{} {key:?}", tested.name);
+        }
+        // What the authors' code does instead sags.
+        let kept = (0..4).map(|pair| (pair..pair + 100).step_by(5).collect()).collect();
+        let cache = prompt.compress(&around(kept, 20, exact(Key::Mean)), 1);
+        let sagged = cache.attend(query, Default::default()).unwrap().output;
+        let error = relative_error(&floats(sagged), &wide(expected));
+        assert!(error > 1e-3, "{}: off by {error} only", tested.name);
+    }
+}
+
+/// Every decode step's merge leaves that step's attention as it was, and votes add up to all tokens.
+#[test]
+fn steps_leave_their_query_as_it_was() {
+    for tested in exact_devices("steps_leave_their_query_as_it_was") {
+        let prompt = prompt(2, 30, 1, &tested.device);
+        let steps = self::prompt(3, 40, 1, &tested.device);
+        for key in KEYS {
+            let keepkv = around(vec![(0..30).collect(); 4], 32, exact(key));
+            let mut cache = prompt.compress(&keepkv, 41);
+            for index in 0..40 {
+                let step = step(&steps.query, &steps.keys, &steps.values, index, 30 + index);
+                let query = steps.query.clone().narrow(2, index, 1).squeeze_dim::<3>(2);
+                let output = keepkv.step(LAYER, &mut cache, step).unwrap();
+                let again = cache.attend(query, Default::default()).unwrap().output;
+                let error = relative_error(&floats(again), &wide(output));
+                assert!(error < 1e-4, "{} {key:?} step {index}: off by {error}", tested.name);
+                let votes: u64 = read_votes(&cache).unwrap().iter().sum();
+                assert_eq!(votes, 4 * (31 + index as u64), "{} {key:?}", tested.name);
+                assert!(cache.layout().lengths().iter().all(|&length| length <= 32));
+            }
+        }
+    }
+}
+
+/// Lemma 6: tokens that are the same merge without any error, for every later query.
+#[test]
+fn identical_tokens_merge_for_good() {
+    for tested in exact_devices("identical_tokens_merge_for_good") {
+        let few = prompt(4, 6, 2, &tested.device);
+        // Every token eight times.
+        let repeat = |tensor: Tensor<4>| Tensor::cat(vec![tensor; 8], 2);
+        let prompt = Prompt::new(
+            repeat(few.query.clone()),
+            repeat(few.keys.clone()),
+            repeat(few.values.clone()),
+        );
+        // Scores of one and the same query: predictions for the same key are the same then.
+        let options = KeepKvOptions { order: Order::EvictFirst, window: 1, ..Default::default() };
+        let kept = vec![(0..6).collect(); 4];
+        let full = prompt.compress(&*policy(json!({"policy": "full"})), 1);
+        for key in KEYS {
+            let keepkv = around(kept.clone(), 6, KeepKvOptions { key, ..options });
+            let cache = prompt.compress(&keepkv, 1);
+            assert_eq!(read_votes(&cache).unwrap(), [8; 24], "{} {key:?}", tested.name);
+            for token in 0..6 {
+                let query = self::prompt(5 + token, 1, 2, &tested.device).query.squeeze_dim(2);
+                let expected = full.attend(query.clone(), Default::default()).unwrap().output;
+                let actual = cache.attend(query, Default::default()).unwrap().output;
+                let error = relative_error(&floats(actual), &wide(expected));
+                assert!(error < 1e-5, "{} {key:?}: off by {error}", tested.name);
+            }
+        }
+    }
+}
+
+/// Victims like nothing that stays are dropped, their votes with them; what stays is untouched.
+#[test]
+fn victims_unlike_all_others_are_dropped() {
+    for tested in devices() {
+        let prompt = prompt(6, 40, 1, &tested.device);
+        let options = KeepKvOptions { threshold: 1.0, ..exact(Key::Paper) };
+        let kept = vec![(0..10).collect(); 4];
+        let cache = prompt.compress(&around(kept.clone(), 10, options), 1);
+        assert_eq!(read_votes(&cache).unwrap(), [1; 40], "{}", tested.name);
+        let given = Given { kept, limit: 10 };
+        let plain = prompt.compress(&given, 1);
+        for (a, b) in [(cache.keys(), plain.keys()), (cache.values(), plain.values())] {
+            assert_eq!(floats(a.clone()), floats(b.clone()), "{}", tested.name);
+        }
+    }
+}
+
+/// One slot takes all.
+#[test]
+fn a_single_slot_takes_everything() {
+    for tested in devices() {
+        let prompt = prompt(7, 12, 1, &tested.device);
+        let keepkv = around(vec![vec![3]; 4], 1, exact(Key::Paper));
+        let mut cache = prompt.compress(&keepkv, 8);
+        assert_eq!(read_votes(&cache).unwrap(), [12; 4], "{}", tested.name);
+        let steps = self::prompt(8, 4, 1, &tested.device);
+        for index in 0..4 {
+            let step = step(&steps.query, &steps.keys, &steps.values, index, 12 + index);
+            let output = keepkv.step(LAYER, &mut cache, step).unwrap();
+            assert!(floats(output).iter().all(|x| x.is_finite()), "{}", tested.name);
+            assert_eq!(read_votes(&cache).unwrap(), [13 + index as u64; 4], "{}", tested.name);
+        }
+    }
+}
+
+/// Where f32 stops counting, votes go on.
+#[test]
+fn votes_count_beyond_what_floats_can() {
+    for tested in devices() {
+        let prompt = prompt(9, 4, 1, &tested.device);
+        let keepkv = around(vec![vec![0, 1]; 4], 2, exact(Key::Paper));
+        let mut cache = prompt.compress(&keepkv, 8);
+        let before = read_votes(&cache).unwrap();
+        // 2^24 more for every slot.
+        let high = cache.track(VOTES_HIGH).unwrap().clone().add_scalar(4096.0);
+        cache.set_track(VOTES_HIGH, high, 0.0).unwrap();
+        let steps = self::prompt(10, 3, 1, &tested.device);
+        for index in 0..3 {
+            let step = step(&steps.query, &steps.keys, &steps.values, index, 4 + index);
+            keepkv.step(LAYER, &mut cache, step).unwrap();
+        }
+        let total: u64 = read_votes(&cache).unwrap().iter().sum();
+        let expected = before.iter().sum::<u64>() + 4 * (2 * (1 << 24) + 3);
+        assert_eq!(total, expected, "{}", tested.name);
+    }
+}
+
+/// Keys of zeros resemble nothing; tokens that nobody attends to merge as nothing.
+#[test]
+fn zero_keys_and_tiny_scores() {
+    for tested in devices() {
+        let mut prompt = prompt(11, 20, 1, &tested.device);
+        prompt.keys = prompt.keys.clone().mul_scalar(0.0);
+        let options = KeepKvOptions { threshold: 0.5, ..exact(Key::Paper) };
+        let kept = vec![(0..5).collect(); 4];
+        let cache = prompt.compress(&around(kept.clone(), 5, options), 1);
+        assert_eq!(read_votes(&cache).unwrap(), [1; 20], "{}", tested.name);
+        // Logits of −200 and +200, merged whatever their keys.
+        let mut prompt = self::prompt(12, 20, 1, &tested.device);
+        let query = prompt.query.clone().narrow(2, 19, 1);
+        let norm = query.clone().powi_scalar(2).sum_dim(3);
+        let along = query.div(norm).repeat_dim(2, 20);
+        let signs: Vec<f32> = (0..20).map(|i| if i % 2 == 0 { 800.0 } else { -800.0 }).collect();
+        let signs = Tensor::<1>::from_data(signs.as_slice(), &tested.device);
+        prompt.keys = along * signs.reshape([1, 1, 20, 1]);
+        let cache = prompt.compress(&around(kept, 5, exact(Key::Paper)), 1);
+        let query = prompt.query.clone().narrow(2, 19, 1).squeeze_dim::<3>(2);
+        let full = prompt.compress(&*policy(json!({"policy": "full"})), 1);
+        let expected = full.attend(query.clone(), Default::default()).unwrap().output;
+        let actual = cache.attend(query, Default::default()).unwrap().output;
+        let error = relative_error(&floats(actual), &wide(expected));
+        assert!(error < 1e-2, "{}: off by {error}", tested.name);
+    }
+}
+
+/// Groups of similar tokens compete as one: two halves of a heavy token stay as one slot.
+#[test]
+fn similar_tokens_compete_together() {
+    for tested in devices() {
+        let device = &tested.device;
+        // Token 2 alone gets most; 0 and 1 are alike and together get more.
+        let rows = [[2.0f32, 0.0], [2.0, 0.02], [0.0, 2.3], [-3.0, -3.0], [0.1, 0.1]];
+        let keys = Tensor::<2>::from_data(rows, (device, DType::F32)).unsqueeze::<4>();
+        let query = Tensor::<4>::ones([1, 1, 5, 2], (device, DType::F32));
+        let prompt = Prompt::new(query, keys.clone(), keys);
+        let kept = |order: &str| {
+            let config = json!({
+                "policy": "keepkv",
+                "order": order,
+                "evictor": {"policy": "tova", "budget": 1},
+            });
+            let cache = prompt.compress(&*policy(config), 1);
+            (super::support::kept(&cache, 0), read_votes(&cache).unwrap())
+        };
+        assert_eq!(kept("evict-first"), (vec![2], vec![1]), "{}", tested.name);
+        let (stays, votes) = kept("merge-first");
+        assert!(stays == [0] || stays == [1], "{}: {stays:?}", tested.name);
+        assert_eq!(votes, [2], "{}", tested.name);
+    }
+}
+
+/// The authors' merge of a prompt: votes, keys and values, by mean keys and the window's mean scores.
+#[test]
+fn golden_official_prefill() {
+    for golden in golden_files("golden_official_prefill", "keepkv_official_kv_update") {
+        let number = |name: &str| golden.number(name);
+        let recents = number("recent_budget") as usize;
+        let threshold = number("similarity_threshold") as f32;
+        let rows = |name: &str| -> Vec<Vec<u32>> {
+            let tensor = golden.tensor(name);
+            let [_, width] = tensor.dims();
+            tensor.indices().chunks(width).map(<[u32]>::to_vec).collect()
+        };
+        for tested in exact_devices("golden_official_prefill") {
+            let kept = rows("f32.prefill.keep_idx");
+            let tokens = kept[0].len() + rows("f32.prefill.discard_idx")[0].len();
+            let prompt = of_golden(&golden, tokens, recents, &tested.device);
+            let options = KeepKvOptions {
+                threshold,
+                key: Key::Mean,
+                predictor: Predictor::Cumulative,
+                window: recents,
+                epsilon: number("epsilon"),
+                order: Order::EvictFirst,
+                ..Default::default()
+            };
+            let limit = kept[0].len();
+            let cache = prompt.compress(&around(kept, limit, options), 1);
+            let votes = read_votes(&cache).unwrap();
+            let expected = golden.tensor("f32.prefill.cluster_cnt").values;
+            let same = votes.iter().zip(&expected).all(|(a, b)| *a as f64 == *b);
+            assert!(same, "{}: {votes:?} for {expected:?}", tested.name);
+            let live = |pool: &Tensor<2>| {
+                let rows = cache.layout().live_slots().map(|slot| slot as i32);
+                let rows: Vec<i32> = rows.collect();
+                let rows = Tensor::from_data(rows.as_slice(), (&tested.device, DType::I32));
+                floats(pool.clone().select(0, rows))
+            };
+            for (name, pool) in [("keys", cache.keys()), ("values", cache.values())] {
+                let expected = golden.tensor(&format!("f32.prefill.{name}")).values;
+                let error = relative_error(&live(pool), &expected);
+                assert!(error < 1e-4, "{}: {name} off by {error}", tested.name);
+            }
+        }
+    }
+}
+
+fn of_golden(
+    golden: &Golden,
+    tokens: usize,
+    recents: usize,
+    device: &burn::tensor::Device,
+) -> Prompt {
+    let prefix = |name: &str, count: usize| golden.tensor(name).on::<4>(device).narrow(2, 0, count);
+    Prompt::new(prefix("q", recents), prefix("k", tokens), prefix("v", tokens))
+}
+
+#[test]
+fn options_out_of_range_are_refused() {
+    let refused = |config: serde_json::Value| {
+        kv_policies::build(&config).map(|policy| policy.name()).unwrap_err().to_string()
+    };
+    for (option, value) in [
+        ("threshold", json!(1.5)),
+        ("guard", json!(0.5)),
+        ("alpha", json!(1.0)),
+        ("window", json!(0)),
+        ("evictor", json!("full")),
+        ("evictor", json!("pyramidinfer")),
+    ] {
+        let mut config = json!({"policy": "keepkv", "budget": 0.5});
+        config[option] = value;
+        let error = refused(config);
+        assert!(error.contains(option), "{option}: {error}");
+    }
+    let built = policy(json!({"policy": "keepkv", "budget": 0.5, "evictor": "snapkv"}));
+    assert_eq!(policy(built.config()).config(), built.config());
+}
