@@ -26,6 +26,7 @@ pub(crate) use next::{LOG_NORMS, Next};
 pub use options::{CacheOptions, Room};
 pub(crate) use slots::Rows;
 pub(crate) use tracks::Track;
+pub use zip::ScoreTracks;
 
 /// One layer's slots, for every (sequence, key-value head) of a batch.
 ///

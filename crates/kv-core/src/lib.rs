@@ -29,7 +29,7 @@ pub use cache::{KvCache, Origin};
 pub use device::{DeviceChoice, available_devices, device_name, select_device};
 pub use error::Error;
 pub use host::{HostCache, HostLayer};
-pub use layer::{CacheOptions, LayerCache, NUMERATORS, Room};
+pub use layer::{CacheOptions, LayerCache, NUMERATORS, Room, ScoreTracks};
 pub use layout::SlotLayout;
 pub use memory::MemoryReport;
 pub use merge::{Merge, MergePlan};
@@ -38,10 +38,10 @@ pub use tensors::{read_f32, read_i32};
 
 /// Re-exported for callers that use a cache without depending on the kernels' crate.
 pub use kv_kernels::{
-    AttentionOutput, BalanceOptions, Balanced, Centre, DecodeAttentionOptions, Draws,
-    EvictingOutput, EvictionOptions, EvictionScope, GUARD, Guard, HeadLayout, HeadNorms,
-    KernelError, KeyRule, MergeLists, MergeOptions, Merged, Nearest, RotaryTable, SlotLists,
-    SlotRanges, SlotView, balance, nearest_slots, split_heads,
+    AttentionOutput, AverageWeights, BalanceOptions, Balanced, Centre, DecodeAttentionOptions,
+    Draws, EvictingOutput, EvictionOptions, EvictionScope, GUARD, Guard, HeadLayout, HeadNorms,
+    KernelError, KeyRule, MergeLists, MergeOptions, Merged, Nearest, NearestOptions, RotaryTable,
+    SlotLists, SlotRanges, SlotView, balance, nearest_slots, split_heads,
 };
 
 /// `Result` with this crate's [`Error`].

@@ -7,10 +7,12 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
 use burn::backend::{Dispatch, ExtensionType, backend_extension};
 
+use crate::average_scores::AverageWeights;
 use crate::balance::WalkConfig;
 use crate::decode_attention::DecodeConfig;
 use crate::evicting_attention::EvictionConfig;
 use crate::heads::{HeadConfig, Place};
+use crate::merge_nearest::NearestConfig;
 use crate::merge_slots::MergeConfig;
 #[cfg(feature = "cuda")]
 use crate::prefill_attention::PrefillConfig;
@@ -161,6 +163,20 @@ pub(crate) struct MergedPools<B: Backend> {
     pub(crate) guarded: IntTensor<B>,
 }
 
+/// What [`crate::MergingSlots`] has, written in place.
+#[derive(ExtensionType)]
+pub(crate) struct MergingPools<B: Backend> {
+    /// `[S, D]`
+    pub(crate) keys: FloatTensor<B>,
+    /// `[S, D]`
+    pub(crate) values: FloatTensor<B>,
+    pub(crate) log_weights: FloatTensor<B>,
+    pub(crate) log_scores: FloatTensor<B>,
+    pub(crate) log_samples: FloatTensor<B>,
+    pub(crate) votes: FloatTensor<B>,
+    pub(crate) votes_high: FloatTensor<B>,
+}
+
 /// A batch's draws: settings, and what is changed in place.
 #[derive(ExtensionType)]
 pub(crate) struct SampleTensors<B: Backend> {
@@ -264,6 +280,28 @@ pub(crate) trait SlotOps: Backend {
         #[extension_type] merges: Merges<Self>,
         config: MergeConfig,
     ) -> MergedPools<Self>;
+
+    /// Merges one victim of every range into its most similar slot, in place.
+    #[allow(clippy::too_many_arguments)]
+    fn merge_nearest(
+        #[extension_type] pools: MergingPools<Self>,
+        offsets: IntTensor<Self>,
+        lengths: IntTensor<Self>,
+        victims: IntTensor<Self>,
+        goes: IntTensor<Self>,
+        queries: FloatTensor<Self>,
+        config: NearestConfig,
+    ) -> MergingPools<Self>;
+
+    /// Takes scores of logits `[S, G]` into averages `[S]`, in place.
+    fn average_scores(
+        log_scores: FloatTensor<Self>,
+        log_samples: FloatTensor<Self>,
+        logits: FloatTensor<Self>,
+        log_weights: FloatTensor<Self>,
+        weighted: bool,
+        weights: AverageWeights,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// `x` `[N, K]` times the transpose of `weight` `[M, K]`, for few rows.
     fn skinny_product(

@@ -12,6 +12,8 @@ use attention::Args;
 use buffers::{compacted, moved, owned, rounded, rounding, scatter_into, slice, wide};
 
 use crate::argmin_slots::reference::argmin;
+use crate::average_scores::AverageWeights;
+use crate::average_scores::reference::average;
 use crate::balance::WalkConfig;
 use crate::balance::reference::Lists as WalkLists;
 use crate::decode_attention::DecodeConfig;
@@ -19,12 +21,14 @@ use crate::decode_attention::reference::Scores;
 use crate::evicting_attention::reference::{Decision, HostGuard, log_norm};
 use crate::evicting_attention::{EvictionConfig, EvictionScope};
 use crate::extension::{
-    Classes, Drawn, Epilogue, EpilogueConfig, Eviction, Lists, MergedPools, Merges, Places,
-    Projection, SampleTensors, SlotOps, SlotPools, Walk, Written,
+    Classes, Drawn, Epilogue, EpilogueConfig, Eviction, Lists, MergedPools, Merges, MergingPools,
+    Places, Projection, SampleTensors, SlotOps, SlotPools, Walk, Written,
 };
 use crate::heads::reference::Tokens;
 use crate::heads::{HeadConfig, Place};
 use crate::linear::reference::{finish, product};
+use crate::merge_nearest::NearestConfig;
+use crate::merge_nearest::reference::Slots as MergingReference;
 use crate::merge_slots::MergeConfig;
 use crate::merge_slots::reference::Groups;
 use crate::nearest_slots::reference::Pairing;
@@ -228,6 +232,71 @@ impl SlotOps for Flex {
             weights: FlexTensor::from_data(TensorData::new(weights, [rows, places, 2])),
             guarded: FlexTensor::from_data(TensorData::new(guarded, shape)),
         }
+    }
+
+    fn merge_nearest(
+        pools: MergingPools<Self>,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        victims: FlexTensor,
+        goes: FlexTensor,
+        queries: FlexTensor,
+        config: NearestConfig,
+    ) -> MergingPools<Self> {
+        let [_, head_dim] = pools.keys.layout().shape().dims();
+        let (mut keys, mut values) = (wide(&pools.keys), wide(&pools.values));
+        let [mut log_weights, mut log_scores, mut votes, mut votes_high] =
+            [pools.log_weights, pools.log_scores, pools.votes, pools.votes_high].map(owned);
+        let samples = wide(&pools.log_samples);
+        let ints = [offsets, lengths, victims, goes].map(|tensor| tensor.to_contiguous());
+        let changed = MergingReference {
+            keys: &mut keys,
+            values: &mut values,
+            log_weights: log_weights.storage_mut::<f32>(),
+            log_scores: log_scores.storage_mut::<f32>(),
+            log_samples: &samples,
+            votes: votes.storage_mut::<f32>(),
+            votes_high: votes_high.storage_mut::<f32>(),
+            head_dim,
+        }
+        .merge(std::array::from_fn(|i| slice(&ints[i])), &wide(&queries), config);
+        let count = changed.len();
+        let slots: Vec<i32> = changed.iter().map(|&slot| slot as i32).collect();
+        let slots = FlexTensor::from_data(TensorData::new(slots, [count]));
+        let write = |pool: FlexTensor, all: &[f32]| {
+            let rows = changed.iter().flat_map(|&slot| &all[slot * head_dim..][..head_dim]);
+            let rows = rounded(rows.copied().collect(), [count, head_dim], pool.dtype());
+            if count == 0 { pool } else { Self::scatter_rows(pool, slots.clone(), rows) }
+        };
+        MergingPools {
+            keys: write(pools.keys, &keys),
+            values: write(pools.values, &values),
+            log_weights,
+            log_scores,
+            log_samples: pools.log_samples,
+            votes,
+            votes_high,
+        }
+    }
+
+    fn average_scores(
+        log_scores: FlexTensor,
+        log_samples: FlexTensor,
+        logits: FlexTensor,
+        log_weights: FlexTensor,
+        weighted: bool,
+        weights: AverageWeights,
+    ) -> (FlexTensor, FlexTensor) {
+        let [mut log_scores, mut log_samples] = [log_scores, log_samples].map(owned);
+        let (logits, log_weights) = (logits.to_contiguous(), log_weights.to_contiguous());
+        average(
+            log_scores.storage_mut::<f32>(),
+            log_samples.storage_mut::<f32>(),
+            slice(&logits),
+            weighted.then(|| slice(&log_weights)),
+            weights,
+        );
+        (log_scores, log_samples)
     }
 
     fn skinny_product(x: FlexTensor, weight: FlexTensor, epilogue: Epilogue<Self>) -> FlexTensor {

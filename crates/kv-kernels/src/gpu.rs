@@ -12,6 +12,7 @@ use cubecl::features::MmaConfig;
 use cubecl::prelude::*;
 
 use crate::argmin_slots::kernel as argmin;
+use crate::average_scores::{AverageWeights, kernel as average_scores};
 use crate::balance::WalkConfig;
 use crate::decode_attention::DecodeConfig;
 use crate::decode_attention::launch::Call;
@@ -19,9 +20,10 @@ use crate::evicting_attention::EvictionConfig;
 #[cfg(feature = "cuda")]
 use crate::extension::HopperOps;
 use crate::extension::{
-    Classes, Drawn, Epilogue, Eviction, Lists, MergedPools, Merges, Places, Projection,
-    SampleTensors, SlotOps, SlotPools, Walk, Written,
+    Classes, Drawn, Epilogue, Eviction, Lists, MergedPools, Merges, MergingPools, Places,
+    Projection, SampleTensors, SlotOps, SlotPools, Walk, Written,
 };
+use crate::merge_nearest::{NearestConfig, kernel as merge_nearest};
 use crate::merge_slots::{MergeConfig, kernel as merge_slots};
 use crate::nearest_slots::kernel as nearest_slots;
 #[cfg(feature = "cuda")]
@@ -172,6 +174,93 @@ impl SlotOps for CubeBackend {
             );
         }
         MergedPools { keys, values, weights, guarded }
+    }
+
+    fn merge_nearest(
+        pools: MergingPools<Self>,
+        offsets: CubeTensor,
+        lengths: CubeTensor,
+        victims: CubeTensor,
+        goes: CubeTensor,
+        queries: CubeTensor,
+        config: NearestConfig,
+    ) -> MergingPools<Self> {
+        let (keys, values) = (into_contiguous(pools.keys), into_contiguous(pools.values));
+        let client = keys.client.clone();
+        let [_, head_dim] = keys.shape().dims();
+        let pairs = victims.shape().num_elements();
+        let hardware = &client.properties().hardware;
+        let plane = (hardware.plane_size_min as usize).max(1);
+        let lanes = vector_lanes(&keys, head_dim, head_dim).min(4);
+        let columns = head_dim / lanes;
+        let (units, planes) = widest_cube(&client);
+        let team = columns.next_power_of_two().min(1 << plane.ilog2());
+        // SAFETY: shapes were checked; the kernel stays within the ranges.
+        unsafe {
+            merge_nearest::merge_nearest_kernel::launch_unchecked(
+                &client,
+                grid(pairs),
+                CubeDim::new_1d(units as u32),
+                lanes,
+                keys.clone().into_buffer_arg(),
+                values.clone().into_buffer_arg(),
+                pools.log_weights.clone().into_buffer_arg(),
+                pools.log_scores.clone().into_buffer_arg(),
+                pools.log_samples.clone().into_buffer_arg(),
+                pools.votes.clone().into_buffer_arg(),
+                pools.votes_high.clone().into_buffer_arg(),
+                into_contiguous(offsets).into_buffer_arg(),
+                into_contiguous(lengths).into_buffer_arg(),
+                into_contiguous(victims).into_buffer_arg(),
+                into_contiguous(goes).into_buffer_arg(),
+                into_contiguous(queries).into_buffer_arg(),
+                pairs,
+                config.threshold,
+                config.log_epsilon,
+                config.merge.guard.min(f32::MAX),
+                config.merge.scale,
+                merge_nearest::Blueprint {
+                    columns,
+                    team,
+                    units,
+                    planes,
+                    rule: config.merge.rule,
+                    literal: config.merge.guard == f32::INFINITY,
+                    queried: config.merge.queried,
+                },
+                elem_type(keys.dtype),
+            );
+        }
+        MergingPools { keys, values, ..pools }
+    }
+
+    fn average_scores(
+        log_scores: CubeTensor,
+        log_samples: CubeTensor,
+        logits: CubeTensor,
+        log_weights: CubeTensor,
+        weighted: bool,
+        weights: AverageWeights,
+    ) -> (CubeTensor, CubeTensor) {
+        let [slots, group] = logits.shape().dims();
+        let client = logits.client.clone();
+        let cube_dim = CubeDim::new(&client, slots);
+        average_scores::average_scores_kernel::launch(
+            &client,
+            calculate_cube_count_elemwise(&client, slots, cube_dim),
+            cube_dim,
+            log_scores.clone().into_buffer_arg(),
+            log_samples.clone().into_buffer_arg(),
+            into_contiguous(logits).into_buffer_arg(),
+            into_contiguous(log_weights).into_buffer_arg(),
+            slots,
+            weights.new,
+            weights.old,
+            group,
+            weighted,
+            weights.fixed,
+        );
+        (log_scores, log_samples)
     }
 
     fn skinny_product(x: CubeTensor, weight: CubeTensor, epilogue: Epilogue<Self>) -> CubeTensor {

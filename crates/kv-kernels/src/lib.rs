@@ -9,6 +9,7 @@
 //! a pool, `D` head dim.
 
 mod argmin_slots;
+mod average_scores;
 mod balance;
 mod check;
 mod decode_attention;
@@ -24,6 +25,7 @@ mod heads;
 #[cfg(feature = "cuda")]
 mod hopper;
 mod linear;
+mod merge_nearest;
 mod merge_slots;
 mod move_slots;
 mod nearest_slots;
@@ -39,6 +41,7 @@ mod swiglu;
 mod top_slots;
 
 pub use argmin_slots::argmin_slots;
+pub use average_scores::{AverageWeights, average_scores};
 pub use balance::{BalanceOptions, Balanced, Centre, Draws, balance};
 pub use decode_attention::{
     AttentionOutput, DecodeAttentionOptions, SlotView, decode_attention,
@@ -52,6 +55,7 @@ pub use evicting_attention::{
 pub use graph::{DeviceWork, Recording, StepGraph, device_work};
 pub use heads::{HeadLayout, HeadNorms, Placement, RotaryTable, split_heads, write_heads};
 pub use linear::{LinearOptions, linear};
+pub use merge_nearest::{MergingSlots, NearestOptions, merge_nearest};
 pub use merge_slots::{
     GUARD, KeyRule, MergeLists, MergeOptions, Merged, merge_slots, reference as merge_reference,
 };

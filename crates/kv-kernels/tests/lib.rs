@@ -9,6 +9,7 @@ mod evicting_attention;
 mod golden;
 mod heads;
 mod linear;
+mod merge_nearest;
 mod merge_slots;
 mod move_slots;
 mod nearest_slots;

@@ -297,7 +297,7 @@ impl Policy for KeepKv {
             None => {}
             Some(Due::Lowest { scores, limits }) => {
                 let victims = cache.lowest_slots(scores)?;
-                self.merge_slots(cache, &victims, &limits, attended.query)?;
+                self.merge_victims(cache, &victims, &limits, attended.query)?;
                 cache.evict_slots(victims, &limits)?;
             }
             Some(Due::Others(kept)) => {

@@ -39,27 +39,14 @@ impl LayerCache {
     /// [`Error::InvalidPlan`] for a limit of 0, [`Error::Shape`].
     pub fn evict_slots(&mut self, victims: Tensor<2, Int>, limits: &[usize]) -> Result<()> {
         let pairs = self.layout.pairs();
-        expect_shape("limits", &[limits.len()], &[pairs])?;
         let shape = [self.layout.batch(), self.layout.kv_heads()];
         expect_shape("victims", &victims.dims(), &shape)?;
-        if let Some(pair) = limits.iter().position(|&limit| limit == 0) {
-            return Err(Error::InvalidPlan {
-                what: "eviction",
-                reason: format!("the limit of head {pair} is 0 slots"),
-            });
-        }
-        let lengths = self.layout.lengths().iter().zip(limits);
-        let over: Vec<bool> = lengths.map(|(length, limit)| length > limit).collect();
+        let dropped = self.over(limits)?;
+        let over = self.over_limits(limits);
         if !over.contains(&true) {
             return Ok(());
         }
         let victims = victims.reshape([pairs]);
-        let dropped = if over.contains(&false) {
-            let dropped: Vec<i32> = over.iter().map(|&over| i32::from(over)).collect();
-            ints(dropped, shape, &self.options.device)
-        } else {
-            Tensor::ones(shape, (&self.options.device, DType::I32))
-        };
         // Heads within their limit skip the write.
         let within = dropped.clone().reshape([pairs]).equal_scalar(0);
         let mut last = self.free_slots().sub_scalar(1);
@@ -76,6 +63,29 @@ impl LayerCache {
             *length -= usize::from(over);
         }
         Ok(())
+    }
+
+    /// 1 for heads that hold more than their limit, 0 for the others, `[B, Hkv]`.
+    pub(super) fn over(&self, limits: &[usize]) -> Result<Tensor<2, Int>> {
+        expect_shape("limits", &[limits.len()], &[self.layout.pairs()])?;
+        if let Some(pair) = limits.iter().position(|&limit| limit == 0) {
+            return Err(Error::InvalidPlan {
+                what: "eviction",
+                reason: format!("the limit of head {pair} is 0 slots"),
+            });
+        }
+        let shape = [self.layout.batch(), self.layout.kv_heads()];
+        let over = self.over_limits(limits);
+        if over.contains(&false) {
+            let over: Vec<i32> = over.iter().map(|&over| i32::from(over)).collect();
+            return Ok(ints(over, shape, &self.options.device));
+        }
+        Ok(Tensor::ones(shape, (&self.options.device, DType::I32)))
+    }
+
+    fn over_limits(&self, limits: &[usize]) -> Vec<bool> {
+        let lengths = self.layout.lengths().iter().zip(limits);
+        lengths.map(|(length, limit)| length > limit).collect()
     }
 
     /// Keeps the selected live slots of every head (indices count from the head's first slot) and

@@ -1,12 +1,104 @@
 //! Merging slots on the device, and writing what single slots carry.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_kernels::{MergeLists, MergeOptions, Merged, merge_slots, scatter_rows, scatter_scalars};
+use kv_kernels::{
+    AverageWeights, MergeLists, MergeOptions, Merged, MergingSlots, NearestOptions, average_scores,
+    merge_nearest, merge_slots, scatter_rows, scatter_scalars,
+};
 
-use super::expect_shape;
+use super::{Track, expect_shape};
 use crate::{Error, LayerCache, Result};
 
+/// Names of the tracks that merging steps read and write; see [`kv_kernels::MergingSlots`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScoreTracks {
+    /// Logarithms of summed scores.
+    pub scores: &'static str,
+    /// Logarithms of what these are divided by.
+    pub samples: &'static str,
+    /// Tokens a slot stands for, modulo 4,096.
+    pub votes: &'static str,
+    /// 4,096s of them.
+    pub votes_high: &'static str,
+}
+
 impl LayerCache {
+    /// Takes a step's logits `[S, G]`, with the slots' log-weights in them, into the averages; see
+    /// [`average_scores`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] for tracks that the cache does not have, [`Error::Kernel`].
+    pub fn average_scores(
+        &mut self,
+        tracks: ScoreTracks,
+        logits: Tensor<2>,
+        weights: AverageWeights,
+    ) -> Result<()> {
+        let log_weights = self.log_weights.clone();
+        self.with_tracks([tracks.scores, tracks.samples], |_, [scores, samples]| {
+            let (scores, samples) = (&mut scores.values, &mut samples.values);
+            Ok(average_scores(scores, samples, logits, log_weights, weights)?)
+        })
+    }
+
+    /// Merges one victim a head, `[B, Hkv]`, of the heads that hold more than their limit, into the
+    /// most similar slot, in place and without waiting for the device; see [`merge_nearest`].
+    /// [`Self::evict_slots`] then drops the victims.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] for tracks or weights that the cache does not have, [`Error::Shape`],
+    /// [`Error::Kernel`].
+    pub fn merge_nearest(
+        &mut self,
+        tracks: ScoreTracks,
+        victims: &Tensor<2, Int>,
+        limits: &[usize],
+        options: &NearestOptions,
+    ) -> Result<()> {
+        let goes = self.over(limits)?;
+        let ScoreTracks { scores, samples, votes, votes_high } = tracks;
+        let names = [scores, samples, votes, votes_high];
+        self.with_tracks(names, |cache, [scores, samples, votes, votes_high]| {
+            let log_weights = cache.log_weights.as_mut().ok_or_else(|| Error::InvalidPlan {
+                what: "merge",
+                reason: "the cache has no weights".into(),
+            })?;
+            let slots = MergingSlots {
+                keys: &mut cache.keys,
+                values: &mut cache.values,
+                log_weights,
+                log_scores: &mut scores.values,
+                log_samples: &mut samples.values,
+                votes: &mut votes.values,
+                votes_high: &mut votes_high.values,
+            };
+            Ok(merge_nearest(slots, &cache.ranges, victims, &goes, options)?)
+        })
+    }
+
+    /// Calls `change` with tracks taken out, which are put back whatever it returns.
+    fn with_tracks<const N: usize>(
+        &mut self,
+        names: [&str; N],
+        change: impl FnOnce(&mut Self, [&mut Track; N]) -> Result<()>,
+    ) -> Result<()> {
+        if let Some(name) = names.iter().find(|name| !self.tracks.contains_key(**name)) {
+            let reason = format!("the cache has no track `{name}`");
+            return Err(Error::InvalidPlan { what: "track", reason });
+        }
+        let mut taken: Vec<(String, Track)> =
+            names.iter().filter_map(|name| self.tracks.remove_entry(*name)).collect();
+        let mut tracks = taken.iter_mut().map(|(_, track)| track);
+        let tracks: [Option<&mut Track>; N] = std::array::from_fn(|_| tracks.next());
+        let result = match tracks.into_iter().collect::<Option<Vec<_>>>().map(TryInto::try_into) {
+            Some(Ok(tracks)) => change(self, tracks),
+            // Only where a name is given twice.
+            _ => Err(Error::InvalidPlan { what: "track", reason: "a track twice".into() }),
+        };
+        self.tracks.extend(taken);
+        result
+    }
+
     /// Merges victims, rows of `from` or slots of the cache itself, into kept slots, whose keys and
     /// values are written in place; see [`merge_slots`]. Weights and tracks stay as they are, and so
     /// do victims.

@@ -4,12 +4,11 @@
 use cubecl::prelude::*;
 
 use super::KeyRule;
-use crate::decode_attention::shared::{LOWEST, larger};
+use super::sums::{add, no_sums, outcome};
+use crate::decode_attention::shared::LOWEST;
 
 /// Units of a cube.
 pub(crate) const UNITS: usize = 256;
-/// Logarithms from here to −∞ are those of 0.
-const NOTHING: f32 = -1.0e38;
 
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -24,42 +23,6 @@ pub(crate) struct Blueprint {
     pub(crate) queried: bool,
     /// Whether victims are slots of the pool that is written to.
     pub(crate) within: bool,
-}
-
-/// Sums of a group so far, relative to its largest terms.
-#[derive(CubeType, Clone, Copy)]
-struct Sums {
-    /// Members beside the kept slot itself.
-    members: u32,
-    /// The largest `ln w`, `w = p ŝ`, and `Σ w`.
-    top: f32,
-    mass: f32,
-    /// `Σ w ln ŝ`.
-    logits: f32,
-    /// The largest `ln p`, and `Σ p`.
-    top_votes: f32,
-    votes: f32,
-}
-
-/// Adds a member's numbers, and returns what the sums so far and its own row are to be multiplied
-/// with.
-#[cube]
-fn add(sums: &mut Sums, log_weight: f32, log_score: f32) -> (f32, f32) {
-    let votes = larger(sums.top_votes, log_weight);
-    sums.votes = sums.votes * (sums.top_votes - votes).exp() + (log_weight - votes).exp();
-    sums.top_votes = votes;
-    let log_mass = log_weight + log_score;
-    let mut old = 1.0f32;
-    let mut own = 0.0f32;
-    if log_mass > f32::new(NOTHING) {
-        let top = larger(sums.top, log_mass);
-        old = (sums.top - top).exp();
-        own = (log_mass - top).exp();
-        sums.mass = sums.mass * old + own;
-        sums.logits = sums.logits * old + own * log_score;
-        sums.top = top;
-    }
-    (old, own)
 }
 
 /// # Shapes
@@ -123,14 +86,8 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
     // Sums by votes alone serve groups without mass.
     let mut plain_key = key;
     let mut plain_value = value;
-    let mut sums = Sums {
-        members: 0u32,
-        top: f32::new(LOWEST),
-        mass: 0.0f32,
-        logits: 0.0f32,
-        top_votes: f32::new(LOWEST),
-        votes: 0.0f32,
-    };
+    let mut sums = no_sums();
+    let mut members = 0u32;
     let (_, own) = add(&mut sums, log_weight, log_score);
     key *= Vector::new(own);
     value *= Vector::new(own);
@@ -155,7 +112,7 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
                 let from = victims[at] as usize;
                 let old_votes = sums.top_votes;
                 let (old, own) = add(&mut sums, log_weight, log_score);
-                sums.members += 1u32;
+                members += 1u32;
                 if reads {
                     let at = from * columns + column;
                     let next_key = row_of::<F, N>(from_keys, &*keys, at, blueprint.within);
@@ -172,76 +129,47 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
         first += UNITS;
     }
 
-    let massless = sums.mass == 0.0f32;
-    let votes = sums.top_votes + sums.votes.ln();
-    let mut target = f32::new(LOWEST);
-    let mut mean_logit = 0.0f32;
-    if massless {
+    let result = outcome(&sums, guard, blueprint.rule, blueprint.literal);
+    if result.massless {
         key = plain_key / Vector::new(sums.votes);
         value = plain_value / Vector::new(sums.votes);
     } else {
-        key /= Vector::new(sums.mass);
+        key *= Vector::new(result.factor / sums.mass);
         value /= Vector::new(sums.mass);
-        mean_logit = sums.logits / sums.mass;
-        target = sums.top + sums.mass.ln() - votes;
     }
-    let factor = target / mean_logit;
-    let mut trips = false;
-    let mut log_weight = votes;
-    let mut log_score = target;
-    if comptime!(matches!(blueprint.rule, KeyRule::Paper | KeyRule::Additive)) {
+    let moves = comptime!(matches!(blueprint.rule, KeyRule::Paper | KeyRule::Additive));
+    if comptime!(moves && blueprint.queried) {
         // The query's squared norm, from all units of the team.
-        let mut step = 0.0f32;
         let mut query = Vector::<f32, N>::new(0.0f32);
-        if comptime!(blueprint.queried) {
-            if reads {
-                query = queries[row * columns + column];
+        if reads {
+            query = queries[row * columns + column];
+        }
+        let mut squares = Shared::<[f32]>::new_slice(UNITS);
+        squares[unit] = (query * query).vector_sum();
+        sync_cube();
+        #[unroll]
+        for level in 1..comptime!(team.ilog2() + 1) {
+            let stride = comptime!(team >> level);
+            if column < stride {
+                squares[unit] += squares[unit + stride];
             }
-            let mut squares = Shared::<[f32]>::new_slice(UNITS);
-            squares[unit] = (query * query).vector_sum();
             sync_cube();
-            #[unroll]
-            for level in 1..comptime!(team.ilog2() + 1) {
-                let stride = comptime!(team >> level);
-                if column < stride {
-                    squares[unit] += squares[unit + stride];
-                }
-                sync_cube();
-            }
-            let square = squares[unit - column];
-            if square > 0.0f32 {
-                step = (target - mean_logit) / (scale * square);
-            }
         }
-        let mut additive = true;
-        if comptime!(blueprint.rule == KeyRule::Paper && blueprint.literal) {
-            additive = false;
-        } else if comptime!(blueprint.rule == KeyRule::Paper) {
-            additive = !(factor >= 1.0f32 / guard && factor <= guard);
-            trips = additive && !massless;
-        }
-        if !massless {
-            if additive {
-                key += query * Vector::new(step);
-            } else {
-                key *= Vector::new(factor);
-            }
+        let square = squares[unit - column];
+        if square > 0.0f32 {
+            key += query * Vector::new(result.step / (scale * square));
         }
     }
-    if comptime!(blueprint.rule == KeyRule::Votes) && !massless {
-        log_weight += target - mean_logit;
-        log_score = mean_logit;
-    }
-    let changed = live && sums.members > 0;
+    let changed = live && members > 0;
     if reads && changed {
         keys[slot * columns + column] = Vector::cast_from(key);
         values[slot * columns + column] = Vector::cast_from(value);
     }
     if column == 0 && place < places {
         let at = row * places + place;
-        guarded[at] = select(changed && trips, 1i32, 0i32);
-        weights[at * 2] = select(changed, log_weight, kept_weights[at * 2]);
-        weights[at * 2 + 1] = select(changed, log_score, kept_weights[at * 2 + 1]);
+        guarded[at] = select(changed && result.guarded, 1i32, 0i32);
+        weights[at * 2] = select(changed, result.log_weight, kept_weights[at * 2]);
+        weights[at * 2 + 1] = select(changed, result.log_score, kept_weights[at * 2 + 1]);
     }
 }
 

@@ -3,6 +3,8 @@
 #[cfg(feature = "gpu")]
 pub(crate) mod kernel;
 pub mod reference;
+#[cfg(feature = "gpu")]
+pub(crate) mod sums;
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
@@ -47,6 +49,35 @@ pub struct MergeOptions {
 impl Default for MergeOptions {
     fn default() -> Self {
         Self { rule: KeyRule::Paper, guard: GUARD, scale: None, queries: None }
+    }
+}
+
+impl MergeOptions {
+    /// Checks the queries of `rows` rows, and returns what backends receive.
+    pub(crate) fn config(
+        &self,
+        check: &Check,
+        rows: usize,
+        head_dim: usize,
+        within: bool,
+    ) -> Result<MergeConfig, KernelError> {
+        if let Some(queries) = &self.queries {
+            check.shape("queries", queries, &[rows, head_dim])?;
+            check.f32("queries", queries)?;
+        }
+        Ok(MergeConfig {
+            rule: self.rule,
+            guard: self.guard,
+            scale: self.scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
+            queried: self.queries.is_some(),
+            within,
+        })
+    }
+
+    /// The queries; any tensor where there are none, as an extension takes no optional ones.
+    pub(crate) fn queries_or_any(&self, check: &Check, head_dim: usize) -> Tensor<2> {
+        let none = || Tensor::empty([1, head_dim], (&check.device(), DType::F32));
+        self.queries.clone().unwrap_or_else(none)
     }
 }
 
@@ -135,24 +166,12 @@ pub fn merge_slots(
     check.f32("victims' weights", &lists.victim_weights)?;
     check.shape("kept slots' weights", &lists.kept_weights, &[rows, places, 2])?;
     check.f32("kept slots' weights", &lists.kept_weights)?;
-    if let Some(queries) = &options.queries {
-        check.shape("queries", queries, &[rows, head_dim])?;
-        check.f32("queries", queries)?;
-    }
-    let config = MergeConfig {
-        rule: options.rule,
-        guard: options.guard,
-        scale: options.scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
-        queried: options.queries.is_some(),
-        within: from.is_none(),
-    };
-    // An extension takes no optional tensors: where nothing is read, any tensor serves.
-    let device = keys.device();
-    let none = |dtype| Tensor::<2>::empty([1, head_dim], (&device, dtype));
-    let queries = options.queries.clone().unwrap_or_else(|| none(DType::F32));
+    let config = options.config(&check, rows, head_dim, from.is_none())?;
+    let queries = options.queries_or_any(&check, head_dim);
+    let none = || Tensor::<2>::empty([1, head_dim], (&keys.device(), keys.dtype()));
     let [from_keys, from_values] = match from {
         Some(pools) => pools.map(Tensor::clone),
-        None => [none(keys.dtype()), none(keys.dtype())],
+        None => [none(), none()],
     };
     let merges = Merges {
         from_keys: from_keys.into_dispatch(),

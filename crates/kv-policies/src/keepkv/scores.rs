@@ -1,10 +1,10 @@
 //! Predicted scores: averages of what queries gave each slot, unnormalised, as logarithms.
 
 use burn::tensor::{Int, Tensor};
-use kv_core::LayerCache;
+use kv_core::{AverageWeights, LayerCache, ScoreTracks};
 use serde::{Deserialize, Serialize};
 
-use super::{KeepKv, NAME};
+use super::{KeepKv, NAME, VOTES, VOTES_HIGH};
 use crate::attention::window_logits;
 use crate::{Attended, Observation, Result};
 
@@ -12,6 +12,9 @@ use crate::{Attended, Observation, Result};
 pub(super) const LOG_SCORES: &str = "log-scores";
 /// Track of the sum of the weights, as a logarithm: the average is `S` divided by it.
 pub(super) const LOG_SAMPLES: &str = "log-samples";
+/// What merging steps read and write.
+pub(super) const TRACKS: ScoreTracks =
+    ScoreTracks { scores: LOG_SCORES, samples: LOG_SAMPLES, votes: VOTES, votes_high: VOTES_HIGH };
 /// The logarithm of what new slots start with, nothing: −∞ is no number that all devices can write.
 pub(super) const NOTHING: f32 = -1.0e30;
 
@@ -89,23 +92,9 @@ impl KeepKv {
 
     /// Takes a step's scores into the averages.
     pub(super) fn observe(&self, cache: &mut LayerCache, attended: &Attended) -> Result<()> {
-        let (Some(sums), Some(samples)) = (cache.track(LOG_SCORES), cache.track(LOG_SAMPLES))
-        else {
-            return Ok(());
-        };
-        let mut scores: Tensor<1> = log_mean(attended.logits.clone(), 1).squeeze_dim(1);
-        if let Some(weights) = cache.log_weights() {
-            scores = scores - weights.clone();
-        }
-        let [new, old] = self.weights();
-        let sums = log_add(sums.clone().add_scalar(old), scores.add_scalar(new));
-        let samples = samples.clone().add_scalar(old);
-        let samples = log_add(samples.clone(), samples.full_like(new));
-        cache.set_track(LOG_SCORES, sums, NOTHING)?;
-        if !self.options.absolute_step {
-            cache.set_track(LOG_SAMPLES, samples, NOTHING)?;
-        }
-        Ok(())
+        let [new, old] = self.weights().map(|weight| weight as f32);
+        let weights = AverageWeights { new, old, fixed: self.options.absolute_step };
+        Ok(cache.average_scores(TRACKS, attended.logits.clone(), weights)?)
     }
 }
 

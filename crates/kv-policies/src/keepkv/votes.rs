@@ -1,6 +1,5 @@
 //! Electoral votes: how many tokens each slot stands for, exactly.
 
-use burn::tensor::{Int, Tensor};
 use kv_core::{LayerCache, read_f32};
 
 use crate::Result;
@@ -38,27 +37,6 @@ pub(super) fn prime(cache: &mut LayerCache, groups: &Groups, targets: &[Vec<i32>
         votes.extend(own);
     }
     write(cache, &votes)
-}
-
-/// Adds the votes of `victims` to those of `targets`, `[N]` each; negative targets are skipped, and
-/// no target is there twice.
-pub(super) fn add(
-    cache: &mut LayerCache,
-    victims: &Tensor<1, Int>,
-    targets: &Tensor<1, Int>,
-) -> Result<()> {
-    let (Some(low), Some(high)) = (cache.track(VOTES), cache.track(VOTES_HIGH)) else {
-        return Ok(());
-    };
-    let sum = |track: &Tensor<1>| {
-        let of = |slots: &Tensor<1, Int>| track.clone().select(0, slots.clone().clamp_min(0));
-        of(victims) + of(targets)
-    };
-    let (low, high) = (sum(low), sum(high));
-    let carry = low.clone().div_scalar(RADIX).floor();
-    let low = low - carry.clone().mul_scalar(RADIX);
-    cache.write_track(VOTES, targets, low)?;
-    Ok(cache.write_track(VOTES_HIGH, targets, high + carry)?)
 }
 
 /// Adds the votes of many victims to those of their targets, on the host.

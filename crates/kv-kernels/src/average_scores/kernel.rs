@@ -1,0 +1,50 @@
+//! The CubeCL kernel: a unit a slot.
+
+use cubecl::prelude::*;
+
+use crate::decode_attention::shared::{LOWEST, larger};
+
+#[cube(launch)]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn average_scores_kernel(
+    sums: &mut [f32],
+    samples: &mut [f32],
+    logits: &[f32],
+    log_weights: &[f32],
+    slots: usize,
+    new: f32,
+    old: f32,
+    #[comptime] group: usize,
+    #[comptime] weighted: bool,
+    #[comptime] fixed: bool,
+) {
+    let slot = ABSOLUTE_POS;
+    if slot >= slots {
+        terminate!();
+    }
+    let mut top = f32::new(LOWEST);
+    #[unroll]
+    for g in 0..group {
+        top = larger(top, logits[slot * group + g]);
+    }
+    let mut sum = 0.0f32;
+    #[unroll]
+    for g in 0..group {
+        sum += (logits[slot * group + g] - top).exp();
+    }
+    let mut score = top + (sum / f32::cast_from(group.runtime())).ln();
+    if weighted {
+        score -= log_weights[slot];
+    }
+    sums[slot] = log_add(sums[slot] + old, score + new);
+    if !fixed {
+        samples[slot] = log_add(samples[slot] + old, new);
+    }
+}
+
+/// `ln(exp(a) + exp(b))`
+#[cube]
+pub(crate) fn log_add(a: f32, b: f32) -> f32 {
+    let top = larger(a, b);
+    top + ((a - top).exp() + (b - top).exp()).ln()
+}

@@ -1,0 +1,197 @@
+//! The CubeCL kernel: a cube a range, whose teams of units compare keys, and whose first units merge.
+
+use cubecl::prelude::*;
+
+use super::RADIX;
+use crate::average_scores::kernel::log_add;
+use crate::evicting_attention::weigh::{ABSENT, NOWHERE, weakest_of};
+use crate::merge_slots::KeyRule;
+use crate::merge_slots::sums::{add, no_sums, outcome};
+
+/// Slots that a team reads before it waits for the first.
+const AHEAD: usize = 4;
+
+/// What fixes the generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Blueprint {
+    /// Vectors of a row.
+    pub(crate) columns: usize,
+    /// Units that share a slot's key: a power of two, at most a plane.
+    pub(crate) team: usize,
+    /// Units of a cube, at least `columns`.
+    pub(crate) units: usize,
+    /// Planes of a cube, at most.
+    pub(crate) planes: usize,
+    pub(crate) rule: KeyRule,
+    pub(crate) literal: bool,
+    pub(crate) queried: bool,
+}
+
+/// # Shapes
+/// In vectors of `N`: `keys` and `values` `[S, columns]`, `queries` `[B * Hkv, columns]`; the others as
+/// [`super::merge_nearest`] has them.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
+    keys: &mut [Vector<F, N>],
+    values: &mut [Vector<F, N>],
+    log_weights: &mut [f32],
+    log_scores: &mut [f32],
+    log_samples: &[f32],
+    votes: &mut [f32],
+    votes_high: &mut [f32],
+    offsets: &[i32],
+    lengths: &[i32],
+    victims: &[i32],
+    goes: &[i32],
+    queries: &[Vector<f32, N>],
+    pairs: usize,
+    threshold: f32,
+    log_epsilon: f32,
+    guard: f32,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+    #[define(F)] _dtype: ElemType,
+) {
+    let columns = blueprint.columns.comptime();
+    let team_size = blueprint.team.comptime();
+    let own = columns.div_ceil(team_size).comptime();
+    let teams = comptime!(blueprint.units / team_size);
+    let pair = CUBE_POS;
+    if pair >= pairs {
+        terminate!();
+    }
+    if goes[pair] == 0 || victims[pair] < 0 {
+        terminate!();
+    }
+    let unit = UNIT_POS as usize;
+    let (member, team) = (unit % team_size, unit / team_size);
+    let start = offsets[pair] as usize;
+    let length = lengths[pair] as usize;
+    let victim = victims[pair] as usize;
+
+    let mut q = Array::<Vector<f32, N>>::new(own);
+    let mut square = 0.0f32;
+    #[unroll]
+    for c in 0..own {
+        let column = member + c * team_size;
+        q[c] = Vector::new(0.0f32);
+        if column < columns {
+            q[c] = Vector::cast_from(keys[victim * columns + column]);
+        }
+        square += q[c].dot(q[c]);
+    }
+    #[unroll]
+    for level in 0..comptime!(team_size.ilog2()) {
+        square += plane_shuffle_xor(square, comptime!(1u32 << level));
+    }
+    let norm = square.sqrt();
+
+    // The least of negated cosines.
+    let mut best = f32::new(ABSENT);
+    let mut best_place = i32::new(NOWHERE as i64);
+    let rounds = length.div_ceil(comptime!(teams * AHEAD));
+    for round in 0..rounds {
+        let mut k = Array::<Vector<F, N>>::new(comptime!(AHEAD * own));
+        #[unroll]
+        for a in 0..AHEAD {
+            let place = min((round * AHEAD + a) * teams + team, length - 1);
+            #[unroll]
+            for c in 0..own {
+                let column = min(member + c * team_size, columns - 1);
+                k[a * own + c] = keys[(start + place) * columns + column];
+            }
+        }
+        #[unroll]
+        for a in 0..AHEAD {
+            let place = (round * AHEAD + a) * teams + team;
+            let mut dot = 0.0f32;
+            let mut other = 0.0f32;
+            #[unroll]
+            for c in 0..own {
+                let mut key = Vector::<f32, N>::cast_from(k[a * own + c]);
+                if comptime!(!columns.is_multiple_of(team_size))
+                    && member + c * team_size >= columns
+                {
+                    key = Vector::new(0.0f32);
+                }
+                dot += key.dot(q[c]);
+                other += key.dot(key);
+            }
+            #[unroll]
+            for level in 0..comptime!(team_size.ilog2()) {
+                dot += plane_shuffle_xor(dot, comptime!(1u32 << level));
+                other += plane_shuffle_xor(other, comptime!(1u32 << level));
+            }
+            let norms = norm * other.sqrt();
+            let cosine = select(norms > 0.0f32, dot / norms, 0.0f32);
+            // Places ascend, so `<` keeps the first among equals.
+            if place < length && start + place != victim && -cosine < best {
+                best = -cosine;
+                best_place = i32::cast_from(place);
+            }
+        }
+    }
+    let (least, place) = weakest_of(best, best_place, blueprint.planes);
+    if place == NOWHERE || -least <= threshold {
+        terminate!();
+    }
+    let target = start + place as usize;
+
+    let (weight, other_weight) = (log_weights[target], log_weights[victim]);
+    let score = log_add(log_scores[target] - log_samples[target], log_epsilon);
+    let other_score = log_add(log_scores[victim] - log_samples[victim], log_epsilon);
+    let (low, high) = (votes[target] + votes[victim], votes_high[target] + votes_high[victim]);
+    let mut sums = no_sums();
+    let (_, first) = add(&mut sums, weight, score);
+    let (fade, second) = add(&mut sums, other_weight, other_score);
+    let result = outcome(&sums, guard, blueprint.rule, blueprint.literal);
+    let mut share = first * fade / sums.mass;
+    let mut other_share = second / sums.mass;
+    if result.massless {
+        share = (weight - result.log_weight).exp();
+        other_share = (other_weight - result.log_weight).exp();
+    }
+    let moves = comptime!(matches!(blueprint.rule, KeyRule::Paper | KeyRule::Additive));
+    let mut step = 0.0f32;
+    if comptime!(moves && blueprint.queried) {
+        let mut square = 0.0f32;
+        #[unroll]
+        for c in 0..own {
+            let column = member + c * team_size;
+            if column < columns {
+                let query = queries[pair * columns + column];
+                square += query.dot(query);
+            }
+        }
+        #[unroll]
+        for level in 0..comptime!(team_size.ilog2()) {
+            square += plane_shuffle_xor(square, comptime!(1u32 << level));
+        }
+        if square > 0.0f32 {
+            step = result.step / (scale * square);
+        }
+    }
+    // All have read what is written now.
+    sync_cube();
+    if unit < columns {
+        let (to, from) = (target * columns + unit, victim * columns + unit);
+        let key = Vector::<f32, N>::cast_from(keys[to]) * Vector::new(share * result.factor)
+            + Vector::<f32, N>::cast_from(keys[from]) * Vector::new(other_share * result.factor);
+        let value = Vector::<f32, N>::cast_from(values[to]) * Vector::new(share)
+            + Vector::<f32, N>::cast_from(values[from]) * Vector::new(other_share);
+        let mut moved = key;
+        if comptime!(moves && blueprint.queried) {
+            moved += queries[pair * columns + unit] * Vector::new(step);
+        }
+        keys[to] = Vector::cast_from(moved);
+        values[to] = Vector::cast_from(value);
+    }
+    if unit == 0 {
+        let carry = (low / f32::new(RADIX)).floor();
+        votes[target] = low - carry * f32::new(RADIX);
+        votes_high[target] = high + carry;
+        log_weights[target] = result.log_weight;
+        log_scores[target] = result.log_score + log_samples[target];
+    }
+}

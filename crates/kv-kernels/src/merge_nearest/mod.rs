@@ -1,0 +1,134 @@
+//! One slot of every (sequence, key-value head) merged into the one whose key is most alike, with all
+//! that both carry: what a decode step's eviction does in place of dropping.
+
+#[cfg(feature = "gpu")]
+pub(crate) mod kernel;
+pub(crate) mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor};
+
+use crate::check::Check;
+use crate::extension::{MergingPools, SlotOps};
+use crate::merge_slots::MergeConfig;
+use crate::{KernelError, MergeOptions, SlotRanges};
+
+const OP: &str = "merge_nearest";
+/// Votes that [`MergingSlots::votes`] counts to before they are carried.
+const RADIX: f32 = 4096.0;
+/// Below all logarithms of scores.
+const NOTHING: f32 = -3.0e38;
+
+/// A cache's slots and what merges need of each, `[S]`, f32 but for keys and values `[S, D]`; all is
+/// written in place.
+#[derive(Debug)]
+pub struct MergingSlots<'a> {
+    /// Keys.
+    pub keys: &'a mut Tensor<2>,
+    /// Values.
+    pub values: &'a mut Tensor<2>,
+    /// `ln p`
+    pub log_weights: &'a mut Tensor<1>,
+    /// `ln S`, the logarithm of a sum of scores, which `samples` make a mean.
+    pub log_scores: &'a mut Tensor<1>,
+    /// The logarithm of what the sum is divided by.
+    pub log_samples: &'a mut Tensor<1>,
+    /// Tokens that the slot stands for, modulo 4,096.
+    pub votes: &'a mut Tensor<1>,
+    /// 4,096s of these tokens.
+    pub votes_high: &'a mut Tensor<1>,
+}
+
+/// How [`merge_nearest`] merges.
+#[derive(Debug, Clone, Default)]
+pub struct NearestOptions {
+    /// What a cosine must exceed.
+    pub threshold: f32,
+    /// Added to scores.
+    pub epsilon: f64,
+    /// The rest.
+    pub merge: MergeOptions,
+}
+
+/// Merges one victim of every range into the slot of the highest cosine, if that exceeds the threshold
+/// (the first among equals): key and value as [`crate::merge_slots`] has them, votes and weights add
+/// up. Victims stay where they are, to be dropped.
+///
+/// # Shapes
+/// `victims` `[B, Hkv]`, slots of their ranges, 32-bit; `goes` `[B, Hkv]`, 32-bit: 0 for heads of which
+/// nothing goes. Contents are on the device and are not checked.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
+pub fn merge_nearest(
+    slots: MergingSlots<'_>,
+    ranges: &SlotRanges,
+    victims: &Tensor<2, Int>,
+    goes: &Tensor<2, Int>,
+    options: &NearestOptions,
+) -> Result<(), KernelError> {
+    let MergingSlots { keys, values, log_weights, log_scores, log_samples, votes, votes_high } =
+        slots;
+    let check = Check::new(OP, keys);
+    check.supported()?;
+    check.float("keys", keys)?;
+    check.filled("keys", keys)?;
+    check.counted("keys", keys)?;
+    let ([count, head_dim], [batch, kv_heads]) = (keys.dims(), victims.dims());
+    check.shape("values", values, &[count, head_dim])?;
+    check.same_dtype("values", values, "the keys' dtype", keys.dtype())?;
+    for (argument, tensor) in [
+        ("log_weights", &*log_weights),
+        ("log_scores", &*log_scores),
+        ("log_samples", &*log_samples),
+        ("votes", &*votes),
+        ("votes_high", &*votes_high),
+    ] {
+        check.shape(argument, tensor, &[count])?;
+        check.f32(argument, tensor)?;
+    }
+    check.ranges(ranges, batch, kv_heads)?;
+    for (argument, tensor) in [("victims", victims), ("goes", goes)] {
+        check.shape(argument, tensor, &[batch, kv_heads])?;
+        check.int(argument, tensor)?;
+    }
+    let config = options.merge.config(&check, batch * kv_heads, head_dim, true)?;
+    let merged = <Dispatch as SlotOps>::merge_nearest(
+        MergingPools {
+            keys: check.take(keys).into_dispatch(),
+            values: check.take(values).into_dispatch(),
+            log_weights: check.take(log_weights).into_dispatch(),
+            log_scores: check.take(log_scores).into_dispatch(),
+            log_samples: check.take(log_samples).into_dispatch(),
+            votes: check.take(votes).into_dispatch(),
+            votes_high: check.take(votes_high).into_dispatch(),
+        },
+        ranges.offsets.clone().into_dispatch(),
+        ranges.lengths.clone().into_dispatch(),
+        victims.clone().into_dispatch(),
+        goes.clone().into_dispatch(),
+        options.merge.queries_or_any(&check, head_dim).into_dispatch(),
+        NearestConfig {
+            merge: config,
+            threshold: options.threshold,
+            // As good as the logarithm of 0.
+            log_epsilon: (options.epsilon.ln() as f32).max(NOTHING),
+        },
+    );
+    *keys = Tensor::from_dispatch(merged.keys);
+    *values = Tensor::from_dispatch(merged.values);
+    *log_weights = Tensor::from_dispatch(merged.log_weights);
+    *log_scores = Tensor::from_dispatch(merged.log_scores);
+    *log_samples = Tensor::from_dispatch(merged.log_samples);
+    *votes = Tensor::from_dispatch(merged.votes);
+    *votes_high = Tensor::from_dispatch(merged.votes_high);
+    Ok(())
+}
+
+/// Scalars and comptime configuration, as the backends receive them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct NearestConfig {
+    pub(crate) merge: MergeConfig,
+    pub(crate) threshold: f32,
+    pub(crate) log_epsilon: f32,
+}

@@ -1,0 +1,91 @@
+//! The same in plain loops.
+
+use super::{NearestConfig, RADIX};
+use crate::average_scores::reference::log_add;
+use crate::merge_slots::reference::{Member, merge_group};
+use crate::nearest_slots::reference::Pairing;
+
+/// One call's data; pools are written.
+pub(crate) struct Slots<'a> {
+    /// `[S, D]`
+    pub(crate) keys: &'a mut [f32],
+    /// `[S, D]`
+    pub(crate) values: &'a mut [f32],
+    pub(crate) log_weights: &'a mut [f32],
+    pub(crate) log_scores: &'a mut [f32],
+    pub(crate) log_samples: &'a [f32],
+    pub(crate) votes: &'a mut [f32],
+    pub(crate) votes_high: &'a mut [f32],
+    pub(crate) head_dim: usize,
+}
+
+impl Slots<'_> {
+    /// Merges `victims` of all ranges, `[B * Hkv]`; returns the slots that changed.
+    pub(crate) fn merge(
+        &mut self,
+        [offsets, lengths, victims, goes]: [&[i32]; 4],
+        queries: &[f32],
+        config: NearestConfig,
+    ) -> Vec<usize> {
+        let head_dim = self.head_dim;
+        let mut changed = Vec::new();
+        for pair in 0..victims.len() {
+            if goes[pair] == 0 || victims[pair] < 0 {
+                continue;
+            }
+            let among: Vec<i32> = (offsets[pair]..offsets[pair] + lengths[pair]).collect();
+            let pairing = Pairing {
+                keys: self.keys,
+                head_dim,
+                of: &victims[pair..=pair],
+                of_counts: &[1],
+                among: &among,
+                among_counts: &[lengths[pair]],
+                earlier: false,
+            };
+            let (places, cosines) = pairing.nearest();
+            if places[0] < 0 || cosines[0] <= config.threshold {
+                continue;
+            }
+            let (victim, target) = (victims[pair] as usize, among[places[0] as usize] as usize);
+            let wide = |rows: &[f32], row: usize| -> Vec<f64> {
+                rows[row * head_dim..][..head_dim].iter().map(|&x| f64::from(x)).collect()
+            };
+            let parts =
+                [target, victim].map(|slot| (wide(self.keys, slot), wide(self.values, slot)));
+            let member = |slot: usize, at: usize| Member {
+                key: &parts[at].0,
+                value: &parts[at].1,
+                log_weight: self.log_weights[slot].into(),
+                log_score: log_add(
+                    self.log_scores[slot] - self.log_samples[slot],
+                    config.log_epsilon,
+                )
+                .into(),
+            };
+            let members = [member(target, 0), member(victim, 1)];
+            let query = config.merge.queried.then(|| wide(queries, pair));
+            let merged = merge_group(
+                &members,
+                query.as_deref(),
+                config.merge.rule,
+                config.merge.guard.into(),
+                config.merge.scale.into(),
+            );
+            let narrow = |to: &mut [f32], from: &[f64]| {
+                to.iter_mut().zip(from).for_each(|(to, from)| *to = *from as f32);
+            };
+            narrow(&mut self.keys[target * head_dim..][..head_dim], &merged.key);
+            narrow(&mut self.values[target * head_dim..][..head_dim], &merged.value);
+            self.log_weights[target] = merged.log_weight as f32;
+            let score = merged.log_score + f64::from(self.log_samples[target]);
+            self.log_scores[target] = score.max(f64::from(f32::MIN)) as f32;
+            let low = self.votes[target] + self.votes[victim];
+            let carry = (low / RADIX).floor();
+            self.votes[target] = low - carry * RADIX;
+            self.votes_high[target] += self.votes_high[victim] + carry;
+            changed.push(target);
+        }
+        changed
+    }
+}

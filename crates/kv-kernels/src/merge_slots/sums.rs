@@ -1,0 +1,117 @@
+//! A group's sums, and what they make of its slot.
+
+use cubecl::prelude::*;
+
+use super::KeyRule;
+use crate::decode_attention::shared::{LOWEST, larger};
+
+/// Logarithms from here to −∞ are those of 0.
+const NOTHING: f32 = -1.0e38;
+
+/// Sums of a group so far, relative to its largest terms.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Sums {
+    /// The largest `ln w`, `w = p ŝ`, and `Σ w`.
+    pub(crate) top: f32,
+    pub(crate) mass: f32,
+    /// `Σ w ln ŝ`.
+    pub(crate) logits: f32,
+    /// The largest `ln p`, and `Σ p`.
+    pub(crate) top_votes: f32,
+    pub(crate) votes: f32,
+}
+
+/// Adds a member's numbers, and returns what the sums so far and its own row are to be multiplied
+/// with.
+#[cube]
+pub(crate) fn add(sums: &mut Sums, log_weight: f32, log_score: f32) -> (f32, f32) {
+    let votes = larger(sums.top_votes, log_weight);
+    sums.votes = sums.votes * (sums.top_votes - votes).exp() + (log_weight - votes).exp();
+    sums.top_votes = votes;
+    let log_mass = log_weight + log_score;
+    let mut old = 1.0f32;
+    let mut own = 0.0f32;
+    if log_mass > f32::new(NOTHING) {
+        let top = larger(sums.top, log_mass);
+        old = (sums.top - top).exp();
+        own = (log_mass - top).exp();
+        sums.mass = sums.mass * old + own;
+        sums.logits = sums.logits * old + own * log_score;
+        sums.top = top;
+    }
+    (old, own)
+}
+
+/// Sums of nothing.
+#[cube]
+pub(crate) fn no_sums() -> Sums {
+    Sums {
+        top: f32::new(LOWEST),
+        mass: 0.0f32,
+        logits: 0.0f32,
+        top_votes: f32::new(LOWEST),
+        votes: 0.0f32,
+    }
+}
+
+/// What a group's slot is: its key is `factor k̄ + step √D q / ‖q‖²`.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Outcome {
+    /// Whether no member has any mass, so that means are by votes alone.
+    pub(crate) massless: bool,
+    pub(crate) factor: f32,
+    pub(crate) step: f32,
+    pub(crate) log_weight: f32,
+    pub(crate) log_score: f32,
+    /// Whether the guard tripped.
+    pub(crate) guarded: bool,
+}
+
+/// Makes a slot of a group's sums.
+#[cube]
+pub(crate) fn outcome(
+    sums: &Sums,
+    guard: f32,
+    #[comptime] rule: KeyRule,
+    #[comptime] literal: bool,
+) -> Outcome {
+    let massless = sums.mass == 0.0f32;
+    let votes = sums.top_votes + sums.votes.ln();
+    let mut target = f32::new(LOWEST);
+    let mut mean_logit = 0.0f32;
+    if !massless {
+        mean_logit = sums.logits / sums.mass;
+        target = sums.top + sums.mass.ln() - votes;
+    }
+    let mut result = Outcome {
+        massless,
+        factor: 1.0f32,
+        step: 0.0f32,
+        log_weight: votes,
+        log_score: target,
+        guarded: false,
+    };
+    if !massless {
+        if comptime!(rule == KeyRule::Additive) {
+            result.step = target - mean_logit;
+        }
+        if comptime!(rule == KeyRule::Paper) {
+            let factor = target / mean_logit;
+            let mut fits = factor >= 1.0f32 / guard && factor <= guard;
+            if literal {
+                fits = true;
+            }
+            if fits {
+                result.factor = factor;
+            } else {
+                result.step = target - mean_logit;
+                result.guarded = true;
+            }
+        }
+        if comptime!(rule == KeyRule::Votes) {
+            result.log_weight += target - mean_logit;
+            result.log_score = mean_logit;
+        }
+    }
+    result
+}

@@ -1,0 +1,249 @@
+use burn::tensor::{DType, Int, Tensor};
+use kv_kernels::merge_reference::{Member, merge_group};
+use kv_kernels::{
+    AverageWeights, KernelError, KeyRule, MergeOptions, MergingSlots, NearestOptions, SlotRanges,
+    average_scores, merge_nearest,
+};
+use kv_testing::{Numbers, devices, relative_error};
+
+/// Slots of heads of given lengths, with gaps of two between ranges.
+struct Case {
+    dim: usize,
+    lengths: Vec<usize>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    log_weights: Vec<f32>,
+    log_scores: Vec<f32>,
+    log_samples: Vec<f32>,
+    votes: Vec<f32>,
+    queries: Vec<f32>,
+    /// Victims as places.
+    victims: Vec<usize>,
+    goes: Vec<bool>,
+}
+
+impl Case {
+    fn random(seed: u64, dim: usize, lengths: &[usize]) -> Self {
+        let mut numbers = Numbers::new(seed);
+        let slots = lengths.iter().sum::<usize>() + 2 * lengths.len();
+        let victims = lengths.iter().map(|&length| numbers.below(length.max(1))).collect();
+        let votes: Vec<f32> = (0..slots).map(|_| 1.0 + numbers.below(4095) as f32).collect();
+        Self {
+            dim,
+            lengths: lengths.to_vec(),
+            keys: numbers.normal(slots * dim),
+            values: numbers.normal(slots * dim),
+            log_weights: votes.iter().map(|votes| votes.ln()).collect(),
+            log_scores: numbers.normal(slots).iter().map(|x| 3.0 * x).collect(),
+            log_samples: numbers.normal(slots),
+            votes,
+            queries: numbers.normal(lengths.len() * dim),
+            victims,
+            goes: (0..lengths.len()).map(|pair| pair % 4 != 3).collect(),
+        }
+    }
+
+    fn offset(&self, pair: usize) -> usize {
+        self.lengths[..pair].iter().map(|length| length + 2).sum()
+    }
+
+    fn key(&self, slot: usize) -> Vec<f64> {
+        self.keys[slot * self.dim..][..self.dim].iter().map(|&x| x.into()).collect()
+    }
+
+    fn value(&self, slot: usize) -> Vec<f64> {
+        self.values[slot * self.dim..][..self.dim].iter().map(|&x| x.into()).collect()
+    }
+
+    /// The most similar slot to a head's victim, and its cosine.
+    fn target(&self, pair: usize) -> Option<(usize, f64)> {
+        let victim = self.offset(pair) + self.victims[pair];
+        let slots = self.offset(pair)..self.offset(pair) + self.lengths[pair];
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
+        let own = self.key(victim);
+        let cosines = slots.filter(|&slot| slot != victim).map(|slot| {
+            let key = self.key(slot);
+            (slot, dot(&own, &key) / (dot(&own, &own) * dot(&key, &key)).sqrt())
+        });
+        cosines.max_by(|a, b| a.1.total_cmp(&b.1))
+    }
+}
+
+#[test]
+fn victims_go_into_the_most_similar_slot() {
+    let cases = [
+        Case::random(1, 64, &[200, 1, 33, 40, 2, 512]),
+        Case::random(2, 20, &[17, 90, 8, 9]),
+        Case::random(3, 128, &[1030, 64]),
+    ];
+    for tested in devices() {
+        let device = &tested.device;
+        for (case, rule) in cases.iter().zip([KeyRule::Paper, KeyRule::Votes, KeyRule::Additive]) {
+            let (pairs, slots) = (case.lengths.len(), case.votes.len());
+            let floats = |values: &[f32]| Tensor::<1>::from_data(values, (device, DType::F32));
+            let ints = |values: Vec<i32>| {
+                Tensor::<1, Int>::from_data(values.as_slice(), (device, DType::I32))
+                    .reshape([1, pairs])
+            };
+            let rows = |values: &[f32]| floats(values).reshape([slots, case.dim]);
+            let (mut keys, mut values) = (rows(&case.keys), rows(&case.values));
+            let mut log_weights = floats(&case.log_weights);
+            let (mut log_scores, mut log_samples) =
+                (floats(&case.log_scores), floats(&case.log_samples));
+            let mut votes = floats(&case.votes);
+            let mut votes_high = votes.zeros_like();
+            let ranges = SlotRanges {
+                offsets: ints((0..pairs).map(|pair| case.offset(pair) as i32).collect()),
+                lengths: ints(case.lengths.iter().map(|&length| length as i32).collect()),
+            };
+            let victims = (0..pairs).map(|pair| (case.offset(pair) + case.victims[pair]) as i32);
+            let victims = ints(victims.collect());
+            let goes = ints(case.goes.iter().map(|&goes| i32::from(goes)).collect());
+            let queries = floats(&case.queries).reshape([pairs, case.dim]);
+            let merge = MergeOptions { rule, queries: Some(queries), ..Default::default() };
+            let options = NearestOptions { threshold: 0.1, epsilon: 0.0, merge };
+            merge_nearest(
+                MergingSlots {
+                    keys: &mut keys,
+                    values: &mut values,
+                    log_weights: &mut log_weights,
+                    log_scores: &mut log_scores,
+                    log_samples: &mut log_samples,
+                    votes: &mut votes,
+                    votes_high: &mut votes_high,
+                },
+                &ranges,
+                &victims,
+                &goes,
+                &options,
+            )
+            .unwrap();
+
+            let (mut exact_keys, mut exact_values) = (case.keys.clone(), case.values.clone());
+            let mut exact = [case.log_weights.clone(), case.log_scores.clone()];
+            let mut exact_votes: Vec<f64> = case.votes.iter().map(|&x| x.into()).collect();
+            for pair in 0..pairs {
+                let Some((target, cosine)) = case.target(pair) else { continue };
+                if !case.goes[pair] || cosine <= 0.1 {
+                    continue;
+                }
+                let victim = case.offset(pair) + case.victims[pair];
+                let parts = [target, victim].map(|slot| (case.key(slot), case.value(slot)));
+                let member = |slot: usize, at: usize| Member {
+                    key: &parts[at].0,
+                    value: &parts[at].1,
+                    log_weight: case.log_weights[slot].into(),
+                    log_score: f64::from(case.log_scores[slot]) - f64::from(case.log_samples[slot]),
+                };
+                let query = case.queries[pair * case.dim..][..case.dim].iter();
+                let query: Vec<f64> = query.map(|&x| x.into()).collect();
+                let members = [member(target, 0), member(victim, 1)];
+                let scale = 1.0 / (case.dim as f64).sqrt();
+                let merged = merge_group(&members, Some(&query), rule, 4.0, scale);
+                let write = |to: &mut [f32], from: &[f64]| {
+                    to.iter_mut().zip(from).for_each(|(to, from)| *to = *from as f32);
+                };
+                write(&mut exact_keys[target * case.dim..][..case.dim], &merged.key);
+                write(&mut exact_values[target * case.dim..][..case.dim], &merged.value);
+                exact[0][target] = merged.log_weight as f32;
+                exact[1][target] = merged.log_score as f32 + case.log_samples[target];
+                exact_votes[target] += exact_votes[victim];
+            }
+            let context = format!("{} {rule:?}", tested.name);
+            let read = |tensor: Tensor<1>| tensor.try_into_vec_as::<f32>().unwrap();
+            let [weights, scores] = exact;
+            for (name, actual, expected) in [
+                ("keys", read(keys.reshape([-1])), exact_keys),
+                ("values", read(values.reshape([-1])), exact_values),
+                ("weights", read(log_weights), weights),
+                ("scores", read(log_scores), scores),
+                ("samples", read(log_samples), case.log_samples.clone()),
+            ] {
+                let expected: Vec<f64> = expected.iter().map(|&x| x.into()).collect();
+                let error = relative_error(&actual, &expected);
+                assert!(error < 1e-4, "{context}: {name} off by {error}");
+            }
+            let (low, high) = (read(votes), read(votes_high));
+            for (slot, expected) in exact_votes.iter().enumerate() {
+                let actual = f64::from(low[slot]) + 4096.0 * f64::from(high[slot]);
+                assert_eq!(actual, *expected, "{context}: slot {slot}");
+            }
+        }
+    }
+}
+
+#[test]
+fn averages_are_those_of_the_scores() {
+    for tested in devices() {
+        let device = &tested.device;
+        let (slots, group, steps) = (300, 3, 5);
+        let mut numbers = Numbers::new(4);
+        let start = || Tensor::<1>::full([slots], -1e30, (device, DType::F32));
+        let (mut scores, mut samples) = (start(), start());
+        let log_weights = numbers.normal(slots);
+        let alpha = 0.8f64;
+        let mut exact = vec![(0.0f64, 0.0f64); slots];
+        for _ in 0..steps {
+            let logits: Vec<f32> = numbers.normal(slots * group).iter().map(|x| 20.0 * x).collect();
+            for (slot, (sum, weight)) in exact.iter_mut().enumerate() {
+                let own = logits[slot * group..][..group].iter();
+                let mean = own
+                    .map(|&logit| (f64::from(logit) - f64::from(log_weights[slot])).exp())
+                    .sum::<f64>()
+                    / group as f64;
+                *sum = alpha * *sum + (1.0 - alpha) * mean;
+                *weight = alpha * *weight + (1.0 - alpha);
+            }
+            let logits = Tensor::<1>::from_data(logits.as_slice(), (device, DType::F32));
+            let weights = AverageWeights {
+                new: (1.0 - alpha).ln() as f32,
+                old: alpha.ln() as f32,
+                fixed: false,
+            };
+            let log_weights = Tensor::from_data(log_weights.as_slice(), (device, DType::F32));
+            let logits = logits.reshape([slots, group]);
+            average_scores(&mut scores, &mut samples, logits, Some(log_weights), weights).unwrap();
+        }
+        let read = |tensor: Tensor<1>| tensor.try_into_vec_as::<f32>().unwrap();
+        let (scores, samples) = (read(scores), read(samples));
+        for (slot, (sum, weight)) in exact.iter().enumerate() {
+            let error = (f64::from(scores[slot]) - sum.ln()).abs();
+            assert!(error < 1e-4, "{}: slot {slot} off by {error}", tested.name);
+            let error = (f64::from(samples[slot]) - weight.ln()).abs();
+            assert!(error < 1e-5, "{}: samples of {slot} off by {error}", tested.name);
+        }
+    }
+}
+
+#[test]
+fn arguments_that_do_not_fit_are_refused() {
+    for tested in devices() {
+        let device = &tested.device;
+        let scalars = |slots: usize| Tensor::<1>::zeros([slots], (device, DType::F32));
+        let (mut scores, mut samples) = (scalars(4), scalars(4));
+        let logits = Tensor::<2>::zeros([5, 2], (device, DType::F32));
+        let weights = AverageWeights { new: 0.0, old: 0.0, fixed: false };
+        let error = average_scores(&mut scores, &mut samples, logits, None, weights).unwrap_err();
+        assert!(matches!(error, KernelError::Shape { argument: "logits", .. }), "{error}");
+        assert_eq!(scores.dims(), [4], "{}", tested.name);
+
+        let rows = || Tensor::<2>::ones([4, 8], (device, DType::F32));
+        let pairs = |width: usize| Tensor::<2, Int>::ones([1, width], (device, DType::I32));
+        let ranges = SlotRanges { offsets: pairs(2), lengths: pairs(2) };
+        let (mut keys, mut values) = (rows(), rows());
+        let (mut weights, mut votes, mut votes_high) = (scalars(4), scalars(3), scalars(4));
+        let slots = MergingSlots {
+            keys: &mut keys,
+            values: &mut values,
+            log_weights: &mut weights,
+            log_scores: &mut scores,
+            log_samples: &mut samples,
+            votes: &mut votes,
+            votes_high: &mut votes_high,
+        };
+        let options = NearestOptions::default();
+        let error = merge_nearest(slots, &ranges, &pairs(2), &pairs(2), &options).unwrap_err();
+        assert!(matches!(error, KernelError::Shape { argument: "votes", .. }), "{error}");
+        assert_eq!(keys.dims(), [4, 8], "{}", tested.name);
+    }
+}
