@@ -60,6 +60,16 @@ pub(crate) struct Lists<B: Backend> {
     pub(crate) most: usize,
 }
 
+/// One victim a range, `[B, Hkv]` each.
+#[derive(ExtensionType)]
+pub(crate) struct Drops<B: Backend> {
+    pub(crate) offsets: IntTensor<B>,
+    pub(crate) lengths: IntTensor<B>,
+    pub(crate) victims: IntTensor<B>,
+    /// 0 where nothing goes.
+    pub(crate) goes: IntTensor<B>,
+}
+
 /// Where new tokens go; what `place` does not use is any tensor.
 #[derive(ExtensionType)]
 pub(crate) struct Places<B: Backend> {
@@ -350,6 +360,18 @@ pub(crate) trait SlotOps: Backend {
         offsets: IntTensor<Self>,
         #[extension_type] lists: Lists<Self>,
     ) -> SlotPools<Self>;
+
+    /// Moves the last slot of each range into its victim's place, in place.
+    fn drop_slots(
+        #[extension_type] pools: SlotPools<Self>,
+        #[extension_type] drops: Drops<Self>,
+    ) -> SlotPools<Self>;
+
+    /// The same for a pool of one number a slot.
+    fn drop_scalars(
+        pool: FloatTensor<Self>,
+        #[extension_type] drops: Drops<Self>,
+    ) -> FloatTensor<Self>;
 
     /// Draws a token for every row of `logits` `[B, V]`.
     fn draw(

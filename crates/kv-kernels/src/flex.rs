@@ -9,7 +9,7 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 
 use attention::Args;
-use buffers::{compacted, moved, owned, rounded, rounding, scatter_into, slice, wide};
+use buffers::{compacted, dropped, moved, owned, rounded, rounding, scatter_into, slice, wide};
 
 use crate::argmin_slots::reference::argmin;
 use crate::average_scores::AverageWeights;
@@ -21,8 +21,8 @@ use crate::decode_attention::reference::Scores;
 use crate::evicting_attention::reference::{Decision, HostGuard, log_norm};
 use crate::evicting_attention::{EvictionConfig, EvictionScope};
 use crate::extension::{
-    Classes, Drawn, Epilogue, EpilogueConfig, Eviction, Lists, MergedPools, Merges, MergingPools,
-    Places, Projection, SampleTensors, SlotOps, SlotPools, Walk, Written,
+    Classes, Drawn, Drops, Epilogue, EpilogueConfig, Eviction, Lists, MergedPools, Merges,
+    MergingPools, Places, Projection, SampleTensors, SlotOps, SlotPools, Walk, Written,
 };
 use crate::heads::reference::Tokens;
 use crate::heads::{HeadConfig, Place};
@@ -454,6 +454,28 @@ impl SlotOps for Flex {
             },
             weighted: pools.weighted,
         }
+    }
+
+    fn drop_slots(pools: SlotPools<Self>, drops: Drops<Self>) -> SlotPools<Self> {
+        let drops = [drops.offsets, drops.lengths, drops.victims, drops.goes];
+        let drops = drops.map(|tensor| tensor.to_contiguous());
+        let drops: [&[i32]; 4] = std::array::from_fn(|i| slice(&drops[i]));
+        SlotPools {
+            keys: dropped(pools.keys, drops),
+            values: dropped(pools.values, drops),
+            positions: dropped(pools.positions, drops),
+            log_weights: match pools.weighted {
+                true => dropped(pools.log_weights, drops),
+                false => pools.log_weights,
+            },
+            weighted: pools.weighted,
+        }
+    }
+
+    fn drop_scalars(pool: FlexTensor, drops: Drops<Self>) -> FlexTensor {
+        let drops = [drops.offsets, drops.lengths, drops.victims, drops.goes];
+        let drops = drops.map(|tensor| tensor.to_contiguous());
+        dropped(pool, std::array::from_fn(|i| slice(&drops[i])))
     }
 
     fn draw(logits: FlexTensor, state: SampleTensors<Self>, _config: DrawConfig) -> Drawn<Self> {

@@ -20,7 +20,7 @@ use crate::evicting_attention::EvictionConfig;
 #[cfg(feature = "cuda")]
 use crate::extension::HopperOps;
 use crate::extension::{
-    Classes, Drawn, Epilogue, Eviction, Lists, MergedPools, Merges, MergingPools, Places,
+    Classes, Drawn, Drops, Epilogue, Eviction, Lists, MergedPools, Merges, MergingPools, Places,
     Projection, SampleTensors, SlotOps, SlotPools, Walk, Written,
 };
 use crate::merge_nearest::{NearestConfig, kernel as merge_nearest};
@@ -356,6 +356,14 @@ impl SlotOps for CubeBackend {
         lists: Lists<Self>,
     ) -> SlotPools<Self> {
         move_slots::launch::compact(pools, offsets, lists)
+    }
+
+    fn drop_slots(pools: SlotPools<Self>, drops: Drops<Self>) -> SlotPools<Self> {
+        move_slots::launch::drop(pools, drops)
+    }
+
+    fn drop_scalars(pool: CubeTensor, drops: Drops<Self>) -> CubeTensor {
+        move_slots::launch::drop_scalars(pool, drops)
     }
 
     fn draw(logits: CubeTensor, state: SampleTensors<Self>, config: DrawConfig) -> Drawn<Self> {

@@ -59,7 +59,7 @@ pub use merge_nearest::{MergingSlots, NearestOptions, merge_nearest};
 pub use merge_slots::{
     GUARD, KeyRule, MergeLists, MergeOptions, Merged, merge_slots, reference as merge_reference,
 };
-pub use move_slots::{KeepLists, compact_slots, copy_slots};
+pub use move_slots::{KeepLists, compact_slots, copy_slots, drop_scalars, drop_slots};
 pub use nearest_slots::{Nearest, SlotLists, nearest_slots};
 pub use prefill_attention::{PrefillOptions, PrefillOutput, prefill_attention};
 pub use rms_norm::{add_rms_norm, rms_norm};

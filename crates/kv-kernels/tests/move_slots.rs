@@ -1,5 +1,8 @@
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_kernels::{KeepLists, KernelError, SlotPool, SlotSource, compact_slots, copy_slots};
+use kv_kernels::{
+    KeepLists, KernelError, SlotPool, SlotRanges, SlotSource, compact_slots, copy_slots,
+    drop_scalars, drop_slots,
+};
 use kv_testing::{Numbers, devices};
 
 /// What a pool holds, on the host.
@@ -152,6 +155,37 @@ fn kept_slots_move_together_in_place() {
                     assert_eq!(after.positions[slots.clone()], expected.positions[slots.clone()]);
                     assert_eq!(after.log_weights[slots.clone()], expected.log_weights[slots]);
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_last_slot_takes_the_victims_place() {
+    for tested in devices() {
+        let device = &tested.device;
+        for dtype in tested.float_dtypes() {
+            for (weighted, width) in [(true, 8), (false, 5)] {
+                // One in the middle, the last itself, one that stays, an empty range.
+                let (offsets, lengths) = ([0, 10, 20, 30], [7, 4, 10, 0]);
+                let (victims, goes) = ([2, 13, 25, -1], [1, 1, 0, 1]);
+                let mut pool = Pool::new(33, width, 6, device, dtype);
+                let before = pool.read();
+                let mut expected = before.clone();
+                let weight = weighted.then_some(before.log_weights[6]);
+                expected.copy(&before, 6, 2, width, weight);
+                let pairs = |values: &[i32]| ints(values, device).reshape([2, 2]);
+                let ranges = SlotRanges { offsets: pairs(&offsets), lengths: pairs(&lengths) };
+                let (victims, goes) = (pairs(&victims), pairs(&goes));
+                drop_slots(pool.pool(weighted), &ranges, &victims, &goes).unwrap();
+                assert_eq!(pool.read(), expected, "{} {dtype:?} {width}", tested.name);
+
+                let numbers: Vec<f32> = (0..33).map(|slot| slot as f32).collect();
+                let mut track = Tensor::<1>::from_data(numbers.as_slice(), (device, DType::F32));
+                drop_scalars(&mut track, &ranges, &victims, &goes).unwrap();
+                let mut expected = numbers;
+                expected[2] = 6.0;
+                assert_eq!(track.try_into_vec_as::<f32>().unwrap(), expected, "{}", tested.name);
             }
         }
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use kv_core::{GUARD, KeyRule, LayerCache, MergeOptions, Room, Selection, rank, read_f32};
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -180,11 +181,12 @@ impl KeepKv {
             return Ok(Selection::all(batch * kv_heads, tokens));
         }
         let scores = read_f32("scores", scores)?;
-        let ranked: Vec<Vec<u32>> = scores.chunks(tokens).map(rank).collect();
+        let ranked: Vec<Vec<u32>> = scores.par_chunks(tokens).map(rank).collect();
         let rows = batch * kv_heads * tokens;
         let keys = observation.keys.clone().reshape([rows, head_dim]);
         let leaders = leaders(&keys, &ranked, tokens)?;
-        let kept = ranked.iter().zip(leaders).enumerate().map(|(pair, (ranked, leaders))| {
+        let heads = ranked.par_iter().zip(leaders).enumerate();
+        let kept = heads.map(|(pair, (ranked, leaders))| {
             let own = &scores[pair * tokens..][..tokens];
             let mut sums: Vec<f32> = ranked.iter().map(|&token| own[token as usize]).collect();
             let joins = |place: usize| {
@@ -196,12 +198,13 @@ impl KeepKv {
             let mut joined = vec![false; tokens];
             for place in (0..tokens).rev() {
                 if let Some(leader) = joins(place) {
-                    sums[leader] += sums[place];
+                    // Scores that are no masses may be negative: they add nothing.
+                    sums[leader] += sums[place].max(0.0);
                     joined[place] = true;
                 }
             }
             let mut order: Vec<usize> = (0..tokens).collect();
-            order.sort_by(|&a, &b| {
+            order.sort_unstable_by(|&a, &b| {
                 joined[a].cmp(&joined[b]).then(sums[b].total_cmp(&sums[a])).then(a.cmp(&b))
             });
             let mut kept: Vec<u32> = order[..budget].iter().map(|&place| ranked[place]).collect();

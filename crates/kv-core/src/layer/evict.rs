@@ -1,7 +1,9 @@
 //! Dropping slots, in place.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_kernels::{KeepLists, argmin_slots, assign_ints, compact_slots, scatter_scalars};
+use kv_kernels::{
+    KeepLists, argmin_slots, assign_ints, compact_slots, drop_scalars, drop_slots, scatter_scalars,
+};
 
 use super::expect_shape;
 use crate::tensors::ints;
@@ -38,7 +40,6 @@ impl LayerCache {
     /// # Errors
     /// [`Error::InvalidPlan`] for a limit of 0, [`Error::Shape`].
     pub fn evict_slots(&mut self, victims: Tensor<2, Int>, limits: &[usize]) -> Result<()> {
-        let pairs = self.layout.pairs();
         let shape = [self.layout.batch(), self.layout.kv_heads()];
         expect_shape("victims", &victims.dims(), &shape)?;
         let dropped = self.over(limits)?;
@@ -46,16 +47,11 @@ impl LayerCache {
         if !over.contains(&true) {
             return Ok(());
         }
-        let victims = victims.reshape([pairs]);
-        // Heads within their limit skip the write.
-        let within = dropped.clone().reshape([pairs]).equal_scalar(0);
-        let mut last = self.free_slots().sub_scalar(1);
-        if self.layout.lengths().contains(&0) {
-            // An empty head has no last slot; it is not written either.
-            last = last.clamp_min(0);
+        for track in self.tracks.values_mut() {
+            drop_scalars(&mut track.values, &self.ranges, &victims, &dropped)?;
         }
-        let rows = self.read_slots(&last);
-        self.write_slots(&victims.mask_fill(within, -1), rows)?;
+        let (pool, ranges) = self.pool();
+        drop_slots(pool, ranges, &victims, &dropped)?;
         self.next = None;
         let left = self.ranges.lengths.clone() - dropped;
         assign_ints(&mut self.ranges.lengths, left)?;

@@ -5,7 +5,7 @@ use burn_flex::FlexTensor;
 use bytemuck::Pod;
 use half::{bf16, f16};
 
-use crate::move_slots::reference::{compact, copy};
+use crate::move_slots::reference::{compact, copy, drop_rows};
 use crate::scatter_rows::reference::scatter;
 
 /// A tensor's elements as f32.
@@ -70,6 +70,19 @@ pub(super) fn compacted(pool: FlexTensor, lists: [&[i32]; 4]) -> FlexTensor {
         DType::F16 => compact(pool.storage_mut::<f16>(), lists, width),
         DType::BF16 => compact(pool.storage_mut::<bf16>(), lists, width),
         _ => compact(pool.storage_mut::<f32>(), lists, width),
+    }
+    pool
+}
+
+/// A pool whose ranges' last rows are in their victims' places.
+pub(super) fn dropped(pool: FlexTensor, drops: [&[i32]; 4]) -> FlexTensor {
+    let mut pool = owned(pool);
+    let width = pool.layout().shape().iter().skip(1).product();
+    match pool.dtype() {
+        DType::I32 => drop_rows(pool.storage_mut::<i32>(), drops, width),
+        DType::F16 => drop_rows(pool.storage_mut::<f16>(), drops, width),
+        DType::BF16 => drop_rows(pool.storage_mut::<bf16>(), drops, width),
+        _ => drop_rows(pool.storage_mut::<f32>(), drops, width),
     }
     pool
 }

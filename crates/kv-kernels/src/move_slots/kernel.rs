@@ -141,3 +141,58 @@ pub(crate) fn compact_kernel<E: Float, N: Size>(
         first += units;
     }
 }
+
+/// Moves the last slot of each range into its victim's place; a unit has a vector of a key and of a
+/// value.
+///
+/// # Shapes
+/// In vectors: `keys`, `values` `[S, columns]`; `offsets`, `lengths`, `victims`, `goes` `[pairs]`.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn drop_kernel<E: Float, N: Size>(
+    keys: &mut [Vector<E, N>],
+    values: &mut [Vector<E, N>],
+    positions: &mut [i32],
+    log_weights: &mut [f32],
+    offsets: &[i32],
+    lengths: &[i32],
+    victims: &[i32],
+    goes: &[i32],
+    pairs: usize,
+    columns: usize,
+    #[comptime] weighted: bool,
+    #[define(E)] _dtype: ElemType,
+) {
+    let at = ABSOLUTE_POS;
+    if at < pairs * columns {
+        let (pair, column) = (at / columns, at % columns);
+        if goes[pair] != 0 && victims[pair] >= 0 && lengths[pair] > 0 {
+            let last = (offsets[pair] + lengths[pair] - 1) as usize;
+            let slot = victims[pair] as usize;
+            keys[slot * columns + column] = keys[last * columns + column];
+            values[slot * columns + column] = values[last * columns + column];
+            if column == 0 {
+                positions[slot] = positions[last];
+                if weighted {
+                    log_weights[slot] = log_weights[last];
+                }
+            }
+        }
+    }
+}
+
+/// The same for one number a slot.
+#[cube(launch)]
+pub(crate) fn drop_scalars_kernel(
+    pool: &mut [f32],
+    offsets: &[i32],
+    lengths: &[i32],
+    victims: &[i32],
+    goes: &[i32],
+    pairs: usize,
+) {
+    let pair = ABSOLUTE_POS;
+    if pair < pairs && goes[pair] != 0 && victims[pair] >= 0 && lengths[pair] > 0 {
+        pool[victims[pair] as usize] = pool[(offsets[pair] + lengths[pair] - 1) as usize];
+    }
+}

@@ -8,7 +8,7 @@ use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
 
 use super::kernel;
-use crate::extension::{Lists, SlotPools};
+use crate::extension::{Drops, Lists, SlotPools};
 use crate::gpu::{elem_type, grid, packed, vector_lanes};
 
 /// The widest vector for rows of both pools.
@@ -95,4 +95,59 @@ pub(crate) fn compact(
         );
     }
     pools
+}
+
+/// The last slot of each range moved into its victim's place, in the pools' own buffers.
+pub(crate) fn drop(
+    pools: SlotPools<CubeBackend>,
+    drops: Drops<CubeBackend>,
+) -> SlotPools<CubeBackend> {
+    let pools = packed(pools);
+    let client = pools.keys.client.clone();
+    let lanes = lanes(&pools.keys, &pools.keys);
+    let columns = pools.keys.shape()[1] / lanes;
+    let pairs = drops.victims.shape().num_elements();
+    let cube_dim = CubeDim::new(&client, pairs * columns);
+    // SAFETY: shapes were checked, and the kernel guards its accesses but for the given slots.
+    unsafe {
+        kernel::drop_kernel::launch_unchecked(
+            &client,
+            calculate_cube_count_elemwise(&client, pairs * columns, cube_dim),
+            cube_dim,
+            lanes,
+            pools.keys.clone().into_buffer_arg(),
+            pools.values.clone().into_buffer_arg(),
+            pools.positions.clone().into_buffer_arg(),
+            pools.log_weights.clone().into_buffer_arg(),
+            into_contiguous(drops.offsets).into_buffer_arg(),
+            into_contiguous(drops.lengths).into_buffer_arg(),
+            into_contiguous(drops.victims).into_buffer_arg(),
+            into_contiguous(drops.goes).into_buffer_arg(),
+            pairs,
+            columns,
+            pools.weighted,
+            elem_type(pools.keys.dtype),
+        );
+    }
+    pools
+}
+
+/// The same for one number a slot.
+pub(crate) fn drop_scalars(pool: CubeTensor, drops: Drops<CubeBackend>) -> CubeTensor {
+    let pool = into_contiguous(pool);
+    let client = pool.client.clone();
+    let pairs = drops.victims.shape().num_elements();
+    let cube_dim = CubeDim::new(&client, pairs);
+    kernel::drop_scalars_kernel::launch(
+        &client,
+        calculate_cube_count_elemwise(&client, pairs, cube_dim),
+        cube_dim,
+        pool.clone().into_buffer_arg(),
+        into_contiguous(drops.offsets).into_buffer_arg(),
+        into_contiguous(drops.lengths).into_buffer_arg(),
+        into_contiguous(drops.victims).into_buffer_arg(),
+        into_contiguous(drops.goes).into_buffer_arg(),
+        pairs,
+    );
+    pool
 }

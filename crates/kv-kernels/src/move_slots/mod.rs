@@ -11,8 +11,8 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
 use crate::check::Check;
-use crate::extension::{Lists, SlotOps};
-use crate::{KernelError, SlotPool, SlotSource};
+use crate::extension::{Drops, Lists, SlotOps};
+use crate::{KernelError, SlotPool, SlotRanges, SlotSource};
 
 /// Which slots of each (sequence, key-value head) stay.
 #[derive(Debug, Clone)]
@@ -106,4 +106,74 @@ pub fn compact_slots(
     );
     pool.put_back(pools);
     Ok(())
+}
+
+/// Moves the last slot of each range into a victim's place, in place, where one goes; the caller's
+/// lengths are to follow.
+///
+/// # Shapes
+/// `victims` `[B, Hkv]`, slots of their ranges, 32-bit, negative for none; `goes` `[B, Hkv]`, 32-bit: 0
+/// for ranges of which nothing goes. Contents are on the device and are not checked.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
+pub fn drop_slots(
+    mut pool: SlotPool<'_>,
+    ranges: &SlotRanges,
+    victims: &Tensor<2, Int>,
+    goes: &Tensor<2, Int>,
+) -> Result<(), KernelError> {
+    let check = Check::new("drop_slots", pool.keys);
+    check.supported()?;
+    let width = pool.keys.dims()[1];
+    pool.check(&check, width)?;
+    let drops = drops(&check, ranges, victims, goes)?;
+    if victims.dims().contains(&0) || width == 0 {
+        return Ok(());
+    }
+    let pools = <Dispatch as SlotOps>::drop_slots(pool.take(&check), drops);
+    pool.put_back(pools);
+    Ok(())
+}
+
+/// The same for a pool of one number a slot, `[S]`, f32.
+///
+/// # Errors
+/// As [`drop_slots`].
+pub fn drop_scalars(
+    pool: &mut Tensor<1>,
+    ranges: &SlotRanges,
+    victims: &Tensor<2, Int>,
+    goes: &Tensor<2, Int>,
+) -> Result<(), KernelError> {
+    let check = Check::new("drop_scalars", pool);
+    check.supported()?;
+    check.f32("pool", pool)?;
+    let drops = drops(&check, ranges, victims, goes)?;
+    if victims.dims().contains(&0) {
+        return Ok(());
+    }
+    let moved = <Dispatch as SlotOps>::drop_scalars(check.take(pool).into_dispatch(), drops);
+    *pool = Tensor::from_dispatch(moved);
+    Ok(())
+}
+
+fn drops(
+    check: &Check,
+    ranges: &SlotRanges,
+    victims: &Tensor<2, Int>,
+    goes: &Tensor<2, Int>,
+) -> Result<Drops<Dispatch>, KernelError> {
+    let [batch, kv_heads] = victims.dims();
+    check.ranges(ranges, batch, kv_heads)?;
+    for (argument, tensor) in [("victims", victims), ("goes", goes)] {
+        check.shape(argument, tensor, &[batch, kv_heads])?;
+        check.int(argument, tensor)?;
+    }
+    Ok(Drops {
+        offsets: ranges.offsets.clone().into_dispatch(),
+        lengths: ranges.lengths.clone().into_dispatch(),
+        victims: victims.clone().into_dispatch(),
+        goes: goes.clone().into_dispatch(),
+    })
 }

@@ -24,3 +24,19 @@ pub(crate) fn compact<E: Copy>(
         }
     }
 }
+
+/// The last row of each range to its victim's place, where one goes; the lists are offsets, lengths,
+/// victims, and whether one goes.
+pub(crate) fn drop_rows<E: Copy>(
+    pool: &mut [E],
+    [offsets, lengths, victims, goes]: [&[i32]; 4],
+    width: usize,
+) {
+    for (pair, &victim) in victims.iter().enumerate() {
+        if goes[pair] == 0 || victim < 0 || lengths[pair] == 0 {
+            continue;
+        }
+        let last = (offsets[pair] + lengths[pair] - 1) as usize;
+        pool.copy_within(last * width..(last + 1) * width, victim as usize * width);
+    }
+}
