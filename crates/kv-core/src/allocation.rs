@@ -166,7 +166,7 @@ pub(crate) fn apportion(shares: &[f64], total: usize, floor: usize, cap: usize) 
     if count == 0 {
         return Vec::new();
     }
-    let total = total.min(count * cap);
+    let total = total.min(count.saturating_mul(cap));
     let floor = floor.min(total / count);
     let clamped = |scale: f64| -> Vec<f64> {
         shares.iter().map(|share| (share * scale).clamp(floor as f64, cap as f64)).collect()
@@ -214,6 +214,11 @@ mod tests {
             LayerAllocation::Cosine { gamma: 0.1 },
             LayerAllocation::Weights(vec![3.0, 0.0, 1.0, 7.5, 0.2, 2.0, 1.0]),
         ];
+        for allocation in &all {
+            // A budget that no prompt's length caps.
+            let spread = allocation.spread(7, 512, 1, usize::MAX).unwrap();
+            assert_eq!(spread.iter().sum::<usize>(), 7 * 512, "{allocation:?}");
+        }
         for allocation in all {
             for budget in [1, 2, 17, 100, 399, 400] {
                 for reserved in [0, 1, 8] {

@@ -258,7 +258,6 @@ impl SlotOps for CubeBackend {
             weights.old,
             group,
             weighted,
-            weights.fixed,
         );
         (log_scores, log_samples)
     }

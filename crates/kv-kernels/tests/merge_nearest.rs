@@ -195,11 +195,7 @@ fn averages_are_those_of_the_scores() {
                 *weight = alpha * *weight + (1.0 - alpha);
             }
             let logits = Tensor::<1>::from_data(logits.as_slice(), (device, DType::F32));
-            let weights = AverageWeights {
-                new: (1.0 - alpha).ln() as f32,
-                old: alpha.ln() as f32,
-                fixed: false,
-            };
+            let weights = AverageWeights { new: (1.0 - alpha).ln() as f32, old: alpha.ln() as f32 };
             let log_weights = Tensor::from_data(log_weights.as_slice(), (device, DType::F32));
             let logits = logits.reshape([slots, group]);
             average_scores(&mut scores, &mut samples, logits, Some(log_weights), weights).unwrap();
@@ -222,7 +218,7 @@ fn arguments_that_do_not_fit_are_refused() {
         let scalars = |slots: usize| Tensor::<1>::zeros([slots], (device, DType::F32));
         let (mut scores, mut samples) = (scalars(4), scalars(4));
         let logits = Tensor::<2>::zeros([5, 2], (device, DType::F32));
-        let weights = AverageWeights { new: 0.0, old: 0.0, fixed: false };
+        let weights = AverageWeights { new: 0.0, old: 0.0 };
         let error = average_scores(&mut scores, &mut samples, logits, None, weights).unwrap_err();
         assert!(matches!(error, KernelError::Shape { argument: "logits", .. }), "{error}");
         assert_eq!(scores.dims(), [4], "{}", tested.name);

@@ -1,11 +1,11 @@
 //! D2O: what H2O evicts is averaged into the most similar of what it keeps.
 
+mod decode;
+
 use std::sync::Arc;
 
-use burn::tensor::{DType, Int, Tensor};
-use kv_core::{
-    KeyRule, LayerCache, MergeLists, MergeOptions, Room, Selection, SlotLists, nearest_slots,
-};
+use burn::tensor::{DType, Tensor};
+use kv_core::{KeyRule, LayerCache, MergeOptions, Room, Selection};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -17,6 +17,8 @@ use crate::{
 const NAME: &str = "d2o";
 /// State of each sequence's threshold, `[B, 1, 1]`.
 const THRESHOLD: &str = "threshold";
+/// The threshold of a sequence that has had no victims: below all cosines.
+const NONE_YET: f32 = -2.0;
 
 /// D2O (Wan et al., 2024): each victim of H2O is merged into the kept slot of the most similar key, if
 /// the cosine reaches a threshold, else dropped. The threshold starts as the mean of the prompt's
@@ -82,7 +84,7 @@ impl D2o {
 
     /// A member's weight as a logarithm, `[ln p, ln s]`; the kept slot's own is that of a cosine of 1.
     fn weights(&self, cosine: f32) -> [f32; 2] {
-        [0.0, if self.options.official { cosine.ln() } else { cosine }]
+        [0.0, if self.options.official { cosine.max(0.0).ln() } else { cosine }]
     }
 
     /// Merges a prompt's victims, and sets the thresholds.
@@ -105,8 +107,10 @@ impl D2o {
             .chunks(kv_heads)
             .map(|heads| {
                 let cosines = heads.iter().flatten().map(|(_, cosine)| f64::from(*cosine));
-                let count = heads.iter().map(Vec::len).sum::<usize>();
-                (cosines.sum::<f64>() / count.max(1) as f64) as f32
+                match heads.iter().map(Vec::len).sum::<usize>() {
+                    0 => NONE_YET,
+                    count => (cosines.sum::<f64>() / count as f64) as f32,
+                }
             })
             .collect();
         let device = cache.options().device.clone();
@@ -155,7 +159,7 @@ impl D2o {
             for (&target, &(_, cosine)) in targets.iter().zip(&nearest[pair]) {
                 if target >= 0 {
                     let (sum, count) = sums.entry(target).or_insert((1.0f32, 1.0f32));
-                    *sum += cosine;
+                    *sum += cosine.max(0.0);
                     *count += 1.0;
                 }
             }
@@ -171,76 +175,6 @@ impl D2o {
             .collect();
         let factors = Tensor::<1>::from_data(factors.as_slice(), (&device, DType::F32));
         Ok(cache.scale_slots(&slots, factors)?)
-    }
-
-    /// Merges one victim, `[B, Hkv]`, of every head over its limit, without waiting for the device.
-    fn merge_victims(
-        &self,
-        cache: &mut LayerCache,
-        victims: &Tensor<2, Int>,
-        limits: &[usize],
-    ) -> Result<()> {
-        let layout = cache.layout();
-        let (batch, kv_heads, pairs) = (layout.batch(), layout.kv_heads(), layout.pairs());
-        let lengths = layout.lengths().to_vec();
-        let longest = lengths.iter().copied().max().unwrap_or_default();
-        let Some(threshold) = cache.state(THRESHOLD).cloned().filter(|_| longest > 1) else {
-            return Ok(());
-        };
-        let device = cache.options().device.clone();
-        let offsets = cache.ranges().offsets.clone().reshape([pairs, 1]);
-        let place = Tensor::<1, Int>::arange(0..longest as i64, (&device, DType::I32));
-        let all = offsets.clone().expand([pairs, longest])
-            + place.unsqueeze_dim::<2>(0).expand([pairs, longest]);
-        let ones = Tensor::<1, Int>::ones([pairs], (&device, DType::I32));
-        let victims = victims.clone().reshape([pairs, 1]).clamp_min(0);
-        let of = SlotLists { slots: victims, counts: ones.clone() };
-        let counts = cache.ranges().lengths.clone().reshape([pairs]);
-        let among = SlotLists { slots: all, counts };
-        let nearest = nearest_slots(cache.keys().clone(), &of, &among, false)
-            .map_err(kv_core::Error::from)?;
-        let cosines = nearest.cosines.clamp_min(-1.0);
-        let mean = cosines.clone().reshape([batch, kv_heads]).mean_dim(1).reshape([batch, 1, 1]);
-        let momentum = self.options.momentum;
-        let threshold = threshold.mul_scalar(1.0 - momentum) + mean.clone().mul_scalar(momentum);
-        let compared = match self.options.official {
-            true => mean.expand([batch, kv_heads, 1]).reshape([pairs, 1]),
-            false => cosines.clone(),
-        };
-        let own = threshold.clone().expand([batch, kv_heads, 1]).reshape([pairs, 1]);
-        cache.set_state(THRESHOLD, threshold);
-        let mut stays = compared.lower(own);
-        if lengths.iter().zip(limits).any(|(length, limit)| length <= limit) {
-            let within = lengths.iter().zip(limits).map(|(own, limit)| i32::from(own <= limit));
-            let within: Vec<i32> = within.collect();
-            let within = Tensor::<1, Int>::from_data(within.as_slice(), (&device, DType::I32));
-            stays = stays.bool_or(within.equal_scalar(1).reshape([pairs, 1]));
-        }
-        let slots = offsets + nearest.places.clamp_min(0);
-        let kept = slots.clone().reshape([pairs]);
-        let weigh = |scores: Tensor<2>| {
-            let scores = scores.reshape([pairs, 1, 1]);
-            Tensor::cat(vec![scores.zeros_like(), scores], 2)
-        };
-        let [_, own_score] = self.weights(1.0);
-        let scores = match self.options.official {
-            true => cosines.clone().log(),
-            false => cosines.clone(),
-        };
-        let lists = MergeLists {
-            targets: slots.zeros_like().mask_fill(stays.clone(), -1),
-            victim_weights: weigh(scores),
-            victims: of,
-            kept_weights: weigh(cosines.full_like(own_score)),
-            kept: SlotLists { slots, counts: ones },
-        };
-        cache.merge_slots(None, &lists, &Self::merging())?;
-        if self.options.official {
-            let factors = cosines.add_scalar(1.0).div_scalar(2.0).reshape([pairs]);
-            let slots = kept.mask_fill(stays.reshape([pairs]), -1);
-            cache.scale_slots(&slots, factors)?;
-        }
-        Ok(())
     }
 }
 

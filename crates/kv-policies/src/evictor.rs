@@ -8,11 +8,11 @@ use crate::{LayerContext, Observation, Policy, Result, Step};
 /// A policy that says what is to go, so that another may do something else with it than drop it.
 pub trait Evictor: Policy {
     /// Scores of a prompt's tokens, `[B, Hkv, T]`, f32, +∞ for those that always stay, and how many
-    /// tokens a head keeps.
+    /// tokens a head keeps; `None` where all stay, or heads do not choose for themselves.
     ///
     /// # Errors
     /// As [`Policy::select`].
-    fn rank(&self, observation: &Observation<'_>) -> Result<(Tensor<3>, usize)>;
+    fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>>;
 
     /// A decode step without its eviction: appends, attends, and says what is due.
     ///

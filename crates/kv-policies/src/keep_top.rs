@@ -91,6 +91,18 @@ impl<S: Scorer> KeepTop<S> {
         Ok(())
     }
 
+    /// A prompt's scores, those of sinks and recents beyond all others, and how many these are.
+    fn prompt_scores(
+        &self,
+        observation: &Observation<'_>,
+        budget: usize,
+    ) -> Result<(Tensor<3>, [usize; 2])> {
+        let (sinks, recents) = self.check_protected(budget)?;
+        let recents = recents.max(self.window(budget - sinks)).min(observation.tokens());
+        let scores = protected(self.scorer.prefill(observation, budget)?, sinks, recents);
+        Ok((scores, [sinks, recents]))
+    }
+
     /// The scorer's own window, as far as the budget reaches.
     fn window(&self, budget: usize) -> usize {
         self.scorer.window().min(budget)
@@ -124,9 +136,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
         if budget >= tokens {
             return Ok(Selection::all(batch * kv_heads, tokens).into());
         }
-        let (sinks, recents) = self.check_protected(budget)?;
-        let recents = recents.max(self.window(budget - sinks)).min(tokens);
-        let scores = protected(self.scorer.prefill(observation, budget)?, sinks, recents);
+        let (scores, [sinks, recents]) = self.prompt_scores(observation, budget)?;
         // Where heads compete, the host decides.
         let read = || read_f32("scores", scores.clone());
         Ok(match self.family.heads {
@@ -235,12 +245,13 @@ impl<S: Scorer> Policy for KeepTop<S> {
 }
 
 impl<S: Scorer> Evictor for KeepTop<S> {
-    fn rank(&self, observation: &Observation<'_>) -> Result<(Tensor<3>, usize)> {
-        let tokens = observation.tokens();
-        let budget = self.family.layer_budget(&self.scorer, observation)?.min(tokens);
-        let (sinks, recents) = self.check_protected(budget)?;
-        let recents = recents.max(self.window(budget - sinks)).min(tokens);
-        Ok((protected(self.scorer.prefill(observation, budget)?, sinks, recents), budget))
+    fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
+        let budget = self.family.layer_budget(&self.scorer, observation)?;
+        let alone = self.family.heads == HeadAllocation::Uniform && !self.scorer.heads_agree();
+        if budget >= observation.tokens() || !alone {
+            return Ok(None);
+        }
+        Ok(Some((self.prompt_scores(observation, budget)?.0, budget)))
     }
 
     /// What needs no attention is found before it too, but goes behind it.

@@ -53,7 +53,7 @@ pub struct KeepKvOptions {
     pub alpha: f64,
     /// Whether the moving average is divided by `1 − α^t` with the absolute step `t`, as equation 8
     /// has it, rather than with the number of scores that a slot has seen: at the end of a prompt the
-    /// former corrects nothing.
+    /// former corrects nothing. Decoded tokens start with the prompt's length.
     pub absolute_step: bool,
     /// The prompt's last queries, whose scores the average starts with. The paper names no number: 32
     /// is ours.
@@ -133,6 +133,9 @@ impl KeepKv {
         if !(epsilon >= 0.0 && epsilon.is_finite()) {
             return Err(invalid(format!("`epsilon` is {epsilon}, expected a number from 0 on")));
         }
+        if options.absolute_step && options.predictor != Predictor::Ema {
+            return Err(invalid("`absolute_step` is of the predictor `ema`".into()));
+        }
         if window == 0 {
             return Err(invalid("`window` is 0, expected at least 1".into()));
         }
@@ -176,10 +179,9 @@ impl KeepKv {
     /// that ranks higher hands its score on, and is chosen last. Those that always stay do not.
     fn by_groups(&self, observation: &Observation<'_>) -> Result<Selection> {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
-        let (scores, budget) = self.evictor()?.rank(observation)?;
-        if budget >= tokens {
-            return Ok(Selection::all(batch * kv_heads, tokens));
-        }
+        let Some((scores, budget)) = self.evictor()?.rank(observation)? else {
+            return Ok(self.evictor.select(observation)?.selection);
+        };
         let scores = read_f32("scores", scores)?;
         let ranked: Vec<Vec<u32>> = scores.par_chunks(tokens).map(rank).collect();
         let rows = batch * kv_heads * tokens;

@@ -32,6 +32,11 @@ pub trait Scorer: Debug + Clone + Default + Send + Sync + Serialize + Deserializ
         0
     }
 
+    /// Whether all heads of a layer keep the same tokens.
+    fn heads_agree(&self) -> bool {
+        false
+    }
+
     /// Scores of a prompt, `[B, Hkv, T]`, f32. `budget` is the layer's slots per head.
     ///
     /// # Errors

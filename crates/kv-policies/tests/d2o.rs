@@ -68,6 +68,36 @@ fn weights_are_the_papers() {
     }
 }
 
+/// A prompt within the budget leaves the threshold to the first victims; cosines below 0 do no harm.
+#[test]
+fn thresholds_start_with_the_first_victims() {
+    for tested in devices() {
+        let mut numbers = Numbers::new(2);
+        let mut draw = |heads: usize, tokens: usize| {
+            numbers.tensor::<4>([1, heads, tokens, 4], &tested.device)
+        };
+        let prompt = Prompt::new(draw(2, 3), draw(2, 3), draw(2, 3));
+        let steps = [draw(2, 6), draw(2, 6), draw(2, 6)];
+        for official in [false, true] {
+            let d2o = policy(json!({"policy": "d2o", "budget": 3, "official": official}));
+            let mut cache = prompt.compress(&*d2o, 6);
+            let threshold = |cache: &LayerCache| {
+                read_f32("threshold", cache.state("threshold").unwrap().clone()).unwrap()[0]
+            };
+            assert_eq!(threshold(&cache), -2.0, "{}", tested.name);
+            for index in 0..6 {
+                let step = step(&steps[0], &steps[1], &steps[2], index, 3 + index);
+                let output = d2o.step(LAYER, &mut cache, step).unwrap();
+                let output = read_f32("output", output).unwrap();
+                assert!(output.iter().all(|x| x.is_finite()), "{} {official}", tested.name);
+                assert!((-1.0..=1.0).contains(&threshold(&cache)), "{}", tested.name);
+            }
+            let rows = live(&cache, cache.keys());
+            assert!(rows.iter().all(|x| x.is_finite()), "{} {official}", tested.name);
+        }
+    }
+}
+
 /// Steps merge what H2O evicts, each sequence by its own threshold.
 #[test]
 fn steps_merge_into_the_most_similar_slot() {

@@ -156,10 +156,10 @@ impl Policy for Given {
 }
 
 impl Evictor for Given {
-    fn rank(&self, observation: &Observation<'_>) -> Result<(Tensor<3>, usize)> {
+    fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
         let [batch, heads, tokens, _] = observation.dims();
         let device = observation.keys.device();
-        Ok((Tensor::zeros([batch, heads, tokens], &device), self.limit))
+        Ok(Some((Tensor::zeros([batch, heads, tokens], &device), self.limit)))
     }
 
     /// The oldest slot goes.

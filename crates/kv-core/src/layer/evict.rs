@@ -20,6 +20,9 @@ impl LayerCache {
     /// # Errors
     /// [`Error::InvalidPlan`] for a limit of 0, [`Error::Shape`].
     pub fn evict_lowest(&mut self, scores: Tensor<1>, limits: &[usize]) -> Result<()> {
+        if !self.over_limits(limits)?.contains(&true) {
+            return expect_shape("scores", &scores.dims(), &[self.slots()]);
+        }
         let victims = self.lowest_slots(scores)?;
         self.evict_slots(victims, limits)
     }
@@ -42,11 +45,11 @@ impl LayerCache {
     pub fn evict_slots(&mut self, victims: Tensor<2, Int>, limits: &[usize]) -> Result<()> {
         let shape = [self.layout.batch(), self.layout.kv_heads()];
         expect_shape("victims", &victims.dims(), &shape)?;
-        let dropped = self.over(limits)?;
-        let over = self.over_limits(limits);
+        let over = self.over_limits(limits)?;
         if !over.contains(&true) {
             return Ok(());
         }
+        let dropped = self.flags(&over);
         for track in self.tracks.values_mut() {
             drop_scalars(&mut track.values, &self.ranges, &victims, &dropped)?;
         }
@@ -61,8 +64,8 @@ impl LayerCache {
         Ok(())
     }
 
-    /// 1 for heads that hold more than their limit, 0 for the others, `[B, Hkv]`.
-    pub(super) fn over(&self, limits: &[usize]) -> Result<Tensor<2, Int>> {
+    /// Which heads hold more than their limit, `[B * Hkv]`.
+    pub(super) fn over_limits(&self, limits: &[usize]) -> Result<Vec<bool>> {
         expect_shape("limits", &[limits.len()], &[self.layout.pairs()])?;
         if let Some(pair) = limits.iter().position(|&limit| limit == 0) {
             return Err(Error::InvalidPlan {
@@ -70,18 +73,18 @@ impl LayerCache {
                 reason: format!("the limit of head {pair} is 0 slots"),
             });
         }
-        let shape = [self.layout.batch(), self.layout.kv_heads()];
-        let over = self.over_limits(limits);
-        if over.contains(&false) {
-            let over: Vec<i32> = over.iter().map(|&over| i32::from(over)).collect();
-            return Ok(ints(over, shape, &self.options.device));
-        }
-        Ok(Tensor::ones(shape, (&self.options.device, DType::I32)))
+        let lengths = self.layout.lengths().iter().zip(limits);
+        Ok(lengths.map(|(length, limit)| length > limit).collect())
     }
 
-    fn over_limits(&self, limits: &[usize]) -> Vec<bool> {
-        let lengths = self.layout.lengths().iter().zip(limits);
-        lengths.map(|(length, limit)| length > limit).collect()
+    /// Flags of heads on the device, `[B, Hkv]`.
+    pub(super) fn flags(&self, of: &[bool]) -> Tensor<2, Int> {
+        let shape = [self.layout.batch(), self.layout.kv_heads()];
+        if of.contains(&false) {
+            let flags: Vec<i32> = of.iter().map(|&flag| i32::from(flag)).collect();
+            return ints(flags, shape, &self.options.device);
+        }
+        Tensor::ones(shape, (&self.options.device, DType::I32))
     }
 
     /// Keeps the selected live slots of every head (indices count from the head's first slot) and

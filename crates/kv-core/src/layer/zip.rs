@@ -55,7 +55,7 @@ impl LayerCache {
         limits: &[usize],
         options: &NearestOptions,
     ) -> Result<()> {
-        let goes = self.over(limits)?;
+        let goes = self.flags(&self.over_limits(limits)?);
         let ScoreTracks { scores, samples, votes, votes_high } = tracks;
         let names = [scores, samples, votes, votes_high];
         self.with_tracks(names, |cache, [scores, samples, votes, votes_high]| {

@@ -16,7 +16,6 @@ pub(crate) fn average_scores_kernel(
     old: f32,
     #[comptime] group: usize,
     #[comptime] weighted: bool,
-    #[comptime] fixed: bool,
 ) {
     let slot = ABSOLUTE_POS;
     if slot >= slots {
@@ -37,9 +36,7 @@ pub(crate) fn average_scores_kernel(
         score -= log_weights[slot];
     }
     sums[slot] = log_add(sums[slot] + old, score + new);
-    if !fixed {
-        samples[slot] = log_add(samples[slot] + old, new);
-    }
+    samples[slot] = log_add(samples[slot] + old, new);
 }
 
 /// `ln(exp(a) + exp(b))`

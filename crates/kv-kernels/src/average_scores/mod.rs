@@ -20,8 +20,6 @@ pub struct AverageWeights {
     pub new: f32,
     /// Of the sum so far.
     pub old: f32,
-    /// Whether `log_samples` stay as they are.
-    pub fixed: bool,
 }
 
 /// Takes a step's scores into every slot's average, in place: `S ← old S + new s` with the mean `s` of

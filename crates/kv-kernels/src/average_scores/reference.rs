@@ -17,9 +17,7 @@ pub(crate) fn average(
         let mean = own.iter().map(|logit| (logit - top).exp()).sum::<f32>() / group as f32;
         let score = top + mean.ln() - log_weights.map_or(0.0, |weights| weights[slot]);
         *sum = log_add(*sum + weights.old, score + weights.new);
-        if !weights.fixed {
-            *samples = log_add(*samples + weights.old, weights.new);
-        }
+        *samples = log_add(*samples + weights.old, weights.new);
     }
 }
 

@@ -92,7 +92,7 @@ pub fn merge_nearest(
         check.shape(argument, tensor, &[batch, kv_heads])?;
         check.int(argument, tensor)?;
     }
-    let config = options.merge.config(&check, batch * kv_heads, head_dim, true)?;
+    let config = options.merge.config(OP, &check, batch * kv_heads, head_dim, true)?;
     let merged = <Dispatch as SlotOps>::merge_nearest(
         MergingPools {
             keys: check.take(keys).into_dispatch(),

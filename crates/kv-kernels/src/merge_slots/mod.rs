@@ -53,14 +53,23 @@ impl Default for MergeOptions {
 }
 
 impl MergeOptions {
-    /// Checks the queries of `rows` rows, and returns what backends receive.
+    /// Checks the head dim and the queries of `rows` rows, and returns what backends receive.
     pub(crate) fn config(
         &self,
+        op: &'static str,
         check: &Check,
         rows: usize,
         head_dim: usize,
         within: bool,
     ) -> Result<MergeConfig, KernelError> {
+        if head_dim > MOST {
+            return Err(KernelError::Unsupported {
+                op,
+                argument: "head dim",
+                actual: head_dim.to_string(),
+                supported: "up to 256",
+            });
+        }
         if let Some(queries) = &self.queries {
             check.shape("queries", queries, &[rows, head_dim])?;
             check.f32("queries", queries)?;
@@ -135,14 +144,6 @@ pub fn merge_slots(
     let [slots, head_dim] = keys.dims();
     check.float("keys", keys)?;
     check.filled("keys", keys)?;
-    if head_dim > MOST {
-        return Err(KernelError::Unsupported {
-            op: OP,
-            argument: "head dim",
-            actual: head_dim.to_string(),
-            supported: "up to 256",
-        });
-    }
     check.shape("keys", keys, &[slots, head_dim])?;
     check.shape("values", values, &[slots, head_dim])?;
     for (argument, tensor) in from
@@ -166,7 +167,7 @@ pub fn merge_slots(
     check.f32("victims' weights", &lists.victim_weights)?;
     check.shape("kept slots' weights", &lists.kept_weights, &[rows, places, 2])?;
     check.f32("kept slots' weights", &lists.kept_weights)?;
-    let config = options.config(&check, rows, head_dim, from.is_none())?;
+    let config = options.config(OP, &check, rows, head_dim, from.is_none())?;
     let queries = options.queries_or_any(&check, head_dim);
     let none = || Tensor::<2>::empty([1, head_dim], (&keys.device(), keys.dtype()));
     let [from_keys, from_values] = match from {

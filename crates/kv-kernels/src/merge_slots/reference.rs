@@ -65,7 +65,10 @@ pub fn merge_group(
         let (log_weight, log_score) = (log_votes, f64::NEG_INFINITY);
         return MergedSlot { key, value, log_weight, log_score, guarded: false };
     }
-    let factor = target / mean_logit;
+    // Of two logits that are the same but for rounding, the quotient says nothing.
+    let size = log_mass.abs().max(log_votes.abs()).max(1.0);
+    let same = (target - mean_logit).abs() <= 4.0 * f64::EPSILON * size;
+    let factor = if same { 1.0 } else { target / mean_logit };
     let fits = guard == f64::INFINITY || (1.0 / guard..=guard).contains(&factor);
     let guarded = rule == KeyRule::Paper && !fits;
     let (mut log_weight, mut log_score) = (log_votes, target);

@@ -7,6 +7,8 @@ use crate::decode_attention::shared::{LOWEST, larger};
 
 /// Logarithms from here to −∞ are those of 0.
 const NOTHING: f32 = -1.0e38;
+/// Rounding of logits of about 1.
+const ROUNDING: f32 = 4.0 * f32::EPSILON;
 
 /// Sums of a group so far, relative to its largest terms.
 #[derive(CubeType, Clone, Copy)]
@@ -96,7 +98,12 @@ pub(crate) fn outcome(
             result.step = target - mean_logit;
         }
         if comptime!(rule == KeyRule::Paper) {
-            let factor = target / mean_logit;
+            let mut factor = target / mean_logit;
+            // Of two logits that are the same but for rounding, the quotient says nothing.
+            let size = larger(larger(sums.top.abs(), sums.top_votes.abs()), 1.0f32);
+            if (target - mean_logit).abs() <= f32::new(ROUNDING) * size {
+                factor = 1.0f32;
+            }
             let mut fits = factor >= 1.0f32 / guard && factor <= guard;
             if literal {
                 fits = true;

@@ -93,7 +93,7 @@ impl KeepKv {
     /// Takes a step's scores into the averages.
     pub(super) fn observe(&self, cache: &mut LayerCache, attended: &Attended) -> Result<()> {
         let [new, old] = self.weights().map(|weight| weight as f32);
-        let weights = AverageWeights { new, old, fixed: self.options.absolute_step };
+        let weights = AverageWeights { new, old };
         Ok(cache.average_scores(TRACKS, attended.logits.clone(), weights)?)
     }
 }

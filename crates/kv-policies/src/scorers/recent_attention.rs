@@ -40,7 +40,9 @@ impl Scorer for RecentAttention {
         let rows = (observation.tokens() as f64 * self.share) as usize + 1;
         let queries = observation.last_queries(Self::NAME, rows)?;
         let scores = recent_attention(&queries, observation.keys, LAST);
-        Ok(Reduction::Mean.groups(scores, observation.dims()[1]))
+        // Summed, as those of the steps that follow.
+        let sums = scores.mul_scalar(queries.dims()[2] as f64);
+        Ok(Reduction::Mean.groups(sums, observation.dims()[1]))
     }
 
     fn decoding(&self) -> Decoding {

@@ -17,6 +17,10 @@ impl Scorer for Tova {
         Needs { window: 1, ..Needs::default() }
     }
 
+    fn heads_agree(&self) -> bool {
+        true
+    }
+
     fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {
         let query = observation.last_queries(Self::NAME, 1)?;
         let [batch, kv_heads, tokens, _] = observation.dims();
