@@ -9,6 +9,7 @@ use kv_core::{KeyRule, LayerCache, MergeOptions, Room, Selection};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::evictor::evictor_of;
 use crate::merge_groups::Groups;
 use crate::{
     Due, Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
@@ -30,7 +31,7 @@ const NONE_YET: f32 = -2.0;
 /// prompt has been prefilled; here layers share the budget as the evictor's `layers` says.
 #[derive(Debug, Clone)]
 pub struct D2o {
-    evictor: Arc<dyn Policy>,
+    evictor: Arc<dyn Evictor>,
     options: D2oOptions,
 }
 
@@ -58,24 +59,12 @@ impl D2o {
     /// range.
     pub fn new(evictor: Arc<dyn Policy>, options: D2oOptions) -> Result<Self> {
         let invalid = |reason| PolicyError::InvalidConfig { policy: NAME.into(), reason };
-        if evictor.as_evictor().is_none() {
-            let name = evictor.name();
-            return Err(invalid(format!(
-                "`evictor` is `{name}`, expected a policy that evicts by scores"
-            )));
-        }
+        let evictor = evictor_of(evictor, NAME)?;
         if !(0.0..=1.0).contains(&options.momentum) {
             let momentum = options.momentum;
             return Err(invalid(format!("`momentum` is {momentum}, expected 0 to 1")));
         }
         Ok(Self { evictor, options })
-    }
-
-    fn evictor(&self) -> Result<&dyn Evictor> {
-        self.evictor.as_evictor().ok_or_else(|| PolicyError::InvalidConfig {
-            policy: NAME.into(),
-            reason: "`evictor` does not evict by scores".into(),
-        })
     }
 
     fn merging() -> MergeOptions {
@@ -214,7 +203,7 @@ impl Policy for D2o {
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let attended = self.evictor()?.attend(layer, cache, &step)?;
+        let attended = self.evictor.attend(layer, cache, &step)?;
         match attended.due {
             None => {}
             Some(Due::Lowest { scores, limits }) => {

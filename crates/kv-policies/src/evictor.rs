@@ -1,9 +1,11 @@
 //! Policies whose evictions another policy carries out in its own way.
 
+use std::sync::Arc;
+
 use burn::tensor::Tensor;
 use kv_core::{LayerCache, Selection};
 
-use crate::{LayerContext, Observation, Policy, Result, Step};
+use crate::{LayerContext, Observation, Policy, PolicyError, Result, Step};
 
 /// A policy that says what is to go, so that another may do something else with it than drop it.
 pub trait Evictor: Policy {
@@ -19,6 +21,18 @@ pub trait Evictor: Policy {
     /// # Errors
     /// As [`Policy::step`].
     fn attend(&self, layer: LayerContext, cache: &mut LayerCache, step: &Step) -> Result<Attended>;
+}
+
+/// The evictor of the policy `around` it.
+///
+/// # Errors
+/// [`PolicyError::InvalidConfig`] for policies that do not evict by scores.
+pub(crate) fn evictor_of(policy: Arc<dyn Policy>, around: &str) -> Result<Arc<dyn Evictor>> {
+    let name = policy.name();
+    policy.into_evictor().ok_or_else(|| PolicyError::InvalidConfig {
+        policy: around.into(),
+        reason: format!("`evictor` is `{name}`, expected a policy that evicts by scores"),
+    })
 }
 
 /// A decode step before its eviction.

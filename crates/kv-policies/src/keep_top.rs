@@ -3,6 +3,8 @@
 mod evict;
 mod family;
 
+use std::sync::Arc;
+
 use burn::tensor::{DType, Tensor};
 use kv_core::{
     Budget, DecodeAttentionOptions, HeadAllocation, LayerCache, Room, Selection, read_f32,
@@ -239,7 +241,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
         Ok(attention.output)
     }
 
-    fn as_evictor(&self) -> Option<&dyn Evictor> {
+    fn into_evictor(self: Arc<Self>) -> Option<Arc<dyn Evictor>> {
         Some(self)
     }
 }

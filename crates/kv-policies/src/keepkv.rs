@@ -12,6 +12,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::evictor::evictor_of;
 use crate::merge_groups::{Groups, leaders};
 use crate::{
     Due, Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
@@ -33,7 +34,7 @@ const NAME: &str = "keepkv";
 /// impossible: scores are the group's mean, and the additive rule's query is its mean query.
 #[derive(Debug, Clone)]
 pub struct KeepKv {
-    evictor: Arc<dyn Policy>,
+    evictor: Arc<dyn Evictor>,
     options: KeepKvOptions,
 }
 
@@ -114,12 +115,7 @@ impl KeepKv {
     /// range.
     pub fn new(evictor: Arc<dyn Policy>, options: KeepKvOptions) -> Result<Self> {
         let invalid = |reason| PolicyError::InvalidConfig { policy: NAME.into(), reason };
-        if evictor.as_evictor().is_none() {
-            let name = evictor.name();
-            return Err(invalid(format!(
-                "`evictor` is `{name}`, expected a policy that evicts by scores"
-            )));
-        }
+        let evictor = evictor_of(evictor, NAME)?;
         let KeepKvOptions { threshold, guard, alpha, window, epsilon, .. } = options;
         if !(-1.0..=1.0).contains(&threshold) {
             return Err(invalid(format!("`threshold` is {threshold}, expected -1 to 1")));
@@ -140,13 +136,6 @@ impl KeepKv {
             return Err(invalid("`window` is 0, expected at least 1".into()));
         }
         Ok(Self { evictor, options })
-    }
-
-    fn evictor(&self) -> Result<&dyn Evictor> {
-        self.evictor.as_evictor().ok_or_else(|| PolicyError::InvalidConfig {
-            policy: NAME.into(),
-            reason: "`evictor` does not evict by scores".into(),
-        })
     }
 
     /// `ln(ŝ + ε)`
@@ -179,7 +168,7 @@ impl KeepKv {
     /// that ranks higher hands its score on, and is chosen last. Those that always stay do not.
     fn by_groups(&self, observation: &Observation<'_>) -> Result<Selection> {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
-        let Some((scores, budget)) = self.evictor()?.rank(observation)? else {
+        let Some((scores, budget)) = self.evictor.rank(observation)? else {
             return Ok(self.evictor.select(observation)?.selection);
         };
         let scores = read_f32("scores", scores)?;
@@ -296,7 +285,7 @@ impl Policy for KeepKv {
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let attended = self.evictor()?.attend(layer, cache, &step)?;
+        let attended = self.evictor.attend(layer, cache, &step)?;
         self.observe(cache, &attended)?;
         match attended.due {
             None => {}

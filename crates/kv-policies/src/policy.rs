@@ -1,6 +1,7 @@
 //! What a policy is, what it is shown, and what it does.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, NUMERATORS, Room, Selection};
@@ -194,7 +195,7 @@ pub trait Policy: Debug + Send + Sync {
     }
 
     /// The policy as one whose evictions another may carry out, where it evicts by scores.
-    fn as_evictor(&self) -> Option<&dyn Evictor> {
+    fn into_evictor(self: Arc<Self>) -> Option<Arc<dyn Evictor>> {
         None
     }
 

@@ -10,7 +10,9 @@ use serde::de::DeserializeOwned;
 use crate::{LayerContext, Needs, Observation, PolicyError, Result, Step};
 
 /// Scores tokens; higher ones are kept.
-pub trait Scorer: Debug + Clone + Default + Send + Sync + Serialize + DeserializeOwned {
+pub trait Scorer:
+    Debug + Clone + Default + Send + Sync + Serialize + DeserializeOwned + 'static
+{
     /// The registry's name.
     const NAME: &'static str;
 

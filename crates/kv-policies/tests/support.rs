@@ -150,7 +150,7 @@ impl Policy for Given {
         Ok(Room::Extra(new_tokens))
     }
 
-    fn as_evictor(&self) -> Option<&dyn Evictor> {
+    fn into_evictor(self: Arc<Self>) -> Option<Arc<dyn Evictor>> {
         Some(self)
     }
 }

@@ -36,7 +36,7 @@ impl Config {
 
 /// A policy of the family: its options, then its scorer's parameters; `preset` changes the defaults
 /// of both.
-pub(super) fn family<S: Scorer + 'static>(
+pub(super) fn family<S: Scorer>(
     name: &'static str,
     config: &mut Config,
     preset: impl Fn(&mut Family, &mut S),
