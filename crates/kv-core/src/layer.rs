@@ -52,6 +52,8 @@ pub struct LayerCache {
     pub(crate) next: Option<Next>,
     /// The (sequence, head) of every slot, `[S]`, made when first asked for.
     pub(crate) slot_pairs: OnceLock<Tensor<1, Int>>,
+    /// A flag for every head, `[B, Hkv]`, made when first asked for.
+    pub(crate) every_head: OnceLock<Tensor<2, Int>>,
     pub(crate) options: CacheOptions,
 }
 
@@ -74,6 +76,7 @@ impl LayerCache {
             limits: None,
             next: None,
             slot_pairs: OnceLock::new(),
+            every_head: OnceLock::new(),
             layout,
             options,
         }
@@ -194,6 +197,7 @@ impl LayerCache {
             state: state.map(|(name, tensor)| (name, tensor.to_device(device))).collect(),
             next: self.next.map(|next| next.to_device(device)),
             slot_pairs: OnceLock::new(),
+            every_head: OnceLock::new(),
             options: CacheOptions { device: device.clone(), ..self.options },
             ..self
         }
@@ -243,6 +247,7 @@ impl Clone for LayerCache {
             limits: self.limits.clone(),
             next: self.next.clone(),
             slot_pairs: OnceLock::new(),
+            every_head: OnceLock::new(),
             options: self.options.clone(),
         }
     }

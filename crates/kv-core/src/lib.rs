@@ -39,9 +39,10 @@ pub use tensors::{read_f32, read_i32};
 /// Re-exported for callers that use a cache without depending on the kernels' crate.
 pub use kv_kernels::{
     AttentionOutput, AverageWeights, BalanceOptions, Balanced, Centre, DecodeAttentionOptions,
-    Draws, EvictingOutput, EvictionOptions, EvictionScope, GUARD, Guard, HeadLayout, HeadNorms,
-    KernelError, KeyRule, MergeLists, MergeOptions, Merged, Nearest, NearestOptions, RotaryTable,
-    SlotLists, SlotRanges, SlotView, balance, nearest_slots, split_heads,
+    Draws, EvictingOutput, EvictionOptions, EvictionScope, GUARD, GroupReduction, Guard,
+    HeadLayout, HeadNorms, KernelError, KeyRule, MergeLists, MergeOptions, Merged, Nearest,
+    NearestOptions, RotaryTable, SlotLists, SlotRanges, SlotView, balance, nearest_slots,
+    split_heads,
 };
 
 /// `Result` with this crate's [`Error`].

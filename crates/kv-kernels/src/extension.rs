@@ -7,6 +7,8 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
 use burn::backend::{Dispatch, ExtensionType, backend_extension};
 
+use crate::add_probabilities::GroupReduction;
+use crate::argmin_slots::Protection;
 use crate::average_scores::AverageWeights;
 use crate::balance::WalkConfig;
 use crate::decode_attention::DecodeConfig;
@@ -68,6 +70,55 @@ pub(crate) struct Drops<B: Backend> {
     pub(crate) victims: IntTensor<B>,
     /// 0 where nothing goes.
     pub(crate) goes: IntTensor<B>,
+}
+
+/// Up to [`SCALARS`] pools of one number a slot, written in place, as an extension takes no lists; those
+/// from `count` on are any tensor.
+#[derive(ExtensionType)]
+pub(crate) struct Scalars<B: Backend> {
+    pub(crate) first: FloatTensor<B>,
+    pub(crate) second: FloatTensor<B>,
+    pub(crate) third: FloatTensor<B>,
+    pub(crate) fourth: FloatTensor<B>,
+    pub(crate) fifth: FloatTensor<B>,
+    pub(crate) sixth: FloatTensor<B>,
+    pub(crate) count: usize,
+}
+
+/// Pools that one launch takes.
+pub(crate) const SCALARS: usize = 6;
+
+impl<B: Backend> Scalars<B> {
+    /// `pools`, at most [`SCALARS`], and any tensor.
+    pub(crate) fn new(pools: Vec<FloatTensor<B>>, any: FloatTensor<B>) -> Self {
+        let count = pools.len();
+        let mut pools = pools.into_iter();
+        let mut next = || pools.next().unwrap_or_else(|| any.clone());
+        Self {
+            first: next(),
+            second: next(),
+            third: next(),
+            fourth: next(),
+            fifth: next(),
+            sixth: next(),
+            count,
+        }
+    }
+
+    /// The pools.
+    pub(crate) fn into_pools(self) -> Vec<FloatTensor<B>> {
+        let all = [self.first, self.second, self.third, self.fourth, self.fifth, self.sixth];
+        all.into_iter().take(self.count).collect()
+    }
+
+    /// The same with changed pools.
+    pub(crate) fn map(
+        self,
+        change: impl FnOnce(Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>>,
+    ) -> Self {
+        let any = self.sixth.clone();
+        Self::new(change(self.into_pools()), any)
+    }
 }
 
 /// Where new tokens go; what `place` does not use is any tensor.
@@ -313,6 +364,16 @@ pub(crate) trait SlotOps: Backend {
         weights: AverageWeights,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
+    /// Adds probabilities of logits `[S, G]` to `sums` `[S]`, in place.
+    fn add_probabilities(
+        sums: FloatTensor<Self>,
+        logits: FloatTensor<Self>,
+        log_sum_exp: FloatTensor<Self>,
+        offsets: IntTensor<Self>,
+        lengths: IntTensor<Self>,
+        reduction: GroupReduction,
+    ) -> FloatTensor<Self>;
+
     /// `x` `[N, K]` times the transpose of `weight` `[M, K]`, for few rows.
     fn skinny_product(
         x: FloatTensor<Self>,
@@ -367,11 +428,21 @@ pub(crate) trait SlotOps: Backend {
         #[extension_type] drops: Drops<Self>,
     ) -> SlotPools<Self>;
 
-    /// The same for a pool of one number a slot.
+    /// The same for pools of one number a slot; the lengths, also returned, become one less where it
+    /// `shrinks`.
     fn drop_scalars(
-        pool: FloatTensor<Self>,
+        #[extension_type] pools: Scalars<Self>,
         #[extension_type] drops: Drops<Self>,
-    ) -> FloatTensor<Self>;
+        shrinks: bool,
+    ) -> (Scalars<Self>, IntTensor<Self>);
+
+    /// Sets every range's last slot in pools of one number a slot, in place.
+    fn reset_last(
+        #[extension_type] pools: Scalars<Self>,
+        initial: Vec<f32>,
+        offsets: IntTensor<Self>,
+        lengths: IntTensor<Self>,
+    ) -> Scalars<Self>;
 
     /// Draws a token for every row of `logits` `[B, V]`.
     fn draw(
@@ -405,11 +476,20 @@ pub(crate) trait SlotOps: Backend {
         values: IntTensor<Self>,
     ) -> IntTensor<Self>;
 
-    /// The slot of each range's lowest score; `-1` for an empty range.
+    /// Copies `from` into the buffer of `to`.
+    fn assign(to: FloatTensor<Self>, from: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// The same for integers.
+    fn assign_ints(to: IntTensor<Self>, from: IntTensor<Self>) -> IntTensor<Self>;
+
+    /// The slot of each range's lowest score, unprotected ones first; `-1` for an empty range.
     fn argmin_slots(
         scores: FloatTensor<Self>,
         offsets: IntTensor<Self>,
         lengths: IntTensor<Self>,
+        positions: IntTensor<Self>,
+        newest: IntTensor<Self>,
+        protection: Option<Protection>,
     ) -> IntTensor<Self>;
 }
 

@@ -11,6 +11,9 @@ use half::{bf16, f16};
 use attention::Args;
 use buffers::{compacted, dropped, moved, owned, rounded, rounding, scatter_into, slice, wide};
 
+use crate::add_probabilities::GroupReduction;
+use crate::add_probabilities::reference::add;
+use crate::argmin_slots::Protection;
 use crate::argmin_slots::reference::argmin;
 use crate::average_scores::AverageWeights;
 use crate::average_scores::reference::average;
@@ -22,7 +25,7 @@ use crate::evicting_attention::reference::{Decision, HostGuard, log_norm};
 use crate::evicting_attention::{EvictionConfig, EvictionScope};
 use crate::extension::{
     Classes, Drawn, Drops, Epilogue, EpilogueConfig, Eviction, Lists, MergedPools, Merges,
-    MergingPools, Places, Projection, SampleTensors, SlotOps, SlotPools, Walk, Written,
+    MergingPools, Places, Projection, SampleTensors, Scalars, SlotOps, SlotPools, Walk, Written,
 };
 use crate::heads::reference::Tokens;
 use crate::heads::{HeadConfig, Place};
@@ -299,6 +302,23 @@ impl SlotOps for Flex {
         (log_scores, log_samples)
     }
 
+    fn add_probabilities(
+        sums: FlexTensor,
+        logits: FlexTensor,
+        log_sum_exp: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        reduction: GroupReduction,
+    ) -> FlexTensor {
+        let mut sums = owned(sums);
+        let [logits, log_sum_exp, offsets, lengths] =
+            [logits, log_sum_exp, offsets, lengths].map(|tensor| tensor.to_contiguous());
+        let ranges = [slice(&offsets), slice(&lengths)];
+        let values = sums.storage_mut::<f32>();
+        add(values, slice(&logits), slice(&log_sum_exp), ranges, reduction);
+        sums
+    }
+
     fn skinny_product(x: FlexTensor, weight: FlexTensor, epilogue: Epilogue<Self>) -> FlexTensor {
         match x.dtype() {
             DType::F16 => product_of::<f16>(x, weight, epilogue, f16::to_f32),
@@ -472,10 +492,43 @@ impl SlotOps for Flex {
         }
     }
 
-    fn drop_scalars(pool: FlexTensor, drops: Drops<Self>) -> FlexTensor {
-        let drops = [drops.offsets, drops.lengths, drops.victims, drops.goes];
-        let drops = drops.map(|tensor| tensor.to_contiguous());
-        dropped(pool, std::array::from_fn(|i| slice(&drops[i])))
+    fn drop_scalars(
+        pools: Scalars<Self>,
+        drops: Drops<Self>,
+        shrinks: bool,
+    ) -> (Scalars<Self>, FlexTensor) {
+        let mut lengths = owned(drops.lengths);
+        let [offsets, victims, goes] =
+            [drops.offsets, drops.victims, drops.goes].map(|tensor| tensor.to_contiguous());
+        let (victims, goes) = (slice::<i32>(&victims), slice::<i32>(&goes));
+        let drops = [slice(&offsets), slice(&lengths), victims, goes];
+        let drop = |pools: Vec<_>| pools.into_iter().map(|pool| dropped(pool, drops)).collect();
+        let pools = pools.map(drop);
+        let own = lengths.storage_mut::<i32>().iter_mut().zip(victims.iter().zip(goes));
+        for (length, (&victim, &goes)) in own.take_while(|_| shrinks) {
+            *length -= i32::from(goes != 0 && victim >= 0 && *length > 0);
+        }
+        (pools, lengths)
+    }
+
+    fn reset_last(
+        pools: Scalars<Self>,
+        initial: Vec<f32>,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+    ) -> Scalars<Self> {
+        let (offsets, lengths) = (offsets.to_contiguous(), lengths.to_contiguous());
+        let reset = |(pool, initial): (FlexTensor, f32)| {
+            let mut pool = owned(pool);
+            let values = pool.storage_mut::<f32>();
+            for (&offset, &length) in slice::<i32>(&offsets).iter().zip(slice::<i32>(&lengths)) {
+                if length > 0 {
+                    values[(offset + length - 1) as usize] = initial;
+                }
+            }
+            pool
+        };
+        pools.map(|pools| pools.into_iter().zip(initial).map(reset).collect())
     }
 
     fn draw(logits: FlexTensor, state: SampleTensors<Self>, _config: DrawConfig) -> Drawn<Self> {
@@ -551,13 +604,29 @@ impl SlotOps for Flex {
         scatter_into::<i32>(pool, slots, values)
     }
 
-    fn argmin_slots(scores: FlexTensor, offsets: FlexTensor, lengths: FlexTensor) -> FlexTensor {
+    fn assign(_to: FlexTensor, from: FlexTensor) -> FlexTensor {
+        from.to_contiguous()
+    }
+
+    fn assign_ints(_to: FlexTensor, from: FlexTensor) -> FlexTensor {
+        from.to_contiguous()
+    }
+
+    fn argmin_slots(
+        scores: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        positions: FlexTensor,
+        newest: FlexTensor,
+        protection: Option<Protection>,
+    ) -> FlexTensor {
         let shape = offsets.layout().shape().clone();
-        let slots = argmin(
-            slice::<f32>(&scores.to_contiguous()),
-            slice::<i32>(&offsets.to_contiguous()),
-            slice::<i32>(&lengths.to_contiguous()),
-        );
+        let scores = scores.to_contiguous();
+        let [offsets, lengths, positions, newest] =
+            [offsets, lengths, positions, newest].map(|tensor| tensor.to_contiguous());
+        let ranges = [slice(&offsets), slice(&lengths)];
+        let ages = [slice(&positions), slice(&newest)];
+        let slots = argmin(slice(&scores), ranges, ages, protection);
         FlexTensor::from_data(TensorData::new(slots, shape))
     }
 }

@@ -11,7 +11,8 @@ use cubecl::client::Client;
 use cubecl::features::MmaConfig;
 use cubecl::prelude::*;
 
-use crate::argmin_slots::kernel as argmin;
+use crate::add_probabilities::{GroupReduction, kernel as add_probabilities};
+use crate::argmin_slots::{Protection, kernel as argmin};
 use crate::average_scores::{AverageWeights, kernel as average_scores};
 use crate::balance::WalkConfig;
 use crate::decode_attention::DecodeConfig;
@@ -21,7 +22,7 @@ use crate::evicting_attention::EvictionConfig;
 use crate::extension::HopperOps;
 use crate::extension::{
     Classes, Drawn, Drops, Epilogue, Eviction, Lists, MergedPools, Merges, MergingPools, Places,
-    Projection, SampleTensors, SlotOps, SlotPools, Walk, Written,
+    Projection, SampleTensors, Scalars, SlotOps, SlotPools, Walk, Written,
 };
 use crate::merge_nearest::{NearestConfig, kernel as merge_nearest};
 use crate::merge_slots::{MergeConfig, kernel as merge_slots};
@@ -189,6 +190,7 @@ impl SlotOps for CubeBackend {
         let client = keys.client.clone();
         let [_, head_dim] = keys.shape().dims();
         let pairs = victims.shape().num_elements();
+        let heads = queries.shape().num_elements() / head_dim.max(1);
         let hardware = &client.properties().hardware;
         let plane = (hardware.plane_size_min as usize).max(1);
         let lanes = vector_lanes(&keys, head_dim, head_dim).min(4);
@@ -226,7 +228,7 @@ impl SlotOps for CubeBackend {
                     planes,
                     rule: config.merge.rule,
                     literal: config.merge.guard == f32::INFINITY,
-                    queried: config.merge.queried,
+                    group: if config.merge.queried { heads / pairs.max(1) } else { 0 },
                 },
                 elem_type(keys.dtype),
             );
@@ -260,6 +262,38 @@ impl SlotOps for CubeBackend {
             weighted,
         );
         (log_scores, log_samples)
+    }
+
+    fn add_probabilities(
+        sums: CubeTensor,
+        logits: CubeTensor,
+        log_sum_exp: CubeTensor,
+        offsets: CubeTensor,
+        lengths: CubeTensor,
+        reduction: GroupReduction,
+    ) -> CubeTensor {
+        let sums = into_contiguous(sums);
+        let [slots, group] = logits.shape().dims();
+        let pairs = offsets.shape().num_elements();
+        let cubes = (slots / pairs.max(1)).div_ceil(add_probabilities::UNITS).max(1);
+        // SAFETY: shapes were checked; the kernel stays within the ranges.
+        unsafe {
+            add_probabilities::add_probabilities_kernel::launch_unchecked(
+                &sums.client.clone(),
+                grid(pairs * cubes),
+                CubeDim::new_1d(add_probabilities::UNITS as u32),
+                sums.clone().into_buffer_arg(),
+                into_contiguous(logits).into_buffer_arg(),
+                into_contiguous(log_sum_exp).into_buffer_arg(),
+                into_contiguous(offsets).into_buffer_arg(),
+                into_contiguous(lengths).into_buffer_arg(),
+                pairs,
+                cubes,
+                group,
+                reduction,
+            );
+        }
+        sums
     }
 
     fn skinny_product(x: CubeTensor, weight: CubeTensor, epilogue: Epilogue<Self>) -> CubeTensor {
@@ -361,8 +395,21 @@ impl SlotOps for CubeBackend {
         move_slots::launch::drop(pools, drops)
     }
 
-    fn drop_scalars(pool: CubeTensor, drops: Drops<Self>) -> CubeTensor {
-        move_slots::launch::drop_scalars(pool, drops)
+    fn drop_scalars(
+        pools: Scalars<Self>,
+        drops: Drops<Self>,
+        shrinks: bool,
+    ) -> (Scalars<Self>, CubeTensor) {
+        move_slots::launch::drop_scalars(pools, drops, shrinks)
+    }
+
+    fn reset_last(
+        pools: Scalars<Self>,
+        initial: Vec<f32>,
+        offsets: CubeTensor,
+        lengths: CubeTensor,
+    ) -> Scalars<Self> {
+        move_slots::launch::reset_last(pools, initial, offsets, lengths)
     }
 
     fn draw(logits: CubeTensor, state: SampleTensors<Self>, config: DrawConfig) -> Drawn<Self> {
@@ -415,8 +462,27 @@ impl SlotOps for CubeBackend {
         launch_scatter(pool, slots, values)
     }
 
-    fn argmin_slots(scores: CubeTensor, offsets: CubeTensor, lengths: CubeTensor) -> CubeTensor {
+    fn assign(to: CubeTensor, from: CubeTensor) -> CubeTensor {
+        launch_assign(to, from)
+    }
+
+    fn assign_ints(to: CubeTensor, from: CubeTensor) -> CubeTensor {
+        launch_assign(to, from)
+    }
+
+    fn argmin_slots(
+        scores: CubeTensor,
+        offsets: CubeTensor,
+        lengths: CubeTensor,
+        positions: CubeTensor,
+        newest: CubeTensor,
+        protection: Option<Protection>,
+    ) -> CubeTensor {
         let pairs = offsets.shape().num_elements();
+        let rows = newest.shape().num_elements();
+        let protects = protection.is_some();
+        let Protection { sinks, recents } =
+            protection.unwrap_or(Protection { sinks: 0, recents: 0 });
         let output = empty_like(&scores, offsets.shape(), DType::I32);
         argmin::argmin_slots_kernel::launch(
             &scores.client.clone(),
@@ -425,8 +491,14 @@ impl SlotOps for CubeBackend {
             into_contiguous(scores).into_buffer_arg(),
             into_contiguous(offsets).into_buffer_arg(),
             into_contiguous(lengths).into_buffer_arg(),
+            into_contiguous(positions).into_buffer_arg(),
+            into_contiguous(newest).into_buffer_arg(),
             output.clone().into_buffer_arg(),
             pairs,
+            pairs / rows.max(1),
+            sinks,
+            recents,
+            protects,
         );
         output
     }
@@ -473,6 +545,25 @@ fn launch_scatter(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> Cube
         elem_type(pool.dtype),
     );
     pool
+}
+
+/// Copies one tensor into the other's own buffer.
+fn launch_assign(to: CubeTensor, from: CubeTensor) -> CubeTensor {
+    let (to, from) = (into_contiguous(to), into_contiguous(from));
+    let count = to.shape().num_elements();
+    let lanes = vector_lanes(&to, count, count);
+    let cube_dim = CubeDim::new(&to.client, count / lanes);
+    scatter::assign_kernel::launch(
+        &to.client.clone(),
+        calculate_cube_count_elemwise(&to.client, count / lanes, cube_dim),
+        cube_dim,
+        lanes,
+        to.clone().into_buffer_arg(),
+        from.into_buffer_arg(),
+        count / lanes,
+        elem_type(to.dtype),
+    );
+    to
 }
 
 /// A cache's tensors without gaps: themselves, or copies that are to take their place.

@@ -8,6 +8,7 @@
 //! Dimension letters: `B` batch, `Hq`/`Hkv` query and key-value heads, `G = Hq/Hkv`, `S` slots of
 //! a pool, `D` head dim.
 
+mod add_probabilities;
 mod argmin_slots;
 mod average_scores;
 mod balance;
@@ -40,7 +41,8 @@ mod slots;
 mod swiglu;
 mod top_slots;
 
-pub use argmin_slots::argmin_slots;
+pub use add_probabilities::{GroupReduction, add_probabilities};
+pub use argmin_slots::{Protected, argmin_slots};
 pub use average_scores::{AverageWeights, average_scores};
 pub use balance::{BalanceOptions, Balanced, Centre, Draws, balance};
 pub use decode_attention::{
@@ -59,7 +61,7 @@ pub use merge_nearest::{MergingSlots, NearestOptions, merge_nearest};
 pub use merge_slots::{
     GUARD, KeyRule, MergeLists, MergeOptions, Merged, merge_slots, reference as merge_reference,
 };
-pub use move_slots::{KeepLists, compact_slots, copy_slots, drop_scalars, drop_slots};
+pub use move_slots::{KeepLists, compact_slots, copy_slots, drop_scalars, drop_slots, reset_last};
 pub use nearest_slots::{Nearest, SlotLists, nearest_slots};
 pub use prefill_attention::{PrefillOptions, PrefillOutput, prefill_attention};
 pub use rms_norm::{add_rms_norm, rms_norm};

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod add_probabilities;
 mod argmin_slots;
 mod balance;
 mod decode_attention;

@@ -6,6 +6,9 @@ use kv_kernels::{
 };
 use kv_testing::{Numbers, devices, relative_error};
 
+/// Query heads of a key-value head.
+const GROUP: usize = 3;
+
 /// Slots of heads of given lengths, with gaps of two between ranges.
 struct Case {
     dim: usize,
@@ -37,7 +40,7 @@ impl Case {
             log_scores: numbers.normal(slots).iter().map(|x| 3.0 * x).collect(),
             log_samples: numbers.normal(slots),
             votes,
-            queries: numbers.normal(lengths.len() * dim),
+            queries: numbers.normal(GROUP * lengths.len() * dim),
             victims,
             goes: (0..lengths.len()).map(|pair| pair % 4 != 3).collect(),
         }
@@ -99,9 +102,10 @@ fn victims_go_into_the_most_similar_slot() {
             let victims = (0..pairs).map(|pair| (case.offset(pair) + case.victims[pair]) as i32);
             let victims = ints(victims.collect());
             let goes = ints(case.goes.iter().map(|&goes| i32::from(goes)).collect());
-            let queries = floats(&case.queries).reshape([pairs, case.dim]);
-            let merge = MergeOptions { rule, queries: Some(queries), ..Default::default() };
-            let options = NearestOptions { threshold: 0.1, epsilon: 0.0, merge };
+            let queries = floats(&case.queries).reshape([1, GROUP * pairs, case.dim]);
+            let merge = MergeOptions { rule, ..Default::default() };
+            let queries = Some(queries);
+            let options = NearestOptions { threshold: 0.1, epsilon: 0.0, queries, merge };
             merge_nearest(
                 MergingSlots {
                     keys: &mut keys,
@@ -135,8 +139,11 @@ fn victims_go_into_the_most_similar_slot() {
                     log_weight: case.log_weights[slot].into(),
                     log_score: f64::from(case.log_scores[slot]) - f64::from(case.log_samples[slot]),
                 };
-                let query = case.queries[pair * case.dim..][..case.dim].iter();
-                let query: Vec<f64> = query.map(|&x| x.into()).collect();
+                let mut query = vec![0.0; case.dim];
+                for own in case.queries[GROUP * pair * case.dim..].chunks(case.dim).take(GROUP) {
+                    let mean = query.iter_mut().zip(own);
+                    mean.for_each(|(mean, x)| *mean += f64::from(*x) / GROUP as f64);
+                }
                 let members = [member(target, 0), member(victim, 1)];
                 let scale = 1.0 / (case.dim as f64).sqrt();
                 let merged = merge_group(&members, Some(&query), rule, 4.0, scale);

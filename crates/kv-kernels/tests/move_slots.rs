@@ -1,7 +1,7 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
     KeepLists, KernelError, SlotPool, SlotRanges, SlotSource, compact_slots, copy_slots,
-    drop_scalars, drop_slots,
+    drop_scalars, drop_slots, reset_last,
 };
 use kv_testing::{Numbers, devices};
 
@@ -175,17 +175,33 @@ fn the_last_slot_takes_the_victims_place() {
                 let weight = weighted.then_some(before.log_weights[6]);
                 expected.copy(&before, 6, 2, width, weight);
                 let pairs = |values: &[i32]| ints(values, device).reshape([2, 2]);
-                let ranges = SlotRanges { offsets: pairs(&offsets), lengths: pairs(&lengths) };
+                let mut ranges = SlotRanges { offsets: pairs(&offsets), lengths: pairs(&lengths) };
                 let (victims, goes) = (pairs(&victims), pairs(&goes));
                 drop_slots(pool.pool(weighted), &ranges, &victims, &goes).unwrap();
                 assert_eq!(pool.read(), expected, "{} {dtype:?} {width}", tested.name);
 
                 let numbers: Vec<f32> = (0..33).map(|slot| slot as f32).collect();
-                let mut track = Tensor::<1>::from_data(numbers.as_slice(), (device, DType::F32));
-                drop_scalars(&mut track, &ranges, &victims, &goes).unwrap();
-                let mut expected = numbers;
+                let track = || Tensor::<1>::from_data(numbers.as_slice(), (device, DType::F32));
+                let (mut one, mut other) = (track(), track().mul_scalar(2.0));
+                drop_scalars(&mut [&mut one, &mut other], &mut ranges, &victims, &goes).unwrap();
+                let mut expected = numbers.clone();
                 expected[2] = 6.0;
-                assert_eq!(track.try_into_vec_as::<f32>().unwrap(), expected, "{}", tested.name);
+                let twice: Vec<f32> = expected.iter().map(|x| 2.0 * x).collect();
+                let read = |track: &Tensor<1>| track.clone().try_into_vec_as::<f32>().unwrap();
+                assert_eq!(read(&one), expected, "{}", tested.name);
+                assert_eq!(read(&other), twice, "{}", tested.name);
+                let left = ranges.lengths.clone().try_into_vec_as::<i32>().unwrap();
+                assert_eq!(left, [6, 3, 10, 0], "{}", tested.name);
+
+                // Every range's last slot starts anew.
+                reset_last(&mut [(&mut one, -1.0), (&mut other, 7.0)], &ranges).unwrap();
+                let (mut ones, mut others) = (expected, twice);
+                for (offset, left) in offsets.iter().zip(&left).filter(|(_, left)| **left > 0) {
+                    ones[(offset + left - 1) as usize] = -1.0;
+                    others[(offset + left - 1) as usize] = 7.0;
+                }
+                assert_eq!(read(&one), ones, "{}", tested.name);
+                assert_eq!(read(&other), others, "{}", tested.name);
             }
         }
     }

@@ -51,7 +51,7 @@ fn scatter_and_argmin_refuse_and_leave_the_pool() {
         let ranges =
             SlotRanges { offsets: zeros(), lengths: Tensor::zeros([2, 1], (device, DType::I32)) };
         let scores = Tensor::<1>::zeros([4], (device, DType::F32));
-        let error = argmin_slots(scores, &ranges).unwrap_err();
+        let error = argmin_slots(scores, &ranges, None).unwrap_err();
         assert!(matches!(error, KernelError::Shape { argument: "lengths", .. }), "{error}");
     }
 }

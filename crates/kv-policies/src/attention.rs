@@ -2,6 +2,7 @@
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Int, Tensor};
+use kv_core::GroupReduction;
 use serde::{Deserialize, Serialize};
 
 /// How the query heads of a group become one score.
@@ -15,6 +16,16 @@ pub enum Reduction {
     Max,
     /// Their sum.
     Sum,
+}
+
+impl From<Reduction> for GroupReduction {
+    fn from(reduction: Reduction) -> Self {
+        match reduction {
+            Reduction::Mean => Self::Mean,
+            Reduction::Max => Self::Max,
+            Reduction::Sum => Self::Sum,
+        }
+    }
 }
 
 impl Reduction {

@@ -206,8 +206,7 @@ impl Policy for D2o {
         let attended = self.evictor.attend(layer, cache, &step)?;
         match attended.due {
             None => {}
-            Some(Due::Lowest { scores, limits }) => {
-                let victims = cache.lowest_slots(scores)?;
+            Some(Due::Slots { victims, limits }) => {
                 self.merge_victims(cache, &victims, &limits)?;
                 cache.evict_slots(victims, &limits)?;
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 use kv_core::{LayerCache, Selection};
 
 use crate::{LayerContext, Observation, Policy, PolicyError, Result, Step};
@@ -52,10 +52,10 @@ pub struct Attended {
 #[allow(clippy::large_enum_variant, reason = "a few handles to tensors, one a step")]
 #[derive(Debug)]
 pub enum Due {
-    /// The slot of lowest score of each head over its limit.
-    Lowest {
-        /// `[S]`, f32.
-        scores: Tensor<1>,
+    /// One slot of each head over its limit.
+    Slots {
+        /// `[B, Hkv]`
+        victims: Tensor<2, Int>,
         /// `[B * Hkv]`
         limits: Vec<usize>,
     },
@@ -67,7 +67,7 @@ impl Due {
     /// Drops what is to go.
     pub(crate) fn drop_from(self, cache: &mut LayerCache) -> Result<()> {
         match self {
-            Self::Lowest { scores, limits } => cache.evict_lowest(scores, &limits)?,
+            Self::Slots { victims, limits } => cache.evict_slots(victims, &limits)?,
             Self::Others(kept) => cache.retain(&kept)?,
         }
         Ok(())

@@ -7,14 +7,15 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{
-    Budget, DecodeAttentionOptions, HeadAllocation, LayerCache, Room, Selection, read_f32,
+    AttentionOutput, Budget, DecodeAttentionOptions, HeadAllocation, LayerCache, Room, Selection,
+    read_f32,
 };
 
 use crate::attention::last_queries;
 use crate::rescore::{remember, rescore};
 use crate::{
     Attended, DecodeView, Decoding, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy,
-    PolicyError, QUERIES, RAW_QUERIES, Result, SCORE, Scorer, Step,
+    PolicyError, QUERIES, RAW_QUERIES, Reduction, Result, SCORE, Scorer, Step,
 };
 
 pub use family::Family;
@@ -70,6 +71,48 @@ impl<S: Scorer> KeepTop<S> {
     /// Whether steps evict.
     fn decoding(&self) -> Decoding {
         if self.family.decode { self.scorer.decoding() } else { Decoding::None }
+    }
+
+    /// A step's attention with what the scorer is to be shown, and logits where these are wanted.
+    fn attention(
+        &self,
+        cache: &LayerCache,
+        query: &Tensor<3>,
+        logits: bool,
+    ) -> Result<AttentionOutput> {
+        let shown = matches!(self.decoding(), Decoding::AfterAttention { probabilities: true, .. });
+        let logits = logits || self.adds().is_some();
+        let probabilities = shown && !logits;
+        let options = DecodeAttentionOptions {
+            probabilities,
+            logits,
+            log_sum_exp: logits,
+            ..Default::default()
+        };
+        let mut attention = cache.attend(query.clone(), options)?;
+        if shown && logits {
+            let (logits, log_sum_exp) = self.scores_of(&attention)?;
+            // Every slot's own head has its group's.
+            let own = log_sum_exp.reshape([cache.layout().pairs(), logits.dims()[1]]);
+            let own = own.select(0, cache.slot_pairs().clone());
+            attention.probabilities = Some((logits - own).exp());
+        }
+        Ok(attention)
+    }
+
+    /// What steps add to the accumulated scores, where that is a group's probabilities.
+    fn adds(&self) -> Option<Reduction> {
+        match self.decoding() {
+            Decoding::AfterAttention { accumulate: true, .. } => self.scorer.adds(),
+            _ => None,
+        }
+    }
+
+    /// Logits and log-sum-exp of an attention that was asked for them.
+    fn scores_of(&self, attention: &AttentionOutput) -> Result<(Tensor<2>, Tensor<2>)> {
+        let missing = |what| PolicyError::MissingObservation { policy: self.name, what };
+        let logits = attention.logits.clone().ok_or_else(|| missing("logits"))?;
+        Ok((logits, attention.log_sum_exp.clone().ok_or_else(|| missing("log-sum-exp"))?))
     }
 
     /// Keeps the last `count` of a prompt's queries for decoding.
@@ -209,11 +252,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
 
     /// Once every head is at the same limit, each step appends a slot and evicts one.
     fn records(&self, cache: &LayerCache) -> bool {
-        let lengths = cache.layout().lengths();
-        let steady = || {
-            let even = cache.layout().uniform_length().is_some();
-            even && self.family.interval == 1 && cache.limits() == Some(lengths)
-        };
+        let steady = || self.family.interval == 1 && cache.at_limits();
         match self.decoding() {
             Decoding::None => !cache.options().growable,
             Decoding::Rescore { .. } => false,
@@ -230,12 +269,8 @@ impl<S: Scorer> Policy for KeepTop<S> {
         {
             due.drop_from(cache)?;
         }
-        let probabilities =
-            matches!(self.decoding(), Decoding::AfterAttention { probabilities: true, .. });
-        let options = DecodeAttentionOptions { probabilities, ..Default::default() };
-        let attention = cache.attend(query.clone(), options)?;
-        let probabilities = attention.probabilities.as_ref();
-        if let Some(due) = self.due_behind(layer, cache, &step, &query, probabilities)? {
+        let attention = self.attention(cache, &query, false)?;
+        if let Some(due) = self.due_behind(layer, cache, &step, &query, &attention)? {
             due.drop_from(cache)?;
         }
         Ok(attention.output)
@@ -263,18 +298,9 @@ impl<S: Scorer> Evictor for KeepTop<S> {
             Decoding::BeforeAttention => self.due_before(layer, cache, step)?,
             _ => None,
         };
-        let options =
-            DecodeAttentionOptions { logits: true, log_sum_exp: true, ..Default::default() };
-        let attention = cache.attend(query.clone(), options)?;
-        let missing = |what| PolicyError::MissingObservation { policy: self.name, what };
-        let logits = attention.logits.ok_or_else(|| missing("logits"))?;
-        let log_sum_exp = attention.log_sum_exp.ok_or_else(|| missing("log-sum-exp"))?;
-        // Every slot's own head has its group's.
-        let [_, group] = logits.dims();
-        let own = log_sum_exp.reshape([cache.layout().pairs(), group]);
-        let own = own.select(0, cache.slot_pairs().clone());
-        let probabilities = (logits.clone() - own).exp();
-        let behind = self.due_behind(layer, cache, step, &query, Some(&probabilities))?;
+        let attention = self.attention(cache, &query, true)?;
+        let behind = self.due_behind(layer, cache, step, &query, &attention)?;
+        let (logits, _) = self.scores_of(&attention)?;
         Ok(Attended { output: attention.output, query, logits, due: before.or(behind) })
     }
 }
@@ -300,12 +326,16 @@ impl<S: Scorer> KeepTop<S> {
         cache: &mut LayerCache,
         step: &Step,
         query: &Tensor<3>,
-        probabilities: Option<&Tensor<2>>,
+        attention: &AttentionOutput,
     ) -> Result<Option<Due>> {
+        let probabilities = attention.probabilities.as_ref();
         match self.decoding() {
             Decoding::None | Decoding::BeforeAttention => Ok(None),
             Decoding::AfterAttention { accumulate, .. } => {
-                if accumulate {
+                if let Some(reduction) = self.adds() {
+                    let (logits, log_sum_exp) = self.scores_of(attention)?;
+                    cache.add_probabilities(SCORE, logits, log_sum_exp, reduction.into())?;
+                } else if accumulate {
                     let view = DecodeView { layer, cache, step, probabilities };
                     let score = view.accumulated()? + self.scorer.contribution(&view)?;
                     cache.set_track(SCORE, score, 0.0)?;

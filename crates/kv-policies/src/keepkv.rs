@@ -289,8 +289,7 @@ impl Policy for KeepKv {
         self.observe(cache, &attended)?;
         match attended.due {
             None => {}
-            Some(Due::Lowest { scores, limits }) => {
-                let victims = cache.lowest_slots(scores)?;
+            Some(Due::Slots { victims, limits }) => {
                 self.merge_victims(cache, &victims, &limits, attended.query)?;
                 cache.evict_slots(victims, &limits)?;
             }

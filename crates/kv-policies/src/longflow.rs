@@ -1,4 +1,7 @@
 mod certificate;
+mod evictor;
+
+use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
 use kv_core::{Budget, EvictionOptions, EvictionScope, Guard, LayerCache, Room, Selection};
@@ -6,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::keep_top::protected;
 use crate::{
-    LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Scorer, SnapKv, Step,
+    Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Scorer, SnapKv,
+    Step,
 };
 
 pub use certificate::{Certificate, certify};
@@ -98,6 +102,24 @@ impl LongFlow {
         Err(PolicyError::InvalidConfig { policy: NAME.into(), reason })
     }
 
+    /// Scores of a prompt's tokens, `[B, Hkv, T]`, and how many a head keeps; `None` where all stay.
+    fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let budget = self.budget.resolve(tokens);
+        if budget >= tokens {
+            return Ok(None);
+        }
+        self.check_protected(budget)?;
+        // The observed window stays as far as the sinks leave room for it.
+        let window = self.prefill.window.min(budget - self.sinks);
+        let mut scores = SnapKv { window, ..self.prefill }.prefill(observation, budget)?;
+        if self.scope == Scope::Layer {
+            scores = scores.mean_dim(1).expand([batch, kv_heads, tokens]);
+        }
+        let recents = self.recents.max(window).min(tokens);
+        Ok(Some((protected(scores, self.sinks, recents), budget)))
+    }
+
     /// Slots of a head, for which short prompts leave room.
     fn limit(&self, observation: &Observation<'_>) -> usize {
         match self.budget {
@@ -140,19 +162,10 @@ impl Policy for LongFlow {
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let [batch, kv_heads, tokens, _] = observation.dims();
-        let budget = self.budget.resolve(tokens);
-        if budget >= tokens {
-            return Ok(Selection::all(batch * kv_heads, tokens).into());
+        match self.rank(observation)? {
+            Some((scores, budget)) => Ok(Selection::highest(scores, budget)?.into()),
+            None => Ok(Selection::all(batch * kv_heads, tokens).into()),
         }
-        self.check_protected(budget)?;
-        // The observed window stays as far as the sinks leave room for it.
-        let window = self.prefill.window.min(budget - self.sinks);
-        let mut scores = SnapKv { window, ..self.prefill }.prefill(observation, budget)?;
-        if self.scope == Scope::Layer {
-            scores = scores.mean_dim(1).expand([batch, kv_heads, tokens]);
-        }
-        let recents = self.recents.max(window).min(tokens);
-        Ok(Selection::highest(protected(scores, self.sinks, recents), budget)?.into())
     }
 
     fn prime(
@@ -192,5 +205,9 @@ impl Policy for LongFlow {
         let query = step.write_next(cache)?;
         let options = self.options(cache, &step.position);
         Ok(cache.attend_evicting(query, options)?.output)
+    }
+
+    fn into_evictor(self: Arc<Self>) -> Option<Arc<dyn Evictor>> {
+        (*self).evictor()
     }
 }

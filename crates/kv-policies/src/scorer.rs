@@ -7,7 +7,7 @@ use kv_core::LayerCache;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{LayerContext, Needs, Observation, PolicyError, Result, Step};
+use crate::{LayerContext, Needs, Observation, PolicyError, Reduction, Result, Step};
 
 /// Scores tokens; higher ones are kept.
 pub trait Scorer:
@@ -60,12 +60,18 @@ pub trait Scorer:
         Ok(Tensor::zeros([1], &view.cache.options().device))
     }
 
-    /// What one step adds to the track [`SCORE`], `[S]`: by default the group's mean probability.
+    /// How probabilities of a group become what one step adds to the track [`SCORE`]; `None` where
+    /// [`Self::contribution`] says it.
+    fn adds(&self) -> Option<Reduction> {
+        Some(Reduction::Mean)
+    }
+
+    /// What one step adds to the track [`SCORE`], `[S]`, where that is no reduced probability.
     ///
     /// # Errors
     /// As [`Self::prefill`].
     fn contribution(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
-        Ok(view.probabilities()?.clone().mean_dim(1).squeeze_dim(1))
+        self.decode(view)
     }
 
     /// The family's defaults for this scorer.
@@ -83,9 +89,9 @@ pub enum Decoding {
     BeforeAttention,
     /// [`Scorer::decode`] runs after the step's attention.
     AfterAttention {
-        /// Whether it needs this step's attention probabilities.
+        /// Whether it is to be shown this step's attention probabilities.
         probabilities: bool,
-        /// Whether [`Scorer::contribution`]s add up in the track [`SCORE`].
+        /// Whether steps add to the track [`SCORE`], as [`Scorer::adds`] says.
         accumulate: bool,
     },
     /// Every `interval` steps, [`Scorer::prefill`] scores each head's slots as if they were a prompt.

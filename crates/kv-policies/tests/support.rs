@@ -175,7 +175,8 @@ impl Evictor for Given {
         let scores = cache.positions().clone().float().cast(DType::F32);
         let over = cache.layout().lengths().iter().any(|&length| length > self.limit);
         let limits = vec![self.limit; cache.layout().pairs()];
-        let due = over.then_some(Due::Lowest { scores, limits });
+        let victims = cache.lowest_slots(scores)?;
+        let due = over.then_some(Due::Slots { victims, limits });
         Ok(Attended { output: attention.output, query, logits: attention.logits.unwrap(), due })
     }
 }

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::{
-    KeepLists, argmin_slots, assign_ints, compact_slots, drop_scalars, drop_slots, scatter_scalars,
+    KeepLists, Protected, argmin_slots, compact_slots, drop_scalars, drop_slots, scatter_scalars,
 };
 
 use super::expect_shape;
@@ -34,7 +34,25 @@ impl LayerCache {
     /// [`Error::Shape`].
     pub fn lowest_slots(&self, scores: Tensor<1>) -> Result<Tensor<2, Int>> {
         expect_shape("scores", &scores.dims(), &[self.slots()])?;
-        Ok(argmin_slots(scores, &self.ranges)?)
+        Ok(argmin_slots(scores, &self.ranges, None)?)
+    }
+
+    /// The same, where the first positions and the last ones of every sequence go behind all others;
+    /// `newest` is each sequence's newest position, `[B]`, 32-bit.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Kernel`].
+    pub fn lowest_unprotected(
+        &self,
+        scores: Tensor<1>,
+        newest: &Tensor<1, Int>,
+        [sinks, recents]: [usize; 2],
+    ) -> Result<Tensor<2, Int>> {
+        expect_shape("scores", &scores.dims(), &[self.slots()])?;
+        let [sinks, recents] =
+            [sinks, recents].map(|count| i32::try_from(count).unwrap_or(i32::MAX));
+        let protected = Protected { positions: &self.positions, newest, sinks, recents };
+        Ok(argmin_slots(scores, &self.ranges, Some(protected))?)
     }
 
     /// Drops one given live slot, `[B, Hkv]`, from every head that holds more than its limit, as
@@ -50,14 +68,11 @@ impl LayerCache {
             return Ok(());
         }
         let dropped = self.flags(&over);
-        for track in self.tracks.values_mut() {
-            drop_scalars(&mut track.values, &self.ranges, &victims, &dropped)?;
-        }
         let (pool, ranges) = self.pool();
         drop_slots(pool, ranges, &victims, &dropped)?;
+        let mut tracks: Vec<_> = self.tracks.values_mut().map(|track| &mut track.values).collect();
+        drop_scalars(&mut tracks, &mut self.ranges, &victims, &dropped)?;
         self.next = None;
-        let left = self.ranges.lengths.clone() - dropped;
-        assign_ints(&mut self.ranges.lengths, left)?;
         for (length, over) in self.layout.lengths_mut().iter_mut().zip(over) {
             *length -= usize::from(over);
         }
@@ -84,7 +99,8 @@ impl LayerCache {
             let flags: Vec<i32> = of.iter().map(|&flag| i32::from(flag)).collect();
             return ints(flags, shape, &self.options.device);
         }
-        Tensor::ones(shape, (&self.options.device, DType::I32))
+        let all = || Tensor::ones(shape, (&self.options.device, DType::I32));
+        self.every_head.get_or_init(all).clone()
     }
 
     /// Keeps the selected live slots of every head (indices count from the head's first slot) and

@@ -79,6 +79,12 @@ impl LayerCache {
         self.limits.as_deref()
     }
 
+    /// Whether all heads are alike and hold as many slots as their limits let them: from then on, a step
+    /// that appends a token and evicts one leaves all lengths as they are.
+    pub fn at_limits(&self) -> bool {
+        self.layout.uniform_length().is_some() && self.limits() == Some(self.layout.lengths())
+    }
+
     /// Sets the limits; a cache that was held at others no longer is.
     ///
     /// # Errors

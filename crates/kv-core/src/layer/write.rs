@@ -1,7 +1,7 @@
 //! New tokens into slots: a prompt's, appended ones, overwriting ones.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_kernels::{HeadLayout, Placement, SlotSource, copy_slots, write_heads};
+use kv_kernels::{HeadLayout, Placement, SlotSource, copy_slots, reset_last, write_heads};
 
 use super::expect_shape;
 use super::slots::Rows;
@@ -101,13 +101,11 @@ impl LayerCache {
         expect_shape("positions", &positions.dims(), &[self.layout.batch()])?;
         self.reserve(1)?;
         self.next = None;
-        let slots = (!self.tracks.is_empty()).then(|| self.free_slots());
         let (pool, ranges) = self.pool();
         let query = write_heads(projected, positions, heads, pool, Placement::Append(ranges))?;
         self.layout.lengths_mut().iter_mut().for_each(|length| *length += 1);
-        if let Some(slots) = slots {
-            self.reset_tracks(&slots)?;
-        }
+        let tracks = self.tracks.values_mut().map(|track| (&mut track.values, track.initial));
+        reset_last(&mut tracks.collect::<Vec<_>>(), &self.ranges)?;
         Ok(query)
     }
 

@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::{
-    AverageWeights, MergeLists, MergeOptions, Merged, MergingSlots, NearestOptions, average_scores,
-    merge_nearest, merge_slots, scatter_rows, scatter_scalars,
+    AverageWeights, GroupReduction, MergeLists, MergeOptions, Merged, MergingSlots, NearestOptions,
+    add_probabilities, average_scores, merge_nearest, merge_slots, scatter_rows, scatter_scalars,
 };
 
 use super::{Track, expect_shape};
@@ -39,6 +39,39 @@ impl LayerCache {
             let (scores, samples) = (&mut scores.values, &mut samples.values);
             Ok(average_scores(scores, samples, logits, log_weights, weights)?)
         })
+    }
+
+    /// Adds the probabilities of a step's attention, which asked for logits `[S, G]` and the log-sum-exp
+    /// `[B, Hq]`, to a track of its live slots; see [`add_probabilities`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] for a track that the cache does not have, [`Error::Kernel`].
+    pub fn add_probabilities(
+        &mut self,
+        track: &str,
+        logits: Tensor<2>,
+        log_sum_exp: Tensor<2>,
+        reduction: GroupReduction,
+    ) -> Result<()> {
+        self.with_tracks([track], |cache, [sums]| {
+            let ranges = &cache.ranges;
+            Ok(add_probabilities(&mut sums.values, logits, log_sum_exp, ranges, reduction)?)
+        })
+    }
+
+    /// The same probabilities by themselves, `[S]`, 0 for slots that are not live.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn probabilities(
+        &self,
+        logits: Tensor<2>,
+        log_sum_exp: Tensor<2>,
+        reduction: GroupReduction,
+    ) -> Result<Tensor<1>> {
+        let mut sums = Tensor::zeros([self.slots()], (&self.options.device, DType::F32));
+        add_probabilities(&mut sums, logits, log_sum_exp, &self.ranges, reduction)?;
+        Ok(sums)
     }
 
     /// Merges one victim a head, `[B, Hkv]`, of the heads that hold more than their limit, into the

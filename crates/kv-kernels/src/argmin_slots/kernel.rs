@@ -6,13 +6,23 @@ use cubecl::prelude::*;
 pub(crate) const UNITS: usize = 128;
 const LEVELS: u32 = UNITS.ilog2();
 
+/// # Shapes
+/// `offsets`, `lengths`, `output` `[pairs]`; `positions` `[S]` and `newest` `[pairs / kv_heads]` where
+/// it `protects`.
 #[cube(launch)]
+#[allow(clippy::too_many_arguments)]
 pub(crate) fn argmin_slots_kernel(
     scores: &[f32],
     offsets: &[i32],
     lengths: &[i32],
+    positions: &[i32],
+    newest: &[i32],
     output: &mut [i32],
     pairs: usize,
+    kv_heads: usize,
+    sinks: i32,
+    recents: i32,
+    #[comptime] protects: bool,
 ) {
     let pair = CUBE_POS;
     if pair >= pairs {
@@ -24,21 +34,35 @@ pub(crate) fn argmin_slots_kernel(
 
     let mut lowest = Shared::<[f32]>::new_slice(UNITS);
     let mut slots = Shared::<[i32]>::new_slice(UNITS);
+    let mut kept = Shared::<[u32]>::new_slice(UNITS);
 
-    // A unit's slots ascend, so `<` keeps the lowest among equals.
+    let mut oldest = i32::new(0);
+    if protects {
+        oldest = newest[pair / kv_heads] - recents;
+    }
+    // A unit's slots ascend, so `<` keeps the lowest among equals. 0 for those that may go.
     let mut best = 0.0f32;
+    let mut best_kept = 0u32;
     let mut best_slot = i32::new(-1);
     let mut i = unit;
     while i < length {
         let score = scores[start + i];
-        if best_slot < 0 || score < best {
+        let mut is_kept = 0u32;
+        if protects {
+            let position = positions[start + i];
+            is_kept = u32::cast_from(position < sinks || position > oldest);
+        }
+        let better = is_kept < best_kept || (is_kept == best_kept && score < best);
+        if best_slot < 0 || better {
             best = score;
+            best_kept = is_kept;
             best_slot = i32::cast_from(start + i);
         }
         i += UNITS;
     }
     lowest[unit] = best;
     slots[unit] = best_slot;
+    kept[unit] = best_kept;
     sync_cube();
 
     #[unroll]
@@ -46,13 +70,15 @@ pub(crate) fn argmin_slots_kernel(
         let stride = comptime!(UNITS >> level);
         if unit < stride {
             let other = slots[unit + stride];
-            let other_score = lowest[unit + stride];
+            let (other_score, other_kept) = (lowest[unit + stride], kept[unit + stride]);
             let mine = slots[unit];
-            let my_score = lowest[unit];
-            let better = other_score < my_score || (other_score == my_score && other < mine);
+            let (my_score, my_kept) = (lowest[unit], kept[unit]);
+            let lower = other_score < my_score || (other_score == my_score && other < mine);
+            let better = other_kept < my_kept || (other_kept == my_kept && lower);
             if other >= 0 && (mine < 0 || better) {
                 slots[unit] = other;
                 lowest[unit] = other_score;
+                kept[unit] = other_kept;
             }
         }
         sync_cube();

@@ -11,23 +11,67 @@ use crate::check::Check;
 use crate::extension::SlotOps;
 use crate::{KernelError, SlotRanges};
 
+const OP: &str = "argmin_slots";
+
+/// Slots that are not chosen as long as there are others, by their logical positions.
+#[derive(Debug, Clone, Copy)]
+pub struct Protected<'a> {
+    /// Logical positions, `[S]`, 32-bit.
+    pub positions: &'a Tensor<1, Int>,
+    /// Each sequence's newest position, `[B]`, 32-bit.
+    pub newest: &'a Tensor<1, Int>,
+    /// Positions below this one.
+    pub sinks: i32,
+    /// As many of the newest positions.
+    pub recents: i32,
+}
+
 /// The slot with the lowest score in each range; the lowest slot among equals, and `-1` for an
-/// empty range. Scores of +∞ protect a slot as long as another is left.
+/// empty range. Scores of +∞ protect a slot as long as another is left; those that `protected` names
+/// go behind all others.
 ///
 /// # Shapes
 /// `scores` `[S]` f32, `ranges` `[B, Hkv]`; returns slots of the pool, `[B, Hkv]`.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.
-pub fn argmin_slots(scores: Tensor<1>, ranges: &SlotRanges) -> Result<Tensor<2, Int>, KernelError> {
-    let check = Check::new("argmin_slots", &scores);
+pub fn argmin_slots(
+    scores: Tensor<1>,
+    ranges: &SlotRanges,
+    protected: Option<Protected<'_>>,
+) -> Result<Tensor<2, Int>, KernelError> {
+    let check = Check::new(OP, &scores);
     check.supported()?;
     check.f32("scores", &scores)?;
     let [batch, kv_heads] = ranges.offsets.dims();
     check.ranges(ranges, batch, kv_heads)?;
+    if let Some(protected) = &protected {
+        check.shape("positions", protected.positions, &scores.dims())?;
+        check.int("positions", protected.positions)?;
+        check.shape("newest", protected.newest, &[batch])?;
+        check.int("newest", protected.newest)?;
+    }
+    let protection =
+        protected.map(|Protected { sinks, recents, .. }| Protection { sinks, recents });
+    // Where nothing is read, any tensor serves.
+    let any = || ranges.offsets.clone().reshape([batch * kv_heads]);
+    let [positions, newest] = match protected {
+        Some(Protected { positions, newest, .. }) => [positions.clone(), newest.clone()],
+        None => [any(), any()],
+    };
     Ok(Tensor::from_dispatch(<Dispatch as SlotOps>::argmin_slots(
         scores.into_dispatch(),
         ranges.offsets.clone().into_dispatch(),
         ranges.lengths.clone().into_dispatch(),
+        positions.into_dispatch(),
+        newest.into_dispatch(),
+        protection,
     )))
+}
+
+/// [`Protected`] without its tensors, as the backends receive it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Protection {
+    pub(crate) sinks: i32,
+    pub(crate) recents: i32,
 }

@@ -76,7 +76,7 @@ pub(super) fn slot_at(
 /// there is no NaN turn it into a weight of 0.
 #[cube]
 #[allow(clippy::manual_range_contains, reason = "kernels know no `contains`")]
-pub(super) fn weight_of(logit: f32, max: f32) -> f32 {
+pub(crate) fn weight_of(logit: f32, max: f32) -> f32 {
     let bits = u32::reinterpret(logit);
     let mut p = (logit - max).exp();
     if bits >= WEIGHTLESS && bits <= NEVER {

@@ -24,11 +24,12 @@ pub(crate) struct Blueprint {
     pub(crate) planes: usize,
     pub(crate) rule: KeyRule,
     pub(crate) literal: bool,
-    pub(crate) queried: bool,
+    /// Query heads of a range, whose queries are given; 0 where there are none.
+    pub(crate) group: usize,
 }
 
 /// # Shapes
-/// In vectors of `N`: `keys` and `values` `[S, columns]`, `queries` `[B * Hkv, columns]`; the others as
+/// In vectors of `N`: `keys` and `values` `[S, columns]`, `queries` `[B * Hkv, group, columns]`; the others as
 /// [`super::merge_nearest`] has them.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
@@ -44,7 +45,7 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     lengths: &[i32],
     victims: &[i32],
     goes: &[i32],
-    queries: &[Vector<f32, N>],
+    queries: &[Vector<F, N>],
     pairs: usize,
     threshold: f32,
     log_epsilon: f32,
@@ -154,13 +155,13 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     }
     let moves = comptime!(matches!(blueprint.rule, KeyRule::Paper | KeyRule::Additive));
     let mut step = 0.0f32;
-    if comptime!(moves && blueprint.queried) {
+    if comptime!(moves && blueprint.group > 0) {
         let mut square = 0.0f32;
         #[unroll]
         for c in 0..own {
             let column = member + c * team_size;
             if column < columns {
-                let query = queries[pair * columns + column];
+                let query = mean_query::<F, N>(queries, pair, column, columns, blueprint.group);
                 square += query.dot(query);
             }
         }
@@ -181,8 +182,9 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
         let value = Vector::<f32, N>::cast_from(values[to]) * Vector::new(share)
             + Vector::<f32, N>::cast_from(values[from]) * Vector::new(other_share);
         let mut moved = key;
-        if comptime!(moves && blueprint.queried) {
-            moved += queries[pair * columns + unit] * Vector::new(step);
+        if comptime!(moves && blueprint.group > 0) {
+            let query = mean_query::<F, N>(queries, pair, unit, columns, blueprint.group);
+            moved += query * Vector::new(step);
         }
         keys[to] = Vector::cast_from(moved);
         values[to] = Vector::cast_from(value);
@@ -194,4 +196,21 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
         log_weights[target] = result.log_weight;
         log_scores[target] = result.log_score + log_samples[target];
     }
+}
+
+/// A column of the mean of a range's queries.
+#[cube]
+fn mean_query<F: Float, N: Size>(
+    queries: &[Vector<F, N>],
+    pair: usize,
+    column: usize,
+    #[comptime] columns: usize,
+    #[comptime] group: usize,
+) -> Vector<f32, N> {
+    let mut sum = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for g in 0..group {
+        sum += Vector::cast_from(queries[(pair * group + g) * columns + column]);
+    }
+    sum / Vector::new(f32::cast_from(group.runtime()))
 }

@@ -46,7 +46,10 @@ pub struct NearestOptions {
     pub threshold: f32,
     /// Added to scores.
     pub epsilon: f64,
-    /// The rest.
+    /// The step's queries, `[B, Hq, D]`, of the keys' dtype: their mean over each group is that of
+    /// [`MergeOptions::queries`].
+    pub queries: Option<Tensor<3>>,
+    /// The rest; its own `queries` are not looked at.
     pub merge: MergeOptions,
 }
 
@@ -92,7 +95,23 @@ pub fn merge_nearest(
         check.shape(argument, tensor, &[batch, kv_heads])?;
         check.int(argument, tensor)?;
     }
-    let config = options.merge.config(OP, &check, batch * kv_heads, head_dim, true)?;
+    let merge = MergeOptions { queries: None, ..options.merge.clone() };
+    let mut config = merge.config(OP, &check, batch * kv_heads, head_dim, true)?;
+    let queries = match &options.queries {
+        Some(queries) => {
+            let [_, heads, _] = queries.dims();
+            if heads % kv_heads.max(1) != 0 {
+                return Err(KernelError::HeadGroups { op: OP, query_heads: heads, kv_heads });
+            }
+            check.shape("queries", queries, &[batch, heads, head_dim])?;
+            check.filled("queries", queries)?;
+            check.same_dtype("queries", queries, "the keys' dtype", keys.dtype())?;
+            config.queried = true;
+            queries.clone()
+        }
+        // An extension takes no optional tensors.
+        None => Tensor::empty([1, 1, head_dim], (&check.device(), keys.dtype())),
+    };
     let merged = <Dispatch as SlotOps>::merge_nearest(
         MergingPools {
             keys: check.take(keys).into_dispatch(),
@@ -107,7 +126,7 @@ pub fn merge_nearest(
         ranges.lengths.clone().into_dispatch(),
         victims.clone().into_dispatch(),
         goes.clone().into_dispatch(),
-        options.merge.queries_or_any(&check, head_dim).into_dispatch(),
+        queries.into_dispatch(),
         NearestConfig {
             merge: config,
             threshold: options.threshold,

@@ -64,7 +64,16 @@ impl Slots<'_> {
                 .into(),
             };
             let members = [member(target, 0), member(victim, 1)];
-            let query = config.merge.queried.then(|| wide(queries, pair));
+            // The group's mean.
+            let group = queries.len() / (victims.len() * head_dim);
+            let query = config.merge.queried.then(|| {
+                let mut mean = vec![0.0; head_dim];
+                for head in 0..group {
+                    let query = wide(queries, pair * group + head);
+                    mean.iter_mut().zip(query).for_each(|(mean, x)| *mean += x / group as f64);
+                }
+                mean
+            });
             let merged = merge_group(
                 &members,
                 query.as_deref(),

@@ -181,18 +181,48 @@ pub(crate) fn drop_kernel<E: Float, N: Size>(
     }
 }
 
-/// The same for one number a slot.
+/// The same for pools of one number a slot, a unit a range, and the lengths.
 #[cube(launch)]
 pub(crate) fn drop_scalars_kernel(
-    pool: &mut [f32],
+    pools: &mut Sequence<Box<[f32]>>,
     offsets: &[i32],
-    lengths: &[i32],
+    lengths: &mut [i32],
     victims: &[i32],
     goes: &[i32],
     pairs: usize,
+    #[comptime] shrinks: bool,
 ) {
     let pair = ABSOLUTE_POS;
     if pair < pairs && goes[pair] != 0 && victims[pair] >= 0 && lengths[pair] > 0 {
-        pool[victims[pair] as usize] = pool[(offsets[pair] + lengths[pair] - 1) as usize];
+        let last = (offsets[pair] + lengths[pair] - 1) as usize;
+        let victim = victims[pair] as usize;
+        #[unroll]
+        for i in 0..pools.len() {
+            let pool = pools.index_mut(i);
+            pool[victim] = pool[last];
+        }
+        if shrinks {
+            lengths[pair] -= 1;
+        }
+    }
+}
+
+/// Sets every range's last slot in pools of one number a slot, a unit a range.
+#[cube(launch)]
+pub(crate) fn reset_last_kernel(
+    pools: &mut Sequence<Box<[f32]>>,
+    initial: &Sequence<f32>,
+    offsets: &[i32],
+    lengths: &[i32],
+    pairs: usize,
+) {
+    let pair = ABSOLUTE_POS;
+    if pair < pairs && lengths[pair] > 0 {
+        let last = (offsets[pair] + lengths[pair] - 1) as usize;
+        #[unroll]
+        for i in 0..pools.len() {
+            let pool = pools.index_mut(i);
+            pool[last] = *initial.index(i);
+        }
     }
 }

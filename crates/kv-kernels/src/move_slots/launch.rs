@@ -8,7 +8,7 @@ use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
 
 use super::kernel;
-use crate::extension::{Drops, Lists, SlotPools};
+use crate::extension::{Drops, Lists, Scalars, SlotPools};
 use crate::gpu::{elem_type, grid, packed, vector_lanes};
 
 /// The widest vector for rows of both pools.
@@ -132,22 +132,57 @@ pub(crate) fn drop(
     pools
 }
 
-/// The same for one number a slot.
-pub(crate) fn drop_scalars(pool: CubeTensor, drops: Drops<CubeBackend>) -> CubeTensor {
-    let pool = into_contiguous(pool);
-    let client = pool.client.clone();
+/// The same for pools of one number a slot, and the lengths.
+pub(crate) fn drop_scalars(
+    pools: Scalars<CubeBackend>,
+    drops: Drops<CubeBackend>,
+    shrinks: bool,
+) -> (Scalars<CubeBackend>, CubeTensor) {
+    let lengths = into_contiguous(drops.lengths);
+    let client = lengths.client.clone();
     let pairs = drops.victims.shape().num_elements();
     let cube_dim = CubeDim::new(&client, pairs);
-    kernel::drop_scalars_kernel::launch(
-        &client,
-        calculate_cube_count_elemwise(&client, pairs, cube_dim),
-        cube_dim,
-        pool.clone().into_buffer_arg(),
-        into_contiguous(drops.offsets).into_buffer_arg(),
-        into_contiguous(drops.lengths).into_buffer_arg(),
-        into_contiguous(drops.victims).into_buffer_arg(),
-        into_contiguous(drops.goes).into_buffer_arg(),
-        pairs,
-    );
-    pool
+    let pools = pools.map(|pools| {
+        let pools: Vec<_> = pools.into_iter().map(into_contiguous).collect();
+        kernel::drop_scalars_kernel::launch(
+            &client,
+            calculate_cube_count_elemwise(&client, pairs, cube_dim),
+            cube_dim,
+            pools.iter().map(|pool| pool.clone().into_buffer_arg()).collect(),
+            into_contiguous(drops.offsets).into_buffer_arg(),
+            lengths.clone().into_buffer_arg(),
+            into_contiguous(drops.victims).into_buffer_arg(),
+            into_contiguous(drops.goes).into_buffer_arg(),
+            pairs,
+            shrinks,
+        );
+        pools
+    });
+    (pools, lengths)
+}
+
+/// Every range's last slot set, in pools of one number a slot.
+pub(crate) fn reset_last(
+    pools: Scalars<CubeBackend>,
+    initial: Vec<f32>,
+    offsets: CubeTensor,
+    lengths: CubeTensor,
+) -> Scalars<CubeBackend> {
+    let client = lengths.client.clone();
+    let pairs = lengths.shape().num_elements();
+    let cube_dim = CubeDim::new(&client, pairs);
+    pools.map(|pools| {
+        let pools: Vec<_> = pools.into_iter().map(into_contiguous).collect();
+        kernel::reset_last_kernel::launch(
+            &client,
+            calculate_cube_count_elemwise(&client, pairs, cube_dim),
+            cube_dim,
+            pools.iter().map(|pool| pool.clone().into_buffer_arg()).collect(),
+            initial.into_iter().collect(),
+            into_contiguous(offsets).into_buffer_arg(),
+            into_contiguous(lengths).into_buffer_arg(),
+            pairs,
+        );
+        pools
+    })
 }

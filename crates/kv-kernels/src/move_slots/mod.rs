@@ -8,10 +8,10 @@ pub(crate) mod launch;
 pub(crate) mod reference;
 
 use burn::backend::Dispatch;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 
 use crate::check::Check;
-use crate::extension::{Drops, Lists, SlotOps};
+use crate::extension::{Drops, Lists, SCALARS, Scalars, SlotOps};
 use crate::{KernelError, SlotPool, SlotRanges, SlotSource};
 
 /// Which slots of each (sequence, key-value head) stay.
@@ -136,25 +136,89 @@ pub fn drop_slots(
     Ok(())
 }
 
-/// The same for a pool of one number a slot, `[S]`, f32.
+/// The same for any pools of one number a slot, `[S]`, f32, in one launch; the lengths of ranges of which
+/// something goes then are one less, in place.
 ///
 /// # Errors
 /// As [`drop_slots`].
 pub fn drop_scalars(
-    pool: &mut Tensor<1>,
-    ranges: &SlotRanges,
+    pools: &mut [&mut Tensor<1>],
+    ranges: &mut SlotRanges,
     victims: &Tensor<2, Int>,
     goes: &Tensor<2, Int>,
 ) -> Result<(), KernelError> {
-    let check = Check::new("drop_scalars", pool);
+    let check = Check::new("drop_scalars", victims);
     check.supported()?;
-    check.f32("pool", pool)?;
-    let drops = drops(&check, ranges, victims, goes)?;
+    check_scalars(&check, pools)?;
+    drops(&check, ranges, victims, goes)?;
     if victims.dims().contains(&0) {
         return Ok(());
     }
-    let moved = <Dispatch as SlotOps>::drop_scalars(check.take(pool).into_dispatch(), drops);
-    *pool = Tensor::from_dispatch(moved);
+    // Without pools there are still the lengths.
+    let launches = pools.len().div_ceil(SCALARS).max(1);
+    for launch in 0..launches {
+        let (first, end) = (launch * SCALARS, pools.len().min((launch + 1) * SCALARS));
+        let own = &mut pools[first..end];
+        let mut drops = drops(&check, ranges, victims, goes)?;
+        drops.lengths = check.take_ints(&mut ranges.lengths).into_dispatch();
+        let taken = take(&check, own);
+        let (moved, lengths) =
+            <Dispatch as SlotOps>::drop_scalars(taken, drops, launch + 1 == launches);
+        put_back(own, moved);
+        ranges.lengths = Tensor::from_dispatch(lengths);
+    }
+    Ok(())
+}
+
+/// Sets the number of every range's last slot in pools of one number a slot, `[S]`, f32, each to its
+/// own `initial`, in one launch: what new tokens start with.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
+pub fn reset_last(
+    pools: &mut [(&mut Tensor<1>, f32)],
+    ranges: &SlotRanges,
+) -> Result<(), KernelError> {
+    let check = Check::new("reset_last", &ranges.offsets);
+    check.supported()?;
+    let [batch, kv_heads] = ranges.offsets.dims();
+    check.ranges(ranges, batch, kv_heads)?;
+    let initial: Vec<f32> = pools.iter().map(|(_, initial)| *initial).collect();
+    let mut pools: Vec<&mut Tensor<1>> = pools.iter_mut().map(|(pool, _)| &mut **pool).collect();
+    check_scalars(&check, &pools)?;
+    if batch * kv_heads == 0 {
+        return Ok(());
+    }
+    for (own, initial) in pools.chunks_mut(SCALARS).zip(initial.chunks(SCALARS)) {
+        let (offsets, lengths) = (ranges.offsets.clone(), ranges.lengths.clone());
+        let reset = <Dispatch as SlotOps>::reset_last(
+            take(&check, own),
+            initial.to_vec(),
+            offsets.into_dispatch(),
+            lengths.into_dispatch(),
+        );
+        put_back(own, reset);
+    }
+    Ok(())
+}
+
+fn take(check: &Check, pools: &mut [&mut Tensor<1>]) -> Scalars<Dispatch> {
+    let any = Tensor::<1>::empty([1], (&check.device(), DType::F32)).into_dispatch();
+    let taken = pools.iter_mut().map(|pool| check.take(pool).into_dispatch());
+    Scalars::new(taken.collect(), any)
+}
+
+fn put_back(pools: &mut [&mut Tensor<1>], changed: Scalars<Dispatch>) {
+    for (pool, changed) in pools.iter_mut().zip(changed.into_pools()) {
+        **pool = Tensor::from_dispatch(changed);
+    }
+}
+
+fn check_scalars(check: &Check, pools: &[&mut Tensor<1>]) -> Result<(), KernelError> {
+    for pool in pools {
+        check.shape("pool", &**pool, &pool.dims())?;
+        check.f32("pool", &**pool)?;
+    }
     Ok(())
 }
 

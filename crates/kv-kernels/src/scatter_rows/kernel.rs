@@ -22,3 +22,16 @@ pub(crate) fn scatter_rows_kernel<E: Numeric, N: Size>(
         }
     }
 }
+
+/// A tensor copied into another, a unit a vector.
+#[cube(launch)]
+pub(crate) fn assign_kernel<E: Numeric, N: Size>(
+    to: &mut [Vector<E, N>],
+    from: &[Vector<E, N>],
+    count: usize,
+    #[define(E)] _dtype: ElemType,
+) {
+    if ABSOLUTE_POS < count {
+        to[ABSOLUTE_POS] = from[ABSOLUTE_POS];
+    }
+}

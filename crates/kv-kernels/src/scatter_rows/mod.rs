@@ -5,7 +5,7 @@ pub(crate) mod kernel;
 pub(crate) mod reference;
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Float, Int, Tensor};
+use burn::tensor::{Float, Int, Tensor};
 
 use crate::KernelError;
 use crate::check::Check;
@@ -85,15 +85,11 @@ pub fn assign<const D: usize>(to: &mut Tensor<D>, from: Tensor<D>) -> Result<(),
     check.supported()?;
     check.float("to", to)?;
     check.same_dtype("from", &from, "the dtype of the other", to.dtype())?;
-    let (shape, count) = (to.dims(), to.dims().iter().product());
+    let (shape, count) = (to.dims(), to.dims().iter().product::<usize>());
     check.shape("from", &from, &shape)?;
     if count > 0 {
-        // One row of all there is.
-        let row = check.take(to).reshape([1, count]).into_dispatch();
-        let from = from.reshape([1, count]).into_dispatch();
-        let first = Tensor::<1, Int>::zeros([1], (&check.device(), DType::I32)).into_dispatch();
-        let row = <Dispatch as SlotOps>::scatter_rows(row, first, from);
-        *to = Tensor::<2>::from_dispatch(row).reshape(shape);
+        let (target, from) = (check.take(to).into_dispatch(), from.into_dispatch());
+        *to = Tensor::from_dispatch(<Dispatch as SlotOps>::assign(target, from));
     }
     Ok(())
 }
@@ -113,14 +109,11 @@ pub fn assign_ints<const D: usize>(
     check.supported()?;
     check.int("to", to)?;
     check.int("from", &from)?;
-    let (shape, count) = (to.dims(), to.dims().iter().product());
+    let (shape, count) = (to.dims(), to.dims().iter().product::<usize>());
     check.shape("from", &from, &shape)?;
     if count > 0 {
-        let row = check.take_ints(to).reshape([1, count]).into_dispatch();
-        let from = from.reshape([1, count]).into_dispatch();
-        let first = Tensor::<1, Int>::zeros([1], (&check.device(), DType::I32)).into_dispatch();
-        let row = <Dispatch as SlotOps>::scatter_ints(row, first, from);
-        *to = Tensor::<2, Int>::from_dispatch(row).reshape(shape);
+        let (target, from) = (check.take_ints(to).into_dispatch(), from.into_dispatch());
+        *to = Tensor::from_dispatch(<Dispatch as SlotOps>::assign_ints(target, from));
     }
     Ok(())
 }

@@ -26,11 +26,23 @@ impl<S: Scorer> KeepTop<S> {
         if !due.contains(&true) {
             return Ok(None);
         }
-        let scores = self.protect(cache, scores(cache)?, position, &limits);
+        let of_heads = |count: &dyn Fn(usize) -> usize| -> Vec<usize> {
+            limits.iter().map(|&limit| count(limit)).collect()
+        };
+        let sinks = of_heads(&|limit| self.family.sinks_of::<S>(limit));
+        let recents = of_heads(&|limit| self.family.recents_of(limit).max(self.window(limit)));
+        let scores = scores(cache)?;
         let ordered = matches!(self.decoding(), Decoding::Rescore { .. });
         if interval == 1 && !ordered {
-            return Ok(Some(Due::Lowest { scores, limits }));
+            let victims = match (same(&sinks), same(&recents)) {
+                (Some(sinks), Some(recents)) => {
+                    cache.lowest_unprotected(scores, position, [sinks, recents])?
+                }
+                _ => cache.lowest_slots(protect(cache, scores, position, sinks, recents))?,
+            };
+            return Ok(Some(Due::Slots { victims, limits }));
         }
+        let scores = protect(cache, scores, position, sinks, recents);
         // Many at once, or scores that depend on the slots' order: chosen on the host.
         let scores = read_f32("scores", scores)?;
         let kept = due.iter().enumerate().map(|(pair, due)| {
@@ -39,56 +51,41 @@ impl<S: Scorer> KeepTop<S> {
         });
         Ok(Some(Due::Others(Selection::new(kept.collect())?)))
     }
-
-    /// Raises the scores of sinks and recents beyond all others.
-    fn protect(
-        &self,
-        cache: &LayerCache,
-        scores: Tensor<1>,
-        position: &Tensor<1, Int>,
-        limits: &[usize],
-    ) -> Tensor<1> {
-        let sinks: Vec<usize> =
-            limits.iter().map(|&limit| self.family.sinks_of::<S>(limit)).collect();
-        let recents: Vec<usize> = limits
-            .iter()
-            .map(|&limit| self.family.recents_of(limit).max(self.window(limit)))
-            .collect();
-        let mut scores = scores;
-        let device = &cache.options().device;
-        let of_slots = |per_head: Vec<usize>| {
-            let per_head: Vec<i32> =
-                per_head.into_iter().map(|count| count.min(i32::MAX as usize) as i32).collect();
-            Tensor::<1, Int>::from_data(per_head.as_slice(), (device, DType::I32))
-        };
-        if sinks.iter().any(|&sinks| sinks > 0) {
-            let positions = cache.positions().clone();
-            let first = match same(&sinks) {
-                Some(sinks) => positions.lower_scalar(sinks),
-                None => positions.lower(of_slots(sinks).select(0, cache.slot_pairs().clone())),
-            };
-            scores = scores.mask_fill(first, f32::INFINITY);
-        }
-        if recents.iter().any(|&recents| recents > 0) {
-            // The oldest protected position of each slot's (sequence, head).
-            let rows = cache.layout().batch();
-            let heads = cache.layout().kv_heads();
-            let now = position.clone().cast(DType::I32).unsqueeze_dim::<2>(1);
-            let now = now.expand([rows, heads]).reshape([rows * heads]);
-            let oldest = match same(&recents) {
-                Some(recents) => now.sub_scalar(recents),
-                None => now - of_slots(recents),
-            };
-            let oldest = oldest.add_scalar(1).select(0, cache.slot_pairs().clone());
-            let recent = cache.positions().clone().greater_equal(oldest);
-            scores = scores.mask_fill(recent, f32::INFINITY);
-        }
-        scores
-    }
 }
 
-/// What all heads have, where they have the same: no upload then.
-fn same(counts: &[usize]) -> Option<i32> {
+/// Raises the scores of each head's sinks and recents beyond all others.
+fn protect(
+    cache: &LayerCache,
+    mut scores: Tensor<1>,
+    position: &Tensor<1, Int>,
+    sinks: Vec<usize>,
+    recents: Vec<usize>,
+) -> Tensor<1> {
+    let (rows, heads) = (cache.layout().batch(), cache.layout().kv_heads());
+    let device = &cache.options().device;
+    let of_slots = |per_head: Tensor<1, Int>| per_head.select(0, cache.slot_pairs().clone());
+    let upload = |per_head: Vec<usize>| {
+        let per_head: Vec<i32> =
+            per_head.into_iter().map(|count| i32::try_from(count).unwrap_or(i32::MAX)).collect();
+        Tensor::<1, Int>::from_data(per_head.as_slice(), (device, DType::I32))
+    };
+    if sinks.iter().any(|&sinks| sinks > 0) {
+        let first = cache.positions().clone().lower(of_slots(upload(sinks)));
+        scores = scores.mask_fill(first, f32::INFINITY);
+    }
+    if recents.iter().any(|&recents| recents > 0) {
+        // The oldest protected position of each slot's (sequence, head).
+        let now = position.clone().cast(DType::I32).unsqueeze_dim::<2>(1);
+        let now = now.expand([rows, heads]).reshape([rows * heads]);
+        let oldest = of_slots((now - upload(recents)).add_scalar(1));
+        let recent = cache.positions().clone().greater_equal(oldest);
+        scores = scores.mask_fill(recent, f32::INFINITY);
+    }
+    scores
+}
+
+/// What all heads have, where they have the same.
+fn same(counts: &[usize]) -> Option<usize> {
     let first = *counts.first()?;
-    counts.iter().all(|&count| count == first).then(|| first.min(i32::MAX as usize) as i32)
+    counts.iter().all(|&count| count == first).then_some(first)
 }

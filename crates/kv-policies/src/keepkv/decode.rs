@@ -18,11 +18,11 @@ impl KeepKv {
         limits: &[usize],
         query: Tensor<3>,
     ) -> Result<()> {
-        let kv_heads = cache.layout().kv_heads();
         let options = NearestOptions {
             threshold: self.options.threshold,
             epsilon: self.options.epsilon,
-            merge: self.merging(Some(mean_queries(query, kv_heads))),
+            queries: Some(query.cast(cache.options().dtype)),
+            merge: self.merging(None),
         };
         Ok(cache.merge_nearest(TRACKS, victims, limits, &options)?)
     }

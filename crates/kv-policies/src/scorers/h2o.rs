@@ -31,15 +31,15 @@ impl Scorer for H2o {
     }
 
     fn decoding(&self) -> Decoding {
-        Decoding::AfterAttention { probabilities: true, accumulate: true }
+        Decoding::AfterAttention { probabilities: false, accumulate: true }
     }
 
     fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
         view.accumulated()
     }
 
-    fn contribution(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
-        Ok(self.reduction.slots(view.probabilities()?.clone()))
+    fn adds(&self) -> Option<Reduction> {
+        Some(self.reduction)
     }
 
     fn defaults() -> FamilyDefaults {

@@ -46,7 +46,7 @@ impl Scorer for RecentAttention {
     }
 
     fn decoding(&self) -> Decoding {
-        Decoding::AfterAttention { probabilities: true, accumulate: true }
+        Decoding::AfterAttention { probabilities: false, accumulate: true }
     }
 
     fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {

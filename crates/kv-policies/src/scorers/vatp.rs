@@ -62,6 +62,10 @@ impl Scorer for Vatp {
         view.accumulated()
     }
 
+    fn adds(&self) -> Option<Reduction> {
+        None
+    }
+
     fn contribution(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
         let attention = self.reduction.slots(view.probabilities()?.clone());
         let norms = view.cache.values().clone().cast(DType::F32).abs().sum_dim(1);

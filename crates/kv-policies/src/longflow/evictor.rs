@@ -1,0 +1,114 @@
+//! LongFlow's choices for another policy to carry out.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Tensor};
+use kv_core::{DecodeAttentionOptions, GroupReduction, LayerCache, Room, Selection};
+
+use super::{LongFlow, NAME};
+use crate::{
+    Attended, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result,
+    Scope, Step,
+};
+
+/// Each head gives up the slot of least `Σ_g α ‖v‖₁` behind every step: the same choice as
+/// [`LongFlow`]'s with a head's scope, made behind the attention rather than within it, so that
+/// someone else can do something with the slot before its place is free.
+#[derive(Debug)]
+struct Behind(LongFlow);
+
+impl LongFlow {
+    /// The policy as an evictor; heads that give up a slot together do not choose for themselves.
+    pub(super) fn evictor(self) -> Option<Arc<dyn Evictor>> {
+        (self.scope == Scope::Head).then(|| Arc::new(Behind(self)) as Arc<dyn Evictor>)
+    }
+}
+
+impl Policy for Behind {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> serde_json::Value {
+        self.0.config()
+    }
+
+    fn needs(&self) -> Needs {
+        self.0.needs()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        self.0.select(observation)
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        let limit = self.0.limit(observation);
+        self.0.check_protected(limit)?;
+        let limits = selection.kept().iter().map(|kept| kept.len().max(limit));
+        Ok(cache.set_limits(limits.collect())?)
+    }
+
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        Ok(Room::Limited { limit: self.0.limit(observation), over: 1, new_tokens })
+    }
+
+    fn changes_decode(&self) -> bool {
+        true
+    }
+
+    fn records(&self, cache: &LayerCache) -> bool {
+        cache.at_limits() && !cache.options().growable
+    }
+
+    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        let attended = self.attend(layer, cache, &step)?;
+        if let Some(due) = attended.due {
+            due.drop_from(cache)?;
+        }
+        Ok(attended.output)
+    }
+
+    fn into_evictor(self: Arc<Self>) -> Option<Arc<dyn Evictor>> {
+        Some(self)
+    }
+}
+
+impl Evictor for Behind {
+    fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
+        self.0.rank(observation)
+    }
+
+    fn attend(
+        &self,
+        _layer: LayerContext,
+        cache: &mut LayerCache,
+        step: &Step,
+    ) -> Result<Attended> {
+        let query = step.append(cache)?;
+        let options =
+            DecodeAttentionOptions { logits: true, log_sum_exp: true, ..Default::default() };
+        let attention = cache.attend(query.clone(), options)?;
+        let missing = |what| PolicyError::MissingObservation { policy: NAME, what };
+        let logits = attention.logits.ok_or_else(|| missing("logits"))?;
+        let limits = cache.limits().map(<[usize]>::to_vec).unwrap_or_default();
+        let mut lengths = cache.layout().lengths().iter().zip(&limits);
+        let due = if lengths.any(|(length, limit)| length > limit) {
+            let total = attention.log_sum_exp.ok_or_else(|| missing("log-sum-exp"))?;
+            let shares = cache.probabilities(logits.clone(), total, GroupReduction::Sum)?;
+            let norms = cache.values().clone().cast(DType::F32).abs().sum_dim(1);
+            let scores = shares * norms.squeeze_dim(1);
+            let newest = usize::from(!self.0.evict_newest);
+            let protected = [self.0.sinks, self.0.recents.max(newest)];
+            let victims = cache.lowest_unprotected(scores, &step.position, protected)?;
+            Some(Due::Slots { victims, limits })
+        } else {
+            None
+        };
+        Ok(Attended { output: attention.output, query, logits, due })
+    }
+}
