@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use crate::layer::{Rows, Track};
-use crate::{CacheOptions, KvCache, LayerCache, Origin, Result, SlotLayout};
+use crate::{Archive, CacheOptions, KvCache, LayerCache, Origin, Result, SlotLayout};
 
 /// A layer's live slots in host memory.
 #[derive(Debug, Clone)]
@@ -28,6 +28,8 @@ pub struct HostLayer {
     pub(crate) state: BTreeMap<String, TensorData>,
     /// Where the next tokens go, `[B, Hkv]`.
     pub(crate) next: Option<TensorData>,
+    /// All tokens that the layer stands for.
+    pub(crate) archive: Option<Archive>,
 }
 
 /// A whole cache in host memory.
@@ -80,6 +82,7 @@ impl HostCache {
 impl HostLayer {
     fn read(cache: &LayerCache) -> Result<Self> {
         let layout = cache.layout();
+        let options = cache.options();
         let rows = cache.read_slots(&cache.live_slots());
         let initial = cache.tracks.values().map(|track| track.initial);
         let tracks = rows
@@ -106,6 +109,7 @@ impl HostLayer {
                 .map(|(name, tensor)| Ok((name.clone(), read("state", tensor.clone())?)))
                 .collect::<Result<_>>()?,
             next: cache.next_places().map(|next| read_int("places", next.clone())).transpose()?,
+            archive: cache.archive.clone().map(|archive| archive.moved_to(&options.device)),
         })
     }
 
@@ -123,6 +127,7 @@ impl HostLayer {
         }
         cache.set_lengths(self.lengths);
         cache.limits = self.limits;
+        cache.archive = self.archive.map(|archive| archive.moved_to(device));
         if cache.layout().used() > 0 {
             let float = |data: TensorData| Tensor::from_data(data, (device, DType::F32));
             let tracks = self.tracks.into_iter();

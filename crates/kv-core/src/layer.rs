@@ -19,7 +19,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::SlotRanges;
 
 use crate::tensors::{ints, packed, read_f32, read_i32, zero_rows};
-use crate::{Error, MemoryReport, Result, SlotLayout};
+use crate::{Archive, Error, MemoryReport, Result, SlotLayout};
 
 pub use attend::NUMERATORS;
 pub(crate) use next::{LOG_NORMS, Next};
@@ -50,6 +50,8 @@ pub struct LayerCache {
     pub(crate) limits: Option<Vec<usize>>,
     /// Where the next tokens go, in caches that are held at their limits.
     pub(crate) next: Option<Next>,
+    /// All tokens that the cache stands for, where a policy wants them back.
+    pub(crate) archive: Option<Archive>,
     /// The (sequence, head) of every slot, `[S]`, made when first asked for.
     pub(crate) slot_pairs: OnceLock<Tensor<1, Int>>,
     /// A flag for every head, `[B, Hkv]`, made when first asked for.
@@ -75,6 +77,7 @@ impl LayerCache {
             state: BTreeMap::new(),
             limits: None,
             next: None,
+            archive: None,
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
             layout,
@@ -174,6 +177,30 @@ impl LayerCache {
         })
     }
 
+    /// All tokens that the cache stands for, in host memory, where a policy keeps them.
+    pub fn archive(&self) -> Option<&Archive> {
+        self.archive.as_ref()
+    }
+
+    /// The same to be changed.
+    pub fn archive_mut(&mut self) -> Option<&mut Archive> {
+        self.archive.as_mut()
+    }
+
+    /// Keeps all tokens in host memory from now on, or no longer; returns what was kept so far.
+    pub fn replace_archive(&mut self, archive: Option<Archive>) -> Option<Archive> {
+        std::mem::replace(&mut self.archive, archive)
+    }
+
+    /// Every head's newest slot: keys and values `[B, Hkv, D]`. Heads that are empty have any.
+    pub fn newest(&self) -> [Tensor<3>; 2] {
+        let [batch, kv_heads] = [self.layout.batch(), self.layout.kv_heads()];
+        let last = (self.ranges.offsets.clone() + self.ranges.lengths.clone()).sub_scalar(1);
+        let last = last.reshape([batch * kv_heads]).clamp_min(0);
+        let shape = [batch, kv_heads, self.head_dim()];
+        [&self.keys, &self.values].map(|pool| pool.clone().select(0, last.clone()).reshape(shape))
+    }
+
     /// Bytes allocated, in use, for metadata and for policies.
     pub fn memory(&self) -> MemoryReport {
         MemoryReport::of_layer(self)
@@ -196,6 +223,7 @@ impl LayerCache {
             tracks: tracks.collect(),
             state: state.map(|(name, tensor)| (name, tensor.to_device(device))).collect(),
             next: self.next.map(|next| next.to_device(device)),
+            archive: self.archive.map(|archive| archive.moved_to(device)),
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
             options: CacheOptions { device: device.clone(), ..self.options },
@@ -246,6 +274,7 @@ impl Clone for LayerCache {
                 .collect(),
             limits: self.limits.clone(),
             next: self.next.clone(),
+            archive: self.archive.clone(),
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
             options: self.options.clone(),

@@ -10,6 +10,7 @@
 //! slots of a pool, `D` head dim.
 
 mod allocation;
+mod archive;
 mod budget;
 mod cache;
 mod device;
@@ -24,6 +25,7 @@ mod store;
 mod tensors;
 
 pub use allocation::{HeadAllocation, LayerAllocation, kvpress_pyramid};
+pub use archive::{Archive, Complete};
 pub use budget::Budget;
 pub use cache::{KvCache, Origin};
 pub use device::{DeviceChoice, available_devices, device_name, select_device};

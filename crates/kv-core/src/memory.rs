@@ -3,7 +3,7 @@ use std::ops::Add;
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::LayerCache;
+use crate::{Archive, LayerCache};
 
 /// Bytes of a cache, by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -16,6 +16,9 @@ pub struct MemoryReport {
     pub metadata: usize,
     /// What policies keep beside the slots.
     pub policy: usize,
+    /// Keys and values in host memory, of which the device has a part.
+    #[serde(default)]
+    pub host: usize,
     /// Working memory that is not part of the cache: the prompt's keys and values of one layer
     /// during prefill.
     pub scratch: usize,
@@ -27,7 +30,7 @@ impl MemoryReport {
         self.allocated - self.in_use
     }
 
-    /// Everything.
+    /// Everything on the device.
     pub fn total(&self) -> usize {
         self.allocated + self.metadata + self.policy + self.scratch
     }
@@ -50,6 +53,7 @@ impl MemoryReport {
         let weights = cache.log_weights().map_or(0, bytes);
         let tracks: usize = cache.tracks.values().map(|track| bytes(&track.values)).sum();
         let state: usize = cache.state.values().map(bytes).sum();
+        let archive = cache.archive();
         // Offsets and lengths; places and limits where a cache is held at them.
         let ranges = if cache.holds_at_limits() { 4 } else { 2 };
         Self {
@@ -58,7 +62,8 @@ impl MemoryReport {
             metadata: slots * size_of::<i32>()
                 + weights
                 + ranges * cache.layout().pairs() * size_of::<i32>(),
-            policy: tracks + state,
+            policy: tracks + state + archive.map_or(0, Archive::device_bytes),
+            host: archive.map_or(0, Archive::host_bytes),
             scratch: 0,
         }
     }
@@ -73,6 +78,7 @@ impl Add for MemoryReport {
             in_use: self.in_use + other.in_use,
             metadata: self.metadata + other.metadata,
             policy: self.policy + other.policy,
+            host: self.host + other.host,
             // Scratch is shared by all layers.
             scratch: self.scratch.max(other.scratch),
         }

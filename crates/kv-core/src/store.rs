@@ -43,7 +43,8 @@ impl KvCache {
     /// Saves the cache; [`Self::load`] continues it with identical output.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Read`].
+    /// [`Error::Io`], [`Error::Read`]; [`Error::InvalidPlan`] for a cache with an [`crate::Archive`],
+    /// which is not saved.
     pub fn save(&self, path: &Path) -> Result<()> {
         self.to_host()?.save(path)
     }
@@ -61,8 +62,12 @@ impl HostCache {
     /// Saves the cache.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`], [`Error::InvalidPlan`] for a cache with an [`crate::Archive`].
     pub fn save(&self, path: &Path) -> Result<()> {
+        if self.layers.iter().any(|layer| layer.archive.is_some()) {
+            let reason = "it keeps all tokens in host memory, which are not saved".into();
+            return Err(Error::InvalidPlan { what: "save", reason });
+        }
         let mut tensors: BTreeMap<String, &TensorData> = BTreeMap::new();
         let mut layers = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
@@ -196,6 +201,7 @@ impl HostCache {
                         Ok((name, data))
                     })
                     .collect::<Result<_>>()?,
+                archive: None,
                 next: layer
                     .next
                     .then(|| {

@@ -193,7 +193,7 @@ impl SlotOps for CubeBackend {
         let heads = queries.shape().num_elements() / head_dim.max(1);
         let hardware = &client.properties().hardware;
         let plane = (hardware.plane_size_min as usize).max(1);
-        let lanes = vector_lanes(&keys, head_dim, head_dim).min(4);
+        let lanes = vector_lanes(&keys, head_dim, head_dim);
         let columns = head_dim / lanes;
         let (units, planes) = widest_cube(&client);
         let team = columns.next_power_of_two().min(1 << plane.ilog2());

@@ -301,7 +301,8 @@ impl<S: Scorer> Evictor for KeepTop<S> {
         let attention = self.attention(cache, &query, true)?;
         let behind = self.due_behind(layer, cache, step, &query, &attention)?;
         let (logits, _) = self.scores_of(&attention)?;
-        Ok(Attended { output: attention.output, query, logits, due: before.or(behind) })
+        let AttentionOutput { output, log_sum_exp, .. } = attention;
+        Ok(Attended { output, query, logits, log_sum_exp, due: before.or(behind) })
     }
 }
 

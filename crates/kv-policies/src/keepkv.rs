@@ -1,13 +1,18 @@
 //! KeepKV: what another policy evicts is merged into what it keeps.
 
+mod bound;
 mod decode;
+mod periodic;
 mod scores;
 mod votes;
 
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use kv_core::{GUARD, KeyRule, LayerCache, MergeOptions, Room, Selection, rank, read_f32};
+use kv_core::{
+    DecodeAttentionOptions, GUARD, KeyRule, LayerCache, MergeOptions, Room, Selection, rank,
+    read_f32,
+};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -15,10 +20,12 @@ use serde_json::Value;
 use crate::evictor::evictor_of;
 use crate::merge_groups::{Groups, leaders};
 use crate::{
-    Due, Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+    Attended, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result,
+    Step,
 };
 use scores::{LOG_SAMPLES, LOG_SCORES, NOTHING, weigh};
 
+pub use bound::perturbation_bound;
 pub use scores::Predictor;
 pub use votes::{VOTES, VOTES_HIGH, read_votes};
 
@@ -64,6 +71,15 @@ pub struct KeepKvOptions {
     pub epsilon: f64,
     /// Whether similar tokens of a prompt are merged before or behind the eviction.
     pub order: Order,
+    /// Steps from which on the cache is rebuilt from all tokens, which are in host memory then
+    /// (periodic lossless compression); 0 for never.
+    pub period: usize,
+    /// Whether layers take turns within the period, rather than being rebuilt at the same step: each
+    /// one's tokens come back to the device while the step before runs.
+    pub staggered: bool,
+    /// The estimated perturbation of a step, relative to the largest value's norm, above which the cache
+    /// is rebuilt (theorem 5, tracked at run time; every step then asks the host); 0 for never.
+    pub rebuild_above: f64,
 }
 
 /// What becomes of merged keys; see [`KeyRule`].
@@ -105,6 +121,9 @@ impl Default for KeepKvOptions {
             window: 32,
             epsilon: 0.0,
             order: Order::default(),
+            period: 0,
+            staggered: true,
+            rebuild_above: 0.0,
         }
     }
 }
@@ -131,6 +150,20 @@ impl KeepKv {
         }
         if options.absolute_step && options.predictor != Predictor::Ema {
             return Err(invalid("`absolute_step` is of the predictor `ema`".into()));
+        }
+        let above = options.rebuild_above;
+        if !(above >= 0.0 && above.is_finite()) {
+            return Err(invalid(format!(
+                "`rebuild_above` is {above}, expected a number from 0 on"
+            )));
+        }
+        let followed = evictor.changes_decode() && !evictor.needs().raw_queries;
+        if (options.period > 0 || above > 0.0) && !followed {
+            let name = evictor.name();
+            return Err(invalid(format!(
+                "`evictor` is `{name}`: `period` and `rebuild_above` need one that evicts during \
+                 decode, without queries before RoPE"
+            )));
         }
         if window == 0 {
             return Err(invalid("`window` is 0, expected at least 1".into()));
@@ -166,11 +199,13 @@ impl KeepKv {
 
     /// What stays of a prompt where groups of similar tokens compete as one: a token that resembles one
     /// that ranks higher hands its score on, and is chosen last. Those that always stay do not.
-    fn by_groups(&self, observation: &Observation<'_>) -> Result<Selection> {
+    fn by_groups(
+        &self,
+        observation: &Observation<'_>,
+        scores: Tensor<3>,
+        budget: usize,
+    ) -> Result<Selection> {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
-        let Some((scores, budget)) = self.evictor.rank(observation)? else {
-            return Ok(self.evictor.select(observation)?.selection);
-        };
         let scores = read_f32("scores", scores)?;
         let ranked: Vec<Vec<u32>> = scores.par_chunks(tokens).map(rank).collect();
         let rows = batch * kv_heads * tokens;
@@ -221,10 +256,12 @@ impl Policy for KeepKv {
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        match self.options.order {
-            Order::MergeFirst => Ok(self.by_groups(observation)?.into()),
-            Order::EvictFirst => self.evictor.select(observation),
+        if self.options.order == Order::MergeFirst
+            && let Some((scores, budget)) = self.evictor.rank(observation)?
+        {
+            return Ok(self.by_groups(observation, scores, budget)?.into());
         }
+        self.evictor.select(observation)
     }
 
     fn prime(
@@ -234,6 +271,86 @@ impl Policy for KeepKv {
         selection: &Selection,
     ) -> Result<()> {
         self.evictor.prime(cache, observation, selection)?;
+        self.merge_prompt(cache, observation, selection)?;
+        if self.rebuilds() { self.archive(cache, observation) } else { Ok(()) }
+    }
+
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        self.evictor.room(observation, new_tokens)
+    }
+
+    fn changes_decode(&self) -> bool {
+        true
+    }
+
+    fn records(&self, cache: &LayerCache) -> bool {
+        self.evictor.changes_decode() && self.evictor.records(cache) && !self.rebuilds()
+    }
+
+    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        if self.due_now(layer, cache) {
+            let query = step.append(cache)?;
+            self.keep_newest(cache, &step, &query)?;
+            self.rebuild(layer, cache, &step)?;
+            self.look_ahead(layer, cache);
+            return Ok(cache.attend(query, DecodeAttentionOptions::default())?.output);
+        }
+        let attended = self.evictor.attend(layer, cache, &step)?;
+        self.observe(cache, &attended)?;
+        if !self.rebuilds() {
+            return self.evict(cache, attended);
+        }
+        self.keep_newest(cache, &step, &attended.query)?;
+        let above = self.options.rebuild_above;
+        if above > 0.0 && self.estimated_perturbation(cache, &attended)? > above {
+            self.rebuild(layer, cache, &step)?;
+            return Ok(attended.output);
+        }
+        let before = self.weights_before(cache);
+        let output = self.evict(cache, attended)?;
+        self.remember_merges(cache, before)?;
+        self.look_ahead(layer, cache);
+        Ok(output)
+    }
+}
+
+impl KeepKv {
+    /// Merges what is due, and drops it.
+    fn evict(&self, cache: &mut LayerCache, attended: Attended) -> Result<Tensor<3>> {
+        match attended.due {
+            None => {}
+            Some(Due::Slots { victims, limits }) => {
+                self.merge_victims(cache, &victims, &limits, attended.query)?;
+                cache.evict_slots(victims, &limits)?;
+            }
+            Some(Due::Others(kept)) => {
+                self.merge_others(cache, &kept, attended.query)?;
+                cache.retain(&kept)?;
+            }
+        }
+        Ok(attended.output)
+    }
+
+    /// The `budget` tokens of each head that rank highest.
+    fn highest(
+        &self,
+        observation: &Observation<'_>,
+        scores: Tensor<3>,
+        budget: usize,
+    ) -> Result<Selection> {
+        match self.options.order {
+            Order::MergeFirst => self.by_groups(observation, scores, budget),
+            Order::EvictFirst => Ok(Selection::highest(scores, budget)?),
+        }
+    }
+
+    /// Merges what is not kept of a prompt into what is.
+    fn merge_prompt(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
         let prompt = self.prompt_scores(observation)?;
         let groups = Groups::new(selection.kept(), &vec![tokens; batch * kv_heads]);
@@ -269,35 +386,10 @@ impl Policy for KeepKv {
             // There from the start, so that steps make nothing new.
             cache.set_live_log_weights(&vec![0.0; selection.total()])?;
         }
-        merged.map_or(Ok(()), |(slots, weights)| weigh(cache, &slots, weights))
-    }
-
-    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
-        self.evictor.room(observation, new_tokens)
-    }
-
-    fn changes_decode(&self) -> bool {
-        true
-    }
-
-    fn records(&self, cache: &LayerCache) -> bool {
-        self.evictor.changes_decode() && self.evictor.records(cache)
-    }
-
-    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let attended = self.evictor.attend(layer, cache, &step)?;
-        self.observe(cache, &attended)?;
-        match attended.due {
-            None => {}
-            Some(Due::Slots { victims, limits }) => {
-                self.merge_victims(cache, &victims, &limits, attended.query)?;
-                cache.evict_slots(victims, &limits)?;
-            }
-            Some(Due::Others(kept)) => {
-                self.merge_others(cache, &kept, attended.query)?;
-                cache.retain(&kept)?;
-            }
+        let before = self.weights_before(cache);
+        if let Some((slots, weights)) = merged {
+            weigh(cache, &slots, weights)?;
         }
-        Ok(attended.output)
+        self.remember_merges(cache, before)
     }
 }

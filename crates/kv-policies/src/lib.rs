@@ -82,7 +82,9 @@ pub use error::PolicyError;
 pub use evictor::{Attended, Due, Evictor};
 pub use full::Full;
 pub use keep_top::{Family, KeepTop};
-pub use keepkv::{KeepKv, KeepKvOptions, Key, Order, Predictor, VOTES, VOTES_HIGH, read_votes};
+pub use keepkv::{
+    KeepKv, KeepKvOptions, Key, Order, Predictor, VOTES, VOTES_HIGH, perturbation_bound, read_votes,
+};
 pub use longflow::{Certificate, LongFlow, Scope, certify};
 pub use policy::{LayerContext, Needs, Observation, Plan, Policy};
 pub use pyramid_infer::PyramidInfer;

@@ -9,6 +9,7 @@ mod golden_decode;
 mod golden_kvpress;
 mod golden_prefill;
 mod keepkv;
+mod keepkv_periodic;
 mod longflow;
 mod policies;
 mod pyramid_infer;

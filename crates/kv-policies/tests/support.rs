@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, Room, Selection, read_f32};
+use kv_core::{
+    AttentionOutput, CacheOptions, DecodeAttentionOptions, LayerCache, Room, Selection, read_f32,
+};
 use kv_kernels::{PrefillOptions, prefill_attention};
 use kv_policies::{
     Attended, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy, Result, Step, build,
@@ -170,13 +172,15 @@ impl Evictor for Given {
         step: &Step,
     ) -> Result<Attended> {
         let query = step.append(cache)?;
-        let options = DecodeAttentionOptions { logits: true, ..Default::default() };
+        let options =
+            DecodeAttentionOptions { logits: true, log_sum_exp: true, ..Default::default() };
         let attention = cache.attend(query.clone(), options)?;
         let scores = cache.positions().clone().float().cast(DType::F32);
         let over = cache.layout().lengths().iter().any(|&length| length > self.limit);
         let limits = vec![self.limit; cache.layout().pairs()];
         let victims = cache.lowest_slots(scores)?;
         let due = over.then_some(Due::Slots { victims, limits });
-        Ok(Attended { output: attention.output, query, logits: attention.logits.unwrap(), due })
+        let AttentionOutput { output, logits, log_sum_exp, .. } = attention;
+        Ok(Attended { output, query, logits: logits.unwrap(), log_sum_exp, due })
     }
 }

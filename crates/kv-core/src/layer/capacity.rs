@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn::tensor::Tensor;
 
 use super::{Track, expect_shape};
-use crate::{Error, LayerCache, Result, SlotLayout};
+use crate::{Archive, Error, LayerCache, Result, SlotLayout};
 
 impl LayerCache {
     /// Moves the live slots into a new pool of other capacities (the old one is freed).
@@ -165,6 +165,11 @@ impl LayerCache {
             joined.limits = Some(limits.collect());
         }
         joined.state = joined_state(&parts)?;
+        let archives: Vec<_> = parts.iter().filter_map(|part| part.archive.clone()).collect();
+        if !archives.is_empty() {
+            all_or_none("an archive", archives.len(), parts.len())?;
+            joined.archive = Archive::concat(archives)?;
+        }
         let places: Vec<_> = parts.iter().filter_map(|part| part.next_places().cloned()).collect();
         if !places.is_empty() {
             all_or_none("places", places.len(), parts.len())?;

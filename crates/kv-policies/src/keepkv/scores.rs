@@ -99,7 +99,7 @@ impl KeepKv {
 }
 
 /// `ln` of the mean of exponentials along a dimension, which stays.
-fn log_mean<const D: usize>(values: Tensor<D>, dim: usize) -> Tensor<D> {
+pub(super) fn log_mean<const D: usize>(values: Tensor<D>, dim: usize) -> Tensor<D> {
     // Where all are −∞, any finite maximum gives it.
     let top = values.clone().max_dim(dim).clamp_min(NOTHING);
     (values - top.clone()).exp().mean_dim(dim).log() + top

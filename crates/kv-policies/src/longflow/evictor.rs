@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{DecodeAttentionOptions, GroupReduction, LayerCache, Room, Selection};
+use kv_core::{
+    AttentionOutput, DecodeAttentionOptions, GroupReduction, LayerCache, Room, Selection,
+};
 
 use super::{LongFlow, NAME};
 use crate::{
@@ -98,7 +100,7 @@ impl Evictor for Behind {
         let limits = cache.limits().map(<[usize]>::to_vec).unwrap_or_default();
         let mut lengths = cache.layout().lengths().iter().zip(&limits);
         let due = if lengths.any(|(length, limit)| length > limit) {
-            let total = attention.log_sum_exp.ok_or_else(|| missing("log-sum-exp"))?;
+            let total = attention.log_sum_exp.clone().ok_or_else(|| missing("log-sum-exp"))?;
             let shares = cache.probabilities(logits.clone(), total, GroupReduction::Sum)?;
             let norms = cache.values().clone().cast(DType::F32).abs().sum_dim(1);
             let scores = shares * norms.squeeze_dim(1);
@@ -109,6 +111,7 @@ impl Evictor for Behind {
         } else {
             None
         };
-        Ok(Attended { output: attention.output, query, logits, due })
+        let AttentionOutput { output, log_sum_exp, .. } = attention;
+        Ok(Attended { output, query, logits, log_sum_exp, due })
     }
 }

@@ -1,0 +1,326 @@
+//! The host tier of single layers: all tokens that a compressed cache stands for.
+//!
+//! Copies are made by one thread of their own, so that they have a stream of the device to themselves
+//! and run beside the kernels of those who wait for none of them. What is read from a GPU stays in the
+//! page-locked memory that it was read into, from which it is written without another copy.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+use crate::layer::expect_shape;
+use crate::{Error, Result};
+
+/// New tokens that are gathered on the device before they are copied to the host.
+const GATHERED: usize = 64;
+
+/// A layer's complete keys and values in host memory, whatever the cache on the device keeps of them.
+#[derive(Debug, Clone)]
+pub struct Archive {
+    device: Device,
+    kv_heads: usize,
+    head_dim: usize,
+    dtype: DType,
+    runs: Vec<Run>,
+    /// Tokens behind the prompts.
+    pushed: usize,
+}
+
+/// Sequences that came with equally long prompts.
+#[derive(Debug, Clone)]
+struct Run {
+    rows: usize,
+    tokens: usize,
+    /// In the order of tokens.
+    segments: Vec<Coming<Segment<TensorData>>>,
+    /// New tokens that are still on the device.
+    gathered: Vec<Segment<Tensor<4>, Tensor<2, Int>>>,
+    /// What has been asked for ahead, and how many of the tokens it holds.
+    ahead: Option<(usize, Coming<Complete>)>,
+}
+
+/// Tokens of a run: keys and values `[b, Hkv, n, D]`, positions `[b, n]`.
+#[derive(Debug, Clone)]
+struct Segment<K, P = K> {
+    keys: K,
+    values: K,
+    positions: P,
+}
+
+/// All tokens of some sequences, on the device.
+#[derive(Debug, Clone)]
+pub struct Complete {
+    /// How many sequences, behind those of what came before.
+    pub rows: usize,
+    /// `[b, Hkv, T, D]`
+    pub keys: Tensor<4>,
+    /// `[b, Hkv, T, D]`
+    pub values: Tensor<4>,
+    /// Logical positions, `[b, T]`.
+    pub positions: Tensor<2, Int>,
+}
+
+impl Archive {
+    /// Begins to copy a prompt to the host.
+    ///
+    /// # Shapes
+    /// `keys`, `values` `[B, Hkv, T, D]`; `positions` `[B, T]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`].
+    pub fn new(
+        keys: &Tensor<4>,
+        values: &Tensor<4>,
+        positions: &Tensor<2, Int>,
+        dtype: DType,
+    ) -> Result<Self> {
+        let [rows, kv_heads, tokens, head_dim] = keys.dims();
+        expect_shape("values", &values.dims(), &keys.dims())?;
+        expect_shape("positions", &positions.dims(), &[rows, tokens])?;
+        let prompt = Segment {
+            keys: keys.clone().cast(dtype),
+            values: values.clone().cast(dtype),
+            positions: positions.clone().cast(DType::I32),
+        };
+        let run = Run {
+            rows,
+            tokens,
+            segments: vec![download(prompt)],
+            gathered: Vec::new(),
+            ahead: None,
+        };
+        Ok(Self { device: keys.device(), kv_heads, head_dim, dtype, runs: vec![run], pushed: 0 })
+    }
+
+    /// Tokens of every sequence.
+    pub fn tokens(&self) -> Vec<usize> {
+        let runs = self.runs.iter();
+        runs.flat_map(|run| std::iter::repeat_n(run.tokens, run.rows)).collect()
+    }
+
+    /// Tokens that were added behind the prompts.
+    pub fn pushed(&self) -> usize {
+        self.pushed
+    }
+
+    /// Bytes of keys and values that are, or are about to be, in host memory.
+    pub fn host_bytes(&self) -> usize {
+        self.bytes_of(|run| run.tokens - run.gathered.len())
+    }
+
+    /// Bytes of keys and values on the device: the last tokens, and what was asked for ahead.
+    pub fn device_bytes(&self) -> usize {
+        self.bytes_of(|run| run.gathered.len() + run.ahead.as_ref().map_or(0, |(held, _)| *held))
+    }
+
+    fn bytes_of(&self, tokens: impl Fn(&Run) -> usize) -> usize {
+        let row = 2 * self.kv_heads * self.head_dim * self.dtype.size();
+        self.runs.iter().map(|run| run.rows * tokens(run) * row).sum()
+    }
+
+    /// Adds one token to every sequence, without waiting for anything.
+    ///
+    /// # Shapes
+    /// `keys`, `values` `[B, Hkv, D]`; `positions` `[B]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`].
+    pub fn push(
+        &mut self,
+        keys: Tensor<3>,
+        values: Tensor<3>,
+        positions: Tensor<1, Int>,
+    ) -> Result<()> {
+        let batch: usize = self.runs.iter().map(|run| run.rows).sum();
+        let shape = [batch, self.kv_heads, self.head_dim];
+        expect_shape("keys", &keys.dims(), &shape)?;
+        expect_shape("values", &values.dims(), &shape)?;
+        expect_shape("positions", &positions.dims(), &[batch])?;
+        let mut first = 0;
+        for run in &mut self.runs {
+            let own = |tensor: &Tensor<3>| {
+                tensor.clone().narrow(0, first, run.rows).unsqueeze_dim(2).cast(self.dtype)
+            };
+            let positions = positions.clone().narrow(0, first, run.rows).unsqueeze_dim(1);
+            let positions = positions.cast(DType::I32);
+            run.gathered.push(Segment { keys: own(&keys), values: own(&values), positions });
+            run.tokens += 1;
+            if run.gathered.len() >= GATHERED {
+                run.flush();
+            }
+            first += run.rows;
+        }
+        self.pushed += 1;
+        Ok(())
+    }
+
+    /// Begins to copy everything back to the device; [`Self::fetch`] then waits for no more than what
+    /// is left to do.
+    pub fn fetch_ahead(&mut self) {
+        for run in &mut self.runs {
+            run.ahead = Some(run.upload(&self.device));
+        }
+    }
+
+    /// Everything, run after run of sequences with equally many tokens.
+    ///
+    /// # Errors
+    /// [`Error::Read`] where a copy failed.
+    pub fn fetch(&mut self) -> Result<Vec<Complete>> {
+        let device = self.device.clone();
+        self.runs.iter_mut().map(|run| run.fetch(&device)).collect()
+    }
+
+    /// The sequences of several archives as one.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for other heads or head dims.
+    pub fn concat(parts: Vec<Self>) -> Result<Option<Self>> {
+        let mut parts = parts.into_iter();
+        let Some(mut joined) = parts.next() else { return Ok(None) };
+        for part in parts {
+            let own = [joined.kv_heads, joined.head_dim];
+            expect_shape("archived keys", &[part.kv_heads, part.head_dim], &own)?;
+            joined.runs.extend(part.runs);
+        }
+        Ok(Some(joined))
+    }
+
+    /// The same for another device, with nothing left on this one.
+    pub fn moved_to(mut self, device: &Device) -> Self {
+        for run in &mut self.runs {
+            run.flush();
+            run.ahead = None;
+        }
+        Self { device: device.clone(), ..self }
+    }
+}
+
+impl Run {
+    /// Begins to copy the gathered tokens to the host.
+    fn flush(&mut self) {
+        if let Some(tokens) = joined(std::mem::take(&mut self.gathered)) {
+            self.segments.push(download(tokens));
+        }
+    }
+
+    /// Begins to copy all that is in host memory to the device.
+    fn upload(&self, device: &Device) -> (usize, Coming<Complete>) {
+        let (segments, device, rows) = (self.segments.clone(), device.clone(), self.rows);
+        let coming = Coming::start(move || {
+            let segments = segments.iter().map(|segment| {
+                let segment = segment.wait()?;
+                let floats =
+                    |data: &TensorData| Tensor::from_data(data.clone(), (&device, data.dtype()));
+                Ok(Segment {
+                    keys: floats(&segment.keys),
+                    values: floats(&segment.values),
+                    positions: Tensor::from_data(segment.positions.clone(), (&device, DType::I32)),
+                })
+            });
+            let all = joined(segments.collect::<std::result::Result<Vec<_>, String>>()?);
+            let all = all.ok_or("an archive without tokens")?;
+            Ok(Complete { rows, keys: all.keys, values: all.values, positions: all.positions })
+        });
+        (self.tokens - self.gathered.len(), coming)
+    }
+
+    fn fetch(&mut self, device: &Device) -> Result<Complete> {
+        let ahead = match self.ahead.take() {
+            // What was gathered since then fits behind it.
+            Some((held, ahead)) if held + self.gathered.len() == self.tokens => ahead,
+            _ => self.upload(device).1,
+        };
+        let read = |reason: String| Error::Read { what: "archive", reason };
+        let Complete { rows, keys, values, positions } = ahead.wait().map_err(read)?.clone();
+        let mut all = vec![Segment { keys, values, positions }];
+        all.extend(self.gathered.iter().cloned());
+        let all = joined(all).ok_or_else(|| read("an archive without tokens".into()))?;
+        Ok(Complete { rows, keys: all.keys, values: all.values, positions: all.positions })
+    }
+}
+
+type OnDevice = Segment<Tensor<4>, Tensor<2, Int>>;
+
+/// Segments one behind the other.
+fn joined(mut segments: Vec<OnDevice>) -> Option<OnDevice> {
+    if segments.len() <= 1 {
+        return segments.pop();
+    }
+    let of = |part: fn(&OnDevice) -> &Tensor<4>| {
+        Tensor::cat(segments.iter().map(|segment| part(segment).clone()).collect(), 2)
+    };
+    let positions = segments.iter().map(|segment| segment.positions.clone()).collect();
+    Some(Segment {
+        keys: of(|segment| &segment.keys),
+        values: of(|segment| &segment.values),
+        positions: Tensor::cat(positions, 1),
+    })
+}
+
+/// Begins to copy tokens to the host.
+fn download(tokens: OnDevice) -> Coming<Segment<TensorData>> {
+    fn held(
+        data: std::result::Result<TensorData, impl ToString>,
+    ) -> std::result::Result<TensorData, String> {
+        let data = data.map_err(|error| error.to_string())?;
+        // Copied now rather than when first looked at, and never again.
+        let _ = &data.bytes()[..];
+        let (bytes, shape, dtype) = data.into_parts();
+        Ok(TensorData::from_bytes(bytes.shared(), shape, dtype))
+    }
+    Coming::start(move || {
+        Ok(Segment {
+            keys: held(tokens.keys.try_into_data())?,
+            values: held(tokens.values.try_into_data())?,
+            positions: held(tokens.positions.try_into_data())?,
+        })
+    })
+}
+
+/// What the copying thread will have made.
+#[derive(Debug)]
+struct Coming<T>(Arc<OnceLock<std::result::Result<T, String>>>);
+
+impl<T> Clone for Coming<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T: Send + Sync + 'static> Coming<T> {
+    fn start(work: impl FnOnce() -> std::result::Result<T, String> + Send + 'static) -> Self {
+        let promised = Arc::new(OnceLock::new());
+        let kept = promised.clone();
+        let job = move || {
+            let _work = kv_kernels::device_work();
+            let made = catch_unwind(AssertUnwindSafe(work));
+            let _ = kept.set(made.unwrap_or_else(|_| Err("the copying thread panicked".into())));
+        };
+        if let Err(lost) = copier().send(Box::new(job)) {
+            // Without that thread, by this one.
+            lost.0();
+        }
+        Self(promised)
+    }
+
+    fn wait(&self) -> std::result::Result<&T, String> {
+        self.0.wait().as_ref().map_err(Clone::clone)
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The thread that copies, which lives as long as the process.
+fn copier() -> &'static Sender<Job> {
+    static COPIER: OnceLock<Sender<Job>> = OnceLock::new();
+    COPIER.get_or_init(|| {
+        let (sender, jobs) = channel::<Job>();
+        let run = move || jobs.into_iter().for_each(|job| job());
+        let _ = thread::Builder::new().name("kv-archive".into()).spawn(run);
+        sender
+    })
+}

@@ -1,0 +1,172 @@
+//! Rebuilding the compressed cache from all tokens, which are in host memory.
+
+use burn::tensor::Tensor;
+use kv_core::{Archive, Complete, LayerCache, Room, Selection};
+
+use super::{KeepKv, NAME};
+use crate::attention::window_attention;
+use crate::rescore::remember;
+use crate::{LayerContext, Observation, PolicyError, Result, Step};
+
+/// State of the last queries, `[B, Hq, W * D]`.
+const LAST: &str = "keepkv-queries";
+
+impl KeepKv {
+    /// Whether all tokens are kept in host memory.
+    pub(super) fn rebuilds(&self) -> bool {
+        self.options.period > 0 || self.options.rebuild_above > 0.0
+    }
+
+    /// Begins to keep all tokens, from a prompt on.
+    pub(super) fn archive(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+    ) -> Result<()> {
+        let Observation { keys, values, positions, .. } = observation;
+        let archive = Archive::new(keys, values, positions, cache.options().dtype)?;
+        cache.replace_archive(Some(archive));
+        let queries = observation.last_queries(NAME, self.options.window)?;
+        for at in 0..queries.dims()[2] {
+            let query = queries.clone().narrow(2, at, 1).squeeze_dim(2);
+            remember(cache, LAST, &query, self.options.window);
+        }
+        Ok(())
+    }
+
+    /// Keeps a step's token, which is each head's newest slot, and its query.
+    pub(super) fn keep_newest(
+        &self,
+        cache: &mut LayerCache,
+        step: &Step,
+        query: &Tensor<3>,
+    ) -> Result<()> {
+        let [keys, values] = cache.newest();
+        if let Some(archive) = cache.archive_mut() {
+            archive.push(keys, values, step.position.clone())?;
+        }
+        remember(cache, LAST, query, self.options.window);
+        Ok(())
+    }
+
+    /// Whether the cache is rebuilt at the step that makes `pushed` tokens behind the prompt. Layers take
+    /// turns, so that a step waits for the copies of a few of them at most.
+    fn is_due(&self, layer: LayerContext, pushed: usize) -> bool {
+        let period = self.options.period;
+        let turn =
+            if self.options.staggered { layer.index * period / layer.count.max(1) } else { 0 };
+        period > 0 && (pushed + turn).is_multiple_of(period)
+    }
+
+    /// Whether the step to come rebuilds the cache.
+    pub(super) fn due_now(&self, layer: LayerContext, cache: &LayerCache) -> bool {
+        cache.archive().is_some_and(|archive| self.is_due(layer, archive.pushed() + 1))
+    }
+
+    /// Asks for all tokens, if the step to come is to rebuild the cache.
+    pub(super) fn look_ahead(&self, layer: LayerContext, cache: &mut LayerCache) {
+        if self.due_now(layer, cache)
+            && let Some(archive) = cache.archive_mut()
+        {
+            archive.fetch_ahead();
+        }
+    }
+
+    /// Compresses all tokens anew, with the scores that the last queries give them.
+    pub(super) fn rebuild(
+        &self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        step: &Step,
+    ) -> Result<()> {
+        let limits = cache.limits().map(<[usize]>::to_vec).unwrap_or_default();
+        let tokens = cache.archive().map(Archive::tokens).unwrap_or_default();
+        let kv_heads = cache.layout().kv_heads();
+        let over = limits.iter().enumerate().any(|(pair, &limit)| tokens[pair / kv_heads] > limit);
+        let Some(queries) = cache.state(LAST).cloned().filter(|_| over) else { return Ok(()) };
+        let Some(archive) = cache.archive_mut() else { return Ok(()) };
+        let complete = archive.fetch()?;
+
+        let (mut parts, mut first) = (Vec::new(), 0);
+        for run in complete {
+            let own = queries.clone().narrow(0, first, run.rows);
+            let limits = &limits[first * kv_heads..(first + run.rows) * kv_heads];
+            first += run.rows;
+            parts.push(self.compressed(layer, cache, step, &run, own, limits)?);
+        }
+        let mut fresh = LayerCache::concat(parts)?;
+        fresh.resize(cache.layout().capacities().to_vec())?;
+        fresh.set_limits(limits)?;
+        fresh.set_state(LAST, queries);
+        fresh.replace_archive(cache.replace_archive(None));
+        *cache = fresh;
+        Ok(())
+    }
+
+    /// Sequences of equally many tokens compressed to their limits.
+    fn compressed(
+        &self,
+        layer: LayerContext,
+        cache: &LayerCache,
+        step: &Step,
+        run: &Complete,
+        queries: Tensor<3>,
+        limits: &[usize],
+    ) -> Result<LayerCache> {
+        let [_, _, tokens, head_dim] = run.keys.dims();
+        let [rows, heads, width] = queries.dims();
+        let window = queries.reshape([rows, heads, width / head_dim, head_dim]);
+        let sums = || window_attention(&window, &run.keys).sum_dim(2).squeeze_dim(2);
+        let observation = Observation {
+            layer,
+            keys: &run.keys,
+            values: &run.values,
+            positions: &run.positions,
+            prompt_tokens: tokens,
+            column_sums: self.evictor.needs().column_sums.then(sums),
+            window: Some(window.clone()),
+            raw_queries: None,
+            decoding: true,
+            inverse_frequencies: &step.inverse_frequencies,
+            seeds: &[],
+        };
+        let selection = self.select_within(&observation, limits)?;
+        let options = cache.options().clone();
+        let mut fresh = LayerCache::from_prefill(
+            &run.keys,
+            &run.values,
+            &run.positions,
+            &selection,
+            Room::Extra(0),
+            options,
+        )?;
+        self.evictor.prime(&mut fresh, &observation, &selection)?;
+        self.merge_prompt(&mut fresh, &observation, &selection)?;
+        Ok(fresh)
+    }
+
+    /// What is kept of tokens by their heads' limits, whatever they are a share of.
+    fn select_within(&self, observation: &Observation<'_>, limits: &[usize]) -> Result<Selection> {
+        let [rows, kv_heads, tokens, _] = observation.dims();
+        let most = limits.iter().copied().min().unwrap_or(tokens);
+        let alike = limits.iter().all(|&limit| limit == most);
+        if most >= tokens {
+            return Ok(Selection::all(rows * kv_heads, tokens));
+        }
+        let selection = match self.evictor.rank(observation)?.filter(|_| alike) {
+            Some((scores, _)) => self.highest(observation, scores, most)?,
+            None => self.evictor.select(observation)?.selection,
+        };
+        let lengths = selection.kept().iter().map(Vec::len);
+        match lengths.zip(limits).find(|(length, limit)| length > *limit) {
+            Some((length, limit)) => Err(PolicyError::InvalidConfig {
+                policy: NAME.into(),
+                reason: format!(
+                    "rebuilt of {tokens} tokens, a head would hold {length} slots of {limit}: heads \
+                     that choose together need a budget in tokens"
+                ),
+            }),
+            None => Ok(selection),
+        }
+    }
+}
