@@ -38,10 +38,11 @@ pub use tensors::{read_f32, read_i32};
 
 /// Re-exported for callers that use a cache without depending on the kernels' crate.
 pub use kv_kernels::{
-    AttentionOutput, AverageWeights, BalanceOptions, Balanced, Centre, DecodeAttentionOptions,
-    Draws, EvictingOutput, EvictionOptions, EvictionScope, GUARD, Guard, HeadLayout, HeadNorms,
-    KernelError, KeyRule, MergeLists, MergeOptions, Merged, Nearest, NearestOptions, RotaryTable,
-    SlotLists, SlotRanges, SlotView, balance, nearest_slots, split_heads,
+    AttentionOutput, AverageWeights, BalanceOptions, Balanced, Centre, Choice, Chosen,
+    DecodeAttentionOptions, Draws, EvictingOutput, EvictionOptions, EvictionScope, GUARD, Guard,
+    HeadLayout, HeadNorms, KernelError, KeyRule, MergeLists, MergeOptions, Merged, Nearest,
+    NearestOptions, RotaryTable, SlotLists, SlotRanges, SlotView, balance, nearest_slots,
+    split_heads, top_slots, uniform, uniforms,
 };
 
 /// `Result` with this crate's [`Error`].

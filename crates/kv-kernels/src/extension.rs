@@ -405,6 +405,9 @@ pub(crate) trait SlotOps: Backend {
         values: IntTensor<Self>,
     ) -> IntTensor<Self>;
 
+    /// A number in `[0, 1)` for each of `seeds` `[N, 2]` and `draws` `[N]`.
+    fn uniforms(seeds: IntTensor<Self>, draws: IntTensor<Self>) -> FloatTensor<Self>;
+
     /// The slot of each range's lowest score; `-1` for an empty range.
     fn argmin_slots(
         scores: FloatTensor<Self>,

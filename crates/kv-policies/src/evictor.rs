@@ -44,6 +44,8 @@ pub struct Attended {
     pub query: Tensor<3>,
     /// Every slot's logit with its log-weight, `[S, G]`, f32.
     pub logits: Tensor<2>,
+    /// Every slot's attention probability, `[S, G]`, f32.
+    pub probabilities: Tensor<2>,
     /// What is to go; `None` while all heads are within their limits.
     pub due: Option<Due>,
 }

@@ -275,7 +275,8 @@ impl<S: Scorer> Evictor for KeepTop<S> {
         let own = own.select(0, cache.slot_pairs().clone());
         let probabilities = (logits.clone() - own).exp();
         let behind = self.due_behind(layer, cache, step, &query, Some(&probabilities))?;
-        Ok(Attended { output: attention.output, query, logits, due: before.or(behind) })
+        let due = before.or(behind);
+        Ok(Attended { output: attention.output, query, logits, probabilities, due })
     }
 }
 

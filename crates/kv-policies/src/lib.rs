@@ -52,6 +52,7 @@
 
 mod attention;
 mod balancekv;
+mod cam;
 mod combine;
 mod compressed_attention;
 mod d2o;
@@ -75,6 +76,7 @@ mod uniform;
 
 pub use attention::{Pooling, Reduction, pool_scores, window_attention};
 pub use balancekv::{BalanceKv, BalanceKvStream, Centring, OfficialList, OfficialWalk};
+pub use cam::{Cam, CamAttention, CamOptions};
 pub use combine::Combine;
 pub use compressed_attention::CompressedAttention;
 pub use d2o::{D2o, D2oOptions};

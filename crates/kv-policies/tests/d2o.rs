@@ -27,7 +27,7 @@ fn golden_official_prefill() {
             let (keys, values) = (part("k").narrow(2, 0, tokens), part("v").narrow(2, 0, tokens));
             let prompt = Prompt::new(part("q_decode").narrow(2, 0, 1), keys, values);
             let options = D2oOptions { official: true, ..Default::default() };
-            let d2o = D2o::new(Arc::new(Given { kept: kept.clone(), limit: width }), options);
+            let d2o = D2o::new(Arc::new(Given::new(kept.clone(), width)), options);
             let cache = prompt.compress(&d2o.unwrap(), 1);
             for (name, pool) in [("k_merged", cache.keys()), ("v_merged", cache.values())] {
                 let expected = golden.tensor(name).values;
@@ -53,7 +53,7 @@ fn weights_are_the_papers() {
         let rows = [[2.0f32, 0.0], [3.0, 0.0], [0.8, 0.6], [-1.0, 0.0]];
         let keys = Tensor::<2>::from_data(rows, (device, DType::F32)).unsqueeze::<4>();
         let prompt = Prompt::new(keys.clone(), keys.clone(), keys);
-        let given = Given { kept: vec![vec![0]], limit: 1 };
+        let given = Given::new(vec![vec![0]], 1);
         let d2o = D2o::new(Arc::new(given), D2oOptions::default()).unwrap();
         let cache = prompt.compress(&d2o, 1);
         let (e, near) = (1f32.exp(), 0.8f32.exp());

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod balancekv;
+mod cam;
 mod d2o;
 mod followed;
 mod golden_decode;

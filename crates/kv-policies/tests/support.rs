@@ -118,6 +118,14 @@ pub(crate) struct Given {
     pub(crate) kept: Vec<Vec<u32>>,
     /// Slots of a head.
     pub(crate) limit: usize,
+    /// Scores of all tokens; zeros where there are none.
+    pub(crate) scores: Vec<f32>,
+}
+
+impl Given {
+    pub(crate) fn new(kept: Vec<Vec<u32>>, limit: usize) -> Self {
+        Self { kept, limit, scores: Vec::new() }
+    }
 }
 
 impl Policy for Given {
@@ -159,7 +167,10 @@ impl Evictor for Given {
     fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
         let [batch, heads, tokens, _] = observation.dims();
         let device = observation.keys.device();
-        Ok(Some((Tensor::zeros([batch, heads, tokens], &device), self.limit)))
+        let mut scores = self.scores.clone();
+        scores.resize(batch * heads * tokens, 0.0);
+        let scores = Tensor::<1>::from_data(scores.as_slice(), (&device, DType::F32));
+        Ok(Some((scores.reshape([batch, heads, tokens]), self.limit)))
     }
 
     /// The oldest slot goes.
@@ -170,12 +181,17 @@ impl Evictor for Given {
         step: &Step,
     ) -> Result<Attended> {
         let query = step.append(cache)?;
-        let options = DecodeAttentionOptions { logits: true, ..Default::default() };
+        let options =
+            DecodeAttentionOptions { logits: true, log_sum_exp: true, ..Default::default() };
         let attention = cache.attend(query.clone(), options)?;
         let scores = cache.positions().clone().float().cast(DType::F32);
         let over = cache.layout().lengths().iter().any(|&length| length > self.limit);
         let limits = vec![self.limit; cache.layout().pairs()];
         let due = over.then_some(Due::Lowest { scores, limits });
-        Ok(Attended { output: attention.output, query, logits: attention.logits.unwrap(), due })
+        let logits = attention.logits.unwrap();
+        let [pairs, group] = [cache.layout().pairs(), logits.dims()[1]];
+        let sums = attention.log_sum_exp.unwrap().reshape([pairs, group]);
+        let probabilities = (logits.clone() - sums.select(0, cache.slot_pairs().clone())).exp();
+        Ok(Attended { output: attention.output, query, logits, probabilities, due })
     }
 }
