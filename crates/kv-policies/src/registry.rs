@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use crate::{
     BalanceKv, BalanceKvStream, Cam, CamOptions, Combine, D2o, D2oOptions, ExpectedAttention, Full,
-    H2o, KNorm, KeepKv, KeepKvOptions, KeyDiff, LagKv, LongFlow, Policy, PolicyError, PyramidInfer,
-    RKv, Random, RecentAttention, Result, Scorer, SnapKv, StreamingLlm, TopKOracle, Tova, Uniform,
-    Vatp,
+    H2o, KNorm, KeepKv, KeepKvOptions, KeyDiff, KvMerger, LagKv, LongFlow, Policy, PolicyError,
+    PyramidInfer, RKv, Random, RecentAttention, Result, Scorer, SnapKv, StreamingLlm, TopKOracle,
+    Tova, Uniform, Vatp,
 };
 use config::{Config, family, invalid};
 
@@ -198,6 +198,16 @@ pub const POLICIES: &[Entry] = &[
         build: |config| {
             let evictor = evictor(config, H2o::NAME)?;
             Ok(Arc::new(Cam::new(evictor, config.take_all::<CamOptions>("cam")?)?))
+        },
+    },
+    Entry {
+        name: "kvmerger",
+        summary: "similar neighbours become one slot",
+        paper: "https://arxiv.org/abs/2407.08454",
+        build: |config| {
+            let policy: KvMerger = config.take_all("kvmerger")?;
+            policy.validate()?;
+            Ok(Arc::new(policy))
         },
     },
     Entry {

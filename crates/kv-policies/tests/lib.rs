@@ -10,6 +10,7 @@ mod golden_decode;
 mod golden_kvpress;
 mod golden_prefill;
 mod keepkv;
+mod kvmerger;
 mod longflow;
 mod policies;
 mod pyramid_infer;
