@@ -23,7 +23,7 @@ mod selection;
 mod store;
 mod tensors;
 
-pub use allocation::{HeadAllocation, LayerAllocation, kvpress_pyramid};
+pub use allocation::{HeadAllocation, LayerAllocation, apportion, kvpress_pyramid};
 pub use budget::Budget;
 pub use cache::{KvCache, Origin};
 pub use device::{DeviceChoice, available_devices, device_name, select_device};

@@ -17,7 +17,7 @@ pub struct MemoryReport {
     /// What policies keep beside the slots.
     pub policy: usize,
     /// Working memory that is not part of the cache: the prompt's keys and values of one layer
-    /// during prefill.
+    /// during prefill, or of all layers under policies that compress them together.
     pub scratch: usize,
 }
 

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{
-    Budget, DecodeAttentionOptions, HeadAllocation, LayerCache, Room, Selection, read_f32,
+    Budget, DecodeAttentionOptions, HeadAllocation, LayerAllocation, LayerCache, Room, Selection,
+    read_f32,
 };
 
 use crate::attention::last_queries;
@@ -254,6 +255,16 @@ impl<S: Scorer> Evictor for KeepTop<S> {
             return Ok(None);
         }
         Ok(Some((self.prompt_scores(observation, budget)?.0, budget)))
+    }
+
+    fn budget(&self) -> Budget {
+        self.family.budget
+    }
+
+    fn with_budget(&self, budget: Budget) -> Result<Arc<dyn Evictor>> {
+        let layers = LayerAllocation::Uniform;
+        let family = Family { budget, layers, ..self.family.clone() };
+        Ok(Arc::new(Self::new(self.name, family, self.scorer.clone())?))
     }
 
     /// What needs no attention is found before it too, but goes behind it.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, Room, Selection, read_f32};
+use kv_core::{
+    Budget, CacheOptions, DecodeAttentionOptions, LayerCache, Room, Selection, read_f32,
+};
 use kv_kernels::{PrefillOptions, prefill_attention};
 use kv_policies::{
     Attended, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy, Result, Step, build,
@@ -171,6 +173,15 @@ impl Evictor for Given {
         scores.resize(batch * heads * tokens, 0.0);
         let scores = Tensor::<1>::from_data(scores.as_slice(), (&device, DType::F32));
         Ok(Some((scores.reshape([batch, heads, tokens]), self.limit)))
+    }
+
+    fn budget(&self) -> Budget {
+        Budget::Tokens(self.limit)
+    }
+
+    fn with_budget(&self, budget: Budget) -> Result<Arc<dyn Evictor>> {
+        let (kept, scores) = (self.kept.clone(), self.scores.clone());
+        Ok(Arc::new(Self { kept, limit: budget.resolve(usize::MAX), scores }))
     }
 
     /// The oldest slot goes.
