@@ -161,7 +161,7 @@ pub fn kvpress_pyramid(
 /// Scales `shares` so that they sum to `total` within `floor..=cap` each, and rounds them: floors
 /// first, then the largest fractions, ties to the lower index. The sum is exact (or `cap` for every
 /// entry, if the caps together are below the total).
-pub(crate) fn apportion(shares: &[f64], total: usize, floor: usize, cap: usize) -> Vec<usize> {
+pub fn apportion(shares: &[f64], total: usize, floor: usize, cap: usize) -> Vec<usize> {
     let count = shares.len();
     if count == 0 {
         return Vec::new();

@@ -24,7 +24,7 @@ mod selection;
 mod store;
 mod tensors;
 
-pub use allocation::{HeadAllocation, LayerAllocation, kvpress_pyramid};
+pub use allocation::{HeadAllocation, LayerAllocation, apportion, kvpress_pyramid};
 pub use archive::{Archive, Complete};
 pub use budget::Budget;
 pub use cache::{KvCache, Origin};
@@ -40,11 +40,11 @@ pub use tensors::{read_f32, read_i32};
 
 /// Re-exported for callers that use a cache without depending on the kernels' crate.
 pub use kv_kernels::{
-    AttentionOutput, AverageWeights, BalanceOptions, Balanced, Centre, DecodeAttentionOptions,
-    Draws, EvictingOutput, EvictionOptions, EvictionScope, GUARD, GroupReduction, Guard,
-    HeadLayout, HeadNorms, KernelError, KeyRule, MergeLists, MergeOptions, Merged, Nearest,
-    NearestOptions, RotaryTable, SlotLists, SlotRanges, SlotView, balance, nearest_slots,
-    split_heads,
+    AttentionOutput, AverageWeights, BalanceOptions, Balanced, Centre, Choice, Chosen,
+    DecodeAttentionOptions, Draws, EvictingOutput, EvictionOptions, EvictionScope, GUARD,
+    GroupReduction, Guard, HeadLayout, HeadNorms, KernelError, KeyRule, MergeLists, MergeOptions,
+    Merged, Nearest, NearestOptions, RotaryTable, SlotLists, SlotRanges, SlotView, balance,
+    nearest_slots, split_heads, top_slots, uniform, uniforms,
 };
 
 /// `Result` with this crate's [`Error`].

@@ -20,7 +20,7 @@ pub struct MemoryReport {
     #[serde(default)]
     pub host: usize,
     /// Working memory that is not part of the cache: the prompt's keys and values of one layer
-    /// during prefill.
+    /// during prefill, or of all layers under policies that compress them together.
     pub scratch: usize,
 }
 

@@ -476,6 +476,9 @@ pub(crate) trait SlotOps: Backend {
         values: IntTensor<Self>,
     ) -> IntTensor<Self>;
 
+    /// A number in `[0, 1)` for each of `seeds` `[N, 2]` and `draws` `[N]`.
+    fn uniforms(seeds: IntTensor<Self>, draws: IntTensor<Self>) -> FloatTensor<Self>;
+
     /// Copies `from` into the buffer of `to`.
     fn assign(to: FloatTensor<Self>, from: FloatTensor<Self>) -> FloatTensor<Self>;
 

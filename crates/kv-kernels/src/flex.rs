@@ -35,6 +35,7 @@ use crate::merge_nearest::reference::Slots as MergingReference;
 use crate::merge_slots::MergeConfig;
 use crate::merge_slots::reference::Groups;
 use crate::nearest_slots::reference::Pairing;
+use crate::random::uniform;
 use crate::rms_norm::reference::rms_norm;
 use crate::sample::reference::{Settings, sample};
 use crate::sample::{DrawConfig, FLOATS, INTS};
@@ -602,6 +603,16 @@ impl SlotOps for Flex {
 
     fn scatter_ints(pool: FlexTensor, slots: FlexTensor, values: FlexTensor) -> FlexTensor {
         scatter_into::<i32>(pool, slots, values)
+    }
+
+    fn uniforms(seeds: FlexTensor, draws: FlexTensor) -> FlexTensor {
+        let shape = draws.layout().shape().clone();
+        let (seeds, draws) = (seeds.to_contiguous(), draws.to_contiguous());
+        let seeds = slice::<i32>(&seeds).chunks(2);
+        let numbers = seeds
+            .zip(slice::<i32>(&draws))
+            .map(|(seed, &draw)| uniform([seed[0] as u32, seed[1] as u32], draw as u32));
+        FlexTensor::from_data(TensorData::new(numbers.collect::<Vec<f32>>(), shape))
     }
 
     fn assign(_to: FlexTensor, from: FlexTensor) -> FlexTensor {

@@ -29,6 +29,7 @@ use crate::merge_slots::{MergeConfig, kernel as merge_slots};
 use crate::nearest_slots::kernel as nearest_slots;
 #[cfg(feature = "cuda")]
 use crate::prefill_attention;
+use crate::random::kernel as random;
 use crate::rms_norm::kernel as rms_norm;
 use crate::sample::DrawConfig;
 use crate::scatter_rows::kernel as scatter;
@@ -460,6 +461,23 @@ impl SlotOps for CubeBackend {
 
     fn scatter_ints(pool: CubeTensor, slots: CubeTensor, values: CubeTensor) -> CubeTensor {
         launch_scatter(pool, slots, values)
+    }
+
+    fn uniforms(seeds: CubeTensor, draws: CubeTensor) -> CubeTensor {
+        let count = draws.shape().num_elements();
+        let output = empty_like(&draws, draws.shape(), DType::F32);
+        let client = draws.client.clone();
+        let cube_dim = CubeDim::new(&client, count);
+        random::uniforms_kernel::launch(
+            &client,
+            calculate_cube_count_elemwise(&client, count, cube_dim),
+            cube_dim,
+            into_contiguous(seeds).into_buffer_arg(),
+            into_contiguous(draws).into_buffer_arg(),
+            output.clone().into_buffer_arg(),
+            count,
+        );
+        output
     }
 
     fn assign(to: CubeTensor, from: CubeTensor) -> CubeTensor {

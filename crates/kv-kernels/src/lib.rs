@@ -64,6 +64,7 @@ pub use merge_slots::{
 pub use move_slots::{KeepLists, compact_slots, copy_slots, drop_scalars, drop_slots, reset_last};
 pub use nearest_slots::{Nearest, SlotLists, nearest_slots};
 pub use prefill_attention::{PrefillOptions, PrefillOutput, prefill_attention};
+pub use random::{uniform, uniforms};
 pub use rms_norm::{add_rms_norm, rms_norm};
 pub use sample::{DrawSettings, DrawState, draw};
 pub use scatter_rows::{assign, assign_ints, scatter_ints, scatter_rows, scatter_scalars};

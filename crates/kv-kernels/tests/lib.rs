@@ -16,6 +16,7 @@ mod move_slots;
 mod nearest_slots;
 mod prefill_attention;
 mod problems;
+mod random;
 mod refused;
 mod rms_norm;
 mod sample;

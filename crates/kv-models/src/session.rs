@@ -30,7 +30,8 @@ pub struct Session<'a> {
     ended: Vec<usize>,
     /// The thread whose work on the device the cache's tensors come from.
     home: ThreadId,
-    /// Bytes that prefill took for one layer's whole keys and values, the largest group's.
+    /// Bytes that prefill took for whole keys and values, the largest group's: one layer's, or all
+    /// layers' where they were compressed together.
     scratch: usize,
 }
 

@@ -1,18 +1,20 @@
 //! D2O: what H2O evicts is averaged into the most similar of what it keeps.
 
 mod decode;
+mod layers;
 
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{KeyRule, LayerCache, MergeOptions, Room, Selection};
+use kv_core::{CacheOptions, KeyRule, LayerCache, MergeOptions, Room, Selection};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::evictor::evictor_of;
 use crate::merge_groups::Groups;
 use crate::{
-    Due, Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+    Due, Evictor, LayerContext, Needs, Observation, Observed, Plan, Policy, PolicyError, Result,
+    Step,
 };
 
 const NAME: &str = "d2o";
@@ -27,8 +29,10 @@ const NONE_YET: f32 = -2.0;
 /// with weights `exp(cos)`, and `e` for the kept slot itself (equations 8 and 9); a merged slot counts
 /// as one in attention.
 ///
-/// The paper gives layers budgets by how much their attention varies, which is known when the whole
-/// prompt has been prefilled; here layers share the budget as the evictor's `layers` says.
+/// Layers have budgets by how much their attention varies from token to token, the more the less it
+/// does: in proportion to `softmax(−f)`. That is known when the whole prompt has been
+/// prefilled, so that layers are compressed together ([`Policy::prefill_layers`]); a layer alone has
+/// its own equal share.
 #[derive(Debug, Clone)]
 pub struct D2o {
     evictor: Arc<dyn Evictor>,
@@ -41,15 +45,19 @@ pub struct D2o {
 pub struct D2oOptions {
     /// How much a step's cosines count in the threshold.
     pub momentum: f64,
+    /// Whether layers have budgets by how much their attention varies, rather than as the evictor's
+    /// `layers` says.
+    pub dynamic_layers: bool,
     /// Whether keys and values are summed and compared as in the authors' code: weights `cos` and 1,
     /// divided by the number of tokens; and the `i`-th victims of all heads stay or go together, by
-    /// their mean cosine.
+    /// their mean cosine. With dynamic budgets, the first two layers and the last stay whole, and
+    /// what a layer may have least and most is not made up for by others.
     pub official: bool,
 }
 
 impl Default for D2oOptions {
     fn default() -> Self {
-        Self { momentum: 0.5, official: false }
+        Self { momentum: 0.5, dynamic_layers: true, official: false }
     }
 }
 
@@ -177,7 +185,8 @@ impl Policy for D2o {
     }
 
     fn needs(&self) -> Needs {
-        self.evictor.needs()
+        let own = Needs { column_sums: self.options.dynamic_layers, ..Needs::default() };
+        self.evictor.needs().union(own)
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
@@ -196,6 +205,23 @@ impl Policy for D2o {
 
     fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
         self.evictor.room(observation, new_tokens)
+    }
+
+    fn defers(&self) -> bool {
+        self.options.dynamic_layers
+    }
+
+    fn prefill_layers(
+        &self,
+        layers: &[Observed],
+        new_tokens: usize,
+        options: CacheOptions,
+    ) -> Result<Vec<LayerCache>> {
+        if self.options.dynamic_layers {
+            return self.prefill_together(layers, new_tokens, &options);
+        }
+        let each = layers.iter();
+        each.map(|layer| self.prefill(&layer.view(), new_tokens, options.clone())).collect()
     }
 
     fn changes_decode(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
-use kv_core::{LayerCache, Selection};
+use kv_core::{Budget, LayerCache, Selection};
 
 use crate::{LayerContext, Observation, Policy, PolicyError, Result, Step};
 
@@ -15,6 +15,15 @@ pub trait Evictor: Policy {
     /// # Errors
     /// As [`Policy::select`].
     fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>>;
+
+    /// Slots per head and layer.
+    fn budget(&self) -> Budget;
+
+    /// The same policy with another budget, the same for all layers.
+    ///
+    /// # Errors
+    /// [`PolicyError`] where the budget does not hold what the policy protects.
+    fn with_budget(&self, budget: Budget) -> Result<Arc<dyn Evictor>>;
 
     /// A decode step without its eviction: appends, attends, and says what is due.
     ///
@@ -45,7 +54,7 @@ pub struct Attended {
     /// Every slot's logit with its log-weight, `[S, G]`, f32.
     pub logits: Tensor<2>,
     /// `[B, Hq]`, f32.
-    pub log_sum_exp: Option<Tensor<2>>,
+    pub log_sum_exp: Tensor<2>,
     /// What is to go; `None` while all heads are within their limits.
     pub due: Option<Due>,
 }

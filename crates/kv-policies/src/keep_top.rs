@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{
-    AttentionOutput, Budget, DecodeAttentionOptions, HeadAllocation, LayerCache, Room, Selection,
-    read_f32,
+    AttentionOutput, Budget, DecodeAttentionOptions, HeadAllocation, LayerAllocation, LayerCache,
+    Room, Selection, read_f32,
 };
 
 use crate::attention::last_queries;
@@ -291,6 +291,16 @@ impl<S: Scorer> Evictor for KeepTop<S> {
         Ok(Some((self.prompt_scores(observation, budget)?.0, budget)))
     }
 
+    fn budget(&self) -> Budget {
+        self.family.budget
+    }
+
+    fn with_budget(&self, budget: Budget) -> Result<Arc<dyn Evictor>> {
+        let layers = LayerAllocation::Uniform;
+        let family = Family { budget, layers, ..self.family.clone() };
+        Ok(Arc::new(Self::new(self.name, family, self.scorer.clone())?))
+    }
+
     /// What needs no attention is found before it too, but goes behind it.
     fn attend(&self, layer: LayerContext, cache: &mut LayerCache, step: &Step) -> Result<Attended> {
         let query = step.append(cache)?;
@@ -300,9 +310,9 @@ impl<S: Scorer> Evictor for KeepTop<S> {
         };
         let attention = self.attention(cache, &query, true)?;
         let behind = self.due_behind(layer, cache, step, &query, &attention)?;
-        let (logits, _) = self.scores_of(&attention)?;
-        let AttentionOutput { output, log_sum_exp, .. } = attention;
-        Ok(Attended { output, query, logits, log_sum_exp, due: before.or(behind) })
+        let (logits, log_sum_exp) = self.scores_of(&attention)?;
+        let due = before.or(behind);
+        Ok(Attended { output: attention.output, query, logits, log_sum_exp, due })
     }
 }
 

@@ -52,6 +52,7 @@
 
 mod attention;
 mod balancekv;
+mod cam;
 mod combine;
 mod compressed_attention;
 mod d2o;
@@ -60,8 +61,10 @@ mod evictor;
 mod full;
 mod keep_top;
 mod keepkv;
+mod kvmerger;
 mod longflow;
 mod merge_groups;
+mod observed;
 mod policy;
 mod pyramid_infer;
 mod registry;
@@ -75,6 +78,7 @@ mod uniform;
 
 pub use attention::{Pooling, Reduction, pool_scores, window_attention};
 pub use balancekv::{BalanceKv, BalanceKvStream, Centring, OfficialList, OfficialWalk};
+pub use cam::{Cam, CamAttention, CamOptions};
 pub use combine::Combine;
 pub use compressed_attention::CompressedAttention;
 pub use d2o::{D2o, D2oOptions};
@@ -85,7 +89,9 @@ pub use keep_top::{Family, KeepTop};
 pub use keepkv::{
     KeepKv, KeepKvOptions, Key, Order, Predictor, VOTES, VOTES_HIGH, perturbation_bound, read_votes,
 };
+pub use kvmerger::KvMerger;
 pub use longflow::{Certificate, LongFlow, Scope, certify};
+pub use observed::Observed;
 pub use policy::{LayerContext, Needs, Observation, Plan, Policy};
 pub use pyramid_infer::PyramidInfer;
 pub use registry::{Entry, POLICIES, build, build_named};

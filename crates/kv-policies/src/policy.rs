@@ -7,7 +7,7 @@ use burn::tensor::{Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, NUMERATORS, Room, Selection};
 
 use crate::attention::last_queries;
-use crate::{Evictor, PolicyError, Result, Step};
+use crate::{Evictor, Observed, PolicyError, Result, Step};
 
 /// What a policy must be shown during prefill; nothing else is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -227,5 +227,25 @@ pub trait Policy: Debug + Send + Sync {
         }
         self.prime(&mut cache, observation, &plan.selection)?;
         Ok(cache)
+    }
+
+    /// Whether layers are compressed together, when the whole prompt has been prefilled
+    /// ([`Self::prefill_layers`]). Until then all layers' keys and values are there whole.
+    fn defers(&self) -> bool {
+        false
+    }
+
+    /// Compresses a prompt's layers, all of them in order: by default, each by itself.
+    ///
+    /// # Errors
+    /// As [`Self::select`].
+    fn prefill_layers(
+        &self,
+        layers: &[Observed],
+        new_tokens: usize,
+        options: CacheOptions,
+    ) -> Result<Vec<LayerCache>> {
+        let each = layers.iter();
+        each.map(|layer| self.prefill(&layer.view(), new_tokens, options.clone())).collect()
     }
 }

@@ -8,9 +8,10 @@ use kv_core::{Budget, HeadAllocation, LayerAllocation};
 use serde_json::Value;
 
 use crate::{
-    BalanceKv, BalanceKvStream, Combine, D2o, D2oOptions, ExpectedAttention, Full, H2o, KNorm,
-    KeepKv, KeepKvOptions, KeyDiff, LagKv, LongFlow, Policy, PolicyError, PyramidInfer, RKv,
-    Random, RecentAttention, Result, Scorer, SnapKv, StreamingLlm, TopKOracle, Tova, Uniform, Vatp,
+    BalanceKv, BalanceKvStream, Cam, CamOptions, Combine, D2o, D2oOptions, ExpectedAttention, Full,
+    H2o, KNorm, KeepKv, KeepKvOptions, KeyDiff, KvMerger, LagKv, LongFlow, Policy, PolicyError,
+    PyramidInfer, RKv, Random, RecentAttention, Result, Scorer, SnapKv, StreamingLlm, TopKOracle,
+    Tova, Uniform, Vatp,
 };
 use config::{Config, family, invalid};
 
@@ -188,6 +189,25 @@ pub const POLICIES: &[Entry] = &[
         build: |config| {
             let evictor = evictor(config, H2o::NAME)?;
             Ok(Arc::new(D2o::new(evictor, config.take_all::<D2oOptions>("d2o")?)?))
+        },
+    },
+    Entry {
+        name: "cam",
+        summary: "H2O whose victims' values are spread on what follows",
+        paper: "https://github.com/zyxxmu/cam",
+        build: |config| {
+            let evictor = evictor(config, H2o::NAME)?;
+            Ok(Arc::new(Cam::new(evictor, config.take_all::<CamOptions>("cam")?)?))
+        },
+    },
+    Entry {
+        name: "kvmerger",
+        summary: "similar neighbours become one slot",
+        paper: "https://arxiv.org/abs/2407.08454",
+        build: |config| {
+            let policy: KvMerger = config.take_all("kvmerger")?;
+            policy.validate()?;
+            Ok(Arc::new(policy))
         },
     },
     Entry {

@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{LayerCache, read_f32};
-use kv_policies::{D2o, D2oOptions};
+use kv_core::{CacheOptions, LayerCache, read_f32};
+use kv_policies::{D2o, D2oOptions, LayerContext, Observation, Observed, Policy};
 use kv_testing::{Numbers, devices, exact_devices, golden_files, relative_error};
 use serde_json::json;
 
@@ -27,7 +27,7 @@ fn golden_official_prefill() {
             let (keys, values) = (part("k").narrow(2, 0, tokens), part("v").narrow(2, 0, tokens));
             let prompt = Prompt::new(part("q_decode").narrow(2, 0, 1), keys, values);
             let options = D2oOptions { official: true, ..Default::default() };
-            let d2o = D2o::new(Arc::new(Given { kept: kept.clone(), limit: width }), options);
+            let d2o = D2o::new(Arc::new(Given::new(kept.clone(), width)), options);
             let cache = prompt.compress(&d2o.unwrap(), 1);
             for (name, pool) in [("k_merged", cache.keys()), ("v_merged", cache.values())] {
                 let expected = golden.tensor(name).values;
@@ -53,7 +53,7 @@ fn weights_are_the_papers() {
         let rows = [[2.0f32, 0.0], [3.0, 0.0], [0.8, 0.6], [-1.0, 0.0]];
         let keys = Tensor::<2>::from_data(rows, (device, DType::F32)).unsqueeze::<4>();
         let prompt = Prompt::new(keys.clone(), keys.clone(), keys);
-        let given = Given { kept: vec![vec![0]], limit: 1 };
+        let given = Given::new(vec![vec![0]], 1);
         let d2o = D2o::new(Arc::new(given), D2oOptions::default()).unwrap();
         let cache = prompt.compress(&d2o, 1);
         let (e, near) = (1f32.exp(), 0.8f32.exp());
@@ -124,5 +124,202 @@ fn steps_merge_into_the_most_similar_slot() {
             let after = read_f32("threshold", cache.state("threshold").unwrap().clone()).unwrap();
             assert_ne!(before, after, "{}", tested.name);
         }
+    }
+}
+
+/// The authors' steps: outputs, thresholds, and what the cache holds in the end.
+#[test]
+fn golden_official_steps() {
+    for golden in golden_files("golden_official_steps", "d2o_official") {
+        let keep = golden.tensor("keep_idx");
+        let [heads, width] = keep.dims();
+        let kept: Vec<Vec<u32>> = keep.indices().chunks(width).map(<[u32]>::to_vec).collect();
+        let tokens = golden.tensor("score_at_compress").dims::<2>()[1];
+        let steps = golden.number("steps") as usize;
+        for tested in exact_devices("golden_official_steps") {
+            let [q, k, v] =
+                ["q_decode", "k", "v"].map(|name| golden.tensor(name).on::<4>(&tested.device));
+            let part = |tensor: &Tensor<4>| tensor.clone().narrow(2, 0, tokens);
+            let prompt = Prompt::new(q.clone().narrow(2, 0, 1), part(&k), part(&v));
+            let options = D2oOptions { official: true, ..Default::default() };
+            let given = D2o::new(Arc::new(Given::new(kept.clone(), width)), options).unwrap();
+            let mut cache = prompt.compress(&given, steps);
+            // The scores that their steps begin with; those of the sinks are infinite.
+            let finite = |score: f32| if score.is_finite() { score } else { 0.0 };
+            let scores = golden.tensor("hh_score_after").f32().into_iter().map(finite);
+            cache.set_live_track("score", &scores.collect::<Vec<_>>(), 0.0).unwrap();
+            let h2o = policy(json!({
+                "policy": "h2o", "budget": width, "sinks": 4,
+                "recents": golden.number("recent_size") as usize,
+            }));
+            let d2o = D2o::new(h2o, options).unwrap();
+            let (outs, thresholds) = (golden.tensor("step_out"), golden.tensor("threshold"));
+            let out_width = outs.values.len() / steps;
+            for index in 0..steps {
+                let pick = |tensor: &Tensor<4>| tensor.clone().narrow(2, tokens + index, 1);
+                let query = q.clone().narrow(2, index, 1);
+                let step = step(&query, &pick(&k), &pick(&v), 0, tokens + index);
+                let output = d2o.step(LAYER, &mut cache, step).unwrap();
+                let output = read_f32("output", output).unwrap();
+                let context = format!("{} step {index}", tested.name);
+                let expected = &outs.values[index * out_width..][..out_width];
+                let error = relative_error(&output, expected);
+                assert!(error < 1e-5, "{context}: output off by {error}");
+                let threshold = cache.state("threshold").unwrap().clone();
+                let threshold = f64::from(read_f32("threshold", threshold).unwrap()[0]);
+                let expected = thresholds.values[index + 1];
+                let error = (threshold - expected).abs();
+                assert!(error < 1e-6, "{context}: threshold {threshold} for {expected}");
+            }
+            let positions = cache.read_positions().unwrap();
+            let mut slots: Vec<usize> = Vec::new();
+            for head in 0..heads {
+                let mut own: Vec<usize> = cache.layout().live(head).collect();
+                own.sort_by_key(|&slot| positions[slot]);
+                slots.extend(own);
+            }
+            let score = cache.track("score").unwrap().clone().unsqueeze_dim::<2>(1);
+            for (name, pool) in
+                [("k_final", cache.keys()), ("v_final", cache.values()), ("hh_score_final", &score)]
+            {
+                let rows = read_f32("rows", pool.clone()).unwrap();
+                let dim = pool.dims()[1];
+                let rows = slots.iter().flat_map(|&slot| rows[slot * dim..][..dim].to_vec());
+                let expected = golden.tensor(name).values;
+                let both = rows.zip(expected).filter(|(_, expected)| expected.is_finite());
+                let (rows, expected): (Vec<f32>, Vec<f64>) = both.unzip();
+                let error = relative_error(&rows, &expected);
+                assert!(error < 1e-5, "{}: {name} off by {error}", tested.name);
+            }
+        }
+    }
+}
+
+const LAYERS: usize = 6;
+const TOKENS: usize = 80;
+
+/// Layers whose attention goes to one token in the first and to ever more of them behind, for two
+/// sequences.
+fn layers(d2o: &dyn Policy, device: &burn::tensor::Device) -> Vec<Observed> {
+    let layer = |index: usize| {
+        let mut numbers = Numbers::new(40 + index as u64);
+        let mut draw = |heads: usize| numbers.tensor::<4>([2, heads, TOKENS, 8], device);
+        let prompt = Prompt::new(draw(4), draw(2), draw(2));
+        let mut sums = numbers.normal(2 * 4 * TOKENS);
+        for (at, sum) in sums.iter_mut().enumerate() {
+            let token = at % TOKENS;
+            // The second sequence the other way round.
+            let depth = if at < 4 * TOKENS { index } else { LAYERS - 1 - index };
+            let heavy = token == 0 || (token % 2 == 0 && token <= 16 * depth);
+            *sum = 0.02 * sum.abs() + if heavy { 1.0 } else { 0.0 };
+        }
+        let sums = Tensor::<1>::from_data(sums.as_slice(), (device, DType::F32));
+        prompt.observed(|seen| {
+            let layer = LayerContext { index, count: LAYERS };
+            let column_sums = Some(sums.reshape([2, 4, TOKENS]));
+            let seen = Observation { layer, column_sums, ..seen.clone() };
+            Observed::new(&seen, d2o.needs())
+        })
+    };
+    (0..LAYERS).map(layer).collect()
+}
+
+/// `softmax(−f)` of each sequence in f64, `[B][layers]`.
+fn shares(layers: &[Observed]) -> [Vec<f64>; 2] {
+    let variations = layers.iter().map(|layer| {
+        let sums = read_f32("sums", layer.view().column_sums.unwrap()).unwrap();
+        let variance = |head: &[f32]| {
+            let most = head.iter().copied().fold(f32::MIN, f32::max);
+            let least = head.iter().copied().fold(f32::MAX, f32::min);
+            let own = head.iter().map(|x| f64::from((x - least) / (most - least)));
+            let mean = own.clone().sum::<f64>() / TOKENS as f64;
+            own.map(|x| (x - mean) * (x - mean)).sum::<f64>() / TOKENS as f64
+        };
+        let heads: Vec<f64> = sums.chunks(TOKENS).map(variance).collect();
+        [&heads[..4], &heads[4..]].map(|heads| heads.iter().sum::<f64>() / 4.0)
+    });
+    let variations: Vec<[f64; 2]> = variations.collect();
+    [0, 1].map(|row| {
+        let sum: f64 = variations.iter().map(|f| (-f[row]).exp()).sum();
+        variations.iter().map(|f| (-f[row]).exp() / sum).collect()
+    })
+}
+
+/// Each sequence's layers share the budget by how much their attention varies: exactly, in memory too,
+/// and while decoding.
+#[test]
+fn layers_share_the_budget_by_their_attention() {
+    for tested in devices() {
+        for (budget, base) in [(json!(20), 20), (json!(0.25), 20), (json!(0.97), 77)] {
+            let d2o = policy(json!({"policy": "d2o", "budget": budget}));
+            assert!(d2o.defers());
+            let layers = layers(&*d2o, &tested.device);
+            let options = CacheOptions::new(&tested.device, DType::F32);
+            let mut caches = d2o.prefill_layers(&layers, 5, options.clone()).unwrap();
+            let context = format!("{budget} on {}", tested.name);
+            for (row, shares) in shares(&layers).iter().enumerate() {
+                let held = caches.iter().map(|cache| cache.layout().lengths()[2 * row]);
+                let held: Vec<usize> = held.collect();
+                assert_eq!(held.iter().sum::<usize>(), LAYERS * base, "{context}: {held:?}");
+                assert!(held.iter().all(|&held| held <= TOKENS), "{context}: {held:?}");
+                if base == 20 {
+                    assert!(held.iter().min() < held.iter().max(), "{context}: {held:?}");
+                    for (held, share) in held.iter().zip(shares) {
+                        let exact = share * (LAYERS * base) as f64;
+                        assert!((*held as f64 - exact).abs() < 1.0, "{context}: {held} of {exact}");
+                    }
+                }
+            }
+            for (index, cache) in caches.iter_mut().enumerate() {
+                let lengths = cache.layout().lengths().to_vec();
+                assert_eq!([lengths[0], lengths[2]], [lengths[1], lengths[3]], "{context}");
+                // A step appends before it evicts.
+                let room = cache.layout().capacities().iter().zip(&lengths);
+                assert!(room.clone().all(|(room, held)| room - held == 1), "{context}");
+                assert_eq!(cache.keys().dims()[0], cache.layout().total(), "{context}");
+                let mut numbers = Numbers::new(70);
+                let mut draw = |heads| numbers.tensor::<4>([2, heads, 5, 8], &tested.device);
+                let (q, k, v) = (draw(4), draw(2), draw(2));
+                for at in 0..5 {
+                    let layer = LayerContext { index, count: LAYERS };
+                    d2o.step(layer, cache, step(&q, &k, &v, at, TOKENS + at)).unwrap();
+                }
+                assert_eq!(cache.layout().lengths(), lengths, "{context}");
+            }
+            // A sequence has the same alone.
+            let alone: Vec<Observed> = layers.iter().map(|layer| layer.row(1)).collect();
+            let alone = d2o.prefill_layers(&alone, 5, options).unwrap();
+            for (cache, alone) in caches.iter().zip(alone) {
+                assert_eq!(alone.layout().lengths(), &cache.layout().lengths()[2..], "{context}");
+            }
+        }
+    }
+}
+
+/// In the authors' code three layers stay whole, and what is cut off goes to no other.
+#[test]
+fn official_layers_exceed_the_budget() {
+    for tested in devices() {
+        let d2o = policy(json!({"policy": "d2o", "budget": 20, "official": true}));
+        let layers = layers(&*d2o, &tested.device);
+        let options = CacheOptions::new(&tested.device, DType::F32);
+        let mut caches = d2o.prefill_layers(&layers, 3, options).unwrap();
+        for (row, shares) in shares(&layers).iter().enumerate() {
+            for (index, cache) in caches.iter().enumerate() {
+                let whole = [0, 1, LAYERS - 1].contains(&index);
+                let own = (shares[index] * (LAYERS * 20) as f64) as usize;
+                let expected = if whole { TOKENS } else { own };
+                let held = cache.layout().lengths()[2 * row];
+                // The share is of the prompt first, and cut off twice.
+                assert!(held.abs_diff(expected) <= usize::from(!whole), "{held} for {expected}");
+            }
+        }
+        let mut numbers = Numbers::new(71);
+        let mut draw = |heads| numbers.tensor::<4>([2, heads, 3, 8], &tested.device);
+        let (q, k, v) = (draw(4), draw(2), draw(2));
+        for at in 0..3 {
+            d2o.step(LAYER, &mut caches[0], step(&q, &k, &v, at, TOKENS + at)).unwrap();
+        }
+        assert_eq!(caches[0].layout().lengths(), [TOKENS + 3; 4], "{}", tested.name);
     }
 }

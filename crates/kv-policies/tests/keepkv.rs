@@ -9,7 +9,7 @@ use serde_json::json;
 use super::support::{Given, LAYER, Prompt, policy, step};
 
 fn around(kept: Vec<Vec<u32>>, limit: usize, options: KeepKvOptions) -> KeepKv {
-    KeepKv::new(Arc::new(Given { kept, limit }), options).unwrap()
+    KeepKv::new(Arc::new(Given::new(kept, limit)), options).unwrap()
 }
 
 /// Merges made for the very last query.
@@ -136,7 +136,7 @@ fn victims_unlike_all_others_are_dropped() {
         let kept = vec![(0..10).collect(); 4];
         let cache = prompt.compress(&around(kept.clone(), 10, options), 1);
         assert_eq!(read_votes(&cache).unwrap(), [1; 40], "{}", tested.name);
-        let given = Given { kept, limit: 10 };
+        let given = Given::new(kept, 10);
         let plain = prompt.compress(&given, 1);
         for (a, b) in [(cache.keys(), plain.keys()), (cache.values(), plain.values())] {
             assert_eq!(floats(a.clone()), floats(b.clone()), "{}", tested.name);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod balancekv;
+mod cam;
 mod d2o;
 mod followed;
 mod golden_decode;
@@ -10,6 +11,7 @@ mod golden_kvpress;
 mod golden_prefill;
 mod keepkv;
 mod keepkv_periodic;
+mod kvmerger;
 mod longflow;
 mod policies;
 mod pyramid_infer;

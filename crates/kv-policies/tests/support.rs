@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{
-    AttentionOutput, CacheOptions, DecodeAttentionOptions, LayerCache, Room, Selection, read_f32,
+    AttentionOutput, Budget, CacheOptions, DecodeAttentionOptions, LayerCache, Room, Selection,
+    read_f32,
 };
 use kv_kernels::{PrefillOptions, prefill_attention};
 use kv_policies::{
@@ -120,6 +121,14 @@ pub(crate) struct Given {
     pub(crate) kept: Vec<Vec<u32>>,
     /// Slots of a head.
     pub(crate) limit: usize,
+    /// Scores of all tokens; zeros where there are none.
+    pub(crate) scores: Vec<f32>,
+}
+
+impl Given {
+    pub(crate) fn new(kept: Vec<Vec<u32>>, limit: usize) -> Self {
+        Self { kept, limit, scores: Vec::new() }
+    }
 }
 
 impl Policy for Given {
@@ -161,7 +170,19 @@ impl Evictor for Given {
     fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
         let [batch, heads, tokens, _] = observation.dims();
         let device = observation.keys.device();
-        Ok(Some((Tensor::zeros([batch, heads, tokens], &device), self.limit)))
+        let mut scores = self.scores.clone();
+        scores.resize(batch * heads * tokens, 0.0);
+        let scores = Tensor::<1>::from_data(scores.as_slice(), (&device, DType::F32));
+        Ok(Some((scores.reshape([batch, heads, tokens]), self.limit)))
+    }
+
+    fn budget(&self) -> Budget {
+        Budget::Tokens(self.limit)
+    }
+
+    fn with_budget(&self, budget: Budget) -> Result<Arc<dyn Evictor>> {
+        let (kept, scores) = (self.kept.clone(), self.scores.clone());
+        Ok(Arc::new(Self { kept, limit: budget.resolve(usize::MAX), scores }))
     }
 
     /// The oldest slot goes.
@@ -181,6 +202,7 @@ impl Evictor for Given {
         let victims = cache.lowest_slots(scores)?;
         let due = over.then_some(Due::Slots { victims, limits });
         let AttentionOutput { output, logits, log_sum_exp, .. } = attention;
-        Ok(Attended { output, query, logits: logits.unwrap(), log_sum_exp, due })
+        let (logits, log_sum_exp) = (logits.unwrap(), log_sum_exp.unwrap());
+        Ok(Attended { output, query, logits, log_sum_exp, due })
     }
 }

@@ -183,6 +183,18 @@ impl LayerCache {
         Ok(())
     }
 
+    /// Adds `rows` `[N, D]` to the values of `slots` `[N]`, none of them twice, in place; negative slots
+    /// are skipped. Sums are rounded once.
+    ///
+    /// # Errors
+    /// [`Error::Shape`].
+    pub fn add_values(&mut self, slots: &Tensor<1, Int>, rows: Tensor<2>) -> Result<()> {
+        expect_shape("rows", &rows.dims(), &[slots.dims()[0], self.head_dim()])?;
+        let own = self.values.clone().select(0, slots.clone().clamp_min(0)).cast(DType::F32);
+        let rows = (own + rows.cast(DType::F32)).cast(self.options.dtype);
+        Ok(scatter_rows(&mut self.values, slots.clone(), rows)?)
+    }
+
     /// Sets a track of `slots` `[N]`, in place; negative slots are skipped.
     ///
     /// # Errors

@@ -2,6 +2,17 @@
 
 use cubecl::prelude::*;
 
+/// A unit a number.
+#[cube(launch)]
+pub(crate) fn uniforms_kernel(seeds: &[i32], draws: &[i32], output: &mut [f32], count: usize) {
+    let at = ABSOLUTE_POS;
+    if at >= count {
+        terminate!();
+    }
+    let (low, high) = (u32::cast_from(seeds[2 * at]), u32::cast_from(seeds[2 * at + 1]));
+    output[at] = uniform(low, high, u32::cast_from(draws[at]));
+}
+
 /// A number in `[0, 1)` of 24 bits: each (seed, draw) has its own.
 #[cube]
 pub(crate) fn uniform(seed_low: u32, seed_high: u32, draw: u32) -> f32 {

@@ -4,8 +4,33 @@
 #[cfg(feature = "gpu")]
 pub(crate) mod kernel;
 
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor};
+
+use crate::KernelError;
+use crate::check::Check;
+use crate::extension::SlotOps;
+
+/// Numbers in `[0, 1)` of 24 bits, each of its own seed and draw: [`uniform`], on the device.
+///
+/// # Shapes
+/// `seeds` `[N, 2]` and `draws` `[N]`, 32-bit; returns `[N]`, f32.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit.
+pub fn uniforms(seeds: Tensor<2, Int>, draws: Tensor<1, Int>) -> Result<Tensor<1>, KernelError> {
+    let check = Check::new("uniforms", &draws);
+    check.supported()?;
+    check.filled("draws", &draws)?;
+    check.int("draws", &draws)?;
+    check.shape("seeds", &seeds, &[draws.dims()[0], 2])?;
+    check.int("seeds", &seeds)?;
+    let numbers = <Dispatch as SlotOps>::uniforms(seeds.into_dispatch(), draws.into_dispatch());
+    Ok(Tensor::from_dispatch(numbers))
+}
+
 /// A number in `[0, 1)` of 24 bits: each (seed, draw) has its own.
-pub(crate) fn uniform([low, high]: [u32; 2], draw: u32) -> f32 {
+pub fn uniform([low, high]: [u32; 2], draw: u32) -> f32 {
     let bits = mix(mix(mix(low) ^ high) ^ draw);
     (bits >> 8) as f32 / 16_777_216.0
 }

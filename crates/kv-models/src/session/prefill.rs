@@ -5,7 +5,7 @@ use std::thread;
 
 use burn::tensor::Tensor;
 use kv_core::{CacheOptions, KvCache, LayerCache, MemoryReport};
-use kv_policies::{Needs, Policy};
+use kv_policies::{Needs, Observed, Policy};
 
 use super::{Session, origin};
 use crate::{Llama, Model, PrefillPass, Result};
@@ -26,7 +26,7 @@ pub(super) fn prefill<'a>(
     let mut parts: Vec<Vec<Vec<LayerCache>>> =
         policies.iter().map(|_| (0..count).map(|_| Vec::new()).collect()).collect();
     let mut hidden = Vec::new();
-    let mut scratch = 0;
+    let mut longest = 0;
     let mut start = 0;
     while start < prompts.len() {
         let tokens = prompts[start].len();
@@ -35,9 +35,15 @@ pub(super) fn prefill<'a>(
         let own_seeds: Vec<u64> =
             (start..start + run).map(|row| seeds.get(row).copied().unwrap_or_default()).collect();
         let pass = PrefillPass { needs, seeds: &own_seeds, trace: false, chunk: None };
+        // Policy -> what those that compress all layers together have seen.
+        let mut seen: Vec<Vec<Observed>> = policies.iter().map(|_| Vec::new()).collect();
         let prefilled = llama.prefill(&group, pass, &mut |observation| {
             let layer = observation.layer.index;
-            for (policy, parts) in policies.iter().zip(&mut parts) {
+            for ((policy, parts), seen) in policies.iter().zip(&mut parts).zip(&mut seen) {
+                if policy.defers() {
+                    seen.push(Observed::new(observation, policy.needs()));
+                    continue;
+                }
                 let cache = policy.prefill(observation, new_tokens, options.clone())?;
                 parts[layer].push(cache);
             }
@@ -47,10 +53,13 @@ pub(super) fn prefill<'a>(
             }
         })?;
         hidden.push(prefilled.last());
-        let config = llama.config();
-        let (heads, dim) = (config.num_kv_heads, config.head_dim);
-        let bytes = MemoryReport::full(run * tokens, 1, heads, dim, llama.dtype());
-        scratch = scratch.max(bytes);
+        for ((policy, parts), seen) in policies.iter().zip(&mut parts).zip(seen) {
+            if policy.defers() {
+                let caches = policy.prefill_layers(&seen, new_tokens, options.clone())?;
+                parts.iter_mut().zip(caches).for_each(|(parts, cache)| parts.push(cache));
+            }
+        }
+        longest = longest.max(run * tokens);
         start += run;
     }
     let logits = llama.logits(Tensor::cat(hidden, 0))?;
@@ -68,6 +77,10 @@ pub(super) fn prefill<'a>(
                 cache.seen = cache.longest();
             }
             let (policy, logits) = (policy.clone(), logits.clone());
+            let config = llama.config();
+            let (heads, dim) = (config.num_kv_heads, config.head_dim);
+            let whole = if policy.defers() { count } else { 1 };
+            let scratch = MemoryReport::full(longest, whole, heads, dim, llama.dtype());
             let (home, ended) = (thread::current().id(), Vec::new());
             Ok(Session { model, policy, cache, logits, steps: 0, ended, home, scratch })
         })

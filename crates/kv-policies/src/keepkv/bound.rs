@@ -5,7 +5,7 @@ use kv_core::{GroupReduction, LayerCache, read_f32};
 
 use super::KeepKv;
 use super::scores::{LOG_SAMPLES, LOG_SCORES, NOTHING};
-use crate::{Attended, PolicyError, Result};
+use crate::{Attended, Result};
 
 /// Track of `ln ŝ` of what a slot was merged for; [`NOTHING`] for slots that nothing went into.
 pub(super) const MERGED_FOR: &str = "merged-for";
@@ -61,9 +61,7 @@ impl KeepKv {
         attended: &Attended,
     ) -> Result<f64> {
         let Some(merged_for) = cache.track(MERGED_FOR) else { return Ok(0.0) };
-        let missing = PolicyError::MissingObservation { policy: super::NAME, what: "log-sum-exp" };
-        let total = attended.log_sum_exp.clone().ok_or(missing)?;
-        let logits = attended.logits.clone();
+        let (logits, total) = (attended.logits.clone(), attended.log_sum_exp.clone());
         let shares = cache.probabilities(logits.clone(), total, GroupReduction::Mean)?;
         let scores = super::scores::log_mean(logits, 1).squeeze_dim::<1>(1);
         let scores = match cache.log_weights() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{
-    AttentionOutput, DecodeAttentionOptions, GroupReduction, LayerCache, Room, Selection,
+    AttentionOutput, Budget, DecodeAttentionOptions, GroupReduction, LayerCache, Room, Selection,
 };
 
 use super::{LongFlow, NAME};
@@ -81,6 +81,16 @@ impl Policy for Behind {
 }
 
 impl Evictor for Behind {
+    fn budget(&self) -> Budget {
+        self.0.budget
+    }
+
+    fn with_budget(&self, budget: Budget) -> Result<Arc<dyn Evictor>> {
+        let evictor = LongFlow { budget, ..self.0 };
+        evictor.validate()?;
+        Ok(Arc::new(Self(evictor)))
+    }
+
     fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
         self.0.rank(observation)
     }
@@ -94,14 +104,16 @@ impl Evictor for Behind {
         let query = step.append(cache)?;
         let options =
             DecodeAttentionOptions { logits: true, log_sum_exp: true, ..Default::default() };
-        let attention = cache.attend(query.clone(), options)?;
+        let AttentionOutput { output, logits, log_sum_exp, .. } =
+            cache.attend(query.clone(), options)?;
         let missing = |what| PolicyError::MissingObservation { policy: NAME, what };
-        let logits = attention.logits.ok_or_else(|| missing("logits"))?;
+        let logits = logits.ok_or_else(|| missing("logits"))?;
+        let log_sum_exp = log_sum_exp.ok_or_else(|| missing("log-sum-exp"))?;
         let limits = cache.limits().map(<[usize]>::to_vec).unwrap_or_default();
         let mut lengths = cache.layout().lengths().iter().zip(&limits);
         let due = if lengths.any(|(length, limit)| length > limit) {
-            let total = attention.log_sum_exp.clone().ok_or_else(|| missing("log-sum-exp"))?;
-            let shares = cache.probabilities(logits.clone(), total, GroupReduction::Sum)?;
+            let sum = GroupReduction::Sum;
+            let shares = cache.probabilities(logits.clone(), log_sum_exp.clone(), sum)?;
             let norms = cache.values().clone().cast(DType::F32).abs().sum_dim(1);
             let scores = shares * norms.squeeze_dim(1);
             let newest = usize::from(!self.0.evict_newest);
@@ -111,7 +123,6 @@ impl Evictor for Behind {
         } else {
             None
         };
-        let AttentionOutput { output, log_sum_exp, .. } = attention;
         Ok(Attended { output, query, logits, log_sum_exp, due })
     }
 }

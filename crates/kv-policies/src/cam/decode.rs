@@ -1,0 +1,93 @@
+//! One victim a head at a time, without waiting for the device.
+
+use burn::tensor::{DType, Int, Tensor};
+use kv_core::{Choice, LayerCache, top_slots};
+
+use super::Cam;
+use crate::Result;
+
+/// Below the negated distance of any two tokens.
+const NOWHERE: f32 = -1.0e30;
+
+impl Cam {
+    /// Spreads one victim, `[B, Hkv]`, of every head over its limit. `attention` is `[S]`, `uniforms`
+    /// `[B, Hkv]`.
+    pub(super) fn spread_victims(
+        &self,
+        cache: &mut LayerCache,
+        victims: &Tensor<2, Int>,
+        limits: &[usize],
+        attention: &Tensor<1>,
+        uniforms: Tensor<2>,
+    ) -> Result<()> {
+        let layout = cache.layout();
+        let pairs = layout.pairs();
+        let lengths = layout.lengths();
+        let longest = lengths.iter().copied().max().unwrap_or_default();
+        let over: Vec<i32> =
+            lengths.iter().zip(limits).map(|(length, limit)| i32::from(length > limit)).collect();
+        if longest < 2 || !over.contains(&1) {
+            return Ok(());
+        }
+        let device = cache.options().device.clone();
+        let last = cache.positions().dims()[0] as i32 - 1;
+        // Every head's slots in a row: those behind its last one are any.
+        let place = Tensor::<1, Int>::arange(0..longest as i64, (&device, DType::I32));
+        let place = place.unsqueeze_dim::<2>(0).expand([pairs, longest]);
+        let column = |values: Tensor<2, Int>| values.reshape([pairs, 1]);
+        let offsets = column(cache.ranges().offsets.clone());
+        let slots = (offsets.expand([pairs, longest]) + place.clone()).clamp_max(last);
+        let flat = slots.clone().reshape([pairs * longest]);
+        let victims = victims.clone().reshape([pairs]).clamp_min(0);
+        let at_victims = cache.positions().clone().select(0, victims.clone());
+        let distances = cache.positions().clone().select(0, flat.clone());
+        let distances = distances.reshape([pairs, longest])
+            - at_victims.reshape([pairs, 1]).expand([pairs, longest]);
+        let live = column(cache.ranges().lengths.clone()).expand([pairs, longest]);
+        let later = distances.clone().greater_scalar(0).bool_and(place.lower(live));
+
+        let nearness = distances.float().cast(DType::F32).neg();
+        let nearness = nearness.mask_fill(later.clone().bool_not(), NOWHERE);
+        let spread = self.options.spread.min(longest);
+        let counts = Tensor::full([pairs], spread as i32, (&device, DType::I32));
+        let next = top_slots(nearness.clone(), None, Choice::Top(counts), spread)
+            .map_err(kv_core::Error::from)?;
+        let next = next.indices.clamp_min(0);
+        let receives = nearness.gather(1, next.clone()).greater_scalar(NOWHERE);
+
+        let of_slots = attention.clone().select(0, flat).reshape([pairs, longest]);
+        let ones = |of: Tensor<2, burn::tensor::Bool>| of.float().cast(DType::F32).sum_dim(1);
+        let compared = match self.options.official {
+            true => {
+                of_slots.mask_fill(later.clone().bool_not(), 0.0).sum_dim(1)
+                    / ones(later).clamp_min(1.0)
+            }
+            false => {
+                let own = of_slots.gather(1, next.clone());
+                let sum = own.mask_fill(receives.clone().bool_not(), 0.0).sum_dim(1);
+                sum / ones(receives.clone()).clamp_min(1.0)
+            }
+        };
+        // u < A / mean, where 0 of 0 is 0.
+        let own = attention.clone().select(0, victims.clone()).reshape([pairs, 1]);
+        let goes = (uniforms.reshape([pairs, 1]) * compared).lower(own);
+        let over = Tensor::<1, Int>::from_data(over.as_slice(), (&device, DType::I32));
+        let goes = goes.bool_and(over.equal_scalar(1).reshape([pairs, 1]));
+        let receives = receives.bool_and(goes.expand([pairs, spread]));
+
+        let shares = match self.options.official {
+            true => {
+                Tensor::full([pairs, 1], 1.0 / self.options.spread as f32, (&device, DType::F32))
+            }
+            false => ones(receives.clone()).clamp_min(1.0).recip(),
+        };
+        let values = cache.values().clone().select(0, victims).cast(DType::F32) * shares;
+        let head_dim = cache.head_dim();
+        let rows = values.unsqueeze_dim::<3>(1).expand([pairs, spread, head_dim]);
+        let slots = slots.gather(1, next).mask_fill(receives.bool_not(), -1);
+        Ok(cache.add_values(
+            &slots.reshape([pairs * spread]),
+            rows.reshape([pairs * spread, head_dim]),
+        )?)
+    }
+}

@@ -1,0 +1,208 @@
+//! Many victims at once: a prompt's, or those of an eviction every so many steps. They are chosen on
+//! the host; values stay on the device.
+
+use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
+use kv_core::{LayerCache, Selection, rank, read_f32};
+
+use super::{Cam, NAME, SEEDS};
+use crate::{Observation, PolicyError, Result};
+
+/// One head's tokens in the order of their positions.
+struct Line {
+    /// Which stay.
+    stays: Vec<bool>,
+    /// Which may be spread.
+    candidates: Vec<bool>,
+    attention: Vec<f32>,
+    uniforms: Vec<f32>,
+    /// Rows of the values that they are read from.
+    rows: Vec<usize>,
+    /// Slots of those that stay.
+    slots: Vec<usize>,
+}
+
+/// A victim that is spread.
+struct Spread {
+    row: usize,
+    /// The first survivor behind it, among these.
+    first: usize,
+    share: f32,
+}
+
+impl Cam {
+    /// Spreads a prompt's victims. `attention` is `[B * Hkv * T]`.
+    pub(super) fn spread_prompt(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+        attention: &[f32],
+        uniform: impl Fn(usize, usize) -> f32,
+    ) -> Result<()> {
+        let [batch, kv_heads, tokens, head_dim] = observation.dims();
+        let pairs = batch * kv_heads;
+        if selection.total() == pairs * tokens {
+            return Ok(());
+        }
+        let scores = match self.options.candidates {
+            Some(_) => match self.evictor.rank(observation)? {
+                Some((scores, _)) => Some(read_f32("scores", scores)?),
+                None => Some(attention.to_vec()),
+            },
+            None => None,
+        };
+        let offsets = cache.layout().offsets().to_vec();
+        let lines = selection.kept().iter().enumerate().map(|(pair, kept)| {
+            let mut stays = vec![false; tokens];
+            kept.iter().for_each(|&token| stays[token as usize] = true);
+            let own = pair * tokens..(pair + 1) * tokens;
+            let scores = scores.as_ref().map(|scores| &scores[own.clone()]);
+            Line {
+                candidates: self.candidates(&stays, scores),
+                attention: attention[own.clone()].to_vec(),
+                uniforms: (0..tokens).map(|token| uniform(pair, token)).collect(),
+                rows: own.collect(),
+                slots: (offsets[pair]..offsets[pair] + kept.len()).collect(),
+                stays,
+            }
+        });
+        let lines: Vec<Line> = lines.collect();
+        let values = observation.values.clone().reshape([pairs * tokens, head_dim]);
+        self.spread_lines(cache, &values, &lines)
+    }
+
+    /// Spreads all slots but the kept ones. `attention` is `[S]`.
+    pub(super) fn spread_others(
+        &self,
+        cache: &mut LayerCache,
+        kept: &Selection,
+        attention: Tensor<1>,
+    ) -> Result<()> {
+        let attention = read_f32("attention", attention)?;
+        let positions = cache.read_positions()?;
+        let missing = PolicyError::MissingObservation { policy: NAME, what: "a prompt" };
+        let seeds = read_f32("seeds", cache.state(SEEDS).ok_or(missing)?.clone())?;
+        let lines = kept.kept().iter().enumerate().map(|(pair, kept)| {
+            let live = cache.layout().live(pair);
+            let mut rows: Vec<usize> = live.clone().collect();
+            rows.sort_by_key(|&slot| positions[slot]);
+            let mut stay = vec![false; live.len()];
+            kept.iter().for_each(|&at| stay[at as usize] = true);
+            let stays: Vec<bool> = rows.iter().map(|slot| stay[slot - live.start]).collect();
+            let seed = [seeds[2 * pair] as u32, seeds[2 * pair + 1] as u32];
+            let uniform = |&slot: &usize| kv_core::uniform(seed, positions[slot] as u32);
+            Line {
+                candidates: vec![true; stays.len()],
+                attention: rows.iter().map(|&slot| attention[slot]).collect(),
+                uniforms: rows.iter().map(uniform).collect(),
+                slots: rows.iter().copied().zip(&stays).filter(|x| *x.1).map(|x| x.0).collect(),
+                rows,
+                stays,
+            }
+        });
+        let lines: Vec<Line> = lines.collect();
+        let values = cache.values().clone();
+        self.spread_lines(cache, &values, &lines)
+    }
+
+    /// Which victims may be spread: the best scored, the later ones among equals.
+    fn candidates(&self, stays: &[bool], scores: Option<&[f32]>) -> Vec<bool> {
+        let (Some(most), Some(scores)) = (self.options.candidates, scores) else {
+            return vec![true; stays.len()];
+        };
+        let reversed: Vec<f32> = scores.iter().rev().copied().collect();
+        let ranked = rank(&reversed).into_iter().map(|at| stays.len() - 1 - at as usize);
+        let mut candidates = vec![false; stays.len()];
+        ranked.filter(|&at| !stays[at]).take(most).for_each(|at| candidates[at] = true);
+        candidates
+    }
+
+    /// What is spread of one head.
+    fn spreads(&self, line: &Line) -> Vec<Spread> {
+        let own = line.stays.iter().zip(&line.attention).filter(|(stays, _)| **stays);
+        let mut sums = vec![0.0f64];
+        sums.extend(own.scan(0.0, |sum, (_, attention)| {
+            *sum += f64::from(*attention);
+            Some(*sum)
+        }));
+        let survivors = sums.len() - 1;
+        let (mut first, mut spreads) = (0, Vec::new());
+        for (at, &stays) in line.stays.iter().enumerate() {
+            if stays {
+                first += 1;
+                continue;
+            }
+            let last = survivors.min(first + self.options.spread);
+            if first == last || !line.candidates[at] {
+                continue;
+            }
+            let compared = if self.options.official { survivors } else { last };
+            let mean = (sums[compared] - sums[first]) / (compared - first) as f64;
+            // u < A / mean, where 0 of 0 is 0.
+            if f64::from(line.uniforms[at]) * mean < f64::from(line.attention[at]) {
+                let receive =
+                    if self.options.official { self.options.spread } else { last - first };
+                spreads.push(Spread { row: line.rows[at], first, share: 1.0 / receive as f32 });
+            }
+        }
+        spreads
+    }
+
+    /// Adds what is spread to the survivors' values. `values` `[N, D]` are those that victims have.
+    fn spread_lines(
+        &self,
+        cache: &mut LayerCache,
+        values: &Tensor<2>,
+        lines: &[Line],
+    ) -> Result<()> {
+        let spreads: Vec<Vec<Spread>> = lines.iter().map(|line| self.spreads(line)).collect();
+        let most = spreads.iter().map(Vec::len).max().unwrap_or_default();
+        let survivors = lines.iter().map(|line| line.slots.len()).max().unwrap_or_default();
+        if most == 0 {
+            return Ok(());
+        }
+        let (pairs, head_dim) = (lines.len(), cache.head_dim());
+        let device = cache.options().device.clone();
+        let ints = |values: Vec<i32>| {
+            Tensor::<1, Int>::from_data(values.as_slice(), (&device, DType::I32))
+        };
+        let padded = |of: &dyn Fn(&Spread) -> i32, none: i32| {
+            let rows = spreads.iter().flat_map(|own| {
+                let own = own.iter().map(of);
+                own.chain(std::iter::repeat(none)).take(most).collect::<Vec<i32>>()
+            });
+            ints(rows.collect())
+        };
+        let shares: Vec<f32> = spreads
+            .iter()
+            .flat_map(|own| {
+                let own = own.iter().map(|spread| spread.share);
+                own.chain(std::iter::repeat(0.0)).take(most).collect::<Vec<f32>>()
+            })
+            .collect();
+        let shares = Tensor::<1>::from_data(shares.as_slice(), (&device, DType::F32));
+        let rows = values.clone().select(0, padded(&|spread| spread.row as i32, 0));
+        let rows = rows.cast(DType::F32) * shares.unsqueeze_dim::<2>(1);
+        let rows = rows.reshape([pairs, most, head_dim]);
+        // All that begin at one survivor are summed there; what is behind a list's end, at none.
+        let first = padded(&|spread| spread.first as i32, survivors as i32);
+        let first = first.reshape([pairs, most, 1]).repeat_dim(2, head_dim);
+        let begin = Tensor::<3>::zeros([pairs, survivors + 1, head_dim], (&device, DType::F32));
+        let begin = begin.scatter(1, first, rows, IndexingUpdateOp::Add);
+        let begin = begin.narrow(1, 0, survivors);
+        // Each survivor then has all that began at it or at one of the `spread - 1` before.
+        let reach = self.options.spread.min(survivors);
+        let mut sums = begin.clone();
+        for shift in 1..reach {
+            let before = Tensor::zeros([pairs, shift, head_dim], (&device, DType::F32));
+            sums =
+                sums + Tensor::cat(vec![before, begin.clone().narrow(1, 0, survivors - shift)], 1);
+        }
+        let slots = lines.iter().flat_map(|line| {
+            let slots = line.slots.iter().map(|&slot| slot as i32);
+            slots.chain(std::iter::repeat(-1)).take(survivors).collect::<Vec<i32>>()
+        });
+        let slots = ints(slots.collect());
+        Ok(cache.add_values(&slots, sums.reshape([pairs * survivors, head_dim]))?)
+    }
+}

@@ -1,0 +1,169 @@
+//! Similarities and distances of neighbours, and the merge itself.
+
+use burn::tensor::{DType, Int, Tensor};
+use kv_core::{KeyRule, LayerCache, MergeOptions, read_f32};
+use rayon::prelude::*;
+
+use super::KvMerger;
+use super::sets::{Rules, Sets};
+use crate::Result;
+use crate::merge_groups::Groups;
+
+impl KvMerger {
+    /// The sets of heads whose `keys`, `[N, D]`, follow each other in the order of positions, with the
+    /// attention that each token has had, and the slots that each head may keep.
+    pub(super) fn sets(
+        &self,
+        keys: Tensor<2>,
+        attention: &[Vec<f32>],
+        budgets: &[usize],
+    ) -> Result<Sets> {
+        let tokens = keys.dims()[0];
+        let keys = keys.cast(DType::F32);
+        let mut cosines = match tokens {
+            0 | 1 => Vec::new(),
+            _ => read_f32("cosines", neighbours(&keys))?,
+        };
+        cosines.resize(tokens, 0.0);
+        let firsts: Vec<usize> = attention
+            .iter()
+            .scan(0, |end, own| {
+                let first = *end;
+                *end += own.len();
+                Some(first)
+            })
+            .collect();
+        let heads = attention.par_iter().zip(budgets).zip(&firsts);
+        let pivots: Vec<Vec<Option<usize>>> = heads
+            .map(|((own, &budget), &first)| {
+                let share = |share: f64| (budget as f64 * share) as usize;
+                let (recents, heavy) = (share(self.recent_share), share(self.heavy_share));
+                let rules = Rules { budget, recents, heavy, threshold: self.threshold };
+                rules.pivots(own, &cosines[first..first + own.len()])
+            })
+            .collect();
+        let log_weights = log_weights(&keys, &pivots, &firsts)?;
+        Ok(Sets { pivots, log_weights })
+    }
+
+    /// Merges sets into their pivots' slots: rows of `from`, or of the cache. `orders` are the places of
+    /// each head's tokens among its rows.
+    pub(super) fn merge(
+        &self,
+        cache: &mut LayerCache,
+        from: Option<[&Tensor<2>; 2]>,
+        sets: &Sets,
+        orders: &[Vec<u32>],
+    ) -> Result<()> {
+        let lengths: Vec<usize> = orders.iter().map(Vec::len).collect();
+        let heads = || sets.pivots.iter().zip(orders);
+        let mut kept: Vec<Vec<u32>> = sets.kept();
+        for (kept, order) in kept.iter_mut().zip(orders) {
+            kept.iter_mut().for_each(|at| *at = order[*at as usize]);
+            kept.sort_unstable();
+        }
+        let groups = Groups::new(&kept, &lengths);
+        // By place: where a token goes, and what it weighs.
+        let mut goes: Vec<Vec<Option<u32>>> = Vec::with_capacity(orders.len());
+        let mut weights: Vec<Vec<f32>> = Vec::with_capacity(orders.len());
+        for ((pivots, order), own) in heads().zip(&sets.log_weights) {
+            let (mut to, mut weight) = (vec![None; order.len()], vec![0.0; order.len()]);
+            for (at, &place) in order.iter().enumerate() {
+                to[place as usize] = pivots[at].map(|pivot| order[pivot]);
+                weight[place as usize] = own[at];
+            }
+            goes.push(to);
+            weights.push(weight);
+        }
+        let targets: Vec<Vec<i32>> = groups
+            .victims
+            .iter()
+            .enumerate()
+            .map(|(pair, victims)| {
+                let place = |&victim: &u32| {
+                    let pivot = goes[pair][victim as usize];
+                    let place = pivot.and_then(|pivot| kept[pair].binary_search(&pivot).ok());
+                    place.map_or(-1, |place| place as i32)
+                };
+                victims.iter().map(place).collect()
+            })
+            .collect();
+        let options = MergeOptions { rule: KeyRule::Mean, ..Default::default() };
+        let weight = |pair: usize, at: u32| [0.0, weights[pair][at as usize]];
+        let merged = groups.merge(cache, from, &targets, weight, options)?;
+        match merged.filter(|_| self.set_size) {
+            None => Ok(()),
+            Some((slots, _)) => grow(cache, &slots, &targets),
+        }
+    }
+}
+
+/// Multiplies merged values by the sizes of their sets; `targets` are in the order of `slots`.
+fn grow(cache: &mut LayerCache, slots: &Tensor<1, Int>, targets: &[Vec<i32>]) -> Result<()> {
+    let width = slots.dims()[0] / targets.len();
+    let mut more = Vec::with_capacity(slots.dims()[0]);
+    for targets in targets {
+        let mut sizes = std::collections::BTreeMap::new();
+        targets.iter().filter(|&&at| at >= 0).for_each(|&at| *sizes.entry(at).or_insert(0) += 1);
+        let mut own: Vec<f32> = sizes.into_values().map(|size: u32| size as f32).collect();
+        own.resize(width, 0.0);
+        more.extend(own);
+    }
+    let more = Tensor::<1>::from_data(more.as_slice(), (&slots.device(), DType::F32));
+    let rows = cache.values().clone().select(0, slots.clone().clamp_min(0)).cast(DType::F32);
+    Ok(cache.add_values(slots, rows * more.unsqueeze_dim::<2>(1))?)
+}
+
+/// Cosines of each row and the next, `[N - 1]`; 0 where one is 0.
+fn neighbours(keys: &Tensor<2>) -> Tensor<1> {
+    let count = keys.dims()[0];
+    let (one, next) = (keys.clone().narrow(0, 0, count - 1), keys.clone().narrow(0, 1, count - 1));
+    let dots = (one * next).sum_dim(1).squeeze_dim::<1>(1);
+    let norms = keys.clone().powi_scalar(2).sum_dim(1).squeeze_dim::<1>(1).sqrt();
+    let both = norms.clone().narrow(0, 0, count - 1) * norms.narrow(0, 1, count - 1);
+    dots / both.clamp_min(f32::MIN_POSITIVE)
+}
+
+/// What tokens weigh in their sets: `−‖k_p − k_i‖² / 2σ²`, `σ` the mean distance of the others from the
+/// pivot; 0 where all are the same.
+fn log_weights(
+    keys: &Tensor<2>,
+    pivots: &[Vec<Option<usize>>],
+    firsts: &[usize],
+) -> Result<Vec<Vec<f32>>> {
+    let mut log_weights: Vec<Vec<f32>> = pivots.iter().map(|own| vec![0.0; own.len()]).collect();
+    let (mut rows, mut centres) = (Vec::new(), Vec::new());
+    let merged = |(pair, at): &(usize, usize)| pivots[*pair][*at].is_some_and(|pivot| pivot != *at);
+    let all =
+        pivots.iter().enumerate().flat_map(|(pair, own)| (0..own.len()).map(move |at| (pair, at)));
+    let members: Vec<(usize, usize)> = all.filter(merged).collect();
+    for &(pair, at) in &members {
+        if let Some(pivot) = pivots[pair][at] {
+            rows.push((firsts[pair] + at) as i32);
+            centres.push((firsts[pair] + pivot) as i32);
+        }
+    }
+    if members.is_empty() {
+        return Ok(log_weights);
+    }
+    let of = |rows: &[i32]| {
+        let rows = Tensor::<1, Int>::from_data(rows, (&keys.device(), DType::I32));
+        keys.clone().select(0, rows)
+    };
+    let squares = (of(&rows) - of(&centres)).powi_scalar(2).sum_dim(1);
+    let squares = read_f32("distances", squares)?;
+    let mut sums: std::collections::BTreeMap<i32, (f64, f64)> = std::collections::BTreeMap::new();
+    for (centre, square) in centres.iter().zip(&squares) {
+        let (sum, count) = sums.entry(*centre).or_default();
+        *sum += f64::from(*square).sqrt();
+        *count += 1.0;
+    }
+    for ((&(pair, at), centre), square) in members.iter().zip(&centres).zip(&squares) {
+        let (sum, count) = sums[centre];
+        let sigma = sum / count;
+        if sigma > 0.0 {
+            log_weights[pair][at] = (-f64::from(*square) / (2.0 * sigma * sigma)) as f32;
+        }
+    }
+    Ok(log_weights)
+}
