@@ -66,7 +66,7 @@ pub(crate) mod metric {
     pub(crate) const STEP_TIME: &str = "step_time";
     /// Most memory that a GPU's pool reserved at any time of the run, weights included.
     pub(crate) const PEAK_BYTES: &str = "peak_bytes";
-    /// Bytes of weights and caches, where no pool tells.
+    /// Bytes of weights and caches.
     pub(crate) const TOTAL_BYTES: &str = "total_bytes";
     /// Bytes of the slots that hold a token.
     pub(crate) const BYTES_IN_USE: &str = "bytes_in_use";

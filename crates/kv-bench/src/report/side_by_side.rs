@@ -8,7 +8,7 @@ use crate::table::{Column, Row, Table};
 const METRICS: [&str; 3] = [metric::EXACT_MATCH, metric::ANSWER_LOGPROB, metric::PERPLEXITY];
 
 /// A table a metric and mode, where at least two policies ran alone and inside KeepKV: a row a policy,
-/// two columns a budget. Policies that ran alone only stand beside them.
+/// two columns a budget. Other methods, which ran alone only, stand below them.
 pub(super) fn tables(records: &[&Record]) -> Vec<Table> {
     let names = group_by(records.iter().copied(), |r| r.policy.as_str());
     let names: Vec<&str> = names.into_iter().map(|(name, _)| name).collect();
@@ -17,7 +17,9 @@ pub(super) fn tables(records: &[&Record]) -> Vec<Table> {
     };
     let pairs: Vec<(&str, Option<&str>)> = names.iter().map(|&name| (name, around(name))).collect();
     let wrapped = |name: &str| pairs.iter().any(|(_, around)| *around == Some(name));
-    let rows: Vec<_> = pairs.iter().copied().filter(|(name, _)| !wrapped(name)).collect();
+    // KeepKV's other options have rows in other tables.
+    let alone = |(name, _): &(&str, _)| !wrapped(name) && !name.starts_with("keepkv");
+    let rows: Vec<_> = pairs.iter().copied().filter(alone).collect();
     if rows.iter().filter(|(_, around)| around.is_some()).count() < 2 {
         return Vec::new();
     }
@@ -90,6 +92,7 @@ mod tests {
             ("keepkv(h2o)", half, 6.0),
             ("recent-attention", tenth, 7.0),
             ("keepkv", tenth, 8.0),
+            ("keepkv threshold=0.9", tenth, 8.5),
             ("d2o", half, 9.0),
         ]);
         let [table] = &found[..] else { panic!("{found:?}") };

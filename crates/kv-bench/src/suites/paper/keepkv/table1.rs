@@ -42,14 +42,27 @@ const PUBLISHED: &str = "the paper, Llama-2-7B on an A100 of 80 GB: full cache 1
     2; at batch 8 H2O 317, D2O 215, KeepKV 256";
 
 /// One policy at one batch.
-#[derive(Clone, Copy)]
 struct Run {
     batch: usize,
     /// Tokens a second.
     rate: f64,
-    /// Bytes that the device's pool reserved; without a pool, those of weights and caches.
+    /// Bytes of weights and caches.
+    held: f64,
+    /// Bytes that the device's pool reserved, where it tells.
+    peak: Option<f64>,
+}
+
+/// The memory that runs may take.
+struct Memory {
     bytes: f64,
+    /// Whether the device's pool must stay within it, if there is one.
     pooled: bool,
+}
+
+impl Memory {
+    fn holds(&self, run: &Run) -> bool {
+        run.peak.filter(|_| self.pooled).unwrap_or(run.held) <= self.bytes
+    }
 }
 
 /// Runs the table.
@@ -72,14 +85,14 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
     ];
     let mut contenders = known(bench, &configs)?;
     let full = &contenders[0];
-    let limit = match options.memory_cap {
-        Some(gib) => gib * GIB,
-        // As many as are seen to grow in seconds.
+    let memory = match options.memory_cap {
         None if quick => {
             let each = bytes_of(bench, full, &size)?;
-            (weights(bench) + QUICK_SEQUENCES * each.one + each.once) / FILLED
+            let bytes = (weights(bench) + QUICK_SEQUENCES * each.one + each.once) / FILLED;
+            // Pools are coarser than so little memory.
+            Memory { bytes, pooled: false }
         }
-        None => MEMORY_GIB * GIB,
+        gib => Memory { bytes: gib.unwrap_or(MEMORY_GIB) * GIB, pooled: true },
     };
     if let Some(list) = &bench.common.policy {
         // `--policy` chooses among them by name.
@@ -87,13 +100,20 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
         contenders.retain(|contender| named.contains(&contender.label.as_str()));
         ensure!(!contenders.is_empty(), "--policy names none of what the table has");
     }
-    let mut progress = Progress::new(contenders.len(), "keepkv-table1");
-    let mut all = Vec::new();
+    let mut plans = Vec::new();
     for contender in contenders {
-        let runs = climb(bench, &contender, &size, limit)
+        let each = bytes_of(bench, &contender, &size)?;
+        let most = (FILLED * memory.bytes - weights(bench) - each.once) / each.one;
+        ensure!(most >= 1.0, "{}: the memory does not hold one sequence", contender.label);
+        plans.push((contender, batches(most as usize)));
+    }
+    let steps = plans.iter().map(|(_, batches)| batches.len()).sum();
+    let mut progress = Progress::new(steps, "keepkv-table1");
+    let mut all = Vec::new();
+    for (contender, batches) in plans {
+        let runs = climb(bench, &contender, &size, &memory, &batches, &mut progress)
             .with_context(|| format!("policy {}", contender.label))?;
         all.push((contender, runs));
-        progress.step();
     }
     progress.finish();
     record(bench, &size, &all);
@@ -103,36 +123,49 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Runs at batches 1, 2, 4 and so on, and the largest that fits.
+/// The powers of two up to a batch, and the batch.
+fn batches(most: usize) -> Vec<usize> {
+    let powers = std::iter::successors(Some(1), |batch| Some(2 * batch));
+    let mut batches: Vec<usize> = powers.take_while(|batch| *batch < most).collect();
+    batches.push(most);
+    batches
+}
+
+/// Runs at growing batches until memory ends, and then at the largest below that fits.
 fn climb(
-    bench: &Bench<'_>,
+    bench: &mut Bench<'_>,
     contender: &Contender,
     size: &Size,
-    limit: f64,
+    memory: &Memory,
+    batches: &[usize],
+    progress: &mut Progress,
 ) -> anyhow::Result<Vec<Run>> {
-    let each = bytes_of(bench, contender, size)?;
-    let most = ((FILLED * limit - weights(bench) - each.once) / each.one).max(0.0) as usize;
-    ensure!(most > 0, "{:.3} GiB do not hold the weights and one sequence", limit / GIB);
     let mut runs: Vec<Run> = Vec::new();
-    let mut batch = 1;
-    while batch <= most {
-        match time(bench, contender, size, batch) {
-            Ok(run) if run.bytes <= limit => runs.push(run),
-            Err(error) if batch == 1 => return Err(error),
-            _ => break,
+    let mut ended = None;
+    for &batch in batches {
+        if ended.is_none() {
+            match time(bench, contender, size, batch) {
+                Ok(run) if memory.holds(&run) => runs.push(run),
+                Ok(_) => ended = Some(batch),
+                Err(error) if batch == 1 => return Err(error),
+                Err(error) => {
+                    // Most likely memory, but who reads the table must know.
+                    bench.note(format!("{} at batch {batch}: {error:#}", contender.label));
+                    ended = Some(batch);
+                }
+            }
         }
-        batch *= 2;
+        progress.step();
     }
     let last = runs.last().context("one sequence needs more memory than there is")?.batch;
-    // What did not fit at a power of two does not fit above it.
-    let mut batch = most.min(batch - 1);
+    // Pools round up, and activations take their part.
+    let mut batch = ended.map_or(last, |ended| ended * 15 / 16);
     while batch > last {
         match time(bench, contender, size, batch) {
-            Ok(run) if run.bytes <= limit => {
+            Ok(run) if memory.holds(&run) => {
                 runs.push(run);
                 break;
             }
-            // Pools round up, and activations take their part.
             _ => batch = batch * 15 / 16,
         }
     }
@@ -195,9 +228,8 @@ fn time(
         decoder.next_tokens()?;
     }
     let seconds = clock.elapsed().as_secs_f64();
-    let pool = bench.device.memory_pool_usage().map(|usage| usage.bytes_reserved as f64);
-    let rate = (batch * size.steps) as f64 / seconds;
-    Ok(Run { batch, rate, bytes: pool.unwrap_or(held), pooled: pool.is_some() })
+    let peak = bench.device.memory_pool_usage().map(|usage| usage.bytes_reserved as f64);
+    Ok(Run { batch, rate: (batch * size.steps) as f64 / seconds, held, peak })
 }
 
 fn record(bench: &mut Bench<'_>, size: &Size, all: &[(Contender, Vec<Run>)]) {
@@ -247,6 +279,8 @@ fn record(bench: &mut Bench<'_>, size: &Size, all: &[(Contender, Vec<Run>)]) {
 fn write(bench: &mut Bench<'_>, case: &Case, setup: (&str, Option<f64>), run: &Run) {
     let rate = metric::DECODE_TOKENS_PER_SECOND;
     bench.record(SUITE, case, setup, rate, run.rate, "tokens/s");
-    let bytes = if run.pooled { metric::PEAK_BYTES } else { metric::TOTAL_BYTES };
-    bench.record(SUITE, case, setup, bytes, run.bytes, "bytes");
+    bench.record(SUITE, case, setup, metric::TOTAL_BYTES, run.held, "bytes");
+    if let Some(peak) = run.peak {
+        bench.record(SUITE, case, setup, metric::PEAK_BYTES, peak, "bytes");
+    }
 }
