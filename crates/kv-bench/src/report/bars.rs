@@ -100,3 +100,28 @@ fn paint(
     canvas.draw(&PathElement::new(ends, Ink::Axis.color().stroke_width(px(1.0) as u32)))?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_below_zero_go_left_of_it() {
+        let values = [-1.0, 2.0];
+        let bar = |value| Bar { policy: Some(0), name: "a".into(), value, behind: None };
+        let axis = Axis::round(String::new(), Kind::Plain, false, &values);
+        let svg = draw("", &values.map(bar), &axis, Kind::Plain, 560).unwrap();
+        let number = |text: &str, name: &str| -> i32 {
+            let (_, rest) = text.split_once(&format!(" {name}=\"")).unwrap();
+            rest.split_once('"').unwrap().0.parse().unwrap()
+        };
+        let bars: Vec<(i32, i32)> = svg
+            .split("<rect")
+            .skip(1)
+            .map(|rect| (number(rect, "x"), number(rect, "width")))
+            .collect();
+        let [(low, below), (zero, above)] = bars[..] else { panic!("{svg}") };
+        assert_eq!(low + below, zero);
+        assert!((2 * below - above).abs() <= 2, "{below} and {above}");
+    }
+}
