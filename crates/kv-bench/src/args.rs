@@ -1,11 +1,14 @@
 //! The command line.
 
+mod paper;
+
 use std::path::PathBuf;
 
-use anyhow::ensure;
 use burn::tensor::DType;
 use clap::{Parser, Subcommand, ValueEnum};
 use kv_core::{Budget, DeviceChoice};
+
+pub(crate) use paper::{Figure, Paper};
 
 /// The embedded model.
 const MODEL: &str = "needle-1m";
@@ -165,81 +168,6 @@ pub(crate) struct Kernels {
     /// `balance`.
     #[arg(long, value_delimiter = ',')]
     pub(crate) ops: Vec<String>,
-}
-
-/// Options of `paper`.
-#[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Paper {
-    /// Which one; `--quick` takes sizes for small machines.
-    #[arg(value_enum)]
-    pub(crate) figure: Figure,
-    /// Memory in GiB that a run may take; by default that of the paper's GPU.
-    #[arg(long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
-    pub(crate) memory_cap: Option<f64>,
-}
-
-/// Tables and figures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Figure {
-    /// Attention with an eviction: LongFlow, H2O, VATP, and attention alone.
-    LongflowFig1,
-    /// Throughput and memory of long outputs: full, H2O, VATP, R-KV, LongFlow.
-    LongflowFig4,
-    /// Attention error by layer and rate: BalanceKV and uniform sampling.
-    BalancekvFig1,
-    /// Error and run time of BalanceKV by block and rate.
-    BalancekvFig3,
-    /// Precision of streams against slots (theorem 3.1).
-    BalancekvStream,
-    /// Prefill and decode speed: full, SnapKV, PyramidKV, StreamingLLM, BalanceKV.
-    BalancekvTable2,
-    /// Retrieval by share dropped: the same, the augmented form and uniform sampling.
-    BalancekvNeedle,
-}
-
-impl Paper {
-    /// Refuses what the figure does not take.
-    pub(crate) fn check(&self, common: &Common) -> anyhow::Result<()> {
-        let name = self.figure.name();
-        ensure!(
-            common.model == MODEL || self.figure.takes_models(),
-            "--model: {name} runs at its paper's size"
-        );
-        ensure!(common.budget.is_none(), "--budget: {name} has its paper's budgets");
-        if self.figure != Figure::LongflowFig4 {
-            ensure!(common.policy.is_none(), "--policy: {name} runs all of its own");
-            ensure!(self.memory_cap.is_none(), "--memory-cap: {name} has one size");
-        }
-        if self.figure == Figure::BalancekvStream {
-            ensure!(common.dtype.is_none(), "--dtype: {name} is in f32");
-        }
-        ensure!(
-            self.memory_cap.is_none() || !common.quick,
-            "--memory-cap: with --quick no batch is the largest"
-        );
-        Ok(())
-    }
-}
-
-impl Figure {
-    /// As the command line has it.
-    pub(crate) fn name(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().into())
-    }
-
-    /// Whether it is of a trained model, whichever that is.
-    fn takes_models(self) -> bool {
-        matches!(self, Self::BalancekvFig1 | Self::BalancekvNeedle)
-    }
-
-    /// The model that it runs, given the one that was asked for.
-    pub(crate) fn model(self, asked: &str, quick: bool) -> &str {
-        match (self, quick) {
-            (Self::LongflowFig4, false) => "random:qwen3-1.7b",
-            (Self::BalancekvTable2, false) => "random:llama-3.1-8b",
-            _ => asked,
-        }
-    }
 }
 
 /// When compression happens.

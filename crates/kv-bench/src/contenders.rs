@@ -158,6 +158,17 @@ fn label(config: &Value) -> anyhow::Result<String> {
     Ok(format!("{name}{around}{}", options.collect::<String>()))
 }
 
+/// The label of what KeepKV is around, given the label of KeepKV with no options of its own.
+pub(crate) fn inside_keepkv(label: &str) -> Option<String> {
+    let inner = label.strip_prefix("keepkv(").and_then(|rest| rest.strip_suffix(')'));
+    if inner.is_some() {
+        return inner.map(Into::into);
+    }
+    let default = || build(&json!({"policy": label, "budget": 0.5})).ok();
+    let default = (label == "keepkv").then(default).flatten()?.config();
+    default[INNER]["policy"].as_str().map(Into::into)
+}
+
 /// An option as `key=value`, and `key(inner=value)` where the value has options of its own.
 fn option(key: &str, value: &Value) -> String {
     match value {
@@ -166,6 +177,11 @@ fn option(key: &str, value: &Value) -> String {
             format!("{key}({})", inner.join(" "))
         }
         Value::String(text) => format!("{key}={text}"),
+        // Single precision as it was written: 0.6, not 0.6000000238418579.
+        Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
+            Some(wide) if f64::from(wide as f32) == wide => format!("{key}={:?}", wide as f32),
+            _ => format!("{key}={number}"),
+        },
         other => format!("{key}={other}"),
     }
 }
@@ -219,6 +235,13 @@ mod tests {
         let names: Vec<&str> = found[1..].iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["keepkv", "keepkv(h2o) key=votes", "keepkv(h2o interval=8)"]);
         assert!(found[1..].iter().all(|(_, budget)| *budget == Some(0.5)));
+    }
+
+    #[test]
+    fn options_are_named_as_they_were_written() {
+        let list = r#"[{"policy": "keepkv", "threshold": 0.6, "alpha": 0.95, "window": 8}]"#;
+        let found = contenders(list, "0.5").unwrap();
+        assert_eq!(found[1].0, "keepkv alpha=0.95 threshold=0.6 window=8");
     }
 
     #[test]

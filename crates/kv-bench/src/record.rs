@@ -33,6 +33,17 @@ pub(crate) mod metric {
     pub(crate) const ERROR_DEVIATION: &str = "relative_error_deviation";
     /// Error of the attention output over the softmax's norm times the values', BalanceKV's ε.
     pub(crate) const EPSILON: &str = "epsilon";
+    /// Log-sum-exp of a query's weighted logits, less that over all tokens, a mean; 0 where nothing is
+    /// lost.
+    pub(crate) const SAG: &str = "attention_sag";
+    /// The one furthest from 0.
+    pub(crate) const WORST_SAG: &str = "attention_sag_worst";
+    /// Relative Frobenius error of one query's attention output.
+    pub(crate) const QUERY_ERROR: &str = "relative_error_of_a_query";
+    /// Relative error of predicted scores, the median over slots and steps.
+    pub(crate) const PREDICTION_MEDIAN: &str = "prediction_error_median";
+    /// The same, a mean weighted by attention.
+    pub(crate) const PREDICTION_MEAN: &str = "prediction_error_mean";
     /// Slots held.
     pub(crate) const SLOTS: &str = "slots";
     /// Bound of the error of LongFlow's measure of a slot, a mean over heads and steps.
@@ -45,12 +56,18 @@ pub(crate) mod metric {
     pub(crate) const PREFILL_TOKENS_PER_SECOND: &str = "prefill_tokens_per_second";
     /// Tokens generated in a second, over the batch.
     pub(crate) const DECODE_TOKENS_PER_SECOND: &str = "decode_tokens_per_second";
+    /// Tokens generated in a second, over those of the full cache.
+    pub(crate) const SPEED_UP: &str = "speed_up";
+    /// Share of a decode step that merging takes.
+    pub(crate) const MERGING_SHARE: &str = "merging_share";
     /// Time from the request to its first token.
     pub(crate) const TIME_TO_FIRST_TOKEN: &str = "time_to_first_token";
     /// Time of a decode step of the whole batch.
     pub(crate) const STEP_TIME: &str = "step_time";
     /// Most memory that a GPU's pool reserved at any time of the run, weights included.
     pub(crate) const PEAK_BYTES: &str = "peak_bytes";
+    /// Bytes of weights and caches.
+    pub(crate) const TOTAL_BYTES: &str = "total_bytes";
     /// Bytes of the slots that hold a token.
     pub(crate) const BYTES_IN_USE: &str = "bytes_in_use";
     /// Bytes that the cache has allocated.

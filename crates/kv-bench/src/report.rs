@@ -13,6 +13,7 @@ mod policies;
 #[cfg(test)]
 pub(crate) mod sample;
 pub(crate) mod samples;
+mod side_by_side;
 mod suites;
 mod svg;
 

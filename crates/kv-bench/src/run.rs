@@ -149,14 +149,7 @@ fn with_model(
         Some(Suite::Quality(options)) => suites::quality::run(&mut bench, options)?,
         Some(Suite::Attention(options)) => suites::attention::run(&mut bench, options)?,
         Some(Suite::Throughput(options)) => suites::throughput::run(&mut bench, options)?,
-        Some(Suite::Paper(options)) => match options.figure {
-            Figure::BalancekvFig1 => suites::paper::balancekv_fig1::run(&mut bench)?,
-            Figure::BalancekvTable2 => suites::paper::balancekv_end_to_end::table2(&mut bench)?,
-            Figure::BalancekvNeedle => suites::paper::balancekv_end_to_end::needle(&mut bench)?,
-            Figure::LongflowFig4 => suites::paper::longflow_fig4::run(&mut bench, options)?,
-            // Those of bare tensors have run without a model.
-            Figure::LongflowFig1 | Figure::BalancekvFig3 | Figure::BalancekvStream => {}
-        },
+        Some(Suite::Paper(options)) => suites::paper::run(&mut bench, options)?,
         _ => suites::quick::run(&mut bench)?,
     }
     Ok((bench.records, bench.notes))

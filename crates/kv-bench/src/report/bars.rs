@@ -14,7 +14,7 @@ pub(crate) struct Bar {
     pub(crate) policy: Option<usize>,
     /// The policy's name.
     pub(crate) name: String,
-    /// How long the bar is.
+    /// How long the bar is; those below zero go to the left of it.
     pub(crate) value: f64,
     /// A second value, drawn pale behind it.
     pub(crate) behind: Option<f64>,
@@ -72,15 +72,16 @@ fn paint(
     let style = font(12.5, HPos::Center, VPos::Center);
     let middle = (px((left + right) / 2.0), px(bottom + 32.0));
     canvas.draw(&Text::new(axis.label.clone(), middle, style))?;
+    let zero = place(0.0f64.clamp(axis.low, axis.high));
     for (i, bar) in bars.iter().enumerate() {
         let color = Ink::of(bar.policy).color();
         let top = TOP + ROW * i as f64;
         let area = |value: f64, inset: f64| {
-            let ends = [(px(left), px(top + inset)), (px(place(value)), px(top + ROW - inset))];
+            let ends = [(px(zero), px(top + inset)), (px(place(value)), px(top + ROW - inset))];
             Rectangle::new(ends, color.filled())
         };
         if let Some(behind) = bar.behind.filter(|v| v.is_finite()) {
-            let ends = [(px(left), px(top + 3.0)), (px(place(behind)), px(top + ROW - 3.0))];
+            let ends = [(px(zero), px(top + 3.0)), (px(place(behind)), px(top + ROW - 3.0))];
             canvas.draw(&Rectangle::new(ends, color.mix(0.3).filled()))?;
         }
         if bar.value.is_finite() {
@@ -90,12 +91,37 @@ fn paint(
         let style = font(12.0, HPos::Right, VPos::Center);
         canvas.draw(&Text::new(bar.name.clone(), (px(left - 7.0), middle), style))?;
         let longest = bar.behind.unwrap_or(bar.value).max(bar.value);
-        let end = if longest.is_finite() { place(longest) } else { left };
+        let end = if longest.is_finite() { place(longest).max(zero) } else { zero };
         let style = font(12.0, HPos::Left, VPos::Center);
         let text = format::value(kind, bar.value);
         canvas.draw(&Text::new(text, (px(end + 5.0), middle), style))?;
     }
-    let ends = [(px(left), px(TOP)), (px(left), px(bottom))];
+    let ends = [(px(zero), px(TOP)), (px(zero), px(bottom))];
     canvas.draw(&PathElement::new(ends, Ink::Axis.color().stroke_width(px(1.0) as u32)))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_below_zero_go_left_of_it() {
+        let values = [-1.0, 2.0];
+        let bar = |value| Bar { policy: Some(0), name: "a".into(), value, behind: None };
+        let axis = Axis::round(String::new(), Kind::Plain, false, &values);
+        let svg = draw("", &values.map(bar), &axis, Kind::Plain, 560).unwrap();
+        let number = |text: &str, name: &str| -> i32 {
+            let (_, rest) = text.split_once(&format!(" {name}=\"")).unwrap();
+            rest.split_once('"').unwrap().0.parse().unwrap()
+        };
+        let bars: Vec<(i32, i32)> = svg
+            .split("<rect")
+            .skip(1)
+            .map(|rect| (number(rect, "x"), number(rect, "width")))
+            .collect();
+        let [(low, below), (zero, above)] = bars[..] else { panic!("{svg}") };
+        assert_eq!(low + below, zero);
+        assert!((2 * below - above).abs() <= 2, "{below} and {above}");
+    }
 }

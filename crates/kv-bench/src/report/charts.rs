@@ -44,8 +44,17 @@ impl Scale {
 }
 
 impl Chart<'_> {
-    /// The metric against the budget: a line a policy, a panel a mode. `None` without data.
+    /// The metric against the budget: a line a policy, a panel a mode; bars where there is one budget.
+    /// `None` without data.
     pub(crate) fn by_budget(&self, frame: &Frame) -> anyhow::Result<Option<Figure>> {
+        let mut budgets = self.taken().filter_map(|r| r.budget);
+        if budgets.next().is_some_and(|first| budgets.all(|budget| budget == first)) {
+            let modes = group_by(self.taken(), |r| r.case.mode.as_deref()).into_iter();
+            let panel = |(mode, records): (Option<&str>, Vec<&Record>)| {
+                (mode.unwrap_or_default().to_string(), self.bars_of(&records))
+            };
+            return self.draw_bars(frame, &modes.map(panel).collect::<Vec<_>>()).map(Some);
+        }
         let mut panels = Vec::new();
         for (mode, records) in group_by(self.taken(), |r| r.case.mode.as_deref()) {
             for shares in [true, false] {
@@ -91,6 +100,44 @@ impl Chart<'_> {
         };
         let panels = panels(&records).into_iter().map(panel).collect();
         self.lines(frame, panels)
+    }
+
+    /// The metric as bars, a panel a task, named by what stands behind the figure's name. `None`
+    /// without data.
+    pub(crate) fn by_task(&self, frame: &Frame) -> anyhow::Result<Option<Figure>> {
+        let tasks = group_by(self.taken(), |r| r.case.task.as_deref()).into_iter();
+        let panel = |(task, records): (Option<&str>, Vec<&Record>)| {
+            let part = task.and_then(|task| task.split_once(", ")).map_or("", |(_, part)| part);
+            (part.to_string(), self.bars_of(&records))
+        };
+        let panels: Vec<_> = tasks.map(panel).collect();
+        if panels.is_empty() {
+            return Ok(None);
+        }
+        self.draw_bars(frame, &panels).map(Some)
+    }
+
+    /// A bar a policy.
+    fn bars_of(&self, records: &[&Record]) -> Vec<Bar> {
+        let bar = |(policy, _, records): (&str, Option<f64>, Vec<&Record>)| {
+            let value = summary(&records, self.metric)?;
+            let number = self.policies.number(policy);
+            Some(Bar { policy: number, name: policy.into(), value, behind: None })
+        };
+        by_setup(records).into_iter().filter_map(bar).collect()
+    }
+
+    fn draw_bars(&self, frame: &Frame, panels: &[(String, Vec<Bar>)]) -> anyhow::Result<Figure> {
+        let bars = panels.iter().flat_map(|(_, bars)| bars);
+        let mut ends: Vec<f64> = bars.map(|bar| bar.value).collect();
+        let (label, kind) = (self.label.to_string(), info(self.metric).kind);
+        let axis = if ends.iter().any(|end| *end < 0.0) {
+            ends.push(0.0);
+            Axis::round(label, kind, false, &ends)
+        } else {
+            Axis::from_zero(label, kind, &ends)
+        };
+        frame.bars(panels, &axis, kind)
     }
 
     /// The metric as bars, a panel a budget, with another metric drawn behind it. `None` without

@@ -43,10 +43,18 @@ pub(crate) fn info(name: &str) -> Info<'_> {
         metric::ERROR_BOUND => ("error bound", Plain, Some(false)),
         metric::ERROR_DEVIATION => ("deviation over seeds", Plain, None),
         metric::EPSILON => ("precision ε", Plain, Some(false)),
+        metric::SAG => ("attention sag", Plain, None),
+        metric::WORST_SAG => ("worst sag", Plain, None),
+        metric::QUERY_ERROR => ("relative error", Plain, Some(false)),
+        metric::PREDICTION_MEDIAN => ("median error", Plain, Some(false)),
+        metric::PREDICTION_MEAN => ("mean error", Plain, Some(false)),
+        metric::SPEED_UP => ("speed-up over full", Plain, Some(true)),
+        metric::MERGING_SHARE => ("merging's share", Share, Some(false)),
         metric::SLOTS => ("slots held", Plain, Some(false)),
         metric::OBSERVED_ERROR => ("observed error", Plain, Some(false)),
         metric::STEP_TIME => ("last step ms", Plain, Some(false)),
         metric::PEAK_BYTES => ("peak memory", Bytes, Some(false)),
+        metric::TOTAL_BYTES => ("weights and caches", Bytes, Some(false)),
         metric::BYTES_IN_USE => ("KV in use", Bytes, Some(false)),
         metric::BYTES_ALLOCATED => ("KV allocated", Bytes, Some(false)),
         metric::METADATA_BYTES => ("metadata", Bytes, Some(false)),
@@ -67,7 +75,7 @@ pub(crate) fn value(kind: Kind, value: f64) -> String {
     match kind {
         _ if value.is_nan() => "nan".into(),
         _ if value.is_infinite() => if value > 0.0 { "inf" } else { "-inf" }.into(),
-        Kind::Share => format!("{:.1} %", value * 100.0),
+        Kind::Share => signed(format!("{:.1} %", value * 100.0)),
         Kind::Bytes => bytes(value),
         Kind::LogProb => signed(format!("{value:.3}")),
         Kind::Plain => significant(value),
@@ -177,6 +185,7 @@ mod tests {
             assert_eq!(significant(number), text);
         }
         assert_eq!(value(Kind::Share, 0.8312), "83.1 %");
+        assert_eq!(value(Kind::Share, -0.027), "−2.7 %");
         assert_eq!(value(Kind::LogProb, -0.25), "−0.250");
         assert_eq!(value(Kind::Plain, f64::NAN), "nan");
     }

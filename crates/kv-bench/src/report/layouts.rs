@@ -1,8 +1,8 @@
 //! Which table each suite shows.
 
 use super::format::{self, info};
-use super::samples;
-use crate::record::{Record, by_setup, group_by, metric, mode, summary};
+use super::{samples, side_by_side};
+use crate::record::{Case, Record, by_setup, group_by, metric, mode, summary};
 use crate::table::{Column, Row, Table};
 
 /// What may name a row beside the policy.
@@ -43,6 +43,7 @@ pub(crate) fn tables(suite: &str, records: &[&Record], by_layer: bool) -> Vec<Ta
         "attention" => attention(records, by_layer),
         "throughput" => vec![throughput(records)],
         "kernels" => kernels(records),
+        "paper" => paper(records),
         _ => vec![generic(suite, records)],
     };
     // The first table sums up; the others say it of each number.
@@ -69,6 +70,7 @@ fn quality(records: &[&Record]) -> Vec<Table> {
     }
     picks.extend([metric::PERPLEXITY, metric::BYTES_IN_USE].map(Pick::all));
     let mut tables = vec![build("Quality".into(), records, &[Key::Budget], &picks)];
+    tables.extend(side_by_side::tables(records));
 
     let matches = records.iter().copied().filter(|r| r.metric == metric::EXACT_MATCH);
     for (mode, records) in group_by(matches, |r| r.case.mode.as_deref()) {
@@ -149,6 +151,25 @@ fn kernels(records: &[&Record]) -> Vec<Table> {
         Table { keys: vec!["by".into(), "case".into()], rows: rows.collect(), ..table }
     });
     tables.map(Table::without_empty).collect()
+}
+
+/// A table for each figure, whose name begins the task.
+fn paper(records: &[&Record]) -> Vec<Table> {
+    fn of(record: &Record) -> (&str, Option<&str>) {
+        let task = record.case.task.as_deref().unwrap_or_default();
+        task.split_once(", ").map_or((task, None), |(figure, part)| (figure, Some(part)))
+    }
+    let tables = group_by(records.iter().copied(), |r| of(r).0).into_iter();
+    let table = |(figure, records): (&str, Vec<&Record>)| {
+        let part = |record: &&Record| {
+            let task = of(record).1.map(Into::into);
+            Record { case: Case { task, ..record.case.clone() }, ..Record::clone(record) }
+        };
+        let parts: Vec<Record> = records.iter().map(part).collect();
+        let table = generic("paper", &parts.iter().collect::<Vec<_>>());
+        Table { title: format!("{} · {figure}", table.title), ..table }
+    };
+    tables.map(table).collect()
 }
 
 /// Every case a row and every metric a column.

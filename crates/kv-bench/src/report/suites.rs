@@ -99,9 +99,47 @@ pub(crate) fn figures(records: &[&Record], policies: &Policies) -> anyhow::Resul
         "Retained attention mass against budget",
         "Share of the full cache's attention that falls on what was kept; higher is better.",
     )?);
+    figures.extend(merging(records, policies)?);
     figures.extend(costs(records, policies)?);
     Ok(figures)
 }
+
+/// What merges do to attention, and how well scores are predicted.
+fn merging(records: &[&Record], policies: &Policies) -> anyhow::Result<Vec<Figure>> {
+    let metrics = [
+        (metric::SAG, "attention sag (nats)", "sag", "Attention sag", SAG),
+        (metric::QUERY_ERROR, "relative error", "query-error", "Error of one query", QUERY_ERROR),
+        (
+            metric::PREDICTION_MEDIAN,
+            "relative error, median",
+            "prediction-median",
+            "Error of predicted scores",
+            PREDICTION,
+        ),
+        (
+            metric::PREDICTION_MEAN,
+            "relative error, mean",
+            "prediction-mean",
+            "Error of predicted scores, weighted by attention",
+            "The same, but each slot counts as much as it is attended to.",
+        ),
+        (metric::SPEED_UP, "times the full cache's", "speed-up", "Speed-up", SPEED_UP),
+    ];
+    let figure = |(metric, label, id, title, caption)| {
+        let frame = Frame { id, title, caption };
+        Chart { records, policies, metric, label, scale: Scale::Zero }.by_task(&frame).transpose()
+    };
+    metrics.into_iter().filter_map(figure).collect()
+}
+
+const SAG: &str = "Log-sum-exp of a prompt's last query over the compressed cache, weights included, \
+    less that over all tokens. 0: attention on what was merged is what it was. Below: a merged slot \
+    counts less than its tokens did, or some were dropped.";
+const QUERY_ERROR: &str = "Relative error of the same query's attention output; lower is better.";
+const PREDICTION: &str = "Relative error of a slot's unnormalised score, predicted from those before \
+    it on the full cache; lower is better. Merges are as exact as the scores are foreseen.";
+const SPEED_UP: &str = "Tokens generated in a second at each policy's largest batch, over those of the \
+    full cache at its own.";
 
 /// Memory and speed.
 fn costs(records: &[&Record], policies: &Policies) -> anyhow::Result<Vec<Figure>> {

@@ -76,12 +76,27 @@ fn tables_stay_narrow() {
 #[test]
 fn other_suites_have_a_row_a_case() {
     let mut records = vec![record("full", None, "launches", 3.0)];
-    records[0].suite = "paper".into();
+    records[0].suite = "other".into();
     records[0].unit = "count".into();
     records[0].case.task = Some("attend".into());
     let table = &tables(&records, false)[0];
     assert_eq!(table.keys, ["policy", "task"]);
     assert_eq!(table.columns[0].head, "launches\n(count)");
+}
+
+#[test]
+fn papers_have_a_table_a_figure() {
+    let rate = |task: &str| {
+        let mut record = record("full", None, metric::DECODE_TOKENS_PER_SECOND, 3.0);
+        record.suite = "paper".into();
+        record.case.task = Some(task.into());
+        record
+    };
+    let tables = tables(&[rate("fig1"), rate("fig2, largest batch"), rate("fig1")], false);
+    let titles: Vec<&str> = tables.iter().map(|table| table.title.as_str()).collect();
+    assert_eq!(titles, ["Paper · fig1", "Paper · fig2"]);
+    assert_eq!([&tables[0].keys[..], &tables[1].keys], [&["policy"][..], &["policy", "task"]]);
+    assert_eq!(tables[1].rows[0].keys, ["full", "largest batch"]);
 }
 
 /// Whoever measured a case stands beside the others, op by op.

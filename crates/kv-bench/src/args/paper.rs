@@ -1,0 +1,117 @@
+//! Papers' tables and figures, and what each of them takes.
+
+use std::path::PathBuf;
+
+use anyhow::ensure;
+use clap::ValueEnum;
+
+use super::{Common, MODEL, gibibytes, positive};
+
+/// Options of `paper`.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Paper {
+    /// Which one; `--quick` takes sizes for small machines.
+    #[arg(value_enum)]
+    pub(crate) figure: Figure,
+    /// Memory in GiB that a run may take; by default that of the paper's GPU.
+    #[arg(long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
+    pub(crate) memory_cap: Option<f64>,
+    /// KeepKV's figures: prompts, as in `quality`.
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub(crate) prompts: Option<PathBuf>,
+    /// KeepKV's figures: at most this many prompts, spread over tasks and lengths.
+    #[arg(long, value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) limit: Option<usize>,
+    /// KeepKV's figures: held-out text, as in `quality`.
+    #[arg(long, value_name = "FILE.txt")]
+    pub(crate) text: Option<PathBuf>,
+}
+
+/// Tables and figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Figure {
+    /// Attention with an eviction: LongFlow, H2O, VATP, and attention alone.
+    LongflowFig1,
+    /// Throughput and memory of long outputs: full, H2O, VATP, R-KV, LongFlow.
+    LongflowFig4,
+    /// Attention error by layer and rate: BalanceKV and uniform sampling.
+    BalancekvFig1,
+    /// Error and run time of BalanceKV by block and rate.
+    BalancekvFig3,
+    /// Precision of streams against slots (theorem 3.1).
+    BalancekvStream,
+    /// Prefill and decode speed: full, SnapKV, PyramidKV, StreamingLLM, BalanceKV.
+    BalancekvTable2,
+    /// Retrieval by share dropped: the same, the augmented form and uniform sampling.
+    BalancekvNeedle,
+    /// Throughput and memory by batch, and what merging costs of a step: full, H2O, D2O, KeepKV.
+    KeepkvTable1,
+    /// Attention that merges lose, and how well scores are predicted.
+    KeepkvFig2,
+    /// Retrieval and perplexity of evictions with and without KeepKV.
+    KeepkvFig5,
+    /// The same of KeepKV that merges before and behind the eviction.
+    KeepkvTable3,
+    /// The same of KeepKV by the cosine that merged keys must exceed.
+    KeepkvTable4,
+    /// The same, and attention error, by the period of KeepKV's lossless mode.
+    KeepkvLossless,
+}
+
+impl Paper {
+    /// Refuses what the figure does not take.
+    pub(crate) fn check(&self, common: &Common) -> anyhow::Result<()> {
+        let name = self.figure.name();
+        ensure!(
+            common.model == MODEL || self.figure.takes_models(),
+            "--model: {name} runs at its paper's size"
+        );
+        ensure!(common.budget.is_none(), "--budget: {name} has its paper's budgets");
+        if !matches!(self.figure, Figure::LongflowFig4 | Figure::KeepkvTable1) {
+            ensure!(common.policy.is_none(), "--policy: {name} runs all of its own");
+            ensure!(self.memory_cap.is_none(), "--memory-cap: {name} has one size");
+        }
+        if !self.figure.reads() {
+            ensure!(self.prompts.is_none(), "--prompts: {name} has its own");
+            ensure!(self.limit.is_none(), "--limit: {name} has its own prompts");
+            ensure!(self.text.is_none(), "--text: {name} has none");
+        }
+        if self.figure == Figure::BalancekvStream {
+            ensure!(common.dtype.is_none(), "--dtype: {name} is in f32");
+        }
+        ensure!(
+            self.memory_cap.is_none() || !common.quick || self.figure == Figure::KeepkvTable1,
+            "--memory-cap: with --quick no batch is the largest"
+        );
+        Ok(())
+    }
+}
+
+impl Figure {
+    /// As the command line has it.
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().into())
+    }
+
+    /// Whether any model may run it.
+    fn takes_models(self) -> bool {
+        let more = [Self::BalancekvFig1, Self::BalancekvNeedle, Self::KeepkvTable1];
+        self.reads() || more.contains(&self)
+    }
+
+    /// Whether it takes prompts and a text.
+    fn reads(self) -> bool {
+        use Figure::{KeepkvFig2, KeepkvFig5, KeepkvLossless, KeepkvTable3, KeepkvTable4};
+        [KeepkvFig2, KeepkvFig5, KeepkvTable3, KeepkvTable4, KeepkvLossless].contains(&self)
+    }
+
+    /// The model that it runs, given the one that was asked for.
+    pub(crate) fn model(self, asked: &str, quick: bool) -> &str {
+        match (self, quick) {
+            (Self::LongflowFig4, false) => "random:qwen3-1.7b",
+            (Self::BalancekvTable2, false) => "random:llama-3.1-8b",
+            (Self::KeepkvTable1, false) if asked == MODEL => "random:llama-2-7b",
+            _ => asked,
+        }
+    }
+}
