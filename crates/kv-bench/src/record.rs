@@ -64,6 +64,8 @@ pub(crate) mod metric {
     pub(crate) const TIME_TO_FIRST_TOKEN: &str = "time_to_first_token";
     /// Time of a decode step of the whole batch.
     pub(crate) const STEP_TIME: &str = "step_time";
+    /// Time of the slowest of the decode steps that were timed, in milliseconds.
+    pub(crate) const SLOWEST_STEP: &str = "slowest_step";
     /// Most memory that a GPU's pool reserved at any time of the run, weights included.
     pub(crate) const PEAK_BYTES: &str = "peak_bytes";
     /// Bytes of weights and caches.
@@ -80,6 +82,8 @@ pub(crate) mod metric {
     pub(crate) const ROOM_BYTES: &str = "room_bytes";
     /// Bytes of the policy's own state.
     pub(crate) const POLICY_BYTES: &str = "policy_bytes";
+    /// Bytes of keys and values that are kept in host memory.
+    pub(crate) const HOST_BYTES: &str = "host_bytes";
     /// Sequences that would fit into a given memory, from the bytes measured.
     pub(crate) const LARGEST_BATCH: &str = "largest_batch";
     /// Time of one launch, in microseconds.

@@ -32,16 +32,21 @@ pub(crate) fn record_memory(
     reports: &[MemoryReport],
 ) {
     type Bytes = fn(&MemoryReport) -> usize;
-    let parts: [(&str, Bytes); 6] = [
+    let parts: [(&str, Bytes); 7] = [
         (metric::BYTES_IN_USE, |report| report.in_use),
         (metric::BYTES_ALLOCATED, |report| report.allocated),
         (metric::ROOM_BYTES, MemoryReport::room),
         (metric::METADATA_BYTES, |report| report.metadata),
         (metric::POLICY_BYTES, |report| report.policy),
         (metric::SCRATCH_BYTES, |report| report.scratch),
+        (metric::HOST_BYTES, |report| report.host),
     ];
     for (name, bytes) in parts {
         let sum: usize = reports.iter().map(bytes).sum();
+        // Few policies keep anything in host memory.
+        if sum == 0 && name == metric::HOST_BYTES {
+            continue;
+        }
         let mean = sum as f64 / reports.len().max(1) as f64;
         bench.record(suite, case, (&contender.label, contender.budget), name, mean, "bytes");
     }

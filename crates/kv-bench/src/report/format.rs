@@ -53,6 +53,8 @@ pub(crate) fn info(name: &str) -> Info<'_> {
         metric::SLOTS => ("slots held", Plain, Some(false)),
         metric::OBSERVED_ERROR => ("observed error", Plain, Some(false)),
         metric::STEP_TIME => ("last step ms", Plain, Some(false)),
+        metric::SLOWEST_STEP => ("slowest step ms", Plain, Some(false)),
+        metric::HOST_BYTES => ("host memory", Bytes, Some(false)),
         metric::PEAK_BYTES => ("peak memory", Bytes, Some(false)),
         metric::TOTAL_BYTES => ("weights and caches", Bytes, Some(false)),
         metric::BYTES_IN_USE => ("KV in use", Bytes, Some(false)),

@@ -116,9 +116,11 @@ fn throughput(records: &[&Record]) -> Table {
         metric::PREFILL_TOKENS_PER_SECOND,
         metric::DECODE_TOKENS_PER_SECOND,
         metric::TIME_TO_FIRST_TOKEN,
+        metric::SLOWEST_STEP,
         metric::PEAK_BYTES,
         metric::LARGEST_BATCH,
         metric::BYTES_IN_USE,
+        metric::HOST_BYTES,
     ];
     let mut keys = vec![Key::Budget, Key::Length, Key::Batch];
     if group_by(records.iter().copied(), |r| r.case.length).len() < 2 {

@@ -82,13 +82,17 @@ fn time(
     let first = clock.elapsed().as_secs_f64();
     let memory = decoder.session().memory();
 
-    let mut clock = Instant::now();
-    for step in 0..new {
-        if step == WARM_UP {
-            sync(&bench.device)?;
-            clock = Instant::now();
-        }
+    for _ in 0..WARM_UP {
         decoder.next_tokens()?;
+    }
+    sync(&bench.device)?;
+    let clock = Instant::now();
+    let mut slowest = 0.0f64;
+    for _ in 0..steps {
+        // Which waits for its tokens.
+        let step = Instant::now();
+        decoder.next_tokens()?;
+        slowest = slowest.max(step.elapsed().as_secs_f64());
     }
     let decode = clock.elapsed().as_secs_f64();
 
@@ -102,6 +106,7 @@ fn time(
     record(metric::PREFILL_TOKENS_PER_SECOND, rows * length as f64 / first, "tokens/s");
     record(metric::TIME_TO_FIRST_TOKEN, first * 1e3, "ms");
     record(metric::DECODE_TOKENS_PER_SECOND, rows * steps as f64 / decode, "tokens/s");
+    record(metric::SLOWEST_STEP, slowest * 1e3, "ms");
     if let Some(usage) = pool {
         record(metric::PEAK_BYTES, usage.bytes_reserved as f64, "bytes");
     }
