@@ -84,12 +84,14 @@ fn suite_section(
 ) -> anyhow::Result<(String, String, String)> {
     let id = format!("{}-{setting}", slug(suite));
     let mut html = String::new();
+    // A paper's tables are what was asked for.
+    let open = if suite == "paper" { " open" } else { "" };
     for (i, table) in layouts::tables(suite, records, false).iter().enumerate() {
         // The first table sums up; others are there to be looked up.
         html += &match i {
             0 => table_html(table, policies),
             _ => format!(
-                "<details><summary>{}</summary>{}</details>",
+                "<details{open}><summary>{}</summary>{}</details>",
                 escape(&table.title),
                 table_html(table, policies)
             ),

@@ -113,12 +113,14 @@ pub(super) fn run(bench: &mut Bench<'_>, options: &Paper, size: &Size) -> anyhow
     })?;
     failed.map_or(Ok(()), Err)?;
     progress.finish();
+    let (count, steps) = (tokens.len(), size.steps);
+    bench.note(format!("scores: {steps} steps of {count} tokens, {source}, all layers and heads"));
     for (at, distance) in DISTANCES.into_iter().enumerate() {
         let steps = if distance == 1 { "1 step".into() } else { format!("{distance} steps") };
         let case = Case {
             task: Some(format!("keepkv-fig2 predictors, {steps} ahead")),
             source: Some(source.clone()),
-            samples: Some(tokens.len()),
+            samples: Some(count),
             ..Case::default()
         };
         for ((_, name), errors) in PREDICTORS.iter().zip(&mut table) {

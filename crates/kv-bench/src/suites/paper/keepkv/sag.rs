@@ -102,11 +102,13 @@ pub(super) fn run(bench: &mut Bench<'_>, options: &Paper, size: &Size) -> anyhow
         }
     }
     progress.finish();
+    let (count, source) = (prompts.list.len(), prompts.source.clone());
+    bench.note(format!("sag: means over layers and heads of {count} prompts, {source}"));
     for (setting, contenders, sums) in &settings {
         let case = Case {
             task: Some(format!("keepkv-fig2 sag, {}", setting.name)),
-            source: Some(prompts.source.clone()),
-            samples: Some(prompts.list.len()),
+            source: Some(source.clone()),
+            samples: Some(count),
             ..Case::default()
         };
         for (contender, sums) in contenders.iter().zip(sums) {
@@ -165,8 +167,8 @@ fn compare(
             let sag = f64::from(own - exact);
             sums.sag += sag;
             sums.queries += 1.0;
-            // NaN must show.
-            if !(sag.abs() <= sums.worst.abs()) {
+            // NaN must show, and nothing exceeds it.
+            if sag.is_nan() || sag.abs() > sums.worst.abs() {
                 sums.worst = sag;
             }
         }

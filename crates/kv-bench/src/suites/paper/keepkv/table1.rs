@@ -97,7 +97,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
     if let Some(list) = &bench.common.policy {
         // `--policy` chooses among them by name.
         let named: Vec<&str> = list.split(',').map(str::trim).collect();
-        contenders.retain(|contender| named.contains(&contender.label.as_str()));
+        contenders.retain(|contender| named.contains(&contender.policy.name()));
         ensure!(!contenders.is_empty(), "--policy names none of what the table has");
     }
     let mut plans = Vec::new();

@@ -57,6 +57,7 @@ fn merges_made_for_a_query_keep_its_attention_and_those_of_d2o_sag() {
     for id in ["sag", "query-error", "prediction-median", "prediction-mean"] {
         assert!(report.contains(&format!(r#"<section id="paper-0-{id}">"#)), "{id}");
     }
+    assert!(report.contains("<details open><summary>Paper · keepkv-fig2 predictors"));
 }
 
 #[test]
