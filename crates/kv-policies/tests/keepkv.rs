@@ -6,7 +6,7 @@ use kv_policies::{KeepKv, KeepKvOptions, Key, Order, Policy, Predictor, VOTES_HI
 use kv_testing::{Golden, Numbers, devices, exact_devices, golden_files, relative_error};
 use serde_json::json;
 
-use super::support::{Given, LAYER, Prompt, policy, step};
+use super::support::{Given, LAYER, Prompt, kept, policy, step};
 
 fn around(kept: Vec<Vec<u32>>, limit: usize, options: KeepKvOptions) -> KeepKv {
     KeepKv::new(Arc::new(Given::new(kept, limit)), options).unwrap()
@@ -229,7 +229,7 @@ fn similar_tokens_compete_together() {
                 "evictor": {"policy": "snapkv", "budget": 2, "window": 1, "kernel": 1},
             });
             let cache = prompt.compress(&*policy(config), 1);
-            (super::support::kept(&cache, 0), read_votes(&cache).unwrap())
+            (kept(&cache, 0), read_votes(&cache).unwrap())
         };
         assert_eq!(kept("evict-first"), (vec![2, 4], vec![1, 1]), "{}", tested.name);
         let (stays, votes) = kept("merge-first");
@@ -279,6 +279,71 @@ fn golden_official_prefill() {
                 let expected = golden.tensor(&format!("f32.prefill.{name}")).values;
                 let error = relative_error(&live(pool), &expected);
                 assert!(error < 1e-4, "{}: {name} off by {error}", tested.name);
+            }
+        }
+    }
+}
+
+/// The authors' steps: outputs, and what the cache holds in the end. Their scores are means over the
+/// last queries.
+#[test]
+fn golden_official_steps() {
+    for golden in golden_files("golden_official_steps", "keepkv_official_kv_update") {
+        let number = |name: &str| golden.number(name);
+        let (recents, steps) = (number("recent_budget") as usize, number("steps") as usize);
+        let indices = golden.tensor("f32.prefill.keep_idx");
+        let [heads, limit] = indices.dims();
+        let indices: Vec<Vec<u32>> = indices.indices().chunks(limit).map(<[u32]>::to_vec).collect();
+        let tokens = number("T") as usize;
+        let (outs, gone) =
+            (golden.tensor("f32.decode.out"), golden.tensor("f32.decode.discard_idx"));
+        let (width, gone) = (outs.values.len() / steps, gone.indices());
+        for tested in exact_devices("golden_official_steps") {
+            let prompt = of_golden(&golden, tokens, recents, &tested.device);
+            let options = KeepKvOptions {
+                threshold: number("similarity_threshold") as f32,
+                key: Key::Mean,
+                predictor: Predictor::Window,
+                window: recents,
+                epsilon: number("epsilon"),
+                order: Order::EvictFirst,
+                ..Default::default()
+            };
+            let mut cache = prompt.compress(&around(indices.clone(), limit, options), steps);
+            let [q, k, v] = ["q", "k", "v"].map(|name| golden.tensor(name).on::<4>(&tested.device));
+            for index in 0..steps {
+                let now = tokens + index;
+                // Their victims count along the cache, the new token at its end.
+                let victims = (0..heads).map(|head| {
+                    let mut positions = kept(&cache, head);
+                    positions.push(now as u32);
+                    positions[gone[index * heads + head] as usize] as i32
+                });
+                let given = Given { victims: victims.collect(), ..Given::new(vec![], limit) };
+                let keepkv = KeepKv::new(Arc::new(given), options).unwrap();
+                let pick = |tensor: &Tensor<4>, at: usize| tensor.clone().narrow(2, at, 1);
+                let step = step(&pick(&q, recents + index), &pick(&k, now), &pick(&v, now), 0, now);
+                let output = floats(keepkv.step(LAYER, &mut cache, step).unwrap());
+                let error = relative_error(&output, &outs.values[index * width..][..width]);
+                assert!(error < 1e-5, "{} step {index}: output off by {error}", tested.name);
+            }
+            let positions = cache.read_positions().unwrap();
+            let (mut slots, mut votes) = (Vec::new(), Vec::new());
+            let all = read_votes(&cache).unwrap();
+            for head in 0..heads {
+                let mut own: Vec<usize> = (0..limit).collect();
+                let first = cache.layout().live(head).start;
+                own.sort_by_key(|&at| positions[first + at]);
+                votes.extend(own.iter().map(|&at| all[head * limit + at] as f64));
+                slots.extend(own.iter().map(|&at| (first + at) as i32));
+            }
+            assert_eq!(votes, golden.tensor("f32.final.cluster_cnt").values, "{}", tested.name);
+            let slots = Tensor::from_data(slots.as_slice(), (&tested.device, DType::I32));
+            for (name, pool) in [("keys", cache.keys()), ("values", cache.values())] {
+                let expected = golden.tensor(&format!("f32.final.{name}")).values;
+                let rows = floats(pool.clone().select(0, slots.clone()));
+                let error = relative_error(&rows, &expected);
+                assert!(error < 1e-5, "{}: {name} off by {error}", tested.name);
             }
         }
     }
