@@ -2,19 +2,19 @@
 
 mod bound;
 mod decode;
+mod options;
 mod periodic;
 mod scores;
 mod votes;
+mod window;
 
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use kv_core::{
-    DecodeAttentionOptions, GUARD, KeyRule, LayerCache, MergeOptions, Room, Selection, rank,
-    read_f32,
+    DecodeAttentionOptions, KeyRule, LayerCache, MergeOptions, Room, Selection, rank, read_f32,
 };
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::evictor::evictor_of;
@@ -25,7 +25,10 @@ use crate::{
 };
 use scores::{LOG_SAMPLES, LOG_SCORES, NOTHING, weigh};
 
+use decode::others;
+
 pub use bound::perturbation_bound;
+pub use options::{KeepKvOptions, Key, Order};
 pub use scores::Predictor;
 pub use votes::{VOTES, VOTES_HIGH, read_votes};
 
@@ -43,89 +46,6 @@ const NAME: &str = "keepkv";
 pub struct KeepKv {
     evictor: Arc<dyn Evictor>,
     options: KeepKvOptions,
-}
-
-/// KeepKV's own options.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct KeepKvOptions {
-    /// Cosine that a victim's key must exceed (section 4.1: 0.8).
-    pub threshold: f32,
-    /// What becomes of merged keys.
-    pub key: Key,
-    /// The paper's factor is taken from `1 / guard` to `guard`; 0 for the equation as it is.
-    pub guard: f32,
-    /// How scores to come are predicted.
-    pub predictor: Predictor,
-    /// How fast the moving average forgets (equation 8). The paper names no number: 0.9 is ours.
-    pub alpha: f64,
-    /// Whether the moving average is divided by `1 − α^t` with the absolute step `t`, as equation 8
-    /// has it, rather than with the number of scores that a slot has seen: at the end of a prompt the
-    /// former corrects nothing. Decoded tokens start with the prompt's length.
-    pub absolute_step: bool,
-    /// The prompt's last queries, whose scores the average starts with. The paper names no number: 32
-    /// is ours.
-    pub window: usize,
-    /// Added to scores when they weigh keys and values, as in the authors' code, which merges by all but
-    /// the mean so; the paper has no such thing.
-    pub epsilon: f64,
-    /// Whether similar tokens of a prompt are merged before or behind the eviction.
-    pub order: Order,
-    /// Steps from which on the cache is rebuilt from all tokens, which are in host memory then
-    /// (periodic lossless compression); 0 for never.
-    pub period: usize,
-    /// Whether layers take turns within the period, rather than being rebuilt at the same step: each
-    /// one's tokens come back to the device while the step before runs.
-    pub staggered: bool,
-    /// The estimated perturbation of a step, relative to the largest value's norm, above which the cache
-    /// is rebuilt (theorem 5, tracked at run time; every step then asks the host); 0 for never.
-    pub rebuild_above: f64,
-}
-
-/// What becomes of merged keys; see [`KeyRule`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Key {
-    /// The paper's factor, and the additive rule where the guard trips.
-    #[default]
-    Paper,
-    /// Moved along the query.
-    Additive,
-    /// The mean, and a weight that makes up for it.
-    Votes,
-    /// The mean, as the authors' code has it.
-    Mean,
-}
-
-/// When a prompt's tokens are merged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Order {
-    /// Before: a token joins the most similar one that ranks higher, which gets its score too, so that
-    /// groups of similar tokens compete as one (section 3.3 finds this better).
-    #[default]
-    MergeFirst,
-    /// Behind.
-    EvictFirst,
-}
-
-impl Default for KeepKvOptions {
-    fn default() -> Self {
-        Self {
-            threshold: 0.8,
-            key: Key::default(),
-            guard: GUARD,
-            predictor: Predictor::default(),
-            alpha: 0.9,
-            absolute_step: false,
-            window: 32,
-            epsilon: 0.0,
-            order: Order::default(),
-            period: 0,
-            staggered: true,
-            rebuild_above: 0.0,
-        }
-    }
 }
 
 impl KeepKv {
@@ -284,7 +204,8 @@ impl Policy for KeepKv {
     }
 
     fn records(&self, cache: &LayerCache) -> bool {
-        self.evictor.changes_decode() && self.evictor.records(cache) && !self.rebuilds()
+        let waits = self.options.predictor == Predictor::Window || self.rebuilds();
+        !waits && self.evictor.changes_decode() && self.evictor.records(cache)
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
@@ -319,6 +240,11 @@ impl KeepKv {
     fn evict(&self, cache: &mut LayerCache, attended: Attended) -> Result<Tensor<3>> {
         match attended.due {
             None => {}
+            Some(Due::Slots { victims, limits }) if self.options.predictor == Predictor::Window => {
+                let kept = others(cache, victims, &limits)?;
+                self.merge_others(cache, &kept, attended.query)?;
+                cache.retain(&kept)?;
+            }
             Some(Due::Slots { victims, limits }) => {
                 self.merge_victims(cache, &victims, &limits, attended.query)?;
                 cache.evict_slots(victims, &limits)?;
@@ -374,6 +300,9 @@ impl KeepKv {
         };
         cache.set_live_track(LOG_SAMPLES, &live(&prompt.samples), fresh)?;
         votes::prime(cache, &groups, &targets)?;
+        if self.options.predictor == Predictor::Window {
+            window::prime(cache, &groups, &targets, &prompt.rows, self.options.window)?;
+        }
         let queries = observation.last_queries(NAME, 1)?.squeeze_dim(2);
         let merged = groups.merge(
             cache,

@@ -210,7 +210,7 @@ fn layers(d2o: &dyn Policy, device: &burn::tensor::Device) -> Vec<Observed> {
             let token = at % TOKENS;
             // The second sequence the other way round.
             let depth = if at < 4 * TOKENS { index } else { LAYERS - 1 - index };
-            let heavy = token == 0 || (token % 2 == 0 && token <= 16 * depth);
+            let heavy = token == 0 || (token.is_multiple_of(2) && token <= 16 * depth);
             *sum = 0.02 * sum.abs() + if heavy { 1.0 } else { 0.0 };
         }
         let sums = Tensor::<1>::from_data(sums.as_slice(), (device, DType::F32));

@@ -6,7 +6,7 @@ use kv_policies::{KeepKv, KeepKvOptions, Key, Order, Policy, Predictor, VOTES_HI
 use kv_testing::{Golden, Numbers, devices, exact_devices, golden_files, relative_error};
 use serde_json::json;
 
-use super::support::{Given, LAYER, Prompt, policy, step};
+use super::support::{Given, LAYER, Prompt, kept, policy, step};
 
 fn around(kept: Vec<Vec<u32>>, limit: usize, options: KeepKvOptions) -> KeepKv {
     KeepKv::new(Arc::new(Given::new(kept, limit)), options).unwrap()
@@ -229,7 +229,7 @@ fn similar_tokens_compete_together() {
                 "evictor": {"policy": "snapkv", "budget": 2, "window": 1, "kernel": 1},
             });
             let cache = prompt.compress(&*policy(config), 1);
-            (super::support::kept(&cache, 0), read_votes(&cache).unwrap())
+            (kept(&cache, 0), read_votes(&cache).unwrap())
         };
         assert_eq!(kept("evict-first"), (vec![2, 4], vec![1, 1]), "{}", tested.name);
         let (stays, votes) = kept("merge-first");
@@ -284,6 +284,71 @@ fn golden_official_prefill() {
     }
 }
 
+/// The authors' steps: outputs, and what the cache holds in the end. Their scores are means over the
+/// last queries.
+#[test]
+fn golden_official_steps() {
+    for golden in golden_files("golden_official_steps", "keepkv_official_kv_update") {
+        let number = |name: &str| golden.number(name);
+        let (recents, steps) = (number("recent_budget") as usize, number("steps") as usize);
+        let indices = golden.tensor("f32.prefill.keep_idx");
+        let [heads, limit] = indices.dims();
+        let indices: Vec<Vec<u32>> = indices.indices().chunks(limit).map(<[u32]>::to_vec).collect();
+        let tokens = number("T") as usize;
+        let (outs, gone) =
+            (golden.tensor("f32.decode.out"), golden.tensor("f32.decode.discard_idx"));
+        let (width, gone) = (outs.values.len() / steps, gone.indices());
+        for tested in exact_devices("golden_official_steps") {
+            let prompt = of_golden(&golden, tokens, recents, &tested.device);
+            let options = KeepKvOptions {
+                threshold: number("similarity_threshold") as f32,
+                key: Key::Mean,
+                predictor: Predictor::Window,
+                window: recents,
+                epsilon: number("epsilon"),
+                order: Order::EvictFirst,
+                ..Default::default()
+            };
+            let mut cache = prompt.compress(&around(indices.clone(), limit, options), steps);
+            let [q, k, v] = ["q", "k", "v"].map(|name| golden.tensor(name).on::<4>(&tested.device));
+            for index in 0..steps {
+                let now = tokens + index;
+                // Their victims count along the cache, the new token at its end.
+                let victims = (0..heads).map(|head| {
+                    let mut positions = kept(&cache, head);
+                    positions.push(now as u32);
+                    positions[gone[index * heads + head] as usize] as i32
+                });
+                let given = Given { victims: victims.collect(), ..Given::new(vec![], limit) };
+                let keepkv = KeepKv::new(Arc::new(given), options).unwrap();
+                let pick = |tensor: &Tensor<4>, at: usize| tensor.clone().narrow(2, at, 1);
+                let step = step(&pick(&q, recents + index), &pick(&k, now), &pick(&v, now), 0, now);
+                let output = floats(keepkv.step(LAYER, &mut cache, step).unwrap());
+                let error = relative_error(&output, &outs.values[index * width..][..width]);
+                assert!(error < 1e-5, "{} step {index}: output off by {error}", tested.name);
+            }
+            let positions = cache.read_positions().unwrap();
+            let (mut slots, mut votes) = (Vec::new(), Vec::new());
+            let all = read_votes(&cache).unwrap();
+            for head in 0..heads {
+                let mut own: Vec<usize> = (0..limit).collect();
+                let first = cache.layout().live(head).start;
+                own.sort_by_key(|&at| positions[first + at]);
+                votes.extend(own.iter().map(|&at| all[head * limit + at] as f64));
+                slots.extend(own.iter().map(|&at| (first + at) as i32));
+            }
+            assert_eq!(votes, golden.tensor("f32.final.cluster_cnt").values, "{}", tested.name);
+            let slots = Tensor::from_data(slots.as_slice(), (&tested.device, DType::I32));
+            for (name, pool) in [("keys", cache.keys()), ("values", cache.values())] {
+                let expected = golden.tensor(&format!("f32.final.{name}")).values;
+                let rows = floats(pool.clone().select(0, slots.clone()));
+                let error = relative_error(&rows, &expected);
+                assert!(error < 1e-5, "{}: {name} off by {error}", tested.name);
+            }
+        }
+    }
+}
+
 fn of_golden(
     golden: &Golden,
     tokens: usize,
@@ -314,4 +379,78 @@ fn options_out_of_range_are_refused() {
     }
     let built = policy(json!({"policy": "keepkv", "budget": 0.5, "evictor": "snapkv"}));
     assert_eq!(policy(built.config()).config(), built.config());
+}
+
+/// What each predictor says of a slot is the average of the scores that it has had, prompt and steps.
+#[test]
+fn predictors_average_what_slots_have_had() {
+    const WINDOW: usize = 3;
+    for tested in exact_devices("predictors_average_what_slots_have_had") {
+        let (prompt, steps) = (prompt(20, 6, 1, &tested.device), prompt(21, 5, 1, &tested.device));
+        let join = |a: &Tensor<4>, b: &Tensor<4>| wide(Tensor::cat(vec![a.clone(), b.clone()], 2));
+        let (queries, keys) = (join(&prompt.query, &steps.query), join(&prompt.keys, &steps.keys));
+        let score = |pair: usize, query: usize, key: usize| -> f64 {
+            let row = |of: &[f64], at: usize| of[(pair * 11 + at) * 16..][..16].to_vec();
+            let (q, k) = (row(&queries, query), row(&keys, key));
+            (q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>() / 4.0).exp()
+        };
+        for predictor in [Predictor::Ema, Predictor::Cumulative, Predictor::Window] {
+            let options = KeepKvOptions { predictor, window: WINDOW, ..exact(Key::Paper) };
+            let options = KeepKvOptions { alpha: 0.7, ..options };
+            let keepkv = around(vec![(0..6).collect(); 4], 20, options);
+            let mut cache = prompt.compress(&keepkv, 5);
+            for index in 0..5 {
+                let step = step(&steps.query, &steps.keys, &steps.values, index, 6 + index);
+                keepkv.step(LAYER, &mut cache, step).unwrap();
+            }
+            let track = |name: &str| floats(cache.track(name).unwrap().clone());
+            let (scores, samples) = (track("log-scores"), track("log-samples"));
+            for pair in 0..4 {
+                for (key, slot) in cache.layout().live(pair).enumerate() {
+                    let first = key.max(6 - WINDOW);
+                    let seen: Vec<f64> = (first..11).map(|query| score(pair, query, key)).collect();
+                    let weigh = |age: usize| match predictor {
+                        Predictor::Ema => 0.7f64.powi(age as i32),
+                        Predictor::Cumulative => 1.0,
+                        Predictor::Window => f64::from(u8::from(age < WINDOW)),
+                    };
+                    let ages = seen.iter().rev().enumerate();
+                    let (sum, total) = ages.fold((0.0, 0.0), |(sum, total), (age, score)| {
+                        (sum + weigh(age) * score, total + weigh(age))
+                    });
+                    let actual = f64::from(scores[slot] - samples[slot]);
+                    let off = (actual - (sum / total).ln()).abs();
+                    assert!(off < 1e-4, "{} {predictor:?} {pair} {key}: {off}", tested.name);
+                }
+            }
+        }
+    }
+}
+
+/// LongFlow's choices behind attention are those that it makes within, one slot earlier.
+#[test]
+fn longflow_gives_up_what_it_would_overwrite() {
+    for tested in exact_devices("longflow_gives_up_what_it_would_overwrite") {
+        let (prompt, steps) =
+            (prompt(24, 20, 2, &tested.device), prompt(25, 40, 2, &tested.device));
+        let alone = policy(json!({"policy": "longflow", "budget": 33}));
+        // Nothing is alike enough to merge.
+        let around = policy(json!({
+            "policy": "keepkv", "threshold": 1.0,
+            "evictor": {"policy": "longflow", "budget": 32},
+        }));
+        let (mut own, mut other) = (prompt.compress(&*alone, 40), prompt.compress(&*around, 40));
+        for index in 0..40 {
+            let next = || step(&steps.query, &steps.keys, &steps.values, index, 20 + index);
+            let expected = wide(alone.step(LAYER, &mut own, next()).unwrap());
+            let actual = floats(around.step(LAYER, &mut other, next()).unwrap());
+            let error = relative_error(&actual, &expected);
+            assert!(error < 1e-5, "{} step {index}: off by {error}", tested.name);
+        }
+        assert_eq!(other.layout().lengths(), [32; 4], "{}", tested.name);
+        let error = kv_policies::build(&json!({
+            "policy": "keepkv", "evictor": {"policy": "longflow", "budget": 32, "scope": "layer"},
+        }));
+        assert!(error.map(|_| ()).unwrap_err().to_string().contains("longflow"));
+    }
 }

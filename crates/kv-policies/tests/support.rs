@@ -123,11 +123,13 @@ pub(crate) struct Given {
     pub(crate) limit: usize,
     /// Scores of all tokens; zeros where there are none.
     pub(crate) scores: Vec<f32>,
+    /// The position that each head evicts next; the oldest where there are none.
+    pub(crate) victims: Vec<i32>,
 }
 
 impl Given {
     pub(crate) fn new(kept: Vec<Vec<u32>>, limit: usize) -> Self {
-        Self { kept, limit, scores: Vec::new() }
+        Self { kept, limit, scores: Vec::new(), victims: Vec::new() }
     }
 }
 
@@ -181,11 +183,9 @@ impl Evictor for Given {
     }
 
     fn with_budget(&self, budget: Budget) -> Result<Arc<dyn Evictor>> {
-        let (kept, scores) = (self.kept.clone(), self.scores.clone());
-        Ok(Arc::new(Self { kept, limit: budget.resolve(usize::MAX), scores }))
+        Ok(Arc::new(Self::new(self.kept.clone(), budget.resolve(usize::MAX))))
     }
 
-    /// The oldest slot goes.
     fn attend(
         &self,
         _layer: LayerContext,
@@ -196,7 +196,15 @@ impl Evictor for Given {
         let options =
             DecodeAttentionOptions { logits: true, log_sum_exp: true, ..Default::default() };
         let attention = cache.attend(query.clone(), options)?;
-        let scores = cache.positions().clone().float().cast(DType::F32);
+        let mut positions = cache.positions().clone();
+        if !self.victims.is_empty() {
+            let victims = Tensor::<1, Int>::from_data(
+                self.victims.as_slice(),
+                (&positions.device(), DType::I32),
+            );
+            positions = (positions - victims.select(0, cache.slot_pairs().clone())).abs();
+        }
+        let scores = positions.float().cast(DType::F32);
         let over = cache.layout().lengths().iter().any(|&length| length > self.limit);
         let limits = vec![self.limit; cache.layout().pairs()];
         let victims = cache.lowest_slots(scores)?;

@@ -1,10 +1,10 @@
 //! Merges during decode: one victim a head on the device, or many on the host.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{LayerCache, NearestOptions, Selection, read_f32};
+use kv_core::{LayerCache, NearestOptions, Selection, read_f32, read_i32};
 
 use super::scores::{LOG_SAMPLES, LOG_SCORES, TRACKS, mean_queries, weigh};
-use super::{KeepKv, votes};
+use super::{KeepKv, Predictor, votes, window};
 use crate::Result;
 use crate::merge_groups::Groups;
 
@@ -64,6 +64,27 @@ impl KeepKv {
         if let Some((slots, weights)) = groups.merge(cache, None, &targets, of, options)? {
             weigh(cache, &slots, weights)?;
         }
+        if self.options.predictor == Predictor::Window {
+            let weight = |slot: usize| weights[2 * slot];
+            window::join(cache, &groups, &targets, weight, self.options.window)?;
+        }
         votes::join(cache, &groups, &targets)
     }
+}
+
+/// All slots but one victim, `[B, Hkv]`, of every head over its limit.
+pub(super) fn others(
+    cache: &LayerCache,
+    victims: Tensor<2, Int>,
+    limits: &[usize],
+) -> Result<Selection> {
+    let victims = read_i32("victims", victims)?;
+    let layout = cache.layout();
+    let kept = victims.iter().zip(limits).enumerate().map(|(pair, (&victim, &limit))| {
+        let live = layout.live(pair);
+        let all = 0..live.len() as u32;
+        let goes = |at: &u32| live.len() > limit && live.start + *at as usize == victim as usize;
+        all.filter(|at| !goes(at)).collect()
+    });
+    Ok(Selection::new(kept.collect())?)
 }

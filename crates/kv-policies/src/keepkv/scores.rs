@@ -27,6 +27,9 @@ pub enum Predictor {
     Ema,
     /// The mean of all.
     Cumulative,
+    /// The mean of the last `window` ones, as in the authors' code. Each slot keeps all of these, and
+    /// merges wait for the device.
+    Window,
 }
 
 /// A prompt's scores, `[B * Hkv * T]`.
@@ -35,6 +38,8 @@ pub(super) struct PromptScores {
     pub(super) scores: Vec<f32>,
     /// The logarithm of the weights' sum.
     pub(super) samples: Vec<f32>,
+    /// `ln s` of each of the last queries, `[B * Hkv, W, T]`.
+    pub(super) rows: Tensor<3>,
 }
 
 impl PromptScores {
@@ -49,7 +54,7 @@ impl KeepKv {
     fn weights(&self) -> [f64; 2] {
         match self.options.predictor {
             Predictor::Ema => [(1.0 - self.options.alpha).ln(), self.options.alpha.ln()],
-            Predictor::Cumulative => [0.0, 0.0],
+            Predictor::Cumulative | Predictor::Window => [0.0, 0.0],
         }
     }
 
@@ -62,6 +67,7 @@ impl KeepKv {
         let logits = window_logits(&queries, observation.keys);
         let grouped = logits.reshape([batch, kv_heads, group, window, tokens]);
         let scores = log_mean(grouped, 2).reshape([batch, kv_heads, window, tokens]);
+        let rows = scores.clone().reshape([batch * kv_heads, window, tokens]);
         let [new, old] = self.weights();
         let ages = (0..window).rev().map(|age| (new + age as f64 * old) as f32);
         let ages: Vec<f32> = ages.collect();
@@ -78,6 +84,7 @@ impl KeepKv {
         Ok(PromptScores {
             scores: kv_core::read_f32("scores", sums)?,
             samples: samples.repeat(batch * kv_heads),
+            rows,
         })
     }
 
@@ -92,6 +99,9 @@ impl KeepKv {
 
     /// Takes a step's scores into the averages.
     pub(super) fn observe(&self, cache: &mut LayerCache, attended: &Attended) -> Result<()> {
+        if self.options.predictor == Predictor::Window {
+            return self.observe_window(cache, &attended.logits);
+        }
         let [new, old] = self.weights().map(|weight| weight as f32);
         let weights = AverageWeights { new, old };
         Ok(cache.average_scores(TRACKS, attended.logits.clone(), weights)?)

@@ -67,8 +67,8 @@ impl Rules {
         let mut pivots = vec![None; tokens];
         let mut sets: Vec<(usize, f32)> = Vec::new();
         let mut start = 0;
-        for at in 0..tokens {
-            if joined[at] {
+        for (at, &joins) in joined.iter().enumerate() {
+            if joins {
                 continue;
             }
             let own = start..at + 1;
@@ -84,9 +84,10 @@ impl Rules {
         }
         // Where too few are similar, the sets of least attention go, the later ones among equals.
         sets.sort_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)));
-        let dropped: Vec<usize> = sets.into_iter().take(missing).map(|(pivot, _)| pivot).collect();
+        let mut dropped = vec![false; tokens];
+        sets.into_iter().take(missing).for_each(|(pivot, _)| dropped[pivot] = true);
         for pivot in &mut pivots {
-            *pivot = pivot.filter(|pivot| !dropped.contains(pivot));
+            *pivot = pivot.filter(|&pivot| !dropped[pivot]);
         }
         pivots
     }
