@@ -66,6 +66,10 @@ pub(crate) mod metric {
     pub(crate) const STEP_TIME: &str = "step_time";
     /// Time of the slowest of the decode steps that were timed, in milliseconds.
     pub(crate) const SLOWEST_STEP: &str = "slowest_step";
+    /// Time in which a layer's tokens come back from host memory, in milliseconds.
+    pub(crate) const COPY_TIME: &str = "copy_time";
+    /// How much of that a step waits, in milliseconds.
+    pub(crate) const COPY_WAIT: &str = "copy_wait";
     /// Most memory that a GPU's pool reserved at any time of the run, weights included.
     pub(crate) const PEAK_BYTES: &str = "peak_bytes";
     /// Bytes of weights and caches.

@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
@@ -27,6 +28,18 @@ pub struct Archive {
     runs: Vec<Run>,
     /// Tokens behind the prompts.
     pushed: usize,
+    transfers: Transfers,
+}
+
+/// What came back to the device so far, and how long that took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Transfers {
+    /// Copies of all tokens of some sequences.
+    pub count: usize,
+    /// How long they took.
+    pub copying: Duration,
+    /// How much of that was waited for.
+    pub waiting: Duration,
 }
 
 /// Sequences that came with equally long prompts.
@@ -39,7 +52,7 @@ struct Run {
     /// New tokens that are still on the device.
     gathered: Vec<Segment<Tensor<4>, Tensor<2, Int>>>,
     /// What has been asked for ahead, and how many of the tokens it holds.
-    ahead: Option<(usize, Coming<Complete>)>,
+    ahead: Option<(usize, Coming<(Complete, Duration)>)>,
 }
 
 /// Tokens of a run: keys and values `[b, Hkv, n, D]`, positions `[b, n]`.
@@ -92,7 +105,15 @@ impl Archive {
             gathered: Vec::new(),
             ahead: None,
         };
-        Ok(Self { device: keys.device(), kv_heads, head_dim, dtype, runs: vec![run], pushed: 0 })
+        Ok(Self {
+            device: keys.device(),
+            kv_heads,
+            head_dim,
+            dtype,
+            runs: vec![run],
+            pushed: 0,
+            transfers: Transfers::default(),
+        })
     }
 
     /// Tokens of every sequence.
@@ -170,8 +191,13 @@ impl Archive {
     /// # Errors
     /// [`Error::Read`] where a copy failed.
     pub fn fetch(&mut self) -> Result<Vec<Complete>> {
-        let device = self.device.clone();
-        self.runs.iter_mut().map(|run| run.fetch(&device)).collect()
+        let (device, transfers) = (&self.device, &mut self.transfers);
+        self.runs.iter_mut().map(|run| run.fetch(device, transfers)).collect()
+    }
+
+    /// What came back to the device so far.
+    pub fn transfers(&self) -> Transfers {
+        self.transfers
     }
 
     /// The sequences of several archives as one.
@@ -208,9 +234,10 @@ impl Run {
     }
 
     /// Begins to copy all that is in host memory to the device.
-    fn upload(&self, device: &Device) -> (usize, Coming<Complete>) {
+    fn upload(&self, device: &Device) -> (usize, Coming<(Complete, Duration)>) {
         let (segments, device, rows) = (self.segments.clone(), device.clone(), self.rows);
         let coming = Coming::start(move || {
+            let start = Instant::now();
             let segments = segments.iter().map(|segment| {
                 let segment = segment.wait()?;
                 let floats =
@@ -223,19 +250,28 @@ impl Run {
             });
             let all = joined(segments.collect::<std::result::Result<Vec<_>, String>>()?);
             let all = all.ok_or("an archive without tokens")?;
-            Ok(Complete { rows, keys: all.keys, values: all.values, positions: all.positions })
+            // This thread's stream alone: whoever waits, waits for no more than is left.
+            let _ = device.sync();
+            let all =
+                Complete { rows, keys: all.keys, values: all.values, positions: all.positions };
+            Ok((all, start.elapsed()))
         });
         (self.tokens - self.gathered.len(), coming)
     }
 
-    fn fetch(&mut self, device: &Device) -> Result<Complete> {
+    fn fetch(&mut self, device: &Device, transfers: &mut Transfers) -> Result<Complete> {
         let ahead = match self.ahead.take() {
             // What was gathered since then fits behind it.
             Some((held, ahead)) if held + self.gathered.len() == self.tokens => ahead,
             _ => self.upload(device).1,
         };
         let read = |reason: String| Error::Read { what: "archive", reason };
-        let Complete { rows, keys, values, positions } = ahead.wait().map_err(read)?.clone();
+        let start = Instant::now();
+        let (complete, copying) = ahead.wait().map_err(read)?.clone();
+        transfers.count += 1;
+        transfers.copying += copying;
+        transfers.waiting += start.elapsed();
+        let Complete { rows, keys, values, positions } = complete;
         let mut all = vec![Segment { keys, values, positions }];
         all.extend(self.gathered.iter().cloned());
         let all = joined(all).ok_or_else(|| read("an archive without tokens".into()))?;

@@ -25,7 +25,7 @@ mod store;
 mod tensors;
 
 pub use allocation::{HeadAllocation, LayerAllocation, apportion, kvpress_pyramid};
-pub use archive::{Archive, Complete};
+pub use archive::{Archive, Complete, Transfers};
 pub use budget::Budget;
 pub use cache::{KvCache, Origin};
 pub use device::{DeviceChoice, available_devices, device_name, select_device};

@@ -54,6 +54,8 @@ pub(crate) fn info(name: &str) -> Info<'_> {
         metric::OBSERVED_ERROR => ("observed error", Plain, Some(false)),
         metric::STEP_TIME => ("last step ms", Plain, Some(false)),
         metric::SLOWEST_STEP => ("slowest step ms", Plain, Some(false)),
+        metric::COPY_TIME => ("copy ms", Plain, None),
+        metric::COPY_WAIT => ("waited ms", Plain, Some(false)),
         metric::HOST_BYTES => ("host memory", Bytes, Some(false)),
         metric::PEAK_BYTES => ("peak memory", Bytes, Some(false)),
         metric::TOTAL_BYTES => ("weights and caches", Bytes, Some(false)),

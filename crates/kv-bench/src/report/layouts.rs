@@ -121,6 +121,8 @@ fn throughput(records: &[&Record]) -> Table {
         metric::LARGEST_BATCH,
         metric::BYTES_IN_USE,
         metric::HOST_BYTES,
+        metric::COPY_TIME,
+        metric::COPY_WAIT,
     ];
     let mut keys = vec![Key::Budget, Key::Length, Key::Batch];
     if group_by(records.iter().copied(), |r| r.case.length).len() < 2 {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::bail;
 use burn::tensor::Device;
-use kv_core::MemoryReport;
+use kv_core::{Archive, MemoryReport};
 use kv_models::{Sampling, Session};
 
 use super::record_memory;
@@ -96,6 +96,16 @@ fn time(
     }
     let decode = clock.elapsed().as_secs_f64();
 
+    let layers = decoder.session().cache().layers.iter();
+    let transfers = layers.filter_map(|layer| layer.archive()).map(Archive::transfers);
+    let (count, copying, waiting) =
+        transfers.fold((0, 0.0, 0.0), |(count, copying, waiting), own| {
+            (
+                count + own.count,
+                copying + own.copying.as_secs_f64(),
+                waiting + own.waiting.as_secs_f64(),
+            )
+        });
     let case = Case { length: Some(length), batch: Some(batch), ..Case::default() };
     let setup = (contender.label.as_str(), contender.budget);
     let pool = bench.device.memory_pool_usage();
@@ -107,6 +117,10 @@ fn time(
     record(metric::TIME_TO_FIRST_TOKEN, first * 1e3, "ms");
     record(metric::DECODE_TOKENS_PER_SECOND, rows * steps as f64 / decode, "tokens/s");
     record(metric::SLOWEST_STEP, slowest * 1e3, "ms");
+    if count > 0 {
+        record(metric::COPY_TIME, copying / count as f64 * 1e3, "ms");
+        record(metric::COPY_WAIT, waiting / count as f64 * 1e3, "ms");
+    }
     if let Some(usage) = pool {
         record(metric::PEAK_BYTES, usage.bytes_reserved as f64, "bytes");
     }
