@@ -1,19 +1,18 @@
 //! The host tier of single layers: all tokens that a compressed cache stands for.
 //!
-//! Copies are made by one thread of their own, so that they have a stream of the device to themselves
-//! and run beside the kernels of those who wait for none of them. What is read from a GPU stays in the
+//! Copies are made by threads of their own, which have streams of the device to themselves and run beside
+//! the kernels of those who wait for none of them. What is read from a CUDA device stays in the
 //! page-locked memory that it was read into, from which it is written without another copy.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, OnceLock};
-use std::thread;
+mod copier;
+
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use crate::layer::expect_shape;
 use crate::{Error, Result};
+use copier::{Coming, Direction};
 
 /// New tokens that are gathered on the device before they are copied to the host.
 const GATHERED: usize = 64;
@@ -169,8 +168,9 @@ impl Archive {
             let positions = positions.cast(DType::I32);
             run.gathered.push(Segment { keys: own(&keys), values: own(&values), positions });
             run.tokens += 1;
-            if run.gathered.len() >= GATHERED {
-                run.flush();
+            // What was asked for ahead would lack what is copied now.
+            if run.ahead.is_none() {
+                run.flush_full();
             }
             first += run.rows;
         }
@@ -233,10 +233,17 @@ impl Run {
         }
     }
 
+    /// The same, if there are many.
+    fn flush_full(&mut self) {
+        if self.gathered.len() >= GATHERED {
+            self.flush();
+        }
+    }
+
     /// Begins to copy all that is in host memory to the device.
     fn upload(&self, device: &Device) -> (usize, Coming<(Complete, Duration)>) {
         let (segments, device, rows) = (self.segments.clone(), device.clone(), self.rows);
-        let coming = Coming::start(move || {
+        let coming = Coming::start(Direction::ToDevice, move || {
             let start = Instant::now();
             let segments = segments.iter().map(|segment| {
                 let segment = segment.wait()?;
@@ -274,6 +281,7 @@ impl Run {
         let Complete { rows, keys, values, positions } = complete;
         let mut all = vec![Segment { keys, values, positions }];
         all.extend(self.gathered.iter().cloned());
+        self.flush_full();
         let all = joined(all).ok_or_else(|| read("an archive without tokens".into()))?;
         Ok(Complete { rows, keys: all.keys, values: all.values, positions: all.positions })
     }
@@ -308,55 +316,11 @@ fn download(tokens: OnDevice) -> Coming<Segment<TensorData>> {
         let (bytes, shape, dtype) = data.into_parts();
         Ok(TensorData::from_bytes(bytes.shared(), shape, dtype))
     }
-    Coming::start(move || {
+    Coming::start(Direction::ToHost, move || {
         Ok(Segment {
             keys: held(tokens.keys.try_into_data())?,
             values: held(tokens.values.try_into_data())?,
             positions: held(tokens.positions.try_into_data())?,
         })
-    })
-}
-
-/// What the copying thread will have made.
-#[derive(Debug)]
-struct Coming<T>(Arc<OnceLock<std::result::Result<T, String>>>);
-
-impl<T> Clone for Coming<T> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
-
-impl<T: Send + Sync + 'static> Coming<T> {
-    fn start(work: impl FnOnce() -> std::result::Result<T, String> + Send + 'static) -> Self {
-        let promised = Arc::new(OnceLock::new());
-        let kept = promised.clone();
-        let job = move || {
-            let _work = kv_kernels::device_work();
-            let made = catch_unwind(AssertUnwindSafe(work));
-            let _ = kept.set(made.unwrap_or_else(|_| Err("the copying thread panicked".into())));
-        };
-        if let Err(lost) = copier().send(Box::new(job)) {
-            // Without that thread, by this one.
-            lost.0();
-        }
-        Self(promised)
-    }
-
-    fn wait(&self) -> std::result::Result<&T, String> {
-        self.0.wait().as_ref().map_err(Clone::clone)
-    }
-}
-
-type Job = Box<dyn FnOnce() + Send>;
-
-/// The thread that copies, which lives as long as the process.
-fn copier() -> &'static Sender<Job> {
-    static COPIER: OnceLock<Sender<Job>> = OnceLock::new();
-    COPIER.get_or_init(|| {
-        let (sender, jobs) = channel::<Job>();
-        let run = move || jobs.into_iter().for_each(|job| job());
-        let _ = thread::Builder::new().name("kv-archive".into()).spawn(run);
-        sender
     })
 }

@@ -1,9 +1,9 @@
 //! A step's kernels recorded once and replayed as one launch: a CUDA graph, or what the device's
 //! runtime has in its place.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::marker::PhantomData;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
 use burn::backend::{Backend, BackendTypes, Dispatch};
@@ -13,13 +13,38 @@ use crate::KernelError;
 
 const OP: &str = "graph";
 
-/// Held by recordings alone, shared by all other work.
-static WORK: RwLock<()> = RwLock::new(());
+/// What is under way on devices.
+static WORK: Mutex<Work> = Mutex::new(Work { threads: 0, waiting: 0, recorded: false });
+/// Wakes who waits for [`WORK`] to change.
+static CHANGED: Condvar = Condvar::new();
+
+/// Recordings are alone, all other work is shared. A recording that waits goes before work to come.
+#[derive(Debug)]
+struct Work {
+    /// Threads that have announced work.
+    threads: usize,
+    /// Recordings that wait for these.
+    waiting: usize,
+    /// Whether one is under way.
+    recorded: bool,
+}
+
+impl Work {
+    fn lock() -> MutexGuard<'static, Self> {
+        WORK.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes it, as soon as that may be.
+    fn change(waits: impl Fn(&Work) -> bool, change: impl FnOnce(&mut Work)) {
+        let wait = CHANGED.wait_while(Self::lock(), |work| waits(work));
+        change(&mut wait.unwrap_or_else(PoisonError::into_inner));
+        CHANGED.notify_all();
+    }
+}
 
 thread_local! {
-    /// How often this thread has announced work, and its share of [`WORK`].
-    static SHARED: RefCell<(usize, Option<RwLockReadGuard<'static, ()>>)> =
-        const { RefCell::new((0, None)) };
+    /// How often this thread has announced work.
+    static ANNOUNCED: Cell<usize> = const { Cell::new(0) };
     /// Whether this thread records.
     static RECORDS: Cell<bool> = const { Cell::new(false) };
 }
@@ -36,11 +61,21 @@ pub struct DeviceWork {
 /// reads then, and what is being recorded is lost with them. Sessions of models and caches' reads do
 /// this by themselves; other work on a device on which another thread may record should.
 pub fn device_work() -> DeviceWork {
+    announce(|work| work.recorded || work.waiting > 0)
+}
+
+/// The same for a thread whose work others wait for who have announced theirs: a recording that waits
+/// for them must not go before it.
+pub fn awaited_device_work() -> DeviceWork {
+    announce(|work| work.recorded)
+}
+
+fn announce(waits: impl Fn(&Work) -> bool) -> DeviceWork {
     if !RECORDS.get() {
-        SHARED.with_borrow_mut(|(count, guard)| {
-            *count += 1;
-            guard.get_or_insert_with(|| WORK.read().unwrap_or_else(PoisonError::into_inner));
-        });
+        if ANNOUNCED.get() == 0 {
+            Work::change(waits, |work| work.threads += 1);
+        }
+        ANNOUNCED.set(ANNOUNCED.get() + 1);
     }
     DeviceWork { _own: PhantomData }
 }
@@ -48,12 +83,11 @@ pub fn device_work() -> DeviceWork {
 impl Drop for DeviceWork {
     fn drop(&mut self) {
         if !RECORDS.get() {
-            SHARED.with_borrow_mut(|(count, guard)| {
-                *count = count.saturating_sub(1);
-                if *count == 0 {
-                    *guard = None;
-                }
-            });
+            let left = ANNOUNCED.get().saturating_sub(1);
+            ANNOUNCED.set(left);
+            if left == 0 {
+                Work::change(|_| false, |work| work.threads -= 1);
+            }
         }
     }
 }
@@ -66,7 +100,33 @@ impl Drop for DeviceWork {
 pub struct Recording {
     device: Device,
     open: bool,
-    _alone: RwLockWriteGuard<'static, ()>,
+    _alone: Alone,
+}
+
+/// No work but that of one recording.
+#[derive(Debug)]
+struct Alone {
+    /// It belongs to its thread.
+    _own: PhantomData<*const ()>,
+}
+
+impl Alone {
+    /// Begins, when all announced work is done.
+    fn begin() -> Self {
+        Work::change(|_| false, |work| work.waiting += 1);
+        let busy = |work: &Work| work.threads > 0 || work.recorded;
+        Work::change(busy, |work| {
+            work.waiting -= 1;
+            work.recorded = true;
+        });
+        Self { _own: PhantomData }
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        Work::change(|_| false, |work| work.recorded = false);
+    }
 }
 
 /// A recorded step.
@@ -87,10 +147,10 @@ impl Recording {
             #[allow(unreachable_patterns)]
             _ => false,
         };
-        if !records || RECORDS.get() || SHARED.with_borrow(|(count, _)| *count > 0) {
+        if !records || RECORDS.get() || ANNOUNCED.get() > 0 {
             return None;
         }
-        let alone = WORK.write().unwrap_or_else(PoisonError::into_inner);
+        let alone = Alone::begin();
         Dispatch::graph_prepare(device.as_dispatch()).ok()?;
         RECORDS.set(true);
         Some(Self { device: device.clone(), open: true, _alone: alone })
@@ -156,5 +216,38 @@ fn failed(reason: &str) -> KernelError {
         argument: "recording",
         actual: reason.to_string(),
         supported: "a recorded step, replayed on its own thread",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Work that is waited for goes before a recording that waits for those who wait.
+    #[test]
+    fn awaited_work_goes_before_recordings_that_wait() {
+        let announced = device_work();
+        let (begun, recording) = channel();
+        thread::spawn(move || {
+            let alone = Alone::begin();
+            begun.send(()).unwrap();
+            drop(alone);
+        });
+        while Work::lock().waiting == 0 {
+            thread::yield_now();
+        }
+        let (done, awaited) = channel();
+        thread::spawn(move || {
+            drop(awaited_device_work());
+            done.send(()).unwrap();
+        });
+        let minute = Duration::from_secs(60);
+        awaited.recv_timeout(minute).expect("it waits for the recording, which waits for us");
+        assert!(recording.try_recv().is_err(), "it began beside announced work");
+        drop(announced);
+        recording.recv_timeout(minute).expect("nobody is at work any more");
     }
 }

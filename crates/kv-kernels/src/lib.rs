@@ -54,7 +54,7 @@ pub use evicting_attention::{
     EvictingOutput, EvictionOptions, EvictionScope, Guard, HeldSlots, LOWEST_NORM,
     evicting_attention, log_norms,
 };
-pub use graph::{DeviceWork, Recording, StepGraph, device_work};
+pub use graph::{DeviceWork, Recording, StepGraph, awaited_device_work, device_work};
 pub use heads::{HeadLayout, HeadNorms, Placement, RotaryTable, split_heads, write_heads};
 pub use linear::{LinearOptions, linear};
 pub use merge_nearest::{MergingSlots, NearestOptions, merge_nearest};

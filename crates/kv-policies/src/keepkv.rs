@@ -227,9 +227,7 @@ impl Policy for KeepKv {
             self.rebuild(layer, cache, &step)?;
             return Ok(attended.output);
         }
-        let before = self.weights_before(cache);
         let output = self.evict(cache, attended)?;
-        self.remember_merges(cache, before)?;
         self.look_ahead(layer, cache);
         Ok(output)
     }
@@ -238,19 +236,23 @@ impl Policy for KeepKv {
 impl KeepKv {
     /// Merges what is due, and drops it.
     fn evict(&self, cache: &mut LayerCache, attended: Attended) -> Result<Tensor<3>> {
+        let before = self.weights_before(cache);
         match attended.due {
             None => {}
             Some(Due::Slots { victims, limits }) if self.options.predictor == Predictor::Window => {
                 let kept = others(cache, victims, &limits)?;
                 self.merge_others(cache, &kept, attended.query)?;
+                self.remember_merges(cache, before)?;
                 cache.retain(&kept)?;
             }
             Some(Due::Slots { victims, limits }) => {
                 self.merge_victims(cache, &victims, &limits, attended.query)?;
+                self.remember_merges(cache, before)?;
                 cache.evict_slots(victims, &limits)?;
             }
             Some(Due::Others(kept)) => {
                 self.merge_others(cache, &kept, attended.query)?;
+                self.remember_merges(cache, before)?;
                 cache.retain(&kept)?;
             }
         }
@@ -294,10 +296,8 @@ impl KeepKv {
                 .collect()
         };
         cache.set_live_track(LOG_SCORES, &live(&prompt.scores), NOTHING)?;
-        let fresh = match self.options.absolute_step {
-            true => prompt.samples.first().copied().unwrap_or_default(),
-            false => NOTHING,
-        };
+        // Far behind a prompt's start the absolute step corrects nothing.
+        let fresh = if self.options.absolute_step { 0.0 } else { NOTHING };
         cache.set_live_track(LOG_SAMPLES, &live(&prompt.samples), fresh)?;
         votes::prime(cache, &groups, &targets)?;
         if self.options.predictor == Predictor::Window {

@@ -127,6 +127,35 @@ fn identical_tokens_merge_for_good() {
     }
 }
 
+/// The same with defaults, through prompt and steps, whatever each of them has been scored by; with
+/// grouped queries too.
+#[test]
+fn identical_tokens_merge_step_after_step() {
+    for tested in exact_devices("identical_tokens_merge_step_after_step") {
+        let few = prompt(14, 6, 2, &tested.device);
+        let cycle = |tensor: &Tensor<4>, times| Tensor::cat(vec![tensor.clone(); times], 2);
+        let (query, steps) = (prompt(15, 30, 2, &tested.device), prompt(16, 30, 2, &tested.device));
+        let tokens = Prompt::new(query.query, cycle(&few.keys, 5), cycle(&few.values, 5));
+        let full = policy(json!({"policy": "full"}));
+        for key in KEYS {
+            let options = KeepKvOptions { key, order: Order::EvictFirst, ..Default::default() };
+            // The oldest goes: always one that comes again.
+            let keepkv = around(vec![(0..6).collect(); 4], 6, options);
+            let (mut cache, mut all) = (tokens.compress(&keepkv, 30), tokens.compress(&*full, 30));
+            let (keys, values) = (cycle(&few.keys, 5), cycle(&few.values, 5));
+            for index in 0..30 {
+                let next = || step(&steps.query, &keys, &values, index, 30 + index);
+                let expected = wide(full.step(LAYER, &mut all, next()).unwrap());
+                let actual = floats(keepkv.step(LAYER, &mut cache, next()).unwrap());
+                let error = relative_error(&actual, &expected);
+                assert!(error < 2e-6, "{} {key:?} step {index}: off by {error}", tested.name);
+            }
+            let votes: u64 = read_votes(&cache).unwrap().iter().sum();
+            assert_eq!(votes, 4 * 60, "{} {key:?}", tested.name);
+        }
+    }
+}
+
 /// Victims like nothing that stays are dropped, their votes with them; what stays is untouched.
 #[test]
 fn victims_unlike_all_others_are_dropped() {

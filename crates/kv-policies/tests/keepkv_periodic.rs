@@ -1,7 +1,7 @@
 //! Caches that are rebuilt from all tokens, and how far they stray in between.
 
 use burn::tensor::{Device, Tensor};
-use kv_core::{CacheOptions, LayerCache, read_f32};
+use kv_core::{CacheOptions, KvCache, LayerCache, Origin, read_f32};
 use kv_kernels::KeyRule;
 use kv_kernels::merge_reference::{Member, merge_group};
 use kv_policies::{LayerContext, Policy, perturbation_bound, read_votes};
@@ -101,19 +101,130 @@ fn every_period_comes_back_to_all_tokens() {
     }
 }
 
-/// Where the estimate passes a bound, the cache is rebuilt at once.
+/// Where the estimate passes a bound, the cache is rebuilt at once; without merges there is nothing to
+/// estimate.
 #[test]
 fn caches_that_stray_too_far_are_rebuilt() {
     for tested in devices() {
-        let run = |above: f64| {
-            let policy = policy(current(json!({"rebuild_above": above})));
+        let run = |above: f64, budget: usize| {
+            let policy = policy(current(json!({"rebuild_above": above, "budget": budget})));
             let (errors, cache) = errors(&*policy, LAYER, 12, &tested.device);
-            (errors.iter().sum::<f64>(), cache)
+            let archive = cache.archive().unwrap();
+            assert_eq!(archive.pushed(), 12, "{}", tested.name);
+            // One for each of two lengths.
+            (errors.iter().sum::<f64>(), archive.transfers().count / 2)
         };
-        let ((always, _), (never, cache)) = (run(1e-9), run(1e9));
+        let (always, rebuilt) = run(1e-9, 16);
+        let (never, none) = run(4.1, 16);
+        assert_eq!((rebuilt, none), (12, 0), "{}", tested.name);
         // Rebuilt behind every step, for the query that was: better than never, not exact.
         assert!(always < never, "{}: {always} for {never}", tested.name);
-        assert!(cache.archive().is_some_and(|archive| archive.pushed() == 12));
+        assert_eq!(run(1e-9, 200).1, 0, "{}", tested.name);
+    }
+}
+
+/// All tokens go where the cache goes.
+#[test]
+fn caches_that_move_take_their_tokens_along() {
+    type Move = fn(LayerCache) -> LayerCache;
+    let moves: [(&str, Move); 4] = [
+        ("resized", |mut cache| {
+            let capacities = cache.layout().capacities().iter().map(|capacity| capacity + 3);
+            cache.resize(capacities.collect()).unwrap();
+            cache
+        }),
+        ("cloned", |cache| cache.clone()),
+        ("to its own device", |cache| {
+            let device = cache.options().device.clone();
+            cache.to_device(&device)
+        }),
+        ("to the host and back", |cache| {
+            let device = cache.options().device.clone();
+            let layers = vec![cache];
+            let cache = KvCache { layers, seen: vec![43, 63], origin: Origin::default() };
+            let error = cache.save(std::path::Path::new("/nowhere")).unwrap_err().to_string();
+            assert!(error.contains("host memory"), "{error}");
+            let mut back = cache.into_host().unwrap().into_device(&device).unwrap();
+            back.layers.remove(0)
+        }),
+    ];
+    for tested in exact_devices("caches_that_move_take_their_tokens_along") {
+        let device = &tested.device;
+        let policy = policy(current(json!({"period": 2, "staggered": false})));
+        let full = super::support::policy(json!({"policy": "full"}));
+        for (name, moved) in moves {
+            let prompts = [prompt(1, 1, 40, device), prompt(2, 1, 60, device)];
+            let tokens = prompt(3, 2, 8, device);
+            let (mut cache, mut complete) =
+                (cache_of(&*policy, &prompts), cache_of(&*full, &prompts));
+            for index in 0..8 {
+                let next = || step(&tokens.query, &tokens.keys, &tokens.values, index, 60 + index);
+                let actual = floats(policy.step(LAYER, &mut cache, next()).unwrap());
+                let expected = floats(full.step(LAYER, &mut complete, next()).unwrap());
+                let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
+                if index % 2 == 1 {
+                    let error = relative_error(&actual, &expected);
+                    assert!(error < 1e-5, "{} {name} step {index}: {error}", tested.name);
+                }
+                if index == 2 {
+                    cache = moved(cache);
+                }
+            }
+        }
+    }
+}
+
+/// What was asked for ahead is what is taken, also where tokens are copied to the host meanwhile.
+#[test]
+fn long_periods_come_back_too() {
+    for tested in exact_devices("long_periods_come_back_too") {
+        for period in [32, 64] {
+            let config = current(json!({"period": period, "staggered": false}));
+            let (errors, cache) = errors(&*policy(config), LAYER, 130, &tested.device);
+            for (at, error) in errors.iter().enumerate() {
+                let exact = (at + 1).is_multiple_of(period);
+                assert_eq!(*error < 1e-5, exact, "{} step {at}: off by {error}", tested.name);
+            }
+            let count = cache.archive().unwrap().transfers().count;
+            assert_eq!(count, 2 * (130 / period), "{}", tested.name);
+        }
+    }
+}
+
+/// Prompts that are shorter than the window, and than each other; rows pass their limits one by one.
+#[test]
+fn short_prompts_share_a_batch() {
+    for tested in devices() {
+        let policy = policy(json!({
+            "policy": "keepkv", "budget": 12, "evictor": "h2o", "period": 3, "staggered": false,
+        }));
+        let prompts = [prompt(7, 1, 5, &tested.device), prompt(8, 1, 9, &tested.device)];
+        let tokens = prompt(9, 2, 20, &tested.device);
+        let alone: Vec<Vec<f32>> = (0..2)
+            .map(|row| {
+                let mut cache = prompts[row].compress(&*policy, 64);
+                let own = |tensor: &Tensor<4>| tensor.clone().narrow(0, row, 1);
+                let [query, keys, values] = [&tokens.query, &tokens.keys, &tokens.values].map(own);
+                let outputs = (0..20).flat_map(|index| {
+                    let next = step(&query, &keys, &values, index, 9 + index);
+                    floats(policy.step(LAYER, &mut cache, next).unwrap())
+                });
+                outputs.collect()
+            })
+            .collect();
+        let mut cache = cache_of(&*policy, &prompts);
+        for index in 0..20 {
+            let next = step(&tokens.query, &tokens.keys, &tokens.values, index, 9 + index);
+            let output = floats(policy.step(LAYER, &mut cache, next).unwrap());
+            let width = output.len() / 2;
+            for (row, alone) in alone.iter().enumerate() {
+                let expected: Vec<f64> =
+                    alone[index * width..][..width].iter().map(|&x| x.into()).collect();
+                let error = relative_error(&output[row * width..][..width], &expected);
+                assert!(error < 1e-3, "{} step {index} row {row}: {error}", tested.name);
+            }
+        }
+        assert_eq!(cache.layout().lengths(), [12; 4], "{}", tested.name);
     }
 }
 

@@ -36,6 +36,7 @@ impl LayerCache {
         resized.state = std::mem::take(&mut self.state);
         resized.limits = self.limits.take();
         resized.next = self.next.take();
+        resized.archive = self.archive.take();
         *self = resized;
         Ok(())
     }
@@ -205,6 +206,11 @@ fn joined_state(parts: &[LayerCache]) -> Result<BTreeMap<String, Tensor<3>>> {
     }
     let joined = state.into_iter().map(|(name, tensors)| {
         all_or_none(&format!("state `{name}`"), tensors.len(), parts.len())?;
+        let expected = tensors[0].dims();
+        for tensor in &tensors {
+            let [rows, ..] = tensor.dims();
+            expect_shape("state", &tensor.dims(), &[rows, expected[1], expected[2]])?;
+        }
         Ok((name, Tensor::cat(tensors, 0)))
     });
     joined.collect()

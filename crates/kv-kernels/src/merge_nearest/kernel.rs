@@ -6,7 +6,7 @@ use super::RADIX;
 use crate::average_scores::kernel::log_add;
 use crate::evicting_attention::weigh::{ABSENT, NOWHERE, weakest_of};
 use crate::merge_slots::KeyRule;
-use crate::merge_slots::sums::{add, no_sums, outcome};
+use crate::merge_slots::sums::{add, no_sums, outcome, settle};
 
 /// Slots that a team reads before it waits for the first.
 const AHEAD: usize = 4;
@@ -146,31 +146,45 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     let mut sums = no_sums();
     let (_, first) = add(&mut sums, weight, score);
     let (fade, second) = add(&mut sums, other_weight, other_score);
-    let result = outcome(&sums, guard, blueprint.rule, blueprint.literal);
+    let mut result = outcome(&sums, guard, blueprint.rule, blueprint.literal);
     let mut share = first * fade / sums.mass;
     let mut other_share = second / sums.mass;
     if result.massless {
-        share = (weight - result.log_weight).exp();
-        other_share = (other_weight - result.log_weight).exp();
+        share = (weight - result.votes).exp();
+        other_share = (other_weight - result.votes).exp();
     }
     let moves = comptime!(matches!(blueprint.rule, KeyRule::Paper | KeyRule::Additive));
     let mut step = 0.0f32;
-    if comptime!(moves && blueprint.group > 0) {
-        let mut square = 0.0f32;
+    let mut alike = false;
+    if comptime!(blueprint.rule != KeyRule::Mean) {
+        let mut spread = 0.0f32;
+        let mut key_square = 0.0f32;
+        let mut query_square = 0.0f32;
         #[unroll]
         for c in 0..own {
             let column = member + c * team_size;
             if column < columns {
-                let query = mean_query::<F, N>(queries, pair, column, columns, blueprint.group);
-                square += query.dot(query);
+                let key = Vector::<f32, N>::cast_from(keys[target * columns + column]);
+                let gap = q[c] - key;
+                spread += gap.dot(gap);
+                let mean = key * Vector::new(share) + q[c] * Vector::new(other_share);
+                key_square += mean.dot(mean);
+                if comptime!(moves && blueprint.group > 0) {
+                    let query = mean_query::<F, N>(queries, pair, column, columns, blueprint.group);
+                    query_square += query.dot(query);
+                }
             }
         }
         #[unroll]
         for level in 0..comptime!(team_size.ilog2()) {
-            square += plane_shuffle_xor(square, comptime!(1u32 << level));
+            spread += plane_shuffle_xor(spread, comptime!(1u32 << level));
+            key_square += plane_shuffle_xor(key_square, comptime!(1u32 << level));
+            query_square += plane_shuffle_xor(query_square, comptime!(1u32 << level));
         }
-        if square > 0.0f32 {
-            step = result.step / (scale * square);
+        alike = spread == 0.0f32;
+        settle(&mut result, spread, key_square, query_square, guard, scale);
+        if result.step != 0.0f32 {
+            step = result.step / (scale * query_square);
         }
     }
     // All have read what is written now.
@@ -186,15 +200,18 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
             let query = mean_query::<F, N>(queries, pair, unit, columns, blueprint.group);
             moved += query * Vector::new(step);
         }
-        keys[to] = Vector::cast_from(moved);
+        // Keys that are the same stay, free of rounding, however often.
+        if !alike {
+            keys[to] = Vector::cast_from(moved);
+        }
         values[to] = Vector::cast_from(value);
     }
     if unit == 0 {
         let carry = (low / f32::new(RADIX)).floor();
         votes[target] = low - carry * f32::new(RADIX);
         votes_high[target] = high + carry;
-        log_weights[target] = result.log_weight;
-        log_scores[target] = result.log_score + log_samples[target];
+        log_weights[target] = result.votes + result.excess;
+        log_scores[target] = result.target - result.excess + log_samples[target];
     }
 }
 

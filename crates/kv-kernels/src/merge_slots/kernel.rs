@@ -4,7 +4,7 @@
 use cubecl::prelude::*;
 
 use super::KeyRule;
-use super::sums::{add, no_sums, outcome};
+use super::sums::{add, no_sums, outcome, settle};
 use crate::decode_attention::shared::LOWEST;
 
 /// Units of a cube.
@@ -84,6 +84,8 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
         value = Vector::cast_from(values[slot * columns + column]);
     }
     // Sums by votes alone serve groups without mass.
+    let own_key = key;
+    let mut spread = 0.0f32;
     let mut plain_key = key;
     let mut plain_value = value;
     let mut sums = no_sums();
@@ -117,6 +119,8 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
                     let at = from * columns + column;
                     let next_key = row_of::<F, N>(from_keys, &*keys, at, blueprint.within);
                     let next_value = row_of::<F, N>(from_values, &*values, at, blueprint.within);
+                    let gap = next_key - own_key;
+                    spread += gap.dot(gap);
                     key = key * Vector::new(old) + next_key * Vector::new(own);
                     value = value * Vector::new(old) + next_value * Vector::new(own);
                     let fade = Vector::new((old_votes - sums.top_votes).exp());
@@ -129,34 +133,46 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
         first += UNITS;
     }
 
-    let result = outcome(&sums, guard, blueprint.rule, blueprint.literal);
+    let mut result = outcome(&sums, guard, blueprint.rule, blueprint.literal);
     if result.massless {
         key = plain_key / Vector::new(sums.votes);
         value = plain_value / Vector::new(sums.votes);
     } else {
-        key *= Vector::new(result.factor / sums.mass);
+        key /= Vector::new(sums.mass);
         value /= Vector::new(sums.mass);
     }
-    let moves = comptime!(matches!(blueprint.rule, KeyRule::Paper | KeyRule::Additive));
-    if comptime!(moves && blueprint.queried) {
-        // The query's squared norm, from all units of the team.
+    if comptime!(blueprint.rule != KeyRule::Mean) {
         let mut query = Vector::<f32, N>::new(0.0f32);
-        if reads {
+        if comptime!(blueprint.queried) && reads {
             query = queries[row * columns + column];
         }
-        let mut squares = Shared::<[f32]>::new_slice(UNITS);
-        squares[unit] = (query * query).vector_sum();
+        // Squares of norms, from all units of the team.
+        let mut sums = Shared::<[f32]>::new_slice(comptime!(3 * UNITS));
+        sums[unit] = spread;
+        sums[UNITS + unit] = key.dot(key);
+        sums[comptime!(2 * UNITS) + unit] = query.dot(query);
         sync_cube();
         #[unroll]
         for level in 1..comptime!(team.ilog2() + 1) {
             let stride = comptime!(team >> level);
             if column < stride {
-                squares[unit] += squares[unit + stride];
+                #[unroll]
+                for part in 0..3 {
+                    let at = comptime!(part * UNITS) + unit;
+                    sums[at] += sums[at + stride];
+                }
             }
             sync_cube();
         }
-        let square = squares[unit - column];
-        if square > 0.0f32 {
+        let first = unit - column;
+        let square = sums[comptime!(2 * UNITS) + first];
+        settle(&mut result, sums[first], sums[UNITS + first], square, guard, scale);
+        key *= Vector::new(result.factor);
+        // Free of rounding, however often.
+        if sums[first] == 0.0f32 {
+            key = own_key;
+        }
+        if result.step != 0.0f32 {
             key += query * Vector::new(result.step / (scale * square));
         }
     }
@@ -168,8 +184,9 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
     if column == 0 && place < places {
         let at = row * places + place;
         guarded[at] = select(changed && result.guarded, 1i32, 0i32);
-        weights[at * 2] = select(changed, result.log_weight, kept_weights[at * 2]);
-        weights[at * 2 + 1] = select(changed, result.log_score, kept_weights[at * 2 + 1]);
+        weights[at * 2] = select(changed, result.votes + result.excess, kept_weights[at * 2]);
+        let score = result.target - result.excess;
+        weights[at * 2 + 1] = select(changed, score, kept_weights[at * 2 + 1]);
     }
 }
 

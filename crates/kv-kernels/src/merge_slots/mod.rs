@@ -16,15 +16,17 @@ use crate::nearest_slots::SlotLists;
 
 const OP: &str = "merge_slots";
 
-/// What becomes of a merged slot's key. With `k̄` the group's mean key, weighted by `w = p ŝ`,
+/// What becomes of a merged slot's key. Keys that are all the same stay as they are, and their weights add
+/// up, whatever their scores (lemma 6). Else, with `k̄` the group's mean key, weighted by `w = p ŝ`,
 /// `a = ln(Σ w / Σ p)` the logit that it should have and `b = Σ w ln ŝ / Σ w` the one of `k̄`:
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KeyRule {
     /// `(a / b) k̄`, KeepKV's equation 25; where the guard trips, the additive rule.
     Paper,
-    /// `k̄ + (a − b) √D q/‖q‖²` for the query `q` that the merge is made for: the same constraint
-    /// without a singularity, as `b = q·k̄/√D` where scores are that query's. Identical keys stay as
-    /// they are even where they are not. Without a query, `k̄`.
+    /// `k̄ + (a − b) √D q/‖q‖²` for the query `q` that the merge is made for: the paper's constraint
+    /// without its singularity, as `b = q·k̄/√D` where scores are that query's. Without a query, or
+    /// with one so short that the key would move by more than `guard ‖k̄‖` (heads of a group that
+    /// cancel), as [`Self::Votes`].
     Additive,
     /// `k̄`, and a weight of `Σ p exp(a − b)` makes up for it.
     Votes,

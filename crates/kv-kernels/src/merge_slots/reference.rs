@@ -65,26 +65,40 @@ pub fn merge_group(
         let (log_weight, log_score) = (log_votes, f64::NEG_INFINITY);
         return MergedSlot { key, value, log_weight, log_score, guarded: false };
     }
+    // Keys that are all the same stay, whatever their scores.
+    let alike = members.iter().all(|member| member.key == members[0].key);
+    if alike {
+        let key = members[0].key.to_vec();
+        return MergedSlot { key, value, log_weight: log_votes, log_score: target, guarded: false };
+    }
     // Of two logits that are the same but for rounding, the quotient says nothing.
     let size = log_mass.abs().max(log_votes.abs()).max(1.0);
-    let same = (target - mean_logit).abs() <= 4.0 * f64::EPSILON * size;
+    let excess = target - mean_logit;
+    let same = excess.abs() <= 4.0 * f64::EPSILON * size;
     let factor = if same { 1.0 } else { target / mean_logit };
     let fits = guard == f64::INFINITY || (1.0 / guard..=guard).contains(&factor);
     let guarded = rule == KeyRule::Paper && !fits;
     let (mut log_weight, mut log_score) = (log_votes, target);
+    let mut by_weight = || {
+        log_weight += excess;
+        log_score = mean_logit;
+    };
     match rule {
         KeyRule::Paper if !guarded => key.iter_mut().for_each(|x| *x *= factor),
         KeyRule::Paper | KeyRule::Additive => {
-            let norm = query.map_or(0.0, |query| query.iter().map(|x| x * x).sum());
-            if let Some(query) = query.filter(|_| norm > 0.0) {
-                let step = (target - mean_logit) / (scale * norm);
-                key.iter_mut().zip(query).for_each(|(k, q)| *k += step * q);
+            let square = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>();
+            let norm = query.map_or(0.0, square);
+            // A query that is too short for its step leaves it to the weight.
+            let reach = guard.powi(2) * square(&key) * scale.powi(2) * norm;
+            match query.filter(|_| norm > 0.0 && !(excess.powi(2) > reach)) {
+                Some(query) => {
+                    let step = excess / (scale * norm);
+                    key.iter_mut().zip(query).for_each(|(k, q)| *k += step * q);
+                }
+                None => by_weight(),
             }
         }
-        KeyRule::Votes => {
-            log_weight += target - mean_logit;
-            log_score = mean_logit;
-        }
+        KeyRule::Votes => by_weight(),
         KeyRule::Mean => {}
     }
     MergedSlot { key, value, log_weight, log_score, guarded }

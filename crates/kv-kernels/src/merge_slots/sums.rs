@@ -63,8 +63,12 @@ pub(crate) struct Outcome {
     pub(crate) massless: bool,
     pub(crate) factor: f32,
     pub(crate) step: f32,
-    pub(crate) log_weight: f32,
-    pub(crate) log_score: f32,
+    /// What the weight makes up for, of what the key's logit lacks.
+    pub(crate) excess: f32,
+    /// `ln Σp`
+    pub(crate) votes: f32,
+    /// `ln(Σw / Σp)`
+    pub(crate) target: f32,
     /// Whether the guard tripped.
     pub(crate) guarded: bool,
 }
@@ -89,8 +93,9 @@ pub(crate) fn outcome(
         massless,
         factor: 1.0f32,
         step: 0.0f32,
-        log_weight: votes,
-        log_score: target,
+        excess: 0.0f32,
+        votes,
+        target,
         guarded: false,
     };
     if !massless {
@@ -116,9 +121,36 @@ pub(crate) fn outcome(
             }
         }
         if comptime!(rule == KeyRule::Votes) {
-            result.log_weight += target - mean_logit;
-            result.log_score = mean_logit;
+            result.excess = target - mean_logit;
         }
     }
     result
+}
+
+/// Decides what depends on keys and query, of which these are the squares of norms: keys that are all the
+/// same stay, whatever their scores; and where the query is too short for its step, as that of a group
+/// whose heads cancel, the weight makes up for it.
+///
+/// `spread` is the sum of the keys' squared distances from the first.
+#[cube]
+pub(crate) fn settle(
+    result: &mut Outcome,
+    spread: f32,
+    key_square: f32,
+    query_square: f32,
+    guard: f32,
+    scale: f32,
+) {
+    if spread == 0.0f32 {
+        result.factor = 1.0f32;
+        result.step = 0.0f32;
+        result.excess = 0.0f32;
+        result.guarded = false;
+    } else if result.step != 0.0f32 {
+        let reach = guard * guard * key_square * scale * scale * query_square;
+        if query_square == 0.0f32 || result.step * result.step > reach {
+            result.excess = result.step;
+            result.step = 0.0f32;
+        }
+    }
 }

@@ -21,7 +21,7 @@ pub struct KeepKvOptions {
     pub alpha: f64,
     /// Whether the moving average is divided by `1 − α^t` with the absolute step `t`, as equation 8
     /// has it, rather than with the number of scores that a slot has seen: at the end of a prompt the
-    /// former corrects nothing. Decoded tokens start with the prompt's length.
+    /// former corrects nothing. New tokens start as if behind endless ones.
     pub absolute_step: bool,
     /// The prompt's last queries, whose scores the average starts with. The paper names no number: 32
     /// is ours.

@@ -1,15 +1,15 @@
 //! Rebuilding the compressed cache from all tokens, which are in host memory.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use kv_core::{Archive, Complete, LayerCache, Room, Selection};
 
 use super::{KeepKv, NAME};
-use crate::attention::window_attention;
+use crate::attention::{last_queries, window_attention};
 use crate::rescore::remember;
 use crate::{LayerContext, Observation, PolicyError, Result, Step};
 
-/// State of the last queries, `[B, Hq, W * D]`.
-const LAST: &str = "keepkv-queries";
+/// State of the last queries, as many as the window has, `[B, Hq, W * D]`.
+const LAST_QUERIES: &str = "keepkv-queries";
 
 impl KeepKv {
     /// Whether all tokens are kept in host memory.
@@ -26,11 +26,15 @@ impl KeepKv {
         let Observation { keys, values, positions, .. } = observation;
         let archive = Archive::new(keys, values, positions, cache.options().dtype)?;
         cache.replace_archive(Some(archive));
-        let queries = observation.last_queries(NAME, self.options.window)?;
-        for at in 0..queries.dims()[2] {
-            let query = queries.clone().narrow(2, at, 1).squeeze_dim(2);
-            remember(cache, LAST, &query, self.options.window);
-        }
+        let window = self.options.window;
+        let queries = observation.last_queries(NAME, window)?;
+        let [batch, heads, held, head_dim] = queries.dims();
+        // Shorter prompts repeat their first query, so that all sequences have equally many.
+        let missing = queries.clone().narrow(2, 0, 1).repeat_dim(2, window - held + 1);
+        let rest = queries.narrow(2, 1, held - 1);
+        let filled = if held > 1 { Tensor::cat(vec![missing, rest], 2) } else { missing };
+        let filled = filled.cast(DType::F32).reshape([batch, heads, window * head_dim]);
+        cache.set_state(LAST_QUERIES, filled);
         Ok(())
     }
 
@@ -45,7 +49,7 @@ impl KeepKv {
         if let Some(archive) = cache.archive_mut() {
             archive.push(keys, values, step.position.clone())?;
         }
-        remember(cache, LAST, query, self.options.window);
+        remember(cache, LAST_QUERIES, query, self.options.window);
         Ok(())
     }
 
@@ -58,9 +62,18 @@ impl KeepKv {
         period > 0 && (pushed + turn).is_multiple_of(period)
     }
 
-    /// Whether the step to come rebuilds the cache.
+    /// Whether the step to come rebuilds the cache: not while all tokens fit.
     pub(super) fn due_now(&self, layer: LayerContext, cache: &LayerCache) -> bool {
-        cache.archive().is_some_and(|archive| self.is_due(layer, archive.pushed() + 1))
+        let due = |archive: &Archive| self.is_due(layer, archive.pushed() + 1);
+        cache.archive().is_some_and(due) && self.over(cache, 1)
+    }
+
+    /// Whether any head's tokens, and `more`, are over its limit.
+    fn over(&self, cache: &LayerCache, more: usize) -> bool {
+        let kv_heads = cache.layout().kv_heads();
+        let (Some(limits), Some(archive)) = (cache.limits(), cache.archive()) else { return false };
+        let heads = archive.tokens().into_iter().flat_map(|tokens| vec![tokens; kv_heads]);
+        heads.zip(limits).any(|(tokens, &limit)| tokens + more > limit)
     }
 
     /// Asks for all tokens, if the step to come is to rebuild the cache.
@@ -80,11 +93,14 @@ impl KeepKv {
         step: &Step,
     ) -> Result<()> {
         let limits = cache.limits().map(<[usize]>::to_vec).unwrap_or_default();
-        let tokens = cache.archive().map(Archive::tokens).unwrap_or_default();
         let kv_heads = cache.layout().kv_heads();
-        let over = limits.iter().enumerate().any(|(pair, &limit)| tokens[pair / kv_heads] > limit);
-        let Some(queries) = cache.state(LAST).cloned().filter(|_| over) else { return Ok(()) };
-        let Some(archive) = cache.archive_mut() else { return Ok(()) };
+        if !self.over(cache, 0) {
+            return Ok(());
+        }
+        let missing = |what| PolicyError::MissingObservation { policy: NAME, what };
+        let queries = cache.state(LAST_QUERIES).cloned();
+        let queries = queries.ok_or_else(|| missing("the last queries"))?;
+        let archive = cache.archive_mut().ok_or_else(|| missing("all tokens"))?;
         let complete = archive.fetch()?;
 
         let (mut parts, mut first) = (Vec::new(), 0);
@@ -97,7 +113,7 @@ impl KeepKv {
         let mut fresh = LayerCache::concat(parts)?;
         fresh.resize(cache.layout().capacities().to_vec())?;
         fresh.set_limits(limits)?;
-        fresh.set_state(LAST, queries);
+        fresh.set_state(LAST_QUERIES, queries);
         fresh.replace_archive(cache.replace_archive(None));
         *cache = fresh;
         Ok(())
@@ -116,6 +132,7 @@ impl KeepKv {
         let [_, _, tokens, head_dim] = run.keys.dims();
         let [rows, heads, width] = queries.dims();
         let window = queries.reshape([rows, heads, width / head_dim, head_dim]);
+        let window = last_queries(&window, tokens);
         let sums = || window_attention(&window, &run.keys).sum_dim(2).squeeze_dim(2);
         let observation = Observation {
             layer,
