@@ -40,6 +40,8 @@ pub(crate) mod metric {
     pub(crate) const WORST_SAG: &str = "attention_sag_worst";
     /// Relative Frobenius error of one query's attention output.
     pub(crate) const QUERY_ERROR: &str = "relative_error_of_a_query";
+    /// Share of tokens for which no slot stands any more, where slots count them.
+    pub(crate) const DROPPED_VOTES: &str = "dropped_votes";
     /// Relative error of predicted scores, the median over slots and steps.
     pub(crate) const PREDICTION_MEDIAN: &str = "prediction_error_median";
     /// The same, a mean weighted by attention.

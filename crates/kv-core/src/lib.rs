@@ -44,7 +44,7 @@ pub use kv_kernels::{
     DecodeAttentionOptions, Draws, EvictingOutput, EvictionOptions, EvictionScope, GUARD,
     GroupReduction, Guard, HeadLayout, HeadNorms, KernelError, KeyRule, MergeLists, MergeOptions,
     Merged, Nearest, NearestOptions, RotaryTable, SlotLists, SlotRanges, SlotView, balance,
-    nearest_slots, split_heads, top_slots, uniform, uniforms,
+    merge_slots, nearest_slots, split_heads, top_slots, uniform, uniforms,
 };
 
 /// `Result` with this crate's [`Error`].

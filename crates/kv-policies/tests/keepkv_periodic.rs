@@ -34,7 +34,7 @@ fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 
 /// Two sequences of different lengths under a policy.
 fn cache_of(policy: &dyn Policy, prompts: &[Prompt; 2]) -> LayerCache {
-    let parts = prompts.iter().map(|prompt| prompt.compress(policy, 64));
+    let parts = prompts.iter().map(|prompt| prompt.compress(policy, 160));
     LayerCache::concat(parts.collect()).unwrap()
 }
 

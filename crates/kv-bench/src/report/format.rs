@@ -44,6 +44,7 @@ pub(crate) fn info(name: &str) -> Info<'_> {
         metric::ERROR_DEVIATION => ("deviation over seeds", Plain, None),
         metric::EPSILON => ("precision ε", Plain, Some(false)),
         metric::SAG => ("attention sag", Plain, None),
+        metric::DROPPED_VOTES => ("dropped votes", Share, Some(false)),
         metric::WORST_SAG => ("worst sag", Plain, None),
         metric::QUERY_ERROR => ("relative error", Plain, Some(false)),
         metric::PREDICTION_MEDIAN => ("median error", Plain, Some(false)),

@@ -1,11 +1,17 @@
 //! Many victims at once: a prompt's, or those of an eviction every so many steps. They are chosen on
 //! the host; values stay on the device.
 
-use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
-use kv_core::{LayerCache, Selection, rank, read_f32};
+use burn::tensor::{DType, Int, Tensor};
+use kv_core::{
+    KeyRule, LayerCache, MergeLists, MergeOptions, Selection, SlotLists, merge_slots, rank,
+    read_f32,
+};
 
 use super::{Cam, NAME, SEEDS};
 use crate::{Observation, PolicyError, Result};
+
+/// The logarithm of a weight of nothing.
+const WEIGHTLESS: f32 = -1.0e30;
 
 /// One head's tokens in the order of their positions.
 struct Line {
@@ -173,23 +179,36 @@ impl Cam {
             });
             ints(rows.collect())
         };
-        let shares: Vec<f32> = spreads
-            .iter()
-            .flat_map(|own| {
-                let own = own.iter().map(|spread| spread.share);
-                own.chain(std::iter::repeat(0.0)).take(most).collect::<Vec<f32>>()
-            })
-            .collect();
-        let shares = Tensor::<1>::from_data(shares.as_slice(), (&device, DType::F32));
+        let weights = |weights: Vec<f32>, width: usize| {
+            Tensor::<1>::from_data(weights.as_slice(), (&device, DType::F32))
+                .reshape([pairs, width, 2])
+        };
+        let shares = spreads.iter().flat_map(|own| {
+            let own = own.iter().flat_map(|spread| [spread.share.ln(), 0.0]);
+            own.chain(std::iter::repeat(0.0)).take(2 * most).collect::<Vec<f32>>()
+        });
+        let list = |width: usize, counts: Vec<usize>| SlotLists {
+            slots: ints((0..(pairs * width) as i32).collect()).reshape([pairs, width]),
+            counts: ints(counts.into_iter().map(|count| count as i32).collect()),
+        };
+        // All that begin at one survivor are averaged there by their shares, in their order, so that the
+        // sums are the same every time.
         let rows = values.clone().select(0, padded(&|spread| spread.row as i32, 0));
-        let rows = rows.cast(DType::F32) * shares.unsqueeze_dim::<2>(1);
-        let rows = rows.reshape([pairs, most, head_dim]);
-        // All that begin at one survivor are summed there; what is behind a list's end, at none.
-        let first = padded(&|spread| spread.first as i32, survivors as i32);
-        let first = first.reshape([pairs, most, 1]).repeat_dim(2, head_dim);
-        let begin = Tensor::<3>::zeros([pairs, survivors + 1, head_dim], (&device, DType::F32));
-        let begin = begin.scatter(1, first, rows, IndexingUpdateOp::Add);
-        let begin = begin.narrow(1, 0, survivors);
+        let rows = rows.cast(DType::F32);
+        let lists = MergeLists {
+            victims: list(most, spreads.iter().map(Vec::len).collect()),
+            targets: padded(&|spread| spread.first as i32, -1).reshape([pairs, most]),
+            victim_weights: weights(shares.collect(), most),
+            kept: list(survivors, lines.iter().map(|line| line.slots.len()).collect()),
+            kept_weights: weights([WEIGHTLESS, 0.0].repeat(pairs * survivors), survivors),
+        };
+        let zeros = || Tensor::<2>::zeros([pairs * survivors, head_dim], (&device, DType::F32));
+        let (mut keys, mut begin) = (zeros(), zeros());
+        let options = MergeOptions { rule: KeyRule::Mean, ..Default::default() };
+        let merged = merge_slots(Some([&rows, &rows]), [&mut keys, &mut begin], &lists, &options)
+            .map_err(kv_core::Error::from)?;
+        let totals = merged.weights.narrow(2, 0, 1).exp();
+        let begin = begin.reshape([pairs, survivors, head_dim]) * totals;
         // Each survivor then has all that began at it or at one of the `spread - 1` before.
         let reach = self.options.spread.min(survivors);
         let mut sums = begin.clone();

@@ -30,9 +30,13 @@ impl KeepKv {
         let queries = observation.last_queries(NAME, window)?;
         let [batch, heads, held, head_dim] = queries.dims();
         // Shorter prompts repeat their first query, so that all sequences have equally many.
-        let missing = queries.clone().narrow(2, 0, 1).repeat_dim(2, window - held + 1);
-        let rest = queries.narrow(2, 1, held - 1);
-        let filled = if held > 1 { Tensor::cat(vec![missing, rest], 2) } else { missing };
+        let filled = match window - held {
+            0 => queries,
+            missing => {
+                let first = queries.clone().narrow(2, 0, 1).repeat_dim(2, missing);
+                Tensor::cat(vec![first, queries], 2)
+            }
+        };
         let filled = filled.cast(DType::F32).reshape([batch, heads, window * head_dim]);
         cache.set_state(LAST_QUERIES, filled);
         Ok(())

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{BUDGET, known};
+use super::BUDGET;
 use crate::args::{Attention, Figure, Mode, Paper};
 use crate::prompts::Prompts;
 use crate::record::FULL;
@@ -11,7 +11,7 @@ use crate::suites::perplexity::{self, Text};
 use crate::suites::{attention, quality};
 
 /// Policies that evict by scores.
-const EVICTORS: [&str; 4] = ["h2o", "snapkv", "recent-attention", "streaming-llm"];
+const EVICTORS: [&str; 5] = ["h2o", "snapkv", "recent-attention", "streaming-llm", "longflow"];
 /// Those of the tables: the paper's two.
 const OF_TABLES: [&str; 2] = ["recent-attention", "h2o"];
 /// Other methods that merge.
@@ -37,7 +37,7 @@ const QUICK_ATTENTION: (usize, usize) = (1, 16);
 /// Where a policy or the device refuses.
 pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
     let quick = bench.common.quick;
-    let contenders = known(bench, &configs(options.figure, quick))?;
+    let contenders = super::contenders(&configs(options.figure, quick))?;
     let mut prompts = Prompts::load(options.prompts.as_deref())?;
     if let Some(limit) = options.limit.or(quick.then_some(QUICK_PROMPTS)) {
         prompts.limit(limit);

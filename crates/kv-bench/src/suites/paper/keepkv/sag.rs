@@ -6,11 +6,11 @@ use anyhow::Context;
 use burn::tensor::Tensor;
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32};
 use kv_models::PrefillPass;
-use kv_policies::{Needs, Observation};
+use kv_policies::{Needs, Observation, VOTES, read_votes};
 use serde_json::{Value, json};
 
+use super::BUDGET;
 use super::fig2::Size;
-use super::{BUDGET, known};
 use crate::args::Paper;
 use crate::contenders::Contender;
 use crate::progress::Progress;
@@ -46,12 +46,17 @@ struct Sums {
     queries: f64,
     difference: f64,
     norm: f64,
+    /// Tokens of all heads, and those that slots stand for.
+    tokens: f64,
+    represented: f64,
 }
 
 /// Attention of one query, by head.
 struct Attended {
     log_sum_exp: Vec<f32>,
     output: Vec<f32>,
+    /// Tokens that slots stand for, where they count them.
+    represented: Option<u64>,
 }
 
 /// Runs this part.
@@ -59,13 +64,13 @@ struct Attended {
 /// # Errors
 /// Where a policy or the device refuses.
 pub(super) fn run(bench: &mut Bench<'_>, options: &Paper, size: &Size) -> anyhow::Result<()> {
-    let labelled = known(bench, &configs(false))?;
+    let labelled = super::contenders(&configs(false))?;
     let apart = bench.model.config().num_query_heads > bench.model.config().num_kv_heads;
     let mut settings = Vec::new();
     // Without groups the first two are one.
     for setting in SETTINGS.into_iter().filter(|setting| apart || setting.name != SETTINGS[1].name)
     {
-        let mut contenders = known(bench, &configs(setting.for_query))?;
+        let mut contenders = super::contenders(&configs(setting.for_query))?;
         // The task says what differs from the defaults.
         let labels = labelled.iter().map(|contender| &contender.label);
         contenders.iter_mut().zip(labels).for_each(|(own, label)| own.label.clone_from(label));
@@ -118,6 +123,10 @@ pub(super) fn run(bench: &mut Bench<'_>, options: &Paper, size: &Size) -> anyhow
             bench.record(SUITE, &case, setup, metric::SAG, sag, "nats");
             bench.record(SUITE, &case, setup, metric::WORST_SAG, sums.worst, "nats");
             bench.record(SUITE, &case, setup, metric::QUERY_ERROR, error, "ratio");
+            if sums.tokens > 0.0 {
+                let dropped = 1.0 - sums.represented / sums.tokens;
+                bench.record(SUITE, &case, setup, metric::DROPPED_VOTES, dropped, "share");
+            }
         }
     }
     Ok(())
@@ -172,6 +181,11 @@ fn compare(
                 sums.worst = sag;
             }
         }
+        if let Some(represented) = own.represented {
+            let heads = keys.dims()[1];
+            sums.tokens += (observation.tokens() * heads) as f64;
+            sums.represented += represented as f64;
+        }
         for (own, exact) in own.output.iter().zip(&exact.output) {
             sums.difference += f64::from(own - exact).powi(2);
             sums.norm += f64::from(*exact).powi(2);
@@ -188,6 +202,10 @@ fn attend(cache: &LayerCache, query: &Tensor<3>) -> anyhow::Result<Attended> {
     Ok(Attended {
         log_sum_exp: read_f32("log-sum-exp", log_sum_exp)?,
         output: read_f32("output", attended.output)?,
+        represented: match cache.track(VOTES) {
+            Some(_) => Some(read_votes(cache)?.iter().sum()),
+            None => None,
+        },
     })
 }
 

@@ -7,7 +7,7 @@ use anyhow::{Context, ensure};
 use kv_models::{Sampling, Session};
 use serde_json::{Value, json};
 
-use super::{BUDGET, known};
+use super::BUDGET;
 use crate::args::Paper;
 use crate::contenders::Contender;
 use crate::progress::Progress;
@@ -83,7 +83,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
         json!({"policy": "keepkv", "budget": BUDGET, "evictor": "h2o"}),
         at("keepkv"),
     ];
-    let mut contenders = known(bench, &configs)?;
+    let mut contenders = super::contenders(&configs)?;
     let full = &contenders[0];
     let memory = match options.memory_cap {
         None if quick => {
