@@ -1,3 +1,5 @@
+//! What a cache takes, in bytes.
+
 use std::ops::Add;
 
 use burn::tensor::{DType, Tensor};

@@ -1,3 +1,5 @@
+//! Observations kept until all layers have been seen.
+
 use burn::tensor::{DType, Int, Tensor};
 
 use crate::{LayerContext, Needs, Observation};

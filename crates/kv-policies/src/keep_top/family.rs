@@ -1,3 +1,5 @@
+//! Options that all policies of the family take.
+
 use kv_core::{Budget, HeadAllocation, LayerAllocation};
 use serde::{Deserialize, Serialize};
 
