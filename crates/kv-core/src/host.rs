@@ -72,7 +72,7 @@ impl HostCache {
         Ok(KvCache { layers, seen: self.seen, origin: self.origin })
     }
 
-    /// Host bytes of all slots.
+    /// Host bytes of all slots, without those of [`Archive`]s.
     pub fn bytes(&self) -> usize {
         let layers = self.layers.iter();
         layers.map(|layer| layer.keys.bytes().len() + layer.values.bytes().len()).sum()

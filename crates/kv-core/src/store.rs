@@ -46,6 +46,8 @@ impl KvCache {
     /// [`Error::Io`], [`Error::Read`]; [`Error::InvalidPlan`] for a cache with an [`crate::Archive`],
     /// which is not saved.
     pub fn save(&self, path: &Path) -> Result<()> {
+        // Before anything is read.
+        check_saved(self.layers.iter().any(|layer| layer.archive().is_some()))?;
         self.to_host()?.save(path)
     }
 
@@ -64,10 +66,7 @@ impl HostCache {
     /// # Errors
     /// [`Error::Io`], [`Error::InvalidPlan`] for a cache with an [`crate::Archive`].
     pub fn save(&self, path: &Path) -> Result<()> {
-        if self.layers.iter().any(|layer| layer.archive.is_some()) {
-            let reason = "it keeps all tokens in host memory, which are not saved".into();
-            return Err(Error::InvalidPlan { what: "save", reason });
-        }
+        check_saved(self.layers.iter().any(|layer| layer.archive.is_some()))?;
         let mut tensors: BTreeMap<String, &TensorData> = BTreeMap::new();
         let mut layers = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
@@ -224,6 +223,15 @@ impl HostCache {
         }
         Ok(Self { layers, seen: header.seen, origin: header.origin })
     }
+}
+
+/// Refuses caches that keep all tokens beside them.
+fn check_saved(archived: bool) -> Result<()> {
+    if archived {
+        let reason = "it keeps all tokens in host memory, which are not saved".into();
+        return Err(Error::InvalidPlan { what: "save", reason });
+    }
+    Ok(())
 }
 
 /// Checks where a layer's next tokens go: the device will not.

@@ -296,8 +296,8 @@ fn golden_official_prefill() {
             let cache = prompt.compress(&around(kept, limit, options), 1);
             let votes = read_votes(&cache).unwrap();
             let expected = golden.tensor("f32.prefill.cluster_cnt").values;
-            let same = votes.iter().zip(&expected).all(|(a, b)| *a as f64 == *b);
-            assert!(same, "{}: {votes:?} for {expected:?}", tested.name);
+            let votes: Vec<f64> = votes.into_iter().map(|votes| votes as f64).collect();
+            assert_eq!(votes, expected, "{}", tested.name);
             let live = |pool: &Tensor<2>| {
                 let rows = cache.layout().live_slots().map(|slot| slot as i32);
                 let rows: Vec<i32> = rows.collect();

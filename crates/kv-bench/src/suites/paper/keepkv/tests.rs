@@ -77,7 +77,9 @@ fn batches_grow_until_memory_ends() {
     assert_eq!(batches("full"), [1, 2]);
     for policy in ["h2o", "recent-attention", "d2o", "keepkv(h2o)", "keepkv"] {
         let batches = batches(policy);
-        assert_eq!(batches[..3], [1, 2, 4], "{policy}: {batches:?}");
+        // D2O holds all layers whole until it knows their budgets.
+        let first: &[usize] = if policy == "d2o" { &[1, 2] } else { &[1, 2, 4] };
+        assert!(batches.starts_with(first), "{policy}: {batches:?}");
         assert_eq!(largest(policy)[0].case.batch.as_ref(), batches.last(), "{policy}");
     }
     let speed_up = |policy: &str| {
@@ -108,10 +110,13 @@ fn names(found: &[(String, f64)]) -> Vec<&str> {
 #[test]
 fn evictions_run_with_and_without_keepkv() {
     let (found, records, report) = perplexities("keepkv-fig5");
-    let pairs = ["h2o", "snapkv", "recent-attention", "streaming-llm"];
-    for (name, within) in
-        pairs.into_iter().zip(["keepkv(h2o)", "keepkv(snapkv)", "keepkv", "keepkv(streaming-llm)"])
-    {
+    for (name, within) in [
+        ("h2o", "keepkv(h2o)"),
+        ("snapkv", "keepkv(snapkv)"),
+        ("recent-attention", "keepkv"),
+        ("streaming-llm", "keepkv(streaming-llm)"),
+        ("longflow", "keepkv(longflow)"),
+    ] {
         let of = |name: &str| -> Vec<f64> {
             found.iter().filter(|(policy, _)| policy == name).map(|(_, value)| *value).collect()
         };
