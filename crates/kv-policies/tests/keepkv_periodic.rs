@@ -8,7 +8,7 @@ use kv_policies::{LayerContext, Policy, perturbation_bound, read_votes};
 use kv_testing::{Numbers, devices, exact_devices, relative_error};
 use serde_json::{Value, json};
 
-use super::support::{LAYER, Prompt, policy, step};
+use super::support::{LAYER, Prompt, kept, policy, step};
 
 /// One query head a key-value head.
 fn prompt(seed: u64, batch: usize, tokens: usize, device: &Device) -> Prompt {
@@ -169,6 +169,34 @@ fn caches_that_move_take_their_tokens_along() {
                 if index == 2 {
                     cache = moved(cache);
                 }
+            }
+        }
+    }
+}
+
+/// A budget that is a share of the prompt stays one: of a head's slots as many are for the newest tokens,
+/// however long the output.
+#[test]
+fn shares_of_the_prompt_stay_what_they_are() {
+    for tested in devices() {
+        let policy = policy(json!({
+            "policy": "keepkv", "budget": 0.4, "evictor": "h2o", "period": 4, "staggered": false,
+        }));
+        let (prompt, tokens) =
+            (prompt(10, 1, 40, &tested.device), prompt(11, 1, 100, &tested.device));
+        let mut cache = prompt.compress(&*policy, 100);
+        for index in 0..100 {
+            let next = step(&tokens.query, &tokens.keys, &tokens.values, index, 40 + index);
+            policy.step(LAYER, &mut cache, next).unwrap();
+            let newest = 41 + index as u32;
+            for pair in 0..2 {
+                let kept = kept(&cache, pair);
+                assert_eq!(kept.len(), 16, "{} step {index}", tested.name);
+                let recent = newest - 8..newest;
+                let all = recent.clone().all(|token| kept.contains(&token));
+                assert!(all, "{} step {index}: {kept:?} lacks some of {recent:?}", tested.name);
+                let older = kept.iter().filter(|&&token| token + 9 < newest).count();
+                assert!(older > 0, "{} step {index}: {kept:?} has only recents", tested.name);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Rebuilding the compressed cache from all tokens, which are in host memory.
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{Archive, Complete, LayerCache, Room, Selection};
+use kv_core::{Archive, Budget, Complete, LayerCache, Room, Selection};
 
 use super::{KeepKv, NAME};
 use crate::attention::{last_queries, window_attention};
@@ -174,17 +174,20 @@ impl KeepKv {
         if most >= tokens {
             return Ok(Selection::all(rows * kv_heads, tokens));
         }
-        let selection = match self.evictor.rank(observation)?.filter(|_| alike) {
+        // A share of the prompt is no share of what came behind it, nor are the tokens protected under it.
+        let mean = limits.iter().sum::<usize>() / limits.len().max(1);
+        let evictor = self.evictor.with_budget(Budget::Tokens(mean))?;
+        let selection = match evictor.rank(observation)?.filter(|_| alike) {
             Some((scores, _)) => self.highest(observation, scores, most)?,
-            None => self.evictor.select(observation)?.selection,
+            None => evictor.select(observation)?.selection,
         };
         let lengths = selection.kept().iter().map(Vec::len);
         match lengths.zip(limits).find(|(length, limit)| length > *limit) {
             Some((length, limit)) => Err(PolicyError::InvalidConfig {
                 policy: NAME.into(),
                 reason: format!(
-                    "rebuilt of {tokens} tokens, a head would hold {length} slots of {limit}: heads \
-                     that choose together need a budget in tokens"
+                    "rebuilt of {tokens} tokens, a head would hold {length} slots of {limit}: expected \
+                     heads that choose for themselves"
                 ),
             }),
             None => Ok(selection),
