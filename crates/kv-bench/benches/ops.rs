@@ -136,7 +136,7 @@ fn slots(criterion: &mut Criterion, name: &str, inputs: &mut Inputs) {
     let scores = inputs.floats([slots]);
     let ranges = inputs.ranges(CAPACITY);
     bench(criterion, "argmin_slots", name, &device, || {
-        argmin_slots(scores.clone(), &ranges).unwrap();
+        argmin_slots(scores.clone(), &ranges, None).unwrap();
     });
     let lists = inputs.ints([pairs, CAPACITY], |slot| slot);
     let counts = inputs.ints([pairs], |_| CAPACITY);

@@ -191,6 +191,33 @@ fn a_single_slot_takes_everything() {
     }
 }
 
+/// A head without room for a token refuses it before anything is merged, and goes on once it has room.
+#[test]
+fn a_full_cache_refuses_the_next_token_and_stays_as_it_was() {
+    for tested in devices() {
+        let prompt = prompt(26, 30, 1, &tested.device);
+        let steps = self::prompt(27, 4, 1, &tested.device);
+        // Room for two more, though the limit lets it hold three.
+        let keepkv = around(vec![(0..10).collect(); 4], 13, exact(Key::Paper));
+        let mut cache = prompt.compress(&keepkv, 2);
+        let next = |index| step(&steps.query, &steps.keys, &steps.values, index, 30 + index);
+        for index in 0..2 {
+            keepkv.step(LAYER, &mut cache, next(index)).unwrap();
+        }
+        let before = (floats(cache.keys().clone()), read_votes(&cache).unwrap());
+        let error = keepkv.step(LAYER, &mut cache, next(2)).unwrap_err().to_string();
+        assert!(error.contains("12") && error.contains("13"), "{}: {error}", tested.name);
+        let after = (floats(cache.keys().clone()), read_votes(&cache).unwrap());
+        assert_eq!(after, before, "{}", tested.name);
+        cache.resize(vec![14; 4]).unwrap();
+        for index in 2..4 {
+            keepkv.step(LAYER, &mut cache, next(index)).unwrap();
+        }
+        assert_eq!(cache.layout().lengths(), [13; 4], "{}", tested.name);
+        assert_eq!(read_votes(&cache).unwrap().iter().sum::<u64>(), 4 * 34, "{}", tested.name);
+    }
+}
+
 /// Where f32 stops counting, votes go on.
 #[test]
 fn votes_count_beyond_what_floats_can() {

@@ -90,7 +90,8 @@ pub fn merge_group(
             let norm = query.map_or(0.0, square);
             // A query that is too short for its step leaves it to the weight.
             let reach = guard.powi(2) * square(&key) * scale.powi(2) * norm;
-            match query.filter(|_| norm > 0.0 && !(excess.powi(2) > reach)) {
+            let short = norm == 0.0 || excess.powi(2) > reach;
+            match query.filter(|_| !short) {
                 Some(query) => {
                     let step = excess / (scale * norm);
                     key.iter_mut().zip(query).for_each(|(k, q)| *k += step * q);
