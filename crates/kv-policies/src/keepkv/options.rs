@@ -31,8 +31,8 @@ pub struct KeepKvOptions {
     pub epsilon: f64,
     /// Whether similar tokens of a prompt are merged before or behind the eviction.
     pub order: Order,
-    /// Steps from which on the cache is rebuilt from all tokens, which are in host memory then
-    /// (periodic lossless compression); 0 for never.
+    /// Every so many steps the cache is rebuilt from all tokens, which are in host memory then (periodic
+    /// lossless compression); 0 for never.
     pub period: usize,
     /// Whether layers take turns within the period, rather than being rebuilt at the same step: each
     /// one's tokens come back to the device while the step before runs.
