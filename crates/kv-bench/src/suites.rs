@@ -51,3 +51,11 @@ pub(crate) fn record_memory(
         bench.record(suite, case, (&contender.label, contender.budget), name, mean, "bytes");
     }
 }
+
+/// Prompts whose tokens differ from row to row; which ones they are does not matter.
+pub(crate) fn varied_prompts(bench: &Bench<'_>, batch: usize, length: usize) -> Vec<Vec<u32>> {
+    let vocabulary = bench.model.config().vocab_size as u32;
+    let token = |row: u32, at: u32| (at * 7_919 + row * 104_729 + 11) % vocabulary;
+    let row = |row| (0..length as u32).map(|at| token(row, at)).collect();
+    (0..batch as u32).map(row).collect()
+}

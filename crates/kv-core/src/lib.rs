@@ -43,8 +43,8 @@ pub use kv_kernels::{
     AttentionOutput, AverageWeights, BalanceOptions, Balanced, Centre, Choice, Chosen,
     DecodeAttentionOptions, Draws, EvictingOutput, EvictionOptions, EvictionScope, GUARD,
     GroupReduction, Guard, HeadLayout, HeadNorms, KernelError, KeyRule, MergeLists, MergeOptions,
-    Merged, Nearest, NearestOptions, RotaryTable, SlotLists, SlotRanges, SlotView, balance,
-    merge_slots, nearest_slots, split_heads, top_slots, uniform, uniforms,
+    Merged, Nearest, NearestOptions, RotaryTable, SlotLists, SlotRanges, SlotView, VOTES_RADIX,
+    balance, merge_slots, nearest_slots, split_heads, top_slots, uniform, uniforms,
 };
 
 /// `Result` with this crate's [`Error`].

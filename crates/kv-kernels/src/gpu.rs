@@ -11,7 +11,7 @@ use cubecl::client::Client;
 use cubecl::features::MmaConfig;
 use cubecl::prelude::*;
 
-use crate::add_probabilities::{GroupReduction, kernel as add_probabilities};
+use crate::add_probabilities::GroupReduction;
 use crate::argmin_slots::{Protection, kernel as argmin};
 use crate::average_scores::{AverageWeights, kernel as average_scores};
 use crate::balance::WalkConfig;
@@ -24,9 +24,8 @@ use crate::extension::{
     Classes, Drawn, Drops, Epilogue, Eviction, Lists, MergedPools, Merges, MergingPools, Places,
     Projection, SampleTensors, Scalars, SlotOps, SlotPools, Walk, Written,
 };
-use crate::merge_nearest::{NearestConfig, kernel as merge_nearest};
-use crate::merge_slots::{MergeConfig, kernel as merge_slots};
-use crate::nearest_slots::kernel as nearest_slots;
+use crate::merge_nearest::NearestConfig;
+use crate::merge_slots::MergeConfig;
 #[cfg(feature = "cuda")]
 use crate::prefill_attention;
 use crate::random::kernel as random;
@@ -36,7 +35,10 @@ use crate::scatter_rows::kernel as scatter;
 use crate::select::Search;
 use crate::swiglu::kernel as swiglu;
 use crate::top_slots::kernel as top_slots;
-use crate::{balance, evicting_attention, heads, linear, move_slots, sample};
+use crate::{
+    add_probabilities, balance, evicting_attention, heads, linear, merge_nearest, merge_slots,
+    move_slots, nearest_slots, sample,
+};
 
 impl SlotOps for CubeBackend {
     fn decode_attention(
@@ -94,33 +96,7 @@ impl SlotOps for CubeBackend {
         among_counts: CubeTensor,
         earlier: bool,
     ) -> (CubeTensor, CubeTensor) {
-        let [_, head_dim] = keys.shape().dims();
-        let [rows, width] = of.shape().dims();
-        let [_, others] = among.shape().dims();
-        let places = empty_like(&keys, of.shape(), DType::I32);
-        let cosines = empty_like(&keys, of.shape(), DType::F32);
-        // SAFETY: shapes were checked, and the kernel guards its accesses.
-        unsafe {
-            nearest_slots::nearest_slots_kernel::launch_unchecked(
-                &keys.client.clone(),
-                grid(rows * width.div_ceil(nearest_slots::TILE)),
-                CubeDim::new_1d(nearest_slots::UNITS as u32),
-                into_contiguous(keys.clone()).into_buffer_arg(),
-                into_contiguous(of).into_buffer_arg(),
-                into_contiguous(of_counts).into_buffer_arg(),
-                into_contiguous(among).into_buffer_arg(),
-                into_contiguous(among_counts).into_buffer_arg(),
-                places.clone().into_buffer_arg(),
-                cosines.clone().into_buffer_arg(),
-                rows,
-                width,
-                others,
-                head_dim,
-                earlier,
-                elem_type(keys.dtype),
-            );
-        }
-        (places, cosines)
+        nearest_slots::launch::run(keys, of, of_counts, among, among_counts, earlier)
     }
 
     fn merge_slots(
@@ -129,53 +105,7 @@ impl SlotOps for CubeBackend {
         merges: Merges<Self>,
         config: MergeConfig,
     ) -> MergedPools<Self> {
-        let (keys, values) = (into_contiguous(keys), into_contiguous(values));
-        let [_, head_dim] = keys.shape().dims();
-        let [rows, width] = merges.victims.shape().dims();
-        let [_, places] = merges.kept.shape().dims();
-        let weights = empty_like(&keys, Shape::from([rows, places, 2]), DType::F32);
-        let guarded = empty_like(&keys, Shape::from([rows, places]), DType::I32);
-        let lanes = vector_lanes(&keys, head_dim, head_dim).min(4);
-        let columns = head_dim / lanes;
-        let team = columns.next_power_of_two();
-        // SAFETY: shapes were checked, and the kernel guards its accesses.
-        unsafe {
-            merge_slots::merge_slots_kernel::launch_unchecked(
-                &keys.client.clone(),
-                grid(rows * places.div_ceil(merge_slots::UNITS / team)),
-                CubeDim::new_1d(merge_slots::UNITS as u32),
-                lanes,
-                into_contiguous(merges.from_keys).into_buffer_arg(),
-                into_contiguous(merges.from_values).into_buffer_arg(),
-                into_contiguous(merges.victims).into_buffer_arg(),
-                into_contiguous(merges.victim_counts).into_buffer_arg(),
-                into_contiguous(merges.targets).into_buffer_arg(),
-                into_contiguous(merges.victim_weights).into_buffer_arg(),
-                into_contiguous(merges.kept).into_buffer_arg(),
-                into_contiguous(merges.kept_counts).into_buffer_arg(),
-                into_contiguous(merges.kept_weights).into_buffer_arg(),
-                into_contiguous(merges.queries).into_buffer_arg(),
-                keys.clone().into_buffer_arg(),
-                values.clone().into_buffer_arg(),
-                weights.clone().into_buffer_arg(),
-                guarded.clone().into_buffer_arg(),
-                rows,
-                width,
-                places,
-                config.guard.min(f32::MAX),
-                config.scale,
-                merge_slots::Blueprint {
-                    columns,
-                    team,
-                    rule: config.rule,
-                    literal: config.guard == f32::INFINITY,
-                    queried: config.queried,
-                    within: config.within,
-                },
-                elem_type(keys.dtype),
-            );
-        }
-        MergedPools { keys, values, weights, guarded }
+        merge_slots::launch::run(keys, values, merges, config)
     }
 
     fn merge_nearest(
@@ -187,54 +117,7 @@ impl SlotOps for CubeBackend {
         queries: CubeTensor,
         config: NearestConfig,
     ) -> MergingPools<Self> {
-        let (keys, values) = (into_contiguous(pools.keys), into_contiguous(pools.values));
-        let client = keys.client.clone();
-        let [_, head_dim] = keys.shape().dims();
-        let pairs = victims.shape().num_elements();
-        let heads = queries.shape().num_elements() / head_dim.max(1);
-        let hardware = &client.properties().hardware;
-        let plane = (hardware.plane_size_min as usize).max(1);
-        let lanes = vector_lanes(&keys, head_dim, head_dim);
-        let columns = head_dim / lanes;
-        let (units, planes) = widest_cube(&client);
-        let team = columns.next_power_of_two().min(1 << plane.ilog2());
-        // SAFETY: shapes were checked; the kernel stays within the ranges.
-        unsafe {
-            merge_nearest::merge_nearest_kernel::launch_unchecked(
-                &client,
-                grid(pairs),
-                CubeDim::new_1d(units as u32),
-                lanes,
-                keys.clone().into_buffer_arg(),
-                values.clone().into_buffer_arg(),
-                pools.log_weights.clone().into_buffer_arg(),
-                pools.log_scores.clone().into_buffer_arg(),
-                pools.log_samples.clone().into_buffer_arg(),
-                pools.votes.clone().into_buffer_arg(),
-                pools.votes_high.clone().into_buffer_arg(),
-                into_contiguous(offsets).into_buffer_arg(),
-                into_contiguous(lengths).into_buffer_arg(),
-                into_contiguous(victims).into_buffer_arg(),
-                into_contiguous(goes).into_buffer_arg(),
-                into_contiguous(queries).into_buffer_arg(),
-                pairs,
-                config.threshold,
-                config.log_epsilon,
-                config.merge.guard.min(f32::MAX),
-                config.merge.scale,
-                merge_nearest::Blueprint {
-                    columns,
-                    team,
-                    units,
-                    planes,
-                    rule: config.merge.rule,
-                    literal: config.merge.guard == f32::INFINITY,
-                    group: if config.merge.queried { heads / pairs.max(1) } else { 0 },
-                },
-                elem_type(keys.dtype),
-            );
-        }
-        MergingPools { keys, values, ..pools }
+        merge_nearest::launch::run(pools, offsets, lengths, victims, goes, queries, config)
     }
 
     fn average_scores(
@@ -273,28 +156,7 @@ impl SlotOps for CubeBackend {
         lengths: CubeTensor,
         reduction: GroupReduction,
     ) -> CubeTensor {
-        let sums = into_contiguous(sums);
-        let [slots, group] = logits.shape().dims();
-        let pairs = offsets.shape().num_elements();
-        let cubes = (slots / pairs.max(1)).div_ceil(add_probabilities::UNITS).max(1);
-        // SAFETY: shapes were checked; the kernel stays within the ranges.
-        unsafe {
-            add_probabilities::add_probabilities_kernel::launch_unchecked(
-                &sums.client.clone(),
-                grid(pairs * cubes),
-                CubeDim::new_1d(add_probabilities::UNITS as u32),
-                sums.clone().into_buffer_arg(),
-                into_contiguous(logits).into_buffer_arg(),
-                into_contiguous(log_sum_exp).into_buffer_arg(),
-                into_contiguous(offsets).into_buffer_arg(),
-                into_contiguous(lengths).into_buffer_arg(),
-                pairs,
-                cubes,
-                group,
-                reduction,
-            );
-        }
-        sums
+        add_probabilities::launch::run(sums, logits, log_sum_exp, offsets, lengths, reduction)
     }
 
     fn skinny_product(x: CubeTensor, weight: CubeTensor, epilogue: Epilogue<Self>) -> CubeTensor {

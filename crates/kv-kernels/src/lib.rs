@@ -57,7 +57,7 @@ pub use evicting_attention::{
 pub use graph::{DeviceWork, Recording, StepGraph, awaited_device_work, device_work};
 pub use heads::{HeadLayout, HeadNorms, Placement, RotaryTable, split_heads, write_heads};
 pub use linear::{LinearOptions, linear};
-pub use merge_nearest::{MergingSlots, NearestOptions, merge_nearest};
+pub use merge_nearest::{MergingSlots, NearestOptions, VOTES_RADIX, merge_nearest};
 pub use merge_slots::{
     GUARD, KeyRule, MergeLists, MergeOptions, Merged, merge_slots, reference as merge_reference,
 };

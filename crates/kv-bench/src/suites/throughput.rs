@@ -7,7 +7,7 @@ use burn::tensor::Device;
 use kv_core::{Archive, MemoryReport};
 use kv_models::{Sampling, Session};
 
-use super::record_memory;
+use super::{record_memory, varied_prompts};
 use crate::args::Throughput;
 use crate::contenders::Contender;
 use crate::progress::Progress;
@@ -64,13 +64,7 @@ fn time(
     steps: usize,
 ) -> anyhow::Result<MemoryReport> {
     let new = WARM_UP + steps;
-    let vocabulary = bench.model.config().vocab_size as u32;
-    // Tokens that differ from row to row; which ones does not matter.
-    let prompts: Vec<Vec<u32>> = (0..batch as u32)
-        .map(|row| {
-            (0..length as u32).map(|at| (at * 7_919 + row * 104_729 + 11) % vocabulary).collect()
-        })
-        .collect();
+    let prompts = varied_prompts(bench, batch, length);
     let seeds: Vec<u64> = (0..batch as u64).collect();
     let start = || Session::start(&bench.model, contender.policy.clone(), &prompts, &seeds, new);
     empty_pool(&bench.device)?;

@@ -1,7 +1,9 @@
 //! Attention probabilities added to what slots have, straight from logits.
 
 #[cfg(feature = "gpu")]
-pub(crate) mod kernel;
+mod kernel;
+#[cfg(feature = "gpu")]
+pub(crate) mod launch;
 pub(crate) mod reference;
 
 use burn::backend::Dispatch;

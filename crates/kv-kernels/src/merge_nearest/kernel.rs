@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::RADIX;
+use super::VOTES_RADIX;
 use crate::average_scores::kernel::log_add;
 use crate::evicting_attention::weigh::{ABSENT, NOWHERE, weakest_of};
 use crate::merge_slots::KeyRule;
@@ -207,8 +207,8 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
         values[to] = Vector::cast_from(value);
     }
     if unit == 0 {
-        let carry = (low / f32::new(RADIX)).floor();
-        votes[target] = low - carry * f32::new(RADIX);
+        let carry = (low / f32::new(VOTES_RADIX)).floor();
+        votes[target] = low - carry * f32::new(VOTES_RADIX);
         votes_high[target] = high + carry;
         log_weights[target] = result.votes + result.excess;
         log_scores[target] = result.target - result.excess + log_samples[target];

@@ -2,7 +2,9 @@
 //! that both carry: what a decode step's eviction does in place of dropping.
 
 #[cfg(feature = "gpu")]
-pub(crate) mod kernel;
+mod kernel;
+#[cfg(feature = "gpu")]
+pub(crate) mod launch;
 pub(crate) mod reference;
 
 use burn::backend::Dispatch;
@@ -15,7 +17,7 @@ use crate::{KernelError, MergeOptions, SlotRanges};
 
 const OP: &str = "merge_nearest";
 /// Votes that [`MergingSlots::votes`] counts to before they are carried.
-const RADIX: f32 = 4096.0;
+pub const VOTES_RADIX: f32 = 4096.0;
 /// Below all logarithms of scores.
 const NOTHING: f32 = -3.0e38;
 

@@ -1,6 +1,6 @@
 //! The same in plain loops.
 
-use super::{NearestConfig, RADIX};
+use super::{NearestConfig, VOTES_RADIX};
 use crate::average_scores::reference::log_add;
 use crate::merge_slots::reference::{Member, merge_group};
 use crate::nearest_slots::reference::Pairing;
@@ -90,8 +90,8 @@ impl Slots<'_> {
             let score = merged.log_score + f64::from(self.log_samples[target]);
             self.log_scores[target] = score.max(f64::from(f32::MIN)) as f32;
             let low = self.votes[target] + self.votes[victim];
-            let carry = (low / RADIX).floor();
-            self.votes[target] = low - carry * RADIX;
+            let carry = (low / VOTES_RADIX).floor();
+            self.votes[target] = low - carry * VOTES_RADIX;
             self.votes_high[target] += self.votes_high[victim] + carry;
             changed.push(target);
         }

@@ -1,7 +1,9 @@
 //! ZIP merging: groups of slots become one slot each, of the same attention.
 
 #[cfg(feature = "gpu")]
-pub(crate) mod kernel;
+mod kernel;
+#[cfg(feature = "gpu")]
+pub(crate) mod launch;
 pub mod reference;
 #[cfg(feature = "gpu")]
 pub(crate) mod sums;

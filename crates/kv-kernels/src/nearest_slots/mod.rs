@@ -1,7 +1,9 @@
 //! Slots paired with the ones whose keys are most alike, without the matrix of all similarities.
 
 #[cfg(feature = "gpu")]
-pub(crate) mod kernel;
+mod kernel;
+#[cfg(feature = "gpu")]
+pub(crate) mod launch;
 pub(crate) mod reference;
 
 use burn::backend::Dispatch;

@@ -76,8 +76,8 @@ impl KeepKv {
     fn over(&self, cache: &LayerCache, more: usize) -> bool {
         let kv_heads = cache.layout().kv_heads();
         let (Some(limits), Some(archive)) = (cache.limits(), cache.archive()) else { return false };
-        let heads = archive.tokens().into_iter().flat_map(|tokens| vec![tokens; kv_heads]);
-        heads.zip(limits).any(|(tokens, &limit)| tokens + more > limit)
+        let rows = archive.tokens().into_iter().zip(limits.chunks(kv_heads));
+        rows.into_iter().any(|(tokens, limits)| limits.iter().any(|limit| tokens + more > *limit))
     }
 
     /// Asks for all tokens, if the step to come is to rebuild the cache.

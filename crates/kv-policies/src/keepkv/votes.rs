@@ -1,6 +1,6 @@
 //! Electoral votes: how many tokens each slot stands for, exactly.
 
-use kv_core::{LayerCache, read_f32};
+use kv_core::{LayerCache, VOTES_RADIX, read_f32};
 
 use crate::Result;
 use crate::merge_groups::Groups;
@@ -9,7 +9,6 @@ use crate::merge_groups::Groups;
 pub const VOTES: &str = "votes";
 /// Track of 4,096s of a slot's votes.
 pub const VOTES_HIGH: &str = "votes-high";
-const RADIX: f32 = 4096.0;
 
 /// The votes of all live slots, head after head.
 ///
@@ -21,7 +20,7 @@ pub fn read_votes(cache: &LayerCache) -> Result<Vec<u64>> {
     };
     let (low, high) = (read_f32("votes", low.clone())?, read_f32("votes", high.clone())?);
     let slots = cache.layout().live_slots();
-    Ok(slots.map(|slot| low[slot] as u64 + RADIX as u64 * high[slot] as u64).collect())
+    Ok(slots.map(|slot| low[slot] as u64 + VOTES_RADIX as u64 * high[slot] as u64).collect())
 }
 
 /// Counts what goes into each kept token of a prompt.
@@ -57,7 +56,7 @@ pub(super) fn join(cache: &mut LayerCache, groups: &Groups, targets: &[Vec<i32>]
 }
 
 fn write(cache: &mut LayerCache, votes: &[u64]) -> Result<()> {
-    let radix = RADIX as u64;
+    let radix = VOTES_RADIX as u64;
     let low: Vec<f32> = votes.iter().map(|votes| (votes % radix) as f32).collect();
     let high: Vec<f32> = votes.iter().map(|votes| (votes / radix) as f32).collect();
     cache.set_live_track(VOTES, &low, 1.0)?;

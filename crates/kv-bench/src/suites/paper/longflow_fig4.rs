@@ -13,6 +13,7 @@ use crate::contenders::Contender;
 use crate::progress::Progress;
 use crate::record::{Case, metric};
 use crate::run::Bench;
+use crate::suites::varied_prompts;
 
 /// Lengths and budget.
 struct Size {
@@ -146,12 +147,7 @@ fn start<'a>(
     run: &Run,
     batch: usize,
 ) -> anyhow::Result<Session<'a>> {
-    let vocabulary = bench.model.config().vocab_size as u32;
-    let prompts: Vec<Vec<u32>> = (0..batch as u32)
-        .map(|row| {
-            (0..PROMPT as u32).map(|at| (at * 7_919 + row * 104_729 + 11) % vocabulary).collect()
-        })
-        .collect();
+    let prompts = varied_prompts(bench, batch, PROMPT);
     let seeds: Vec<u64> = (0..batch as u64).collect();
     let new = size.input - PROMPT + size.output + run.window + WARM_UP + 2;
     let policy = run.contender.policy.clone();

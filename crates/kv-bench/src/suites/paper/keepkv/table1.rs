@@ -15,6 +15,7 @@ use crate::record::{Case, FULL, metric};
 use crate::run::Bench;
 use crate::suites::paper::SUITE;
 use crate::suites::throughput::empty_pool;
+use crate::suites::varied_prompts;
 
 /// Tokens of prompt and output, where the model has the positions, and those of the output that are
 /// timed.
@@ -197,13 +198,7 @@ fn start<'a>(
 ) -> anyhow::Result<Session<'a>> {
     let new = WARM_UP + size.steps;
     let length = size.context - new;
-    let vocabulary = bench.model.config().vocab_size as u32;
-    // Tokens that differ from row to row; which ones does not matter.
-    let prompts: Vec<Vec<u32>> = (0..batch as u32)
-        .map(|row| {
-            (0..length as u32).map(|at| (at * 7_919 + row * 104_729 + 11) % vocabulary).collect()
-        })
-        .collect();
+    let prompts = varied_prompts(bench, batch, length);
     let seeds: Vec<u64> = (0..batch as u64).collect();
     let policy = contender.policy.clone();
     Session::start(&bench.model, policy, &prompts, &seeds, new).context("prefill")

@@ -1,0 +1,42 @@
+//! The launch on CubeCL devices.
+
+use burn::backend::TensorMetadata;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::{GroupReduction, kernel};
+use crate::gpu::grid;
+
+/// Adds in the sums' own buffer.
+pub(crate) fn run(
+    sums: CubeTensor,
+    logits: CubeTensor,
+    log_sum_exp: CubeTensor,
+    offsets: CubeTensor,
+    lengths: CubeTensor,
+    reduction: GroupReduction,
+) -> CubeTensor {
+    let sums = into_contiguous(sums);
+    let [slots, group] = logits.shape().dims();
+    let pairs = offsets.shape().num_elements();
+    let cubes = (slots / pairs.max(1)).div_ceil(kernel::UNITS).max(1);
+    // SAFETY: shapes were checked; the kernel stays within the ranges.
+    unsafe {
+        kernel::add_probabilities_kernel::launch_unchecked(
+            &sums.client.clone(),
+            grid(pairs * cubes),
+            CubeDim::new_1d(kernel::UNITS as u32),
+            sums.clone().into_buffer_arg(),
+            into_contiguous(logits).into_buffer_arg(),
+            into_contiguous(log_sum_exp).into_buffer_arg(),
+            into_contiguous(offsets).into_buffer_arg(),
+            into_contiguous(lengths).into_buffer_arg(),
+            pairs,
+            cubes,
+            group,
+            reduction,
+        );
+    }
+    sums
+}

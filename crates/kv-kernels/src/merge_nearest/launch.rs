@@ -1,0 +1,71 @@
+//! The launch on CubeCL devices.
+
+use burn::backend::TensorMetadata;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::{NearestConfig, kernel};
+use crate::extension::MergingPools;
+use crate::gpu::{elem_type, grid, vector_lanes, widest_cube};
+
+/// Merges in the pools' own buffers.
+pub(crate) fn run(
+    pools: MergingPools<CubeBackend>,
+    offsets: CubeTensor,
+    lengths: CubeTensor,
+    victims: CubeTensor,
+    goes: CubeTensor,
+    queries: CubeTensor,
+    config: NearestConfig,
+) -> MergingPools<CubeBackend> {
+    let (keys, values) = (into_contiguous(pools.keys), into_contiguous(pools.values));
+    let client = keys.client.clone();
+    let [_, head_dim] = keys.shape().dims();
+    let pairs = victims.shape().num_elements();
+    let heads = queries.shape().num_elements() / head_dim.max(1);
+    let hardware = &client.properties().hardware;
+    let plane = (hardware.plane_size_min as usize).max(1);
+    let lanes = vector_lanes(&keys, head_dim, head_dim);
+    let columns = head_dim / lanes;
+    let (units, planes) = widest_cube(&client);
+    let team = columns.next_power_of_two().min(1 << plane.ilog2());
+    // SAFETY: shapes were checked; the kernel stays within the ranges.
+    unsafe {
+        kernel::merge_nearest_kernel::launch_unchecked(
+            &client,
+            grid(pairs),
+            CubeDim::new_1d(units as u32),
+            lanes,
+            keys.clone().into_buffer_arg(),
+            values.clone().into_buffer_arg(),
+            pools.log_weights.clone().into_buffer_arg(),
+            pools.log_scores.clone().into_buffer_arg(),
+            pools.log_samples.clone().into_buffer_arg(),
+            pools.votes.clone().into_buffer_arg(),
+            pools.votes_high.clone().into_buffer_arg(),
+            into_contiguous(offsets).into_buffer_arg(),
+            into_contiguous(lengths).into_buffer_arg(),
+            into_contiguous(victims).into_buffer_arg(),
+            into_contiguous(goes).into_buffer_arg(),
+            into_contiguous(queries).into_buffer_arg(),
+            pairs,
+            config.threshold,
+            config.log_epsilon,
+            config.merge.guard.min(f32::MAX),
+            config.merge.scale,
+            kernel::Blueprint {
+                columns,
+                team,
+                units,
+                planes,
+                rule: config.merge.rule,
+                literal: config.merge.guard == f32::INFINITY,
+                group: if config.merge.queried { heads / pairs.max(1) } else { 0 },
+            },
+            elem_type(keys.dtype),
+        );
+    }
+    MergingPools { keys, values, ..pools }
+}

@@ -1,0 +1,67 @@
+//! The launch on CubeCL devices.
+
+use burn::backend::{DType, Shape, TensorMetadata};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::{MergeConfig, kernel};
+use crate::extension::{MergedPools, Merges};
+use crate::gpu::{elem_type, empty_like, grid, vector_lanes};
+
+/// Merges in the pools' own buffers.
+pub(crate) fn run(
+    keys: CubeTensor,
+    values: CubeTensor,
+    merges: Merges<CubeBackend>,
+    config: MergeConfig,
+) -> MergedPools<CubeBackend> {
+    let (keys, values) = (into_contiguous(keys), into_contiguous(values));
+    let [_, head_dim] = keys.shape().dims();
+    let [rows, width] = merges.victims.shape().dims();
+    let [_, places] = merges.kept.shape().dims();
+    let weights = empty_like(&keys, Shape::from([rows, places, 2]), DType::F32);
+    let guarded = empty_like(&keys, Shape::from([rows, places]), DType::I32);
+    let lanes = vector_lanes(&keys, head_dim, head_dim).min(4);
+    let columns = head_dim / lanes;
+    let team = columns.next_power_of_two();
+    // SAFETY: shapes were checked, and the kernel guards its accesses.
+    unsafe {
+        kernel::merge_slots_kernel::launch_unchecked(
+            &keys.client.clone(),
+            grid(rows * places.div_ceil(kernel::UNITS / team)),
+            CubeDim::new_1d(kernel::UNITS as u32),
+            lanes,
+            into_contiguous(merges.from_keys).into_buffer_arg(),
+            into_contiguous(merges.from_values).into_buffer_arg(),
+            into_contiguous(merges.victims).into_buffer_arg(),
+            into_contiguous(merges.victim_counts).into_buffer_arg(),
+            into_contiguous(merges.targets).into_buffer_arg(),
+            into_contiguous(merges.victim_weights).into_buffer_arg(),
+            into_contiguous(merges.kept).into_buffer_arg(),
+            into_contiguous(merges.kept_counts).into_buffer_arg(),
+            into_contiguous(merges.kept_weights).into_buffer_arg(),
+            into_contiguous(merges.queries).into_buffer_arg(),
+            keys.clone().into_buffer_arg(),
+            values.clone().into_buffer_arg(),
+            weights.clone().into_buffer_arg(),
+            guarded.clone().into_buffer_arg(),
+            rows,
+            width,
+            places,
+            config.guard.min(f32::MAX),
+            config.scale,
+            kernel::Blueprint {
+                columns,
+                team,
+                rule: config.rule,
+                literal: config.guard == f32::INFINITY,
+                queried: config.queried,
+                within: config.within,
+            },
+            elem_type(keys.dtype),
+        );
+    }
+    MergedPools { keys, values, weights, guarded }
+}
