@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::layer::expect_shape;
-use crate::{Error, LayerCache, MemoryReport, Result};
+use crate::{Error, LayerCache, MemoryReport, Result, Sketch};
 
 /// Where a cache comes from, saved with it so that it is not continued with another model or
 /// policy.
@@ -11,6 +11,29 @@ pub struct Origin {
     pub model: String,
     /// The policy's configuration.
     pub policy: serde_json::Value,
+}
+
+/// What the host knows of a cache's lengths ([`KvCache::mirror`]).
+#[derive(Debug, Clone)]
+pub struct Mirror(Vec<MirroredLayer>);
+
+#[derive(Debug, Clone)]
+struct MirroredLayer {
+    /// `[B * Hkv]`
+    lengths: Vec<usize>,
+    /// Tokens that its sketches have seen.
+    sketched: Option<usize>,
+}
+
+impl Mirror {
+    /// By how much lengths grew since `before`, `[B * Hkv]` a layer.
+    pub fn growth_since(&self, before: &Self) -> Vec<Vec<isize>> {
+        let layers = self.0.iter().zip(&before.0).map(|(after, before)| {
+            let heads = after.lengths.iter().zip(&before.lengths);
+            heads.map(|(after, before)| *after as isize - *before as isize).collect()
+        });
+        layers.collect()
+    }
 }
 
 /// The caches of all layers of one batch of sequences.
@@ -42,8 +65,28 @@ impl KvCache {
         rows.collect()
     }
 
+    /// What the host knows of lengths, to be put back where a step was recorded rather than run.
+    pub fn mirror(&self) -> Mirror {
+        let of_layer = |layer: &LayerCache| MirroredLayer {
+            lengths: layer.layout.lengths().to_vec(),
+            sketched: layer.sketch().map(Sketch::seen),
+        };
+        Mirror(self.layers.iter().map(of_layer).collect())
+    }
+
+    /// Puts back what the host knew.
+    pub fn restore(&mut self, mirror: &Mirror) {
+        for (layer, known) in self.layers.iter_mut().zip(&mirror.0) {
+            layer.layout.lengths_mut().copy_from_slice(&known.lengths);
+            if let (Some(sketch), Some(seen)) = (&mut layer.sketch, known.sketched) {
+                sketch.set_seen(seen);
+            }
+        }
+    }
+
     /// The host's part of a step that the device runs by itself: lengths change by `growth`, a list
-    /// `[B * Hkv]` a layer, as the device's do.
+    /// `[B * Hkv]` a layer, as the device's do. Heads with sketches know by themselves: a token comes,
+    /// and what is over their slack goes.
     ///
     /// # Errors
     /// [`Error::CapacityExhausted`] where a head has no room, [`Error::Shape`]; nothing changes then.
@@ -52,8 +95,12 @@ impl KvCache {
         let layers = self.layers.iter().zip(growth);
         let lengths = layers.map(|(layer, growth)| layer.advanced(growth));
         let lengths = lengths.collect::<Result<Vec<_>>>()?;
+        // A recorded step reads and writes where its tensors are: they cannot grow.
+        let mut sketches = self.layers.iter_mut().filter_map(|layer| layer.sketch.as_mut());
+        sketches.try_for_each(|sketch| sketch.reserve(1, false))?;
         for (layer, lengths) in self.layers.iter_mut().zip(lengths) {
             layer.layout.lengths_mut().copy_from_slice(&lengths);
+            layer.note_tokens(1);
         }
         Ok(())
     }

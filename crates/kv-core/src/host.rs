@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use crate::layer::{Rows, Track};
+use crate::sketch::HostSketch;
 use crate::{Archive, CacheOptions, KvCache, LayerCache, Origin, Result, SlotLayout};
 
 /// A layer's live slots in host memory.
@@ -30,6 +31,8 @@ pub struct HostLayer {
     pub(crate) next: Option<TensorData>,
     /// All tokens that the layer stands for.
     pub(crate) archive: Option<Archive>,
+    /// What dropped tokens went into.
+    pub(crate) sketch: Option<HostSketch>,
 }
 
 /// A whole cache in host memory.
@@ -110,6 +113,7 @@ impl HostLayer {
                 .collect::<Result<_>>()?,
             next: cache.next_places().map(|next| read_int("places", next.clone())).transpose()?,
             archive: cache.archive.clone().map(|archive| archive.moved_to(&options.device)),
+            sketch: cache.sketch.as_ref().map(HostSketch::read).transpose()?,
         })
     }
 
@@ -128,6 +132,8 @@ impl HostLayer {
         cache.set_lengths(self.lengths);
         cache.limits = self.limits;
         cache.archive = self.archive.map(|archive| archive.moved_to(device));
+        let sketch = self.sketch.map(|sketch| sketch.upload(self.head_dim, device));
+        cache.sketch = sketch.transpose()?;
         if cache.layout().used() > 0 {
             let float = |data: TensorData| Tensor::from_data(data, (device, DType::F32));
             let tracks = self.tracks.into_iter();

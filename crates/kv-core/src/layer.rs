@@ -7,6 +7,7 @@ mod evict;
 mod next;
 mod options;
 mod rotate;
+mod sketched;
 mod slots;
 mod tracks;
 mod write;
@@ -19,11 +20,12 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::SlotRanges;
 
 use crate::tensors::{ints, packed, read_f32, read_i32, zero_rows};
-use crate::{Archive, Error, MemoryReport, Result, SlotLayout};
+use crate::{Archive, Error, MemoryReport, Result, Sketch, SlotLayout};
 
 pub use attend::NUMERATORS;
 pub(crate) use next::{LOG_NORMS, Next};
 pub use options::{CacheOptions, Room};
+pub use sketched::SketchedOutput;
 pub(crate) use slots::Rows;
 pub(crate) use tracks::Track;
 pub use zip::ScoreTracks;
@@ -52,6 +54,8 @@ pub struct LayerCache {
     pub(crate) next: Option<Next>,
     /// All tokens that the cache stands for, where a policy wants them back.
     pub(crate) archive: Option<Archive>,
+    /// What dropped tokens go into, where a policy wants them back.
+    pub(crate) sketch: Option<Sketch>,
     /// The (sequence, head) of every slot, `[S]`, made when first asked for.
     pub(crate) slot_pairs: OnceLock<Tensor<1, Int>>,
     /// A flag for every head, `[B, Hkv]`, made when first asked for.
@@ -78,6 +82,7 @@ impl LayerCache {
             limits: None,
             next: None,
             archive: None,
+            sketch: None,
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
             layout,
@@ -224,6 +229,7 @@ impl LayerCache {
             state: state.map(|(name, tensor)| (name, tensor.to_device(device))).collect(),
             next: self.next.map(|next| next.to_device(device)),
             archive: self.archive.map(|archive| archive.moved_to(device)),
+            sketch: self.sketch.map(|sketch| sketch.to_device(device)),
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
             options: CacheOptions { device: device.clone(), ..self.options },
@@ -275,6 +281,7 @@ impl Clone for LayerCache {
             limits: self.limits.clone(),
             next: self.next.clone(),
             archive: self.archive.clone(),
+            sketch: self.sketch.clone(),
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
             options: self.options.clone(),

@@ -21,30 +21,33 @@ mod layout;
 mod memory;
 mod merge;
 mod selection;
+mod sketch;
 mod store;
 mod tensors;
 
 pub use allocation::{HeadAllocation, LayerAllocation, apportion, kvpress_pyramid};
 pub use archive::{Archive, Complete, Transfers};
 pub use budget::Budget;
-pub use cache::{KvCache, Origin};
+pub use cache::{KvCache, Mirror, Origin};
 pub use device::{DeviceChoice, available_devices, device_name, select_device};
 pub use error::Error;
 pub use host::{HostCache, HostLayer};
-pub use layer::{CacheOptions, LayerCache, NUMERATORS, Room, ScoreTracks};
+pub use layer::{CacheOptions, LayerCache, NUMERATORS, Room, ScoreTracks, SketchedOutput};
 pub use layout::SlotLayout;
 pub use memory::MemoryReport;
 pub use merge::{Merge, MergePlan};
 pub use selection::{Selection, rank, top};
+pub use sketch::{Sketch, SketchHead, SketchOptions};
 pub use tensors::{read_f32, read_i32};
 
 /// Re-exported for callers that use a cache without depending on the kernels' crate.
 pub use kv_kernels::{
-    AttentionOutput, AverageWeights, BalanceOptions, Balanced, Centre, Choice, Chosen,
+    ABSENT, AttentionOutput, AverageWeights, BalanceOptions, Balanced, Centre, Choice, Chosen,
     DecodeAttentionOptions, Draws, EvictingOutput, EvictionOptions, EvictionScope, GUARD,
-    GroupReduction, Guard, HeadLayout, HeadNorms, KernelError, KeyRule, MergeLists, MergeOptions,
-    Merged, Nearest, NearestOptions, RotaryTable, SlotLists, SlotRanges, SlotView, VOTES_RADIX,
-    balance, merge_slots, nearest_slots, split_heads, top_slots, uniform, uniforms,
+    GroupReduction, Guard, HeadLayout, HeadNorms, KernelError, KeyRule, MAX_BUCKETS, MergeLists,
+    MergeOptions, Merged, Nearest, NearestOptions, RotaryTable, SlotLists, SlotRanges, SlotView,
+    StepLogits, VOTES_RADIX, balance, merge_slots, nearest_slots, split_heads, top_slots, uniform,
+    uniforms,
 };
 
 /// `Result` with this crate's [`Error`].

@@ -5,7 +5,7 @@ use std::ops::Add;
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::{Archive, LayerCache};
+use crate::{Archive, LayerCache, Sketch};
 
 /// Bytes of a cache, by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -22,7 +22,8 @@ pub struct MemoryReport {
     #[serde(default)]
     pub host: usize,
     /// Working memory that is not part of the cache: the prompt's keys and values of one layer
-    /// during prefill, or of all layers under policies that compress them together.
+    /// during prefill, or of all layers under policies that compress them together; the rebuilt cache
+    /// of one layer under policies that rebuild it.
     pub scratch: usize,
 }
 
@@ -64,9 +65,12 @@ impl MemoryReport {
             metadata: slots * size_of::<i32>()
                 + weights
                 + ranges * cache.layout().pairs() * size_of::<i32>(),
-            policy: tracks + state + archive.map_or(0, Archive::device_bytes),
+            policy: tracks
+                + state
+                + archive.map_or(0, Archive::device_bytes)
+                + cache.sketch().map_or(0, Sketch::bytes),
             host: archive.map_or(0, Archive::host_bytes),
-            scratch: 0,
+            scratch: cache.sketch().map_or(0, |sketch| sketch.scratch_bytes(cache.options().dtype)),
         }
     }
 }

@@ -10,6 +10,7 @@ use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde::{Deserialize, Serialize};
 
 use crate::layer::LOG_NORMS;
+use crate::sketch::{HostSketch, SketchHeader};
 use crate::{Error, HostCache, HostLayer, KvCache, Origin, Result};
 
 const FORMAT: &str = "burn-kv-cache-1";
@@ -37,6 +38,8 @@ struct LayerHeader {
     /// Whether places of the next tokens are stored.
     #[serde(default)]
     next: bool,
+    #[serde(default)]
+    sketch: Option<SketchHeader>,
 }
 
 impl KvCache {
@@ -86,6 +89,13 @@ impl HostCache {
             if let Some(next) = &layer.next {
                 add("next", next);
             }
+            if let Some(sketch) = &layer.sketch {
+                let [keys, values] = &sketch.entries;
+                add("sketch.keys", keys);
+                add("sketch.values", values);
+                add("sketch.scores", &sketch.scores);
+                add("sketch.moved", &sketch.moved);
+            }
             layers.push(LayerHeader {
                 kv_heads: layer.kv_heads,
                 capacities: layer.capacities.clone(),
@@ -102,6 +112,7 @@ impl HostCache {
                     .collect(),
                 state: layer.state.keys().cloned().collect(),
                 next: layer.next.is_some(),
+                sketch: layer.sketch.as_ref().map(|sketch| sketch.header.clone()),
             });
         }
         let header = Header {
@@ -201,6 +212,25 @@ impl HostCache {
                     })
                     .collect::<Result<_>>()?,
                 archive: None,
+                sketch: layer
+                    .sketch
+                    .map(|header| {
+                        let entries = header.entries(layer.head_dim);
+                        let float = |name: &str, shape: &[usize]| {
+                            read(format!("{index}.sketch.{name}"), DType::F32, shape)
+                        };
+                        let moved = format!("{index}.sketch.moved");
+                        if header.heads.len() != pairs || header.seeds.len() != pairs {
+                            return Err(invalid(format!("layer {index}: its sketches do not fit")));
+                        }
+                        Ok(HostSketch {
+                            entries: [float("keys", &entries)?, float("values", &entries)?],
+                            scores: float("scores", &[header.scores()])?,
+                            moved: read(moved, DType::I32, &[pairs, 2])?,
+                            header,
+                        })
+                    })
+                    .transpose()?,
                 next: layer
                     .next
                     .then(|| {
@@ -219,7 +249,9 @@ impl HostCache {
             });
         }
         for (index, layer) in layers.iter().enumerate() {
-            check_places(layer).map_err(|reason| invalid(format!("layer {index}: {reason}")))?;
+            check_places(layer)
+                .and_then(|()| check_sketch(layer))
+                .map_err(|reason| invalid(format!("layer {index}: {reason}")))?;
         }
         Ok(Self { layers, seen: header.seen, origin: header.origin })
     }
@@ -249,6 +281,18 @@ fn check_places(layer: &HostLayer) -> std::result::Result<(), String> {
         if !within {
             return Err(format!("place {place} of head {head}, which holds {length} of {limit}"));
         }
+    }
+    Ok(())
+}
+
+/// Checks that a layer's sketches have room for its tokens, and heads for theirs.
+fn check_sketch(layer: &HostLayer) -> std::result::Result<(), String> {
+    let Some(HostSketch { header, .. }) = &layer.sketch else { return Ok(()) };
+    let positions = layer.positions.as_slice::<i32>().map_err(|error| error.to_string())?;
+    let within = |at: &&i32| usize::try_from(**at).is_ok_and(|at| at < header.tokens);
+    if let Some(position) = positions.iter().find(|at| !within(at)) {
+        let tokens = header.tokens;
+        return Err(format!("a slot at position {position}, and sketches of {tokens} tokens"));
     }
     Ok(())
 }

@@ -153,6 +153,16 @@ impl Check {
         Ok(())
     }
 
+    /// Refuses a value that no implementation is for.
+    pub(crate) fn unsupported(
+        &self,
+        argument: &'static str,
+        actual: usize,
+        supported: &'static str,
+    ) -> KernelError {
+        KernelError::Unsupported { op: self.op, argument, actual: actual.to_string(), supported }
+    }
+
     /// A tensor whose elements a kernel can count in 32 bits.
     pub(crate) fn counted(
         &self,

@@ -2,6 +2,7 @@
 
 mod attention;
 mod buffers;
+mod sketch;
 
 use burn::backend::{DType, Element, Flex, Shape, TensorData};
 use burn_flex::FlexTensor;
@@ -25,7 +26,8 @@ use crate::evicting_attention::reference::{Decision, HostGuard, log_norm};
 use crate::evicting_attention::{EvictionConfig, EvictionScope};
 use crate::extension::{
     Classes, Drawn, Drops, Epilogue, EpilogueConfig, Eviction, Lists, MergedPools, Merges,
-    MergingPools, Places, Projection, SampleTensors, Scalars, SlotOps, SlotPools, Walk, Written,
+    MergingPools, Places, Projection, Revised, Revision, SampleTensors, Scalars, SketchAttended,
+    SketchTensors, SketchTokens, SlotOps, SlotPools, Walk, Written,
 };
 use crate::heads::reference::Tokens;
 use crate::heads::{HeadConfig, Place};
@@ -318,6 +320,41 @@ impl SlotOps for Flex {
         let values = sums.storage_mut::<f32>();
         add(values, slice(&logits), slice(&log_sum_exp), ranges, reduction);
         sums
+    }
+
+    fn sketch_insert(
+        sketch: SketchTensors<Self>,
+        tokens: FlexTensor,
+        keys: FlexTensor,
+        values: FlexTensor,
+        sign: f32,
+    ) -> (FlexTensor, FlexTensor) {
+        sketch::insert(sketch, tokens, keys, values, sign)
+    }
+
+    fn sketch_query(
+        sketch: SketchTensors<Self>,
+        tokens: FlexTensor,
+        dtype: DType,
+    ) -> (FlexTensor, FlexTensor) {
+        sketch::query(sketch, tokens, dtype)
+    }
+
+    fn sketch_attention(
+        query: FlexTensor,
+        keys: FlexTensor,
+        values: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        tokens: SketchTokens<Self>,
+        scale: f32,
+        _longest: usize,
+    ) -> SketchAttended<Self> {
+        sketch::attend(query, [keys, values], [offsets, lengths], tokens, scale)
+    }
+
+    fn revise_sketch(revision: Revision<Self>) -> Revised<Self> {
+        sketch::revise(revision)
     }
 
     fn skinny_product(x: FlexTensor, weight: FlexTensor, epilogue: Epilogue<Self>) -> FlexTensor {

@@ -22,7 +22,8 @@ use crate::evicting_attention::EvictionConfig;
 use crate::extension::HopperOps;
 use crate::extension::{
     Classes, Drawn, Drops, Epilogue, Eviction, Lists, MergedPools, Merges, MergingPools, Places,
-    Projection, SampleTensors, Scalars, SlotOps, SlotPools, Walk, Written,
+    Projection, Revised, Revision, SampleTensors, Scalars, SketchAttended, SketchTensors,
+    SketchTokens, SlotOps, SlotPools, Walk, Written,
 };
 use crate::merge_nearest::NearestConfig;
 use crate::merge_slots::MergeConfig;
@@ -36,8 +37,8 @@ use crate::select::Search;
 use crate::swiglu::kernel as swiglu;
 use crate::top_slots::kernel as top_slots;
 use crate::{
-    add_probabilities, balance, evicting_attention, heads, linear, merge_nearest, merge_slots,
-    move_slots, nearest_slots, sample,
+    add_probabilities, balance, count_sketch, evicting_attention, heads, linear, merge_nearest,
+    merge_slots, move_slots, nearest_slots, revise_sketch, sample, sketch_attention,
 };
 
 impl SlotOps for CubeBackend {
@@ -157,6 +158,41 @@ impl SlotOps for CubeBackend {
         reduction: GroupReduction,
     ) -> CubeTensor {
         add_probabilities::launch::run(sums, logits, log_sum_exp, offsets, lengths, reduction)
+    }
+
+    fn sketch_insert(
+        sketch: SketchTensors<Self>,
+        tokens: CubeTensor,
+        keys: CubeTensor,
+        values: CubeTensor,
+        sign: f32,
+    ) -> (CubeTensor, CubeTensor) {
+        count_sketch::launch::insert(sketch, tokens, keys, values, sign)
+    }
+
+    fn sketch_query(
+        sketch: SketchTensors<Self>,
+        tokens: CubeTensor,
+        dtype: DType,
+    ) -> (CubeTensor, CubeTensor) {
+        count_sketch::launch::query(sketch, tokens, dtype)
+    }
+
+    fn sketch_attention(
+        query: CubeTensor,
+        keys: CubeTensor,
+        values: CubeTensor,
+        offsets: CubeTensor,
+        lengths: CubeTensor,
+        tokens: SketchTokens<Self>,
+        scale: f32,
+        longest: usize,
+    ) -> SketchAttended<Self> {
+        sketch_attention::launch::run(query, keys, values, offsets, lengths, tokens, scale, longest)
+    }
+
+    fn revise_sketch(revision: Revision<Self>) -> Revised<Self> {
+        revise_sketch::launch::run(revision)
     }
 
     fn skinny_product(x: CubeTensor, weight: CubeTensor, epilogue: Epilogue<Self>) -> CubeTensor {
@@ -455,6 +491,11 @@ pub(crate) fn packed(pools: SlotPools<CubeBackend>) -> SlotPools<CubeBackend> {
         log_weights: into_contiguous(pools.log_weights),
         weighted: pools.weighted,
     }
+}
+
+/// Planes of a cube of so many units, at most.
+pub(crate) fn planes_of(client: &Client, units: usize) -> usize {
+    units.div_ceil((client.properties().hardware.plane_size_min as usize).max(1))
 }
 
 /// Units of the widest cube, a power of two, and its planes, at most.

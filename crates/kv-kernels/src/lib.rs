@@ -13,6 +13,7 @@ mod argmin_slots;
 mod average_scores;
 mod balance;
 mod check;
+mod count_sketch;
 mod decode_attention;
 mod error;
 mod evicting_attention;
@@ -32,11 +33,13 @@ mod move_slots;
 mod nearest_slots;
 mod prefill_attention;
 mod random;
+mod revise_sketch;
 mod rms_norm;
 mod sample;
 mod scatter_rows;
 #[cfg(feature = "gpu")]
 mod select;
+mod sketch_attention;
 mod slots;
 mod swiglu;
 mod top_slots;
@@ -45,6 +48,9 @@ pub use add_probabilities::{GroupReduction, add_probabilities};
 pub use argmin_slots::{Protected, argmin_slots};
 pub use average_scores::{AverageWeights, average_scores};
 pub use balance::{BalanceOptions, Balanced, Centre, Draws, balance};
+pub use count_sketch::{
+    HEAD_FIELDS, MAX_BUCKETS, SketchHashes, SketchPool, SketchSource, sketch_insert, sketch_query,
+};
 pub use decode_attention::{
     AttentionOutput, DecodeAttentionOptions, SlotView, decode_attention,
     reference as decode_reference,
@@ -65,9 +71,11 @@ pub use move_slots::{KeepLists, compact_slots, copy_slots, drop_scalars, drop_sl
 pub use nearest_slots::{Nearest, SlotLists, nearest_slots};
 pub use prefill_attention::{PrefillOptions, PrefillOutput, prefill_attention};
 pub use random::{uniform, uniforms};
+pub use revise_sketch::{ABSENT, ReviseOptions, RevisedScores, StepLogits, revise_sketch};
 pub use rms_norm::{add_rms_norm, rms_norm};
 pub use sample::{DrawSettings, DrawState, draw};
 pub use scatter_rows::{assign, assign_ints, scatter_ints, scatter_rows, scatter_scalars};
+pub use sketch_attention::{SketchAttention, SketchedTokens, sketch_attention};
 pub use slots::{SlotPool, SlotRanges, SlotSource};
 pub use swiglu::swiglu;
 pub use top_slots::{Choice, Chosen, top_slots};

@@ -5,6 +5,7 @@
 mod add_probabilities;
 mod argmin_slots;
 mod balance;
+mod count_sketch;
 mod decode_attention;
 mod evicting_attention;
 mod golden;
@@ -18,7 +19,9 @@ mod prefill_attention;
 mod problems;
 mod random;
 mod refused;
+mod revise_sketch;
 mod rms_norm;
 mod sample;
 mod scatter_rows;
+mod sketch_attention;
 mod top_slots;

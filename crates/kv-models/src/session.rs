@@ -109,7 +109,8 @@ impl<'a> Session<'a> {
 
     /// Bytes of the cache, and of the scratch that prefill shared among its layers.
     pub fn memory(&self) -> MemoryReport {
-        MemoryReport { scratch: self.scratch, ..self.cache.memory() }
+        let memory = self.cache.memory();
+        MemoryReport { scratch: self.scratch.max(memory.scratch), ..memory }
     }
 
     /// The next tokens' logits, read to the host, `B` rows.

@@ -62,6 +62,7 @@ mod full;
 mod keep_top;
 mod keepkv;
 mod kvmerger;
+mod kvreviver;
 mod longflow;
 mod merge_groups;
 mod observed;
@@ -90,6 +91,7 @@ pub use keepkv::{
     KeepKv, KeepKvOptions, Key, Order, Predictor, VOTES, VOTES_HIGH, perturbation_bound, read_votes,
 };
 pub use kvmerger::KvMerger;
+pub use kvreviver::{KvReviver, KvReviverOptions};
 pub use longflow::{Certificate, LongFlow, Scope, certify};
 pub use observed::Observed;
 pub use policy::{LayerContext, Needs, Observation, Plan, Policy};

@@ -8,10 +8,10 @@ use kv_core::{Budget, HeadAllocation, LayerAllocation};
 use serde_json::Value;
 
 use crate::{
-    BalanceKv, BalanceKvStream, Cam, CamOptions, Combine, D2o, D2oOptions, ExpectedAttention, Full,
-    H2o, KNorm, KeepKv, KeepKvOptions, KeyDiff, KvMerger, LagKv, LongFlow, Policy, PolicyError,
-    PyramidInfer, RKv, Random, RecentAttention, Result, Scorer, SnapKv, StreamingLlm, TopKOracle,
-    Tova, Uniform, Vatp,
+    BalanceKv, BalanceKvStream, Cam, CamOptions, Combine, D2o, D2oOptions, Evictor,
+    ExpectedAttention, Full, H2o, KNorm, KeepKv, KeepKvOptions, KeyDiff, KvMerger, KvReviver,
+    KvReviverOptions, LagKv, LongFlow, Policy, PolicyError, PyramidInfer, RKv, Random,
+    RecentAttention, Result, Scorer, SnapKv, StreamingLlm, TopKOracle, Tova, Uniform, Vatp,
 };
 use config::{Config, family, invalid};
 
@@ -211,6 +211,16 @@ pub const POLICIES: &[Entry] = &[
         },
     },
     Entry {
+        name: "kvreviver",
+        summary: "a sketch from which dropped tokens are estimated",
+        paper: "",
+        build: |config| {
+            let candidates = candidates(config)?;
+            let options = config.take_all::<KvReviverOptions>("kvreviver")?;
+            Ok(Arc::new(KvReviver::new(options, candidates)?))
+        },
+    },
+    Entry {
         name: "recent-attention",
         summary: "PyramidInfer's tokens, without pruning hidden states",
         paper: "https://arxiv.org/abs/2405.12532",
@@ -263,6 +273,27 @@ fn evictor(config: &mut Config, default: &str) -> Result<Arc<dyn Policy>> {
         evictor.insert("budget".into(), budget);
     }
     build(&evictor)
+}
+
+/// The policy that scores another's prompts, by name or configuration; its own budget does not count.
+fn candidates(config: &mut Config) -> Result<Option<Arc<dyn Evictor>>> {
+    let mut candidates = match config.0.remove("candidates") {
+        None => return Ok(None),
+        Some(Value::String(name)) => serde_json::json!({ "policy": name }),
+        Some(candidates) => candidates,
+    };
+    if let Some(candidates) = candidates.as_object_mut() {
+        candidates.insert("budget".into(), serde_json::json!(1.0));
+    }
+    let policy = build(&candidates)?;
+    let name = policy.name();
+    let evictor = policy.into_evictor().ok_or_else(|| {
+        invalid(
+            "kvreviver",
+            format!("`candidates` is `{name}`, expected a policy that scores tokens"),
+        )
+    })?;
+    Ok(Some(evictor))
 }
 
 /// Builds a policy from its configuration, such as

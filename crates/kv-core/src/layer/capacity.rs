@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn::tensor::Tensor;
 
 use super::{Track, expect_shape};
-use crate::{Archive, Error, LayerCache, Result, SlotLayout};
+use crate::{Archive, Error, LayerCache, Result, Sketch, SlotLayout};
 
 impl LayerCache {
     /// Moves the live slots into a new pool of other capacities (the old one is freed).
@@ -37,6 +37,7 @@ impl LayerCache {
         resized.limits = self.limits.take();
         resized.next = self.next.take();
         resized.archive = self.archive.take();
+        resized.sketch = self.sketch.take();
         *self = resized;
         Ok(())
     }
@@ -57,6 +58,9 @@ impl LayerCache {
     pub fn assume(&mut self, tokens: usize) -> Result<()> {
         let lengths = self.assumed(tokens);
         self.fit(&lengths)?;
+        if let Some(sketch) = &mut self.sketch {
+            sketch.assume(tokens)?;
+        }
         let held = self.holds_at_limits();
         self.set_lengths(lengths);
         if held { self.hold_at_limits() } else { Ok(()) }
@@ -84,6 +88,9 @@ impl LayerCache {
             .enumerate()
             .map(|(pair, ((&length, &capacity), &growth))| {
                 let mut requested = length.saturating_add_signed(growth);
+                if let Some(sketch) = &self.sketch {
+                    requested = sketch.length_after(pair, length + 1);
+                }
                 if let (Some(limits), true) = (&self.limits, self.holds_at_limits()) {
                     requested = requested.min(limits[pair]);
                 }
@@ -100,7 +107,18 @@ impl LayerCache {
     /// Makes sure that every head can take `tokens` more.
     pub(super) fn reserve(&mut self, tokens: usize) -> Result<()> {
         let lengths: Vec<usize> = self.layout.lengths().iter().map(|l| l + tokens).collect();
+        self.check_fit(&lengths)?;
+        if let Some(sketch) = &mut self.sketch {
+            sketch.reserve(tokens, self.options.growable)?;
+        }
         self.fit(&lengths)
+    }
+
+    /// Notes that every sequence has seen so many tokens more.
+    pub(crate) fn note_tokens(&mut self, tokens: usize) {
+        if let Some(sketch) = &mut self.sketch {
+            sketch.set_seen(sketch.seen() + tokens);
+        }
     }
 
     /// Makes sure that heads of these lengths fit.
@@ -170,6 +188,11 @@ impl LayerCache {
         if !archives.is_empty() {
             all_or_none("an archive", archives.len(), parts.len())?;
             joined.archive = Archive::concat(archives)?;
+        }
+        let sketches: Vec<_> = parts.iter().filter_map(|part| part.sketch.clone()).collect();
+        if !sketches.is_empty() {
+            all_or_none("a sketch", sketches.len(), parts.len())?;
+            joined.sketch = Some(Sketch::concat(sketches)?);
         }
         let places: Vec<_> = parts.iter().filter_map(|part| part.next_places().cloned()).collect();
         if !places.is_empty() {

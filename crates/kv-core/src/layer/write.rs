@@ -104,6 +104,7 @@ impl LayerCache {
         let (pool, ranges) = self.pool();
         let query = write_heads(projected, positions, heads, pool, Placement::Append(ranges))?;
         self.layout.lengths_mut().iter_mut().for_each(|length| *length += 1);
+        self.note_tokens(1);
         let tracks = self.tracks.values_mut().map(|track| (&mut track.values, track.initial));
         reset_last(&mut tracks.collect::<Vec<_>>(), &self.ranges)?;
         Ok(query)
@@ -165,6 +166,7 @@ impl LayerCache {
         self.write_slots(&slots.reshape([pairs * tokens]), rows)?;
         self.ranges.lengths = self.ranges.lengths.clone().add_scalar(tokens as i32);
         self.layout.lengths_mut().iter_mut().for_each(|length| *length += tokens);
+        self.note_tokens(tokens);
         Ok(())
     }
 

@@ -110,7 +110,7 @@ impl LayerCache {
     }
 
     /// Calls `change` with tracks taken out, which are put back whatever it returns.
-    fn with_tracks<const N: usize>(
+    pub(super) fn with_tracks<const N: usize>(
         &mut self,
         names: [&str; N],
         change: impl FnOnce(&mut Self, [&mut Track; N]) -> Result<()>,

@@ -5,9 +5,10 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::combine::combine_kernel;
 use super::plan::{Kernel, kernel, room, splits};
 use super::tensor_core::Logits;
-use super::{DecodeConfig, ViewKind, combine, normalise, plain, tensor_core};
+use super::{DecodeConfig, ViewKind, normalise, plain, tensor_core};
 use crate::gpu::{elem_type, empty_like, grid, zeros_like};
 
 /// A call's tensors, all contiguous.
@@ -63,7 +64,9 @@ impl Call {
         let shape = if features.scores { call.scores_shape() } else { [1, 1] };
         let attended = call.attend(Some(zeros_like(&call.query, shape)), None);
         if attended.splits > 1 {
-            call.combine(&attended);
+            let from = [&attended.partial, &attended.stats];
+            let to = [&attended.output, &attended.log_sum_exp];
+            combine(from, to, call.pairs(), attended.splits, features.log_sum_exp);
         }
         if features.scores && !call.config.raw {
             call.normalise(&attended);
@@ -232,35 +235,6 @@ impl Call {
         }
     }
 
-    /// Sums the parts of each head.
-    fn combine(&self, attended: &Attended) {
-        let [_, _, head_dim] = self.query.shape().dims();
-        let heads = self.pairs() * attended.group;
-        let lanes = if head_dim.is_multiple_of(4) { 4 } else { 1 };
-        let columns = head_dim / lanes;
-        let rows = (512 / columns).clamp(1, 16);
-        // SAFETY: the kernel stays within the parts that the attention made.
-        unsafe {
-            combine::combine_kernel::launch_unchecked(
-                &self.query.client.clone(),
-                grid(heads),
-                CubeDim::new_1d((rows * columns) as u32),
-                lanes,
-                attended.partial.clone().into_buffer_arg(),
-                attended.stats.clone().into_buffer_arg(),
-                attended.output.clone().into_buffer_arg(),
-                attended.log_sum_exp.clone().into_buffer_arg(),
-                heads,
-                attended.splits,
-                attended.group,
-                columns,
-                rows,
-                self.config.features.log_sum_exp,
-                elem_type(self.query.dtype),
-            );
-        }
-    }
-
     /// Makes probabilities of logits.
     fn normalise(&self, attended: &Attended) {
         let [slots, _] = self.keys.shape().dims();
@@ -284,5 +258,41 @@ impl Call {
                 self.config.features,
             );
         }
+    }
+}
+
+/// Sums the parts of each head: of `partial` `[pairs, splits, G, D]` and `stats` `[pairs, splits, G, 2]` to
+/// output `[B, Hq, D]` and, where it is wanted, log-sum-exp `[B, Hq]`.
+pub(crate) fn combine(
+    [partial, stats]: [&CubeTensor; 2],
+    [output, log_sum_exp]: [&CubeTensor; 2],
+    pairs: usize,
+    splits: usize,
+    wants_log_sum_exp: bool,
+) {
+    let [batch, query_heads, head_dim] = output.shape().dims();
+    let heads = batch * query_heads;
+    let lanes = if head_dim.is_multiple_of(4) { 4 } else { 1 };
+    let columns = head_dim / lanes;
+    let rows = (512 / columns).clamp(1, 16);
+    // SAFETY: the kernel stays within the parts that an attention made.
+    unsafe {
+        combine_kernel::launch_unchecked(
+            &output.client.clone(),
+            grid(heads),
+            CubeDim::new_1d((rows * columns) as u32),
+            lanes,
+            partial.clone().into_buffer_arg(),
+            stats.clone().into_buffer_arg(),
+            output.clone().into_buffer_arg(),
+            log_sum_exp.clone().into_buffer_arg(),
+            heads,
+            splits,
+            heads / pairs,
+            columns,
+            rows,
+            wants_log_sum_exp,
+            elem_type(output.dtype),
+        );
     }
 }

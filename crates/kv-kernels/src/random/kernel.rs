@@ -21,7 +21,7 @@ pub(crate) fn uniform(seed_low: u32, seed_high: u32, draw: u32) -> f32 {
 }
 
 #[cube]
-fn mix(x: u32) -> u32 {
+pub(crate) fn mix(x: u32) -> u32 {
     let mut x = x + 0x9e37_79b9u32;
     x ^= x >> 16;
     x *= 0x7feb_352du32;

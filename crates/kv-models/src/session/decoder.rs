@@ -2,7 +2,7 @@
 //! number a sequence.
 
 use burn::tensor::{Int, Tensor};
-use kv_core::{KvCache, read_i32};
+use kv_core::read_i32;
 use kv_kernels::{DrawState, Recording, StepGraph, device_work, draw};
 
 use super::Session;
@@ -193,18 +193,11 @@ impl<'a> Decoder<'a> {
     /// Records a step without running it: what the host did for it is undone. `None` where there
     /// can be no further step, as in a cache that is full by now; the next one says why.
     fn record(&mut self, recording: Recording) -> Result<Option<Recorded>> {
-        let (before, logits) = (lengths(&self.session.cache), self.session.logits.clone());
+        let (before, logits) = (self.session.cache.mirror(), self.session.logits.clone());
         let (drawn, graph) = recording.record(|| self.device_step())?;
-        let change = |from: &[Vec<usize>], to: &[Vec<usize>]| -> Vec<Vec<isize>> {
-            let layers = from.iter().zip(to).map(|(from, to)| {
-                from.iter().zip(to).map(|(from, to)| *to as isize - *from as isize).collect()
-            });
-            layers.collect()
-        };
-        let after = lengths(&self.session.cache);
-        self.session.cache.advance(&change(&after, &before))?;
+        let growth = self.session.cache.mirror().growth_since(&before);
+        self.session.cache.restore(&before);
         let logits = std::mem::replace(&mut self.session.logits, logits);
-        let growth = change(&before, &after);
         Ok(drawn.ok().map(|drawn| Recorded { graph, drawn, logits, growth }))
     }
 
@@ -228,8 +221,4 @@ impl<'a> Decoder<'a> {
         *logits = model.llama().decode_at(tokens, positions, cache, &**policy)?;
         Ok(draw(logits.clone(), &mut self.state)?)
     }
-}
-
-fn lengths(cache: &KvCache) -> Vec<Vec<usize>> {
-    cache.layers.iter().map(|layer| layer.layout().lengths().to_vec()).collect()
 }

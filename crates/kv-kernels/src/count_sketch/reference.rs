@@ -1,0 +1,90 @@
+//! The same in plain loops: the CPU path, and the oracle of the kernels' tests.
+
+use super::hash::hashed;
+use super::{HEAD_FIELDS, SketchConfig};
+
+/// Where tokens go, on the host.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HostSketch<'a> {
+    /// `[P, 6]`
+    pub(crate) heads: &'a [i32],
+    /// `[P, r, 4]`, or `[r, T]` where they are tabled.
+    pub(crate) hashes: &'a [i32],
+    pub(crate) config: SketchConfig,
+    /// `D`
+    pub(crate) head_dim: usize,
+}
+
+impl HostSketch<'_> {
+    /// A range's numbers.
+    pub(crate) fn head(&self, range: usize) -> [usize; HEAD_FIELDS] {
+        std::array::from_fn(|field| self.heads[range * HEAD_FIELDS + field] as usize)
+    }
+
+    /// A token's index, where it is one (negative ones are none) and its range has a sketch.
+    pub(crate) fn sketched(&self, range: usize, token: i32) -> Option<usize> {
+        let [_, entries, ..] = self.head(range);
+        usize::try_from(token).ok().filter(|_| entries > 0)
+    }
+
+    /// The entries of a token and its signs, one a bucket.
+    pub(crate) fn places(&self, range: usize, token: usize) -> Vec<(usize, f32)> {
+        let [first, entries, ..] = self.head(range);
+        let buckets = self.config.buckets;
+        let places = (0..buckets).map(|bucket| {
+            let (within, negative) = if self.config.tabled {
+                let place = self.hashes[bucket * (self.hashes.len() / buckets) + token] as u32;
+                (place / 2, place % 2 == 1)
+            } else {
+                let words = &self.hashes[(range * buckets + bucket) * 4..][..4];
+                hashed(words, token as u32, entries as u32)
+            };
+            let sign = if negative { -1.0 } else { 1.0 };
+            (first + bucket * entries + within as usize, sign)
+        });
+        places.collect()
+    }
+
+    /// Adds `weight` times a token's key and value.
+    pub(crate) fn add(
+        &self,
+        [keys, values]: [&mut [f32]; 2],
+        [range, token]: [usize; 2],
+        [key, value]: [&[f32]; 2],
+        weight: f32,
+    ) {
+        for (entry, sign) in self.places(range, token) {
+            let key_sign = if self.config.signed_keys { sign } else { 1.0 };
+            for (entries, row, sign) in [(&mut *keys, key, key_sign), (&mut *values, value, sign)] {
+                let entry = &mut entries[entry * self.head_dim..][..self.head_dim];
+                entry.iter_mut().zip(row).for_each(|(sum, x)| *sum += x * (sign * weight));
+            }
+        }
+    }
+
+    /// A token's estimated key and value.
+    pub(crate) fn query(
+        &self,
+        [keys, values]: [&[f32]; 2],
+        range: usize,
+        token: usize,
+    ) -> [Vec<f32>; 2] {
+        let places = self.places(range, token);
+        let estimate = |entries: &[f32], signed: bool| -> Vec<f32> {
+            let columns = (0..self.head_dim).map(|column| {
+                let parts = places.iter().map(|(entry, sign)| {
+                    entries[entry * self.head_dim + column] * if signed { *sign } else { 1.0 }
+                });
+                median(parts.collect())
+            });
+            columns.collect()
+        };
+        [estimate(keys, self.config.signed_keys), estimate(values, true)]
+    }
+}
+
+fn median(mut parts: Vec<f32>) -> f32 {
+    parts.sort_by(f32::total_cmp);
+    let half = parts.len() / 2;
+    if parts.len().is_multiple_of(2) { (parts[half - 1] + parts[half]) * 0.5 } else { parts[half] }
+}

@@ -1,0 +1,332 @@
+//! The kernel that moves tokens between slots and sketch: a cube a range.
+
+use cubecl::prelude::*;
+
+use super::ABSENT;
+use super::accumulate::PART;
+use crate::count_sketch::hash::kernel::{place_of, sign_of};
+use crate::count_sketch::query::median;
+use crate::count_sketch::{HEAD_FIELDS, SketchConfig};
+use crate::evicting_attention::weigh::{ABSENT as INFINITE, NOWHERE, weakest_of};
+
+/// Units of a cube, at least two a vector of a row.
+pub(crate) const UNITS: usize = 128;
+
+/// # Shapes
+/// In vectors of 4: `sketch_keys`, `sketch_values` `[N, columns]`, `keys`, `values` `[S, columns]`; `moved`
+/// `[pairs, 2]`; `tops` and `tops_at` `[pairs, parts]` as the accumulation leaves them.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn revise_kernel<F: Float>(
+    sketch_keys: &mut [Vector<f32, Const<4>>],
+    sketch_values: &mut [Vector<f32, Const<4>>],
+    keys: &mut [Vector<F, Const<4>>],
+    values: &mut [Vector<F, Const<4>>],
+    positions: &mut [i32],
+    slot_scores: &mut [f32],
+    token_scores: &mut [f32],
+    lengths: &mut [i32],
+    moved: &mut [i32],
+    tops: &mut [f32],
+    tops_at: &mut [i32],
+    offsets: &[i32],
+    heads: &[i32],
+    hashes: &[i32],
+    newest: &[i32],
+    pairs: usize,
+    kv_heads: usize,
+    parts: usize,
+    slack: i32,
+    replace_rate: f32,
+    #[comptime] columns: usize,
+    #[comptime] planes: usize,
+    #[comptime] config: SketchConfig,
+    #[define(F)] _dtype: ElemType,
+) {
+    let buckets = config.buckets.comptime();
+    let pair = CUBE_POS;
+    if pair >= pairs {
+        terminate!();
+    }
+    let head = pair * HEAD_FIELDS;
+    let first_entry = heads[head] as usize;
+    let entries = heads[head + 1] as usize;
+    if entries == 0 {
+        terminate!();
+    }
+    let first_token = heads[head + 2] as usize;
+    let limit = heads[head + 4];
+    let recents = heads[head + 5];
+    let behind = newest[pair / kv_heads] + 1i32;
+    let seen = min(behind, heads[head + 3]) as usize;
+    let start = offsets[pair] as usize;
+    let unit = UNIT_POS as usize;
+    // Keys before values.
+    let is_key = unit < columns;
+    let column = select(is_key, unit, unit - columns);
+    let mine = unit < comptime!(2 * columns);
+    let mut length = lengths[pair];
+
+    // More than the slack: the surplus goes at once.
+    let mut surplus = 0i32;
+    if length > limit + slack {
+        surplus = length - limit;
+    }
+    let mut gone = 0i32;
+    while gone < surplus {
+        let victim =
+            lowest(&*slot_scores, &*positions, start, length as usize, behind - recents, planes);
+        if victim == NOWHERE {
+            // All are recent: none can go.
+            surplus = gone;
+        } else {
+            let slot = start + victim as usize;
+            let last = start + length as usize - 1;
+            let token = positions[slot] as usize;
+            #[unroll]
+            for bucket in 0..buckets {
+                let place =
+                    place_of(hashes, pair, bucket.runtime(), token as u32, entries as u32, config);
+                let entry = first_entry + bucket * entries + (place / 2u32) as usize;
+                let at = entry * columns + column;
+                if mine {
+                    if is_key {
+                        let row = Vector::<f32, Const<4>>::cast_from(keys[slot * columns + column]);
+                        sketch_keys[at] += row * Vector::new(key_sign(place, config));
+                    } else {
+                        let row =
+                            Vector::<f32, Const<4>>::cast_from(values[slot * columns + column]);
+                        sketch_values[at] += row * Vector::new(sign_of(place));
+                    }
+                }
+            }
+            if mine {
+                if is_key {
+                    keys[slot * columns + column] = keys[last * columns + column];
+                } else {
+                    values[slot * columns + column] = values[last * columns + column];
+                }
+            }
+            // Whoever reads the slot's token has done so.
+            sync_cube();
+            if unit == 0 {
+                let score = slot_scores[slot];
+                token_scores[first_token + token] = score;
+                let part = pair * parts + token / PART;
+                let index = i32::cast_from(token);
+                if tops_at[part] == NOWHERE
+                    || -score < tops[part]
+                    || (-score == tops[part] && index < tops_at[part])
+                {
+                    tops[part] = -score;
+                    tops_at[part] = index;
+                }
+                positions[slot] = positions[last];
+                slot_scores[slot] = slot_scores[last];
+            }
+            sync_storage();
+            sync_cube();
+            length -= 1i32;
+            gone += 1i32;
+        }
+    }
+
+    // Tokens that matter more than slots change places with them.
+    let recent = max(length - (limit - recents), 0i32);
+    let mut swapped = 0i32;
+    let mut goes_on = true;
+    while goes_on {
+        let candidate =
+            lowest(&*slot_scores, &*positions, start, length as usize, behind - recent, planes);
+        let mut best = 1.0f32;
+        let mut best_at = i32::new(NOWHERE as i64);
+        let mut part = unit;
+        while part < parts {
+            let top = tops[pair * parts + part];
+            let top_at = tops_at[pair * parts + part];
+            if top_at != NOWHERE && (best_at == NOWHERE || top < best) {
+                best = top;
+                best_at = top_at;
+            }
+            part += UNITS;
+        }
+        let (top, token) = weakest_of(best, best_at, planes);
+        goes_on = false;
+        if candidate != NOWHERE && token != NOWHERE {
+            // NaN swaps nothing.
+            goes_on = slot_scores[start + candidate as usize] * replace_rate < -top;
+        }
+        // All units have read what the first is about to write.
+        sync_cube();
+        if goes_on {
+            let slot = start + candidate as usize;
+            let old = positions[slot] as usize;
+            let row = slot * columns + column;
+            if mine {
+                let mut rows = Array::<usize>::new(buckets);
+                let mut signs = Array::<f32>::new(buckets);
+                let mut parts_of = Array::<Vector<f32, Const<4>>>::new(buckets);
+                #[unroll]
+                for bucket in 0..buckets {
+                    let place = place_of(
+                        hashes,
+                        pair,
+                        bucket.runtime(),
+                        token as u32,
+                        entries as u32,
+                        config,
+                    );
+                    let entry = first_entry + bucket * entries + (place / 2u32) as usize;
+                    rows[bucket] = entry * columns + column;
+                    if is_key {
+                        signs[bucket] = key_sign(place, config);
+                        parts_of[bucket] = sketch_keys[rows[bucket]] * Vector::new(signs[bucket]);
+                    } else {
+                        signs[bucket] = sign_of(place);
+                        parts_of[bucket] = sketch_values[rows[bucket]] * Vector::new(signs[bucket]);
+                    }
+                }
+                // As the slot will hold it.
+                let revived = Vector::<F, Const<4>>::cast_from(median::<f32, Const<4>>(
+                    &mut parts_of,
+                    buckets,
+                ));
+                let taken = Vector::<f32, Const<4>>::cast_from(revived);
+                #[unroll]
+                for bucket in 0..buckets {
+                    if is_key {
+                        sketch_keys[rows[bucket]] -= taken * Vector::new(signs[bucket]);
+                    } else {
+                        sketch_values[rows[bucket]] -= taken * Vector::new(signs[bucket]);
+                    }
+                }
+                #[unroll]
+                for bucket in 0..buckets {
+                    let place = place_of(
+                        hashes,
+                        pair,
+                        bucket.runtime(),
+                        old as u32,
+                        entries as u32,
+                        config,
+                    );
+                    let entry = first_entry + bucket * entries + (place / 2u32) as usize;
+                    let at = entry * columns + column;
+                    if is_key {
+                        let key = Vector::<f32, Const<4>>::cast_from(keys[row]);
+                        sketch_keys[at] += key * Vector::new(key_sign(place, config));
+                    } else {
+                        let value = Vector::<f32, Const<4>>::cast_from(values[row]);
+                        sketch_values[at] += value * Vector::new(sign_of(place));
+                    }
+                }
+                if is_key {
+                    keys[row] = revived;
+                } else {
+                    values[row] = revived;
+                }
+            }
+            sync_cube();
+            if unit == 0 {
+                token_scores[first_token + old] = slot_scores[slot];
+                token_scores[first_token + token as usize] = f32::new(ABSENT);
+                slot_scores[slot] = -top;
+                positions[slot] = token;
+            }
+            sync_storage();
+            sync_cube();
+            // The parts that lost and gained a token are looked through again.
+            let lost = token as usize / PART;
+            let gained = old / PART;
+            top_of(&*token_scores, tops, tops_at, pair * parts, first_token, lost, seen, planes);
+            if gained != lost {
+                top_of(
+                    &*token_scores,
+                    tops,
+                    tops_at,
+                    pair * parts,
+                    first_token,
+                    gained,
+                    seen,
+                    planes,
+                );
+            }
+            swapped += 1i32;
+        }
+    }
+    if unit == 0 {
+        lengths[pair] = length;
+        moved[2 * pair] += gone;
+        moved[2 * pair + 1] += swapped;
+    }
+}
+
+#[cube]
+fn key_sign(place: u32, #[comptime] config: SketchConfig) -> f32 {
+    let mut sign = 1.0f32;
+    if comptime!(config.signed_keys) {
+        sign = sign_of(place);
+    }
+    sign
+}
+
+/// The place of the lowest score among slots of tokens before `bound`.
+#[cube]
+fn lowest(
+    slot_scores: &[f32],
+    positions: &[i32],
+    start: usize,
+    length: usize,
+    bound: i32,
+    #[comptime] planes: usize,
+) -> i32 {
+    let mut best = f32::new(INFINITE);
+    let mut best_at = i32::new(NOWHERE as i64);
+    let mut i = UNIT_POS as usize;
+    while i < length {
+        if positions[start + i] < bound {
+            let score = slot_scores[start + i];
+            if score < best {
+                best = score;
+                best_at = i32::cast_from(i);
+            }
+        }
+        i += UNITS;
+    }
+    let (_, place) = weakest_of(best, best_at, planes);
+    place
+}
+
+/// Finds a part's highest score anew.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn top_of(
+    token_scores: &[f32],
+    tops: &mut [f32],
+    tops_at: &mut [i32],
+    first_part: usize,
+    first_token: usize,
+    part: usize,
+    seen: usize,
+    #[comptime] planes: usize,
+) {
+    let mut best = 1.0f32;
+    let mut best_at = i32::new(NOWHERE as i64);
+    let end = min((part + 1) * PART, seen);
+    let mut token = part * PART + UNIT_POS as usize;
+    while token < end {
+        let score = token_scores[first_token + token];
+        if score >= 0.0f32 && (best_at == NOWHERE || -score < best) {
+            best = -score;
+            best_at = i32::cast_from(token);
+        }
+        token += UNITS;
+    }
+    let (top, top_at) = weakest_of(best, best_at, planes);
+    if UNIT_POS == 0 {
+        tops[first_part + part] = top;
+        tops_at[first_part + part] = top_at;
+    }
+    sync_storage();
+    sync_cube();
+}

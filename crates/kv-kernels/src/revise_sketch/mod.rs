@@ -1,0 +1,143 @@
+//! What a decode step changes in an exact part and a sketch: scores grow, surplus slots go into the
+//! sketch, and tokens of the sketch that matter more than slots change places with them (KVReviver,
+//! algorithm 3).
+//!
+//! On CubeCL devices `accumulate.rs` adds the step's probabilities to all scores, and notes the highest
+//! of each part of a range's tokens; `kernel.rs`, a cube a range, then moves tokens.
+
+#[cfg(feature = "gpu")]
+mod accumulate;
+#[cfg(feature = "gpu")]
+mod kernel;
+#[cfg(feature = "gpu")]
+pub(crate) mod launch;
+pub(crate) mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor};
+
+use crate::check::Check;
+use crate::count_sketch::{HEAD_FIELDS, SketchPool};
+use crate::extension::{Revision, SlotOps};
+use crate::{KernelError, SlotPool, SlotRanges};
+
+const OP: &str = "revise_sketch";
+
+/// A token that is in no sketch.
+pub const ABSENT: f32 = -1.0;
+
+/// What a revision changes besides slots and sketches.
+#[derive(Debug)]
+pub struct RevisedScores<'a> {
+    /// What every slot's token has accumulated, `[S]`, f32.
+    pub slots: &'a mut Tensor<1>,
+    /// The same of tokens in a sketch, `[T]`, f32; [`ABSENT`] elsewhere.
+    pub tokens: &'a mut Tensor<1>,
+    /// Tokens that went into the sketch for good and those that changed places with slots, so far,
+    /// `[P, 2]`, 32-bit.
+    pub moved: &'a mut Tensor<2, Int>,
+}
+
+/// A step's logits, f32.
+#[derive(Debug, Clone)]
+pub struct StepLogits {
+    /// `[S, G]`; `None` where those of slots stand among the tokens', each at its token's.
+    pub slots: Option<Tensor<2>>,
+    /// `[T, G]`
+    pub tokens: Tensor<2>,
+    /// `[B, Hq]`
+    pub log_sum_exp: Tensor<2>,
+}
+
+/// How a revision moves tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ReviseOptions {
+    /// Slots that a range may hold beyond what it keeps exactly, before they go in bulk.
+    pub slack: usize,
+    /// A token changes places with the slot of the lowest score if its own is higher than this many
+    /// times that.
+    pub replace_rate: f32,
+    /// The most tokens that any range has room for.
+    pub longest: usize,
+}
+
+/// Adds a step's attention probabilities, summed over the group, to the scores; where a range holds more
+/// than `slack` slots beyond what it keeps, moves those of the lowest scores, but for the most recent
+/// tokens, into its sketch; then swaps while [`ReviseOptions::replace_rate`] says so. All in place, the
+/// lengths too. Among equals, the first slot and the first token go.
+///
+/// What a token's estimate is when it leaves the sketch, rounded to the slots' dtype, is taken out of it,
+/// so that it comes back out the same whenever it goes in again.
+///
+/// # Shapes
+/// `newest` `[B]`, 32-bit: the indices of the newest tokens, which are their positions. Slots are of the
+/// tokens that their positions say.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit, and for slots with weights; nothing is
+/// changed.
+pub fn revise_sketch(
+    mut sketch: SketchPool<'_>,
+    mut pool: SlotPool<'_>,
+    ranges: &mut SlotRanges,
+    scores: RevisedScores<'_>,
+    logits: StepLogits,
+    newest: Tensor<1, Int>,
+    options: ReviseOptions,
+) -> Result<(), KernelError> {
+    let check = Check::new(OP, sketch.keys);
+    let config = sketch.source().check(&check)?;
+    let [_, head_dim] = sketch.keys.dims();
+    pool.check(&check, head_dim)?;
+    if pool.log_weights.is_some() {
+        return Err(check.unsupported("slots with weights", 1, "slots of weight 1"));
+    }
+    let [batch, kv_heads] = ranges.offsets.dims();
+    let pairs = batch * kv_heads;
+    check.ranges(ranges, batch, kv_heads)?;
+    check.shape("heads", sketch.heads, &[pairs, HEAD_FIELDS])?;
+    check.shape("newest", &newest, &[batch])?;
+    check.int("newest", &newest)?;
+    let ([slots, _], [tokens]) = (pool.keys.dims(), scores.tokens.dims());
+    check.shape("slot scores", &*scores.slots, &[slots])?;
+    check.f32("slot scores", &*scores.slots)?;
+    check.filled("token scores", &*scores.tokens)?;
+    check.f32("token scores", &*scores.tokens)?;
+    check.shape("moved", &*scores.moved, &[pairs, 2])?;
+    check.int("moved", &*scores.moved)?;
+    let [_, group] = logits.tokens.dims();
+    check.filled("token logits", &logits.tokens)?;
+    check.shape("token logits", &logits.tokens, &[tokens, group])?;
+    check.f32("token logits", &logits.tokens)?;
+    if let Some(own) = &logits.slots {
+        check.shape("slot logits", own, &[slots, group])?;
+        check.f32("slot logits", own)?;
+    }
+    check.shape("log_sum_exp", &logits.log_sum_exp, &[batch, kv_heads * group])?;
+    check.f32("log_sum_exp", &logits.log_sum_exp)?;
+
+    let by_token = logits.slots.is_none();
+    let revision = Revision {
+        sketch: sketch.take(&check, config),
+        pool: pool.take(&check),
+        offsets: ranges.offsets.clone().into_dispatch(),
+        lengths: check.take_ints(&mut ranges.lengths).into_dispatch(),
+        slot_scores: check.take(scores.slots).into_dispatch(),
+        token_scores: check.take(scores.tokens).into_dispatch(),
+        moved: check.take_ints(scores.moved).into_dispatch(),
+        slot_logits: logits.slots.unwrap_or_else(|| logits.tokens.clone()).into_dispatch(),
+        token_logits: logits.tokens.into_dispatch(),
+        log_sum_exp: logits.log_sum_exp.into_dispatch(),
+        newest: newest.into_dispatch(),
+        by_token,
+        options,
+    };
+    let revised = <Dispatch as SlotOps>::revise_sketch(revision);
+    sketch.put_back([revised.sketch.keys, revised.sketch.values]);
+    pool.put_back(revised.pool);
+    ranges.lengths = Tensor::from_dispatch(revised.lengths);
+    *scores.slots = Tensor::from_dispatch(revised.slot_scores);
+    *scores.tokens = Tensor::from_dispatch(revised.token_scores);
+    *scores.moved = Tensor::from_dispatch(revised.moved);
+    Ok(())
+}

@@ -1,0 +1,332 @@
+//! The kernel: teams of units share a row, each unit some of its columns.
+
+use cubecl::prelude::*;
+
+use super::sums::{Shape, take_rows};
+use crate::count_sketch::hash::kernel::{place_of, sign_of};
+use crate::count_sketch::query::median;
+use crate::count_sketch::{HEAD_FIELDS, SketchConfig};
+use crate::decode_attention::shared::{LOWEST, divisor, larger};
+
+/// No place.
+const NOWHERE: u32 = u32::MAX;
+/// Elements of a vector of entries.
+const ENTRY: usize = 4;
+
+/// What fixes the generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Blueprint {
+    pub(super) shape: Shape,
+    /// Units of a cube.
+    pub(super) units: usize,
+    /// Elements of a vector.
+    pub(super) lanes: usize,
+    /// Whether other cubes have other parts of the range.
+    pub(super) split: bool,
+    /// Entries of a range that shared memory has room for; 0 where they stay in global memory.
+    pub(super) staged: usize,
+    pub(super) sketch: SketchConfig,
+}
+
+/// # Shapes
+/// In vectors of `N`: `query` `[B, Hkv, G, columns]`, `keys` and `values` `[S, columns]`, `output` as
+/// `query`; in vectors of 4: `sketch_keys` and `sketch_values` `[N, D / 4]`; `slot_logits` `[S, G]`,
+/// `token_logits` `[T, G]`, `log_sum_exp` `[B, Hkv, G]`. Where the range is split: `partial`
+/// `[B, Hkv, splits, G, columns]`, `stats` `[B, Hkv, splits, G, 2]` (maximum, sum).
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
+    query: &[Vector<F, N>],
+    keys: &[Vector<F, N>],
+    values: &[Vector<F, N>],
+    offsets: &[i32],
+    lengths: &[i32],
+    sketch_keys: &[Vector<f32, Const<4>>],
+    sketch_values: &[Vector<f32, Const<4>>],
+    heads: &[i32],
+    hashes: &[i32],
+    scores: &[f32],
+    newest: &[i32],
+    output: &mut [Vector<F, N>],
+    log_sum_exp: &mut [f32],
+    slot_logits: &mut [f32],
+    token_logits: &mut [f32],
+    partial: &mut [Vector<f32, N>],
+    stats: &mut [f32],
+    pairs: usize,
+    kv_heads: usize,
+    splits: usize,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+    #[define(F)] _dtype: ElemType,
+) {
+    let shape = blueprint.shape.comptime();
+    let Shape { group, columns, team, ahead } = shape;
+    let own = shape.own().comptime();
+    let units = blueprint.units.comptime();
+    let buckets = blueprint.sketch.buckets.comptime();
+    let teams = (units / team).comptime();
+    // Vectors of entries in one of a row.
+    let pieces = (blueprint.lanes / ENTRY).comptime();
+
+    let cube = CUBE_POS;
+    if cube >= pairs * splits {
+        terminate!();
+    }
+    let pair = cube / splits;
+    let split = cube % splits;
+    let unit = UNIT_POS as usize;
+    let member = unit % team;
+    let own_team = unit / team;
+
+    let mut q = Array::<Vector<f32, N>>::new(comptime!(group * own));
+    let mut acc = Array::<Vector<f32, N>>::new(comptime!(group * own));
+    let mut maxima = Array::<f32>::new(group);
+    let mut sums = Array::<f32>::new(group);
+    #[unroll]
+    for g in 0..group {
+        maxima[g] = f32::new(LOWEST);
+        sums[g] = 0.0f32;
+        #[unroll]
+        for c in 0..own {
+            let column = member + c * team;
+            q[g * own + c] = Vector::new(0.0f32);
+            acc[g * own + c] = Vector::new(0.0f32);
+            if column < columns {
+                q[g * own + c] = Vector::cast_from(query[(pair * group + g) * columns + column])
+                    * Vector::new(scale);
+            }
+        }
+    }
+
+    // The slots.
+    let start = offsets[pair] as usize;
+    let length = lengths[pair] as usize;
+    let share = length.div_ceil(splits);
+    let first = min(split * share, length);
+    let end = min(first + share, length);
+    let none = u32::MAX as usize;
+    // Every team goes round as often, so that planes stay together.
+    let rounds = (end - first).div_ceil(comptime!(teams * ahead));
+    for round in 0..rounds {
+        let mut at = Array::<usize>::new(ahead);
+        let mut k = Array::<Vector<F, N>>::new(comptime!(ahead * own));
+        let mut v = Array::<Vector<F, N>>::new(comptime!(ahead * own));
+        #[unroll]
+        for a in 0..ahead {
+            let i = first + (round * ahead + a) * teams + own_team;
+            let slot = start + min(i, end - 1);
+            at[a] = select(i < end, slot, none);
+            #[unroll]
+            for c in 0..own {
+                let column = min(member + c * team, columns - 1);
+                k[a * own + c] = keys[slot * columns + column];
+                v[a * own + c] = values[slot * columns + column];
+            }
+        }
+        take_rows::<F, N>(
+            &q,
+            &k,
+            &v,
+            &at,
+            none,
+            &mut acc,
+            &mut maxima,
+            &mut sums,
+            slot_logits,
+            member,
+            shape,
+        );
+    }
+
+    // The tokens in the sketch.
+    let head = pair * HEAD_FIELDS;
+    let first_entry = heads[head] as usize;
+    let entries = heads[head + 1] as usize;
+    let first_token = heads[head + 2] as usize;
+    let mut seen = min(newest[pair / kv_heads] + 1i32, heads[head + 3]) as usize;
+    if entries == 0 {
+        seen = 0usize.runtime();
+    }
+    let share = seen.div_ceil(splits);
+    let first = min(split * share, seen);
+    let end = min(first + share, seen);
+
+    let room = comptime!(if blueprint.staged > 0 { blueprint.staged * columns } else { 1 });
+    let mut staged_keys = Shared::<[Vector<F, N>]>::new_slice(room);
+    let mut staged_values = Shared::<[Vector<F, N>]>::new_slice(room);
+    if comptime!(blueprint.staged > 0) {
+        if first < end {
+            let count = entries * comptime!(buckets * columns);
+            let mut i = unit;
+            while i < count {
+                let from = first_entry * comptime!(columns * pieces) + i * pieces;
+                staged_keys[i] = joined::<F, N>(sketch_keys, from, pieces);
+                staged_values[i] = joined::<F, N>(sketch_values, from, pieces);
+                i += units;
+            }
+        }
+    }
+    // Where the tokens of a turn are, one a unit: entries and signs, of which the first says whether it
+    // is one at all.
+    let mut places = Shared::<[u32]>::new_slice(comptime!(units * buckets));
+    let turns = (end - first).div_ceil(units);
+    for turn in 0..turns {
+        let base = first + turn * units;
+        let token = base + unit;
+        let mut is_one = false;
+        if token < end {
+            is_one = scores[first_token + token] >= 0.0f32;
+        }
+        #[unroll]
+        for bucket in 0..buckets {
+            let mut place = NOWHERE.runtime();
+            if is_one {
+                place = place_of(
+                    hashes,
+                    pair,
+                    bucket.runtime(),
+                    token as u32,
+                    entries as u32,
+                    blueprint.sketch,
+                );
+            }
+            places[unit * buckets + bucket] = place;
+        }
+        sync_cube();
+        let here = min(end - base, units);
+        let rounds = here.div_ceil(comptime!(teams * ahead));
+        for round in 0..rounds {
+            let mut at = Array::<usize>::new(ahead);
+            let mut k = Array::<Vector<F, N>>::new(comptime!(ahead * own));
+            let mut v = Array::<Vector<F, N>>::new(comptime!(ahead * own));
+            #[unroll]
+            for a in 0..ahead {
+                let i = (round * ahead + a) * teams + own_team;
+                let listed = min(i, units - 1);
+                let mut rows = Array::<usize>::new(buckets);
+                let mut signs = Array::<f32>::new(buckets);
+                let absent = places[listed * buckets] == NOWHERE;
+                #[unroll]
+                for bucket in 0..buckets {
+                    let place = places[listed * buckets + bucket];
+                    // What is absent reads the first entry.
+                    let within = select(absent, 0usize, (place / 2u32) as usize);
+                    rows[bucket] = (bucket * entries + within) * columns;
+                    signs[bucket] = sign_of(place);
+                }
+                at[a] = select(absent || i >= here, none, first_token + base + listed);
+                #[unroll]
+                for c in 0..own {
+                    let column = min(member + c * team, columns - 1);
+                    let mut key_parts = Array::<Vector<F, N>>::new(buckets);
+                    let mut value_parts = Array::<Vector<F, N>>::new(buckets);
+                    #[unroll]
+                    for bucket in 0..buckets {
+                        let row = rows[bucket] + column;
+                        let sign = Vector::<F, N>::new(F::cast_from(signs[bucket]));
+                        if comptime!(blueprint.staged > 0) {
+                            key_parts[bucket] = staged_keys[row];
+                            value_parts[bucket] = staged_values[row] * sign;
+                        } else {
+                            let from = first_entry * comptime!(columns * pieces) + row * pieces;
+                            key_parts[bucket] = joined::<F, N>(sketch_keys, from, pieces);
+                            value_parts[bucket] =
+                                joined::<F, N>(sketch_values, from, pieces) * sign;
+                        }
+                        if comptime!(blueprint.sketch.signed_keys) {
+                            key_parts[bucket] *= sign;
+                        }
+                    }
+                    k[a * own + c] = median::<F, N>(&mut key_parts, buckets);
+                    v[a * own + c] = median::<F, N>(&mut value_parts, buckets);
+                }
+            }
+            take_rows::<F, N>(
+                &q,
+                &k,
+                &v,
+                &at,
+                none,
+                &mut acc,
+                &mut maxima,
+                &mut sums,
+                token_logits,
+                member,
+                shape,
+            );
+        }
+        sync_cube();
+    }
+
+    // Teams meet, one query head after another.
+    let mut team_maxima = Shared::<[f32]>::new_slice(teams);
+    let mut team_sums = Shared::<[f32]>::new_slice(teams);
+    let mut rows = Shared::<[Vector<f32, N>]>::new_slice(comptime!(teams * columns));
+    #[unroll]
+    for g in 0..group {
+        if member == 0 {
+            team_maxima[own_team] = maxima[g];
+            team_sums[own_team] = sums[g];
+        }
+        #[unroll]
+        for c in 0..own {
+            let column = member + c * team;
+            if column < columns {
+                rows[own_team * columns + column] = acc[g * own + c];
+            }
+        }
+        sync_cube();
+        let mut top = f32::new(LOWEST);
+        for t in 0..teams {
+            top = larger(top, team_maxima[t]);
+        }
+        let mut sum = 0.0f32;
+        for t in 0..teams {
+            sum += team_sums[t] * (team_maxima[t] - top).exp();
+        }
+        let head = pair * group + g;
+        let part = (pair * splits + split) * group + g;
+        if unit < columns {
+            let mut total = Vector::<f32, N>::new(0.0f32);
+            for t in 0..teams {
+                total += rows[t * columns + unit] * Vector::new((team_maxima[t] - top).exp());
+            }
+            if comptime!(blueprint.split) {
+                partial[part * columns + unit] = total;
+            } else {
+                output[head * columns + unit] =
+                    Vector::cast_from(total / Vector::new(divisor(sum)));
+            }
+        }
+        if unit == 0 {
+            if comptime!(blueprint.split) {
+                stats[part * 2] = top;
+                stats[part * 2 + 1] = sum;
+            } else {
+                // `ln 0` of a head that attended to nothing is −∞.
+                log_sum_exp[head] = top + sum.ln();
+            }
+        }
+        sync_cube();
+    }
+}
+
+/// A row's vector out of those of an entry, rounded.
+#[cube]
+fn joined<F: Float, N: Size>(
+    entries: &[Vector<f32, Const<4>>],
+    from: usize,
+    #[comptime] pieces: usize,
+) -> Vector<F, N> {
+    let mut vector = Vector::<F, N>::empty();
+    #[unroll]
+    for piece in 0..pieces {
+        let part = entries[from + piece];
+        #[unroll]
+        for e in 0..ENTRY {
+            vector.insert(comptime!(piece * ENTRY + e), F::cast_from(part.extract(e)));
+        }
+    }
+    vector
+}

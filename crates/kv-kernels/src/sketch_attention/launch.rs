@@ -1,0 +1,165 @@
+//! The launch on CubeCL devices.
+
+use burn::backend::{DType, Shape, TensorMetadata};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::kernel::{Blueprint, sketch_attention_kernel};
+use super::sums;
+use crate::decode_attention::launch::combine;
+use crate::decode_attention::plan::PROCESSORS;
+use crate::extension::{SketchAttended, SketchTokens};
+use crate::gpu::{elem_type, empty_like, grid};
+
+/// Tokens below which a part is not worth a cube.
+const SMALLEST_PART: usize = 256;
+/// Cubes on a processor, about, where little shared memory is taken.
+const CUBES_EACH: usize = 4;
+/// Units of a cube that has a processor to itself, and of others.
+const UNITS: [usize; 2] = [512, 128];
+
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn run(
+    query: CubeTensor,
+    keys: CubeTensor,
+    values: CubeTensor,
+    offsets: CubeTensor,
+    lengths: CubeTensor,
+    tokens: SketchTokens<CubeBackend>,
+    scale: f32,
+    longest: usize,
+) -> SketchAttended<CubeBackend> {
+    let [query, keys, values, offsets, lengths] =
+        [query, keys, values, offsets, lengths].map(into_contiguous);
+    let client = query.client.clone();
+    let [batch, query_heads, head_dim] = query.shape().dims();
+    let [slots, _] = keys.shape().dims();
+    let [count] = tokens.scores.shape().dims();
+    let pairs = offsets.shape().num_elements();
+    let group = batch * query_heads / pairs;
+    let sketch = tokens.sketch;
+    let plan = Plan::new(&query, group, sketch.most_entries, sketch.config.buckets);
+    let splits = plan.splits(&query, pairs, longest + tokens.longest);
+    let split = splits > 1;
+
+    let floats = |shape: Shape| empty_like(&query, shape, DType::F32);
+    let output = empty_like(&query, query.shape(), query.dtype);
+    let log_sum_exp = floats(Shape::from([batch, query_heads]));
+    let slot_logits = floats(Shape::from([slots, group]));
+    let token_logits = floats(Shape::from([count, group]));
+    let parts = if split { pairs * splits * group } else { 1 };
+    let partial = floats(Shape::from([parts * head_dim]));
+    let stats = floats(Shape::from([parts * 2]));
+    let shape = sums::Shape {
+        group,
+        columns: head_dim / plan.lanes,
+        team: plan.team,
+        ahead: if group <= 2 { 4 } else { 2 },
+    };
+    // SAFETY: shapes were checked; the kernel stays within the slots, entries and tokens that ranges and
+    // heads name.
+    unsafe {
+        sketch_attention_kernel::launch_unchecked(
+            &client,
+            grid(pairs * splits),
+            CubeDim::new_1d(plan.units as u32),
+            plan.lanes,
+            query.clone().into_buffer_arg(),
+            keys.into_buffer_arg(),
+            values.into_buffer_arg(),
+            offsets.into_buffer_arg(),
+            lengths.into_buffer_arg(),
+            into_contiguous(sketch.keys).into_buffer_arg(),
+            into_contiguous(sketch.values).into_buffer_arg(),
+            into_contiguous(sketch.heads).into_buffer_arg(),
+            into_contiguous(sketch.hashes).into_buffer_arg(),
+            into_contiguous(tokens.scores).into_buffer_arg(),
+            into_contiguous(tokens.newest).into_buffer_arg(),
+            output.clone().into_buffer_arg(),
+            log_sum_exp.clone().into_buffer_arg(),
+            slot_logits.clone().into_buffer_arg(),
+            token_logits.clone().into_buffer_arg(),
+            partial.clone().into_buffer_arg(),
+            stats.clone().into_buffer_arg(),
+            pairs,
+            pairs / batch,
+            splits,
+            scale,
+            Blueprint {
+                shape,
+                units: plan.units,
+                lanes: plan.lanes,
+                split,
+                staged: plan.staged,
+                sketch: sketch.config,
+            },
+            elem_type(query.dtype),
+        );
+    }
+    if split {
+        combine([&partial, &stats], [&output, &log_sum_exp], pairs, splits, true);
+    }
+    SketchAttended { output, log_sum_exp, slot_logits, token_logits }
+}
+
+/// How a call is laid out on the device.
+struct Plan {
+    /// Elements of a vector.
+    lanes: usize,
+    team: usize,
+    units: usize,
+    /// Entries in shared memory, if any.
+    staged: usize,
+}
+
+impl Plan {
+    fn new(query: &CubeTensor, group: usize, most_entries: usize, buckets: usize) -> Self {
+        let [_, _, head_dim] = query.shape().dims();
+        let hardware = &query.client.properties().hardware;
+        let size = query.dtype.size();
+        // Rows in pieces of 16 bytes, where the device has them; entries come in fours.
+        let lanes = query
+            .client
+            .properties()
+            .io_optimized_vector_sizes(size)
+            .find(|lanes| head_dim.is_multiple_of(*lanes) && lanes.is_multiple_of(4))
+            .unwrap_or(4);
+        // Few units a row exchange less; enough of them keep queries and sums in registers.
+        let most = (hardware.plane_size_min as usize).min(32);
+        let mut team = 8.min(most).min((head_dim / lanes).next_power_of_two());
+        while team < most && group * head_dim / team > 64 {
+            team *= 2;
+        }
+        let bytes = |units: usize, entries: usize| {
+            let rows = units / team * (head_dim + 2) * size_of::<f32>();
+            let places = units * buckets * size_of::<u32>();
+            rows + places + 2 * entries * head_dim * size
+        };
+        let room = hardware.max_shared_memory_size;
+        let entries = most_entries.next_multiple_of(16);
+        let fits = |units: usize, cubes: usize| bytes(units, entries) * cubes <= room;
+        let [many, few] = UNITS;
+        let many = many.min(hardware.max_units_per_cube as usize);
+        let (units, staged) = if fits(few, CUBES_EACH) {
+            (few, entries)
+        } else if fits(many, 1) {
+            (many, entries)
+        } else {
+            (few, 0)
+        };
+        Self { lanes, team, units, staged }
+    }
+
+    /// Parts of each of `pairs` ranges of up to `longest` rows.
+    fn splits(&self, query: &CubeTensor, pairs: usize, longest: usize) -> usize {
+        let hardware = &query.client.properties().hardware;
+        let processors = hardware.num_streaming_multiprocessors.map_or(PROCESSORS, |n| n as usize);
+        let each = if self.units > UNITS[1] { 1 } else { CUBES_EACH };
+        if 2 * pairs >= processors * each {
+            return 1;
+        }
+        (processors * each / pairs).min(longest / SMALLEST_PART).max(1)
+    }
+}

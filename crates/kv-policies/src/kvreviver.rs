@@ -1,0 +1,335 @@
+mod parts;
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use kv_core::{
+    Budget, CacheOptions, LayerAllocation, LayerCache, Room, Selection, Sketch, SketchHead,
+    SketchOptions, read_f32,
+};
+use rand::Rng;
+use serde::{Deserialize, Serialize};
+
+use crate::keep_top::protected;
+use crate::scorers::generator;
+use crate::{
+    Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reduction, Result, SCORE,
+    Step,
+};
+use parts::{Parts, Shares, least};
+
+const NAME: &str = "kvreviver";
+
+/// KVReviver (2026): what others drop goes into a count-sketch, out of which it is estimated again at
+/// every step, so that attention sees all tokens (algorithms 1 to 4).
+///
+/// A head's budget is shared (technical appendix, table 2) among *Recent* tokens, *Candidates* of the
+/// highest accumulated attention, and the *Vague* part: `r` buckets of `b` entries that all other tokens
+/// share. Surplus recents become candidates in bulk, beyond a slack; the weakest candidates go into the
+/// sketch; a token in the sketch whose score is `replace_rate` times that of the weakest candidate changes
+/// places with it, as its estimate, which is also what is taken out of the sketch.
+///
+/// Attention estimates tokens on the fly ([`kv_core::LayerCache::attend_sketched`]); `rebuild` writes the
+/// whole cache of one layer at a time to scratch memory first, as the paper does, with the same result.
+///
+/// Where the paper leaves something open: scores are sums over the query heads of a group. A token goes
+/// into the sketch once Recent and Candidate hold more than both budgets and the slack together; under the
+/// paper's wording this may be up to a slack of steps later where Candidate is not full yet. The sketch is
+/// kept in f32, so that tokens go in and out without a trace; its bytes are reported, and beside caches of
+/// 16 bits are twice those of its share.
+#[derive(Debug, Clone)]
+pub struct KvReviver {
+    options: KvReviverOptions,
+    /// Who scores prompts, in place of accumulated attention.
+    candidates: Option<Arc<dyn Evictor>>,
+}
+
+/// How KVReviver shares and moves.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KvReviverOptions {
+    /// Slots per key-value head, entries of the sketch included.
+    pub budget: Budget,
+    /// How layers share the budget; the paper's is by Fisher information.
+    #[serde(default)]
+    pub layers: LayerAllocation,
+    /// Share of the most recent tokens.
+    #[serde(default = "exact_share")]
+    pub recent: f64,
+    /// Share of the candidates.
+    #[serde(default = "exact_share")]
+    pub candidate: f64,
+    /// Share of the sketch.
+    #[serde(default = "vague_share")]
+    pub vague: f64,
+    /// `r`
+    #[serde(default = "buckets")]
+    pub buckets: usize,
+    /// Steps between two bulks of recents that become candidates.
+    #[serde(default = "slack")]
+    pub slack: usize,
+    /// How many times as high as the weakest candidate's a score must be for a token to come back;
+    /// `null` for never.
+    #[serde(default = "replace_rate")]
+    pub replace_rate: Option<f32>,
+    /// Whether keys have random signs too. The paper's have not: what shares an entry then adds up, and
+    /// estimates are off by as many mean keys as there are tokens to an entry.
+    #[serde(default)]
+    pub signed_keys: bool,
+    /// Whether every step rebuilds a layer's whole cache before it attends.
+    #[serde(default)]
+    pub rebuild: bool,
+}
+
+fn exact_share() -> f64 {
+    0.45
+}
+
+fn vague_share() -> f64 {
+    0.1
+}
+
+fn buckets() -> usize {
+    3
+}
+
+fn slack() -> usize {
+    16
+}
+
+fn replace_rate() -> Option<f32> {
+    Some(1.1)
+}
+
+impl KvReviverOptions {
+    /// The paper's defaults.
+    pub fn new(budget: Budget) -> Self {
+        Self {
+            budget,
+            layers: LayerAllocation::Uniform,
+            recent: exact_share(),
+            candidate: exact_share(),
+            vague: vague_share(),
+            buckets: buckets(),
+            slack: slack(),
+            replace_rate: replace_rate(),
+            signed_keys: false,
+            rebuild: false,
+        }
+    }
+
+    fn shares(&self) -> Shares {
+        Shares { recent: self.recent, candidate: self.candidate, vague: self.vague }
+    }
+}
+
+impl KvReviver {
+    /// `candidates` scores prompts in place of accumulated attention; its scores, from their lowest one on
+    /// and scaled to the mass of the prompt's attention, go on to grow by the attention of every step.
+    ///
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`] for shares that do not add up to 1, a number of buckets outside 1 to
+    /// [`kv_core::MAX_BUCKETS`], a replace rate below 1, and for a budget in tokens below an entry in each
+    /// bucket, a recent token and a candidate.
+    pub fn new(options: KvReviverOptions, candidates: Option<Arc<dyn Evictor>>) -> Result<Self> {
+        let invalid = |reason: String| PolicyError::InvalidConfig { policy: NAME.into(), reason };
+        options.budget.validate()?;
+        options.shares().validate().map_err(invalid)?;
+        if !(1..=kv_core::MAX_BUCKETS).contains(&options.buckets) {
+            let reason =
+                format!("`buckets` is {}, expected 1 to {}", options.buckets, kv_core::MAX_BUCKETS);
+            return Err(invalid(reason));
+        }
+        if let Some(rate) = options.replace_rate.filter(|rate| !(*rate >= 1.0)) {
+            return Err(invalid(format!("`replace_rate` is {rate}, expected at least 1")));
+        }
+        if let Budget::Tokens(budget) = options.budget {
+            options.shares().of(budget, options.buckets)?;
+        }
+        Ok(Self { options, candidates })
+    }
+
+    /// The options.
+    pub fn options(&self) -> &KvReviverOptions {
+        &self.options
+    }
+
+    /// One layer's slots per head, and its parts.
+    fn parts(&self, observation: &Observation<'_>) -> Result<(usize, Parts)> {
+        let LayerContext { index, count } = observation.layer;
+        let (tokens, layers) = (observation.tokens(), &self.options.layers);
+        let least = least(self.options.buckets);
+        let budget = match self.options.budget {
+            // Budgets in tokens fill up even after short prompts.
+            Budget::Tokens(budget) => layers.spread(count, budget, least, usize::MAX)?[index],
+            budget => layers.spread(count, budget.resolve(tokens), least, tokens)?[index],
+        };
+        Ok((budget, self.options.shares().of(budget, self.options.buckets)?))
+    }
+
+    /// What a prompt's tokens have accumulated, `[B, Hkv, T]`.
+    fn scores(&self, observation: &Observation<'_>, parts: Parts) -> Result<Tensor<3>> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let missing = |what| PolicyError::MissingObservation { policy: NAME, what };
+        let Some(candidates) = &self.candidates else {
+            let sums = observation.column_sums.clone();
+            let sums = sums.ok_or_else(|| missing("column sums of attention"))?;
+            return Ok(Reduction::Sum.groups(sums, kv_heads));
+        };
+        let candidates = candidates.with_budget(Budget::Tokens(parts.exact()))?;
+        let alone = || PolicyError::InvalidConfig {
+            policy: NAME.into(),
+            reason: format!(
+                "`candidates` is `{}`, whose heads do not choose for themselves",
+                candidates.name()
+            ),
+        };
+        let (scores, _) = candidates.rank(observation)?.ok_or_else(alone)?;
+        // Protected ones are beyond all others: as high as the highest of them.
+        let endless = scores.clone().is_inf();
+        let highest = scores.clone().mask_fill(endless.clone(), f32::MIN).max_dim(2);
+        let scores = scores.mask_where(endless, highest.expand([batch, kv_heads, tokens]));
+        let lowest = scores.clone().min_dim(2);
+        let scores = scores - lowest;
+        let total = scores.clone().sum_dim(2).clamp_min(f32::MIN_POSITIVE);
+        let mass = (group(observation) * tokens) as f64;
+        Ok(scores.mul_scalar(mass) / total)
+    }
+}
+
+/// Query heads to a key-value head, as far as an observation shows.
+fn group(observation: &Observation<'_>) -> usize {
+    let kv_heads = observation.dims()[1];
+    let heads = [
+        observation.column_sums.as_ref().map(|sums| sums.dims()[1]),
+        observation.window.as_ref().map(|window| window.dims()[1]),
+        observation.raw_queries.as_ref().map(|queries| queries.dims()[1]),
+    ];
+    heads.into_iter().flatten().next().map_or(1, |heads| heads / kv_heads)
+}
+
+impl Policy for KvReviver {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> serde_json::Value {
+        let mut config = crate::registry::config_of(NAME, &self.options);
+        if let Some(candidates) = &self.candidates {
+            let mut inner = candidates.config();
+            if let Some(inner) = inner.as_object_mut() {
+                inner.remove("budget");
+            }
+            config["candidates"] = inner;
+        }
+        config
+    }
+
+    fn needs(&self) -> Needs {
+        match &self.candidates {
+            Some(candidates) => candidates.needs(),
+            None => Needs { column_sums: true, ..Needs::default() },
+        }
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let (budget, parts) = self.parts(observation)?;
+        if budget >= tokens {
+            return Ok(Selection::all(batch * kv_heads, tokens).into());
+        }
+        let scores = protected(self.scores(observation, parts)?, 0, parts.recents);
+        Ok(Selection::highest(scores, parts.exact())?.into())
+    }
+
+    fn prime(
+        &self,
+        _cache: &mut LayerCache,
+        _observation: &Observation<'_>,
+        _selection: &Selection,
+    ) -> Result<()> {
+        let reason = "its sketch needs the number of tokens to come, as `prefill` is told".into();
+        Err(PolicyError::InvalidConfig { policy: NAME.into(), reason })
+    }
+
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        let limit = self.parts(observation)?.1.exact();
+        Ok(Room::Limited { limit, over: self.options.slack + 1, new_tokens })
+    }
+
+    fn changes_decode(&self) -> bool {
+        true
+    }
+
+    fn records(&self, cache: &LayerCache) -> bool {
+        !cache.options().growable
+    }
+
+    fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        let query = step.append(cache)?;
+        let attended = cache.attend_sketched(query, &step.position)?;
+        cache.revise_sketch(SCORE, attended.logits, step.position)?;
+        Ok(attended.output)
+    }
+
+    fn prefill(
+        &self,
+        observation: &Observation<'_>,
+        new_tokens: usize,
+        options: CacheOptions,
+    ) -> Result<LayerCache> {
+        let [batch, kv_heads, tokens, head_dim] = observation.dims();
+        if observation.prompt_tokens != tokens {
+            let reason = format!(
+                "{tokens} of {} prompt tokens reach this layer, expected all of them",
+                observation.prompt_tokens
+            );
+            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
+        }
+        let (_, parts) = self.parts(observation)?;
+        let selection = self.select(observation)?.selection;
+        let (keys, values) = (observation.keys, observation.values);
+        let room = self.room(observation, new_tokens)?;
+        let device = options.device.clone();
+        let mut cache = LayerCache::from_prefill(
+            keys,
+            values,
+            observation.positions,
+            &selection,
+            room,
+            options,
+        )?;
+        let head =
+            SketchHead { entries: parts.entries, limit: parts.exact(), recents: parts.recents };
+        cache.set_limits(vec![head.limit.max(selection.kept()[0].len()); batch * kv_heads])?;
+        let pairs = (0..batch).flat_map(|row| (0..kv_heads).map(move |head| (row, head)));
+        let seeds = pairs.map(|(row, head)| {
+            let bits: u64 = generator(observation, row, head).random();
+            [bits as u32, (bits >> 32) as u32]
+        });
+        let sketch_options = SketchOptions {
+            buckets: self.options.buckets,
+            signed_keys: self.options.signed_keys,
+            slack: self.options.slack,
+            replace_rate: self.options.replace_rate,
+            rebuild: self.options.rebuild,
+        };
+        let mut sketch = Sketch::new(
+            vec![head; batch * kv_heads],
+            tokens + new_tokens,
+            head_dim,
+            &seeds.collect::<Vec<_>>(),
+            sketch_options,
+            &device,
+        )?;
+        let scores = self.scores(observation, parts)?;
+        sketch.fill(keys, values, scores.clone(), &selection)?;
+        cache.set_sketch(sketch)?;
+        let scores = read_f32("scores", scores)?;
+        let live = selection.kept().iter().zip(scores.chunks(tokens.max(1)));
+        let live: Vec<f32> =
+            live.flat_map(|(kept, own)| kept.iter().map(|&at| own[at as usize])).collect();
+        cache.set_live_track(SCORE, &live, 0.0)?;
+        Ok(cache)
+    }
+}

@@ -1,0 +1,100 @@
+//! How a budget is shared among the exact parts and the sketch.
+
+use super::NAME;
+use crate::{PolicyError, Result};
+
+/// Shares of the budget.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Shares {
+    pub(super) recent: f64,
+    pub(super) candidate: f64,
+    pub(super) vague: f64,
+}
+
+/// A head's parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Parts {
+    /// Slots for the most recent tokens.
+    pub(super) recents: usize,
+    /// Slots for those of the highest scores.
+    pub(super) candidates: usize,
+    /// `b`: entries of each of the sketch's buckets.
+    pub(super) entries: usize,
+}
+
+/// The least slots: an entry in each bucket, a recent token and a candidate.
+pub(super) fn least(buckets: usize) -> usize {
+    buckets + 2
+}
+
+impl Shares {
+    pub(super) fn validate(self) -> std::result::Result<(), String> {
+        let Self { recent, candidate, vague } = self;
+        let named = [("recent", recent), ("candidate", candidate), ("vague", vague)];
+        if let Some((name, share)) = named.iter().find(|(_, share)| !(0.0..1.0).contains(share)) {
+            return Err(format!("`{name}` is {share}, expected a share from 0 to below 1"));
+        }
+        let total = recent + candidate + vague;
+        if (total - 1.0).abs() > 1e-6 || recent + candidate == 0.0 {
+            return Err(format!(
+                "`recent`, `candidate` and `vague` are {recent}, {candidate} and {vague}, expected \
+                 shares that add up to 1, not all of them the sketch's"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Parts of `budget` slots: the sketch gets its share in whole entries of all buckets, at least one;
+    /// the exact parts get the rest, at least a slot each.
+    pub(super) fn of(self, budget: usize, buckets: usize) -> Result<Parts> {
+        let least = least(buckets);
+        if budget < least {
+            return Err(PolicyError::InvalidConfig {
+                policy: NAME.into(),
+                reason: format!(
+                    "a budget of {budget} slots per head, expected at least {least}: an entry in each \
+                     of {buckets} buckets, a recent token and a candidate"
+                ),
+            });
+        }
+        let entries = ((budget as f64 * self.vague) as usize / buckets).max(1);
+        let exact = budget - entries * buckets;
+        let recent = self.recent / (self.recent + self.candidate);
+        let recents = ((exact as f64 * recent).round() as usize).clamp(1, exact - 1);
+        Ok(Parts { recents, candidates: exact - recents, entries })
+    }
+}
+
+impl Parts {
+    /// Slots that are kept exactly.
+    pub(super) fn exact(self) -> usize {
+        self.recents + self.candidates
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAPER: Shares = Shares { recent: 0.45, candidate: 0.45, vague: 0.1 };
+
+    #[test]
+    fn parts_add_up_to_the_budget() {
+        for budget in 5..3_000 {
+            let parts = PAPER.of(budget, 3).unwrap();
+            assert_eq!(parts.exact() + 3 * parts.entries, budget, "{budget}");
+            assert!(parts.recents.abs_diff(parts.candidates) <= 1, "{budget}: {parts:?}");
+            let vague = 3.0 * parts.entries as f64;
+            assert!(vague <= (0.1 * budget as f64).max(3.0), "{budget}: {parts:?}");
+        }
+        assert_eq!(PAPER.of(410, 3).unwrap(), Parts { recents: 186, candidates: 185, entries: 13 });
+    }
+
+    #[test]
+    fn budgets_below_the_minimum_name_it() {
+        for (budget, buckets) in [(4, 3), (0, 1), (8, 9)] {
+            let error = PAPER.of(budget, buckets).unwrap_err().to_string();
+            assert!(error.contains(&format!("at least {}", buckets + 2)), "{error}");
+        }
+    }
+}
