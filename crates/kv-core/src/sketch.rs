@@ -178,8 +178,25 @@ impl Sketch {
             }
         };
         self.scores = padded.reshape([pairs * self.tokens]);
-        let pool = self.parts().pool;
-        Ok(sketch_insert(pool, listed, rows(keys), rows(values), 1.0)?)
+        self.add(listed, rows(keys), rows(values), 1.0)
+    }
+
+    /// Adds tokens to the entries, `sign` times each: 1 puts them in, −1 takes them out. What the sketch is
+    /// known to hold stays as it is.
+    ///
+    /// # Shapes
+    /// `tokens` `[B * Hkv, M]`, 32-bit, negative for none; `keys`, `values` `[B * Hkv, M, D]`.
+    ///
+    /// # Errors
+    /// See [`sketch_insert`].
+    pub fn add(
+        &mut self,
+        tokens: Tensor<2, Int>,
+        keys: Tensor<3>,
+        values: Tensor<3>,
+        sign: f32,
+    ) -> Result<()> {
+        Ok(sketch_insert(self.parts().pool, tokens, keys, values, sign)?)
     }
 
     /// Estimates tokens, whether they are in the sketch or not: keys and values `[B * Hkv, M, D]` of

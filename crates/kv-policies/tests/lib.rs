@@ -12,6 +12,7 @@ mod golden_prefill;
 mod keepkv;
 mod keepkv_periodic;
 mod kvmerger;
+mod kvreviver;
 mod longflow;
 mod policies;
 mod pyramid_infer;

@@ -159,15 +159,16 @@ fn climb(
         progress.step();
     }
     let last = runs.last().context("one sequence needs more memory than there is")?.batch;
-    // Pools round up, and activations take their part.
-    let mut batch = ended.map_or(last, |ended| ended * 15 / 16);
-    while batch > last {
+    // Pools round up, and activations take their part: halfway, as often as it makes a difference.
+    let (mut fits, mut ended) = (last, ended.unwrap_or(last));
+    while ended - fits > (fits / 16).max(1) {
+        let batch = fits.midpoint(ended);
         match time(bench, contender, size, batch) {
             Ok(run) if memory.holds(&run) => {
                 runs.push(run);
-                break;
+                fits = batch;
             }
-            _ => batch = batch * 15 / 16,
+            _ => ended = batch,
         }
     }
     Ok(runs)
