@@ -117,6 +117,8 @@ pub(crate) enum Task {
     /// Thousands of tokens decoded under a fixed budget: perplexity, and retrieval in the end.
     /// Shares given as budgets are of prompt and output together, `--limit` takes fewer texts.
     LongOutput,
+    /// Several questions about one context, which is compressed with the first of them in sight.
+    Conversation,
 }
 
 /// Options of `attention`.

@@ -16,8 +16,8 @@ const ONE_TOKEN: &str =
 /// The parts of a `combine`.
 const PARTS: [&str; 2] = ["prefill", "decode"];
 
-/// The part of a policy around another.
-const INNER: &str = "evictor";
+/// The part of a policy around another, by whichever name.
+const INNER: [&str; 2] = ["evictor", "candidates"];
 
 /// A policy to run, and how it appears in records.
 #[derive(Debug, Clone)]
@@ -143,16 +143,16 @@ fn label(config: &Value) -> anyhow::Result<String> {
     }
     let default = build(&json!({"policy": config["policy"], "budget": config["budget"]}))?.config();
     let differs = |key: &str| default.get(key) != config.get(key);
-    let around = match differs(INNER) {
-        true => {
-            let mut inner = config[INNER].clone();
+    let around = match INNER.into_iter().find(|part| differs(part)) {
+        Some(part) => {
+            let mut inner = config[part].clone();
             inner["budget"] = config["budget"].clone();
             format!("({})", label(&inner)?)
         }
-        false => String::new(),
+        None => String::new(),
     };
     let options = config.as_object().into_iter().flatten();
-    let options = options.filter(|(key, _)| differs(key) && *key != INNER);
+    let options = options.filter(|(key, _)| differs(key) && !INNER.contains(&key.as_str()));
     let options = options.map(|(key, value)| format!(" {}", option(key, value)));
     let name = config["policy"].as_str().unwrap_or_default();
     Ok(format!("{name}{around}{}", options.collect::<String>()))
@@ -166,7 +166,7 @@ pub(crate) fn inside_keepkv(label: &str) -> Option<String> {
     }
     let default = || build(&json!({"policy": label, "budget": 0.5})).ok();
     let default = (label == "keepkv").then(default).flatten()?.config();
-    default[INNER]["policy"].as_str().map(Into::into)
+    default[INNER[0]]["policy"].as_str().map(Into::into)
 }
 
 /// An option as `key=value`, and `key(inner=value)` where the value has options of its own.

@@ -46,6 +46,14 @@ pub(crate) mod metric {
     pub(crate) const PREDICTION_MEDIAN: &str = "prediction_error_median";
     /// The same, a mean weighted by attention.
     pub(crate) const PREDICTION_MEAN: &str = "prediction_error_mean";
+    /// Variance of a sketch's estimates, over that of what is estimated.
+    pub(crate) const VARIANCE: &str = "variance";
+    /// What it exceeds with little probability only.
+    pub(crate) const VARIANCE_BOUND: &str = "variance_bound";
+    /// Share of sketches whose variance exceeds it.
+    pub(crate) const ABOVE_BOUND: &str = "above_bound";
+    /// The share below which that must be.
+    pub(crate) const ABOVE_BOUND_PREDICTED: &str = "above_bound_predicted";
     /// Slots held.
     pub(crate) const SLOTS: &str = "slots";
     /// Bound of the error of LongFlow's measure of a slot, a mean over heads and steps.

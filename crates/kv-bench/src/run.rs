@@ -108,6 +108,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             let (quick, seed) = (common.quick, common.seed);
             suites::paper::balancekv_stream::run(&device, &device_name, quick, seed)?
         }
+        Some(Suite::Paper(Paper { figure: Figure::KvreviverAttention, .. })) => {
+            let (device_name, quick) = (&device_name, common.quick);
+            let records =
+                suites::paper::kvreviver::attention::run(&device, device_name, dtype, quick)?;
+            (records, Vec::new())
+        }
+        Some(Suite::Paper(Paper { figure: Figure::KvreviverBounds, .. })) => {
+            let (quick, seed) = (common.quick, common.seed);
+            suites::paper::kvreviver::bounds::run(&device, &device_name, quick, seed)?
+        }
         suite => with_model(common, suite.as_ref(), device, device_name, dtype)?,
     };
     let by_layer = matches!(&args.suite, Some(Suite::Attention(options)) if options.by_layer);

@@ -1,6 +1,7 @@
 //! What can be measured.
 
 pub(crate) mod attention;
+mod conversation;
 pub(crate) mod kernels;
 pub(crate) mod long_output;
 pub(crate) mod paper;

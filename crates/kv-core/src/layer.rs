@@ -25,7 +25,7 @@ use crate::{Archive, Error, MemoryReport, Result, Sketch, SlotLayout};
 pub use attend::NUMERATORS;
 pub(crate) use next::{LOG_NORMS, Next};
 pub use options::{CacheOptions, Room};
-pub use sketched::SketchedOutput;
+pub use sketched::{ACCUMULATED, SketchedOutput};
 pub(crate) use slots::Rows;
 pub(crate) use tracks::Track;
 pub use zip::ScoreTracks;

@@ -32,7 +32,9 @@ pub use cache::{KvCache, Mirror, Origin};
 pub use device::{DeviceChoice, available_devices, device_name, select_device};
 pub use error::Error;
 pub use host::{HostCache, HostLayer};
-pub use layer::{CacheOptions, LayerCache, NUMERATORS, Room, ScoreTracks, SketchedOutput};
+pub use layer::{
+    ACCUMULATED, CacheOptions, LayerCache, NUMERATORS, Room, ScoreTracks, SketchedOutput,
+};
 pub use layout::SlotLayout;
 pub use memory::MemoryReport;
 pub use merge::{Merge, MergePlan};

@@ -281,8 +281,12 @@ impl Sketch {
         self.seen = seen;
     }
 
-    /// Counts so many more tokens as being in the sketch, whatever it holds of them: for measurements.
-    pub(crate) fn assume(&mut self, more: usize) -> Result<()> {
+    /// Counts so many more tokens as being in the sketch, whatever it holds of them: for measurements of what
+    /// long contexts cost.
+    ///
+    /// # Errors
+    /// [`Error::CapacityExhausted`].
+    pub fn assume(&mut self, more: usize) -> Result<()> {
         self.reserve(more, false)?;
         let (pairs, end) = (self.heads.len(), self.seen + more);
         let scores = self.scores.clone().reshape([pairs, self.tokens]);

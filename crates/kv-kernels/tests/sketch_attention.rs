@@ -254,10 +254,12 @@ fn fused_attention_is_that_of_the_rebuilt_cache() {
                 }
                 let problem = Problem::new(size, dtype, &tested.device);
                 let (actual, expected) = (problem.fused(), problem.rebuilt());
-                let bound = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
-                // Sums of f32 products on both sides.
-                let bounds = [bound, 1e-5, 1e-5, 1e-5]
-                    .map(|bound: f64| if dtype == DType::F32 { bound } else { bound.max(1e-3) });
+                let bounds = match dtype {
+                    DType::F32 => [1e-5; 4],
+                    // The mean of two rounded entries is not their rounded mean.
+                    _ if size.buckets == 2 => [1e-2; 4],
+                    _ => [1e-2, 1e-3, 1e-3, 1e-3],
+                };
                 for (part, bound) in bounds.into_iter().enumerate() {
                     let expected: Vec<f64> = expected[part].iter().map(|x| f64::from(*x)).collect();
                     if expected.is_empty() && actual[part].is_empty() {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use kv_core::{
-    Budget, CacheOptions, LayerAllocation, LayerCache, Room, Selection, Sketch, SketchHead,
-    SketchOptions, read_f32,
+    ACCUMULATED, Budget, CacheOptions, LayerAllocation, LayerCache, Room, Selection, Sketch,
+    SketchHead, SketchOptions, read_f32,
 };
 use rand::Rng;
 use serde::{Deserialize, Serialize};
@@ -13,8 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::keep_top::protected;
 use crate::scorers::generator;
 use crate::{
-    Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reduction, Result, SCORE,
-    Step,
+    Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reduction, Result, Step,
 };
 use parts::{Parts, Shares, least};
 
@@ -268,7 +267,7 @@ impl Policy for KvReviver {
     fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
         let query = step.append(cache)?;
         let attended = cache.attend_sketched(query, &step.position)?;
-        cache.revise_sketch(SCORE, attended.logits, step.position)?;
+        cache.revise_sketch(attended.logits, step.position)?;
         Ok(attended.output)
     }
 
@@ -329,7 +328,7 @@ impl Policy for KvReviver {
         let live = selection.kept().iter().zip(scores.chunks(tokens.max(1)));
         let live: Vec<f32> =
             live.flat_map(|(kept, own)| kept.iter().map(|&at| own[at as usize])).collect();
-        cache.set_live_track(SCORE, &live, 0.0)?;
+        cache.set_live_track(ACCUMULATED, &live, 0.0)?;
         Ok(cache)
     }
 }

@@ -422,7 +422,7 @@ fn swapping_back_and_forth_leaves_no_trace() {
 fn candidates_by_other_scorers() {
     for tested in devices() {
         let run = Run::new(2, 2, 120, 30, &tested.device);
-        for name in ["snapkv", "tova", "knorm", "expected-attention", "streaming-llm"] {
+        for name in ["snapkv", "knorm", "expected-attention", "streaming-llm"] {
             let mut prompt = Prompt::new(
                 run.prompt.query.clone(),
                 run.prompt.keys.clone(),

@@ -16,13 +16,13 @@ pub(crate) struct Paper {
     /// Memory in GiB that a run may take; by default that of the paper's GPU.
     #[arg(long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
     pub(crate) memory_cap: Option<f64>,
-    /// KeepKV's figures: prompts, as in `quality`.
+    /// KeepKV's and KVReviver's figures: prompts, as in `quality`.
     #[arg(long, value_name = "FILE.jsonl")]
     pub(crate) prompts: Option<PathBuf>,
-    /// KeepKV's figures: at most this many prompts, spread over tasks and lengths.
+    /// KeepKV's and KVReviver's figures: at most this many prompts, spread over tasks and lengths.
     #[arg(long, value_parser = positive, allow_negative_numbers = true)]
     pub(crate) limit: Option<usize>,
-    /// KeepKV's figures: held-out text, as in `quality`.
+    /// KeepKV's and KVReviver's figures: held-out text, as in `quality`.
     #[arg(long, value_name = "FILE.txt")]
     pub(crate) text: Option<PathBuf>,
 }
@@ -56,6 +56,20 @@ pub(crate) enum Figure {
     KeepkvTable4,
     /// The same, and attention error, by the period of KeepKV's lossless mode.
     KeepkvLossless,
+    /// Throughput and memory by batch: full, and KVReviver that attends to its sketch or rebuilds.
+    KvreviverTable1,
+    /// Retrieval and perplexity of KVReviver by the sketch's share.
+    KvreviverTable2,
+    /// The same by the shares of candidates and recents.
+    KvreviverTable3,
+    /// Retrieval by length and depth at 25 %: KVReviver and others.
+    KvreviverFig5,
+    /// Retrieval and perplexity by budget: KVReviver and others.
+    KvreviverFig6,
+    /// Time of a step's attention over the sketch, over the cache rebuilt, and over a full cache.
+    KvreviverAttention,
+    /// Variance of the sketch's estimates against the paper's bound.
+    KvreviverBounds,
 }
 
 impl Paper {
@@ -67,7 +81,7 @@ impl Paper {
             "--model: {name} runs at its paper's size"
         );
         ensure!(common.budget.is_none(), "--budget: {name} has its paper's budgets");
-        if !matches!(self.figure, Figure::LongflowFig4 | Figure::KeepkvTable1) {
+        if !self.figure.climbs() && self.figure != Figure::LongflowFig4 {
             ensure!(common.policy.is_none(), "--policy: {name} runs all of its own");
             ensure!(self.memory_cap.is_none(), "--memory-cap: {name} has one size");
         }
@@ -76,11 +90,11 @@ impl Paper {
             ensure!(self.limit.is_none(), "--limit: {name} has its own prompts");
             ensure!(self.text.is_none(), "--text: {name} has none");
         }
-        if self.figure == Figure::BalancekvStream {
+        if matches!(self.figure, Figure::BalancekvStream | Figure::KvreviverBounds) {
             ensure!(common.dtype.is_none(), "--dtype: {name} is in f32");
         }
         ensure!(
-            self.memory_cap.is_none() || !common.quick || self.figure == Figure::KeepkvTable1,
+            self.memory_cap.is_none() || !common.quick || self.figure.climbs(),
             "--memory-cap: with --quick no batch is the largest"
         );
         Ok(())
@@ -95,14 +109,33 @@ impl Figure {
 
     /// Whether any model may run it.
     fn takes_models(self) -> bool {
-        let more = [Self::BalancekvFig1, Self::BalancekvNeedle, Self::KeepkvTable1];
-        self.reads() || more.contains(&self)
+        let more = [Self::BalancekvFig1, Self::BalancekvNeedle];
+        self.reads() || self.climbs() || more.contains(&self)
     }
 
     /// Whether it takes prompts and a text.
     fn reads(self) -> bool {
-        use Figure::{KeepkvFig2, KeepkvFig5, KeepkvLossless, KeepkvTable3, KeepkvTable4};
-        [KeepkvFig2, KeepkvFig5, KeepkvTable3, KeepkvTable4, KeepkvLossless].contains(&self)
+        use Figure::{
+            KeepkvFig2, KeepkvFig5, KeepkvLossless, KeepkvTable3, KeepkvTable4, KvreviverFig5,
+            KvreviverFig6, KvreviverTable2, KvreviverTable3,
+        };
+        [
+            KeepkvFig2,
+            KeepkvFig5,
+            KeepkvTable3,
+            KeepkvTable4,
+            KeepkvLossless,
+            KvreviverTable2,
+            KvreviverTable3,
+            KvreviverFig5,
+            KvreviverFig6,
+        ]
+        .contains(&self)
+    }
+
+    /// Whether it grows batches until memory ends.
+    fn climbs(self) -> bool {
+        matches!(self, Self::KeepkvTable1 | Self::KvreviverTable1)
     }
 
     /// The model that it runs, given the one that was asked for.
@@ -110,7 +143,7 @@ impl Figure {
         match (self, quick) {
             (Self::LongflowFig4, false) => "random:qwen3-1.7b",
             (Self::BalancekvTable2, false) => "random:llama-3.1-8b",
-            (Self::KeepkvTable1, false) if asked == MODEL => "random:llama-2-7b",
+            (figure, false) if figure.climbs() && asked == MODEL => "random:llama-2-7b",
             _ => asked,
         }
     }

@@ -4,7 +4,9 @@ pub(crate) mod balancekv_end_to_end;
 pub(crate) mod balancekv_fig1;
 pub(crate) mod balancekv_fig3;
 pub(crate) mod balancekv_stream;
+mod by_batch;
 mod keepkv;
+pub(crate) mod kvreviver;
 mod layer;
 pub(crate) mod longflow_fig1;
 pub(crate) mod longflow_fig4;
@@ -30,7 +32,16 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
         | Figure::KeepkvTable3
         | Figure::KeepkvTable4
         | Figure::KeepkvLossless => keepkv::quality::run(bench, options),
+        Figure::KvreviverTable1 => kvreviver::table1::run(bench, options),
+        Figure::KvreviverTable2
+        | Figure::KvreviverTable3
+        | Figure::KvreviverFig5
+        | Figure::KvreviverFig6 => kvreviver::quality::run(bench, options),
         // Those of bare tensors have run without a model.
-        Figure::LongflowFig1 | Figure::BalancekvFig3 | Figure::BalancekvStream => Ok(()),
+        Figure::LongflowFig1
+        | Figure::BalancekvFig3
+        | Figure::BalancekvStream
+        | Figure::KvreviverAttention
+        | Figure::KvreviverBounds => Ok(()),
     }
 }

@@ -9,7 +9,7 @@ use kv_models::Session;
 use kv_policies::Policy;
 
 use super::perplexity::{self, Text};
-use super::{judge, long_output, record_memory};
+use super::{conversation, judge, long_output, record_memory};
 use crate::args::{Mode, Quality, Task};
 use crate::contenders::Contender;
 use crate::progress::Progress;
@@ -34,6 +34,16 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
             "--task long-output takes --text and --limit, none of the options of retrieval"
         );
         return long_output::run(bench, options);
+    }
+    if let Some(Task::Conversation) = options.task {
+        ensure!(
+            options.text.is_none()
+                && options.tasks.is_empty()
+                && !options.no_perplexity
+                && options.mode == Mode::Both,
+            "--task conversation takes --prompts, --lengths and --limit, none of the other options"
+        );
+        return conversation::run(bench, options);
     }
     let quick = bench.common.quick;
     let budgets: &[f64] = if quick { &QUICK_BUDGETS } else { &BUDGETS };

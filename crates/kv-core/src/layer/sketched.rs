@@ -8,6 +8,9 @@ use kv_kernels::{
 
 use crate::{Error, LayerCache, Result, Sketch};
 
+/// The track of what slots' tokens have accumulated, beside a sketch.
+pub const ACCUMULATED: &str = "score";
+
 /// Attention over slots and sketch, and what [`LayerCache::revise_sketch`] wants to know of it.
 #[derive(Debug, Clone)]
 pub struct SketchedOutput {
@@ -141,18 +144,13 @@ impl LayerCache {
         Ok([filled(keys, &self.keys)?, filled(values, &self.values)?])
     }
 
-    /// Ends a step: the track `scores` of slots and the scores of tokens in sketches grow by the step's
+    /// Ends a step: the track [`ACCUMULATED`] of slots and the scores of tokens in sketches grow by the step's
     /// probabilities, surplus slots go into the sketches, and tokens change places, as
     /// [`revise_sketch`] says.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] without sketches or track, [`Error::Kernel`].
-    pub fn revise_sketch(
-        &mut self,
-        scores: &str,
-        logits: StepLogits,
-        newest: Tensor<1, Int>,
-    ) -> Result<()> {
+    pub fn revise_sketch(&mut self, logits: StepLogits, newest: Tensor<1, Int>) -> Result<()> {
         let mut sketch = self.sketch.take().ok_or_else(without)?;
         let options = sketch.options();
         let options = ReviseOptions {
@@ -160,7 +158,7 @@ impl LayerCache {
             replace_rate: options.replace_rate.unwrap_or(f32::INFINITY),
             longest: sketch.tokens(),
         };
-        let revised = self.with_tracks([scores], |cache, [track]| {
+        let revised = self.with_tracks([ACCUMULATED], |cache, [track]| {
             let parts = sketch.parts();
             let (pool, ranges) = cache.pool();
             let scores = RevisedScores {

@@ -4,6 +4,7 @@ use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::{HeadLayout, Placement, SlotSource, copy_slots, reset_last, write_heads};
 
 use super::expect_shape;
+use super::sketched::ACCUMULATED;
 use super::slots::Rows;
 use crate::tensors::ints;
 use crate::{CacheOptions, Error, LayerCache, Result, Room, Selection, SlotLayout};
@@ -105,8 +106,14 @@ impl LayerCache {
         let query = write_heads(projected, positions, heads, pool, Placement::Append(ranges))?;
         self.layout.lengths_mut().iter_mut().for_each(|length| *length += 1);
         self.note_tokens(1);
-        let tracks = self.tracks.values_mut().map(|track| (&mut track.values, track.initial));
-        reset_last(&mut tracks.collect::<Vec<_>>(), &self.ranges)?;
+        // What a sketch's step adds up, it sets for new tokens.
+        let sketched = self.sketch.is_some();
+        let tracks = self.tracks.iter_mut().filter(|(name, _)| !sketched || *name != ACCUMULATED);
+        let mut tracks: Vec<_> =
+            tracks.map(|(_, track)| (&mut track.values, track.initial)).collect();
+        if !tracks.is_empty() {
+            reset_last(&mut tracks, &self.ranges)?;
+        }
         Ok(query)
     }
 

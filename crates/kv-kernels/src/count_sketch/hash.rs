@@ -120,8 +120,8 @@ pub(crate) mod kernel {
         entries: u32,
         #[comptime] config: SketchConfig,
     ) -> u32 {
-        if comptime!(config.tabled) {
-            let tokens = hashes.len() / config.buckets;
+        if comptime!(config.tabled.is_some()) {
+            let tokens = comptime!(config.tabled.unwrap_or_default());
             u32::cast_from(hashes[bucket * tokens + token as usize])
         } else {
             let at = (range * config.buckets + bucket) * WORDS;

@@ -74,8 +74,8 @@ pub(crate) struct SketchConfig {
     /// `r`
     pub(crate) buckets: usize,
     pub(crate) signed_keys: bool,
-    /// Whether buckets and signs are given rather than hashed.
-    pub(crate) tabled: bool,
+    /// Tokens whose entries and signs are given rather than hashed.
+    pub(crate) tabled: Option<usize>,
 }
 
 /// Adds tokens to the sketches of their ranges, in place: `sign` times each, so that −1 takes out what
@@ -196,7 +196,10 @@ impl SketchSource<'_> {
         let config = SketchConfig {
             buckets: self.hashes.buckets(),
             signed_keys: self.signed_keys,
-            tabled: matches!(self.hashes, SketchHashes::Table(_)),
+            tabled: match self.hashes {
+                SketchHashes::Table(table) => Some(table.dims()[1]),
+                SketchHashes::Seeded(_) => None,
+            },
         };
         if !(1..=MAX_BUCKETS).contains(&config.buckets) {
             return Err(check.unsupported("buckets", config.buckets, "1 to 9"));

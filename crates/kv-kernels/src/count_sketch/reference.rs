@@ -32,8 +32,8 @@ impl HostSketch<'_> {
         let [first, entries, ..] = self.head(range);
         let buckets = self.config.buckets;
         let places = (0..buckets).map(|bucket| {
-            let (within, negative) = if self.config.tabled {
-                let place = self.hashes[bucket * (self.hashes.len() / buckets) + token] as u32;
+            let (within, negative) = if let Some(tokens) = self.config.tabled {
+                let place = self.hashes[bucket * tokens + token] as u32;
                 (place / 2, place % 2 == 1)
             } else {
                 let words = &self.hashes[(range * buckets + bucket) * 4..][..4];

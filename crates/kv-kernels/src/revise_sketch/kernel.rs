@@ -3,18 +3,16 @@
 use cubecl::prelude::*;
 
 use super::ABSENT;
-use super::accumulate::PART;
+use super::accumulate::{Blueprint, accumulate_part};
 use crate::count_sketch::hash::kernel::{place_of, sign_of};
 use crate::count_sketch::query::median;
 use crate::count_sketch::{HEAD_FIELDS, SketchConfig};
 use crate::evicting_attention::weigh::{ABSENT as INFINITE, NOWHERE, weakest_of};
 
-/// Units of a cube, at least two a vector of a row.
-pub(crate) const UNITS: usize = 128;
-
 /// # Shapes
 /// In vectors of 4: `sketch_keys`, `sketch_values` `[N, columns]`, `keys`, `values` `[S, columns]`; `moved`
-/// `[pairs, 2]`; `tops` and `tops_at` `[pairs, parts]` as the accumulation leaves them.
+/// `[pairs, 2]`; `tops` and `tops_at` `[pairs, parts]` as the accumulation leaves them, unless it is done
+/// here. A cube has two units a vector of a row, at least.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn revise_kernel<F: Float>(
@@ -29,6 +27,9 @@ pub(crate) fn revise_kernel<F: Float>(
     moved: &mut [i32],
     tops: &mut [f32],
     tops_at: &mut [i32],
+    slot_logits: &[f32],
+    token_logits: &[f32],
+    log_sum_exp: &[f32],
     offsets: &[i32],
     heads: &[i32],
     hashes: &[i32],
@@ -36,17 +37,47 @@ pub(crate) fn revise_kernel<F: Float>(
     pairs: usize,
     kv_heads: usize,
     parts: usize,
+    part: usize,
     slack: i32,
     replace_rate: f32,
     #[comptime] columns: usize,
-    #[comptime] planes: usize,
+    #[comptime] accumulates: bool,
+    #[comptime] blueprint: Blueprint,
     #[comptime] config: SketchConfig,
     #[define(F)] _dtype: ElemType,
 ) {
     let buckets = config.buckets.comptime();
+    let planes = blueprint.planes.comptime();
+    let units = blueprint.units.comptime();
     let pair = CUBE_POS;
     if pair >= pairs {
         terminate!();
+    }
+    if accumulates {
+        let (top, top_at) = accumulate_part(
+            slot_scores,
+            token_scores,
+            slot_logits,
+            token_logits,
+            log_sum_exp,
+            &*positions,
+            offsets,
+            &*lengths,
+            heads,
+            newest,
+            pair,
+            kv_heads,
+            0usize,
+            1usize,
+            part,
+            blueprint,
+        );
+        if UNIT_POS == 0 {
+            tops[pair] = top;
+            tops_at[pair] = top_at;
+        }
+        sync_storage();
+        sync_cube();
     }
     let head = pair * HEAD_FIELDS;
     let first_entry = heads[head] as usize;
@@ -75,7 +106,7 @@ pub(crate) fn revise_kernel<F: Float>(
     let mut gone = 0i32;
     while gone < surplus {
         let victim =
-            lowest(&*slot_scores, &*positions, start, length as usize, behind - recents, planes);
+            lowest(&*slot_scores, &*positions, start, length as usize, behind - recents, blueprint);
         if victim == NOWHERE {
             // All are recent: none can go.
             surplus = gone;
@@ -112,14 +143,14 @@ pub(crate) fn revise_kernel<F: Float>(
             if unit == 0 {
                 let score = slot_scores[slot];
                 token_scores[first_token + token] = score;
-                let part = pair * parts + token / PART;
+                let at = pair * parts + token / part;
                 let index = i32::cast_from(token);
-                if tops_at[part] == NOWHERE
-                    || -score < tops[part]
-                    || (-score == tops[part] && index < tops_at[part])
+                if tops_at[at] == NOWHERE
+                    || -score < tops[at]
+                    || (-score == tops[at] && index < tops_at[at])
                 {
-                    tops[part] = -score;
-                    tops_at[part] = index;
+                    tops[at] = -score;
+                    tops_at[at] = index;
                 }
                 positions[slot] = positions[last];
                 slot_scores[slot] = slot_scores[last];
@@ -137,18 +168,18 @@ pub(crate) fn revise_kernel<F: Float>(
     let mut goes_on = true;
     while goes_on {
         let candidate =
-            lowest(&*slot_scores, &*positions, start, length as usize, behind - recent, planes);
+            lowest(&*slot_scores, &*positions, start, length as usize, behind - recent, blueprint);
         let mut best = 1.0f32;
         let mut best_at = i32::new(NOWHERE as i64);
-        let mut part = unit;
-        while part < parts {
-            let top = tops[pair * parts + part];
-            let top_at = tops_at[pair * parts + part];
+        let mut own = unit;
+        while own < parts {
+            let top = tops[pair * parts + own];
+            let top_at = tops_at[pair * parts + own];
             if top_at != NOWHERE && (best_at == NOWHERE || top < best) {
                 best = top;
                 best_at = top_at;
             }
-            part += UNITS;
+            own += units;
         }
         let (top, token) = weakest_of(best, best_at, planes);
         goes_on = false;
@@ -236,9 +267,19 @@ pub(crate) fn revise_kernel<F: Float>(
             sync_storage();
             sync_cube();
             // The parts that lost and gained a token are looked through again.
-            let lost = token as usize / PART;
-            let gained = old / PART;
-            top_of(&*token_scores, tops, tops_at, pair * parts, first_token, lost, seen, planes);
+            let lost = token as usize / part;
+            let gained = old / part;
+            top_of(
+                &*token_scores,
+                tops,
+                tops_at,
+                pair * parts,
+                first_token,
+                lost,
+                part,
+                seen,
+                blueprint,
+            );
             if gained != lost {
                 top_of(
                     &*token_scores,
@@ -247,8 +288,9 @@ pub(crate) fn revise_kernel<F: Float>(
                     pair * parts,
                     first_token,
                     gained,
+                    part,
                     seen,
-                    planes,
+                    blueprint,
                 );
             }
             swapped += 1i32;
@@ -278,7 +320,7 @@ fn lowest(
     start: usize,
     length: usize,
     bound: i32,
-    #[comptime] planes: usize,
+    #[comptime] blueprint: Blueprint,
 ) -> i32 {
     let mut best = f32::new(INFINITE);
     let mut best_at = i32::new(NOWHERE as i64);
@@ -291,9 +333,9 @@ fn lowest(
                 best_at = i32::cast_from(i);
             }
         }
-        i += UNITS;
+        i += comptime!(blueprint.units);
     }
-    let (_, place) = weakest_of(best, best_at, planes);
+    let (_, place) = weakest_of(best, best_at, blueprint.planes);
     place
 }
 
@@ -306,26 +348,27 @@ fn top_of(
     tops_at: &mut [i32],
     first_part: usize,
     first_token: usize,
+    of: usize,
     part: usize,
     seen: usize,
-    #[comptime] planes: usize,
+    #[comptime] blueprint: Blueprint,
 ) {
     let mut best = 1.0f32;
     let mut best_at = i32::new(NOWHERE as i64);
-    let end = min((part + 1) * PART, seen);
-    let mut token = part * PART + UNIT_POS as usize;
+    let end = min((of + 1) * part, seen);
+    let mut token = of * part + UNIT_POS as usize;
     while token < end {
         let score = token_scores[first_token + token];
         if score >= 0.0f32 && (best_at == NOWHERE || -score < best) {
             best = -score;
             best_at = i32::cast_from(token);
         }
-        token += UNITS;
+        token += comptime!(blueprint.units);
     }
-    let (top, top_at) = weakest_of(best, best_at, planes);
+    let (top, top_at) = weakest_of(best, best_at, blueprint.planes);
     if UNIT_POS == 0 {
-        tops[first_part + part] = top;
-        tops_at[first_part + part] = top_at;
+        tops[first_part + of] = top;
+        tops_at[first_part + of] = top_at;
     }
     sync_storage();
     sync_cube();

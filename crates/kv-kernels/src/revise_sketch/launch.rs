@@ -5,9 +5,17 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use cubecl::prelude::*;
 
-use super::{accumulate, kernel};
+use super::accumulate::{Blueprint, UNITS, accumulate_kernel};
+use super::kernel;
 use crate::extension::{Revised, Revision};
 use crate::gpu::{elem_type, empty_like, grid, packed, planes_of};
+
+/// Tokens that the cube of a range adds up by itself.
+const FEW: usize = 8_192;
+/// Tokens of a part where cubes share them.
+const PART: usize = 1_024;
+/// Two units for each of the 64 vectors of the widest row.
+const LEAST_UNITS: usize = 128;
 
 /// Adds up and moves, in the tensors' own buffers.
 pub(crate) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
@@ -30,40 +38,57 @@ pub(crate) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
     let pairs = batch * kv_heads;
     let [_, group] = revision.token_logits.shape().dims();
     let [_, head_dim] = pool.keys.shape().dims();
-    let parts = revision.options.longest.div_ceil(accumulate::PART).max(1);
+    let longest = revision.options.longest.max(1);
+    // Where one cube takes all tokens in a few turns, it adds up too.
+    let accumulates = longest <= FEW;
+    let part = if accumulates { longest } else { PART };
+    let parts = longest.div_ceil(part);
+    let [slots, _] = pool.keys.shape().dims();
+    let widest = client.properties().hardware.max_units_per_cube as usize;
+    let wanted = (slots / pairs.max(1)).max(if accumulates { longest / 4 } else { 0 });
+    let units = wanted.next_power_of_two().clamp(LEAST_UNITS, widest.clamp(LEAST_UNITS, 1024));
+    let blueprint = |units: usize| Blueprint {
+        group,
+        by_token: revision.by_token,
+        units,
+        planes: planes_of(&client, units),
+    };
     let shape = Shape::from([pairs * parts]);
     let tops = empty_like(&pool.keys, shape.clone(), DType::F32);
     let tops_at = empty_like(&pool.keys, shape, DType::I32);
+    let [slot_logits, token_logits, log_sum_exp] =
+        [revision.slot_logits, revision.token_logits, revision.log_sum_exp].map(into_contiguous);
     // SAFETY: shapes were checked; the kernels stay within what ranges and heads name, given positions
     // that the heads have room for.
     unsafe {
-        accumulate::accumulate_kernel::launch_unchecked(
-            &client,
-            grid(pairs * parts),
-            CubeDim::new_1d(accumulate::UNITS as u32),
-            slot_scores.clone().into_buffer_arg(),
-            token_scores.clone().into_buffer_arg(),
-            into_contiguous(revision.slot_logits).into_buffer_arg(),
-            into_contiguous(revision.token_logits).into_buffer_arg(),
-            into_contiguous(revision.log_sum_exp).into_buffer_arg(),
-            pool.positions.clone().into_buffer_arg(),
-            offsets.clone().into_buffer_arg(),
-            lengths.clone().into_buffer_arg(),
-            heads.clone().into_buffer_arg(),
-            newest.clone().into_buffer_arg(),
-            tops.clone().into_buffer_arg(),
-            tops_at.clone().into_buffer_arg(),
-            pairs,
-            kv_heads,
-            parts,
-            group,
-            revision.by_token,
-            planes_of(&client, accumulate::UNITS),
-        );
+        if !accumulates {
+            accumulate_kernel::launch_unchecked(
+                &client,
+                grid(pairs * parts),
+                CubeDim::new_1d(UNITS as u32),
+                slot_scores.clone().into_buffer_arg(),
+                token_scores.clone().into_buffer_arg(),
+                slot_logits.clone().into_buffer_arg(),
+                token_logits.clone().into_buffer_arg(),
+                log_sum_exp.clone().into_buffer_arg(),
+                pool.positions.clone().into_buffer_arg(),
+                offsets.clone().into_buffer_arg(),
+                lengths.clone().into_buffer_arg(),
+                heads.clone().into_buffer_arg(),
+                newest.clone().into_buffer_arg(),
+                tops.clone().into_buffer_arg(),
+                tops_at.clone().into_buffer_arg(),
+                pairs,
+                kv_heads,
+                parts,
+                part,
+                blueprint(UNITS),
+            );
+        }
         kernel::revise_kernel::launch_unchecked(
             &client,
             grid(pairs),
-            CubeDim::new_1d(kernel::UNITS as u32),
+            CubeDim::new_1d(units as u32),
             sketch.keys.clone().into_buffer_arg(),
             sketch.values.clone().into_buffer_arg(),
             pool.keys.clone().into_buffer_arg(),
@@ -75,6 +100,9 @@ pub(crate) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
             moved.clone().into_buffer_arg(),
             tops.into_buffer_arg(),
             tops_at.into_buffer_arg(),
+            slot_logits.into_buffer_arg(),
+            token_logits.into_buffer_arg(),
+            log_sum_exp.into_buffer_arg(),
             offsets.into_buffer_arg(),
             heads.clone().into_buffer_arg(),
             hashes.clone().into_buffer_arg(),
@@ -82,10 +110,12 @@ pub(crate) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
             pairs,
             kv_heads,
             parts,
+            part,
             i32::try_from(revision.options.slack).unwrap_or(i32::MAX / 2),
             revision.options.replace_rate,
             head_dim / 4,
-            planes_of(&client, kernel::UNITS),
+            accumulates,
+            blueprint(units),
             sketch.config,
             elem_type(pool.keys.dtype),
         );

@@ -2,8 +2,8 @@
 //! sketch, and tokens of the sketch that matter more than slots change places with them (KVReviver,
 //! algorithm 3).
 //!
-//! On CubeCL devices `accumulate.rs` adds the step's probabilities to all scores, and notes the highest
-//! of each part of a range's tokens; `kernel.rs`, a cube a range, then moves tokens.
+//! On CubeCL devices `kernel.rs` has a cube a range, which adds the step's probabilities to all scores and
+//! moves tokens. Where a range has many tokens, `accumulate.rs` adds before it, in parts.
 
 #[cfg(feature = "gpu")]
 mod accumulate;
@@ -61,7 +61,8 @@ pub struct ReviseOptions {
     pub longest: usize,
 }
 
-/// Adds a step's attention probabilities, summed over the group, to the scores; where a range holds more
+/// Adds a step's attention probabilities, summed over the group, to the scores, of which the newest
+/// token's are the first; where a range holds more
 /// than `slack` slots beyond what it keeps, moves those of the lowest scores, but for the most recent
 /// tokens, into its sketch; then swaps while [`ReviseOptions::replace_rate`] says so. All in place, the
 /// lengths too. Among equals, the first slot and the first token go.

@@ -67,7 +67,9 @@ impl Host<'_> {
                     &logits.tokens[token * group..][..group]
                 }
             };
-            self.slot_scores[slot] += mass(own);
+            // A new token begins with what this step gives it.
+            let before = if self.positions[slot] == newest { 0.0 } else { self.slot_scores[slot] };
+            self.slot_scores[slot] = before + mass(own);
         }
         for token in self.tokens(pair, newest) {
             if self.token_scores[token] >= 0.0 {

@@ -19,6 +19,8 @@ pub(super) struct Blueprint {
     pub(super) shape: Shape,
     /// Units of a cube.
     pub(super) units: usize,
+    /// Units of a plane that are sure to be together.
+    pub(super) plane: usize,
     /// Elements of a vector.
     pub(super) lanes: usize,
     /// Whether other cubes have other parts of the range.
@@ -259,47 +261,77 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
         sync_cube();
     }
 
-    // Teams meet, one query head after another.
-    let mut team_maxima = Shared::<[f32]>::new_slice(teams);
-    let mut team_sums = Shared::<[f32]>::new_slice(teams);
-    let mut rows = Shared::<[Vector<f32, N>]>::new_slice(comptime!(teams * columns));
+    // Teams meet: those of a plane by exchange, planes in shared memory.
+    let planes = (units / blueprint.plane).comptime();
+    let mut plane_maxima = Shared::<[f32]>::new_slice(comptime!(planes * group));
+    let mut plane_sums = Shared::<[f32]>::new_slice(comptime!(planes * group));
+    let mut rows = Shared::<[Vector<f32, N>]>::new_slice(comptime!(planes * group * columns));
+    let plane = unit / comptime!(blueprint.plane);
+    let in_plane = unit % comptime!(blueprint.plane);
     #[unroll]
     for g in 0..group {
-        if member == 0 {
-            team_maxima[own_team] = maxima[g];
-            team_sums[own_team] = sums[g];
-        }
         #[unroll]
-        for c in 0..own {
-            let column = member + c * team;
-            if column < columns {
-                rows[own_team * columns + column] = acc[g * own + c];
+        for level in 0..comptime!((blueprint.plane / team).ilog2()) {
+            let distance = comptime!((team << level) as u32);
+            let other = plane_shuffle_xor(maxima[g], distance);
+            let top = larger(maxima[g], other);
+            let rescale = (maxima[g] - top).exp();
+            let rescaled = (other - top).exp();
+            sums[g] = sums[g] * rescale + plane_shuffle_xor(sums[g], distance) * rescaled;
+            maxima[g] = top;
+            #[unroll]
+            for c in 0..own {
+                let mut row = acc[g * own + c] * Vector::new(rescale);
+                let mut others = Vector::<f32, N>::empty();
+                #[unroll]
+                for e in 0..comptime!(blueprint.lanes) {
+                    let part = acc[g * own + c].extract(e);
+                    others.insert(e, plane_shuffle_xor(part, distance));
+                }
+                row += others * Vector::new(rescaled);
+                acc[g * own + c] = row;
             }
         }
-        sync_cube();
+        if in_plane < team {
+            if member == 0 {
+                plane_maxima[plane * group + g] = maxima[g];
+                plane_sums[plane * group + g] = sums[g];
+            }
+            #[unroll]
+            for c in 0..own {
+                let column = member + c * team;
+                if column < columns {
+                    rows[(plane * group + g) * columns + column] = acc[g * own + c];
+                }
+            }
+        }
+    }
+    sync_cube();
+    let mut at = unit;
+    while at < comptime!(group * columns) {
+        let g = at / columns;
+        let column = at % columns;
         let mut top = f32::new(LOWEST);
-        for t in 0..teams {
-            top = larger(top, team_maxima[t]);
+        #[unroll]
+        for p in 0..planes {
+            top = larger(top, plane_maxima[p * group + g]);
         }
         let mut sum = 0.0f32;
-        for t in 0..teams {
-            sum += team_sums[t] * (team_maxima[t] - top).exp();
+        let mut total = Vector::<f32, N>::new(0.0f32);
+        #[unroll]
+        for p in 0..planes {
+            let weight = (plane_maxima[p * group + g] - top).exp();
+            sum += plane_sums[p * group + g] * weight;
+            total += rows[(p * group + g) * columns + column] * Vector::new(weight);
         }
         let head = pair * group + g;
         let part = (pair * splits + split) * group + g;
-        if unit < columns {
-            let mut total = Vector::<f32, N>::new(0.0f32);
-            for t in 0..teams {
-                total += rows[t * columns + unit] * Vector::new((team_maxima[t] - top).exp());
-            }
-            if comptime!(blueprint.split) {
-                partial[part * columns + unit] = total;
-            } else {
-                output[head * columns + unit] =
-                    Vector::cast_from(total / Vector::new(divisor(sum)));
-            }
+        if comptime!(blueprint.split) {
+            partial[part * columns + column] = total;
+        } else {
+            output[head * columns + column] = Vector::cast_from(total / Vector::new(divisor(sum)));
         }
-        if unit == 0 {
+        if column == 0 {
             if comptime!(blueprint.split) {
                 stats[part * 2] = top;
                 stats[part * 2 + 1] = sum;
@@ -308,7 +340,7 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
                 log_sum_exp[head] = top + sum.ln();
             }
         }
-        sync_cube();
+        at += units;
     }
 }
 

@@ -90,6 +90,7 @@ pub(crate) fn run(
             Blueprint {
                 shape,
                 units: plan.units,
+                plane: plan.plane,
                 lanes: plan.lanes,
                 split,
                 staged: plan.staged,
@@ -110,6 +111,7 @@ struct Plan {
     lanes: usize,
     team: usize,
     units: usize,
+    plane: usize,
     /// Entries in shared memory, if any.
     staged: usize,
 }
@@ -127,13 +129,14 @@ impl Plan {
             .find(|lanes| head_dim.is_multiple_of(*lanes) && lanes.is_multiple_of(4))
             .unwrap_or(4);
         // Few units a row exchange less; enough of them keep queries and sums in registers.
-        let most = (hardware.plane_size_min as usize).min(32);
-        let mut team = 8.min(most).min((head_dim / lanes).next_power_of_two());
-        while team < most && group * head_dim / team > 64 {
+        let plane = (hardware.plane_size_min as usize).clamp(1, 32);
+        let most = plane.min((head_dim / lanes).next_power_of_two());
+        let mut team = 8.min(most);
+        while team < most && group * head_dim / team > 32 {
             team *= 2;
         }
         let bytes = |units: usize, entries: usize| {
-            let rows = units / team * (head_dim + 2) * size_of::<f32>();
+            let rows = units / plane * group * (head_dim + 2) * size_of::<f32>();
             let places = units * buckets * size_of::<u32>();
             rows + places + 2 * entries * head_dim * size
         };
@@ -149,7 +152,7 @@ impl Plan {
         } else {
             (few, 0)
         };
-        Self { lanes, team, units, staged }
+        Self { lanes, team, units, plane, staged }
     }
 
     /// Parts of each of `pairs` ranges of up to `longest` rows.

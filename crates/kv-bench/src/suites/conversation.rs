@@ -1,0 +1,173 @@
+//! Several questions in one conversation: a prompt is compressed with the first of them in sight, and
+//! later ones ask for facts that it had no use for.
+
+use std::sync::Arc;
+
+use anyhow::ensure;
+use burn::tensor::Tensor;
+use kv_core::read_f32;
+use kv_models::Session;
+use kv_policies::Policy;
+
+use super::judge;
+use crate::args::Quality;
+use crate::contenders::Contender;
+use crate::progress::Progress;
+use crate::prompts::{Prompt, Prompts};
+use crate::record::{Case, metric};
+use crate::run::Bench;
+
+const SUITE: &str = "quality";
+const TASK: &str = "conversation";
+/// Shares kept where no budget is given.
+const BUDGETS: [f64; 2] = [0.25, 0.1];
+/// Questions of a conversation.
+const QUESTIONS: usize = 4;
+/// Prompts of the quick form.
+const QUICK_PROMPTS: usize = 2;
+/// How contexts tell their facts.
+const TELLS: &str = "The secret number of the ";
+const IS: &str = " is ";
+
+/// What a context tells of a thing, and how it is asked for.
+struct Fact {
+    question: String,
+    answer: String,
+}
+
+/// Runs the task.
+///
+/// # Errors
+/// Where no prompt tells enough facts, and where a policy refuses.
+pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()> {
+    let quick = bench.common.quick;
+    let contenders = bench.common.contenders(&BUDGETS)?;
+    let mut prompts = Prompts::load(options.prompts.as_deref())?;
+    prompts.list.retain(|prompt| {
+        let wanted = options.lengths.is_empty() || options.lengths.contains(&prompt.length);
+        wanted && conversation(prompt).is_some()
+    });
+    ensure!(
+        !prompts.list.is_empty(),
+        "no prompt of {} tells {QUESTIONS} facts as `{TELLS}…{IS}…`",
+        prompts.source
+    );
+    if let Some(limit) = options.limit.or(quick.then_some(QUICK_PROMPTS)) {
+        prompts.limit(limit);
+    }
+    if let Some(note) = prompts.fit(&bench.model)? {
+        bench.note(note);
+    }
+    let mut progress = Progress::new(prompts.list.len(), TASK);
+    for (index, prompt) in prompts.list.iter().enumerate() {
+        let Some(facts) = conversation(prompt) else { continue };
+        let seed = bench.common.seed.wrapping_add(index as u64);
+        let answered = converse(bench, &contenders, prompt, &facts, seed)?;
+        for (contender, answers) in contenders.iter().zip(answered) {
+            for (turn, (exact, logprob)) in answers.into_iter().enumerate() {
+                let case = Case {
+                    task: Some(format!("{TASK}, question {}", turn + 1)),
+                    length: Some(prompt.length),
+                    source: Some(prompts.source.clone()),
+                    samples: Some(1),
+                    ..Case::default()
+                };
+                let setup = (contender.label.as_str(), contender.budget);
+                let exact = f64::from(u8::from(exact));
+                bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact, "share");
+                bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, logprob, "nats");
+            }
+        }
+        progress.step();
+    }
+    progress.finish();
+    bench.note(format!(
+        "each prompt is compressed with its first question in sight; the {} others ask for facts of the \
+         same context, and see all questions and right answers before them",
+        QUESTIONS - 1
+    ));
+    Ok(())
+}
+
+/// A prompt's own question, and others that its context answers, evenly spread over it.
+fn conversation(prompt: &Prompt) -> Option<Vec<Fact>> {
+    let (context, own) = prompt.split();
+    let told = context.split(TELLS).skip(1).filter_map(|rest| {
+        let (name, rest) = rest.split_once(IS)?;
+        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
+        (digits > 0).then(|| (name, &rest[..digits]))
+    });
+    let others: Vec<(&str, &str)> = told.filter(|(name, _)| !own.contains(name)).collect();
+    let wanted = QUESTIONS - 1;
+    if others.len() < wanted {
+        return None;
+    }
+    let first = Fact { question: own.into(), answer: prompt.answer.clone() };
+    let others = (0..wanted).map(|turn| {
+        let (name, answer) = others[(2 * turn + 1) * others.len() / (2 * wanted)];
+        let question = format!("\nQuestion: What is the secret number of the {name}?\nAnswer: ");
+        Fact { question, answer: answer.into() }
+    });
+    Some(std::iter::once(first).chain(others).collect())
+}
+
+/// Whether every contender answers each question, and the mean log-probability of its answer's tokens.
+fn converse(
+    bench: &Bench<'_>,
+    contenders: &[Contender],
+    prompt: &Prompt,
+    facts: &[Fact],
+    seed: u64,
+) -> anyhow::Result<Vec<Vec<(bool, f64)>>> {
+    let model = &bench.model;
+    let turns = facts.iter().enumerate().map(|(turn, fact)| {
+        // The first question is in the prompt.
+        let question = if turn == 0 { "" } else { &fact.question };
+        Ok([model.encode_continuation(question)?, model.encode_continuation(&fact.answer)?])
+    });
+    let turns = turns.collect::<anyhow::Result<Vec<_>>>()?;
+    let policies: Vec<Arc<dyn Policy>> =
+        contenders.iter().map(|contender| contender.policy.clone()).collect();
+    let room = turns.iter().flatten().map(Vec::len).sum();
+    let prompt = model.encode(&prompt.prompt)?;
+    let sessions = Session::start_many(model, &policies, &[prompt], &[seed], room)?;
+    let vocabulary = model.config().vocab_size;
+    let converse = |mut session: Session<'_>| {
+        let answers = turns.iter().map(|[question, answer]| {
+            if !question.is_empty() {
+                session.append(&[question])?;
+            }
+            let rows = read_f32("logits", Tensor::cat(session.append(&[answer])?, 0))?;
+            let judged = rows.chunks(vocabulary).zip(answer);
+            let judged: Vec<(f64, u32)> =
+                judged.map(|(logits, &token)| judge(logits, token)).collect();
+            let exact = judged.iter().zip(answer).all(|((_, best), token)| best == token);
+            let logprob = judged.iter().map(|(logprob, _)| logprob).sum::<f64>();
+            let logprob = logprob / judged.len() as f64;
+            ensure!(logprob.is_finite(), "the model's output holds NaN or Inf");
+            Ok((exact, logprob))
+        });
+        answers.collect::<anyhow::Result<Vec<_>>>()
+    };
+    sessions.into_iter().map(converse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_ask_for_what_the_context_tells() {
+        let prompts = Prompts::load(None).unwrap();
+        let talks: Vec<_> = prompts.list.iter().filter_map(conversation).collect();
+        assert!(talks.len() >= 8, "{}", talks.len());
+        for facts in &talks {
+            assert_eq!(facts.len(), QUESTIONS);
+            for (at, fact) in facts.iter().enumerate() {
+                assert!(fact.question.starts_with("\nQuestion: What is the secret number of the "));
+                assert!(fact.answer.len() == 5, "{}", fact.answer);
+                assert!(facts[..at].iter().all(|earlier| earlier.question != fact.question));
+            }
+        }
+    }
+}

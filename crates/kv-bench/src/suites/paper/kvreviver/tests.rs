@@ -1,0 +1,64 @@
+use clap::Parser;
+
+use crate::args::Args;
+use crate::record::{Record, metric, read_json};
+
+/// The records and the report of a figure's quick form, on the CPU.
+fn quick(figure: &str) -> (Vec<Record>, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let [json, report] = ["records.json", "report.html"].map(|name| folder.path().join(name));
+    let line = ["kv-bench", "paper", figure, "--quick", "--device", "cpu", "--json"];
+    let line = line.into_iter().map(Into::into).chain([json.clone().into_os_string()]);
+    let line = line.chain(["--report".into(), report.clone().into_os_string()]);
+    crate::run::run(&Args::try_parse_from(line).unwrap()).unwrap();
+    (read_json(&json).unwrap(), std::fs::read_to_string(report).unwrap())
+}
+
+#[test]
+fn variances_stay_below_the_bound() {
+    let (records, _) = quick("kvreviver-bounds");
+    let of = |metric: &str| -> Vec<f64> {
+        records.iter().filter(|r| r.metric == metric).map(|r| r.value).collect()
+    };
+    let [variances, bounds, above, predicted] = [
+        metric::VARIANCE,
+        metric::VARIANCE_BOUND,
+        metric::ABOVE_BOUND,
+        metric::ABOVE_BOUND_PREDICTED,
+    ]
+    .map(of);
+    assert_eq!(variances.len(), 6);
+    for at in 0..variances.len() {
+        // Half the bound, as the median of three entries of 3 a / N tokens has it.
+        let share = variances[at] / bounds[at];
+        assert!(variances[at] > 0.0 && share < 0.7, "{share} of the bound");
+        assert!(above[at] <= predicted[at], "{} above, {}", above[at], predicted[at]);
+    }
+}
+
+#[test]
+fn sketches_attend_and_rebuild_at_growing_batches() {
+    let (records, _) = quick("kvreviver-table1");
+    for policy in ["full", "kvreviver", "kvreviver rebuild=true"] {
+        let largest = records.iter().filter(|r| {
+            r.policy == policy && r.metric == metric::DECODE_TOKENS_PER_SECOND && r.value > 0.0
+        });
+        let largest = largest.filter_map(|r| r.case.batch).max().unwrap();
+        assert!(policy == "full" || largest >= 4, "{policy}: batch {largest}");
+    }
+}
+
+#[test]
+fn every_share_is_asked_the_same_questions() {
+    for (figure, policies) in [("kvreviver-table2", 6), ("kvreviver-fig5", 7)] {
+        let (records, _) = quick(figure);
+        let mut names: Vec<&str> = records.iter().map(|r| r.policy.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), policies, "{figure}: {names:?}");
+        let asked = |policy: &str| {
+            records.iter().filter(|r| r.policy == policy && r.metric == metric::EXACT_MATCH).count()
+        };
+        assert!(names.iter().all(|name| asked(name) == asked("full") && asked(name) > 0));
+    }
+}
