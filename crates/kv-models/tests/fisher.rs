@@ -4,6 +4,7 @@
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Tensor};
 use kv_core::{LayerAllocation, read_f32};
+use kv_kernels::{KernelError, LinearOptions, linear};
 use kv_models::{Fisher, FisherError, Llama, Model, ModelError, PrefillPass, TextWindows};
 use kv_testing::{Numbers, devices, exact_devices};
 
@@ -197,5 +198,19 @@ fn files_come_back_and_become_budgets() {
         std::fs::write(&path, text).unwrap();
         let error = Fisher::load(&path).unwrap_err();
         assert!(matches!(error, ModelError::InvalidJson { .. }), "{value}: {error}");
+    }
+}
+
+/// Kernels know nothing of automatic differentiation; they say so instead of losing track.
+#[test]
+fn tracked_tensors_are_refused_by_kernels() {
+    for tested in devices() {
+        let model = embedded(&tested);
+        let hidden = Tensor::<2>::ones([3, 128], (&tested.device, DType::F32)).autodiff();
+        let error = model.llama().logits(hidden.clone()).unwrap_err();
+        assert!(error.to_string().contains("without autodiff"), "{error}");
+        let plain = hidden.clone().without_autodiff();
+        let error = linear(plain, hidden, LinearOptions::default()).unwrap_err();
+        assert!(matches!(error, KernelError::Device { argument: "weight", .. }), "{error}");
     }
 }
