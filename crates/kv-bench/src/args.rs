@@ -1,5 +1,6 @@
 //! The command line.
 
+mod fisher;
 mod paper;
 
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use burn::tensor::DType;
 use clap::{Parser, Subcommand, ValueEnum};
 use kv_core::{Budget, DeviceChoice};
 
+pub(crate) use fisher::FisherArgs;
 pub(crate) use paper::{Figure, Paper};
 
 /// The embedded model.
@@ -40,6 +42,9 @@ pub(crate) enum Suite {
     Kernels(Kernels),
     /// A paper's table or figure, at the paper's settings.
     Paper(Paper),
+    /// Measures the Fisher information of a model's keys and values, layer by layer, by which
+    /// policies with `"layers": "fisher"` share their budget.
+    Fisher(FisherArgs),
     /// Lists policies, models and devices.
     List,
 }
@@ -236,6 +241,8 @@ mod tests {
             ("throughput --lengths -5,8", whole),
             ("throughput --batches 0", whole),
             ("throughput --memory-cap -1", "expected a number above 0"),
+            ("fisher --text t --samples 0", whole),
+            ("fisher --text t --window -5", whole),
             ("--budget -0.5", "a ratio must be above 0"),
             ("--budget -0.5,0.25", "a ratio must be above 0"),
             ("--seed -1", "invalid digit"),

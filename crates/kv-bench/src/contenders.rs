@@ -1,5 +1,7 @@
 //! Which policies run, at which budgets, and what they are called.
 
+mod fisher;
+
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -10,6 +12,7 @@ use serde_json::{Value, json};
 use crate::args::Common;
 use crate::record::FULL;
 use crate::report::format;
+use fisher::FisherLayers;
 
 const ONE_TOKEN: &str =
     "a budget of one token would read as 100 % in records; take 2, or 1.0 for all";
@@ -51,17 +54,20 @@ impl Common {
             bail!("{ONE_TOKEN}");
         }
         let mut contenders = vec![Contender::of(&json!({"policy": FULL}))?];
+        let mut fisher = FisherLayers::of(&self.model);
         for config in self.wanted()? {
+            let config = fisher.resolved(config)?;
             let configs = match lacks_budget(&config) {
                 true => budgets.iter().map(|&budget| with_budget(&config, budget)).collect(),
                 false => vec![config],
             };
             for config in configs {
-                let contender = Contender::of(&config)?;
+                let mut contender = Contender::of(&config)?;
                 let config = contender.policy.config();
                 if config["budget"].as_u64() == Some(1) {
                     bail!("{ONE_TOKEN}");
                 }
+                contender.label = label(&fisher.written(config.clone())?)?;
                 // Two of a kind would be averaged.
                 if contenders.iter().all(|known| known.policy.config() != config) {
                     contenders.push(contender);

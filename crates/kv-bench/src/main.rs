@@ -2,6 +2,7 @@
 
 mod args;
 mod contenders;
+mod fisher;
 mod progress;
 mod prompts;
 mod record;

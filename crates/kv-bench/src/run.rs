@@ -12,7 +12,7 @@ use kv_policies::POLICIES;
 use crate::args::{Args, Common, Figure, Paper, Suite};
 use crate::record::{Case, Record, write_json};
 use crate::sources::{Source, check_writable, merge};
-use crate::{report, suites, table};
+use crate::{fisher, report, suites, table};
 
 /// What every suite works with.
 pub(crate) struct Bench<'a> {
@@ -66,6 +66,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(Suite::List) = args.suite {
         list();
         return Ok(());
+    }
+    if let Some(Suite::Fisher(options)) = &args.suite {
+        return fisher::run(common, options);
     }
     let started = Instant::now();
     // Whatever could fail in the end fails now.
@@ -173,6 +176,7 @@ fn name_of(suite: Option<&Suite>) -> String {
         Some(Suite::Throughput(_)) => "throughput",
         Some(Suite::Kernels(_)) => "kernels",
         Some(Suite::Paper(options)) => return format!("paper-{}", options.figure.name()),
+        Some(Suite::Fisher(_)) => "fisher",
         Some(Suite::List) | None => "overview",
     };
     name.into()

@@ -87,7 +87,8 @@ impl Check {
                 actual,
             });
         }
-        if device != self.device {
+        // Devices are equal whether or not they track gradients, which kernels cannot.
+        if device != self.device || device.is_autodiff() != self.device.is_autodiff() {
             return Err(KernelError::Device {
                 op: self.op,
                 argument,

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::fisher::FisherError;
 use crate::hub::HubError;
 use crate::weights::WeightsError;
 
@@ -117,6 +118,10 @@ pub enum ModelError {
     /// The model could not be found or downloaded.
     #[error(transparent)]
     Hub(#[from] HubError),
+
+    /// Fisher information could not be measured or read.
+    #[error(transparent)]
+    Fisher(#[from] FisherError),
 
     /// A prompt without tokens.
     #[error("the prompt is empty; give at least one token")]

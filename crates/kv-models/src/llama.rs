@@ -1,9 +1,11 @@
 //! The decoder: Burn modules with weights kept `[out, in]`, as Hugging Face stores them.
 
 mod decode;
+mod gradients;
 mod layer;
 mod linear;
 mod load;
+mod plain;
 mod prefill;
 
 use std::sync::Arc;
@@ -13,6 +15,7 @@ use burn::tensor::{DType, Device, Tensor};
 use kv_core::read_f32;
 use kv_kernels::{LinearOptions, RotaryTable, linear as linear_product};
 
+pub use gradients::KvGradients;
 pub use prefill::{PrefillPass, Prefilled};
 
 use crate::{ModelConfig, Result};

@@ -171,6 +171,24 @@ impl Model {
     }
 }
 
+impl ModelConfig {
+    /// The configuration of a model by the name that [`Model::load`] takes, without its weights
+    /// (though a model of the hub is downloaded with them).
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    pub fn from_name(name: &str) -> Result<Self> {
+        if let Some(preset_name) = name.strip_prefix(RANDOM) {
+            return preset(preset_name);
+        }
+        #[cfg(feature = "needle-1m")]
+        if name == embedded::NAME && !Path::new(name).is_dir() {
+            return Self::from_json(embedded::CONFIG);
+        }
+        Self::from_folder(resolve(name)?)
+    }
+}
+
 /// Names that [`Model::load`] takes without a folder or a hub.
 pub fn model_names() -> Vec<String> {
     let embedded = cfg!(feature = "needle-1m").then(|| "needle-1m".to_string());

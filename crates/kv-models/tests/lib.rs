@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod chat;
+mod fisher;
 #[path = "../../kv-policies/tests/followed.rs"]
 mod followed;
 mod generation;

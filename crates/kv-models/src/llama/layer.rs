@@ -23,6 +23,10 @@ impl RmsNorm {
         self.weight.val()
     }
 
+    pub(crate) fn epsilon(&self) -> f64 {
+        self.epsilon
+    }
+
     /// Normalises rows `[N, width]`.
     pub(crate) fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
         Ok(rms_norm(x, self.weight.val(), self.epsilon as f32)?)

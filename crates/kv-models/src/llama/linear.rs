@@ -1,5 +1,7 @@
+use std::ops::Range;
+
 use burn::module::{Module, Param};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use kv_kernels::{KernelError, LinearOptions, linear};
 
 /// The matrix without gaps: CUDA pads the rows of some, which every step would have to undo.
@@ -37,6 +39,19 @@ impl Linear {
     /// The same, added to `residual` `[N, out]`.
     pub(crate) fn onto(&self, x: Tensor<2>, residual: Tensor<2>) -> Result<Tensor<2>, KernelError> {
         linear(x, self.weight.val(), LinearOptions { residual: Some(residual), ..self.options() })
+    }
+
+    /// Some of its rows and their biases in f32, for plain tensor operations: `[rows, in]`,
+    /// `[rows]`.
+    pub(super) fn rows(&self, rows: Range<usize>) -> (Tensor<2>, Option<Tensor<1>>) {
+        let weight = self.weight.val().slice_dim(0, rows.clone()).cast(DType::F32);
+        let bias = self.bias.as_ref().map(|bias| bias.val().slice_dim(0, rows).cast(DType::F32));
+        (weight, bias)
+    }
+
+    /// `out`
+    pub(super) fn width(&self) -> usize {
+        self.weight.dims()[0]
     }
 
     fn options(&self) -> LinearOptions {

@@ -1,0 +1,75 @@
+//! Why Fisher information could not be measured or read.
+
+use std::path::PathBuf;
+
+/// What is wrong with a text, with its windows, or with what was measured.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FisherError {
+    /// The windows together are longer than the text.
+    #[error(
+        "the text has {tokens} tokens, {samples} windows need {samples} x {window}; give a longer \
+         text, or fewer or shorter windows"
+    )]
+    TextTooShort {
+        /// Tokens of the text.
+        tokens: usize,
+        /// Windows asked for.
+        samples: usize,
+        /// Tokens that each takes of the text.
+        window: usize,
+    },
+
+    /// No windows, or windows in which nothing is predicted or that the model has no positions for.
+    #[error(
+        "{samples} windows of {window} tokens; expected at least one, of {least} to {most} tokens"
+    )]
+    InvalidWindows {
+        /// Windows asked for.
+        samples: usize,
+        /// Tokens of each, special ones included.
+        window: usize,
+        /// The shortest window.
+        least: usize,
+        /// The model's positions.
+        most: usize,
+    },
+
+    /// The gradients hold something that is no number.
+    #[error("window {window}: the gradients hold NaN or Inf; check the weights")]
+    NonFinite {
+        /// The window, from 0.
+        window: usize,
+    },
+
+    /// Nothing was measured yet.
+    #[error(
+        "`{path}` does not exist; measure it with `cargo xtask bench fisher --model MODEL --text \
+         FILE --output {path}`"
+    )]
+    Missing {
+        /// The file asked for.
+        path: PathBuf,
+    },
+
+    /// The file is of a model with another number of layers.
+    #[error(
+        "the Fisher information of {model} has {actual} layers, the model {expected}; measure this \
+         model's"
+    )]
+    WrongLayers {
+        /// The model that was measured.
+        model: String,
+        /// Layers of the model at hand.
+        expected: usize,
+        /// Layers that were measured.
+        actual: usize,
+    },
+
+    /// Models that are embedded, random or from the hub have no folder to write to.
+    #[error("{model} is no local folder, so that no fisher.json lies in it; name the file instead")]
+    NoFolder {
+        /// The model's name.
+        model: String,
+    },
+}
