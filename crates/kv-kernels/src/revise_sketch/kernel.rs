@@ -42,6 +42,7 @@ pub(crate) fn revise_kernel<F: Float>(
     replace_rate: f32,
     #[comptime] columns: usize,
     #[comptime] accumulates: bool,
+    #[comptime] fenced: bool,
     #[comptime] blueprint: Blueprint,
     #[comptime] config: SketchConfig,
     #[define(F)] _dtype: ElemType,
@@ -76,8 +77,7 @@ pub(crate) fn revise_kernel<F: Float>(
             tops[pair] = top;
             tops_at[pair] = top_at;
         }
-        sync_storage();
-        sync_cube();
+        settle(fenced);
     }
     let head = pair * HEAD_FIELDS;
     let first_entry = heads[head] as usize;
@@ -155,8 +155,7 @@ pub(crate) fn revise_kernel<F: Float>(
                 positions[slot] = positions[last];
                 slot_scores[slot] = slot_scores[last];
             }
-            sync_storage();
-            sync_cube();
+            settle(fenced);
             length -= 1i32;
             gone += 1i32;
         }
@@ -264,8 +263,7 @@ pub(crate) fn revise_kernel<F: Float>(
                 slot_scores[slot] = -top;
                 positions[slot] = token;
             }
-            sync_storage();
-            sync_cube();
+            settle(fenced);
             // The parts that lost and gained a token are looked through again.
             let lost = token as usize / part;
             let gained = old / part;
@@ -278,6 +276,7 @@ pub(crate) fn revise_kernel<F: Float>(
                 lost,
                 part,
                 seen,
+                fenced,
                 blueprint,
             );
             if gained != lost {
@@ -290,6 +289,7 @@ pub(crate) fn revise_kernel<F: Float>(
                     gained,
                     part,
                     seen,
+                    fenced,
                     blueprint,
                 );
             }
@@ -300,6 +300,17 @@ pub(crate) fn revise_kernel<F: Float>(
         lengths[pair] = length;
         moved[2 * pair] += gone;
         moved[2 * pair + 1] += swapped;
+    }
+}
+
+/// All units of the cube see what any of them wrote. A cube's barrier does that on some devices; on others
+/// it orders shared memory alone.
+#[cube]
+fn settle(#[comptime] fenced: bool) {
+    if fenced {
+        sync_storage();
+    } else {
+        sync_cube();
     }
 }
 
@@ -351,6 +362,7 @@ fn top_of(
     of: usize,
     part: usize,
     seen: usize,
+    #[comptime] fenced: bool,
     #[comptime] blueprint: Blueprint,
 ) {
     let mut best = 1.0f32;
@@ -370,6 +382,5 @@ fn top_of(
         tops[first_part + of] = top;
         tops_at[first_part + of] = top_at;
     }
-    sync_storage();
-    sync_cube();
+    settle(fenced);
 }

@@ -16,6 +16,7 @@ const FEW: usize = 8_192;
 const PART: usize = 1_024;
 /// Two units for each of the 64 vectors of the widest row.
 const LEAST_UNITS: usize = 128;
+const MOST_UNITS: usize = 512;
 
 /// Adds up and moves, in the tensors' own buffers.
 pub(crate) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
@@ -44,9 +45,10 @@ pub(crate) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
     let part = if accumulates { longest } else { PART };
     let parts = longest.div_ceil(part);
     let [slots, _] = pool.keys.shape().dims();
-    let widest = client.properties().hardware.max_units_per_cube as usize;
-    let wanted = (slots / pairs.max(1)).max(if accumulates { longest / 4 } else { 0 });
-    let units = wanted.next_power_of_two().clamp(LEAST_UNITS, widest.clamp(LEAST_UNITS, 1024));
+    // Few units wait for each other less; each looks at a few slots and tokens.
+    let wanted = (slots / pairs.max(1) / 2).max(if accumulates { longest / 16 } else { 0 });
+    let widest = (client.properties().hardware.max_units_per_cube as usize).min(MOST_UNITS);
+    let units = wanted.next_power_of_two().clamp(LEAST_UNITS, widest.max(LEAST_UNITS));
     let blueprint = |units: usize| Blueprint {
         group,
         by_token: revision.by_token,
@@ -115,6 +117,8 @@ pub(crate) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
             revision.options.replace_rate,
             head_dim / 4,
             accumulates,
+            // CUDA's barrier orders all memory for its cube.
+            !client.properties().identity.fingerprint.starts_with("ptx"),
             blueprint(units),
             sketch.config,
             elem_type(pool.keys.dtype),

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::sums::{Shape, take_rows};
+use super::sums::{Shape, gather_sums, take_rows};
 use crate::count_sketch::hash::kernel::{place_of, sign_of};
 use crate::count_sketch::query::median;
 use crate::count_sketch::{HEAD_FIELDS, SketchConfig};
@@ -21,6 +21,8 @@ pub(super) struct Blueprint {
     pub(super) units: usize,
     /// Units of a plane that are sure to be together.
     pub(super) plane: usize,
+    /// Query heads whose rows meet in shared memory at a time: all of the group, or one.
+    pub(super) joined: usize,
     /// Elements of a vector.
     pub(super) lanes: usize,
     /// Whether other cubes have other parts of the range.
@@ -83,12 +85,15 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
 
     let mut q = Array::<Vector<f32, N>>::new(comptime!(group * own));
     let mut acc = Array::<Vector<f32, N>>::new(comptime!(group * own));
-    let mut maxima = Array::<f32>::new(group);
-    let mut sums = Array::<f32>::new(group);
+    let mut held_maxima = Array::<f32>::new(comptime!(shape.heads()));
+    let mut held_sums = Array::<f32>::new(comptime!(shape.heads()));
+    #[unroll]
+    for head in 0..comptime!(shape.heads()) {
+        held_maxima[head] = f32::new(LOWEST);
+        held_sums[head] = 0.0f32;
+    }
     #[unroll]
     for g in 0..group {
-        maxima[g] = f32::new(LOWEST);
-        sums[g] = 0.0f32;
         #[unroll]
         for c in 0..own {
             let column = member + c * team;
@@ -133,8 +138,8 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
             &at,
             none,
             &mut acc,
-            &mut maxima,
-            &mut sums,
+            &mut held_maxima,
+            &mut held_sums,
             slot_logits,
             member,
             shape,
@@ -251,8 +256,8 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
                 &at,
                 none,
                 &mut acc,
-                &mut maxima,
-                &mut sums,
+                &mut held_maxima,
+                &mut held_sums,
                 token_logits,
                 member,
                 shape,
@@ -261,86 +266,96 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
         sync_cube();
     }
 
+    let mut maxima = Array::<f32>::new(group);
+    let mut sums = Array::<f32>::new(group);
+    gather_sums(&held_maxima, &held_sums, &mut maxima, &mut sums, member, shape);
     // Teams meet: those of a plane by exchange, planes in shared memory.
     let planes = (units / blueprint.plane).comptime();
+    let joined = blueprint.joined.comptime();
     let mut plane_maxima = Shared::<[f32]>::new_slice(comptime!(planes * group));
     let mut plane_sums = Shared::<[f32]>::new_slice(comptime!(planes * group));
-    let mut rows = Shared::<[Vector<f32, N>]>::new_slice(comptime!(planes * group * columns));
+    let mut rows = Shared::<[Vector<f32, N>]>::new_slice(comptime!(planes * joined * columns));
     let plane = unit / comptime!(blueprint.plane);
     let in_plane = unit % comptime!(blueprint.plane);
     #[unroll]
-    for g in 0..group {
+    for round in 0..comptime!(group / joined) {
         #[unroll]
-        for level in 0..comptime!((blueprint.plane / team).ilog2()) {
-            let distance = comptime!((team << level) as u32);
-            let other = plane_shuffle_xor(maxima[g], distance);
-            let top = larger(maxima[g], other);
-            let rescale = (maxima[g] - top).exp();
-            let rescaled = (other - top).exp();
-            sums[g] = sums[g] * rescale + plane_shuffle_xor(sums[g], distance) * rescaled;
-            maxima[g] = top;
+        for h in 0..joined {
+            let g = comptime!(round * joined + h);
             #[unroll]
-            for c in 0..own {
-                let mut row = acc[g * own + c] * Vector::new(rescale);
-                let mut others = Vector::<f32, N>::empty();
+            for level in 0..comptime!((blueprint.plane / team).ilog2()) {
+                let distance = comptime!((team << level) as u32);
+                let other = plane_shuffle_xor(maxima[g], distance);
+                let top = larger(maxima[g], other);
+                let rescale = (maxima[g] - top).exp();
+                let rescaled = (other - top).exp();
+                sums[g] = sums[g] * rescale + plane_shuffle_xor(sums[g], distance) * rescaled;
+                maxima[g] = top;
                 #[unroll]
-                for e in 0..comptime!(blueprint.lanes) {
-                    let part = acc[g * own + c].extract(e);
-                    others.insert(e, plane_shuffle_xor(part, distance));
-                }
-                row += others * Vector::new(rescaled);
-                acc[g * own + c] = row;
-            }
-        }
-        if in_plane < team {
-            if member == 0 {
-                plane_maxima[plane * group + g] = maxima[g];
-                plane_sums[plane * group + g] = sums[g];
-            }
-            #[unroll]
-            for c in 0..own {
-                let column = member + c * team;
-                if column < columns {
-                    rows[(plane * group + g) * columns + column] = acc[g * own + c];
+                for c in 0..own {
+                    let mut others = Vector::<f32, N>::empty();
+                    #[unroll]
+                    for e in 0..comptime!(blueprint.lanes) {
+                        let part = acc[g * own + c].extract(e);
+                        others.insert(e, plane_shuffle_xor(part, distance));
+                    }
+                    acc[g * own + c] =
+                        acc[g * own + c] * Vector::new(rescale) + others * Vector::new(rescaled);
                 }
             }
+            if in_plane < team {
+                if member == 0 {
+                    plane_maxima[plane * group + g] = maxima[g];
+                    plane_sums[plane * group + g] = sums[g];
+                }
+                #[unroll]
+                for c in 0..own {
+                    let column = member + c * team;
+                    if column < columns {
+                        rows[(plane * joined + h) * columns + column] = acc[g * own + c];
+                    }
+                }
+            }
         }
-    }
-    sync_cube();
-    let mut at = unit;
-    while at < comptime!(group * columns) {
-        let g = at / columns;
-        let column = at % columns;
-        let mut top = f32::new(LOWEST);
-        #[unroll]
-        for p in 0..planes {
-            top = larger(top, plane_maxima[p * group + g]);
-        }
-        let mut sum = 0.0f32;
-        let mut total = Vector::<f32, N>::new(0.0f32);
-        #[unroll]
-        for p in 0..planes {
-            let weight = (plane_maxima[p * group + g] - top).exp();
-            sum += plane_sums[p * group + g] * weight;
-            total += rows[(p * group + g) * columns + column] * Vector::new(weight);
-        }
-        let head = pair * group + g;
-        let part = (pair * splits + split) * group + g;
-        if comptime!(blueprint.split) {
-            partial[part * columns + column] = total;
-        } else {
-            output[head * columns + column] = Vector::cast_from(total / Vector::new(divisor(sum)));
-        }
-        if column == 0 {
+        sync_cube();
+        let mut at = unit;
+        while at < comptime!(joined * columns) {
+            let h = at / columns;
+            let g = round * joined + h;
+            let column = at % columns;
+            let mut top = f32::new(LOWEST);
+            for p in 0..planes {
+                top = larger(top, plane_maxima[p * group + g]);
+            }
+            let mut sum = 0.0f32;
+            let mut total = Vector::<f32, N>::new(0.0f32);
+            for p in 0..planes {
+                let weight = (plane_maxima[p * group + g] - top).exp();
+                sum += plane_sums[p * group + g] * weight;
+                total += rows[(p * joined + h) * columns + column] * Vector::new(weight);
+            }
+            let head = pair * group + g;
+            let part = (pair * splits + split) * group + g;
             if comptime!(blueprint.split) {
-                stats[part * 2] = top;
-                stats[part * 2 + 1] = sum;
+                partial[part * columns + column] = total;
             } else {
-                // `ln 0` of a head that attended to nothing is −∞.
-                log_sum_exp[head] = top + sum.ln();
+                output[head * columns + column] =
+                    Vector::cast_from(total / Vector::new(divisor(sum)));
             }
+            if column == 0 {
+                if comptime!(blueprint.split) {
+                    stats[part * 2] = top;
+                    stats[part * 2 + 1] = sum;
+                } else {
+                    // `ln 0` of a head that attended to nothing is −∞.
+                    log_sum_exp[head] = top + sum.ln();
+                }
+            }
+            at += units;
         }
-        at += units;
+        if comptime!(joined < group) {
+            sync_cube();
+        }
     }
 }
 

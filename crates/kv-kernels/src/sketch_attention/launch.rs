@@ -14,7 +14,9 @@ use crate::extension::{SketchAttended, SketchTokens};
 use crate::gpu::{elem_type, empty_like, grid};
 
 /// Tokens below which a part is not worth a cube.
-const SMALLEST_PART: usize = 256;
+const SMALLEST_PART: usize = 128;
+/// Rows that a team takes at a time, at most: as many as registers allow.
+const AHEAD: usize = 4;
 /// Cubes on a processor, about, where little shared memory is taken.
 const CUBES_EACH: usize = 4;
 /// Units of a cube that has a processor to itself, and of others.
@@ -56,7 +58,7 @@ pub(crate) fn run(
         group,
         columns: head_dim / plan.lanes,
         team: plan.team,
-        ahead: if group <= 2 { 4 } else { 2 },
+        ahead: (plan.team / group.next_power_of_two()).clamp(1, AHEAD),
     };
     // SAFETY: shapes were checked; the kernel stays within the slots, entries and tokens that ranges and
     // heads name.
@@ -91,6 +93,7 @@ pub(crate) fn run(
                 shape,
                 units: plan.units,
                 plane: plan.plane,
+                joined: plan.joined,
                 lanes: plan.lanes,
                 split,
                 staged: plan.staged,
@@ -112,6 +115,7 @@ struct Plan {
     team: usize,
     units: usize,
     plane: usize,
+    joined: usize,
     /// Entries in shared memory, if any.
     staged: usize,
 }
@@ -135,12 +139,15 @@ impl Plan {
         while team < most && group * head_dim / team > 32 {
             team *= 2;
         }
+        let room = hardware.max_shared_memory_size;
+        // All heads' rows at once, where they leave room for as much again.
+        let rows = UNITS[1] / plane * group * head_dim * size_of::<f32>();
+        let joined = if 2 * rows <= room { group } else { 1 };
         let bytes = |units: usize, entries: usize| {
-            let rows = units / plane * group * (head_dim + 2) * size_of::<f32>();
+            let rows = units / plane * (joined * head_dim + 2 * group) * size_of::<f32>();
             let places = units * buckets * size_of::<u32>();
             rows + places + 2 * entries * head_dim * size
         };
-        let room = hardware.max_shared_memory_size;
         let entries = most_entries.next_multiple_of(16);
         let fits = |units: usize, cubes: usize| bytes(units, entries) * cubes <= room;
         let [many, few] = UNITS;
@@ -152,7 +159,7 @@ impl Plan {
         } else {
             (few, 0)
         };
-        Self { lanes, team, units, plane, staged }
+        Self { lanes, team, units, plane, joined, staged }
     }
 
     /// Parts of each of `pairs` ranges of up to `longest` rows.

@@ -1,8 +1,12 @@
 //! The online softmax of a team of units, for the query heads of a group.
+//!
+//! A team takes a few rows at a time. Each unit has some columns of a row, and so a part of each of its
+//! dot products, one a row and query head. Units exchange halves of what they have until each is left with
+//! whole products of its own: an exponential is taken once, not by every unit.
 
 use cubecl::prelude::*;
 
-use crate::decode_attention::shared::{larger, weight_of};
+use crate::decode_attention::shared::{LOWEST, larger, weight_of};
 
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -13,7 +17,7 @@ pub(super) struct Shape {
     pub(super) columns: usize,
     /// Units that share a row, a power of two within a plane.
     pub(super) team: usize,
-    /// Rows that a team takes at a time.
+    /// Rows that a team takes at a time, a power of two.
     pub(super) ahead: usize,
 }
 
@@ -22,13 +26,69 @@ impl Shape {
     pub(super) fn own(self) -> usize {
         self.columns.div_ceil(self.team)
     }
+
+    /// Products of a turn, the group padded to a power of two: `ahead` rows for each query head.
+    fn products(self) -> usize {
+        self.group.next_power_of_two() * self.ahead
+    }
+
+    /// Products that a unit has before an exchange.
+    fn before(self, level: usize) -> usize {
+        (self.products() >> level).max(1)
+    }
+
+    /// Between which units an exchange is.
+    fn distance(self, level: usize) -> usize {
+        self.team >> (level + 1)
+    }
+
+    /// Exchanges.
+    fn levels(self) -> usize {
+        self.team.ilog2() as usize
+    }
+
+    /// Products that a unit is left with.
+    fn held(self) -> usize {
+        (self.products() / self.team).max(1)
+    }
+
+    /// How many of them are of one query head.
+    fn rows(self) -> usize {
+        self.held().min(self.ahead)
+    }
+
+    /// Query heads of which a unit has products.
+    pub(super) fn heads(self) -> usize {
+        self.held() / self.rows()
+    }
+
+    /// Whether an exchange is between rows of one query head.
+    fn between_rows(self, level: usize) -> bool {
+        let before = self.before(level);
+        before > 1 && before <= self.ahead
+    }
+
+    /// The first unit that has a product.
+    fn owner(self, product: usize) -> usize {
+        let mut unit = 0;
+        let mut rest = product;
+        for level in 0..self.levels() {
+            let half = self.before(level) / 2;
+            if half > 0 && rest >= half {
+                rest -= half;
+                unit += self.distance(level);
+            }
+        }
+        unit
+    }
 }
 
 /// Takes rows into the sums: logits of their keys, `exp` of them times their values.
 ///
 /// # Shapes
 /// In vectors: `q` and `acc` `[group, own]`, `k` and `v` `[ahead, own]`; `at` `[ahead]`, where a row's
-/// logits go, `none` for no row; `maxima` and `sums` `[group]`. `logits` `[.., group]`.
+/// logits go, `none` for no row; `maxima` and `sums` `[heads]`, of the products that the unit has.
+/// `logits` `[.., group]`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn take_rows<F: Float, N: Size>(
@@ -46,52 +106,137 @@ pub(super) fn take_rows<F: Float, N: Size>(
 ) {
     let Shape { group, columns, team, ahead } = shape;
     let own = shape.own().comptime();
+    let products = shape.products().comptime();
+    let mut parts = Array::<f32>::new(products);
     #[unroll]
-    for g in 0..group {
-        let mut dots = Array::<f32>::new(ahead);
-        let mut top = maxima[g];
-        #[unroll]
-        for a in 0..ahead {
-            let mut dot = 0.0f32;
+    for product in 0..products {
+        let (g, a) = comptime!((product / ahead, product % ahead));
+        let mut dot = 0.0f32;
+        if comptime!(g < group) {
             #[unroll]
             for c in 0..own {
                 // Columns beyond the row meet a query of zeros, but may hold anything.
-                let mut product = Vector::<f32, N>::cast_from(k[a * own + c]).dot(q[g * own + c]);
+                let mut part = Vector::<f32, N>::cast_from(k[a * own + c]).dot(q[g * own + c]);
                 if comptime!(!columns.is_multiple_of(team)) {
-                    product = select(member + c * team < columns, product, 0.0f32);
+                    part = select(member + c * team < columns, part, 0.0f32);
                 }
-                dot += product;
-            }
-            #[unroll]
-            for level in 0..comptime!(team.ilog2()) {
-                dot += plane_shuffle_xor(dot, comptime!(1u32 << level));
-            }
-            dots[a] = dot;
-            if at[a] != none {
-                if member == 0 {
-                    logits[at[a] * group + g] = dot;
-                }
-                top = larger(top, dot);
+                dot += part;
             }
         }
-        let rescale = (maxima[g] - top).exp();
-        maxima[g] = top;
-        sums[g] *= rescale;
+        parts[product] = dot;
+    }
+    // The first product that is this unit's, and whether no unit before it has it too.
+    let mut first = 0usize;
+    let mut alone = true;
+    #[unroll]
+    for level in 0..comptime!(shape.levels()) {
+        let distance = comptime!(shape.distance(level));
+        let half = comptime!(shape.before(level) / 2);
+        let upper = member / distance % 2 == 1;
+        if comptime!(half > 0) {
+            #[unroll]
+            for i in 0..half {
+                let (low, high) = (parts[i], parts[half + i]);
+                let other = plane_shuffle_xor(select(upper, low, high), comptime!(distance as u32));
+                parts[i] = select(upper, high, low) + other;
+            }
+            first += select(upper, half, 0usize);
+        } else {
+            parts[0] += plane_shuffle_xor(parts[0], comptime!(distance as u32));
+            alone = alone && !upper;
+        }
+    }
+
+    let rows = comptime!(shape.rows());
+    let mut rescales = Array::<f32>::new(comptime!(shape.heads()));
+    #[unroll]
+    for head in 0..comptime!(shape.heads()) {
+        let g = first / ahead + head;
+        let mut top = maxima[head];
+        #[unroll]
+        for row in 0..rows {
+            let a = first % ahead + row;
+            let mut to = none;
+            #[unroll]
+            for other in 0..ahead {
+                to = select(a == other, at[other], to);
+            }
+            let i = comptime!(head * rows + row);
+            if to != none && g < group {
+                if alone {
+                    logits[to * group + g] = parts[i];
+                }
+            } else {
+                parts[i] = f32::new(LOWEST);
+            }
+            top = larger(top, parts[i]);
+        }
+        #[unroll]
+        for level in 0..comptime!(shape.levels()) {
+            if comptime!(shape.between_rows(level)) {
+                let other = plane_shuffle_xor(top, comptime!(shape.distance(level) as u32));
+                top = larger(top, other);
+            }
+        }
+        let rescale = (maxima[head] - top).exp();
+        maxima[head] = top;
+        rescales[head] = rescale;
+        sums[head] *= rescale;
+        #[unroll]
+        for row in 0..rows {
+            let i = comptime!(head * rows + row);
+            let p = weight_of(parts[i], top);
+            sums[head] += p;
+            parts[i] = p;
+        }
+    }
+
+    let base = UNIT_POS_PLANE - member as u32;
+    #[unroll]
+    for g in 0..group {
+        let head = comptime!(g * ahead % shape.held() / rows);
+        let owner = comptime!(shape.owner(g * ahead) as u32);
+        let rescale = Vector::<f32, N>::new(plane_shuffle(rescales[head], base + owner));
         #[unroll]
         for c in 0..own {
-            acc[g * own + c] *= Vector::new(rescale);
+            acc[g * own + c] *= rescale;
         }
         #[unroll]
         for a in 0..ahead {
-            if at[a] != none {
-                let p = weight_of(dots[a], top);
-                sums[g] += p;
-                #[unroll]
-                for c in 0..own {
-                    acc[g * own + c] +=
-                        Vector::<f32, N>::cast_from(v[a * own + c]) * Vector::new(p);
-                }
+            let product = comptime!(g * ahead + a);
+            let owner = comptime!(shape.owner(product) as u32);
+            let p = plane_shuffle(parts[comptime!(product % shape.held())], base + owner);
+            #[unroll]
+            for c in 0..own {
+                acc[g * own + c] += Vector::<f32, N>::cast_from(v[a * own + c]) * Vector::new(p);
             }
         }
+    }
+}
+
+/// Every query head's maximum and sum, `[group]`, for every unit of the team.
+#[cube]
+pub(super) fn gather_sums(
+    maxima: &Array<f32>,
+    sums: &Array<f32>,
+    all_maxima: &mut Array<f32>,
+    all_sums: &mut Array<f32>,
+    member: usize,
+    #[comptime] shape: Shape,
+) {
+    let base = UNIT_POS_PLANE - member as u32;
+    #[unroll]
+    for g in 0..comptime!(shape.group) {
+        let head = comptime!(g * shape.ahead % shape.held() / shape.rows());
+        let owner = comptime!(shape.owner(g * shape.ahead) as u32);
+        let mut sum = sums[head];
+        #[unroll]
+        for level in 0..comptime!(shape.levels()) {
+            if comptime!(shape.between_rows(level)) {
+                sum += plane_shuffle_xor(sum, comptime!(shape.distance(level) as u32));
+            }
+        }
+        all_maxima[g] = plane_shuffle(maxima[head], base + owner);
+        all_sums[g] = plane_shuffle(sum, base + owner);
     }
 }
