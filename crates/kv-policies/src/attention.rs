@@ -123,6 +123,23 @@ pub(crate) fn recent_attention(queries: &Tensor<4>, keys: &Tensor<4>, last: f32)
     sum.div_scalar(rows as f64)
 }
 
+/// `ln Σ w exp(q . k / sqrt(D))` over the last `W` queries, weighted likewise; later keys have no score of
+/// earlier queries. Logarithms, since sums of exponentials know no bounds.
+///
+/// # Shapes
+/// As [`recent_attention`]'s.
+pub(crate) fn recent_exponentials(queries: &Tensor<4>, keys: &Tensor<4>, last: f32) -> Tensor<3> {
+    let rows = queries.dims()[2];
+    let weight = |row: usize| 1.0 + (last - 1.0) * row as f32 / (rows.max(2) - 1) as f32;
+    let weights: Vec<f32> = (0..rows).map(|row| weight(row).ln()).collect();
+    let weights = Tensor::<1>::from_data(weights.as_slice(), (&queries.device(), DType::F32));
+    let logits = window_logits(queries, keys) + weights.reshape([1, 1, rows, 1]);
+    // The last query sees every key.
+    let top = logits.clone().max_dim(2);
+    let sums = (logits - top.clone()).exp().sum_dim(2);
+    (sums.log() + top).squeeze_dim(2)
+}
+
 /// The last `window` of the observed queries.
 pub(crate) fn last_queries(queries: &Tensor<4>, window: usize) -> Tensor<4> {
     let available = queries.dims()[2];

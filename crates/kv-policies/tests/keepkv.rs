@@ -340,6 +340,33 @@ fn golden_official_prefill() {
     }
 }
 
+/// Which tokens the authors keep: those of the highest scores, summed without normalising, behind sinks
+/// and recents.
+#[test]
+fn golden_official_selection() {
+    for golden in golden_files("golden_official_selection", "keepkv_official_kv_update") {
+        let number = |name: &str| golden.number(name);
+        let recents = number("recent_budget") as usize;
+        let kept = golden.tensor("f32.prefill.keep_idx");
+        let [heads, limit] = kept.dims();
+        let tokens = limit + golden.tensor("f32.prefill.discard_idx").dims::<2>()[1];
+        for tested in exact_devices("golden_official_selection") {
+            let prompt = of_golden(&golden, tokens, recents, &tested.device);
+            let selecting = policy(json!({
+                "policy": "recent-attention", "budget": limit, "layers": "uniform",
+                "sinks": number("sink_len") as usize, "recents": recents, "rows": recents,
+                "last": number("distance_weight"), "unnormalised": true,
+            }));
+            let chosen = prompt.observed(|seen| selecting.select(seen)).unwrap().selection;
+            for head in 0..heads {
+                let mut expected = kept.indices()[head * limit..][..limit].to_vec();
+                expected.sort_unstable();
+                assert_eq!(chosen.kept()[head], expected, "{} head {head}", tested.name);
+            }
+        }
+    }
+}
+
 /// The authors' steps: outputs, and what the cache holds in the end. Their scores are means over the
 /// last queries.
 #[test]

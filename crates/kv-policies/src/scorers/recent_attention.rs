@@ -1,7 +1,8 @@
 use burn::tensor::Tensor;
+use burn::tensor::activation::softmax;
 use serde::{Deserialize, Serialize};
 
-use crate::attention::recent_attention;
+use crate::attention::{recent_attention, recent_exponentials};
 use crate::pyramid_infer::LAST;
 use crate::{DecodeView, Decoding, FamilyDefaults, Needs, Observation, Reduction, Result, Scorer};
 
@@ -14,11 +15,19 @@ use crate::{DecodeView, Decoding, FamilyDefaults, Needs, Observation, Reduction,
 pub struct RecentAttention {
     /// Share of the prompt whose queries count.
     pub share: f64,
+    /// Queries that count, instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rows: Option<usize>,
+    /// What the last query's attention weighs, the first one's being 1.
+    pub last: f32,
+    /// Whether the scores `exp(q . k / sqrt(D))` are summed without dividing each query's by their sum,
+    /// as KeepKV's authors do; a head's are then scaled to the mass of as many queries' attention.
+    pub unnormalised: bool,
 }
 
 impl Default for RecentAttention {
     fn default() -> Self {
-        Self { share: 0.2 }
+        Self { share: 0.2, rows: None, last: LAST, unnormalised: false }
     }
 }
 
@@ -29,6 +38,12 @@ impl Scorer for RecentAttention {
         if !(self.share > 0.0 && self.share <= 1.0) {
             return Err(format!("`share` is {}, expected above 0, up to 1", self.share));
         }
+        if self.rows == Some(0) {
+            return Err("`rows` is 0, expected at least 1".into());
+        }
+        if !(self.last > 0.0 && self.last.is_finite()) {
+            return Err(format!("`last` is {}, expected a number above 0", self.last));
+        }
         Ok(())
     }
 
@@ -37,9 +52,15 @@ impl Scorer for RecentAttention {
     }
 
     fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {
-        let rows = (observation.tokens() as f64 * self.share) as usize + 1;
+        let share = (observation.tokens() as f64 * self.share) as usize + 1;
+        let rows = self.rows.unwrap_or(share);
         let queries = observation.last_queries(Self::NAME, rows)?;
-        let scores = recent_attention(&queries, observation.keys, LAST);
+        if self.unnormalised {
+            let logs = recent_exponentials(&queries, observation.keys, self.last);
+            let shares = softmax(logs, 2).mul_scalar(queries.dims()[2] as f64);
+            return Ok(Reduction::Mean.groups(shares, observation.dims()[1]));
+        }
+        let scores = recent_attention(&queries, observation.keys, self.last);
         // Summed, as those of the steps that follow.
         let sums = scores.mul_scalar(queries.dims()[2] as f64);
         Ok(Reduction::Mean.groups(sums, observation.dims()[1]))
