@@ -7,6 +7,8 @@ use crate::count_sketch::HEAD_FIELDS;
 use crate::decode_attention::shared::weight_of;
 use crate::evicting_attention::weigh::{NOWHERE, weakest_of};
 
+/// Rows that a unit reads before it waits for the first.
+pub(crate) const AHEAD: usize = 4;
 /// Units of a cube of the kernel alone.
 pub(crate) const UNITS: usize = 128;
 
@@ -107,56 +109,85 @@ pub(crate) fn accumulate_part(
     let last = newest[pair / kv_heads];
     let seen = min(last + 1i32, heads[head + 3]) as usize;
 
+    let mut totals = Array::<f32>::new(group);
+    #[unroll]
+    for g in 0..group {
+        totals[g] = log_sum_exp[pair * group + g];
+    }
+
     let start = offsets[pair] as usize;
     let length = lengths[pair] as usize;
-    let mut i = of * units + unit;
-    while i < length {
-        let slot = start + i;
-        let position = positions[slot];
-        let mut row = slot;
-        if comptime!(blueprint.by_token) {
-            row = first_token + position as usize;
+    let mut first = of * comptime!(AHEAD * units) + unit;
+    while first < length {
+        let mut places = Array::<i32>::new(AHEAD);
+        let mut before = Array::<f32>::new(AHEAD);
+        let mut own = Array::<f32>::new(AHEAD);
+        #[unroll]
+        for a in 0..AHEAD {
+            let slot = start + min(first + a * units, length - 1);
+            places[a] = positions[slot];
+            before[a] = slot_scores[slot];
         }
-        let own = mass(slot_logits, log_sum_exp, row, pair, group);
-        // A new token begins with what this step gives it.
-        slot_scores[slot] = select(position == last, own, slot_scores[slot] + own);
-        i += parts * units;
+        #[unroll]
+        for a in 0..AHEAD {
+            let mut row = start + min(first + a * units, length - 1);
+            if comptime!(blueprint.by_token) {
+                row = first_token + places[a] as usize;
+            }
+            own[a] = mass(slot_logits, &totals, row, group);
+        }
+        #[unroll]
+        for a in 0..AHEAD {
+            let i = first + a * units;
+            if i < length {
+                // A new token begins with what this step gives it.
+                slot_scores[start + i] = select(places[a] == last, own[a], before[a] + own[a]);
+            }
+        }
+        first += comptime!(AHEAD * units) * parts;
     }
 
     // Negated, so that the least is found.
     let mut best = 1.0f32;
     let mut best_at = i32::new(NOWHERE as i64);
     let end = min((of + 1) * part, seen);
-    let mut token = of * part + unit;
-    while token < end {
-        let at = first_token + token;
-        let mut score = token_scores[at];
-        if score >= 0.0f32 {
-            score += mass(token_logits, log_sum_exp, at, pair, group);
-            token_scores[at] = score;
-            if -score < best {
-                best = -score;
-                best_at = i32::cast_from(token);
+    let mut first = of * part + unit;
+    while first < end {
+        let mut scores = Array::<f32>::new(AHEAD);
+        let mut own = Array::<f32>::new(AHEAD);
+        #[unroll]
+        for a in 0..AHEAD {
+            scores[a] = token_scores[first_token + min(first + a * units, end - 1)];
+        }
+        #[unroll]
+        for a in 0..AHEAD {
+            let row = first_token + min(first + a * units, end - 1);
+            own[a] = mass(token_logits, &totals, row, group);
+        }
+        #[unroll]
+        for a in 0..AHEAD {
+            let token = first + a * units;
+            if token < end && scores[a] >= 0.0f32 {
+                let score = scores[a] + own[a];
+                token_scores[first_token + token] = score;
+                if -score < best {
+                    best = -score;
+                    best_at = i32::cast_from(token);
+                }
             }
         }
-        token += units;
+        first += comptime!(AHEAD * units);
     }
     weakest_of(best, best_at, blueprint.planes)
 }
 
 /// A row's probabilities, summed over the group.
 #[cube]
-fn mass(
-    logits: &[f32],
-    log_sum_exp: &[f32],
-    row: usize,
-    pair: usize,
-    #[comptime] group: usize,
-) -> f32 {
+fn mass(logits: &[f32], totals: &Array<f32>, row: usize, #[comptime] group: usize) -> f32 {
     let mut sum = 0.0f32;
     #[unroll]
     for g in 0..group {
-        sum += weight_of(logits[row * group + g], log_sum_exp[pair * group + g]);
+        sum += weight_of(logits[row * group + g], totals[g]);
     }
     sum
 }

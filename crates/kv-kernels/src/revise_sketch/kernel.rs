@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::ABSENT;
-use super::accumulate::{Blueprint, accumulate_part};
+use super::accumulate::{AHEAD, Blueprint, accumulate_part};
 use crate::count_sketch::hash::kernel::{place_of, sign_of};
 use crate::count_sketch::query::median;
 use crate::count_sketch::{HEAD_FIELDS, SketchConfig};
@@ -333,18 +333,30 @@ fn lowest(
     bound: i32,
     #[comptime] blueprint: Blueprint,
 ) -> i32 {
+    let units = blueprint.units.comptime();
     let mut best = f32::new(INFINITE);
     let mut best_at = i32::new(NOWHERE as i64);
-    let mut i = UNIT_POS as usize;
-    while i < length {
-        if positions[start + i] < bound {
-            let score = slot_scores[start + i];
-            if score < best {
-                best = score;
-                best_at = i32::cast_from(i);
+    let mut first = UNIT_POS as usize;
+    while first < length {
+        let mut places = Array::<i32>::new(AHEAD);
+        let mut scores = Array::<f32>::new(AHEAD);
+        #[unroll]
+        for a in 0..AHEAD {
+            let slot = start + min(first + a * units, length - 1);
+            places[a] = positions[slot];
+            scores[a] = slot_scores[slot];
+        }
+        #[unroll]
+        for a in 0..AHEAD {
+            let i = first + a * units;
+            if i < length && places[a] < bound {
+                if scores[a] < best {
+                    best = scores[a];
+                    best_at = i32::cast_from(i);
+                }
             }
         }
-        i += comptime!(blueprint.units);
+        first += comptime!(AHEAD * units);
     }
     let (_, place) = weakest_of(best, best_at, blueprint.planes);
     place

@@ -46,7 +46,7 @@ pub(crate) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
     let parts = longest.div_ceil(part);
     let [slots, _] = pool.keys.shape().dims();
     // Few units wait for each other less; each looks at a few slots and tokens.
-    let wanted = (slots / pairs.max(1) / 2).max(if accumulates { longest / 16 } else { 0 });
+    let wanted = (slots / pairs.max(1) / 2).max(if accumulates { longest / 8 } else { 0 });
     let widest = (client.properties().hardware.max_units_per_cube as usize).min(MOST_UNITS);
     let units = wanted.next_power_of_two().clamp(LEAST_UNITS, widest.max(LEAST_UNITS));
     let blueprint = |units: usize| Blueprint {
