@@ -139,7 +139,7 @@ impl KvReviver {
                 format!("`buckets` is {}, expected 1 to {}", options.buckets, kv_core::MAX_BUCKETS);
             return Err(invalid(reason));
         }
-        if let Some(rate) = options.replace_rate.filter(|rate| !(*rate >= 1.0)) {
+        if let Some(rate) = options.replace_rate.filter(|rate| rate.is_nan() || *rate < 1.0) {
             return Err(invalid(format!("`replace_rate` is {rate}, expected at least 1")));
         }
         if let Budget::Tokens(budget) = options.budget {

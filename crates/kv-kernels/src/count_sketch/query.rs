@@ -67,26 +67,24 @@ pub(crate) fn query_kernel<F: Float>(
     let token = tokens[row];
     let mut key = Vector::<f32, Const<4>>::new(0.0f32);
     let mut value = Vector::<f32, Const<4>>::new(0.0f32);
-    if token >= 0i32 {
-        if entries > 0 {
-            let mut keys = Array::<Vector<f32, Const<4>>>::new(buckets);
-            let mut values = Array::<Vector<f32, Const<4>>>::new(buckets);
-            #[unroll]
-            for bucket in 0..buckets {
-                let place =
-                    place_of(hashes, range, bucket.runtime(), token as u32, entries as u32, config);
-                let entry = first + bucket * entries + (place / 2u32) as usize;
-                let sign = Vector::new(sign_of(place));
-                let from = entry * columns + at % columns;
-                keys[bucket] = sketch_keys[from];
-                if comptime!(config.signed_keys) {
-                    keys[bucket] *= sign;
-                }
-                values[bucket] = sketch_values[from] * sign;
+    if token >= 0i32 && entries > 0 {
+        let mut keys = Array::<Vector<f32, Const<4>>>::new(buckets);
+        let mut values = Array::<Vector<f32, Const<4>>>::new(buckets);
+        #[unroll]
+        for bucket in 0..buckets {
+            let place =
+                place_of(hashes, range, bucket.runtime(), token as u32, entries as u32, config);
+            let entry = first + bucket * entries + (place / 2u32) as usize;
+            let sign = Vector::new(sign_of(place));
+            let from = entry * columns + at % columns;
+            keys[bucket] = sketch_keys[from];
+            if comptime!(config.signed_keys) {
+                keys[bucket] *= sign;
             }
-            key = median::<f32, Const<4>>(&mut keys, buckets);
-            value = median::<f32, Const<4>>(&mut values, buckets);
+            values[bucket] = sketch_values[from] * sign;
         }
+        key = median::<f32, Const<4>>(&mut keys, buckets);
+        value = median::<f32, Const<4>>(&mut values, buckets);
     }
     out_keys[at] = Vector::cast_from(key);
     out_values[at] = Vector::cast_from(value);

@@ -349,11 +349,9 @@ fn lowest(
         #[unroll]
         for a in 0..AHEAD {
             let i = first + a * units;
-            if i < length && places[a] < bound {
-                if scores[a] < best {
-                    best = scores[a];
-                    best_at = i32::cast_from(i);
-                }
+            if i < length && places[a] < bound && scores[a] < best {
+                best = scores[a];
+                best_at = i32::cast_from(i);
             }
         }
         first += comptime!(AHEAD * units);

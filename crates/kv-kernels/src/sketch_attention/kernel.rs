@@ -39,6 +39,7 @@ pub(super) struct Blueprint {
 /// `[B, Hkv, splits, G, columns]`, `stats` `[B, Hkv, splits, G, 2]` (maximum, sum).
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
+#[allow(clippy::collapsible_if, reason = "the outer one decides what code there is")]
 pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
     query: &[Vector<F, N>],
     keys: &[Vector<F, N>],
