@@ -73,11 +73,14 @@ pub(crate) struct SketchParts<'a> {
 }
 
 impl Sketch {
+    /// The most slots beyond those that are kept.
+    pub const MOST_SLACK: usize = 1 << 16;
+
     /// Empty sketches for heads `[B * Hkv]`, with room for `tokens` tokens each. `seeds` has one a head.
     ///
     /// # Errors
     /// [`Error::Shape`] for another number of seeds; [`Error::InvalidPlan`] where a head keeps fewer slots
-    /// than it has recents.
+    /// than it has recents, for a replace rate below 1 and a slack above [`Self::MOST_SLACK`].
     pub fn new(
         heads: Vec<SketchHead>,
         tokens: usize,
@@ -87,6 +90,15 @@ impl Sketch {
         device: &Device,
     ) -> Result<Self> {
         expect_shape("seeds", &[seeds.len()], &[heads.len()])?;
+        let rate = options.replace_rate.unwrap_or(f32::INFINITY);
+        if rate.is_nan() || rate < 1.0 || options.slack > Self::MOST_SLACK {
+            let SketchOptions { slack, .. } = options;
+            let most = Self::MOST_SLACK;
+            let reason = format!(
+                "a replace rate of {rate}, expected at least 1, or a slack of {slack}, expected at most {most}"
+            );
+            return Err(Error::InvalidPlan { what: "sketch", reason });
+        }
         if let Some(at) = heads.iter().position(|head| head.recents > head.limit) {
             let SketchHead { limit, recents, .. } = heads[at];
             let reason = format!("head {at} keeps {limit} slots, of which {recents} are recents");

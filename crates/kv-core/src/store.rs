@@ -9,7 +9,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde::{Deserialize, Serialize};
 
-use crate::layer::LOG_NORMS;
+use crate::layer::{ACCUMULATED, LOG_NORMS};
 use crate::sketch::{HostSketch, SketchHeader};
 use crate::{Error, HostCache, HostLayer, KvCache, Origin, Result};
 
@@ -250,7 +250,7 @@ impl HostCache {
         }
         for (index, layer) in layers.iter().enumerate() {
             check_places(layer)
-                .and_then(|()| check_sketch(layer))
+                .and_then(|()| check_sketch(layer, &header.seen))
                 .map_err(|reason| invalid(format!("layer {index}: {reason}")))?;
         }
         Ok(Self { layers, seen: header.seen, origin: header.origin })
@@ -286,8 +286,21 @@ fn check_places(layer: &HostLayer) -> std::result::Result<(), String> {
 }
 
 /// Checks that a layer's sketches have room for its tokens, and heads for theirs.
-fn check_sketch(layer: &HostLayer) -> std::result::Result<(), String> {
+fn check_sketch(layer: &HostLayer, seen: &[usize]) -> std::result::Result<(), String> {
     let Some(HostSketch { header, .. }) = &layer.sketch else { return Ok(()) };
+    let most = seen.iter().copied().max().unwrap_or_default();
+    if header.seen < most || header.seen > header.tokens {
+        let (own, tokens) = (header.seen, header.tokens);
+        return Err(format!(
+            "sketches of {own} tokens seen, room for {tokens}, sequences of {most}"
+        ));
+    }
+    if !(1..=kv_kernels::MAX_BUCKETS).contains(&header.options.buckets) {
+        return Err(format!("sketches of {} buckets", header.options.buckets));
+    }
+    if layer.weighted || !layer.tracks.contains_key(ACCUMULATED) {
+        return Err(format!("sketches beside weights, or without the track `{ACCUMULATED}`"));
+    }
     let positions = layer.positions.as_slice::<i32>().map_err(|error| error.to_string())?;
     let within = |at: &&i32| usize::try_from(**at).is_ok_and(|at| at < header.tokens);
     if let Some(position) = positions.iter().find(|at| !within(at)) {

@@ -131,7 +131,14 @@ fn fisher_information_is_the_mean_of_squares() {
             assert!((layer.values - values).abs() <= 1e-5 * values, "{}", tested.name);
         }
         let again = Fisher::measure(&model, "the sea", &windows, || ()).unwrap();
-        assert_eq!(again, fisher, "{}", tested.name);
+        if tested.name == "cpu" {
+            assert_eq!(again, fisher);
+        }
+        // Elsewhere gradients are summed in whatever order the device has them.
+        for (layer, again) in fisher.layers.iter().zip(&again.layers) {
+            assert!((layer.keys - again.keys).abs() <= 1e-6 * layer.keys, "{}", tested.name);
+            assert!((layer.values - again.values).abs() <= 1e-6 * layer.values, "{}", tested.name);
+        }
         // What was differentiated is not tracked afterwards: kernels would refuse it.
         assert!(loss(model.llama(), &windows.tokens()[0]).is_finite());
     }

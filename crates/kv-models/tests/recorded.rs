@@ -45,6 +45,8 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
             (json!({"policy": "tova", "budget": 64}), 60),
             (json!({"policy": "vatp", "budget": 64}), 60),
             (json!({"policy": "streaming-llm", "budget": 64}), 60),
+            // Bulks, and rows that have ended until nothing of them is older than its recents.
+            (json!({"policy": "kvreviver", "budget": 64}), 120),
             // Rows fill up at different steps.
             (json!({"policy": "longflow", "budget": 300}), 120),
             (json!({"policy": "longflow", "budget": 64, "scope": "layer", "recents": 8}), 60),

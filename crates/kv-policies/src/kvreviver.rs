@@ -124,11 +124,11 @@ impl KvReviverOptions {
 
 impl KvReviver {
     /// `candidates` scores prompts in place of accumulated attention; its scores, from their lowest one on
-    /// and scaled to the mass of the prompt's attention, go on to grow by the attention of every step.
+    /// and scaled to the mass of the prompt's attention (one query head's, where it looks at no queries), go on to grow by the attention of every step.
     ///
     /// # Errors
     /// [`PolicyError::InvalidConfig`] for shares that do not add up to 1, a number of buckets outside 1 to
-    /// [`kv_core::MAX_BUCKETS`], a replace rate below 1, and for a budget in tokens below an entry in each
+    /// [`kv_core::MAX_BUCKETS`], a replace rate below 1, a slack above [`Sketch::MOST_SLACK`], and for a budget in tokens below an entry in each
     /// bucket, a recent token and a candidate.
     pub fn new(options: KvReviverOptions, candidates: Option<Arc<dyn Evictor>>) -> Result<Self> {
         let invalid = |reason: String| PolicyError::InvalidConfig { policy: NAME.into(), reason };
@@ -141,6 +141,10 @@ impl KvReviver {
         }
         if let Some(rate) = options.replace_rate.filter(|rate| rate.is_nan() || *rate < 1.0) {
             return Err(invalid(format!("`replace_rate` is {rate}, expected at least 1")));
+        }
+        if options.slack > Sketch::MOST_SLACK {
+            let (slack, most) = (options.slack, Sketch::MOST_SLACK);
+            return Err(invalid(format!("`slack` is {slack}, expected at most {most}")));
         }
         if let Budget::Tokens(budget) = options.budget {
             options.shares().of(budget, options.buckets)?;
@@ -185,7 +189,7 @@ impl KvReviver {
         };
         let (scores, _) = candidates.rank(observation)?.ok_or_else(alone)?;
         // Protected ones are beyond all others: as high as the highest of them.
-        let endless = scores.clone().is_inf();
+        let endless = scores.clone().is_inf().bool_and(scores.clone().greater_scalar(0.0));
         let highest = scores.clone().mask_fill(endless.clone(), f32::MIN).max_dim(2);
         let scores = scores.mask_where(endless, highest.expand([batch, kv_heads, tokens]));
         let lowest = scores.clone().min_dim(2);

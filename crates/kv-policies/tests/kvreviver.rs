@@ -510,3 +510,28 @@ fn tokens_beyond_the_room_are_refused() {
         assert!(positions.contains(&71));
     }
 }
+
+/// A sequence that has ended goes on at its last position: its slots do not grow into its neighbours'.
+#[test]
+fn ended_sequences_stay_within_their_slots() {
+    for tested in devices() {
+        let run = Run::new(2, 1, 60, 90, &tested.device);
+        let policy = policy(json!({"policy": "kvreviver", "budget": 30, "slack": 3}));
+        let mut cache = run.prompt.compress(&*policy, run.steps());
+        for index in 0..run.steps() {
+            let mut ended = step(&run.query, &run.keys, &run.values, index, 60 + index);
+            let positions = [60 + index as i32, 60];
+            ended.position = Tensor::from_data(positions, (&tested.device, DType::I32));
+            policy.step(LAYER, &mut cache, ended).unwrap();
+            let lengths = read_i32("lengths", cache.ranges().lengths.clone()).unwrap();
+            let known = cache.layout().lengths().iter().map(|length| *length as i32);
+            assert!(known.eq(lengths.iter().copied()), "{} step {index}: {lengths:?}", tested.name);
+        }
+        // The other sequence has all its tokens.
+        let vague = cache.sketch().unwrap().read_scores().unwrap();
+        for (head, exact) in exact(&cache).iter().take(2).enumerate() {
+            let vague = vague[head].iter().filter(|score| **score >= 0.0).count();
+            assert_eq!(exact.len() + vague, 150, "{} head {head}", tested.name);
+        }
+    }
+}

@@ -89,7 +89,12 @@ impl LayerCache {
             .map(|(pair, ((&length, &capacity), &growth))| {
                 let mut requested = length.saturating_add_signed(growth);
                 if let Some(sketch) = &self.sketch {
-                    requested = sketch.length_after(pair, length + 1);
+                    // A step appends before it gives up.
+                    requested = if length < capacity {
+                        sketch.length_after(pair, length + 1)
+                    } else {
+                        length + 1
+                    };
                 }
                 if let (Some(limits), true) = (&self.limits, self.holds_at_limits()) {
                     requested = requested.min(limits[pair]);

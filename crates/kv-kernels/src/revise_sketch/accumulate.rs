@@ -107,7 +107,7 @@ pub(crate) fn accumulate_part(
     let head = pair * HEAD_FIELDS;
     let first_token = heads[head + 2] as usize;
     let last = newest[pair / kv_heads];
-    let seen = min(last + 1i32, heads[head + 3]) as usize;
+    let seen = max(min(last + 1i32, heads[head + 3]), 0i32) as usize;
 
     let mut totals = Array::<f32>::new(group);
     #[unroll]
@@ -189,5 +189,6 @@ fn mass(logits: &[f32], totals: &Array<f32>, row: usize, #[comptime] group: usiz
     for g in 0..group {
         sum += weight_of(logits[row * group + g], totals[g]);
     }
-    sum
+    // NaN counts for nothing: a token without a score would be in no part.
+    select(sum >= 0.0f32, sum, 0.0f32)
 }

@@ -89,7 +89,7 @@ pub(crate) fn revise_kernel<F: Float>(
     let limit = heads[head + 4];
     let recents = heads[head + 5];
     let behind = newest[pair / kv_heads] + 1i32;
-    let seen = min(behind, heads[head + 3]) as usize;
+    let seen = max(min(behind, heads[head + 3]), 0i32) as usize;
     let start = offsets[pair] as usize;
     let unit = UNIT_POS as usize;
     // Keys before values.
@@ -108,7 +108,9 @@ pub(crate) fn revise_kernel<F: Float>(
         let victim =
             lowest(&*slot_scores, &*positions, start, length as usize, behind - recents, blueprint);
         if victim == NOWHERE {
-            // All are recent: none can go.
+            // All are recent, as those of a sequence that has ended and stays where it is: the last go,
+            // and nothing remembers them.
+            length -= surplus - gone;
             surplus = gone;
         } else {
             let slot = start + victim as usize;

@@ -113,7 +113,7 @@ pub(crate) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
             kv_heads,
             parts,
             part,
-            i32::try_from(revision.options.slack).unwrap_or(i32::MAX / 2),
+            i32::try_from(revision.options.slack).unwrap_or(i32::MAX).min(i32::MAX / 2),
             revision.options.replace_rate,
             head_dim / 4,
             accumulates,

@@ -55,7 +55,7 @@ pub struct ReviseOptions {
     /// Slots that a range may hold beyond what it keeps exactly, before they go in bulk.
     pub slack: usize,
     /// A token changes places with the slot of the lowest score if its own is higher than this many
-    /// times that.
+    /// times that: at least 1, infinity for never.
     pub replace_rate: f32,
     /// The most tokens that any range has room for.
     pub longest: usize,
@@ -67,6 +67,9 @@ pub struct ReviseOptions {
 /// tokens, into its sketch; then swaps while [`ReviseOptions::replace_rate`] says so. All in place, the
 /// lengths too. Among equals, the first slot and the first token go.
 ///
+/// Where all surplus slots are of the most recent tokens, as of a sequence that has ended and stays at its
+/// position, the last of them are dropped for good.
+///
 /// What a token's estimate is when it leaves the sketch, rounded to the slots' dtype, is taken out of it,
 /// so that it comes back out the same whenever it goes in again.
 ///
@@ -75,8 +78,8 @@ pub struct ReviseOptions {
 /// tokens that their positions say.
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit, and for slots with weights; nothing is
-/// changed.
+/// [`KernelError`] where shapes, dtypes or devices do not fit, for slots with weights and for a replace
+/// rate below 1; nothing is changed.
 pub fn revise_sketch(
     mut sketch: SketchPool<'_>,
     mut pool: SlotPool<'_>,
@@ -90,6 +93,14 @@ pub fn revise_sketch(
     let config = sketch.source().check(&check)?;
     let [_, head_dim] = sketch.keys.dims();
     pool.check(&check, head_dim)?;
+    if options.replace_rate.is_nan() || options.replace_rate < 1.0 {
+        return Err(KernelError::Unsupported {
+            op: OP,
+            argument: "replace rate",
+            actual: options.replace_rate.to_string(),
+            supported: "numbers from 1 on",
+        });
+    }
     if pool.log_weights.is_some() {
         return Err(check.unsupported("slots with weights", 1, "slots of weight 1"));
     }

@@ -56,7 +56,9 @@ impl Host<'_> {
         let group = logits.tokens.len() / self.token_scores.len();
         let totals = &logits.log_sum_exp[pair * group..][..group];
         let mass = |own: &[f32]| -> f32 {
-            own.iter().zip(totals).map(|(logit, total)| (logit - total).exp()).sum()
+            let sum: f32 = own.iter().zip(totals).map(|(logit, total)| (logit - total).exp()).sum();
+            // NaN counts for nothing: a token without a score would be in no part.
+            if sum >= 0.0 { sum } else { 0.0 }
         };
         let [_, _, first_token, ..] = self.sketch.head(pair);
         for slot in self.live(pair) {
@@ -103,7 +105,12 @@ impl Host<'_> {
             return;
         }
         for _ in 0..length - limit {
-            let Some(victim) = self.lowest(pair, newest + 1 - recents as i32) else { return };
+            let Some(victim) = self.lowest(pair, newest + 1 - recents as i32) else {
+                // All are recent, as those of a sequence that has ended and stays where it is: the last
+                // go, and nothing remembers them.
+                self.lengths[pair] = limit as i32;
+                return;
+            };
             self.put(pair, victim);
             let last = self.live(pair).end - 1;
             self.copy(last, victim);

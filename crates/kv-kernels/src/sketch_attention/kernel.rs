@@ -152,7 +152,8 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
     let first_entry = heads[head] as usize;
     let entries = heads[head + 1] as usize;
     let first_token = heads[head + 2] as usize;
-    let mut seen = min(newest[pair / kv_heads] + 1i32, heads[head + 3]) as usize;
+    let last = min(newest[pair / kv_heads] + 1i32, heads[head + 3]);
+    let mut seen = max(last, 0i32) as usize;
     if entries == 0 {
         seen = 0usize.runtime();
     }

@@ -3,8 +3,8 @@
 //!
 //! One kernel reads a range's slots, then the tokens that are in its sketch: for each it gathers an
 //! entry of every bucket, takes the median and goes on with the same online softmax. The whole sketch
-//! of a range is in shared memory where it finds room, in the cache's dtype, since rounding and median
-//! commute.
+//! of a range is in shared memory where it finds room, in the cache's dtype: rounding and the median of
+//! an odd number commute, and the mean of the middle two of an even one is rounded twice.
 
 #[cfg(feature = "gpu")]
 mod kernel;
