@@ -272,15 +272,21 @@ impl Sketch {
 
     /// Makes sure that there is room for so many more tokens of every sequence.
     pub(crate) fn reserve(&mut self, more: usize, growable: bool) -> Result<()> {
+        self.check_room(more, growable)?;
         let (capacity, requested) = (self.tokens, self.seen + more);
-        if requested <= capacity {
+        if requested > capacity {
+            self.grow(requested.max(2 * capacity));
+        }
+        Ok(())
+    }
+
+    /// Whether [`Self::reserve`] finds or makes room.
+    pub(crate) fn check_room(&self, more: usize, growable: bool) -> Result<()> {
+        let (capacity, requested) = (self.tokens, self.seen + more);
+        if requested <= capacity || growable {
             return Ok(());
         }
-        if !growable {
-            return Err(Error::CapacityExhausted { sequence: 0, head: 0, capacity, requested });
-        }
-        self.grow(requested.max(2 * capacity));
-        Ok(())
+        Err(Error::CapacityExhausted { sequence: 0, head: 0, capacity, requested })
     }
 
     /// Tokens that the longest sequence has seen.

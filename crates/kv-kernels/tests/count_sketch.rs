@@ -93,7 +93,8 @@ fn golden(file: &Golden, device: &Device, name: &str) {
     let hashed = file.tensor("h");
     let [buckets, _] = hashed.dims();
     let (entries, all) = (file.number("b") as usize, (0..tokens as i32).collect::<Vec<_>>());
-    let hashes = SketchHashes::table(&hashed.indices(), &file.tensor("g").f32(), buckets, device);
+    let hashes =
+        SketchHashes::table(&hashed.indices(), &file.tensor("g").f32(), buckets, device).unwrap();
     let (keys, values) = (file.tensor("k").on::<3>(device), file.tensor("v").on::<3>(device));
     // `[r, b, H, D]` of the file to `[H, r, b, D]`.
     let expected = |name: &str| {
@@ -187,7 +188,7 @@ fn estimates_are_exact_without_collisions() {
         let (keys, values) =
             (numbers.tensor::<3>(shape, device), numbers.tensor::<3>(shape, device));
         let all: Vec<i32> = (0..tokens as i32).collect();
-        let hashes = SketchHashes::table(&apart, &signs, buckets, device);
+        let hashes = SketchHashes::table(&apart, &signs, buckets, device).unwrap();
         let mut sketch = Sketches::new(2, tokens, head_dim, hashes, device);
         sketch.add(&all, keys.clone(), values.clone(), 1.0);
         let [found_keys, found_values] = sketch.query(&all, DType::F32);
@@ -200,7 +201,8 @@ fn estimates_are_exact_without_collisions() {
             &vec![1.0; buckets * tokens],
             buckets,
             device,
-        );
+        )
+        .unwrap();
         let mut sketch = Sketches::new(2, 1, head_dim, hashes, device);
         sketch.add(&all, keys.clone(), values, 1.0);
         let [found, _] = sketch.query(&[5], DType::F32);
@@ -370,7 +372,7 @@ fn the_median_of_three_normals() {
         let device = &tested.device;
         // Three entries of noise each.
         let (head_dim, ranges) = (256, 600);
-        let hashes = SketchHashes::table(&[0, 0, 0], &[1.0, 1.0, 1.0], 3, device);
+        let hashes = SketchHashes::table(&[0, 0, 0], &[1.0, 1.0, 1.0], 3, device).unwrap();
         let mut sketch = Sketches::new(ranges, 1, head_dim, hashes, device);
         sketch.keys = Numbers::new(2).tensor([3 * ranges, head_dim], device);
         let [keys, _] = sketch.query(&[0], DType::F32);
@@ -408,5 +410,9 @@ fn refuses_what_does_not_fit() {
         assert!(error.contains("buckets is 10") || error.contains("10"), "{error}");
         let error = insert(&SketchHashes::seeded(&seeds(1, 0), 3, device), zeros([2, 2, 8]));
         assert!(error.contains("hashes"), "{error}");
+        for (entries, signs) in [(&[0, 1, 0, 1][..], &[1.0; 4][..]), (&[0, 1, 0], &[1.0])] {
+            let error = SketchHashes::table(entries, signs, 3, device).unwrap_err().to_string();
+            assert!(error.contains("entries"), "{error}");
+        }
     }
 }

@@ -200,6 +200,21 @@ impl KvReviver {
     }
 }
 
+/// The tokens of a prompt that are kept exactly: all of a short one, else the most recent and, of the others,
+/// those of the highest scores.
+fn exact_tokens(
+    observation: &Observation<'_>,
+    budget: usize,
+    parts: Parts,
+    scores: Tensor<3>,
+) -> Result<Selection> {
+    let [batch, kv_heads, tokens, _] = observation.dims();
+    if budget >= tokens {
+        return Ok(Selection::all(batch * kv_heads, tokens));
+    }
+    Ok(Selection::highest(protected(scores, 0, parts.recents), parts.exact())?)
+}
+
 /// Query heads to a key-value head, as far as an observation shows.
 fn group(observation: &Observation<'_>) -> usize {
     let kv_heads = observation.dims()[1];
@@ -236,13 +251,9 @@ impl Policy for KvReviver {
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
         let (budget, parts) = self.parts(observation)?;
-        if budget >= tokens {
-            return Ok(Selection::all(batch * kv_heads, tokens).into());
-        }
-        let scores = protected(self.scores(observation, parts)?, 0, parts.recents);
-        Ok(Selection::highest(scores, parts.exact())?.into())
+        let scores = self.scores(observation, parts)?;
+        Ok(exact_tokens(observation, budget, parts, scores)?.into())
     }
 
     fn prime(
@@ -289,8 +300,9 @@ impl Policy for KvReviver {
             );
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
         }
-        let (_, parts) = self.parts(observation)?;
-        let selection = self.select(observation)?.selection;
+        let (budget, parts) = self.parts(observation)?;
+        let scores = self.scores(observation, parts)?;
+        let selection = exact_tokens(observation, budget, parts, scores.clone())?;
         let (keys, values) = (observation.keys, observation.values);
         let room = self.room(observation, new_tokens)?;
         let device = options.device.clone();
@@ -325,7 +337,6 @@ impl Policy for KvReviver {
             sketch_options,
             &device,
         )?;
-        let scores = self.scores(observation, parts)?;
         sketch.fill(keys, values, scores.clone(), &selection)?;
         cache.set_sketch(sketch)?;
         let scores = read_f32("scores", scores)?;

@@ -10,6 +10,8 @@ pub(crate) mod kvreviver;
 mod layer;
 pub(crate) mod longflow_fig1;
 pub(crate) mod longflow_fig4;
+#[cfg(test)]
+mod testing;
 
 use crate::args::{Figure, Paper};
 use crate::run::Bench;

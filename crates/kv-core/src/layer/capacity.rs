@@ -56,6 +56,7 @@ impl LayerCache {
     /// # Errors
     /// [`Error::CapacityExhausted`].
     pub fn assume(&mut self, tokens: usize) -> Result<()> {
+        self.check_assumed(tokens)?;
         let lengths = self.assumed(tokens);
         self.fit(&lengths)?;
         if let Some(sketch) = &mut self.sketch {
@@ -77,6 +78,9 @@ impl LayerCache {
 
     /// Whether [`Self::assume`] finds room.
     pub(crate) fn check_assumed(&self, tokens: usize) -> Result<()> {
+        if let Some(sketch) = &self.sketch {
+            sketch.check_room(tokens, false)?;
+        }
         self.check_fit(&self.assumed(tokens))
     }
 

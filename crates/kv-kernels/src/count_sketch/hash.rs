@@ -39,14 +39,31 @@ impl SketchHashes {
     }
 
     /// Given entries (within their buckets) and signs (of which negative ones count as −1), `[r, T]`,
-    /// row-major.
-    pub fn table(entries: &[u32], signs: &[f32], buckets: usize, device: &Device) -> Self {
+    /// row-major. Entries must lie within their buckets, and tokens within the table: neither is checked
+    /// where it is used.
+    ///
+    /// # Errors
+    /// [`KernelError::Unsupported`] for lists of unequal length, and of one that `buckets` do not share.
+    pub fn table(
+        entries: &[u32],
+        signs: &[f32],
+        buckets: usize,
+        device: &Device,
+    ) -> Result<Self, KernelError> {
+        if entries.len() != signs.len() || buckets == 0 || !entries.len().is_multiple_of(buckets) {
+            return Err(KernelError::Unsupported {
+                op: "sketch_hashes",
+                argument: "table",
+                actual: format!("{} entries, {} signs", entries.len(), signs.len()),
+                supported: "as many signs as entries, and as many for each bucket",
+            });
+        }
         let places = entries.iter().zip(signs);
         let places: Vec<i32> =
             places.map(|(entry, sign)| 2 * *entry as i32 + i32::from(*sign < 0.0)).collect();
-        let tokens = places.len() / buckets.max(1);
+        let tokens = places.len() / buckets;
         let places = Tensor::<1, Int>::from_data(places.as_slice(), (device, DType::I32));
-        Self::Table(places.reshape([buckets, tokens]))
+        Ok(Self::Table(places.reshape([buckets, tokens])))
     }
 
     /// `r`

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use kv_models::{Sampling, Session};
 
 use crate::args::Paper;
@@ -93,8 +93,11 @@ pub(super) fn run(
     };
     if let Some(list) = &bench.common.policy {
         let named: Vec<&str> = list.split(',').map(str::trim).collect();
+        let has = |name: &&&str| contenders.iter().any(|own| own.policy.name() == **name);
+        if let Some(unknown) = named.iter().find(|name| !has(name)) {
+            bail!("--policy: the table has no `{unknown}`");
+        }
         contenders.retain(|contender| named.contains(&contender.policy.name()));
-        ensure!(!contenders.is_empty(), "--policy names none of what the table has");
     }
     let mut plans = Vec::new();
     for contender in contenders {
@@ -170,7 +173,11 @@ fn climb(
                 runs.push(run);
                 fits = batch;
             }
-            _ => ended = batch,
+            Ok(_) => ended = batch,
+            Err(error) => {
+                bench.note(format!("{} at batch {batch}: {error:#}", contender.label));
+                ended = batch;
+            }
         }
     }
     Ok(runs)
