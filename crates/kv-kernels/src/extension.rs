@@ -20,6 +20,7 @@ use crate::merge_nearest::NearestConfig;
 use crate::merge_slots::MergeConfig;
 #[cfg(feature = "cuda")]
 use crate::prefill_attention::PrefillConfig;
+use crate::retrieve_slots::RetrieveConfig;
 use crate::revise_sketch::ReviseOptions;
 use crate::sample::DrawConfig;
 
@@ -323,6 +324,28 @@ pub(crate) struct Revised<B: Backend> {
     pub(crate) moved: IntTensor<B>,
 }
 
+/// A step's choice of what to attend to, as [`crate::retrieve_slots`] takes it.
+#[derive(ExtensionType)]
+pub(crate) struct Retrieval<B: Backend> {
+    /// `[B, Hq, D]`
+    pub(crate) query: FloatTensor<B>,
+    /// `[P, parts, length]`
+    pub(crate) vectors: FloatTensor<B>,
+    /// `[S, D]`
+    pub(crate) keys: FloatTensor<B>,
+    /// `[B, Hkv]`
+    pub(crate) offsets: IntTensor<B>,
+    /// `[B, Hkv]`
+    pub(crate) lengths: IntTensor<B>,
+    /// `[B]`
+    pub(crate) newest: IntTensor<B>,
+    /// `[P, row]`
+    pub(crate) table: IntTensor<B>,
+    /// `[P, sets, parts, length]`
+    pub(crate) set_vectors: FloatTensor<B>,
+    pub(crate) config: RetrieveConfig,
+}
+
 /// A batch's draws: settings, and what is changed in place.
 #[derive(ExtensionType)]
 pub(crate) struct SampleTensors<B: Backend> {
@@ -480,6 +503,11 @@ pub(crate) trait SlotOps: Backend {
 
     /// Adds a step's probabilities to scores and moves tokens between slots and sketches, in place.
     fn revise_sketch(#[extension_type] revision: Revision<Self>) -> Revised<Self>;
+
+    /// Chooses what a step attends to: changes table and vectors in place, returned with log-sums `[P, G]`.
+    fn retrieve_slots(
+        #[extension_type] retrieval: Retrieval<Self>,
+    ) -> (IntTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
     /// Adds probabilities of logits `[S, G]` to `sums` `[S]`, in place.
     fn add_probabilities(

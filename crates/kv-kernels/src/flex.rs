@@ -26,8 +26,8 @@ use crate::evicting_attention::reference::{Decision, HostGuard, log_norm};
 use crate::evicting_attention::{EvictionConfig, EvictionScope};
 use crate::extension::{
     Classes, Drawn, Drops, Epilogue, EpilogueConfig, Eviction, Lists, MergedPools, Merges,
-    MergingPools, Places, Projection, Revised, Revision, SampleTensors, Scalars, SketchAttended,
-    SketchTensors, SketchTokens, SlotOps, SlotPools, Walk, Written,
+    MergingPools, Places, Projection, Retrieval, Revised, Revision, SampleTensors, Scalars,
+    SketchAttended, SketchTensors, SketchTokens, SlotOps, SlotPools, Walk, Written,
 };
 use crate::heads::reference::Tokens;
 use crate::heads::{HeadConfig, Place};
@@ -38,6 +38,7 @@ use crate::merge_slots::MergeConfig;
 use crate::merge_slots::reference::Groups;
 use crate::nearest_slots::reference::Pairing;
 use crate::random::uniform;
+use crate::retrieve_slots;
 use crate::rms_norm::reference::rms_norm;
 use crate::sample::reference::{Settings, sample};
 use crate::sample::{DrawConfig, FLOATS, INTS};
@@ -355,6 +356,31 @@ impl SlotOps for Flex {
 
     fn revise_sketch(revision: Revision<Self>) -> Revised<Self> {
         sketch::revise(revision)
+    }
+
+    fn retrieve_slots(retrieval: Retrieval<Self>) -> (FlexTensor, FlexTensor, FlexTensor) {
+        let Retrieval { config, .. } = retrieval;
+        let [pairs, parts, _] = retrieval.vectors.layout().shape().dims();
+        let [_, head_dim] = retrieval.keys.layout().shape().dims();
+        let [query, vectors, keys] =
+            [&retrieval.query, &retrieval.vectors, &retrieval.keys].map(wide);
+        let ints = [retrieval.offsets, retrieval.lengths, retrieval.newest]
+            .map(|tensor| tensor.to_contiguous());
+        let (mut table, mut set_vectors) = (owned(retrieval.table), owned(retrieval.set_vectors));
+        let problem = retrieve_slots::reference::Problem {
+            query: &query,
+            vectors: &vectors,
+            parts,
+            keys: &keys,
+            head_dim,
+            offsets: slice(&ints[0]),
+            lengths: slice(&ints[1]),
+            newest: slice(&ints[2]),
+            config,
+        };
+        let sums = problem.solve(table.storage_mut::<i32>(), set_vectors.storage_mut::<f32>());
+        let group = sums.len() / pairs;
+        (table, set_vectors, rounded(sums, [pairs, group], DType::F32))
     }
 
     fn skinny_product(x: FlexTensor, weight: FlexTensor, epilogue: Epilogue<Self>) -> FlexTensor {

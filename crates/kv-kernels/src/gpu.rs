@@ -22,8 +22,8 @@ use crate::evicting_attention::EvictionConfig;
 use crate::extension::HopperOps;
 use crate::extension::{
     Classes, Drawn, Drops, Epilogue, Eviction, Lists, MergedPools, Merges, MergingPools, Places,
-    Projection, Revised, Revision, SampleTensors, Scalars, SketchAttended, SketchTensors,
-    SketchTokens, SlotOps, SlotPools, Walk, Written,
+    Projection, Retrieval, Revised, Revision, SampleTensors, Scalars, SketchAttended,
+    SketchTensors, SketchTokens, SlotOps, SlotPools, Walk, Written,
 };
 use crate::merge_nearest::NearestConfig;
 use crate::merge_slots::MergeConfig;
@@ -38,7 +38,8 @@ use crate::swiglu::kernel as swiglu;
 use crate::top_slots::kernel as top_slots;
 use crate::{
     add_probabilities, balance, count_sketch, evicting_attention, heads, linear, merge_nearest,
-    merge_slots, move_slots, nearest_slots, revise_sketch, sample, sketch_attention,
+    merge_slots, move_slots, nearest_slots, retrieve_slots, revise_sketch, sample,
+    sketch_attention,
 };
 
 impl SlotOps for CubeBackend {
@@ -189,6 +190,10 @@ impl SlotOps for CubeBackend {
         longest: usize,
     ) -> SketchAttended<Self> {
         sketch_attention::launch::run(query, keys, values, offsets, lengths, tokens, scale, longest)
+    }
+
+    fn retrieve_slots(retrieval: Retrieval<Self>) -> (CubeTensor, CubeTensor, CubeTensor) {
+        retrieve_slots::launch::run(retrieval)
     }
 
     fn revise_sketch(revision: Revision<Self>) -> Revised<Self> {

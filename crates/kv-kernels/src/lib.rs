@@ -33,6 +33,7 @@ mod move_slots;
 mod nearest_slots;
 mod prefill_attention;
 mod random;
+mod retrieve_slots;
 mod revise_sketch;
 mod rms_norm;
 mod sample;
@@ -71,6 +72,9 @@ pub use move_slots::{KeepLists, compact_slots, copy_slots, drop_scalars, drop_sl
 pub use nearest_slots::{Nearest, SlotLists, nearest_slots};
 pub use prefill_attention::{PrefillOptions, PrefillOutput, prefill_attention};
 pub use random::{uniform, uniforms};
+pub use retrieve_slots::{
+    IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SimilarityReduction, retrieve_slots,
+};
 pub use revise_sketch::{ABSENT, ReviseOptions, RevisedScores, StepLogits, revise_sketch};
 pub use rms_norm::{add_rms_norm, rms_norm};
 pub use sample::{DrawSettings, DrawState, draw};

@@ -19,6 +19,7 @@ mod prefill_attention;
 mod problems;
 mod random;
 mod refused;
+mod retrieve_slots;
 mod revise_sketch;
 mod rms_norm;
 mod sample;

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::Features;
-use super::shared::{gap_of, slot_at, start_of, weight_of};
+use super::shared::{seen_of, slot_at, weight_of};
 
 /// Units of a cube.
 pub(super) const UNITS: usize = 128;
@@ -34,13 +34,11 @@ pub(super) fn normalise_kernel(
         terminate!();
     }
     let pair = cube / splits;
-    let length = lengths[pair] as usize;
-    let gap = gap_of(view, pair, length, sinks, kind);
-    let start = start_of(offsets, pair, width, kind);
-    let count = length - gap;
+    let seen = seen_of(view, offsets, lengths, pair, width, sinks, kind);
+    let count = seen.count;
     let mut i = cube % splits * UNITS + UNIT_POS as usize;
     while i < count {
-        let slot = slot_at(view, start, i, sinks, gap, slots, kind);
+        let slot = slot_at(view, &seen, i, slots, kind);
         if slot < slots {
             #[unroll]
             for g in 0..group {

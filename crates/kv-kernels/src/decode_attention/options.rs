@@ -4,6 +4,7 @@ use burn::tensor::{Int, Tensor};
 
 use crate::KernelError;
 use crate::check::Check;
+use crate::retrieve_slots::IndexSets;
 
 /// What to attend to, and what to compute besides the output.
 #[derive(Debug, Clone, Default)]
@@ -46,6 +47,13 @@ pub enum SlotView {
         slots: Tensor<3, Int>,
         /// How many of them, from the first on, `[B, Hkv]`, 32-bit.
         counts: Tensor<2, Int>,
+    },
+    /// The first `sinks`, what [`crate::retrieve_slots`] has chosen, and the last ones.
+    Sets {
+        /// Slots at the start of each range, as the choice had them.
+        sinks: usize,
+        /// The choice, of these ranges.
+        sets: IndexSets,
     },
 }
 
@@ -93,12 +101,13 @@ pub(crate) enum ViewKind {
     All,
     Window,
     List,
+    Sets,
 }
 
 /// A checked view, as the backends take it.
 pub(super) struct CheckedView {
     pub(super) kind: ViewKind,
-    /// Starts or listed slots, flat.
+    /// Starts, listed slots or sets, flat.
     pub(super) slots: Option<Tensor<1, Int>>,
     /// Numbers of listed slots, in place of the ranges' lengths.
     pub(super) lengths: Option<Tensor<2, Int>>,
@@ -138,6 +147,16 @@ impl SlotView {
                     lengths: Some(counts.clone()),
                     longest: width,
                     ..view(ViewKind::List)
+                }
+            }
+            Self::Sets { sinks, sets } => {
+                let (table, _) = sets.tensors();
+                let row = table.dims()[1];
+                check.shape("sets", table, &[batch * kv_heads, row])?;
+                CheckedView {
+                    slots: Some(table.clone().reshape([batch * kv_heads * row])),
+                    sinks: *sinks,
+                    ..view(ViewKind::Sets)
                 }
             }
         })

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::Features;
-use super::shared::{LOWEST, divisor, gap_of, larger, slot_at, start_of, weight_of};
+use super::shared::{LOWEST, divisor, larger, seen_of, slot_at, weight_of};
 
 /// Units of a cube.
 pub(super) const UNITS: usize = 128;
@@ -72,10 +72,8 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     let member = unit % team_size;
     let team = unit / team_size;
 
-    let length = lengths[pair] as usize;
-    let gap = gap_of(view, pair, length, sinks, kind);
-    let start = start_of(offsets, pair, width, kind);
-    let count = length - gap;
+    let seen = seen_of(view, offsets, lengths, pair, width, sinks, kind);
+    let count = seen.count;
     let share = count.div_ceil(splits);
     let first = min(split * share, count);
     let end = min(first + share, count);
@@ -111,7 +109,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
             let i = first + (round * ahead + a) * teams + team;
             let mut slot = slots;
             if i < end {
-                slot = slot_at(view, start, i, sinks, gap, slots, kind);
+                slot = slot_at(view, &seen, i, slots, kind);
             }
             at[a] = slot;
             let row = min(slot, slots - 1) * columns;

@@ -1,5 +1,7 @@
 //! Weighted decode attention in plain loops: the CPU path, and the oracle of the kernel's tests.
 
+use crate::retrieve_slots::table::{FIRST, FREED, LOCAL, READ};
+
 /// One call's arguments, as slices in row-major order.
 #[derive(Debug, Clone, Copy)]
 pub struct Problem<'a, E> {
@@ -43,6 +45,13 @@ pub enum View<'a> {
     },
     /// Slots of the pool, `[B, Hkv, N]`; `lengths` says how many.
     List(&'a [i32]),
+    /// The first `sinks`, and what the table of index sets says.
+    Sets {
+        /// Slots at the start of each range.
+        sinks: usize,
+        /// A row a range.
+        table: &'a [i32],
+    },
 }
 
 impl<E> Problem<'_, E> {
@@ -63,6 +72,15 @@ impl<E> Problem<'_, E> {
                 let listed = &slots[pair * width..][..length.min(width)];
                 let listed = listed.iter().filter_map(|slot| usize::try_from(*slot).ok());
                 listed.filter(|slot| *slot < pool).collect()
+            }
+            View::Sets { sinks, table } => {
+                let width = table.len() / self.offsets.len();
+                let own = &table[pair * width..][..width];
+                let field = |at: usize| own[at] as usize;
+                let set = &own[field(FIRST)..][..field(READ)];
+                let listed = set.iter().map(|token| *token as usize - field(FREED));
+                let slots = (0..sinks.min(length)).chain(listed).chain(field(LOCAL)..length);
+                slots.map(|slot| start + slot).collect()
             }
         }
     }

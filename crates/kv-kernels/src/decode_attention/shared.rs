@@ -4,6 +4,7 @@
 use cubecl::prelude::*;
 
 use super::ViewKind;
+use crate::retrieve_slots::table::{FIRST, FREED, LOCAL, READ};
 
 /// Below every logit that carries weight; a finite stand-in for −∞, which WGSL cannot write down.
 pub(crate) const LOWEST: f32 = -3.0e38;
@@ -12,60 +13,95 @@ const WEIGHTLESS: u32 = 0xfe96_7699;
 /// The bits of −∞.
 const NEVER: u32 = 0xff80_0000;
 
-/// How many of a range's slots are skipped behind the sinks.
+/// Which of a range's slots a query attends to.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Seen {
+    /// How many.
+    pub(super) count: usize,
+    /// The range's first slot.
+    pub(super) start: usize,
+    /// How many are read from there on before those that `listed` and `gap` are for.
+    sinks: usize,
+    /// How many are listed behind the sinks, and where in the view.
+    listed: usize,
+    list: usize,
+    /// What a listed token's index is ahead of its slot.
+    freed: usize,
+    /// How many slots are skipped before the rest.
+    gap: usize,
+}
+
 #[cube]
-pub(super) fn gap_of(
+pub(super) fn seen_of(
     view: &[i32],
+    offsets: &[i32],
+    lengths: &[i32],
     pair: usize,
-    length: usize,
+    width: usize,
     sinks: usize,
     #[comptime] kind: ViewKind,
-) -> usize {
-    let mut gap = 0usize;
+) -> Seen {
+    let length = lengths[pair] as usize;
+    let mut seen = Seen {
+        count: length,
+        start: offsets[pair] as usize,
+        sinks: 0usize,
+        listed: 0usize,
+        list: 0usize,
+        freed: 0usize,
+        gap: 0usize,
+    };
     if comptime!(kind == ViewKind::Window) {
+        seen.sinks = sinks;
         let kept = min(sinks, length);
         let first = view[pair];
         if first > 0i32 && first as usize > kept {
-            gap = min(first as usize, length) - kept;
+            seen.gap = min(first as usize, length) - kept;
         }
+        seen.count -= seen.gap;
     }
-    gap
-}
-
-/// A range's first slot, or where its list starts.
-#[cube]
-pub(super) fn start_of(
-    offsets: &[i32],
-    pair: usize,
-    width: usize,
-    #[comptime] kind: ViewKind,
-) -> usize {
-    let mut start = offsets[pair] as usize;
     if comptime!(kind == ViewKind::List) {
-        start = pair * width;
+        seen.list = pair * width;
     }
-    start
+    if comptime!(kind == ViewKind::Sets) {
+        let own = pair * width;
+        seen.sinks = min(sinks, length);
+        seen.list = own + view[own + FIRST] as usize;
+        seen.listed = view[own + READ] as usize;
+        seen.freed = view[own + FREED] as usize;
+        let behind = seen.sinks + seen.listed;
+        // What is listed is before the locals.
+        seen.gap = view[own + LOCAL] as usize - behind;
+        seen.count -= seen.gap;
+    }
+    seen
 }
 
-/// The `i`-th slot that a query attends to. Lists start at `start` in `view`; what is no slot of the
-/// pool becomes `slots`.
+/// The `i`-th slot that a query attends to; what is no slot of the pool becomes `slots`.
 #[cube]
 pub(super) fn slot_at(
     view: &[i32],
-    start: usize,
+    seen: &Seen,
     i: usize,
-    sinks: usize,
-    gap: usize,
     slots: usize,
     #[comptime] kind: ViewKind,
 ) -> usize {
-    let mut slot = start + i;
+    let mut slot = seen.start + i;
     if comptime!(kind == ViewKind::Window) {
-        slot += select(i < sinks, 0usize, gap);
+        slot += select(i < seen.sinks, 0usize, seen.gap);
     }
     if comptime!(kind == ViewKind::List) {
-        let listed = view[slot];
+        let listed = view[seen.list + i];
         slot = select(listed >= 0i32 && (listed as usize) < slots, listed as usize, slots);
+    }
+    if comptime!(kind == ViewKind::Sets) {
+        if i >= seen.sinks {
+            if i < seen.sinks + seen.listed {
+                slot = seen.start + view[seen.list + i - seen.sinks] as usize - seen.freed;
+            } else {
+                slot += seen.gap;
+            }
+        }
     }
     slot
 }

@@ -11,7 +11,7 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::shared::{LOWEST, divisor, gap_of, larger, slot_at, start_of, weight_of};
+use super::shared::{LOWEST, divisor, larger, seen_of, slot_at, weight_of};
 use super::tiles::{lower_halves, place_of, read_keys, read_values, read_weights, upper_halves};
 use super::{Features, ViewKind};
 use crate::evicting_attention::weigh::{ABSENT, NOWHERE, importance_of, next_place, weakest_of};
@@ -129,9 +129,8 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     let j = lane % 4;
 
     let length = lengths[pair] as usize;
-    let gap = gap_of(view, pair, length, sinks, kind);
-    let start = start_of(offsets, pair, width, kind);
-    let count = length - gap;
+    let seen = seen_of(view, offsets, lengths, pair, width, sinks, kind);
+    let (start, count) = (seen.start, seen.count);
     // This cube's part, in whole tiles.
     let share = count.div_ceil(splits).div_ceil(TILE) * TILE;
     let first = min(split * share, count);
@@ -183,9 +182,9 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     }
     let mut tile = first + plane * TILE;
     if tile < end {
-        read_keys(keys, view, &mut k, tile, end, start, sinks, gap, slots, r, j, pieces, kind);
+        read_keys(keys, view, &mut k, tile, end, &seen, slots, r, j, pieces, kind);
         read_values::<N>(
-            values, view, &mut v, &mut at, tile, end, start, sinks, gap, slots, r, j, blocks, kind,
+            values, view, &mut v, &mut at, tile, end, &seen, slots, r, j, blocks, kind,
         );
         read_weights(log_weights, &mut log_weight, &at, slots, features.weighted);
         read_weights(numerators, &mut numerator, &at, slots, features.numerators);
@@ -203,7 +202,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
         let mut next_v = Array::<Vector<u32, N>>::new(comptime!(4 * blocks));
         let mut next_at = Array::<usize>::new(4usize);
         // Beyond the end, the last slot is read again and weighs nothing.
-        read_keys(keys, view, &mut next_k, next, end, start, sinks, gap, slots, r, j, pieces, kind);
+        read_keys(keys, view, &mut next_k, next, end, &seen, slots, r, j, pieces, kind);
         read_values::<N>(
             values,
             view,
@@ -211,9 +210,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
             &mut next_at,
             next,
             end,
-            start,
-            sinks,
-            gap,
+            &seen,
             slots,
             r,
             j,
@@ -342,12 +339,12 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
         }
         #[unroll]
         for u in 0..4usize {
-            if comptime!(kind == ViewKind::List) {
+            if comptime!(matches!(kind, ViewKind::List | ViewKind::Sets)) {
                 at[u] = next_at[u];
             } else {
                 // Cheaper to find than to keep.
                 let i = place_of(next, u, j);
-                let slot = slot_at(view, start, min(i, end - 1), sinks, gap, slots, kind);
+                let slot = slot_at(view, &seen, min(i, end - 1), slots, kind);
                 at[u] = select(i < end, slot, slots);
             }
             if features.weighted {

@@ -7,7 +7,7 @@
 use cubecl::prelude::*;
 
 use super::ViewKind;
-use super::shared::slot_at;
+use super::shared::{Seen, slot_at};
 
 /// Where in the range a tile's `u`-th logit of this lane is: `2 j`, `2 j + 1`, `2 j + 8`, `2 j + 9`.
 #[cube]
@@ -41,9 +41,7 @@ pub(super) fn read_keys(
     k: &mut Array<Vector<u32, Const<4>>>,
     tile: usize,
     end: usize,
-    start: usize,
-    sinks: usize,
-    gap: usize,
+    seen: &Seen,
     slots: usize,
     r: usize,
     j: usize,
@@ -53,7 +51,7 @@ pub(super) fn read_keys(
     #[unroll]
     for n in 0..2usize {
         let i = min(tile + 8 * n + r, end - 1);
-        let slot = min(slot_at(view, start, i, sinks, gap, slots, kind), slots - 1);
+        let slot = min(slot_at(view, seen, i, slots, kind), slots - 1);
         #[unroll]
         for piece in 0..pieces {
             k[n * pieces + piece] = keys[slot * comptime!(4 * pieces) + 4 * piece + j];
@@ -72,9 +70,7 @@ pub(super) fn read_values<N: Size>(
     at: &mut Array<usize>,
     tile: usize,
     end: usize,
-    start: usize,
-    sinks: usize,
-    gap: usize,
+    seen: &Seen,
     slots: usize,
     r: usize,
     j: usize,
@@ -84,7 +80,7 @@ pub(super) fn read_values<N: Size>(
     #[unroll]
     for u in 0..4usize {
         let i = place_of(tile, u, j);
-        let slot = slot_at(view, start, min(i, end - 1), sinks, gap, slots, kind);
+        let slot = slot_at(view, seen, min(i, end - 1), slots, kind);
         let row = min(slot, slots - 1);
         at[u] = select(i < end, slot, slots);
         #[unroll]

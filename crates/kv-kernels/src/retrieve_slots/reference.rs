@@ -1,0 +1,263 @@
+//! Retrieval and sharing in plain loops: the CPU path, and the oracle of the kernels' tests.
+
+use super::table::*;
+use super::{RetrieveConfig, ScoreReduction, SimilarityReduction};
+
+/// One call's arguments, as slices in row-major order.
+pub(crate) struct Problem<'a> {
+    /// `[B, Hq, D]`
+    pub(crate) query: &'a [f32],
+    /// `[P, parts, length]`
+    pub(crate) vectors: &'a [f32],
+    /// `parts`
+    pub(crate) parts: usize,
+    /// `[S, D]`
+    pub(crate) keys: &'a [f32],
+    /// `D`
+    pub(crate) head_dim: usize,
+    /// `[P]`
+    pub(crate) offsets: &'a [i32],
+    /// `[P]`
+    pub(crate) lengths: &'a [i32],
+    /// `[B]`
+    pub(crate) newest: &'a [i32],
+    pub(crate) config: RetrieveConfig,
+}
+
+/// What a range's step sees: slots, counted from the range's first, and how they relate to tokens.
+struct Sight {
+    sinks: usize,
+    /// First slot in sight behind the sinks.
+    start: usize,
+    /// First local slot.
+    local: usize,
+    length: usize,
+    /// What a token's index is ahead of its slot.
+    freed: usize,
+    /// Tokens so far.
+    tokens: usize,
+}
+
+impl Problem<'_> {
+    /// Changes `table` `[P, row]` and `set_vectors` `[P, sets, parts, length]`; returns the log-sum-exp of each
+    /// query over all in sight, `[P, G]`, of ranges that were scored.
+    pub(crate) fn solve(&self, table: &mut [i32], set_vectors: &mut [f32]) -> Vec<f32> {
+        let RetrieveConfig { sets, width, .. } = self.config;
+        let pairs = self.offsets.len();
+        let group = self.query.len() / self.head_dim / pairs;
+        let mut sums = vec![0.0; pairs * group];
+        for pair in 0..pairs {
+            let own = &mut table[pair * row(sets, width)..][..row(sets, width)];
+            let vectors = &mut set_vectors[pair * sets * self.length()..][..sets * self.length()];
+            self.step(pair, own, vectors, &mut sums[pair * group..][..group]);
+        }
+        sums
+    }
+
+    /// Numbers of a range's vectors.
+    fn length(&self) -> usize {
+        self.vectors.len() / self.offsets.len()
+    }
+
+    fn step(&self, pair: usize, own: &mut [i32], vectors: &mut [f32], sums: &mut [f32]) {
+        let RetrieveConfig { options, sets, width, measures, .. } = self.config;
+        let kv_heads = self.offsets.len() / self.newest.len();
+        let newest = self.newest[pair / kv_heads];
+        let sight = self.sight(pair, newest);
+        let block = newest / options.block as i32;
+        let mut held = if own[BLOCK] == block { own[SETS] as usize } else { 0 };
+        let (mut decided, mut distance) = (RETRIEVES, 0.0);
+        if sight.local - sight.start <= options.top {
+            decided = ALL;
+        } else if options.block > 1 {
+            (decided, distance) = self.decide(pair, vectors, held);
+        }
+        let logits = if measures || decided == RETRIEVES {
+            let logits = self.logits(pair, &sight, sums);
+            Some(logits)
+        } else {
+            None
+        };
+        if decided == RETRIEVES {
+            let set = held.min(sets - 1);
+            held = set + 1;
+            let logits = logits.as_deref().unwrap_or_default();
+            let chosen = self.choose(&sight, logits, sums);
+            let from = FIELDS + sets * SET_FIELDS + set * width;
+            for (entry, slot) in own[from..].iter_mut().zip(&chosen) {
+                *entry = (slot + sight.freed) as i32;
+            }
+            let fields = &mut own[FIELDS + set * SET_FIELDS..][..SET_FIELDS];
+            fields[COUNT] = chosen.len() as i32;
+            if options.certified {
+                let dropped = self.dropped(&sight, logits, sums, &chosen);
+                fields[KEY_NORM] = self.key_norm(pair, &sight).to_bits() as i32;
+                fields[DROPPED] = dropped.to_bits() as i32;
+            }
+            let length = self.length();
+            vectors[set * length..][..length]
+                .copy_from_slice(&self.vectors[pair * length..][..length]);
+            own[BLOCK] = block;
+            own[SETS] = held as i32;
+        }
+        own[DECIDED] = decided;
+        own[DISTANCE] = f32::to_bits(distance) as i32;
+        let set = if decided == RETRIEVES { held - 1 } else { decided.max(0) as usize };
+        let (mut first, mut read) = (0, 0);
+        let mut local = sight.start;
+        if decided != ALL {
+            let from = FIELDS + sets * SET_FIELDS + set * width;
+            let fields = FIELDS + set * SET_FIELDS;
+            let tokens = &own[from..from + own[fields + COUNT] as usize];
+            let behind = |slot: usize| (slot + sight.freed) as i32;
+            let skipped = tokens.iter().take_while(|token| **token < behind(sight.start)).count();
+            let end = tokens.iter().take_while(|token| **token < behind(sight.local)).count();
+            (first, read, local) = (from + skipped, end.saturating_sub(skipped), sight.local);
+            own[OWN_KEY_NORM] = own[fields + KEY_NORM];
+            own[OWN_DROPPED] = own[fields + DROPPED];
+        }
+        own[FIRST] = first as i32;
+        own[READ] = read as i32;
+        own[LOCAL] = local as i32;
+        own[FREED] = sight.freed as i32;
+        own[STEPS] += 1;
+        own[RETRIEVED] += i32::from(decided == RETRIEVES);
+        let tokens = own[TOKENS] + (sight.sinks + read + sight.length - local) as i32;
+        own[TOKENS] = tokens & ((1 << TOKEN_BITS) - 1);
+        own[TOKENS_HIGH] += tokens >> TOKEN_BITS;
+    }
+
+    fn sight(&self, pair: usize, newest: i32) -> Sight {
+        let options = self.config.options;
+        let length = usize::try_from(self.lengths[pair]).unwrap_or(0);
+        let tokens = usize::try_from(newest + 1).unwrap_or(0);
+        let freed = tokens.saturating_sub(length);
+        let sinks = options.sinks.min(length);
+        let start = first_in_sight(options.hidden, tokens).saturating_sub(freed);
+        let start = start.clamp(sinks, length);
+        let local = length.saturating_sub(options.locals).max(start);
+        Sight { sinks, start, local, length, freed, tokens }
+    }
+
+    /// The most recent set of similar vectors, and by how much these differ.
+    fn decide(&self, pair: usize, vectors: &[f32], held: usize) -> (i32, f32) {
+        let options = self.config.options;
+        let length = self.length();
+        let part = length / self.parts;
+        let own = &self.vectors[pair * length..][..length];
+        for set in (0..held).rev() {
+            let others = &vectors[set * length..][..length];
+            let mut similarity: f32 =
+                if options.similarity == SimilarityReduction::Min { 1.0 } else { 0.0 };
+            let mut distance = 0.0f32;
+            for (a, b) in own.chunks_exact(part).zip(others.chunks_exact(part)) {
+                let sum = |f: &dyn Fn(f32, f32) -> f32| -> f32 {
+                    a.iter().zip(b).map(|(a, b)| f(*a, *b)).sum()
+                };
+                let norms = (sum(&|a, _| a * a) * sum(&|_, b| b * b)).sqrt();
+                let cosine = if norms > 0.0 { (sum(&|a, b| a * b) / norms).min(1.0) } else { 0.0 };
+                similarity = match options.similarity {
+                    SimilarityReduction::Min => similarity.min(cosine),
+                    SimilarityReduction::Mean => similarity + cosine / self.parts as f32,
+                };
+                distance = distance.max(sum(&|a, b| (a - b) * (a - b)).sqrt());
+            }
+            if similarity.min(1.0) > options.threshold || options.threshold <= -1.0 {
+                return (set as i32, distance);
+            }
+        }
+        (RETRIEVES, 0.0)
+    }
+
+    /// Logits of all slots, `[G, length]`, and their log-sum-exp over those in sight.
+    fn logits(&self, pair: usize, sight: &Sight, sums: &mut [f32]) -> Vec<f32> {
+        let group = sums.len();
+        let offset = self.offsets[pair] as usize;
+        let dim = self.head_dim;
+        let mut logits = Vec::with_capacity(group * sight.length);
+        for (g, sum) in sums.iter_mut().enumerate() {
+            let query = &self.query[(pair * group + g) * dim..][..dim];
+            let own: Vec<f32> = (0..sight.length)
+                .map(|slot| {
+                    let key = &self.keys[(offset + slot) * dim..][..dim];
+                    query.iter().zip(key).map(|(q, k)| q * k).sum::<f32>() * self.config.scale
+                })
+                .collect();
+            let seen = || (0..sight.sinks).chain(sight.start..sight.length).map(|slot| own[slot]);
+            let top = seen().fold(f32::NEG_INFINITY, f32::max);
+            *sum = top + seen().map(|logit| (logit - top).exp()).sum::<f32>().ln();
+            logits.extend(own);
+        }
+        logits
+    }
+
+    /// Slots of the highest scores, and neighbours of the best, ascending.
+    fn choose(&self, sight: &Sight, logits: &[f32], sums: &[f32]) -> Vec<usize> {
+        let options = self.config.options;
+        let score = |slot: usize| {
+            let own = sums.iter().enumerate().map(|(g, sum)| logits[g * sight.length + slot] - sum);
+            let top = own.clone().fold(f32::NEG_INFINITY, f32::max);
+            match options.reduction {
+                ScoreReduction::Sum if sums.len() > 1 => {
+                    top + own.map(|score| (score - top).exp()).sum::<f32>().ln()
+                }
+                _ => top,
+            }
+        };
+        let mut ranked: Vec<(f32, usize)> =
+            (sight.start..sight.local).map(|slot| (score(slot), slot)).collect();
+        // Stable, so that the lower index is first among equals; NaN is last.
+        ranked.sort_by(|a, b| {
+            b.0.partial_cmp(&a.0).unwrap_or_else(|| a.0.is_nan().cmp(&b.0.is_nan()))
+        });
+        let mut chosen: Vec<usize> =
+            ranked.iter().take(options.top).map(|(_, slot)| *slot).collect();
+        for (_, slot) in ranked.iter().take(options.dilated.min(options.top)) {
+            let first = slot.saturating_sub(options.radius).max(sight.start);
+            let last = (slot + options.radius).min(sight.length - 1);
+            chosen.extend(first..=last);
+        }
+        chosen.sort_unstable();
+        chosen.dedup();
+        chosen
+    }
+
+    /// The most attention that a query does not give to what the block's steps surely attend to: sinks, the
+    /// chosen, and locals that stay so, of which none go out of sight.
+    fn dropped(&self, sight: &Sight, logits: &[f32], sums: &[f32], chosen: &[usize]) -> f32 {
+        let options = self.config.options;
+        let left = steps_left(sight.tokens, options.block);
+        let start = first_in_sight(options.hidden, sight.tokens + left).saturating_sub(sight.freed);
+        let local = (sight.local + left).min(sight.length);
+        let kept = |slot: usize| {
+            let listed = slot >= sight.start && chosen.binary_search(&slot).is_ok();
+            slot < sight.sinks || (slot >= start && (listed || slot >= local))
+        };
+        let dropped = sums.iter().enumerate().map(|(g, sum)| {
+            let own = (0..sight.sinks).chain(sight.start..sight.length);
+            let own = own.filter(|slot| !kept(*slot));
+            own.map(|slot| (logits[g * sight.length + slot] - sum).exp()).sum::<f32>()
+        });
+        dropped.fold(0.0, f32::max)
+    }
+
+    fn key_norm(&self, pair: usize, sight: &Sight) -> f32 {
+        let offset = self.offsets[pair] as usize;
+        let norms = (0..sight.sinks).chain(sight.start..sight.length).map(|slot| {
+            let key = &self.keys[(offset + slot) * self.head_dim..][..self.head_dim];
+            key.iter().map(|k| k * k).sum::<f32>()
+        });
+        norms.fold(0.0, f32::max).sqrt()
+    }
+}
+
+/// The first of `tokens` tokens that the last of them sees behind the sinks, counted from 0.
+pub(crate) fn first_in_sight(hidden: u32, tokens: usize) -> usize {
+    let start = (u64::from(hidden) * tokens as u64) >> 32;
+    (start as usize).saturating_sub(1)
+}
+
+/// Steps of the block behind that of the newest of `tokens` tokens.
+pub(crate) fn steps_left(tokens: usize, block: usize) -> usize {
+    block - 1 - tokens.saturating_sub(1) % block
+}

@@ -1,0 +1,110 @@
+//! Logits of a part of a range: teams of units share a key's row, each unit some of its columns.
+
+use cubecl::prelude::*;
+
+use super::kernel::Blueprint;
+
+/// Writes the logits of the `first`-th to `end`-th slot in sight, where those from `sinks` on are `gap` further
+/// on; returns the largest squared norm of a key that this unit has seen.
+///
+/// # Shapes
+/// In vectors: `query` `[P, G, columns]`, `keys` `[S, columns]`. `logits` `[P, G, stride]`.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn score_part<F: Float, N: Size>(
+    query: &[Vector<F, N>],
+    keys: &[Vector<F, N>],
+    logits: &mut [f32],
+    pair: usize,
+    offset: usize,
+    first: usize,
+    end: usize,
+    sinks: usize,
+    gap: usize,
+    stride: usize,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+) -> f32 {
+    let group = blueprint.group.comptime();
+    let columns = blueprint.columns.comptime();
+    let team_size = blueprint.team.comptime();
+    let own = columns.div_ceil(team_size).comptime();
+    let teams = comptime!(blueprint.units / team_size);
+    // Rows that a team reads before it waits for the first: as many as registers allow.
+    let ahead = (if group <= 2 { 4usize } else { 2usize }).comptime();
+    let unit = UNIT_POS as usize;
+    let member = unit % team_size;
+    let team = unit / team_size;
+
+    let mut q = Array::<Vector<f32, N>>::new(comptime!(group * own));
+    #[unroll]
+    for g in 0..group {
+        #[unroll]
+        for c in 0..own {
+            let column = member + c * team_size;
+            q[g * own + c] = Vector::new(0.0f32);
+            if column < columns {
+                q[g * own + c] = Vector::cast_from(query[(pair * group + g) * columns + column])
+                    * Vector::new(scale);
+            }
+        }
+    }
+    let mut norm = 0.0f32;
+    // Every team goes round as often, so that planes stay together.
+    let rounds = (end - first).div_ceil(comptime!(teams * ahead));
+    for round in 0..rounds {
+        let mut at = Array::<usize>::new(ahead);
+        let mut k = Array::<Vector<F, N>>::new(comptime!(ahead * own));
+        #[unroll]
+        for a in 0..ahead {
+            let i = min(first + (round * ahead + a) * teams + team, end - 1);
+            let slot = select(i < sinks, i, i + gap);
+            at[a] = slot;
+            #[unroll]
+            for c in 0..own {
+                let column = min(member + c * team_size, comptime!(columns - 1));
+                k[a * own + c] = keys[(offset + slot) * columns + column];
+            }
+        }
+        #[unroll]
+        for a in 0..ahead {
+            if comptime!(blueprint.certified) {
+                let mut square = 0.0f32;
+                #[unroll]
+                for c in 0..own {
+                    let row = Vector::<f32, N>::cast_from(k[a * own + c]);
+                    let mut part = (row * row).vector_sum();
+                    if comptime!(columns % team_size > 0) {
+                        part = select(member + c * team_size < columns, part, 0.0f32);
+                    }
+                    square += part;
+                }
+                norm = max(norm, team_sum(square, team_size));
+            }
+            #[unroll]
+            for g in 0..group {
+                let mut products = Vector::<f32, N>::new(0.0f32);
+                #[unroll]
+                for c in 0..own {
+                    products += q[g * own + c] * Vector::cast_from(k[a * own + c]);
+                }
+                let dot = team_sum(products.vector_sum(), team_size);
+                if member == comptime!(g % team_size) {
+                    logits[(pair * group + g) * stride + at[a]] = dot;
+                }
+            }
+        }
+    }
+    norm
+}
+
+/// Sums over a team's units, a power of two.
+#[cube]
+fn team_sum(value: f32, #[comptime] team: usize) -> f32 {
+    let mut sum = value;
+    #[unroll]
+    for level in 0..comptime!(team.ilog2()) {
+        sum += plane_shuffle_xor(sum, comptime!(1u32 << level));
+    }
+    sum
+}

@@ -1,0 +1,56 @@
+//! How a range's index sets lie in their table, a row of 32-bit integers a range.
+//!
+//! Fields of the range, then fields of each set, then each set's tokens, ascending.
+
+/// The block of steps that the sets are of; `-1` before the first.
+pub(crate) const BLOCK: usize = 0;
+/// Sets of the block so far.
+pub(crate) const SETS: usize = 1;
+/// Where the step's set begins in the row, tokens that are no longer read left out.
+pub(crate) const FIRST: usize = 2;
+/// How many of its tokens are read.
+pub(crate) const READ: usize = 3;
+/// First slot that is read from behind the set, counted from the range's first.
+pub(crate) const LOCAL: usize = 4;
+/// What a token's index is ahead of its slot.
+pub(crate) const FREED: usize = 5;
+/// Steps so far.
+pub(crate) const STEPS: usize = 6;
+/// Steps that retrieved.
+pub(crate) const RETRIEVED: usize = 7;
+/// Tokens attended to so far: below `1 << TOKEN_BITS`, and multiples of that.
+pub(crate) const TOKENS: usize = 8;
+pub(crate) const TOKENS_HIGH: usize = 9;
+/// What the step does: the set that it shares, [`RETRIEVES`] or [`ALL`].
+pub(crate) const DECIDED: usize = 10;
+/// Bits of an f32: by how much the step's queries differ from those of the set, the norm of the largest
+/// difference.
+pub(crate) const DISTANCE: usize = 11;
+/// Bits of f32 numbers of the step's set: [`KEY_NORM`] and [`DROPPED`].
+pub(crate) const OWN_KEY_NORM: usize = 12;
+pub(crate) const OWN_DROPPED: usize = 13;
+/// Fields of a range.
+pub(crate) const FIELDS: usize = 16;
+
+/// Tokens of a set.
+pub(crate) const COUNT: usize = 0;
+/// Bits of an f32: the largest norm of a key that was seen when the set was retrieved.
+pub(crate) const KEY_NORM: usize = 1;
+/// Bits of an f32: the most attention that any query of the set's own does not give to what the block's steps
+/// surely attend to.
+pub(crate) const DROPPED: usize = 2;
+/// Fields of a set.
+pub(crate) const SET_FIELDS: usize = 3;
+
+/// A new set is retrieved.
+pub(crate) const RETRIEVES: i32 = -1;
+/// All tokens in between are as many as a set would have, or fewer: all are read.
+pub(crate) const ALL: i32 = -2;
+
+/// Low bits of [`TOKENS`].
+pub(crate) const TOKEN_BITS: u32 = 24;
+
+/// Integers of a row.
+pub(crate) fn row(sets: usize, width: usize) -> usize {
+    FIELDS + sets * (SET_FIELDS + width)
+}

@@ -1,0 +1,503 @@
+use std::collections::BTreeSet;
+
+use burn::tensor::{DType, Device, Int, Tensor};
+use kv_kernels::{
+    DecodeAttentionOptions, IndexSets, RangeSets, RetrieveOptions, ScoreReduction,
+    SimilarityReduction, SlotRanges, SlotView, decode_attention, retrieve_slots,
+};
+use kv_testing::{Golden, Numbers, devices, golden_files, relative_error};
+
+fn options(top: usize) -> RetrieveOptions {
+    RetrieveOptions {
+        scale: None,
+        top,
+        dilated: top / 3,
+        radius: 1,
+        sinks: 4,
+        locals: 8,
+        block: 8,
+        threshold: 0.8,
+        reduction: ScoreReduction::Sum,
+        similarity: SimilarityReduction::Mean,
+        hidden: 0,
+        certified: true,
+        longest: None,
+    }
+}
+
+fn ints(values: &[i32], device: &Device) -> Tensor<1, Int> {
+    Tensor::from_data(values, (device, DType::I32))
+}
+
+/// Ranges of equal room in a pool, a row of a batch after another.
+struct Layer {
+    kv_heads: usize,
+    group: usize,
+    head_dim: usize,
+    room: usize,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl Layer {
+    fn new(batch: usize, kv_heads: usize, group: usize, head_dim: usize, room: usize) -> Self {
+        let mut numbers = Numbers::new(7);
+        let count = batch * kv_heads * room * head_dim;
+        let (keys, values) = (numbers.normal(count), numbers.normal(count));
+        Self { kv_heads, group, head_dim, room, keys, values }
+    }
+
+    fn ranges(&self, lengths: &[usize], device: &Device) -> SlotRanges {
+        let shape = [lengths.len(), self.kv_heads];
+        let pairs = lengths.len() * self.kv_heads;
+        let offsets: Vec<i32> = (0..pairs).map(|pair| (pair * self.room) as i32).collect();
+        let lengths: Vec<i32> =
+            lengths.iter().flat_map(|length| vec![*length as i32; self.kv_heads]).collect();
+        SlotRanges {
+            offsets: ints(&offsets, device).reshape(shape),
+            lengths: ints(&lengths, device).reshape(shape),
+        }
+    }
+
+    fn pool(&self, values: &[f32], device: &Device) -> Tensor<2> {
+        let rows = values.len() / self.head_dim;
+        Tensor::<1>::from_data(values, (device, DType::F32)).reshape([rows, self.head_dim])
+    }
+
+    /// Attention weights of a query head over slots in sight, f64, by slot.
+    fn weights(&self, pair: usize, query: &[f32], seen: &[usize]) -> Vec<f64> {
+        let dim = self.head_dim;
+        let logit = |slot: usize| {
+            let key = &self.keys[(pair * self.room + slot) * dim..][..dim];
+            let dot: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+            dot / (dim as f64).sqrt()
+        };
+        let logits: Vec<f64> = seen.iter().map(|slot| logit(*slot)).collect();
+        let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = logits.iter().map(|logit| (logit - top).exp()).sum();
+        let mut weights = vec![0.0; self.room];
+        for (slot, logit) in seen.iter().zip(logits) {
+            weights[*slot] = (logit - top).exp() / sum;
+        }
+        weights
+    }
+}
+
+/// The paper's words in plain sets: what a range remembers of its block.
+#[derive(Default)]
+struct Memory {
+    block: usize,
+    sets: Vec<(Vec<Vec<f32>>, BTreeSet<usize>)>,
+}
+
+/// What a step attends to: the slots, and whether it retrieved.
+struct Expected {
+    slots: BTreeSet<usize>,
+    retrieved: Option<bool>,
+}
+
+impl Memory {
+    /// `queries` of a group; `tokens` so far, of which `freed` have no slot.
+    fn step(
+        &mut self,
+        layer: &Layer,
+        pair: usize,
+        queries: &[&[f32]],
+        [tokens, freed]: [usize; 2],
+        options: &RetrieveOptions,
+    ) -> Expected {
+        let length = tokens - freed;
+        let hidden = f64::from(options.hidden) / 2f64.powi(32);
+        let from = ((hidden * tokens as f64).floor() as usize).saturating_sub(1);
+        let sinks = options.sinks.min(length);
+        let start = from.saturating_sub(freed).clamp(sinks, length);
+        let local = length.saturating_sub(options.locals).max(start);
+        let always = (0..sinks).chain(local..length);
+        let block = (tokens - 1) / options.block;
+        if block != self.block {
+            self.sets.clear();
+            self.block = block;
+        }
+        if local - start <= options.top {
+            let slots = (0..sinks).chain(start..length).collect();
+            return Expected { slots, retrieved: None };
+        }
+        let cosine = |a: &[f32], b: &[f32]| {
+            let dot = |a: &[f32], b: &[f32]| -> f64 {
+                a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+            };
+            let norms = (dot(a, a) * dot(b, b)).sqrt();
+            if norms > 0.0 { dot(a, b) / norms } else { 0.0 }
+        };
+        let similar = |others: &[Vec<f32>]| {
+            let each = queries.iter().zip(others).map(|(a, b)| cosine(a, b));
+            match options.similarity {
+                SimilarityReduction::Mean => each.sum::<f64>() / queries.len() as f64,
+                SimilarityReduction::Min => each.fold(1.0, f64::min),
+            }
+        };
+        let threshold = f64::from(options.threshold);
+        let shared = self.sets.iter().rev().find(|(others, _)| {
+            threshold <= -1.0
+                || (options.block > 1 && threshold < 1.0 && similar(others) > threshold)
+        });
+        if let Some((_, set)) = shared {
+            let set =
+                set.iter().filter(|token| **token >= freed + start).map(|token| token - freed);
+            return Expected { slots: always.chain(set).collect(), retrieved: Some(false) };
+        }
+        let seen: Vec<usize> = (0..sinks).chain(start..length).collect();
+        let weights: Vec<Vec<f64>> =
+            queries.iter().map(|query| layer.weights(pair, query, &seen)).collect();
+        let score = |slot: usize| {
+            let own = weights.iter().map(|weights| weights[slot]);
+            match options.reduction {
+                ScoreReduction::Sum => own.sum::<f64>(),
+                ScoreReduction::Max => own.fold(0.0, f64::max),
+            }
+        };
+        let mut ranked: Vec<usize> = (start..local).collect();
+        ranked.sort_by(|a, b| score(*b).total_cmp(&score(*a)));
+        ranked.truncate(options.top);
+        let mut set: BTreeSet<usize> = ranked.iter().copied().collect();
+        for slot in ranked.iter().take(options.dilated) {
+            let reach = slot.saturating_sub(options.radius)..=slot + options.radius;
+            set.extend(reach.filter(|slot| *slot >= start && *slot < length));
+        }
+        let tokens = set.iter().map(|slot| slot + freed).collect();
+        self.sets.push((queries.iter().map(|query| query.to_vec()).collect(), tokens));
+        Expected { slots: always.chain(set).collect(), retrieved: Some(true) }
+    }
+}
+
+/// Slots that a range's step attends to.
+fn attended(own: &RangeSets, sinks: usize, [tokens, freed]: [usize; 2]) -> BTreeSet<usize> {
+    let length = tokens - freed;
+    let listed = own.set.iter().map(|token| *token as usize - freed);
+    (0..sinks.min(length)).chain(listed).chain(own.local..length).collect()
+}
+
+/// Steps of queries that drift, as many rows as `tokens`, which are those before the first step.
+fn follow(
+    layer: &Layer,
+    tokens: &[usize],
+    freed: usize,
+    steps: usize,
+    options: &RetrieveOptions,
+    device: &Device,
+    context: &str,
+) -> u64 {
+    let (batch, dim) = (tokens.len(), layer.head_dim);
+    let pairs = batch * layer.kv_heads;
+    let heads = layer.kv_heads * layer.group;
+    let mut numbers = Numbers::new(3);
+    let mut query = numbers.normal(batch * heads * dim);
+    let mut memories: Vec<Memory> = (0..pairs).map(|_| Memory::default()).collect();
+    let mut sets = IndexSets::new(pairs, options.block, options.width(), layer.group, dim, device);
+    let (mut retrieved, mut read) = (vec![0u64; pairs], vec![0u64; pairs]);
+    for step in 0..steps {
+        // Some drift, some jump.
+        let speeds: Vec<f32> =
+            (0..batch * heads).map(|_| [0.1, 0.3, 2.0][numbers.below(3)]).collect();
+        let drift = numbers.normal(query.len());
+        for (at, x) in query.iter_mut().enumerate() {
+            *x = 0.98 * *x + speeds[at / dim] * drift[at];
+        }
+        let seen: Vec<usize> = tokens.iter().map(|tokens| tokens + step + 1).collect();
+        let lengths: Vec<usize> = seen.iter().map(|tokens| tokens - freed).collect();
+        let newest: Vec<i32> = seen.iter().map(|tokens| *tokens as i32 - 1).collect();
+        let ranges = layer.ranges(&lengths, device);
+        let on = Tensor::<1>::from_data(query.as_slice(), (device, DType::F32));
+        let on = on.reshape([batch, heads, dim]);
+        let measures = step % 3 == 0;
+        let sums = retrieve_slots(
+            on.clone(),
+            on.clone().reshape([pairs, layer.group, dim]),
+            layer.pool(&layer.keys, device),
+            &ranges,
+            ints(&newest, device),
+            &mut sets,
+            *options,
+            measures,
+        )
+        .unwrap();
+        assert_eq!(sums.is_some(), measures);
+        let view = SlotView::Sets { sinks: options.sinks, sets: sets.clone() };
+        let output = decode_attention(
+            on,
+            layer.pool(&layer.keys, device),
+            layer.pool(&layer.values, device),
+            None,
+            &ranges,
+            DecodeAttentionOptions { view, log_sum_exp: true, ..Default::default() },
+        )
+        .unwrap();
+        let read_back = |tensor: Tensor<1>| tensor.try_into_vec_as::<f32>().unwrap();
+        let of_set = read_back(output.log_sum_exp.unwrap().reshape([-1]));
+        let of_all = sums.map(|sums| read_back(sums.reshape([-1])));
+        let output = read_back(output.output.reshape([-1]));
+        for (pair, own) in sets.read().unwrap().iter().enumerate() {
+            let row = pair / layer.kv_heads;
+            let context = format!("{context}, step {step}, range {pair}");
+            let queries: Vec<&[f32]> =
+                (0..layer.group).map(|g| &query[(pair * layer.group + g) * dim..][..dim]).collect();
+            let counts = [seen[row], freed];
+            let expected = memories[pair].step(layer, pair, &queries, counts, options);
+            let slots = attended(own, options.sinks, counts);
+            assert_eq!(own.retrieves, expected.retrieved, "{context}");
+            assert_eq!(slots, expected.slots, "{context}");
+            retrieved[pair] += u64::from(expected.retrieved == Some(true));
+            read[pair] += slots.len() as u64;
+            assert_eq!([own.retrieved, own.tokens], [retrieved[pair], read[pair]], "{context}");
+            assert_eq!(own.steps, step as u64 + 1, "{context}");
+            let slots: Vec<usize> = slots.into_iter().collect();
+            let all: Vec<usize> = (0..lengths[row]).collect();
+            for (g, query) in queries.iter().enumerate() {
+                let head = pair * layer.group + g;
+                let weights = layer.weights(pair, query, &slots);
+                let expected: Vec<f64> = (0..dim)
+                    .map(|c| {
+                        let value = |slot: usize| {
+                            f64::from(layer.values[(pair * layer.room + slot) * dim + c])
+                        };
+                        slots.iter().map(|slot| weights[*slot] * value(*slot)).sum()
+                    })
+                    .collect();
+                let error = relative_error(&output[head * dim..][..dim], &expected);
+                assert!(error < 1e-4, "{context}: output off by {error}");
+                // What is dropped, by both log-sums, where everything is in sight.
+                if options.hidden == 0 && measures {
+                    let of_all = of_all.as_ref().unwrap();
+                    let dropped = 1.0 - f64::from(of_set[head] - of_all[head]).exp();
+                    let whole = layer.weights(pair, query, &all);
+                    let kept: f64 = slots.iter().map(|slot| whole[*slot]).sum();
+                    assert!((dropped - (1.0 - kept)).abs() < 1e-5, "{context}: {dropped}");
+                    // The bound of shared sets: softmax cannot move faster than its logits.
+                    if own.retrieves == Some(false) {
+                        let apart = own.distance * own.key_norm / (dim as f32).sqrt();
+                        let odds = f64::from(own.dropped / (1.0 - own.dropped))
+                            * f64::from(2.0 * apart).exp();
+                        let bound = odds / (1.0 + odds);
+                        assert!(bound > dropped - 1e-6, "{context}: {dropped} above {bound}");
+                    }
+                }
+            }
+        }
+    }
+    retrieved.iter().sum()
+}
+
+#[test]
+fn steps_attend_as_the_paper_says() {
+    for tested in devices() {
+        let device = &tested.device;
+        let mut shares = false;
+        for (group, reduction, similarity) in [
+            (1, ScoreReduction::Sum, SimilarityReduction::Mean),
+            (4, ScoreReduction::Sum, SimilarityReduction::Mean),
+            (2, ScoreReduction::Max, SimilarityReduction::Min),
+        ] {
+            let layer = Layer::new(2, 2, group, 32, 300);
+            let options = RetrieveOptions { reduction, similarity, ..options(24) };
+            let context = format!("{} {reduction:?} {similarity:?}", tested.name);
+            let retrieved = follow(&layer, &[190, 20], 0, 20, &options, device, &context);
+            shares |= retrieved < 4 * 20 / 2;
+        }
+        assert!(shares, "{}: hardly any set is shared", tested.name);
+    }
+}
+
+#[test]
+fn windows_hide_and_freed_tokens_have_no_slots() {
+    for tested in devices() {
+        let device = &tested.device;
+        let layer = Layer::new(2, 1, 1, 32, 300);
+        let hidden = (0.3 * 2f64.powi(32)) as u32;
+        let options = RetrieveOptions { hidden, ..options(16) };
+        follow(&layer, &[200, 280], 0, 10, &options, device, "hidden");
+        // What the window hides may be gone: tokens 4 to 53 of 200.
+        follow(&layer, &[200, 230], 50, 20, &options, device, "freed");
+    }
+}
+
+#[test]
+fn long_ranges_are_scored_in_parts() {
+    for tested in devices() {
+        let device = &tested.device;
+        // One range on many processors, and ranges longer than a part.
+        let layer = Layer::new(1, 1, 2, 32, 5_000);
+        follow(&layer, &[4_900], 0, 4, &options(200), device, &format!("{} parts", tested.name));
+    }
+}
+
+#[test]
+fn thresholds_never_and_always() {
+    for tested in devices() {
+        let device = &tested.device;
+        let layer = Layer::new(1, 2, 1, 32, 200);
+        let never = RetrieveOptions { threshold: 1.0, ..options(16) };
+        assert_eq!(follow(&layer, &[100], 0, 16, &never, device, "never"), 2 * 16);
+        // Blocks begin at 104, 112 and 120.
+        let always = RetrieveOptions { threshold: -1.0, ..options(16) };
+        assert_eq!(follow(&layer, &[104], 0, 20, &always, device, "always"), 2 * 3);
+        let alone = RetrieveOptions { block: 1, ..options(16) };
+        assert_eq!(follow(&layer, &[100], 0, 5, &alone, device, "blocks of one"), 2 * 5);
+    }
+}
+
+/// One step of given queries over 64 tokens, one range.
+fn one_step(
+    query: Vec<f32>,
+    keys: Vec<f32>,
+    sets: &mut IndexSets,
+    at: i32,
+    device: &Device,
+) -> RangeSets {
+    let dim = query.len();
+    let tokens = keys.len() / dim;
+    let on = Tensor::<1>::from_data(query.as_slice(), (device, DType::F32)).reshape([1, 1, dim]);
+    let int = |value: i32| Tensor::full([1, 1], value, (device, DType::I32));
+    let ranges = SlotRanges { offsets: int(0), lengths: int(tokens as i32) };
+    let keys = Tensor::<1>::from_data(keys.as_slice(), (device, DType::F32)).reshape([tokens, dim]);
+    retrieve_slots(on.clone(), on, keys, &ranges, ints(&[at], device), sets, options(9), false)
+        .unwrap();
+    sets.read().unwrap().remove(0)
+}
+
+#[test]
+fn equal_weights_go_by_index_and_zero_queries_are_like_none() {
+    for tested in devices() {
+        let device = &tested.device;
+        let mut sets = IndexSets::new(1, 8, options(9).width(), 1, 4, device);
+        let keys = || vec![1.0; 64 * 4];
+        let first = one_step(vec![1.0; 4], keys(), &mut sets, 63, device);
+        // Nine, of which the first three bring a neighbour along; the lowest is behind the sinks.
+        assert_eq!(first.set, (4..13).collect::<Vec<u32>>(), "{}", tested.name);
+        let zero = one_step(vec![0.0; 4], keys(), &mut sets, 63, device);
+        assert_eq!(zero.retrieves, Some(true), "{}", tested.name);
+        let again = one_step(vec![0.0; 4], keys(), &mut sets, 63, device);
+        assert_eq!(again.retrieves, Some(true), "{}", tested.name);
+        let shared = one_step(vec![2.0; 4], keys(), &mut sets, 63, device);
+        assert_eq!((shared.retrieves, shared.set), (Some(false), first.set), "{}", tested.name);
+    }
+}
+
+#[test]
+fn golden_selections() {
+    for file in golden_files("retrieve_slots", "prhs_select_gqa") {
+        for tested in devices() {
+            selections(&file, &tested.device, &format!("{} {}", file.name, tested.name));
+        }
+    }
+}
+
+fn selections(file: &Golden, device: &Device, context: &str) {
+    let [batch, heads, dim] = file.tensor("q").dims();
+    let [_, kv_heads, tokens, _] = file.tensor("k").dims();
+    let number = |name: &str| file.number(name) as usize;
+    let keys = file.tensor("k").on::<4>(device).reshape([batch * kv_heads * tokens, dim]);
+    let query = file.tensor("q").on::<3>(device);
+    let group = heads / kv_heads;
+    let newest = ints(&vec![tokens as i32 - 1; batch], device);
+    let base = RetrieveOptions {
+        top: number("k"),
+        dilated: number("m"),
+        radius: number("r"),
+        sinks: number("C_sink"),
+        locals: number("C_local"),
+        block: 1,
+        ..options(1)
+    };
+    let choose = |options: RetrieveOptions, of: usize| {
+        let pairs = batch * of;
+        let mut sets = IndexSets::new(pairs, 1, options.width(), heads / of, dim, device);
+        let offset =
+            |pair: usize| ((pair / of * kv_heads + pair % of * kv_heads / of) * tokens) as i32;
+        let offsets: Vec<i32> = (0..pairs).map(offset).collect();
+        let ranges = SlotRanges {
+            offsets: ints(&offsets, device).reshape([batch, of]),
+            lengths: Tensor::full([batch, of], tokens as i32, (device, DType::I32)),
+        };
+        let vectors = query.clone().reshape([pairs, heads / of, dim]);
+        let (keys, newest) = (keys.clone(), newest.clone());
+        let sums = retrieve_slots(
+            query.clone(),
+            vectors,
+            keys.clone(),
+            &ranges,
+            newest,
+            &mut sets,
+            options,
+            true,
+        );
+        let view = SlotView::Sets { sinks: options.sinks, sets: sets.clone() };
+        let asked = DecodeAttentionOptions { view, log_sum_exp: true, ..Default::default() };
+        let own =
+            decode_attention(query.clone(), keys.clone(), keys, None, &ranges, asked).unwrap();
+        let dropped =
+            (own.log_sum_exp.unwrap() - sums.unwrap().unwrap()).exp().neg().add_scalar(1.0);
+        (sets.read().unwrap(), dropped.reshape([-1]).try_into_vec_as::<f32>().unwrap())
+    };
+    // A list a query head; without neighbours, and with.
+    for (kind, mask, dilated) in [(0, "mask_topk", 0), (2, "mask_cis_clip_all", base.dilated)] {
+        let options = RetrieveOptions { dilated, ..base };
+        let (sets, dropped) = choose(options, heads);
+        let expected = file.tensor(mask).indices();
+        let delta = file.tensor("delta").values;
+        for (head, own) in sets.iter().enumerate() {
+            let slots = attended(own, base.sinks, [tokens, 0]);
+            let mask: BTreeSet<usize> =
+                (0..tokens).filter(|slot| expected[head * tokens + slot] > 0).collect();
+            assert_eq!(slots, mask, "{context} {kind} {head}");
+            let delta = delta[kind * batch * heads + head];
+            assert!((f64::from(dropped[head]) - delta).abs() < 1e-5, "{context} {kind} {head}");
+        }
+    }
+    let (sets, _) = choose(RetrieveOptions { dilated: 0, ..base }, kv_heads);
+    let expected = file.tensor("topk_group_mean").indices();
+    for (pair, own) in sets.iter().enumerate() {
+        let mut best = expected[pair * base.top..][..base.top].to_vec();
+        best.sort_unstable();
+        assert_eq!(own.set, best, "{context} group {group}");
+    }
+}
+
+#[test]
+fn refuses_what_does_not_fit() {
+    for tested in devices() {
+        let device = &tested.device;
+        let query = Tensor::<3>::zeros([1, 2, 8], (device, DType::F32));
+        let keys = Tensor::<2>::zeros([16, 8], (device, DType::F32));
+        let int = |value: i32| Tensor::full([1, 2], value, (device, DType::I32));
+        let ranges = SlotRanges { offsets: int(0), lengths: int(16) };
+        let try_with = |sets: &mut IndexSets, vectors: [usize; 3], options: RetrieveOptions| {
+            let vectors = Tensor::<3>::zeros(vectors, (device, DType::F32));
+            let newest = ints(&[15], device);
+            retrieve_slots(
+                query.clone(),
+                vectors,
+                keys.clone(),
+                &ranges,
+                newest,
+                sets,
+                options,
+                false,
+            )
+            .unwrap_err()
+            .to_string()
+        };
+        let mut sets = IndexSets::new(2, 8, 4, 1, 8, device);
+        let error = try_with(&mut sets, [2, 1, 8], options(9));
+        assert!(error.contains("tokens of a set") && error.contains("15"), "{error}");
+        let small = RetrieveOptions { dilated: 0, ..options(4) };
+        let error = try_with(&mut sets, [2, 1, 4], small);
+        assert!(error.contains("vectors"), "{error}");
+        let error = try_with(&mut sets, [2, 1, 8], RetrieveOptions { block: 9, ..small });
+        assert!(error.contains("sets") && error.contains('8'), "{error}");
+        let error =
+            try_with(&mut sets, [2, 1, 8], RetrieveOptions { threshold: f32::NAN, ..small });
+        assert!(error.contains("NaN"), "{error}");
+        let error = try_with(&mut sets, [2, 1, 8], RetrieveOptions { locals: 0, ..small });
+        assert!(error.contains("locals"), "{error}");
+    }
+}
