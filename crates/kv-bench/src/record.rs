@@ -62,6 +62,20 @@ pub(crate) mod metric {
     pub(crate) const OBSERVED_ERROR: &str = "observed_error";
     /// Share of the full cache's attention mass that lies on what was kept, 0 to 1.
     pub(crate) const RETAINED_MASS: &str = "retained_mass";
+    /// Share of a step's heads that looked for what to read, rather than sharing what others had found.
+    pub(crate) const RETRIEVAL_RATIO: &str = "retrieval_ratio";
+    /// Tokens that a head attends to in a step.
+    pub(crate) const TOKENS_READ: &str = "tokens_read";
+    /// Share of the full cache's attention that steps did not read, of those with a certificate.
+    pub(crate) const DROPPED_MASS: &str = "dropped_mass";
+    /// Its bound by the paper's Lipschitz constant, where above 1 without a meaning.
+    pub(crate) const DROPPED_BOUND: &str = "dropped_bound";
+    /// The share of bounds above 1.
+    pub(crate) const VACUOUS: &str = "vacuous_bounds";
+    /// Its bound by odds, which is never above 1.
+    pub(crate) const ODDS_BOUND: &str = "odds_bound";
+    /// The share of steps that dropped more than a bound.
+    pub(crate) const BROKEN: &str = "broken_bounds";
     /// Prompt tokens processed in a second, over the batch.
     pub(crate) const PREFILL_TOKENS_PER_SECOND: &str = "prefill_tokens_per_second";
     /// Tokens generated in a second, over the batch.

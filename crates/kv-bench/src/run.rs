@@ -117,6 +117,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 suites::paper::kvreviver::attention::run(&device, device_name, dtype, quick)?;
             (records, Vec::new())
         }
+        Some(Suite::Paper(Paper { figure: Figure::PrhsTable4, .. })) => {
+            let (device_name, quick) = (&device_name, common.quick);
+            let records = suites::paper::prhs::operator::run(&device, device_name, dtype, quick)?;
+            (records, Vec::new())
+        }
         Some(Suite::Paper(Paper { figure: Figure::KvreviverBounds, .. })) => {
             let (quick, seed) = (common.quick, common.seed);
             suites::paper::kvreviver::bounds::run(&device, &device_name, quick, seed)?

@@ -11,6 +11,8 @@ pub(crate) mod quick;
 pub(crate) mod throughput;
 
 use kv_core::MemoryReport;
+use kv_models::Session;
+use kv_policies::Reads;
 
 use crate::contenders::Contender;
 use crate::record::{Case, metric};
@@ -50,6 +52,28 @@ pub(crate) fn record_memory(
         }
         let mean = sum as f64 / reports.len().max(1) as f64;
         bench.record(suite, case, (&contender.label, contender.budget), name, mean, "bytes");
+    }
+}
+
+/// What a session's decode steps have read, over its layers.
+pub(crate) fn reads_of(session: &Session<'_>) -> anyhow::Result<Reads> {
+    let layers = session.cache().layers.iter();
+    let reads = layers.map(|layer| session.policy().reads(layer));
+    reads.map(|reads| Ok(reads?.unwrap_or_default())).sum()
+}
+
+/// Records how often heads retrieved and how much they read, of policies that read less than they keep.
+pub(crate) fn record_reads(
+    bench: &mut Bench<'_>,
+    suite: &str,
+    case: &Case,
+    contender: &Contender,
+    reads: Reads,
+) {
+    if reads.steps > 0 {
+        let setup = (contender.label.as_str(), contender.budget);
+        bench.record(suite, case, setup, metric::RETRIEVAL_RATIO, reads.ratio(), "share");
+        bench.record(suite, case, setup, metric::TOKENS_READ, reads.slots_each(), "tokens");
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use crate::layer::{Rows, Track};
+use crate::sets::HostSets;
 use crate::sketch::HostSketch;
 use crate::{Archive, CacheOptions, KvCache, LayerCache, Origin, Result, SlotLayout};
 
@@ -33,6 +34,8 @@ pub struct HostLayer {
     pub(crate) archive: Option<Archive>,
     /// What dropped tokens went into.
     pub(crate) sketch: Option<HostSketch>,
+    /// What steps attend to.
+    pub(crate) sets: Option<HostSets>,
 }
 
 /// A whole cache in host memory.
@@ -70,8 +73,11 @@ impl HostCache {
     /// [`crate::Error`] where the data contradict themselves.
     pub fn into_device(self, device: &Device) -> Result<KvCache> {
         let _work = kv_kernels::device_work();
-        let layers =
-            self.layers.into_iter().map(|layer| layer.upload(device)).collect::<Result<_>>()?;
+        let layers = self
+            .layers
+            .into_iter()
+            .map(|layer| layer.upload(&self.seen, device))
+            .collect::<Result<_>>()?;
         Ok(KvCache { layers, seen: self.seen, origin: self.origin })
     }
 
@@ -114,10 +120,11 @@ impl HostLayer {
             next: cache.next_places().map(|next| read_int("places", next.clone())).transpose()?,
             archive: cache.archive.clone().map(|archive| archive.moved_to(&options.device)),
             sketch: cache.sketch.as_ref().map(HostSketch::read).transpose()?,
+            sets: cache.sets.as_ref().map(HostSets::read).transpose()?,
         })
     }
 
-    fn upload(self, device: &Device) -> Result<LayerCache> {
+    fn upload(self, seen: &[usize], device: &Device) -> Result<LayerCache> {
         let options = CacheOptions {
             device: device.clone(),
             dtype: self.dtype,
@@ -134,6 +141,12 @@ impl HostLayer {
         cache.archive = self.archive.map(|archive| archive.moved_to(device));
         let sketch = self.sketch.map(|sketch| sketch.upload(self.head_dim, device));
         cache.sketch = sketch.transpose()?;
+        if let Some(sets) = self.sets {
+            let group = sets.shape[0] / cache.layout.pairs().max(1);
+            let each = |pair: usize| std::iter::repeat_n(seen[pair / self.kv_heads], group);
+            let tokens: Vec<usize> = (0..cache.layout.pairs()).flat_map(each).collect();
+            cache.sets = Some(sets.upload(&tokens, device)?);
+        }
         if cache.layout().used() > 0 {
             let float = |data: TensorData| Tensor::from_data(data, (device, DType::F32));
             let tracks = self.tracks.into_iter();

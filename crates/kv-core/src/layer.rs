@@ -6,6 +6,7 @@ mod capacity;
 mod evict;
 mod next;
 mod options;
+mod retrieved;
 mod rotate;
 mod sketched;
 mod slots;
@@ -17,7 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_kernels::SlotRanges;
+use kv_kernels::{IndexSets, SlotRanges};
 
 use crate::tensors::{ints, packed, read_f32, read_i32, zero_rows};
 use crate::{Archive, Error, MemoryReport, Result, Sketch, SlotLayout};
@@ -56,6 +57,8 @@ pub struct LayerCache {
     pub(crate) archive: Option<Archive>,
     /// What dropped tokens go into, where a policy wants them back.
     pub(crate) sketch: Option<Sketch>,
+    /// What steps attend to, where a policy chooses on the device.
+    pub(crate) sets: Option<IndexSets>,
     /// The (sequence, head) of every slot, `[S]`, made when first asked for.
     pub(crate) slot_pairs: OnceLock<Tensor<1, Int>>,
     /// A flag for every head, `[B, Hkv]`, made when first asked for.
@@ -83,6 +86,7 @@ impl LayerCache {
             next: None,
             archive: None,
             sketch: None,
+            sets: None,
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
             layout,
@@ -230,6 +234,7 @@ impl LayerCache {
             next: self.next.map(|next| next.to_device(device)),
             archive: self.archive.map(|archive| archive.moved_to(device)),
             sketch: self.sketch.map(|sketch| sketch.to_device(device)),
+            sets: self.sets.map(|sets| sets.to_device(device)),
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
             options: CacheOptions { device: device.clone(), ..self.options },
@@ -282,6 +287,7 @@ impl Clone for LayerCache {
             next: self.next.clone(),
             archive: self.archive.clone(),
             sketch: self.sketch.clone(),
+            sets: self.sets.as_ref().map(IndexSets::copied),
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
             options: self.options.clone(),

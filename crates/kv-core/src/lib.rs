@@ -21,6 +21,7 @@ mod layout;
 mod memory;
 mod merge;
 mod selection;
+mod sets;
 mod sketch;
 mod store;
 mod tensors;
@@ -46,8 +47,9 @@ pub use tensors::{read_f32, read_i32};
 pub use kv_kernels::{
     ABSENT, AttentionOutput, AverageWeights, BalanceOptions, Balanced, Centre, Choice, Chosen,
     DecodeAttentionOptions, Draws, EvictingOutput, EvictionOptions, EvictionScope, GUARD,
-    GroupReduction, Guard, HeadLayout, HeadNorms, KernelError, KeyRule, MAX_BUCKETS, MergeLists,
-    MergeOptions, Merged, Nearest, NearestOptions, RotaryTable, SlotLists, SlotRanges, SlotView,
+    GroupReduction, Guard, HeadLayout, HeadNorms, IndexSets, KernelError, KeyRule, MAX_BUCKETS,
+    MergeLists, MergeOptions, Merged, Nearest, NearestOptions, RangeSets, RetrieveOptions,
+    RotaryTable, ScoreReduction, SetRule, SimilarityReduction, SlotLists, SlotRanges, SlotView,
     StepLogits, VOTES_RADIX, balance, merge_slots, nearest_slots, split_heads, top_slots, uniform,
     uniforms,
 };

@@ -3,6 +3,7 @@
 use std::ops::Add;
 
 use burn::tensor::{DType, Tensor};
+use kv_kernels::IndexSets;
 use serde::{Deserialize, Serialize};
 
 use crate::{Archive, LayerCache, Sketch};
@@ -68,7 +69,8 @@ impl MemoryReport {
             policy: tracks
                 + state
                 + archive.map_or(0, Archive::device_bytes)
-                + cache.sketch().map_or(0, Sketch::bytes),
+                + cache.sketch().map_or(0, Sketch::bytes)
+                + cache.index_sets().map_or(0, IndexSets::bytes),
             host: archive.map_or(0, Archive::host_bytes),
             scratch: cache.sketch().map_or(0, |sketch| sketch.scratch_bytes(cache.options().dtype)),
         }

@@ -10,6 +10,7 @@ use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde::{Deserialize, Serialize};
 
 use crate::layer::{ACCUMULATED, LOG_NORMS};
+use crate::sets::HostSets;
 use crate::sketch::{HostSketch, SketchHeader};
 use crate::{Error, HostCache, HostLayer, KvCache, Origin, Result};
 
@@ -40,6 +41,9 @@ struct LayerHeader {
     next: bool,
     #[serde(default)]
     sketch: Option<SketchHeader>,
+    /// The shape of the index sets' vectors, and integers of a row of their table.
+    #[serde(default)]
+    sets: Option<([usize; 4], usize)>,
 }
 
 impl KvCache {
@@ -96,6 +100,10 @@ impl HostCache {
                 add("sketch.scores", &sketch.scores);
                 add("sketch.moved", &sketch.moved);
             }
+            if let Some(sets) = &layer.sets {
+                add("sets.table", &sets.table);
+                add("sets.vectors", &sets.vectors);
+            }
             layers.push(LayerHeader {
                 kv_heads: layer.kv_heads,
                 capacities: layer.capacities.clone(),
@@ -113,6 +121,7 @@ impl HostCache {
                 state: layer.state.keys().cloned().collect(),
                 next: layer.next.is_some(),
                 sketch: layer.sketch.as_ref().map(|sketch| sketch.header.clone()),
+                sets: layer.sets.as_ref().map(|sets| (sets.shape, sets.table.shape()[1])),
             });
         }
         let header = Header {
@@ -228,6 +237,23 @@ impl HostCache {
                             scores: float("scores", &[header.scores()])?,
                             moved: read(moved, DType::I32, &[pairs, 2])?,
                             header,
+                        })
+                    })
+                    .transpose()?,
+                sets: layer
+                    .sets
+                    .map(|(shape, row)| {
+                        if shape[0] == 0 || !shape[0].is_multiple_of(pairs) {
+                            return Err(invalid(format!(
+                                "layer {index}: its index sets do not fit"
+                            )));
+                        }
+                        let table = format!("{index}.sets.table");
+                        let vectors = format!("{index}.sets.vectors");
+                        Ok(HostSets {
+                            table: read(table, DType::I32, &[shape[0], row])?,
+                            vectors: read(vectors, DType::F32, &shape)?,
+                            shape,
                         })
                     })
                     .transpose()?,

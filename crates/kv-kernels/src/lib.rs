@@ -73,7 +73,8 @@ pub use nearest_slots::{Nearest, SlotLists, nearest_slots};
 pub use prefill_attention::{PrefillOptions, PrefillOutput, prefill_attention};
 pub use random::{uniform, uniforms};
 pub use retrieve_slots::{
-    IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SimilarityReduction, retrieve_slots,
+    IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SetRule, SimilarityReduction,
+    retrieve_slots,
 };
 pub use revise_sketch::{ABSENT, ReviseOptions, RevisedScores, StepLogits, revise_sketch};
 pub use rms_norm::{add_rms_norm, rms_norm};

@@ -2,21 +2,20 @@ use std::collections::BTreeSet;
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
-    DecodeAttentionOptions, IndexSets, RangeSets, RetrieveOptions, ScoreReduction,
+    DecodeAttentionOptions, IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SetRule,
     SimilarityReduction, SlotRanges, SlotView, decode_attention, retrieve_slots,
 };
 use kv_testing::{Golden, Numbers, devices, golden_files, relative_error};
 
-fn options(top: usize) -> RetrieveOptions {
+fn rule(top: usize) -> SetRule {
+    SetRule { sinks: 4, locals: 8, top, dilated: 1.0 / 3.0, threshold: 0.8, wanted: None }
+}
+
+fn options() -> RetrieveOptions {
     RetrieveOptions {
         scale: None,
-        top,
-        dilated: top / 3,
         radius: 1,
-        sinks: 4,
-        locals: 8,
         block: 8,
-        threshold: 0.8,
         reduction: ScoreReduction::Sum,
         similarity: SimilarityReduction::Mean,
         hidden: 0,
@@ -104,21 +103,22 @@ impl Memory {
         pair: usize,
         queries: &[&[f32]],
         [tokens, freed]: [usize; 2],
+        rule: SetRule,
         options: &RetrieveOptions,
     ) -> Expected {
         let length = tokens - freed;
         let hidden = f64::from(options.hidden) / 2f64.powi(32);
         let from = ((hidden * tokens as f64).floor() as usize).saturating_sub(1);
-        let sinks = options.sinks.min(length);
+        let sinks = rule.sinks.min(length);
         let start = from.saturating_sub(freed).clamp(sinks, length);
-        let local = length.saturating_sub(options.locals).max(start);
+        let local = length.saturating_sub(rule.locals).max(start);
         let always = (0..sinks).chain(local..length);
         let block = (tokens - 1) / options.block;
         if block != self.block {
             self.sets.clear();
             self.block = block;
         }
-        if local - start <= options.top {
+        if local - start <= rule.top {
             let slots = (0..sinks).chain(start..length).collect();
             return Expected { slots, retrieved: None };
         }
@@ -136,7 +136,7 @@ impl Memory {
                 SimilarityReduction::Min => each.fold(1.0, f64::min),
             }
         };
-        let threshold = f64::from(options.threshold);
+        let threshold = f64::from(rule.threshold);
         let shared = self.sets.iter().rev().find(|(others, _)| {
             threshold <= -1.0
                 || (options.block > 1 && threshold < 1.0 && similar(others) > threshold)
@@ -158,9 +158,9 @@ impl Memory {
         };
         let mut ranked: Vec<usize> = (start..local).collect();
         ranked.sort_by(|a, b| score(*b).total_cmp(&score(*a)));
-        ranked.truncate(options.top);
+        ranked.truncate(rule.top);
         let mut set: BTreeSet<usize> = ranked.iter().copied().collect();
-        for slot in ranked.iter().take(options.dilated) {
+        for slot in ranked.iter().take(rule.top / 3) {
             let reach = slot.saturating_sub(options.radius)..=slot + options.radius;
             set.extend(reach.filter(|slot| *slot >= start && *slot < length));
         }
@@ -183,6 +183,7 @@ fn follow(
     tokens: &[usize],
     freed: usize,
     steps: usize,
+    rule: SetRule,
     options: &RetrieveOptions,
     device: &Device,
     context: &str,
@@ -193,7 +194,14 @@ fn follow(
     let mut numbers = Numbers::new(3);
     let mut query = numbers.normal(batch * heads * dim);
     let mut memories: Vec<Memory> = (0..pairs).map(|_| Memory::default()).collect();
-    let mut sets = IndexSets::new(pairs, options.block, options.width(), layer.group, dim, device);
+    let mut sets = IndexSets::new(
+        &vec![rule; pairs],
+        options.block,
+        rule.width(options.radius),
+        layer.group,
+        dim,
+        device,
+    );
     let (mut retrieved, mut read) = (vec![0u64; pairs], vec![0u64; pairs]);
     for step in 0..steps {
         // Some drift, some jump.
@@ -222,7 +230,7 @@ fn follow(
         )
         .unwrap();
         assert_eq!(sums.is_some(), measures);
-        let view = SlotView::Sets { sinks: options.sinks, sets: sets.clone() };
+        let view = SlotView::Sets(sets.clone());
         let output = decode_attention(
             on,
             layer.pool(&layer.keys, device),
@@ -242,8 +250,8 @@ fn follow(
             let queries: Vec<&[f32]> =
                 (0..layer.group).map(|g| &query[(pair * layer.group + g) * dim..][..dim]).collect();
             let counts = [seen[row], freed];
-            let expected = memories[pair].step(layer, pair, &queries, counts, options);
-            let slots = attended(own, options.sinks, counts);
+            let expected = memories[pair].step(layer, pair, &queries, counts, rule, options);
+            let slots = attended(own, rule.sinks, counts);
             assert_eq!(own.retrieves, expected.retrieved, "{context}");
             assert_eq!(slots, expected.slots, "{context}");
             retrieved[pair] += u64::from(expected.retrieved == Some(true));
@@ -298,9 +306,9 @@ fn steps_attend_as_the_paper_says() {
             (2, ScoreReduction::Max, SimilarityReduction::Min),
         ] {
             let layer = Layer::new(2, 2, group, 32, 300);
-            let options = RetrieveOptions { reduction, similarity, ..options(24) };
+            let options = RetrieveOptions { reduction, similarity, ..options() };
             let context = format!("{} {reduction:?} {similarity:?}", tested.name);
-            let retrieved = follow(&layer, &[190, 20], 0, 20, &options, device, &context);
+            let retrieved = follow(&layer, &[190, 20], 0, 20, rule(24), &options, device, &context);
             shares |= retrieved < 4 * 20 / 2;
         }
         assert!(shares, "{}: hardly any set is shared", tested.name);
@@ -313,10 +321,10 @@ fn windows_hide_and_freed_tokens_have_no_slots() {
         let device = &tested.device;
         let layer = Layer::new(2, 1, 1, 32, 300);
         let hidden = (0.3 * 2f64.powi(32)) as u32;
-        let options = RetrieveOptions { hidden, ..options(16) };
-        follow(&layer, &[200, 280], 0, 10, &options, device, "hidden");
+        let options = RetrieveOptions { hidden, ..options() };
+        follow(&layer, &[200, 280], 0, 10, rule(16), &options, device, "hidden");
         // What the window hides may be gone: tokens 4 to 53 of 200.
-        follow(&layer, &[200, 230], 50, 20, &options, device, "freed");
+        follow(&layer, &[200, 230], 50, 20, rule(16), &options, device, "freed");
     }
 }
 
@@ -326,7 +334,16 @@ fn long_ranges_are_scored_in_parts() {
         let device = &tested.device;
         // One range on many processors, and ranges longer than a part.
         let layer = Layer::new(1, 1, 2, 32, 5_000);
-        follow(&layer, &[4_900], 0, 4, &options(200), device, &format!("{} parts", tested.name));
+        follow(
+            &layer,
+            &[4_900],
+            0,
+            4,
+            rule(200),
+            &options(),
+            device,
+            &format!("{} parts", tested.name),
+        );
     }
 }
 
@@ -335,13 +352,35 @@ fn thresholds_never_and_always() {
     for tested in devices() {
         let device = &tested.device;
         let layer = Layer::new(1, 2, 1, 32, 200);
-        let never = RetrieveOptions { threshold: 1.0, ..options(16) };
-        assert_eq!(follow(&layer, &[100], 0, 16, &never, device, "never"), 2 * 16);
+        let never = SetRule { threshold: 1.0, ..rule(16) };
+        let retrieved = follow(&layer, &[100], 0, 16, never, &options(), device, "never");
+        assert_eq!(retrieved, 2 * 16);
         // Blocks begin at 104, 112 and 120.
-        let always = RetrieveOptions { threshold: -1.0, ..options(16) };
-        assert_eq!(follow(&layer, &[104], 0, 20, &always, device, "always"), 2 * 3);
-        let alone = RetrieveOptions { block: 1, ..options(16) };
-        assert_eq!(follow(&layer, &[100], 0, 5, &alone, device, "blocks of one"), 2 * 5);
+        let always = SetRule { threshold: -1.0, ..rule(16) };
+        let retrieved = follow(&layer, &[104], 0, 20, always, &options(), device, "always");
+        assert_eq!(retrieved, 2 * 3);
+        let alone = RetrieveOptions { block: 1, ..options() };
+        assert_eq!(follow(&layer, &[100], 0, 5, rule(16), &alone, device, "blocks of one"), 2 * 5);
+    }
+}
+
+#[test]
+fn sizes_come_to_what_is_wanted() {
+    for tested in devices() {
+        let device = &tested.device;
+        let mut numbers = Numbers::new(5);
+        let keys = numbers.normal(400 * 16);
+        let mut own = rule(40);
+        own.wanted = Some(40);
+        let mut sets = IndexSets::new(&[own], 1, own.width(1), 1, 16, device);
+        let mut sizes = Vec::new();
+        for _ in 0..40 {
+            let query = numbers.normal(16);
+            sizes.push(one_step(query, keys.clone(), &mut sets, 399, device).set.len() as f64);
+        }
+        assert!(sizes[0] > 45.0, "{}: {sizes:?}", tested.name);
+        let mean = sizes[8..].iter().sum::<f64>() / 32.0;
+        assert!((mean - 40.0).abs() < 1.0, "{}: {mean} of {sizes:?}", tested.name);
     }
 }
 
@@ -359,7 +398,8 @@ fn one_step(
     let int = |value: i32| Tensor::full([1, 1], value, (device, DType::I32));
     let ranges = SlotRanges { offsets: int(0), lengths: int(tokens as i32) };
     let keys = Tensor::<1>::from_data(keys.as_slice(), (device, DType::F32)).reshape([tokens, dim]);
-    retrieve_slots(on.clone(), on, keys, &ranges, ints(&[at], device), sets, options(9), false)
+    let options = RetrieveOptions { block: sets.sets(), ..options() };
+    retrieve_slots(on.clone(), on, keys, &ranges, ints(&[at], device), sets, options, false)
         .unwrap();
     sets.read().unwrap().remove(0)
 }
@@ -368,7 +408,7 @@ fn one_step(
 fn equal_weights_go_by_index_and_zero_queries_are_like_none() {
     for tested in devices() {
         let device = &tested.device;
-        let mut sets = IndexSets::new(1, 8, options(9).width(), 1, 4, device);
+        let mut sets = IndexSets::new(&[rule(9)], 8, rule(9).width(1), 1, 4, device);
         let keys = || vec![1.0; 64 * 4];
         let first = one_step(vec![1.0; 4], keys(), &mut sets, 63, device);
         // Nine, of which the first three bring a neighbour along; the lowest is behind the sinks.
@@ -399,18 +439,15 @@ fn selections(file: &Golden, device: &Device, context: &str) {
     let query = file.tensor("q").on::<3>(device);
     let group = heads / kv_heads;
     let newest = ints(&vec![tokens as i32 - 1; batch], device);
-    let base = RetrieveOptions {
-        top: number("k"),
-        dilated: number("m"),
-        radius: number("r"),
-        sinks: number("C_sink"),
-        locals: number("C_local"),
-        block: 1,
-        ..options(1)
-    };
-    let choose = |options: RetrieveOptions, of: usize| {
-        let pairs = batch * of;
-        let mut sets = IndexSets::new(pairs, 1, options.width(), heads / of, dim, device);
+    let threshold = 1.0;
+    let dilated = number("m") as f32 / number("k") as f32;
+    let (sinks, locals) = (number("C_sink"), number("C_local"));
+    let rule = SetRule { sinks, locals, top: number("k"), dilated, threshold, wanted: None };
+    let base = RetrieveOptions { radius: number("r"), block: 1, ..options() };
+    let choose = |rule: SetRule, of: usize| {
+        let (pairs, options) = (batch * of, base);
+        let width = rule.width(base.radius);
+        let mut sets = IndexSets::new(&vec![rule; pairs], 1, width, heads / of, dim, device);
         let offset =
             |pair: usize| ((pair / of * kv_heads + pair % of * kv_heads / of) * tokens) as i32;
         let offsets: Vec<i32> = (0..pairs).map(offset).collect();
@@ -430,7 +467,7 @@ fn selections(file: &Golden, device: &Device, context: &str) {
             options,
             true,
         );
-        let view = SlotView::Sets { sinks: options.sinks, sets: sets.clone() };
+        let view = SlotView::Sets(sets.clone());
         let asked = DecodeAttentionOptions { view, log_sum_exp: true, ..Default::default() };
         let own =
             decode_attention(query.clone(), keys.clone(), keys, None, &ranges, asked).unwrap();
@@ -439,13 +476,12 @@ fn selections(file: &Golden, device: &Device, context: &str) {
         (sets.read().unwrap(), dropped.reshape([-1]).try_into_vec_as::<f32>().unwrap())
     };
     // A list a query head; without neighbours, and with.
-    for (kind, mask, dilated) in [(0, "mask_topk", 0), (2, "mask_cis_clip_all", base.dilated)] {
-        let options = RetrieveOptions { dilated, ..base };
-        let (sets, dropped) = choose(options, heads);
+    for (kind, mask, dilated) in [(0, "mask_topk", 0.0), (2, "mask_cis_clip_all", rule.dilated)] {
+        let (sets, dropped) = choose(SetRule { dilated, ..rule }, heads);
         let expected = file.tensor(mask).indices();
         let delta = file.tensor("delta").values;
         for (head, own) in sets.iter().enumerate() {
-            let slots = attended(own, base.sinks, [tokens, 0]);
+            let slots = attended(own, rule.sinks, [tokens, 0]);
             let mask: BTreeSet<usize> =
                 (0..tokens).filter(|slot| expected[head * tokens + slot] > 0).collect();
             assert_eq!(slots, mask, "{context} {kind} {head}");
@@ -453,10 +489,10 @@ fn selections(file: &Golden, device: &Device, context: &str) {
             assert!((f64::from(dropped[head]) - delta).abs() < 1e-5, "{context} {kind} {head}");
         }
     }
-    let (sets, _) = choose(RetrieveOptions { dilated: 0, ..base }, kv_heads);
+    let (sets, _) = choose(SetRule { dilated: 0.0, ..rule }, kv_heads);
     let expected = file.tensor("topk_group_mean").indices();
     for (pair, own) in sets.iter().enumerate() {
-        let mut best = expected[pair * base.top..][..base.top].to_vec();
+        let mut best = expected[pair * rule.top..][..rule.top].to_vec();
         best.sort_unstable();
         assert_eq!(own.set, best, "{context} group {group}");
     }
@@ -486,18 +522,12 @@ fn refuses_what_does_not_fit() {
             .unwrap_err()
             .to_string()
         };
-        let mut sets = IndexSets::new(2, 8, 4, 1, 8, device);
-        let error = try_with(&mut sets, [2, 1, 8], options(9));
-        assert!(error.contains("tokens of a set") && error.contains("15"), "{error}");
-        let small = RetrieveOptions { dilated: 0, ..options(4) };
-        let error = try_with(&mut sets, [2, 1, 4], small);
+        let mut sets = IndexSets::new(&[rule(4); 2], 8, 4, 1, 8, device);
+        let error = try_with(&mut sets, [2, 1, 4], options());
         assert!(error.contains("vectors"), "{error}");
-        let error = try_with(&mut sets, [2, 1, 8], RetrieveOptions { block: 9, ..small });
+        let error = try_with(&mut sets, [2, 1, 8], RetrieveOptions { block: 9, ..options() });
         assert!(error.contains("sets") && error.contains('8'), "{error}");
-        let error =
-            try_with(&mut sets, [2, 1, 8], RetrieveOptions { threshold: f32::NAN, ..small });
-        assert!(error.contains("NaN"), "{error}");
-        let error = try_with(&mut sets, [2, 1, 8], RetrieveOptions { locals: 0, ..small });
-        assert!(error.contains("locals"), "{error}");
+        let error = try_with(&mut sets, [2, 1, 8], RetrieveOptions { block: 0, ..options() });
+        assert!(error.contains("block"), "{error}");
     }
 }

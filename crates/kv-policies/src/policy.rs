@@ -7,7 +7,8 @@ use burn::tensor::{Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, NUMERATORS, Room, Selection};
 
 use crate::attention::last_queries;
-use crate::{Evictor, Observed, PolicyError, Result, Step};
+use crate::reads::attended_by_sets;
+use crate::{Evictor, Observed, PolicyError, Reads, Result, Step};
 
 /// What a policy must be shown during prefill; nothing else is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -174,9 +175,41 @@ pub trait Policy: Debug + Send + Sync {
     ///
     /// # Errors
     /// [`crate::PolicyError`]; a full cache is one.
-    fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
         let query = step.append(cache)?;
+        self.attend_appended(layer, cache, query, &step)
+    }
+
+    /// What is left of a step whose tokens are appended, where that is all of it: the attention of their
+    /// queries `[B, Hq, D]` after RoPE.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    fn attend_appended(
+        &self,
+        _layer: LayerContext,
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        _step: &Step,
+    ) -> Result<Tensor<3>> {
         Ok(cache.attend(query, DecodeAttentionOptions::default())?.output)
+    }
+
+    /// What decode steps have read so far, for reports; `None` where they read all slots. Waits for the device.
+    ///
+    /// # Errors
+    /// Where the device gives nothing back.
+    fn reads(&self, cache: &LayerCache) -> Result<Option<Reads>> {
+        Reads::of_sets(cache)
+    }
+
+    /// Slots that the last step attended to, likewise: of each key-value head of each sequence, or of each query
+    /// head, counted from the first slot of its range.
+    ///
+    /// # Errors
+    /// As [`Self::reads`].
+    fn attended(&self, cache: &LayerCache) -> Result<Option<Vec<Vec<usize>>>> {
+        attended_by_sets(cache)
     }
 
     /// Tokens whose hidden states the layers behind this one still compute, `[B]` lists of indices

@@ -8,9 +8,9 @@ use kv_core::{Budget, HeadAllocation, LayerAllocation};
 use serde_json::Value;
 
 use crate::{
-    BalanceKv, BalanceKvStream, Cam, CamOptions, Combine, D2o, D2oOptions, Evictor,
-    ExpectedAttention, Full, H2o, KNorm, KeepKv, KeepKvOptions, KeyDiff, KvMerger, KvReviver,
-    KvReviverOptions, LagKv, LongFlow, Policy, PolicyError, PyramidInfer, RKv, Random,
+    BalanceKv, BalanceKvStream, Cam, CamOptions, Cis, CisOptions, Combine, D2o, D2oOptions,
+    Evictor, ExpectedAttention, Full, H2o, KNorm, KeepKv, KeepKvOptions, KeyDiff, KvMerger,
+    KvReviver, KvReviverOptions, LagKv, LongFlow, Policy, PolicyError, PyramidInfer, RKv, Random,
     RecentAttention, Result, Scorer, SnapKv, StreamingLlm, TopKOracle, Tova, Uniform, Vatp,
 };
 use config::{Config, family, invalid};
@@ -246,7 +246,23 @@ pub const POLICIES: &[Entry] = &[
         name: "top-k-oracle",
         summary: "keeps everything, attends to the best",
         paper: "",
-        build: |config| Ok(Arc::new(config.take_all::<TopKOracle>("top-k-oracle")?)),
+        build: |config| {
+            let policy: TopKOracle = config.take_all("top-k-oracle")?;
+            policy.validate()?;
+            Ok(Arc::new(policy))
+        },
+    },
+    Entry {
+        name: "cis",
+        summary: "attends to sets that similar steps share",
+        paper: "",
+        build: |config| Ok(Arc::new(Cis::new(config.take_all::<CisOptions>("cis")?)?)),
+    },
+    Entry {
+        name: "cis-star",
+        summary: "CIS whose sets have the budget's size",
+        paper: "",
+        build: |config| Ok(Arc::new(Cis::star(config.take_all::<CisOptions>("cis-star")?)?)),
     },
     Entry {
         name: "combine",

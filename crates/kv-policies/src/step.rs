@@ -14,6 +14,9 @@ pub struct Step {
     pub position: Tensor<1, Int>,
     /// RoPE's inverse frequencies, `[D / 2]`, for policies that look ahead; may be empty.
     pub inverse_frequencies: Arc<[f64]>,
+    /// The hidden states that the layer projects, before its norm, `[B, hidden]`, for policies that compare
+    /// them.
+    pub hidden: Option<Tensor<2>>,
 }
 
 /// One new token a sequence.
@@ -50,7 +53,7 @@ impl Step {
         position: Tensor<1, Int>,
     ) -> Self {
         let heads = NewHeads::Rotated { query, key, value, raw_query: None };
-        Self { heads, position, inverse_frequencies: Arc::default() }
+        Self { heads, position, inverse_frequencies: Arc::default(), hidden: None }
     }
 
     /// A step of a layer's joint projection of queries, keys and values, `[B, (Hq + 2 Hkv) D]`.
@@ -60,7 +63,14 @@ impl Step {
         position: Tensor<1, Int>,
         inverse_frequencies: Arc<[f64]>,
     ) -> Self {
-        Self { heads: NewHeads::Projected { projected, layout }, position, inverse_frequencies }
+        let heads = NewHeads::Projected { projected, layout };
+        Self { heads, position, inverse_frequencies, hidden: None }
+    }
+
+    /// The same with the hidden states that were projected, `[B, hidden]`.
+    #[must_use]
+    pub fn with_hidden(self, hidden: Tensor<2>) -> Self {
+        Self { hidden: Some(hidden), ..self }
     }
 
     /// Appends the tokens to the cache and returns their queries after RoPE, `[B, Hq, D]`.

@@ -16,13 +16,13 @@ pub(crate) struct Paper {
     /// Memory in GiB that a run may take; by default that of the paper's GPU.
     #[arg(long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
     pub(crate) memory_cap: Option<f64>,
-    /// KeepKV's and KVReviver's figures: prompts, as in `quality`.
+    /// Figures of KeepKV, KVReviver and PrHS: prompts, as in `quality`.
     #[arg(long, value_name = "FILE.jsonl")]
     pub(crate) prompts: Option<PathBuf>,
-    /// KeepKV's and KVReviver's figures: at most this many prompts, spread over tasks and lengths.
+    /// Figures of KeepKV, KVReviver and PrHS: at most this many prompts, spread over tasks and lengths.
     #[arg(long, value_parser = positive, allow_negative_numbers = true)]
     pub(crate) limit: Option<usize>,
-    /// KeepKV's and KVReviver's figures: held-out text, as in `quality`.
+    /// Figures of KeepKV, KVReviver and PrHS: held-out text, as in `quality`.
     #[arg(long, value_name = "FILE.txt")]
     pub(crate) text: Option<PathBuf>,
 }
@@ -70,6 +70,18 @@ pub(crate) enum Figure {
     KvreviverAttention,
     /// Variance of the sketch's estimates against the paper's bound.
     KvreviverBounds,
+    /// Retrieval and perplexity, and how often heads retrieve: CIS, HShare, Quest, Double Sparsity, H2O.
+    PrhsTable2,
+    /// Time of a step's attention, choices included: the same and CPE.
+    PrhsTable4,
+    /// Decode throughput at 1/8: the same.
+    PrhsTable5,
+    /// Retrieval and perplexity of CIS*, PSAW, ETF and CPE with other parameters.
+    PrhsTable6,
+    /// Attention that is read of real prompts, by how often heads retrieve; bounds on what is dropped.
+    PrhsFig7,
+    /// The same by how many tokens bring their neighbours along.
+    PrhsFig8,
 }
 
 impl Paper {
@@ -109,7 +121,7 @@ impl Figure {
 
     /// Whether any model may run it.
     fn takes_models(self) -> bool {
-        let more = [Self::BalancekvFig1, Self::BalancekvNeedle];
+        let more = [Self::BalancekvFig1, Self::BalancekvNeedle, Self::PrhsTable5];
         self.reads() || self.climbs() || more.contains(&self)
     }
 
@@ -117,7 +129,8 @@ impl Figure {
     fn reads(self) -> bool {
         use Figure::{
             KeepkvFig2, KeepkvFig5, KeepkvLossless, KeepkvTable3, KeepkvTable4, KvreviverFig5,
-            KvreviverFig6, KvreviverTable2, KvreviverTable3,
+            KvreviverFig6, KvreviverTable2, KvreviverTable3, PrhsFig7, PrhsFig8, PrhsTable2,
+            PrhsTable6,
         };
         [
             KeepkvFig2,
@@ -129,6 +142,10 @@ impl Figure {
             KvreviverTable3,
             KvreviverFig5,
             KvreviverFig6,
+            PrhsTable2,
+            PrhsTable6,
+            PrhsFig7,
+            PrhsFig8,
         ]
         .contains(&self)
     }
@@ -143,6 +160,7 @@ impl Figure {
         match (self, quick) {
             (Self::LongflowFig4, false) => "random:qwen3-1.7b",
             (Self::BalancekvTable2, false) => "random:llama-3.1-8b",
+            (Self::PrhsTable5, false) if asked == MODEL => "random:llama-2-7b",
             (figure, false) if figure.climbs() && asked == MODEL => "random:llama-2-7b",
             _ => asked,
         }

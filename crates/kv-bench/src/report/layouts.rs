@@ -68,7 +68,9 @@ fn quality(records: &[&Record]) -> Vec<Table> {
             picks.push(Pick::when(head, metric, move |r| r.case.mode.as_deref() == mode));
         }
     }
-    picks.extend([metric::PERPLEXITY, metric::BYTES_IN_USE].map(Pick::all));
+    let more =
+        [metric::PERPLEXITY, metric::RETRIEVAL_RATIO, metric::TOKENS_READ, metric::BYTES_IN_USE];
+    picks.extend(more.map(Pick::all));
     let mut tables = vec![build("Quality".into(), records, &[Key::Budget], &picks)];
     tables.extend(side_by_side::tables(records));
 
@@ -94,8 +96,18 @@ fn quality(records: &[&Record]) -> Vec<Table> {
 
 fn attention(records: &[&Record], by_layer: bool) -> Vec<Table> {
     let metrics = [metric::RELATIVE_ERROR, metric::RETAINED_MASS];
-    let certificates = [metric::ERROR_BOUND, metric::OBSERVED_ERROR];
-    let picks: Vec<_> = metrics.into_iter().chain(certificates).map(Pick::all).collect();
+    let reading = [
+        metric::RETRIEVAL_RATIO,
+        metric::TOKENS_READ,
+        metric::ERROR_BOUND,
+        metric::OBSERVED_ERROR,
+        metric::DROPPED_MASS,
+        metric::DROPPED_BOUND,
+        metric::VACUOUS,
+        metric::ODDS_BOUND,
+        metric::BROKEN,
+    ];
+    let picks: Vec<_> = metrics.into_iter().chain(reading).map(Pick::all).collect();
     let mut tables = vec![build("Attention".into(), records, &[Key::Budget], &picks)];
     for metric in metrics.into_iter().filter(|_| by_layer) {
         let mut layers: Vec<usize> = records.iter().filter_map(|r| r.case.layer).collect();
@@ -119,6 +131,8 @@ fn throughput(records: &[&Record]) -> Table {
         metric::SLOWEST_STEP,
         metric::PEAK_BYTES,
         metric::LARGEST_BATCH,
+        metric::RETRIEVAL_RATIO,
+        metric::TOKENS_READ,
         metric::BYTES_IN_USE,
         metric::HOST_BYTES,
         metric::COPY_TIME,

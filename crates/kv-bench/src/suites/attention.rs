@@ -1,11 +1,13 @@
 //! Relative output error and retained mass, on the queries, keys and values of a real prompt.
 
+mod reading;
+
 use anyhow::{Context, ensure};
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32, read_i32};
 use kv_kernels::{PrefillOptions, prefill_attention};
 use kv_models::PrefillPass;
-use kv_policies::{Needs, NewHeads, Observation, Step, certify};
+use kv_policies::{Needs, NewHeads, Observation, Reads, Step, certify};
 
 use crate::args::Attention;
 use crate::contenders::Contender;
@@ -13,6 +15,7 @@ use crate::progress::Progress;
 use crate::prompts::Prompts;
 use crate::record::{Case, metric};
 use crate::run::Bench;
+use reading::Reading;
 
 const SUITE: &str = "attention";
 const BUDGETS: [f64; 4] = [0.5, 0.25, 0.1, 0.05];
@@ -29,6 +32,9 @@ struct Sums {
     bound: f64,
     error: f64,
     certificates: f64,
+    /// What policies read that keep more.
+    reading: Reading,
+    reads: Reads,
 }
 
 /// Runs the suite: the end of each prompt is decoded step by step, each layer by itself, and
@@ -87,8 +93,10 @@ pub(crate) fn measure(
         }
     }
     progress.finish();
-    if options.certificates && sums.iter().flatten().all(|sums| sums.certificates == 0.0) {
-        bench.note("no certificates: they are LongFlow's, of caches at their budget".into());
+    let certified = |sums: &Sums| sums.certificates + sums.reading.certified > 0.0;
+    if options.certificates && !sums.iter().flatten().any(certified) {
+        let whose = "LongFlow's, of caches at their budget, and CIS's with `certified`";
+        bench.note(format!("no certificates: they are {whose}"));
     }
     for (layer, sums) in sums.iter().enumerate().filter(|(layer, _)| wanted.contains(layer)) {
         for (contender, sums) in contenders.iter().zip(sums) {
@@ -103,10 +111,30 @@ pub(crate) fn measure(
                 let error = sums.error / sums.certificates;
                 bench.record(SUITE, &case, setup, metric::OBSERVED_ERROR, error, "squared");
             }
-            // An oracle keeps everything and reads a part: its kept slots say nothing.
-            if contender.policy.name() != "top-k-oracle" {
-                let mass = sums.mass / sums.rows;
-                bench.record(SUITE, &case, setup, metric::RETAINED_MASS, mass, "share");
+            let reading = &sums.reading;
+            // What is kept says nothing where less is read.
+            let mass = if reading.rows > 0.0 {
+                reading.mass / reading.rows
+            } else {
+                sums.mass / sums.rows
+            };
+            bench.record(SUITE, &case, setup, metric::RETAINED_MASS, mass, "share");
+            if sums.reads.steps > 0 {
+                let (ratio, slots) = (sums.reads.ratio(), sums.reads.slots_each());
+                bench.record(SUITE, &case, setup, metric::RETRIEVAL_RATIO, ratio, "share");
+                bench.record(SUITE, &case, setup, metric::TOKENS_READ, slots, "tokens");
+            }
+            if reading.certified > 0.0 {
+                let means = [
+                    (metric::DROPPED_MASS, reading.dropped),
+                    (metric::DROPPED_BOUND, reading.paper),
+                    (metric::VACUOUS, reading.vacuous),
+                    (metric::ODDS_BOUND, reading.odds),
+                    (metric::BROKEN, reading.broken),
+                ];
+                for (name, sum) in means {
+                    bench.record(SUITE, &case, setup, name, sum / reading.certified, "share");
+                }
             }
         }
     }
@@ -157,10 +185,10 @@ fn compare(
         };
         let position = Tensor::full([1], at as i32, (&device, DType::I32));
         let inverse_frequencies = observation.inverse_frequencies.into();
-        let now = Step { heads, position, inverse_frequencies };
+        let now = Step { heads, position, inverse_frequencies, hidden: None };
         // The full cache, which runs first, gives what the others are compared with.
         let mut exact = Vec::new();
-        let mut probabilities = Vec::new();
+        let (mut probabilities, mut of_queries) = (Vec::new(), Vec::new());
         for ((contender, cache), sums) in contenders.iter().zip(&mut caches).zip(sums.iter_mut()) {
             if certificates && cache.holds_at_limits() {
                 // Behind the prompt, its last query chose.
@@ -179,6 +207,8 @@ fn compare(
                 let wanted = DecodeAttentionOptions { probabilities: true, ..Default::default() };
                 let full = cache.attend(query.clone(), wanted)?;
                 let full = full.probabilities.context("probabilities were asked for")?;
+                let flat = full.clone().reshape([full.dims().iter().product::<usize>()]);
+                of_queries = read_f32("probabilities", flat)?;
                 probabilities = read_f32("probabilities", full.mean_dim(1).squeeze_dim::<1>(1))?;
                 exact = output.clone();
             }
@@ -188,6 +218,10 @@ fn compare(
             }
             let positions = read_i32("positions", cache.positions().clone())?;
             let capacity = probabilities.len() / cache.layout().pairs();
+            let policy = &*contender.policy;
+            if sums.reading.take(policy, cache, &positions, &of_queries, capacity)? {
+                continue;
+            }
             for pair in 0..cache.layout().pairs() {
                 let live = cache.layout().live(pair);
                 // The full cache holds each head's tokens in order.
@@ -197,6 +231,9 @@ fn compare(
                 sums.rows += 1.0;
             }
         }
+    }
+    for ((contender, cache), sums) in contenders.iter().zip(&caches).zip(sums.iter_mut()) {
+        sums.reads += contender.policy.reads(cache)?.unwrap_or_default();
     }
     Ok(())
 }

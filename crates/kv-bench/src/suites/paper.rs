@@ -10,6 +10,7 @@ pub(crate) mod kvreviver;
 mod layer;
 pub(crate) mod longflow_fig1;
 pub(crate) mod longflow_fig4;
+pub(crate) mod prhs;
 #[cfg(test)]
 mod testing;
 
@@ -39,11 +40,15 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
         | Figure::KvreviverTable3
         | Figure::KvreviverFig5
         | Figure::KvreviverFig6 => kvreviver::quality::run(bench, options),
+        Figure::PrhsTable2 | Figure::PrhsTable6 => prhs::quality::run(bench, options),
+        Figure::PrhsTable5 => prhs::throughput::run(bench, options),
+        Figure::PrhsFig7 | Figure::PrhsFig8 => prhs::overlap::run(bench, options),
         // Those of bare tensors have run without a model.
         Figure::LongflowFig1
         | Figure::BalancekvFig3
         | Figure::BalancekvStream
         | Figure::KvreviverAttention
-        | Figure::KvreviverBounds => Ok(()),
+        | Figure::KvreviverBounds
+        | Figure::PrhsTable4 => Ok(()),
     }
 }

@@ -6,10 +6,10 @@ use anyhow::{Context, ensure};
 use burn::tensor::Tensor;
 use kv_core::{MemoryReport, read_f32};
 use kv_models::Session;
-use kv_policies::Policy;
+use kv_policies::{Policy, Reads};
 
 use super::perplexity::{self, Text};
-use super::{conversation, judge, long_output, record_memory};
+use super::{conversation, judge, long_output, reads_of, record_memory, record_reads};
 use crate::args::{Mode, Quality, Task};
 use crate::contenders::Contender;
 use crate::progress::Progress;
@@ -84,6 +84,7 @@ pub(crate) fn retrieval(
     let Prompts { source, list: prompts } = prompts;
     let mut progress = Progress::new(prompts.len() * modes.len(), "retrieval");
     let mut memory: Vec<Vec<MemoryReport>> = vec![Vec::new(); contenders.len()];
+    let mut reads = vec![Reads::default(); contenders.len()];
     for (index, prompt) in prompts.iter().enumerate() {
         for &aware in &modes {
             // Policies that draw must not draw the same for every prompt.
@@ -91,8 +92,10 @@ pub(crate) fn retrieval(
             let run = answer(bench, contenders, prompt, aware, seed)
                 .with_context(|| format!("prompt {}", prompt.id))?;
             let full = run[0].best.clone();
-            for ((contender, answered), memory) in contenders.iter().zip(run).zip(&mut memory) {
+            let sums = memory.iter_mut().zip(&mut reads);
+            for ((contender, answered), (memory, reads)) in contenders.iter().zip(run).zip(sums) {
                 memory.push(answered.memory);
+                *reads += answered.reads;
                 let case = Case {
                     task: Some(prompt.task.clone()),
                     length: Some(prompt.length),
@@ -117,6 +120,9 @@ pub(crate) fn retrieval(
     for (contender, reports) in contenders.iter().zip(&memory) {
         record_memory(bench, SUITE, &Case::default(), contender, reports);
     }
+    for (contender, reads) in contenders.iter().zip(reads) {
+        record_reads(bench, SUITE, &Case::default(), contender, reads);
+    }
     Ok(())
 }
 
@@ -129,6 +135,7 @@ struct Answered {
     /// The most likely token before each of the answer's, which are fed one by one.
     best: Vec<u32>,
     memory: MemoryReport,
+    reads: Reads,
 }
 
 fn answer(
@@ -170,7 +177,8 @@ fn answer(
             let logprob = judged.iter().map(|(logprob, _)| logprob).sum::<f64>();
             let logprob = logprob / judged.len() as f64;
             ensure!(logprob.is_finite(), "the model's output holds NaN or Inf");
-            Ok(Answered { exact: best == answer, logprob, best, memory })
+            let reads = reads_of(&session)?;
+            Ok(Answered { exact: best == answer, logprob, best, memory, reads })
         })
         .collect()
 }

@@ -7,7 +7,7 @@ use burn::tensor::Device;
 use kv_core::{Archive, MemoryReport};
 use kv_models::{Sampling, Session};
 
-use super::{record_memory, varied_prompts};
+use super::{reads_of, record_memory, record_reads, varied_prompts};
 use crate::args::Throughput;
 use crate::contenders::Contender;
 use crate::progress::Progress;
@@ -100,6 +100,7 @@ fn time(
                 waiting + own.waiting.as_secs_f64(),
             )
         });
+    let reads = reads_of(decoder.session())?;
     let case = Case { length: Some(length), batch: Some(batch), ..Case::default() };
     let setup = (contender.label.as_str(), contender.budget);
     let pool = bench.device.memory_pool_usage();
@@ -119,6 +120,7 @@ fn time(
         record(metric::PEAK_BYTES, usage.bytes_reserved as f64, "bytes");
     }
     record_memory(bench, SUITE, &case, contender, &[memory]);
+    record_reads(bench, SUITE, &case, contender, reads);
     Ok(memory)
 }
 

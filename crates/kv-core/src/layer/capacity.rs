@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::Tensor;
+use kv_kernels::IndexSets;
 
 use super::{Track, expect_shape};
 use crate::{Archive, Error, LayerCache, Result, Sketch, SlotLayout};
@@ -38,6 +39,7 @@ impl LayerCache {
         resized.next = self.next.take();
         resized.archive = self.archive.take();
         resized.sketch = self.sketch.take();
+        resized.sets = self.sets.take();
         *self = resized;
         Ok(())
     }
@@ -202,6 +204,11 @@ impl LayerCache {
         if !sketches.is_empty() {
             all_or_none("a sketch", sketches.len(), parts.len())?;
             joined.sketch = Some(Sketch::concat(sketches)?);
+        }
+        let sets: Vec<_> = parts.iter().filter_map(|part| part.sets.clone()).collect();
+        if !sets.is_empty() {
+            all_or_none("index sets", sets.len(), parts.len())?;
+            joined.sets = Some(IndexSets::concat(sets)?);
         }
         let places: Vec<_> = parts.iter().filter_map(|part| part.next_places().cloned()).collect();
         if !places.is_empty() {

@@ -48,13 +48,8 @@ pub enum SlotView {
         /// How many of them, from the first on, `[B, Hkv]`, 32-bit.
         counts: Tensor<2, Int>,
     },
-    /// The first `sinks`, what [`crate::retrieve_slots`] has chosen, and the last ones.
-    Sets {
-        /// Slots at the start of each range, as the choice had them.
-        sinks: usize,
-        /// The choice, of these ranges.
-        sets: IndexSets,
-    },
+    /// What [`crate::retrieve_slots`] has chosen, of these ranges.
+    Sets(IndexSets),
 }
 
 /// What one call returns.
@@ -149,13 +144,12 @@ impl SlotView {
                     ..view(ViewKind::List)
                 }
             }
-            Self::Sets { sinks, sets } => {
+            Self::Sets(sets) => {
                 let (table, _) = sets.tensors();
                 let row = table.dims()[1];
                 check.shape("sets", table, &[batch * kv_heads, row])?;
                 CheckedView {
                     slots: Some(table.clone().reshape([batch * kv_heads * row])),
-                    sinks: *sinks,
                     ..view(ViewKind::Sets)
                 }
             }

@@ -1,6 +1,6 @@
 //! Weighted decode attention in plain loops: the CPU path, and the oracle of the kernel's tests.
 
-use crate::retrieve_slots::table::{FIRST, FREED, LOCAL, READ};
+use crate::retrieve_slots::table::{FIRST, FREED, LOCAL, READ, SINKS};
 
 /// One call's arguments, as slices in row-major order.
 #[derive(Debug, Clone, Copy)]
@@ -45,13 +45,8 @@ pub enum View<'a> {
     },
     /// Slots of the pool, `[B, Hkv, N]`; `lengths` says how many.
     List(&'a [i32]),
-    /// The first `sinks`, and what the table of index sets says.
-    Sets {
-        /// Slots at the start of each range.
-        sinks: usize,
-        /// A row a range.
-        table: &'a [i32],
-    },
+    /// What a table of index sets says, a row a range.
+    Sets(&'a [i32]),
 }
 
 impl<E> Problem<'_, E> {
@@ -73,13 +68,13 @@ impl<E> Problem<'_, E> {
                 let listed = listed.iter().filter_map(|slot| usize::try_from(*slot).ok());
                 listed.filter(|slot| *slot < pool).collect()
             }
-            View::Sets { sinks, table } => {
+            View::Sets(table) => {
                 let width = table.len() / self.offsets.len();
                 let own = &table[pair * width..][..width];
                 let field = |at: usize| own[at] as usize;
                 let set = &own[field(FIRST)..][..field(READ)];
                 let listed = set.iter().map(|token| *token as usize - field(FREED));
-                let slots = (0..sinks.min(length)).chain(listed).chain(field(LOCAL)..length);
+                let slots = (0..field(SINKS).min(length)).chain(listed).chain(field(LOCAL)..length);
                 slots.map(|slot| start + slot).collect()
             }
         }

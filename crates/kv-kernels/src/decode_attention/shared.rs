@@ -4,7 +4,7 @@
 use cubecl::prelude::*;
 
 use super::ViewKind;
-use crate::retrieve_slots::table::{FIRST, FREED, LOCAL, READ};
+use crate::retrieve_slots::table::{FIRST, FREED, LOCAL, READ, SINKS};
 
 /// Below every logit that carries weight; a finite stand-in for −∞, which WGSL cannot write down.
 pub(crate) const LOWEST: f32 = -3.0e38;
@@ -65,7 +65,7 @@ pub(super) fn seen_of(
     }
     if comptime!(kind == ViewKind::Sets) {
         let own = pair * width;
-        seen.sinks = min(sinks, length);
+        seen.sinks = min(view[own + SINKS] as usize, length);
         seen.list = own + view[own + FIRST] as usize;
         seen.listed = view[own + READ] as usize;
         seen.freed = view[own + FREED] as usize;

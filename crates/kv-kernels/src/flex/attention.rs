@@ -58,7 +58,7 @@ impl Args {
                 ViewKind::All => View::All,
                 ViewKind::Window => View::Window { sinks: self.config.sinks, starts: view },
                 ViewKind::List => View::List(view),
-                ViewKind::Sets => View::Sets { sinks: self.config.sinks, table: view },
+                ViewKind::Sets => View::Sets(view),
             },
             offsets: slice::<i32>(&offsets),
             lengths: slice::<i32>(&lengths),

@@ -175,7 +175,9 @@ pub(super) fn retrieve(
     if own > 0 {
         for i in first..last {
             if is_chosen(&*keys, base, i, start, local, radius) {
-                table[to + next] = i32::cast_from(i + sight.freed);
+                if next < comptime!(blueprint.width) {
+                    table[to + next] = i32::cast_from(i + sight.freed);
+                }
                 next += 1;
             }
         }
@@ -218,7 +220,7 @@ pub(super) fn retrieve(
             dropped = max(dropped, mass);
         }
     }
-    (count as usize, dropped)
+    (min(count as usize, comptime!(blueprint.width)), dropped)
 }
 
 /// Whether a slot is among the highest, or a neighbour of the best.

@@ -63,14 +63,9 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
     splits: usize,
     scored_parts: usize,
     stride: usize,
-    top: usize,
-    dilated: usize,
     radius: usize,
-    sinks: usize,
-    locals: usize,
     block: usize,
     hidden: u32,
-    threshold: f32,
     scale: f32,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
@@ -88,7 +83,13 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
     let unit = UNIT_POS as usize;
     let own = pair * comptime!(row(sets, width));
     let position = newest[pair / kv_heads];
+    let sinks = table[own + SINKS] as usize;
+    let locals = table[own + LOCALS] as usize;
     let sight = sight_of(lengths[pair], position, sinks, locals, hidden);
+    let top = table[own + TOP] as usize;
+    let share = f32::reinterpret(table[own + DILATED]);
+    let dilated = min((f32::cast_from(top) * share + ROUNDING) as usize, top);
+    let threshold = f32::reinterpret(table[own + THRESHOLD]);
     let own_block = max(position, 0i32) / i32::cast_from(block);
     let mut held = 0usize;
     if table[own + BLOCK] == own_block {
@@ -202,6 +203,16 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
                         }
                         table[fields + KEY_NORM] = i32::reinterpret(most.sqrt());
                         table[fields + DROPPED] = i32::reinterpret(dropped);
+                    }
+                    let wanted = table[own + WANTED] as usize;
+                    if wanted > 0 {
+                        // Half of what is amiss, and at least one.
+                        let mut next = top + (wanted - min(count, wanted)).div_ceil(2);
+                        if count > wanted {
+                            let less = (count - wanted).div_ceil(2);
+                            next = top - min(less, top);
+                        }
+                        table[own + TOP] = i32::cast_from(max(min(next, wanted), 1usize));
                     }
                     table[own + BLOCK] = own_block;
                     table[own + SETS] = i32::cast_from(set + 1);

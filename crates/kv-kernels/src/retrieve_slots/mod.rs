@@ -47,6 +47,36 @@ pub enum SimilarityReduction {
     Min,
 }
 
+/// What a range's steps retrieve, and when they share it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SetRule {
+    /// First tokens, always attended to.
+    pub sinks: usize,
+    /// Last tokens, always attended to: at least the newest.
+    pub locals: usize,
+    /// `k`: tokens between sinks and locals that a retrieval finds, at least 1.
+    pub top: usize,
+    /// `m / k`: the share of them, rounded down, the highest, that bring their neighbours along.
+    pub dilated: f32,
+    /// `τ`: sets are shared whose vectors' cosine is above it. From 1 on none is, from -1 down all are.
+    pub threshold: f32,
+    /// How many tokens a set is to have, neighbours included: after each retrieval, the next one's `top` is
+    /// brought closer to what gives that. `None` leaves it as it is.
+    pub wanted: Option<usize>,
+}
+
+impl SetRule {
+    /// `m`: how many bring their neighbours along.
+    pub fn best(self) -> usize {
+        reference::best_of(self.top, self.dilated)
+    }
+
+    /// The most tokens of a set, with so many neighbours on each side.
+    pub fn width(self, radius: usize) -> usize {
+        self.top + 2 * radius * self.best()
+    }
+}
+
 /// Index sets of a layer's ranges, and of each set the vectors that later steps are compared with.
 #[derive(Debug, Clone)]
 pub struct IndexSets {
@@ -54,6 +84,8 @@ pub struct IndexSets {
     pub(crate) vectors: Tensor<4>,
     sets: usize,
     width: usize,
+    /// The most tokens that are always attended to.
+    always: usize,
 }
 
 /// What the sets of a range have come to ([`IndexSets::read`]).
@@ -69,8 +101,12 @@ pub struct RangeSets {
     pub retrieves: Option<bool>,
     /// The last step's set: token indices, ascending, those that are no longer read left out.
     pub set: Vec<u32>,
+    /// First slots that the last step read.
+    pub sinks: usize,
     /// First slot that the last step read from behind the set, counted from the range's first.
     pub local: usize,
+    /// What a token's index was ahead of its slot.
+    pub freed: usize,
     /// The norm of the largest difference between the last step's vectors and its set's; 0 where it
     /// retrieved.
     pub distance: f32,
@@ -81,11 +117,20 @@ pub struct RangeSets {
     pub dropped: f32,
 }
 
+impl RangeSets {
+    /// Slots that the last step attended to, counted from the first of a range of `length`.
+    pub fn slots(&self, length: usize) -> impl Iterator<Item = usize> + '_ {
+        let listed = self.set.iter().map(|token| *token as usize - self.freed);
+        (0..self.sinks.min(length)).chain(listed).chain(self.local..length)
+    }
+}
+
 impl IndexSets {
-    /// Room for up to `sets` sets a block of steps, of up to `width` tokens each, for `ranges` ranges whose
-    /// steps are compared by `parts` vectors of `length` numbers.
+    /// Room for up to `sets` sets a block of steps, of up to `width` tokens each, for a range of each of
+    /// `rules`; steps are compared by `parts` vectors of `length` numbers. Of sets that find no room, the last
+    /// tokens are left out.
     pub fn new(
-        ranges: usize,
+        rules: &[SetRule],
         sets: usize,
         width: usize,
         parts: usize,
@@ -93,9 +138,18 @@ impl IndexSets {
         device: &Device,
     ) -> Self {
         let (sets, width) = (sets.max(1), width.max(1));
-        let row = table::row(sets, width);
+        let (ranges, row) = (rules.len(), table::row(sets, width));
         let mut values = vec![0i32; ranges * row];
-        values.iter_mut().step_by(row).for_each(|block| *block = -1);
+        for (own, rule) in values.chunks_exact_mut(row).zip(rules) {
+            let count = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+            own[table::BLOCK] = -1;
+            own[table::SINKS] = count(rule.sinks);
+            own[table::LOCALS] = count(rule.locals.max(1));
+            own[table::TOP] = count(rule.top.max(1));
+            own[table::DILATED] = rule.dilated.to_bits() as i32;
+            own[table::WANTED] = count(rule.wanted.unwrap_or_default());
+            own[table::THRESHOLD] = rule.threshold.to_bits() as i32;
+        }
         // Flat first: some devices pad the rows of what they are given as a matrix.
         let values = Tensor::<1, Int>::from_data(values.as_slice(), (device, DType::I32));
         Self {
@@ -103,37 +157,127 @@ impl IndexSets {
             vectors: Tensor::zeros([ranges, sets, parts, length], (device, DType::F32)),
             sets,
             width,
+            always: rules.iter().map(|rule| rule.sinks + rule.locals).max().unwrap_or_default(),
         }
     }
 
-    /// From saved tensors ([`Self::tensors`]).
+    /// From what [`Self::tensors`] held: `vectors` of this shape, and a table, whose sets name tokens below
+    /// `tokens`, one a range.
     ///
     /// # Errors
-    /// [`KernelError::Shape`], [`KernelError::Dtype`] where they do not fit each other.
-    pub fn from_tensors(table: Tensor<2, Int>, vectors: Tensor<4>) -> Result<Self, KernelError> {
-        let [ranges, row] = table.dims();
-        let [_, sets, parts, length] = vectors.dims();
-        let check = Check::new("index_sets", &table);
-        check.int("table", &table)?;
-        check.f32("vectors", &vectors)?;
-        check.shape("vectors", &vectors, &[ranges, sets, parts, length])?;
-        let width = row.saturating_sub(table::FIELDS) / sets.max(1);
-        let width = width.saturating_sub(table::SET_FIELDS);
-        if width == 0 || row != table::row(sets, width) {
-            let expected = vec![ranges, table::row(sets.max(1), width.max(1))];
-            return Err(KernelError::Shape {
+    /// [`KernelError::Unsupported`] where they do not fit.
+    pub fn from_saved(
+        table: &[i32],
+        vectors: &[f32],
+        [ranges, sets, parts, length]: [usize; 4],
+        tokens: &[usize],
+        device: &Device,
+    ) -> Result<Self, KernelError> {
+        let row = table.len() / ranges.max(1);
+        let width =
+            (row.saturating_sub(table::FIELDS) / sets.max(1)).saturating_sub(table::SET_FIELDS);
+        let fits = width > 0
+            && tokens.len() == ranges
+            && table.len() == ranges * table::row(sets, width)
+            && Some(vectors.len())
+                == [ranges, sets, parts, length].iter().try_fold(1usize, |a, b| a.checked_mul(*b))
+            && table
+                .chunks_exact(row)
+                .zip(tokens)
+                .all(|(own, tokens)| table::is_sound(own, sets, width, *tokens));
+        if !fits {
+            return Err(KernelError::Unsupported {
                 op: "index_sets",
-                argument: "table",
-                expected,
-                actual: vec![ranges, row],
+                argument: "saved sets",
+                actual: format!("{} and {} numbers", table.len(), vectors.len()),
+                supported: "ascending tokens of their ranges, and a vector for each set",
             });
         }
-        Ok(Self { table, vectors, sets, width })
+        let always = table
+            .chunks_exact(row)
+            .map(|own| own[table::SINKS] as usize + own[table::LOCALS] as usize);
+        let always = always.max().unwrap_or_default();
+        let table = Tensor::<1, Int>::from_data(table, (device, DType::I32));
+        let vectors = Tensor::<1>::from_data(vectors, (device, DType::F32));
+        Ok(Self {
+            table: table.reshape([ranges, row]),
+            vectors: vectors.reshape([ranges, sets, parts, length]),
+            sets,
+            width,
+            always,
+        })
+    }
+
+    /// The same with room for sets of `width` tokens, if that is more.
+    #[must_use]
+    pub fn widened(self, width: usize) -> Self {
+        if width <= self.width {
+            return self;
+        }
+        let [ranges, _] = self.table.dims();
+        let head = table::FIELDS + self.sets * table::SET_FIELDS;
+        let sets = self.table.clone().narrow(1, head, self.sets * self.width);
+        let more = [ranges, self.sets, width - self.width];
+        let more = Tensor::<3, Int>::zeros(more, (&self.table.device(), DType::I32));
+        let sets = Tensor::cat(vec![sets.reshape([ranges, self.sets, self.width]), more], 2);
+        let sets = sets.reshape([ranges, self.sets * width]);
+        let table = Tensor::cat(vec![self.table.narrow(1, 0, head), sets], 1);
+        Self { table, width, ..self }
+    }
+
+    /// The ranges of several, one after another.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] for other numbers of sets or other vectors.
+    pub fn concat(parts: Vec<Self>) -> Result<Self, KernelError> {
+        let width = parts.iter().map(|part| part.width).max().unwrap_or_default();
+        let first = parts[0].vectors.dims();
+        let check = Check::new("index_sets", &parts[0].table);
+        for part in &parts {
+            let expected = [part.vectors.dims()[0], first[1], first[2], first[3]];
+            check.shape("vectors", &part.vectors, &expected)?;
+        }
+        let sets = parts[0].sets;
+        let always = parts.iter().map(|part| part.always).max().unwrap_or_default();
+        let parts = parts.into_iter().map(|part| part.widened(width));
+        let (tables, vectors) = parts.map(|part| (part.table, part.vectors)).unzip();
+        Ok(Self {
+            table: Tensor::cat(tables, 0),
+            vectors: Tensor::cat(vectors, 0),
+            sets,
+            width,
+            always,
+        })
     }
 
     /// The table `[P, ..]`, 32-bit, and the vectors `[P, sets, parts, length]`, f32, to be saved.
     pub fn tensors(&self) -> (&Tensor<2, Int>, &Tensor<4>) {
         (&self.table, &self.vectors)
+    }
+
+    /// The same on another device.
+    #[must_use]
+    pub fn to_device(self, device: &Device) -> Self {
+        Self {
+            table: self.table.to_device(device),
+            vectors: self.vectors.to_device(device),
+            ..self
+        }
+    }
+
+    /// A copy that kernels write for itself.
+    #[must_use]
+    pub fn copied(&self) -> Self {
+        let (table, vectors) =
+            (self.table.clone().add_scalar(0), self.vectors.clone().mul_scalar(1.0));
+        Self { table, vectors, ..*self }
+    }
+
+    /// Bytes on the device.
+    pub fn bytes(&self) -> usize {
+        let numbers: [usize; 2] =
+            [self.table.dims().iter().product(), self.vectors.dims().iter().product()];
+        numbers.iter().sum::<usize>() * size_of::<f32>()
     }
 
     /// Sets that a range remembers.
@@ -144,6 +288,11 @@ impl IndexSets {
     /// The most tokens of a set.
     pub fn width(&self) -> usize {
         self.width
+    }
+
+    /// The most tokens that a step attends to, where it does not attend to all.
+    pub fn most(&self) -> usize {
+        self.always + self.width
     }
 
     /// What the sets of every range have come to. Waits for the device.
@@ -176,7 +325,9 @@ impl IndexSets {
                 decided => Some(decided == table::RETRIEVES),
             },
             set: set.iter().map(|token| *token as u32).collect(),
+            sinks: count(table::SINKS) as usize,
             local: count(table::LOCAL) as usize,
+            freed: count(table::FREED) as usize,
             distance: number(table::DISTANCE),
             key_norm: number(table::OWN_KEY_NORM),
             dropped: number(table::OWN_DROPPED),
@@ -189,20 +340,10 @@ impl IndexSets {
 pub struct RetrieveOptions {
     /// Logit scale; `None` means `1 / sqrt(D)`.
     pub scale: Option<f32>,
-    /// `k`: tokens between sinks and locals that a retrieval finds.
-    pub top: usize,
-    /// `m`: how many of them, the highest, bring their neighbours along.
-    pub dilated: usize,
-    /// `r`: neighbours on each side.
+    /// `r`: neighbours on each side that the best bring along.
     pub radius: usize,
-    /// First tokens, always attended to.
-    pub sinks: usize,
-    /// Last tokens, always attended to; at least the newest.
-    pub locals: usize,
     /// Steps of a block, within which sets are shared; 1 for never.
     pub block: usize,
-    /// `τ`: sets are shared whose vectors' cosine is above it. From 1 on none is, from -1 down all are.
-    pub threshold: f32,
     /// One score of a group's.
     pub reduction: ScoreReduction,
     /// One similarity of a group's.
@@ -216,15 +357,8 @@ pub struct RetrieveOptions {
     pub longest: Option<usize>,
 }
 
-impl RetrieveOptions {
-    /// The most tokens of a set.
-    pub fn width(&self) -> usize {
-        self.top + 2 * self.radius * self.dilated.min(self.top)
-    }
-}
-
 /// Chooses what a step attends to, in place: shares the most recent set of the block whose vectors are similar to
-/// the step's, else retrieves the `top` tokens of highest attention between sinks and locals, ties by the lowest
+/// the step's, else retrieves the tokens of highest attention between sinks and locals, ties by the lowest
 /// index, and with them the neighbours of the best. [`crate::SlotView::Sets`] attends to it.
 ///
 /// A range's slots are its tokens in order, but for first ones behind the sinks that may have been freed.
@@ -260,26 +394,11 @@ pub fn retrieve_slots(
     check.shape("sets", &sets.table, &[pairs, table::row(sets.sets, sets.width)])?;
     check.shape("newest", &newest, &[batch])?;
     check.int("newest", &newest)?;
-    if options.width() > sets.width {
-        return Err(check.unsupported("tokens of a set", options.width(), "what the sets hold"));
-    }
-    for (argument, value) in
-        [("top", options.top), ("locals", options.locals), ("block", options.block)]
-    {
-        if value == 0 {
-            return Err(check.unsupported(argument, 0, "at least 1"));
-        }
+    if options.block == 0 {
+        return Err(check.unsupported("block", 0, "at least 1"));
     }
     if options.block > 1 && options.block > sets.sets {
         return Err(check.unsupported("sets", sets.sets, "as many as steps of a block"));
-    }
-    if options.threshold.is_nan() {
-        return Err(KernelError::Unsupported {
-            op: OP,
-            argument: "threshold",
-            actual: "NaN".into(),
-            supported: "numbers",
-        });
     }
     let [slots, _] = keys.dims();
     let longest = options.longest.unwrap_or(slots).min(slots);

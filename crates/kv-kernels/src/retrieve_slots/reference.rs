@@ -1,7 +1,7 @@
 //! Retrieval and sharing in plain loops: the CPU path, and the oracle of the kernels' tests.
 
 use super::table::*;
-use super::{RetrieveConfig, ScoreReduction, SimilarityReduction};
+use super::{RetrieveConfig, ScoreReduction, SetRule, SimilarityReduction};
 
 /// One call's arguments, as slices in row-major order.
 pub(crate) struct Problem<'a> {
@@ -63,14 +63,22 @@ impl Problem<'_> {
         let RetrieveConfig { options, sets, width, measures, .. } = self.config;
         let kv_heads = self.offsets.len() / self.newest.len();
         let newest = self.newest[pair / kv_heads];
-        let sight = self.sight(pair, newest);
+        let sight = self.sight(pair, newest, own);
         let block = newest / options.block as i32;
         let mut held = if own[BLOCK] == block { own[SETS] as usize } else { 0 };
         let (mut decided, mut distance) = (RETRIEVES, 0.0);
-        if sight.local - sight.start <= options.top {
+        let rule = SetRule {
+            sinks: sight.sinks,
+            locals: own[LOCALS] as usize,
+            top: own[TOP] as usize,
+            dilated: f32::from_bits(own[DILATED] as u32),
+            threshold: f32::from_bits(own[THRESHOLD] as u32),
+            wanted: usize::try_from(own[WANTED]).ok().filter(|wanted| *wanted > 0),
+        };
+        if sight.local - sight.start <= rule.top {
             decided = ALL;
         } else if options.block > 1 {
-            (decided, distance) = self.decide(pair, vectors, held);
+            (decided, distance) = self.decide(pair, vectors, held, rule.threshold);
         }
         let logits = if measures || decided == RETRIEVES {
             let logits = self.logits(pair, &sight, sums);
@@ -82,7 +90,8 @@ impl Problem<'_> {
             let set = held.min(sets - 1);
             held = set + 1;
             let logits = logits.as_deref().unwrap_or_default();
-            let chosen = self.choose(&sight, logits, sums);
+            let mut chosen = self.choose(&sight, logits, sums, rule);
+            chosen.truncate(width);
             let from = FIELDS + sets * SET_FIELDS + set * width;
             for (entry, slot) in own[from..].iter_mut().zip(&chosen) {
                 *entry = (slot + sight.freed) as i32;
@@ -97,6 +106,9 @@ impl Problem<'_> {
             let length = self.length();
             vectors[set * length..][..length]
                 .copy_from_slice(&self.vectors[pair * length..][..length]);
+            if let Some(wanted) = rule.wanted {
+                own[TOP] = next_top(rule.top, chosen.len(), wanted) as i32;
+            }
             own[BLOCK] = block;
             own[SETS] = held as i32;
         }
@@ -127,20 +139,20 @@ impl Problem<'_> {
         own[TOKENS_HIGH] += tokens >> TOKEN_BITS;
     }
 
-    fn sight(&self, pair: usize, newest: i32) -> Sight {
+    fn sight(&self, pair: usize, newest: i32, own: &[i32]) -> Sight {
         let options = self.config.options;
         let length = usize::try_from(self.lengths[pair]).unwrap_or(0);
         let tokens = usize::try_from(newest + 1).unwrap_or(0);
         let freed = tokens.saturating_sub(length);
-        let sinks = options.sinks.min(length);
+        let sinks = (own[SINKS] as usize).min(length);
         let start = first_in_sight(options.hidden, tokens).saturating_sub(freed);
         let start = start.clamp(sinks, length);
-        let local = length.saturating_sub(options.locals).max(start);
+        let local = length.saturating_sub(own[LOCALS] as usize).max(start);
         Sight { sinks, start, local, length, freed, tokens }
     }
 
     /// The most recent set of similar vectors, and by how much these differ.
-    fn decide(&self, pair: usize, vectors: &[f32], held: usize) -> (i32, f32) {
+    fn decide(&self, pair: usize, vectors: &[f32], held: usize, threshold: f32) -> (i32, f32) {
         let options = self.config.options;
         let length = self.length();
         let part = length / self.parts;
@@ -162,7 +174,7 @@ impl Problem<'_> {
                 };
                 distance = distance.max(sum(&|a, b| (a - b) * (a - b)).sqrt());
             }
-            if similarity.min(1.0) > options.threshold || options.threshold <= -1.0 {
+            if similarity.min(1.0) > threshold || threshold <= -1.0 {
                 return (set as i32, distance);
             }
         }
@@ -192,7 +204,7 @@ impl Problem<'_> {
     }
 
     /// Slots of the highest scores, and neighbours of the best, ascending.
-    fn choose(&self, sight: &Sight, logits: &[f32], sums: &[f32]) -> Vec<usize> {
+    fn choose(&self, sight: &Sight, logits: &[f32], sums: &[f32], rule: SetRule) -> Vec<usize> {
         let options = self.config.options;
         let score = |slot: usize| {
             let own = sums.iter().enumerate().map(|(g, sum)| logits[g * sight.length + slot] - sum);
@@ -210,9 +222,8 @@ impl Problem<'_> {
         ranked.sort_by(|a, b| {
             b.0.partial_cmp(&a.0).unwrap_or_else(|| a.0.is_nan().cmp(&b.0.is_nan()))
         });
-        let mut chosen: Vec<usize> =
-            ranked.iter().take(options.top).map(|(_, slot)| *slot).collect();
-        for (_, slot) in ranked.iter().take(options.dilated.min(options.top)) {
+        let mut chosen: Vec<usize> = ranked.iter().take(rule.top).map(|(_, slot)| *slot).collect();
+        for (_, slot) in ranked.iter().take(rule.best()) {
             let first = slot.saturating_sub(options.radius).max(sight.start);
             let last = (slot + options.radius).min(sight.length - 1);
             chosen.extend(first..=last);
@@ -255,6 +266,22 @@ impl Problem<'_> {
 pub(crate) fn first_in_sight(hidden: u32, tokens: usize) -> usize {
     let start = (u64::from(hidden) * tokens as u64) >> 32;
     (start as usize).saturating_sub(1)
+}
+
+/// How many of the `top` highest bring their neighbours along: a share, rounded down but for what is lost in it.
+pub(super) fn best_of(top: usize, share: f32) -> usize {
+    ((top as f32 * share + ROUNDING) as usize).min(top)
+}
+
+/// What the next retrieval's `top` is, where this one's has given `count` tokens, and `wanted` are.
+pub(super) fn next_top(top: usize, count: usize, wanted: usize) -> usize {
+    // Half of what is amiss, and at least one.
+    let next = if count > wanted {
+        top.saturating_sub((count - wanted).div_ceil(2))
+    } else {
+        top + (wanted - count).div_ceil(2)
+    };
+    next.clamp(1, wanted.max(1))
 }
 
 /// Steps of the block behind that of the newest of `tokens` tokens.

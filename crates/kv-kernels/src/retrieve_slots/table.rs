@@ -29,8 +29,16 @@ pub(crate) const DISTANCE: usize = 11;
 /// Bits of f32 numbers of the step's set: [`KEY_NORM`] and [`DROPPED`].
 pub(crate) const OWN_KEY_NORM: usize = 12;
 pub(crate) const OWN_DROPPED: usize = 13;
+/// What the range's steps retrieve, and when they share: [`crate::SetRule`], shares and thresholds as bits of
+/// f32 numbers, 0 for no wanted size.
+pub(crate) const TOP: usize = 14;
+pub(crate) const DILATED: usize = 15;
+pub(crate) const THRESHOLD: usize = 16;
+pub(crate) const WANTED: usize = 17;
+pub(crate) const SINKS: usize = 18;
+pub(crate) const LOCALS: usize = 19;
 /// Fields of a range.
-pub(crate) const FIELDS: usize = 16;
+pub(crate) const FIELDS: usize = 20;
 
 /// Tokens of a set.
 pub(crate) const COUNT: usize = 0;
@@ -47,10 +55,33 @@ pub(crate) const RETRIEVES: i32 = -1;
 /// All tokens in between are as many as a set would have, or fewer: all are read.
 pub(crate) const ALL: i32 = -2;
 
+/// What a share of a count is rounded down with: thirds in f32 are less than thirds.
+pub(crate) const ROUNDING: f32 = 1e-3;
+
 /// Low bits of [`TOKENS`].
 pub(crate) const TOKEN_BITS: u32 = 24;
 
 /// Integers of a row.
 pub(crate) fn row(sets: usize, width: usize) -> usize {
     FIELDS + sets * (SET_FIELDS + width)
+}
+
+/// Whether a row's sets are of tokens below `tokens`, ascending.
+pub(super) fn is_sound(own: &[i32], sets: usize, width: usize, tokens: usize) -> bool {
+    let within = |value: i32, most: usize| usize::try_from(value).is_ok_and(|value| value <= most);
+    let sound = |set: usize| {
+        let count = own[FIELDS + set * SET_FIELDS + COUNT];
+        let Some(count) = usize::try_from(count).ok().filter(|count| *count <= width) else {
+            return false;
+        };
+        let listed = &own[FIELDS + sets * SET_FIELDS + set * width..][..count];
+        listed.windows(2).all(|pair| pair[0] < pair[1])
+            && listed.first().is_none_or(|first| *first >= 0)
+            && listed.last().is_none_or(|last| (*last as usize) < tokens)
+    };
+    within(own[SETS], sets)
+        && own[TOP] >= 1
+        && own[SINKS] >= 0
+        && own[LOCALS] >= 1
+        && (0..sets).all(sound)
 }

@@ -51,7 +51,8 @@ impl Llama {
             let projected = layer.project(hidden.clone())?;
             let heads = Arc::new(layer.heads(config, &self.rope));
             let frequencies = self.frequencies.clone();
-            let step = Step::projected(projected, heads, positions.clone(), frequencies);
+            let step = Step::projected(projected, heads, positions.clone(), frequencies)
+                .with_hidden(hidden.clone());
             let attention = policy.step(LayerContext { index, count }, slots, step)?;
             hidden = layer.finish(hidden, attention.reshape([batch, width]))?;
         }

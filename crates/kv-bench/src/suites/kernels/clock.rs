@@ -33,19 +33,27 @@ impl Clock {
         sets: usize,
         mut call: impl FnMut(usize) -> anyhow::Result<()>,
     ) -> anyhow::Result<f64> {
+        self.cycles(sets.min(8), |i| call(i % sets))
+    }
+
+    /// Median seconds of `call(i)` over whole cycles of so many calls.
+    pub(crate) fn cycles(
+        &self,
+        cycle: usize,
+        mut call: impl FnMut(usize) -> anyhow::Result<()>,
+    ) -> anyhow::Result<f64> {
         // Once to compile, once to see how long it takes.
         call(0)?;
         self.wait()?;
         let clock = Instant::now();
-        (0..4).try_for_each(|i| call(i % sets))?;
+        (0..4).try_for_each(&mut call)?;
         self.wait()?;
         let estimate = clock.elapsed().as_secs_f64() / 4.0;
-        let calls =
-            ((REPLAY_SECONDS / estimate) as usize).clamp(2, 400).next_multiple_of(sets.min(8));
+        let calls = ((REPLAY_SECONDS / estimate) as usize).clamp(2, 400).next_multiple_of(cycle);
         let mut failed = None;
         let mut graph = capture(&self.device, || {
             for i in 0..calls {
-                if let Err(error) = call(i % sets) {
+                if let Err(error) = call(i) {
                     failed.get_or_insert(error);
                 }
             }

@@ -1,0 +1,272 @@
+//! PrHS, table 4: time of a step's attention, choices included, over caches that are kept whole.
+
+use anyhow::Context;
+use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+use kv_core::{CacheOptions, LayerCache};
+use kv_policies::{LayerContext, Observation, Policy, Reads, Step};
+use serde_json::{Value, json};
+
+use super::{HSHARE, cis, contenders, hshare};
+use crate::contenders::Contender;
+use crate::progress::Progress;
+use crate::record::{Case, FULL, Record, metric};
+use crate::suites::kernels::Clock;
+use crate::suites::paper::SUITE;
+
+/// Heads of a layer.
+#[derive(Clone, Copy)]
+struct Heads {
+    name: &'static str,
+    query: usize,
+    kv: usize,
+    dim: usize,
+}
+
+const LLAMA_2: Heads = Heads { name: "Llama-2-7B", query: 32, kv: 32, dim: 128 };
+/// Groups of 4 and 8.
+const GROUPED: [Heads; 2] = [
+    Heads { name: "groups of 4", query: 32, kv: 8, dim: 128 },
+    Heads { name: "groups of 8", query: 64, kv: 8, dim: 128 },
+];
+const QUICK: Heads = Heads { name: "small", query: 4, kv: 2, dim: 64 };
+/// The paper's lengths and batches.
+const PAPER: ([usize; 3], [usize; 2]) = ([1_024, 2_048, 4_096], [8, 16]);
+/// Beyond it.
+const LONG: ([usize; 3], [usize; 3]) = ([8_192, 32_768, 131_072], [1, 8, 16]);
+/// Tokens of all key-value heads and sequences beyond which a case is left out.
+const MOST: usize = 64 << 20;
+/// Share of the tokens that is read.
+const SHARE: f64 = 0.125;
+/// Steps of a block.
+const BLOCKS: [usize; 2] = [8, 16];
+/// Share of a step's heads that retrieve within a block: the paper's 8.7 % of all at 16 steps a block.
+const JUMPING: f64 = 0.026;
+/// Bytes that a rotation reads, at least: beyond any cache.
+const ROTATED: usize = 200 << 20;
+
+/// Runs the table.
+///
+/// # Errors
+/// Where the device refuses.
+pub(crate) fn run(
+    device: &Device,
+    device_name: &str,
+    dtype: Option<DType>,
+    quick: bool,
+) -> anyhow::Result<Vec<Record>> {
+    let best = [DType::BF16, DType::F16].into_iter().find(|&dtype| device.supports_dtype(dtype));
+    let half = if device_name == "cpu" { None } else { best };
+    let dtype = dtype.or(half).unwrap_or(DType::F32);
+    let clock = Clock::new(device.clone());
+    let cases = cases(quick);
+    let copy = clock.copy_bandwidth()?;
+    let mut records = Vec::new();
+    let mut progress = Progress::new(cases.len(), "prhs-table4");
+    for (heads, length, batch) in cases {
+        let lab = Lab { device, dtype, clock: &clock, heads, length, batch };
+        for contender in contenders(&configs(length, quick))? {
+            let measured = lab.measure(&contender)?;
+            let case = Case {
+                task: Some(format!("prhs-table4, {}", heads.name)),
+                length: Some(length),
+                batch: Some(batch),
+                ..Case::default()
+            };
+            let record = |metric: &str, value: f64, unit: &str| Record {
+                suite: SUITE.into(),
+                case: case.clone(),
+                model: String::new(),
+                device: device_name.into(),
+                policy: contender.label.clone(),
+                budget: contender.budget,
+                metric: metric.into(),
+                value,
+                unit: unit.into(),
+            };
+            records.push(record(metric::TIME_US, measured.seconds * 1e6, "us"));
+            if let Some(bytes) = measured.bytes {
+                let share = bytes / measured.seconds / copy;
+                records.push(record(metric::BANDWIDTH_FRACTION, share, "share"));
+            }
+            if measured.reads.steps > 0 {
+                let reads = measured.reads;
+                records.push(record(metric::RETRIEVAL_RATIO, reads.ratio(), "share"));
+                records.push(record(metric::TOKENS_READ, reads.slots_each(), "tokens"));
+            }
+        }
+        progress.step();
+    }
+    progress.finish();
+    Ok(records)
+}
+
+fn cases(quick: bool) -> Vec<(Heads, usize, usize)> {
+    if quick {
+        return vec![(QUICK, 512, 1)];
+    }
+    let of = |heads: &[Heads], lengths: &[usize], batches: &[usize]| {
+        let heads = heads.iter();
+        let all = heads.flat_map(|&heads| lengths.iter().map(move |&length| (heads, length)));
+        let all = all
+            .flat_map(|(heads, length)| batches.iter().map(move |&batch| (heads, length, batch)));
+        all.filter(|(heads, length, batch)| heads.kv * length * batch <= MOST).collect::<Vec<_>>()
+    };
+    let mut cases = of(&[LLAMA_2], &PAPER.0, &PAPER.1);
+    cases.extend(of(&[LLAMA_2, GROUPED[0], GROUPED[1]], &LONG.0, &LONG.1));
+    cases
+}
+
+/// Who runs; the full cache first.
+fn configs(length: usize, quick: bool) -> Vec<Value> {
+    let budget = json!((length as f64 * SHARE) as usize);
+    let mut configs = vec![json!({"policy": FULL}), json!({"policy": "h2o", "budget": budget})];
+    for name in ["quest", "double-sparsity"] {
+        configs.push(json!({"policy": name, "budget": budget, "dense_layers": 0}));
+    }
+    if !quick {
+        configs.extend(HSHARE.map(|ratios| hshare(&budget, ratios)));
+    }
+    for name in ["cis", "cpe"] {
+        configs.extend(BLOCKS.map(|block| cis(name, &budget, block)));
+    }
+    configs
+}
+
+/// One case.
+struct Lab<'a> {
+    device: &'a Device,
+    dtype: DType,
+    clock: &'a Clock,
+    heads: Heads,
+    length: usize,
+    batch: usize,
+}
+
+struct Measured {
+    seconds: f64,
+    /// What a step must read, where that is known.
+    bytes: Option<f64>,
+    reads: Reads,
+}
+
+impl Lab<'_> {
+    fn measure(&self, contender: &Contender) -> anyhow::Result<Measured> {
+        let policy = &*contender.policy;
+        // The last layer of four, where windows are narrowest.
+        let layer = LayerContext { index: 3, count: 4 };
+        let Heads { kv, dim, .. } = self.heads;
+        let token = 2 * dim * self.dtype.size();
+        let all = self.batch * kv * self.length * token;
+        let read = if contender.budget.is_some() { all / 8 } else { all };
+        let sets = ROTATED.div_ceil(read).clamp(1, 24);
+        let block = BLOCKS[1];
+        let caches = (0..sets).map(|_| self.cache(policy, layer));
+        let mut caches = caches.collect::<anyhow::Result<Vec<_>>>()?;
+        let steps = (0..block).map(|step| self.step(step)).collect::<anyhow::Result<Vec<_>>>()?;
+        let evicts =
+            policy.changes_decode() && caches[0].limits().is_some() && caches[0].at_limits();
+        let seconds = self.clock.cycles(sets * block, |i| {
+            let (cache, (step, query)) = (&mut caches[i % sets], &steps[i / sets % block]);
+            if evicts {
+                // Which leaves all lengths as they are.
+                policy.step(layer, cache, step.clone())?;
+            } else {
+                policy.attend_appended(layer, cache, query.clone(), step)?;
+            }
+            Ok(())
+        })?;
+        let reads = caches.iter().map(|cache| Ok(policy.reads(cache)?.unwrap_or_default()));
+        let reads: Reads = reads.sum::<anyhow::Result<Reads>>()?;
+        let ranges = (self.batch * kv) as f64;
+        let bytes = match reads.steps {
+            0 if contender.budget.is_none() => Some(all as f64),
+            0 => None,
+            // Listed tokens with their places, and the keys of those that retrieve.
+            _ => {
+                let listed = reads.slots_each() * (token + size_of::<i32>()) as f64;
+                let keys = reads.ratio() * (self.length * token / 2) as f64;
+                Some(ranges * (listed + keys))
+            }
+        };
+        Ok(Measured { seconds, bytes, reads })
+    }
+
+    /// A primed cache of `length` tokens.
+    fn cache(&self, policy: &dyn Policy, layer: LayerContext) -> anyhow::Result<LayerCache> {
+        let Heads { query, kv, dim, .. } = self.heads;
+        let (keys, values) = (self.rows(kv), self.rows(kv));
+        let positions = Tensor::<1, Int>::arange(0..self.length as i64, (self.device, DType::I32));
+        let positions = positions.unsqueeze::<2>().expand([self.batch, self.length]);
+        let needs = policy.needs();
+        let window = needs.window.clamp(1, self.length);
+        let queries = self.random(self.batch * query * window);
+        let sums = || {
+            Tensor::<3>::random(
+                [self.batch, query, self.length],
+                Distribution::Default,
+                (self.device, DType::F32),
+            )
+        };
+        let observation = Observation {
+            layer,
+            keys: &keys,
+            values: &values,
+            positions: &positions,
+            prompt_tokens: self.length,
+            window: Some(queries.reshape([self.batch, query, window, dim])),
+            column_sums: needs.column_sums.then(sums),
+            raw_queries: None,
+            decoding: false,
+            inverse_frequencies: &[],
+            seeds: &vec![1; self.batch],
+        };
+        let options = CacheOptions::new(self.device, self.dtype);
+        if !policy.defers() {
+            return Ok(policy.prefill(&observation, 1, options)?);
+        }
+        let observed = kv_policies::Observed::new(&observation, needs);
+        policy.prefill_layers(&[observed], 1, options)?.pop().context("a layer was prefilled")
+    }
+
+    /// The `index`-th step of a block: most heads' queries drift, some jump.
+    fn step(&self, index: usize) -> anyhow::Result<(Step, Tensor<3>)> {
+        let Heads { query, kv, dim, .. } = self.heads;
+        // Blocks begin with the first step.
+        let base = self.length.next_multiple_of(BLOCKS[1]);
+        let position = Tensor::full([self.batch], (base + index) as i32, (self.device, DType::I32));
+        let jumps: Vec<f32> = (0..self.batch * kv)
+            .flat_map(|pair| {
+                let draw = (pair * 7_919 + index * 104_729) % 1_000;
+                let jumps = index > 0 && (draw as f64) < JUMPING * 1_000.0;
+                vec![f32::from(u8::from(jumps)); query / kv]
+            })
+            .collect();
+        let jumps = Tensor::<1>::from_data(jumps.as_slice(), (self.device, DType::F32));
+        let jumps = jumps.reshape([self.batch, query, 1]);
+        let shape = [self.batch, query, dim];
+        let drawn = || self.random(self.batch * query).cast(DType::F32).reshape(shape);
+        self.device.seed(17);
+        let base = drawn();
+        self.device.seed(100 + index as u64);
+        let drift = base.clone() + drawn().mul_scalar(0.3);
+        let queries = (drift.clone() + (drawn() - drift) * jumps).cast(self.dtype);
+        let rows = |heads: usize| self.random(self.batch * heads).reshape([self.batch, heads, dim]);
+        Ok((Step::new(queries.clone(), rows(kv), rows(kv), position), queries))
+    }
+
+    /// Keys or values `[B, H, T, D]`: neighbours are alike, as those of real prompts are.
+    fn rows(&self, heads: usize) -> Tensor<4> {
+        let (length, dim) = (self.length, self.heads.dim);
+        let all = self.random(self.batch * heads * (length + 2));
+        let all = all.reshape([self.batch, heads, length + 2, dim]);
+        let part = |from: usize| all.clone().narrow(2, from, length);
+        (part(0) + part(1) + part(2)).mul_scalar(3f32.sqrt().recip())
+    }
+
+    /// Normal rows, `[rows, D]`.
+    fn random(&self, rows: usize) -> Tensor<2> {
+        let normal = Distribution::Normal(0.0, 1.0);
+        let shape = [rows, self.heads.dim];
+        Tensor::<2>::random(shape, normal, (self.device, DType::F32)).cast(self.dtype)
+    }
+}

@@ -1,0 +1,50 @@
+//! PrHS, table 5: decode throughput at 1/8.
+
+use serde_json::{Value, json};
+
+use super::{HSHARE, cis, contenders, hshare};
+use crate::args::{Paper, Throughput};
+use crate::record::FULL;
+use crate::run::Bench;
+use crate::suites::throughput;
+
+/// The paper's lengths, within Llama-2's positions with the steps behind them, and batches.
+const LENGTHS: [usize; 3] = [1_024, 2_048, 4_096 - 128];
+const BATCHES: [usize; 2] = [8, 16];
+const QUICK: (usize, usize) = (256, 2);
+const SHARE: f64 = 0.125;
+const STEPS: usize = 64;
+/// What the paper's table shows.
+const PUBLISHED: &str = "the paper, Llama-2-7B on an A100 of 80 GB, tokens/s at batch 16 and 4k: GPT-Fast 136, \
+    H2O 396, Quest 175, Double Sparsity 286, HShare 350 and 365, CIS 352 and 364, CPE 362 and 384";
+
+/// Runs the table.
+///
+/// # Errors
+/// Where a policy or the device refuses.
+pub(crate) fn run(bench: &mut Bench<'_>, _options: &Paper) -> anyhow::Result<()> {
+    let quick = bench.common.quick;
+    let lengths = if quick { vec![QUICK.0] } else { LENGTHS.to_vec() };
+    let batches = if quick { vec![QUICK.1] } else { BATCHES.to_vec() };
+    let options = Throughput { lengths, batches, steps: STEPS, memory_cap: None };
+    throughput::measure(bench, &contenders(&configs(quick))?, &options)?;
+    if !quick {
+        bench.note(PUBLISHED.into());
+    }
+    Ok(())
+}
+
+/// Who runs; the full cache first.
+fn configs(quick: bool) -> Vec<Value> {
+    let budget = json!(SHARE);
+    let mut configs = vec![json!({"policy": FULL}), json!({"policy": "h2o", "budget": budget})];
+    for name in ["quest", "double-sparsity"] {
+        configs.push(json!({"policy": name, "budget": budget}));
+    }
+    configs.extend(HSHARE.map(|ratios| hshare(&budget, ratios)));
+    let blocks = if quick { &[16][..] } else { &[8, 16] };
+    for name in ["cis", "cpe"] {
+        configs.extend(blocks.iter().map(|&block| cis(name, &budget, block)));
+    }
+    configs
+}

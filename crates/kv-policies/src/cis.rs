@@ -1,0 +1,181 @@
+//! Clustered index sharing (PrHS, section IV-A).
+
+mod options;
+
+use burn::tensor::Tensor;
+use kv_core::{Budget, IndexSets, LayerCache, Selection};
+
+use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
+pub use options::{CisOptions, GroupScore, GroupSimilarity, SetsOf, Similarity};
+
+/// CIS: the whole cache stays, and each head attends to sinks, locals and a set of tokens in between. The set is
+/// shared with the most recent step of its block whose query is similar, or retrieved: the `k` tokens of highest
+/// attention, and the neighbours of the best.
+///
+/// All of a step is decided on the device.
+#[derive(Debug, Clone)]
+pub struct Cis {
+    name: &'static str,
+    options: CisOptions,
+    star: bool,
+}
+
+impl Cis {
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`], [`PolicyError::ProtectedOverBudget`].
+    pub fn new(options: CisOptions) -> Result<Self> {
+        Self::named("cis", options, false)
+    }
+
+    /// CIS*: `k` is brought to where sets, neighbours included, have the budget's size.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn star(options: CisOptions) -> Result<Self> {
+        Self::named("cis-star", options, true)
+    }
+
+    fn named(name: &'static str, options: CisOptions, star: bool) -> Result<Self> {
+        options.validate(name)?;
+        Ok(Self { name, options, star })
+    }
+
+    /// The options.
+    pub fn options(&self) -> &CisOptions {
+        &self.options
+    }
+}
+
+impl Policy for Cis {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn config(&self) -> serde_json::Value {
+        crate::registry::config_of(self.name, &self.options)
+    }
+
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        self.options.parts(self.name, self.options.budget.resolve(tokens))?;
+        Ok(Selection::all(batch * kv_heads, tokens).into())
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        _selection: &Selection,
+    ) -> Result<()> {
+        limit(&self.options.budget, cache, observation.tokens())
+    }
+
+    fn changes_decode(&self) -> bool {
+        true
+    }
+
+    fn records(&self, cache: &LayerCache) -> bool {
+        cache.index_sets().is_some() && !cache.options().growable
+    }
+
+    fn attend_appended(
+        &self,
+        _layer: LayerContext,
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        step: &Step,
+    ) -> Result<Tensor<3>> {
+        attend(self.name, &self.options, self.star, 0, cache, query, step)
+    }
+}
+
+/// Notes a budget of tokens in a cache that keeps them all.
+pub(crate) fn limit(budget: &Budget, cache: &mut LayerCache, tokens: usize) -> Result<()> {
+    let budget = match budget {
+        Budget::Tokens(count) => *count,
+        Budget::Ratio(_) => budget.resolve(tokens),
+    };
+    Ok(cache.set_limits(vec![budget; cache.layout().pairs()])?)
+}
+
+/// A step of CIS whose tokens are appended, where `hidden` is the share of tokens that are out of sight, in units of 2⁻³².
+pub(crate) fn attend(
+    policy: &'static str,
+    options: &CisOptions,
+    star: bool,
+    hidden: u32,
+    cache: &mut LayerCache,
+    query: Tensor<3>,
+    step: &Step,
+) -> Result<Tensor<3>> {
+    let vectors = vectors(policy, options, cache, step, &query)?;
+    if cache.index_sets().is_none() {
+        let sets = index_sets(policy, options, star, cache, &vectors)?;
+        cache.set_index_sets(sets)?;
+    }
+    let (newest, retrieval) = (step.position.clone(), options.retrieval(hidden));
+    Ok(cache.attend_chosen(query, vectors, newest, retrieval, false)?.0.output)
+}
+
+/// What a step is compared by, `[ranges, parts, length]`.
+fn vectors(
+    policy: &'static str,
+    options: &CisOptions,
+    cache: &LayerCache,
+    step: &Step,
+    query: &Tensor<3>,
+) -> Result<Tensor<3>> {
+    let [batch, heads, head_dim] = query.dims();
+    let kv_heads = cache.layout().kv_heads();
+    let own = match options.sets {
+        SetsOf::KvHeads => kv_heads,
+        SetsOf::QueryHeads => heads,
+    };
+    let by_range = |queries: Tensor<3>| queries.reshape([batch * own, heads / own, head_dim]);
+    // A vector of each key-value head, or of each row, to each range.
+    let spread = |vectors: Tensor<2>, count: usize| {
+        let length = vectors.dims()[1];
+        let each = vectors.reshape([batch * count, 1, length]);
+        each.expand([batch * count, own / count, length]).reshape([batch * own, 1, length])
+    };
+    Ok(match options.similarity {
+        // Blocks of one share nothing, and compare nothing.
+        Similarity::Query => by_range(query.clone()),
+        Similarity::RawQuery => by_range(step.raw_query()?),
+        Similarity::Key => {
+            let [keys, _] = cache.newest();
+            spread(keys.reshape([batch * kv_heads, head_dim]), kv_heads)
+        }
+        Similarity::Hidden => {
+            let what = "hidden states";
+            let hidden = step.hidden.clone();
+            spread(hidden.ok_or(PolicyError::MissingObservation { policy, what })?, 1)
+        }
+    })
+}
+
+/// Sets for every range of a cache, of the heads' own budgets.
+fn index_sets(
+    policy: &'static str,
+    options: &CisOptions,
+    star: bool,
+    cache: &LayerCache,
+    vectors: &Tensor<3>,
+) -> Result<IndexSets> {
+    let [ranges, parts, length] = vectors.dims();
+    let pairs = cache.layout().pairs();
+    let missing = PolicyError::MissingObservation { policy, what: "a primed cache" };
+    let limits = cache.limits().ok_or(missing)?;
+    let rules = (0..ranges).map(|range| {
+        let budget = limits[range / (ranges / pairs)];
+        Ok(options.rule(options.parts(policy, budget)?, star))
+    });
+    let rules = rules.collect::<Result<Vec<_>>>()?;
+    let width = rules.iter().map(|rule| rule.width(options.radius)).max().unwrap_or_default();
+    let device = &cache.options().device;
+    Ok(IndexSets::new(&rules, options.block, width, parts, length, device))
+}
