@@ -50,8 +50,8 @@ pub use kv_kernels::{
     GroupReduction, Guard, HeadLayout, HeadNorms, IndexSets, KernelError, KeyRule, MAX_BUCKETS,
     MergeLists, MergeOptions, Merged, Nearest, NearestOptions, RangeSets, RetrieveOptions,
     RotaryTable, ScoreReduction, SetRule, SimilarityReduction, SlotLists, SlotRanges, SlotView,
-    StepLogits, VOTES_RADIX, balance, merge_slots, nearest_slots, split_heads, top_slots, uniform,
-    uniforms,
+    SteerOptions, StepLogits, VOTES_RADIX, balance, merge_slots, nearest_slots, split_heads,
+    top_slots, uniform, uniforms,
 };
 
 /// `Result` with this crate's [`Error`].

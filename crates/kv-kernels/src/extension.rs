@@ -20,7 +20,7 @@ use crate::merge_nearest::NearestConfig;
 use crate::merge_slots::MergeConfig;
 #[cfg(feature = "cuda")]
 use crate::prefill_attention::PrefillConfig;
-use crate::retrieve_slots::RetrieveConfig;
+use crate::retrieve_slots::{RetrieveConfig, SteerOptions};
 use crate::revise_sketch::ReviseOptions;
 use crate::sample::DrawConfig;
 
@@ -508,6 +508,13 @@ pub(crate) trait SlotOps: Backend {
     fn retrieve_slots(
         #[extension_type] retrieval: Retrieval<Self>,
     ) -> (IntTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// Changes the sizes of sets in their table `[P, row]`, in place, given what was dropped `[P, G]`.
+    fn steer_sets(
+        table: IntTensor<Self>,
+        dropped: FloatTensor<Self>,
+        options: SteerOptions,
+    ) -> IntTensor<Self>;
 
     /// Adds probabilities of logits `[S, G]` to `sums` `[S]`, in place.
     fn add_probabilities(

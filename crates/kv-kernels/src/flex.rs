@@ -38,7 +38,7 @@ use crate::merge_slots::MergeConfig;
 use crate::merge_slots::reference::Groups;
 use crate::nearest_slots::reference::Pairing;
 use crate::random::uniform;
-use crate::retrieve_slots;
+use crate::retrieve_slots::{self, SteerOptions};
 use crate::rms_norm::reference::rms_norm;
 use crate::sample::reference::{Settings, sample};
 use crate::sample::{DrawConfig, FLOATS, INTS};
@@ -381,6 +381,13 @@ impl SlotOps for Flex {
         let sums = problem.solve(table.storage_mut::<i32>(), set_vectors.storage_mut::<f32>());
         let group = sums.len() / pairs;
         (table, set_vectors, rounded(sums, [pairs, group], DType::F32))
+    }
+
+    fn steer_sets(table: FlexTensor, dropped: FlexTensor, options: SteerOptions) -> FlexTensor {
+        let (mut table, dropped) = (owned(table), wide(&dropped));
+        let [pairs, _] = table.layout().shape().dims();
+        retrieve_slots::steer::reference(table.storage_mut::<i32>(), &dropped, pairs, options);
+        table
     }
 
     fn skinny_product(x: FlexTensor, weight: FlexTensor, epilogue: Epilogue<Self>) -> FlexTensor {

@@ -30,6 +30,7 @@ use crate::merge_slots::MergeConfig;
 #[cfg(feature = "cuda")]
 use crate::prefill_attention;
 use crate::random::kernel as random;
+use crate::retrieve_slots::SteerOptions;
 use crate::rms_norm::kernel as rms_norm;
 use crate::sample::DrawConfig;
 use crate::scatter_rows::kernel as scatter;
@@ -194,6 +195,10 @@ impl SlotOps for CubeBackend {
 
     fn retrieve_slots(retrieval: Retrieval<Self>) -> (CubeTensor, CubeTensor, CubeTensor) {
         retrieve_slots::launch::run(retrieval)
+    }
+
+    fn steer_sets(table: CubeTensor, dropped: CubeTensor, options: SteerOptions) -> CubeTensor {
+        retrieve_slots::launch::steer(table, dropped, options)
     }
 
     fn revise_sketch(revision: Revision<Self>) -> Revised<Self> {

@@ -74,7 +74,7 @@ pub use prefill_attention::{PrefillOptions, PrefillOutput, prefill_attention};
 pub use random::{uniform, uniforms};
 pub use retrieve_slots::{
     IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SetRule, SimilarityReduction,
-    retrieve_slots,
+    SteerOptions, retrieve_slots, steer_sets,
 };
 pub use revise_sketch::{ABSENT, ReviseOptions, RevisedScores, StepLogits, revise_sketch};
 pub use rms_norm::{add_rms_norm, rms_norm};

@@ -4,6 +4,7 @@
 
 mod balancekv;
 mod cam;
+mod cis;
 mod d2o;
 mod followed;
 mod golden_decode;

@@ -3,7 +3,7 @@
 use burn::tensor::{Int, Tensor};
 use kv_kernels::{
     AttentionOutput, DecodeAttentionOptions, IndexSets, RetrieveOptions, SlotRanges, SlotView,
-    decode_attention, retrieve_slots,
+    SteerOptions, decode_attention, retrieve_slots, steer_sets,
 };
 
 use crate::{Error, LayerCache, Result};
@@ -49,9 +49,7 @@ impl LayerCache {
         options: RetrieveOptions,
         measures: bool,
     ) -> Result<(AttentionOutput, Option<Tensor<2>>)> {
-        let missing =
-            || Error::InvalidPlan { what: "step", reason: "the cache has no index sets".into() };
-        let mut sets = self.sets.take().ok_or_else(missing)?;
+        let mut sets = self.sets.take().ok_or_else(without)?;
         let ranges = self.ranges_of(sets.tensors().0.dims()[0]);
         let longest = self.layout.capacities().iter().max().copied().unwrap_or_default();
         let options = RetrieveOptions { longest: options.longest.or(Some(longest)), ..options };
@@ -79,6 +77,22 @@ impl LayerCache {
         Ok((decode_attention(query, keys, values, None, &ranges, attention)?, sums))
     }
 
+    /// Brings the sizes of sets to where a target share of attention is dropped ([`steer_sets`]), given the
+    /// log-sums of a step over what it read and over all in sight, `[B, Hq]`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] without index sets; see [`steer_sets`].
+    pub fn steer_sets(
+        &mut self,
+        read: Tensor<2>,
+        all: Tensor<2>,
+        options: SteerOptions,
+    ) -> Result<()> {
+        let dropped = (read - all).exp().neg().add_scalar(1.0);
+        let sets = self.sets.as_mut().ok_or_else(without)?;
+        Ok(steer_sets(sets, dropped, options)?)
+    }
+
     /// The ranges of so many heads: key-value heads', or each repeated for its query heads.
     fn ranges_of(&self, count: usize) -> SlotRanges {
         let group = count / self.layout.pairs().max(1);
@@ -95,4 +109,8 @@ impl LayerCache {
             lengths: repeated(&self.ranges.lengths),
         }
     }
+}
+
+fn without() -> Error {
+    Error::InvalidPlan { what: "step", reason: "the cache has no index sets".into() }
 }

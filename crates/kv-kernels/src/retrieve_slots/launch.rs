@@ -6,7 +6,9 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::SteerOptions;
 use super::kernel::{Blueprint, retrieve_kernel};
+use super::steer::steer_kernel;
 use crate::decode_attention::plan::PROCESSORS;
 use crate::extension::Retrieval;
 use crate::gpu::{elem_type, empty_like, grid, is_cuda, vector_lanes};
@@ -20,6 +22,31 @@ const CUBES_EACH: usize = 4;
 /// Units of a cube that scores, and of one that chooses among many.
 const UNITS: usize = 256;
 const MOST_UNITS: usize = 1_024;
+
+/// Changes the table in its own buffer.
+pub(crate) fn steer(table: CubeTensor, dropped: CubeTensor, options: SteerOptions) -> CubeTensor {
+    const UNITS: u32 = 64;
+    let (table, dropped) = (into_contiguous(table), into_contiguous(dropped));
+    let [pairs, row] = table.shape().dims();
+    let [_, group] = dropped.shape().dims();
+    // SAFETY: shapes were checked.
+    unsafe {
+        steer_kernel::launch_unchecked(
+            &table.client.clone(),
+            grid(pairs.div_ceil(UNITS as usize)),
+            CubeDim::new_1d(UNITS),
+            table.clone().into_buffer_arg(),
+            dropped.into_buffer_arg(),
+            pairs,
+            row,
+            group,
+            options.target,
+            options.gain,
+            options.most as f32,
+        );
+    }
+    table
+}
 
 /// Changes table and vectors in their own buffers; returns them with log-sums `[P, G]`.
 pub(crate) fn run(retrieval: Retrieval<CubeBackend>) -> (CubeTensor, CubeTensor, CubeTensor) {

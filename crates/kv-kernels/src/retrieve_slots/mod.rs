@@ -17,6 +17,7 @@ mod radix;
 pub(crate) mod reference;
 #[cfg(feature = "gpu")]
 mod score;
+pub(crate) mod steer;
 pub(crate) mod table;
 
 use burn::backend::Dispatch;
@@ -425,6 +426,58 @@ pub fn retrieve_slots(
     sets.vectors = Tensor::from_dispatch(set_vectors);
     let log_sum_exp = Tensor::<2>::from_dispatch(log_sum_exp);
     Ok(measures.then(|| log_sum_exp.reshape([batch, query_heads])))
+}
+
+/// Where sizes of sets are steered to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SteerOptions {
+    /// The share of attention that steps are to drop.
+    pub target: f32,
+    /// By how much the logarithm of a size changes where twice the target is dropped.
+    pub gain: f32,
+    /// The largest size.
+    pub most: usize,
+}
+
+/// Changes what the next retrievals of every range find, in place: more where a step has dropped more than the
+/// target, in the mean over its queries, fewer where less.
+///
+/// # Shapes
+/// `dropped` `[B, Hq]`, f32: the share of attention that the step did not give to what it read.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit, for targets outside `(0, 1)`, and where the
+/// largest size has no room in the sets.
+pub fn steer_sets(
+    sets: &mut IndexSets,
+    dropped: Tensor<2>,
+    options: SteerOptions,
+) -> Result<(), KernelError> {
+    const OP: &str = "steer_sets";
+    let check = Check::new(OP, &sets.table);
+    let [pairs, _] = sets.table.dims();
+    let heads: usize = dropped.dims().iter().product();
+    check.f32("dropped", &dropped)?;
+    if pairs == 0 || heads == 0 || !heads.is_multiple_of(pairs) {
+        check.shape("dropped", &dropped, &[pairs, 1])?;
+    }
+    if !(options.target > 0.0 && options.target < 1.0) {
+        return Err(KernelError::Unsupported {
+            op: OP,
+            argument: "target",
+            actual: options.target.to_string(),
+            supported: "shares between 0 and 1",
+        });
+    }
+    if options.most == 0 || options.most > sets.width {
+        return Err(check.unsupported("largest size", options.most, "what the sets hold"));
+    }
+    let dropped = dropped.reshape([pairs, heads / pairs]);
+    let table = check.take_ints(&mut sets.table);
+    let table =
+        <Dispatch as SlotOps>::steer_sets(table.into_dispatch(), dropped.into_dispatch(), options);
+    sets.table = Tensor::from_dispatch(table);
+    Ok(())
 }
 
 /// [`RetrieveOptions`] as the backends take them.

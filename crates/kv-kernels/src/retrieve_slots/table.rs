@@ -37,8 +37,10 @@ pub(crate) const THRESHOLD: usize = 16;
 pub(crate) const WANTED: usize = 17;
 pub(crate) const SINKS: usize = 18;
 pub(crate) const LOCALS: usize = 19;
+/// Bits of an f32: what [`TOP`] is rounded from, where it is steered.
+pub(crate) const EXACT_TOP: usize = 20;
 /// Fields of a range.
-pub(crate) const FIELDS: usize = 20;
+pub(crate) const FIELDS: usize = 24;
 
 /// Tokens of a set.
 pub(crate) const COUNT: usize = 0;

@@ -1,0 +1,73 @@
+//! Brings the sizes of sets to where a target share of attention is dropped.
+
+#[cfg(feature = "gpu")]
+use cubecl::prelude::*;
+
+use super::SteerOptions;
+use super::table::*;
+
+/// The next exact size, given what a step dropped.
+pub(super) fn steered(exact: f32, dropped: f32, options: SteerOptions) -> f32 {
+    let error = (dropped / options.target - 1.0) * options.gain;
+    (exact * error.clamp(-MOST_CHANGE, MOST_CHANGE).exp()).clamp(1.0, options.most as f32)
+}
+
+/// The most that the logarithm of a size changes at once.
+const MOST_CHANGE: f32 = 1.0;
+
+/// The kernel's form in plain loops. `dropped` `[P, G]`, of which the mean counts.
+pub(crate) fn reference(table: &mut [i32], dropped: &[f32], pairs: usize, options: SteerOptions) {
+    let (row, group) = (table.len() / pairs, dropped.len() / pairs);
+    for (own, dropped) in table.chunks_exact_mut(row).zip(dropped.chunks_exact(group)) {
+        // Steps that read everything drop nothing by themselves.
+        if own[DECIDED] == ALL {
+            continue;
+        }
+        let mean = dropped.iter().sum::<f32>() / group as f32;
+        let held = f32::from_bits(own[EXACT_TOP] as u32);
+        // Sizes that were set since then count.
+        let held = if held as i32 == own[TOP] { held } else { own[TOP] as f32 };
+        let exact = steered(held, mean, options);
+        own[EXACT_TOP] = exact.to_bits() as i32;
+        own[TOP] = exact as i32;
+    }
+}
+
+/// A unit a range.
+///
+/// # Shapes
+/// `table` `[P, row]`, `dropped` `[P, G]`.
+#[cfg(feature = "gpu")]
+#[cube(launch_unchecked)]
+pub(super) fn steer_kernel(
+    table: &mut [i32],
+    dropped: &[f32],
+    pairs: usize,
+    row: usize,
+    group: usize,
+    target: f32,
+    gain: f32,
+    most: f32,
+) {
+    let pair = ABSOLUTE_POS;
+    if pair >= pairs {
+        terminate!();
+    }
+    let own = pair * row;
+    if table[own + DECIDED] != i32::new(ALL as i64) {
+        let mut sum = 0.0f32;
+        for g in 0..group {
+            sum += dropped[pair * group + g];
+        }
+        let top = table[own + TOP];
+        let mut held = f32::reinterpret(table[own + EXACT_TOP]);
+        if i32::cast_from(held) != top {
+            held = f32::cast_from(top);
+        }
+        let error = (sum / f32::cast_from(group) / target - 1.0f32) * gain;
+        let change = min(max(error, -MOST_CHANGE), MOST_CHANGE);
+        let exact = min(max(held * change.exp(), 1.0f32), most);
+        table[own + EXACT_TOP] = i32::reinterpret(exact);
+        table[own + TOP] = i32::cast_from(exact);
+    }
+}

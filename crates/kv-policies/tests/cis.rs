@@ -1,0 +1,180 @@
+//! CIS over a cache: its options, batches, files; the sets themselves are the kernel's tests'.
+
+use burn::tensor::{DType, Tensor};
+use kv_core::{KvCache, LayerCache, Origin, read_f32};
+use kv_policies::certificates::{SharedStep, binary_entropy, information_loss};
+use kv_policies::{Policy, Step, build};
+use kv_testing::{Numbers, devices, golden_files};
+use serde_json::{Value, json};
+
+use super::support::{LAYER, Prompt, policy};
+
+const TOKENS: usize = 120;
+const STEPS: usize = 20;
+const DIM: usize = 16;
+
+/// Prompts and steps whose queries drift, for some rows of a batch, always the same for each.
+struct Run {
+    prompt: Prompt,
+    steps: Vec<Step>,
+}
+
+fn run(rows: std::ops::Range<usize>, group: usize, device: &burn::tensor::Device) -> Run {
+    let mut numbers = Numbers::new(11);
+    let (kv_heads, all) = (2, 3);
+    let mut draw = |heads: usize, tokens: usize| -> Tensor<4> {
+        numbers.tensor([all, heads, tokens, DIM], device).narrow(0, rows.start, rows.len())
+    };
+    let (query, keys, values) =
+        (draw(kv_heads * group, TOKENS), draw(kv_heads, TOKENS), draw(kv_heads, TOKENS));
+    let mut now = draw(kv_heads * group, 1);
+    let steps = (0..STEPS).map(|index| {
+        now = now.clone() + draw(kv_heads * group, 1).mul_scalar(0.3);
+        let row = |tensor: Tensor<4>| tensor.squeeze_dim::<3>(2);
+        let position = Tensor::full([rows.len()], (TOKENS + index) as i32, (device, DType::I32));
+        let hidden = row(now.clone()).reshape([rows.len(), kv_heads * group * DIM]);
+        Step::new(row(now.clone()), row(draw(kv_heads, 1)), row(draw(kv_heads, 1)), position)
+            .with_hidden(hidden)
+    });
+    let steps = steps.collect();
+    Run { prompt: Prompt { raw_query: None, ..Prompt::new(query, keys, values) }, steps }
+}
+
+fn decode(policy: &dyn Policy, cache: &mut LayerCache, steps: &[Step]) -> Vec<f32> {
+    let outputs = steps.iter().map(|step| policy.step(LAYER, cache, step.clone()).unwrap());
+    let outputs = Tensor::cat(outputs.map(|output| output.unsqueeze_dim::<4>(1)).collect(), 1);
+    let [batch, steps, heads, dim] = outputs.dims();
+    read_f32("outputs", outputs.reshape([batch * steps * heads * dim])).unwrap()
+}
+
+#[test]
+fn rows_do_not_depend_on_each_other() {
+    for tested in devices() {
+        for config in [
+            json!({"policy": "cis", "budget": 40, "block": 8}),
+            json!({"policy": "cis-star", "budget": 0.3, "block": 8, "sets": "query-heads"}),
+            json!({"policy": "cis", "budget": 40, "similarity": "key"}),
+            json!({"policy": "cis", "budget": 40, "similarity": "hidden", "group_score": "max"}),
+            json!({"policy": "top-k-oracle", "budget": 40}),
+        ] {
+            let policy = policy(config.clone());
+            let together = run(0..3, 2, &tested.device);
+            let mut cache = together.prompt.compress(&*policy, STEPS);
+            let joint = decode(&*policy, &mut cache, &together.steps);
+            for row in 0..3 {
+                let alone = run(row..row + 1, 2, &tested.device);
+                let mut cache = alone.prompt.compress(&*policy, STEPS);
+                let own = decode(&*policy, &mut cache, &alone.steps);
+                let part = &joint[row * own.len()..][..own.len()];
+                let apart = own.iter().zip(part).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(apart < 1e-5, "{config} on {}: row {row} off by {apart}", tested.name);
+            }
+            let reads = policy.reads(&cache).unwrap().unwrap();
+            assert!(reads.slots_each() <= 60.0, "{config}: {reads:?}");
+            let alone = matches!(policy.name(), "top-k-oracle");
+            assert_eq!(reads.retrieved == reads.steps, alone, "{config}: {reads:?}");
+        }
+    }
+}
+
+#[test]
+fn saved_and_joined_caches_go_on_identically() {
+    let folder = tempfile::tempdir().unwrap();
+    for tested in devices() {
+        let policy = policy(json!({"policy": "cis", "budget": 40, "block": 16}));
+        let run = run(0..2, 2, &tested.device);
+        let mut cache = run.prompt.compress(&*policy, STEPS);
+        decode(&*policy, &mut cache, &run.steps[..5]);
+        let seen = vec![TOKENS + 5; 2];
+        let whole = KvCache { layers: vec![cache.clone()], seen, origin: Origin::default() };
+        let path = folder.path().join("cache.safetensors");
+        whole.save(&path).unwrap();
+        let mut loaded = KvCache::load(&path, &tested.device).unwrap();
+        assert_eq!(cache.memory().policy, loaded.layers[0].memory().policy);
+        let expected = decode(&*policy, &mut cache, &run.steps[5..]);
+        assert_eq!(decode(&*policy, &mut loaded.layers[0], &run.steps[5..]), expected);
+
+        // A cache of another budget beside it: sets have room for the widest.
+        let other = build(&json!({"policy": "cis", "budget": 60, "block": 16})).unwrap();
+        let mut longer = run.prompt.compress(&*other, STEPS);
+        decode(&*other, &mut longer, &run.steps[..5]);
+        let mut shorter = run.prompt.compress(&*policy, STEPS);
+        decode(&*policy, &mut shorter, &run.steps[..5]);
+        let mut joined = LayerCache::concat(vec![longer, shorter]).unwrap();
+        let twice = |step: &Step| {
+            let kv_policies::NewHeads::Rotated { query, key, value, .. } = &step.heads else {
+                panic!("steps are of rotated heads")
+            };
+            let twice = |x: &Tensor<3>| Tensor::cat(vec![x.clone(); 2], 0);
+            let position = Tensor::cat(vec![step.position.clone(); 2], 0);
+            Step::new(twice(query), twice(key), twice(value), position)
+        };
+        let steps: Vec<Step> = run.steps[5..].iter().map(twice).collect();
+        let both = decode(&*policy, &mut joined, &steps);
+        let own = &both[both.len() / 2..];
+        let apart = own.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(apart < 1e-5, "{}: off by {apart}", tested.name);
+    }
+}
+
+#[test]
+fn budgets_beyond_a_prompt_are_full_attention() {
+    for tested in devices() {
+        for budget in [json!(400), json!(1.0)] {
+            let sparse = policy(json!({"policy": "cis", "budget": budget}));
+            let full = policy(json!({"policy": "full"}));
+            let run = run(0..2, 1, &tested.device);
+            let first = &run.steps[..1];
+            let outputs = [sparse, full].map(|policy| {
+                let mut cache = run.prompt.compress(&*policy, STEPS);
+                decode(&*policy, &mut cache, first)
+            });
+            let apart = outputs[0].iter().zip(&outputs[1]).map(|(a, b)| (a - b).abs());
+            let apart = apart.fold(0.0, f32::max);
+            assert!(apart < 1e-5, "{} {budget}: off by {apart}", tested.name);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_name() {
+    let refused = |config: Value, part: &str| {
+        let error = build(&config).unwrap_err().to_string();
+        assert!(error.contains(part), "{config}: {error}");
+    };
+    refused(json!({"policy": "cis", "budget": 64, "block": 0}), "`block` is 0");
+    refused(json!({"policy": "cis", "budget": 64, "recents": 0}), "`recents` is 0");
+    refused(json!({"policy": "cis", "budget": 64, "dilated": 1.5}), "`dilated` is 1.5");
+    refused(json!({"policy": "cis", "budget": 64, "radius": 65}), "`radius` is 65");
+    refused(json!({"policy": "cis", "budget": 8, "sinks": 6, "recents": 4}), "exceed the budget");
+    refused(json!({"policy": "cis", "budget": 64, "similarity": "value"}), "value");
+    // Steps that do not say what they are compared by.
+    let tested = &devices()[0];
+    let policy = policy(json!({"policy": "cis", "budget": 40, "similarity": "hidden"}));
+    let run = run(0..1, 1, &tested.device);
+    let mut cache = run.prompt.compress(&*policy, STEPS);
+    let step = Step { hidden: None, ..run.steps[0].clone() };
+    let error = policy.step(LAYER, &mut cache, step).unwrap_err().to_string();
+    assert!(error.contains("hidden states"), "{error}");
+}
+
+#[test]
+fn golden_bounds_on_information() {
+    for file in golden_files("cis", "prhs_bound") {
+        let [dropped, eligible, entropy, loss] =
+            ["delta", "L", "h_b", "g"].map(|name| file.tensor(name).values);
+        for (at, &dropped) in dropped.iter().enumerate() {
+            assert!((binary_entropy(dropped) - entropy[at]).abs() < 1e-14);
+            for (row, &eligible) in eligible.iter().enumerate() {
+                let expected = loss[row * entropy.len() + at];
+                let error = (information_loss(dropped, eligible) - expected).abs();
+                assert!(error < 1e-12, "{dropped} of {eligible}: off by {error}");
+            }
+        }
+    }
+    let far = SharedStep { dropped: 0.1, distance: 1e6, key_norm: 1e3, scale: 0.1 };
+    assert_eq!(far.dropped_by_odds(), 1.0);
+    assert!(far.dropped_by_paper() > 1.0 && far.gap() > far.dropped_by_paper());
+    let near = SharedStep { distance: 0.0, ..far };
+    assert!((near.dropped_by_odds() - 0.1).abs() < 1e-12 && near.dropped_by_paper() == 0.1);
+}
