@@ -79,7 +79,7 @@ impl Policy for Cis {
     }
 
     fn records(&self, cache: &LayerCache) -> bool {
-        cache.index_sets().is_some() && !cache.options().growable
+        self.options.target.is_none() && cache.index_sets().is_some() && !cache.options().growable
     }
 
     fn attend_appended(
@@ -118,7 +118,15 @@ pub(crate) fn attend(
         cache.set_index_sets(sets)?;
     }
     let (newest, retrieval) = (step.position.clone(), options.retrieval(hidden));
-    Ok(cache.attend_chosen(query, vectors, newest, retrieval, false)?.0.output)
+    let seen = cache.layout().lengths().first().copied().unwrap_or_default();
+    let measures = options.target.is_some() && seen.is_multiple_of(options.every);
+    let (attention, all) = cache.attend_chosen(query, vectors, newest, retrieval, measures)?;
+    let width = cache.index_sets().map_or(1, IndexSets::width);
+    let sums = attention.log_sum_exp.zip(all);
+    if let (Some(steering), Some((read, all))) = (options.steering(width), sums) {
+        cache.steer_sets(read, all, steering)?;
+    }
+    Ok(attention.output)
 }
 
 /// What a step is compared by, `[ranges, parts, length]`.
@@ -175,7 +183,7 @@ fn index_sets(
         Ok(options.rule(options.parts(policy, budget)?, star))
     });
     let rules = rules.collect::<Result<Vec<_>>>()?;
-    let width = rules.iter().map(|rule| rule.width(options.radius)).max().unwrap_or_default();
+    let width = rules.iter().map(|rule| options.width(*rule)).max().unwrap_or_default();
     let device = &cache.options().device;
     Ok(IndexSets::new(&rules, options.block, width, parts, length, device))
 }

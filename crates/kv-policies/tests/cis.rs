@@ -1,7 +1,7 @@
 //! CIS over a cache: its options, batches, files; the sets themselves are the kernel's tests'.
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{KvCache, LayerCache, Origin, read_f32};
+use kv_core::{DecodeAttentionOptions, KvCache, LayerCache, Origin, read_f32};
 use kv_policies::certificates::{SharedStep, binary_entropy, information_loss};
 use kv_policies::{Policy, Step, build};
 use kv_testing::{Numbers, devices, golden_files};
@@ -118,6 +118,40 @@ fn saved_and_joined_caches_go_on_identically() {
 }
 
 #[test]
+fn sizes_follow_what_is_dropped() {
+    const LONG: usize = 400;
+    let tested = &devices()[0];
+    let policy = policy(json!({
+        "policy": "cis", "budget": 40, "block": 4, "target": 0.2, "every": 3
+    }));
+    let mut numbers = Numbers::new(2);
+    let mut draw =
+        |heads: usize, tokens: usize| numbers.tensor::<4>([1, heads, tokens, DIM], &tested.device);
+    let prompt = Prompt::new(draw(2, LONG), draw(2, LONG), draw(2, LONG));
+    let mut cache = prompt.compress(&*policy, 600);
+    let full = DecodeAttentionOptions { probabilities: true, ..Default::default() };
+    let (mut dropped, mut rows) = (0.0, 0.0);
+    for index in 0..600 {
+        let row = |tensor: Tensor<4>| tensor.squeeze_dim::<3>(2);
+        let (query, key, value) = (row(draw(2, 1)), row(draw(2, 1)), row(draw(2, 1)));
+        let position = Tensor::full([1], (LONG + index) as i32, (&tested.device, DType::I32));
+        policy.step(LAYER, &mut cache, Step::new(query.clone(), key, value, position)).unwrap();
+        if index < 200 {
+            continue;
+        }
+        let all = cache.attend(query, full.clone()).unwrap().probabilities.unwrap();
+        let all = read_f32("probabilities", all.reshape([-1])).unwrap();
+        for (pair, slots) in policy.attended(&cache).unwrap().unwrap().iter().enumerate() {
+            let first = cache.layout().live(pair).start;
+            dropped += 1.0 - slots.iter().map(|slot| f64::from(all[first + slot])).sum::<f64>();
+            rows += 1.0;
+        }
+    }
+    let mean = dropped / rows;
+    assert!((mean - 0.2).abs() < 0.02, "{mean} is dropped");
+}
+
+#[test]
 fn budgets_beyond_a_prompt_are_full_attention() {
     for tested in devices() {
         for budget in [json!(400), json!(1.0)] {
@@ -148,6 +182,8 @@ fn what_cannot_be_is_refused_by_name() {
     refused(json!({"policy": "cis", "budget": 64, "radius": 65}), "`radius` is 65");
     refused(json!({"policy": "cis", "budget": 8, "sinks": 6, "recents": 4}), "exceed the budget");
     refused(json!({"policy": "cis", "budget": 64, "similarity": "value"}), "value");
+    refused(json!({"policy": "cis", "budget": 64, "target": 1.0}), "`target` is 1");
+    refused(json!({"policy": "cis", "budget": 64, "every": 0}), "`every` is 0");
     // Steps that do not say what they are compared by.
     let tested = &devices()[0];
     let policy = policy(json!({"policy": "cis", "budget": 40, "similarity": "hidden"}));

@@ -1,6 +1,8 @@
 //! CIS's options.
 
-use kv_core::{Budget, RetrieveOptions, ScoreReduction, SetRule, SimilarityReduction};
+use kv_core::{
+    Budget, RetrieveOptions, ScoreReduction, SetRule, SimilarityReduction, SteerOptions,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{PolicyError, Result};
@@ -92,7 +94,27 @@ pub struct CisOptions {
     /// Whether steps note what certificates take, see [`crate::certificates`].
     #[serde(default)]
     pub certified: bool,
+    /// The share of attention that heads are to drop: `k`, which begins with the budget's, is raised and lowered
+    /// until measured steps do. Ours; steps are not recorded then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<f32>,
+    /// Every how many tokens a step is measured, which reads all keys, where there is a target.
+    #[serde(default = "every", skip_serializing_if = "is_usual")]
+    pub every: usize,
 }
+
+fn every() -> usize {
+    5
+}
+
+fn is_usual(every_so: &usize) -> bool {
+    *every_so == every()
+}
+
+/// How far `k` may be raised.
+const MOST: usize = 8;
+/// By how much it is changed where twice the target is dropped.
+const GAIN: f32 = 0.25;
 
 fn block() -> usize {
     16
@@ -135,6 +157,8 @@ impl CisOptions {
             sets: SetsOf::default(),
             group_score: GroupScore::default(),
             certified: false,
+            target: None,
+            every: every(),
         }
     }
 
@@ -156,6 +180,12 @@ impl CisOptions {
         }
         if self.radius > 64 {
             return invalid(format!("`radius` is {}, expected at most 64", self.radius));
+        }
+        if let Some(target) = self.target.filter(|target| !(*target > 0.0 && *target < 1.0)) {
+            return invalid(format!("`target` is {target}, expected a share between 0 and 1"));
+        }
+        if self.every == 0 {
+            return invalid("`every` is 0, expected at least 1".into());
         }
         if let Budget::Tokens(budget) = self.budget {
             self.parts(policy, budget)?;
@@ -183,6 +213,20 @@ impl CisOptions {
         let (dilated, threshold) = (self.dilated, self.threshold);
         let CisParts { sinks, recents: locals, top } = parts;
         SetRule { sinks, locals, top, dilated, threshold, wanted: star.then_some(top) }
+    }
+
+    /// The most tokens of a set of such a rule.
+    pub(crate) fn width(&self, rule: SetRule) -> usize {
+        let most = if self.target.is_some() { MOST * rule.top } else { rule.top };
+        SetRule { top: most, ..rule }.width(self.radius)
+    }
+
+    /// Where sizes are steered to, in sets of so many tokens.
+    pub(crate) fn steering(&self, width: usize) -> Option<SteerOptions> {
+        // As many as leave room for their neighbours.
+        let each = 1.0 + 2.0 * self.radius as f32 * self.dilated;
+        let most = ((width as f32 / each) as usize).max(1);
+        self.target.map(|target| SteerOptions { target, gain: GAIN, most })
     }
 
     /// A step's options, where tokens below a share are out of sight.
