@@ -47,9 +47,9 @@ pub use kv_kernels::{
     ABSENT, AttentionOutput, AverageWeights, BalanceOptions, Balanced, Centre, Choice, Chosen,
     DecodeAttentionOptions, Draws, EvictingOutput, EvictionOptions, EvictionScope, GUARD,
     GroupReduction, Guard, HeadLayout, HeadNorms, KernelError, KeyRule, MAX_BUCKETS, MergeLists,
-    MergeOptions, Merged, Nearest, NearestOptions, RotaryTable, SlotLists, SlotRanges, SlotView,
-    StepLogits, VOTES_RADIX, balance, merge_slots, nearest_slots, split_heads, top_slots, uniform,
-    uniforms,
+    MergeOptions, Merged, Nearest, NearestOptions, RotaryTable, Share, SlotLists, SlotRanges,
+    SlotView, StepLogits, VOTES_RADIX, balance, merge_slots, nearest_slots, split_heads, top_slots,
+    uniform, uniforms,
 };
 
 /// `Result` with this crate's [`Error`].

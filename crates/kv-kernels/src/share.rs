@@ -29,6 +29,15 @@ impl Share {
         ((u128::from(self.0) * tokens as u128) >> 32) as usize
     }
 
+    /// The fewest tokens of which it is at least `count`; `None` where no sequence is so long.
+    pub fn reaches(self, count: usize) -> Option<usize> {
+        if count == 0 {
+            return Some(0);
+        }
+        let share = std::num::NonZeroU32::new(self.0)?;
+        usize::try_from(((count as u128) << 32).div_ceil(u128::from(share.get()))).ok()
+    }
+
     /// Whether it is none of any sequence.
     pub fn is_zero(self) -> bool {
         self.0 == 0

@@ -33,6 +33,7 @@ fn shares_stay_below_one_and_no_layer_is_outside() {
     }
     for share in [0.0, -0.0, -3.0, f64::NAN] {
         assert!(Share::new(share).is_zero());
+        assert_eq!((Share::new(share).reaches(0), Share::new(share).reaches(1)), (Some(0), None));
     }
     // Models of one layer, layers before the first, layers that are not there.
     for (layer, from, layers) in [(0, 0, 1), (0, 1, 2), (2, 3, 4), (5, 2, 5), (0, 0, 0), (1, 7, 4)]
@@ -68,5 +69,10 @@ proptest! {
         let (now, next) = (share.first_seen(tokens), share.first_seen(tokens + 1));
         prop_assert!(now == next || now + 1 == next);
         prop_assert!(now <= tokens);
+        // The way back.
+        let count = share.of(tokens);
+        let least = share.reaches(count).unwrap();
+        prop_assert!(least <= tokens && share.of(least) == count);
+        prop_assert!(least == 0 || share.of(least - 1) < count);
     }
 }

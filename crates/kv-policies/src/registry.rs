@@ -8,9 +8,9 @@ use kv_core::{Budget, HeadAllocation, LayerAllocation};
 use serde_json::Value;
 
 use crate::{
-    BalanceKv, BalanceKvStream, Cam, CamOptions, Combine, D2o, D2oOptions, Evictor,
+    BalanceKv, BalanceKvStream, Cam, CamOptions, Combine, D2o, D2oOptions, Etf, Evictor,
     ExpectedAttention, Full, H2o, KNorm, KeepKv, KeepKvOptions, KeyDiff, KvMerger, KvReviver,
-    KvReviverOptions, LagKv, LongFlow, Policy, PolicyError, PyramidInfer, RKv, Random,
+    KvReviverOptions, LagKv, LongFlow, Policy, PolicyError, Psaw, PyramidInfer, RKv, Random,
     RecentAttention, Result, Scorer, SnapKv, StreamingLlm, TopKOracle, Tova, Uniform, Vatp,
 };
 use config::{Config, family, invalid};
@@ -247,6 +247,26 @@ pub const POLICIES: &[Entry] = &[
         summary: "keeps everything, attends to the best",
         paper: "",
         build: |config| Ok(Arc::new(config.take_all::<TopKOracle>("top-k-oracle")?)),
+    },
+    Entry {
+        name: "psaw",
+        summary: "windows that shrink with depth",
+        paper: "",
+        build: |config| {
+            let policy: Psaw = config.take_without_budget("psaw")?;
+            policy.validate("psaw")?;
+            Ok(Arc::new(policy))
+        },
+    },
+    Entry {
+        name: "etf",
+        summary: "deep layers leave a prompt's early tokens as they are",
+        paper: "",
+        build: |config| {
+            let policy: Etf = config.take_without_budget("etf")?;
+            policy.validate("etf")?;
+            Ok(Arc::new(policy))
+        },
     },
     Entry {
         name: "combine",
