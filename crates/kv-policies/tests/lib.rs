@@ -5,6 +5,7 @@
 mod balancekv;
 mod cam;
 mod d2o;
+mod depth_bounds;
 mod followed;
 mod golden_decode;
 mod golden_kvpress;
@@ -15,6 +16,7 @@ mod kvmerger;
 mod kvreviver;
 mod longflow;
 mod policies;
+mod psaw;
 mod pyramid_infer;
 mod readme;
 mod refused;

@@ -103,8 +103,8 @@ pub(crate) fn measure(
                 let error = sums.error / sums.certificates;
                 bench.record(SUITE, &case, setup, metric::OBSERVED_ERROR, error, "squared");
             }
-            // An oracle keeps everything and reads a part: its kept slots say nothing.
-            if contender.policy.name() != "top-k-oracle" {
+            // What keeps everything and reads a part: its kept slots say nothing.
+            if !matches!(contender.policy.name(), "top-k-oracle" | "psaw") {
                 let mass = sums.mass / sums.rows;
                 bench.record(SUITE, &case, setup, metric::RETAINED_MASS, mass, "share");
             }
