@@ -7,8 +7,8 @@
 pub struct Recency {
     /// `lambda > 0`
     pub lambda: f64,
-    /// `kappa`; the paper has it below 1.
-    pub kappa: f64,
+    /// `ln kappa`, since steep tails make it very large; the paper has `kappa` below 1.
+    pub log_kappa: f64,
 }
 
 /// Key updates between layers that shrink with depth: at most `scale exp(-rate (l - start))` in layer
@@ -25,8 +25,8 @@ pub struct KeyDrift {
 const STEEPEST: f64 = 40.0;
 /// The least `lambda`, at which a tail is flat for all that fits into a context.
 const FLATTEST: f64 = 1e-9;
-/// Fits are widened by what rounding may take.
-const SLACK: f64 = 1.0 + 1e-9;
+/// By how much fits are widened against rounding, in logarithms.
+const SLACK: f64 = 1e-9;
 
 impl Recency {
     /// The constants that dominate all of `attention` and bound what is `distance` tokens away or
@@ -51,7 +51,7 @@ impl Recency {
         };
         let bound = |lambda: f64| log_kappa(lambda) - lambda * distance as f64;
         let lambda = lowest(bound, FLATTEST, STEEPEST);
-        Some(Self { lambda, kappa: log_kappa(lambda).exp() * SLACK })
+        Some(Self { lambda, log_kappa: log_kappa(lambda) + SLACK })
     }
 
     /// What a query may give at most to all tokens behind the sinks that are `distance` tokens away or
@@ -61,7 +61,7 @@ impl Recency {
     /// one. But (44), summed over all distances, makes `kappa` the larger one, and mass that is all far
     /// away satisfies (44) and breaks that form.
     pub fn dropped_mass(&self, distance: usize) -> f64 {
-        self.kappa * (-self.lambda * distance as f64).exp()
+        (self.log_kappa - self.lambda * distance as f64).exp()
     }
 }
 
@@ -87,7 +87,7 @@ impl KeyDrift {
         let depths: f64 = logarithms.iter().map(|(depth, _)| depth).sum();
         let mean = depths / logarithms.len() as f64;
         let rate = lowest(|rate| log_scale(rate) - rate * mean, 0.0, STEEPEST);
-        Some(Self { scale: log_scale(rate).exp() * SLACK, rate })
+        Some(Self { scale: (log_scale(rate) + SLACK).exp(), rate })
     }
 
     /// By how much attention may change at most, half of the sum of all absolute changes, where a layer
