@@ -26,7 +26,7 @@ impl Psaw {
 
     /// What stays of `tokens` tokens: all of them, but for those that are hidden from all later queries
     /// where slots are freed.
-    pub(super) fn kept(&self, layer: LayerContext, tokens: usize) -> Vec<u32> {
+    pub fn kept(&self, layer: LayerContext, tokens: usize) -> Vec<u32> {
         let sinks = self.sinks.min(tokens);
         let end = if self.free { self.hidden_end(layer, tokens) } else { sinks };
         (0..sinks as u32).chain(end as u32..tokens as u32).collect()
@@ -94,9 +94,10 @@ impl Psaw {
             .collect();
         let limits = kept.iter().enumerate().map(|(pair, kept)| {
             let tokens = tokens(pair);
-            let end = self.hidden_end(layer, tokens) + bulk(kept.len());
-            // Then the query behind so many tokens does not see the one before `end`.
-            let enough = share.reaches(end + 1).map_or(usize::MAX, |number| number - 1);
+            let end = share.first_seen(tokens).max(self.sinks).saturating_add(bulk(kept.len()));
+            // From that number on, a query sees nothing before `end`.
+            let number = share.reaches(end.saturating_add(1));
+            let enough = number.map_or(usize::MAX, |number| number - 1);
             kept.len().saturating_add(enough.saturating_sub(tokens).max(1))
         });
         let limits = limits.collect();
