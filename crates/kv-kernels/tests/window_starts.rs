@@ -14,8 +14,7 @@ fn agrees_with_a_search_slot_by_slot() {
         for (batch, kv_heads) in [(1, 1), (3, 2), (5, 8)] {
             let mut numbers = Numbers::new(batch as u64);
             let (mut positions, mut offsets, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
-            let newest: Vec<i32> =
-                (0..batch).map(|row| [0, 700, 40_000, 3, 99][row] as i32).collect();
+            let newest: Vec<i32> = (0..batch).map(|row| [0, 700, 40_000, 3, 99][row]).collect();
             for pair in 0..batch * kv_heads {
                 let newest = newest[pair / kv_heads] as usize;
                 let held = match pair % 5 {

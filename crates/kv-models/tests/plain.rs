@@ -44,37 +44,31 @@ pub(crate) struct LayerState {
 }
 
 pub(crate) struct PlainModel {
-    weights: Box<dyn Fn(&str, [usize; 2]) -> Vec<f64>>,
+    weights: Weights,
 }
 
 impl PlainModel {
     pub(crate) fn new() -> Self {
         let bytes: &'static [u8] = include_bytes!("../assets/needle-1m/model.safetensors");
-        let file = Weights::from_bytes(bytes).unwrap();
-        let weights = move |name: &str, shape: [usize; 2]| {
-            let device = Device::flex();
-            let values = if shape[1] == 0 {
-                read_f32("vector", file.tensor(name, [shape[0]], DType::F32, &device).unwrap())
-            } else {
-                read_f32("matrix", file.tensor(name, shape, DType::F32, &device).unwrap())
-            };
-            values.unwrap().into_iter().map(f64::from).collect()
-        };
-        Self { weights: Box::new(weights) }
+        Self { weights: Weights::from_bytes(bytes).unwrap() }
+    }
+
+    fn weights<const D: usize>(&self, name: &str, shape: [usize; D]) -> Vec<f64> {
+        let tensor = self.weights.tensor(name, shape, DType::F32, &Device::flex()).unwrap();
+        read_f32("weights", tensor).unwrap().into_iter().map(f64::from).collect()
     }
 
     /// Hidden states of all tokens behind the final norm, and what every layer left.
     pub(crate) fn run(&self, tokens: &[u32], changes: &Changes<'_>) -> (Rows, Vec<LayerState>) {
-        let embedding = (self.weights)("model.embed_tokens.weight", [VOCABULARY, HIDDEN]);
+        let embedding = self.weights("model.embed_tokens.weight", [VOCABULARY, HIDDEN]);
         let row = |token: &u32| embedding[*token as usize * HIDDEN..][..HIDDEN].to_vec();
         let mut hidden: Rows = tokens.iter().map(row).collect();
         let mut states: Vec<LayerState> = Vec::new();
         for layer in 0..LAYERS {
-            let matrix = |part: &str, out: usize, from: usize| {
-                let name = format!("model.layers.{layer}.{part}.weight");
-                (self.weights)(&name, [out, from])
-            };
-            let vector = |part: &str| matrix(part, HIDDEN, 0);
+            let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
+            let matrix =
+                |part: &str, out: usize, from: usize| self.weights(&name(part), [out, from]);
+            let vector = |part: &str| self.weights(&name(part), [HIDDEN]);
             let normed = norm(&hidden, &vector("input_layernorm"));
             let keys_width = HEADS / GROUP * DIM;
             let heads = |part: &str, width: usize| {
@@ -109,7 +103,7 @@ impl PlainModel {
             }
             states.push(LayerState { queries, keys, values, attention });
         }
-        (norm(&hidden, &(self.weights)("model.norm.weight", [HIDDEN, 0])), states)
+        (norm(&hidden, &self.weights("model.norm.weight", [HIDDEN])), states)
     }
 }
 

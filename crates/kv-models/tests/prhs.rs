@@ -265,8 +265,8 @@ fn bytes_follow_the_schedule() {
         let steps = if tested.name == "cpu" { 200 } else { 20 };
         let decoded = |mut session: Session<'_>| {
             let mut logits = Vec::new();
-            for step in 0..steps {
-                session.step(&[prompt[step]]).unwrap();
+            for &token in &prompt[..steps] {
+                session.step(&[token]).unwrap();
                 logits = session.read_logits().unwrap().remove(0);
             }
             (logits, session.memory().in_use)
@@ -413,9 +413,9 @@ fn bounds_hold_on_real_attention() {
             })
             .collect();
         let drift = KeyDrift::fit(&updates).unwrap();
-        for layer in start + 1..LAYERS {
+        for (layer, state) in states.iter().enumerate().skip(start + 1) {
             let context = LayerContext { index: layer, count: LAYERS };
-            let attention = &states[layer].attention[head];
+            let attention = &state.attention[head];
             let mut most = vec![0.0f64; count];
             for (query, row) in attention.iter().enumerate() {
                 for (token, share) in row.iter().enumerate().skip(SINKS) {
@@ -429,7 +429,7 @@ fn bounds_hold_on_real_attention() {
                 let dropped: f64 = attention[query][SINKS.min(first)..first].iter().sum();
                 let tail = Recency::fit(&most, distance).unwrap().dropped_mass(distance);
                 assert!(dropped <= tail, "layer {layer}: {dropped} dropped, bound {tail}");
-                let own = &states[layer].queries[query][head * dim..][..dim];
+                let own = &state.queries[query][head * dim..][..dim];
                 let logits = (0..=query).map(|token| {
                     let below = layer - usize::from(token < frozen);
                     let pairs = own.iter().zip(key(below, token));

@@ -59,7 +59,7 @@ impl Etf {
     /// What a layer freezes of a prompt of `tokens` tokens; `None` where it is nothing.
     pub fn frozen(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
         let end = self.share(layer).of(tokens);
-        (end > self.sinks).then(|| FrozenTokens { tokens: self.sinks..end, reuse: self.reuse })
+        (end > self.sinks).then_some(FrozenTokens { tokens: self.sinks..end, reuse: self.reuse })
     }
 }
 
