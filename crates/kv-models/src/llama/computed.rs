@@ -91,9 +91,19 @@ impl Computed {
         all.clone().narrow(1, self.frozen.start, self.frozen.len())
     }
 
-    /// The frozen tokens of heads `[B, H, T, D]`.
-    pub(super) fn frozen_heads(&self, all: &Tensor<4>) -> Tensor<4> {
-        all.clone().narrow(2, self.frozen.start, self.frozen.len())
+    /// The frozen tokens of the keys and values `[B, H, T, D]` of the layer below `layer`.
+    ///
+    /// # Errors
+    /// [`ModelError::InvalidFrozen`] where there are none.
+    pub(super) fn frozen_of(
+        &self,
+        layer: usize,
+        below: Option<&[Tensor<4>; 2]>,
+    ) -> Result<[Tensor<4>; 2]> {
+        let reason = || "no layer below has their keys and values".to_string();
+        let below = below.ok_or_else(|| ModelError::InvalidFrozen { layer, reason: reason() })?;
+        let frozen = |all: &Tensor<4>| all.clone().narrow(2, self.frozen.start, self.frozen.len());
+        Ok(below.each_ref().map(frozen))
     }
 
     /// Heads of all tokens `[B, H, T, D]` from those that are computed and those that are not.

@@ -124,19 +124,13 @@ impl Llama {
             };
             let [query, mut key, mut value] = split_heads(projected, own_positions, &heads)?;
             if let Some(frozen) = &frozen {
-                let [frozen_key, frozen_value] = match (frozen.reuse, &below) {
-                    (Reuse::Hidden, _) => {
+                let [frozen_key, frozen_value] = match frozen.reuse {
+                    Reuse::Hidden => {
                         let rows = computed.frozen_rows(&hidden);
                         let projected = layer.project_keys_values(rows, &self.config)?;
                         split_keys_values(projected, computed.frozen_positions(&positions), &heads)?
                     }
-                    (Reuse::KeysValues, Some(below)) => {
-                        below.each_ref().map(|heads| computed.frozen_heads(heads))
-                    }
-                    (Reuse::KeysValues, None) => {
-                        let reason = "no layer below has their keys and values".into();
-                        return Err(ModelError::InvalidFrozen { layer: index, reason });
-                    }
+                    Reuse::KeysValues => computed.frozen_of(index, below.as_ref())?,
                 };
                 key = computed.with_frozen_heads(key, frozen_key);
                 value = computed.with_frozen_heads(value, frozen_value);
