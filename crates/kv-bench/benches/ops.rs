@@ -10,10 +10,10 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use criterion::{Criterion, criterion_group, criterion_main};
 use kv_kernels::{
     BalanceOptions, Centre, Choice, DecodeAttentionOptions, DrawSettings, DrawState, Draws,
-    HeadLayout, KeepLists, LinearOptions, Placement, PrefillOptions, RotaryTable, SlotPool,
-    SlotRanges, SlotSource, add_rms_norm, argmin_slots, balance, compact_slots, copy_slots,
-    decode_attention, draw, linear, prefill_attention, rms_norm, scatter_rows, split_heads, swiglu,
-    top_slots, write_heads,
+    HeadLayout, KeepLists, LinearOptions, Placement, PrefillOptions, PrefillWindow, RotaryTable,
+    SlotPool, SlotRanges, SlotSource, add_rms_norm, argmin_slots, balance, compact_slots,
+    copy_slots, decode_attention, draw, linear, prefill_attention, rms_norm, scatter_rows,
+    split_heads, swiglu, top_slots, write_heads,
 };
 use kv_testing::{Numbers, devices};
 
@@ -91,7 +91,7 @@ fn attention(criterion: &mut Criterion, name: &str, inputs: &mut Inputs) {
     let keys = inputs.floats([1, KV_HEADS, 128, HEAD_DIM]);
     let all = PrefillOptions::default();
     let sums = PrefillOptions { column_sums: Some(usize::MAX), ..all };
-    let window = PrefillOptions { window: Some(32), sinks: 4, ..all };
+    let window = PrefillOptions { window: PrefillWindow::Last(32), sinks: 4, ..all };
     for (op, options) in [
         ("prefill_attention", all),
         ("prefill_attention_column_sums", sums),

@@ -49,9 +49,9 @@ pub use kv_kernels::{
     DecodeAttentionOptions, Draws, EvictingOutput, EvictionOptions, EvictionScope, GUARD,
     GroupReduction, Guard, HeadLayout, HeadNorms, IndexSets, KernelError, KeyRule, MAX_BUCKETS,
     MergeLists, MergeOptions, Merged, Nearest, NearestOptions, RangeSets, RetrieveOptions,
-    RotaryTable, ScoreReduction, SetRule, SimilarityReduction, SlotLists, SlotRanges, SlotView,
-    SteerOptions, StepLogits, VOTES_RADIX, balance, merge_slots, nearest_slots, split_heads,
-    top_slots, uniform, uniforms,
+    RotaryTable, ScoreReduction, SetRule, Share, SimilarityReduction, SlotLists, SlotRanges,
+    SlotView, SteerOptions, StepLogits, VOTES_RADIX, balance, merge_slots, nearest_slots,
+    split_heads, top_slots, uniform, uniforms,
 };
 
 /// `Result` with this crate's [`Error`].

@@ -8,6 +8,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 #[allow(unused_imports)]
 use burn::backend::{Dispatch, ExtensionType, backend_extension};
 
+use crate::Share;
 use crate::add_probabilities::GroupReduction;
 use crate::argmin_slots::Protection;
 use crate::average_scores::AverageWeights;
@@ -645,6 +646,15 @@ pub(crate) trait SlotOps: Backend {
         positions: IntTensor<Self>,
         newest: IntTensor<Self>,
         protection: Option<Protection>,
+    ) -> IntTensor<Self>;
+
+    /// The first slot of each range at or behind the start of its sequence's window.
+    fn window_starts(
+        positions: IntTensor<Self>,
+        offsets: IntTensor<Self>,
+        lengths: IntTensor<Self>,
+        newest: IntTensor<Self>,
+        share: Share,
     ) -> IntTensor<Self>;
 }
 

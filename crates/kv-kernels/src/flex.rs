@@ -12,6 +12,7 @@ use half::{bf16, f16};
 use attention::Args;
 use buffers::{compacted, dropped, moved, owned, rounded, rounding, scatter_into, slice, wide};
 
+use crate::Share;
 use crate::add_probabilities::GroupReduction;
 use crate::add_probabilities::reference::add;
 use crate::argmin_slots::Protection;
@@ -44,6 +45,7 @@ use crate::sample::reference::{Settings, sample};
 use crate::sample::{DrawConfig, FLOATS, INTS};
 use crate::swiglu::reference::swiglu;
 use crate::top_slots::reference::{above, top};
+use crate::window_starts::reference::starts;
 
 impl SlotOps for Flex {
     fn decode_attention(
@@ -709,6 +711,22 @@ impl SlotOps for Flex {
         let ages = [slice(&positions), slice(&newest)];
         let slots = argmin(slice(&scores), ranges, ages, protection);
         FlexTensor::from_data(TensorData::new(slots, shape))
+    }
+
+    fn window_starts(
+        positions: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        newest: FlexTensor,
+        share: Share,
+    ) -> FlexTensor {
+        let shape = offsets.layout().shape().clone();
+        let [positions, offsets, lengths, newest] =
+            [positions, offsets, lengths, newest].map(|tensor| tensor.to_contiguous());
+        let [positions, offsets, lengths, newest] =
+            [&positions, &offsets, &lengths, &newest].map(slice);
+        let starts = starts(positions, offsets, lengths, newest, share);
+        FlexTensor::from_data(TensorData::new(starts, shape))
     }
 }
 

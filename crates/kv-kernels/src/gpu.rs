@@ -11,6 +11,7 @@ use cubecl::client::Client;
 use cubecl::features::MmaConfig;
 use cubecl::prelude::*;
 
+use crate::Share;
 use crate::add_probabilities::GroupReduction;
 use crate::argmin_slots::{Protection, kernel as argmin};
 use crate::average_scores::{AverageWeights, kernel as average_scores};
@@ -37,6 +38,7 @@ use crate::scatter_rows::kernel as scatter;
 use crate::select::Search;
 use crate::swiglu::kernel as swiglu;
 use crate::top_slots::kernel as top_slots;
+use crate::window_starts::kernel as window_starts;
 use crate::{
     add_probabilities, balance, count_sketch, evicting_attention, heads, linear, merge_nearest,
     merge_slots, move_slots, nearest_slots, retrieve_slots, revise_sketch, sample,
@@ -427,6 +429,34 @@ impl SlotOps for CubeBackend {
             protects,
         );
         output
+    }
+
+    fn window_starts(
+        positions: CubeTensor,
+        offsets: CubeTensor,
+        lengths: CubeTensor,
+        newest: CubeTensor,
+        share: Share,
+    ) -> CubeTensor {
+        let pairs = offsets.shape().num_elements();
+        let kv_heads = pairs / newest.shape().num_elements();
+        let client = positions.client.clone();
+        let starts = empty_like(&positions, offsets.shape(), DType::I32);
+        let cube_dim = CubeDim::new(&client, pairs);
+        window_starts::window_starts_kernel::launch(
+            &client,
+            calculate_cube_count_elemwise(&client, pairs, cube_dim),
+            cube_dim,
+            into_contiguous(positions).into_buffer_arg(),
+            into_contiguous(offsets).into_buffer_arg(),
+            into_contiguous(lengths).into_buffer_arg(),
+            into_contiguous(newest).into_buffer_arg(),
+            starts.clone().into_buffer_arg(),
+            pairs,
+            kv_heads,
+            share.bits(),
+        );
+        starts
     }
 }
 

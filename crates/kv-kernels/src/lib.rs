@@ -40,10 +40,12 @@ mod sample;
 mod scatter_rows;
 #[cfg(feature = "gpu")]
 mod select;
+mod share;
 mod sketch_attention;
 mod slots;
 mod swiglu;
 mod top_slots;
+mod window_starts;
 
 pub use add_probabilities::{GroupReduction, add_probabilities};
 pub use argmin_slots::{Protected, argmin_slots};
@@ -62,7 +64,9 @@ pub use evicting_attention::{
     evicting_attention, log_norms,
 };
 pub use graph::{DeviceWork, Recording, StepGraph, awaited_device_work, device_work};
-pub use heads::{HeadLayout, HeadNorms, Placement, RotaryTable, split_heads, write_heads};
+pub use heads::{
+    HeadLayout, HeadNorms, Placement, RotaryTable, split_heads, split_keys_values, write_heads,
+};
 pub use linear::{LinearOptions, linear};
 pub use merge_nearest::{MergingSlots, NearestOptions, VOTES_RADIX, merge_nearest};
 pub use merge_slots::{
@@ -70,7 +74,7 @@ pub use merge_slots::{
 };
 pub use move_slots::{KeepLists, compact_slots, copy_slots, drop_scalars, drop_slots, reset_last};
 pub use nearest_slots::{Nearest, SlotLists, nearest_slots};
-pub use prefill_attention::{PrefillOptions, PrefillOutput, prefill_attention};
+pub use prefill_attention::{PrefillOptions, PrefillOutput, PrefillWindow, prefill_attention};
 pub use random::{uniform, uniforms};
 pub use retrieve_slots::{
     IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SetRule, SimilarityReduction,
@@ -80,7 +84,9 @@ pub use revise_sketch::{ABSENT, ReviseOptions, RevisedScores, StepLogits, revise
 pub use rms_norm::{add_rms_norm, rms_norm};
 pub use sample::{DrawSettings, DrawState, draw};
 pub use scatter_rows::{assign, assign_ints, scatter_ints, scatter_rows, scatter_scalars};
+pub use share::Share;
 pub use sketch_attention::{SketchAttention, SketchedTokens, sketch_attention};
 pub use slots::{SlotPool, SlotRanges, SlotSource};
 pub use swiglu::swiglu;
 pub use top_slots::{Choice, Chosen, top_slots};
+pub use window_starts::window_starts;

@@ -1,7 +1,7 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
     HeadLayout, HeadNorms, KernelError, Placement, RotaryTable, SlotPool, SlotRanges, split_heads,
-    write_heads,
+    split_keys_values, write_heads,
 };
 use kv_testing::{Numbers, devices, relative_error};
 
@@ -134,6 +134,29 @@ fn heads_are_split_normalised_and_rotated() {
             assert!(error < limit, "{context}: heads from {first} off by {error}");
             first += count;
         }
+    });
+}
+
+/// Rows of keys and values alone give the same as joint ones.
+#[test]
+fn keys_and_values_are_split_without_queries() {
+    cases(|case, context, _| {
+        let (batch, tokens) = (2, 5);
+        let projected = case.projected(batch * tokens);
+        let at: Vec<i32> = (0..(batch * tokens) as i32).map(|i| i * 7 % POSITIONS as i32).collect();
+        let positions = case.ints(&at, [batch, tokens]);
+        let queries = case.layout.query_heads * case.layout.head_dim;
+        let width = case.layout.width();
+        let rows = projected.clone().narrow(1, queries, width - queries);
+        let [_, key, value] =
+            split_heads(projected.clone(), positions.clone(), &case.layout).unwrap();
+        let parts = split_keys_values(rows, positions.clone(), &case.layout).unwrap();
+        for (part, expected) in parts.into_iter().zip([key, value]) {
+            assert_eq!(part.dims(), expected.dims());
+            assert_eq!(read(part), read(expected), "{context}");
+        }
+        let error = split_keys_values(projected, positions, &case.layout).unwrap_err();
+        assert!(matches!(error, KernelError::Shape { argument: "projected", .. }), "{error}");
     });
 }
 

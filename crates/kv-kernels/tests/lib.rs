@@ -24,5 +24,7 @@ mod revise_sketch;
 mod rms_norm;
 mod sample;
 mod scatter_rows;
+mod share;
 mod sketch_attention;
 mod top_slots;
+mod window_starts;

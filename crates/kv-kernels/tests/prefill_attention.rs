@@ -1,5 +1,5 @@
 use burn::tensor::{DType, Tensor};
-use kv_kernels::{KernelError, PrefillOptions, prefill_attention};
+use kv_kernels::{KernelError, PrefillOptions, PrefillWindow, Share, prefill_attention};
 use kv_testing::{Numbers, devices, relative_error, skip};
 
 /// What is compared: output, log-sum-exp, column sums.
@@ -12,14 +12,17 @@ fn exact(q: &[f32], k: &[f32], v: &[f32], dims: [usize; 6], options: &PrefillOpt
     let mut output = vec![0.0; q.len()];
     let mut log_sum_exp = vec![0.0; heads * queries];
     let mut sums = vec![0.0; heads * tokens];
-    let window = options.window.unwrap_or(usize::MAX);
     for head in 0..heads {
         let pair = head / group;
         for i in 0..queries {
             let at = tokens - queries + i;
             let query = &q[(head * queries + i) * dim..][..dim];
-            let seen: Vec<usize> =
-                (0..=at).filter(|&t| at - t < window || t < options.sinks).collect();
+            let within = |t: usize| match options.window {
+                PrefillWindow::All => true,
+                PrefillWindow::Last(window) => at - t < window,
+                PrefillWindow::From(share) => t + 1 >= share.of(at + 1),
+            };
+            let seen: Vec<usize> = (0..=at).filter(|&t| within(t) || t < options.sinks).collect();
             let logit = |t: usize| {
                 let key = &k[(pair * tokens + t) * dim..][..dim];
                 let products = query.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b));
@@ -57,16 +60,26 @@ const CASES: [[usize; 6]; 7] = [
 ];
 
 /// Window, sinks, counted queries.
-const OPTIONS: [(Option<usize>, usize, Option<usize>); 8] = [
-    (None, 0, None),
-    (None, 0, Some(usize::MAX)),
-    (None, 0, Some(32)),
-    (Some(1), 0, Some(3)),
-    (Some(20), 5, Some(usize::MAX)),
-    (Some(130), 140, Some(64)),
-    (Some(30), usize::MAX, None),
-    (Some(u32::MAX as usize), 3, Some(usize::MAX)),
-];
+fn options() -> Vec<(PrefillWindow, usize, Option<usize>)> {
+    let (all, last) = (PrefillWindow::All, PrefillWindow::Last);
+    let from = |share: f64| PrefillWindow::From(Share::new(share));
+    vec![
+        (all, 0, None),
+        (all, 0, Some(usize::MAX)),
+        (all, 0, Some(32)),
+        (last(1), 0, Some(3)),
+        (last(20), 5, Some(usize::MAX)),
+        (last(130), 140, Some(64)),
+        (last(30), usize::MAX, None),
+        (last(u32::MAX as usize), 3, Some(usize::MAX)),
+        (from(0.0), 0, None),
+        (from(0.3), 16, Some(usize::MAX)),
+        (from(0.71), 0, Some(40)),
+        (from(0.95), 150, Some(usize::MAX)),
+        // All but the own key and the one before are hidden.
+        (from(1.0), 1, Some(usize::MAX)),
+    ]
+}
 
 #[test]
 fn agrees_with_f64() {
@@ -86,7 +99,7 @@ fn agrees_with_f64() {
                 let q = draw(kv_heads * group, queries);
                 let (k, v) = (draw(kv_heads, tokens), draw(kv_heads, tokens));
                 let read = |tensor: &Tensor<4>| tensor.clone().try_into_vec_as::<f32>().unwrap();
-                for (window, sinks, column_sums) in OPTIONS {
+                for (window, sinks, column_sums) in options() {
                     let options = PrefillOptions { window, sinks, column_sums, log_sum_exp: true };
                     let [output, log_sums, sums] =
                         exact(&read(&q), &read(&k), &read(&v), dims, &options);
@@ -125,7 +138,7 @@ fn what_does_not_fit_is_refused() {
         assert!(matches!(error, KernelError::Unsupported { argument: "query", .. }), "{error}");
         let error = call(&zeros(3, 4), &zeros(2, 4), plain);
         assert!(matches!(error, KernelError::HeadGroups { .. }), "{error}");
-        let window = Some(0);
+        let window = PrefillWindow::Last(0);
         let error = call(&zeros(2, 4), &zeros(1, 4), PrefillOptions { window, ..plain });
         assert!(matches!(error, KernelError::Unsupported { argument: "window", .. }), "{error}");
     }

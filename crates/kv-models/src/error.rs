@@ -157,6 +157,29 @@ pub enum ModelError {
     #[error(transparent)]
     Policy(#[from] kv_policies::PolicyError),
 
+    /// A policy freezes tokens of a prompt that it cannot freeze.
+    #[error("layer {layer} cannot freeze what its policy wants to: {reason}")]
+    InvalidFrozen {
+        /// The layer.
+        layer: usize,
+        /// What is wrong, with the values.
+        reason: String,
+    },
+
+    /// A policy needs queries of tokens that are frozen.
+    #[error(
+        "layer {layer} computes the last {computed} queries without a gap, the policy needs \
+         {needed}; freeze fewer tokens or observe fewer queries"
+    )]
+    FrozenQueries {
+        /// The layer.
+        layer: usize,
+        /// Queries that the policy needs.
+        needed: usize,
+        /// Queries behind the frozen tokens.
+        computed: usize,
+    },
+
     /// A sequence that does not fit into the model's positions.
     #[error(
         "{tokens} tokens do not fit into the model's {positions} positions; shorten the prompt"

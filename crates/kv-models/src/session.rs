@@ -54,8 +54,8 @@ impl<'a> Session<'a> {
         sessions.pop().ok_or(ModelError::EmptyPrompt)
     }
 
-    /// The same under several policies at once: they share the prefill, which none of them changes.
-    /// (Those that prune hidden states prefill alone.)
+    /// The same under several policies at once: they share the prefill, but for those that
+    /// change it (that prune hidden states, freeze them or narrow windows), which prefill alone.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -75,8 +75,8 @@ impl<'a> Session<'a> {
         let _work = device_work();
         let mut sessions: Vec<Option<Self>> = policies.iter().map(|_| None).collect();
         let shared: Vec<usize> =
-            (0..policies.len()).filter(|&index| !policies[index].prunes()).collect();
-        let alone = (0..policies.len()).filter(|&index| policies[index].prunes());
+            (0..policies.len()).filter(|&index| !policies[index].changes_prefill()).collect();
+        let alone = (0..policies.len()).filter(|&index| policies[index].changes_prefill());
         for group in std::iter::once(shared).chain(alone.map(|index| vec![index])) {
             let chosen: Vec<Arc<dyn Policy>> =
                 group.iter().map(|&index| policies[index].clone()).collect();

@@ -10,5 +10,7 @@ mod followed;
 mod generation;
 mod longflow;
 mod parity;
+mod plain;
+mod prhs;
 mod recorded;
 mod support;

@@ -49,6 +49,9 @@ pub(crate) fn every_policy(budget: f64, tested: &TestDevice) -> Vec<Value> {
     configs.push(json!({"policy": "streaming-llm", "budget": budget, "rerotate": true}));
     configs.push(json!({"policy": "r-kv", "budget": budget, "interval": 8}));
     if everything {
+        // By default, three of the embedded model's four layers are as they are.
+        configs.push(json!({"policy": "psaw", "phi": 0.2, "start": 0, "free": true}));
+        configs.push(json!({"policy": "etf", "psi": 0.3, "start": 1}));
         configs.push(json!({"policy": "h2o", "budget": budget, "interval": 8}));
         configs.push(json!({
             "policy": "combine",

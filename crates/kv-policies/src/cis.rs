@@ -79,7 +79,7 @@ impl Policy for Cis {
     }
 
     fn records(&self, cache: &LayerCache) -> bool {
-        self.options.target.is_none() && cache.index_sets().is_some() && !cache.options().growable
+        may_record(&self.options, cache)
     }
 
     fn attend_appended(
@@ -91,6 +91,11 @@ impl Policy for Cis {
     ) -> Result<Tensor<3>> {
         attend(self.name, &self.options, self.star, 0, cache, query, step)
     }
+}
+
+/// Whether steps launch the same kernels whatever they choose.
+pub(crate) fn may_record(options: &CisOptions, cache: &LayerCache) -> bool {
+    options.target.is_none() && cache.index_sets().is_some() && !cache.options().growable
 }
 
 /// Notes a budget of tokens in a cache that keeps them all.

@@ -3,7 +3,10 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use kv_core::{LayerCache, Room, Selection};
 
-use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
+use crate::{
+    FrozenTokens, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+    VisibleWindow,
+};
 
 /// One policy for the prompt and another for decoding: `{"policy": "combine", "prefill": {...},
 /// "decode": {...}}`, such as SnapKV's choice kept within its budget by H2O.
@@ -88,5 +91,16 @@ impl Policy for Combine {
 
     fn prunes(&self) -> bool {
         self.prefill.prunes()
+    }
+    fn visible_window(&self, layer: LayerContext) -> Option<VisibleWindow> {
+        self.prefill.visible_window(layer)
+    }
+
+    fn frozen_tokens(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
+        self.prefill.frozen_tokens(layer, tokens)
+    }
+
+    fn changes_prefill(&self) -> bool {
+        self.prefill.changes_prefill()
     }
 }

@@ -8,7 +8,7 @@ use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, NUMERATORS, Room
 
 use crate::attention::last_queries;
 use crate::reads::attended_by_sets;
-use crate::{Evictor, Observed, PolicyError, Reads, Result, Step};
+use crate::{Evictor, FrozenTokens, Observed, PolicyError, Reads, Result, Step, VisibleWindow};
 
 /// What a policy must be shown during prefill; nothing else is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -56,9 +56,11 @@ pub struct Observation<'a> {
     pub prompt_tokens: usize,
     /// The last `W >= needs.window` queries after RoPE (fewer only if `T` is), `[B, Hq, W, D]`.
     pub window: Option<Tensor<4>>,
-    /// Column sums of the causal attention of each query head, `[B, Hq, T]`, f32.
+    /// Column sums of the causal attention of each query head, `[B, Hq, T]`, f32, over the queries
+    /// that were computed.
     pub column_sums: Option<Tensor<3>>,
-    /// Queries before RoPE, `[B, Hq, N, D]`: all `T` of a prompt, the last ones during decode.
+    /// Queries before RoPE, `[B, Hq, N, D]`: all `T` of a prompt, but for frozen tokens; the last ones
+    /// during decode.
     pub raw_queries: Option<Tensor<4>>,
     /// Whether these are a cache's slots during decode, shown as if they were a prompt.
     pub decoding: bool,
@@ -225,6 +227,23 @@ pub trait Policy: Debug + Send + Sync {
     /// Whether [`Self::prune`] may prune.
     fn prunes(&self) -> bool {
         false
+    }
+
+    /// What a layer's queries see of a prompt; `None` for everything. Tokens count within the layer,
+    /// where earlier ones pruned hidden states.
+    fn visible_window(&self, _layer: LayerContext) -> Option<VisibleWindow> {
+        None
+    }
+
+    /// Which of a prompt's `tokens` tokens a layer passes on as they are; `None` for none.
+    fn frozen_tokens(&self, _layer: LayerContext, _tokens: usize) -> Option<FrozenTokens> {
+        None
+    }
+
+    /// Whether a prompt's own computation depends on the policy, which then prefills alone: whether it
+    /// prunes, narrows what queries see, or freezes tokens.
+    fn changes_prefill(&self) -> bool {
+        self.prunes()
     }
 
     /// The policy as one whose evictions another may carry out, where it evicts by scores.

@@ -8,10 +8,10 @@ use kv_core::{Budget, HeadAllocation, LayerAllocation};
 use serde_json::Value;
 
 use crate::{
-    BalanceKv, BalanceKvStream, Cam, CamOptions, Cis, CisOptions, Combine, D2o, D2oOptions,
-    Evictor, ExpectedAttention, Full, H2o, KNorm, KeepKv, KeepKvOptions, KeyDiff, KvMerger,
-    KvReviver, KvReviverOptions, LagKv, LongFlow, Policy, PolicyError, PyramidInfer, RKv, Random,
-    RecentAttention, Result, Scorer, SnapKv, StreamingLlm, TopKOracle, Tova, Uniform, Vatp,
+    BalanceKv, BalanceKvStream, Cam, CamOptions, Cis, CisOptions, Combine, Cpe, D2o, D2oOptions,
+    Etf, Evictor, ExpectedAttention, Full, H2o, KNorm, KeepKv, KeepKvOptions, KeyDiff, KvMerger,
+    KvReviver, KvReviverOptions, LagKv, LongFlow, Policy, PolicyError, Psaw, PyramidInfer, RKv,
+    Random, RecentAttention, Result, Scorer, SnapKv, StreamingLlm, TopKOracle, Tova, Uniform, Vatp,
 };
 use config::{Config, family, invalid};
 
@@ -263,6 +263,39 @@ pub const POLICIES: &[Entry] = &[
         summary: "CIS whose sets have the budget's size",
         paper: "",
         build: |config| Ok(Arc::new(Cis::star(config.take_all::<CisOptions>("cis-star")?)?)),
+    },
+    Entry {
+        name: "psaw",
+        summary: "windows that shrink with depth",
+        paper: "",
+        build: |config| {
+            let policy: Psaw = config.take_without_budget("psaw")?;
+            policy.validate("psaw")?;
+            Ok(Arc::new(policy))
+        },
+    },
+    Entry {
+        name: "etf",
+        summary: "deep layers leave a prompt's early tokens as they are",
+        paper: "",
+        build: |config| {
+            let policy: Etf = config.take_without_budget("etf")?;
+            policy.validate("etf")?;
+            Ok(Arc::new(policy))
+        },
+    },
+    Entry {
+        name: "cpe",
+        summary: "CIS within PSAW's windows, ETF in prefill",
+        paper: "",
+        build: |config| {
+            let mut part = |name: &str| config.0.remove(name).unwrap_or(serde_json::json!({}));
+            let (psaw, etf) = (part("psaw"), part("etf"));
+            let wrong = |error: serde_json::Error| invalid("cpe", error.to_string());
+            let psaw: Psaw = serde_json::from_value(psaw).map_err(wrong)?;
+            let etf: Etf = serde_json::from_value(etf).map_err(wrong)?;
+            Ok(Arc::new(Cpe::new(config.take_all::<CisOptions>("cpe")?, psaw, etf)?))
+        },
     },
     Entry {
         name: "combine",

@@ -2,7 +2,7 @@ use burn::tensor::Tensor;
 use kv_core::{Budget, LayerCache, Selection};
 use serde::{Deserialize, Serialize};
 
-use crate::cis::{CisOptions, GroupScore, attend, limit};
+use crate::cis::{CisOptions, GroupScore, attend, limit, may_record};
 use crate::{LayerContext, Needs, Observation, Plan, Policy, Reduction, Result, Step};
 
 const NAME: &str = "top-k-oracle";
@@ -80,7 +80,7 @@ impl Policy for TopKOracle {
     }
 
     fn records(&self, cache: &LayerCache) -> bool {
-        cache.index_sets().is_some() && !cache.options().growable
+        may_record(&self.alone(), cache)
     }
 
     fn attend_appended(

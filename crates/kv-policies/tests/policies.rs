@@ -74,7 +74,10 @@ fn budgets_hold_in_prefill_and_decode() {
             let run = run(0..2, 2, &tested.device);
             let context = format!("{config} on {}", tested.name);
             let name = policy.name();
-            let keeps_all = matches!(name, "full" | "top-k-oracle" | "cis" | "cis-star");
+            let keeps_all = matches!(
+                name,
+                "full" | "top-k-oracle" | "cis" | "cis-star" | "cpe" | "psaw" | "etf"
+            );
             let cache = run.prompt.compress(&*policy, STEPS);
             let total = if keeps_all { TOKENS } else { 80 };
             // A stream's levels fill the budget only now and then.

@@ -1,7 +1,9 @@
 //! Attention over the live slots.
 
 use burn::tensor::{Int, Tensor};
-use kv_kernels::{AttentionOutput, DecodeAttentionOptions, SlotRanges, decode_attention};
+use kv_kernels::{
+    AttentionOutput, DecodeAttentionOptions, Share, SlotRanges, decode_attention, window_starts,
+};
 
 use crate::tensors::ints;
 use crate::{LayerCache, Result};
@@ -43,6 +45,19 @@ impl LayerCache {
             options.numerator_weights.or_else(|| self.track(NUMERATORS).cloned());
         let (keys, values) = (self.keys.clone(), self.values.clone());
         Ok(decode_attention(query, keys, values, log_weights, &self.ranges, options)?)
+    }
+
+    /// Where each head's window begins that hides a share of the tokens so far from the newest ones, as
+    /// [`kv_kernels::SlotView::Window`] takes it, `[B, Hkv]`: without waiting for the device. Slots must
+    /// be in the order of their positions, as they are unless single ones were evicted.
+    ///
+    /// # Shapes
+    /// `newest` `[B]`, the newest tokens' positions, 32-bit.
+    ///
+    /// # Errors
+    /// See [`window_starts`].
+    pub fn window_starts(&self, newest: &Tensor<1, Int>, share: Share) -> Result<Tensor<2, Int>> {
+        Ok(window_starts(&self.positions, &self.ranges, newest, share)?)
     }
 
     /// Causal attention of the last `N` appended tokens: query `n` sees all slots but those of the

@@ -26,8 +26,10 @@ pub(crate) fn split(
     let projected = into_contiguous(args.projected);
     let client = projected.client.clone();
     let out = |heads: usize| {
-        let shape = Shape::from([all / tokens, heads, tokens, head_dim]);
-        empty_like(&projected, shape, projected.dtype)
+        // Kernels have a buffer even for what they do not write.
+        let shape =
+            if heads == 0 { [1, 1, 1, head_dim] } else { [all / tokens, heads, tokens, head_dim] };
+        empty_like(&projected, Shape::from(shape), projected.dtype)
     };
     let (query, key, value) = (out(query_heads), out(kv_heads), out(kv_heads));
     let blueprint = blueprint(config, &client, UNITS);

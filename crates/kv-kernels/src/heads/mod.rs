@@ -91,9 +91,40 @@ pub fn split_heads(
     layout: &HeadLayout,
 ) -> Result<[Tensor<4>; 3], KernelError> {
     const OP: &str = "split_heads";
+    let (query_heads, kv_heads) = (layout.query_heads, layout.kv_heads);
+    if query_heads == 0 {
+        return Err(KernelError::HeadGroups { op: OP, query_heads, kv_heads });
+    }
+    split(OP, projected, positions, layout)
+}
+
+/// The same for rows of keys and values alone: keys and values `[B, Hkv, T, D]`.
+///
+/// # Shapes
+/// `projected` `[B * T, 2 Hkv D]`, the others as [`split_heads`]'s.
+///
+/// # Errors
+/// As [`split_heads`].
+pub fn split_keys_values(
+    projected: Tensor<2>,
+    positions: Tensor<2, Int>,
+    layout: &HeadLayout,
+) -> Result<[Tensor<4>; 2], KernelError> {
+    let layout = HeadLayout { query_heads: 0, ..layout.clone() };
+    let [_, key, value] = split("split_keys_values", projected, positions, &layout)?;
+    Ok([key, value])
+}
+
+/// Without query heads, the queries are any tensor.
+fn split(
+    op: &'static str,
+    projected: Tensor<2>,
+    positions: Tensor<2, Int>,
+    layout: &HeadLayout,
+) -> Result<[Tensor<4>; 3], KernelError> {
     let [batch, tokens] = positions.dims();
-    let check = Check::new(OP, &projected);
-    layout.check(OP, &check, &projected, batch * tokens)?;
+    let check = Check::new(op, &projected);
+    layout.check(op, &check, &projected, batch * tokens)?;
     check.shape("positions", &positions, &[batch, tokens])?;
     check.int("positions", &positions)?;
     let projection = layout.projection(projected, positions.reshape([batch * tokens]));
@@ -121,6 +152,10 @@ pub fn write_heads(
     placement: Placement<'_>,
 ) -> Result<Tensor<3>, KernelError> {
     const OP: &str = "write_heads";
+    let (query_heads, kv_heads) = (layout.query_heads, layout.kv_heads);
+    if query_heads == 0 {
+        return Err(KernelError::HeadGroups { op: OP, query_heads, kv_heads });
+    }
     let [batch] = positions.dims();
     let check = Check::new(OP, &projected);
     layout.check(OP, &check, &projected, batch)?;
@@ -200,7 +235,7 @@ impl HeadLayout {
         check.supported()?;
         check.float("projected", projected)?;
         let (query_heads, kv_heads) = (self.query_heads, self.kv_heads);
-        if kv_heads == 0 || query_heads == 0 || !query_heads.is_multiple_of(kv_heads) {
+        if kv_heads == 0 || !query_heads.is_multiple_of(kv_heads) {
             return Err(KernelError::HeadGroups { op, query_heads, kv_heads });
         }
         if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) || self.head_dim > 256 {

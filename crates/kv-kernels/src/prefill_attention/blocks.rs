@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Bool, DType, Int, Tensor};
+use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 
-use super::{Mask, PrefillOptions, PrefillOutput};
+use super::{Mask, PrefillOptions, PrefillOutput, PrefillWindow};
 
 /// Bytes that one block's logits may take.
 const BLOCK_BYTES: usize = 64 << 20;
@@ -49,7 +49,7 @@ pub(super) fn attend(
         let q = q.reshape([batch, kv_heads, group * rows, head_dim]);
         let logits = q.matmul(part(keys).swap_dims(2, 3)).cast(DType::F32);
         // Without a window, only the block on the diagonal holds keys that a query must not see.
-        let whole = mask.window.is_some() || first == 0;
+        let whole = mask.window != PrefillWindow::All || first == 0;
         let diagonal = || std::iter::once(first..first + rows).collect();
         let masked = if whole { ranges.clone() } else { diagonal() };
         let columns: usize = masked.iter().map(Range::len).sum();
@@ -116,11 +116,15 @@ fn hidden(
     let keys = Tensor::cat(ranges.iter().map(line).collect(), 0).unsqueeze_dim::<2>(0);
     let seen = keys.dims()[1];
     let keys = keys.expand([rows, seen]);
-    let queries = line(&queries).unsqueeze_dim::<2>(1).expand([rows, seen]);
-    let ahead = keys.clone().greater(queries.clone());
-    let Some(window) = mask.window else { return ahead };
-    let window = i32::try_from(window).unwrap_or(i32::MAX / 2);
-    let behind = keys.clone().lower_equal(queries.sub_scalar(window));
+    let own = line(&queries).unsqueeze_dim::<2>(1).expand([rows, seen]);
+    let ahead = keys.clone().greater(own);
+    if mask.window == PrefillWindow::All {
+        return ahead;
+    }
+    let starts: Vec<i32> = queries.map(|query| mask.window.start(query) as i32).collect();
+    let starts =
+        Tensor::<2, Int>::from_data(TensorData::new(starts, [rows, 1]), (&device, DType::I32));
+    let behind = keys.clone().lower(starts.expand([rows, seen]));
     let sinks = i32::try_from(mask.sinks).unwrap_or(i32::MAX);
     ahead.bool_or(behind.bool_and(keys.greater_equal_scalar(sinks)))
 }

@@ -31,11 +31,21 @@ const LOWEST: f32 = -3.0e38;
 /// Logits below are masked.
 const MASKED: f32 = -1.0e38;
 
+/// Which keys queries see, but for those of the sinks; what the kernels' `window` is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum View {
+    /// All; `window` is not read.
+    All,
+    /// The last `window`.
+    Last,
+    /// Those from a share of the keys so far on, `window` in units of 2⁻³².
+    From,
+}
+
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
-    /// Whether keys further back than a window are hidden, but for the first ones.
-    windowed: bool,
+    view: View,
     /// `D / 64`.
     tiles: usize,
     /// PTX of the product of queries and keys.
@@ -46,14 +56,14 @@ pub(super) struct Blueprint {
 
 impl Blueprint {
     /// For head dims of 64 and 128, in f16 or bf16.
-    pub(super) fn new(head_dim: usize, half: bool, windowed: bool) -> Self {
+    pub(super) fn new(head_dim: usize, half: bool, view: View) -> Self {
         static TEXTS: LazyLock<Vec<[String; 2]>> = LazyLock::new(|| {
             let kinds = [(1, "bf16"), (1, "f16"), (2, "bf16"), (2, "f16")];
             kinds.map(|(tiles, name)| [logits_text(tiles, name), sums_text(tiles, name)]).into()
         });
         let tiles = head_dim / 64;
         let [logits, sums] = &TEXTS[2 * (tiles - 1) + usize::from(half)];
-        Self { windowed, tiles, logits, sums }
+        Self { view, tiles, logits, sums }
     }
 }
 
@@ -167,8 +177,8 @@ pub(super) fn prefill_kernel<E: Float, NO: Size>(
     // Blocks that a query sees: back to the window's start, then those of the sinks.
     let mut near = last_block + 1;
     let mut steps = near;
-    if comptime!(blueprint.windowed) {
-        let back = (offset + first + 1) - min(window, offset + first + 1);
+    if comptime!(blueprint.view != View::All) {
+        let back = start_of(offset + first, window, comptime!(blueprint.view));
         near = last_block + 1 - back / comptime!(KEYS as u32);
         steps = near + min(sinks.div_ceil(comptime!(KEYS as u32)), last_block + 1 - near);
     }
@@ -255,14 +265,23 @@ pub(super) fn prefill_kernel<E: Float, NO: Size>(
                     }
                 }
             }
-            // The group's last query sees least far back.
-            if comptime!(blueprint.windowed) && token + window <= offset + first + part * 64 + 63 {
-                #[unroll]
-                for i in 0..64usize {
-                    let at = token + comptime!(8 * (i / 4) as u32 + (i % 2) as u32) + 2 * j;
-                    let query = offset + row + comptime!(8 * (i % 4 / 2) as u32);
-                    if at + window <= query && at >= sinks {
-                        s.insert(i, f32::new(LOWEST));
+            if comptime!(blueprint.view != View::All) {
+                // The group's last query sees least far back.
+                let least =
+                    start_of(offset + first + part * 64 + 63, window, comptime!(blueprint.view));
+                if token < least {
+                    let upper = start_of(offset + row, window, comptime!(blueprint.view));
+                    let lower = start_of(offset + row + 8, window, comptime!(blueprint.view));
+                    #[unroll]
+                    for i in 0..64usize {
+                        let at = token + comptime!(8 * (i / 4) as u32 + (i % 2) as u32) + 2 * j;
+                        let mut start = upper;
+                        if comptime!(i % 4 / 2 == 1) {
+                            start = lower;
+                        }
+                        if at < start && at >= sinks {
+                            s.insert(i, f32::new(LOWEST));
+                        }
                     }
                 }
             }
@@ -358,6 +377,21 @@ fn key_of(step: u32, near: u32, last_block: u32) -> u32 {
     block * comptime!(KEYS as u32)
 }
 
+/// The first key that the query at key `at` sees, but for the sinks.
+#[cube]
+fn start_of(at: u32, window: u32, #[comptime] view: View) -> u32 {
+    let mut start = 0u32;
+    if comptime!(view == View::Last) {
+        start = at + 1 - min(window, at + 1);
+    }
+    if comptime!(view == View::From) {
+        // Queries and keys are counted from 1 there.
+        let from = window.mul_hi(at + 1);
+        start = from - min(from, 1u32);
+    }
+    start
+}
+
 /// Weights `at..at + 8` as registers of the second product.
 #[cube]
 fn weights<E: Float>(s: Vector<f32, Const<64>>, #[comptime] at: usize) -> Vector<u32, Const<4>> {
@@ -433,9 +467,25 @@ pub(super) fn column_sums_kernel<E: Float>(
     from = max(from, queries - min(counted, queries));
     from = from / comptime!(QUERIES as u32) * comptime!(QUERIES as u32);
     let mut to = queries;
-    if comptime!(blueprint.windowed) && token >= sinks {
+    if comptime!(blueprint.view == View::Last) && token >= sinks {
         let past = token + comptime!(KEYS as u32 - 1) + window;
         to = min(max(past, offset) - offset, queries);
+    }
+    if comptime!(blueprint.view == View::From) && token >= sinks {
+        // Starts never fall, so half of what is left can be told from its middle.
+        let mut low = 0u32;
+        let mut high = queries;
+        while low < high {
+            let middle = (low + high) / 2;
+            if start_of(offset + middle, window, comptime!(blueprint.view))
+                < token + comptime!(KEYS as u32)
+            {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        to = low;
     }
     let steps = (max(to, from) - from).div_ceil(comptime!(QUERIES as u32));
 
@@ -503,13 +553,14 @@ pub(super) fn column_sums_kernel<E: Float>(
                     let query = first + comptime!(8 * b as u32 + e as u32) + 2 * j;
                     let own = head * queries + min(query, queries - 1);
                     let shift = log_sum_exp[own as usize] * std::f32::consts::LOG2_E;
+                    let start = start_of(offset + query, window, comptime!(blueprint.view));
                     #[unroll]
                     for half in 0..2usize {
                         let key = row + comptime!(8 * half as u32);
                         let logit = s.extract(comptime!(4 * b + 2 * half + e));
                         let mut seen = key <= offset + query && query >= least && query < queries;
-                        if comptime!(blueprint.windowed) {
-                            seen = seen && (key + window > offset + query || key < sinks);
+                        if comptime!(blueprint.view != View::All) {
+                            seen = seen && (key >= start || key < sinks);
                         }
                         sum[half] += select(seen, exp2(logit * scale - shift), 0.0f32);
                     }

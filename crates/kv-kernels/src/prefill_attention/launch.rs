@@ -6,7 +6,7 @@ use burn_cubecl::ops::reshape;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{PrefillConfig, hopper};
+use super::{PrefillConfig, PrefillWindow, hopper};
 use crate::gpu::{elem_type, empty_like};
 use crate::hopper::tiles;
 
@@ -31,8 +31,12 @@ pub(crate) fn causal(
     let keys = matrices(keys, kv_heads, tokens);
     let values = matrices(values, kv_heads, tokens);
     let (group, elem) = ((heads / kv_heads) as u32, elem_type(dtype));
-    let blueprint = hopper::Blueprint::new(dim, dtype == DType::F16, config.window.is_some());
-    let window = config.window.unwrap_or_default();
+    let (view, window) = match config.window {
+        PrefillWindow::All => (hopper::View::All, 0),
+        PrefillWindow::Last(window) => (hopper::View::Last, window as u32),
+        PrefillWindow::From(share) => (hopper::View::From, share.bits()),
+    };
+    let blueprint = hopper::Blueprint::new(dim, dtype == DType::F16, view);
     let cubes = |rows: usize| CubeCount::Static((batch * heads * rows.div_ceil(128)) as u32, 1, 1);
     let cube_dim = CubeDim::new_1d(hopper::UNITS as u32);
     // SAFETY: shapes were checked, and the kernels guard their writes.

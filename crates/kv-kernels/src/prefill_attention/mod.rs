@@ -13,17 +13,16 @@ use std::ops::Range;
 use burn::tensor::DType;
 use burn::tensor::Tensor;
 
-use crate::KernelError;
 use crate::check::Check;
+use crate::{KernelError, Share};
 
 const OP: &str = "prefill_attention";
 
 /// What queries see, and what is returned beside the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PrefillOptions {
-    /// How many keys back a query sees, its own included; `None` for all. Keys that no query of a
-    /// block sees cost nothing.
-    pub window: Option<usize>,
+    /// How far back a query sees. Blocks of keys that no query of a block sees cost nothing.
+    pub window: PrefillWindow,
     /// First keys that every query sees, whatever the window.
     pub sinks: usize,
     /// Sums of the attention that each key gets, over the last so many queries (`usize::MAX` for
@@ -31,6 +30,19 @@ pub struct PrefillOptions {
     pub column_sums: Option<usize>,
     /// The logarithm of each query's sum of exponentials.
     pub log_sum_exp: bool,
+}
+
+/// How far back queries see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PrefillWindow {
+    /// All keys up to the query's own.
+    #[default]
+    All,
+    /// The last so many, the query's own included.
+    Last(usize),
+    /// Those from [`Share::first_seen`] of the query's own index among the keys on: the start moves on
+    /// with the query.
+    From(Share),
 }
 
 /// What one call returns.
@@ -79,7 +91,7 @@ pub fn prefill_attention(
     if queries > tokens {
         return unsupported("queries", queries, "at most as many as keys");
     }
-    if options.window == Some(0) {
+    if options.window == PrefillWindow::Last(0) {
         return unsupported("window", 0, "at least 1");
     }
     #[cfg(feature = "cuda")]
@@ -92,7 +104,7 @@ pub fn prefill_attention(
 /// Which keys queries see.
 #[derive(Debug, Clone, Copy)]
 struct Mask {
-    window: Option<usize>,
+    window: PrefillWindow,
     sinks: usize,
 }
 
@@ -102,10 +114,21 @@ impl PrefillOptions {
     }
 }
 
+impl PrefillWindow {
+    /// The first key that the query at key `at` sees, but for the sinks; it never falls with `at`.
+    fn start(self, at: usize) -> usize {
+        match self {
+            Self::All => 0,
+            Self::Last(window) => (at + 1).saturating_sub(window),
+            Self::From(share) => share.first_seen(at),
+        }
+    }
+}
+
 impl Mask {
     /// The keys that any of `queries` sees: one range, or the sinks' and the window's.
     fn seen(&self, queries: Range<usize>) -> Vec<Range<usize>> {
-        let back = self.window.map_or(0, |window| (queries.start + 1).saturating_sub(window));
+        let back = self.window.start(queries.start);
         let sinks = self.sinks.min(back);
         let near = if sinks == back { 0 } else { back }..queries.end;
         let far = (sinks > 0 && sinks < back).then_some(0..sinks);
@@ -127,7 +150,11 @@ fn on_hopper(
     let config = PrefillConfig {
         scale: 1.0 / (query.dims()[3] as f32).sqrt(),
         // What reaches over all keys is no window.
-        window: options.window.filter(|window| *window < tokens).map(|window| window as u32),
+        window: match options.window {
+            PrefillWindow::Last(window) if window < tokens => options.window,
+            PrefillWindow::From(share) if share.of(tokens) > 1 => options.window,
+            _ => PrefillWindow::All,
+        },
         sinks: options.sinks.min(tokens) as u32,
         counted: options.column_sums.map(|counted| counted.min(tokens) as u32),
     };
@@ -149,7 +176,7 @@ fn on_hopper(
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PrefillConfig {
     pub(crate) scale: f32,
-    pub(crate) window: Option<u32>,
+    pub(crate) window: PrefillWindow,
     pub(crate) sinks: u32,
     /// Last queries whose attention is summed.
     pub(crate) counted: Option<u32>,

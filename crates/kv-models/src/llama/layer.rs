@@ -59,6 +59,17 @@ impl Layer {
         Ok(self.qkv.forward(self.attention_norm.forward(hidden)?)?)
     }
 
+    /// Projects hidden states `[N, hidden]` to keys and values alone, `[N, 2 Hkv D]`.
+    pub(crate) fn project_keys_values(
+        &self,
+        hidden: Tensor<2>,
+        config: &ModelConfig,
+    ) -> Result<Tensor<2>> {
+        let queries = config.num_query_heads * config.head_dim;
+        let normed = self.attention_norm.forward(hidden)?;
+        Ok(self.qkv.forward_rows(normed, queries..self.qkv.width())?)
+    }
+
     /// What a row of the projection holds.
     pub(crate) fn heads(&self, config: &ModelConfig, rope: &RotaryTable) -> HeadLayout {
         let norms = self.query_norm.as_ref().zip(self.key_norm.as_ref());

@@ -31,6 +31,20 @@ impl Linear {
         linear(x, self.weight.val(), self.options())
     }
 
+    /// The outputs of some of its rows alone, `[N, rows]`.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub(crate) fn forward_rows(
+        &self,
+        x: Tensor<2>,
+        rows: Range<usize>,
+    ) -> Result<Tensor<2>, KernelError> {
+        let bias = self.bias.as_ref().map(|bias| bias.val().slice_dim(0, rows.clone()));
+        let weight = self.weight.val().slice_dim(0, rows);
+        linear(x, weight, LinearOptions { bias, ..Default::default() })
+    }
+
     /// The same with `silu` of the first half of the outputs times the second, `[N, out / 2]`.
     pub(crate) fn gated(&self, x: Tensor<2>) -> Result<Tensor<2>, KernelError> {
         linear(x, self.weight.val(), LinearOptions { gated: true, ..self.options() })

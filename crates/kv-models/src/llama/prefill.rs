@@ -2,10 +2,11 @@
 //! whole.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
-use kv_kernels::{HeadLayout, PrefillOptions, prefill_attention, split_heads};
-use kv_policies::{LayerContext, Needs, Observation};
+use kv_kernels::{HeadLayout, PrefillOptions, PrefillWindow, split_heads, split_keys_values};
+use kv_policies::{FrozenTokens, LayerContext, Needs, Observation, Policy, Reuse, VisibleWindow};
 
 use super::Llama;
+use super::computed::Computed;
 use super::layer::Layer;
 use crate::{ModelError, Result};
 
@@ -14,6 +15,9 @@ use crate::{ModelError, Result};
 pub struct PrefillPass<'a> {
     /// What the observers need.
     pub needs: Needs,
+    /// The policy that has the pass for itself, whose windows and frozen tokens count; `None` for a
+    /// prompt that is computed as the model does it.
+    pub by: Option<&'a dyn Policy>,
     /// One seed a sequence.
     pub seeds: &'a [u64],
     /// Whether to keep the last token's hidden state of every layer.
@@ -21,6 +25,26 @@ pub struct PrefillPass<'a> {
     /// Tokens that go through a layer's MLP at a time, whose activations are a prompt's widest;
     /// `None` for 4,096.
     pub chunk: Option<usize>,
+}
+
+impl PrefillPass<'_> {
+    /// What the policy freezes in a layer of `tokens` tokens, if anything.
+    fn frozen(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
+        let policy = self.by.filter(|_| layer.index < layer.count)?;
+        policy.frozen_tokens(layer, tokens).filter(|frozen| !frozen.tokens.is_empty())
+    }
+
+    /// A layer's attention.
+    fn options(&self, layer: LayerContext) -> PrefillOptions {
+        let column_sums = self.needs.column_sums.then_some(usize::MAX);
+        let plain = PrefillOptions { column_sums, ..PrefillOptions::default() };
+        match self.by.and_then(|policy| policy.visible_window(layer)) {
+            Some(VisibleWindow { from, sinks }) => {
+                PrefillOptions { window: PrefillWindow::From(from), sinks, ..plain }
+            }
+            None => plain,
+        }
+    }
 }
 
 /// Tokens of a chunk, unless a pass says otherwise.
@@ -54,7 +78,9 @@ impl Llama {
     ///
     /// # Errors
     /// [`ModelError::EmptyPrompt`], [`ModelError::PromptTooLong`],
-    /// [`ModelError::TokenOutOfRange`], [`ModelError::UnequalPrompts`], and those of `observe`.
+    /// [`ModelError::TokenOutOfRange`], [`ModelError::UnequalPrompts`], [`ModelError::InvalidFrozen`]
+    /// and [`ModelError::FrozenQueries`] for frozen tokens that the policy cannot have or needs the
+    /// queries of, and those of `observe`.
     pub fn prefill(
         &self,
         prompts: &[&[u32]],
@@ -70,32 +96,54 @@ impl Llama {
             .expand([batch, tokens]);
         let mut left = tokens;
         let mut trace = Vec::new();
+        // Keys and values of the layer before, where the next one reuses them.
+        let mut below: Option<[Tensor<4>; 2]> = None;
         let count = self.layers.len();
         for (index, layer) in self.layers.iter().enumerate() {
             if pass.trace {
                 trace.push(last_of(&hidden, batch, left));
             }
-            let projected = layer.project(hidden.clone())?;
+            let context = LayerContext { index, count };
+            let frozen = pass.frozen(context, left);
+            let computed = Computed::new(index, [batch, left], frozen.as_ref())?;
+            let window = pass.needs.window.min(left);
+            if window > computed.last() {
+                let (needed, computed) = (window, computed.last());
+                return Err(ModelError::FrozenQueries { layer: index, needed, computed });
+            }
+            let (own, own_positions) = (computed.rows(&hidden), computed.positions(&positions));
+            let projected = layer.project(own.clone())?;
             let heads = layer.heads(&self.config, &self.rope);
             let raw_queries = if pass.needs.raw_queries {
                 let unrotated = HeadLayout { rope: None, ..heads.clone() };
-                let [query, ..] = split_heads(projected.clone(), positions.clone(), &unrotated)?;
+                let [query, ..] =
+                    split_heads(projected.clone(), own_positions.clone(), &unrotated)?;
                 Some(query)
             } else {
                 None
             };
-            let [query, key, value] = split_heads(projected, positions.clone(), &heads)?;
-            let column_sums = pass.needs.column_sums.then_some(usize::MAX);
-            let options = PrefillOptions { column_sums, ..PrefillOptions::default() };
-            let attention = prefill_attention(&query, &key, &value, &options)?;
-            let window = pass.needs.window.min(left);
+            let [query, mut key, mut value] = split_heads(projected, own_positions, &heads)?;
+            if let Some(frozen) = &frozen {
+                let [frozen_key, frozen_value] = match frozen.reuse {
+                    Reuse::Hidden => {
+                        let rows = computed.frozen_rows(&hidden);
+                        let projected = layer.project_keys_values(rows, &self.config)?;
+                        split_keys_values(projected, computed.frozen_positions(&positions), &heads)?
+                    }
+                    Reuse::KeysValues => computed.frozen_of(index, below.as_ref())?,
+                };
+                key = computed.with_frozen_heads(key, frozen_key);
+                value = computed.with_frozen_heads(value, frozen_value);
+            }
+            let attention = computed.attend(&query, &key, &value, &pass.options(context))?;
             let observation = Observation {
-                layer: LayerContext { index, count },
+                layer: context,
                 keys: &key,
                 values: &value,
                 positions: &positions,
                 prompt_tokens: tokens,
-                window: (window > 0).then(|| query.clone().narrow(2, left - window, window)),
+                window: (window > 0)
+                    .then(|| query.clone().narrow(2, computed.count() - window, window)),
                 column_sums: attention.column_sums,
                 raw_queries,
                 decoding: false,
@@ -106,8 +154,12 @@ impl Llama {
             drop(observation);
             let attention = attention.output.swap_dims(1, 2);
             let attended = self.config.num_query_heads * self.config.head_dim;
-            let attention = attention.reshape([batch * left, attended]);
-            hidden = in_chunks(layer, hidden, attention, pass.chunk.unwrap_or(CHUNK))?;
+            let attention = attention.reshape([batch * computed.count(), attended]);
+            let own = in_chunks(layer, own, attention, pass.chunk.unwrap_or(CHUNK))?;
+            hidden = computed.with_frozen_rows(own, &hidden);
+            let next = LayerContext { index: index + 1, count };
+            let reused = pass.frozen(next, left).is_some_and(|f| f.reuse == Reuse::KeysValues);
+            below = (reused && pruned.is_none()).then_some([key, value]);
             if let Some(kept) = pruned {
                 let next = kept.first().map_or(0, Vec::len);
                 let rows: Vec<i32> = kept

@@ -5,7 +5,7 @@ use std::thread;
 
 use burn::tensor::Tensor;
 use kv_core::{CacheOptions, KvCache, LayerCache, MemoryReport};
-use kv_policies::{Needs, Observed, Policy};
+use kv_policies::{LayerContext, Needs, Observed, Policy, Reuse};
 
 use super::{Session, origin};
 use crate::{Llama, Model, PrefillPass, Result};
@@ -25,6 +25,10 @@ pub(super) fn prefill<'a>(
     // Policy -> layer -> one cache a run of prompts.
     let mut parts: Vec<Vec<Vec<LayerCache>>> =
         policies.iter().map(|_| (0..count).map(|_| Vec::new()).collect()).collect();
+    let by = match policies {
+        [policy] if policy.changes_prefill() => Some(&**policy),
+        _ => None,
+    };
     let mut hidden = Vec::new();
     let mut longest = 0;
     let mut start = 0;
@@ -34,7 +38,7 @@ pub(super) fn prefill<'a>(
         let group: Vec<&[u32]> = prompts[start..start + run].iter().map(Vec::as_slice).collect();
         let own_seeds: Vec<u64> =
             (start..start + run).map(|row| seeds.get(row).copied().unwrap_or_default()).collect();
-        let pass = PrefillPass { needs, seeds: &own_seeds, trace: false, chunk: None };
+        let pass = PrefillPass { needs, by, seeds: &own_seeds, ..PrefillPass::default() };
         // Policy -> what those that compress all layers together have seen.
         let mut seen: Vec<Vec<Observed>> = policies.iter().map(|_| Vec::new()).collect();
         let prefilled = llama.prefill(&group, pass, &mut |observation| {
@@ -79,10 +83,22 @@ pub(super) fn prefill<'a>(
             let (policy, logits) = (policy.clone(), logits.clone());
             let config = llama.config();
             let (heads, dim) = (config.num_kv_heads, config.head_dim);
-            let whole = if policy.defers() { count } else { 1 };
+            // Layers whose keys and values were whole at a time.
+            let reuses = || (0..count).any(|layer| reuses(&*policy, layer, count, prompts));
+            let whole = match policy.defers() {
+                true => count,
+                false => 1 + usize::from(reuses()),
+            };
             let scratch = MemoryReport::full(longest, whole, heads, dim, llama.dtype());
             let (home, ended) = (thread::current().id(), Vec::new());
             Ok(Session { model, policy, cache, logits, steps: 0, ended, home, scratch })
         })
         .collect()
+}
+
+/// Whether a layer takes keys and values of the layer below, which are held until then.
+fn reuses(policy: &dyn Policy, index: usize, count: usize, prompts: &[Vec<u32>]) -> bool {
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
+    let frozen = policy.frozen_tokens(LayerContext { index, count }, longest);
+    frozen.is_some_and(|frozen| frozen.reuse == Reuse::KeysValues)
 }

@@ -32,6 +32,13 @@ impl Config {
         let all = Value::Object(std::mem::take(&mut self.0));
         serde_json::from_value(all).map_err(|error| invalid(policy, error.to_string()))
     }
+
+    /// The same for a policy without a budget: one is taken and ignored, as by the full cache, so that
+    /// lists of budgets apply to all.
+    pub(super) fn take_without_budget<T: DeserializeOwned>(&mut self, policy: &str) -> Result<T> {
+        self.0.remove("budget");
+        self.take_all(policy)
+    }
 }
 
 /// A policy of the family: its options, then its scorer's parameters; `preset` changes the defaults

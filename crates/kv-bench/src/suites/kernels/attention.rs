@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Distribution, Int, Tensor, TensorData};
 use kv_kernels::{
-    DecodeAttentionOptions, EvictionOptions, HeldSlots, PrefillOptions, SlotRanges, SlotView,
-    decode_attention, evicting_attention, log_norms, prefill_attention,
+    DecodeAttentionOptions, EvictionOptions, HeldSlots, PrefillOptions, PrefillWindow, Share,
+    SlotRanges, SlotView, decode_attention, evicting_attention, log_norms, prefill_attention,
 };
 
 use super::Lab;
@@ -119,7 +119,14 @@ pub(super) fn prefill(lab: &mut Lab, case: &Attention) -> anyhow::Result<()> {
         ("", all),
         ("column sums", PrefillOptions { column_sums: Some(usize::MAX), ..all }),
         ("last 32 queries' sums", PrefillOptions { column_sums: Some(32), ..all }),
-        ("window 1024, 4 sinks", PrefillOptions { window: Some(1024), sinks: 4, ..all }),
+        (
+            "window 1024, 4 sinks",
+            PrefillOptions { window: PrefillWindow::Last(1024), sinks: 4, ..all },
+        ),
+        (
+            "window from 0.3 on, 16 sinks",
+            PrefillOptions { window: PrefillWindow::From(Share::new(0.3)), sinks: 16, ..all },
+        ),
     ];
     for (variant, options) in variants {
         lab.measure(&task, variant, sets.len(), [bytes, operations], |i| {

@@ -1,0 +1,56 @@
+//! Shares of a sequence that the host and every device round alike.
+
+/// A share of a sequence, below 1, as a multiple of 2⁻³².
+///
+/// Windows and frozen prefixes end at `floor(share * tokens)`. As a fixed-point number the product is
+/// exact, so that the host and all devices agree on every end, whatever their floats do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Share(u32);
+
+impl Share {
+    /// The nearest share: 0 for what is negative or no number, just below 1 for 1 and more.
+    pub fn new(share: f64) -> Self {
+        // The conversion saturates, and takes NaN as 0.
+        Self((share * 2f64.powi(32)).round() as u32)
+    }
+
+    /// `1 - base^(exponent (l - from) / (N - from))` of layer `l`, counted from 0, of `N`; 0 for the
+    /// layers before `from`. Eq. (15) and (16) of PrHS.
+    pub fn of_depth([base, exponent]: [f64; 2], layer: usize, from: usize, layers: usize) -> Self {
+        if layer < from || layer >= layers {
+            return Self::default();
+        }
+        let depth = (layer - from) as f64 / (layers - from) as f64;
+        Self::new(1.0 - base.powf(exponent * depth))
+    }
+
+    /// `floor(share * tokens)`
+    pub fn of(self, tokens: usize) -> usize {
+        ((u128::from(self.0) * tokens as u128) >> 32) as usize
+    }
+
+    /// The fewest tokens of which it is at least `count`; `None` where no sequence is so long.
+    pub fn reaches(self, count: usize) -> Option<usize> {
+        if count == 0 {
+            return Some(0);
+        }
+        let share = std::num::NonZeroU32::new(self.0)?;
+        usize::try_from(((count as u128) << 32).div_ceil(u128::from(share.get()))).ok()
+    }
+
+    /// Whether it is none of any sequence.
+    pub fn is_zero(self) -> bool {
+        self.0 == 0
+    }
+
+    /// In units of 2⁻³².
+    pub fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// The index of the first token that query `index` sees, both counted from 0: with tokens counted
+    /// from 1, query `t` sees those from `floor(share * t)` on.
+    pub fn first_seen(self, index: usize) -> usize {
+        self.of(index + 1).saturating_sub(1)
+    }
+}

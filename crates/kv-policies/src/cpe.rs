@@ -1,0 +1,99 @@
+use burn::tensor::Tensor;
+use kv_core::{LayerCache, Selection};
+
+use crate::cis::{CisOptions, attend, limit, may_record};
+use crate::{
+    Etf, FrozenTokens, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Psaw, Result,
+    Step, VisibleWindow,
+};
+
+const NAME: &str = "cpe";
+
+/// CPE, PrHS's three selectors together (section IV-D): steps share index sets (CIS) among the tokens that their
+/// layer's window shows (PSAW), which holds in prefill too, where deep layers leave early tokens as they are (ETF).
+///
+/// The window is known before the step: what it hides is neither scored nor read.
+#[derive(Debug, Clone)]
+pub struct Cpe {
+    cis: CisOptions,
+    psaw: Psaw,
+    etf: Etf,
+}
+
+impl Cpe {
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`], [`PolicyError::ProtectedOverBudget`].
+    pub fn new(cis: CisOptions, psaw: Psaw, etf: Etf) -> Result<Self> {
+        cis.validate(NAME)?;
+        psaw.validate(NAME)?;
+        etf.validate(NAME)?;
+        if psaw.free {
+            let reason =
+                "`free` of `psaw` is true, expected false: sets name tokens by their slots";
+            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason: reason.into() });
+        }
+        Ok(Self { cis, psaw, etf })
+    }
+}
+
+impl Policy for Cpe {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> serde_json::Value {
+        let mut config = crate::registry::config_of(NAME, &self.cis);
+        config["psaw"] = serde_json::json!(self.psaw);
+        config["etf"] = serde_json::json!(self.etf);
+        config
+    }
+
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        self.cis.parts(NAME, self.cis.budget.resolve(tokens))?;
+        Ok(Selection::all(batch * kv_heads, tokens).into())
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        _selection: &Selection,
+    ) -> Result<()> {
+        limit(&self.cis.budget, cache, observation.tokens())
+    }
+
+    fn changes_decode(&self) -> bool {
+        true
+    }
+
+    fn records(&self, cache: &LayerCache) -> bool {
+        may_record(&self.cis, cache)
+    }
+
+    fn attend_appended(
+        &self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        step: &Step,
+    ) -> Result<Tensor<3>> {
+        attend(NAME, &self.cis, false, self.psaw.share(layer).bits(), cache, query, step)
+    }
+
+    fn visible_window(&self, layer: LayerContext) -> Option<VisibleWindow> {
+        self.psaw.window(layer)
+    }
+
+    fn frozen_tokens(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
+        self.etf.frozen(layer, tokens)
+    }
+
+    fn changes_prefill(&self) -> bool {
+        true
+    }
+}

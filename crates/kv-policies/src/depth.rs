@@ -1,0 +1,23 @@
+//! Schedules that begin at a layer and go on with depth (PrHS, eq. 15 and 16).
+
+use crate::{PolicyError, Result};
+
+/// The first layer that is concerned: three quarters of the layers, rounded down, unless told.
+pub(crate) fn start_layer(start: Option<usize>, layers: usize) -> usize {
+    start.unwrap_or(3 * layers / 4)
+}
+
+/// Checks a schedule's base and exponent, by their names.
+pub(crate) fn check_schedule(policy: &str, parameters: [(&str, f64); 2]) -> Result<()> {
+    let [(base_name, base), (exponent_name, exponent)] = parameters;
+    let invalid = |reason: String| PolicyError::InvalidConfig { policy: policy.into(), reason };
+    if !(base > 0.0 && base <= 1.0) {
+        let reason = format!("`{base_name}` is {base}, expected above 0 and at most 1");
+        return Err(invalid(reason));
+    }
+    if !(exponent >= 0.0 && exponent.is_finite()) {
+        let reason = format!("`{exponent_name}` is {exponent}, expected a number of at least 0");
+        return Err(invalid(reason));
+    }
+    Ok(())
+}

@@ -1,0 +1,91 @@
+use kv_core::{Selection, Share};
+use serde::{Deserialize, Serialize};
+
+use crate::depth::{check_schedule, start_layer};
+use crate::{FrozenTokens, LayerContext, Needs, Observation, Plan, Policy, Result, Reuse};
+
+const NAME: &str = "etf";
+
+/// ETF: the early token freezing of PrHS, section IV-C. In layer `l` of `N`, a prompt of `T` tokens
+/// passes its tokens behind the first `sinks` up to number
+///
+/// ```text
+/// E_l = floor((1 - psi^(gamma (l - start) / (N - start))) T) for l >= start, else 0    (eq. 16)
+/// ```
+///
+/// on as they are: neither their attention nor their MLP is computed. All others attend to everything,
+/// and nothing changes while decoding.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Etf {
+    /// What would still be computed behind the deepest layer, to the power of `gamma`; above 0, at
+    /// most 1.
+    pub psi: f64,
+    /// How fast the frozen part grows with depth.
+    pub gamma: f64,
+    /// The first layer that freezes; `None` for three quarters of the layers, rounded down.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start: Option<usize>,
+    /// First tokens that are always computed.
+    pub sinks: usize,
+    /// Where frozen tokens' keys and values come from: their hidden states (section IV-C), or the layer
+    /// below (appendix D).
+    pub reuse: Reuse,
+}
+
+impl Default for Etf {
+    /// Those of the paper.
+    fn default() -> Self {
+        Self { psi: 0.5, gamma: 1.0, start: None, sinks: 16, reuse: Reuse::Hidden }
+    }
+}
+
+impl Etf {
+    /// Checks the parameters, as those of `policy`.
+    ///
+    /// # Errors
+    /// [`crate::PolicyError::InvalidConfig`] for a `psi` that is not above 0 and at most 1, and for a
+    /// `gamma` that is negative or not finite.
+    pub fn validate(&self, policy: &str) -> Result<()> {
+        check_schedule(policy, [("psi", self.psi), ("gamma", self.gamma)])
+    }
+
+    /// The share of a prompt at whose end a layer's frozen tokens end.
+    pub fn share(&self, layer: LayerContext) -> Share {
+        let start = start_layer(self.start, layer.count);
+        Share::of_depth([self.psi, self.gamma], layer.index, start, layer.count)
+    }
+
+    /// What a layer freezes of a prompt of `tokens` tokens; `None` where it is nothing.
+    pub fn frozen(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
+        let end = self.share(layer).of(tokens);
+        (end > self.sinks).then_some(FrozenTokens { tokens: self.sinks..end, reuse: self.reuse })
+    }
+}
+
+impl Policy for Etf {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> serde_json::Value {
+        crate::registry::config_of(NAME, self)
+    }
+
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        Ok(Selection::all(batch * kv_heads, tokens).into())
+    }
+
+    fn frozen_tokens(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
+        self.frozen(layer, tokens)
+    }
+
+    fn changes_prefill(&self) -> bool {
+        true
+    }
+}

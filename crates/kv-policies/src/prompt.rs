@@ -1,0 +1,37 @@
+//! What a policy changes in a prompt's own computation, layer by layer.
+
+use std::ops::Range;
+
+use kv_core::Share;
+use serde::{Deserialize, Serialize};
+
+/// What a layer's queries see of a prompt: the first tokens, and those from a share of the tokens so
+/// far on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VisibleWindow {
+    /// Query `i` sees the tokens from [`Share::first_seen`] of `i` on.
+    pub from: Share,
+    /// First tokens that every query sees.
+    pub sinks: usize,
+}
+
+/// Tokens of a prompt that a layer passes on as they are: it computes none of their queries, no
+/// attention and no MLP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FrozenTokens {
+    /// Which, by their indices; at least the last token is none of them.
+    pub tokens: Range<usize>,
+    /// Where their keys and values come from, which others attend to.
+    pub reuse: Reuse,
+}
+
+/// Where the keys and values of frozen tokens come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reuse {
+    /// The layer projects them from the hidden states that it reuses.
+    #[default]
+    Hidden,
+    /// They are those of the layer below, as that one holds them.
+    KeysValues,
+}

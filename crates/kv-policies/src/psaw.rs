@@ -1,0 +1,145 @@
+//! PrHS's progressive sliding attention window. What it frees is in the submodule.
+
+mod free;
+
+use burn::tensor::{Int, Tensor};
+use kv_core::{DecodeAttentionOptions, LayerCache, Room, Selection, Share, SlotView};
+use serde::{Deserialize, Serialize};
+
+use crate::depth::{check_schedule, start_layer};
+use crate::{LayerContext, Needs, Observation, Plan, Policy, Result, Step, VisibleWindow};
+
+const NAME: &str = "psaw";
+
+/// PSAW: the progressive sliding attention window of PrHS, section IV-B. With tokens counted from 1,
+/// the query of token `t` in layer `l` of `N` sees the first `sinks` tokens and those from `P_l(t)` on,
+///
+/// ```text
+/// P_l(t) = floor((1 - phi^(alpha (l - start) / (N - start))) t) for l >= start, else 0    (eq. 15)
+/// ```
+///
+/// in prefill and in decode. Everything stays in the cache, unless `free` is set: what no later query
+/// of a layer can see is then freed, behind the prompt and, in bulks, while decoding.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Psaw {
+    /// What the deepest layer would see of the tokens, to the power of `alpha`; above 0, at most 1.
+    pub phi: f64,
+    /// How fast windows shrink with depth.
+    pub alpha: f64,
+    /// The first layer whose window shrinks; `None` for three quarters of the layers, rounded down.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start: Option<usize>,
+    /// First tokens that every query sees; slots, where another policy chose from the prompt.
+    pub sinks: usize,
+    /// Whether slots that can never be seen again are freed.
+    pub free: bool,
+}
+
+impl Default for Psaw {
+    /// Those of the paper.
+    fn default() -> Self {
+        Self { phi: 0.7, alpha: 1.0, start: None, sinks: 16, free: false }
+    }
+}
+
+impl Psaw {
+    /// Checks the parameters, as those of `policy`.
+    ///
+    /// # Errors
+    /// [`crate::PolicyError::InvalidConfig`] for a `phi` that is not above 0 and at most 1, and for an
+    /// `alpha` that is negative or not finite.
+    pub fn validate(&self, policy: &str) -> Result<()> {
+        check_schedule(policy, [("phi", self.phi), ("alpha", self.alpha)])
+    }
+
+    /// The share of the tokens so far that a layer's window leaves out.
+    pub fn share(&self, layer: LayerContext) -> Share {
+        let start = start_layer(self.start, layer.count);
+        Share::of_depth([self.phi, self.alpha], layer.index, start, layer.count)
+    }
+
+    /// A layer's window in prefill; `None` where it sees everything.
+    pub fn window(&self, layer: LayerContext) -> Option<VisibleWindow> {
+        let from = self.share(layer);
+        (!from.is_zero()).then_some(VisibleWindow { from, sinks: self.sinks })
+    }
+
+    /// A layer's window in a decode step whose token is appended; `newest` has the tokens' positions,
+    /// `[B]`. The device computes it.
+    ///
+    /// # Errors
+    /// Those of [`LayerCache::window_starts`].
+    pub fn view(
+        &self,
+        layer: LayerContext,
+        cache: &LayerCache,
+        newest: &Tensor<1, Int>,
+    ) -> Result<SlotView> {
+        Ok(match self.window(layer) {
+            Some(VisibleWindow { from, sinks }) => {
+                SlotView::Window { sinks, starts: cache.window_starts(newest, from)? }
+            }
+            None => SlotView::All,
+        })
+    }
+}
+
+impl Policy for Psaw {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> serde_json::Value {
+        crate::registry::config_of(NAME, self)
+    }
+
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let kept = self.kept(observation.layer, tokens);
+        Ok(Selection::new(vec![kept; batch * kv_heads])?.into())
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        _selection: &Selection,
+    ) -> Result<()> {
+        let newest = observation.prompt_tokens as i32 - 1;
+        self.free_hidden(observation.layer, cache, &vec![newest; cache.layout().batch()])
+    }
+
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        Ok(self.slots(observation.layer, observation.prompt_tokens, new_tokens))
+    }
+
+    fn changes_decode(&self) -> bool {
+        true
+    }
+
+    fn records(&self, cache: &LayerCache) -> bool {
+        !self.free && !cache.options().growable
+    }
+
+    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        let query = step.append(cache)?;
+        let view = self.view(layer, cache, &step.position)?;
+        let options = DecodeAttentionOptions { view, ..Default::default() };
+        let output = cache.attend(query, options)?.output;
+        self.free_due(layer, cache, &step.position)?;
+        Ok(output)
+    }
+
+    fn visible_window(&self, layer: LayerContext) -> Option<VisibleWindow> {
+        self.window(layer)
+    }
+
+    fn changes_prefill(&self) -> bool {
+        true
+    }
+}
