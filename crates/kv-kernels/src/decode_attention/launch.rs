@@ -190,6 +190,7 @@ impl Call {
                         split,
                         room,
                         planes,
+                        staged: self.staged(splits, room),
                         logits,
                         features
                     }
@@ -203,6 +204,13 @@ impl Call {
             }
         }
         Attended { output, log_sum_exp, scores, partial, stats, splits, group, decided }
+    }
+
+    /// Whether a part's listed places find room in shared memory.
+    fn staged(&self, splits: usize, room: usize) -> bool {
+        let DecodeConfig { features, longest, .. } = self.config;
+        let lists = matches!(features.view, ViewKind::List | ViewKind::Sets);
+        lists && longest.div_ceil(splits).next_multiple_of(tensor_core::TILE) <= room
     }
 
     /// What the kernel does with logits: keeps them to itself where there is room.

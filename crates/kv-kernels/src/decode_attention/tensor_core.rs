@@ -43,6 +43,8 @@ pub(super) struct Blueprint {
     pub(super) room: usize,
     /// Planes of a cube.
     pub(super) planes: usize,
+    /// Whether shared memory has room for a part's places, of lists.
+    pub(super) staged: bool,
     /// What becomes of logits.
     pub(super) logits: Logits,
     pub(super) features: Features,
@@ -166,6 +168,17 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     let sums_end = comptime!(planes * group * dim);
     let mut totals = Shared::<[f32]>::new_slice(comptime!(sums_end.max(blueprint.room)));
 
+    let staged = blueprint.staged.comptime();
+    if staged {
+        // Else each tile waits for its places before it reads its rows.
+        let mut i = first + unit;
+        while i < end {
+            totals[i - first] = f32::reinterpret(slot_at(view, &seen, i, slots, kind) as u32);
+            i += planes * PLANE;
+        }
+        sync_cube();
+    }
+
     // Always one tile ahead: memory is never idle while a tile is worked on.
     let mut k = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pieces));
     let mut v = Array::<Vector<u32, N>>::new(comptime!(4 * blocks));
@@ -182,9 +195,12 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     }
     let mut tile = first + plane * TILE;
     if tile < end {
-        read_keys(keys, view, &mut k, tile, end, &seen, slots, r, j, pieces, kind);
+        read_keys(
+            keys, view, &totals, &mut k, tile, end, &seen, first, slots, r, j, pieces, kind, staged,
+        );
         read_values::<N>(
-            values, view, &mut v, &mut at, tile, end, &seen, slots, r, j, blocks, kind,
+            values, view, &totals, &mut v, &mut at, tile, end, &seen, first, slots, r, j, blocks,
+            kind, staged,
         );
         read_weights(log_weights, &mut log_weight, &at, slots, features.weighted);
         read_weights(numerators, &mut numerator, &at, slots, features.numerators);
@@ -202,20 +218,38 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
         let mut next_v = Array::<Vector<u32, N>>::new(comptime!(4 * blocks));
         let mut next_at = Array::<usize>::new(4usize);
         // Beyond the end, the last slot is read again and weighs nothing.
-        read_keys(keys, view, &mut next_k, next, end, &seen, slots, r, j, pieces, kind);
+        read_keys(
+            keys,
+            view,
+            &totals,
+            &mut next_k,
+            next,
+            end,
+            &seen,
+            first,
+            slots,
+            r,
+            j,
+            pieces,
+            kind,
+            staged,
+        );
         read_values::<N>(
             values,
             view,
+            &totals,
             &mut next_v,
             &mut next_at,
             next,
             end,
             &seen,
+            first,
             slots,
             r,
             j,
             blocks,
             kind,
+            staged,
         );
         let mut next_log = Array::<f32>::new(4usize);
         let mut next_numerator = Array::<f32>::new(4usize);

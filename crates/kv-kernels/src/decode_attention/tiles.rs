@@ -32,26 +32,49 @@ pub(super) fn read_weights(
     }
 }
 
+/// The `i`-th slot that a query attends to: where lists are `staged`, the cube has its part's in shared memory.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn place(
+    view: &[i32],
+    places: &Shared<[f32]>,
+    seen: &Seen,
+    i: usize,
+    first: usize,
+    slots: usize,
+    #[comptime] kind: ViewKind,
+    #[comptime] staged: bool,
+) -> usize {
+    if staged {
+        u32::reinterpret(places[i - first]) as usize
+    } else {
+        slot_at(view, seen, i, slots, kind)
+    }
+}
+
 /// Reads a tile's keys: slots `r` and `r + 8`, every fourth piece from `j` on.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn read_keys(
     keys: &[Vector<u32, Const<4>>],
     view: &[i32],
+    places: &Shared<[f32]>,
     k: &mut Array<Vector<u32, Const<4>>>,
     tile: usize,
     end: usize,
     seen: &Seen,
+    first: usize,
     slots: usize,
     r: usize,
     j: usize,
     #[comptime] pieces: usize,
     #[comptime] kind: ViewKind,
+    #[comptime] staged: bool,
 ) {
     #[unroll]
     for n in 0..2usize {
         let i = min(tile + 8 * n + r, end - 1);
-        let slot = min(slot_at(view, seen, i, slots, kind), slots - 1);
+        let slot = min(place(view, places, seen, i, first, slots, kind, staged), slots - 1);
         #[unroll]
         for piece in 0..pieces {
             k[n * pieces + piece] = keys[slot * comptime!(4 * pieces) + 4 * piece + j];
@@ -66,21 +89,24 @@ pub(super) fn read_keys(
 pub(super) fn read_values<N: Size>(
     values: &[Vector<u32, N>],
     view: &[i32],
+    places: &Shared<[f32]>,
     v: &mut Array<Vector<u32, N>>,
     at: &mut Array<usize>,
     tile: usize,
     end: usize,
     seen: &Seen,
+    first: usize,
     slots: usize,
     r: usize,
     j: usize,
     #[comptime] blocks: usize,
     #[comptime] kind: ViewKind,
+    #[comptime] staged: bool,
 ) {
     #[unroll]
     for u in 0..4usize {
         let i = place_of(tile, u, j);
-        let slot = slot_at(view, seen, min(i, end - 1), slots, kind);
+        let slot = place(view, places, seen, min(i, end - 1), first, slots, kind, staged);
         let row = min(slot, slots - 1);
         at[u] = select(i < end, slot, slots);
         #[unroll]
