@@ -5,6 +5,7 @@ use std::ops::Add;
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
+use crate::layer::Pages;
 use crate::{Archive, LayerCache, Sketch};
 
 /// Bytes of a cache, by purpose.
@@ -68,7 +69,8 @@ impl MemoryReport {
             policy: tracks
                 + state
                 + archive.map_or(0, Archive::device_bytes)
-                + cache.sketch().map_or(0, Sketch::bytes),
+                + cache.sketch().map_or(0, Sketch::bytes)
+                + cache.pages.as_ref().map_or(0, Pages::bytes),
             host: archive.map_or(0, Archive::host_bytes),
             scratch: cache.sketch().map_or(0, |sketch| sketch.scratch_bytes(cache.options().dtype)),
         }

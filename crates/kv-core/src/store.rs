@@ -40,6 +40,9 @@ struct LayerHeader {
     next: bool,
     #[serde(default)]
     sketch: Option<SketchHeader>,
+    /// Slots of a page, where bounds of pages are kept.
+    #[serde(default)]
+    page: Option<usize>,
 }
 
 impl KvCache {
@@ -113,6 +116,7 @@ impl HostCache {
                 state: layer.state.keys().cloned().collect(),
                 next: layer.next.is_some(),
                 sketch: layer.sketch.as_ref().map(|sketch| sketch.header.clone()),
+                page: layer.page,
             });
         }
         let header = Header {
@@ -177,6 +181,7 @@ impl HostCache {
             let pairs = layer.capacities.len();
             let fits = layer.lengths.len() == pairs
                 && layer.kv_heads > 0
+                && layer.page != Some(0)
                 && pairs == header.seen.len() * layer.kv_heads
                 && layer.limits.as_ref().is_none_or(|limits| limits.len() == pairs)
                 && layer.lengths.iter().zip(&layer.capacities).all(|(l, c)| l <= c);
@@ -212,6 +217,7 @@ impl HostCache {
                     })
                     .collect::<Result<_>>()?,
                 archive: None,
+                page: layer.page,
                 sketch: layer
                     .sketch
                     .map(|header| {

@@ -26,9 +26,9 @@ use crate::decode_attention::reference::Scores;
 use crate::evicting_attention::reference::{Decision, HostGuard, log_norm};
 use crate::evicting_attention::{EvictionConfig, EvictionScope};
 use crate::extension::{
-    Classes, Drawn, Drops, Epilogue, EpilogueConfig, Eviction, LabelTensors, Lists, MergedPools, Merges,
-    MergingPools, Places, Projection, Revised, Revision, SampleTensors, Scalars, SketchAttended,
-    SketchTensors, SketchTokens, SlotOps, SlotPools, Walk, Written,
+    Classes, Drawn, Drops, Epilogue, EpilogueConfig, Eviction, LabelTensors, Lists, MergedPools,
+    Merges, MergingPools, Places, Projection, Revised, Revision, SampleTensors, Scalars,
+    SketchAttended, SketchTensors, SketchTokens, SlotOps, SlotPools, Walk, Written,
 };
 use crate::heads::reference::Tokens;
 use crate::heads::{HeadConfig, Place};

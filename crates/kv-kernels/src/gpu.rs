@@ -21,9 +21,9 @@ use crate::evicting_attention::EvictionConfig;
 #[cfg(feature = "cuda")]
 use crate::extension::HopperOps;
 use crate::extension::{
-    Classes, Drawn, Drops, Epilogue, Eviction, LabelTensors, Lists, MergedPools, Merges, MergingPools, Places,
-    Projection, Revised, Revision, SampleTensors, Scalars, SketchAttended, SketchTensors,
-    SketchTokens, SlotOps, SlotPools, Walk, Written,
+    Classes, Drawn, Drops, Epilogue, Eviction, LabelTensors, Lists, MergedPools, Merges,
+    MergingPools, Places, Projection, Revised, Revision, SampleTensors, Scalars, SketchAttended,
+    SketchTensors, SketchTokens, SlotOps, SlotPools, Walk, Written,
 };
 use crate::merge_nearest::NearestConfig;
 use crate::merge_slots::MergeConfig;
@@ -38,8 +38,9 @@ use crate::select::Search;
 use crate::swiglu::kernel as swiglu;
 use crate::top_slots::kernel as top_slots;
 use crate::{
-    add_probabilities, balance, count_sketch, evicting_attention, heads, labels, linear, lists, merge_nearest,
-    merge_slots, move_slots, nearest_slots, pages, revise_sketch, sample, sketch_attention,
+    add_probabilities, balance, count_sketch, evicting_attention, heads, labels, linear, lists,
+    merge_nearest, merge_slots, move_slots, nearest_slots, pages, revise_sketch, sample,
+    sketch_attention,
 };
 
 impl SlotOps for CubeBackend {

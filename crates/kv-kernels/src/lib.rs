@@ -67,7 +67,7 @@ pub use graph::{DeviceWork, Recording, StepGraph, awaited_device_work, device_wo
 pub use heads::{HeadLayout, HeadNorms, Placement, RotaryTable, split_heads, write_heads};
 pub use labels::{DueRows, ScoredRows, label_scores};
 pub use linear::{LinearOptions, linear};
-pub use lists::{ListTable, keep_lists, list_slots};
+pub use lists::{HEADER as LIST_HEADER, ListTable, keep_lists, list_slots};
 pub use merge_nearest::{MergingSlots, NearestOptions, VOTES_RADIX, merge_nearest};
 pub use merge_slots::{
     GUARD, KeyRule, MergeLists, MergeOptions, Merged, merge_slots, reference as merge_reference,

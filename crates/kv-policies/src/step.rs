@@ -1,7 +1,7 @@
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::{Int, Tensor};
-use kv_core::{HeadLayout, LayerCache, split_heads};
+use kv_core::{HeadLayout, LayerCache, ListBoard, split_heads};
 
 use crate::Result;
 
@@ -14,6 +14,8 @@ pub struct Step {
     pub position: Tensor<1, Int>,
     /// RoPE's inverse frequencies, `[D / 2]`, for policies that look ahead; may be empty.
     pub inverse_frequencies: Arc<[f64]>,
+    /// What layers of one step read of those before them; one board for all of them.
+    pub board: Arc<Mutex<ListBoard>>,
 }
 
 /// One new token a sequence.
@@ -50,7 +52,7 @@ impl Step {
         position: Tensor<1, Int>,
     ) -> Self {
         let heads = NewHeads::Rotated { query, key, value, raw_query: None };
-        Self { heads, position, inverse_frequencies: Arc::default() }
+        Self { heads, position, inverse_frequencies: Arc::default(), board: Arc::default() }
     }
 
     /// A step of a layer's joint projection of queries, keys and values, `[B, (Hq + 2 Hkv) D]`.
@@ -60,7 +62,13 @@ impl Step {
         position: Tensor<1, Int>,
         inverse_frequencies: Arc<[f64]>,
     ) -> Self {
-        Self { heads: NewHeads::Projected { projected, layout }, position, inverse_frequencies }
+        let heads = NewHeads::Projected { projected, layout };
+        Self { heads, position, inverse_frequencies, board: Arc::default() }
+    }
+
+    /// The same as one of a model's layers, which share a board in every step.
+    pub fn with_board(self, board: Arc<Mutex<ListBoard>>) -> Self {
+        Self { board, ..self }
     }
 
     /// Appends the tokens to the cache and returns their queries after RoPE, `[B, Hq, D]`.

@@ -1,5 +1,7 @@
 //! Relative output error and retained mass, on the queries, keys and values of a real prompt.
 
+use std::sync::Arc;
+
 use anyhow::{Context, ensure};
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32, read_i32};
@@ -157,7 +159,8 @@ fn compare(
         };
         let position = Tensor::full([1], at as i32, (&device, DType::I32));
         let inverse_frequencies = observation.inverse_frequencies.into();
-        let now = Step { heads, position, inverse_frequencies };
+        let board = Arc::default();
+        let now = Step { heads, position, inverse_frequencies, board };
         // The full cache, which runs first, gives what the others are compared with.
         let mut exact = Vec::new();
         let mut probabilities = Vec::new();

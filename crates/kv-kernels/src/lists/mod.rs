@@ -19,7 +19,7 @@ const KEEP: &str = "keep_lists";
 const SLOTS: &str = "list_slots";
 /// Numbers of a list before its tokens: how many there are, below 0 where nothing was chosen yet; the
 /// first recent slot; how often it was chosen.
-pub(crate) const HEADER: usize = 3;
+pub const HEADER: usize = 3;
 
 /// Takes over the lists of the rows that were due, in place: their tokens, counted from behind the
 /// sinks, how many, where the recents began, and one retrieval more. All lists then go to this
