@@ -24,4 +24,5 @@ mod rms_norm;
 mod sample;
 mod scatter_rows;
 mod sketch_attention;
+mod subset;
 mod top_slots;
