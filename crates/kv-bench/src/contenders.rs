@@ -22,6 +22,12 @@ const PARTS: [&str; 2] = ["prefill", "decode"];
 /// The part of a policy around another, by whichever name.
 const INNER: [&str; 2] = ["evictor", "candidates"];
 
+/// The gates of DuoAttention.
+const GATES: &str = "alpha";
+
+/// Options that name files, which policies read when they are built.
+const FILES: [&str; 2] = ["channels", GATES];
+
 /// A policy to run, and how it appears in records.
 #[derive(Debug, Clone)]
 pub(crate) struct Contender {
@@ -56,6 +62,7 @@ impl Common {
         let mut contenders = vec![Contender::of(&json!({"policy": FULL}))?];
         let mut fisher = FisherLayers::of(&self.model);
         for config in self.wanted()? {
+            let written = config.clone();
             let config = fisher.resolved(config)?;
             let configs = match lacks_budget(&config) {
                 true => budgets.iter().map(|&budget| with_budget(&config, budget)).collect(),
@@ -67,7 +74,8 @@ impl Common {
                 if config["budget"].as_u64() == Some(1) {
                     bail!("{ONE_TOKEN}");
                 }
-                contender.label = label(&fisher.written(config.clone())?)?;
+                let shown = with_files(fisher.written(config.clone())?, &written);
+                contender.label = label(&shown)?;
                 // Two of a kind would be averaged.
                 if contenders.iter().all(|known| known.policy.config() != config) {
                     contenders.push(contender);
@@ -81,7 +89,7 @@ impl Common {
     fn wanted(&self) -> anyhow::Result<Vec<Value>> {
         let named = |name: &str| json!({"policy": name.trim()});
         let Some(text) = &self.policy else {
-            let runnable = POLICIES.iter().filter(|entry| entry.name != "combine");
+            let runnable = POLICIES.iter().filter(|entry| entry.needs_no_more());
             return Ok(runnable.map(|entry| named(entry.name)).collect());
         };
         if !text.trim_start().starts_with(['{', '[']) {
@@ -107,6 +115,19 @@ impl Contender {
         let config = policy.config();
         Ok(Self { label: label(&config)?, budget: budget(&config), policy })
     }
+}
+
+/// A configuration, in which files stand as they were written rather than with what they hold.
+fn with_files(mut config: Value, written: &Value) -> Value {
+    for (key, written) in written.as_object().into_iter().flatten() {
+        let Some(own) = config.get_mut(key.as_str()) else { continue };
+        if FILES.contains(&key.as_str()) && written.is_string() {
+            *own = written.clone();
+        } else if written.is_object() {
+            *own = with_files(own.take(), written);
+        }
+    }
+    config
 }
 
 /// Whether a configuration, or a part of one, leaves its budget to `--budget`.
@@ -147,7 +168,12 @@ fn label(config: &Value) -> anyhow::Result<String> {
         let own = own.map(|own| format!(" budget={}", format::budget(Some(own))));
         return Ok(format!("{} + {}{}", label(prefill)?, label(decode)?, own.unwrap_or_default()));
     }
-    let default = build(&json!({"policy": config["policy"], "budget": config["budget"]}))?.config();
+    let mut bare = json!({"policy": config["policy"], "budget": config["budget"]});
+    // What a policy cannot be without is no departure from its defaults, but for a file's name.
+    if let Some(gates) = config.get(GATES) {
+        bare[GATES] = gates.clone();
+    }
+    let default = build(&bare)?.config();
     let differs = |key: &str| default.get(key) != config.get(key);
     let around = match INNER.into_iter().find(|part| differs(part)) {
         Some(part) => {

@@ -116,25 +116,55 @@ pub(crate) fn channels(
             let own = calibrated.of_layer(policy, observation, [heads, count])?;
             vec![own; batch].concat()
         }
-        None => by_importance(&products(&queries, observation.keys)?, head_dim, count),
+        None => {
+            let mean = ChannelStatistic::Product.mean(&queries, observation.keys);
+            by_importance(&read_f32("channels", mean)?, head_dim, count)
+        }
     };
     rows.iter_mut().for_each(|row| row.sort_unstable());
     let flat: Vec<f32> = rows.concat().into_iter().map(|channel| channel as f32).collect();
     Ok(numbers(&flat, [batch, heads, count], &observation.keys.device()))
 }
 
-/// The mean of `|q_c k_c|` over the last tokens, each one's own query and key, `[B * Hq * D]`.
-fn products(queries: &Tensor<4>, keys: &Tensor<4>) -> Result<Vec<f32>> {
-    let [batch, heads, window, head_dim] = queries.dims();
-    let kv_heads = keys.dims()[1];
-    let keys = last_queries(keys, window).cast(DType::F32).unsqueeze_dim::<5>(2);
-    let queries = queries.clone().cast(DType::F32);
-    let grouped = queries.reshape([batch, kv_heads, heads / kv_heads, window, head_dim]);
-    Ok(read_f32("channels", (grouped * keys).abs().mean_dim(3))?)
+/// What says how much a channel matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ChannelStatistic {
+    /// `|q_c k_c|` of a token's own query and key.
+    #[default]
+    Product,
+    /// `|q_c|`
+    Query,
+    /// `|k_c|`
+    Key,
 }
 
-/// The `count` channels of the highest numbers in each row of `head_dim`; the lower one among equals.
-fn by_importance(numbers: &[f32], head_dim: usize, count: usize) -> Vec<Vec<u32>> {
+impl ChannelStatistic {
+    /// Its mean over tokens, after RoPE: a row a query head, or a key-value head for
+    /// [`ChannelStatistic::Key`], `[B, H, D]`, f32.
+    ///
+    /// # Shapes
+    /// `queries` `[B, Hq, W, D]`, those of the last of the tokens of `keys` `[B, Hkv, T, D]`.
+    pub fn mean(self, queries: &Tensor<4>, keys: &Tensor<4>) -> Tensor<3> {
+        let [batch, heads, window, head_dim] = queries.dims();
+        let kv_heads = keys.dims()[1];
+        let keys = last_queries(keys, window).cast(DType::F32);
+        let queries = queries.clone().cast(DType::F32);
+        match self {
+            Self::Query => queries.abs().mean_dim(2).squeeze_dim(2),
+            Self::Key => keys.abs().mean_dim(2).squeeze_dim(2),
+            Self::Product => {
+                let shape = [batch, kv_heads, heads / kv_heads, window, head_dim];
+                let products = queries.reshape(shape) * keys.unsqueeze_dim::<5>(2);
+                products.abs().mean_dim(3).reshape([batch, heads, head_dim])
+            }
+        }
+    }
+}
+
+/// The `count` channels of the highest numbers in each row of `head_dim`, highest first; the lower one
+/// among equals.
+pub fn by_importance(numbers: &[f32], head_dim: usize, count: usize) -> Vec<Vec<u32>> {
     let rows = numbers.chunks_exact(head_dim).map(|row| {
         let mut order: Vec<u32> = (0..head_dim as u32).collect();
         order.sort_by(|&a, &b| row[b as usize].total_cmp(&row[a as usize]));

@@ -84,8 +84,7 @@ impl HShare {
     /// The policy with its channels read from their file.
     ///
     /// # Errors
-    /// [`PolicyError::InvalidConfig`]; [`PolicyError::ProtectedOverBudget`] where that shows without a
-    /// prompt.
+    /// [`PolicyError::InvalidConfig`].
     pub fn validated(self) -> Result<Self> {
         self.budget.validate()?;
         let invalid = |reason| PolicyError::InvalidConfig { policy: NAME.into(), reason };
@@ -117,8 +116,12 @@ impl HShare {
     fn parts(&self, budget: usize) -> Result<[usize; 3]> {
         let sinks = self.sinks.unwrap_or(budget / 16);
         let recents = self.recents.unwrap_or(budget / 4);
-        // One token at least is chosen.
-        PolicyError::check_protected(NAME, sinks, recents, budget - 1)?;
+        if sinks.saturating_add(recents) >= budget {
+            let reason = format!(
+                "{sinks} sinks and {recents} recents leave none of {budget} tokens to choose"
+            );
+            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
+        }
         Ok([budget - sinks - recents, sinks, recents])
     }
 
@@ -286,18 +289,23 @@ impl Policy for HShare {
         if layer.index < self.dense_layers {
             return dense(cache, &step);
         }
-        let query = step.append(cache)?;
         let [channels, budgets, sources] = [
             state(NAME, cache, CHANNELS)?,
             state(NAME, cache, BUDGETS)?,
             state(NAME, cache, SOURCES)?,
         ];
+        let own = layer.index - self.dense_layers;
         let mut board = step.board.lock().unwrap_or_else(PoisonError::into_inner);
+        let reads_others = sources.dims()[2] == 2;
+        if reads_others {
+            board.check_turn(own)?;
+        }
+        let query = step.append(cache)?;
         let sharing = Sharing {
-            layer: layer.index - self.dense_layers,
+            layer: own,
             layers: layer.count - self.dense_layers,
             period: self.period(),
-            board: (sources.dims()[2] == 2).then_some(&mut *board),
+            board: reads_others.then_some(&mut *board),
         };
         let ends = self.most_ends(cache);
         let parts = [&channels, &budgets, &sources];

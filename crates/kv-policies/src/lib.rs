@@ -86,7 +86,7 @@ mod uniform;
 pub use attention::{Pooling, Reduction, pool_scores, window_attention};
 pub use balancekv::{BalanceKv, BalanceKvStream, Centring, OfficialList, OfficialWalk};
 pub use cam::{Cam, CamAttention, CamOptions};
-pub use channels::Channels;
+pub use channels::{ChannelStatistic, Channels, by_importance};
 pub use combine::Combine;
 pub use compressed_attention::CompressedAttention;
 pub use d2o::{D2o, D2oOptions};

@@ -30,6 +30,13 @@ pub struct Entry {
     build: fn(&mut Config) -> Result<Arc<dyn Policy>>,
 }
 
+impl Entry {
+    /// Whether a name and a budget make a policy: others need to be told more.
+    pub fn needs_no_more(&self) -> bool {
+        !matches!(self.name, "combine" | "duo-attention")
+    }
+}
+
 /// All policies, as `cargo xtask bench --policy` takes them.
 pub const POLICIES: &[Entry] = &[
     Entry { name: "full", summary: "keeps everything", paper: "", build: |_| Ok(Arc::new(Full)) },

@@ -16,6 +16,7 @@ mod kvreviver;
 mod longflow;
 mod policies;
 mod pyramid_infer;
+mod read_subset;
 mod readme;
 mod refused;
 mod support;

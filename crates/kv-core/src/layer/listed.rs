@@ -269,6 +269,21 @@ impl LayerCache {
 }
 
 impl ListBoard {
+    /// Refuses a layer before whose step others have not put their lists here.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`].
+    pub fn check_turn(&self, layer: usize) -> Result<()> {
+        if self.posted >= layer {
+            return Ok(());
+        }
+        let reason = format!(
+            "layer {layer} may read lists of all layers before it, {} are there in this step",
+            self.posted
+        );
+        Err(Error::InvalidPlan { what: "lists", reason })
+    }
+
     /// The board, where it is this layer's turn.
     fn of_layer(
         &mut self,
@@ -276,13 +291,7 @@ impl ListBoard {
         shape: [usize; 4],
         device: &Device,
     ) -> Result<&mut Tensor<4>> {
-        if self.posted < layer {
-            let reason = format!(
-                "layer {layer} may read lists of all layers before it, {} are there in this step",
-                self.posted
-            );
-            return Err(Error::InvalidPlan { what: "lists", reason });
-        }
+        self.check_turn(layer)?;
         self.posted = layer + 1;
         let count = shape.iter().product::<usize>();
         // Allocated flat, since rows must follow each other.
