@@ -35,8 +35,8 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    pub(super) fn to_device(self, device: &Device) -> Self {
-        Self { page: self.page, bounds: packed(self.bounds.to_device(device)) }
+    pub(super) fn to_device(&self, device: &Device) -> Self {
+        Self { page: self.page, bounds: packed(self.bounds.clone().to_device(device)) }
     }
 
     /// Bytes on the device.

@@ -9,6 +9,7 @@ use super::BUDGETS;
 /// rows share.
 #[cube(launch)]
 #[allow(clippy::too_many_arguments)]
+#[allow(clippy::collapsible_if, reason = "kernels evaluate both sides of `&&`")]
 pub(crate) fn label_scores_kernel<E: Float>(
     query: &[E],
     keys: &[E],

@@ -29,10 +29,7 @@ pub(crate) fn page_bounds_kernel<E: Numeric>(
     let (offset, length) = (offsets[pair] as usize, lengths[pair] as usize);
     let mut own = at / columns % pages;
     if last {
-        own = length.div_ceil(page);
-        if own > 0 {
-            own -= 1;
-        }
+        own = max(length.div_ceil(page), 1) - 1;
     }
     let mut slot = own * page;
     if slot < length {
@@ -88,9 +85,7 @@ pub(crate) fn page_scores_kernel<E: Float, N: Size>(
     let (offset, length) = (offsets[pair] as usize, lengths[pair] as usize);
     let mut own_candidates = length.div_ceil(page);
     if always_last {
-        if own_candidates > 0 {
-            own_candidates -= 1;
-        }
+        own_candidates = max(own_candidates, 1) - 1;
     }
     if own == 0 {
         let tokens = budgets[row * BUDGETS] as usize;
