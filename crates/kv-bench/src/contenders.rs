@@ -277,6 +277,32 @@ mod tests {
     }
 
     #[test]
+    fn files_are_named_rather_than_what_they_hold() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name).display().to_string();
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let gates = file("gates.tsv", "0.1\t0.9\n");
+        let channels = file("channels.json", r#"{"layers": [[[1, 0]]]}"#);
+        let list = serde_json::json!([
+            {"policy": "duo-attention", "alpha": gates},
+            {"policy": "duo-attention", "alpha": [[0.1, 0.9]], "sinks": 4},
+            {"policy": "combine", "prefill": {"policy": "snapkv"},
+             "decode": {"policy": "hshare", "channels": channels}},
+        ]);
+        let found = contenders(&list.to_string(), "0.5").unwrap();
+        let names: Vec<&str> = found[1..].iter().map(|(name, _)| name.as_str()).collect();
+        let expected = [
+            format!("duo-attention alpha={gates}"),
+            "duo-attention sinks=4".into(),
+            format!("snapkv + hshare channels={channels}"),
+        ];
+        assert_eq!(names, expected);
+    }
+
+    #[test]
     fn what_is_no_policy_is_refused() {
         for (policy, part) in [("[1,2]", "holds 1"), ("[[\"h2o\"]]", "neither"), ("{", "JSON")] {
             let error = contenders(policy, "0.5").unwrap_err().to_string();

@@ -2,6 +2,7 @@
 
 mod critical;
 mod maps;
+mod prompt;
 
 use std::sync::PoisonError;
 
@@ -9,11 +10,10 @@ use burn::tensor::Tensor;
 use kv_core::{Budget, CacheOptions, LIST_HEADER, LISTS, LayerCache, Selection, Sharing, read_f32};
 use serde::{Deserialize, Serialize};
 
-use crate::channels::{CHANNELS, Channels, channels};
-use crate::subset::{BUDGETS, dense, numbers, set_budgets, state, tokens_of};
+use crate::channels::{CHANNELS, Channels};
+use crate::subset::{BUDGETS, dense, state, tokens_of};
 use crate::{LayerContext, Needs, Observation, Observed, Plan, Policy, PolicyError, Result, Step};
 
-use critical::Critical;
 pub use maps::{copies, share_map};
 
 const NAME: &str = "hshare";
@@ -71,15 +71,6 @@ fn window() -> usize {
     64
 }
 
-/// What a layer's prompt says.
-struct Shares {
-    /// `[B, Hq, r]`
-    channels: Tensor<3>,
-    critical: Critical,
-    /// Whose list each query head takes, `[B]` of `Hq`.
-    heads: Vec<Vec<usize>>,
-}
-
 impl HShare {
     /// The policy with its channels read from their file.
     ///
@@ -128,68 +119,6 @@ impl HShare {
     /// Steps between choices.
     fn period(&self) -> usize {
         (1.0 / self.queries).round() as usize
-    }
-
-    fn shares(&self, observation: &Observation<'_>) -> Result<Shares> {
-        let head_dim = observation.dims()[3];
-        let labels = self.labels.unwrap_or((head_dim / 4).clamp(1, 32));
-        let channels = channels(NAME, self.channels.as_ref(), observation, labels, self.window)?;
-        let [heavy, ..] = self.parts(tokens_of(self.budget, observation))?;
-        let queries = observation.last_queries(NAME, self.window)?;
-        let critical = Critical::of(&queries, observation.keys, &channels, heavy)?;
-        let [batch, heads, _] = channels.dims();
-        let maps = (0..batch).map(|row| {
-            let overlap = |a: usize, b: usize| critical.heads_share(row, a, b);
-            share_map(heads, copies(heads, self.heads), overlap)
-        });
-        let heads = maps.collect();
-        Ok(Shares { channels, critical, heads })
-    }
-
-    /// Leaves in a cache what steps need; `layers` has the layer that each sequence reads from.
-    fn install(
-        &self,
-        cache: &mut LayerCache,
-        observation: &Observation<'_>,
-        shares: &Shares,
-        heads: &[Vec<usize>],
-        layers: Option<&[usize]>,
-    ) -> Result<()> {
-        let parts = self.parts(tokens_of(self.budget, observation))?;
-        let [batch, count, _] = shares.channels.dims();
-        let sources: Vec<f32> = heads
-            .iter()
-            .enumerate()
-            .flat_map(|(row, heads)| {
-                let layer = layers.map(|layers| layers[row] as f32);
-                heads.iter().flat_map(move |&head| [Some(head as f32), layer])
-            })
-            .flatten()
-            .collect();
-        let device = cache.options().device.clone();
-        let columns = 1 + usize::from(layers.is_some());
-        cache.set_state(SOURCES, numbers(&sources, [batch, count, columns], &device));
-        set_budgets(cache, count, parts);
-        cache.set_state(CHANNELS, shares.channels.clone());
-        let width = LIST_HEADER + parts[0].min(longest(cache));
-        let mut list = vec![0.0; width];
-        // Nothing is chosen yet: the first step does.
-        list[0] = -1.0;
-        let lists = list.repeat(batch * count);
-        cache.set_state(LISTS, numbers(&lists, [batch, count, width], &device));
-        Ok(())
-    }
-
-    /// Which layer's lists each layer behind the dense ones reads, `[B]` of those layers.
-    fn layer_maps(&self, shares: &[Shares]) -> Vec<Vec<usize>> {
-        let batch = shares.first().map_or(0, |shares| shares.heads.len());
-        let count = shares.len();
-        let maps = (0..batch).map(|row| {
-            let overlap =
-                |a: usize, b: usize| shares[a].critical.layers_share(&shares[b].critical, row);
-            share_map(count, copies(count, self.layers), overlap)
-        });
-        maps.collect()
     }
 
     /// How often each query head has chosen its list so far, `[B * Hq]`, read to the host: over all
@@ -252,29 +181,7 @@ impl Policy for HShare {
         new_tokens: usize,
         options: CacheOptions,
     ) -> Result<Vec<LayerCache>> {
-        let sharing = layers.iter().skip(self.dense_layers);
-        let shares: Vec<Shares> =
-            sharing.map(|layer| self.shares(&layer.view())).collect::<Result<_>>()?;
-        let maps = self.layer_maps(&shares);
-        let caches = layers.iter().enumerate().map(|(index, layer)| {
-            let observation = layer.view();
-            let selection = self.select(&observation)?.selection;
-            let room = self.room(&observation, new_tokens)?;
-            let (keys, values) = (observation.keys, observation.values);
-            let positions = observation.positions;
-            let options = options.clone();
-            let mut cache =
-                LayerCache::from_prefill(keys, values, positions, &selection, room, options)?;
-            if let Some(own) = index.checked_sub(self.dense_layers) {
-                let sources: Vec<usize> = maps.iter().map(|map| map[own]).collect();
-                // A layer that takes another's lists takes those of its heads that choose.
-                let rows = sources.iter().enumerate();
-                let heads: Vec<_> = rows.map(|(row, &of)| shares[of].heads[row].clone()).collect();
-                self.install(&mut cache, &observation, &shares[own], &heads, Some(&sources))?;
-            }
-            Ok(cache)
-        });
-        caches.collect()
+        self.prefill_together(layers, new_tokens, &options)
     }
 
     fn changes_decode(&self) -> bool {

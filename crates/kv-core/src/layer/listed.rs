@@ -1,16 +1,14 @@
-//! Reading a part of a whole cache: lists of slots for key-value or query heads, and how they are
-//! found, without the host.
+//! Reading a part of a whole cache: lists of slots for key-value or query heads, found by a few
+//! channels and shared, without the host.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
     AttentionOutput, Choice, DecodeAttentionOptions, DueRows, LIST_HEADER as HEADER, ListTable,
-    PageOptions, PageSpan, SlotRanges, SlotView, decode_attention, keep_lists, label_scores,
-    list_slots, page_bounds, page_rows, page_scores, page_slots, top_slots,
+    SlotRanges, SlotView, decode_attention, keep_lists, label_scores, list_slots, top_slots,
 };
 
 use super::{NUMERATORS, expect_shape};
-use crate::tensors::{packed, zero_rows};
-use crate::{CacheOptions, Error, LayerCache, Result};
+use crate::{Error, LayerCache, Result};
 
 /// The state of lists that are kept for several steps, `[B, Hq, 3 + M]`, as [`keep_lists`] has them.
 /// Where caches with lists of unequal room are batched, shorter ones are filled up.
@@ -23,33 +21,6 @@ pub struct SlotList {
     pub slots: Tensor<2, Int>,
     /// How many of them, from the first on, `[B * H]`, 32-bit.
     pub counts: Tensor<1, Int>,
-}
-
-/// Minima and maxima of the keys of every page of slots.
-#[derive(Debug)]
-pub(crate) struct Pages {
-    /// Slots of a page.
-    pub(crate) page: usize,
-    /// As [`page_bounds`] has them.
-    pub(crate) bounds: Tensor<2>,
-}
-
-impl Pages {
-    pub(super) fn to_device(&self, device: &Device) -> Self {
-        Self { page: self.page, bounds: packed(self.bounds.clone().to_device(device)) }
-    }
-
-    /// Bytes on the device.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bounds.dims().iter().product::<usize>() * self.bounds.dtype().size()
-    }
-}
-
-impl Clone for Pages {
-    /// A copy: bounds are written in place.
-    fn clone(&self) -> Self {
-        Self { page: self.page, bounds: packed(self.bounds.clone().mul_scalar(1.0)) }
-    }
 }
 
 /// Lists of all layers in one decode step, `[layers, B, Hq, 3 + M]`.
@@ -100,65 +71,6 @@ impl LayerCache {
         let (keys, values) = (self.keys.clone(), self.values.clone());
         let weights = self.log_weights.clone();
         Ok(decode_attention(query, keys, values, weights, &ranges, options)?)
-    }
-
-    /// Keeps bounds of the keys of every `page` slots from now on; steps bring them up to date by
-    /// [`Self::update_page`].
-    ///
-    /// # Errors
-    /// Those of [`page_bounds`].
-    pub fn set_pages(&mut self, page: usize) -> Result<()> {
-        let rows = page_rows(self.slots(), self.layout.pairs(), page.max(1));
-        let CacheOptions { device, dtype, .. } = &self.options;
-        let mut bounds = zero_rows(rows, self.head_dim(), device, *dtype);
-        let span = PageSpan::All { longest: self.longest_capacity() };
-        page_bounds(&self.keys, &self.ranges, &mut bounds, page, span)?;
-        self.pages = Some(Pages { page, bounds });
-        Ok(())
-    }
-
-    /// Slots of a page, where the cache keeps bounds of pages.
-    pub fn page(&self) -> Option<usize> {
-        self.pages.as_ref().map(|pages| pages.page)
-    }
-
-    /// Brings the bounds of each head's last page up to date, in place, after a token was appended.
-    ///
-    /// # Errors
-    /// [`Error::InvalidPlan`] for caches without pages.
-    pub fn update_page(&mut self) -> Result<()> {
-        let pages = self.pages.as_mut().ok_or_else(|| missing("pages"))?;
-        let bounds = &mut pages.bounds;
-        Ok(page_bounds(&self.keys, &self.ranges, bounds, pages.page, PageSpan::Last)?)
-    }
-
-    /// The slots of the pages that each head's query may attend to most, as [`page_scores`] says;
-    /// `tokens` is the most that any budget has.
-    ///
-    /// # Shapes
-    /// `query` `[B, Hq, D]`; `budgets` `[B, H, 3]`, f32.
-    ///
-    /// # Errors
-    /// [`Error::InvalidPlan`] for caches without pages of this size, [`Error::Kernel`].
-    pub fn choose_pages(
-        &self,
-        query: Tensor<3>,
-        budgets: &Tensor<3>,
-        tokens: usize,
-        options: PageOptions,
-    ) -> Result<SlotList> {
-        let PageOptions { page, always_last, .. } = options;
-        let pages = self.pages.as_ref().filter(|pages| pages.page == page);
-        let bounds = &pages.ok_or_else(|| missing("pages of this size"))?.bounds;
-        let all = self.longest_capacity().div_ceil(page).max(1);
-        let scored = page_scores(query, bounds, &self.ranges, budgets, all, options)?;
-        // Three pages are read whatever the budget, and all of a range that it holds.
-        let most = tokens.div_ceil(page).max(3).min(all);
-        let choice = Choice::Top(scored.wanted);
-        let chosen = top_slots(scored.scores, Some(scored.candidates), choice, most)?;
-        let (indices, found) = (chosen.indices, chosen.counts);
-        let (slots, counts) = page_slots(indices, found, &self.ranges, page, always_last)?;
-        Ok(SlotList { slots, counts })
     }
 
     /// The `tokens` slots at most of the highest products of queries and keys over a few channels, as
@@ -253,19 +165,6 @@ impl LayerCache {
         };
         Ok(SlotList { slots, counts })
     }
-
-    /// Slots that the longest head has room for.
-    fn longest_capacity(&self) -> usize {
-        self.layout.capacities().iter().max().copied().unwrap_or_default()
-    }
-
-    /// Makes the bounds of pages anew, if the cache keeps them, after slots have moved.
-    pub(crate) fn renew_pages(&mut self) -> Result<()> {
-        match self.page() {
-            Some(page) => self.set_pages(page),
-            None => Ok(()),
-        }
-    }
 }
 
 impl ListBoard {
@@ -302,7 +201,7 @@ impl ListBoard {
     }
 }
 
-fn missing(what: &str) -> Error {
+pub(super) fn missing(what: &str) -> Error {
     let reason = format!("the cache keeps no {what}");
     Error::InvalidPlan { what: "choice of slots", reason }
 }
