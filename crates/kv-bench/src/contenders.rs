@@ -170,7 +170,7 @@ fn label(config: &Value) -> anyhow::Result<String> {
     }
     let mut bare = json!({"policy": config["policy"], "budget": config["budget"]});
     // What a policy cannot be without is no departure from its defaults, but for a file's name.
-    if let Some(gates) = config.get(GATES) {
+    if let Some(gates) = config.get(GATES).filter(|gates| gates.is_array() || gates.is_string()) {
         bare[GATES] = gates.clone();
     }
     let default = build(&bare)?.config();
