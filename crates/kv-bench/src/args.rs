@@ -1,5 +1,6 @@
 //! The command line.
 
+mod calibrate;
 mod fisher;
 mod paper;
 
@@ -9,6 +10,7 @@ use burn::tensor::DType;
 use clap::{Parser, Subcommand, ValueEnum};
 use kv_core::{Budget, DeviceChoice};
 
+pub(crate) use calibrate::CalibrateArgs;
 pub(crate) use fisher::FisherArgs;
 pub(crate) use paper::{Figure, Paper};
 
@@ -45,6 +47,9 @@ pub(crate) enum Suite {
     /// Measures the Fisher information of a model's keys and values, layer by layer, by which
     /// policies with `"layers": "fisher"` share their budget.
     Fisher(FisherArgs),
+    /// Finds the channels of queries and keys that matter most, head by head, which policies with
+    /// `"channels": "FILE.json"` approximate attention by.
+    Calibrate(CalibrateArgs),
     /// Lists policies, models and devices.
     List,
 }

@@ -22,6 +22,12 @@ const PARTS: [&str; 2] = ["prefill", "decode"];
 /// The part of a policy around another, by whichever name.
 const INNER: [&str; 2] = ["evictor", "candidates"];
 
+/// The gates of DuoAttention.
+const GATES: &str = "alpha";
+
+/// Options that name files, which policies read when they are built.
+const FILES: [&str; 2] = ["channels", GATES];
+
 /// A policy to run, and how it appears in records.
 #[derive(Debug, Clone)]
 pub(crate) struct Contender {
@@ -56,6 +62,7 @@ impl Common {
         let mut contenders = vec![Contender::of(&json!({"policy": FULL}))?];
         let mut fisher = FisherLayers::of(&self.model);
         for config in self.wanted()? {
+            let written = config.clone();
             let config = fisher.resolved(config)?;
             let configs = match lacks_budget(&config) {
                 true => budgets.iter().map(|&budget| with_budget(&config, budget)).collect(),
@@ -67,7 +74,8 @@ impl Common {
                 if config["budget"].as_u64() == Some(1) {
                     bail!("{ONE_TOKEN}");
                 }
-                contender.label = label(&fisher.written(config.clone())?)?;
+                let shown = with_files(fisher.written(config.clone())?, &written);
+                contender.label = label(&shown)?;
                 // Two of a kind would be averaged.
                 if contenders.iter().all(|known| known.policy.config() != config) {
                     contenders.push(contender);
@@ -81,7 +89,7 @@ impl Common {
     fn wanted(&self) -> anyhow::Result<Vec<Value>> {
         let named = |name: &str| json!({"policy": name.trim()});
         let Some(text) = &self.policy else {
-            let runnable = POLICIES.iter().filter(|entry| entry.name != "combine");
+            let runnable = POLICIES.iter().filter(|entry| entry.needs_no_more());
             return Ok(runnable.map(|entry| named(entry.name)).collect());
         };
         if !text.trim_start().starts_with(['{', '[']) {
@@ -107,6 +115,19 @@ impl Contender {
         let config = policy.config();
         Ok(Self { label: label(&config)?, budget: budget(&config), policy })
     }
+}
+
+/// A configuration, in which files stand as they were written rather than with what they hold.
+fn with_files(mut config: Value, written: &Value) -> Value {
+    for (key, written) in written.as_object().into_iter().flatten() {
+        let Some(own) = config.get_mut(key.as_str()) else { continue };
+        if FILES.contains(&key.as_str()) && written.is_string() {
+            *own = written.clone();
+        } else if written.is_object() {
+            *own = with_files(own.take(), written);
+        }
+    }
+    config
 }
 
 /// Whether a configuration, or a part of one, leaves its budget to `--budget`.
@@ -147,7 +168,12 @@ fn label(config: &Value) -> anyhow::Result<String> {
         let own = own.map(|own| format!(" budget={}", format::budget(Some(own))));
         return Ok(format!("{} + {}{}", label(prefill)?, label(decode)?, own.unwrap_or_default()));
     }
-    let default = build(&json!({"policy": config["policy"], "budget": config["budget"]}))?.config();
+    let mut bare = json!({"policy": config["policy"], "budget": config["budget"]});
+    // What a policy cannot be without is no departure from its defaults, but for a file's name.
+    if let Some(gates) = config.get(GATES).filter(|gates| gates.is_array() || gates.is_string()) {
+        bare[GATES] = gates.clone();
+    }
+    let default = build(&bare)?.config();
     let differs = |key: &str| default.get(key) != config.get(key);
     let around = match INNER.into_iter().find(|part| differs(part)) {
         Some(part) => {
@@ -248,6 +274,32 @@ mod tests {
         let list = r#"[{"policy": "keepkv", "threshold": 0.6, "alpha": 0.95, "window": 8}]"#;
         let found = contenders(list, "0.5").unwrap();
         assert_eq!(found[1].0, "keepkv alpha=0.95 threshold=0.6 window=8");
+    }
+
+    #[test]
+    fn files_are_named_rather_than_what_they_hold() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name).display().to_string();
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let gates = file("gates.tsv", "0.1\t0.9\n");
+        let channels = file("channels.json", r#"{"layers": [[[1, 0]]]}"#);
+        let list = serde_json::json!([
+            {"policy": "duo-attention", "alpha": gates},
+            {"policy": "duo-attention", "alpha": [[0.1, 0.9]], "sinks": 4},
+            {"policy": "combine", "prefill": {"policy": "snapkv"},
+             "decode": {"policy": "hshare", "channels": channels}},
+        ]);
+        let found = contenders(&list.to_string(), "0.5").unwrap();
+        let names: Vec<&str> = found[1..].iter().map(|(name, _)| name.as_str()).collect();
+        let expected = [
+            format!("duo-attention alpha={gates}"),
+            "duo-attention sinks=4".into(),
+            format!("snapkv + hshare channels={channels}"),
+        ];
+        assert_eq!(names, expected);
     }
 
     #[test]

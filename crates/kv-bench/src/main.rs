@@ -1,6 +1,7 @@
 //! `kv-bench`: what each KV-cache compression policy costs and keeps, measured.
 
 mod args;
+mod calibrate;
 mod contenders;
 mod fisher;
 mod progress;

@@ -12,7 +12,7 @@ use kv_policies::POLICIES;
 use crate::args::{Args, Common, Figure, Paper, Suite};
 use crate::record::{Case, Record, write_json};
 use crate::sources::{Source, check_writable, merge};
-use crate::{fisher, report, suites, table};
+use crate::{calibrate, fisher, report, suites, table};
 
 /// What every suite works with.
 pub(crate) struct Bench<'a> {
@@ -69,6 +69,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     if let Some(Suite::Fisher(options)) = &args.suite {
         return fisher::run(common, options);
+    }
+    if let Some(Suite::Calibrate(options)) = &args.suite {
+        return calibrate::run(common, options);
     }
     let started = Instant::now();
     // Whatever could fail in the end fails now.
@@ -182,6 +185,7 @@ fn name_of(suite: Option<&Suite>) -> String {
         Some(Suite::Kernels(_)) => "kernels",
         Some(Suite::Paper(options)) => return format!("paper-{}", options.figure.name()),
         Some(Suite::Fisher(_)) => "fisher",
+        Some(Suite::Calibrate(_)) => "calibrate",
         Some(Suite::List) | None => "overview",
     };
     name.into()

@@ -7,6 +7,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use crate::layer::{Rows, Track};
 use crate::sets::HostSets;
 use crate::sketch::HostSketch;
+use crate::tensors::packed_state;
 use crate::{Archive, CacheOptions, KvCache, LayerCache, Origin, Result, SlotLayout};
 
 /// A layer's live slots in host memory.
@@ -28,6 +29,8 @@ pub struct HostLayer {
     pub(crate) log_weights: Option<TensorData>,
     pub(crate) tracks: BTreeMap<String, (f32, TensorData)>,
     pub(crate) state: BTreeMap<String, TensorData>,
+    /// Slots of a page, where bounds of pages are kept.
+    pub(crate) page: Option<usize>,
     /// Where the next tokens go, `[B, Hkv]`.
     pub(crate) next: Option<TensorData>,
     /// All tokens that the layer stands for.
@@ -117,6 +120,7 @@ impl HostLayer {
             state: state
                 .map(|(name, tensor)| Ok((name.clone(), read("state", tensor.clone())?)))
                 .collect::<Result<_>>()?,
+            page: cache.page(),
             next: cache.next_places().map(|next| read_int("places", next.clone())).transpose()?,
             archive: cache.archive.clone().map(|archive| archive.moved_to(&options.device)),
             sketch: cache.sketch.as_ref().map(HostSketch::read).transpose()?,
@@ -159,9 +163,13 @@ impl HostLayer {
             };
             cache.write_slots(&cache.live_slots(), rows)?;
         }
+        if let Some(page) = self.page {
+            cache.set_pages(page)?;
+        }
         for (name, data) in self.state {
             let dtype = data.dtype();
-            cache.state.insert(name, Tensor::from_data(data, (device, dtype)));
+            let tensor = Tensor::<3>::from_data(data, (device, dtype));
+            cache.state.insert(name, packed_state(tensor));
         }
         if let Some(next) = self.next {
             cache.set_next(Tensor::from_data(next, (device, DType::I32)))?;

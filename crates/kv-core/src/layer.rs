@@ -4,8 +4,10 @@
 mod attend;
 mod capacity;
 mod evict;
+mod listed;
 mod next;
 mod options;
+mod pages;
 mod retrieved;
 mod rotate;
 mod sketched;
@@ -20,12 +22,14 @@ use std::sync::OnceLock;
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{IndexSets, SlotRanges};
 
-use crate::tensors::{ints, packed, read_f32, read_i32, zero_rows};
+use crate::tensors::{ints, packed, packed_state, read_f32, read_i32, zero_rows};
 use crate::{Archive, Error, MemoryReport, Result, Sketch, SlotLayout};
 
 pub use attend::NUMERATORS;
+pub use listed::{LISTS, ListBoard, Sharing, SlotList};
 pub(crate) use next::{LOG_NORMS, Next};
 pub use options::{CacheOptions, Room};
+pub(crate) use pages::Pages;
 pub use sketched::{ACCUMULATED, SketchedOutput};
 pub(crate) use slots::Rows;
 pub(crate) use tracks::Track;
@@ -59,6 +63,8 @@ pub struct LayerCache {
     pub(crate) sketch: Option<Sketch>,
     /// What steps attend to, where a policy chooses on the device.
     pub(crate) sets: Option<IndexSets>,
+    /// Bounds of the keys of every page, where a policy reads by pages.
+    pub(crate) pages: Option<Pages>,
     /// The (sequence, head) of every slot, `[S]`, made when first asked for.
     pub(crate) slot_pairs: OnceLock<Tensor<1, Int>>,
     /// A flag for every head, `[B, Hkv]`, made when first asked for.
@@ -87,6 +93,7 @@ impl LayerCache {
             archive: None,
             sketch: None,
             sets: None,
+            pages: None,
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
             layout,
@@ -230,11 +237,14 @@ impl LayerCache {
             positions: self.positions.to_device(device),
             log_weights: self.log_weights.map(floats),
             tracks: tracks.collect(),
-            state: state.map(|(name, tensor)| (name, tensor.to_device(device))).collect(),
+            state: state
+                .map(|(name, tensor)| (name, packed_state(tensor.to_device(device))))
+                .collect(),
             next: self.next.map(|next| next.to_device(device)),
             archive: self.archive.map(|archive| archive.moved_to(device)),
             sketch: self.sketch.map(|sketch| sketch.to_device(device)),
             sets: self.sets.map(|sets| sets.to_device(device)),
+            pages: self.pages.map(|pages| pages.to_device(device)),
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
             options: CacheOptions { device: device.clone(), ..self.options },
@@ -281,13 +291,17 @@ impl Clone for LayerCache {
             state: self
                 .state
                 .iter()
-                .map(|(name, tensor)| (name.clone(), tensor.clone().mul_scalar(1.0)))
+                .map(|(name, tensor)| {
+                    let copied = tensor.clone().mul_scalar(1.0);
+                    (name.clone(), packed_state(copied))
+                })
                 .collect(),
             limits: self.limits.clone(),
             next: self.next.clone(),
             archive: self.archive.clone(),
             sketch: self.sketch.clone(),
             sets: self.sets.as_ref().map(IndexSets::copied),
+            pages: self.pages.clone(),
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
             options: self.options.clone(),

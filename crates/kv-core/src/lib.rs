@@ -34,7 +34,8 @@ pub use device::{DeviceChoice, available_devices, device_name, select_device};
 pub use error::Error;
 pub use host::{HostCache, HostLayer};
 pub use layer::{
-    ACCUMULATED, CacheOptions, LayerCache, NUMERATORS, Room, ScoreTracks, SketchedOutput,
+    ACCUMULATED, CacheOptions, LISTS, LayerCache, ListBoard, NUMERATORS, Room, ScoreTracks,
+    Sharing, SketchedOutput, SlotList,
 };
 pub use layout::SlotLayout;
 pub use memory::MemoryReport;
@@ -47,11 +48,11 @@ pub use tensors::{read_f32, read_i32};
 pub use kv_kernels::{
     ABSENT, AttentionOutput, AverageWeights, BalanceOptions, Balanced, Centre, Choice, Chosen,
     DecodeAttentionOptions, Draws, EvictingOutput, EvictionOptions, EvictionScope, GUARD,
-    GroupReduction, Guard, HeadLayout, HeadNorms, IndexSets, KernelError, KeyRule, MAX_BUCKETS,
-    MergeLists, MergeOptions, Merged, Nearest, NearestOptions, RangeSets, RetrieveOptions,
-    RotaryTable, ScoreReduction, SetRule, Share, SimilarityReduction, SlotLists, SlotRanges,
-    SlotView, SteerOptions, StepLogits, VOTES_RADIX, balance, merge_slots, nearest_slots,
-    split_heads, top_slots, uniform, uniforms,
+    GroupReduction, Guard, HeadLayout, HeadNorms, IndexSets, KernelError, KeyRule, LIST_HEADER,
+    MAX_BUCKETS, MergeLists, MergeOptions, Merged, Nearest, NearestOptions, PageHeads, PageOptions,
+    RangeSets, RetrieveOptions, RotaryTable, ScoreReduction, SetRule, Share, SimilarityReduction,
+    SlotLists, SlotRanges, SlotView, SteerOptions, StepLogits, VOTES_RADIX, balance, merge_slots,
+    nearest_slots, split_heads, top_slots, uniform, uniforms,
 };
 
 /// `Result` with this crate's [`Error`].

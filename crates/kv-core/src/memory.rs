@@ -6,6 +6,7 @@ use burn::tensor::{DType, Tensor};
 use kv_kernels::IndexSets;
 use serde::{Deserialize, Serialize};
 
+use crate::layer::Pages;
 use crate::{Archive, LayerCache, Sketch};
 
 /// Bytes of a cache, by purpose.
@@ -70,7 +71,8 @@ impl MemoryReport {
                 + state
                 + archive.map_or(0, Archive::device_bytes)
                 + cache.sketch().map_or(0, Sketch::bytes)
-                + cache.index_sets().map_or(0, IndexSets::bytes),
+                + cache.index_sets().map_or(0, IndexSets::bytes)
+                + cache.pages.as_ref().map_or(0, Pages::bytes),
             host: archive.map_or(0, Archive::host_bytes),
             scratch: cache.sketch().map_or(0, |sketch| sketch.scratch_bytes(cache.options().dtype)),
         }

@@ -46,6 +46,12 @@ pub(crate) fn zero_rows(rows: usize, width: usize, device: &Device, dtype: DType
     Tensor::<1>::zeros([rows * width], (device, dtype)).reshape([rows, width])
 }
 
+/// A policy's state without padding, so that kernels write it in place.
+pub(crate) fn packed_state(state: Tensor<3>) -> Tensor<3> {
+    let shape = state.dims();
+    state.reshape([shape.iter().product::<usize>()]).reshape(shape)
+}
+
 /// The same rows without padding.
 pub(crate) fn packed(rows: Tensor<2>) -> Tensor<2> {
     let [count, width] = rows.dims();

@@ -19,6 +19,7 @@ use crate::evicting_attention::EvictionConfig;
 use crate::heads::{HeadConfig, Place};
 use crate::merge_nearest::NearestConfig;
 use crate::merge_slots::MergeConfig;
+use crate::pages::PageOptions;
 #[cfg(feature = "cuda")]
 use crate::prefill_attention::PrefillConfig;
 use crate::retrieve_slots::{RetrieveConfig, SteerOptions};
@@ -371,6 +372,23 @@ pub(crate) struct Drawn<B: Backend> {
     pub(crate) tokens: IntTensor<B>,
 }
 
+/// What scores by channels look at, as [`crate::label_scores`] takes it; what is not used is any tensor.
+#[derive(ExtensionType)]
+pub(crate) struct LabelTensors<B: Backend> {
+    /// `[B, Hq, r]`
+    pub(crate) channels: FloatTensor<B>,
+    /// `[B, Hq, 3]`
+    pub(crate) budgets: FloatTensor<B>,
+    /// `[B, Hq, 3 + M]`
+    pub(crate) lists: FloatTensor<B>,
+    /// `[B, Hq, 1 or 2]`
+    pub(crate) sources: FloatTensor<B>,
+    /// Whether rows share lists.
+    pub(crate) shares: bool,
+    pub(crate) layer: usize,
+    pub(crate) period: usize,
+}
+
 /// What a product adds to its sums; what is not used is any tensor.
 #[derive(ExtensionType)]
 pub(crate) struct Epilogue<B: Backend> {
@@ -613,6 +631,71 @@ pub(crate) trait SlotOps: Backend {
         bounds: FloatTensor<Self>,
         most: usize,
         by_bound: bool,
+    ) -> (IntTensor<Self>, IntTensor<Self>);
+
+    /// Writes the bounds of up to `pages` pages of every range, of its last one where `last`, in place.
+    fn page_bounds(
+        keys: FloatTensor<Self>,
+        offsets: IntTensor<Self>,
+        lengths: IntTensor<Self>,
+        bounds: FloatTensor<Self>,
+        page: usize,
+        pages: usize,
+        last: bool,
+    ) -> FloatTensor<Self>;
+
+    /// Scores of pages `[R, pages]`, candidates `[R]`, and how many are wanted `[R]`.
+    fn page_scores(
+        query: FloatTensor<Self>,
+        bounds: FloatTensor<Self>,
+        offsets: IntTensor<Self>,
+        lengths: IntTensor<Self>,
+        budgets: FloatTensor<Self>,
+        pages: usize,
+        options: PageOptions,
+    ) -> (FloatTensor<Self>, IntTensor<Self>, IntTensor<Self>);
+
+    /// Slots of chosen pages `[R, W]`, and their number `[R]`.
+    fn page_slots(
+        pages: IntTensor<Self>,
+        found: IntTensor<Self>,
+        offsets: IntTensor<Self>,
+        lengths: IntTensor<Self>,
+        page: usize,
+        always_last: bool,
+    ) -> (IntTensor<Self>, IntTensor<Self>);
+
+    /// Scores by channels `[R, T]`, candidates `[R]`, and how many are wanted `[R]`.
+    fn label_scores(
+        query: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        offsets: IntTensor<Self>,
+        lengths: IntTensor<Self>,
+        #[extension_type] labels: LabelTensors<Self>,
+        columns: usize,
+    ) -> (FloatTensor<Self>, IntTensor<Self>, IntTensor<Self>);
+
+    /// Takes over lists that are wanted, in place, and copies all to a layer's part of `board`.
+    #[allow(clippy::too_many_arguments)]
+    fn keep_lists(
+        lists: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+        found: IntTensor<Self>,
+        wanted: IntTensor<Self>,
+        budgets: FloatTensor<Self>,
+        lengths: IntTensor<Self>,
+        board: FloatTensor<Self>,
+        layer: Option<usize>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// Slots that lists name `[R, width]`, and their number `[R]`.
+    fn list_slots(
+        table: FloatTensor<Self>,
+        sources: FloatTensor<Self>,
+        budgets: FloatTensor<Self>,
+        offsets: IntTensor<Self>,
+        lengths: IntTensor<Self>,
+        width: usize,
     ) -> (IntTensor<Self>, IntTensor<Self>);
 
     /// Writes row `n` of `rows` `[N, D]` into row `slots[n]` of `pool` `[S, D]`, in place.

@@ -3,6 +3,7 @@
 mod attention;
 mod buffers;
 mod sketch;
+mod subset;
 
 use burn::backend::{DType, Element, Flex, Shape, TensorData};
 use burn_flex::FlexTensor;
@@ -26,8 +27,8 @@ use crate::decode_attention::reference::Scores;
 use crate::evicting_attention::reference::{Decision, HostGuard, log_norm};
 use crate::evicting_attention::{EvictionConfig, EvictionScope};
 use crate::extension::{
-    Classes, Drawn, Drops, Epilogue, EpilogueConfig, Eviction, Lists, MergedPools, Merges,
-    MergingPools, Places, Projection, Retrieval, Revised, Revision, SampleTensors, Scalars,
+    Classes, Drawn, Drops, Epilogue, EpilogueConfig, Eviction, LabelTensors, Lists, MergedPools,
+    Merges, MergingPools, Places, Projection, Retrieval, Revised, Revision, SampleTensors, Scalars,
     SketchAttended, SketchTensors, SketchTokens, SlotOps, SlotPools, Walk, Written,
 };
 use crate::heads::reference::Tokens;
@@ -38,6 +39,7 @@ use crate::merge_nearest::reference::Slots as MergingReference;
 use crate::merge_slots::MergeConfig;
 use crate::merge_slots::reference::Groups;
 use crate::nearest_slots::reference::Pairing;
+use crate::pages::PageOptions;
 use crate::random::uniform;
 use crate::retrieve_slots::{self, SteerOptions};
 use crate::rms_norm::reference::rms_norm;
@@ -663,6 +665,76 @@ impl SlotOps for Flex {
             FlexTensor::from_data(TensorData::new(indices, [rows, most])),
             FlexTensor::from_data(TensorData::new(found, [rows])),
         )
+    }
+
+    fn page_bounds(
+        keys: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        bounds: FlexTensor,
+        page: usize,
+        _pages: usize,
+        last: bool,
+    ) -> FlexTensor {
+        subset::bounds(keys, offsets, lengths, bounds, page, last)
+    }
+
+    fn page_scores(
+        query: FlexTensor,
+        bounds: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        budgets: FlexTensor,
+        pages: usize,
+        options: PageOptions,
+    ) -> (FlexTensor, FlexTensor, FlexTensor) {
+        subset::page_scores(query, bounds, offsets, lengths, budgets, pages, options)
+    }
+
+    fn page_slots(
+        pages: FlexTensor,
+        found: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        page: usize,
+        always_last: bool,
+    ) -> (FlexTensor, FlexTensor) {
+        subset::page_slots(pages, found, offsets, lengths, page, always_last)
+    }
+
+    fn label_scores(
+        query: FlexTensor,
+        keys: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        labels: LabelTensors<Self>,
+        columns: usize,
+    ) -> (FlexTensor, FlexTensor, FlexTensor) {
+        subset::label_scores(query, keys, offsets, lengths, labels, columns)
+    }
+
+    fn keep_lists(
+        lists: FlexTensor,
+        indices: FlexTensor,
+        found: FlexTensor,
+        wanted: FlexTensor,
+        budgets: FlexTensor,
+        lengths: FlexTensor,
+        board: FlexTensor,
+        layer: Option<usize>,
+    ) -> (FlexTensor, FlexTensor) {
+        subset::keep(lists, [indices, found, wanted, lengths], budgets, board, layer)
+    }
+
+    fn list_slots(
+        table: FlexTensor,
+        sources: FlexTensor,
+        budgets: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        width: usize,
+    ) -> (FlexTensor, FlexTensor) {
+        subset::list_slots(table, sources, budgets, offsets, lengths, width)
     }
 
     fn scatter_rows(pool: FlexTensor, slots: FlexTensor, rows: FlexTensor) -> FlexTensor {

@@ -22,12 +22,13 @@ use crate::evicting_attention::EvictionConfig;
 #[cfg(feature = "cuda")]
 use crate::extension::HopperOps;
 use crate::extension::{
-    Classes, Drawn, Drops, Epilogue, Eviction, Lists, MergedPools, Merges, MergingPools, Places,
-    Projection, Retrieval, Revised, Revision, SampleTensors, Scalars, SketchAttended,
-    SketchTensors, SketchTokens, SlotOps, SlotPools, Walk, Written,
+    Classes, Drawn, Drops, Epilogue, Eviction, LabelTensors, Lists, MergedPools, Merges,
+    MergingPools, Places, Projection, Retrieval, Revised, Revision, SampleTensors, Scalars,
+    SketchAttended, SketchTensors, SketchTokens, SlotOps, SlotPools, Walk, Written,
 };
 use crate::merge_nearest::NearestConfig;
 use crate::merge_slots::MergeConfig;
+use crate::pages::PageOptions;
 #[cfg(feature = "cuda")]
 use crate::prefill_attention;
 use crate::random::kernel as random;
@@ -40,9 +41,9 @@ use crate::swiglu::kernel as swiglu;
 use crate::top_slots::kernel as top_slots;
 use crate::window_starts::kernel as window_starts;
 use crate::{
-    add_probabilities, balance, count_sketch, evicting_attention, heads, linear, merge_nearest,
-    merge_slots, move_slots, nearest_slots, retrieve_slots, revise_sketch, sample,
-    sketch_attention,
+    add_probabilities, balance, count_sketch, evicting_attention, heads, labels, linear, lists,
+    merge_nearest, merge_slots, move_slots, nearest_slots, pages, retrieve_slots, revise_sketch,
+    sample, sketch_attention,
 };
 
 impl SlotOps for CubeBackend {
@@ -363,6 +364,76 @@ impl SlotOps for CubeBackend {
             );
         }
         (indices, found)
+    }
+
+    fn page_bounds(
+        keys: CubeTensor,
+        offsets: CubeTensor,
+        lengths: CubeTensor,
+        bounds: CubeTensor,
+        page: usize,
+        pages: usize,
+        last: bool,
+    ) -> CubeTensor {
+        pages::launch::bounds(keys, offsets, lengths, bounds, page, pages, last)
+    }
+
+    fn page_scores(
+        query: CubeTensor,
+        bounds: CubeTensor,
+        offsets: CubeTensor,
+        lengths: CubeTensor,
+        budgets: CubeTensor,
+        pages: usize,
+        options: PageOptions,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        pages::launch::scores(query, bounds, offsets, lengths, budgets, pages, options)
+    }
+
+    fn page_slots(
+        pages: CubeTensor,
+        found: CubeTensor,
+        offsets: CubeTensor,
+        lengths: CubeTensor,
+        page: usize,
+        always_last: bool,
+    ) -> (CubeTensor, CubeTensor) {
+        pages::launch::slots(pages, found, offsets, lengths, page, always_last)
+    }
+
+    fn label_scores(
+        query: CubeTensor,
+        keys: CubeTensor,
+        offsets: CubeTensor,
+        lengths: CubeTensor,
+        labels: LabelTensors<Self>,
+        columns: usize,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        labels::launch::run(query, keys, offsets, lengths, labels, columns)
+    }
+
+    fn keep_lists(
+        lists: CubeTensor,
+        indices: CubeTensor,
+        found: CubeTensor,
+        wanted: CubeTensor,
+        budgets: CubeTensor,
+        lengths: CubeTensor,
+        board: CubeTensor,
+        layer: Option<usize>,
+    ) -> (CubeTensor, CubeTensor) {
+        lists::launch::keep(lists, indices, found, wanted, budgets, lengths, board, layer)
+    }
+
+    fn list_slots(
+        table: CubeTensor,
+        sources: CubeTensor,
+        budgets: CubeTensor,
+        offsets: CubeTensor,
+        lengths: CubeTensor,
+        width: usize,
+    ) -> (CubeTensor, CubeTensor) {
+        lists::launch::slots(table, sources, budgets, offsets, lengths, width)
     }
 
     fn scatter_rows(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> CubeTensor {

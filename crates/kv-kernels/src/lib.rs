@@ -26,11 +26,14 @@ mod graph;
 mod heads;
 #[cfg(feature = "cuda")]
 mod hopper;
+mod labels;
 mod linear;
+mod lists;
 mod merge_nearest;
 mod merge_slots;
 mod move_slots;
 mod nearest_slots;
+mod pages;
 mod prefill_attention;
 mod random;
 mod retrieve_slots;
@@ -67,13 +70,18 @@ pub use graph::{DeviceWork, Recording, StepGraph, awaited_device_work, device_wo
 pub use heads::{
     HeadLayout, HeadNorms, Placement, RotaryTable, split_heads, split_keys_values, write_heads,
 };
+pub use labels::{DueRows, ScoredRows, label_scores};
 pub use linear::{LinearOptions, linear};
+pub use lists::{HEADER as LIST_HEADER, ListTable, keep_lists, list_slots};
 pub use merge_nearest::{MergingSlots, NearestOptions, VOTES_RADIX, merge_nearest};
 pub use merge_slots::{
     GUARD, KeyRule, MergeLists, MergeOptions, Merged, merge_slots, reference as merge_reference,
 };
 pub use move_slots::{KeepLists, compact_slots, copy_slots, drop_scalars, drop_slots, reset_last};
 pub use nearest_slots::{Nearest, SlotLists, nearest_slots};
+pub use pages::{
+    PageHeads, PageOptions, PageSpan, page_bounds, page_rows, page_scores, page_slots,
+};
 pub use prefill_attention::{PrefillOptions, PrefillOutput, PrefillWindow, prefill_attention};
 pub use random::{uniform, uniforms};
 pub use retrieve_slots::{

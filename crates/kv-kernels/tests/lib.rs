@@ -26,5 +26,6 @@ mod sample;
 mod scatter_rows;
 mod share;
 mod sketch_attention;
+mod subset;
 mod top_slots;
 mod window_starts;

@@ -111,7 +111,7 @@ impl Fisher {
         let folder = Path::new(model);
         match folder.is_dir() {
             true => Ok(folder.join(FILE)),
-            false => Err(FisherError::NoFolder { model: model.into() }.into()),
+            false => Err(FisherError::NoFolder { model: model.into(), file: FILE }.into()),
         }
     }
 

@@ -24,6 +24,7 @@
 //! # }
 //! ```
 
+mod calibration;
 mod chat;
 mod config;
 mod error;
@@ -39,6 +40,7 @@ mod session;
 mod tokenizer;
 mod weights;
 
+pub use calibration::Calibration;
 pub use chat::{ChatTemplate, Message};
 pub use config::{Architecture, ModelConfig, RopeScaling};
 pub use error::{ModelError, Result};

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bad_input;
+mod calibration;
 mod chat;
 mod fisher;
 #[path = "../../kv-policies/tests/followed.rs"]

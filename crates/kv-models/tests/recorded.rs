@@ -5,7 +5,7 @@ use kv_policies::build;
 use kv_testing::{TestDevice, devices, skip};
 use serde_json::{Value, json};
 
-use super::support::{embedded, prompts};
+use super::support::{GATES, embedded, prompts};
 
 const STEPS: usize = 500;
 
@@ -47,6 +47,11 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
             (json!({"policy": "streaming-llm", "budget": 64}), 60),
             // Bulks, and rows that have ended until nothing of them is older than its recents.
             (json!({"policy": "kvreviver", "budget": 64}), 120),
+            // What is read is chosen on the device; HShare's lists go from layer to layer.
+            (json!({"policy": "quest", "budget": 64}), 60),
+            (json!({"policy": "double-sparsity", "budget": 64}), 60),
+            (json!({"policy": "hshare", "budget": 64, "layers": 0.5}), 60),
+            (json!({"policy": "duo-attention", "budget": 0.4, "alpha": GATES}), 60),
             // Rows fill up at different steps.
             (json!({"policy": "longflow", "budget": 300}), 120),
             (json!({"policy": "longflow", "budget": 64, "scope": "layer", "recents": 8}), 60),

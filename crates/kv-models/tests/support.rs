@@ -33,20 +33,34 @@ pub(crate) fn model_folder(name: &str) -> Option<PathBuf> {
     folder.is_dir().then_some(folder)
 }
 
+/// Gates of the embedded model's heads for DuoAttention, which were not trained.
+pub(crate) const GATES: [[f64; 2]; 4] = [[0.1, 0.7], [0.9, 0.2], [0.4, 0.5], [0.3, 0.8]];
+
 /// Every policy of the registry at a budget, and some that combine or space out decisions. On
 /// devices other than the CPU, one of each mechanism unless `slow-tests` is on: a software GPU takes
 /// minutes for all of them.
 pub(crate) fn every_policy(budget: f64, tested: &TestDevice) -> Vec<Value> {
-    let mechanisms =
-        ["full", "streaming-llm", "adakv", "h2o", "longflow", "uniform", "top-k-oracle"];
+    let mechanisms = [
+        "full",
+        "streaming-llm",
+        "adakv",
+        "h2o",
+        "longflow",
+        "uniform",
+        "top-k-oracle",
+        "quest",
+        "double-sparsity",
+        "hshare",
+    ];
     let everything = tested.name == "cpu" || cfg!(feature = "slow-tests");
     let named = POLICIES
         .iter()
-        .filter(|entry| entry.name != "combine")
+        .filter(|entry| entry.needs_no_more())
         .filter(|entry| everything || mechanisms.contains(&entry.name));
     let mut configs: Vec<Value> =
         named.map(|entry| json!({"policy": entry.name, "budget": budget})).collect();
     configs.push(json!({"policy": "streaming-llm", "budget": budget, "rerotate": true}));
+    configs.push(json!({"policy": "duo-attention", "budget": budget, "alpha": GATES}));
     configs.push(json!({"policy": "r-kv", "budget": budget, "interval": 8}));
     if everything {
         // By default, three of the embedded model's four layers are as they are.

@@ -9,9 +9,10 @@ use serde_json::Value;
 
 use crate::{
     BalanceKv, BalanceKvStream, Cam, CamOptions, Cis, CisOptions, Combine, Cpe, D2o, D2oOptions,
-    Etf, Evictor, ExpectedAttention, Full, H2o, KNorm, KeepKv, KeepKvOptions, KeyDiff, KvMerger,
-    KvReviver, KvReviverOptions, LagKv, LongFlow, Policy, PolicyError, Psaw, PyramidInfer, RKv,
-    Random, RecentAttention, Result, Scorer, SnapKv, StreamingLlm, TopKOracle, Tova, Uniform, Vatp,
+    DoubleSparsity, DuoAttention, Etf, Evictor, ExpectedAttention, Full, H2o, HShare, KNorm,
+    KeepKv, KeepKvOptions, KeyDiff, KvMerger, KvReviver, KvReviverOptions, LagKv, LongFlow, Policy,
+    PolicyError, Psaw, PyramidInfer, Quest, RKv, Random, RecentAttention, Result, Scorer, SnapKv,
+    StreamingLlm, TopKOracle, Tova, Uniform, Vatp,
 };
 use config::{Config, family, invalid};
 
@@ -27,6 +28,13 @@ pub struct Entry {
     /// The paper; empty for yardsticks.
     pub paper: &'static str,
     build: fn(&mut Config) -> Result<Arc<dyn Policy>>,
+}
+
+impl Entry {
+    /// Whether a name and a budget make a policy: others need to be told more.
+    pub fn needs_no_more(&self) -> bool {
+        !matches!(self.name, "combine" | "duo-attention")
+    }
 }
 
 /// All policies, as `cargo xtask bench --policy` takes them.
@@ -241,6 +249,43 @@ pub const POLICIES: &[Entry] = &[
         summary: "tokens at random",
         paper: "",
         build: |config| family::<Random>("random", config, |_, _| {}),
+    },
+    Entry {
+        name: "quest",
+        summary: "keeps everything, attends to the pages that may matter most",
+        paper: "https://arxiv.org/abs/2406.10774",
+        build: |config| {
+            let policy: Quest = config.take_all("quest")?;
+            policy.validate()?;
+            Ok(Arc::new(policy))
+        },
+    },
+    Entry {
+        name: "double-sparsity",
+        summary: "keeps everything, attends to the best by a few channels",
+        paper: "https://arxiv.org/abs/2408.07092",
+        build: |config| {
+            let policy: DoubleSparsity = config.take_all("double-sparsity")?;
+            Ok(Arc::new(policy.validated()?))
+        },
+    },
+    Entry {
+        name: "hshare",
+        summary: "the same with choices that queries, heads and layers share",
+        paper: "https://github.com/wuhuaijin/HShare",
+        build: |config| {
+            let policy: HShare = config.take_all("hshare")?;
+            Ok(Arc::new(policy.validated()?))
+        },
+    },
+    Entry {
+        name: "duo-attention",
+        summary: "some heads keep everything, others sinks and recents",
+        paper: "https://arxiv.org/abs/2410.10819",
+        build: |config| {
+            let policy: DuoAttention = config.take_all("duo-attention")?;
+            Ok(Arc::new(policy.validated()?))
+        },
     },
     Entry {
         name: "top-k-oracle",

@@ -1,7 +1,7 @@
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::{Int, Tensor};
-use kv_core::{HeadLayout, LayerCache, split_heads};
+use kv_core::{HeadLayout, LayerCache, ListBoard, split_heads};
 
 use crate::Result;
 
@@ -17,6 +17,8 @@ pub struct Step {
     /// The hidden states that the layer projects, before its norm, `[B, hidden]`, for policies that compare
     /// them.
     pub hidden: Option<Tensor<2>>,
+    /// What layers of one step read of those before them; one board for all of them.
+    pub board: Arc<Mutex<ListBoard>>,
 }
 
 /// One new token a sequence.
@@ -53,7 +55,8 @@ impl Step {
         position: Tensor<1, Int>,
     ) -> Self {
         let heads = NewHeads::Rotated { query, key, value, raw_query: None };
-        Self { heads, position, inverse_frequencies: Arc::default(), hidden: None }
+        let (inverse_frequencies, board) = (Arc::default(), Arc::default());
+        Self { heads, position, inverse_frequencies, hidden: None, board }
     }
 
     /// A step of a layer's joint projection of queries, keys and values, `[B, (Hq + 2 Hkv) D]`.
@@ -64,13 +67,19 @@ impl Step {
         inverse_frequencies: Arc<[f64]>,
     ) -> Self {
         let heads = NewHeads::Projected { projected, layout };
-        Self { heads, position, inverse_frequencies, hidden: None }
+        Self { heads, position, inverse_frequencies, hidden: None, board: Arc::default() }
     }
 
     /// The same with the hidden states that were projected, `[B, hidden]`.
     #[must_use]
     pub fn with_hidden(self, hidden: Tensor<2>) -> Self {
         Self { hidden: Some(hidden), ..self }
+    }
+
+    /// The same as one of a model's layers, which share a board in every step.
+    #[must_use]
+    pub fn with_board(self, board: Arc<Mutex<ListBoard>>) -> Self {
+        Self { board, ..self }
     }
 
     /// Appends the tokens to the cache and returns their queries after RoPE, `[B, Hq, D]`.

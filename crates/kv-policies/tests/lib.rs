@@ -19,6 +19,7 @@ mod longflow;
 mod policies;
 mod psaw;
 mod pyramid_infer;
+mod read_subset;
 mod readme;
 mod refused;
 mod support;

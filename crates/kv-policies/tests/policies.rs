@@ -15,7 +15,7 @@ const STEPS: usize = 40;
 pub(crate) fn all(budget: Value) -> Vec<Value> {
     let mut configs: Vec<Value> = POLICIES
         .iter()
-        .filter(|entry| entry.name != "combine")
+        .filter(|entry| entry.needs_no_more())
         .map(|entry| json!({"policy": entry.name, "budget": budget}))
         .collect();
     configs.push(json!({
@@ -24,6 +24,9 @@ pub(crate) fn all(budget: Value) -> Vec<Value> {
         "decode": {"policy": "h2o", "budget": budget},
     }));
     configs.push(json!({"policy": "h2o", "budget": budget, "interval": 16}));
+    configs.push(json!({"policy": "quest", "budget": budget, "dense_layers": 0}));
+    configs.push(json!({"policy": "double-sparsity", "budget": budget, "dense_layers": 0}));
+    configs.push(json!({"policy": "duo-attention", "budget": budget, "alpha": [[0.3, 0.8]]}));
     configs
 }
 
@@ -76,7 +79,16 @@ fn budgets_hold_in_prefill_and_decode() {
             let name = policy.name();
             let keeps_all = matches!(
                 name,
-                "full" | "top-k-oracle" | "cis" | "cis-star" | "cpe" | "psaw" | "etf"
+                "full"
+                    | "top-k-oracle"
+                    | "cis"
+                    | "cis-star"
+                    | "cpe"
+                    | "psaw"
+                    | "etf"
+                    | "quest"
+                    | "double-sparsity"
+                    | "hshare"
             );
             let cache = run.prompt.compress(&*policy, STEPS);
             let total = if keeps_all { TOKENS } else { 80 };

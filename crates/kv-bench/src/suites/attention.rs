@@ -2,6 +2,8 @@
 
 mod reading;
 
+use std::sync::Arc;
+
 use anyhow::{Context, ensure};
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32, read_i32};
@@ -185,12 +187,13 @@ fn compare(
         };
         let position = Tensor::full([1], at as i32, (&device, DType::I32));
         let inverse_frequencies = observation.inverse_frequencies.into();
-        let now = Step { heads, position, inverse_frequencies, hidden: None };
+        let board = Arc::default();
+        let now = Step { heads, position, inverse_frequencies, hidden: None, board };
         // The full cache, which runs first, gives what the others are compared with.
         let mut exact = Vec::new();
         let (mut probabilities, mut of_queries) = (Vec::new(), Vec::new());
         for ((contender, cache), sums) in contenders.iter().zip(&mut caches).zip(sums.iter_mut()) {
-            if certificates && cache.holds_at_limits() {
+            if certificates && contender.policy.name() == "longflow" {
                 // Behind the prompt, its last query chose.
                 let before = whole.clone().narrow(2, at - 1, 1).squeeze_dim::<3>(2);
                 // A slot with all of the attention has no bound.

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use burn::tensor::Tensor;
 use kv_kernels::IndexSets;
 
-use super::{Track, expect_shape};
+use super::{LISTS, Track, expect_shape};
+use crate::tensors::packed_state;
 use crate::{Archive, Error, LayerCache, Result, Sketch, SlotLayout};
 
 impl LayerCache {
@@ -40,8 +41,9 @@ impl LayerCache {
         resized.archive = self.archive.take();
         resized.sketch = self.sketch.take();
         resized.sets = self.sets.take();
+        resized.pages = self.pages.take();
         *self = resized;
-        Ok(())
+        self.renew_pages()
     }
 
     /// Frees all capacity beyond the live slots and `room`.
@@ -66,6 +68,7 @@ impl LayerCache {
         }
         let held = self.holds_at_limits();
         self.set_lengths(lengths);
+        self.renew_pages()?;
         if held { self.hold_at_limits() } else { Ok(()) }
     }
 
@@ -215,6 +218,10 @@ impl LayerCache {
             all_or_none("places", places.len(), parts.len())?;
             joined.set_next(Tensor::cat(places, 0))?;
         }
+        let pages: Vec<_> = parts.iter().filter_map(Self::page).collect();
+        if !pages.is_empty() {
+            all_or_none("pages", pages.len(), parts.len())?;
+        }
         let to: Vec<usize> = joined.layout.live_slots().collect();
         let mut to = to.into_iter();
         for part in parts {
@@ -223,6 +230,9 @@ impl LayerCache {
                 let slots = joined.upload(to.by_ref().take(used));
                 joined.copy_from(&part, &part.live_slots(), &slots)?;
             }
+        }
+        if let Some(&page) = pages.first() {
+            joined.set_pages(page)?;
         }
         Ok(joined)
     }
@@ -245,14 +255,29 @@ fn joined_state(parts: &[LayerCache]) -> Result<BTreeMap<String, Tensor<3>>> {
     }
     let joined = state.into_iter().map(|(name, tensors)| {
         all_or_none(&format!("state `{name}`"), tensors.len(), parts.len())?;
+        let tensors = if name == LISTS { widened(tensors) } else { tensors };
         let expected = tensors[0].dims();
         for tensor in &tensors {
             let [rows, ..] = tensor.dims();
             expect_shape("state", &tensor.dims(), &[rows, expected[1], expected[2]])?;
         }
-        Ok((name, Tensor::cat(tensors, 0)))
+        Ok((name, packed_state(Tensor::cat(tensors, 0))))
     });
     joined.collect()
+}
+
+/// Lists of equal room: what is behind a list's own number of tokens means nothing.
+fn widened(lists: Vec<Tensor<3>>) -> Vec<Tensor<3>> {
+    let most = lists.iter().map(|list| list.dims()[2]).max().unwrap_or_default();
+    let widen = |list: Tensor<3>| {
+        let [rows, heads, width] = list.dims();
+        if width == most {
+            return list;
+        }
+        let more = Tensor::zeros([rows, heads, most - width], (&list.device(), list.dtype()));
+        Tensor::cat(vec![list, more], 2)
+    };
+    lists.into_iter().map(widen).collect()
 }
 
 fn all_or_none(what: &str, count: usize, parts: usize) -> Result<()> {

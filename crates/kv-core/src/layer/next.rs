@@ -167,6 +167,21 @@ impl LayerCache {
         Ok(evicting_attention(query, pool, weights, &self.ranges, held, options)?)
     }
 
+    /// Moves each head's place on by one slot, in place: behind the live slots, or, from its limit on,
+    /// round to its slot `first` `[B, Hkv]`, 32-bit. So heads that are full overwrite their oldest
+    /// slot behind the first ones.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] for a cache that is not held at its limits, [`Error::Shape`].
+    pub fn advance_places(&mut self, first: Tensor<2, Int>) -> Result<()> {
+        let shape = [self.layout.batch(), self.layout.kv_heads()];
+        expect_shape("first", &first.dims(), &shape)?;
+        let next = self.next.as_mut().ok_or_else(not_held)?;
+        let moved = next.places.clone().add_scalar(1);
+        let round = moved.clone().greater_equal(next.limits.clone());
+        Ok(assign_ints(&mut next.places, moved.mask_where(round, first))?)
+    }
+
     /// Sets the places, `[B, Hkv]`.
     pub(crate) fn set_next(&mut self, places: Tensor<2, Int>) -> Result<()> {
         let shape = [self.layout.batch(), self.layout.kv_heads()];

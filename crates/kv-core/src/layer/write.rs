@@ -25,6 +25,24 @@ impl LayerCache {
         room: Room,
         options: CacheOptions,
     ) -> Result<Self> {
+        let lengths = selection.kept().iter().map(Vec::len);
+        let capacities = lengths.map(|length| room.capacity(length)).collect();
+        Self::from_prefill_within(keys, values, positions, selection, capacities, options)
+    }
+
+    /// The same in heads of these capacities, `[B * Hkv]`.
+    ///
+    /// # Errors
+    /// As [`Self::from_prefill`], and [`Error::InvalidPlan`] where a head keeps more than it has room
+    /// for.
+    pub fn from_prefill_within(
+        keys: &Tensor<4>,
+        values: &Tensor<4>,
+        positions: &Tensor<2, Int>,
+        selection: &Selection,
+        capacities: Vec<usize>,
+        options: CacheOptions,
+    ) -> Result<Self> {
         let [batch, kv_heads, tokens, head_dim] = keys.dims();
         expect_shape("values", &values.dims(), &[batch, kv_heads, tokens, head_dim])?;
         expect_shape("positions", &positions.dims(), &[batch, tokens])?;
@@ -35,8 +53,13 @@ impl LayerCache {
         }
 
         let lengths: Vec<usize> = selection.kept().iter().map(Vec::len).collect();
-        let capacities = lengths.iter().map(|&length| room.capacity(length));
-        let layout = SlotLayout::new(kv_heads, capacities.collect());
+        expect_shape("capacities", &[capacities.len()], &[lengths.len()])?;
+        let mut heads = lengths.iter().zip(&capacities).enumerate();
+        if let Some((head, (length, capacity))) = heads.find(|(_, (l, c))| l > c) {
+            let reason = format!("head {head} keeps {length} slots, room is for {capacity}");
+            return Err(Error::InvalidPlan { what: "capacities", reason });
+        }
+        let layout = SlotLayout::new(kv_heads, capacities);
         let mut cache = Self::new(layout, head_dim, options);
         if selection.total() > 0 {
             let kept = || {

@@ -67,9 +67,11 @@ pub enum FisherError {
     },
 
     /// Models that are embedded, random or from the hub have no folder to write to.
-    #[error("{model} is no local folder, so that no fisher.json lies in it; name the file instead")]
+    #[error("{model} is no local folder, so that no {file} lies in it; name the file instead")]
     NoFolder {
         /// The model's name.
         model: String,
+        /// The file that would lie in it.
+        file: &'static str,
     },
 }

@@ -47,12 +47,14 @@ impl Llama {
         let width = config.num_query_heads * config.head_dim;
         let mut hidden = self.embedding.val().select(0, tokens);
         let count = self.layers.len();
+        let board = Arc::default();
         for (index, (layer, slots)) in self.layers.iter().zip(&mut cache.layers).enumerate() {
             let projected = layer.project(hidden.clone())?;
             let heads = Arc::new(layer.heads(config, &self.rope));
             let frequencies = self.frequencies.clone();
             let step = Step::projected(projected, heads, positions.clone(), frequencies)
-                .with_hidden(hidden.clone());
+                .with_hidden(hidden.clone())
+                .with_board(Arc::clone(&board));
             let attention = policy.step(LayerContext { index, count }, slots, step)?;
             hidden = layer.finish(hidden, attention.reshape([batch, width]))?;
         }

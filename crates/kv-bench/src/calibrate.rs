@@ -1,0 +1,103 @@
+//! `calibrate`: finds the channels that matter most, and writes them down.
+
+use std::time::Instant;
+
+use anyhow::Context;
+use kv_core::{device_name, select_device};
+use kv_models::{Calibration, Model, TextWindows};
+
+use crate::args::{CalibrateArgs, Common};
+use crate::progress::Progress;
+use crate::prompts;
+use crate::sources::check_writable;
+
+/// Why a run without `--out` ends.
+const NEEDED: &str = "--out is needed";
+/// Channels of a head that are shown.
+const SHOWN: usize = 8;
+
+/// Runs `calibrate`.
+///
+/// # Errors
+/// With what is missing or unsupported.
+pub(crate) fn run(common: &Common, options: &CalibrateArgs) -> anyhow::Result<()> {
+    let started = Instant::now();
+    options.check(common)?;
+    // Whatever could fail in the end fails now.
+    let output = match &options.out {
+        Some(path) => path.clone(),
+        None => Calibration::beside(&common.model).context(NEEDED)?,
+    };
+    check_writable(&output).context(if options.out.is_none() { NEEDED } else { "--out" })?;
+    let (source, text) = prompts::text(Some(&options.text))?;
+    let device = select_device(common.device)?;
+    eprintln!("loading {} on {}", common.model, device_name(&device));
+    let model = Model::load(&common.model, &device, common.dtype.map(Into::into))
+        .with_context(|| format!("model {}", common.model))?;
+    let windows = TextWindows::new(&model, &text, options.window, options.samples)?;
+    let mut progress = Progress::new(options.samples, "windows");
+    let statistic = options.statistic.into();
+    let found = Calibration::measure(&model, &source, &windows, statistic, || progress.step())?;
+    progress.finish();
+    found.save(&output)?;
+    println!("channels of {} on {source}", found.model);
+    println!("mean of {} windows of {} tokens", found.samples, found.window);
+    for (layer, heads) in found.layers.iter().enumerate() {
+        let first = heads.first().map_or(&[][..], |head| &head[..SHOWN.min(head.len())]);
+        println!("layer {layer}, head 0: {first:?} ...");
+    }
+    eprintln!("written to {}", output.display());
+    eprintln!("{:.0} s in all", started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use kv_policies::build;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::args::{Args, Suite};
+
+    fn run_line(line: &[&str]) -> anyhow::Result<()> {
+        let args = Args::try_parse_from(["kv-bench", "calibrate"].iter().chain(line))?;
+        let Some(Suite::Calibrate(options)) = &args.suite else { panic!("no calibrate") };
+        run(&args.common, options)
+    }
+
+    #[test]
+    fn a_model_is_calibrated_into_a_file_that_policies_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| folder.path().join(name).display().to_string();
+        let (text, out) = (file("text.txt"), file("out.json"));
+        std::fs::write(&text, "The sea was calm, and the boat lay on the sand. ".repeat(4))
+            .unwrap();
+        let small = ["--text", &text, "--device", "cpu"];
+        let size = ["--window", "16", "--samples", "2"];
+        for (statistic, heads) in [("product", 4), ("query", 4), ("key", 2)] {
+            let line = [&small[..], &size, &["--out", &out, "--statistic", statistic]].concat();
+            run_line(&line).unwrap();
+            let found: Value =
+                serde_json::from_str(&std::fs::read_to_string(&out).unwrap()).unwrap();
+            assert_eq!(found["statistic"], statistic);
+            let layers = found["layers"].as_array().unwrap();
+            assert_eq!((layers.len(), layers[0].as_array().unwrap().len()), (4, heads));
+            let mut all: Vec<u64> =
+                layers[3][1].as_array().unwrap().iter().filter_map(Value::as_u64).collect();
+            all.sort_unstable();
+            assert_eq!(all, (0..32).collect::<Vec<_>>());
+            let config = json!({"policy": "double-sparsity", "budget": 64, "channels": out});
+            assert_eq!(build(&config).unwrap().config()["channels"], found["layers"]);
+        }
+        for (more, part) in [
+            (&[][..], "--out is needed: needle-1m is no local folder"),
+            (&["--out", &file("no/out.json")], "cannot write to"),
+            (&["--out", &out, "--window", "16", "--samples", "900"], "900 windows need"),
+            (&["--out", &out, "--policy", "h2o"], "not policies"),
+        ] {
+            let error = format!("{:#}", run_line(&[&small, more].concat()).unwrap_err());
+            assert!(error.contains(part), "{more:?}: {error}");
+        }
+    }
+}
