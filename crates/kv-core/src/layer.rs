@@ -63,6 +63,8 @@ pub struct LayerCache {
     pub(crate) sketch: Option<Sketch>,
     /// What steps attend to, where a policy chooses on the device.
     pub(crate) sets: Option<IndexSets>,
+    /// What the last step attended to, where that was a list: to be looked at, no part of the cache.
+    pub(crate) listed: Option<SlotList>,
     /// Bounds of the keys of every page, where a policy reads by pages.
     pub(crate) pages: Option<Pages>,
     /// The (sequence, head) of every slot, `[S]`, made when first asked for.
@@ -93,6 +95,7 @@ impl LayerCache {
             archive: None,
             sketch: None,
             sets: None,
+            listed: None,
             pages: None,
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
@@ -244,6 +247,7 @@ impl LayerCache {
             archive: self.archive.map(|archive| archive.moved_to(device)),
             sketch: self.sketch.map(|sketch| sketch.to_device(device)),
             sets: self.sets.map(|sets| sets.to_device(device)),
+            listed: None,
             pages: self.pages.map(|pages| pages.to_device(device)),
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
@@ -301,6 +305,7 @@ impl Clone for LayerCache {
             archive: self.archive.clone(),
             sketch: self.sketch.clone(),
             sets: self.sets.as_ref().map(IndexSets::copied),
+            listed: None,
             pages: self.pages.clone(),
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),

@@ -105,11 +105,16 @@ impl Policy for DoubleSparsity {
         !cache.options().growable
     }
 
-    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+    fn attend_appended(
+        &self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        _step: &Step,
+    ) -> Result<Tensor<3>> {
         if layer.index < self.dense_layers {
-            return dense(cache, &step);
+            return dense(cache, query);
         }
-        let query = step.append(cache)?;
         let [channels, budgets] = [state(NAME, cache, CHANNELS)?, state(NAME, cache, BUDGETS)?];
         let most = most_tokens(self.budget, cache);
         let list = cache.choose_by_channels(query.clone(), &channels, &budgets, most)?;

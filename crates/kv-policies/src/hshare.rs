@@ -12,7 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::channels::{CHANNELS, Channels};
 use crate::subset::{BUDGETS, dense, state, tokens_of};
-use crate::{LayerContext, Needs, Observation, Observed, Plan, Policy, PolicyError, Result, Step};
+use crate::{
+    LayerContext, Needs, Observation, Observed, Plan, Policy, PolicyError, Reads, Result, Step,
+};
 
 pub use maps::{copies, share_map};
 
@@ -192,9 +194,30 @@ impl Policy for HShare {
         !cache.options().growable
     }
 
-    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+    /// As many steps as the heads that look for themselves have found lists for; what is read is that of the
+    /// last step.
+    fn reads(&self, cache: &LayerCache) -> Result<Option<Reads>> {
+        let counts = Self::retrievals(cache)?;
+        let (Some(rows), Some(most)) = (cache.read_listed()?, counts.iter().max()) else {
+            return Ok(None);
+        };
+        let steps = (most * self.period()) as u64;
+        Ok(Some(Reads {
+            steps: steps * counts.len() as u64,
+            retrieved: counts.iter().sum::<usize>() as u64,
+            slots: steps * rows.iter().map(|row| row.len() as u64).sum::<u64>(),
+        }))
+    }
+
+    fn attend_appended(
+        &self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        step: &Step,
+    ) -> Result<Tensor<3>> {
         if layer.index < self.dense_layers {
-            return dense(cache, &step);
+            return dense(cache, query);
         }
         let [channels, budgets, sources] = [
             state(NAME, cache, CHANNELS)?,
@@ -207,7 +230,6 @@ impl Policy for HShare {
         if reads_others {
             board.check_turn(own)?;
         }
-        let query = step.append(cache)?;
         let sharing = Sharing {
             layer: own,
             layers: layer.count - self.dense_layers,

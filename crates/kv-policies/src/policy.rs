@@ -210,7 +210,11 @@ pub trait Policy: Debug + Send + Sync {
     ///
     /// # Errors
     /// As [`Self::reads`].
-    fn attended(&self, cache: &LayerCache) -> Result<Option<Vec<Vec<usize>>>> {
+    fn attended(
+        &self,
+        _layer: LayerContext,
+        cache: &LayerCache,
+    ) -> Result<Option<Vec<Vec<usize>>>> {
         attended_by_sets(cache)
     }
 

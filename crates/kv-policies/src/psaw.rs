@@ -126,13 +126,31 @@ impl Policy for Psaw {
         !self.free && !cache.options().growable
     }
 
-    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let query = step.append(cache)?;
+    fn attend_appended(
+        &self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        step: &Step,
+    ) -> Result<Tensor<3>> {
         let view = self.view(layer, cache, &step.position)?;
         let options = DecodeAttentionOptions { view, ..Default::default() };
         let output = cache.attend(query, options)?.output;
         self.free_due(layer, cache, &step.position)?;
         Ok(output)
+    }
+
+    fn attended(&self, layer: LayerContext, cache: &LayerCache) -> Result<Option<Vec<Vec<usize>>>> {
+        let (share, positions) = (self.share(layer), cache.read_positions()?);
+        let seen = (0..cache.layout().pairs()).map(|pair| {
+            let live = cache.layout().live(pair);
+            let newest = live.clone().next_back().map_or(0, |slot| positions[slot]);
+            let first = share.first_seen(usize::try_from(newest).unwrap_or(0)) as i32;
+            let slots = live.clone().enumerate();
+            let seen = slots.filter(|(at, slot)| *at < self.sinks || positions[*slot] >= first);
+            seen.map(|(at, _)| at).collect()
+        });
+        Ok(Some(seen.collect()))
     }
 
     fn visible_window(&self, layer: LayerContext) -> Option<VisibleWindow> {

@@ -29,12 +29,21 @@ impl Reads {
         self.slots as f64 / self.steps.max(1) as f64
     }
 
-    /// What the index sets of a cache have come to. Waits for the device.
+    /// What the last step has read by its list, which all of its heads looked for.
+    fn of_list(cache: &LayerCache) -> Result<Option<Self>> {
+        Ok(cache.read_listed()?.map(|rows| {
+            let steps = rows.len() as u64;
+            let slots = rows.iter().map(|row| row.len() as u64).sum();
+            Self { steps, retrieved: steps, slots }
+        }))
+    }
+
+    /// What the index sets of a cache have come to, or what the last step's list has. Waits for the device.
     ///
     /// # Errors
     /// Where the device gives nothing back.
     pub fn of_sets(cache: &LayerCache) -> Result<Option<Self>> {
-        let Some(sets) = cache.index_sets() else { return Ok(None) };
+        let Some(sets) = cache.index_sets() else { return Self::of_list(cache) };
         let all = sets.read()?.into_iter().map(|own| {
             let RangeSets { steps, retrieved, tokens: slots, .. } = own;
             Self { steps, retrieved, slots }
@@ -67,9 +76,9 @@ impl Sum for Reads {
     }
 }
 
-/// Slots that the last step attended to, by its index sets: of each range, counted from its first.
+/// Slots that the last step attended to, by its index sets or its list: of each range, counted from its first.
 pub(crate) fn attended_by_sets(cache: &LayerCache) -> Result<Option<Vec<Vec<usize>>>> {
-    let Some(sets) = cache.index_sets() else { return Ok(None) };
+    let Some(sets) = cache.index_sets() else { return Ok(cache.read_listed()?) };
     let read = sets.read()?;
     let each = read.len() / cache.layout().pairs().max(1);
     let slots = read.iter().enumerate().map(|(range, own)| {

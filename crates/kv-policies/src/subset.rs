@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, Tensor};
 use kv_core::{Budget, DecodeAttentionOptions, LayerCache};
 
-use crate::{Observation, PolicyError, Result, Step};
+use crate::{Observation, PolicyError, Result};
 
 /// State of what each head may read, `[B, H, 3]`: tokens to choose, sinks, recents.
 pub(crate) const BUDGETS: &str = "budgets";
@@ -51,7 +51,6 @@ pub(crate) fn state(
 }
 
 /// A step that attends to everything.
-pub(crate) fn dense(cache: &mut LayerCache, step: &Step) -> Result<Tensor<3>> {
-    let query = step.append(cache)?;
+pub(crate) fn dense(cache: &LayerCache, query: Tensor<3>) -> Result<Tensor<3>> {
     Ok(cache.attend(query, DecodeAttentionOptions::default())?.output)
 }

@@ -143,7 +143,7 @@ fn sizes_follow_what_is_dropped() {
         }
         let all = cache.attend(query, full.clone()).unwrap().probabilities.unwrap();
         let all = read_f32("probabilities", all.reshape([-1])).unwrap();
-        for (pair, slots) in policy.attended(&cache).unwrap().unwrap().iter().enumerate() {
+        for (pair, slots) in policy.attended(LAYER, &cache).unwrap().unwrap().iter().enumerate() {
             let first = cache.layout().live(pair).start;
             dropped += 1.0 - slots.iter().map(|slot| f64::from(all[first + slot])).sum::<f64>();
             rows += 1.0;

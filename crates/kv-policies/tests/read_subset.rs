@@ -582,7 +582,7 @@ fn golden_hshare_lists() {
                 flat.reshape([batch, tokens, heads, dim]).swap_dims(1, 2)
             });
             let full = policy(json!({"policy": "full"}));
-            let cache = Prompt::new(q.clone().unsqueeze_dim(2), k, v).compress(&*full, 1);
+            let mut cache = Prompt::new(q.clone().unsqueeze_dim(2), k, v).compress(&*full, 1);
             let lists = golden.tensor("heavy_list").indices();
             let width = lists.len() / (batch * heads);
             let masked = golden.tensor("mask").values;

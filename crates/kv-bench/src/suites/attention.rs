@@ -221,7 +221,7 @@ fn compare(
             }
             let positions = read_i32("positions", cache.positions().clone())?;
             let capacity = probabilities.len() / cache.layout().pairs();
-            let policy = &*contender.policy;
+            let policy = (&*contender.policy, observation.layer);
             if sums.reading.take(policy, cache, &positions, &of_queries, capacity)? {
                 continue;
             }

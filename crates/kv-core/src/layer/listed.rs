@@ -8,6 +8,7 @@ use kv_kernels::{
 };
 
 use super::{NUMERATORS, expect_shape};
+use crate::tensors::read_i32;
 use crate::{Error, LayerCache, Result};
 
 /// The state of lists that are kept for several steps, `[B, Hq, 3 + M]`, as [`keep_lists`] has them.
@@ -53,12 +54,13 @@ impl LayerCache {
     ///
     /// # Errors
     /// [`Error::Shape`], and those of [`decode_attention`].
-    pub fn attend_listed(&self, query: Tensor<3>, list: SlotList) -> Result<AttentionOutput> {
+    pub fn attend_listed(&mut self, query: Tensor<3>, list: SlotList) -> Result<AttentionOutput> {
         let ([batch, query_heads, _], kv_heads) = (query.dims(), self.layout.kv_heads());
         let [rows, width] = list.slots.dims();
         let heads = if rows == batch * query_heads { query_heads } else { kv_heads };
         expect_shape("lists", &[rows], &[batch * heads])?;
         expect_shape("counts", &list.counts.dims(), &[rows])?;
+        self.listed = Some(list.clone());
         let counts = list.counts.reshape([batch, heads]);
         // A list names slots of the pool: ranges are not looked at.
         let ranges = SlotRanges { offsets: counts.clone(), lengths: counts.clone() };
@@ -71,6 +73,27 @@ impl LayerCache {
         let (keys, values) = (self.keys.clone(), self.values.clone());
         let weights = self.log_weights.clone();
         Ok(decode_attention(query, keys, values, weights, &ranges, options)?)
+    }
+
+    /// What the last step attended to, where that was a list: slots of each key-value or query head of each
+    /// sequence, counted from the first of its range. Waits for the device.
+    ///
+    /// # Errors
+    /// [`Error::Read`].
+    pub fn read_listed(&self) -> Result<Option<Vec<Vec<usize>>>> {
+        let Some(list) = &self.listed else { return Ok(None) };
+        let [rows, width] = list.slots.dims();
+        let slots = read_i32("slots", list.slots.clone().reshape([rows * width]))?;
+        let counts = read_i32("counts", list.counts.clone())?;
+        let each = (rows / self.layout.pairs().max(1)).max(1);
+        let rows =
+            slots.chunks_exact(width).zip(counts).enumerate().map(|(row, (slots, count))| {
+                let live = self.layout.live(row / each);
+                let listed = &slots[..usize::try_from(count).unwrap_or(0).min(width)];
+                let own = listed.iter().filter_map(|slot| usize::try_from(*slot).ok());
+                own.filter(|slot| live.contains(slot)).map(|slot| slot - live.start).collect()
+            });
+        Ok(Some(rows.collect()))
     }
 
     /// The `tokens` slots at most of the highest products of queries and keys over a few channels, as

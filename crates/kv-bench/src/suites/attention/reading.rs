@@ -1,8 +1,8 @@
 //! What policies that keep more than they read have read, and their certificates.
 
 use kv_core::LayerCache;
-use kv_policies::Policy;
 use kv_policies::certificates::SharedStep;
+use kv_policies::{LayerContext, Policy};
 
 /// Sums over the steps of one contender in a layer.
 #[derive(Clone, Copy, Default)]
@@ -34,13 +34,13 @@ impl Reading {
     /// Where the device gives nothing back.
     pub(super) fn take(
         &mut self,
-        policy: &dyn Policy,
+        (policy, layer): (&dyn Policy, LayerContext),
         cache: &LayerCache,
         positions: &[i32],
         probabilities: &[f32],
         capacity: usize,
     ) -> anyhow::Result<bool> {
-        let Some(attended) = policy.attended(cache)? else { return Ok(false) };
+        let Some(attended) = policy.attended(layer, cache)? else { return Ok(false) };
         let layout = cache.layout();
         let group = probabilities.len() / capacity / layout.pairs();
         let each = attended.len() / layout.pairs();

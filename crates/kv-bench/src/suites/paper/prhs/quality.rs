@@ -26,7 +26,7 @@ const QUICK_PROMPTS: usize = 4;
 pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
     let quick = bench.common.quick;
     let configs = match options.figure {
-        Figure::PrhsTable6 => table6(quick),
+        Figure::PrhsTable6 => table6(bench.model.config().num_layers, quick),
         _ => table2(quick),
     };
     let contenders = contenders(&configs)?;
@@ -64,7 +64,7 @@ fn table2(quick: bool) -> Vec<Value> {
 }
 
 /// Who runs in table 6: CIS*, PSAW, ETF and CPE with other parameters.
-fn table6(quick: bool) -> Vec<Value> {
+fn table6(layers: usize, quick: bool) -> Vec<Value> {
     let budget = json!(BUDGET);
     let shared = |block: usize, threshold: f64, radius: usize| {
         let mut config = cis("cis-star", &budget, block);
@@ -87,7 +87,7 @@ fn table6(quick: bool) -> Vec<Value> {
         return configs;
     }
     // From three quarters of the depth, as the paper, and from a quarter.
-    for start in [0.75, 0.25] {
+    for start in [3 * layers / 4, layers / 4] {
         for (phi, alpha) in [(0.7, 1.0), (0.5, 1.0), (0.7, 1.5)] {
             configs.push(json!({"policy": "psaw", "phi": phi, "alpha": alpha, "start": start}));
         }
