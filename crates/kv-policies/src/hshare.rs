@@ -194,6 +194,16 @@ impl Policy for HShare {
         !cache.options().growable
     }
 
+    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        if layer.index >= self.dense_layers && state(NAME, cache, SOURCES)?.dims()[2] == 2 {
+            // Before anything changes.
+            let board = step.board.lock().unwrap_or_else(PoisonError::into_inner);
+            board.check_turn(layer.index - self.dense_layers)?;
+        }
+        let query = step.append(cache)?;
+        self.attend_appended(layer, cache, query, &step)
+    }
+
     /// As many steps as the heads that look for themselves have found lists for; what is read is that of the
     /// last step.
     fn reads(&self, cache: &LayerCache) -> Result<Option<Reads>> {
@@ -227,9 +237,6 @@ impl Policy for HShare {
         let own = layer.index - self.dense_layers;
         let mut board = step.board.lock().unwrap_or_else(PoisonError::into_inner);
         let reads_others = sources.dims()[2] == 2;
-        if reads_others {
-            board.check_turn(own)?;
-        }
         let sharing = Sharing {
             layer: own,
             layers: layer.count - self.dense_layers,

@@ -124,7 +124,7 @@ fn sizes_follow_what_is_dropped() {
     const LONG: usize = 400;
     let tested = &devices()[0];
     let policy = policy(json!({
-        "policy": "cis", "budget": 40, "block": 4, "target": 0.2, "every": 3
+        "policy": "cis", "budget": 40, "block": 4, "target": 0.6, "every": 3
     }));
     let mut numbers = Numbers::new(2);
     let mut draw =
@@ -150,7 +150,7 @@ fn sizes_follow_what_is_dropped() {
         }
     }
     let mean = dropped / rows;
-    assert!((mean - 0.2).abs() < 0.02, "{mean} is dropped");
+    assert!((mean - 0.6).abs() < 0.06, "{mean} is dropped");
 }
 
 #[test]

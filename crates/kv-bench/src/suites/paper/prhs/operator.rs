@@ -169,6 +169,11 @@ impl Lab<'_> {
         let steps = (0..block).map(|step| self.step(step)).collect::<anyhow::Result<Vec<_>>>()?;
         let evicts =
             policy.changes_decode() && caches[0].limits().is_some() && caches[0].at_limits();
+        for cache in caches.iter_mut().filter(|_| !evicts) {
+            // What a cache's first step makes must be there before steps are recorded.
+            let (step, query) = &steps[0];
+            policy.attend_appended(layer, cache, query.clone(), step)?;
+        }
         let seconds = self.clock.cycles(sets * block, |i| {
             let (cache, (step, query)) = (&mut caches[i % sets], &steps[i / sets % block]);
             if evicts {
