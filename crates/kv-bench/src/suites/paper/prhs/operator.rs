@@ -169,21 +169,23 @@ impl Lab<'_> {
         let steps = (0..block).map(|step| self.step(step)).collect::<anyhow::Result<Vec<_>>>()?;
         let evicts =
             policy.changes_decode() && caches[0].limits().is_some() && caches[0].at_limits();
-        for cache in caches.iter_mut().filter(|_| !evicts) {
-            // What a cache's first step makes must be there before steps are recorded.
-            let (step, query) = &steps[0];
-            policy.attend_appended(layer, cache, query.clone(), step)?;
+        let run =
+            |cache: &mut LayerCache, (step, query): &(Step, Tensor<3>)| -> anyhow::Result<()> {
+                if evicts {
+                    // Which leaves all lengths as they are.
+                    policy.step(layer, cache, step.clone())?;
+                } else {
+                    policy.attend_appended(layer, cache, query.clone(), step)?;
+                }
+                Ok(())
+            };
+        // What a cache's first steps make must be there before steps are recorded.
+        for step in &steps[..2] {
+            caches.iter_mut().try_for_each(|cache| run(cache, step))?;
         }
-        let seconds = self.clock.cycles(sets * block, |i| {
-            let (cache, (step, query)) = (&mut caches[i % sets], &steps[i / sets % block]);
-            if evicts {
-                // Which leaves all lengths as they are.
-                policy.step(layer, cache, step.clone())?;
-            } else {
-                policy.attend_appended(layer, cache, query.clone(), step)?;
-            }
-            Ok(())
-        })?;
+        let seconds = self
+            .clock
+            .cycles(sets * block, |i| run(&mut caches[i % sets], &steps[i / sets % block]))?;
         let reads = caches.iter().map(|cache| Ok(policy.reads(cache)?.unwrap_or_default()));
         let reads: Reads = reads.sum::<anyhow::Result<Reads>>()?;
         let ranges = (self.batch * kv) as f64;
