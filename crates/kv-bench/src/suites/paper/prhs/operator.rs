@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
-use kv_core::{CacheOptions, LayerCache};
+use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache};
 use kv_policies::{LayerContext, Observation, Policy, Reads, Step};
 use serde_json::{Value, json};
 
@@ -172,8 +172,13 @@ impl Lab<'_> {
         let run =
             |cache: &mut LayerCache, (step, query): &(Step, Tensor<3>)| -> anyhow::Result<()> {
                 if evicts {
-                    // Which leaves all lengths as they are.
-                    policy.step(layer, cache, step.clone())?;
+                    // The attention alone, with what an eviction looks at.
+                    let logits = DecodeAttentionOptions {
+                        logits: true,
+                        log_sum_exp: true,
+                        ..Default::default()
+                    };
+                    cache.attend(query.clone(), logits)?;
                 } else {
                     policy.attend_appended(layer, cache, query.clone(), step)?;
                 }
