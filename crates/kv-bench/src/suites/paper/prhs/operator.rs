@@ -1,6 +1,5 @@
 //! PrHS, table 4: time of a step's attention, choices included, over caches that are kept whole.
 
-use anyhow::Context;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache};
 use kv_policies::{LayerContext, Observation, Policy, Reads, Step};
@@ -237,11 +236,8 @@ impl Lab<'_> {
             seeds: &vec![1; self.batch],
         };
         let options = CacheOptions::new(self.device, self.dtype);
-        if !policy.defers() {
-            return Ok(policy.prefill(&observation, 1, options)?);
-        }
-        let observed = kv_policies::Observed::new(&observation, needs);
-        policy.prefill_layers(&[observed], 1, options)?.pop().context("a layer was prefilled")
+        // A layer by itself: what HShare's layers share of each other is not part of it.
+        Ok(policy.prefill(&observation, 1, options)?)
     }
 
     /// The `index`-th step of a block: most heads' queries drift, some jump.
