@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch's decode attention on the cases of `kv-bench paper prhs-table4`, as records that `--merge` takes.
+"""PyTorch's decode attention on the cases of `kv-bench paper prhs-table4` and `prhs-long`, as records that `--merge` takes.
 
     python3 prhs.py --json torch.json
     kv-bench paper prhs-table4 --device cuda --merge torch.json
@@ -28,6 +28,7 @@ def main():
     records = []
     for name, (heads, kv_heads) in HEADS.items():
         for batch, tokens in (PAPER if heads == kv_heads else []) + LONG:
+            figure = "prhs-long" if (batch, tokens) in LONG else "prhs-table4"
             if kv_heads * batch * tokens > MOST:
                 continue
             case = {"batch": batch, "query_heads": heads, "kv_heads": kv_heads, "tokens": tokens,
@@ -36,7 +37,7 @@ def main():
                 print(f"{name:12} {batch:3} x {tokens:6} {peer:14} {value:10.1f} us", flush=True)
                 records.append({
                     "suite": "paper",
-                    "case": {"task": f"prhs-table4, {name}", "length": tokens, "batch": batch},
+                    "case": {"task": f"{figure}, {name}", "length": tokens, "batch": batch},
                     "model": "", "device": torch.cuda.get_device_name(), "policy": peer,
                     "budget": None, "metric": "time_us", "value": value, "unit": "us"})
             torch.cuda.empty_cache()

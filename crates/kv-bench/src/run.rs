@@ -120,9 +120,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 suites::paper::kvreviver::attention::run(&device, device_name, dtype, quick)?;
             (records, Vec::new())
         }
-        Some(Suite::Paper(Paper { figure: Figure::PrhsTable4, .. })) => {
-            let (device_name, quick) = (&device_name, common.quick);
-            let records = suites::paper::prhs::operator::run(&device, device_name, dtype, quick)?;
+        Some(Suite::Paper(Paper {
+            figure: figure @ (Figure::PrhsTable4 | Figure::PrhsLong),
+            ..
+        })) => {
+            let (long, quick) = (*figure == Figure::PrhsLong, common.quick);
+            let records =
+                suites::paper::prhs::operator::run(&device, &device_name, dtype, long, quick)?;
             (records, Vec::new())
         }
         Some(Suite::Paper(Paper { figure: Figure::KvreviverBounds, .. })) => {

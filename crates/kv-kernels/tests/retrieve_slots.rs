@@ -183,8 +183,7 @@ fn follow(
     tokens: &[usize],
     freed: usize,
     steps: usize,
-    rule: SetRule,
-    options: &RetrieveOptions,
+    (rule, options): (SetRule, &RetrieveOptions),
     device: &Device,
     context: &str,
 ) -> u64 {
@@ -308,7 +307,8 @@ fn steps_attend_as_the_paper_says() {
             let layer = Layer::new(2, 2, group, 32, 300);
             let options = RetrieveOptions { reduction, similarity, ..options() };
             let context = format!("{} {reduction:?} {similarity:?}", tested.name);
-            let retrieved = follow(&layer, &[190, 20], 0, 20, rule(24), &options, device, &context);
+            let retrieved =
+                follow(&layer, &[190, 20], 0, 20, (rule(24), &options), device, &context);
             shares |= retrieved < 4 * 20 / 2;
         }
         assert!(shares, "{}: hardly any set is shared", tested.name);
@@ -322,9 +322,9 @@ fn windows_hide_and_freed_tokens_have_no_slots() {
         let layer = Layer::new(2, 1, 1, 32, 300);
         let hidden = (0.3 * 2f64.powi(32)) as u32;
         let options = RetrieveOptions { hidden, ..options() };
-        follow(&layer, &[200, 280], 0, 10, rule(16), &options, device, "hidden");
+        follow(&layer, &[200, 280], 0, 10, (rule(16), &options), device, "hidden");
         // What the window hides may be gone: tokens 4 to 53 of 200.
-        follow(&layer, &[200, 230], 50, 20, rule(16), &options, device, "freed");
+        follow(&layer, &[200, 230], 50, 20, (rule(16), &options), device, "freed");
     }
 }
 
@@ -353,14 +353,17 @@ fn thresholds_never_and_always() {
         let device = &tested.device;
         let layer = Layer::new(1, 2, 1, 32, 200);
         let never = SetRule { threshold: 1.0, ..rule(16) };
-        let retrieved = follow(&layer, &[100], 0, 16, never, &options(), device, "never");
+        let retrieved = follow(&layer, &[100], 0, 16, (never, &options()), device, "never");
         assert_eq!(retrieved, 2 * 16);
         // Blocks begin at 104, 112 and 120.
         let always = SetRule { threshold: -1.0, ..rule(16) };
-        let retrieved = follow(&layer, &[104], 0, 20, always, &options(), device, "always");
+        let retrieved = follow(&layer, &[104], 0, 20, (always, &options()), device, "always");
         assert_eq!(retrieved, 2 * 3);
         let alone = RetrieveOptions { block: 1, ..options() };
-        assert_eq!(follow(&layer, &[100], 0, 5, rule(16), &alone, device, "blocks of one"), 2 * 5);
+        assert_eq!(
+            follow(&layer, &[100], 0, 5, (rule(16), &alone), device, "blocks of one"),
+            2 * 5
+        );
     }
 }
 

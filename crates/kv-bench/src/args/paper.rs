@@ -74,6 +74,8 @@ pub(crate) enum Figure {
     PrhsTable2,
     /// Time of a step's attention, choices included: the same and CPE.
     PrhsTable4,
+    /// The same beyond the paper: 8k to 128k tokens, groups of 4 and 8.
+    PrhsLong,
     /// Decode throughput at 1/8: the same.
     PrhsTable5,
     /// Retrieval and perplexity of CIS*, PSAW, ETF and CPE with other parameters.

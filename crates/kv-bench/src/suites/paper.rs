@@ -49,6 +49,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
         | Figure::BalancekvStream
         | Figure::KvreviverAttention
         | Figure::KvreviverBounds
-        | Figure::PrhsTable4 => Ok(()),
+        | Figure::PrhsTable4
+        | Figure::PrhsLong => Ok(()),
     }
 }

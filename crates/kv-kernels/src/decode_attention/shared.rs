@@ -94,13 +94,11 @@ pub(super) fn slot_at(
         let listed = view[seen.list + i];
         slot = select(listed >= 0i32 && (listed as usize) < slots, listed as usize, slots);
     }
-    if comptime!(kind == ViewKind::Sets) {
-        if i >= seen.sinks {
-            if i < seen.sinks + seen.listed {
-                slot = seen.start + view[seen.list + i - seen.sinks] as usize - seen.freed;
-            } else {
-                slot += seen.gap;
-            }
+    if comptime!(kind == ViewKind::Sets) && i >= seen.sinks {
+        if i < seen.sinks + seen.listed {
+            slot = seen.start + view[seen.list + i - seen.sinks] as usize - seen.freed;
+        } else {
+            slot += seen.gap;
         }
     }
     slot

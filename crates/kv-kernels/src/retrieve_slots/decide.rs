@@ -112,11 +112,9 @@ pub(super) fn decide<F: Float>(
                 }
                 farthest = max(farthest, plane_sum(apart).sqrt());
             }
-            if set < held {
-                if UNIT_POS_PLANE == 0 {
-                    similarities[set] = min(similarity, 1.0f32);
-                    distances[set] = farthest;
-                }
+            if set < held && UNIT_POS_PLANE == 0 {
+                similarities[set] = min(similarity, 1.0f32);
+                distances[set] = farthest;
             }
         }
         sync_cube();

@@ -163,12 +163,10 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
         if all || retrieves {
             let base = pair * group * stride;
             let sums = log_sums(&*logits, base, stride, &sight, group, units);
-            if comptime!(blueprint.measures) {
-                if unit == 0 {
-                    #[unroll]
-                    for g in 0..group {
-                        log_sum_exp[pair * group + g] = sums[g];
-                    }
+            if comptime!(blueprint.measures) && unit == 0 {
+                #[unroll]
+                for g in 0..group {
+                    log_sum_exp[pair * group + g] = sums[g];
                 }
             }
             if retrieves {

@@ -85,11 +85,9 @@ pub(super) fn edges(
             while next < min((unit + 1) * each, count) {
                 let bin = count - 1 - next;
                 let held = bins[histogram + bin].load();
-                if higher < left[search] {
-                    if higher + held >= left[search] {
-                        found[2 * search] = bin as u32;
-                        found[2 * search + 1] = higher;
-                    }
+                if higher < left[search] && higher + held >= left[search] {
+                    found[2 * search] = bin as u32;
+                    found[2 * search + 1] = higher;
                 }
                 higher += held;
                 next += 1;

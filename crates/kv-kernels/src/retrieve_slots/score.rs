@@ -74,7 +74,7 @@ pub(super) fn score_part<F: Float, N: Size>(
                 for c in 0..own {
                     let row = Vector::<f32, N>::cast_from(k[a * own + c]);
                     let mut part = (row * row).vector_sum();
-                    if comptime!(columns % team_size > 0) {
+                    if comptime!(!columns.is_multiple_of(team_size)) {
                         part = select(member + c * team_size < columns, part, 0.0f32);
                     }
                     square += part;

@@ -1,4 +1,5 @@
-//! PrHS, table 4: time of a step's attention, choices included, over caches that are kept whole.
+//! PrHS, table 4: time of a step's attention, choices included, over caches that are kept whole; and the same
+//! beyond the paper's lengths.
 
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache};
@@ -51,22 +52,24 @@ pub(crate) fn run(
     device: &Device,
     device_name: &str,
     dtype: Option<DType>,
+    long: bool,
     quick: bool,
 ) -> anyhow::Result<Vec<Record>> {
     let best = [DType::BF16, DType::F16].into_iter().find(|&dtype| device.supports_dtype(dtype));
     let half = if device_name == "cpu" { None } else { best };
     let dtype = dtype.or(half).unwrap_or(DType::F32);
     let clock = Clock::new(device.clone());
-    let cases = cases(quick);
+    let cases = cases(long, quick);
+    let name = if long { "prhs-long" } else { "prhs-table4" };
     let copy = clock.copy_bandwidth()?;
     let mut records = Vec::new();
-    let mut progress = Progress::new(cases.len(), "prhs-table4");
+    let mut progress = Progress::new(cases.len(), name);
     for (heads, length, batch) in cases {
         let lab = Lab { device, dtype, clock: &clock, heads, length, batch };
         for contender in contenders(&configs(length, quick))? {
             let measured = lab.measure(&contender)?;
             let case = Case {
-                task: Some(format!("prhs-table4, {}", heads.name)),
+                task: Some(format!("{name}, {}", heads.name)),
                 length: Some(length),
                 batch: Some(batch),
                 ..Case::default()
@@ -99,7 +102,7 @@ pub(crate) fn run(
     Ok(records)
 }
 
-fn cases(quick: bool) -> Vec<(Heads, usize, usize)> {
+fn cases(long: bool, quick: bool) -> Vec<(Heads, usize, usize)> {
     if quick {
         return vec![(QUICK, 512, 1)];
     }
@@ -110,9 +113,10 @@ fn cases(quick: bool) -> Vec<(Heads, usize, usize)> {
             .flat_map(|(heads, length)| batches.iter().map(move |&batch| (heads, length, batch)));
         all.filter(|(heads, length, batch)| heads.kv * length * batch <= MOST).collect::<Vec<_>>()
     };
-    let mut cases = of(&[LLAMA_2], &PAPER.0, &PAPER.1);
-    cases.extend(of(&[LLAMA_2, GROUPED[0], GROUPED[1]], &LONG.0, &LONG.1));
-    cases
+    if long {
+        return of(&[LLAMA_2, GROUPED[0], GROUPED[1]], &LONG.0, &LONG.1);
+    }
+    of(&[LLAMA_2], &PAPER.0, &PAPER.1)
 }
 
 /// Who runs; the full cache first.
