@@ -339,8 +339,7 @@ fn long_ranges_are_scored_in_parts() {
             &[4_900],
             0,
             4,
-            rule(200),
-            &options(),
+            (rule(200), &options()),
             device,
             &format!("{} parts", tested.name),
         );
