@@ -131,21 +131,27 @@ pub(super) fn retrieve(
     let (highest, finest) =
         edges(&*keys, base, start, local, u32::cast_from(top), u32::cast_from(fewer), units);
 
-    // Units have neighbouring slots, so that they know their rank among equals.
+    // Units have neighbouring slots, so that they know their rank among equals where not all of them go in.
     let mut parts = Shared::<[u32]>::new_slice(PLANES);
     let segment = (local - start).div_ceil(units);
     let first = min(start + unit * segment, local);
     let last = min(first + segment, local);
-    let mut equal = 0u32;
-    let mut equal_best = 0u32;
-    for i in first..last {
-        equal += select(keys[base + i] == highest.key, 1u32, 0u32);
-        equal_best += select(keys[base + i] == finest.key, 1u32, 0u32);
-    }
-    let (mut rank, _) = exclusive(equal, &mut parts);
-    let (mut rank_best, _) = exclusive(equal_best, &mut parts);
     let room = u32::cast_from(top) - highest.above;
     let room_best = u32::cast_from(fewer) - finest.above;
+    let mut rank = 0u32;
+    let mut rank_best = 0u32;
+    if highest.equal > room || finest.equal > room_best {
+        let mut equal = 0u32;
+        let mut equal_best = 0u32;
+        for i in first..last {
+            equal += select(keys[base + i] == highest.key, 1u32, 0u32);
+            equal_best += select(keys[base + i] == finest.key, 1u32, 0u32);
+        }
+        let (before, _) = exclusive(equal, &mut parts);
+        let (before_best, _) = exclusive(equal_best, &mut parts);
+        rank = before;
+        rank_best = before_best;
+    }
     for i in first..last {
         let key = keys[base + i];
         let mut mark = 0u32;

@@ -162,7 +162,19 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
         let all = comptime!(blueprint.measures);
         if all || retrieves {
             let base = pair * group * stride;
-            let sums = log_sums(&*logits, base, stride, &sight, group, units);
+            let mut sums = Array::<f32>::new(group);
+            #[unroll]
+            for g in 0..group {
+                sums[g] = 0.0f32;
+            }
+            // The logits of one query are in the order of its weights.
+            if comptime!(blueprint.measures || blueprint.certified || group > 1) {
+                let own = log_sums(&*logits, base, stride, &sight, group, units);
+                #[unroll]
+                for g in 0..group {
+                    sums[g] = own[g];
+                }
+            }
             if comptime!(blueprint.measures) && unit == 0 {
                 #[unroll]
                 for g in 0..group {

@@ -2,16 +2,17 @@
 
 use cubecl::prelude::*;
 
-/// Bins of a digit of 11 bits.
-pub(super) const BINS: usize = 2048;
-/// Numbers of shared memory that [`exclusive`] takes, at least as many as planes of a cube.
+/// Bins of a digit of 8 bits: a unit a bin, at most.
+pub(super) const BINS: usize = 256;
+/// The most planes of a cube.
 pub(super) const PLANES: usize = 128;
 
-/// The lowest of the highest scores, and how many scores are above it.
+/// The lowest of the highest scores, how many scores are above it, and how many are it.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Edge {
     pub(super) key: u32,
     pub(super) above: u32,
+    pub(super) equal: u32,
 }
 
 /// The edges of the `wanted` and of the `fewer` highest of the keys from `first` to `end`, of which there are as
@@ -26,24 +27,28 @@ pub(super) fn edges(
     fewer: u32,
     #[comptime] units: usize,
 ) -> (Edge, Edge) {
+    comptime!(assert!(units >= BINS, "a unit a bin"));
     let bins = Shared::<[Atomic<u32>]>::new_slice(comptime!(2 * BINS));
-    let mut found = Shared::<[u32]>::new_slice(4usize);
-    let mut parts = Shared::<[u32]>::new_slice(PLANES);
+    let mut found = Shared::<[u32]>::new_slice(6usize);
+    let mut parts = Shared::<[u32]>::new_slice(comptime!(2 * PLANES));
     let mut prefixes = Array::<u32>::new(2usize);
     let mut left = Array::<u32>::new(2usize);
     let mut above = Array::<u32>::new(2usize);
+    let mut equal = Array::<u32>::new(2usize);
     prefixes[0] = 0u32;
     prefixes[1] = 0u32;
     left[0] = wanted;
     left[1] = fewer;
-    above[0] = 0u32;
-    above[1] = 0u32;
-    let unit = UNIT_POS as usize;
     #[unroll]
-    for digit in 0..3u32 {
-        // 11, 11 and 10 bits.
-        let shift = comptime!([21u32, 10, 0][digit as usize]);
-        let count = comptime!(if digit == 2 { BINS / 2 } else { BINS });
+    for search in 0..2usize {
+        above[search] = 0u32;
+        equal[search] = 0u32;
+    }
+    let unit = UNIT_POS as usize;
+    let plane = (UNIT_POS / PLANE_DIM) as usize;
+    #[unroll]
+    for digit in 0..4u32 {
+        let shift = comptime!(24 - 8 * digit);
         let mut i = unit;
         while i < comptime!(2 * BINS) {
             bins[i].store(0u32);
@@ -53,11 +58,11 @@ pub(super) fn edges(
         i = first + unit;
         while i < end {
             let key = keys[base + i];
-            let bin = ((key >> shift) & comptime!(count as u32 - 1)) as usize;
+            let bin = ((key >> shift) & 255u32) as usize;
             if comptime!(digit == 0) {
                 bins[bin].fetch_add(1u32);
             } else {
-                let head = key >> comptime!(if digit == 1 { 21u32 } else { 10 });
+                let head = key >> comptime!(shift + 8);
                 if head == prefixes[0] {
                     bins[bin].fetch_add(1u32);
                 }
@@ -68,42 +73,47 @@ pub(super) fn edges(
             i += units;
         }
         sync_cube();
+        // The first unit has the highest bin.
+        let mut held = Array::<u32>::new(2usize);
+        let mut before = Array::<u32>::new(2usize);
         #[unroll]
         for search in 0..2usize {
             let histogram = comptime!(if digit == 0 { 0 } else { search * BINS });
-            // Units have neighbouring bins, the first unit the highest.
-            let each = comptime!(count.div_ceil(units));
-            let mut own = 0u32;
-            let mut next = unit * each;
-            while next < min((unit + 1) * each, count) {
-                own += bins[histogram + count - 1 - next].load();
-                next += 1;
+            held[search] = 0u32;
+            if unit < BINS {
+                held[search] = bins[histogram + BINS - 1 - unit].load();
             }
-            let (before, _) = exclusive(own, &mut parts);
-            let mut higher = before;
-            next = unit * each;
-            while next < min((unit + 1) * each, count) {
-                let bin = count - 1 - next;
-                let held = bins[histogram + bin].load();
-                if higher < left[search] && higher + held >= left[search] {
-                    found[2 * search] = bin as u32;
-                    found[2 * search + 1] = higher;
-                }
-                higher += held;
-                next += 1;
+            before[search] = plane_exclusive_sum(held[search]);
+            let all = plane_sum(held[search]);
+            if UNIT_POS_PLANE == 0 {
+                parts[search * PLANES + plane] = all;
             }
         }
         sync_cube();
         #[unroll]
         for search in 0..2usize {
-            let bits = comptime!(if digit == 2 { 10u32 } else { 11 });
-            prefixes[search] = (prefixes[search] << bits) | found[2 * search];
-            above[search] += found[2 * search + 1];
-            left[search] -= found[2 * search + 1];
+            for other in 0..plane {
+                before[search] += parts[search * PLANES + other];
+            }
+            let reaches = before[search] + held[search] >= left[search];
+            if before[search] < left[search] && reaches {
+                found[3 * search] = (BINS - 1 - unit) as u32;
+                found[3 * search + 1] = before[search];
+                found[3 * search + 2] = held[search];
+            }
         }
         sync_cube();
+        #[unroll]
+        for search in 0..2usize {
+            prefixes[search] = (prefixes[search] << 8u32) | found[3 * search];
+            above[search] += found[3 * search + 1];
+            left[search] -= found[3 * search + 1];
+            equal[search] = found[3 * search + 2];
+        }
     }
-    (Edge { key: prefixes[0], above: above[0] }, Edge { key: prefixes[1], above: above[1] })
+    let highest = Edge { key: prefixes[0], above: above[0], equal: equal[0] };
+    let finest = Edge { key: prefixes[1], above: above[1], equal: equal[1] };
+    (highest, finest)
 }
 
 /// The sum over all units before this one, and over all.

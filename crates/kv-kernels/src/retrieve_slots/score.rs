@@ -31,7 +31,7 @@ pub(super) fn score_part<F: Float, N: Size>(
     let own = columns.div_ceil(team_size).comptime();
     let teams = comptime!(blueprint.units / team_size);
     // Rows that a team reads before it waits for the first: as many as registers allow.
-    let ahead = (if group <= 2 { 4usize } else { 2usize }).comptime();
+    let ahead = (if group <= 2 { 8usize } else { 4usize }).comptime();
     let unit = UNIT_POS as usize;
     let member = unit % team_size;
     let team = unit / team_size;

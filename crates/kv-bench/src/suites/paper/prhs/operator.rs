@@ -159,14 +159,15 @@ struct Measured {
 impl Lab<'_> {
     fn measure(&self, contender: &Contender) -> anyhow::Result<Measured> {
         let policy = &*contender.policy;
-        // The last layer of four, where windows are narrowest.
-        let layer = LayerContext { index: 3, count: 4 };
+        // The last layer, where windows are narrowest.
+        let layer = LayerContext { index: 31, count: 32 };
         let Heads { kv, dim, .. } = self.heads;
         let token = 2 * dim * self.dtype.size();
         let all = self.batch * kv * self.length * token;
         let read = if contender.budget.is_some() { all / 8 } else { all };
         let sets = ROTATED.div_ceil(read).clamp(1, 24);
-        let block = BLOCKS[1];
+        // Two of the longest blocks: a cycle must not come back to the sets of its own.
+        let block = 2 * BLOCKS[1];
         let caches = (0..sets).map(|_| self.cache(policy, layer));
         let mut caches = caches.collect::<anyhow::Result<Vec<_>>>()?;
         let steps = (0..block).map(|step| self.step(step)).collect::<anyhow::Result<Vec<_>>>()?;
@@ -244,16 +245,16 @@ impl Lab<'_> {
         Ok(policy.prefill(&observation, 1, options)?)
     }
 
-    /// The `index`-th step of a block: most heads' queries drift, some jump.
+    /// The `index`-th step: most heads' queries drift, some jump.
     fn step(&self, index: usize) -> anyhow::Result<(Step, Tensor<3>)> {
         let Heads { query, kv, dim, .. } = self.heads;
-        // Blocks begin with the first step.
-        let base = self.length.next_multiple_of(BLOCKS[1]);
+        // A block begins with the first step.
+        let base = self.length.next_multiple_of(2 * BLOCKS[1]);
         let position = Tensor::full([self.batch], (base + index) as i32, (self.device, DType::I32));
         let jumps: Vec<f32> = (0..self.batch * kv)
             .flat_map(|pair| {
                 let draw = (pair * 7_919 + index * 104_729) % 1_000;
-                let jumps = index > 0 && (draw as f64) < JUMPING * 1_000.0;
+                let jumps = (draw as f64) < JUMPING * 1_000.0;
                 vec![f32::from(u8::from(jumps)); query / kv]
             })
             .collect();
