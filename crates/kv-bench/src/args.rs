@@ -116,6 +116,10 @@ pub(crate) struct Quality {
     /// Text whose perplexity to measure behind a compressed context.
     #[arg(long, value_name = "FILE.txt")]
     pub(crate) text: Option<PathBuf>,
+    /// Tokens of the text that are the context, compressed once for each number; by default one context of
+    /// 1,536 (512 with `--quick`), of at most half the text and 3/4 of the model's positions.
+    #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
+    pub(crate) contexts: Vec<usize>,
     /// Leave perplexity out.
     #[arg(long)]
     pub(crate) no_perplexity: bool,

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
-    DecodeAttentionOptions, IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SetRule,
+    DecodeAttentionOptions, IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SetRule, Share,
     SimilarityReduction, SlotRanges, SlotView, decode_attention, retrieve_slots,
 };
 use kv_testing::{Golden, Numbers, devices, golden_files, relative_error};
@@ -18,7 +18,7 @@ fn options() -> RetrieveOptions {
         block: 8,
         reduction: ScoreReduction::Sum,
         similarity: SimilarityReduction::Mean,
-        hidden: 0,
+        hidden: Share::default(),
         certified: true,
         longest: None,
     }
@@ -107,7 +107,7 @@ impl Memory {
         options: &RetrieveOptions,
     ) -> Expected {
         let length = tokens - freed;
-        let hidden = f64::from(options.hidden) / 2f64.powi(32);
+        let hidden = f64::from(options.hidden.bits()) / 2f64.powi(32);
         let from = ((hidden * tokens as f64).floor() as usize).saturating_sub(1);
         let sinks = rule.sinks.min(length);
         let start = from.saturating_sub(freed).clamp(sinks, length);
@@ -273,7 +273,7 @@ fn follow(
                 let error = relative_error(&output[head * dim..][..dim], &expected);
                 assert!(error < 1e-4, "{context}: output off by {error}");
                 // What is dropped, by both log-sums, where everything is in sight.
-                if options.hidden == 0 && measures {
+                if options.hidden.is_zero() && measures {
                     let of_all = of_all.as_ref().unwrap();
                     let dropped = 1.0 - f64::from(of_set[head] - of_all[head]).exp();
                     let whole = layer.weights(pair, query, &all);
@@ -320,7 +320,7 @@ fn windows_hide_and_freed_tokens_have_no_slots() {
     for tested in devices() {
         let device = &tested.device;
         let layer = Layer::new(2, 1, 1, 32, 300);
-        let hidden = (0.3 * 2f64.powi(32)) as u32;
+        let hidden = Share::new(0.3);
         let options = RetrieveOptions { hidden, ..options() };
         follow(&layer, &[200, 280], 0, 10, (rule(16), &options), device, "hidden");
         // What the window hides may be gone: tokens 4 to 53 of 200.

@@ -3,7 +3,7 @@
 mod options;
 
 use burn::tensor::Tensor;
-use kv_core::{Budget, IndexSets, LayerCache, Selection};
+use kv_core::{Budget, IndexSets, LayerCache, Selection, Share};
 
 use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
 pub use options::{CisOptions, GroupScore, GroupSimilarity, SetsOf, Similarity};
@@ -35,7 +35,8 @@ impl Cis {
         Self::named("cis-star", options, true)
     }
 
-    fn named(name: &'static str, options: CisOptions, star: bool) -> Result<Self> {
+    /// The same under another policy's name.
+    pub(crate) fn named(name: &'static str, options: CisOptions, star: bool) -> Result<Self> {
         options.validate(name)?;
         Ok(Self { name, options, star })
     }
@@ -71,7 +72,11 @@ impl Policy for Cis {
         observation: &Observation<'_>,
         _selection: &Selection,
     ) -> Result<()> {
-        limit(&self.options.budget, cache, observation.tokens())
+        let budget = match self.options.budget {
+            Budget::Tokens(count) => count,
+            Budget::Ratio(_) => self.options.budget.resolve(observation.tokens()),
+        };
+        Ok(cache.set_limits(vec![budget; cache.layout().pairs()])?)
     }
 
     fn changes_decode(&self) -> bool {
@@ -79,7 +84,7 @@ impl Policy for Cis {
     }
 
     fn records(&self, cache: &LayerCache) -> bool {
-        may_record(&self.options, cache)
+        self.options.target.is_none() && cache.index_sets().is_some() && !cache.options().growable
     }
 
     fn attend_appended(
@@ -89,49 +94,36 @@ impl Policy for Cis {
         query: Tensor<3>,
         step: &Step,
     ) -> Result<Tensor<3>> {
-        attend(self.name, &self.options, self.star, 0, cache, query, step)
+        self.attend_within(Share::default(), cache, query, step)
     }
 }
 
-/// Whether steps launch the same kernels whatever they choose.
-pub(crate) fn may_record(options: &CisOptions, cache: &LayerCache) -> bool {
-    options.target.is_none() && cache.index_sets().is_some() && !cache.options().growable
-}
-
-/// Notes a budget of tokens in a cache that keeps them all.
-pub(crate) fn limit(budget: &Budget, cache: &mut LayerCache, tokens: usize) -> Result<()> {
-    let budget = match budget {
-        Budget::Tokens(count) => *count,
-        Budget::Ratio(_) => budget.resolve(tokens),
-    };
-    Ok(cache.set_limits(vec![budget; cache.layout().pairs()])?)
-}
-
-/// A step of CIS whose tokens are appended, where `hidden` is the share of tokens that are out of sight, in units of 2⁻³².
-pub(crate) fn attend(
-    policy: &'static str,
-    options: &CisOptions,
-    star: bool,
-    hidden: u32,
-    cache: &mut LayerCache,
-    query: Tensor<3>,
-    step: &Step,
-) -> Result<Tensor<3>> {
-    let vectors = vectors(policy, options, cache, step, &query)?;
-    if cache.index_sets().is_none() {
-        let sets = index_sets(policy, options, star, cache, &vectors)?;
-        cache.set_index_sets(sets)?;
+impl Cis {
+    /// A step whose tokens are appended, where `hidden` is the share of tokens that are out of sight.
+    pub(crate) fn attend_within(
+        &self,
+        hidden: Share,
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        step: &Step,
+    ) -> Result<Tensor<3>> {
+        let options = &self.options;
+        let vectors = vectors(self.name, options, cache, step, &query)?;
+        if cache.index_sets().is_none() {
+            let sets = index_sets(self.name, options, self.star, cache, &vectors)?;
+            cache.set_index_sets(sets)?;
+        }
+        let (newest, retrieval) = (step.position.clone(), options.retrieval(hidden));
+        let seen = cache.layout().lengths().first().copied().unwrap_or_default();
+        let measures = options.target.is_some() && seen.is_multiple_of(options.every);
+        let (attention, all) = cache.attend_chosen(query, vectors, newest, retrieval, measures)?;
+        let width = cache.index_sets().map_or(1, IndexSets::width);
+        let sums = attention.log_sum_exp.zip(all);
+        if let (Some(steering), Some((read, all))) = (options.steering(width), sums) {
+            cache.steer_sets(read, all, steering)?;
+        }
+        Ok(attention.output)
     }
-    let (newest, retrieval) = (step.position.clone(), options.retrieval(hidden));
-    let seen = cache.layout().lengths().first().copied().unwrap_or_default();
-    let measures = options.target.is_some() && seen.is_multiple_of(options.every);
-    let (attention, all) = cache.attend_chosen(query, vectors, newest, retrieval, measures)?;
-    let width = cache.index_sets().map_or(1, IndexSets::width);
-    let sums = attention.log_sum_exp.zip(all);
-    if let (Some(steering), Some((read, all))) = (options.steering(width), sums) {
-        cache.steer_sets(read, all, steering)?;
-    }
-    Ok(attention.output)
 }
 
 /// What a step is compared by, `[ranges, parts, length]`.

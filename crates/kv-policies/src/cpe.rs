@@ -1,10 +1,9 @@
 use burn::tensor::Tensor;
 use kv_core::{LayerCache, Selection};
 
-use crate::cis::{CisOptions, attend, limit, may_record};
 use crate::{
-    Etf, FrozenTokens, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Psaw, Result,
-    Step, VisibleWindow,
+    Cis, CisOptions, Etf, FrozenTokens, LayerContext, Needs, Observation, Plan, Policy,
+    PolicyError, Psaw, Result, Step, VisibleWindow,
 };
 
 const NAME: &str = "cpe";
@@ -15,7 +14,7 @@ const NAME: &str = "cpe";
 /// The window is known before the step: what it hides is neither scored nor read.
 #[derive(Debug, Clone)]
 pub struct Cpe {
-    cis: CisOptions,
+    cis: Cis,
     psaw: Psaw,
     etf: Etf,
 }
@@ -24,7 +23,7 @@ impl Cpe {
     /// # Errors
     /// [`PolicyError::InvalidConfig`], [`PolicyError::ProtectedOverBudget`].
     pub fn new(cis: CisOptions, psaw: Psaw, etf: Etf) -> Result<Self> {
-        cis.validate(NAME)?;
+        let cis = Cis::named(NAME, cis, false)?;
         psaw.validate(NAME)?;
         etf.validate(NAME)?;
         if psaw.free {
@@ -42,7 +41,7 @@ impl Policy for Cpe {
     }
 
     fn config(&self) -> serde_json::Value {
-        let mut config = crate::registry::config_of(NAME, &self.cis);
+        let mut config = self.cis.config();
         config["psaw"] = serde_json::json!(self.psaw);
         config["etf"] = serde_json::json!(self.etf);
         config
@@ -53,18 +52,16 @@ impl Policy for Cpe {
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
-        self.cis.parts(NAME, self.cis.budget.resolve(tokens))?;
-        Ok(Selection::all(batch * kv_heads, tokens).into())
+        self.cis.select(observation)
     }
 
     fn prime(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
-        _selection: &Selection,
+        selection: &Selection,
     ) -> Result<()> {
-        limit(&self.cis.budget, cache, observation.tokens())
+        self.cis.prime(cache, observation, selection)
     }
 
     fn changes_decode(&self) -> bool {
@@ -72,7 +69,7 @@ impl Policy for Cpe {
     }
 
     fn records(&self, cache: &LayerCache) -> bool {
-        may_record(&self.cis, cache)
+        self.cis.records(cache)
     }
 
     fn attend_appended(
@@ -82,7 +79,7 @@ impl Policy for Cpe {
         query: Tensor<3>,
         step: &Step,
     ) -> Result<Tensor<3>> {
-        attend(NAME, &self.cis, false, self.psaw.share(layer).bits(), cache, query, step)
+        self.cis.attend_within(self.psaw.share(layer), cache, query, step)
     }
 
     fn visible_window(&self, layer: LayerContext) -> Option<VisibleWindow> {

@@ -1,9 +1,11 @@
 use burn::tensor::Tensor;
-use kv_core::{Budget, LayerCache, Selection};
+use kv_core::{Budget, LayerCache, Selection, Share};
 use serde::{Deserialize, Serialize};
 
-use crate::cis::{CisOptions, GroupScore, attend, limit, may_record};
-use crate::{LayerContext, Needs, Observation, Plan, Policy, Reduction, Result, Step};
+use crate::{
+    Cis, CisOptions, GroupScore, LayerContext, Needs, Observation, Plan, Policy, Reduction, Result,
+    Step,
+};
 
 const NAME: &str = "top-k-oracle";
 
@@ -32,18 +34,18 @@ impl TopKOracle {
     /// # Errors
     /// [`crate::PolicyError::InvalidConfig`], [`crate::PolicyError::ProtectedOverBudget`].
     pub fn validate(&self) -> Result<()> {
-        self.alone().validate(NAME)
+        self.alone().map(drop)
     }
 
     /// CIS that shares nothing and brings no neighbours along.
-    fn alone(&self) -> CisOptions {
+    fn alone(&self) -> Result<Cis> {
         let group_score = match self.reduction {
             Reduction::Mean | Reduction::Sum => GroupScore::Sum,
             Reduction::Max => GroupScore::Max,
         };
         let (sinks, recents) = (self.sinks, self.recents);
         let options = CisOptions { sinks, recents, group_score, ..CisOptions::new(self.budget) };
-        CisOptions { block: 1, dilated: 0.0, radius: 0, ..options }
+        Cis::named(NAME, CisOptions { block: 1, dilated: 0.0, radius: 0, ..options }, false)
     }
 }
 
@@ -61,18 +63,16 @@ impl Policy for TopKOracle {
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
-        self.alone().parts(NAME, self.budget.resolve(tokens))?;
-        Ok(Selection::all(batch * kv_heads, tokens).into())
+        self.alone()?.select(observation)
     }
 
     fn prime(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
-        _selection: &Selection,
+        selection: &Selection,
     ) -> Result<()> {
-        limit(&self.budget, cache, observation.tokens())
+        self.alone()?.prime(cache, observation, selection)
     }
 
     fn changes_decode(&self) -> bool {
@@ -80,7 +80,7 @@ impl Policy for TopKOracle {
     }
 
     fn records(&self, cache: &LayerCache) -> bool {
-        may_record(&self.alone(), cache)
+        self.alone().is_ok_and(|alone| alone.records(cache))
     }
 
     fn attend_appended(
@@ -90,6 +90,6 @@ impl Policy for TopKOracle {
         query: Tensor<3>,
         step: &Step,
     ) -> Result<Tensor<3>> {
-        attend(NAME, &self.alone(), false, 0, cache, query, step)
+        self.alone()?.attend_within(Share::default(), cache, query, step)
     }
 }

@@ -25,6 +25,9 @@ pub(crate) struct Paper {
     /// Figures of KeepKV, KVReviver and PrHS: held-out text, as in `quality`.
     #[arg(long, value_name = "FILE.txt")]
     pub(crate) text: Option<PathBuf>,
+    /// Figures of KeepKV, KVReviver and PrHS: tokens of the text that are contexts, as in `quality`.
+    #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
+    pub(crate) contexts: Vec<usize>,
 }
 
 /// Tables and figures.
@@ -103,6 +106,7 @@ impl Paper {
             ensure!(self.prompts.is_none(), "--prompts: {name} has its own");
             ensure!(self.limit.is_none(), "--limit: {name} has its own prompts");
             ensure!(self.text.is_none(), "--text: {name} has none");
+            ensure!(self.contexts.is_empty(), "--contexts: {name} reads no text");
         }
         if matches!(self.figure, Figure::BalancekvStream | Figure::KvreviverBounds) {
             ensure!(common.dtype.is_none(), "--dtype: {name} is in f32");

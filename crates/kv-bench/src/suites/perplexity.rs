@@ -21,7 +21,7 @@ const SUITE: &str = "quality";
 const BUCKET: usize = 64;
 const TASK: &str = "perplexity";
 
-/// A text, its first half (at most 3/4 of the model's positions) to be compressed.
+/// A text, its context to be compressed.
 pub(crate) struct Text {
     source: String,
     context: Vec<u32>,
@@ -29,29 +29,46 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    /// Reads a file, or the embedded text.
+    /// Reads a file, or the embedded text, for each of `contexts`; for one that fits, where there are none.
     ///
     /// # Errors
-    /// Where the file cannot be read or is too short.
-    pub(crate) fn read(bench: &Bench<'_>, path: Option<&Path>) -> anyhow::Result<Self> {
+    /// Where the file cannot be read, is too short, or a context leaves the model no positions.
+    pub(crate) fn read(
+        bench: &Bench<'_>,
+        path: Option<&Path>,
+        contexts: &[usize],
+    ) -> anyhow::Result<Vec<Self>> {
         let (source, text) = prompts::text(path)?;
         let tokens = bench.model.encode(&text)?;
         let positions = bench.model.config().max_positions;
-        let (context, continued) = if bench.common.quick { (512, 128) } else { (1536, 512) };
-        let context = context.min(positions * 3 / 4).min(tokens.len() / 2);
-        let continued = continued.min(positions - context).min(tokens.len() - context);
-        ensure!(context > 0 && continued > 0, "{source} is too short for perplexity");
-        let next = tokens[context..context + continued].to_vec();
-        Ok(Self { source, context: tokens[..context].to_vec(), next })
+        let (default, continued) = if bench.common.quick { (512, 128) } else { (1536, 512) };
+        let own = [default.min(positions * 3 / 4).min(tokens.len() / 2)];
+        let contexts = if contexts.is_empty() { &own } else { contexts };
+        let text = |&context: &usize| {
+            let most = positions.min(tokens.len());
+            ensure!(
+                (1..most).contains(&context),
+                "{source} has {} tokens and the model {positions} positions: no perplexity behind \
+                 {context} tokens",
+                tokens.len()
+            );
+            let next = tokens[context..most.min(context + continued)].to_vec();
+            Ok(Self { source: source.clone(), context: tokens[..context].to_vec(), next })
+        };
+        contexts.iter().map(text).collect()
     }
 }
 
-/// Runs the text under all contenders: its context is compressed, the rest is fed token by token.
+/// Runs texts under all contenders: a context is compressed, the rest is fed token by token.
 pub(crate) fn run(
     bench: &mut Bench<'_>,
     contenders: &[Contender],
-    text: Text,
+    texts: Vec<Text>,
 ) -> anyhow::Result<()> {
+    texts.into_iter().try_for_each(|text| measure(bench, contenders, text))
+}
+
+fn measure(bench: &mut Bench<'_>, contenders: &[Contender], text: Text) -> anyhow::Result<()> {
     let Text { source, context: prompt, next } = text;
     let (context, continued) = (prompt.len(), next.len());
     let policies: Vec<Arc<dyn Policy>> =

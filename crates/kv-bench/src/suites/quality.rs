@@ -28,6 +28,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
         ensure!(
             options.prompts.is_none()
                 && options.lengths.is_empty()
+                && options.contexts.is_empty()
                 && options.tasks.is_empty()
                 && !options.no_perplexity
                 && options.mode == Mode::Both,
@@ -38,6 +39,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
     if let Some(Task::Conversation) = options.task {
         ensure!(
             options.text.is_none()
+                && options.contexts.is_empty()
                 && options.tasks.is_empty()
                 && !options.no_perplexity
                 && options.mode == Mode::Both,
@@ -58,12 +60,12 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
         prompts.limit(limit);
     }
     // Read first: a text that is not there must not cost a finished retrieval.
-    let text = match options.no_perplexity {
+    let texts = match options.no_perplexity {
         true => None,
-        false => Some(Text::read(bench, options.text.as_deref())?),
+        false => Some(Text::read(bench, options.text.as_deref(), &options.contexts)?),
     };
     retrieval(bench, &contenders, prompts, options.mode)?;
-    text.map_or(Ok(()), |text| perplexity::run(bench, &contenders, text))
+    texts.map_or(Ok(()), |texts| perplexity::run(bench, &contenders, texts))
 }
 
 /// Runs prompts under all contenders, which share each prompt's prefill.

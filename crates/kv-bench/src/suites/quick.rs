@@ -16,8 +16,8 @@ pub(crate) fn run(bench: &mut Bench<'_>) -> anyhow::Result<()> {
         prompts.limit(8);
     }
     quality::retrieval(bench, &contenders, prompts, Mode::Both)?;
-    let text = perplexity::Text::read(bench, None)?;
-    perplexity::run(bench, &contenders, text)?;
+    let texts = perplexity::Text::read(bench, None, &[])?;
+    perplexity::run(bench, &contenders, texts)?;
     let attention = Attention { limit: 2, steps: 8, ..Attention::default() };
     attention::measure(bench, &contenders, &attention)?;
     let positions = bench.model.config().max_positions;

@@ -26,7 +26,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use crate::check::Check;
 use crate::decode_attention;
 use crate::extension::{Retrieval, SlotOps};
-use crate::{KernelError, SlotRanges};
+use crate::{KernelError, Share, SlotRanges};
 
 const OP: &str = "retrieve_slots";
 
@@ -349,9 +349,9 @@ pub struct RetrieveOptions {
     pub reduction: ScoreReduction,
     /// One similarity of a group's.
     pub similarity: SimilarityReduction,
-    /// The share of the tokens so far, in units of 2⁻³², whose first ones are out of sight, but for sinks:
-    /// token number `t` sees from number `share * t` on.
-    pub hidden: u32,
+    /// The share of the tokens so far that are out of sight, the first ones, but for sinks: see
+    /// [`Share::first_seen`].
+    pub hidden: Share,
     /// Whether to note what bounds on the dropped attention take.
     pub certified: bool,
     /// The most slots that any range holds, if known; by default the pool's.

@@ -145,7 +145,7 @@ impl Problem<'_> {
         let tokens = usize::try_from(newest + 1).unwrap_or(0);
         let freed = tokens.saturating_sub(length);
         let sinks = (own[SINKS] as usize).min(length);
-        let start = first_in_sight(options.hidden, tokens).saturating_sub(freed);
+        let start = options.hidden.of(tokens).saturating_sub(1 + freed);
         let start = start.clamp(sinks, length);
         let local = length.saturating_sub(own[LOCALS] as usize).max(start);
         Sight { sinks, start, local, length, freed, tokens }
@@ -238,7 +238,7 @@ impl Problem<'_> {
     fn dropped(&self, sight: &Sight, logits: &[f32], sums: &[f32], chosen: &[usize]) -> f32 {
         let options = self.config.options;
         let left = steps_left(sight.tokens, options.block);
-        let start = first_in_sight(options.hidden, sight.tokens + left).saturating_sub(sight.freed);
+        let start = options.hidden.of(sight.tokens + left).saturating_sub(1 + sight.freed);
         let local = (sight.local + left).min(sight.length);
         let kept = |slot: usize| {
             let listed = slot >= sight.start && chosen.binary_search(&slot).is_ok();
@@ -260,12 +260,6 @@ impl Problem<'_> {
         });
         norms.fold(0.0, f32::max).sqrt()
     }
-}
-
-/// The first of `tokens` tokens that the last of them sees behind the sinks, counted from 0.
-pub(crate) fn first_in_sight(hidden: u32, tokens: usize) -> usize {
-    let start = (u64::from(hidden) * tokens as u64) >> 32;
-    (start as usize).saturating_sub(1)
 }
 
 /// How many of the `top` highest bring their neighbours along: a share, rounded down but for what is lost in it.

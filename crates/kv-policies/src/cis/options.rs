@@ -1,7 +1,7 @@
 //! CIS's options.
 
 use kv_core::{
-    Budget, RetrieveOptions, ScoreReduction, SetRule, SimilarityReduction, SteerOptions,
+    Budget, RetrieveOptions, ScoreReduction, SetRule, Share, SimilarityReduction, SteerOptions,
 };
 use serde::{Deserialize, Serialize};
 
@@ -230,7 +230,7 @@ impl CisOptions {
     }
 
     /// A step's options, where tokens below a share are out of sight.
-    pub(crate) fn retrieval(&self, hidden: u32) -> RetrieveOptions {
+    pub(crate) fn retrieval(&self, hidden: Share) -> RetrieveOptions {
         RetrieveOptions {
             scale: None,
             radius: self.radius,

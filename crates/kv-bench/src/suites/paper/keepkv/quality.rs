@@ -43,10 +43,10 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
         prompts.limit(limit);
     }
     // Read first: a text that is not there must not cost a finished retrieval.
-    let text = Text::read(bench, options.text.as_deref())?;
+    let texts = Text::read(bench, options.text.as_deref(), &options.contexts)?;
     let mode = if quick { Mode::QuestionAware } else { Mode::Both };
     quality::retrieval(bench, &contenders, prompts, mode)?;
-    perplexity::run(bench, &contenders, text)?;
+    perplexity::run(bench, &contenders, texts)?;
     if options.figure == Figure::KeepkvLossless {
         let (limit, steps) = if quick { QUICK_ATTENTION } else { ATTENTION };
         let prompts = options.prompts.clone();

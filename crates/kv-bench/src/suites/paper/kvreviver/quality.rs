@@ -49,13 +49,13 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
         prompts.limit(limit);
     }
     // Read first: a text that is not there must not cost a finished retrieval.
-    let text = match options.figure {
+    let texts = match options.figure {
         Figure::KvreviverFig5 => None,
-        _ => Some(Text::read(bench, options.text.as_deref())?),
+        _ => Some(Text::read(bench, options.text.as_deref(), &options.contexts)?),
     };
     quality::retrieval(bench, &contenders, prompts, Mode::QuestionAgnostic)?;
-    if let Some(text) = text {
-        perplexity::run(bench, &contenders, text)?;
+    if let Some(texts) = texts {
+        perplexity::run(bench, &contenders, texts)?;
     }
     match options.figure {
         Figure::KvreviverTable2 => bench.note(TABLE_2.into()),

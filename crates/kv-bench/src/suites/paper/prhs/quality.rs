@@ -35,10 +35,10 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
         prompts.limit(limit);
     }
     // Read first: a text that is not there must not cost a finished retrieval.
-    let text = Text::read(bench, options.text.as_deref())?;
+    let texts = Text::read(bench, options.text.as_deref(), &options.contexts)?;
     // What a prompt's question does to what is read shows either way.
     quality::retrieval(bench, &contenders, prompts, Mode::QuestionAware)?;
-    perplexity::run(bench, &contenders, text)?;
+    perplexity::run(bench, &contenders, texts)?;
     if quick {
         bench.note("few prompts, little text: a first look, no comparison".into());
     }
