@@ -23,13 +23,14 @@ MOST = 16 << 20
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=pathlib.Path, help="where to write the records")
+    parser.add_argument("--figure", choices=["prhs-table4", "prhs-long"], help="only the cases of this one")
     args = parser.parse_args()
     torch.manual_seed(0)
     records = []
     for name, (heads, kv_heads) in HEADS.items():
         for batch, tokens in (PAPER if heads == kv_heads else []) + LONG:
             figure = "prhs-long" if (batch, tokens) in LONG else "prhs-table4"
-            if kv_heads * batch * tokens > MOST:
+            if kv_heads * batch * tokens > MOST or args.figure not in (None, figure):
                 continue
             case = {"batch": batch, "query_heads": heads, "kv_heads": kv_heads, "tokens": tokens,
                     "head_dim": 128}

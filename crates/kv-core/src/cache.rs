@@ -91,6 +91,24 @@ impl KvCache {
     /// # Errors
     /// [`Error::CapacityExhausted`] where a head has no room, [`Error::Shape`]; nothing changes then.
     pub fn advance(&mut self, growth: &[Vec<isize>]) -> Result<()> {
+        let lengths = self.advanced(growth)?;
+        for (layer, lengths) in self.layers.iter_mut().zip(lengths) {
+            layer.layout.lengths_mut().copy_from_slice(&lengths);
+            layer.note_tokens(1);
+        }
+        Ok(())
+    }
+
+    /// Whether there is room for such a step.
+    ///
+    /// # Errors
+    /// Those of [`Self::advance`].
+    pub fn check_advance(&mut self, growth: &[Vec<isize>]) -> Result<()> {
+        self.advanced(growth).map(drop)
+    }
+
+    /// Lengths behind a step that changes them by `growth`.
+    fn advanced(&mut self, growth: &[Vec<isize>]) -> Result<Vec<Vec<usize>>> {
         expect_shape("growth", &[growth.len()], &[self.layers.len()])?;
         let layers = self.layers.iter().zip(growth);
         let lengths = layers.map(|(layer, growth)| layer.advanced(growth));
@@ -98,11 +116,7 @@ impl KvCache {
         // A recorded step reads and writes where its tensors are: they cannot grow.
         let mut sketches = self.layers.iter_mut().filter_map(|layer| layer.sketch.as_mut());
         sketches.try_for_each(|sketch| sketch.reserve(1, false))?;
-        for (layer, lengths) in self.layers.iter_mut().zip(lengths) {
-            layer.layout.lengths_mut().copy_from_slice(&lengths);
-            layer.note_tokens(1);
-        }
-        Ok(())
+        Ok(lengths)
     }
 
     /// Goes on as if every sequence had seen `tokens` more ([`LayerCache::assume`]).

@@ -22,6 +22,7 @@ use crate::merge_slots::MergeConfig;
 use crate::pages::PageOptions;
 #[cfg(feature = "cuda")]
 use crate::prefill_attention::PrefillConfig;
+use crate::reading::Reading;
 use crate::retrieve_slots::{RetrieveConfig, SteerOptions};
 use crate::revise_sketch::ReviseOptions;
 use crate::sample::DrawConfig;
@@ -527,6 +528,16 @@ pub(crate) trait SlotOps: Backend {
     fn retrieve_slots(
         #[extension_type] retrieval: Retrieval<Self>,
     ) -> (IntTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The same, and attends to it: table, vectors and output `[B, Hq, D]`.
+    fn retrieving_attention(
+        #[extension_type] retrieval: Retrieval<Self>,
+        values: FloatTensor<Self>,
+        attention: DecodeConfig,
+    ) -> (IntTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// Asks for integers `[N]`.
+    fn begin_read(tensor: IntTensor<Self>) -> Reading;
 
     /// Changes the sizes of sets in their table `[P, row]`, in place, given what was dropped `[P, G]`.
     fn steer_sets(

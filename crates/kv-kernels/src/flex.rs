@@ -41,6 +41,7 @@ use crate::merge_slots::reference::Groups;
 use crate::nearest_slots::reference::Pairing;
 use crate::pages::PageOptions;
 use crate::random::uniform;
+use crate::reading::Reading;
 use crate::retrieve_slots::{self, SteerOptions};
 use crate::rms_norm::reference::rms_norm;
 use crate::sample::reference::{Settings, sample};
@@ -385,6 +386,34 @@ impl SlotOps for Flex {
         let sums = problem.solve(table.storage_mut::<i32>(), set_vectors.storage_mut::<f32>());
         let group = sums.len() / pairs;
         (table, set_vectors, rounded(sums, [pairs, group], DType::F32))
+    }
+
+    fn retrieving_attention(
+        retrieval: Retrieval<Self>,
+        values: FlexTensor,
+        attention: DecodeConfig,
+    ) -> (FlexTensor, FlexTensor, FlexTensor) {
+        let [query, keys] = [&retrieval.query, &retrieval.keys].map(Clone::clone);
+        let [offsets, lengths] = [&retrieval.offsets, &retrieval.lengths].map(Clone::clone);
+        let none = rounded(vec![0.0], [1], DType::F32);
+        let (table, set_vectors, _) = Self::retrieve_slots(retrieval);
+        let (output, ..) = Self::decode_attention(
+            query,
+            keys,
+            values,
+            none.clone(),
+            none,
+            offsets,
+            lengths,
+            table.clone(),
+            attention,
+        );
+        (table, set_vectors, output)
+    }
+
+    fn begin_read(tensor: FlexTensor) -> Reading {
+        let tensor = tensor.to_contiguous();
+        Reading::new(move || Ok(slice(&tensor).to_vec()))
     }
 
     fn steer_sets(table: FlexTensor, dropped: FlexTensor, options: SteerOptions) -> FlexTensor {

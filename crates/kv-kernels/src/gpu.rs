@@ -32,6 +32,7 @@ use crate::pages::PageOptions;
 #[cfg(feature = "cuda")]
 use crate::prefill_attention;
 use crate::random::kernel as random;
+use crate::reading::Reading;
 use crate::retrieve_slots::SteerOptions;
 use crate::rms_norm::kernel as rms_norm;
 use crate::sample::DrawConfig;
@@ -198,6 +199,18 @@ impl SlotOps for CubeBackend {
 
     fn retrieve_slots(retrieval: Retrieval<Self>) -> (CubeTensor, CubeTensor, CubeTensor) {
         retrieve_slots::launch::run(retrieval)
+    }
+
+    fn retrieving_attention(
+        retrieval: Retrieval<Self>,
+        values: CubeTensor,
+        attention: DecodeConfig,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        retrieve_slots::fused::run(retrieval, values, attention)
+    }
+
+    fn begin_read(tensor: CubeTensor) -> Reading {
+        Reading::of(tensor)
     }
 
     fn steer_sets(table: CubeTensor, dropped: CubeTensor, options: SteerOptions) -> CubeTensor {

@@ -36,6 +36,7 @@ mod nearest_slots;
 mod pages;
 mod prefill_attention;
 mod random;
+mod reading;
 mod retrieve_slots;
 mod revise_sketch;
 mod rms_norm;
@@ -84,9 +85,10 @@ pub use pages::{
 };
 pub use prefill_attention::{PrefillOptions, PrefillOutput, PrefillWindow, prefill_attention};
 pub use random::{uniform, uniforms};
+pub use reading::Reading;
 pub use retrieve_slots::{
     IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SetRule, SimilarityReduction,
-    SteerOptions, retrieve_slots, steer_sets,
+    SteerOptions, retrieve_slots, retrieving_attention, steer_sets,
 };
 pub use revise_sketch::{ABSENT, ReviseOptions, RevisedScores, StepLogits, revise_sketch};
 pub use rms_norm::{add_rms_norm, rms_norm};

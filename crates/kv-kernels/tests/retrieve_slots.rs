@@ -4,6 +4,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
     DecodeAttentionOptions, IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SetRule, Share,
     SimilarityReduction, SlotRanges, SlotView, decode_attention, retrieve_slots,
+    retrieving_attention,
 };
 use kv_testing::{Golden, Numbers, devices, golden_files, relative_error};
 
@@ -321,10 +322,12 @@ fn windows_hide_and_freed_tokens_have_no_slots() {
         let device = &tested.device;
         let layer = Layer::new(2, 1, 1, 32, 300);
         let hidden = Share::new(0.3);
-        let options = RetrieveOptions { hidden, ..options() };
-        follow(&layer, &[200, 280], 0, 10, (rule(16), &options), device, "hidden");
-        // What the window hides may be gone: tokens 4 to 53 of 200.
-        follow(&layer, &[200, 230], 50, 20, (rule(16), &options), device, "freed");
+        for certified in [true, false] {
+            let options = RetrieveOptions { hidden, certified, ..options() };
+            follow(&layer, &[200, 280], 0, 10, (rule(16), &options), device, "hidden");
+            // What the window hides may be gone: tokens 4 to 53 of 200.
+            follow(&layer, &[200, 230], 50, 20, (rule(16), &options), device, "freed");
+        }
     }
 }
 
@@ -332,17 +335,15 @@ fn windows_hide_and_freed_tokens_have_no_slots() {
 fn long_ranges_are_scored_in_parts() {
     for tested in devices() {
         let device = &tested.device;
-        // One range on many processors, and ranges longer than a part.
-        let layer = Layer::new(1, 1, 2, 32, 5_000);
-        follow(
-            &layer,
-            &[4_900],
-            0,
-            4,
-            (rule(200), &options()),
-            device,
-            &format!("{} parts", tested.name),
-        );
+        // One range on many processors, ranges longer than a part, and than shared memory has room for.
+        for (group, room, certified) in
+            [(2, 5_000, true), (1, 5_000, false), (1, 60_000, false), (2, 60_000, true)]
+        {
+            let layer = Layer::new(1, 1, group, 32, room);
+            let options = RetrieveOptions { certified, ..options() };
+            let context = format!("{} {room} slots", tested.name);
+            follow(&layer, &[room - 100], 0, 3, (rule(200), &options), device, &context);
+        }
     }
 }
 
@@ -358,7 +359,7 @@ fn thresholds_never_and_always() {
         let always = SetRule { threshold: -1.0, ..rule(16) };
         let retrieved = follow(&layer, &[104], 0, 20, (always, &options()), device, "always");
         assert_eq!(retrieved, 2 * 3);
-        let alone = RetrieveOptions { block: 1, ..options() };
+        let alone = RetrieveOptions { block: 1, certified: false, ..options() };
         assert_eq!(
             follow(&layer, &[100], 0, 5, (rule(16), &alone), device, "blocks of one"),
             2 * 5
@@ -378,7 +379,8 @@ fn sizes_come_to_what_is_wanted() {
         let mut sizes = Vec::new();
         for _ in 0..40 {
             let query = numbers.normal(16);
-            sizes.push(one_step(query, keys.clone(), &mut sets, 399, device).set.len() as f64);
+            sizes
+                .push(one_step(query, keys.clone(), &mut sets, 399, true, device).set.len() as f64);
         }
         assert!(sizes[0] > 45.0, "{}: {sizes:?}", tested.name);
         let mean = sizes[8..].iter().sum::<f64>() / 32.0;
@@ -392,6 +394,7 @@ fn one_step(
     keys: Vec<f32>,
     sets: &mut IndexSets,
     at: i32,
+    certified: bool,
     device: &Device,
 ) -> RangeSets {
     let dim = query.len();
@@ -400,7 +403,7 @@ fn one_step(
     let int = |value: i32| Tensor::full([1, 1], value, (device, DType::I32));
     let ranges = SlotRanges { offsets: int(0), lengths: int(tokens as i32) };
     let keys = Tensor::<1>::from_data(keys.as_slice(), (device, DType::F32)).reshape([tokens, dim]);
-    let options = RetrieveOptions { block: sets.sets(), ..options() };
+    let options = RetrieveOptions { block: sets.sets(), certified, ..options() };
     retrieve_slots(on.clone(), on, keys, &ranges, ints(&[at], device), sets, options, false)
         .unwrap();
     sets.read().unwrap().remove(0)
@@ -410,17 +413,19 @@ fn one_step(
 fn equal_weights_go_by_index_and_zero_queries_are_like_none() {
     for tested in devices() {
         let device = &tested.device;
-        let mut sets = IndexSets::new(&[rule(9)], 8, rule(9).width(1), 1, 4, device);
-        let keys = || vec![1.0; 64 * 4];
-        let first = one_step(vec![1.0; 4], keys(), &mut sets, 63, device);
-        // Nine, of which the first three bring a neighbour along; the lowest is behind the sinks.
-        assert_eq!(first.set, (4..13).collect::<Vec<u32>>(), "{}", tested.name);
-        let zero = one_step(vec![0.0; 4], keys(), &mut sets, 63, device);
-        assert_eq!(zero.retrieves, Some(true), "{}", tested.name);
-        let again = one_step(vec![0.0; 4], keys(), &mut sets, 63, device);
-        assert_eq!(again.retrieves, Some(true), "{}", tested.name);
-        let shared = one_step(vec![2.0; 4], keys(), &mut sets, 63, device);
-        assert_eq!((shared.retrieves, shared.set), (Some(false), first.set), "{}", tested.name);
+        for certified in [true, false] {
+            let mut sets = IndexSets::new(&[rule(9)], 8, rule(9).width(1), 1, 4, device);
+            let mut step = |query: f32| {
+                one_step(vec![query; 4], vec![1.0; 64 * 4], &mut sets, 63, certified, device)
+            };
+            let first = step(1.0);
+            // Nine, of which the first three bring a neighbour along; the lowest is behind the sinks.
+            assert_eq!(first.set, (4..13).collect::<Vec<u32>>(), "{}", tested.name);
+            assert_eq!(step(0.0).retrieves, Some(true), "{}", tested.name);
+            assert_eq!(step(0.0).retrieves, Some(true), "{}", tested.name);
+            let shared = step(2.0);
+            assert_eq!((shared.retrieves, shared.set), (Some(false), first.set), "{}", tested.name);
+        }
     }
 }
 
@@ -531,5 +536,120 @@ fn refuses_what_does_not_fit() {
         assert!(error.contains("sets") && error.contains('8'), "{error}");
         let error = try_with(&mut sets, [2, 1, 8], RetrieveOptions { block: 0, ..options() });
         assert!(error.contains("block"), "{error}");
+    }
+}
+
+/// A launch that chooses and attends does both as one for each does: where heads fill the device, it is one launch.
+#[test]
+fn choosing_and_attending_at_once_changes_nothing() {
+    for tested in devices() {
+        let device = &tested.device;
+        for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::BF16, 1e-2), (DType::F16, 2e-3)] {
+            if !device.supports_dtype(dtype) {
+                continue;
+            }
+            // As many ranges as fill a GPU.
+            let many = if tested.name == "cuda" { 24 } else { 1 };
+            let hidden = Share::new(0.3);
+            for (batch, kv_heads, group, dim, room, change) in [
+                (3, 2 * many, 1, 128, 300, RetrieveOptions { certified: false, ..options() }),
+                // One part, as ranges are short, and as they are many.
+                (3, 2 * many, 1, 64, 200, RetrieveOptions { certified: false, ..options() }),
+                (3, 16 * many, 1, 32, 600, RetrieveOptions { certified: false, ..options() }),
+                (
+                    3,
+                    2 * many,
+                    1,
+                    64,
+                    300,
+                    RetrieveOptions { certified: false, hidden, ..options() },
+                ),
+                (
+                    3,
+                    2 * many,
+                    1,
+                    64,
+                    300,
+                    RetrieveOptions { block: 1, certified: false, ..options() },
+                ),
+                (3, many, 4, 64, 300, RetrieveOptions { certified: false, ..options() }),
+                (3, 2 * many, 2, 128, 300, options()),
+                (2, many, 8, 128, 300, options()),
+            ] {
+                let options = RetrieveOptions { longest: Some(room), ..change };
+                let layer = Layer::new(batch, kv_heads, group, dim, room);
+                let lengths: Vec<usize> = [room, 170, 0][..batch].to_vec();
+                let ranges = layer.ranges(&lengths, device);
+                let pools =
+                    [&layer.keys, &layer.values].map(|pool| layer.pool(pool, device).cast(dtype));
+                let pairs = batch * kv_heads;
+                let width = rule(40).width(1);
+                let new = || IndexSets::new(&vec![rule(40); pairs], 8, width, group, dim, device);
+                let (mut sets, mut other) = (new(), new());
+                let mut numbers = Numbers::new(3);
+                let base = numbers.normal(pairs * group * dim);
+                for step in 0..4 {
+                    let jumps = numbers.normal(pairs * group * dim);
+                    // Every third range finds another query at every step.
+                    let row = |i: usize| {
+                        if i / (group * dim) % 3 == 0 { jumps[i] } else { base[i] + 0.1 * jumps[i] }
+                    };
+                    let query: Vec<f32> = (0..pairs * group * dim).map(row).collect();
+                    let query = Tensor::<1>::from_data(query.as_slice(), (device, DType::F32));
+                    let vectors = query.clone().reshape([pairs, group, dim]).cast(dtype);
+                    let query = query.reshape([batch, kv_heads * group, dim]).cast(dtype);
+                    let newest: Vec<i32> =
+                        lengths.iter().map(|length| *length as i32 - 1 + step / 3).collect();
+                    let newest = ints(&newest, device);
+                    let fused = retrieving_attention(
+                        query.clone(),
+                        vectors.clone(),
+                        pools.clone(),
+                        &ranges,
+                        newest.clone(),
+                        &mut sets,
+                        options,
+                    );
+                    let fused = fused.unwrap();
+                    let [keys, values] = pools.clone();
+                    retrieve_slots(
+                        query.clone(),
+                        vectors,
+                        keys.clone(),
+                        &ranges,
+                        newest,
+                        &mut other,
+                        options,
+                        false,
+                    )
+                    .unwrap();
+                    let attention = DecodeAttentionOptions {
+                        view: SlotView::Sets(other.clone()),
+                        longest: Some(other.most()),
+                        ..Default::default()
+                    };
+                    let apart =
+                        decode_attention(query, keys, values, None, &ranges, attention).unwrap();
+                    let (own, expected) = (sets.read().unwrap(), other.read().unwrap());
+                    for (own, expected) in own.iter().zip(&expected) {
+                        assert_eq!(own.set, expected.set, "{} {dtype:?} step {step}", tested.name);
+                        assert_eq!(own.retrieves, expected.retrieves);
+                        assert_eq!((own.tokens, own.steps), (expected.tokens, expected.steps));
+                        let near = |a: f32, b: f32| (a - b).abs() <= 1e-3 * b.abs().max(1.0);
+                        assert!(near(own.dropped, expected.dropped));
+                        assert!(near(own.key_norm, expected.key_norm));
+                    }
+                    assert!(own.iter().any(|own| own.retrieves == Some(true)));
+                    let shares = options.block > 1 && step > 0;
+                    assert!(!shares || own.iter().any(|own| own.retrieves == Some(false)));
+                    let of = |tensor: Tensor<3>| {
+                        tensor.cast(DType::F32).into_data().try_to_vec::<f32>().unwrap()
+                    };
+                    let expected: Vec<f64> = of(apart.output).into_iter().map(f64::from).collect();
+                    let error = relative_error(&of(fused), &expected);
+                    assert!(error < tolerance, "{} {dtype:?}: {error}", tested.name);
+                }
+            }
+        }
     }
 }

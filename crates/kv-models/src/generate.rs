@@ -98,7 +98,8 @@ pub fn generate(
         .collect::<Result<Vec<_>>>()?;
     let samplings: Vec<Sampling> = requests.iter().map(|request| request.sampling).collect();
     samplings.iter().try_for_each(Sampling::validate)?;
-    let mut decoder = Session::start(model, policy, &prompts, &seeds, most)?.decoder(&samplings)?;
+    let mut decoder =
+        Session::start(model, policy, &prompts, &seeds, most)?.decoder(&samplings)?.ahead();
     while running.iter().any(|sequence| !sequence.done) {
         let tokens = decoder.next_tokens()?;
         for (index, (sequence, token)) in running.iter_mut().zip(tokens).enumerate() {
@@ -116,7 +117,8 @@ pub fn generate(
             }
         }
         for (row, sequence) in running.iter_mut().enumerate() {
-            sequence.done |= !decoder.session().has_position(row);
+            // A step that ran ahead has drawn another token already.
+            sequence.done |= !decoder.session().has_position(row) && !decoder.is_ahead();
             if sequence.done {
                 decoder.end(row)?;
             }

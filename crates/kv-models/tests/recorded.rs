@@ -90,6 +90,55 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
     }
 }
 
+/// Steps that begin before the host has read what they decode draw the same tokens, which are in the caches then.
+#[test]
+fn steps_ahead_of_the_host_draw_the_same() {
+    for tested in gpus("steps_ahead_of_the_host_draw_the_same") {
+        let model = embedded(&tested);
+        for config in [
+            json!({"policy": "full"}),
+            json!({"policy": "h2o", "budget": 64}),
+            json!({"policy": "longflow", "budget": 64}),
+            json!({"policy": "cis", "budget": 64}),
+        ] {
+            let steps = 40;
+            let session = start(&model, &config, steps + 1);
+            let mut launched = decoder(&session).without_recording();
+            let mut ahead = decoder(&session).ahead();
+            for step in 0..steps {
+                let (a, b) = (launched.next_tokens().unwrap(), ahead.next_tokens().unwrap());
+                let rows = if step > steps / 2 { 1..3 } else { 0..3 };
+                assert_eq!(a[rows.clone()], b[rows], "{config} on {} step {step}", tested.name);
+                if step == steps / 2 {
+                    launched.end(0).unwrap();
+                    ahead.end(0).unwrap();
+                }
+            }
+            assert!(ahead.is_ahead() && !launched.is_ahead());
+            launched.next_tokens().unwrap();
+            let of = |decoder: Decoder<'_>| {
+                let session = decoder.into_session().unwrap();
+                let logits = session.read_logits().unwrap();
+                let lengths = session.cache().layers[0].layout().lengths().to_vec();
+                let pairs = lengths.len() / 3;
+                (session.cache().seen[1..].to_vec(), lengths[pairs..].to_vec(), logits[1].clone())
+            };
+            assert_eq!(of(launched), of(ahead), "{config} on {}", tested.name);
+        }
+        // The last step that there is room for is taken, and the next one says why not.
+        let limited = start(&model, &json!({"policy": "full"}), 6);
+        let mut full = decoder(&limited).ahead();
+        (0..7).for_each(|_| drop(full.next_tokens().unwrap()));
+        assert!(!full.is_ahead());
+        full.into_session().unwrap();
+        let mut full = decoder(&limited).ahead();
+        (0..7).for_each(|_| drop(full.next_tokens().unwrap()));
+        let error = full.next_tokens().unwrap_err();
+        assert!(error.to_string().contains("capacity"), "{error}");
+        assert!(matches!(full.next_tokens().unwrap_err(), ModelError::DecoderFailed));
+    }
+}
+
 /// Two sequences in generation at once record one after the other, and each by itself.
 #[test]
 fn decoders_side_by_side_do_not_disturb_each_other() {

@@ -47,9 +47,9 @@ impl Text {
         let text = |&context: &usize| {
             let most = positions.min(tokens.len());
             ensure!(
-                (1..most).contains(&context),
-                "{source} has {} tokens and the model {positions} positions: no perplexity behind \
-                 {context} tokens",
+                context + continued <= most || contexts == own,
+                "{source} has {} tokens and the model {positions} positions: no perplexity of {continued} \
+                 tokens behind {context}",
                 tokens.len()
             );
             let next = tokens[context..most.min(context + continued)].to_vec();

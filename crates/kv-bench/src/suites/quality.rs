@@ -59,6 +59,10 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
     if let Some(limit) = options.limit.or(quick.then_some(16)) {
         prompts.limit(limit);
     }
+    ensure!(
+        !options.no_perplexity || options.contexts.is_empty(),
+        "--contexts: --no-perplexity reads no text"
+    );
     // Read first: a text that is not there must not cost a finished retrieval.
     let texts = match options.no_perplexity {
         true => None,

@@ -3,7 +3,7 @@
 use burn::tensor::{Int, Tensor};
 use kv_kernels::{
     AttentionOutput, DecodeAttentionOptions, IndexSets, RetrieveOptions, SlotRanges, SlotView,
-    SteerOptions, decode_attention, retrieve_slots, steer_sets,
+    SteerOptions, decode_attention, retrieve_slots, retrieving_attention, steer_sets,
 };
 
 use crate::{Error, LayerCache, Result};
@@ -54,6 +54,16 @@ impl LayerCache {
         let longest = self.layout.capacities().iter().max().copied().unwrap_or_default();
         let options = RetrieveOptions { longest: options.longest.or(Some(longest)), ..options };
         let (keys, values) = (self.keys.clone(), self.values.clone());
+        if !measures {
+            let pools = [keys, values];
+            let output =
+                retrieving_attention(query, vectors, pools, &ranges, newest, &mut sets, options);
+            self.sets = Some(sets);
+            let output = output?;
+            let attended =
+                AttentionOutput { output, log_sum_exp: None, probabilities: None, logits: None };
+            return Ok((attended, None));
+        }
         let sums = retrieve_slots(
             query.clone(),
             vectors,

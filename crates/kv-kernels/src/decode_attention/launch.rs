@@ -60,9 +60,12 @@ impl Call {
     pub(crate) fn run(self) -> (CubeTensor, CubeTensor, CubeTensor) {
         let call = self.packed();
         let features = call.config.features;
-        // Zeros, since slots that are not attended to are not written.
-        let shape = if features.scores { call.scores_shape() } else { [1, 1] };
-        let attended = call.attend(Some(zeros_like(&call.query, shape)), None);
+        let scores = match features.scores {
+            // Zeros, since slots that are not attended to are not written.
+            true => zeros_like(&call.query, call.scores_shape()),
+            false => empty_like(&call.query, Shape::from([1, 1]), DType::F32),
+        };
+        let attended = call.attend(Some(scores), None);
         if attended.splits > 1 {
             let from = [&attended.partial, &attended.stats];
             let to = [&attended.output, &attended.log_sum_exp];

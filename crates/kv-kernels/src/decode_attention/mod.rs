@@ -20,7 +20,7 @@ pub mod reference;
 #[cfg(feature = "gpu")]
 pub(crate) mod shared;
 #[cfg(feature = "gpu")]
-mod tensor_core;
+pub(crate) mod tensor_core;
 #[cfg(feature = "gpu")]
 mod tiles;
 

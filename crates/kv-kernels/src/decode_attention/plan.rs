@@ -7,7 +7,7 @@ use crate::gpu::multiplies;
 
 /// What launches the attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kernel {
+pub(crate) enum Kernel {
     /// Matrix instructions, with values read in vectors of so many 32-bit words, by so many planes.
     TensorCore { words: usize, planes: usize },
     /// Vectors of so many elements, rows shared by teams of so many units.
@@ -23,7 +23,7 @@ pub(crate) const PROCESSORS: usize = 64;
 const SMALLEST_PART: usize = 64;
 
 /// The kernel for a query `[B, Hq, D]`.
-pub(super) fn kernel(query: &CubeTensor, head_dim: usize, group: usize) -> Kernel {
+pub(crate) fn kernel(query: &CubeTensor, head_dim: usize, group: usize) -> Kernel {
     let hardware = &query.client.properties().hardware;
     if multiplies(query) && head_dim.is_multiple_of(32) {
         let words = if head_dim.is_multiple_of(64) { 4 } else { 2 };
@@ -47,7 +47,7 @@ pub(super) fn kernel(query: &CubeTensor, head_dim: usize, group: usize) -> Kerne
 
 /// Numbers of shared memory that a cube takes: as many as let no third find room on a processor, or
 /// as leave the half where a cube is alone there.
-pub(super) fn room(query: &CubeTensor, kernel: Kernel) -> usize {
+pub(crate) fn room(query: &CubeTensor, kernel: Kernel) -> usize {
     let most = query.client.properties().hardware.max_shared_memory_size / size_of::<f32>();
     match kernel {
         Kernel::TensorCore { planes, .. } if planes > tensor_core::PLANES => most / 2,
@@ -56,7 +56,7 @@ pub(super) fn room(query: &CubeTensor, kernel: Kernel) -> usize {
 }
 
 /// Parts of each of `pairs` ranges of up to `longest` slots, and with how many planes a cube.
-pub(super) fn splits(
+pub(crate) fn splits(
     query: &CubeTensor,
     kernel: Kernel,
     pairs: usize,

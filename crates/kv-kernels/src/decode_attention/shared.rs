@@ -4,6 +4,7 @@
 use cubecl::prelude::*;
 
 use super::ViewKind;
+use crate::retrieve_slots::Chosen;
 use crate::retrieve_slots::table::{FIRST, FREED, LOCAL, READ, SINKS};
 
 /// Below every logit that carries weight; a finite stand-in for −∞, which WGSL cannot write down.
@@ -15,7 +16,7 @@ const NEVER: u32 = 0xff80_0000;
 
 /// Which of a range's slots a query attends to.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Seen {
+pub(crate) struct Seen {
     /// How many.
     pub(super) count: usize,
     /// The range's first slot.
@@ -65,16 +66,38 @@ pub(super) fn seen_of(
     }
     if comptime!(kind == ViewKind::Sets) {
         let own = pair * width;
-        seen.sinks = min(view[own + SINKS] as usize, length);
-        seen.list = own + view[own + FIRST] as usize;
-        seen.listed = view[own + READ] as usize;
-        seen.freed = view[own + FREED] as usize;
-        let behind = seen.sinks + seen.listed;
-        // What is listed is before the locals.
-        seen.gap = view[own + LOCAL] as usize - behind;
-        seen.count -= seen.gap;
+        let chosen = Chosen {
+            sinks: min(view[own + SINKS] as usize, length),
+            first: view[own + FIRST] as usize,
+            count: view[own + READ] as usize,
+            local: view[own + LOCAL] as usize,
+            freed: view[own + FREED] as usize,
+        };
+        let own = seen_chosen(&chosen, seen.start, length, own);
+        seen.count = own.count;
+        seen.sinks = own.sinks;
+        seen.listed = own.listed;
+        seen.list = own.list;
+        seen.freed = own.freed;
+        seen.gap = own.gap;
     }
     seen
+}
+
+/// What a step of the range at slot `start` reads, as chosen in the row at `own` of the table.
+#[cube]
+pub(crate) fn seen_chosen(chosen: &Chosen, start: usize, length: usize, own: usize) -> Seen {
+    // What is listed is before the locals.
+    let gap = chosen.local - (chosen.sinks + chosen.count);
+    Seen {
+        count: length - gap,
+        start,
+        sinks: chosen.sinks,
+        listed: chosen.count,
+        list: own + chosen.first,
+        freed: chosen.freed,
+        gap,
+    }
 }
 
 /// The `i`-th slot that a query attends to; what is no slot of the pool becomes `slots`.

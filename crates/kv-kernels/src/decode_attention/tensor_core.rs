@@ -11,7 +11,7 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::shared::{LOWEST, divisor, larger, seen_of, slot_at, weight_of};
+use super::shared::{LOWEST, Seen, divisor, larger, seen_of, slot_at, weight_of};
 use super::tiles::{lower_halves, place_of, read_keys, read_values, read_weights, upper_halves};
 use super::{Features, ViewKind};
 use crate::evicting_attention::weigh::{ABSENT, NOWHERE, importance_of, next_place, weakest_of};
@@ -30,24 +30,24 @@ const BANKS: usize = 32;
 
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Blueprint {
+pub(crate) struct Blueprint {
     /// Query heads of a key-value head.
-    pub(super) group: usize,
+    pub(crate) group: usize,
     /// `D`, a multiple of 32.
-    pub(super) head_dim: usize,
+    pub(crate) head_dim: usize,
     /// 32-bit words of a vector of values: 8 lanes take `16 * words` columns.
-    pub(super) words: usize,
+    pub(crate) words: usize,
     /// Whether other cubes have other parts of the range.
-    pub(super) split: bool,
+    pub(crate) split: bool,
     /// Numbers that shared memory has room for, at least.
-    pub(super) room: usize,
+    pub(crate) room: usize,
     /// Planes of a cube.
-    pub(super) planes: usize,
+    pub(crate) planes: usize,
     /// Whether shared memory has room for a part's places, of lists.
-    pub(super) staged: bool,
+    pub(crate) staged: bool,
     /// What becomes of logits.
-    pub(super) logits: Logits,
-    pub(super) features: Features,
+    pub(crate) logits: Logits,
+    pub(crate) features: Features,
 }
 
 /// Shared memory between the query heads' logits of a part: a quarter of the banks more than whole
@@ -59,7 +59,7 @@ pub(super) fn stride_of(part: usize) -> usize {
 
 /// What becomes of logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Logits {
+pub(crate) enum Logits {
     /// Nothing.
     Dropped,
     /// Each is written at once.
@@ -106,6 +106,63 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
 ) {
+    let cube = CUBE_POS;
+    if cube >= pairs * splits {
+        terminate!();
+    }
+    let pair = cube / splits;
+    let kind = blueprint.features.view.comptime();
+    let seen = seen_of(view, offsets, lengths, pair, width, sinks, kind);
+    attend::<E, N>(
+        query,
+        keys,
+        values,
+        log_weights,
+        numerators,
+        view,
+        output,
+        log_sum_exp,
+        scores,
+        partial,
+        stats,
+        &seen,
+        lengths[pair],
+        pair,
+        cube % splits,
+        splits,
+        slots,
+        scale,
+        blueprint,
+    );
+}
+
+/// What a cube does of a range, of which it has one of `splits` parts.
+///
+/// # Shapes
+/// As for [`tensor_core_kernel`].
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn attend<E: Float, N: Size>(
+    query: &[Vector<u32, Const<2>>],
+    keys: &[Vector<u32, Const<4>>],
+    values: &[Vector<u32, N>],
+    log_weights: &[f32],
+    numerators: &[f32],
+    view: &[i32],
+    output: &mut [E],
+    log_sum_exp: &mut [f32],
+    scores: &mut [f32],
+    partial: &mut [f32],
+    stats: &mut [f32],
+    seen: &Seen,
+    length: i32,
+    pair: usize,
+    split: usize,
+    splits: usize,
+    slots: usize,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+) {
     let group = blueprint.group.comptime();
     let dim = blueprint.head_dim.comptime();
     let planes = blueprint.planes.comptime();
@@ -118,20 +175,13 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     let blocks = (dim / span).comptime();
     let def = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
 
-    let cube = CUBE_POS;
-    if cube >= pairs * splits {
-        terminate!();
-    }
-    let pair = cube / splits;
-    let split = cube % splits;
+    let cube = pair * splits + split;
     let unit = UNIT_POS as usize;
     let lane = unit % PLANE;
     let plane = unit / PLANE;
     let r = lane / 4;
     let j = lane % 4;
 
-    let length = lengths[pair] as usize;
-    let seen = seen_of(view, offsets, lengths, pair, width, sinks, kind);
     let (start, count) = (seen.start, seen.count);
     // This cube's part, in whole tiles.
     let share = count.div_ceil(splits).div_ceil(TILE) * TILE;
@@ -173,7 +223,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
         // Else each tile waits for its places before it reads its rows.
         let mut i = first + unit;
         while i < end {
-            totals[i - first] = f32::reinterpret(slot_at(view, &seen, i, slots, kind) as u32);
+            totals[i - first] = f32::reinterpret(slot_at(view, seen, i, slots, kind) as u32);
             i += planes * PLANE;
         }
         sync_cube();
@@ -196,10 +246,10 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     let mut tile = first + plane * TILE;
     if tile < end {
         read_keys(
-            keys, view, &totals, &mut k, tile, end, &seen, first, slots, r, j, pieces, kind, staged,
+            keys, view, &totals, &mut k, tile, end, seen, first, slots, r, j, pieces, kind, staged,
         );
         read_values::<N>(
-            values, view, &totals, &mut v, &mut at, tile, end, &seen, first, slots, r, j, blocks,
+            values, view, &totals, &mut v, &mut at, tile, end, seen, first, slots, r, j, blocks,
             kind, staged,
         );
         read_weights(log_weights, &mut log_weight, &at, slots, features.weighted);
@@ -225,7 +275,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
             &mut next_k,
             next,
             end,
-            &seen,
+            seen,
             first,
             slots,
             r,
@@ -242,7 +292,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
             &mut next_at,
             next,
             end,
-            &seen,
+            seen,
             first,
             slots,
             r,
@@ -378,7 +428,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
             } else {
                 // Cheaper to find than to keep.
                 let i = place_of(next, u, j);
-                let slot = slot_at(view, &seen, min(i, end - 1), slots, kind);
+                let slot = slot_at(view, seen, min(i, end - 1), slots, kind);
                 at[u] = select(i < end, slot, slots);
             }
             if features.weighted {
@@ -456,7 +506,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
         for g in 0..group {
             normalisers[g] = joint_maxima[g] + joint_weights[g].ln();
         }
-        let full = length as i32 >= limit;
+        let full = length >= limit;
         let mut own = Array::<f32>::new(group);
         let mut best = f32::new(ABSENT);
         let mut best_place = i32::new(NOWHERE as i64);
@@ -486,7 +536,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
         }
         let (_, weakest) = weakest_of(best, best_place, planes);
         if unit == 0 {
-            partial[pair] = f32::reinterpret(next_place(weakest, newest, full, length as i32));
+            partial[pair] = f32::reinterpret(next_place(weakest, newest, full, length));
         }
     }
     let mut i = unit;

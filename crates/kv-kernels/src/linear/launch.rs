@@ -47,7 +47,7 @@ pub(crate) fn skinny(
             tensor_core::tensor_core_kernel::launch_unchecked(
                 &client,
                 grid(outputs.div_ceil(blueprint.outputs())),
-                CubeDim::new_1d(32 * blueprint.planes as u32),
+                CubeDim::new_1d(32 * tensor_core::PLANES as u32),
                 x.clone().into_buffer_arg(),
                 weight.into_buffer_arg(),
                 bias,

@@ -14,6 +14,8 @@ use crate::extension::EpilogueConfig;
 /// Outputs of a plane.
 const OUTPUTS: usize = 16;
 const PLANE: usize = 32;
+/// Planes of a cube: cubes of them end at about the same time, where sixteen leave a wave half empty.
+pub(super) const PLANES: usize = 8;
 /// Pieces of 32 elements that a plane takes at a time.
 const PIECES: usize = 2;
 
@@ -22,8 +24,6 @@ const PIECES: usize = 2;
 pub(super) struct Blueprint {
     /// Tiles of 8 rows.
     tiles: usize,
-    /// Planes of a cube.
-    pub(super) planes: usize,
     /// Groups of planes, each with outputs of its own.
     groups: usize,
     /// Whether planes read their next weights before they multiply.
@@ -46,8 +46,8 @@ impl Blueprint {
     ) -> Self {
         // Not by the rows: a row's sums are the same whatever rows stand beside it.
         let shares = weights / OUTPUTS >= 4 * processors;
-        let (planes, groups) = if shares { (8, 2) } else { (16, 1) };
-        Self { tiles, planes, groups, ahead: tiles == 1, streams, epilogue }
+        let groups = if shares { 2 } else { 1 };
+        Self { tiles, groups, ahead: tiles == 1, streams, epilogue }
     }
 
     /// Outputs of a cube.
@@ -73,7 +73,6 @@ pub(super) fn tensor_core_kernel<E: Float>(
     #[define(E)] _dtype: ElemType,
 ) {
     let tiles = blueprint.tiles.comptime();
-    let planes = blueprint.planes.comptime();
     let groups = blueprint.groups.comptime();
     let ahead = blueprint.ahead.comptime();
     let streams = blueprint.streams.comptime();
@@ -106,7 +105,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
     }
 
     let pieces = inputs / 32;
-    let step = comptime!(planes / groups * PIECES);
+    let step = comptime!(PLANES / groups * PIECES);
     let mut piece = part_of_sum * PIECES;
     let mut w = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * PIECES));
     if ahead {
@@ -168,7 +167,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
     }
 
     let wide = comptime!(8 * tiles);
-    let mut parts = Shared::<[f32]>::new_slice(comptime!(planes * OUTPUTS * wide));
+    let mut parts = Shared::<[f32]>::new_slice(comptime!(PLANES * OUTPUTS * wide));
     #[unroll]
     for tile in 0..tiles {
         #[unroll]
@@ -190,7 +189,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
         for part in 0..parts_each {
             let mut total = 0.0f32;
             #[unroll]
-            for p in 0..comptime!(planes / groups) {
+            for p in 0..comptime!(PLANES / groups) {
                 total += parts[((p * groups + owner) * wide + row) * OUTPUTS + column + 8 * part];
             }
             totals[part] = total;
@@ -208,7 +207,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
                 epilogue,
             );
         }
-        at += comptime!(planes * PLANE);
+        at += comptime!(PLANES * PLANE);
     }
 }
 

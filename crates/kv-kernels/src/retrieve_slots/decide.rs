@@ -67,53 +67,24 @@ pub(super) fn decide<F: Float>(
     let mut distance = 0.0f32;
     if comptime!(blueprint.shares) {
         let sets = blueprint.sets.comptime();
-        let parts = blueprint.parts.comptime();
-        let length = blueprint.length.comptime();
-        let least = comptime!(blueprint.similarity == SimilarityReduction::Min);
         let mut similarities = Shared::<[f32]>::new_slice(sets);
         let mut distances = Shared::<[f32]>::new_slice(sets);
         // A plane a set.
         let plane = (UNIT_POS / PLANE_DIM) as usize;
         let planes = (CUBE_DIM / PLANE_DIM) as usize;
-        for round in 0..held.div_ceil(planes) {
+        // The first of them whether it is held or not, so that it need not wait for their number.
+        let (similarity, farthest) =
+            compare::<F>(vectors, set_vectors, pair, min(plane, comptime!(sets - 1)), blueprint);
+        if plane < held && UNIT_POS_PLANE == 0 {
+            similarities[plane] = similarity;
+            distances[plane] = farthest;
+        }
+        for round in 1..max(held.div_ceil(planes), 1usize) {
             let set = round * planes + plane;
-            let from = (pair * sets + min(set, comptime!(sets - 1))) * comptime!(parts * length);
-            let mut similarity = 0.0f32;
-            if least {
-                similarity = 1.0f32;
-            }
-            let mut farthest = 0.0f32;
-            for part in 0..parts {
-                let mut dot = 0.0f32;
-                let mut own_norm = 0.0f32;
-                let mut norm = 0.0f32;
-                let mut apart = 0.0f32;
-                let mut i = UNIT_POS_PLANE as usize;
-                while i < length {
-                    let at = part * length + i;
-                    let a = f32::cast_from(vectors[pair * comptime!(parts * length) + at]);
-                    let b = set_vectors[from + at];
-                    dot += a * b;
-                    own_norm += a * a;
-                    norm += b * b;
-                    apart += (a - b) * (a - b);
-                    i += PLANE_DIM as usize;
-                }
-                dot = plane_sum(dot);
-                let norms = (plane_sum(own_norm) * plane_sum(norm)).sqrt();
-                let mut cosine = 0.0f32;
-                if norms > 0.0 {
-                    cosine = min(dot / norms, 1.0f32);
-                }
-                if least {
-                    similarity = min(similarity, cosine);
-                } else {
-                    similarity += cosine / comptime!(parts as f32);
-                }
-                farthest = max(farthest, plane_sum(apart).sqrt());
-            }
+            let (similarity, farthest) =
+                compare::<F>(vectors, set_vectors, pair, min(set, comptime!(sets - 1)), blueprint);
             if set < held && UNIT_POS_PLANE == 0 {
-                similarities[set] = min(similarity, 1.0f32);
+                similarities[set] = similarity;
                 distances[set] = farthest;
             }
         }
@@ -130,4 +101,55 @@ pub(super) fn decide<F: Float>(
         distance = 0.0f32;
     }
     (decided, distance)
+}
+
+/// How similar a set's vectors are, and by how much they differ, the most of the parts.
+#[cube]
+fn compare<F: Float>(
+    vectors: &[F],
+    set_vectors: &[f32],
+    pair: usize,
+    set: usize,
+    #[comptime] blueprint: Blueprint,
+) -> (f32, f32) {
+    let sets = blueprint.sets.comptime();
+    let parts = blueprint.parts.comptime();
+    let length = blueprint.length.comptime();
+    let least = comptime!(blueprint.similarity == SimilarityReduction::Min);
+    let from = (pair * sets + set) * comptime!(parts * length);
+    let mut similarity = 0.0f32;
+    if least {
+        similarity = 1.0f32;
+    }
+    let mut farthest = 0.0f32;
+    for part in 0..parts {
+        let mut dot = 0.0f32;
+        let mut own_norm = 0.0f32;
+        let mut norm = 0.0f32;
+        let mut apart = 0.0f32;
+        let mut i = UNIT_POS_PLANE as usize;
+        while i < length {
+            let at = part * length + i;
+            let a = f32::cast_from(vectors[pair * comptime!(parts * length) + at]);
+            let b = set_vectors[from + at];
+            dot += a * b;
+            own_norm += a * a;
+            norm += b * b;
+            apart += (a - b) * (a - b);
+            i += PLANE_DIM as usize;
+        }
+        dot = plane_sum(dot);
+        let norms = (plane_sum(own_norm) * plane_sum(norm)).sqrt();
+        let mut cosine = 0.0f32;
+        if norms > 0.0 {
+            cosine = min(dot / norms, 1.0f32);
+        }
+        if least {
+            similarity = min(similarity, cosine);
+        } else {
+            similarity += cosine / comptime!(parts as f32);
+        }
+        farthest = max(farthest, plane_sum(apart).sqrt());
+    }
+    (min(similarity, 1.0f32), farthest)
 }

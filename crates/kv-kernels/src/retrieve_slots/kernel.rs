@@ -2,47 +2,59 @@
 
 use cubecl::prelude::*;
 
-use super::choose::{conclude, log_sums, retrieve, settle};
+use super::choose::{retrieve, settle};
+use super::conclude::{Chosen, conclude};
 use super::decide::{decide, sight_of};
+use super::log_sums::log_sums;
+use super::marks::{CHUNK, MARKS, WORD};
 use super::score::score_part;
 use super::table::*;
 use super::{ScoreReduction, SimilarityReduction};
 
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Blueprint {
+pub(crate) struct Blueprint {
     /// Query heads of a key-value head.
-    pub(super) group: usize,
+    pub(crate) group: usize,
     /// Vectors of a row.
-    pub(super) columns: usize,
+    pub(crate) columns: usize,
     /// Units that share a row, a power of two within a plane.
-    pub(super) team: usize,
+    pub(crate) team: usize,
     /// Units of a cube.
-    pub(super) units: usize,
+    pub(crate) units: usize,
     /// Vectors that similarity is of, and their length.
-    pub(super) parts: usize,
-    pub(super) length: usize,
-    pub(super) sets: usize,
-    pub(super) width: usize,
-    pub(super) reduction: ScoreReduction,
-    pub(super) similarity: SimilarityReduction,
+    pub(crate) parts: usize,
+    pub(crate) length: usize,
+    pub(crate) sets: usize,
+    pub(crate) width: usize,
+    pub(crate) reduction: ScoreReduction,
+    pub(crate) similarity: SimilarityReduction,
     /// Whether sets are shared at all.
-    pub(super) shares: bool,
-    pub(super) certified: bool,
+    pub(crate) shares: bool,
+    pub(crate) certified: bool,
     /// Whether all ranges are scored.
-    pub(super) measures: bool,
+    pub(crate) measures: bool,
     /// Whether the kernel scores.
-    pub(super) scores: bool,
+    pub(crate) scores: bool,
     /// Whether the kernel chooses.
-    pub(super) chooses: bool,
+    pub(crate) chooses: bool,
     /// Whether barriers for shared memory leave memory unordered.
-    pub(super) fenced: bool,
+    pub(crate) fenced: bool,
+    /// Slots whose ordered scores shared memory has room for; 0 where they go to memory.
+    pub(crate) staged: usize,
+    /// Rows that a team reads before it waits for the first.
+    pub(crate) ahead: usize,
+}
+
+impl Blueprint {
+    /// Whether scores are ordered as they are made: those of one query are in the order of its weights.
+    pub(crate) fn direct(&self) -> bool {
+        self.group == 1 && !self.measures && !self.certified
+    }
 }
 
 /// # Shapes
-/// In vectors: `query` `[P, G, columns]`, `keys` `[S, columns]`. `vectors` `[P, parts, length]`, `set_vectors`
-/// `[P, sets, parts, length]`, `table` `[P, row]`; `logits` `[P, G, stride]`, `ordered` `[P, stride]`,
-/// `norms` `[P, scored_parts]`, `log_sum_exp` `[P, G]`.
+/// As for [`step`].
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn retrieve_kernel<F: Float, N: Size>(
@@ -56,6 +68,7 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
     table: &mut [i32],
     logits: &mut [f32],
     ordered: &mut [u32],
+    marks: &mut [u32],
     norms: &mut [f32],
     log_sum_exp: &mut [f32],
     pairs: usize,
@@ -75,17 +88,77 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
         terminate!();
     }
     let pair = cube / splits;
-    let split = cube % splits;
+    step::<F, N>(
+        query,
+        keys,
+        vectors,
+        set_vectors,
+        offsets[pair] as usize,
+        lengths[pair],
+        newest[pair / kv_heads],
+        table,
+        logits,
+        ordered,
+        marks,
+        norms,
+        log_sum_exp,
+        pair,
+        cube % splits,
+        splits,
+        scored_parts,
+        stride,
+        radius,
+        block,
+        hidden,
+        scale,
+        blueprint,
+    );
+}
+
+/// What a cube does of a range's step; returns what the step reads, where the cube chooses.
+///
+/// # Shapes
+/// In vectors: `query` `[P, G, columns]`, `keys` `[S, columns]`. `vectors` `[P, parts, length]`, `set_vectors`
+/// `[P, sets, parts, length]`, `table` `[P, row]`; `logits` `[P, G, stride]`, `ordered` `[P, stride]`, `marks` `[P, 3, words]`,
+/// `norms` `[P, scored_parts]`, `log_sum_exp` `[P, G]`.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn step<F: Float, N: Size>(
+    query: &[Vector<F, N>],
+    keys: &[Vector<F, N>],
+    vectors: &[F],
+    set_vectors: &mut [f32],
+    offset: usize,
+    length: i32,
+    position: i32,
+    table: &mut [i32],
+    logits: &mut [f32],
+    ordered: &mut [u32],
+    marks: &mut [u32],
+    norms: &mut [f32],
+    log_sum_exp: &mut [f32],
+    pair: usize,
+    split: usize,
+    splits: usize,
+    scored_parts: usize,
+    stride: usize,
+    radius: usize,
+    block: usize,
+    hidden: u32,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+) -> Chosen {
     let group = blueprint.group.comptime();
     let units = blueprint.units.comptime();
     let sets = blueprint.sets.comptime();
     let width = blueprint.width.comptime();
+    let direct = comptime!(blueprint.direct());
+    let staged = blueprint.staged.comptime();
     let unit = UNIT_POS as usize;
     let own = pair * comptime!(row(sets, width));
-    let position = newest[pair / kv_heads];
     let sinks = table[own + SINKS] as usize;
     let locals = table[own + LOCALS] as usize;
-    let sight = sight_of(lengths[pair], position, sinks, locals, hidden);
+    let sight = sight_of(length, position, sinks, locals, hidden);
     let top = table[own + TOP] as usize;
     let share = f32::reinterpret(table[own + DILATED]);
     let dilated = min((f32::cast_from(top) * share + ROUNDING) as usize, top);
@@ -97,6 +170,10 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
     }
     let mut decided = table[own + DECIDED];
     let mut distance = f32::reinterpret(table[own + DISTANCE]);
+    let mut near = Shared::<[u32]>::new_slice(comptime!(staged.max(1)));
+    let mut near_marks =
+        Shared::<[u32]>::new_slice(comptime!(MARKS * staged.div_ceil(WORD).max(1)));
+    let marked = pair * MARKS * stride.div_ceil(WORD);
     if comptime!(blueprint.scores) {
         let (found, apart) = decide::<F>(
             vectors,
@@ -113,24 +190,51 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
         let all = comptime!(blueprint.measures);
         if all || decided == i32::new(RETRIEVES as i64) {
             let gap = sight.start - sight.sinks;
-            let count = sight.length - gap;
+            let mut from = 0usize;
+            let mut count = sight.length - gap;
+            if direct {
+                from = sight.sinks;
+                count = sight.local - sight.start;
+            }
             let share = count.div_ceil(splits);
             let first = min(split * share, count);
             let end = min(first + share, count);
-            let norm = score_part::<F, N>(
-                query,
-                keys,
-                logits,
-                pair,
-                offsets[pair] as usize,
-                first,
-                end,
-                sight.sinks,
-                gap,
-                stride,
-                scale,
-                blueprint,
-            );
+            let (first, end) = (from + first, from + end);
+            let norm = if comptime!(staged > 0) {
+                score_part::<F, N>(
+                    query,
+                    keys,
+                    logits,
+                    &mut *near,
+                    0usize,
+                    pair,
+                    offset,
+                    first,
+                    end,
+                    sight.sinks,
+                    gap,
+                    stride,
+                    scale,
+                    blueprint,
+                )
+            } else {
+                score_part::<F, N>(
+                    query,
+                    keys,
+                    logits,
+                    ordered,
+                    pair * stride,
+                    pair,
+                    offset,
+                    first,
+                    end,
+                    sight.sinks,
+                    gap,
+                    stride,
+                    scale,
+                    blueprint,
+                )
+            };
             if comptime!(blueprint.certified) {
                 let mut largest = Shared::<[f32]>::new_slice(units);
                 largest[unit] = norm;
@@ -140,7 +244,7 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
                     for other in 0..units {
                         most = max(most, largest[other]);
                     }
-                    norms[cube] = most;
+                    norms[pair * splits + split] = most;
                 }
             }
         }
@@ -152,8 +256,14 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
             }
         }
     }
+    let mut chosen = Chosen {
+        sinks: sight.sinks,
+        first: 0usize,
+        count: 0usize,
+        local: sight.start,
+        freed: sight.freed,
+    };
     if comptime!(blueprint.chooses) {
-        settle(blueprint.fenced);
         let retrieves = decided == i32::new(RETRIEVES as i64);
         let mut set = 0usize;
         if decided > 0 {
@@ -161,13 +271,13 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
         }
         let all = comptime!(blueprint.measures);
         if all || retrieves {
+            settle(blueprint.fenced);
             let base = pair * group * stride;
             let mut sums = Array::<f32>::new(group);
             #[unroll]
             for g in 0..group {
                 sums[g] = 0.0f32;
             }
-            // The logits of one query are in the order of its weights.
             if comptime!(blueprint.measures || blueprint.certified || group > 1) {
                 let own = log_sums(&*logits, base, stride, &sight, group, units);
                 #[unroll]
@@ -184,10 +294,66 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
             if retrieves {
                 set = min(held, comptime!(sets - 1));
                 let to = own + comptime!(FIELDS + sets * SET_FIELDS) + set * width;
-                let (count, dropped) = retrieve(
-                    &*logits, ordered, table, &sums, pair, stride, &sight, to, top, dilated,
-                    radius, block, hidden, blueprint,
-                );
+                if comptime!(direct && staged > 0 && !blueprint.scores) {
+                    let mut i = sight.start + unit;
+                    while i < sight.local {
+                        let mut some = Array::<u32>::new(CHUNK);
+                        #[unroll]
+                        for c in 0..CHUNK {
+                            let at = min(i + c * units, sight.local - 1);
+                            some[c] = ordered[pair * stride + at];
+                        }
+                        #[unroll]
+                        for c in 0..CHUNK {
+                            let at = i + c * units;
+                            if at < sight.local {
+                                near[at] = some[c];
+                            }
+                        }
+                        i += CHUNK * units;
+                    }
+                }
+                let (count, dropped) = if comptime!(staged > 0) {
+                    retrieve(
+                        &*logits,
+                        &mut *near,
+                        0usize,
+                        &mut *near_marks,
+                        0usize,
+                        table,
+                        &sums,
+                        pair,
+                        stride,
+                        &sight,
+                        to,
+                        top,
+                        dilated,
+                        radius,
+                        block,
+                        hidden,
+                        blueprint,
+                    )
+                } else {
+                    retrieve(
+                        &*logits,
+                        ordered,
+                        pair * stride,
+                        marks,
+                        marked,
+                        table,
+                        &sums,
+                        pair,
+                        stride,
+                        &sight,
+                        to,
+                        top,
+                        dilated,
+                        radius,
+                        block,
+                        hidden,
+                        blueprint,
+                    )
+                };
                 let parts = comptime!(blueprint.parts * blueprint.length);
                 if comptime!(blueprint.shares) {
                     let mut i = unit;
@@ -197,7 +363,6 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
                         i += units;
                     }
                 }
-                settle(blueprint.fenced);
                 if unit == 0 {
                     let fields = own + FIELDS + set * SET_FIELDS;
                     table[fields + COUNT] = i32::cast_from(count);
@@ -205,7 +370,7 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
                         // The parts' norms of this kernel's or of the one before it.
                         let mut most = 0.0f32;
                         if comptime!(blueprint.scores) {
-                            most = norms[cube];
+                            most = norms[pair * splits + split];
                         } else {
                             for part in 0..scored_parts {
                                 most = max(most, norms[pair * scored_parts + part]);
@@ -227,10 +392,13 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
                     table[own + BLOCK] = own_block;
                     table[own + SETS] = i32::cast_from(set + 1);
                 }
+                settle(blueprint.fenced);
             }
         }
-        if unit == 0 {
-            conclude(table, own, &sight, decided, set, distance, sets, width);
-        }
+        let read = conclude(table, own, &sight, decided, set, distance, sets, width);
+        chosen.first = read.first;
+        chosen.count = read.count;
+        chosen.local = read.local;
     }
+    chosen
 }

@@ -6,9 +6,11 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::SteerOptions;
 use super::kernel::{Blueprint, retrieve_kernel};
+use super::marks::{MARKS, WORD};
+use super::radix::{BINS, PLANES};
 use super::steer::steer_kernel;
+use super::{RetrieveConfig, SteerOptions};
 use crate::decode_attention::plan::PROCESSORS;
 use crate::extension::Retrieval;
 use crate::gpu::{elem_type, empty_like, grid, is_cuda, vector_lanes};
@@ -19,6 +21,8 @@ const PART: usize = 4_096;
 const SMALLEST_PART: usize = 128;
 /// Cubes on a processor, about.
 const CUBES_EACH: usize = 4;
+/// The fewest slots for whose scores shared memory is taken.
+const SMALLEST_STAGE: usize = 1_024;
 /// Units of a cube that scores, and of one that chooses among many.
 const UNITS: usize = 256;
 const MOST_UNITS: usize = 1_024;
@@ -48,106 +52,252 @@ pub(crate) fn steer(table: CubeTensor, dropped: CubeTensor, options: SteerOption
     table
 }
 
+/// A call's tensors, all contiguous, and their sizes.
+pub(super) struct Call {
+    pub(super) query: CubeTensor,
+    pub(super) vectors: CubeTensor,
+    pub(super) keys: CubeTensor,
+    pub(super) set_vectors: CubeTensor,
+    pub(super) offsets: CubeTensor,
+    pub(super) lengths: CubeTensor,
+    pub(super) newest: CubeTensor,
+    pub(super) table: CubeTensor,
+    pub(super) config: RetrieveConfig,
+    pub(super) batch: usize,
+    pub(super) head_dim: usize,
+    /// Ranges.
+    pub(super) pairs: usize,
+    /// Query heads of a range.
+    pub(super) group: usize,
+    /// Elements of a vector of a row.
+    pub(super) lanes: usize,
+}
+
+impl Call {
+    pub(super) fn new(retrieval: Retrieval<CubeBackend>) -> Self {
+        let [query, vectors, keys, set_vectors] =
+            [retrieval.query, retrieval.vectors, retrieval.keys, retrieval.set_vectors]
+                .map(into_contiguous);
+        let [offsets, lengths, newest, table] =
+            [retrieval.offsets, retrieval.lengths, retrieval.newest, retrieval.table]
+                .map(into_contiguous);
+        let [batch, query_heads, head_dim] = query.shape().dims();
+        let pairs = offsets.shape().num_elements();
+        let lanes = vector_lanes(&keys, head_dim, head_dim);
+        let (group, config) = (batch * query_heads / pairs, retrieval.config);
+        Self {
+            query,
+            vectors,
+            keys,
+            set_vectors,
+            offsets,
+            lengths,
+            newest,
+            table,
+            config,
+            batch,
+            head_dim,
+            pairs,
+            group,
+            lanes,
+        }
+    }
+
+    /// The most slots of a range.
+    pub(super) fn longest(&self) -> usize {
+        self.config.longest.max(1)
+    }
+
+    /// Code of a cube of `units`, whose teams read so many rows `ahead`, with room for `staged` slots' scores in
+    /// shared memory, where it chooses.
+    pub(super) fn blueprint(
+        &self,
+        units: usize,
+        [scores, chooses]: [bool; 2],
+        staged: usize,
+        ahead: usize,
+    ) -> Blueprint {
+        let options = self.config.options;
+        let client = &self.query.client;
+        let [_, parts, length] = self.vectors.shape().dims();
+        let columns = self.head_dim / self.lanes;
+        let most = (client.properties().hardware.plane_size_min as usize).min(32);
+        let mut team = 8.min(most).min(columns.next_power_of_two());
+        // Few units a row exchange less; enough of them keep queries in registers.
+        while team < most && self.group * self.head_dim / team > 64 {
+            team *= 2;
+        }
+        Blueprint {
+            group: self.group,
+            columns,
+            team,
+            units,
+            parts,
+            length,
+            sets: self.config.sets,
+            width: self.config.width,
+            reduction: options.reduction,
+            similarity: options.similarity,
+            shares: options.block > 1,
+            certified: options.certified,
+            measures: self.config.measures,
+            scores,
+            chooses,
+            // CUDA's barrier orders all memory for its cube.
+            fenced: !is_cuda(client),
+            staged: if chooses { staged } else { 0 },
+            ahead,
+        }
+    }
+
+    /// Slots for whose scores shared memory has room, where a cube of up to `units` chooses: one of few sizes, as each
+    /// is a kernel of its own; 0 where the longest range does not fit.
+    pub(super) fn staged(&self, units: usize) -> usize {
+        let hardware = &self.query.client.properties().hardware;
+        let words = hardware.max_shared_memory_size / size_of::<u32>();
+        let most = words.saturating_sub(self.beside(units)) * WORD / (WORD + MARKS);
+        let rounded = self.longest().next_power_of_two().max(SMALLEST_STAGE);
+        if self.longest() <= most { rounded.min(most) } else { 0 }
+    }
+
+    /// Numbers of shared memory that a choice takes beside scores and marks.
+    fn beside(&self, units: usize) -> usize {
+        let digits = 2 * BINS + 6 + 2 * PLANES;
+        let sums = if self.direct() { 0 } else { PLANES * self.group };
+        let certificate =
+            if self.config.options.certified { PLANES * self.group + units } else { 0 };
+        let sets = 2 * self.config.sets;
+        // Two more arrays of sums over planes, and what compilers add.
+        digits + sums + certificate + sets + 3 * PLANES + 256
+    }
+
+    /// Numbers of shared memory of a choice with room for the scores of so many slots.
+    pub(super) fn choice_room(&self, staged: usize, units: usize) -> usize {
+        staged + MARKS * staged.div_ceil(WORD) + self.beside(units)
+    }
+
+    /// Rows that a team reads before it waits for the first: as many as registers allow.
+    pub(super) fn ahead(&self) -> usize {
+        if self.group <= 2 { 8 } else { 4 }
+    }
+
+    /// Whether scores are ordered as they are made.
+    pub(super) fn direct(&self) -> bool {
+        self.blueprint(1, [true, true], 0, 1).direct()
+    }
+
+    /// Numbers that kernels leave to others, of which some are never read.
+    pub(super) fn scratch(&self, numbers: usize, dtype: DType) -> CubeTensor {
+        empty_like(&self.query, Shape::from([numbers.max(4)]), dtype)
+    }
+}
+
 /// Changes table and vectors in their own buffers; returns them with log-sums `[P, G]`.
 pub(crate) fn run(retrieval: Retrieval<CubeBackend>) -> (CubeTensor, CubeTensor, CubeTensor) {
-    let config = retrieval.config;
-    let options = config.options;
-    let [query, vectors, keys, set_vectors] =
-        [retrieval.query, retrieval.vectors, retrieval.keys, retrieval.set_vectors]
-            .map(into_contiguous);
-    let [offsets, lengths, newest, table] =
-        [retrieval.offsets, retrieval.lengths, retrieval.newest, retrieval.table]
-            .map(into_contiguous);
-    let client = query.client.clone();
+    choose(&Call::new(retrieval))
+}
+
+/// The same.
+pub(super) fn choose(call: &Call) -> (CubeTensor, CubeTensor, CubeTensor) {
+    let (pairs, stride) = (call.pairs, call.longest());
+    let client = call.query.client.clone();
     let hardware = &client.properties().hardware;
-    let [batch, query_heads, head_dim] = query.shape().dims();
-    let [_, parts, length] = vectors.shape().dims();
-    let pairs = offsets.shape().num_elements();
-    let group = batch * query_heads / pairs;
-    let longest = config.longest.max(1);
     let processors = hardware.num_streaming_multiprocessors.map_or(PROCESSORS, |n| n as usize);
-    let fill = (processors * CUBES_EACH / pairs.max(1)).clamp(1, longest.div_ceil(SMALLEST_PART));
+    let fill = (processors * CUBES_EACH / pairs.max(1)).clamp(1, stride.div_ceil(SMALLEST_PART));
     // Where ranges fill the device, parts are joined for nothing.
     let fill = if 2 * pairs >= processors { 1 } else { fill };
-    let splits = fill.max(longest.div_ceil(PART));
-    let lanes = vector_lanes(&keys, head_dim, head_dim);
-    let columns = head_dim / lanes;
-    let most = (hardware.plane_size_min as usize).min(32);
-    let mut team = 8.min(most).min(columns.next_power_of_two());
-    // Few units a row exchange less; enough of them keep queries in registers.
-    while team < most && group * head_dim / team > 64 {
-        team *= 2;
-    }
+    let splits = fill.max(stride.div_ceil(PART));
     let widest = (hardware.max_units_per_cube as usize).min(MOST_UNITS);
+    let chooser = if stride > 2 * PART { widest } else { UNITS.min(widest) };
+    let staged = call.staged(widest);
+    let ahead = call.ahead();
     let whole = splits == 1;
-    let chooser = if longest > 2 * PART { widest } else { UNITS.min(widest) };
-    let blueprint = |units: usize, scores: bool, chooses: bool| Blueprint {
-        group,
-        columns,
-        team,
-        units,
-        parts,
-        length,
-        sets: config.sets,
-        width: config.width,
-        reduction: options.reduction,
-        similarity: options.similarity,
-        shares: options.block > 1,
-        certified: options.certified,
-        measures: config.measures,
-        scores,
-        chooses,
-        // CUDA's barrier orders all memory for its cube.
-        fenced: !is_cuda(&client),
-    };
-    let scratch =
-        |numbers: usize, dtype: DType| empty_like(&query, Shape::from([numbers.max(4)]), dtype);
-    let stride = longest;
-    let logits = scratch(pairs * group * stride, DType::F32);
-    let ordered = scratch(pairs * stride, DType::U32);
-    let norms = scratch(pairs * splits, DType::F32);
-    let log_sum_exp = empty_like(&query, Shape::from([pairs, group]), DType::F32);
-    let launch = |splits: usize, scored_parts: usize, blueprint: Blueprint| {
+    let scratch = Scratch::new(call, splits, staged > 0, whole);
+    let units = UNITS.min(widest);
+    if whole {
+        call.launch(&scratch, 1, 1, call.blueprint(units, [true, true], staged, ahead));
+    } else {
+        call.launch(&scratch, splits, splits, call.blueprint(units, [true, false], 0, ahead));
+        call.launch(&scratch, 1, splits, call.blueprint(chooser, [false, true], staged, ahead));
+    }
+    (call.table.clone(), call.set_vectors.clone(), scratch.log_sum_exp)
+}
+
+/// What kernels leave to each other.
+pub(super) struct Scratch {
+    /// `[P, G, stride]`
+    pub(super) logits: CubeTensor,
+    /// `[P, stride]`
+    pub(super) ordered: CubeTensor,
+    /// `[P, 3, words]`
+    pub(super) marks: CubeTensor,
+    /// `[P, parts]`
+    pub(super) norms: CubeTensor,
+    /// `[P, G]`
+    pub(super) log_sum_exp: CubeTensor,
+}
+
+impl Scratch {
+    /// For ranges scored in so many `parts`. Scores and marks are in shared memory where that has room for a range's
+    /// (`staged`), the former where one kernel makes and reads them (`whole`).
+    pub(super) fn new(call: &Call, parts: usize, staged: bool, whole: bool) -> Self {
+        let (pairs, group, stride) = (call.pairs, call.group, call.longest());
+        let logits = if call.direct() { 1 } else { pairs * group * stride };
+        let marks = if staged { 1 } else { pairs * MARKS * stride.div_ceil(WORD) };
+        let ordered = if staged && whole { 1 } else { pairs * stride };
+        Self {
+            logits: call.scratch(logits, DType::F32),
+            ordered: call.scratch(ordered, DType::U32),
+            marks: call.scratch(marks, DType::U32),
+            norms: call.scratch(pairs * parts, DType::F32),
+            log_sum_exp: empty_like(&call.query, Shape::from([pairs, group]), DType::F32),
+        }
+    }
+}
+
+impl Call {
+    /// Launches what `blueprint` says, on `splits` parts of every range, of which `scored_parts` have scores.
+    pub(super) fn launch(
+        &self,
+        scratch: &Scratch,
+        splits: usize,
+        scored_parts: usize,
+        blueprint: Blueprint,
+    ) {
+        let options = self.config.options;
         // SAFETY: shapes were checked; the kernel stays within slots, sets and scratch, given ranges that end
         // within the pool and are no longer than the longest.
         unsafe {
             retrieve_kernel::launch_unchecked(
-                &client,
-                grid(pairs * splits),
+                &self.query.client.clone(),
+                grid(self.pairs * splits),
                 CubeDim::new_1d(blueprint.units as u32),
-                lanes,
-                query.clone().into_buffer_arg(),
-                keys.clone().into_buffer_arg(),
-                vectors.clone().into_buffer_arg(),
-                set_vectors.clone().into_buffer_arg(),
-                offsets.clone().into_buffer_arg(),
-                lengths.clone().into_buffer_arg(),
-                newest.clone().into_buffer_arg(),
-                table.clone().into_buffer_arg(),
-                logits.clone().into_buffer_arg(),
-                ordered.clone().into_buffer_arg(),
-                norms.clone().into_buffer_arg(),
-                log_sum_exp.clone().into_buffer_arg(),
-                pairs,
-                pairs / batch,
+                self.lanes,
+                self.query.clone().into_buffer_arg(),
+                self.keys.clone().into_buffer_arg(),
+                self.vectors.clone().into_buffer_arg(),
+                self.set_vectors.clone().into_buffer_arg(),
+                self.offsets.clone().into_buffer_arg(),
+                self.lengths.clone().into_buffer_arg(),
+                self.newest.clone().into_buffer_arg(),
+                self.table.clone().into_buffer_arg(),
+                scratch.logits.clone().into_buffer_arg(),
+                scratch.ordered.clone().into_buffer_arg(),
+                scratch.marks.clone().into_buffer_arg(),
+                scratch.norms.clone().into_buffer_arg(),
+                scratch.log_sum_exp.clone().into_buffer_arg(),
+                self.pairs,
+                self.pairs / self.batch,
                 splits,
                 scored_parts,
-                stride,
+                self.longest(),
                 options.radius,
                 options.block,
                 options.hidden.bits(),
-                config.scale,
+                self.config.scale,
                 blueprint,
-                elem_type(query.dtype),
+                elem_type(self.query.dtype),
             );
         }
-    };
-    let units = UNITS.min(widest);
-    if whole {
-        launch(1, 1, blueprint(units, true, true));
-    } else {
-        launch(splits, splits, blueprint(units, true, false));
-        launch(1, splits, blueprint(chooser, false, true));
     }
-    (table, set_vectors, log_sum_exp)
 }

@@ -2,29 +2,44 @@
 //! of similar query (PrHS, section IV-A).
 //!
 //! On CubeCL devices a call is one kernel where a cube takes a range, else two: `score.rs` in parts, then
-//! `choose.rs` a cube a range. `decide.rs` says which ranges share, `radix.rs` finds the highest.
+//! `choose.rs` a cube a range. `decide.rs` says which ranges share, `radix.rs` finds the highest, `marks.rs` notes
+//! them bit by bit, `conclude.rs` what is read of a set. Where the attention is a cube a range, too, `fused.rs` chooses
+//! and attends in one launch, behind one for the scores where ranges may share.
 
 #[cfg(feature = "gpu")]
 mod choose;
 #[cfg(feature = "gpu")]
+mod conclude;
+#[cfg(feature = "gpu")]
 mod decide;
+#[cfg(feature = "gpu")]
+pub(crate) mod fused;
 #[cfg(feature = "gpu")]
 mod kernel;
 #[cfg(feature = "gpu")]
 pub(crate) mod launch;
 #[cfg(feature = "gpu")]
+mod log_sums;
+#[cfg(feature = "gpu")]
+mod marks;
+#[cfg(feature = "gpu")]
 mod radix;
 pub(crate) mod reference;
 #[cfg(feature = "gpu")]
 mod score;
+mod sets;
 pub(crate) mod steer;
 pub(crate) mod table;
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{Int, Tensor};
+
+#[cfg(feature = "gpu")]
+pub(crate) use conclude::Chosen;
+pub use sets::{IndexSets, RangeSets, SetRule};
 
 use crate::check::Check;
-use crate::decode_attention;
+use crate::decode_attention::{self, DecodeConfig, Features, ViewKind};
 use crate::extension::{Retrieval, SlotOps};
 use crate::{KernelError, Share, SlotRanges};
 
@@ -46,294 +61,6 @@ pub enum SimilarityReduction {
     Mean,
     /// The least of them.
     Min,
-}
-
-/// What a range's steps retrieve, and when they share it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SetRule {
-    /// First tokens, always attended to.
-    pub sinks: usize,
-    /// Last tokens, always attended to: at least the newest.
-    pub locals: usize,
-    /// `k`: tokens between sinks and locals that a retrieval finds, at least 1.
-    pub top: usize,
-    /// `m / k`: the share of them, rounded down, the highest, that bring their neighbours along.
-    pub dilated: f32,
-    /// `τ`: sets are shared whose vectors' cosine is above it. From 1 on none is, from -1 down all are.
-    pub threshold: f32,
-    /// How many tokens a set is to have, neighbours included: after each retrieval, the next one's `top` is
-    /// brought closer to what gives that. `None` leaves it as it is.
-    pub wanted: Option<usize>,
-}
-
-impl SetRule {
-    /// `m`: how many bring their neighbours along.
-    pub fn best(self) -> usize {
-        reference::best_of(self.top, self.dilated)
-    }
-
-    /// The most tokens of a set, with so many neighbours on each side.
-    pub fn width(self, radius: usize) -> usize {
-        self.top + 2 * radius * self.best()
-    }
-}
-
-/// Index sets of a layer's ranges, and of each set the vectors that later steps are compared with.
-#[derive(Debug, Clone)]
-pub struct IndexSets {
-    pub(crate) table: Tensor<2, Int>,
-    pub(crate) vectors: Tensor<4>,
-    sets: usize,
-    width: usize,
-    /// The most tokens that are always attended to.
-    always: usize,
-}
-
-/// What the sets of a range have come to ([`IndexSets::read`]).
-#[derive(Debug, Clone, PartialEq)]
-pub struct RangeSets {
-    /// Steps so far.
-    pub steps: u64,
-    /// Steps that retrieved.
-    pub retrieved: u64,
-    /// Tokens attended to, over all steps.
-    pub tokens: u64,
-    /// Whether the last step retrieved a set; `None` where it read all tokens.
-    pub retrieves: Option<bool>,
-    /// The last step's set: token indices, ascending, those that are no longer read left out.
-    pub set: Vec<u32>,
-    /// First slots that the last step read.
-    pub sinks: usize,
-    /// First slot that the last step read from behind the set, counted from the range's first.
-    pub local: usize,
-    /// What a token's index was ahead of its slot.
-    pub freed: usize,
-    /// The norm of the largest difference between the last step's vectors and its set's; 0 where it
-    /// retrieved.
-    pub distance: f32,
-    /// The largest norm of a key that was seen when the set was retrieved.
-    pub key_norm: f32,
-    /// The most attention that any query of the set's own does not give to what the block's steps surely
-    /// attend to.
-    pub dropped: f32,
-}
-
-impl RangeSets {
-    /// Slots that the last step attended to, counted from the first of a range of `length`.
-    pub fn slots(&self, length: usize) -> impl Iterator<Item = usize> + '_ {
-        let listed = self.set.iter().map(|token| *token as usize - self.freed);
-        (0..self.sinks.min(length)).chain(listed).chain(self.local..length)
-    }
-}
-
-impl IndexSets {
-    /// Room for up to `sets` sets a block of steps, of up to `width` tokens each, for a range of each of
-    /// `rules`; steps are compared by `parts` vectors of `length` numbers. Of sets that find no room, the last
-    /// tokens are left out.
-    pub fn new(
-        rules: &[SetRule],
-        sets: usize,
-        width: usize,
-        parts: usize,
-        length: usize,
-        device: &Device,
-    ) -> Self {
-        let (sets, width) = (sets.max(1), width.max(1));
-        let (ranges, row) = (rules.len(), table::row(sets, width));
-        let mut values = vec![0i32; ranges * row];
-        for (own, rule) in values.chunks_exact_mut(row).zip(rules) {
-            let count = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
-            own[table::BLOCK] = -1;
-            own[table::SINKS] = count(rule.sinks);
-            own[table::LOCALS] = count(rule.locals.max(1));
-            own[table::TOP] = count(rule.top.max(1));
-            own[table::DILATED] = rule.dilated.to_bits() as i32;
-            own[table::WANTED] = count(rule.wanted.unwrap_or_default());
-            own[table::THRESHOLD] = rule.threshold.to_bits() as i32;
-        }
-        // Flat first: some devices pad the rows of what they are given as a matrix.
-        let values = Tensor::<1, Int>::from_data(values.as_slice(), (device, DType::I32));
-        Self {
-            table: values.reshape([ranges, row]),
-            vectors: Tensor::zeros([ranges, sets, parts, length], (device, DType::F32)),
-            sets,
-            width,
-            always: rules.iter().map(|rule| rule.sinks + rule.locals).max().unwrap_or_default(),
-        }
-    }
-
-    /// From what [`Self::tensors`] held: `vectors` of this shape, and a table, whose sets name tokens below
-    /// `tokens`, one a range.
-    ///
-    /// # Errors
-    /// [`KernelError::Unsupported`] where they do not fit.
-    pub fn from_saved(
-        table: &[i32],
-        vectors: &[f32],
-        [ranges, sets, parts, length]: [usize; 4],
-        tokens: &[usize],
-        device: &Device,
-    ) -> Result<Self, KernelError> {
-        let row = table.len() / ranges.max(1);
-        let width =
-            (row.saturating_sub(table::FIELDS) / sets.max(1)).saturating_sub(table::SET_FIELDS);
-        let fits = width > 0
-            && tokens.len() == ranges
-            && table.len() == ranges * table::row(sets, width)
-            && Some(vectors.len())
-                == [ranges, sets, parts, length].iter().try_fold(1usize, |a, b| a.checked_mul(*b))
-            && table
-                .chunks_exact(row)
-                .zip(tokens)
-                .all(|(own, tokens)| table::is_sound(own, sets, width, *tokens));
-        if !fits {
-            return Err(KernelError::Unsupported {
-                op: "index_sets",
-                argument: "saved sets",
-                actual: format!("{} and {} numbers", table.len(), vectors.len()),
-                supported: "ascending tokens of their ranges, and a vector for each set",
-            });
-        }
-        let always = table
-            .chunks_exact(row)
-            .map(|own| own[table::SINKS] as usize + own[table::LOCALS] as usize);
-        let always = always.max().unwrap_or_default();
-        let table = Tensor::<1, Int>::from_data(table, (device, DType::I32));
-        let vectors = Tensor::<1>::from_data(vectors, (device, DType::F32));
-        Ok(Self {
-            table: table.reshape([ranges, row]),
-            vectors: vectors.reshape([ranges, sets, parts, length]),
-            sets,
-            width,
-            always,
-        })
-    }
-
-    /// The same with room for sets of `width` tokens, if that is more.
-    #[must_use]
-    pub fn widened(self, width: usize) -> Self {
-        if width <= self.width {
-            return self;
-        }
-        let [ranges, _] = self.table.dims();
-        let head = table::FIELDS + self.sets * table::SET_FIELDS;
-        let sets = self.table.clone().narrow(1, head, self.sets * self.width);
-        let more = [ranges, self.sets, width - self.width];
-        let more = Tensor::<3, Int>::zeros(more, (&self.table.device(), DType::I32));
-        let sets = Tensor::cat(vec![sets.reshape([ranges, self.sets, self.width]), more], 2);
-        let sets = sets.reshape([ranges, self.sets * width]);
-        let table = Tensor::cat(vec![self.table.narrow(1, 0, head), sets], 1);
-        Self { table, width, ..self }
-    }
-
-    /// The ranges of several, one after another.
-    ///
-    /// # Errors
-    /// [`KernelError::Shape`] for other numbers of sets or other vectors.
-    pub fn concat(parts: Vec<Self>) -> Result<Self, KernelError> {
-        let width = parts.iter().map(|part| part.width).max().unwrap_or_default();
-        let first = parts[0].vectors.dims();
-        let check = Check::new("index_sets", &parts[0].table);
-        for part in &parts {
-            let expected = [part.vectors.dims()[0], first[1], first[2], first[3]];
-            check.shape("vectors", &part.vectors, &expected)?;
-        }
-        let sets = parts[0].sets;
-        let always = parts.iter().map(|part| part.always).max().unwrap_or_default();
-        let parts = parts.into_iter().map(|part| part.widened(width));
-        let (tables, vectors) = parts.map(|part| (part.table, part.vectors)).unzip();
-        Ok(Self {
-            table: Tensor::cat(tables, 0),
-            vectors: Tensor::cat(vectors, 0),
-            sets,
-            width,
-            always,
-        })
-    }
-
-    /// The table `[P, ..]`, 32-bit, and the vectors `[P, sets, parts, length]`, f32, to be saved.
-    pub fn tensors(&self) -> (&Tensor<2, Int>, &Tensor<4>) {
-        (&self.table, &self.vectors)
-    }
-
-    /// The same on another device.
-    #[must_use]
-    pub fn to_device(self, device: &Device) -> Self {
-        Self {
-            table: self.table.to_device(device),
-            vectors: self.vectors.to_device(device),
-            ..self
-        }
-    }
-
-    /// A copy that kernels write for itself.
-    #[must_use]
-    pub fn copied(&self) -> Self {
-        let (table, vectors) =
-            (self.table.clone().add_scalar(0), self.vectors.clone().mul_scalar(1.0));
-        Self { table, vectors, ..*self }
-    }
-
-    /// Bytes on the device.
-    pub fn bytes(&self) -> usize {
-        let numbers: [usize; 2] =
-            [self.table.dims().iter().product(), self.vectors.dims().iter().product()];
-        numbers.iter().sum::<usize>() * size_of::<f32>()
-    }
-
-    /// Sets that a range remembers.
-    pub fn sets(&self) -> usize {
-        self.sets
-    }
-
-    /// The most tokens of a set.
-    pub fn width(&self) -> usize {
-        self.width
-    }
-
-    /// The most tokens that a step attends to, where it does not attend to all.
-    pub fn most(&self) -> usize {
-        self.always + self.width
-    }
-
-    /// What the sets of every range have come to. Waits for the device.
-    ///
-    /// # Errors
-    /// [`KernelError::Unsupported`] for a table that does not hold integers.
-    pub fn read(&self) -> Result<Vec<RangeSets>, KernelError> {
-        let values = self.table.to_data().try_to_vec::<i32>();
-        let values = values.map_err(|error| KernelError::Unsupported {
-            op: "index_sets",
-            argument: "table",
-            actual: format!("{error:?}"),
-            supported: "32-bit integers",
-        })?;
-        let rows = values.chunks_exact(table::row(self.sets, self.width));
-        Ok(rows.map(|row| self.read_row(row)).collect())
-    }
-
-    fn read_row(&self, row: &[i32]) -> RangeSets {
-        let count = |field: usize| u64::try_from(row[field]).unwrap_or(0);
-        let first = count(table::FIRST) as usize;
-        let set = row.get(first..first + count(table::READ) as usize).unwrap_or(&[]);
-        let number = |field: usize| f32::from_bits(row[field] as u32);
-        RangeSets {
-            steps: count(table::STEPS),
-            retrieved: count(table::RETRIEVED),
-            tokens: (count(table::TOKENS_HIGH) << table::TOKEN_BITS) + count(table::TOKENS),
-            retrieves: match row[table::DECIDED] {
-                table::ALL => None,
-                decided => Some(decided == table::RETRIEVES),
-            },
-            set: set.iter().map(|token| *token as u32).collect(),
-            sinks: count(table::SINKS) as usize,
-            local: count(table::LOCAL) as usize,
-            freed: count(table::FREED) as usize,
-            distance: number(table::DISTANCE),
-            key_norm: number(table::OWN_KEY_NORM),
-            dropped: number(table::OWN_DROPPED),
-        }
-    }
 }
 
 /// What a step retrieves and when it shares.
@@ -384,10 +111,73 @@ pub fn retrieve_slots(
     options: RetrieveOptions,
     measures: bool,
 ) -> Result<Option<Tensor<2>>, KernelError> {
+    let [batch, query_heads, _] = query.dims();
+    let retrieval =
+        prepare(query, vectors, [&keys, &keys], ranges, newest, sets, options, measures)?;
+    let (table, set_vectors, log_sum_exp) = <Dispatch as SlotOps>::retrieve_slots(retrieval);
+    sets.table = Tensor::from_dispatch(table);
+    sets.vectors = Tensor::from_dispatch(set_vectors);
+    let log_sum_exp = Tensor::<2>::from_dispatch(log_sum_exp);
+    Ok(measures.then(|| log_sum_exp.reshape([batch, query_heads])))
+}
+
+/// [`retrieve_slots`], and the attention to what it chooses, in one launch with the choice where the device allows it.
+///
+/// # Shapes
+/// As for [`retrieve_slots`]; `values` `[S, D]`. Returns `[B, Hq, D]`.
+///
+/// # Errors
+/// As for [`retrieve_slots`].
+#[allow(clippy::too_many_arguments)]
+pub fn retrieving_attention(
+    query: Tensor<3>,
+    vectors: Tensor<3>,
+    [keys, values]: [Tensor<2>; 2],
+    ranges: &SlotRanges,
+    newest: Tensor<1, Int>,
+    sets: &mut IndexSets,
+    options: RetrieveOptions,
+) -> Result<Tensor<3>, KernelError> {
+    let retrieval =
+        prepare(query, vectors, [&keys, &values], ranges, newest, sets, options, false)?;
+    let RetrieveConfig { scale, longest, .. } = retrieval.config;
+    let attention = DecodeConfig {
+        scale,
+        features: Features {
+            weighted: false,
+            numerators: false,
+            log_sum_exp: false,
+            scores: false,
+            view: ViewKind::Sets,
+        },
+        longest: longest.min(sets.most()),
+        sinks: 0,
+        raw: false,
+    };
+    let values = values.into_dispatch();
+    let (table, set_vectors, output) =
+        <Dispatch as SlotOps>::retrieving_attention(retrieval, values, attention);
+    sets.table = Tensor::from_dispatch(table);
+    sets.vectors = Tensor::from_dispatch(set_vectors);
+    Ok(Tensor::from_dispatch(output))
+}
+
+/// Checks what a step takes, and takes the sets' tensors.
+#[allow(clippy::too_many_arguments)]
+fn prepare(
+    query: Tensor<3>,
+    vectors: Tensor<3>,
+    [keys, values]: [&Tensor<2>; 2],
+    ranges: &SlotRanges,
+    newest: Tensor<1, Int>,
+    sets: &mut IndexSets,
+    options: RetrieveOptions,
+    measures: bool,
+) -> Result<Retrieval<Dispatch>, KernelError> {
     let check = Check::new(OP, &query);
-    let [batch, query_heads, head_dim] = query.dims();
+    let [batch, _, head_dim] = query.dims();
     let [pairs, parts, length] = vectors.dims();
-    decode_attention::check(&check, OP, &query, [&keys, &keys], None, ranges)?;
+    decode_attention::check(&check, OP, &query, [keys, values], None, ranges)?;
     check.same_dtype("vectors", &vectors, "the query's dtype", query.dtype())?;
     let [_, kv_heads] = ranges.offsets.dims();
     check.shape("vectors", &vectors, &[batch * kv_heads, parts, length])?;
@@ -403,10 +193,10 @@ pub fn retrieve_slots(
     }
     let [slots, _] = keys.dims();
     let longest = options.longest.unwrap_or(slots).min(slots);
-    let retrieval = Retrieval {
+    Ok(Retrieval {
         query: query.into_dispatch(),
         vectors: vectors.into_dispatch(),
-        keys: keys.into_dispatch(),
+        keys: keys.clone().into_dispatch(),
         offsets: ranges.offsets.clone().into_dispatch(),
         lengths: ranges.lengths.clone().into_dispatch(),
         newest: newest.into_dispatch(),
@@ -420,12 +210,7 @@ pub fn retrieve_slots(
             longest,
             measures,
         },
-    };
-    let (table, set_vectors, log_sum_exp) = <Dispatch as SlotOps>::retrieve_slots(retrieval);
-    sets.table = Tensor::from_dispatch(table);
-    sets.vectors = Tensor::from_dispatch(set_vectors);
-    let log_sum_exp = Tensor::<2>::from_dispatch(log_sum_exp);
-    Ok(measures.then(|| log_sum_exp.reshape([batch, query_heads])))
+    })
 }
 
 /// Where sizes of sets are steered to.

@@ -2,7 +2,9 @@
 
 use cubecl::prelude::*;
 
-/// Bins of a digit of 8 bits: a unit a bin, at most.
+use super::marks::CHUNK;
+
+/// Bins of a digit of 8 bits.
 pub(super) const BINS: usize = 256;
 /// The most planes of a cube.
 pub(super) const PLANES: usize = 128;
@@ -27,7 +29,8 @@ pub(super) fn edges(
     fewer: u32,
     #[comptime] units: usize,
 ) -> (Edge, Edge) {
-    comptime!(assert!(units >= BINS, "a unit a bin"));
+    // Bins of a unit, neighbours.
+    let each = comptime!(BINS.div_ceil(units));
     let bins = Shared::<[Atomic<u32>]>::new_slice(comptime!(2 * BINS));
     let mut found = Shared::<[u32]>::new_slice(6usize);
     let mut parts = Shared::<[u32]>::new_slice(comptime!(2 * PLANES));
@@ -46,9 +49,10 @@ pub(super) fn edges(
     }
     let unit = UNIT_POS as usize;
     let plane = (UNIT_POS / PLANE_DIM) as usize;
-    #[unroll]
     for digit in 0..4u32 {
-        let shift = comptime!(24 - 8 * digit);
+        let shift = 24u32 - 8u32 * digit;
+        // No digit is known yet: one histogram serves both.
+        let whole = digit == 0;
         let mut i = unit;
         while i < comptime!(2 * BINS) {
             bins[i].store(0u32);
@@ -57,34 +61,47 @@ pub(super) fn edges(
         sync_cube();
         i = first + unit;
         while i < end {
-            let key = keys[base + i];
-            let bin = ((key >> shift) & 255u32) as usize;
-            if comptime!(digit == 0) {
-                bins[bin].fetch_add(1u32);
-            } else {
-                let head = key >> comptime!(shift + 8);
-                if head == prefixes[0] {
-                    bins[bin].fetch_add(1u32);
-                }
-                if head == prefixes[1] {
-                    bins[BINS + bin].fetch_add(1u32);
+            let mut some = Array::<u32>::new(CHUNK);
+            #[unroll]
+            for c in 0..CHUNK {
+                some[c] = keys[base + min(i + c * units, end - 1)];
+            }
+            #[unroll]
+            for c in 0..CHUNK {
+                if i + c * units < end {
+                    let bin = ((some[c] >> shift) & 255u32) as usize;
+                    // Two shifts, as one by all bits is none.
+                    let head = (some[c] >> shift) >> 8u32;
+                    if head == prefixes[0] {
+                        bins[bin].fetch_add(1u32);
+                    }
+                    if !whole && head == prefixes[1] {
+                        bins[BINS + bin].fetch_add(1u32);
+                    }
                 }
             }
-            i += units;
+            i += CHUNK * units;
         }
         sync_cube();
-        // The first unit has the highest bin.
-        let mut held = Array::<u32>::new(2usize);
+        // The first unit has the highest bins.
+        let mut held = Array::<u32>::new(comptime!(2 * each));
         let mut before = Array::<u32>::new(2usize);
         #[unroll]
         for search in 0..2usize {
-            let histogram = comptime!(if digit == 0 { 0 } else { search * BINS });
-            held[search] = 0u32;
-            if unit < BINS {
-                held[search] = bins[histogram + BINS - 1 - unit].load();
+            let histogram = select(whole, 0usize, comptime!(search * BINS));
+            let mut own = 0u32;
+            #[unroll]
+            for bin in 0..each {
+                let at = unit * each + bin;
+                let mut count = 0u32;
+                if at < BINS {
+                    count = bins[histogram + BINS - 1 - at].load();
+                }
+                held[search * each + bin] = count;
+                own += count;
             }
-            before[search] = plane_exclusive_sum(held[search]);
-            let all = plane_sum(held[search]);
+            before[search] = plane_exclusive_sum(own);
+            let all = plane_sum(own);
             if UNIT_POS_PLANE == 0 {
                 parts[search * PLANES + plane] = all;
             }
@@ -95,11 +112,16 @@ pub(super) fn edges(
             for other in 0..plane {
                 before[search] += parts[search * PLANES + other];
             }
-            let reaches = before[search] + held[search] >= left[search];
-            if before[search] < left[search] && reaches {
-                found[3 * search] = (BINS - 1 - unit) as u32;
-                found[3 * search + 1] = before[search];
-                found[3 * search + 2] = held[search];
+            #[unroll]
+            for bin in 0..each {
+                let count = held[search * each + bin];
+                let above = before[search];
+                if above < left[search] && above + count >= left[search] {
+                    found[3 * search] = (BINS - 1 - unit * each - bin) as u32;
+                    found[3 * search + 1] = above;
+                    found[3 * search + 2] = count;
+                }
+                before[search] = above + count;
             }
         }
         sync_cube();

@@ -3,18 +3,22 @@
 use cubecl::prelude::*;
 
 use super::kernel::Blueprint;
+use crate::select::high_of;
 
-/// Writes the logits of the `first`-th to `end`-th slot in sight, where those from `sinks` on are `gap` further
+/// Writes the logits, or their bits in order, of the `first`-th to `end`-th slot in sight, where those from `sinks` on are `gap` further
 /// on; returns the largest squared norm of a key that this unit has seen.
 ///
 /// # Shapes
-/// In vectors: `query` `[P, G, columns]`, `keys` `[S, columns]`. `logits` `[P, G, stride]`.
+/// In vectors: `query` `[P, G, columns]`, `keys` `[S, columns]`. `logits` `[P, G, stride]`, `ordered` from `base` on
+/// `[stride]`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn score_part<F: Float, N: Size>(
     query: &[Vector<F, N>],
     keys: &[Vector<F, N>],
     logits: &mut [f32],
+    ordered: &mut [u32],
+    base: usize,
     pair: usize,
     offset: usize,
     first: usize,
@@ -30,8 +34,7 @@ pub(super) fn score_part<F: Float, N: Size>(
     let team_size = blueprint.team.comptime();
     let own = columns.div_ceil(team_size).comptime();
     let teams = comptime!(blueprint.units / team_size);
-    // Rows that a team reads before it waits for the first: as many as registers allow.
-    let ahead = (if group <= 2 { 8usize } else { 4usize }).comptime();
+    let ahead = blueprint.ahead.comptime();
     let unit = UNIT_POS as usize;
     let member = unit % team_size;
     let team = unit / team_size;
@@ -90,7 +93,11 @@ pub(super) fn score_part<F: Float, N: Size>(
                 }
                 let dot = team_sum(products.vector_sum(), team_size);
                 if member == comptime!(g % team_size) {
-                    logits[(pair * group + g) * stride + at[a]] = dot;
+                    if comptime!(blueprint.direct()) {
+                        ordered[base + at[a]] = high_of(dot);
+                    } else {
+                        logits[(pair * group + g) * stride + at[a]] = dot;
+                    }
                 }
             }
         }

@@ -83,6 +83,7 @@ pub(super) fn is_sound(own: &[i32], sets: usize, width: usize, tokens: usize) ->
     };
     within(own[SETS], sets)
         && own[TOP] >= 1
+        && own[WANTED] >= 0
         && own[SINKS] >= 0
         && own[LOCALS] >= 1
         && (0..sets).all(sound)

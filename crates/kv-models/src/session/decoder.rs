@@ -2,8 +2,7 @@
 //! number a sequence.
 
 use burn::tensor::{Int, Tensor};
-use kv_core::read_i32;
-use kv_kernels::{DrawState, Recording, StepGraph, device_work, draw};
+use kv_kernels::{DrawState, Reading, Recording, StepGraph, device_work, draw};
 
 use super::Session;
 use crate::{ModelError, Result, Sampling};
@@ -26,6 +25,10 @@ pub struct Decoder<'a> {
     session: Session<'a>,
     state: DrawState,
     drawn: usize,
+    /// Whether steps begin before the host has read the tokens that they decode.
+    runs_ahead: bool,
+    /// What the step that did so draws.
+    ahead: Option<Result<Tensor<1, Int>>>,
     failed: bool,
 }
 
@@ -65,7 +68,15 @@ impl<'a> Session<'a> {
         let mut state = DrawState::new(&rows, &self.cache.seen, &self.model.llama().device())?;
         self.ended.iter().try_for_each(|&row| state.end(row, self.cache.seen[row]))?;
         let stage = Stage::Counting(0);
-        Ok(Decoder { stage, session: self, state, drawn: 0, failed: false })
+        Ok(Decoder {
+            stage,
+            session: self,
+            state,
+            drawn: 0,
+            runs_ahead: false,
+            ahead: None,
+            failed: false,
+        })
     }
 }
 
@@ -74,6 +85,20 @@ impl<'a> Decoder<'a> {
     pub fn without_recording(mut self) -> Self {
         self.stage = Stage::Eager;
         self
+    }
+
+    /// Begins every recorded step before the host reads the tokens that it decodes, so that the device does not wait
+    /// for the host: the tokens are the same. As many steps run as tokens are asked for, one more than otherwise:
+    /// caches and logits are one step further, the last tokens in them, where [`Self::is_ahead`] says so. Where there
+    /// is no room for that step it is left out.
+    pub fn ahead(mut self) -> Self {
+        self.runs_ahead = true;
+        self
+    }
+
+    /// Whether the last tokens drawn are in the caches already.
+    pub fn is_ahead(&self) -> bool {
+        matches!(self.ahead, Some(Ok(_)))
     }
 
     /// Whether steps are replayed.
@@ -86,7 +111,8 @@ impl<'a> Decoder<'a> {
         &self.session
     }
 
-    /// The sequences, to go on with in another way. The last tokens drawn are not in their caches.
+    /// The sequences, to go on with in another way. The last tokens drawn are not in their caches, unless the decoder
+    /// [is ahead](Self::is_ahead).
     ///
     /// # Errors
     /// [`ModelError::DecoderFailed`] after an error in the midst of a step.
@@ -116,32 +142,57 @@ impl<'a> Decoder<'a> {
     /// policy. After an error in the midst of a step there is no next one:
     /// [`ModelError::DecoderFailed`].
     pub fn next_tokens(&mut self) -> Result<Vec<u32>> {
-        if self.failed {
+        let ahead = self.ahead.take();
+        if self.failed && ahead.is_none() {
             return Err(ModelError::DecoderFailed);
         }
-        let drawn = if self.drawn == 0 {
-            let _work = device_work();
-            draw(self.session.logits.clone(), &mut self.state)?
-        } else {
-            self.session.model.llama().check_positions(&self.session.cache, 1)?;
-            let before = self.session.cache.seen.clone();
-            self.failed = true;
-            let drawn = self.step()?;
-            self.failed = false;
-            let Session { model, policy, cache, ended, .. } = &mut self.session;
-            model.llama().advance(cache, &**policy);
-            ended.iter().for_each(|&row| cache.seen[row] = before[row]);
-            self.session.steps += 1;
-            drawn
+        let drawn = match ahead {
+            Some(drawn) => drawn?,
+            None if self.drawn == 0 => {
+                let _work = device_work();
+                draw(self.session.logits.clone(), &mut self.state)?
+            }
+            None => self.decode()?,
         };
         self.drawn += 1;
-        let tokens = read_i32("tokens", drawn)?;
+        let step = self.session.steps;
+        let work = device_work();
+        let reading = Reading::begin(drawn)?;
+        drop(work);
+        if self.runs_ahead && self.can_go_on() {
+            self.ahead = Some(self.decode());
+        }
+        let tokens = reading.wait()?;
         let ended = &self.session.ended;
         if (0..tokens.len()).any(|row| tokens[row] < 0 && !ended.contains(&row)) {
             self.failed = true;
-            return Err(ModelError::NonFinite { step: self.session.steps });
+            self.ahead = None;
+            return Err(ModelError::NonFinite { step });
         }
         Ok(tokens.into_iter().map(|token| token.max(0) as u32).collect())
+    }
+
+    /// Whether there can be another step, without the host.
+    fn can_go_on(&mut self) -> bool {
+        let Session { model, cache, .. } = &mut self.session;
+        let Stage::Recorded(step) = &self.stage else { return false };
+        step.graph.is_own_thread()
+            && model.llama().check_positions(cache, 1).is_ok()
+            && cache.check_advance(&step.growth).is_ok()
+    }
+
+    /// Runs a step, and notes that it has run.
+    fn decode(&mut self) -> Result<Tensor<1, Int>> {
+        self.session.model.llama().check_positions(&self.session.cache, 1)?;
+        let before = self.session.cache.seen.clone();
+        self.failed = true;
+        let drawn = self.step()?;
+        self.failed = false;
+        let Session { model, policy, cache, ended, .. } = &mut self.session;
+        model.llama().advance(cache, &**policy);
+        ended.iter().for_each(|&row| cache.seen[row] = before[row]);
+        self.session.steps += 1;
+        Ok(drawn)
     }
 
     /// Decodes the last tokens and draws the next ones.

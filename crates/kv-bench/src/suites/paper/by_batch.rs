@@ -223,7 +223,7 @@ fn time(
     empty_pool(&bench.device)?;
     let session = start(bench, contender, size, batch)?;
     let held = weights(bench) + session.memory().total() as f64;
-    let mut decoder = session.decoder(&vec![Sampling::greedy(); batch])?;
+    let mut decoder = session.decoder(&vec![Sampling::greedy(); batch])?.ahead();
     for _ in 0..WARM_UP {
         decoder.next_tokens()?;
     }

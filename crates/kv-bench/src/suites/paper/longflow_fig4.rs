@@ -209,7 +209,7 @@ fn time(bench: &Bench<'_>, size: &Size, run: &Run, batch: usize) -> anyhow::Resu
         }
         let length = (size.input + generated).min(last);
         session.assume(length.saturating_sub(session.cache().seen[0]))?;
-        let mut decoder = session.decoder(&vec![Sampling::greedy(); batch])?;
+        let mut decoder = session.decoder(&vec![Sampling::greedy(); batch])?.ahead();
         for _ in 0..WARM_UP {
             decoder.next_tokens()?;
         }

@@ -50,7 +50,13 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
     }
     // Read first: a text that is not there must not cost a finished retrieval.
     let texts = match options.figure {
-        Figure::KvreviverFig5 => None,
+        Figure::KvreviverFig5 => {
+            anyhow::ensure!(
+                options.contexts.is_empty(),
+                "--contexts: kvreviver-fig5 reads no text"
+            );
+            None
+        }
         _ => Some(Text::read(bench, options.text.as_deref(), &options.contexts)?),
     };
     quality::retrieval(bench, &contenders, prompts, Mode::QuestionAgnostic)?;

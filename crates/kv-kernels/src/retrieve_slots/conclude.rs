@@ -1,0 +1,105 @@
+//! The end of a range's step: what it reads of its set, written down and counted.
+
+use cubecl::prelude::*;
+
+use super::decide::Sight;
+use super::radix::PLANES;
+use super::table::*;
+
+/// What a step reads: sinks, tokens listed in the table, and all slots from a local one on.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Chosen {
+    pub(crate) sinks: usize,
+    /// Where in the table's row the tokens are, and how many.
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+    /// The first local slot, counted from the range's first.
+    pub(crate) local: usize,
+    /// What a token's index is ahead of its slot.
+    pub(crate) freed: usize,
+}
+
+/// Writes what the step reads of its set, and counts.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn conclude(
+    table: &mut [i32],
+    own: usize,
+    sight: &Sight,
+    decided: i32,
+    set: usize,
+    distance: f32,
+    #[comptime] sets: usize,
+    #[comptime] width: usize,
+) -> Chosen {
+    // All reads before the first write, so that they wait together.
+    let steps = table[own + STEPS];
+    let retrieved = table[own + RETRIEVED];
+    let tokens = table[own + TOKENS];
+    let tokens_high = table[own + TOKENS_HIGH];
+    let fields = own + FIELDS + set * SET_FIELDS;
+    let count = table[fields + COUNT] as usize;
+    let key_norm = table[fields + KEY_NORM];
+    let dropped = table[fields + DROPPED];
+    let some = decided != i32::new(ALL as i64);
+    let mut chosen = Chosen {
+        sinks: sight.sinks,
+        first: 0usize,
+        count: 0usize,
+        local: sight.start,
+        freed: sight.freed,
+    };
+    if some {
+        let list = comptime!(FIELDS + sets * SET_FIELDS) + set * width;
+        let from = i32::cast_from(sight.start + sight.freed);
+        let to = i32::cast_from(sight.local + sight.freed);
+        // Tokens ascend: those out of sight come first, those that are locals by now last.
+        let mut hidden = 0u32;
+        let mut late = 0u32;
+        let mut i = UNIT_POS as usize;
+        while i < count {
+            let token = table[own + list + i];
+            hidden += select(token < from, 1u32, 0u32);
+            late += select(token >= to, 1u32, 0u32);
+            i += CUBE_DIM as usize;
+        }
+        let mut parts = Shared::<[u32]>::new_slice(comptime!(2 * PLANES));
+        hidden = plane_sum(hidden);
+        late = plane_sum(late);
+        let plane = (UNIT_POS / PLANE_DIM) as usize;
+        if UNIT_POS_PLANE == 0 {
+            parts[plane] = hidden;
+            parts[PLANES + plane] = late;
+        }
+        sync_cube();
+        let mut skipped = 0u32;
+        let mut over = 0u32;
+        for other in 0..(CUBE_DIM / PLANE_DIM) as usize {
+            skipped += parts[other];
+            over += parts[PLANES + other];
+        }
+        chosen.first = list + skipped as usize;
+        chosen.count = count - (skipped + over) as usize;
+        chosen.local = sight.local;
+    }
+    if UNIT_POS == 0 {
+        if some {
+            table[own + OWN_KEY_NORM] = key_norm;
+            table[own + OWN_DROPPED] = dropped;
+        }
+        table[own + DECIDED] = decided;
+        table[own + DISTANCE] = i32::reinterpret(distance);
+        table[own + FIRST] = i32::cast_from(chosen.first);
+        table[own + READ] = i32::cast_from(chosen.count);
+        table[own + LOCAL] = i32::cast_from(chosen.local);
+        table[own + FREED] = i32::cast_from(sight.freed);
+        table[own + STEPS] = steps + 1i32;
+        let retrieves = decided == i32::new(RETRIEVES as i64);
+        table[own + RETRIEVED] = retrieved + select(retrieves, 1i32, 0i32);
+        let read = sight.sinks + chosen.count + sight.length - chosen.local;
+        let tokens = tokens + i32::cast_from(read);
+        table[own + TOKENS] = tokens & comptime!((1i32 << TOKEN_BITS) - 1);
+        table[own + TOKENS_HIGH] = tokens_high + (tokens >> comptime!(TOKEN_BITS as i32));
+    }
+    chosen
+}

@@ -1,0 +1,246 @@
+//! Choice and attention in one launch: while a cube chooses a set, others attend. Scores have a launch before it where
+//! ranges may share, so that many cubes score the few that do not.
+
+use burn::backend::{DType, TensorMetadata};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::kernel::{self, step};
+use super::launch::{self, Call, Scratch};
+use super::table::row;
+use crate::decode_attention::plan::{Kernel, PROCESSORS, kernel, room, splits};
+use crate::decode_attention::shared::seen_chosen;
+use crate::decode_attention::tensor_core::{self, attend};
+use crate::decode_attention::{DecodeConfig, launch as attention};
+use crate::extension::Retrieval;
+use crate::gpu::{elem_type, empty_like, grid};
+
+/// Slots of a part that is worth a cube which scores, at least.
+const SMALLEST_PART: usize = 256;
+/// Cubes a processor that score, about: two waves of them, most of which see at once that their range shares.
+const CUBES_EACH: usize = 16;
+/// Units of a cube that scores.
+const UNITS: usize = 128;
+/// Numbers of shared memory that the attention takes beside its sums.
+const BESIDE: usize = 512;
+/// Slots of a range whose scores one cube chooses among in little time.
+const LONGEST: usize = 8_192;
+
+/// Chooses and attends; returns table and vectors, changed in their own buffers, and the output `[B, Hq, D]`.
+pub(crate) fn run(
+    retrieval: Retrieval<CubeBackend>,
+    values: CubeTensor,
+    config: DecodeConfig,
+) -> (CubeTensor, CubeTensor, CubeTensor) {
+    let call = Call::new(retrieval);
+    let (query, pairs, group) = (&call.query, call.pairs, call.group);
+    let chosen = kernel(query, call.head_dim, group);
+    let (parts, chosen) = splits(query, chosen, pairs, config.longest);
+    let most = query.client.properties().hardware.max_shared_memory_size / size_of::<f32>();
+    match chosen {
+        Kernel::TensorCore { words, planes } if parts == 1 && call.longest() <= LONGEST => {
+            let units = 32 * planes;
+            let staged = call.staged(units);
+            let choice = call.choice_room(staged, units);
+            // What the choice takes is of the attention's room, which is more than it needs.
+            let room = room(query, chosen).saturating_sub(choice);
+            let sums = planes * group * call.head_dim;
+            if staged == 0 || config.longest > room || sums.max(room) + choice + BESIDE > most {
+                return call.one_by_one(values, config);
+            }
+            let blueprint = tensor_core::Blueprint {
+                group,
+                head_dim: call.head_dim,
+                words,
+                split: false,
+                room,
+                planes,
+                staged: true,
+                logits: tensor_core::Logits::Dropped,
+                features: config.features,
+            };
+            let output = call.attend(values, blueprint, staged);
+            (call.table, call.set_vectors, output)
+        }
+        _ => call.one_by_one(values, config),
+    }
+}
+
+impl Call {
+    /// Choice and attention by a cube a range, behind the scores of those that retrieve where others share.
+    fn attend(
+        &self,
+        values: CubeTensor,
+        blueprint: tensor_core::Blueprint,
+        staged: usize,
+    ) -> CubeTensor {
+        let (query, pairs, stride) = (&self.query, self.pairs, self.longest());
+        let options = self.config.options;
+        let values = into_contiguous(values);
+        let [slots, _] = self.keys.shape().dims();
+        let ahead = self.ahead();
+        let shares = options.block > 1;
+        let parts = self.parts();
+        let scratch = Scratch::new(self, if shares { parts } else { 1 }, true, !shares);
+        if shares {
+            self.launch(&scratch, parts, parts, self.blueprint(UNITS, [true, false], 0, ahead));
+        }
+        let choice = self.blueprint(32 * blueprint.planes, [!shares, true], staged, 2 * ahead);
+        let output = empty_like(query, query.shape(), query.dtype);
+        let none = || self.scratch(1, DType::F32).into_buffer_arg();
+        // SAFETY: shapes were checked; the kernel stays within slots, sets and scratch, given ranges that end
+        // within the pool and are no longer than the longest.
+        unsafe {
+            fused_kernel::launch_unchecked(
+                &query.client.clone(),
+                grid(pairs),
+                CubeDim::new_1d(choice.units as u32),
+                self.lanes,
+                blueprint.words,
+                query.clone().into_buffer_arg(),
+                query.clone().into_buffer_arg(),
+                self.keys.clone().into_buffer_arg(),
+                self.keys.clone().into_buffer_arg(),
+                values.into_buffer_arg(),
+                self.vectors.clone().into_buffer_arg(),
+                self.set_vectors.clone().into_buffer_arg(),
+                self.offsets.clone().into_buffer_arg(),
+                self.lengths.clone().into_buffer_arg(),
+                self.newest.clone().into_buffer_arg(),
+                self.table.clone().into_buffer_arg(),
+                output.clone().into_buffer_arg(),
+                scratch.logits.into_buffer_arg(),
+                scratch.ordered.into_buffer_arg(),
+                scratch.marks.into_buffer_arg(),
+                scratch.norms.into_buffer_arg(),
+                scratch.log_sum_exp.into_buffer_arg(),
+                none(),
+                none(),
+                pairs,
+                pairs / self.batch,
+                parts,
+                slots,
+                stride,
+                options.radius,
+                options.block,
+                options.hidden.bits(),
+                self.config.scale,
+                choice,
+                blueprint,
+                elem_type(query.dtype),
+            );
+        }
+        output
+    }
+
+    /// Parts in which a range is scored where ranges may share: one that retrieves must not keep the others waiting.
+    fn parts(&self) -> usize {
+        let hardware = &self.query.client.properties().hardware;
+        let processors = hardware.num_streaming_multiprocessors.map_or(PROCESSORS, |n| n as usize);
+        let most = self.longest().div_ceil(SMALLEST_PART);
+        (processors * CUBES_EACH / self.pairs.max(1)).clamp(1, most)
+    }
+
+    /// As kernels of their own.
+    fn one_by_one(
+        self,
+        values: CubeTensor,
+        config: DecodeConfig,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        let none = self.scratch(1, DType::F32);
+        let (query, keys) = (self.query.clone(), self.keys.clone());
+        let (offsets, lengths) = (self.offsets.clone(), self.lengths.clone());
+        let (table, set_vectors, _) = launch::choose(&self);
+        let attention = attention::Call {
+            query,
+            keys,
+            values,
+            log_weights: none.clone(),
+            numerators: none,
+            offsets,
+            lengths,
+            view: table.clone(),
+            config,
+        };
+        let (output, ..) = attention.run();
+        (table, set_vectors, output)
+    }
+}
+
+/// # Shapes
+/// As for the kernels of the choice, `rows` being the keys, and of the attention, in pairs of elements, as 32-bit
+/// words: `query` `[P, G, D / 2]`, `keys` `[S, D / 2]`, `values` `[S, D / 2]`.
+#[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
+#[allow(clippy::too_many_arguments)]
+fn fused_kernel<E: Float, N: Size, W: Size>(
+    queries: &[Vector<E, N>],
+    query: &[Vector<u32, Const<2>>],
+    rows: &[Vector<E, N>],
+    keys: &[Vector<u32, Const<4>>],
+    values: &[Vector<u32, W>],
+    vectors: &[E],
+    set_vectors: &mut [f32],
+    offsets: &[i32],
+    lengths: &[i32],
+    newest: &[i32],
+    table: &mut [i32],
+    output: &mut [E],
+    logits: &mut [f32],
+    ordered: &mut [u32],
+    marks: &mut [u32],
+    norms: &mut [f32],
+    sums: &mut [f32],
+    spare: &mut [f32],
+    none: &[f32],
+    pairs: usize,
+    kv_heads: usize,
+    scored_parts: usize,
+    slots: usize,
+    stride: usize,
+    radius: usize,
+    block: usize,
+    hidden: u32,
+    scale: f32,
+    #[comptime] choice: kernel::Blueprint,
+    #[comptime] blueprint: tensor_core::Blueprint,
+    #[define(E)] _dtype: ElemType,
+) {
+    let pair = CUBE_POS;
+    if pair >= pairs {
+        terminate!();
+    }
+    let (start, length) = (offsets[pair] as usize, lengths[pair]);
+    let chosen = step::<E, N>(
+        queries,
+        rows,
+        vectors,
+        set_vectors,
+        start,
+        length,
+        newest[pair / kv_heads],
+        table,
+        logits,
+        ordered,
+        marks,
+        norms,
+        sums,
+        pair,
+        0usize,
+        1usize,
+        scored_parts,
+        stride,
+        radius,
+        block,
+        hidden,
+        scale,
+        choice,
+    );
+    let own = pair * comptime!(row(choice.sets, choice.width));
+    let seen = seen_chosen(&chosen, start, max(length, 0i32) as usize, own);
+    attend::<E, W>(
+        query, keys, values, none, none, &*table, output, sums, norms, logits, spare, &seen,
+        length, pair, 0usize, 1usize, slots, scale, blueprint,
+    );
+}
