@@ -12,7 +12,7 @@ fn reads_what_was_there() {
         let reading = Reading::begin(all.clone()).unwrap();
         let doubled = all.clone().mul_scalar(2);
         assert_eq!(reading.wait().unwrap(), values, "{}", tested.name);
-        let part = Reading::begin(doubled.slice([10..13])).unwrap();
+        let part = Reading::begin(doubled.narrow(0, 10, 3)).unwrap();
         assert_eq!(part.wait().unwrap(), [-40, -34, -28], "{}", tested.name);
         // One that nobody waits for leaves the device usable.
         drop(Reading::begin(all.clone()).unwrap());

@@ -544,111 +544,104 @@ fn refuses_what_does_not_fit() {
 fn choosing_and_attending_at_once_changes_nothing() {
     for tested in devices() {
         let device = &tested.device;
-        for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::BF16, 1e-2), (DType::F16, 2e-3)] {
-            if !device.supports_dtype(dtype) {
-                continue;
-            }
-            // As many ranges as fill a GPU.
-            let many = if tested.name == "cuda" { 24 } else { 1 };
-            let hidden = Share::new(0.3);
-            for (batch, kv_heads, group, dim, room, change) in [
-                (3, 2 * many, 1, 128, 300, RetrieveOptions { certified: false, ..options() }),
-                // One part, as ranges are short, and as they are many.
-                (3, 2 * many, 1, 64, 200, RetrieveOptions { certified: false, ..options() }),
-                (3, 16 * many, 1, 32, 600, RetrieveOptions { certified: false, ..options() }),
-                (
-                    3,
-                    2 * many,
-                    1,
-                    64,
-                    300,
-                    RetrieveOptions { certified: false, hidden, ..options() },
-                ),
-                (
-                    3,
-                    2 * many,
-                    1,
-                    64,
-                    300,
-                    RetrieveOptions { block: 1, certified: false, ..options() },
-                ),
-                (3, many, 4, 64, 300, RetrieveOptions { certified: false, ..options() }),
-                (3, 2 * many, 2, 128, 300, options()),
-                (2, many, 8, 128, 300, options()),
-            ] {
-                let options = RetrieveOptions { longest: Some(room), ..change };
-                let layer = Layer::new(batch, kv_heads, group, dim, room);
-                let lengths: Vec<usize> = [room, 170, 0][..batch].to_vec();
-                let ranges = layer.ranges(&lengths, device);
-                let pools =
-                    [&layer.keys, &layer.values].map(|pool| layer.pool(pool, device).cast(dtype));
-                let pairs = batch * kv_heads;
-                let width = rule(40).width(1);
-                let new = || IndexSets::new(&vec![rule(40); pairs], 8, width, group, dim, device);
-                let (mut sets, mut other) = (new(), new());
-                let mut numbers = Numbers::new(3);
-                let base = numbers.normal(pairs * group * dim);
-                for step in 0..4 {
-                    let jumps = numbers.normal(pairs * group * dim);
-                    // Every third range finds another query at every step.
-                    let row = |i: usize| {
-                        if i / (group * dim) % 3 == 0 { jumps[i] } else { base[i] + 0.1 * jumps[i] }
-                    };
-                    let query: Vec<f32> = (0..pairs * group * dim).map(row).collect();
-                    let query = Tensor::<1>::from_data(query.as_slice(), (device, DType::F32));
-                    let vectors = query.clone().reshape([pairs, group, dim]).cast(dtype);
-                    let query = query.reshape([batch, kv_heads * group, dim]).cast(dtype);
-                    let newest: Vec<i32> =
-                        lengths.iter().map(|length| *length as i32 - 1 + step / 3).collect();
-                    let newest = ints(&newest, device);
-                    let fused = retrieving_attention(
-                        query.clone(),
-                        vectors.clone(),
-                        pools.clone(),
-                        &ranges,
-                        newest.clone(),
-                        &mut sets,
-                        options,
-                    );
-                    let fused = fused.unwrap();
-                    let [keys, values] = pools.clone();
-                    retrieve_slots(
-                        query.clone(),
-                        vectors,
-                        keys.clone(),
-                        &ranges,
-                        newest,
-                        &mut other,
-                        options,
-                        false,
-                    )
-                    .unwrap();
-                    let attention = DecodeAttentionOptions {
-                        view: SlotView::Sets(other.clone()),
-                        longest: Some(other.most()),
-                        ..Default::default()
-                    };
-                    let apart =
-                        decode_attention(query, keys, values, None, &ranges, attention).unwrap();
-                    let (own, expected) = (sets.read().unwrap(), other.read().unwrap());
-                    for (own, expected) in own.iter().zip(&expected) {
-                        assert_eq!(own.set, expected.set, "{} {dtype:?} step {step}", tested.name);
-                        assert_eq!(own.retrieves, expected.retrieves);
-                        assert_eq!((own.tokens, own.steps), (expected.tokens, expected.steps));
-                        let near = |a: f32, b: f32| (a - b).abs() <= 1e-3 * b.abs().max(1.0);
-                        assert!(near(own.dropped, expected.dropped));
-                        assert!(near(own.key_norm, expected.key_norm));
+        // As many ranges as fill a GPU.
+        let many = if tested.name == "cuda" { 24 } else { 1 };
+        let hidden = Share::new(0.3);
+        // Kernels that take matrix instructions, where there are any: each case in another dtype.
+        let halves = [DType::BF16, DType::F16]
+            .map(|half| if device.supports_dtype(half) { half } else { DType::F32 });
+        for (case, (batch, kv_heads, group, dim, room, change)) in [
+            (3, 2 * many, 1, 128, 300, RetrieveOptions { certified: false, ..options() }),
+            // One part, as ranges are short, and as they are many.
+            (3, 2 * many, 1, 64, 200, RetrieveOptions { certified: false, ..options() }),
+            (3, 16 * many, 1, 32, 600, RetrieveOptions { certified: false, ..options() }),
+            (3, 2 * many, 1, 64, 300, RetrieveOptions { certified: false, hidden, ..options() }),
+            (3, 2 * many, 1, 64, 300, RetrieveOptions { block: 1, certified: false, ..options() }),
+            (3, many, 4, 64, 300, RetrieveOptions { certified: false, ..options() }),
+            (3, 2 * many, 2, 128, 300, options()),
+            (2, many, 8, 128, 300, options()),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let dtype = halves[case % 2];
+            let tolerance = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
+            let options = RetrieveOptions { longest: Some(room), ..change };
+            let layer = Layer::new(batch, kv_heads, group, dim, room);
+            let lengths: Vec<usize> = [room, 170, 0][..batch].to_vec();
+            let ranges = layer.ranges(&lengths, device);
+            let pools =
+                [&layer.keys, &layer.values].map(|pool| layer.pool(pool, device).cast(dtype));
+            let pairs = batch * kv_heads;
+            let width = rule(40).width(1);
+            let new = || IndexSets::new(&vec![rule(40); pairs], 8, width, group, dim, device);
+            let (mut sets, mut other) = (new(), new());
+            let mut numbers = Numbers::new(3);
+            let base = numbers.normal(pairs * group * dim);
+            for step in 0..4 {
+                let jumps = numbers.normal(pairs * group * dim);
+                // Every third range finds another query at every step.
+                let row = |i: usize| {
+                    if (i / (group * dim)).is_multiple_of(3) {
+                        jumps[i]
+                    } else {
+                        base[i] + 0.1 * jumps[i]
                     }
-                    assert!(own.iter().any(|own| own.retrieves == Some(true)));
-                    let shares = options.block > 1 && step > 0;
-                    assert!(!shares || own.iter().any(|own| own.retrieves == Some(false)));
-                    let of = |tensor: Tensor<3>| {
-                        tensor.cast(DType::F32).into_data().try_to_vec::<f32>().unwrap()
-                    };
-                    let expected: Vec<f64> = of(apart.output).into_iter().map(f64::from).collect();
-                    let error = relative_error(&of(fused), &expected);
-                    assert!(error < tolerance, "{} {dtype:?}: {error}", tested.name);
+                };
+                let query: Vec<f32> = (0..pairs * group * dim).map(row).collect();
+                let query = Tensor::<1>::from_data(query.as_slice(), (device, DType::F32));
+                let vectors = query.clone().reshape([pairs, group, dim]).cast(dtype);
+                let query = query.reshape([batch, kv_heads * group, dim]).cast(dtype);
+                let newest: Vec<i32> =
+                    lengths.iter().map(|length| *length as i32 - 1 + step / 3).collect();
+                let newest = ints(&newest, device);
+                let fused = retrieving_attention(
+                    query.clone(),
+                    vectors.clone(),
+                    pools.clone(),
+                    &ranges,
+                    newest.clone(),
+                    &mut sets,
+                    options,
+                );
+                let fused = fused.unwrap();
+                let [keys, values] = pools.clone();
+                retrieve_slots(
+                    query.clone(),
+                    vectors,
+                    keys.clone(),
+                    &ranges,
+                    newest,
+                    &mut other,
+                    options,
+                    false,
+                )
+                .unwrap();
+                let attention = DecodeAttentionOptions {
+                    view: SlotView::Sets(other.clone()),
+                    longest: Some(other.most()),
+                    ..Default::default()
+                };
+                let apart =
+                    decode_attention(query, keys, values, None, &ranges, attention).unwrap();
+                let (own, expected) = (sets.read().unwrap(), other.read().unwrap());
+                for (own, expected) in own.iter().zip(&expected) {
+                    assert_eq!(own.set, expected.set, "{} {dtype:?} step {step}", tested.name);
+                    assert_eq!(own.retrieves, expected.retrieves);
+                    assert_eq!((own.tokens, own.steps), (expected.tokens, expected.steps));
+                    let near = |a: f32, b: f32| (a - b).abs() <= 1e-3 * b.abs().max(1.0);
+                    assert!(near(own.dropped, expected.dropped));
+                    assert!(near(own.key_norm, expected.key_norm));
                 }
+                assert!(own.iter().any(|own| own.retrieves == Some(true)));
+                let shares = options.block > 1 && step > 0;
+                assert!(!shares || own.iter().any(|own| own.retrieves == Some(false)));
+                let of = |tensor: Tensor<3>| {
+                    tensor.cast(DType::F32).into_data().try_to_vec::<f32>().unwrap()
+                };
+                let expected: Vec<f64> = of(apart.output).into_iter().map(f64::from).collect();
+                let error = relative_error(&of(fused), &expected);
+                assert!(error < tolerance, "{} {dtype:?}: {error}", tested.name);
             }
         }
     }

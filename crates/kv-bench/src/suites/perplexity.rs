@@ -114,3 +114,38 @@ fn measure(bench: &mut Bench<'_>, contenders: &[Contender], text: Text) -> anyho
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::TASK;
+    use crate::args::Args;
+    use crate::record::{metric, read_json};
+
+    fn quality(options: &str, json: &std::path::Path) -> anyhow::Result<()> {
+        let line = format!(
+            "kv-bench quality --quick --device cpu --policy full --limit 1 {options} --json {} --report {}",
+            json.display(),
+            json.with_extension("html").display()
+        );
+        crate::run::run(&Args::try_parse_from(line.split_whitespace())?)
+    }
+
+    #[test]
+    fn every_context_has_its_perplexity() {
+        let folder = tempfile::tempdir().unwrap();
+        let json = folder.path().join("records.json");
+        quality("--contexts 200,300", &json).unwrap();
+        let records = read_json(&json).unwrap();
+        let whole = records.iter().filter(|record| {
+            let task = record.case.task.as_deref() == Some(TASK);
+            task && record.metric == metric::PERPLEXITY && record.case.position.is_none()
+        });
+        let lengths: Vec<_> = whole.map(|record| record.case.length).collect();
+        assert_eq!(lengths, [Some(200), Some(300)]);
+        let refused = |options: &str| quality(options, &json).unwrap_err().to_string();
+        assert!(refused("--contexts 9000").contains("no perplexity of 128 tokens behind 9000"));
+        assert!(refused("--contexts 200 --no-perplexity").contains("reads no text"));
+    }
+}

@@ -205,7 +205,7 @@ pub(crate) fn step<F: Float, N: Size>(
                     query,
                     keys,
                     logits,
-                    &mut *near,
+                    &mut near,
                     0usize,
                     pair,
                     offset,
@@ -316,9 +316,9 @@ pub(crate) fn step<F: Float, N: Size>(
                 let (count, dropped) = if comptime!(staged > 0) {
                     retrieve(
                         &*logits,
-                        &mut *near,
+                        &mut near,
                         0usize,
-                        &mut *near_marks,
+                        &mut near_marks,
                         0usize,
                         table,
                         &sums,

@@ -87,7 +87,7 @@ pub(super) fn lowest_bits(bits: u32, count: u32) -> u32 {
             left &= left - 1u32;
             i += 1;
         }
-        left = bits ^ left;
+        left ^= bits;
     }
     left
 }
