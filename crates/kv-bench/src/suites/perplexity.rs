@@ -55,7 +55,8 @@ impl Text {
             let next = tokens[context..most.min(context + continued)].to_vec();
             Ok(Self { source: source.clone(), context: tokens[..context].to_vec(), next })
         };
-        contexts.iter().map(text).collect()
+        let anew = |at: usize| !contexts[..at].contains(&contexts[at]);
+        (0..contexts.len()).filter(|at| anew(*at)).map(|at| text(&contexts[at])).collect()
     }
 }
 
@@ -136,7 +137,7 @@ mod tests {
     fn every_context_has_its_perplexity() {
         let folder = tempfile::tempdir().unwrap();
         let json = folder.path().join("records.json");
-        quality("--contexts 200,300", &json).unwrap();
+        quality("--contexts 200,300,200", &json).unwrap();
         let records = read_json(&json).unwrap();
         let whole = records.iter().filter(|record| {
             let task = record.case.task.as_deref() == Some(TASK);
