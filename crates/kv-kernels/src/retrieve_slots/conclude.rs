@@ -19,6 +19,18 @@ pub(crate) struct Chosen {
     pub(crate) freed: usize,
 }
 
+/// All that is in sight.
+#[cube]
+pub(super) fn all_of(sight: &Sight) -> Chosen {
+    Chosen {
+        sinks: sight.sinks,
+        first: 0usize,
+        count: 0usize,
+        local: sight.start,
+        freed: sight.freed,
+    }
+}
+
 /// Writes what the step reads of its set, and counts.
 #[cube]
 #[allow(clippy::too_many_arguments)]
@@ -42,13 +54,7 @@ pub(super) fn conclude(
     let key_norm = table[fields + KEY_NORM];
     let dropped = table[fields + DROPPED];
     let some = decided != i32::new(ALL as i64);
-    let mut chosen = Chosen {
-        sinks: sight.sinks,
-        first: 0usize,
-        count: 0usize,
-        local: sight.start,
-        freed: sight.freed,
-    };
+    let mut chosen = all_of(sight);
     if some {
         let list = comptime!(FIELDS + sets * SET_FIELDS) + set * width;
         let from = i32::cast_from(sight.start + sight.freed);

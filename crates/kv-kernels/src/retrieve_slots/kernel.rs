@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::choose::{retrieve, settle};
-use super::conclude::{Chosen, conclude};
+use super::conclude::{Chosen, all_of, conclude};
 use super::decide::{decide, sight_of};
 use super::log_sums::log_sums;
 use super::marks::{CHUNK, MARKS, WORD};
@@ -256,13 +256,7 @@ pub(crate) fn step<F: Float, N: Size>(
             }
         }
     }
-    let mut chosen = Chosen {
-        sinks: sight.sinks,
-        first: 0usize,
-        count: 0usize,
-        local: sight.start,
-        freed: sight.freed,
-    };
+    let mut chosen = all_of(&sight);
     if comptime!(blueprint.chooses) {
         let retrieves = decided == i32::new(RETRIEVES as i64);
         let mut set = 0usize;
