@@ -756,6 +756,15 @@ pub(crate) trait SlotOps: Backend {
 #[cfg(feature = "cuda")]
 #[backend_extension(Cube)]
 pub(crate) trait HopperOps: Backend {
+    /// [`SlotOps::skinny_product`] in f16 or bf16; where there is an `epsilon`, of normalised rows times `gain` `[K]`.
+    fn streamed_product(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        epsilon: Option<f32>,
+        #[extension_type] epilogue: Epilogue<Self>,
+    ) -> FloatTensor<Self>;
+
     /// `x` `[N, K]` times the transpose of `weight` `[M, K]`, in f16 or bf16.
     fn wide_product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
 

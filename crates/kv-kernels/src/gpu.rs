@@ -546,6 +546,16 @@ impl SlotOps for CubeBackend {
 
 #[cfg(feature = "cuda")]
 impl HopperOps for CubeBackend {
+    fn streamed_product(
+        x: CubeTensor,
+        weight: CubeTensor,
+        gain: CubeTensor,
+        epsilon: Option<f32>,
+        epilogue: Epilogue<Self>,
+    ) -> CubeTensor {
+        linear::launch::streamed(x, weight, gain, epsilon, epilogue)
+    }
+
     fn wide_product(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
         linear::launch::wide(x, weight)
     }

@@ -18,14 +18,23 @@ pub(crate) fn is_hopper(client: &Client) -> bool {
     client.properties().identity.fingerprint == "ptx_sm90"
 }
 
-/// The tensor with rows of consecutive elements, wherever they begin: as tensor maps take it.
+/// Whether copies move tiles of rows of so many elements of 2 bytes: pieces of 16 bytes, and a tile's width.
+pub(crate) fn copies_rows_of(columns: usize) -> bool {
+    columns.is_multiple_of(8) && columns >= TILE_COLUMNS
+}
+
+/// The tensor with rows of consecutive elements that begin at multiples of 16 bytes: as tensor maps take it.
 pub(crate) fn with_rows(tensor: CubeTensor) -> CubeTensor {
     let strides = tensor.meta.strides();
     let rank = strides.len();
     let bytes = tensor.dtype.size();
     let ordered = strides.windows(2).all(|pair| pair[0] >= pair[1]);
     let aligned = strides[..rank - 1].iter().all(|stride| (stride * bytes).is_multiple_of(16));
-    if strides[rank - 1] == 1 && ordered && aligned { tensor } else { into_contiguous(tensor) }
+    let begins = tensor.handle.offset_start.unwrap_or(0).is_multiple_of(16);
+    if strides[rank - 1] == 1 && ordered && aligned && begins {
+        return tensor;
+    }
+    if tensor.is_contiguous() { tensor.copy() } else { into_contiguous(tensor) }
 }
 
 /// A tensor map of tiles of `rows` times 64 columns of the last two dimensions, swizzled.

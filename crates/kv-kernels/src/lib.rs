@@ -72,7 +72,7 @@ pub use heads::{
     HeadLayout, HeadNorms, Placement, RotaryTable, split_heads, split_keys_values, write_heads,
 };
 pub use labels::{DueRows, ScoredRows, label_scores};
-pub use linear::{LinearOptions, linear};
+pub use linear::{LinearOptions, RowNorm, linear};
 pub use lists::{HEADER as LIST_HEADER, ListTable, keep_lists, list_slots};
 pub use merge_nearest::{MergingSlots, NearestOptions, VOTES_RADIX, merge_nearest};
 pub use merge_slots::{

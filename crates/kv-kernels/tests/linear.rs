@@ -1,10 +1,13 @@
 use burn::tensor::{DType, Device, Tensor};
-use kv_kernels::{KernelError, LinearOptions, linear};
+use kv_kernels::{KernelError, LinearOptions, RowNorm, linear};
 use kv_testing::{Numbers, devices, relative_error};
 
 /// Rows, inputs, outputs: each side of every kernel's borders.
-const CASES: [[usize; 3]; 9] = [
+const CASES: [[usize; 3]; 12] = [
     [1, 64, 40],
+    [2, 1096, 9000],
+    [16, 1032, 4250],
+    [20, 96, 4300],
     [3, 200, 7],
     [8, 256, 130],
     [9, 96, 16],
@@ -69,6 +72,7 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                     let expected = expected([&x, &w, &bias, &residual], inputs, gated, adds);
                     let device = &tested.device;
                     let options = LinearOptions {
+                        norm: None,
                         bias: Some(upload(&bias, [1, outputs], device, dtype).reshape([outputs])),
                         gated,
                         residual: adds.then(|| upload(&residual, [rows, width], device, dtype)),
@@ -87,6 +91,48 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                     );
                     assert!(error < limit, "{context}: off by {error}");
                 }
+            }
+        }
+    }
+}
+
+/// Rows may be normalised on their way into the product, or before it: few and many, of every dtype, as in f64.
+#[test]
+fn normalises_rows_on_every_device_and_dtype() {
+    const EPSILON: f32 = 0.5;
+    for tested in devices() {
+        for dtype in tested.float_dtypes() {
+            for [rows, inputs, outputs] in CASES {
+                let mut numbers = Numbers::new(7);
+                let device = &tested.device;
+                // Larger than f16 takes times the gain.
+                let x: Vec<f32> = numbers.normal(rows * inputs).iter().map(|x| 1e4 * x).collect();
+                let gain: Vec<f32> = numbers.normal(inputs).iter().map(|x| 4.0 * x).collect();
+                let scale = 1.0 / (inputs as f32).sqrt();
+                let w: Vec<f32> =
+                    numbers.normal(outputs * inputs).iter().map(|w| scale * w).collect();
+                let normed: Vec<f32> = x
+                    .chunks(inputs)
+                    .flat_map(|row| {
+                        let mean = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+                        let root = (mean / inputs as f64 + f64::from(EPSILON)).sqrt();
+                        row.iter()
+                            .zip(&gain)
+                            .map(move |(x, gain)| (f64::from(*x) / root * f64::from(*gain)) as f32)
+                    })
+                    .collect();
+                let bias = vec![0.0; outputs];
+                let expected = expected([&normed, &w, &bias, &[]], inputs, false, false);
+                let x = upload(&x, [rows, inputs], device, dtype);
+                let weight = upload(&gain, [1, inputs], device, dtype).reshape([inputs]);
+                let w = upload(&w, [outputs, inputs], device, dtype);
+                let norm = Some(RowNorm { weight, epsilon: EPSILON });
+                let y = linear(x, w, LinearOptions { norm, ..Default::default() }).unwrap();
+                let error = relative_error(&y.try_into_vec_as::<f32>().unwrap(), &expected);
+                let exact = dtype == DType::F32 && (tested.exact_products() || rows <= 32);
+                let limit = if exact { 1e-5 } else { 1e-2 };
+                let context = format!("{} {dtype:?} {rows}x{inputs}x{outputs}", tested.name);
+                assert!(error < limit, "{context}: off by {error}");
             }
         }
     }
@@ -112,11 +158,7 @@ fn rows_do_not_depend_on_each_other() {
                 let part = x.clone().narrow(0, 4, rows);
                 let part = read(linear(part, w.clone(), LinearOptions::default()).unwrap());
                 let of_all = &all[4 * outputs..][..rows * outputs];
-                // CUDA's planes share the sum otherwise above 8 rows.
-                let limit = if tested.name == "cpu" { 0.0 } else { 1e-2 };
-                let worst = part.iter().zip(of_all).map(|(a, b)| (a - b).abs() / b.abs().max(1.0));
-                let worst = worst.fold(0.0, f32::max);
-                assert!(worst <= limit, "{} {dtype:?}: {worst}", tested.name);
+                assert_eq!(part, of_all, "{} {dtype:?}: {rows} rows", tested.name);
             }
         }
     }
@@ -136,6 +178,10 @@ fn shapes_and_dtypes_that_do_not_fit_are_refused() {
     let bias = Some(Tensor::<1>::zeros([3], (device, DType::F32)));
     let error = linear(x.clone(), w(), LinearOptions { bias, ..none() }).unwrap_err();
     assert!(matches!(error, KernelError::Shape { argument: "bias", .. }), "{error}");
+    let weight = Tensor::<1>::zeros([7], (device, DType::F32));
+    let norm = Some(RowNorm { weight, epsilon: 0.0 });
+    let error = linear(x.clone(), w(), LinearOptions { norm, ..none() }).unwrap_err();
+    assert!(matches!(error, KernelError::Shape { argument: "norm", .. }), "{error}");
     let gated = LinearOptions { gated: true, ..none() };
     let error = linear(x.clone(), zeros([5, 8], DType::F32), gated.clone()).unwrap_err();
     assert!(matches!(error, KernelError::Unsupported { .. }), "{error}");

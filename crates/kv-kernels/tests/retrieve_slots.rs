@@ -556,6 +556,8 @@ fn choosing_and_attending_at_once_changes_nothing() {
             (3, 2 * many, 1, 64, 200, RetrieveOptions { certified: false, ..options() }),
             (3, 16 * many, 1, 32, 600, RetrieveOptions { certified: false, ..options() }),
             (3, 2 * many, 1, 64, 300, RetrieveOptions { certified: false, hidden, ..options() }),
+            // Cubes of fewer planes, so that all are under way at once.
+            (3, 6 * many, 1, 64, 300, RetrieveOptions { certified: false, ..options() }),
             (3, 2 * many, 1, 64, 300, RetrieveOptions { block: 1, certified: false, ..options() }),
             (3, many, 4, 64, 300, RetrieveOptions { certified: false, ..options() }),
             (3, 2 * many, 2, 128, 300, options()),

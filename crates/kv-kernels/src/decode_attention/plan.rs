@@ -82,3 +82,25 @@ pub(crate) fn splits(
         _ => (splits, kernel),
     }
 }
+
+/// Planes of the kernel for matrix instructions that a processor has registers for.
+const PLANES_EACH: usize = 12;
+
+/// For lists, of which each range is short: cubes of so few planes that all are under way at once, where one behind
+/// another would wait for its places first. With the numbers of shared memory that a cube may take.
+pub(crate) fn for_lists(
+    query: &CubeTensor,
+    kernel: Kernel,
+    pairs: usize,
+) -> Option<(Kernel, usize)> {
+    let Kernel::TensorCore { words, planes } = kernel else { return None };
+    let hardware = &query.client.properties().hardware;
+    let processors = hardware.num_streaming_multiprocessors.map_or(PROCESSORS, |n| n as usize);
+    let each = pairs.div_ceil(processors);
+    let fewer = PLANES_EACH / each.max(1);
+    if fewer >= planes || fewer < 2 {
+        return None;
+    }
+    let most = hardware.max_shared_memory_size / size_of::<f32>();
+    Some((Kernel::TensorCore { words, planes: fewer }, most / (each + 1)))
+}

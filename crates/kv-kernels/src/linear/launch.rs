@@ -6,13 +6,16 @@ use burn::backend::{Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
 use cubecl::prelude::*;
 
 #[cfg(feature = "cuda")]
-use super::hopper;
+use super::{hopper_skinny, hopper_wide};
 use super::{plain, tensor_core};
 use crate::extension::Epilogue;
 use crate::gpu::{elem_type, empty_like, grid, is_cuda, multiplies, vector_lanes};
+#[cfg(feature = "cuda")]
+use crate::hopper::{tiles, with_rows};
 
 /// Up to 32 rows `x` `[M, K]` times the transpose of `weight` `[N, K]`, and the epilogue.
 pub(crate) fn skinny(
@@ -24,7 +27,6 @@ pub(crate) fn skinny(
     let [outputs, _] = weight.shape().dims();
     let config = epilogue.config;
     let outputs = outputs / config.parts();
-    let (x, weight) = (into_contiguous(x), into_contiguous(weight));
     let client = x.client.clone();
     let y = empty_like(&x, Shape::from([rows, outputs]), x.dtype);
     if rows * outputs == 0 {
@@ -32,15 +34,15 @@ pub(crate) fn skinny(
     }
     let bias = into_contiguous(epilogue.bias).into_buffer_arg();
     let residual = into_contiguous(epilogue.residual).into_buffer_arg();
+    let (x, weight) = (into_contiguous(x), into_contiguous(weight));
     // SAFETY: shapes were checked, and the kernels guard their writes.
     unsafe {
         if multiplies(&x) && inputs.is_multiple_of(32) {
             let tiles = rows.div_ceil(8);
-            let processors = client.properties().hardware.num_streaming_multiprocessors;
             let blueprint = tensor_core::Blueprint::new(
                 tiles,
                 outputs * config.parts(),
-                processors.unwrap_or(1) as usize,
+                processors(&client),
                 is_cuda(&client),
                 config,
             );
@@ -86,35 +88,92 @@ pub(crate) fn skinny(
     y
 }
 
+/// As [`skinny`], on Hopper, for f16 and bf16, behind a normalisation of the rows where there is an `epsilon`.
+#[cfg(feature = "cuda")]
+pub(crate) fn streamed(
+    x: CubeTensor,
+    weight: CubeTensor,
+    gain: CubeTensor,
+    epsilon: Option<f32>,
+    epilogue: Epilogue<CubeBackend>,
+) -> CubeTensor {
+    let [rows, inputs] = x.shape().dims();
+    let config = epilogue.config;
+    let outputs = weight.shape()[0] / config.parts();
+    let y = empty_like(&x, Shape::from([rows, outputs]), x.dtype);
+    if rows * outputs == 0 {
+        return y;
+    }
+    let units = outputs.div_ceil(hopper_skinny::unit_outputs(config));
+    let cubes = processors(&x.client).min(units);
+    let blueprint = hopper_skinny::Blueprint::new(
+        [rows, outputs, cubes],
+        ptx_name(x.dtype),
+        epsilon.is_some(),
+        config,
+    );
+    let x = with_rows(x);
+    let weight = tiles(with_rows(weight), blueprint.weight_rows());
+    // SAFETY: shapes were checked, and the kernel guards its writes.
+    unsafe {
+        hopper_skinny::skinny_kernel::launch_unchecked(
+            &x.client.clone(),
+            grid(cubes),
+            CubeDim::new_1d(hopper_skinny::CUBE as u32),
+            tiles(x.clone(), blueprint.rows()),
+            weight.with_prefetch(TensorMapPrefetch::B256),
+            into_contiguous(with_rows(gain)).into_buffer_arg(),
+            into_contiguous(epilogue.bias).into_buffer_arg(),
+            into_contiguous(epilogue.residual).into_buffer_arg(),
+            y.clone().into_buffer_arg(),
+            rows,
+            outputs,
+            inputs,
+            units,
+            cubes,
+            epsilon.unwrap_or_default(),
+            blueprint,
+            elem_type(x.dtype),
+        );
+    }
+    y
+}
+
 /// Many rows `x` `[M, K]` times the transpose of `weight` `[N, K]`, on Hopper.
 #[cfg(feature = "cuda")]
 pub(crate) fn wide(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
-    use crate::hopper::{tiles, with_rows};
     let [rows, inputs] = x.shape().dims();
     let [outputs, _] = weight.shape().dims();
     let output = empty_like(&x, Shape::from([rows, outputs]), x.dtype);
-    let processors =
-        x.client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;
-    let bands = rows.div_ceil(hopper::ROWS);
+    let bands = rows.div_ceil(hopper_wide::ROWS);
     // Wide results read their factors least; narrow ones keep more processors busy.
-    let columns = if bands * outputs.div_ceil(256) >= processors { 256 } else { 128 };
-    let name = if x.dtype == DType::F16 { "f16" } else { "bf16" };
+    let columns = if bands * outputs.div_ceil(256) >= processors(&x.client) { 256 } else { 128 };
+    let name = ptx_name(x.dtype);
     // SAFETY: shapes were checked, and the kernel guards its writes.
     unsafe {
-        hopper::product_kernel::launch_unchecked(
+        hopper_wide::product_kernel::launch_unchecked(
             &x.client.clone(),
             CubeCount::Static((bands * outputs.div_ceil(columns)) as u32, 1, 1),
-            CubeDim::new_1d(hopper::UNITS as u32),
+            CubeDim::new_1d(hopper_wide::UNITS as u32),
             columns / 2,
-            tiles(with_rows(x.clone()), hopper::ROWS),
+            tiles(with_rows(x.clone()), hopper_wide::ROWS),
             tiles(with_rows(weight), columns),
             output.clone().into_buffer_arg(),
             rows as u32,
             outputs as u32,
             inputs as u32,
-            hopper::Blueprint { columns, name },
+            hopper_wide::Blueprint { columns, name },
             elem_type(x.dtype),
         );
     }
     output
+}
+
+#[cfg(feature = "cuda")]
+fn ptx_name(dtype: DType) -> &'static str {
+    if dtype == DType::F16 { "f16" } else { "bf16" }
+}
+
+fn processors(client: &Client) -> usize {
+    client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1) as usize
 }

@@ -3,7 +3,9 @@
 #[cfg(feature = "gpu")]
 mod epilogue;
 #[cfg(feature = "cuda")]
-mod hopper;
+mod hopper_skinny;
+#[cfg(feature = "cuda")]
+mod hopper_wide;
 #[cfg(feature = "gpu")]
 pub(crate) mod launch;
 #[cfg(feature = "gpu")]
@@ -18,17 +20,23 @@ use burn::tensor::DType;
 use burn::tensor::Tensor;
 
 use crate::check::Check;
+#[cfg(feature = "cuda")]
+use crate::extension::HopperOps;
 use crate::extension::{Epilogue, EpilogueConfig, SlotOps};
-use crate::{KernelError, swiglu};
+#[cfg(feature = "cuda")]
+use crate::hopper::copies_rows_of;
+use crate::{KernelError, rms_norm, swiglu};
 
 const OP: &str = "linear";
 
 /// Rows up to which every row is computed by itself.
 const SKINNY: usize = 32;
 
-/// What [`linear`] does with its sums, in this order.
+/// What [`linear`] does with its rows and its sums, in this order.
 #[derive(Debug, Clone, Default)]
 pub struct LinearOptions {
+    /// Whether and how the rows are normalised.
+    pub norm: Option<RowNorm>,
     /// Added, `[out]`.
     pub bias: Option<Tensor<1>>,
     /// Whether the outputs are a gate and what it gates, side by side: `silu` of the first half
@@ -38,10 +46,20 @@ pub struct LinearOptions {
     pub residual: Option<Tensor<2>>,
 }
 
+/// A normalisation of rows, RMSNorm, as by [`rms_norm`].
+#[derive(Debug, Clone)]
+pub struct RowNorm {
+    /// `[in]`, of the rows' dtype.
+    pub weight: Tensor<1>,
+    /// Added to the mean square.
+    pub epsilon: f32,
+}
+
 /// `y = x Wᵀ`, and what `options` add to it.
 ///
-/// Up to 32 rows, all is one kernel. On the CPU such rows are summed row by row in one order, so
-/// that a row's result does not depend on the others: a batch gives each sequence exactly what it
+/// Up to 32 rows, all is one kernel, but for the normalisation, which only Hopper GPUs have in the same. On the CPU
+/// such rows are summed row by row in one order, so that a row's result does not depend on the others: a batch gives
+/// each sequence exactly what it
 /// gets alone.
 ///
 /// # Shapes
@@ -81,6 +99,30 @@ pub fn linear(
         check.shape("residual", residual, &[rows, width])?;
         check.same_dtype("residual", residual, "the dtype of x", dtype)?;
     }
+    if let Some(norm) = &options.norm {
+        check.shape("norm", &norm.weight, &[inputs])?;
+        check.same_dtype("norm", &norm.weight, "the dtype of x", dtype)?;
+    }
+    #[cfg(feature = "cuda")]
+    if rows <= SKINNY && streams(&check, &x, inputs) {
+        let gain = options
+            .norm
+            .as_ref()
+            .map_or_else(|| x.clone().into_dispatch(), |norm| norm.weight.clone().into_dispatch());
+        let epsilon = options.norm.as_ref().map(|norm| norm.epsilon);
+        let y = <Dispatch as HopperOps>::streamed_product(
+            x.clone().into_dispatch(),
+            weight.into_dispatch(),
+            gain,
+            epsilon,
+            options.epilogue(x),
+        );
+        return Ok(Tensor::from_dispatch(y));
+    }
+    let x = match &options.norm {
+        Some(norm) => rms_norm(x, norm.weight.clone(), norm.epsilon)?,
+        None => x,
+    };
     if rows <= SKINNY {
         let y = <Dispatch as SlotOps>::skinny_product(
             x.clone().into_dispatch(),
@@ -116,18 +158,21 @@ impl LinearOptions {
     }
 }
 
+/// Whether a Hopper GPU copies the factors' rows in tiles.
+#[cfg(feature = "cuda")]
+fn streams(check: &Check, x: &Tensor<2>, inputs: usize) -> bool {
+    x.dtype() != DType::F32 && copies_rows_of(inputs) && check.on_hopper()
+}
+
 /// Products of many rows.
 fn wide(check: &Check, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     #[cfg(feature = "cuda")]
     {
         let [outputs, inputs] = weight.dims();
-        // Copies move pieces of 16 bytes, results are written in pairs.
-        let fits = inputs.is_multiple_of(8) && outputs.is_multiple_of(2) && inputs >= 64;
-        if x.dtype() != DType::F32 && fits && check.on_hopper() {
-            let y = <Dispatch as crate::extension::HopperOps>::wide_product(
-                x.into_dispatch(),
-                weight.into_dispatch(),
-            );
+        // Results are written in pairs.
+        if outputs.is_multiple_of(2) && streams(check, &x, inputs) {
+            let y =
+                <Dispatch as HopperOps>::wide_product(x.into_dispatch(), weight.into_dispatch());
             return Tensor::from_dispatch(y);
         }
     }

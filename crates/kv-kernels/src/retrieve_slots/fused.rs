@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 use super::kernel::{self, step};
 use super::launch::{self, Call, Scratch};
 use super::table::row;
-use crate::decode_attention::plan::{Kernel, PROCESSORS, kernel, room, splits};
+use crate::decode_attention::plan::{Kernel, PROCESSORS, for_lists, kernel, room, splits};
 use crate::decode_attention::shared::seen_chosen;
 use crate::decode_attention::tensor_core::{self, attend};
 use crate::decode_attention::{DecodeConfig, launch as attention};
@@ -19,8 +19,9 @@ use crate::gpu::{elem_type, empty_like, grid};
 
 /// Slots of a part that is worth a cube which scores, at least.
 const SMALLEST_PART: usize = 256;
-/// Cubes a processor that score, about: two waves of them, most of which see at once that their range shares.
-const CUBES_EACH: usize = 16;
+/// Cubes a processor that score, about, for each row that a team reads ahead, which takes registers: two waves of them,
+/// most of which see at once that their range shares.
+const CUBES_EACH: usize = 2;
 /// Units of a cube that scores.
 const UNITS: usize = 128;
 /// Numbers of shared memory that the attention takes beside its sums.
@@ -35,40 +36,54 @@ pub(crate) fn run(
     config: DecodeConfig,
 ) -> (CubeTensor, CubeTensor, CubeTensor) {
     let call = Call::new(retrieval);
-    let (query, pairs, group) = (&call.query, call.pairs, call.group);
-    let chosen = kernel(query, call.head_dim, group);
-    let (parts, chosen) = splits(query, chosen, pairs, config.longest);
-    let most = query.client.properties().hardware.max_shared_memory_size / size_of::<f32>();
-    match chosen {
-        Kernel::TensorCore { words, planes } if parts == 1 && call.longest() <= LONGEST => {
-            let units = 32 * planes;
-            let staged = call.staged(units);
-            let choice = call.choice_room(staged, units);
-            // What the choice takes is of the attention's room, which is more than it needs.
-            let room = room(query, chosen).saturating_sub(choice);
-            let sums = planes * group * call.head_dim;
-            if staged == 0 || config.longest > room || sums.max(room) + choice + BESIDE > most {
-                return call.one_by_one(values, config);
-            }
-            let blueprint = tensor_core::Blueprint {
-                group,
-                head_dim: call.head_dim,
-                words,
-                split: false,
-                room,
-                planes,
-                staged: true,
-                logits: tensor_core::Logits::Dropped,
-                features: config.features,
-            };
-            let output = call.attend(values, blueprint, staged);
-            (call.table, call.set_vectors, output)
-        }
-        _ => call.one_by_one(values, config),
+    let (query, pairs) = (&call.query, call.pairs);
+    let kernel = kernel(query, call.head_dim, call.group);
+    let (parts, kernel) = splits(query, kernel, pairs, config.longest);
+    if parts > 1 || call.longest() > LONGEST {
+        return call.one_by_one(values, config);
     }
+    let plans = [for_lists(query, kernel, pairs), Some((kernel, room(query, kernel)))];
+    let plan =
+        plans.into_iter().flatten().find_map(|(kernel, room)| call.plan(kernel, room, config));
+    let Some((blueprint, staged)) = plan else { return call.one_by_one(values, config) };
+    let output = call.attend(values, blueprint, staged);
+    (call.table, call.set_vectors, output)
 }
 
 impl Call {
+    /// The attention's code within so much `room`, and the slots whose scores the choice finds room for there.
+    fn plan(
+        &self,
+        kernel: Kernel,
+        room: usize,
+        config: DecodeConfig,
+    ) -> Option<(tensor_core::Blueprint, usize)> {
+        let Kernel::TensorCore { words, planes } = kernel else { return None };
+        let most =
+            self.query.client.properties().hardware.max_shared_memory_size / size_of::<f32>();
+        let units = 32 * planes;
+        let staged = self.staged(units);
+        let choice = self.choice_room(staged, units);
+        // What the choice takes is of the attention's room, which is more than it needs.
+        let room = room.saturating_sub(choice);
+        let sums = planes * self.group * self.head_dim;
+        if staged == 0 || config.longest > room || sums.max(room) + choice + BESIDE > most {
+            return None;
+        }
+        let blueprint = tensor_core::Blueprint {
+            group: self.group,
+            head_dim: self.head_dim,
+            words,
+            split: false,
+            room,
+            planes,
+            staged: true,
+            logits: tensor_core::Logits::Dropped,
+            features: config.features,
+        };
+        Some((blueprint, staged))
+    }
+
     /// Choice and attention by a cube a range, behind the scores of those that retrieve where others share.
     fn attend(
         &self,
@@ -140,7 +155,7 @@ impl Call {
         let hardware = &self.query.client.properties().hardware;
         let processors = hardware.num_streaming_multiprocessors.map_or(PROCESSORS, |n| n as usize);
         let most = self.longest().div_ceil(SMALLEST_PART);
-        (processors * CUBES_EACH / self.pairs.max(1)).clamp(1, most)
+        (processors * CUBES_EACH * self.ahead() / self.pairs.max(1)).clamp(1, most)
     }
 
     /// As kernels of their own.

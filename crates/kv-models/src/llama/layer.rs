@@ -1,6 +1,6 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use kv_kernels::{HeadLayout, HeadNorms, RotaryTable, add_rms_norm, rms_norm};
+use kv_kernels::{HeadLayout, HeadNorms, RotaryTable, RowNorm, rms_norm};
 
 use super::linear::Linear;
 use crate::{ModelConfig, Result};
@@ -32,9 +32,9 @@ impl RmsNorm {
         Ok(rms_norm(x, self.weight.val(), self.epsilon as f32)?)
     }
 
-    /// `x + delta`, behind its normalised rows.
-    fn added(&self, x: Tensor<2>, delta: Tensor<2>) -> Result<(Tensor<2>, Tensor<2>)> {
-        Ok(add_rms_norm(x, delta, self.weight.val(), self.epsilon as f32)?)
+    /// For the product that it goes before.
+    fn of_rows(&self) -> RowNorm {
+        RowNorm { weight: self.weight.val(), epsilon: self.epsilon as f32 }
     }
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Layer {
 impl Layer {
     /// Projects hidden states `[N, hidden]` to `[N, (Hq + 2 Hkv) D]`.
     pub(crate) fn project(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
-        Ok(self.qkv.forward(self.attention_norm.forward(hidden)?)?)
+        Ok(self.qkv.of_normed(hidden, self.attention_norm.of_rows())?)
     }
 
     /// Projects hidden states `[N, hidden]` to keys and values alone, `[N, 2 Hkv D]`.
@@ -66,8 +66,8 @@ impl Layer {
         config: &ModelConfig,
     ) -> Result<Tensor<2>> {
         let queries = config.num_query_heads * config.head_dim;
-        let normed = self.attention_norm.forward(hidden)?;
-        Ok(self.qkv.forward_rows(normed, queries..self.qkv.width())?)
+        let rows = queries..self.qkv.width();
+        Ok(self.qkv.rows_of_normed(hidden, self.attention_norm.of_rows(), rows)?)
     }
 
     /// What a row of the projection holds.
@@ -88,7 +88,8 @@ impl Layer {
 
     /// The rest of the layer: output projection of the attention `[N, Hq * D]`, and the MLP.
     pub(crate) fn finish(&self, hidden: Tensor<2>, attention: Tensor<2>) -> Result<Tensor<2>> {
-        let (normed, hidden) = self.mlp_norm.added(hidden, self.output.forward(attention)?)?;
-        Ok(self.down.onto(self.gate_up.gated(normed)?, hidden)?)
+        let hidden = self.output.onto(attention, hidden)?;
+        let gated = self.gate_up.gated_of_normed(hidden.clone(), self.mlp_norm.of_rows())?;
+        Ok(self.down.onto(gated, hidden)?)
     }
 }

@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
-use kv_kernels::{KernelError, LinearOptions, linear};
+use kv_kernels::{KernelError, LinearOptions, RowNorm, linear};
 
 /// The matrix without gaps: CUDA pads the rows of some, which every step would have to undo.
 pub(super) fn packed(matrix: Tensor<2>) -> Tensor<2> {
@@ -31,26 +31,46 @@ impl Linear {
         linear(x, self.weight.val(), self.options())
     }
 
-    /// The outputs of some of its rows alone, `[N, rows]`.
+    /// The same of normalised rows.
     ///
     /// # Errors
     /// As [`Self::forward`].
-    pub(crate) fn forward_rows(
+    pub(crate) fn of_normed(&self, x: Tensor<2>, norm: RowNorm) -> Result<Tensor<2>, KernelError> {
+        linear(x, self.weight.val(), LinearOptions { norm: Some(norm), ..self.options() })
+    }
+
+    /// The same for some of the weights' rows alone, `[N, rows]`.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub(crate) fn rows_of_normed(
         &self,
         x: Tensor<2>,
+        norm: RowNorm,
         rows: Range<usize>,
     ) -> Result<Tensor<2>, KernelError> {
         let bias = self.bias.as_ref().map(|bias| bias.val().slice_dim(0, rows.clone()));
         let weight = self.weight.val().slice_dim(0, rows);
-        linear(x, weight, LinearOptions { bias, ..Default::default() })
+        linear(x, weight, LinearOptions { norm: Some(norm), bias, ..Default::default() })
     }
 
     /// The same with `silu` of the first half of the outputs times the second, `[N, out / 2]`.
-    pub(crate) fn gated(&self, x: Tensor<2>) -> Result<Tensor<2>, KernelError> {
-        linear(x, self.weight.val(), LinearOptions { gated: true, ..self.options() })
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub(crate) fn gated_of_normed(
+        &self,
+        x: Tensor<2>,
+        norm: RowNorm,
+    ) -> Result<Tensor<2>, KernelError> {
+        let options = LinearOptions { norm: Some(norm), gated: true, ..self.options() };
+        linear(x, self.weight.val(), options)
     }
 
-    /// The same, added to `residual` `[N, out]`.
+    /// [`Self::forward`], added to `residual` `[N, out]`.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
     pub(crate) fn onto(&self, x: Tensor<2>, residual: Tensor<2>) -> Result<Tensor<2>, KernelError> {
         linear(x, self.weight.val(), LinearOptions { residual: Some(residual), ..self.options() })
     }
