@@ -126,10 +126,11 @@ impl Call {
 
         let (splits, chosen) = splits(query, kernel(query, head_dim, group), pairs, longest);
         let lists = matches!(features.view, ViewKind::List | ViewKind::Sets);
-        let fits = |room: usize| longest.next_multiple_of(tensor_core::TILE) <= room;
-        let short =
-            for_lists(query, chosen, pairs).filter(|(_, room)| lists && splits == 1 && fits(*room));
-        let (chosen, room) = short.unwrap_or_else(|| (chosen, room(query, chosen)));
+        let plan = for_lists(query, chosen, pairs, longest).filter(|_| lists && splits == 1);
+        let (chosen, room) = match plan {
+            Some(plan) => (plan.kernel, plan.room),
+            None => (chosen, room(query, chosen)),
+        };
         let logits = self.logits(chosen, splits, room, evicts);
         let deciding = evicts.filter(|_| matches!(logits, Logits::Weighed { .. }));
         let decided = deciding.is_some();

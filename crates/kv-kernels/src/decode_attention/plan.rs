@@ -83,16 +83,20 @@ pub(crate) fn splits(
     }
 }
 
+/// The fewest places for which shared memory is taken.
+const SMALLEST_LIST: usize = 1_024;
 /// Planes of the kernel for matrix instructions that a processor has registers for.
 const PLANES_EACH: usize = 12;
 
-/// For lists, of which each range is short: cubes of so few planes that all are under way at once, where one behind
-/// another would wait for its places first. With the numbers of shared memory that a cube may take.
+/// For lists of up to `longest` places, where heads are many: cubes of so few planes that all are under way at once, as
+/// one behind another would wait for its places first. With the numbers of shared memory that the places take, which are
+/// no more than needed, as reads under way take the first cache's room, and those that a cube may take.
 pub(crate) fn for_lists(
     query: &CubeTensor,
     kernel: Kernel,
     pairs: usize,
-) -> Option<(Kernel, usize)> {
+    longest: usize,
+) -> Option<ListPlan> {
     let Kernel::TensorCore { words, planes } = kernel else { return None };
     let hardware = &query.client.properties().hardware;
     let processors = hardware.num_streaming_multiprocessors.map_or(PROCESSORS, |n| n as usize);
@@ -101,6 +105,19 @@ pub(crate) fn for_lists(
     if fewer >= planes || fewer < 2 {
         return None;
     }
-    let most = hardware.max_shared_memory_size / size_of::<f32>();
-    Some((Kernel::TensorCore { words, planes: fewer }, most / (each + 1)))
+    let most = hardware.max_shared_memory_size / size_of::<f32>() / (each + 1);
+    // One of few sizes, as each is a kernel of its own.
+    let room = longest.next_power_of_two().max(SMALLEST_LIST);
+    let kernel = Kernel::TensorCore { words, planes: fewer };
+    (room <= most).then_some(ListPlan { kernel, room, most })
+}
+
+/// A kernel for lists, and the numbers of shared memory of its cubes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ListPlan {
+    pub(crate) kernel: Kernel,
+    /// For places and sums.
+    pub(crate) room: usize,
+    /// In all, so that cubes do not wait for each other.
+    pub(crate) most: usize,
 }

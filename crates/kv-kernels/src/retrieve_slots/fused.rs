@@ -42,32 +42,35 @@ pub(crate) fn run(
     if parts > 1 || call.longest() > LONGEST {
         return call.one_by_one(values, config);
     }
-    let plans = [for_lists(query, kernel, pairs), Some((kernel, room(query, kernel)))];
-    let plan =
-        plans.into_iter().flatten().find_map(|(kernel, room)| call.plan(kernel, room, config));
+    let plan = for_lists(query, kernel, pairs, config.longest)
+        .and_then(|plan| call.plan(plan.kernel, Some(plan.room), plan.most, config))
+        .or_else(|| call.plan(kernel, None, room(query, kernel), config));
     let Some((blueprint, staged)) = plan else { return call.one_by_one(values, config) };
     let output = call.attend(values, blueprint, staged);
     (call.table, call.set_vectors, output)
 }
 
 impl Call {
-    /// The attention's code within so much `room`, and the slots whose scores the choice finds room for there.
+    /// The attention's code, and the slots whose scores the choice finds room for, where a cube takes up to `most` numbers
+    /// of shared memory: `room` for the attention, or all that is left.
     fn plan(
         &self,
         kernel: Kernel,
-        room: usize,
+        room: Option<usize>,
+        most: usize,
         config: DecodeConfig,
     ) -> Option<(tensor_core::Blueprint, usize)> {
         let Kernel::TensorCore { words, planes } = kernel else { return None };
-        let most =
-            self.query.client.properties().hardware.max_shared_memory_size / size_of::<f32>();
+        let hardware = &self.query.client.properties().hardware;
+        let available = hardware.max_shared_memory_size / size_of::<f32>();
         let units = 32 * planes;
         let staged = self.staged(units);
         let choice = self.choice_room(staged, units);
-        // What the choice takes is of the attention's room, which is more than it needs.
-        let room = room.saturating_sub(choice);
+        let left = most.saturating_sub(choice);
+        let room = room.unwrap_or(left);
         let sums = planes * self.group * self.head_dim;
-        if staged == 0 || config.longest > room || sums.max(room) + choice + BESIDE > most {
+        let fits = room <= left && config.longest <= room;
+        if staged == 0 || !fits || sums.max(room) + choice + BESIDE > available {
             return None;
         }
         let blueprint = tensor_core::Blueprint {
