@@ -74,7 +74,8 @@ pub(crate) struct Common {
     #[arg(long, global = true, value_delimiter = ',', value_name = "0.25,512")]
     #[arg(allow_hyphen_values = true)]
     pub(crate) budget: Option<Vec<Budget>>,
-    /// Writes this run's records here.
+    /// Writes this run's records here. A run that ends early leaves what it measured in
+    /// `FILE.partial`, which `--merge` reads.
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Adds records of other runs, such as another device's or a peer's, to tables and report.

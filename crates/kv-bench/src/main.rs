@@ -4,6 +4,7 @@ mod args;
 mod calibrate;
 mod contenders;
 mod fisher;
+mod journal;
 mod progress;
 mod prompts;
 mod record;

@@ -218,14 +218,27 @@ pub(crate) fn write_json(path: &Path, records: &[Record]) -> anyhow::Result<()> 
     file.flush().with_context(context)
 }
 
-/// Reads a JSON list of records.
+/// Reads a JSON list of records, or records one after the other, as a run that ended early leaves them.
 ///
 /// # Errors
 /// If the file cannot be read or does not hold records.
 pub(crate) fn read_json(path: &Path) -> anyhow::Result<Vec<Record>> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Part {
+        List(Vec<Record>),
+        One(Box<Record>),
+    }
     let context = || format!("reading records from {}", path.display());
-    serde_json::from_reader(BufReader::new(File::open(path).with_context(context)?))
-        .with_context(context)
+    let file = BufReader::new(File::open(path).with_context(context)?);
+    let mut records = Vec::new();
+    for part in serde_json::Deserializer::from_reader(file).into_iter() {
+        match part.with_context(context)? {
+            Part::List(list) => records.extend(list),
+            Part::One(record) => records.push(*record),
+        }
+    }
+    Ok(records)
 }
 
 /// Groups records by a key; the groups, and the records in each, keep the order of first sight.

@@ -10,7 +10,8 @@ use kv_models::{Model, model_names};
 use kv_policies::POLICIES;
 
 use crate::args::{Args, Common, Figure, Paper, Suite};
-use crate::record::{Case, Record, write_json};
+use crate::journal::Records;
+use crate::record::{Case, Record};
 use crate::sources::{Source, check_writable, merge};
 use crate::{calibrate, fisher, report, suites, table};
 
@@ -20,7 +21,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) model: Model,
     pub(crate) device: Device,
     device_name: String,
-    pub(crate) records: Vec<Record>,
+    pub(crate) records: &'a mut Records,
     notes: Vec<String>,
 }
 
@@ -90,56 +91,67 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let device = select_device(common.device)?;
     let device_name = device_name(&device);
     let dtype = common.dtype.map(Into::into);
-    let (records, notes) = match &args.suite {
+    let mut records = Records::begin(common.json.as_deref())?;
+    let notes = match &args.suite {
         Some(Suite::Kernels(options)) => {
-            (suites::kernels::run(device, device_name, dtype, options)?, Vec::new())
+            suites::kernels::run(device, device_name, dtype, options, &mut records)?;
+            Vec::new()
         }
         Some(Suite::Paper(Paper { figure: Figure::LongflowFig1, .. })) => {
             let quick = common.quick;
-            let records = suites::paper::longflow_fig1::run(&device, &device_name, dtype, quick)?;
-            (records, Vec::new())
+            suites::paper::longflow_fig1::run(&device, &device_name, dtype, quick, &mut records)?;
+            Vec::new()
         }
         Some(Suite::Paper(Paper { figure: Figure::BalancekvFig3, .. })) => {
             let quick = common.quick;
-            let records = suites::paper::balancekv_fig3::run(
+            suites::paper::balancekv_fig3::run(
                 &device,
                 &device_name,
                 dtype,
                 quick,
                 common.seed,
+                &mut records,
             )?;
-            (records, Vec::new())
+            Vec::new()
         }
         Some(Suite::Paper(Paper { figure: Figure::BalancekvStream, .. })) => {
             let (quick, seed) = (common.quick, common.seed);
-            suites::paper::balancekv_stream::run(&device, &device_name, quick, seed)?
+            suites::paper::balancekv_stream::run(&device, &device_name, quick, seed, &mut records)?
         }
         Some(Suite::Paper(Paper { figure: Figure::KvreviverAttention, .. })) => {
-            let (device_name, quick) = (&device_name, common.quick);
-            let records =
-                suites::paper::kvreviver::attention::run(&device, device_name, dtype, quick)?;
-            (records, Vec::new())
+            let quick = common.quick;
+            suites::paper::kvreviver::attention::run(
+                &device,
+                &device_name,
+                dtype,
+                quick,
+                &mut records,
+            )?;
+            Vec::new()
         }
         Some(Suite::Paper(Paper {
             figure: figure @ (Figure::PrhsTable4 | Figure::PrhsLong),
             ..
         })) => {
             let (long, quick) = (*figure == Figure::PrhsLong, common.quick);
-            let records =
-                suites::paper::prhs::operator::run(&device, &device_name, dtype, long, quick)?;
-            (records, Vec::new())
+            suites::paper::prhs::operator::run(
+                &device,
+                &device_name,
+                dtype,
+                long,
+                quick,
+                &mut records,
+            )?;
+            Vec::new()
         }
         Some(Suite::Paper(Paper { figure: Figure::KvreviverBounds, .. })) => {
             let (quick, seed) = (common.quick, common.seed);
-            suites::paper::kvreviver::bounds::run(&device, &device_name, quick, seed)?
+            suites::paper::kvreviver::bounds::run(&device, &device_name, quick, seed, &mut records)?
         }
-        suite => with_model(common, suite.as_ref(), device, device_name, dtype)?,
+        suite => with_model(common, suite.as_ref(), device, device_name, dtype, &mut records)?,
     };
     let by_layer = matches!(&args.suite, Some(Suite::Attention(options)) if options.by_layer);
-    if let Some(path) = &common.json {
-        write_json(path, &records)?;
-    }
-    let records = merge(records, others);
+    let records = merge(records.finish()?, others);
     let title = format!("burn-kv: {}", name_of(args.suite.as_ref()));
     report::write_html(&report, &title, &notes, &records)?;
     table::print(&records, by_layer);
@@ -154,22 +166,22 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a suite that needs a model; returns records and notes.
+/// Runs a suite that needs a model; returns notes.
 fn with_model(
     common: &Common,
     suite: Option<&Suite>,
     device: Device,
     device_name: String,
     dtype: Option<DType>,
-) -> anyhow::Result<(Vec<Record>, Vec<String>)> {
+    records: &mut Records,
+) -> anyhow::Result<Vec<String>> {
     let name = match suite {
         Some(Suite::Paper(options)) => options.figure.model(&common.model, common.quick),
         _ => &common.model,
     };
     eprintln!("loading {name} on {device_name}");
     let model = Model::load(name, &device, dtype).with_context(|| format!("model {name}"))?;
-    let (records, notes) = (Vec::new(), Vec::new());
-    let mut bench = Bench { common, model, device, device_name, records, notes };
+    let mut bench = Bench { common, model, device, device_name, records, notes: Vec::new() };
     match suite {
         Some(Suite::Quality(options)) => suites::quality::run(&mut bench, options)?,
         Some(Suite::Attention(options)) => suites::attention::run(&mut bench, options)?,
@@ -177,7 +189,7 @@ fn with_model(
         Some(Suite::Paper(options)) => suites::paper::run(&mut bench, options)?,
         _ => suites::quick::run(&mut bench)?,
     }
-    Ok((bench.records, bench.notes))
+    Ok(bench.notes)
 }
 
 /// A suite's name in titles and file names.

@@ -10,6 +10,7 @@ use anyhow::bail;
 use burn::tensor::{DType, Device};
 
 use crate::args::Kernels;
+use crate::journal::Records;
 use crate::progress::Progress;
 use crate::record::{Case, Record, metric};
 use cases::Cases;
@@ -20,18 +21,23 @@ const SUITE: &str = "kernels";
 const OURS: &str = "burn-kv";
 
 /// What the cases run with.
-pub(crate) struct Lab {
+pub(crate) struct Lab<'a> {
     device: Device,
     device_name: String,
     dtype: DType,
     clock: Clock,
     /// Bytes that a copy moves in a second, read and written.
     copy: f64,
-    records: Vec<Record>,
+    records: &'a mut Records,
 }
 
-impl Lab {
-    fn new(device: Device, device_name: String, dtype: Option<DType>) -> anyhow::Result<Self> {
+impl<'a> Lab<'a> {
+    fn new(
+        device: Device,
+        device_name: String,
+        dtype: Option<DType>,
+        records: &'a mut Records,
+    ) -> anyhow::Result<Self> {
         if device_name == "cpu" {
             bail!("the suite `kernels` measures GPUs; for the CPU there is `cargo bench`");
         }
@@ -40,7 +46,7 @@ impl Lab {
         let dtype = dtype.or(best).unwrap_or(DType::F32);
         let clock = Clock::new(device.clone());
         let copy = clock.copy_bandwidth()?;
-        Ok(Self { device, device_name, dtype, clock, copy, records: Vec::new() })
+        Ok(Self { device, device_name, dtype, clock, copy, records })
     }
 
     /// Times `call`, which rotates among `sets` inputs, and records it. `bytes` must move and
@@ -86,9 +92,10 @@ pub(crate) fn run(
     device_name: String,
     dtype: Option<DType>,
     options: &Kernels,
-) -> anyhow::Result<Vec<Record>> {
+    records: &mut Records,
+) -> anyhow::Result<()> {
     let cases = Cases::read()?;
-    let mut lab = Lab::new(device, device_name, dtype)?;
+    let mut lab = Lab::new(device, device_name, dtype, records)?;
     let wanted = |op: &str| options.ops.is_empty() || options.ops.iter().any(|name| name == op);
     let mut progress = Progress::new(cases.count(), SUITE);
     if wanted("decode_attention") {
@@ -128,5 +135,5 @@ pub(crate) fn run(
         }
     }
     progress.finish();
-    Ok(lab.records)
+    Ok(())
 }

@@ -14,7 +14,7 @@ use super::clock::Clock;
 const LISTED: usize = 8;
 
 /// Plain, weighted, with an eviction, and over an index list.
-pub(super) fn decode(lab: &mut Lab, case: &Attention) -> anyhow::Result<()> {
+pub(super) fn decode(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()> {
     let (pairs, dim) = (case.pairs(), case.head_dim);
     let slots = pairs * case.tokens;
     let bytes = 2 * slots * dim * lab.dtype.size();
@@ -72,7 +72,7 @@ pub(super) fn decode(lab: &mut Lab, case: &Attention) -> anyhow::Result<()> {
 
 /// Attention that chooses a slot to overwrite.
 fn evicting(
-    lab: &mut Lab,
+    lab: &mut Lab<'_>,
     case: &Attention,
     query: &Tensor<3>,
     pools: &[[Tensor<2>; 2]],
@@ -98,7 +98,7 @@ fn evicting(
 }
 
 /// Causal attention of a prompt, and its column sums.
-pub(super) fn prefill(lab: &mut Lab, case: &Attention) -> anyhow::Result<()> {
+pub(super) fn prefill(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()> {
     let (device, dtype) = (lab.device.clone(), lab.dtype);
     let random = |heads: usize| {
         let shape = [case.batch, heads, case.tokens, case.head_dim];

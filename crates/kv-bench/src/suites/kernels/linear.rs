@@ -8,7 +8,7 @@ use super::cases::Product;
 use super::clock::Clock;
 
 /// `x Wᵀ` with `W` kept `[out, in]`.
-pub(super) fn product(lab: &mut Lab, case: &Product) -> anyhow::Result<()> {
+pub(super) fn product(lab: &mut Lab<'_>, case: &Product) -> anyhow::Result<()> {
     let (device, dtype) = (lab.device.clone(), lab.dtype);
     let random = |shape: [usize; 2]| {
         Tensor::<2>::random(shape, Distribution::Normal(0.0, 1.0), (&device, DType::F32))

@@ -11,7 +11,7 @@ use super::cases::{Compaction, Halving, Ranking};
 use super::clock::Clock;
 
 /// Kept slots moved together, in place and into another pool.
-pub(super) fn compact(lab: &mut Lab, case: &Compaction) -> anyhow::Result<()> {
+pub(super) fn compact(lab: &mut Lab<'_>, case: &Compaction) -> anyhow::Result<()> {
     let pairs = case.batch * case.kv_heads;
     let (device, dtype) = (lab.device.clone(), lab.dtype);
     let ints = |values: Vec<usize>| {
@@ -64,7 +64,7 @@ pub(super) fn compact(lab: &mut Lab, case: &Compaction) -> anyhow::Result<()> {
 }
 
 /// The highest scores of every row.
-pub(super) fn top(lab: &mut Lab, case: &Ranking) -> anyhow::Result<()> {
+pub(super) fn top(lab: &mut Lab<'_>, case: &Ranking) -> anyhow::Result<()> {
     let device = lab.device.clone();
     let bytes = case.rows * case.tokens * 4;
     let sets = Clock::sets(bytes);
@@ -83,7 +83,7 @@ pub(super) fn top(lab: &mut Lab, case: &Ranking) -> anyhow::Result<()> {
 }
 
 /// A list of every head halved by the self-balancing walk, all of its tokens.
-pub(super) fn halve(lab: &mut Lab, case: &Halving) -> anyhow::Result<()> {
+pub(super) fn halve(lab: &mut Lab<'_>, case: &Halving) -> anyhow::Result<()> {
     let (device, dtype) = (lab.device.clone(), lab.dtype);
     let Halving { lists, tokens, block, head_dim } = *case;
     let slots = lists * tokens;

@@ -7,6 +7,7 @@ use serde_json::json;
 use super::SUITE;
 use super::layer::{Clustered, relative_error, spread};
 use crate::contenders::Contender;
+use crate::journal::Records;
 use crate::progress::Progress;
 use crate::record::{Case, FULL, Record, metric};
 
@@ -30,7 +31,8 @@ pub(crate) fn run(
     dtype: Option<DType>,
     quick: bool,
     seed: u64,
-) -> anyhow::Result<Vec<Record>> {
+    records: &mut Records,
+) -> anyhow::Result<()> {
     let layer = match quick {
         false => Clustered { query_heads: 32, kv_heads: 8, tokens: 8192, head_dim: 128 },
         true => Clustered { query_heads: 4, kv_heads: 2, tokens: 2048, head_dim: 64 },
@@ -39,7 +41,6 @@ pub(crate) fn run(
     let prompt = layer.draw(seed, device, dtype);
     let full = Contender::of(&json!({"policy": FULL}))?;
     let exact = prompt.run(&*full.policy, WINDOW, 0)?.output;
-    let mut records = Vec::new();
     let mut record = |policy: &str, rate: f64, metric: &str, value: f64, unit: &str| {
         records.push(Record {
             suite: SUITE.into(),
@@ -91,5 +92,5 @@ pub(crate) fn run(
             }
         }
     }
-    Ok(records)
+    Ok(())
 }

@@ -12,6 +12,7 @@ use serde_json::json;
 
 use super::SUITE;
 use crate::contenders::Contender;
+use crate::journal::Records;
 use crate::progress::Progress;
 use crate::record::{Case, FULL, Record, metric};
 
@@ -32,7 +33,7 @@ struct Stream {
     queries: Tensor<4>,
 }
 
-/// Runs the figure; returns records, and what they come to.
+/// Runs the figure; returns what its records come to.
 ///
 /// # Errors
 /// Where a policy or the device refuses.
@@ -41,11 +42,11 @@ pub(crate) fn run(
     device_name: &str,
     quick: bool,
     seed: u64,
-) -> anyhow::Result<(Vec<Record>, Vec<String>)> {
+    records: &mut Records,
+) -> anyhow::Result<Vec<String>> {
     let prefixes: &[usize] = if quick { &QUICK } else { &PAPER };
     let longest = prefixes.last().copied().context("there are prefixes")?;
     let stream = Stream::draw(longest, seed, device);
-    let mut records = Vec::new();
     let mut notes = Vec::new();
     let mut progress = Progress::new(3 * BATCHES.len() * prefixes.len(), "balancekv-stream");
     for (label, joint, gamma) in [
@@ -91,7 +92,7 @@ pub(crate) fn run(
         notes.push(format!("{label}: the worst ε falls as slots^{:.2}", slope(&points)));
     }
     progress.finish();
-    Ok((records, notes))
+    Ok(notes)
 }
 
 impl Stream {

@@ -9,6 +9,7 @@ use kv_policies::{LayerContext, Policy, SCORE, Step, build};
 use serde_json::json;
 
 use super::SUITE;
+use crate::journal::Records;
 use crate::progress::Progress;
 use crate::record::{Case, FULL, Record, metric};
 use crate::suites::kernels::Clock;
@@ -40,7 +41,8 @@ pub(crate) fn run(
     device_name: &str,
     dtype: Option<DType>,
     quick: bool,
-) -> anyhow::Result<Vec<Record>> {
+    records: &mut Records,
+) -> anyhow::Result<()> {
     let size = if quick { QUICK } else { PAPER };
     let best = [DType::BF16, DType::F16].into_iter().find(|&dtype| device.supports_dtype(dtype));
     let half = if device_name == "cpu" { None } else { best };
@@ -54,7 +56,6 @@ pub(crate) fn run(
         length: Some(size.tokens),
         ..Case::default()
     };
-    let mut records = Vec::new();
     let mut record = |policy: &str, seconds: f64, ours: bool| {
         let mut add = |metric: &str, value: f64, unit: &str| {
             records.push(Record {
@@ -122,7 +123,7 @@ pub(crate) fn run(
     if !quick {
         PUBLISHED.iter().for_each(|(label, us)| record(label, us / 1e6, false));
     }
-    Ok(records)
+    Ok(())
 }
 
 fn random(device: &Device, dtype: DType, shape: [usize; 2]) -> Tensor<2> {

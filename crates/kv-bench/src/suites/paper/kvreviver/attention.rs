@@ -7,6 +7,7 @@ use kv_core::{
     SketchOptions, SlotLayout, StepLogits,
 };
 
+use crate::journal::Records;
 use crate::progress::Progress;
 use crate::record::{Case, FULL, Record, metric};
 use crate::suites::kernels::Clock;
@@ -45,7 +46,8 @@ pub(crate) fn run(
     device_name: &str,
     dtype: Option<DType>,
     quick: bool,
-) -> anyhow::Result<Vec<Record>> {
+    records: &mut Records,
+) -> anyhow::Result<()> {
     let best = [DType::BF16, DType::F16].into_iter().find(|&dtype| device.supports_dtype(dtype));
     let half = if device_name == "cpu" { None } else { best };
     let dtype = dtype.or(half).unwrap_or(DType::F32);
@@ -59,7 +61,6 @@ pub(crate) fn run(
             .filter(|(_, length, batch)| length * batch <= MOST)
             .collect(),
     };
-    let mut records = Vec::new();
     let mut progress = Progress::new(cases.len(), "kvreviver-attention");
     for (heads, length, batch) in cases {
         let lab = Lab { device, dtype, clock: &clock, heads, length, batch };
@@ -84,7 +85,7 @@ pub(crate) fn run(
         progress.step();
     }
     progress.finish();
-    Ok(records)
+    Ok(())
 }
 
 /// One case.

@@ -6,6 +6,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
 
+use crate::journal::Records;
 use crate::progress::Progress;
 use crate::record::{Case, Record, metric};
 use crate::suites::paper::SUITE;
@@ -24,8 +25,8 @@ const COLUMNS: usize = 256;
 /// Sketches that are made together.
 const TOGETHER: usize = 32;
 
-/// Estimates one token of many sketches at every load, of normal keys and values; returns records, and
-/// what they mean.
+/// Estimates one token of many sketches at every load, of normal keys and values; returns what
+/// the records mean.
 ///
 /// # Errors
 /// Where the device refuses.
@@ -34,11 +35,11 @@ pub(crate) fn run(
     device_name: &str,
     quick: bool,
     seed: u64,
-) -> anyhow::Result<(Vec<Record>, Vec<String>)> {
+    records: &mut Records,
+) -> anyhow::Result<Vec<String>> {
     let loads: &[f64] = if quick { &QUICK_LOADS } else { &LOADS };
     let sketches = if quick { QUICK_SKETCHES } else { SKETCHES };
     let mut draws = ChaCha8Rng::seed_from_u64(seed);
-    let mut records = Vec::new();
     let mut progress = Progress::new(loads.len() * sketches / TOGETHER, "kvreviver-bounds");
     for &load in loads {
         let others = (load * (BUCKETS * ENTRIES) as f64).round() as usize;
@@ -85,7 +86,7 @@ pub(crate) fn run(
         "{BUCKETS} buckets of {ENTRIES} entries; length: the tokens that share them with the one that is \
          estimated"
     );
-    Ok((records, vec![note]))
+    Ok(vec![note])
 }
 
 /// The variance of a key's and of a value's estimate in each of some sketches.

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::{HSHARE, cis, contenders, hshare};
 use crate::contenders::Contender;
+use crate::journal::Records;
 use crate::progress::Progress;
 use crate::record::{Case, FULL, Record, metric};
 use crate::suites::kernels::Clock;
@@ -54,7 +55,8 @@ pub(crate) fn run(
     dtype: Option<DType>,
     long: bool,
     quick: bool,
-) -> anyhow::Result<Vec<Record>> {
+    records: &mut Records,
+) -> anyhow::Result<()> {
     let best = [DType::BF16, DType::F16].into_iter().find(|&dtype| device.supports_dtype(dtype));
     let half = if device_name == "cpu" { None } else { best };
     let dtype = dtype.or(half).unwrap_or(DType::F32);
@@ -62,7 +64,6 @@ pub(crate) fn run(
     let cases = cases(long, quick);
     let name = if long { "prhs-long" } else { "prhs-table4" };
     let copy = clock.copy_bandwidth()?;
-    let mut records = Vec::new();
     let mut progress = Progress::new(cases.len(), name);
     for (heads, length, batch) in cases {
         let lab = Lab { device, dtype, clock: &clock, heads, length, batch };
@@ -99,7 +100,7 @@ pub(crate) fn run(
         progress.step();
     }
     progress.finish();
-    Ok(records)
+    Ok(())
 }
 
 fn cases(long: bool, quick: bool) -> Vec<(Heads, usize, usize)> {
