@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{LineWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -19,7 +19,7 @@ pub(crate) struct Records {
 struct Journal {
     target: PathBuf,
     path: PathBuf,
-    file: LineWriter<File>,
+    file: File,
 }
 
 impl Records {
@@ -32,7 +32,7 @@ impl Records {
             let path = partial(target);
             let file = File::create(&path)
                 .with_context(|| format!("cannot write to {}", path.display()))?;
-            anyhow::Ok(Journal { target: target.into(), path, file: LineWriter::new(file) })
+            anyhow::Ok(Journal { target: target.into(), path, file })
         };
         Ok(Self { all: Vec::new(), journal: target.map(open).transpose()? })
     }
@@ -77,8 +77,10 @@ impl Drop for Records {
 
 impl Journal {
     fn note(&mut self, record: &Record) -> anyhow::Result<()> {
-        serde_json::to_writer(&mut self.file, record)?;
-        Ok(self.file.write_all(b"\n")?)
+        let mut line = serde_json::to_vec(record)?;
+        line.push(b'\n');
+        // At once, so that a run that is killed leaves whole lines.
+        Ok(self.file.write_all(&line)?)
     }
 }
 

@@ -123,6 +123,59 @@ fn caches_that_stray_too_far_are_rebuilt() {
     }
 }
 
+/// No step strays further than is allowed but one whose estimate is beyond it too, so that the cache is rebuilt: of every
+/// head, what is observed is compared with the full cache's output, in units of its largest value's norm.
+#[test]
+fn steps_that_stray_further_than_allowed_rebuild_the_cache() {
+    const DIM: usize = 16;
+    let device = &devices()[0].device;
+    let full = policy(json!({"policy": "full"}));
+    let (mut strayed, mut spared) = (0, 0);
+    for (above, turn) in [(0.02, 0.01), (0.1, 0.01), (0.3, 0.05), (0.05, 0.2), (0.1, 1.0)] {
+        for seed in 0..12 {
+            let keep = policy(current(json!({"rebuild_above": above, "budget": 24})));
+            // Queries that turn slowly, as predictions need.
+            let mut numbers = Numbers::new(seed);
+            let base = numbers.tensor([1, 2, 1, DIM], device);
+            let mut alike = |batch: usize, tokens: usize| {
+                let shape = [batch, 2, tokens, DIM];
+                let queries = base.clone() + numbers.tensor(shape, device) * turn;
+                Prompt::new(queries, numbers.tensor(shape, device), numbers.tensor(shape, device))
+            };
+            let prompts = [alike(1, 40), alike(1, 60)];
+            let tokens = alike(2, 16);
+            let (mut cache, mut complete) =
+                (cache_of(&*keep, &prompts), cache_of(&*full, &prompts));
+            for index in 0..16 {
+                let next = || step(&tokens.query, &tokens.keys, &tokens.values, index, 60 + index);
+                let before = cache.archive().unwrap().transfers().count;
+                let actual = floats(keep.step(LAYER, &mut cache, next()).unwrap());
+                let expected = floats(full.step(LAYER, &mut complete, next()).unwrap());
+                let rebuilds = cache.archive().unwrap().transfers().count > before;
+                let values = floats(complete.values().clone());
+                let norm = |row: &[f32]| row.iter().map(|x| x * x).sum::<f32>().sqrt();
+                let observed = (0..4).map(|head| {
+                    let slots = complete.layout().live(head);
+                    let rows = slots.map(|slot| norm(&values[slot * DIM..][..DIM]));
+                    let own = head * DIM..(head + 1) * DIM;
+                    let apart: Vec<f32> = actual[own.clone()]
+                        .iter()
+                        .zip(&expected[own])
+                        .map(|(a, b)| a - b)
+                        .collect();
+                    f64::from(norm(&apart) / rows.fold(0.0, f32::max))
+                });
+                let observed = observed.fold(0.0, f64::max);
+                let context = format!("turn {turn}, seed {seed}, step {index}");
+                assert!(rebuilds || observed <= above, "{context}: {observed} above {above}");
+                strayed += usize::from(observed > above);
+                spared += usize::from(!rebuilds);
+            }
+        }
+    }
+    assert!(strayed > 100 && spared > 100, "{strayed} strayed, {spared} were spared");
+}
+
 /// All tokens go where the cache goes.
 #[test]
 fn caches_that_move_take_their_tokens_along() {
