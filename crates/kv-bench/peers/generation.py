@@ -20,6 +20,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 SHAPES = {
+    "llama-2-7b": dict(
+        model_type="llama", hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
+        num_attention_heads=32, num_key_value_heads=32, head_dim=128, vocab_size=32000,
+        max_position_embeddings=4096, rope_theta=10000.0),
     "llama-3.1-8b": dict(
         model_type="llama", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
         num_attention_heads=32, num_key_value_heads=8, head_dim=128, vocab_size=128256,
@@ -29,6 +33,7 @@ SHAPES = {
         num_attention_heads=16, num_key_value_heads=8, head_dim=128, vocab_size=151936,
         max_position_embeddings=40960, rope_theta=1000000.0, tie_word_embeddings=True),
 }
+PEERS = {"hf-eager": {}, "hf-compiled": {"cache_implementation": "static"}}
 SHORT = 8
 
 
@@ -63,6 +68,7 @@ def main():
     parser.add_argument("--lengths", type=numbers, default=[1024], help="tokens of the prompts")
     parser.add_argument("--batches", type=numbers, default=[1, 8])
     parser.add_argument("--steps", type=int, default=64, help="decode steps that are timed")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--prefill-only", action="store_true", help="leave decode steps out")
     parser.add_argument("--json", type=pathlib.Path, help="where to write the records")
     args = parser.parse_args()
@@ -92,10 +98,9 @@ def main():
             record(length, batch, "hf-eager", "prefill_tokens_per_second", rate, "tokens/s")
             if args.prefill_only:
                 continue
-            peers = {"hf-eager": {}, "hf-compiled": {"cache_implementation": "static"}}
-            for peer, options in peers.items():
+            for peer in args.peers:
                 try:
-                    step = decode_step(model, prompt, args.steps, **options)
+                    step = decode_step(model, prompt, args.steps, **PEERS[peer])
                 except Exception as error:  # Whatever compilers raise: the other peer still counts.
                     print(f"{peer}: {str(error).splitlines()[0]}")
                     continue
