@@ -5,45 +5,40 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
-
 use crate::record::{Record, write_json};
 
 /// The records of a run.
 pub(crate) struct Records {
     all: Vec<Record>,
-    journal: Option<Journal>,
+    target: Option<PathBuf>,
+    journal: Journal,
 }
 
 /// The file beside the one that the records will go to, a record a line.
-struct Journal {
-    target: PathBuf,
-    path: PathBuf,
-    file: File,
+enum Journal {
+    /// From the first record on: what an earlier run left stays until there is something better.
+    Waits(PathBuf),
+    Open(PathBuf, File),
+    /// The records go to no file, or to one that is none, or the journal cannot be written.
+    None,
 }
 
 impl Records {
-    /// For a run whose records go to a file, if to any. What an earlier run left beside it is lost.
-    ///
-    /// # Errors
-    /// If nothing can be written there.
-    pub(crate) fn begin(target: Option<&Path>) -> anyhow::Result<Self> {
-        let open = |target: &Path| {
-            let path = partial(target);
-            let file = File::create(&path)
-                .with_context(|| format!("cannot write to {}", path.display()))?;
-            anyhow::Ok(Journal { target: target.into(), path, file })
+    /// For a run whose records go to a file, if to any.
+    pub(crate) fn begin(target: Option<&Path>) -> Self {
+        // Beside a pipe or a device there is no place.
+        let journal = match target {
+            Some(path) if !path.exists() || path.is_file() => Journal::Waits(partial(path)),
+            _ => Journal::None,
         };
-        Ok(Self { all: Vec::new(), journal: target.map(open).transpose()? })
+        Self { all: Vec::new(), target: target.map(Into::into), journal }
     }
 
-    /// Adds a record. A file that cannot be written is told once and not tried again: what was measured is worth more.
+    /// Adds a record. A journal that cannot be written is told once: what was measured is worth more.
     pub(crate) fn push(&mut self, record: Record) {
-        if let Some(journal) = &mut self.journal
-            && let Err(error) = journal.note(&record)
-        {
-            eprintln!("records so far are not kept in {}: {error}", journal.path.display());
-            self.journal = None;
+        if let Err(error) = self.journal.note(&record) {
+            eprintln!("records are not kept while the run goes on: {error:#}");
+            self.journal = Journal::None;
         }
         self.all.push(record);
     }
@@ -53,11 +48,13 @@ impl Records {
     /// # Errors
     /// If the file cannot be written; the other stays then.
     pub(crate) fn finish(mut self) -> anyhow::Result<Vec<Record>> {
-        if let Some(journal) = &self.journal {
-            write_json(&journal.target, &self.all)?;
+        if let Some(target) = &self.target {
+            write_json(target, &self.all)?;
         }
-        if let Some(Journal { path, .. }) = self.journal.take() {
-            std::fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
+        if let Journal::Open(path, _) = std::mem::replace(&mut self.journal, Journal::None)
+            && let Err(error) = std::fs::remove_file(&path)
+        {
+            eprintln!("{} is left behind: {error}", path.display());
         }
         Ok(std::mem::take(&mut self.all))
     }
@@ -66,10 +63,7 @@ impl Records {
 impl Drop for Records {
     /// Says where the records of a run are that has not finished.
     fn drop(&mut self) {
-        let Some(Journal { path, .. }) = self.journal.take() else { return };
-        if self.all.is_empty() {
-            let _ = std::fs::remove_file(path);
-        } else {
+        if let Journal::Open(path, _) = &self.journal {
             eprintln!("records so far, which --merge reads: {}", path.display());
         }
     }
@@ -77,10 +71,17 @@ impl Drop for Records {
 
 impl Journal {
     fn note(&mut self, record: &Record) -> anyhow::Result<()> {
-        let mut line = serde_json::to_vec(record)?;
-        line.push(b'\n');
-        // At once, so that a run that is killed leaves whole lines.
-        Ok(self.file.write_all(&line)?)
+        if let Self::Waits(path) = self {
+            let file = File::create(&*path)?;
+            *self = Self::Open(std::mem::take(path), file);
+        }
+        if let Self::Open(_, file) = self {
+            let mut line = serde_json::to_vec(record)?;
+            line.push(b'\n');
+            // At once, so that a run that is killed leaves whole lines.
+            file.write_all(&line)?;
+        }
+        Ok(())
     }
 }
 
@@ -97,12 +98,15 @@ mod tests {
     use crate::record::{metric, read_json};
     use crate::report::sample::record;
 
+    fn of(value: f64) -> Record {
+        record("full", None, metric::TIME_US, value)
+    }
+
     #[test]
     fn a_run_that_ends_early_leaves_what_it_measured() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("records.json");
-        let of = |value| record("full", None, metric::TIME_US, value);
-        let mut records = Records::begin(Some(&target)).unwrap();
+        let mut records = Records::begin(Some(&target));
         records.push(of(1.0));
         records.push(of(f64::NAN));
         drop(records);
@@ -111,9 +115,10 @@ mod tests {
         assert!(left.len() == 2 && left[1].value.is_nan());
         assert!(!target.exists());
 
-        drop(Records::begin(Some(&target)).unwrap());
-        assert!(!partial(&target).exists());
-        let mut records = Records::begin(Some(&target)).unwrap();
+        // A run that measures nothing leaves it alone.
+        drop(Records::begin(Some(&target)));
+        assert_eq!(read_json(&partial(&target)).unwrap().len(), 2);
+        let mut records = Records::begin(Some(&target));
         records.push(of(3.0));
         assert_eq!(records.finish().unwrap(), [of(3.0)]);
         assert_eq!(read_json(&target).unwrap(), [of(3.0)]);
@@ -121,12 +126,17 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_not_there_is_told_at_once() {
+    fn a_journal_that_cannot_be_written_costs_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
-        let error = Records::begin(Some(&folder.path().join("no/records.json"))).err().unwrap();
-        assert!(error.to_string().starts_with("cannot write to"), "{error}");
-        let mut records = Records::begin(None).unwrap();
-        records.push(record("full", None, metric::TIME_US, 1.0));
+        let target = folder.path().join("records.json");
+        std::fs::create_dir(partial(&target)).unwrap();
+        let mut records = Records::begin(Some(&target));
+        records.push(of(1.0));
+        records.push(of(2.0));
+        assert_eq!(records.finish().unwrap().len(), 2);
+        assert_eq!(read_json(&target).unwrap().len(), 2);
+        let mut records = Records::begin(None);
+        records.push(of(1.0));
         assert_eq!(records.finish().unwrap().len(), 1);
     }
 }

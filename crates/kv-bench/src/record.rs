@@ -1,7 +1,7 @@
 //! What a suite writes down: one measured number, with everything needed to know what it is.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Write};
+use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use anyhow::Context;
@@ -218,24 +218,24 @@ pub(crate) fn write_json(path: &Path, records: &[Record]) -> anyhow::Result<()> 
     file.flush().with_context(context)
 }
 
-/// Reads a JSON list of records, or records one after the other, as a run that ended early leaves them.
+/// Reads a JSON list of records, or records one after the other, as a run that ended early leaves them: there, a last
+/// one that is cut off is left out.
 ///
 /// # Errors
 /// If the file cannot be read or does not hold records.
 pub(crate) fn read_json(path: &Path) -> anyhow::Result<Vec<Record>> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Part {
-        List(Vec<Record>),
-        One(Box<Record>),
-    }
     let context = || format!("reading records from {}", path.display());
-    let file = BufReader::new(File::open(path).with_context(context)?);
+    let text = std::fs::read_to_string(path).with_context(context)?;
+    if !text.trim_start().starts_with('{') {
+        return serde_json::from_str(&text).with_context(context);
+    }
     let mut records = Vec::new();
-    for part in serde_json::Deserializer::from_reader(file).into_iter() {
-        match part.with_context(context)? {
-            Part::List(list) => records.extend(list),
-            Part::One(record) => records.push(*record),
+    for record in serde_json::Deserializer::from_str(&text).into_iter() {
+        match record {
+            Err(error) if error.is_eof() && !records.is_empty() => {
+                eprintln!("{}: the last record is cut off", path.display())
+            }
+            record => records.push(record.with_context(context)?),
         }
     }
     Ok(records)

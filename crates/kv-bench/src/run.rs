@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let device = select_device(common.device)?;
     let device_name = device_name(&device);
     let dtype = common.dtype.map(Into::into);
-    let mut records = Records::begin(common.json.as_deref())?;
+    let mut records = Records::begin(common.json.as_deref());
     let notes = match &args.suite {
         Some(Suite::Kernels(options)) => {
             suites::kernels::run(device, device_name, dtype, options, &mut records)?;

@@ -21,7 +21,12 @@ impl Source {
     /// # Errors
     /// If a file cannot be read or does not hold records.
     pub(crate) fn read_all(paths: &[PathBuf]) -> anyhow::Result<Vec<Self>> {
-        let stem = |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        let stem = |path: &Path| {
+            // Of `records.json.partial` too.
+            let partial = path.extension().is_some_and(|extension| extension == "partial");
+            let path = if partial { path.with_extension("") } else { path.into() };
+            path.file_stem().map(|stem| stem.to_string_lossy().into_owned())
+        };
         let read = |path: &PathBuf| {
             let alike = paths.iter().filter(|other| stem(other) == stem(path)).count();
             let name = stem(path).filter(|_| alike == 1);

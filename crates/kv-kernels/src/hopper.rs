@@ -34,6 +34,7 @@ pub(crate) fn with_rows(tensor: CubeTensor) -> CubeTensor {
     if strides[rank - 1] == 1 && ordered && aligned && begins {
         return tensor;
     }
+    // What begins elsewhere may be in order all the same.
     if tensor.is_contiguous() { tensor.copy() } else { into_contiguous(tensor) }
 }
 
@@ -54,7 +55,7 @@ pub(crate) fn init_barrier(barrier: u32, count: u32) {
     gpu_asm!("mbarrier.init.shared::cta.b64 [{}], {};", in(_) barrier, in(_) count);
 }
 
-/// Makes initialised barriers visible to the copy engine; a cube's barrier must follow.
+/// Makes initialised barriers visible to the copy engine; a barrier of all who use them must follow.
 #[cube]
 pub(crate) fn publish_barriers() {
     gpu_asm!("fence.mbarrier_init.release.cluster;");

@@ -2,12 +2,15 @@ use burn::tensor::{DType, Device, Tensor};
 use kv_kernels::{KernelError, LinearOptions, RowNorm, linear};
 use kv_testing::{Numbers, devices, relative_error};
 
-/// Rows, inputs, outputs: each side of every kernel's borders.
-const CASES: [[usize; 3]; 12] = [
+/// Rows, inputs, outputs: each side of every kernel's borders, sums longer than rings of stages, and more outputs than
+/// processors take at once.
+const CASES: [[usize; 3]; 14] = [
     [1, 64, 40],
     [2, 1096, 9000],
     [16, 1032, 4250],
-    [20, 96, 4300],
+    [20, 1544, 4300],
+    [8, 2568, 40],
+    [32, 2568, 40],
     [3, 200, 7],
     [8, 256, 130],
     [9, 96, 16],
@@ -16,6 +19,15 @@ const CASES: [[usize; 3]; 12] = [
     [33, 64, 50],
     [150, 320, 260],
     [300, 72, 130],
+];
+/// What products do besides, beginning with a bias: norm, gate, residual.
+const VARIANTS: [[bool; 3]; 6] = [
+    [false, false, false],
+    [false, true, false],
+    [false, false, true],
+    [false, true, true],
+    [true, false, false],
+    [true, true, true],
 ];
 
 fn upload(values: &[f32], shape: [usize; 2], device: &Device, dtype: DType) -> Tensor<2> {
@@ -52,12 +64,24 @@ fn expected(
     y
 }
 
+/// Rows over the root of their mean square, and times a gain, in f64.
+fn normed(x: &[f32], gain: &[f32], epsilon: f32) -> Vec<f32> {
+    let rows = x.chunks(gain.len()).flat_map(|row| {
+        let sum: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
+        let root = (sum / row.len() as f64 + f64::from(epsilon)).sqrt();
+        row.iter().zip(gain).map(move |(x, gain)| (f64::from(*x) / root * f64::from(*gain)) as f32)
+    });
+    rows.collect()
+}
+
 #[test]
 fn agrees_with_f64_on_every_device_and_dtype() {
+    // As large as the mean squares of every other case.
+    const EPSILON: f32 = 1e-4;
     for tested in devices() {
         for dtype in tested.float_dtypes() {
-            for [rows, inputs, outputs] in CASES {
-                for (gated, adds) in [(false, false), (true, false), (false, true), (true, true)] {
+            for (case, [rows, inputs, outputs]) in CASES.into_iter().enumerate() {
+                for [norms, gated, adds] in VARIANTS {
                     if gated && outputs % 2 == 1 {
                         continue;
                     }
@@ -65,15 +89,22 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                     let width = if gated { outputs / 2 } else { outputs };
                     // Small, so that gates stay where they bend.
                     let scale = 1.0 / (inputs as f32).sqrt();
+                    let size = if norms { [0.01, 100.0][case % 2] } else { scale };
                     let x: Vec<f32> =
-                        numbers.normal(rows * inputs).iter().map(|x| x * scale).collect();
+                        numbers.normal(rows * inputs).iter().map(|x| x * size).collect();
+                    let gain: Vec<f32> = numbers.normal(inputs).iter().map(|x| x * scale).collect();
                     let w = numbers.normal(outputs * inputs);
                     let (bias, residual) = (numbers.normal(outputs), numbers.normal(rows * width));
-                    let expected = expected([&x, &w, &bias, &residual], inputs, gated, adds);
+                    let factor = if norms { normed(&x, &gain, EPSILON) } else { x.clone() };
+                    let expected = expected([&factor, &w, &bias, &residual], inputs, gated, adds);
                     let device = &tested.device;
+                    let vector = |values: &[f32]| {
+                        upload(values, [1, values.len()], device, dtype).reshape([values.len()])
+                    };
+                    let norm = RowNorm { weight: vector(&gain), epsilon: EPSILON };
                     let options = LinearOptions {
-                        norm: None,
-                        bias: Some(upload(&bias, [1, outputs], device, dtype).reshape([outputs])),
+                        norm: norms.then_some(norm),
+                        bias: Some(vector(&bias)),
                         gated,
                         residual: adds.then(|| upload(&residual, [rows, width], device, dtype)),
                     };
@@ -86,7 +117,7 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                     let exact = dtype == DType::F32 && (tested.exact_products() || rows <= 32);
                     let limit = if exact { 1e-5 } else { 1e-2 };
                     let context = format!(
-                        "{} {dtype:?} {rows}x{inputs}x{outputs} gated {gated} adds {adds}",
+                        "{} {dtype:?} {rows}x{inputs}x{outputs} norm {norms} gated {gated} adds {adds}",
                         tested.name
                     );
                     assert!(error < limit, "{context}: off by {error}");
@@ -96,50 +127,8 @@ fn agrees_with_f64_on_every_device_and_dtype() {
     }
 }
 
-/// Rows may be normalised on their way into the product, or before it: few and many, of every dtype, as in f64.
-#[test]
-fn normalises_rows_on_every_device_and_dtype() {
-    const EPSILON: f32 = 0.5;
-    for tested in devices() {
-        for dtype in tested.float_dtypes() {
-            for [rows, inputs, outputs] in CASES {
-                let mut numbers = Numbers::new(7);
-                let device = &tested.device;
-                // Larger than f16 takes times the gain.
-                let x: Vec<f32> = numbers.normal(rows * inputs).iter().map(|x| 1e4 * x).collect();
-                let gain: Vec<f32> = numbers.normal(inputs).iter().map(|x| 4.0 * x).collect();
-                let scale = 1.0 / (inputs as f32).sqrt();
-                let w: Vec<f32> =
-                    numbers.normal(outputs * inputs).iter().map(|w| scale * w).collect();
-                let normed: Vec<f32> = x
-                    .chunks(inputs)
-                    .flat_map(|row| {
-                        let mean = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
-                        let root = (mean / inputs as f64 + f64::from(EPSILON)).sqrt();
-                        row.iter()
-                            .zip(&gain)
-                            .map(move |(x, gain)| (f64::from(*x) / root * f64::from(*gain)) as f32)
-                    })
-                    .collect();
-                let bias = vec![0.0; outputs];
-                let expected = expected([&normed, &w, &bias, &[]], inputs, false, false);
-                let x = upload(&x, [rows, inputs], device, dtype);
-                let weight = upload(&gain, [1, inputs], device, dtype).reshape([inputs]);
-                let w = upload(&w, [outputs, inputs], device, dtype);
-                let norm = Some(RowNorm { weight, epsilon: EPSILON });
-                let y = linear(x, w, LinearOptions { norm, ..Default::default() }).unwrap();
-                let error = relative_error(&y.try_into_vec_as::<f32>().unwrap(), &expected);
-                let exact = dtype == DType::F32 && (tested.exact_products() || rows <= 32);
-                let limit = if exact { 1e-5 } else { 1e-2 };
-                let context = format!("{} {dtype:?} {rows}x{inputs}x{outputs}", tested.name);
-                assert!(error < limit, "{context}: off by {error}");
-            }
-        }
-    }
-}
-
-/// A few rows are computed as each is alone, bit for bit: on the CPU, and where matrix instructions
-/// sum in one order.
+/// A few rows are computed as each is alone, bit for bit, however many outputs a kernel takes at once: on the CPU, and
+/// where matrix instructions sum in one order.
 #[test]
 fn rows_do_not_depend_on_each_other() {
     for tested in devices() {
@@ -147,18 +136,50 @@ fn rows_do_not_depend_on_each_other() {
             if tested.name != "cpu" && (tested.name != "cuda" || dtype == DType::F32) {
                 continue;
             }
-            let (inputs, outputs) = (224, 48);
-            let mut numbers = Numbers::new(5);
+            for (outputs, gated, norms) in [(48, false, false), (4300, true, true)] {
+                let inputs = 224;
+                let mut numbers = Numbers::new(5);
+                let device = &tested.device;
+                let x = upload(&numbers.normal(32 * inputs), [32, inputs], device, dtype);
+                let w = upload(&numbers.normal(outputs * inputs), [outputs, inputs], device, dtype);
+                let gain = upload(&numbers.normal(inputs), [1, inputs], device, dtype);
+                let product = |x: Tensor<2>| {
+                    let norm = RowNorm { weight: gain.clone().reshape([inputs]), epsilon: 1e-5 };
+                    let norm = norms.then_some(norm);
+                    let options = LinearOptions { norm, gated, ..Default::default() };
+                    linear(x, w.clone(), options).unwrap().try_into_vec_as::<f32>().unwrap()
+                };
+                let all = product(x.clone());
+                let width = all.len() / 32;
+                for rows in [1, 3, 9, 17] {
+                    let part = product(x.clone().narrow(0, 4, rows));
+                    let of_all = &all[4 * width..][..rows * width];
+                    assert!(part == of_all, "{} {dtype:?}: {rows} rows of {outputs}", tested.name);
+                }
+            }
+        }
+    }
+}
+
+/// Rows may be strided, or begin anywhere.
+#[test]
+fn rows_may_lie_anywhere() {
+    for tested in devices() {
+        for dtype in tested.float_dtypes() {
+            let (rows, inputs, outputs) = (5, 136, 24);
+            let mut numbers = Numbers::new(9);
             let device = &tested.device;
-            let x = upload(&numbers.normal(20 * inputs), [20, inputs], device, dtype);
             let w = upload(&numbers.normal(outputs * inputs), [outputs, inputs], device, dtype);
-            let read = |y: Tensor<2>| y.try_into_vec_as::<f32>().unwrap();
-            let all = read(linear(x.clone(), w.clone(), LinearOptions::default()).unwrap());
-            for rows in [1, 3] {
-                let part = x.clone().narrow(0, 4, rows);
-                let part = read(linear(part, w.clone(), LinearOptions::default()).unwrap());
-                let of_all = &all[4 * outputs..][..rows * outputs];
-                assert_eq!(part, of_all, "{} {dtype:?}: {rows} rows", tested.name);
+            let wide = upload(&numbers.normal(rows * 300), [rows, 300], device, dtype);
+            for first in [0, 3, 8, 17] {
+                let x = wide.clone().narrow(1, first, inputs);
+                let values = x.clone().cast(DType::F32).try_into_vec_as::<f32>().unwrap();
+                let packed = upload(&values, [rows, inputs], device, dtype);
+                let read = |x: Tensor<2>| {
+                    let y = linear(x, w.clone(), LinearOptions::default()).unwrap();
+                    y.try_into_vec_as::<f32>().unwrap()
+                };
+                assert_eq!(read(x), read(packed), "{} {dtype:?} from {first}", tested.name);
             }
         }
     }

@@ -123,8 +123,8 @@ fn caches_that_stray_too_far_are_rebuilt() {
     }
 }
 
-/// No step strays further than is allowed but one whose estimate is beyond it too, so that the cache is rebuilt: of every
-/// head, what is observed is compared with the full cache's output, in units of its largest value's norm.
+/// No step strays further than is allowed but one whose estimate is beyond it too, so that the cache is rebuilt: of
+/// every head, what is observed is compared with the full cache's output, in units of its largest value's norm.
 #[test]
 fn steps_that_stray_further_than_allowed_rebuild_the_cache() {
     const DIM: usize = 16;

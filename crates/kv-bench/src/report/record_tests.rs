@@ -55,3 +55,19 @@ fn json_comes_back_without_nones() {
     write_json(&path, &[]).unwrap();
     assert!(read_json(&path).unwrap().is_empty());
 }
+
+#[test]
+fn a_record_that_is_cut_off_is_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("records.json.partial");
+    let line = serde_json::to_string(&records()[0]).unwrap();
+    std::fs::write(&path, format!("{line}\n{line}\n{}", &line[..line.len() - 10])).unwrap();
+    assert_eq!(read_json(&path).unwrap(), [records()[0].clone(), records()[0].clone()]);
+    std::fs::write(&path, &line[..line.len() - 10]).unwrap();
+    assert!(read_json(&path).is_err());
+    std::fs::write(&path, format!("{line}\n{{\"suite\": \"x\"}}\n")).unwrap();
+    let error = format!("{:#}", read_json(&path).unwrap_err());
+    assert!(error.contains("missing field"), "{error}");
+    std::fs::write(&path, "").unwrap();
+    assert!(read_json(&path).is_err());
+}

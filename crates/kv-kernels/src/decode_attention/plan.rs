@@ -89,8 +89,8 @@ const SMALLEST_LIST: usize = 1_024;
 const PLANES_EACH: usize = 12;
 
 /// For lists of up to `longest` places, where heads are many: cubes of so few planes that all are under way at once, as
-/// one behind another would wait for its places first. With the numbers of shared memory that the places take, which are
-/// no more than needed, as reads under way take the first cache's room, and those that a cube may take.
+/// one behind another would wait for its places first. Their places take no more shared memory than needed, since reads
+/// under way take the rest of it, which is the first cache.
 pub(crate) fn for_lists(
     query: &CubeTensor,
     kernel: Kernel,
@@ -105,6 +105,7 @@ pub(crate) fn for_lists(
     if fewer >= planes || fewer < 2 {
         return None;
     }
+    // A cube less than would fit, for what compilers and devices take.
     let most = hardware.max_shared_memory_size / size_of::<f32>() / (each + 1);
     // One of few sizes, as each is a kernel of its own.
     let room = longest.next_power_of_two().max(SMALLEST_LIST);
@@ -118,6 +119,6 @@ pub(crate) struct ListPlan {
     pub(crate) kernel: Kernel,
     /// For places and sums.
     pub(crate) room: usize,
-    /// In all, so that cubes do not wait for each other.
+    /// The most that a cube may take in all, so that none waits for another to end.
     pub(crate) most: usize,
 }

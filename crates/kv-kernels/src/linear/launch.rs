@@ -32,8 +32,8 @@ pub(crate) fn skinny(
     if rows * outputs == 0 {
         return y;
     }
-    let bias = into_contiguous(epilogue.bias).into_buffer_arg();
-    let residual = into_contiguous(epilogue.residual).into_buffer_arg();
+    let bias = read(epilogue.bias, config.biased);
+    let residual = read(epilogue.residual, config.adds);
     let (x, weight) = (into_contiguous(x), into_contiguous(weight));
     // SAFETY: shapes were checked, and the kernels guard their writes.
     unsafe {
@@ -122,9 +122,9 @@ pub(crate) fn streamed(
             CubeDim::new_1d(hopper_skinny::CUBE as u32),
             tiles(x.clone(), blueprint.rows()),
             weight.with_prefetch(TensorMapPrefetch::B256),
-            into_contiguous(with_rows(gain)).into_buffer_arg(),
-            into_contiguous(epilogue.bias).into_buffer_arg(),
-            into_contiguous(epilogue.residual).into_buffer_arg(),
+            read(gain, epsilon.is_some()),
+            read(epilogue.bias, config.biased),
+            read(epilogue.residual, config.adds),
             y.clone().into_buffer_arg(),
             rows,
             outputs,
@@ -167,6 +167,11 @@ pub(crate) fn wide(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
         );
     }
     output
+}
+
+/// A tensor that a kernel reads, in order; or any that stands for it.
+fn read(tensor: CubeTensor, is_read: bool) -> BufferArg {
+    if is_read { into_contiguous(tensor) } else { tensor }.into_buffer_arg()
 }
 
 #[cfg(feature = "cuda")]

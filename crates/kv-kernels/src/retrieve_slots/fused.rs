@@ -19,8 +19,8 @@ use crate::gpu::{elem_type, empty_like, grid};
 
 /// Slots of a part that is worth a cube which scores, at least.
 const SMALLEST_PART: usize = 256;
-/// Cubes a processor that score, about, for each row that a team reads ahead, which takes registers: two waves of them,
-/// most of which see at once that their range shares.
+/// Cubes a processor that score, about, are so many times the rows that a team reads ahead. Those rows take the
+/// registers, so that it comes to two waves, of which most see at once that their range shares.
 const CUBES_EACH: usize = 2;
 /// Units of a cube that scores.
 const UNITS: usize = 128;
@@ -51,8 +51,8 @@ pub(crate) fn run(
 }
 
 impl Call {
-    /// The attention's code, and the slots whose scores the choice finds room for, where a cube takes up to `most` numbers
-    /// of shared memory: `room` for the attention, or all that is left.
+    /// The attention's code, and the slots whose scores the choice finds room for, where a cube takes up to `most`
+    /// numbers of shared memory: `room` for the attention, or all that is left.
     fn plan(
         &self,
         kernel: Kernel,

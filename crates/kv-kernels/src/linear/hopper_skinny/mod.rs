@@ -5,30 +5,27 @@
 //! their mean square in the end, which the cube has found on the way: nothing waits for it.
 //!
 //! In a plane, as in [`tensor_core`](super::tensor_core), lane `4 r + j` holds outputs `r` and `r + 8` of a unit of 16
-//! and rows `2 j` and `2 j + 1`; of a gated product, `r` is a gate and `r + 8` what it gates. Every plane has its own
-//! blocks of the sums, its own stages and barriers. Every output is summed in the same order however many rows there are.
+//! and rows `2 j` and `2 j + 1`; of a gated product, `r` is a gate and `r + 8` what it gates. Every plane has blocks of
+//! the sums, stages and barriers of its own. Every output is summed in the same order however many rows there are.
+
+mod parts;
 
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
+use cubecl_cpp::cuda::ptx::generic_to_shared;
 
-use super::epilogue::finish;
+use self::parts::{copy, products, squares_of, store};
 use crate::extension::EpilogueConfig;
-use crate::hopper::{
-    TILE_COLUMNS, arrive_expecting, copy_tile, init_barrier, publish_barriers, wait_barrier,
-};
+use crate::hopper::{TILE_COLUMNS, init_barrier, publish_barriers, wait_barrier};
 
 /// Rows of weights in a unit.
 const UNIT: usize = 16;
 const PLANES: usize = 8;
 const PLANE: usize = 32;
-/// Units of a cube.
+/// Threads of a cube.
 pub(super) const CUBE: usize = PLANES * PLANE;
 /// Pieces of 16 bytes in a row of a tile.
 const PIECES: usize = 8;
-/// What rows times gains are made smaller by before they are rounded: rows of f16 that are not normalised yet may be
-/// large.
-const SHRINKS: f32 = 1.0 / 16.0;
 /// Bytes and pieces of a tile of 8 rows: what the swizzle repeats after.
 const TILE_BYTES: usize = 8 * 128;
 const TILE: usize = 8 * PIECES;
@@ -91,7 +88,8 @@ pub(super) fn unit_outputs(epilogue: EpilogueConfig) -> usize {
 
 /// # Shapes
 /// `x` `[M, K]`, `weight` `[N, K]`, `y` `[M, outputs]`, where `N` is `outputs`, or twice as many where gated; `units`
-/// are shared by `cubes`. In pieces of 16 bytes, where rows are normalised: `gain` `[K / 8]`.
+/// are shared by `cubes`. `bias` `[N]` and `residual` `[M, outputs]`, where there are any; in pieces of 16 bytes, where
+/// rows are normalised, `gain` `[K / 8]`.
 #[cube(launch_unchecked)]
 pub(super) fn skinny_kernel<E: Float>(
     x: &TensorMap<E, Tiled>,
@@ -111,7 +109,7 @@ pub(super) fn skinny_kernel<E: Float>(
 ) {
     let tiles = blueprint.tiles.comptime();
     let stages = blueprint.stages.comptime();
-    let own_units = blueprint.together.comptime();
+    let together = blueprint.together.comptime();
     let weight_tiles = comptime!(blueprint.weight_tiles());
     let stage_tiles = comptime!(weight_tiles + tiles);
     let ring = Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(
@@ -120,13 +118,12 @@ pub(super) fn skinny_kernel<E: Float>(
     );
     let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(PLANES * stages), 16usize);
     let wide = comptime!(8 * tiles);
-    let together = comptime!(blueprint.together * UNIT);
-    let mut parts = Shared::<[f32]>::new_slice(comptime!(PLANES * wide * together));
+    let unit_rows = comptime!(blueprint.together * UNIT);
+    let mut parts = Shared::<[f32]>::new_slice(comptime!(PLANES * wide * unit_rows));
     let mut row_squares = Shared::<[f32]>::new_slice(comptime!(PLANES * wide));
 
-    let unit = UNIT_POS as usize;
-    let plane = unit / PLANE;
-    let lane = unit % PLANE;
+    let plane = UNIT_POS as usize / PLANE;
+    let lane = UNIT_POS as usize % PLANE;
     let r = lane / 4;
     let j = lane % 4;
     let own_ring = plane * comptime!(stages * stage_tiles * TILE);
@@ -147,16 +144,16 @@ pub(super) fn skinny_kernel<E: Float>(
     let end = (cube + 1) * units / cubes;
     // Blocks of 64 columns in turn to every plane; those behind the end are zeros.
     let turns = inputs.div_ceil(comptime!(PLANES * TILE_COLUMNS));
-    let items = (end - first).div_ceil(own_units) * turns;
-    let mut item = 0usize;
+    let items = (end - first).div_ceil(together) * turns;
+    let mut begun = 0usize;
     if lane == 0 {
-        while item < min(items, stages) {
+        while begun < min(items, stages) {
             copy::<E>(
                 x,
                 weight,
                 own_barriers,
                 ring_bytes,
-                item,
+                begun,
                 turns,
                 first,
                 end,
@@ -164,11 +161,9 @@ pub(super) fn skinny_kernel<E: Float>(
                 outputs,
                 blueprint,
             );
-            item += 1;
+            begun += 1;
         }
     }
-    let both = Vector::<E, Const<2>>::new(E::new(SHRINKS));
-    let shrinks = Vector::<u32, Const<4>>::new(u32::reinterpret(both));
     let mut squares = Array::<f32>::new(tiles);
     #[unroll]
     for tile in 0..tiles {
@@ -176,20 +171,19 @@ pub(super) fn skinny_kernel<E: Float>(
     }
     let def = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
     let none = Vector::<f32, Const<2>>::new(0.0f32);
-    let mut sums = Array::<Vector<f32, Const<2>>>::new(comptime!(2 * own_units * tiles));
+    let mut sums = Array::<Vector<f32, Const<2>>>::new(comptime!(2 * together * tiles));
     #[unroll]
-    for i in 0..comptime!(2 * own_units * tiles) {
+    for i in 0..comptime!(2 * together * tiles) {
         sums[i] = none;
     }
     for item in 0..items {
-        let mut weights = Array::<Vector<u32, Const<4>>>::new(2usize);
+        let mut gains = Array::<Vector<u32, Const<4>>>::new(2usize);
         if comptime!(blueprint.normalises) {
-            let own = (item % turns * PLANES + plane) * PIECES + 2 * j;
+            let first = (item % turns * PLANES + plane) * PIECES + 2 * j;
             #[unroll]
             for p in 0..2usize {
                 // Behind the end, zeros stay zeros.
-                let own = gain[min(own + p, inputs / PIECES - 1)];
-                weights[p] = products(own, shrinks, blueprint.name);
+                gains[p] = gain[min(first + p, inputs / PIECES - 1)];
             }
         }
         let stage = item % stages;
@@ -218,25 +212,25 @@ pub(super) fn skinny_kernel<E: Float>(
                 }
                 #[unroll]
                 for i in 0..tiles {
-                    v[i] = products(v[i], weights[p], blueprint.name);
+                    v[i] = products(v[i], gains[p], blueprint.name);
                 }
             }
             #[unroll]
             for half in 0..2usize {
                 let (even, odd) = (comptime!(2 * half), comptime!(2 * half + 1));
                 #[unroll]
-                for own in 0..own_units {
+                for unit in 0..together {
                     let mut a = Array::<Vector<E, Const<2>>>::new(4usize);
-                    a[0] = Vector::reinterpret(w[2 * own].extract(even));
-                    a[1] = Vector::reinterpret(w[2 * own + 1].extract(even));
-                    a[2] = Vector::reinterpret(w[2 * own].extract(odd));
-                    a[3] = Vector::reinterpret(w[2 * own + 1].extract(odd));
+                    a[0] = Vector::reinterpret(w[2 * unit].extract(even));
+                    a[1] = Vector::reinterpret(w[2 * unit + 1].extract(even));
+                    a[2] = Vector::reinterpret(w[2 * unit].extract(odd));
+                    a[3] = Vector::reinterpret(w[2 * unit + 1].extract(odd));
                     #[unroll]
                     for tile in 0..tiles {
                         let mut b = Array::<Vector<E, Const<2>>>::new(2usize);
                         b[0] = Vector::reinterpret(v[tile].extract(even));
                         b[1] = Vector::reinterpret(v[tile].extract(odd));
-                        let to = comptime!(2 * (own * tiles + tile));
+                        let to = comptime!(2 * (unit * tiles + tile));
                         let mut acc = Array::<Vector<f32, Const<2>>>::new(2usize);
                         acc[0] = sums[to];
                         acc[1] = sums[comptime!(to + 1)];
@@ -267,14 +261,14 @@ pub(super) fn skinny_kernel<E: Float>(
             // All have read the sums of the outputs before.
             sync_cube();
             #[unroll]
-            for own in 0..own_units {
+            for unit in 0..together {
                 #[unroll]
                 for tile in 0..tiles {
-                    let from = comptime!(2 * (own * tiles + tile));
+                    let from = comptime!(2 * (unit * tiles + tile));
                     #[unroll]
                     for e in 0..2usize {
                         let row = 8 * tile + 2 * j + e;
-                        let to = (plane * wide + row) * together + own * UNIT + r;
+                        let to = (plane * wide + row) * unit_rows + unit * UNIT + r;
                         parts[to] = sums[from].extract(e);
                         parts[to + 8] = sums[comptime!(from + 1)].extract(e);
                     }
@@ -285,16 +279,16 @@ pub(super) fn skinny_kernel<E: Float>(
             if comptime!(blueprint.normalises) && item < turns {
                 #[unroll]
                 for tile in 0..tiles {
-                    let mut own = squares[tile];
-                    own += plane_shuffle_xor(own, 1u32);
-                    own += plane_shuffle_xor(own, 2u32);
+                    let mut sum = squares[tile];
+                    sum += plane_shuffle_xor(sum, 1u32);
+                    sum += plane_shuffle_xor(sum, 2u32);
                     if j == 0 {
-                        row_squares[plane * wide + 8 * tile + r] = own;
+                        row_squares[plane * wide + 8 * tile + r] = sum;
                     }
                 }
             }
             sync_cube();
-            let done = first + item / turns * own_units;
+            let done = first + item / turns * together;
             store::<E>(
                 &parts,
                 &row_squares,
@@ -302,7 +296,7 @@ pub(super) fn skinny_kernel<E: Float>(
                 residual,
                 y,
                 done,
-                min(done + own_units, end),
+                min(done + together, end),
                 rows,
                 outputs,
                 inputs,
@@ -311,157 +305,4 @@ pub(super) fn skinny_kernel<E: Float>(
             );
         }
     }
-}
-
-/// Copies an item's tiles: a plane's next block of 64 columns of the outputs that the cube works at then.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn copy<E: Float>(
-    x: &TensorMap<E, Tiled>,
-    weight: &TensorMap<E, Tiled>,
-    barriers: u32,
-    ring: u32,
-    item: usize,
-    turns: usize,
-    first: usize,
-    end: usize,
-    plane: usize,
-    outputs: usize,
-    #[comptime] blueprint: Blueprint,
-) {
-    let stages = blueprint.stages.comptime();
-    let tiles = blueprint.tiles.comptime();
-    let own_units = blueprint.together.comptime();
-    let weight_tiles = comptime!(blueprint.weight_tiles());
-    let gated = comptime!(blueprint.epilogue.gated);
-    let own = comptime!(UNIT / blueprint.epilogue.parts());
-    let unit_bytes = comptime!((UNIT / 8 * TILE_BYTES) as u32);
-    let stage = (item % stages) as u32;
-    let column = ((item % turns * PLANES + plane) * TILE_COLUMNS) as u32;
-    let unit = first + item / turns * own_units;
-    let count = min(end - unit, own_units);
-    let barrier = barriers + 8 * stage;
-    let to = ring + stage * comptime!(((weight_tiles + tiles) * TILE_BYTES) as u32);
-    let weights = tensor_map_address(weight);
-    arrive_expecting(barrier, count as u32 * unit_bytes + comptime!((tiles * TILE_BYTES) as u32));
-    copy_tile(
-        to + comptime!((weight_tiles * TILE_BYTES) as u32),
-        tensor_map_address(x),
-        column,
-        0u32,
-        barrier,
-    );
-    for i in 0..count {
-        let (to, row) = (to + i as u32 * unit_bytes, (unit + i) * own);
-        copy_tile(to, weights, column, row as u32, barrier);
-        if gated {
-            let ups = to + comptime!(TILE_BYTES as u32);
-            copy_tile(ups, weights, column, (outputs + row) as u32, barrier);
-        }
-    }
-}
-
-/// Adds the planes' parts of units `done..end`, and stores what comes of them.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn store<E: Float>(
-    parts: &Shared<[f32]>,
-    row_squares: &Shared<[f32]>,
-    bias: &[E],
-    residual: &[E],
-    y: &mut [E],
-    done: usize,
-    end: usize,
-    rows: usize,
-    outputs: usize,
-    inputs: usize,
-    epsilon: f32,
-    #[comptime] blueprint: Blueprint,
-) {
-    let epilogue = blueprint.epilogue.comptime();
-    let each = epilogue.parts().comptime();
-    let own = comptime!(UNIT / epilogue.parts());
-    let wide = comptime!(8 * blueprint.tiles);
-    let together = comptime!(blueprint.together * UNIT);
-    let all = comptime!(blueprint.together * own);
-    let mut at = UNIT_POS as usize;
-    while at < rows * all {
-        let (row, mixed) = (at / all, at % all);
-        let (unit, column) = (mixed / own, mixed % own);
-        let output = (done + unit) * own + column;
-        if done + unit < end && output < outputs {
-            let mut scale = 1.0f32;
-            if comptime!(blueprint.normalises) {
-                let mut squares = 0.0f32;
-                #[unroll]
-                for plane in 0..PLANES {
-                    squares += row_squares[plane * wide + row];
-                }
-                let root = (squares / f32::cast_from(inputs) + epsilon).sqrt();
-                scale = comptime!(1.0 / SHRINKS) / root;
-            }
-            let mut totals = Array::<f32>::new(2usize);
-            #[unroll]
-            for part in 0..each {
-                let mut total = 0.0f32;
-                #[unroll]
-                for plane in 0..PLANES {
-                    total +=
-                        parts[(plane * wide + row) * together + unit * UNIT + column + 8 * part];
-                }
-                totals[part] = total * scale;
-            }
-            let to = row * outputs + output;
-            y[to] = finish::<E>(
-                bias,
-                residual,
-                totals[0],
-                totals[comptime!(each - 1)],
-                output,
-                outputs,
-                to,
-                epilogue,
-            );
-        }
-        at += CUBE;
-    }
-}
-
-/// The sum of a piece's squares.
-#[cube]
-fn squares_of<E: Float>(piece: Vector<u32, Const<4>>) -> f32 {
-    let mut squares = Vector::<f32, Const<2>>::new(0.0f32);
-    #[unroll]
-    for word in 0..4usize {
-        let pair = wide_of::<E>(piece.extract(word));
-        squares += pair * pair;
-    }
-    squares.extract(0usize) + squares.extract(1usize)
-}
-
-/// The products of eight numbers with eight others, each rounded.
-#[cube]
-#[allow(unused_assignments, reason = "what PTX writes looks unwritten to the compiler")]
-fn products(
-    a: Vector<u32, Const<4>>,
-    b: Vector<u32, Const<4>>,
-    #[comptime] name: &'static str,
-) -> Vector<u32, Const<4>> {
-    let mut all = Vector::<u32, Const<4>>::empty();
-    #[unroll]
-    for word in 0..4usize {
-        let (left, right) = (a.extract(word), b.extract(word));
-        let mut product = 0u32;
-        gpu_asm!(
-            "mul.rn.{name}x2 {}, {}, {};",
-            out(_) product, in(_) left, in(_) right, options(pure, nomem)
-        );
-        all.insert(word, product);
-    }
-    all
-}
-
-#[cube]
-fn wide_of<E: Float>(word: u32) -> Vector<f32, Const<2>> {
-    Vector::cast_from(Vector::<E, Const<2>>::reinterpret(word))
 }
