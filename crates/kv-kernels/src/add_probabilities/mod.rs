@@ -10,7 +10,7 @@ use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
 use crate::check::Check;
-use crate::extension::SlotOps;
+use crate::extension::AttentionOps;
 use crate::{KernelError, SlotRanges};
 
 const OP: &str = "add_probabilities";
@@ -55,7 +55,7 @@ pub fn add_probabilities(
     check.f32("logits", &logits)?;
     check.shape("log_sum_exp", &log_sum_exp, &[batch, kv_heads * group])?;
     check.f32("log_sum_exp", &log_sum_exp)?;
-    *sums = Tensor::from_dispatch(<Dispatch as SlotOps>::add_probabilities(
+    *sums = Tensor::from_dispatch(<Dispatch as AttentionOps>::add_probabilities(
         check.take(sums).into_dispatch(),
         logits.into_dispatch(),
         log_sum_exp.into_dispatch(),

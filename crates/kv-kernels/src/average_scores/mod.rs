@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 
 use crate::KernelError;
 use crate::check::Check;
-use crate::extension::SlotOps;
+use crate::extension::MergeOps;
 
 const OP: &str = "average_scores";
 
@@ -59,7 +59,7 @@ pub fn average_scores(
         }
         None => Tensor::empty([1], (&check.device(), burn::tensor::DType::F32)),
     };
-    let (scores, samples) = <Dispatch as SlotOps>::average_scores(
+    let (scores, samples) = <Dispatch as MergeOps>::average_scores(
         check.take(log_scores).into_dispatch(),
         check.take(log_samples).into_dispatch(),
         logits.into_dispatch(),

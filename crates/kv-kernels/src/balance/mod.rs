@@ -17,7 +17,7 @@ use burn::tensor::{DType, Int, Tensor};
 
 use crate::KernelError;
 use crate::check::Check;
-use crate::extension::{SlotOps, Walk};
+use crate::extension::{MergeOps, Walk};
 
 const OP: &str = "balance";
 /// The longest block on GPUs, where each of its tokens has a unit of a cube.
@@ -173,7 +173,7 @@ pub fn balance(
         halves: options.halves,
     };
     let values = values.unwrap_or_else(|| keys.clone());
-    let classes = <Dispatch as SlotOps>::balance(
+    let classes = <Dispatch as MergeOps>::balance(
         keys.into_dispatch(),
         values.into_dispatch(),
         Walk {

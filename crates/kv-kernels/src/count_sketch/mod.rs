@@ -21,7 +21,7 @@ use burn::tensor::{DType, Int, Tensor};
 
 use crate::KernelError;
 use crate::check::Check;
-use crate::extension::{SketchTensors, SlotOps};
+use crate::extension::{SketchOps, SketchTensors};
 
 pub use hash::SketchHashes;
 
@@ -111,7 +111,7 @@ pub fn sketch_insert(
         return Ok(());
     }
     let mut pool = pool;
-    let (new_keys, new_values) = <Dispatch as SlotOps>::sketch_insert(
+    let (new_keys, new_values) = <Dispatch as SketchOps>::sketch_insert(
         pool.take(&check, config),
         tokens.into_dispatch(),
         keys.into_dispatch(),
@@ -147,7 +147,7 @@ pub fn sketch_query(
     }
     let tensors = source.tensors(config);
     let (keys, values) =
-        <Dispatch as SlotOps>::sketch_query(tensors, tokens.into_dispatch(), dtype);
+        <Dispatch as SketchOps>::sketch_query(tensors, tokens.into_dispatch(), dtype);
     Ok([Tensor::from_dispatch(keys), Tensor::from_dispatch(values)])
 }
 

@@ -28,7 +28,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
 use crate::check::Check;
-use crate::extension::SlotOps;
+use crate::extension::AttentionOps;
 use crate::{KernelError, SlotRanges};
 
 pub use options::{AttentionOutput, DecodeAttentionOptions, SlotView};
@@ -101,7 +101,7 @@ pub fn decode_attention(
     let view_slots =
         view.slots.unwrap_or_else(|| Tensor::<1, Int>::empty([1], (&device, DType::I32)));
     let lengths = view.lengths.unwrap_or_else(|| ranges.lengths.clone());
-    let (output, log_sum_exp, scores) = <Dispatch as SlotOps>::decode_attention(
+    let (output, log_sum_exp, scores) = <Dispatch as AttentionOps>::decode_attention(
         query.into_dispatch(),
         keys.into_dispatch(),
         values.into_dispatch(),

@@ -23,7 +23,7 @@ use burn::tensor::{DType, Int, Tensor};
 
 use crate::check::Check;
 use crate::decode_attention::{self, DecodeConfig, Features, ViewKind};
-use crate::extension::{Eviction, SlotOps};
+use crate::extension::{AttentionOps, Eviction};
 use crate::{KernelError, SlotRanges};
 
 pub use reference::LOWEST_NORM;
@@ -165,7 +165,7 @@ pub fn evicting_attention(
     let (positions, now) =
         options.guard.map_or_else(|| (none(), none()), |guard| (guard.positions, guard.now));
     let log_weights = log_weights.unwrap_or_else(|| Tensor::<1>::empty([1], (&device, DType::F32)));
-    let (output, next, importance) = <Dispatch as SlotOps>::evicting_attention(
+    let (output, next, importance) = <Dispatch as AttentionOps>::evicting_attention(
         query.into_dispatch(),
         keys.into_dispatch(),
         values.into_dispatch(),

@@ -1,13 +1,115 @@
 //! Attention by its reference.
 
-use burn::backend::{DType, Element, Shape, TensorData};
+use burn::backend::{DType, Element, Flex, Shape, TensorData};
 use burn_flex::FlexTensor;
 use bytemuck::Pod;
 use half::{bf16, f16};
 
-use super::buffers::slice;
+use super::buffers::{owned, slice};
+use crate::add_probabilities::GroupReduction;
+use crate::add_probabilities::reference::add;
 use crate::decode_attention::reference::{Problem, Scores, Solution, View, solve};
 use crate::decode_attention::{DecodeConfig, ViewKind};
+use crate::evicting_attention::reference::{Decision, HostGuard};
+use crate::evicting_attention::{EvictionConfig, EvictionScope};
+use crate::extension::{AttentionOps, Eviction};
+
+impl AttentionOps for Flex {
+    fn decode_attention(
+        query: FlexTensor,
+        keys: FlexTensor,
+        values: FlexTensor,
+        log_weights: FlexTensor,
+        numerators: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        view: FlexTensor,
+        config: DecodeConfig,
+    ) -> (FlexTensor, FlexTensor, FlexTensor) {
+        let args =
+            Args { query, keys, values, log_weights, numerators, offsets, lengths, view, config };
+        args.solve(match (config.features.scores, config.raw) {
+            (false, _) => Scores::None,
+            (true, false) => Scores::Probabilities,
+            (true, true) => Scores::Logits,
+        })
+    }
+
+    fn evicting_attention(
+        query: FlexTensor,
+        keys: FlexTensor,
+        values: FlexTensor,
+        log_weights: FlexTensor,
+        eviction: Eviction<Self>,
+        config: EvictionConfig,
+    ) -> (FlexTensor, FlexTensor, FlexTensor) {
+        let [pairs @ .., kv_heads] = eviction.offsets.layout().shape().dims::<2>();
+        let group = query.layout().shape()[1] / kv_heads;
+        let args = Args {
+            query,
+            keys,
+            values,
+            numerators: log_weights.clone(),
+            log_weights,
+            offsets: eviction.offsets.clone(),
+            lengths: eviction.lengths.clone(),
+            view: eviction.lengths.clone(),
+            config: config.attention,
+        };
+        let (output, log_sum_exp, logits) = args.solve(Scores::Logits);
+        let [offsets, lengths, limits, places, positions, now] = [
+            eviction.offsets,
+            eviction.lengths,
+            eviction.limits,
+            eviction.places,
+            eviction.positions,
+            eviction.now,
+        ]
+        .map(|tensor| tensor.to_contiguous());
+        let log_norms = eviction.log_norms.to_contiguous();
+        let decision = Decision {
+            logits: slice::<f32>(&logits),
+            log_sum_exp: slice::<f32>(&log_sum_exp),
+            log_norms: slice::<f32>(&log_norms),
+            offsets: slice::<i32>(&offsets),
+            lengths: slice::<i32>(&lengths),
+            limits: slice::<i32>(&limits),
+            newest: slice::<i32>(&places),
+            spares_newest: config.spares_newest,
+            guard: config.guarded.then(|| HostGuard {
+                positions: slice::<i32>(&positions),
+                now: slice::<i32>(&now),
+                sinks: config.sinks,
+                recents: config.recents,
+            }),
+            kv_heads,
+            group,
+            together: config.scope == EvictionScope::Layer,
+        };
+        let importance = decision.importance();
+        let next = TensorData::new(decision.next(&importance), Shape::from([pairs[0], kv_heads]));
+        let slots = importance.len();
+        let importance = TensorData::new(importance, [slots]);
+        (output, FlexTensor::from_data(next), FlexTensor::from_data(importance))
+    }
+
+    fn add_probabilities(
+        sums: FlexTensor,
+        logits: FlexTensor,
+        log_sum_exp: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        reduction: GroupReduction,
+    ) -> FlexTensor {
+        let mut sums = owned(sums);
+        let [logits, log_sum_exp, offsets, lengths] =
+            [logits, log_sum_exp, offsets, lengths].map(|tensor| tensor.to_contiguous());
+        let ranges = [slice(&offsets), slice(&lengths)];
+        let values = sums.storage_mut::<f32>();
+        add(values, slice(&logits), slice(&log_sum_exp), ranges, reduction);
+        sums
+    }
+}
 
 /// A call's tensors.
 pub(super) struct Args {

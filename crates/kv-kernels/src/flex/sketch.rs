@@ -5,9 +5,48 @@ use burn_flex::FlexTensor;
 
 use super::buffers::{owned, rounded, rounding, slice, wide};
 use crate::count_sketch::reference::HostSketch;
-use crate::extension::{Revised, Revision, SketchAttended, SketchTensors, SketchTokens, SlotPools};
+use crate::extension::{
+    Revised, Revision, SketchAttended, SketchOps, SketchTensors, SketchTokens, SlotPools,
+};
 use crate::revise_sketch::reference::{Host, HostLogits};
 use crate::sketch_attention::reference::Problem;
+
+impl SketchOps for Flex {
+    fn sketch_insert(
+        sketch: SketchTensors<Self>,
+        tokens: FlexTensor,
+        keys: FlexTensor,
+        values: FlexTensor,
+        sign: f32,
+    ) -> (FlexTensor, FlexTensor) {
+        insert(sketch, tokens, keys, values, sign)
+    }
+
+    fn sketch_query(
+        sketch: SketchTensors<Self>,
+        tokens: FlexTensor,
+        dtype: DType,
+    ) -> (FlexTensor, FlexTensor) {
+        query(sketch, tokens, dtype)
+    }
+
+    fn sketch_attention(
+        query: FlexTensor,
+        keys: FlexTensor,
+        values: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        tokens: SketchTokens<Self>,
+        scale: f32,
+        _longest: usize,
+    ) -> SketchAttended<Self> {
+        attend(query, [keys, values], [offsets, lengths], tokens, scale)
+    }
+
+    fn revise_sketch(revision: Revision<Self>) -> Revised<Self> {
+        revise(revision)
+    }
+}
 
 fn dims<const D: usize>(tensor: &FlexTensor) -> [usize; D] {
     tensor.layout().shape().dims()

@@ -4,11 +4,158 @@ use burn::backend::{DType, Flex, TensorData};
 use burn_flex::FlexTensor;
 use half::{bf16, f16};
 
-use super::buffers::{owned, slice, wide};
-use crate::extension::LabelTensors;
+use super::buffers::{owned, rounded, slice, wide};
+use crate::decode_attention::DecodeConfig;
+use crate::extension::{AttentionOps, LabelTensors, Retrieval, SubsetOps};
 use crate::labels::reference::Labels;
 use crate::lists::reference::{NewLists, slots};
 use crate::pages::{PageOptions, reference as pages};
+use crate::retrieve_slots::SteerOptions;
+use crate::window_starts::reference::starts;
+use crate::{Share, retrieve_slots};
+
+impl SubsetOps for Flex {
+    fn retrieve_slots(retrieval: Retrieval<Self>) -> (FlexTensor, FlexTensor, FlexTensor) {
+        let Retrieval { config, .. } = retrieval;
+        let [pairs, parts, _] = retrieval.vectors.layout().shape().dims();
+        let [_, head_dim] = retrieval.keys.layout().shape().dims();
+        let [query, vectors, keys] =
+            [&retrieval.query, &retrieval.vectors, &retrieval.keys].map(wide);
+        let ints = [retrieval.offsets, retrieval.lengths, retrieval.newest]
+            .map(|tensor| tensor.to_contiguous());
+        let (mut table, mut set_vectors) = (owned(retrieval.table), owned(retrieval.set_vectors));
+        let problem = retrieve_slots::reference::Problem {
+            query: &query,
+            vectors: &vectors,
+            parts,
+            keys: &keys,
+            head_dim,
+            offsets: slice(&ints[0]),
+            lengths: slice(&ints[1]),
+            newest: slice(&ints[2]),
+            config,
+        };
+        let sums = problem.solve(table.storage_mut::<i32>(), set_vectors.storage_mut::<f32>());
+        let group = sums.len() / pairs;
+        (table, set_vectors, rounded(sums, [pairs, group], DType::F32))
+    }
+
+    fn retrieving_attention(
+        retrieval: Retrieval<Self>,
+        values: FlexTensor,
+        attention: DecodeConfig,
+    ) -> (FlexTensor, FlexTensor, FlexTensor) {
+        let [query, keys] = [&retrieval.query, &retrieval.keys].map(Clone::clone);
+        let [offsets, lengths] = [&retrieval.offsets, &retrieval.lengths].map(Clone::clone);
+        let none = rounded(vec![0.0], [1], DType::F32);
+        let (table, set_vectors, _) = Self::retrieve_slots(retrieval);
+        let (output, ..) = Self::decode_attention(
+            query,
+            keys,
+            values,
+            none.clone(),
+            none,
+            offsets,
+            lengths,
+            table.clone(),
+            attention,
+        );
+        (table, set_vectors, output)
+    }
+
+    fn steer_sets(table: FlexTensor, dropped: FlexTensor, options: SteerOptions) -> FlexTensor {
+        let (mut table, dropped) = (owned(table), wide(&dropped));
+        let [pairs, _] = table.layout().shape().dims();
+        retrieve_slots::steer::reference(table.storage_mut::<i32>(), &dropped, pairs, options);
+        table
+    }
+
+    fn page_bounds(
+        keys: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        bounds: FlexTensor,
+        page: usize,
+        _pages: usize,
+        last: bool,
+    ) -> FlexTensor {
+        self::bounds(keys, offsets, lengths, bounds, page, last)
+    }
+
+    fn page_scores(
+        query: FlexTensor,
+        bounds: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        budgets: FlexTensor,
+        pages: usize,
+        options: PageOptions,
+    ) -> (FlexTensor, FlexTensor, FlexTensor) {
+        page_scores(query, bounds, offsets, lengths, budgets, pages, options)
+    }
+
+    fn page_slots(
+        pages: FlexTensor,
+        found: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        page: usize,
+        always_last: bool,
+    ) -> (FlexTensor, FlexTensor) {
+        page_slots(pages, found, offsets, lengths, page, always_last)
+    }
+
+    fn label_scores(
+        query: FlexTensor,
+        keys: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        labels: LabelTensors<Self>,
+        columns: usize,
+    ) -> (FlexTensor, FlexTensor, FlexTensor) {
+        label_scores(query, keys, offsets, lengths, labels, columns)
+    }
+
+    fn keep_lists(
+        lists: FlexTensor,
+        indices: FlexTensor,
+        found: FlexTensor,
+        wanted: FlexTensor,
+        budgets: FlexTensor,
+        lengths: FlexTensor,
+        board: FlexTensor,
+        layer: Option<usize>,
+    ) -> (FlexTensor, FlexTensor) {
+        keep(lists, [indices, found, wanted, lengths], budgets, board, layer)
+    }
+
+    fn list_slots(
+        table: FlexTensor,
+        sources: FlexTensor,
+        budgets: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        width: usize,
+    ) -> (FlexTensor, FlexTensor) {
+        list_slots(table, sources, budgets, offsets, lengths, width)
+    }
+
+    fn window_starts(
+        positions: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        newest: FlexTensor,
+        share: Share,
+    ) -> FlexTensor {
+        let shape = offsets.layout().shape().clone();
+        let [positions, offsets, lengths, newest] =
+            [positions, offsets, lengths, newest].map(|tensor| tensor.to_contiguous());
+        let [positions, offsets, lengths, newest] =
+            [&positions, &offsets, &lengths, &newest].map(slice);
+        let starts = starts(positions, offsets, lengths, newest, share);
+        FlexTensor::from_data(TensorData::new(starts, shape))
+    }
+}
 
 pub(super) fn bounds(
     keys: FlexTensor,

@@ -11,7 +11,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
 use crate::check::Check;
-use crate::extension::{Places, Projection, SlotOps};
+use crate::extension::{LayerOps, Places, Projection};
 use crate::{KernelError, SlotPool, SlotRanges};
 
 /// Cosines and sines of every position, `[P, D / 2]` each, f32.
@@ -128,7 +128,7 @@ fn split(
     check.shape("positions", &positions, &[batch, tokens])?;
     check.int("positions", &positions)?;
     let projection = layout.projection(projected, positions.reshape([batch * tokens]));
-    let (query, key, value) = <Dispatch as SlotOps>::split_heads(projection, tokens);
+    let (query, key, value) = <Dispatch as LayerOps>::split_heads(projection, tokens);
     Ok([query, key, value].map(Tensor::from_dispatch))
 }
 
@@ -201,7 +201,7 @@ pub fn write_heads(
         log_norms: check.take(log_norms).into_dispatch(),
         place,
     };
-    let written = <Dispatch as SlotOps>::write_heads(projection, pool.take(&check), places);
+    let written = <Dispatch as LayerOps>::write_heads(projection, pool.take(&check), places);
     pool.put_back(written.pools);
     *lengths = Tensor::from_dispatch(written.lengths);
     *log_norms = Tensor::from_dispatch(written.log_norms);

@@ -10,7 +10,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
 use crate::check::Check;
-use crate::extension::{LabelTensors, SlotOps};
+use crate::extension::{LabelTensors, SubsetOps};
 use crate::lists;
 use crate::{KernelError, SlotRanges};
 
@@ -107,7 +107,7 @@ pub fn label_scores(
         layer,
         period,
     };
-    let (scores, candidates, wanted) = <Dispatch as SlotOps>::label_scores(
+    let (scores, candidates, wanted) = <Dispatch as SubsetOps>::label_scores(
         query.into_dispatch(),
         keys.clone().into_dispatch(),
         ranges.offsets.clone().into_dispatch(),

@@ -22,7 +22,7 @@ use burn::tensor::Tensor;
 use crate::check::Check;
 #[cfg(feature = "cuda")]
 use crate::extension::HopperOps;
-use crate::extension::{Epilogue, EpilogueConfig, SlotOps};
+use crate::extension::{Epilogue, EpilogueConfig, LayerOps};
 #[cfg(feature = "cuda")]
 use crate::hopper::copies_rows_of;
 use crate::{KernelError, rms_norm, swiglu};
@@ -124,7 +124,7 @@ pub fn linear(
         None => x,
     };
     if rows <= SKINNY {
-        let y = <Dispatch as SlotOps>::skinny_product(
+        let y = <Dispatch as LayerOps>::skinny_product(
             x.clone().into_dispatch(),
             weight.into_dispatch(),
             options.epilogue(x),

@@ -11,7 +11,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
 use crate::check::Check;
-use crate::extension::SlotOps;
+use crate::extension::SubsetOps;
 use crate::labels::BUDGETS;
 use crate::{Chosen, KernelError, SlotRanges};
 
@@ -77,7 +77,7 @@ pub fn keep_lists(
         (None, Some(placeholder)) => placeholder,
         (None, None) => return Ok(()),
     };
-    let (own, posted) = <Dispatch as SlotOps>::keep_lists(
+    let (own, posted) = <Dispatch as SubsetOps>::keep_lists(
         check.take(lists).into_dispatch(),
         chosen.indices.clone().into_dispatch(),
         chosen.counts.clone().into_dispatch(),
@@ -147,7 +147,7 @@ pub fn list_slots(
     if width == 0 {
         return Err(check.unsupported("slots", 0, "lists of at least 1"));
     }
-    let (slots, counts) = <Dispatch as SlotOps>::list_slots(
+    let (slots, counts) = <Dispatch as SubsetOps>::list_slots(
         table.into_dispatch(),
         sources.clone().into_dispatch(),
         budgets.clone().into_dispatch(),

@@ -11,7 +11,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
 use crate::check::Check;
-use crate::extension::{MergingPools, SlotOps};
+use crate::extension::{MergeOps, MergingPools};
 use crate::merge_slots::MergeConfig;
 use crate::{KernelError, MergeOptions, SlotRanges};
 
@@ -114,7 +114,7 @@ pub fn merge_nearest(
         // An extension takes no optional tensors.
         None => Tensor::empty([1, 1, head_dim], (&check.device(), keys.dtype())),
     };
-    let merged = <Dispatch as SlotOps>::merge_nearest(
+    let merged = <Dispatch as MergeOps>::merge_nearest(
         MergingPools {
             keys: check.take(keys).into_dispatch(),
             values: check.take(values).into_dispatch(),

@@ -13,7 +13,7 @@ use burn::tensor::{DType, Int, Tensor};
 
 use crate::KernelError;
 use crate::check::Check;
-use crate::extension::{Merges, SlotOps};
+use crate::extension::{MergeOps, Merges};
 use crate::nearest_slots::SlotLists;
 
 const OP: &str = "merge_slots";
@@ -190,7 +190,7 @@ pub fn merge_slots(
         kept_weights: lists.kept_weights.clone().into_dispatch(),
         queries: queries.into_dispatch(),
     };
-    let merged = <Dispatch as SlotOps>::merge_slots(
+    let merged = <Dispatch as MergeOps>::merge_slots(
         check.take(keys).into_dispatch(),
         check.take(values).into_dispatch(),
         merges,

@@ -11,7 +11,7 @@ use burn::tensor::{Int, Tensor};
 
 use crate::KernelError;
 use crate::check::Check;
-use crate::extension::SlotOps;
+use crate::extension::MergeOps;
 
 const OP: &str = "nearest_slots";
 
@@ -75,7 +75,7 @@ pub fn nearest_slots(
     let [rows, _] = of.slots.dims();
     of.check(&check, "of", rows)?;
     among.check(&check, "among", rows)?;
-    let (places, cosines) = <Dispatch as SlotOps>::nearest_slots(
+    let (places, cosines) = <Dispatch as MergeOps>::nearest_slots(
         keys.into_dispatch(),
         of.slots.clone().into_dispatch(),
         of.counts.clone().into_dispatch(),

@@ -10,7 +10,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
 use crate::check::Check;
-use crate::extension::SlotOps;
+use crate::extension::SubsetOps;
 use crate::labels::BUDGETS;
 use crate::{KernelError, ScoredRows, SlotRanges};
 
@@ -91,7 +91,7 @@ pub fn page_bounds(
     if pages == 0 {
         return Ok(());
     }
-    *bounds = Tensor::from_dispatch(<Dispatch as SlotOps>::page_bounds(
+    *bounds = Tensor::from_dispatch(<Dispatch as SubsetOps>::page_bounds(
         keys.clone().into_dispatch(),
         ranges.offsets.clone().into_dispatch(),
         ranges.lengths.clone().into_dispatch(),
@@ -143,7 +143,7 @@ pub fn page_scores(
     let rows = if options.heads == PageHeads::Query { heads } else { kv_heads };
     check.shape("budgets", budgets, &[batch, rows, BUDGETS])?;
     check.f32("budgets", budgets)?;
-    let (scores, candidates, wanted) = <Dispatch as SlotOps>::page_scores(
+    let (scores, candidates, wanted) = <Dispatch as SubsetOps>::page_scores(
         query.into_dispatch(),
         bounds.clone().into_dispatch(),
         ranges.offsets.clone().into_dispatch(),
@@ -187,7 +187,7 @@ pub fn page_slots(
     if batch * kv_heads == 0 || !rows.is_multiple_of(batch * kv_heads) {
         return Err(check.unsupported("rows", rows, "a multiple of the ranges"));
     }
-    let (slots, counts) = <Dispatch as SlotOps>::page_slots(
+    let (slots, counts) = <Dispatch as SubsetOps>::page_slots(
         pages.into_dispatch(),
         found.into_dispatch(),
         ranges.offsets.clone().into_dispatch(),

@@ -9,7 +9,7 @@ use burn::tensor::{Int, Tensor};
 
 use crate::KernelError;
 use crate::check::Check;
-use crate::extension::SlotOps;
+use crate::extension::LayerOps;
 
 /// Numbers in `[0, 1)` of 24 bits, each of its own seed and draw: [`uniform`], on the device.
 ///
@@ -25,7 +25,7 @@ pub fn uniforms(seeds: Tensor<2, Int>, draws: Tensor<1, Int>) -> Result<Tensor<1
     check.int("draws", &draws)?;
     check.shape("seeds", &seeds, &[draws.dims()[0], 2])?;
     check.int("seeds", &seeds)?;
-    let numbers = <Dispatch as SlotOps>::uniforms(seeds.into_dispatch(), draws.into_dispatch());
+    let numbers = <Dispatch as LayerOps>::uniforms(seeds.into_dispatch(), draws.into_dispatch());
     Ok(Tensor::from_dispatch(numbers))
 }
 

@@ -40,7 +40,7 @@ pub use sets::{IndexSets, RangeSets, SetRule};
 
 use crate::check::Check;
 use crate::decode_attention::{self, DecodeConfig, Features, ViewKind};
-use crate::extension::{Retrieval, SlotOps};
+use crate::extension::{Retrieval, SubsetOps};
 use crate::{KernelError, Share, SlotRanges};
 
 const OP: &str = "retrieve_slots";
@@ -114,7 +114,7 @@ pub fn retrieve_slots(
     let [batch, query_heads, _] = query.dims();
     let retrieval =
         prepare(query, vectors, [&keys, &keys], ranges, newest, sets, options, measures)?;
-    let (table, set_vectors, log_sum_exp) = <Dispatch as SlotOps>::retrieve_slots(retrieval);
+    let (table, set_vectors, log_sum_exp) = <Dispatch as SubsetOps>::retrieve_slots(retrieval);
     sets.table = Tensor::from_dispatch(table);
     sets.vectors = Tensor::from_dispatch(set_vectors);
     let log_sum_exp = Tensor::<2>::from_dispatch(log_sum_exp);
@@ -156,7 +156,7 @@ pub fn retrieving_attention(
     };
     let values = values.into_dispatch();
     let (table, set_vectors, output) =
-        <Dispatch as SlotOps>::retrieving_attention(retrieval, values, attention);
+        <Dispatch as SubsetOps>::retrieving_attention(retrieval, values, attention);
     sets.table = Tensor::from_dispatch(table);
     sets.vectors = Tensor::from_dispatch(set_vectors);
     Ok(Tensor::from_dispatch(output))
@@ -259,8 +259,11 @@ pub fn steer_sets(
     }
     let dropped = dropped.reshape([pairs, heads / pairs]);
     let table = check.take_ints(&mut sets.table);
-    let table =
-        <Dispatch as SlotOps>::steer_sets(table.into_dispatch(), dropped.into_dispatch(), options);
+    let table = <Dispatch as SubsetOps>::steer_sets(
+        table.into_dispatch(),
+        dropped.into_dispatch(),
+        options,
+    );
     sets.table = Tensor::from_dispatch(table);
     Ok(())
 }

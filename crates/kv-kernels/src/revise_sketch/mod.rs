@@ -18,7 +18,7 @@ use burn::tensor::{Int, Tensor};
 
 use crate::check::Check;
 use crate::count_sketch::{HEAD_FIELDS, SketchPool};
-use crate::extension::{Revision, SlotOps};
+use crate::extension::{Revision, SketchOps};
 use crate::{KernelError, SlotPool, SlotRanges};
 
 const OP: &str = "revise_sketch";
@@ -144,7 +144,7 @@ pub fn revise_sketch(
         by_token,
         options,
     };
-    let revised = <Dispatch as SlotOps>::revise_sketch(revision);
+    let revised = <Dispatch as SketchOps>::revise_sketch(revision);
     sketch.put_back([revised.sketch.keys, revised.sketch.values]);
     pool.put_back(revised.pool);
     ranges.lengths = Tensor::from_dispatch(revised.lengths);

@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 
 use crate::KernelError;
 use crate::check::Check;
-use crate::extension::SlotOps;
+use crate::extension::LayerOps;
 
 /// Normalises rows: `x / sqrt(mean(x²) + ε)`, in f32, rounded to the dtype, times `weight`, as the
 /// models' own code does.
@@ -22,7 +22,7 @@ use crate::extension::SlotOps;
 pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f32) -> Result<Tensor<2>, KernelError> {
     check("rms_norm", &x, &weight)?;
     let any = x.clone();
-    let (normed, _) = <Dispatch as SlotOps>::rms_norm(
+    let (normed, _) = <Dispatch as LayerOps>::rms_norm(
         x.into_dispatch(),
         any.into_dispatch(),
         weight.into_dispatch(),
@@ -49,7 +49,7 @@ pub fn add_rms_norm(
     let check = check(OP, &x, &weight)?;
     check.shape("delta", &delta, &x.dims())?;
     check.same_dtype("delta", &delta, "the dtype of x", x.dtype())?;
-    let (normed, sum) = <Dispatch as SlotOps>::rms_norm(
+    let (normed, sum) = <Dispatch as LayerOps>::rms_norm(
         x.into_dispatch(),
         delta.into_dispatch(),
         weight.into_dispatch(),

@@ -10,7 +10,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor};
 
 use crate::check::Check;
-use crate::extension::{SampleTensors, SlotOps};
+use crate::extension::{LayerOps, SampleTensors};
 use crate::{KernelError, scatter_ints};
 
 const OP: &str = "draw";
@@ -200,7 +200,7 @@ pub fn draw(logits: Tensor<2>, state: &mut DrawState) -> Result<Tensor<1, Int>, 
         tokens: check.take_ints(&mut state.tokens).into_dispatch(),
     };
     let drawn =
-        <Dispatch as SlotOps>::draw(logits.into_dispatch(), tensors, state.config(vocabulary));
+        <Dispatch as LayerOps>::draw(logits.into_dispatch(), tensors, state.config(vocabulary));
     state.draws = Tensor::from_dispatch(drawn.draws);
     state.positions = Tensor::from_dispatch(drawn.positions);
     state.tokens = Tensor::from_dispatch(drawn.tokens);

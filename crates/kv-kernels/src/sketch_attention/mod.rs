@@ -20,7 +20,7 @@ use burn::tensor::{Int, Tensor};
 use crate::check::Check;
 use crate::count_sketch::{HEAD_FIELDS, SketchConfig, SketchSource};
 use crate::decode_attention::check as check_attention;
-use crate::extension::{SketchTokens, SlotOps};
+use crate::extension::{SketchOps, SketchTokens};
 use crate::{KernelError, SlotRanges};
 
 const OP: &str = "sketch_attention";
@@ -75,7 +75,7 @@ pub fn sketch_attention(
     let [_, kv_heads] = ranges.offsets.dims();
     let config = tokens.check(&check, batch, kv_heads, head_dim)?;
     let scale = 1.0 / (head_dim as f32).sqrt();
-    let attended = <Dispatch as SlotOps>::sketch_attention(
+    let attended = <Dispatch as SketchOps>::sketch_attention(
         query.into_dispatch(),
         keys.into_dispatch(),
         values.into_dispatch(),

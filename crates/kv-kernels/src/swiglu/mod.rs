@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 
 use crate::KernelError;
 use crate::check::Check;
-use crate::extension::SlotOps;
+use crate::extension::LayerOps;
 
 /// `silu(gate) * up`, in f32, of gates and ups side by side.
 ///
@@ -33,5 +33,5 @@ pub fn swiglu(x: Tensor<2>) -> Result<Tensor<2>, KernelError> {
             supported: "even numbers",
         });
     }
-    Ok(Tensor::from_dispatch(<Dispatch as SlotOps>::swiglu(x.into_dispatch())))
+    Ok(Tensor::from_dispatch(<Dispatch as LayerOps>::swiglu(x.into_dispatch())))
 }

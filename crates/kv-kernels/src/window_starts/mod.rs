@@ -8,7 +8,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
 use crate::check::Check;
-use crate::extension::SlotOps;
+use crate::extension::SubsetOps;
 use crate::{KernelError, Share, SlotRanges};
 
 const OP: &str = "window_starts";
@@ -38,7 +38,7 @@ pub fn window_starts(
     check.filled("offsets", &ranges.offsets)?;
     check.shape("newest", newest, &[batch])?;
     check.int("newest", newest)?;
-    Ok(Tensor::from_dispatch(<Dispatch as SlotOps>::window_starts(
+    Ok(Tensor::from_dispatch(<Dispatch as SubsetOps>::window_starts(
         positions.clone().into_dispatch(),
         ranges.offsets.clone().into_dispatch(),
         ranges.lengths.clone().into_dispatch(),

@@ -1,0 +1,86 @@
+//! Tokens that are merged, or of which a subset stands for all.
+
+use burn::backend::TensorMetadata;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::calculate_cube_count_elemwise;
+use cubecl::prelude::*;
+
+use crate::average_scores::{AverageWeights, kernel as average_scores};
+use crate::balance::WalkConfig;
+use crate::extension::{Classes, MergeOps, MergedPools, Merges, MergingPools, Walk};
+use crate::merge_nearest::NearestConfig;
+use crate::merge_slots::MergeConfig;
+use crate::{balance, merge_nearest, merge_slots, nearest_slots};
+
+impl MergeOps for CubeBackend {
+    fn balance(
+        keys: CubeTensor,
+        values: CubeTensor,
+        walk: Walk<Self>,
+        config: WalkConfig,
+    ) -> Classes<Self> {
+        balance::launch::run(keys, values, walk, config)
+    }
+
+    fn nearest_slots(
+        keys: CubeTensor,
+        of: CubeTensor,
+        of_counts: CubeTensor,
+        among: CubeTensor,
+        among_counts: CubeTensor,
+        earlier: bool,
+    ) -> (CubeTensor, CubeTensor) {
+        nearest_slots::launch::run(keys, of, of_counts, among, among_counts, earlier)
+    }
+
+    fn merge_slots(
+        keys: CubeTensor,
+        values: CubeTensor,
+        merges: Merges<Self>,
+        config: MergeConfig,
+    ) -> MergedPools<Self> {
+        merge_slots::launch::run(keys, values, merges, config)
+    }
+
+    fn merge_nearest(
+        pools: MergingPools<Self>,
+        offsets: CubeTensor,
+        lengths: CubeTensor,
+        victims: CubeTensor,
+        goes: CubeTensor,
+        queries: CubeTensor,
+        config: NearestConfig,
+    ) -> MergingPools<Self> {
+        merge_nearest::launch::run(pools, offsets, lengths, victims, goes, queries, config)
+    }
+
+    fn average_scores(
+        log_scores: CubeTensor,
+        log_samples: CubeTensor,
+        logits: CubeTensor,
+        log_weights: CubeTensor,
+        weighted: bool,
+        weights: AverageWeights,
+    ) -> (CubeTensor, CubeTensor) {
+        let [slots, group] = logits.shape().dims();
+        let client = logits.client.clone();
+        let cube_dim = CubeDim::new(&client, slots);
+        average_scores::average_scores_kernel::launch(
+            &client,
+            calculate_cube_count_elemwise(&client, slots, cube_dim),
+            cube_dim,
+            log_scores.clone().into_buffer_arg(),
+            log_samples.clone().into_buffer_arg(),
+            into_contiguous(logits).into_buffer_arg(),
+            into_contiguous(log_weights).into_buffer_arg(),
+            slots,
+            weights.new,
+            weights.old,
+            group,
+            weighted,
+        );
+        (log_scores, log_samples)
+    }
+}
