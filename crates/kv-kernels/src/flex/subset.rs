@@ -79,7 +79,30 @@ impl SubsetOps for Flex {
         _pages: usize,
         last: bool,
     ) -> FlexTensor {
-        self::bounds(keys, offsets, lengths, bounds, page, last)
+        let mut bounds = owned(bounds);
+        let [_, head_dim] = keys.layout().shape().dims();
+        let [keys, offsets, lengths] =
+            [keys, offsets, lengths].map(|tensor| tensor.to_contiguous());
+        let ranges = [slice::<i32>(&offsets), slice::<i32>(&lengths)];
+        macro_rules! bound {
+            ($kind:ty, $load:expr) => {
+                pages::bound(
+                    slice::<$kind>(&keys),
+                    bounds.storage_mut::<$kind>(),
+                    ranges,
+                    head_dim,
+                    page,
+                    last,
+                    $load,
+                )
+            };
+        }
+        match keys.dtype() {
+            DType::F16 => bound!(f16, f16::to_f32),
+            DType::BF16 => bound!(bf16, bf16::to_f32),
+            _ => bound!(f32, |x| x),
+        }
+        bounds
     }
 
     fn page_scores(
@@ -91,7 +114,11 @@ impl SubsetOps for Flex {
         pages: usize,
         options: PageOptions,
     ) -> (FlexTensor, FlexTensor, FlexTensor) {
-        page_scores(query, bounds, offsets, lengths, budgets, pages, options)
+        let [_, _, head_dim] = query.layout().shape().dims();
+        let [offsets, lengths] = [offsets, lengths].map(|tensor| tensor.to_contiguous());
+        let ranges = [slice::<i32>(&offsets), slice::<i32>(&lengths)];
+        let [query, bounds, budgets] = [&query, &bounds, &budgets].map(wide);
+        scored(pages::score(&query, &bounds, ranges, &budgets, [head_dim, pages], options), pages)
     }
 
     fn page_slots(
@@ -102,7 +129,10 @@ impl SubsetOps for Flex {
         page: usize,
         always_last: bool,
     ) -> (FlexTensor, FlexTensor) {
-        page_slots(pages, found, offsets, lengths, page, always_last)
+        let [pages, found, offsets, lengths] =
+            [pages, found, offsets, lengths].map(|tensor| tensor.to_contiguous());
+        let ranges = [slice::<i32>(&offsets), slice::<i32>(&lengths)];
+        listed(pages::slots(slice(&pages), slice(&found), ranges, page, always_last))
     }
 
     fn label_scores(
@@ -113,7 +143,28 @@ impl SubsetOps for Flex {
         labels: LabelTensors<Self>,
         columns: usize,
     ) -> (FlexTensor, FlexTensor, FlexTensor) {
-        label_scores(query, keys, offsets, lengths, labels, columns)
+        let [_, heads, head_dim] = query.layout().shape().dims();
+        let [[_, _, width], [_, _, source_width]] =
+            [&labels.lists, &labels.sources].map(|tensor| tensor.layout().shape().dims());
+        let [query, keys, channels, budgets, lists, sources] =
+            [&query, &keys, &labels.channels, &labels.budgets, &labels.lists, &labels.sources]
+                .map(wide);
+        let [offsets, lengths] = [offsets, lengths].map(|tensor| tensor.to_contiguous());
+        let found = Labels {
+            query: &query,
+            keys: &keys,
+            offsets: slice(&offsets),
+            lengths: slice(&lengths),
+            channels: &channels,
+            budgets: &budgets,
+            shared: labels.shares.then_some([(&lists[..], width), (&sources[..], source_width)]),
+            layer: labels.layer,
+            period: labels.period,
+            heads,
+            head_dim,
+            columns,
+        };
+        scored(found.score(), columns)
     }
 
     fn keep_lists(
@@ -126,7 +177,23 @@ impl SubsetOps for Flex {
         board: FlexTensor,
         layer: Option<usize>,
     ) -> (FlexTensor, FlexTensor) {
-        keep(lists, [indices, found, wanted, lengths], budgets, board, layer)
+        let (mut lists, mut board) = (owned(lists), owned(board));
+        let [indices, found, wanted, lengths] =
+            [indices, found, wanted, lengths].map(|tensor| tensor.to_contiguous());
+        let new = NewLists {
+            indices: slice(&indices),
+            found: slice(&found),
+            wanted: slice(&wanted),
+            budgets: &wide(&budgets),
+            lengths: slice(&lengths),
+        };
+        let own = lists.storage_mut::<f32>();
+        new.keep(own);
+        if let Some(layer) = layer {
+            let count = own.len();
+            board.storage_mut::<f32>()[layer * count..][..count].copy_from_slice(own);
+        }
+        (lists, board)
     }
 
     fn list_slots(
@@ -137,7 +204,12 @@ impl SubsetOps for Flex {
         lengths: FlexTensor,
         width: usize,
     ) -> (FlexTensor, FlexTensor) {
-        list_slots(table, sources, budgets, offsets, lengths, width)
+        let [_, _, heads, list] = table.layout().shape().dims();
+        let [_, _, columns] = sources.layout().shape().dims();
+        let [table, sources, budgets] = [&table, &sources, &budgets].map(wide);
+        let [offsets, lengths] = [offsets, lengths].map(|tensor| tensor.to_contiguous());
+        let ranges = [slice::<i32>(&offsets), slice::<i32>(&lengths)];
+        listed(slots((&table, list), (&sources, columns), &budgets, ranges, heads, width))
     }
 
     fn window_starts(
@@ -155,142 +227,6 @@ impl SubsetOps for Flex {
         let starts = starts(positions, offsets, lengths, newest, share);
         FlexTensor::from_data(TensorData::new(starts, shape))
     }
-}
-
-pub(super) fn bounds(
-    keys: FlexTensor,
-    offsets: FlexTensor,
-    lengths: FlexTensor,
-    bounds: FlexTensor,
-    page: usize,
-    last: bool,
-) -> FlexTensor {
-    let mut bounds = owned(bounds);
-    let [_, head_dim] = keys.layout().shape().dims();
-    let [keys, offsets, lengths] = [keys, offsets, lengths].map(|tensor| tensor.to_contiguous());
-    let ranges = [slice::<i32>(&offsets), slice::<i32>(&lengths)];
-    macro_rules! bound {
-        ($kind:ty, $load:expr) => {
-            pages::bound(
-                slice::<$kind>(&keys),
-                bounds.storage_mut::<$kind>(),
-                ranges,
-                head_dim,
-                page,
-                last,
-                $load,
-            )
-        };
-    }
-    match keys.dtype() {
-        DType::F16 => bound!(f16, f16::to_f32),
-        DType::BF16 => bound!(bf16, bf16::to_f32),
-        _ => bound!(f32, |x| x),
-    }
-    bounds
-}
-
-pub(super) fn page_scores(
-    query: FlexTensor,
-    bounds: FlexTensor,
-    offsets: FlexTensor,
-    lengths: FlexTensor,
-    budgets: FlexTensor,
-    count: usize,
-    options: PageOptions,
-) -> (FlexTensor, FlexTensor, FlexTensor) {
-    let [_, _, head_dim] = query.layout().shape().dims();
-    let [offsets, lengths] = [offsets, lengths].map(|tensor| tensor.to_contiguous());
-    let ranges = [slice::<i32>(&offsets), slice::<i32>(&lengths)];
-    let [query, bounds, budgets] = [&query, &bounds, &budgets].map(wide);
-    scored(pages::score(&query, &bounds, ranges, &budgets, [head_dim, count], options), count)
-}
-
-pub(super) fn page_slots(
-    chosen: FlexTensor,
-    found: FlexTensor,
-    offsets: FlexTensor,
-    lengths: FlexTensor,
-    page: usize,
-    always_last: bool,
-) -> (FlexTensor, FlexTensor) {
-    let [chosen, found, offsets, lengths] =
-        [chosen, found, offsets, lengths].map(|tensor| tensor.to_contiguous());
-    let ranges = [slice::<i32>(&offsets), slice::<i32>(&lengths)];
-    listed(pages::slots(slice(&chosen), slice(&found), ranges, page, always_last))
-}
-
-pub(super) fn label_scores(
-    query: FlexTensor,
-    keys: FlexTensor,
-    offsets: FlexTensor,
-    lengths: FlexTensor,
-    labels: LabelTensors<Flex>,
-    columns: usize,
-) -> (FlexTensor, FlexTensor, FlexTensor) {
-    let [_, heads, head_dim] = query.layout().shape().dims();
-    let [[_, _, width], [_, _, source_width]] =
-        [&labels.lists, &labels.sources].map(|tensor| tensor.layout().shape().dims());
-    let [query, keys, channels, budgets, lists, sources] =
-        [&query, &keys, &labels.channels, &labels.budgets, &labels.lists, &labels.sources]
-            .map(wide);
-    let [offsets, lengths] = [offsets, lengths].map(|tensor| tensor.to_contiguous());
-    let found = Labels {
-        query: &query,
-        keys: &keys,
-        offsets: slice(&offsets),
-        lengths: slice(&lengths),
-        channels: &channels,
-        budgets: &budgets,
-        shared: labels.shares.then_some([(&lists[..], width), (&sources[..], source_width)]),
-        layer: labels.layer,
-        period: labels.period,
-        heads,
-        head_dim,
-        columns,
-    };
-    scored(found.score(), columns)
-}
-
-pub(super) fn keep(
-    lists: FlexTensor,
-    ints: [FlexTensor; 4],
-    budgets: FlexTensor,
-    board: FlexTensor,
-    layer: Option<usize>,
-) -> (FlexTensor, FlexTensor) {
-    let (mut lists, mut board) = (owned(lists), owned(board));
-    let [indices, found, wanted, lengths] = ints.map(|tensor| tensor.to_contiguous());
-    let new = NewLists {
-        indices: slice(&indices),
-        found: slice(&found),
-        wanted: slice(&wanted),
-        budgets: &wide(&budgets),
-        lengths: slice(&lengths),
-    };
-    let own = lists.storage_mut::<f32>();
-    new.keep(own);
-    if let Some(layer) = layer {
-        let count = own.len();
-        board.storage_mut::<f32>()[layer * count..][..count].copy_from_slice(own);
-    }
-    (lists, board)
-}
-
-pub(super) fn list_slots(
-    table: FlexTensor,
-    sources: FlexTensor,
-    budgets: FlexTensor,
-    offsets: FlexTensor,
-    lengths: FlexTensor,
-    width: usize,
-) -> (FlexTensor, FlexTensor) {
-    let [_, _, heads, list] = table.layout().shape().dims();
-    let [_, _, columns] = sources.layout().shape().dims();
-    let [table, sources, budgets] = [&table, &sources, &budgets].map(wide);
-    let [offsets, lengths] = [offsets, lengths].map(|tensor| tensor.to_contiguous());
-    let ranges = [slice::<i32>(&offsets), slice::<i32>(&lengths)];
-    listed(slots((&table, list), (&sources, columns), &budgets, ranges, heads, width))
 }
 
 /// Scores in rows of `columns`, and two numbers a row.
