@@ -35,7 +35,12 @@ struct Caches {
 }
 
 impl Caches {
-    fn new(limit: usize, recents: usize, slack: usize, tokens: usize, device: &Device) -> Self {
+    fn new(
+        [limit, recents, slack]: [usize; 3],
+        tokens: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Self {
         let (batch, kv_heads, head_dim) = (2, 2, 8);
         let pairs = batch * kv_heads;
         let capacity = limit + slack + 1;
@@ -56,8 +61,8 @@ impl Caches {
             head_dim,
             capacity,
             tokens,
-            keys: floats(pairs * capacity),
-            values: floats(pairs * capacity),
+            keys: floats(pairs * capacity).cast(dtype),
+            values: floats(pairs * capacity).cast(dtype),
             positions: Tensor::zeros([pairs * capacity], (device, DType::I32)),
             slot_scores: Tensor::zeros([pairs * capacity], (device, DType::F32)),
             token_scores: Tensor::full([pairs * tokens], ABSENT, (device, DType::F32)),
@@ -90,6 +95,7 @@ impl Caches {
         let at = Tensor::<1, Int>::from_data(slots.as_slice(), (&self.device, DType::I32));
         for pool in [&mut self.keys, &mut self.values] {
             let new = numbers.tensor::<2>([rows, self.head_dim], &self.device);
+            let new = new.cast(pool.dtype());
             kv_kernels::scatter_rows(pool, at.clone(), new).unwrap();
         }
         let positions: Vec<i32> = (0..rows).map(|pair| self.newest[pair / self.kv_heads]).collect();
@@ -182,18 +188,27 @@ fn ints<const D: usize>(tensor: &Tensor<D, Int>) -> Vec<i32> {
 }
 
 fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.try_into_vec_as::<f32>().unwrap()
+    tensor.cast(DType::F32).try_into_vec_as::<f32>().unwrap()
 }
 
 /// Steps of an empty cache up to many times its limit: the same on every device, and every token in one
 /// part alone.
 #[test]
 fn devices_move_the_same_tokens() {
-    for slack in [0, 5] {
-        let (limit, recents, steps) = (12, 5, 70);
-        let results = devices().into_iter().map(|tested| {
+    let (limit, recents, steps) = (12, 5, 70);
+    // Room for many tokens has their scores added up by a kernel of its own.
+    for (slack, tokens, dtype) in [
+        (0, steps, DType::F32),
+        (5, steps, DType::F32),
+        (5, 9_000, DType::F32),
+        (5, steps, DType::F16),
+        (0, steps, DType::BF16),
+    ] {
+        let able = devices().into_iter().filter(|tested| tested.device.supports_dtype(dtype));
+        let results = able.map(|tested| {
             let mut numbers = Numbers::new(6);
-            let mut caches = Caches::new(limit, recents, slack, steps, &tested.device);
+            let sizes = [limit, recents, slack];
+            let mut caches = Caches::new(sizes, tokens, dtype, &tested.device);
             for step in 0..steps {
                 caches.append(&mut numbers);
                 caches.revise(&mut numbers, 3);
@@ -222,7 +237,8 @@ fn devices_move_the_same_tokens() {
             for (actual, expected) in pairs.chain(slots) {
                 let expected: Vec<f64> = expected.iter().map(|x| f64::from(*x)).collect();
                 let error = relative_error(&actual, &expected);
-                assert!(error < 1e-5, "{name}: off by {error}");
+                let most = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
+                assert!(error < most, "{name} {dtype:?}: off by {error}");
             }
         }
     }
@@ -259,7 +275,7 @@ fn sums_are_those_of_a_sketch_made_anew() {
     let mut swaps = 0;
     for _ in 0..steps / episode {
         let (limit, slack) = (9 + numbers.below(8), numbers.below(6));
-        let mut caches = Caches::new(limit, 4, slack, episode, device);
+        let mut caches = Caches::new([limit, 4, slack], episode, DType::F32, device);
         let mut ledger = Ledger::new(&caches);
         for step in 0..episode {
             caches.append(&mut numbers);
