@@ -96,6 +96,7 @@ impl Common {
             return Ok(text.split(',').map(named).collect());
         }
         let list = match serde_json::from_str(text).context("--policy is not valid JSON")? {
+            Value::Array(list) if list.is_empty() => bail!("--policy is an empty list"),
             Value::Array(list) => list,
             one => vec![one],
         };

@@ -218,6 +218,9 @@ pub(crate) fn write_json(path: &Path, records: &[Record]) -> anyhow::Result<()> 
     file.flush().with_context(context)
 }
 
+/// What files of records are.
+const HINT: &str = "this takes files that `--json` writes, or the scripts in `peers`";
+
 /// Reads a JSON list of records, or records one after the other, as a run that ended early leaves them: there, a last
 /// one that is cut off is left out.
 ///
@@ -227,7 +230,7 @@ pub(crate) fn read_json(path: &Path) -> anyhow::Result<Vec<Record>> {
     let context = || format!("reading records from {}", path.display());
     let text = std::fs::read_to_string(path).with_context(context)?;
     if !text.trim_start().starts_with('{') {
-        return serde_json::from_str(&text).with_context(context);
+        return serde_json::from_str(&text).with_context(context).context(HINT);
     }
     let mut records = Vec::new();
     for record in serde_json::Deserializer::from_str(&text).into_iter() {
@@ -235,7 +238,7 @@ pub(crate) fn read_json(path: &Path) -> anyhow::Result<Vec<Record>> {
             Err(error) if error.is_eof() && !records.is_empty() => {
                 eprintln!("{}: the last record is cut off", path.display())
             }
-            record => records.push(record.with_context(context)?),
+            record => records.push(record.with_context(context).context(HINT)?),
         }
     }
     Ok(records)

@@ -21,6 +21,8 @@ pub use maps::{copies, share_map};
 const NAME: &str = "hshare";
 /// State of whose list each query head reads, `[B, Hq, 1 or 2]`: the head's, and the layer's.
 const SOURCES: &str = "sources";
+/// State of how long each sequence's prompt was, `[B, 1, 1]`: steps since are all that came behind it.
+const PROMPT: &str = "prompt";
 
 /// HShare (Wu et al., ICLR 2025): the whole cache stays; a decode step attends to sinks, recents and
 /// the critical tokens between them, which a few channels of queries and keys choose. Heads take the
@@ -204,19 +206,25 @@ impl Policy for HShare {
         self.attend_appended(layer, cache, query, &step)
     }
 
-    /// As many steps as the heads that look for themselves have found lists for; what is read is that of the
-    /// last step.
+    /// Of layers that do not attend to everything, those that take another's lists among them; what is read is that
+    /// of the last step.
     fn reads(&self, cache: &LayerCache) -> Result<Option<Reads>> {
-        let counts = Self::retrievals(cache)?;
-        let (Some(rows), Some(most)) = (cache.read_listed()?, counts.iter().max()) else {
+        let (Some(rows), Some(prompts)) = (cache.read_listed()?, cache.state(PROMPT)) else {
             return Ok(None);
         };
-        let steps = (most * self.period()) as u64;
-        Ok(Some(Reads {
-            steps: steps * counts.len() as u64,
-            retrieved: counts.iter().sum::<usize>() as u64,
-            slots: steps * rows.iter().map(|row| row.len() as u64).sum::<u64>(),
-        }))
+        let counts = Self::retrievals(cache)?;
+        let prompts = read_f32("prompts", prompts.clone())?;
+        let lengths = cache.layout().lengths();
+        let mut reads =
+            Reads { retrieved: counts.iter().sum::<usize>() as u64, ..Reads::default() };
+        for (row, prompt) in prompts.iter().enumerate() {
+            let of = |all: usize| row * all / prompts.len()..(row + 1) * all / prompts.len();
+            let steps = (lengths[of(lengths.len()).start] - *prompt as usize) as u64;
+            let own = &rows[of(rows.len())];
+            reads.steps += steps * of(counts.len()).len() as u64;
+            reads.slots += steps * own.iter().map(|row| row.len() as u64).sum::<u64>();
+        }
+        Ok(Some(reads))
     }
 
     fn attend_appended(

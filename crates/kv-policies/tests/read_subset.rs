@@ -15,7 +15,8 @@ use kv_core::{
 };
 use kv_kernels::{PageSpan, page_bounds, page_rows, page_scores};
 use kv_policies::{
-    HShare, LayerContext, Needs, Observation, Observed, Policy, Step, build, copies, share_map,
+    HShare, LayerContext, Needs, Observation, Observed, Policy, Reads, Step, build, copies,
+    share_map,
 };
 use kv_testing::{Numbers, devices, exact_devices, golden_files, relative_error};
 use serde_json::{Value, json};

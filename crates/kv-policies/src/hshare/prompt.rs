@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 use kv_core::{CacheOptions, LIST_HEADER, LISTS, LayerCache};
 
 use super::critical::Critical;
-use super::{HShare, NAME, SOURCES, copies, longest, share_map};
+use super::{HShare, NAME, PROMPT, SOURCES, copies, longest, share_map};
 use crate::channels::{CHANNELS, channels};
 use crate::subset::{numbers, set_budgets, tokens_of};
 use crate::{Observation, Observed, Policy, Result};
@@ -59,6 +59,9 @@ impl HShare {
         let device = cache.options().device.clone();
         let columns = 1 + usize::from(layers.is_some());
         cache.set_state(SOURCES, numbers(&sources, [batch, count, columns], &device));
+        let lengths = cache.layout().lengths().chunks(cache.layout().pairs() / batch);
+        let prompts: Vec<f32> = lengths.map(|lengths| lengths[0] as f32).collect();
+        cache.set_state(PROMPT, numbers(&prompts, [batch, 1, 1], &device));
         set_budgets(cache, count, parts);
         cache.set_state(CHANNELS, shares.channels.clone());
         let width = LIST_HEADER + parts[0].min(longest(cache));

@@ -185,6 +185,14 @@ fn hshare_layers_read_each_others_lists() {
             assert_eq!(HShare::retrievals(cache).unwrap(), shared[layer].retrievals);
         }
         assert!(HShare::retrievals(&caches[0]).unwrap().is_empty());
+        // Heads of layers that took another's lists count among those that did not look.
+        let reads: Reads = caches.iter().filter_map(|cache| policy.reads(cache).unwrap()).sum();
+        assert_eq!(reads.steps, 3 * 2 * 4 * STEPS as u64, "{}", tested.name);
+        let retrieved: usize = shared[1..].iter().flat_map(|layer| &layer.retrievals).sum();
+        assert_eq!(reads.retrieved, retrieved as u64, "{}", tested.name);
+        // One layer of three, three heads of four, every other step.
+        let expected = 0.25 * STEPS.div_ceil(2) as f64 / STEPS as f64;
+        assert!((reads.ratio() - expected).abs() < 1e-9, "{}: {}", tested.name, reads.ratio());
         // A step of a later layer alone finds nothing to read.
         let traces = &layers[2];
         let step = joined(&traces[0].step(0), &traces[1].step(0));
