@@ -67,7 +67,7 @@ pub(crate) struct Common {
     #[arg(long, global = true, value_enum)]
     pub(crate) dtype: Option<Float>,
     /// Policies: names, a JSON configuration, or a JSON list of either; all by default. The full
-    /// cache always runs along.
+    /// cache always runs along. Of a paper's table, where it takes any, names among its own.
     #[arg(long, global = true, value_name = "A,B")]
     pub(crate) policy: Option<String>,
     /// Budgets: shares to keep (0.25) or tokens (512).

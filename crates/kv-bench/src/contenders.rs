@@ -85,6 +85,23 @@ impl Common {
         Ok(contenders)
     }
 
+    /// Those of a table's own that `--policy` names, all of them without it.
+    ///
+    /// # Errors
+    /// For names that the table does not have.
+    pub(crate) fn chosen(&self, mut contenders: Vec<Contender>) -> anyhow::Result<Vec<Contender>> {
+        let Some(list) = &self.policy else { return Ok(contenders) };
+        let named: Vec<&str> = list.split(',').map(str::trim).collect();
+        let has = |name: &&&str| contenders.iter().any(|own| own.policy.name() == **name);
+        if let Some(unknown) = named.iter().find(|name| !has(name)) {
+            let mut own: Vec<&str> = contenders.iter().map(|own| own.policy.name()).collect();
+            own.dedup();
+            bail!("--policy: the table has no `{unknown}`, but {}", own.join(", "));
+        }
+        contenders.retain(|contender| named.contains(&contender.policy.name()));
+        Ok(contenders)
+    }
+
     /// Configurations, a name standing for one without options.
     fn wanted(&self) -> anyhow::Result<Vec<Value>> {
         let named = |name: &str| json!({"policy": name.trim()});

@@ -133,13 +133,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             figure: figure @ (Figure::PrhsTable4 | Figure::PrhsLong),
             ..
         })) => {
-            let (long, quick) = (*figure == Figure::PrhsLong, common.quick);
+            let long = *figure == Figure::PrhsLong;
             suites::paper::prhs::operator::run(
                 &device,
                 &device_name,
                 dtype,
                 long,
-                quick,
+                common,
                 &mut records,
             )?;
             Vec::new()

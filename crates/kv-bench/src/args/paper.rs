@@ -98,8 +98,11 @@ impl Paper {
             "--model: {name} runs at its paper's size"
         );
         ensure!(common.budget.is_none(), "--budget: {name} has its paper's budgets");
+        ensure!(
+            common.policy.is_none() || self.figure.chooses(),
+            "--policy: {name} runs all of its own"
+        );
         if !self.figure.climbs() && self.figure != Figure::LongflowFig4 {
-            ensure!(common.policy.is_none(), "--policy: {name} runs all of its own");
             ensure!(self.memory_cap.is_none(), "--memory-cap: {name} has one size");
         }
         if !self.figure.reads() {
@@ -154,6 +157,11 @@ impl Figure {
             PrhsFig8,
         ]
         .contains(&self)
+    }
+
+    /// Whether `--policy` chooses among those that it runs.
+    fn chooses(self) -> bool {
+        self.climbs() || self == Self::LongflowFig4 || self.name().starts_with("prhs")
     }
 
     /// Whether it grows batches until memory ends.

@@ -3,7 +3,7 @@
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{plain, tensor_core};
-use crate::gpu::multiplies;
+use crate::gpu::{multiplies, processors};
 
 /// What launches the attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,8 +17,6 @@ pub(crate) enum Kernel {
 /// Cubes on a processor: of the kernel for matrix instructions, which takes the room for two, and of
 /// the portable one, about.
 const CUBES_EACH: [usize; 2] = [2, 4];
-/// Processors to assume where the device does not tell.
-pub(crate) const PROCESSORS: usize = 64;
 /// Slots below which a part is not worth a cube.
 const SMALLEST_PART: usize = 64;
 
@@ -62,8 +60,7 @@ pub(crate) fn splits(
     pairs: usize,
     longest: usize,
 ) -> (usize, Kernel) {
-    let hardware = &query.client.properties().hardware;
-    let processors = hardware.num_streaming_multiprocessors.map_or(PROCESSORS, |n| n as usize);
+    let processors = processors(&query.client);
     let (each, part) = match kernel {
         // Two tiles a plane: of parts as small as one, joining costs more than reading.
         Kernel::TensorCore { planes, .. } => (CUBES_EACH[0], 2 * planes * tensor_core::TILE),
@@ -98,14 +95,14 @@ pub(crate) fn for_lists(
     longest: usize,
 ) -> Option<ListPlan> {
     let Kernel::TensorCore { words, planes } = kernel else { return None };
-    let hardware = &query.client.properties().hardware;
-    let processors = hardware.num_streaming_multiprocessors.map_or(PROCESSORS, |n| n as usize);
+    let processors = processors(&query.client);
     let each = pairs.div_ceil(processors);
     let fewer = PLANES_EACH / each.max(1);
     if fewer >= planes || fewer < 2 {
         return None;
     }
     // A cube less than would fit, for what compilers and devices take.
+    let hardware = &query.client.properties().hardware;
     let most = hardware.max_shared_memory_size / size_of::<f32>() / (each + 1);
     // One of few sizes, as each is a kernel of its own.
     let room = longest.next_power_of_two().max(SMALLEST_LIST);

@@ -9,9 +9,8 @@ use cubecl::prelude::*;
 use super::kernel::{self, Blueprint, Rules};
 use super::{EvictionConfig, EvictionScope};
 use crate::decode_attention::launch::{Call, Evicts};
-use crate::decode_attention::plan::PROCESSORS;
 use crate::extension::Eviction;
-use crate::gpu::{elem_type, empty_like, grid, widest_cube};
+use crate::gpu::{elem_type, empty_like, grid, processors, widest_cube};
 
 /// Units of a cube that decides for a head, where there are many.
 const UNITS: usize = 256;
@@ -47,7 +46,7 @@ pub(crate) fn run(
     // Heads that do not fill the device get as many units as one cube can have. Longer ones are
     // shared by several cubes, whose candidates another kernel compares.
     let hardware = &client.properties().hardware;
-    let processors = hardware.num_streaming_multiprocessors.map_or(PROCESSORS, |n| n as usize);
+    let processors = processors(&client);
     let (widest, _) = widest_cube(&client);
     let planes = |units: usize| units.div_ceil((hardware.plane_size_min as usize).max(1));
     let units = if pairs > processors { UNITS.min(widest) } else { widest };

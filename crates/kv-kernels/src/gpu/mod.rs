@@ -32,6 +32,11 @@ pub(crate) fn packed(pools: SlotPools<CubeBackend>) -> SlotPools<CubeBackend> {
     }
 }
 
+/// Processors that run cubes, or about as many where the device does not tell.
+pub(crate) fn processors(client: &Client) -> usize {
+    client.properties().hardware.num_streaming_multiprocessors.map_or(64, |count| count as usize)
+}
+
 /// Planes of a cube of so many units, at most.
 pub(crate) fn planes_of(client: &Client, units: usize) -> usize {
     units.div_ceil((client.properties().hardware.plane_size_min as usize).max(1))

@@ -4,17 +4,30 @@ use cubecl::prelude::*;
 
 use crate::extension::EpilogueConfig;
 
-/// Output `output` of `outputs`, stored at `to`, from its sum; where gated, from the gate's and
-/// that of what it gates.
+/// What is added to the result at `to`.
+#[cube]
+pub(super) fn added_to<E: Float>(
+    residual: &[E],
+    to: usize,
+    #[comptime] epilogue: EpilogueConfig,
+) -> f32 {
+    let mut added = 0.0f32;
+    if comptime!(epilogue.adds) {
+        added = f32::cast_from(residual[to]);
+    }
+    added
+}
+
+/// Output `output` of `outputs` from its sum; where gated, from the gate's and that of what it gates. `added` is
+/// [`added_to`]'s.
 #[cube]
 pub(super) fn finish<E: Float>(
     bias: &[E],
-    residual: &[E],
+    added: f32,
     first: f32,
     second: f32,
     output: usize,
     outputs: usize,
-    to: usize,
     #[comptime] epilogue: EpilogueConfig,
 ) -> E {
     let mut total = first;
@@ -29,7 +42,7 @@ pub(super) fn finish<E: Float>(
         total = total / (1.0f32 + (-total).exp()) * up;
     }
     if comptime!(epilogue.adds) {
-        total += f32::cast_from(residual[to]);
+        total += added;
     }
     E::cast_from(total)
 }

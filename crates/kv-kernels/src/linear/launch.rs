@@ -6,14 +6,13 @@ use burn::backend::{Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::client::Client;
 use cubecl::prelude::*;
 
 #[cfg(feature = "cuda")]
 use super::{hopper_skinny, hopper_wide};
 use super::{plain, tensor_core};
 use crate::extension::Epilogue;
-use crate::gpu::{elem_type, empty_like, grid, is_cuda, multiplies, vector_lanes};
+use crate::gpu::{elem_type, empty_like, grid, is_cuda, multiplies, processors, vector_lanes};
 #[cfg(feature = "cuda")]
 use crate::hopper::{tiles, with_rows};
 
@@ -177,8 +176,4 @@ fn read(tensor: CubeTensor, is_read: bool) -> BufferArg {
 #[cfg(feature = "cuda")]
 fn ptx_name(dtype: DType) -> &'static str {
     if dtype == DType::F16 { "f16" } else { "bf16" }
-}
-
-fn processors(client: &Client) -> usize {
-    client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1) as usize
 }

@@ -3,7 +3,7 @@
 
 use cubecl::prelude::*;
 
-use super::epilogue::finish;
+use super::epilogue::{added_to, finish};
 use crate::extension::EpilogueConfig;
 
 /// Units of a cube.
@@ -78,12 +78,11 @@ pub(super) fn plain_kernel<E: Float, N: Size>(
                 let to = (first + row) * outputs + output;
                 y[to] = finish::<E>(
                     bias,
-                    residual,
+                    added_to::<E>(residual, to, epilogue),
                     totals[0],
                     totals[comptime!(parts - 1)],
                     output,
                     outputs,
-                    to,
                     epilogue,
                 );
             }

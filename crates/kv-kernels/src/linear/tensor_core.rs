@@ -8,7 +8,7 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::epilogue::finish;
+use super::epilogue::{added_to, finish};
 use crate::extension::EpilogueConfig;
 
 /// Outputs of a plane.
@@ -198,12 +198,11 @@ pub(super) fn tensor_core_kernel<E: Float>(
             let to = row * outputs + output;
             y[to] = finish::<E>(
                 bias,
-                residual,
+                added_to::<E>(residual, to, epilogue),
                 totals[0],
                 totals[comptime!(epilogue.parts() - 1)],
                 output,
                 outputs,
-                to,
                 epilogue,
             );
         }

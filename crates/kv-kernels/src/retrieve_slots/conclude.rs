@@ -3,6 +3,7 @@
 use cubecl::prelude::*;
 
 use super::decide::Sight;
+use super::marks::CHUNK;
 use super::radix::PLANES;
 use super::table::*;
 
@@ -31,7 +32,7 @@ pub(super) fn all_of(sight: &Sight) -> Chosen {
     }
 }
 
-/// Writes what the step reads of its set, and counts.
+/// Writes what the step reads of its set, and counts, by a cube of `units`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn conclude(
@@ -41,6 +42,7 @@ pub(super) fn conclude(
     decided: i32,
     set: usize,
     distance: f32,
+    #[comptime] units: usize,
     #[comptime] sets: usize,
     #[comptime] width: usize,
 ) -> Chosen {
@@ -59,15 +61,25 @@ pub(super) fn conclude(
         let list = comptime!(FIELDS + sets * SET_FIELDS) + set * width;
         let from = i32::cast_from(sight.start + sight.freed);
         let to = i32::cast_from(sight.local + sight.freed);
-        // Tokens ascend: those out of sight come first, those that are locals by now last.
+        // Tokens ascend: those out of sight come first, those that are locals by now last. The first are read before
+        // their number is known.
         let mut hidden = 0u32;
         let mut late = 0u32;
-        let mut i = UNIT_POS as usize;
-        while i < count {
-            let token = table[own + list + i];
-            hidden += select(token < from, 1u32, 0u32);
-            late += select(token >= to, 1u32, 0u32);
-            i += CUBE_DIM as usize;
+        let chunk = comptime!(width.div_ceil(units).min(CHUNK));
+        for round in 0..comptime!(width.div_ceil(units * chunk)) {
+            let mut tokens = Array::<i32>::new(chunk);
+            #[unroll]
+            for c in 0..chunk {
+                let at = (round * chunk + c) * units + UNIT_POS as usize;
+                tokens[c] = table[own + list + min(at, comptime!(width - 1))];
+            }
+            #[unroll]
+            for c in 0..chunk {
+                let at = (round * chunk + c) * units + UNIT_POS as usize;
+                let listed = at < count;
+                hidden += select(listed && tokens[c] < from, 1u32, 0u32);
+                late += select(listed && tokens[c] >= to, 1u32, 0u32);
+            }
         }
         let mut parts = Shared::<[u32]>::new_slice(comptime!(2 * PLANES));
         hidden = plane_sum(hidden);

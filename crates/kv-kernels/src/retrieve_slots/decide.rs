@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::SimilarityReduction;
 use super::kernel::Blueprint;
-use super::table::{ALL, RETRIEVES};
+use super::table::*;
 
 /// What a range's step sees: slots, counted from the range's first.
 #[derive(CubeType, Clone, Copy)]
@@ -46,21 +46,56 @@ pub(super) fn first_in_sight(hidden: u32, tokens: usize) -> usize {
     (start - min(start, 1u32)) as usize
 }
 
-/// The most recent of the `held` sets whose vectors are similar enough, [`RETRIEVES`] or [`ALL`], and by how
-/// much the vectors differ.
+/// What a range's step knows before it compares.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Outset {
+    /// Where its row in the table begins.
+    pub(super) own: usize,
+    pub(super) sight: Sight,
+    /// Slots that are retrieved, before neighbours.
+    pub(super) top: usize,
+    pub(super) threshold: f32,
+    /// The block of steps that it belongs to, and the sets that this has by now.
+    pub(super) block: i32,
+    pub(super) held: usize,
+}
+
+#[cube]
+pub(super) fn outset_of(
+    table: &[i32],
+    pair: usize,
+    length: i32,
+    position: i32,
+    block: usize,
+    hidden: u32,
+    #[comptime] blueprint: Blueprint,
+) -> Outset {
+    let sets = blueprint.sets.comptime();
+    let own = pair * comptime!(row(blueprint.sets, blueprint.width));
+    let sinks = table[own + SINKS] as usize;
+    let locals = table[own + LOCALS] as usize;
+    let sight = sight_of(length, position, sinks, locals, hidden);
+    let top = table[own + TOP] as usize;
+    let threshold = f32::reinterpret(table[own + THRESHOLD]);
+    let block = max(position, 0i32) / i32::cast_from(block);
+    let mut held = 0usize;
+    if table[own + BLOCK] == block {
+        held = min(table[own + SETS] as usize, sets);
+    }
+    Outset { own, sight, top, threshold, block, held }
+}
+
+/// The most recent of a range's sets whose vectors are similar enough, [`RETRIEVES`] or [`ALL`], and by how much the
+/// vectors differ.
 ///
 /// # Shapes
 /// `vectors` `[P, parts, length]`, `set_vectors` `[P, sets, parts, length]`.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn decide<F: Float>(
     vectors: &[F],
     set_vectors: &[f32],
     pair: usize,
-    held: usize,
-    between: usize,
-    top: usize,
-    threshold: f32,
+    outset: &Outset,
     #[comptime] blueprint: Blueprint,
 ) -> (i32, f32) {
     let mut decided = i32::new(RETRIEVES as i64);
@@ -69,34 +104,27 @@ pub(super) fn decide<F: Float>(
         let sets = blueprint.sets.comptime();
         let mut similarities = Shared::<[f32]>::new_slice(sets);
         let mut distances = Shared::<[f32]>::new_slice(sets);
-        // A plane a set.
+        // A plane a set. The first of them whether it is held or not, so that it need not wait for their number.
         let plane = (UNIT_POS / PLANE_DIM) as usize;
         let planes = (CUBE_DIM / PLANE_DIM) as usize;
-        // The first of them whether it is held or not, so that it need not wait for their number.
-        let (similarity, farthest) =
-            compare::<F>(vectors, set_vectors, pair, min(plane, comptime!(sets - 1)), blueprint);
-        if plane < held && UNIT_POS_PLANE == 0 {
-            similarities[plane] = similarity;
-            distances[plane] = farthest;
-        }
-        for round in 1..max(held.div_ceil(planes), 1usize) {
+        for round in 0..max(outset.held.div_ceil(planes), 1usize) {
             let set = round * planes + plane;
             let (similarity, farthest) =
                 compare::<F>(vectors, set_vectors, pair, min(set, comptime!(sets - 1)), blueprint);
-            if set < held && UNIT_POS_PLANE == 0 {
+            if set < outset.held && UNIT_POS_PLANE == 0 {
                 similarities[set] = similarity;
                 distances[set] = farthest;
             }
         }
         sync_cube();
-        for set in 0..held {
-            if similarities[set] > threshold || threshold <= -1.0f32 {
+        for set in 0..outset.held {
+            if similarities[set] > outset.threshold || outset.threshold <= -1.0f32 {
                 decided = i32::cast_from(set);
                 distance = distances[set];
             }
         }
     }
-    if between <= top {
+    if outset.sight.local - outset.sight.start <= outset.top {
         decided = i32::new(ALL as i64);
         distance = 0.0f32;
     }

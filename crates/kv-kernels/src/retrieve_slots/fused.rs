@@ -10,17 +10,16 @@ use cubecl::prelude::*;
 use super::kernel::{self, step};
 use super::launch::{self, Call, Scratch};
 use super::table::row;
-use crate::decode_attention::plan::{Kernel, PROCESSORS, for_lists, kernel, room, splits};
+use crate::decode_attention::plan::{Kernel, for_lists, kernel, room, splits};
 use crate::decode_attention::shared::seen_chosen;
 use crate::decode_attention::tensor_core::{self, attend};
 use crate::decode_attention::{DecodeConfig, launch as attention};
 use crate::extension::Retrieval;
-use crate::gpu::{elem_type, empty_like, grid};
+use crate::gpu::{elem_type, empty_like, grid, processors};
 
 /// Slots of a part that is worth a cube which scores, at least.
 const SMALLEST_PART: usize = 256;
-/// Cubes a processor that score, about, are so many times the rows that a team reads ahead. Those rows take the
-/// registers, so that it comes to two waves, of which most see at once that their range shares.
+/// Cubes a processor that score, about, are so many times the rows that a team reads ahead.
 const CUBES_EACH: usize = 2;
 /// Units of a cube that scores.
 const UNITS: usize = 128;
@@ -100,12 +99,12 @@ impl Call {
         let [slots, _] = self.keys.shape().dims();
         let ahead = self.ahead();
         let shares = options.block > 1;
-        let parts = self.parts();
-        let scratch = Scratch::new(self, if shares { parts } else { 1 }, true, !shares);
+        let parts = if shares { self.parts() } else { 1 };
+        let scratch = Scratch::new(self, parts, true, !shares);
         if shares {
-            self.launch(&scratch, parts, parts, self.blueprint(UNITS, [true, false], 0, ahead));
+            self.score(&scratch, parts, self.blueprint(UNITS, true, 0, ahead));
         }
-        let choice = self.blueprint(32 * blueprint.planes, [!shares, true], staged, 2 * ahead);
+        let choice = self.blueprint(32 * blueprint.planes, !shares, staged, 2 * ahead);
         let output = empty_like(query, query.shape(), query.dtype);
         let none = || self.scratch(1, DType::F32).into_buffer_arg();
         // SAFETY: shapes were checked; the kernel stays within slots, sets and scratch, given ranges that end
@@ -155,10 +154,9 @@ impl Call {
 
     /// Parts in which a range is scored where ranges may share: one that retrieves must not keep the others waiting.
     fn parts(&self) -> usize {
-        let hardware = &self.query.client.properties().hardware;
-        let processors = hardware.num_streaming_multiprocessors.map_or(PROCESSORS, |n| n as usize);
         let most = self.longest().div_ceil(SMALLEST_PART);
-        (processors * CUBES_EACH * self.ahead() / self.pairs.max(1)).clamp(1, most)
+        (processors(&self.query.client) * CUBES_EACH * self.ahead() / self.pairs.max(1))
+            .clamp(1, most)
     }
 
     /// As kernels of their own.
@@ -245,8 +243,6 @@ fn fused_kernel<E: Float, N: Size, W: Size>(
         norms,
         sums,
         pair,
-        0usize,
-        1usize,
         scored_parts,
         stride,
         radius,

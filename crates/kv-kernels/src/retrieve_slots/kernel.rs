@@ -1,13 +1,13 @@
-//! The kernels: scores in parts and a choice a range, or both at once, a cube a range.
+//! The kernel that chooses, a cube a range: behind scores that others have made, or that it makes itself.
 
 use cubecl::prelude::*;
 
 use super::choose::{retrieve, settle};
-use super::conclude::{Chosen, all_of, conclude};
-use super::decide::{decide, sight_of};
+use super::conclude::{Chosen, conclude};
+use super::decide::{decide, outset_of};
 use super::log_sums::log_sums;
 use super::marks::{CHUNK, MARKS, WORD};
-use super::score::score_part;
+use super::score::score_split;
 use super::table::*;
 use super::{ScoreReduction, SimilarityReduction};
 
@@ -34,10 +34,8 @@ pub(crate) struct Blueprint {
     pub(crate) certified: bool,
     /// Whether all ranges are scored.
     pub(crate) measures: bool,
-    /// Whether the kernel scores.
+    /// Whether the kernel that chooses scores first, or finds scores.
     pub(crate) scores: bool,
-    /// Whether the kernel chooses.
-    pub(crate) chooses: bool,
     /// Whether barriers for shared memory leave memory unordered.
     pub(crate) fenced: bool,
     /// Slots whose ordered scores shared memory has room for; 0 where they go to memory.
@@ -73,7 +71,6 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
     log_sum_exp: &mut [f32],
     pairs: usize,
     kv_heads: usize,
-    splits: usize,
     scored_parts: usize,
     stride: usize,
     radius: usize,
@@ -83,11 +80,10 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
-    let cube = CUBE_POS;
-    if cube >= pairs * splits {
+    let pair = CUBE_POS;
+    if pair >= pairs {
         terminate!();
     }
-    let pair = cube / splits;
     step::<F, N>(
         query,
         keys,
@@ -103,8 +99,6 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
         norms,
         log_sum_exp,
         pair,
-        cube % splits,
-        splits,
         scored_parts,
         stride,
         radius,
@@ -115,7 +109,7 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
     );
 }
 
-/// What a cube does of a range's step; returns what the step reads, where the cube chooses.
+/// A range's step by a cube; returns what it reads.
 ///
 /// # Shapes
 /// In vectors: `query` `[P, G, columns]`, `keys` `[S, columns]`. `vectors` `[P, parts, length]`, `set_vectors`
@@ -138,8 +132,6 @@ pub(crate) fn step<F: Float, N: Size>(
     norms: &mut [f32],
     log_sum_exp: &mut [f32],
     pair: usize,
-    split: usize,
-    splits: usize,
     scored_parts: usize,
     stride: usize,
     radius: usize,
@@ -155,244 +147,126 @@ pub(crate) fn step<F: Float, N: Size>(
     let direct = comptime!(blueprint.direct());
     let staged = blueprint.staged.comptime();
     let unit = UNIT_POS as usize;
-    let own = pair * comptime!(row(sets, width));
-    let sinks = table[own + SINKS] as usize;
-    let locals = table[own + LOCALS] as usize;
-    let sight = sight_of(length, position, sinks, locals, hidden);
-    let top = table[own + TOP] as usize;
+    let outset = outset_of(&*table, pair, length, position, block, hidden, blueprint);
+    let (own, top) = (outset.own, outset.top);
+    let sight = &outset.sight;
     let share = f32::reinterpret(table[own + DILATED]);
     let dilated = min((f32::cast_from(top) * share + ROUNDING) as usize, top);
-    let threshold = f32::reinterpret(table[own + THRESHOLD]);
-    let own_block = max(position, 0i32) / i32::cast_from(block);
-    let mut held = 0usize;
-    if table[own + BLOCK] == own_block {
-        held = min(table[own + SETS] as usize, sets);
-    }
     let mut decided = table[own + DECIDED];
     let mut distance = f32::reinterpret(table[own + DISTANCE]);
     let mut near = Shared::<[u32]>::new_slice(comptime!(staged.max(1)));
     let mut near_marks =
         Shared::<[u32]>::new_slice(comptime!(MARKS * staged.div_ceil(WORD).max(1)));
     let marked = pair * MARKS * stride.div_ceil(WORD);
+    let all = comptime!(blueprint.measures);
     if comptime!(blueprint.scores) {
-        let (found, apart) = decide::<F>(
-            vectors,
-            &*set_vectors,
-            pair,
-            held,
-            sight.local - sight.start,
-            top,
-            threshold,
-            blueprint,
-        );
+        let (found, apart) = decide::<F>(vectors, &*set_vectors, pair, &outset, blueprint);
         decided = found;
         distance = apart;
-        let all = comptime!(blueprint.measures);
         if all || decided == i32::new(RETRIEVES as i64) {
-            let gap = sight.start - sight.sinks;
-            let mut from = 0usize;
-            let mut count = sight.length - gap;
-            if direct {
-                from = sight.sinks;
-                count = sight.local - sight.start;
-            }
-            let share = count.div_ceil(splits);
-            let first = min(split * share, count);
-            let end = min(first + share, count);
-            let (first, end) = (from + first, from + end);
-            let norm = if comptime!(staged > 0) {
-                score_part::<F, N>(
-                    query,
-                    keys,
-                    logits,
-                    &mut near,
-                    0usize,
-                    pair,
-                    offset,
-                    first,
-                    end,
-                    sight.sinks,
-                    gap,
-                    stride,
-                    scale,
-                    blueprint,
-                )
+            let (scores, scores_at) = if comptime!(staged > 0) {
+                (&mut near[..], 0usize)
             } else {
-                score_part::<F, N>(
-                    query,
-                    keys,
-                    logits,
-                    ordered,
-                    pair * stride,
-                    pair,
-                    offset,
-                    first,
-                    end,
-                    sight.sinks,
-                    gap,
-                    stride,
-                    scale,
-                    blueprint,
-                )
+                (&mut ordered[..], pair * stride)
             };
-            if comptime!(blueprint.certified) {
-                let mut largest = Shared::<[f32]>::new_slice(units);
-                largest[unit] = norm;
-                sync_cube();
-                if unit == 0 {
-                    let mut most = 0.0f32;
-                    for other in 0..units {
-                        most = max(most, largest[other]);
-                    }
-                    norms[pair * splits + split] = most;
-                }
-            }
-        }
-        if comptime!(!blueprint.chooses) {
-            // Nothing here reads these fields.
-            if split == 0 && unit == 0 {
-                table[own + DECIDED] = decided;
-                table[own + DISTANCE] = i32::reinterpret(distance);
-            }
+            score_split::<F, N>(
+                query, keys, logits, scores, scores_at, norms, sight, pair, offset, 0usize, 1usize,
+                stride, scale, blueprint,
+            );
         }
     }
-    let mut chosen = all_of(&sight);
-    if comptime!(blueprint.chooses) {
-        let retrieves = decided == i32::new(RETRIEVES as i64);
-        let mut set = 0usize;
-        if decided > 0 {
-            set = decided as usize;
+    let retrieves = decided == i32::new(RETRIEVES as i64);
+    let mut set = 0usize;
+    if decided > 0 {
+        set = decided as usize;
+    }
+    if all || retrieves {
+        settle(blueprint.fenced);
+        let base = pair * group * stride;
+        let mut sums = Array::<f32>::new(group);
+        #[unroll]
+        for g in 0..group {
+            sums[g] = 0.0f32;
         }
-        let all = comptime!(blueprint.measures);
-        if all || retrieves {
-            settle(blueprint.fenced);
-            let base = pair * group * stride;
-            let mut sums = Array::<f32>::new(group);
+        if comptime!(blueprint.measures || blueprint.certified || group > 1) {
+            let own = log_sums(&*logits, base, stride, sight, group, units);
             #[unroll]
             for g in 0..group {
-                sums[g] = 0.0f32;
-            }
-            if comptime!(blueprint.measures || blueprint.certified || group > 1) {
-                let own = log_sums(&*logits, base, stride, &sight, group, units);
-                #[unroll]
-                for g in 0..group {
-                    sums[g] = own[g];
-                }
-            }
-            if comptime!(blueprint.measures) && unit == 0 {
-                #[unroll]
-                for g in 0..group {
-                    log_sum_exp[pair * group + g] = sums[g];
-                }
-            }
-            if retrieves {
-                set = min(held, comptime!(sets - 1));
-                let to = own + comptime!(FIELDS + sets * SET_FIELDS) + set * width;
-                if comptime!(direct && staged > 0 && !blueprint.scores) {
-                    let mut i = sight.start + unit;
-                    while i < sight.local {
-                        let mut some = Array::<u32>::new(CHUNK);
-                        #[unroll]
-                        for c in 0..CHUNK {
-                            let at = min(i + c * units, sight.local - 1);
-                            some[c] = ordered[pair * stride + at];
-                        }
-                        #[unroll]
-                        for c in 0..CHUNK {
-                            let at = i + c * units;
-                            if at < sight.local {
-                                near[at] = some[c];
-                            }
-                        }
-                        i += CHUNK * units;
-                    }
-                }
-                let (count, dropped) = if comptime!(staged > 0) {
-                    retrieve(
-                        &*logits,
-                        &mut near,
-                        0usize,
-                        &mut near_marks,
-                        0usize,
-                        table,
-                        &sums,
-                        pair,
-                        stride,
-                        &sight,
-                        to,
-                        top,
-                        dilated,
-                        radius,
-                        block,
-                        hidden,
-                        blueprint,
-                    )
-                } else {
-                    retrieve(
-                        &*logits,
-                        ordered,
-                        pair * stride,
-                        marks,
-                        marked,
-                        table,
-                        &sums,
-                        pair,
-                        stride,
-                        &sight,
-                        to,
-                        top,
-                        dilated,
-                        radius,
-                        block,
-                        hidden,
-                        blueprint,
-                    )
-                };
-                let parts = comptime!(blueprint.parts * blueprint.length);
-                if comptime!(blueprint.shares) {
-                    let mut i = unit;
-                    while i < parts {
-                        set_vectors[(pair * sets + set) * parts + i] =
-                            f32::cast_from(vectors[pair * parts + i]);
-                        i += units;
-                    }
-                }
-                if unit == 0 {
-                    let fields = own + FIELDS + set * SET_FIELDS;
-                    table[fields + COUNT] = i32::cast_from(count);
-                    if comptime!(blueprint.certified) {
-                        // The parts' norms of this kernel's or of the one before it.
-                        let mut most = 0.0f32;
-                        if comptime!(blueprint.scores) {
-                            most = norms[pair * splits + split];
-                        } else {
-                            for part in 0..scored_parts {
-                                most = max(most, norms[pair * scored_parts + part]);
-                            }
-                        }
-                        table[fields + KEY_NORM] = i32::reinterpret(most.sqrt());
-                        table[fields + DROPPED] = i32::reinterpret(dropped);
-                    }
-                    let wanted = table[own + WANTED] as usize;
-                    if wanted > 0 {
-                        // Half of what is amiss, and at least one.
-                        let mut next = top + (wanted - min(count, wanted)).div_ceil(2);
-                        if count > wanted {
-                            let less = (count - wanted).div_ceil(2);
-                            next = top - min(less, top);
-                        }
-                        table[own + TOP] = i32::cast_from(max(min(next, wanted), 1usize));
-                    }
-                    table[own + BLOCK] = own_block;
-                    table[own + SETS] = i32::cast_from(set + 1);
-                }
-                settle(blueprint.fenced);
+                sums[g] = own[g];
             }
         }
-        let read = conclude(table, own, &sight, decided, set, distance, sets, width);
-        chosen.first = read.first;
-        chosen.count = read.count;
-        chosen.local = read.local;
+        if comptime!(blueprint.measures) && unit == 0 {
+            #[unroll]
+            for g in 0..group {
+                log_sum_exp[pair * group + g] = sums[g];
+            }
+        }
+        if retrieves {
+            set = min(outset.held, comptime!(sets - 1));
+            let to = own + comptime!(FIELDS + sets * SET_FIELDS) + set * width;
+            if comptime!(direct && staged > 0 && !blueprint.scores) {
+                let mut i = sight.start + unit;
+                while i < sight.local {
+                    let mut some = Array::<u32>::new(CHUNK);
+                    #[unroll]
+                    for c in 0..CHUNK {
+                        let at = min(i + c * units, sight.local - 1);
+                        some[c] = ordered[pair * stride + at];
+                    }
+                    #[unroll]
+                    for c in 0..CHUNK {
+                        let at = i + c * units;
+                        if at < sight.local {
+                            near[at] = some[c];
+                        }
+                    }
+                    i += CHUNK * units;
+                }
+            }
+            let (scores, scores_at, bits, bits_at) = if comptime!(staged > 0) {
+                (&mut near[..], 0usize, &mut near_marks[..], 0usize)
+            } else {
+                (&mut ordered[..], pair * stride, &mut marks[..], marked)
+            };
+            let (count, dropped) = retrieve(
+                &*logits, scores, scores_at, bits, bits_at, table, &sums, pair, stride, sight, to,
+                top, dilated, radius, block, hidden, blueprint,
+            );
+            let parts = comptime!(blueprint.parts * blueprint.length);
+            if comptime!(blueprint.shares) {
+                let mut i = unit;
+                while i < parts {
+                    set_vectors[(pair * sets + set) * parts + i] =
+                        f32::cast_from(vectors[pair * parts + i]);
+                    i += units;
+                }
+            }
+            if unit == 0 {
+                let fields = own + FIELDS + set * SET_FIELDS;
+                table[fields + COUNT] = i32::cast_from(count);
+                if comptime!(blueprint.certified) {
+                    let mut most = 0.0f32;
+                    for part in 0..scored_parts {
+                        most = max(most, norms[pair * scored_parts + part]);
+                    }
+                    table[fields + KEY_NORM] = i32::reinterpret(most.sqrt());
+                    table[fields + DROPPED] = i32::reinterpret(dropped);
+                }
+                let wanted = table[own + WANTED] as usize;
+                if wanted > 0 {
+                    // Half of what is amiss, and at least one.
+                    let mut next = top + (wanted - min(count, wanted)).div_ceil(2);
+                    if count > wanted {
+                        let less = (count - wanted).div_ceil(2);
+                        next = top - min(less, top);
+                    }
+                    table[own + TOP] = i32::cast_from(max(min(next, wanted), 1usize));
+                }
+                table[own + BLOCK] = outset.block;
+                table[own + SETS] = i32::cast_from(set + 1);
+            }
+            settle(blueprint.fenced);
+        }
     }
-    chosen
+    conclude(table, own, sight, decided, set, distance, units, sets, width)
 }

@@ -9,11 +9,11 @@ use cubecl::prelude::*;
 use super::kernel::{Blueprint, retrieve_kernel};
 use super::marks::{MARKS, WORD};
 use super::radix::{BINS, PLANES};
+use super::score::score_kernel;
 use super::steer::steer_kernel;
 use super::{RetrieveConfig, SteerOptions};
-use crate::decode_attention::plan::PROCESSORS;
 use crate::extension::Retrieval;
-use crate::gpu::{elem_type, empty_like, grid, is_cuda, vector_lanes};
+use crate::gpu::{elem_type, empty_like, grid, is_cuda, processors, vector_lanes};
 
 /// Slots that a cube scores, at most: one range that retrieves must not keep all others waiting.
 const PART: usize = 4_096;
@@ -109,11 +109,11 @@ impl Call {
     }
 
     /// Code of a cube of `units`, whose teams read so many rows `ahead`, with room for `staged` slots' scores in
-    /// shared memory, where it chooses.
+    /// shared memory.
     pub(super) fn blueprint(
         &self,
         units: usize,
-        [scores, chooses]: [bool; 2],
+        scores: bool,
         staged: usize,
         ahead: usize,
     ) -> Blueprint {
@@ -142,10 +142,9 @@ impl Call {
             certified: options.certified,
             measures: self.config.measures,
             scores,
-            chooses,
             // CUDA's barrier orders all memory for its cube.
             fenced: !is_cuda(client),
-            staged: if chooses { staged } else { 0 },
+            staged,
             ahead,
         }
     }
@@ -183,7 +182,7 @@ impl Call {
 
     /// Whether scores are ordered as they are made.
     pub(super) fn direct(&self) -> bool {
-        self.blueprint(1, [true, true], 0, 1).direct()
+        self.blueprint(1, true, 0, 1).direct()
     }
 
     /// Numbers that kernels leave to others, of which some are never read.
@@ -202,7 +201,7 @@ pub(super) fn choose(call: &Call) -> (CubeTensor, CubeTensor, CubeTensor) {
     let (pairs, stride) = (call.pairs, call.longest());
     let client = call.query.client.clone();
     let hardware = &client.properties().hardware;
-    let processors = hardware.num_streaming_multiprocessors.map_or(PROCESSORS, |n| n as usize);
+    let processors = processors(&client);
     let fill = (processors * CUBES_EACH / pairs.max(1)).clamp(1, stride.div_ceil(SMALLEST_PART));
     // Where ranges fill the device, parts are joined for nothing.
     let fill = if 2 * pairs >= processors { 1 } else { fill };
@@ -215,10 +214,10 @@ pub(super) fn choose(call: &Call) -> (CubeTensor, CubeTensor, CubeTensor) {
     let scratch = Scratch::new(call, splits, staged > 0, whole);
     let units = UNITS.min(widest);
     if whole {
-        call.launch(&scratch, 1, 1, call.blueprint(units, [true, true], staged, ahead));
+        call.choose(&scratch, 1, call.blueprint(units, true, staged, ahead));
     } else {
-        call.launch(&scratch, splits, splits, call.blueprint(units, [true, false], 0, ahead));
-        call.launch(&scratch, 1, splits, call.blueprint(chooser, [false, true], staged, ahead));
+        call.score(&scratch, splits, call.blueprint(units, true, 0, ahead));
+        call.choose(&scratch, splits, call.blueprint(chooser, false, staged, ahead));
     }
     (call.table.clone(), call.set_vectors.clone(), scratch.log_sum_exp)
 }
@@ -256,21 +255,49 @@ impl Scratch {
 }
 
 impl Call {
-    /// Launches what `blueprint` says, on `splits` parts of every range, of which `scored_parts` have scores.
-    pub(super) fn launch(
-        &self,
-        scratch: &Scratch,
-        splits: usize,
-        scored_parts: usize,
-        blueprint: Blueprint,
-    ) {
+    /// Scores ranges in so many parts, where they retrieve.
+    pub(super) fn score(&self, scratch: &Scratch, splits: usize, blueprint: Blueprint) {
         let options = self.config.options;
         // SAFETY: shapes were checked; the kernel stays within slots, sets and scratch, given ranges that end
         // within the pool and are no longer than the longest.
         unsafe {
-            retrieve_kernel::launch_unchecked(
+            score_kernel::launch_unchecked(
                 &self.query.client.clone(),
                 grid(self.pairs * splits),
+                CubeDim::new_1d(blueprint.units as u32),
+                self.lanes,
+                self.query.clone().into_buffer_arg(),
+                self.keys.clone().into_buffer_arg(),
+                self.vectors.clone().into_buffer_arg(),
+                self.set_vectors.clone().into_buffer_arg(),
+                self.offsets.clone().into_buffer_arg(),
+                self.lengths.clone().into_buffer_arg(),
+                self.newest.clone().into_buffer_arg(),
+                self.table.clone().into_buffer_arg(),
+                scratch.logits.clone().into_buffer_arg(),
+                scratch.ordered.clone().into_buffer_arg(),
+                scratch.norms.clone().into_buffer_arg(),
+                self.pairs,
+                self.pairs / self.batch,
+                splits,
+                self.longest(),
+                options.block,
+                options.hidden.bits(),
+                self.config.scale,
+                blueprint,
+                elem_type(self.query.dtype),
+            );
+        }
+    }
+
+    /// Chooses by a cube a range, of which so many parts have been scored, or one will be.
+    fn choose(&self, scratch: &Scratch, scored_parts: usize, blueprint: Blueprint) {
+        let options = self.config.options;
+        // SAFETY: as for the scores.
+        unsafe {
+            retrieve_kernel::launch_unchecked(
+                &self.query.client.clone(),
+                grid(self.pairs),
                 CubeDim::new_1d(blueprint.units as u32),
                 self.lanes,
                 self.query.clone().into_buffer_arg(),
@@ -288,7 +315,6 @@ impl Call {
                 scratch.log_sum_exp.clone().into_buffer_arg(),
                 self.pairs,
                 self.pairs / self.batch,
-                splits,
                 scored_parts,
                 self.longest(),
                 options.radius,

@@ -1,9 +1,133 @@
-//! Logits of a part of a range: teams of units share a key's row, each unit some of its columns.
+//! Logits of parts of ranges: teams of units share a key's row, each unit some of its columns.
 
 use cubecl::prelude::*;
 
+use super::decide::{Sight, decide, outset_of};
 use super::kernel::Blueprint;
+use super::table::{DECIDED, DISTANCE, RETRIEVES};
 use crate::select::high_of;
+
+/// Decides which ranges retrieve, and scores those, `splits` parts a range, a cube each.
+///
+/// # Shapes
+/// As for [`step`](super::kernel::step).
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn score_kernel<F: Float, N: Size>(
+    query: &[Vector<F, N>],
+    keys: &[Vector<F, N>],
+    vectors: &[F],
+    set_vectors: &[f32],
+    offsets: &[i32],
+    lengths: &[i32],
+    newest: &[i32],
+    table: &mut [i32],
+    logits: &mut [f32],
+    ordered: &mut [u32],
+    norms: &mut [f32],
+    pairs: usize,
+    kv_heads: usize,
+    splits: usize,
+    stride: usize,
+    block: usize,
+    hidden: u32,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+    #[define(F)] _dtype: ElemType,
+) {
+    let cube = CUBE_POS;
+    if cube >= pairs * splits {
+        terminate!();
+    }
+    let (pair, split) = (cube / splits, cube % splits);
+    let (length, position) = (lengths[pair], newest[pair / kv_heads]);
+    let outset = outset_of(&*table, pair, length, position, block, hidden, blueprint);
+    let (decided, distance) = decide::<F>(vectors, set_vectors, pair, &outset, blueprint);
+    if comptime!(blueprint.measures) || decided == i32::new(RETRIEVES as i64) {
+        score_split::<F, N>(
+            query,
+            keys,
+            logits,
+            ordered,
+            pair * stride,
+            norms,
+            &outset.sight,
+            pair,
+            offsets[pair] as usize,
+            split,
+            splits,
+            stride,
+            scale,
+            blueprint,
+        );
+    }
+    // Nothing here reads these fields.
+    if split == 0 && UNIT_POS == 0 {
+        table[outset.own + DECIDED] = decided;
+        table[outset.own + DISTANCE] = i32::reinterpret(distance);
+    }
+}
+
+/// Scores the `split`-th of `splits` parts of what a range has in sight, and notes the largest norm of its keys. Where
+/// logits are ordered as they are made, it is of what lies between sinks and locals alone.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn score_split<F: Float, N: Size>(
+    query: &[Vector<F, N>],
+    keys: &[Vector<F, N>],
+    logits: &mut [f32],
+    ordered: &mut [u32],
+    base: usize,
+    norms: &mut [f32],
+    sight: &Sight,
+    pair: usize,
+    offset: usize,
+    split: usize,
+    splits: usize,
+    stride: usize,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+) {
+    let units = blueprint.units.comptime();
+    let gap = sight.start - sight.sinks;
+    let mut from = 0usize;
+    let mut count = sight.length - gap;
+    if comptime!(blueprint.direct()) {
+        from = sight.sinks;
+        count = sight.local - sight.start;
+    }
+    let share = count.div_ceil(splits);
+    let first = min(split * share, count);
+    let end = min(first + share, count);
+    let norm = score_part::<F, N>(
+        query,
+        keys,
+        logits,
+        ordered,
+        base,
+        pair,
+        offset,
+        from + first,
+        from + end,
+        sight.sinks,
+        gap,
+        stride,
+        scale,
+        blueprint,
+    );
+    if comptime!(blueprint.certified) {
+        let mut largest = Shared::<[f32]>::new_slice(units);
+        largest[UNIT_POS as usize] = norm;
+        sync_cube();
+        if UNIT_POS == 0 {
+            let mut most = 0.0f32;
+            for other in 0..units {
+                most = max(most, largest[other]);
+            }
+            norms[pair * splits + split] = most;
+        }
+    }
+}
 
 /// Writes the logits, or their bits in order, of the `first`-th to `end`-th slot in sight, where those from `sinks` on are `gap` further
 /// on; returns the largest squared norm of a key that this unit has seen.
@@ -13,7 +137,7 @@ use crate::select::high_of;
 /// `[stride]`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-pub(super) fn score_part<F: Float, N: Size>(
+fn score_part<F: Float, N: Size>(
     query: &[Vector<F, N>],
     keys: &[Vector<F, N>],
     logits: &mut [f32],

@@ -9,9 +9,8 @@ use cubecl::prelude::*;
 use super::kernel::{Blueprint, sketch_attention_kernel};
 use super::sums;
 use crate::decode_attention::launch::combine;
-use crate::decode_attention::plan::PROCESSORS;
 use crate::extension::{SketchAttended, SketchTokens};
-use crate::gpu::{elem_type, empty_like, grid};
+use crate::gpu::{elem_type, empty_like, grid, processors};
 
 /// Tokens below which a part is not worth a cube.
 const SMALLEST_PART: usize = 128;
@@ -164,8 +163,7 @@ impl Plan {
 
     /// Parts of each of `pairs` ranges of up to `longest` rows.
     fn splits(&self, query: &CubeTensor, pairs: usize, longest: usize) -> usize {
-        let hardware = &query.client.properties().hardware;
-        let processors = hardware.num_streaming_multiprocessors.map_or(PROCESSORS, |n| n as usize);
+        let processors = processors(&query.client);
         let each = if self.units > UNITS[1] { 1 } else { CUBES_EACH };
         if 2 * pairs >= processors * each {
             return 1;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use kv_models::{Sampling, Session};
 
 use crate::args::Paper;
@@ -77,7 +77,7 @@ pub(super) type Runs = Vec<(Contender, Vec<Run>)>;
 pub(super) fn run(
     bench: &mut Bench<'_>,
     options: &Paper,
-    mut contenders: Vec<Contender>,
+    contenders: Vec<Contender>,
     size: Size,
     gib: f64,
 ) -> anyhow::Result<Runs> {
@@ -91,14 +91,7 @@ pub(super) fn run(
         }
         cap => Memory { bytes: cap.unwrap_or(gib) * GIB, pooled: true },
     };
-    if let Some(list) = &bench.common.policy {
-        let named: Vec<&str> = list.split(',').map(str::trim).collect();
-        let has = |name: &&&str| contenders.iter().any(|own| own.policy.name() == **name);
-        if let Some(unknown) = named.iter().find(|name| !has(name)) {
-            bail!("--policy: the table has no `{unknown}`");
-        }
-        contenders.retain(|contender| named.contains(&contender.policy.name()));
-    }
+    let contenders = bench.common.chosen(contenders)?;
     let mut plans = Vec::new();
     for contender in contenders {
         let each = bytes_of(bench, &contender, &size)?;

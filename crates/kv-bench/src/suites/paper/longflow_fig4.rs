@@ -72,15 +72,9 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
         limited("r-kv"),
         json!({"policy": "longflow", "budget": size.budget}),
     ];
+    let contenders = configs.iter().map(Contender::of).collect::<anyhow::Result<Vec<_>>>()?;
     let mut runs = Vec::new();
-    // `--policy` chooses among them by name.
-    let named = bench.common.policy.as_ref();
-    let wanted = |name: &str| named.is_none_or(|list| list.split(',').any(|n| n.trim() == name));
-    for config in &configs {
-        let contender = Contender::of(config)?;
-        if !wanted(contender.policy.name()) {
-            continue;
-        }
+    for contender in bench.common.chosen(contenders)? {
         let (limit, window) = match contender.policy.name() {
             "full" => (size.input + size.output, WINDOW),
             "longflow" => (size.budget, WINDOW),
@@ -88,7 +82,6 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
         };
         runs.push(Run { contender, limit, window });
     }
-    ensure!(!runs.is_empty(), "--policy names none of full, h2o, vatp, r-kv, longflow");
     let mut progress = Progress::new(runs.len() * (1 + size.batches.len()), "longflow-fig4");
     for run in &runs {
         for &batch in size.batches {

@@ -9,10 +9,18 @@ pub(super) mod throughput;
 
 use serde_json::{Value, json};
 
+use crate::args::Common;
 use crate::contenders::Contender;
 
-fn contenders(configs: &[Value]) -> anyhow::Result<Vec<Contender>> {
-    configs.iter().map(Contender::of).collect()
+/// The full cache, which is the first of them, and those of the others that `--policy` names.
+fn contenders(common: &Common, configs: &[Value]) -> anyhow::Result<Vec<Contender>> {
+    let all = configs.iter().map(Contender::of).collect::<anyhow::Result<Vec<_>>>()?;
+    let full = all[0].clone();
+    let mut chosen = common.chosen(all)?;
+    if chosen[0].label != full.label {
+        chosen.insert(0, full);
+    }
+    Ok(chosen)
 }
 
 /// CIS of a budget and block.

@@ -1,6 +1,7 @@
 //! Few rows times a weight matrix on Hopper: f16 and bf16. A cube a processor, which copies its share of the weights
 //! into shared memory without a pause: while it ends some outputs, those of the next are on their way. Copies hold no
-//! registers, and the rows come the same way, as loads that hit a cache would wait behind those that miss it. Where the
+//! registers, and the rows come the same way, as loads that hit a cache would wait behind those that miss it. What has
+//! come goes into registers at once, in the order that matrix instructions take, and makes room for more. Where the
 //! rows are to be normalised, they are multiplied by the gain as they come, and their sums are divided by the root of
 //! their mean square in the end, which the cube has found on the way: nothing waits for it.
 //!
@@ -14,7 +15,9 @@ use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
 
-use self::parts::{copy, products, squares_of, store};
+use self::parts::{
+    copy, load_matrices, products, read_ahead, squares_of, store, weight_place, x_place,
+};
 use crate::extension::EpilogueConfig;
 use crate::hopper::{TILE_COLUMNS, init_barrier, publish_barriers, wait_barrier};
 
@@ -22,10 +25,16 @@ use crate::hopper::{TILE_COLUMNS, init_barrier, publish_barriers, wait_barrier};
 const UNIT: usize = 16;
 const PLANES: usize = 8;
 const PLANE: usize = 32;
+/// Bytes of a cube's shared memory, less what is beside sums and stages.
+const ROOM: usize = (227 << 10) - 2_048;
+/// Stages that keep the memory busy.
+const MOST_STAGES: usize = 4;
 /// Threads of a cube.
 pub(super) const CUBE: usize = PLANES * PLANE;
 /// Pieces of 16 bytes in a row of a tile.
 const PIECES: usize = 8;
+/// Products of 16 columns in a row of a tile.
+const STEPS: usize = TILE_COLUMNS / 16;
 /// Bytes and pieces of a tile of 8 rows: what the swizzle repeats after.
 const TILE_BYTES: usize = 8 * 128;
 const TILE: usize = 8 * PIECES;
@@ -55,19 +64,24 @@ impl Blueprint {
         epilogue: EpilogueConfig,
     ) -> Self {
         let tiles = rows.div_ceil(8);
-        let units = outputs.div_ceil(unit_outputs(epilogue));
-        // As many units as a cube has, and stages as shared memory has room for. Neither changes the order of sums.
-        let (together, stages) = match tiles {
-            1..=3 if units > 2 * cubes => (4, 2),
-            1..=2 => (2, 4),
-            _ => (2, 3),
-        };
+        // A cube's units in even parts, and stages as shared memory has room for. Neither changes the order of sums.
+        let units = outputs.div_ceil(unit_outputs(epilogue)).div_ceil(cubes);
+        let most = if tiles <= 3 { 4 } else { 2 };
+        let together = units.div_ceil(units.div_ceil(most));
+        let sums = PLANES * 8 * tiles * together * UNIT * size_of::<f32>();
+        let stage = PLANES * (together * UNIT / 8 + tiles) * TILE_BYTES;
+        let stages = ((ROOM - sums) / stage).min(MOST_STAGES);
         Self { tiles, together, stages, normalises, name, epilogue }
     }
 
     /// Tiles of 8 rows of weights in a stage.
     fn weight_tiles(self) -> usize {
         self.together * UNIT / 8
+    }
+
+    /// Outputs that a thread stores of the units that are multiplied at once, at most.
+    fn stored(self) -> usize {
+        (8 * self.tiles * self.together * self.weight_rows()).div_ceil(CUBE)
     }
 
     /// Rows of the copied tiles of `x`.
@@ -88,13 +102,13 @@ pub(super) fn unit_outputs(epilogue: EpilogueConfig) -> usize {
 
 /// # Shapes
 /// `x` `[M, K]`, `weight` `[N, K]`, `y` `[M, outputs]`, where `N` is `outputs`, or twice as many where gated; `units`
-/// are shared by `cubes`. `bias` `[N]` and `residual` `[M, outputs]`, where there are any; in pieces of 16 bytes, where
-/// rows are normalised, `gain` `[K / 8]`.
+/// are shared by `cubes`. `bias` `[N]` and `residual` `[M, outputs]`, where there are any; in pairs, where rows are
+/// normalised, `gain` `[K / 2]`.
 #[cube(launch_unchecked)]
 pub(super) fn skinny_kernel<E: Float>(
     x: &TensorMap<E, Tiled>,
     weight: &TensorMap<E, Tiled>,
-    gain: &[Vector<u32, Const<4>>],
+    gain: &[u32],
     bias: &[E],
     residual: &[E],
     y: &mut [E],
@@ -126,7 +140,6 @@ pub(super) fn skinny_kernel<E: Float>(
     let lane = UNIT_POS as usize % PLANE;
     let r = lane / 4;
     let j = lane % 4;
-    let own_ring = plane * comptime!(stages * stage_tiles * TILE);
     let ring_bytes = generic_to_shared::<Vector<u32, Const<4>>>(ring.as_ptr())
         + (plane * comptime!(stages * stage_tiles * TILE_BYTES)) as u32;
     let own_barriers = generic_to_shared::<u64>(barriers.as_ptr()) + (plane * stages * 8) as u32;
@@ -144,24 +157,31 @@ pub(super) fn skinny_kernel<E: Float>(
     let end = (cube + 1) * units / cubes;
     // Blocks of 64 columns in turn to every plane; those behind the end are zeros.
     let turns = inputs.div_ceil(comptime!(PLANES * TILE_COLUMNS));
-    let items = (end - first).div_ceil(together) * turns;
-    let mut begun = 0usize;
-    if lane == 0 {
-        while begun < min(items, stages) {
+    // The turn and the first unit of the next copy, the stage and the parity of the next products.
+    let mut copied_turn = 0usize;
+    let mut copied = first;
+    let mut stage = 0u32;
+    let mut parity = 0u32;
+    #[unroll]
+    for begun in 0..stages {
+        if lane == 0 && copied < end {
             copy::<E>(
                 x,
                 weight,
                 own_barriers,
                 ring_bytes,
-                begun,
-                turns,
-                first,
+                comptime!(begun as u32).runtime(),
+                copied_turn * PLANES + plane,
+                copied,
                 end,
-                plane,
                 outputs,
                 blueprint,
             );
-            begun += 1;
+        }
+        copied_turn += 1;
+        if copied_turn == turns {
+            copied_turn = 0usize;
+            copied += together;
         }
     }
     let mut squares = Array::<f32>::new(tiles);
@@ -176,61 +196,112 @@ pub(super) fn skinny_kernel<E: Float>(
     for i in 0..comptime!(2 * together * tiles) {
         sums[i] = none;
     }
-    for item in 0..items {
-        let mut gains = Array::<Vector<u32, Const<4>>>::new(2usize);
-        if comptime!(blueprint.normalises) {
-            let first = (item % turns * PLANES + plane) * PIECES + 2 * j;
-            #[unroll]
-            for p in 0..2usize {
-                // Behind the end, zeros stay zeros.
-                gains[p] = gain[min(first + p, inputs / PIECES - 1)];
+    let mut ahead = Array::<f32>::new(comptime!(blueprint.stored()));
+    #[unroll]
+    for i in 0..comptime!(blueprint.stored()) {
+        ahead[i] = 0.0f32;
+    }
+    let (weight_at, x_at) = (weight_place(lane), x_place(lane));
+    let mut unit = first;
+    while unit < end {
+        read_ahead::<E>(residual, &mut ahead, unit, end, rows, outputs, blueprint);
+        for turn in 0..turns {
+            let mut gains = Array::<u32>::new(PIECES);
+            if comptime!(blueprint.normalises) {
+                #[unroll]
+                for piece in 0..PIECES {
+                    let pair = ((turn * PLANES + plane) * PIECES + piece) * 4 + j;
+                    // Behind the end, zeros stay zeros.
+                    gains[piece] = gain[min(pair, inputs / 2 - 1)];
+                }
             }
-        }
-        let stage = item % stages;
-        wait_barrier(own_barriers + 8 * stage as u32, (item / stages) as u32);
-        let at = own_ring + stage * comptime!(stage_tiles * TILE);
-        #[unroll]
-        for p in 0..2usize {
-            // Neighbouring lanes' pieces are two apart, so that eight lanes read from all banks at once.
-            let piece = at + r * PIECES + ((2 * j + p) ^ r);
-            let mut w = Array::<Vector<u32, Const<4>>>::new(weight_tiles);
+            wait_barrier(own_barriers + 8 * stage, parity);
+            let from = ring_bytes + stage * comptime!((stage_tiles * TILE_BYTES) as u32);
+            let mut w = Array::<Vector<u32, Const<4>>>::new(comptime!(together * STEPS));
+            let mut v = Array::<Vector<u32, Const<4>>>::new(comptime!(tiles * STEPS / 2));
             #[unroll]
-            for i in 0..weight_tiles {
-                w[i] = ring[piece + i * TILE];
+            for step in 0..STEPS {
+                // Pieces of 16 bytes lie where their number, row by row, has other bits.
+                let at = from + (weight_at ^ comptime!(32 * step as u32));
+                #[unroll]
+                for own in 0..together {
+                    w[own * STEPS + step] =
+                        load_matrices(at + comptime!((own * UNIT / 8 * TILE_BYTES) as u32));
+                }
             }
-            let mut v = Array::<Vector<u32, Const<4>>>::new(tiles);
             #[unroll]
-            for i in 0..tiles {
-                v[i] = ring[piece + comptime!((weight_tiles + i) * TILE)];
+            for half in 0..comptime!(STEPS / 2) {
+                let at = from + (x_at ^ comptime!(64 * half as u32));
+                #[unroll]
+                for tile in 0..tiles {
+                    v[tile * comptime!(STEPS / 2) + half] =
+                        load_matrices(at + comptime!(((weight_tiles + tile) * TILE_BYTES) as u32));
+                }
+            }
+            // All is in registers: the next tiles may come.
+            sync_plane();
+            if lane == 0 && copied < end {
+                copy::<E>(
+                    x,
+                    weight,
+                    own_barriers,
+                    ring_bytes,
+                    stage,
+                    copied_turn * PLANES + plane,
+                    copied,
+                    end,
+                    outputs,
+                    blueprint,
+                );
+            }
+            copied_turn += 1;
+            if copied_turn == turns {
+                copied_turn = 0usize;
+                copied += together;
+            }
+            stage += 1u32;
+            if stage == comptime!(stages as u32) {
+                stage = 0u32;
+                parity = 1u32 - parity;
             }
             if comptime!(blueprint.normalises) {
-                if item < turns {
+                if unit == first {
                     #[unroll]
-                    for i in 0..tiles {
-                        squares[i] += squares_of::<E>(v[i]);
+                    for tile in 0..tiles {
+                        #[unroll]
+                        for half in 0..comptime!(STEPS / 2) {
+                            let piece = v[tile * comptime!(STEPS / 2) + half];
+                            squares[tile] += squares_of::<E>(piece);
+                        }
                     }
                 }
                 #[unroll]
-                for i in 0..tiles {
-                    v[i] = products(v[i], gains[p], blueprint.name);
+                for tile in 0..tiles {
+                    #[unroll]
+                    for half in 0..comptime!(STEPS / 2) {
+                        let at = tile * comptime!(STEPS / 2) + half;
+                        v[at] = products(v[at], &gains, 4 * half, blueprint.name);
+                    }
                 }
             }
             #[unroll]
-            for half in 0..2usize {
-                let (even, odd) = (comptime!(2 * half), comptime!(2 * half + 1));
+            for step in 0..STEPS {
+                let (low, high) = (comptime!(step % 2 * 2), comptime!(step % 2 * 2 + 1));
                 #[unroll]
-                for unit in 0..together {
+                for own in 0..together {
+                    let quad = w[own * STEPS + step];
                     let mut a = Array::<Vector<E, Const<2>>>::new(4usize);
-                    a[0] = Vector::reinterpret(w[2 * unit].extract(even));
-                    a[1] = Vector::reinterpret(w[2 * unit + 1].extract(even));
-                    a[2] = Vector::reinterpret(w[2 * unit].extract(odd));
-                    a[3] = Vector::reinterpret(w[2 * unit + 1].extract(odd));
+                    #[unroll]
+                    for word in 0..4usize {
+                        a[word] = Vector::reinterpret(quad.extract(word));
+                    }
                     #[unroll]
                     for tile in 0..tiles {
+                        let pieces = v[tile * comptime!(STEPS / 2) + step / 2];
                         let mut b = Array::<Vector<E, Const<2>>>::new(2usize);
-                        b[0] = Vector::reinterpret(v[tile].extract(even));
-                        b[1] = Vector::reinterpret(v[tile].extract(odd));
-                        let to = comptime!(2 * (unit * tiles + tile));
+                        b[0] = Vector::reinterpret(pieces.extract(low));
+                        b[1] = Vector::reinterpret(pieces.extract(high));
+                        let to = comptime!(2 * (own * tiles + tile));
                         let mut acc = Array::<Vector<f32, Const<2>>>::new(2usize);
                         acc[0] = sums[to];
                         acc[1] = sums[comptime!(to + 1)];
@@ -241,68 +312,50 @@ pub(super) fn skinny_kernel<E: Float>(
                 }
             }
         }
-        sync_plane();
-        if lane == 0 && item + stages < items {
-            copy::<E>(
-                x,
-                weight,
-                own_barriers,
-                ring_bytes,
-                item + stages,
-                turns,
-                first,
-                end,
-                plane,
-                outputs,
-                blueprint,
-            );
-        }
-        if item % turns == turns - 1 {
-            // All have read the sums of the outputs before.
-            sync_cube();
+        // All have read the sums of the outputs before.
+        sync_cube();
+        #[unroll]
+        for own in 0..together {
             #[unroll]
-            for unit in 0..together {
+            for tile in 0..tiles {
+                let from = comptime!(2 * (own * tiles + tile));
                 #[unroll]
-                for tile in 0..tiles {
-                    let from = comptime!(2 * (unit * tiles + tile));
-                    #[unroll]
-                    for e in 0..2usize {
-                        let row = 8 * tile + 2 * j + e;
-                        let to = (plane * wide + row) * unit_rows + unit * UNIT + r;
-                        parts[to] = sums[from].extract(e);
-                        parts[to + 8] = sums[comptime!(from + 1)].extract(e);
-                    }
-                    sums[from] = none;
-                    sums[comptime!(from + 1)] = none;
+                for e in 0..2usize {
+                    let row = 8 * tile + 2 * j + e;
+                    let to = (plane * wide + row) * unit_rows + own * UNIT + r;
+                    parts[to] = sums[from].extract(e);
+                    parts[to + 8] = sums[comptime!(from + 1)].extract(e);
                 }
+                sums[from] = none;
+                sums[comptime!(from + 1)] = none;
             }
-            if comptime!(blueprint.normalises) && item < turns {
-                #[unroll]
-                for tile in 0..tiles {
-                    let mut sum = squares[tile];
-                    sum += plane_shuffle_xor(sum, 1u32);
-                    sum += plane_shuffle_xor(sum, 2u32);
-                    if j == 0 {
-                        row_squares[plane * wide + 8 * tile + r] = sum;
-                    }
-                }
-            }
-            sync_cube();
-            let done = first + item / turns * together;
-            store::<E>(
-                &parts,
-                &row_squares,
-                bias,
-                residual,
-                y,
-                done,
-                min(done + together, end),
-                rows,
-                outputs,
-                inputs,
-                epsilon,
-                blueprint,
-            );
         }
+        if comptime!(blueprint.normalises) && unit == first {
+            #[unroll]
+            for tile in 0..tiles {
+                let mut sum = squares[tile];
+                sum += plane_shuffle_xor(sum, 1u32);
+                sum += plane_shuffle_xor(sum, 2u32);
+                if j == 0 {
+                    row_squares[plane * wide + 8 * tile + r] = sum;
+                }
+            }
+        }
+        sync_cube();
+        store::<E>(
+            &parts,
+            &row_squares,
+            bias,
+            &ahead,
+            y,
+            unit,
+            min(unit + together, end),
+            rows,
+            outputs,
+            inputs,
+            epsilon,
+            blueprint,
+        );
+        unit += together;
     }
 }

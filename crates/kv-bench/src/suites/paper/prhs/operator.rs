@@ -7,6 +7,7 @@ use kv_policies::{LayerContext, Observation, Policy, Reads, Step};
 use serde_json::{Value, json};
 
 use super::{HSHARE, cis, contenders, hshare};
+use crate::args::Common;
 use crate::contenders::Contender;
 use crate::journal::Records;
 use crate::progress::Progress;
@@ -54,20 +55,20 @@ pub(crate) fn run(
     device_name: &str,
     dtype: Option<DType>,
     long: bool,
-    quick: bool,
+    common: &Common,
     records: &mut Records,
 ) -> anyhow::Result<()> {
     let best = [DType::BF16, DType::F16].into_iter().find(|&dtype| device.supports_dtype(dtype));
     let half = if device_name == "cpu" { None } else { best };
     let dtype = dtype.or(half).unwrap_or(DType::F32);
     let clock = Clock::new(device.clone());
-    let cases = cases(long, quick);
+    let cases = cases(long, common.quick);
     let name = if long { "prhs-long" } else { "prhs-table4" };
     let copy = clock.copy_bandwidth()?;
     let mut progress = Progress::new(cases.len(), name);
     for (heads, length, batch) in cases {
         let lab = Lab { device, dtype, clock: &clock, heads, length, batch };
-        for contender in contenders(&configs(length, quick))? {
+        for contender in contenders(common, &configs(length, common.quick))? {
             let measured = lab.measure(&contender)?;
             let case = Case {
                 task: Some(format!("{name}, {}", heads.name)),

@@ -45,7 +45,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
         certificates: true,
         ..Attention::default()
     };
-    attention::measure(bench, &contenders(&configs)?, &attention)
+    attention::measure(bench, &contenders(bench.common, &configs)?, &attention)
 }
 
 /// CIS, without neighbours too, HShare, and what chooses anew every step.

@@ -29,7 +29,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
         Figure::PrhsTable6 => table6(bench.model.config().num_layers, quick),
         _ => table2(quick),
     };
-    let contenders = contenders(&configs)?;
+    let contenders = contenders(bench.common, &configs)?;
     let mut prompts = Prompts::load(options.prompts.as_deref())?;
     if let Some(limit) = options.limit.or(quick.then_some(QUICK_PROMPTS)) {
         prompts.limit(limit);

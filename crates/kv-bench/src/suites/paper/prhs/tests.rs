@@ -1,4 +1,7 @@
-use crate::record::metric;
+use clap::Parser;
+
+use crate::args::Args;
+use crate::record::{metric, read_json};
 use crate::suites::paper::testing::quick;
 
 #[test]
@@ -29,4 +32,28 @@ fn operators_are_timed_over_what_they_read() {
     assert!(of("full", metric::TIME_US).unwrap() > 0.0);
     let ratio = of("cis", metric::RETRIEVAL_RATIO).unwrap();
     assert!(ratio > 0.0 && ratio < 0.5, "{ratio} of the heads retrieve");
+}
+
+#[test]
+fn tables_run_those_that_are_named() {
+    let ran = |line: &str| -> anyhow::Result<Vec<String>> {
+        let folder = tempfile::tempdir().unwrap();
+        let json = folder.path().join("records.json");
+        let report = folder.path().join("report.html");
+        let files = ["--json".into(), json.clone().into_os_string(), "--report".into()];
+        let words = line.split(' ').map(Into::into).chain(files).chain([report.into_os_string()]);
+        crate::run::run(&Args::try_parse_from(words).unwrap())?;
+        let mut names: Vec<String> =
+            read_json(&json)?.into_iter().map(|record| record.policy).collect();
+        names.dedup();
+        Ok(names)
+    };
+    let table4 = "kv-bench paper prhs-table4 --quick --device cpu --policy";
+    let named = ran(&format!("{table4} cpe,h2o")).unwrap();
+    assert_eq!(named, ["full", "h2o", "cpe block=8", "cpe"]);
+    let error = ran(&format!("{table4} cpe,snapkv")).unwrap_err().to_string();
+    assert!(error.contains("no `snapkv`") && error.contains("quest"), "{error}");
+    let other = "kv-bench paper balancekv-fig3 --quick --device cpu --policy cis";
+    let error = ran(other).unwrap_err().to_string();
+    assert!(error.contains("runs all of its own"), "{error}");
 }

@@ -27,7 +27,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, _options: &Paper) -> anyhow::Result<()>
     let lengths = if quick { vec![QUICK.0] } else { LENGTHS.to_vec() };
     let batches = if quick { vec![QUICK.1] } else { BATCHES.to_vec() };
     let options = Throughput { lengths, batches, steps: STEPS, memory_cap: None };
-    throughput::measure(bench, &contenders(&configs(quick))?, &options)?;
+    throughput::measure(bench, &contenders(bench.common, &configs(quick))?, &options)?;
     if !quick {
         bench.note(PUBLISHED.into());
     }
