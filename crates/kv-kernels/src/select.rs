@@ -240,6 +240,12 @@ pub(crate) fn high_of(number: f32) -> u32 {
     select(bits & 0x7fff_ffffu32 > 0x7f80_0000u32, 0u32, ordered)
 }
 
+/// The number that has these bits by [`high_of`].
+#[cube]
+pub(crate) fn number_of(high: u32) -> f32 {
+    f32::reinterpret(select(high >> 31 == 1, high & 0x7fff_ffffu32, !high))
+}
+
 /// The index, from the highest to the lowest.
 #[cube]
 pub(crate) fn low_of(index: usize) -> u32 {

@@ -348,6 +348,43 @@ fn long_ranges_are_scored_in_parts() {
 }
 
 #[test]
+fn long_ranges_are_sifted_by_many_cubes() {
+    for tested in devices() {
+        let device = &tested.device;
+        // Lengths about the one from which on ranges are sifted, of groups that fill a team and that do not.
+        for (group, lengths, certified, reduction) in [
+            (1, [9_000, 200], false, ScoreReduction::Sum),
+            (2, [8_500, 19_000], true, ScoreReduction::Sum),
+            (3, [12_345, 40], false, ScoreReduction::Max),
+            (8, [10_000, 7_000], false, ScoreReduction::Max),
+        ] {
+            let room = lengths[0].max(lengths[1]) + 64;
+            let layer = Layer::new(2, 2, group, 32, room);
+            let longest = Some(room);
+            let options = RetrieveOptions { certified, reduction, longest, ..options() };
+            let context = format!("{} group {group}", tested.name);
+            follow(&layer, &lengths, 0, 3, (rule(700), &options), device, &context);
+        }
+        // Among equals the first ones are taken, whether or not one cube has room for all of them.
+        for distinct in [30, 5, 1] {
+            let mut layer = Layer::new(1, 1, 2, 32, 9_100);
+            for slot in distinct..layer.room {
+                let (from, to) = (slot % distinct * 32, slot * 32);
+                layer.keys.copy_within(from..from + 32, to);
+            }
+            let context = format!("{} {distinct} keys", tested.name);
+            follow(&layer, &[9_000], 0, 2, (rule(1_000), &options()), device, &context);
+        }
+        // Windows hide first tokens, of which some are freed.
+        let layer = Layer::new(1, 2, 2, 32, 9_500);
+        let (hidden, longest) = (Share::new(0.25), Some(9_500));
+        let hidden = RetrieveOptions { hidden, longest, ..options() };
+        let context = format!("{} hidden", tested.name);
+        follow(&layer, &[9_000], 500, 3, (rule(300), &hidden), device, &context);
+    }
+}
+
+#[test]
 fn thresholds_never_and_always() {
     for tested in devices() {
         let device = &tested.device;

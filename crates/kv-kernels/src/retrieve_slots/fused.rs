@@ -102,7 +102,7 @@ impl Call {
         let parts = if shares { self.parts() } else { 1 };
         let scratch = Scratch::new(self, parts, true, !shares);
         if shares {
-            self.score(&scratch, parts, self.blueprint(UNITS, true, 0, ahead));
+            self.score(&scratch, None, parts, self.blueprint(UNITS, true, 0, ahead));
         }
         let choice = self.blueprint(32 * blueprint.planes, !shares, staged, 2 * ahead);
         let output = empty_like(query, query.shape(), query.dtype);

@@ -2,12 +2,13 @@
 
 use cubecl::prelude::*;
 
-use super::choose::{retrieve, settle};
+use super::choose::{retrieve, settle, wanted_of};
 use super::conclude::{Chosen, conclude};
-use super::decide::{decide, outset_of};
+use super::decide::{Outset, decide, outset_of};
 use super::log_sums::log_sums;
 use super::marks::{CHUNK, MARKS, WORD};
 use super::score::score_split;
+use super::sift::Sums;
 use super::table::*;
 use super::{ScoreReduction, SimilarityReduction};
 
@@ -42,6 +43,8 @@ pub(crate) struct Blueprint {
     pub(crate) staged: usize,
     /// Rows that a team reads before it waits for the first.
     pub(crate) ahead: usize,
+    /// Words of marks of the longest range, rounded up, where cubes of its own sift its scores; 0 where they do not.
+    pub(crate) sifted: usize,
 }
 
 impl Blueprint {
@@ -148,10 +151,9 @@ pub(crate) fn step<F: Float, N: Size>(
     let staged = blueprint.staged.comptime();
     let unit = UNIT_POS as usize;
     let outset = outset_of(&*table, pair, length, position, block, hidden, blueprint);
-    let (own, top) = (outset.own, outset.top);
+    let own = outset.own;
     let sight = &outset.sight;
-    let share = f32::reinterpret(table[own + DILATED]);
-    let dilated = min((f32::cast_from(top) * share + ROUNDING) as usize, top);
+    let wanted = wanted_of(&*table, own);
     let mut decided = table[own + DECIDED];
     let mut distance = f32::reinterpret(table[own + DISTANCE]);
     let mut near = Shared::<[u32]>::new_slice(comptime!(staged.max(1)));
@@ -169,9 +171,10 @@ pub(crate) fn step<F: Float, N: Size>(
             } else {
                 (&mut ordered[..], pair * stride)
             };
+            let mut none = Sums::none(comptime!(group.div_ceil(blueprint.team)));
             score_split::<F, N>(
-                query, keys, logits, scores, scores_at, norms, sight, pair, offset, 0usize, 1usize,
-                stride, scale, blueprint,
+                query, keys, logits, scores, scores_at, norms, &mut none, sight, pair, offset,
+                0usize, 1usize, stride, scale, blueprint,
             );
         }
     }
@@ -230,43 +233,77 @@ pub(crate) fn step<F: Float, N: Size>(
             };
             let (count, dropped) = retrieve(
                 &*logits, scores, scores_at, bits, bits_at, table, &sums, pair, stride, sight, to,
-                top, dilated, radius, block, hidden, blueprint,
+                &wanted, radius, block, hidden, blueprint,
             );
-            let parts = comptime!(blueprint.parts * blueprint.length);
-            if comptime!(blueprint.shares) {
-                let mut i = unit;
-                while i < parts {
-                    set_vectors[(pair * sets + set) * parts + i] =
-                        f32::cast_from(vectors[pair * parts + i]);
-                    i += units;
-                }
-            }
-            if unit == 0 {
-                let fields = own + FIELDS + set * SET_FIELDS;
-                table[fields + COUNT] = i32::cast_from(count);
-                if comptime!(blueprint.certified) {
-                    let mut most = 0.0f32;
-                    for part in 0..scored_parts {
-                        most = max(most, norms[pair * scored_parts + part]);
-                    }
-                    table[fields + KEY_NORM] = i32::reinterpret(most.sqrt());
-                    table[fields + DROPPED] = i32::reinterpret(dropped);
-                }
-                let wanted = table[own + WANTED] as usize;
-                if wanted > 0 {
-                    // Half of what is amiss, and at least one.
-                    let mut next = top + (wanted - min(count, wanted)).div_ceil(2);
-                    if count > wanted {
-                        let less = (count - wanted).div_ceil(2);
-                        next = top - min(less, top);
-                    }
-                    table[own + TOP] = i32::cast_from(max(min(next, wanted), 1usize));
-                }
-                table[own + BLOCK] = outset.block;
-                table[own + SETS] = i32::cast_from(set + 1);
-            }
+            keep::<F>(
+                vectors,
+                set_vectors,
+                &*norms,
+                table,
+                &outset,
+                pair,
+                set,
+                count,
+                dropped,
+                scored_parts,
+                blueprint,
+            );
             settle(blueprint.fenced);
         }
     }
     conclude(table, own, sight, decided, set, distance, units, sets, width)
+}
+
+/// Notes what a new set is of, and that the block has it.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn keep<F: Float>(
+    vectors: &[F],
+    set_vectors: &mut [f32],
+    norms: &[f32],
+    table: &mut [i32],
+    outset: &Outset,
+    pair: usize,
+    set: usize,
+    count: usize,
+    dropped: f32,
+    scored_parts: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let sets = blueprint.sets.comptime();
+    let parts = comptime!(blueprint.parts * blueprint.length);
+    let (own, top) = (outset.own, outset.top);
+    let unit = UNIT_POS as usize;
+    if comptime!(blueprint.shares) {
+        let mut i = unit;
+        while i < parts {
+            set_vectors[(pair * sets + set) * parts + i] =
+                f32::cast_from(vectors[pair * parts + i]);
+            i += blueprint.units.comptime();
+        }
+    }
+    if unit == 0 {
+        let fields = own + FIELDS + set * SET_FIELDS;
+        table[fields + COUNT] = i32::cast_from(count);
+        if comptime!(blueprint.certified) {
+            let mut most = 0.0f32;
+            for part in 0..scored_parts {
+                most = max(most, norms[pair * scored_parts + part]);
+            }
+            table[fields + KEY_NORM] = i32::reinterpret(most.sqrt());
+            table[fields + DROPPED] = i32::reinterpret(dropped);
+        }
+        let wanted = table[own + WANTED] as usize;
+        if wanted > 0 {
+            // Half of what is amiss, and at least one.
+            let mut next = top + (wanted - min(count, wanted)).div_ceil(2);
+            if count > wanted {
+                let less = (count - wanted).div_ceil(2);
+                next = top - min(less, top);
+            }
+            table[own + TOP] = i32::cast_from(max(min(next, wanted), 1usize));
+        }
+        table[own + BLOCK] = outset.block;
+        table[own + SETS] = i32::cast_from(set + 1);
+    }
 }

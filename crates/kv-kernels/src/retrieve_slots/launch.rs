@@ -10,13 +10,14 @@ use super::kernel::{Blueprint, retrieve_kernel};
 use super::marks::{MARKS, WORD};
 use super::radix::{BINS, PLANES};
 use super::score::score_kernel;
+use super::sift::Sieve;
 use super::steer::steer_kernel;
 use super::{RetrieveConfig, SteerOptions};
 use crate::extension::Retrieval;
 use crate::gpu::{elem_type, empty_like, grid, is_cuda, processors, vector_lanes};
 
 /// Slots that a cube scores, at most: one range that retrieves must not keep all others waiting.
-const PART: usize = 4_096;
+pub(super) const PART: usize = 4_096;
 /// Slots below which a part is not worth a cube.
 const SMALLEST_PART: usize = 128;
 /// Cubes on a processor, about.
@@ -146,6 +147,7 @@ impl Call {
             fenced: !is_cuda(client),
             staged,
             ahead,
+            sifted: 0,
         }
     }
 
@@ -160,7 +162,7 @@ impl Call {
     }
 
     /// Numbers of shared memory that a choice takes beside scores and marks.
-    fn beside(&self, units: usize) -> usize {
+    pub(super) fn beside(&self, units: usize) -> usize {
         let digits = 2 * BINS + 6 + 2 * PLANES;
         let sums = if self.direct() { 0 } else { PLANES * self.group };
         let certificate =
@@ -211,12 +213,17 @@ pub(super) fn choose(call: &Call) -> (CubeTensor, CubeTensor, CubeTensor) {
     let staged = call.staged(widest);
     let ahead = call.ahead();
     let whole = splits == 1;
-    let scratch = Scratch::new(call, splits, staged > 0, whole);
     let units = UNITS.min(widest);
+    if !whole && call.sifts(widest) {
+        let scratch = Scratch::new(call, splits, false, false);
+        call.sift(&scratch, splits, units, widest);
+        return (call.table.clone(), call.set_vectors.clone(), scratch.log_sum_exp);
+    }
+    let scratch = Scratch::new(call, splits, staged > 0, whole);
     if whole {
         call.choose(&scratch, 1, call.blueprint(units, true, staged, ahead));
     } else {
-        call.score(&scratch, splits, call.blueprint(units, true, 0, ahead));
+        call.score(&scratch, None, splits, call.blueprint(units, true, 0, ahead));
         call.choose(&scratch, splits, call.blueprint(chooser, false, staged, ahead));
     }
     (call.table.clone(), call.set_vectors.clone(), scratch.log_sum_exp)
@@ -255,8 +262,19 @@ impl Scratch {
 }
 
 impl Call {
-    /// Scores ranges in so many parts, where they retrieve.
-    pub(super) fn score(&self, scratch: &Scratch, splits: usize, blueprint: Blueprint) {
+    /// Scores ranges in so many parts, where they retrieve; for a sieve, where there is one.
+    pub(super) fn score(
+        &self,
+        scratch: &Scratch,
+        sieve: Option<&Sieve>,
+        splits: usize,
+        blueprint: Blueprint,
+    ) {
+        let none = || self.scratch(1, DType::U32);
+        let [sums, bins, tallies] = match sieve {
+            Some(sieve) => [&sieve.sums, &sieve.bins, &sieve.tallies].map(CubeTensor::clone),
+            None => [self.scratch(1, DType::F32), none(), none()],
+        };
         let options = self.config.options;
         // SAFETY: shapes were checked; the kernel stays within slots, sets and scratch, given ranges that end
         // within the pool and are no longer than the longest.
@@ -277,6 +295,9 @@ impl Call {
                 scratch.logits.clone().into_buffer_arg(),
                 scratch.ordered.clone().into_buffer_arg(),
                 scratch.norms.clone().into_buffer_arg(),
+                sums.into_buffer_arg(),
+                bins.into_buffer_arg(),
+                tallies.into_buffer_arg(),
                 self.pairs,
                 self.pairs / self.batch,
                 splits,

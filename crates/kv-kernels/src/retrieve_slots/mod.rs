@@ -1,9 +1,10 @@
 //! Which tokens a decode step attends to: those of highest attention, retrieved or shared with an earlier step
 //! of similar query (PrHS, section IV-A).
 //!
-//! On CubeCL devices a call is one kernel where a cube takes a range, else two: `score.rs` in parts, then
-//! `choose.rs` a cube a range. `decide.rs` says which ranges share, `radix.rs` finds the highest, `marks.rs` notes
-//! them bit by bit, `conclude.rs` what is read of a set. Where the attention is a cube a range, too, `fused.rs` chooses
+//! On CubeCL devices a call is one kernel (`kernel.rs`) where a cube takes a range, else two: `score.rs` in parts, then
+//! the choice a cube a range. Of long ranges, more cubes sift the scores in between (`sift/`). `decide.rs` says which
+//! ranges share, `choose.rs` makes sets, `radix.rs` finds the highest scores, `marks.rs` notes them bit by bit,
+//! `conclude.rs` what is read of a set. Where the attention is a cube a range, too, `fused.rs` chooses
 //! and attends in one launch, behind one for the scores where ranges may share.
 
 #[cfg(feature = "gpu")]
@@ -28,6 +29,8 @@ pub(crate) mod reference;
 #[cfg(feature = "gpu")]
 mod score;
 mod sets;
+#[cfg(feature = "gpu")]
+mod sift;
 pub(crate) mod steer;
 pub(crate) mod table;
 

@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use super::decide::{Sight, decide, outset_of};
 use super::kernel::Blueprint;
+use super::sift::{Sums, clear, join_teams};
 use super::table::{DECIDED, DISTANCE, RETRIEVES};
 use crate::select::high_of;
 
@@ -25,6 +26,9 @@ pub(super) fn score_kernel<F: Float, N: Size>(
     logits: &mut [f32],
     ordered: &mut [u32],
     norms: &mut [f32],
+    part_sums: &mut [f32],
+    bins: &[Atomic<u32>],
+    tallies: &[Atomic<u32>],
     pairs: usize,
     kv_heads: usize,
     splits: usize,
@@ -44,6 +48,7 @@ pub(super) fn score_kernel<F: Float, N: Size>(
     let outset = outset_of(&*table, pair, length, position, block, hidden, blueprint);
     let (decided, distance) = decide::<F>(vectors, set_vectors, pair, &outset, blueprint);
     if comptime!(blueprint.measures) || decided == i32::new(RETRIEVES as i64) {
+        let mut sums = Sums::none(comptime!(blueprint.group.div_ceil(blueprint.team)));
         score_split::<F, N>(
             query,
             keys,
@@ -51,6 +56,7 @@ pub(super) fn score_kernel<F: Float, N: Size>(
             ordered,
             pair * stride,
             norms,
+            &mut sums,
             &outset.sight,
             pair,
             offsets[pair] as usize,
@@ -60,6 +66,10 @@ pub(super) fn score_kernel<F: Float, N: Size>(
             scale,
             blueprint,
         );
+        if comptime!(blueprint.sifted > 0) {
+            join_teams(&sums, part_sums, pair * splits + split, blueprint);
+            clear(bins, tallies, pair, split, splits, blueprint.units);
+        }
     }
     // Nothing here reads these fields.
     if split == 0 && UNIT_POS == 0 {
@@ -79,6 +89,7 @@ pub(super) fn score_split<F: Float, N: Size>(
     ordered: &mut [u32],
     base: usize,
     norms: &mut [f32],
+    sums: &mut Sums,
     sight: &Sight,
     pair: usize,
     offset: usize,
@@ -113,6 +124,7 @@ pub(super) fn score_split<F: Float, N: Size>(
         gap,
         stride,
         scale,
+        sums,
         blueprint,
     );
     if comptime!(blueprint.certified) {
@@ -151,6 +163,7 @@ fn score_part<F: Float, N: Size>(
     gap: usize,
     stride: usize,
     scale: f32,
+    sums: &mut Sums,
     #[comptime] blueprint: Blueprint,
 ) -> f32 {
     let group = blueprint.group.comptime();
@@ -195,6 +208,7 @@ fn score_part<F: Float, N: Size>(
         }
         #[unroll]
         for a in 0..ahead {
+            let mut mine = Array::<f32>::new(comptime!(group.div_ceil(team_size)));
             if comptime!(blueprint.certified) {
                 let mut square = 0.0f32;
                 #[unroll]
@@ -221,6 +235,18 @@ fn score_part<F: Float, N: Size>(
                         ordered[base + at[a]] = high_of(dot);
                     } else {
                         logits[(pair * group + g) * stride + at[a]] = dot;
+                    }
+                    mine[g / team_size] = dot;
+                }
+            }
+            if comptime!(blueprint.sifted > 0) {
+                // Behind the end, the last row comes again.
+                if first + (round * ahead + a) * teams + team < end {
+                    #[unroll]
+                    for h in 0..comptime!(group.div_ceil(team_size)) {
+                        if member + h * team_size < group {
+                            sums.add(h, mine[h], 1.0f32);
+                        }
                     }
                 }
             }

@@ -1,0 +1,192 @@
+//! The end of a long range's step: a set of what is marked, and of the highest of what is left to order.
+
+use cubecl::prelude::*;
+
+use super::sums::{logs, sums_of};
+use super::{CANDIDATES, TALLIES};
+use crate::retrieve_slots::choose::{list_marked, mark_highest, settle, wanted_of};
+use crate::retrieve_slots::conclude::conclude;
+use crate::retrieve_slots::decide::outset_of;
+use crate::retrieve_slots::kernel::{Blueprint, keep};
+use crate::retrieve_slots::marks::{MARKS, WORD, own_words};
+use crate::retrieve_slots::table::*;
+
+/// Concludes a range's step, a cube a range: a set of what is marked and of the best candidates.
+///
+/// # Shapes
+/// As for [`mark_kernel`].
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn conclude_kernel<F: Float>(
+    vectors: &[F],
+    set_vectors: &mut [f32],
+    lengths: &[i32],
+    newest: &[i32],
+    table: &mut [i32],
+    logits: &[f32],
+    ordered: &[u32],
+    part_sums: &[f32],
+    marks: &mut [u32],
+    tallies: &[Atomic<u32>],
+    candidates: &[u32],
+    norms: &[f32],
+    log_sum_exp: &mut [f32],
+    pairs: usize,
+    kv_heads: usize,
+    splits: usize,
+    stride: usize,
+    radius: usize,
+    block: usize,
+    hidden: u32,
+    #[comptime] blueprint: Blueprint,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (group, units) = comptime!((blueprint.group, blueprint.units));
+    let (sets, width) = comptime!((blueprint.sets, blueprint.width));
+    let pair = CUBE_POS;
+    if pair >= pairs {
+        terminate!();
+    }
+    let position = newest[pair / kv_heads];
+    let outset = outset_of(&*table, pair, lengths[pair], position, block, hidden, blueprint);
+    let (own, sight) = (outset.own, &outset.sight);
+    let decided = table[own + DECIDED];
+    let distance = f32::reinterpret(table[own + DISTANCE]);
+    let retrieves = decided == i32::new(RETRIEVES as i64);
+    let mut set = 0usize;
+    if decided > 0 {
+        set = decided as usize;
+    }
+    if comptime!(blueprint.measures) || retrieves {
+        let sums = sums_of(part_sums, pair, splits, blueprint);
+        let logs = logs(&sums, group);
+        if comptime!(blueprint.measures) && UNIT_POS == 0 {
+            #[unroll]
+            for g in 0..group {
+                log_sum_exp[pair * group + g] = logs[g];
+            }
+        }
+        if retrieves {
+            set = min(outset.held, comptime!(sets - 1));
+            let wanted = wanted_of(&*table, own);
+            let marked = pair * MARKS * stride.div_ceil(WORD);
+            let most = max(tallies[pair * TALLIES].load(), tallies[pair * TALLIES + 1].load());
+            if most <= comptime!(CANDIDATES as u32) {
+                let fewer = wanted.fewer();
+                let best = wanted.dilated > 0;
+                mark_best(
+                    marks,
+                    marked,
+                    tallies,
+                    candidates,
+                    pair,
+                    stride,
+                    sight.local,
+                    wanted.top,
+                    fewer,
+                    best,
+                    blueprint,
+                );
+            } else {
+                mark_highest(
+                    ordered,
+                    pair * stride,
+                    marks,
+                    marked,
+                    stride,
+                    sight,
+                    &wanted,
+                    blueprint,
+                );
+            }
+            settle(blueprint.fenced);
+            let to = own + comptime!(FIELDS + sets * SET_FIELDS) + set * width;
+            let (count, dropped) = list_marked(
+                logits, marks, marked, table, &logs, pair, stride, sight, to, radius, block,
+                hidden, blueprint,
+            );
+            keep::<F>(
+                vectors,
+                set_vectors,
+                norms,
+                table,
+                &outset,
+                pair,
+                set,
+                count,
+                dropped,
+                splits,
+                blueprint,
+            );
+            settle(blueprint.fenced);
+        }
+    }
+    conclude(table, own, sight, decided, set, distance, units, sets, width);
+}
+
+/// Adds the highest candidates to the marks, ties by the lowest slot: as many as are wanted beside what is above.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn mark_best(
+    marks: &mut [u32],
+    marked: usize,
+    tallies: &[Atomic<u32>],
+    candidates: &[u32],
+    pair: usize,
+    stride: usize,
+    local: usize,
+    top: usize,
+    fewer: usize,
+    best: bool,
+    #[comptime] blueprint: Blueprint,
+) {
+    let (units, words) = comptime!((blueprint.units, blueprint.sifted));
+    let unit = UNIT_POS as usize;
+    let chosen = Shared::<[Atomic<u32>]>::new_slice(comptime!(2 * words));
+    let mut keys = Shared::<[u32]>::new_slice(CANDIDATES);
+    let mut slots = Shared::<[u32]>::new_slice(CANDIDATES);
+    let mut word = unit;
+    while word < comptime!(2 * words) {
+        chosen[word].store(0u32);
+        word += units;
+    }
+    #[unroll]
+    for search in 0..2usize {
+        let count = tallies[pair * TALLIES + search].load() as usize;
+        let above = tallies[pair * TALLIES + 2 + search].load();
+        let wanted = u32::cast_from(if comptime!(search == 0) { top } else { fewer });
+        let room = wanted - min(above, wanted);
+        // All have read those of the search before.
+        sync_cube();
+        let mut i = unit;
+        while i < count {
+            let from = 2 * ((2 * pair + search) * CANDIDATES + i);
+            keys[i] = candidates[from];
+            slots[i] = candidates[from + 1];
+            i += units;
+        }
+        sync_cube();
+        i = unit;
+        while i < count {
+            let (key, slot) = (keys[i], slots[i]);
+            let mut rank = 0u32;
+            for other in 0..count {
+                let ahead = keys[other] > key || (keys[other] == key && slots[other] < slot);
+                rank += select(ahead, 1u32, 0u32);
+            }
+            if rank < room {
+                let word = search * words + slot as usize / WORD;
+                chosen[word].fetch_or(1u32 << (slot % comptime!(WORD as u32)));
+            }
+            i += units;
+        }
+    }
+    sync_cube();
+    let all = stride.div_ceil(WORD);
+    let (first, last) = own_words(local, units);
+    for word in first..last {
+        marks[marked + word] |= chosen[word].load();
+        let bits = marks[marked + all + word] | chosen[words + word].load();
+        marks[marked + all + word] = select(best, bits, 0u32);
+    }
+}
