@@ -90,6 +90,23 @@ mod tests {
             let config = json!({"policy": "double-sparsity", "budget": 64, "channels": out});
             assert_eq!(build(&config).unwrap().config()["channels"], found["layers"]);
         }
+        // Reports say where the channels are another model's.
+        let report = file("report.html");
+        let noted = || {
+            let config =
+                format!(r#"{{"policy": "double-sparsity", "budget": 64, "channels": "{out}"}}"#);
+            let line = ["kv-bench", "throughput", "--quick", "--steps", "4", "--lengths", "100"];
+            let more = ["--device", "cpu", "--report", &report, "--policy", &config];
+            let args = Args::try_parse_from(line.iter().chain(&more)).unwrap();
+            crate::run::run(&args).unwrap();
+            std::fs::read_to_string(&report).unwrap().contains("has the channels of other (")
+        };
+        assert!(!noted(), "they are needle-1m's");
+        let text = std::fs::read_to_string(&out).unwrap();
+        let mut other: Value = serde_json::from_str(&text).unwrap();
+        other["model"] = json!("other (4 x 2 x 32, 0123456789abcdef)");
+        std::fs::write(&out, other.to_string()).unwrap();
+        assert!(noted());
         for (more, part) in [
             (&[][..], "--out is needed: needle-1m is no local folder"),
             (&["--out", &file("no/out.json")], "cannot write to"),

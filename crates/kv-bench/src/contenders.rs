@@ -34,6 +34,8 @@ pub(crate) struct Contender {
     pub(crate) label: String,
     pub(crate) budget: Option<f64>,
     pub(crate) policy: Arc<dyn Policy>,
+    /// The file that its channels were read from.
+    pub(crate) channels: Option<String>,
 }
 
 impl Common {
@@ -76,6 +78,7 @@ impl Common {
                 }
                 let shown = with_files(fisher.written(config.clone())?, &written);
                 contender.label = label(&shown)?;
+                contender.channels = shown["channels"].as_str().map(Into::into);
                 // Two of a kind would be averaged.
                 if contenders.iter().all(|known| known.policy.config() != config) {
                     contenders.push(contender);
@@ -131,7 +134,7 @@ impl Contender {
     pub(crate) fn of(config: &Value) -> anyhow::Result<Self> {
         let policy = build(config)?;
         let config = policy.config();
-        Ok(Self { label: label(&config)?, budget: budget(&config), policy })
+        Ok(Self { label: label(&config)?, budget: budget(&config), policy, channels: None })
     }
 }
 

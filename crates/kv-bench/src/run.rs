@@ -6,10 +6,11 @@ use std::time::Instant;
 use anyhow::Context;
 use burn::tensor::{DType, Device};
 use kv_core::{available_devices, device_name, select_device};
-use kv_models::{Model, model_names};
+use kv_models::{Calibration, Model, model_names};
 use kv_policies::POLICIES;
 
 use crate::args::{Args, Common, Figure, Paper, Suite};
+use crate::contenders::Contender;
 use crate::journal::Records;
 use crate::record::{Case, Record};
 use crate::sources::{Source, check_writable, merge};
@@ -47,6 +48,23 @@ impl Bench<'_> {
             value,
             unit: unit.into(),
         });
+    }
+
+    /// Notes what a reader must know of policies in this model.
+    pub(crate) fn remark(&mut self, contenders: &[Contender]) -> anyhow::Result<()> {
+        let layers = self.model.config().num_layers;
+        for contender in contenders {
+            if let Some(remark) = contender.policy.remark(layers) {
+                self.note(remark);
+            }
+            let Some(path) = &contender.channels else { continue };
+            let calibration = Calibration::load(path)?;
+            if !calibration.is_of(&self.model)? {
+                let (found, own) = (&calibration.model, self.model.name());
+                self.note(format!("{path} has the channels of {found}, not those of {own}"));
+            }
+        }
+        Ok(())
     }
 
     /// Adds what a reader of the numbers must know; once is enough.

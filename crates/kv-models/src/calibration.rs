@@ -93,6 +93,25 @@ impl Calibration {
         }
     }
 
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`ModelError::Io`].
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let read = || Ok(serde_json::from_str(&std::fs::read_to_string(path)?)?);
+        read().map_err(|source| ModelError::io(path, source))
+    }
+
+    /// Whether it is of this model, whatever name that has now.
+    ///
+    /// # Errors
+    /// Where the device gives the model's weights not back.
+    pub fn is_of(&self, model: &Model) -> Result<bool> {
+        let weights = |name: &str| name.rsplit_once(" (").map(|(_, weights)| weights.to_owned());
+        Ok(weights(&self.model) == weights(&model.fingerprint()?))
+    }
+
     /// Writes a file.
     ///
     /// # Errors

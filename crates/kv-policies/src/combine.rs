@@ -48,6 +48,10 @@ impl Policy for Combine {
         })
     }
 
+    fn remark(&self, layers: usize) -> Option<String> {
+        self.prefill.remark(layers).or_else(|| self.decode.remark(layers))
+    }
+
     fn needs(&self) -> Needs {
         self.prefill.needs().union(self.decode.needs())
     }

@@ -47,6 +47,12 @@ impl Policy for Cpe {
         config
     }
 
+    fn remark(&self, layers: usize) -> Option<String> {
+        let remarks = [self.psaw.remark(layers), self.etf.remark(layers)];
+        let remarks: Vec<String> = remarks.into_iter().flatten().collect();
+        (!remarks.is_empty()).then(|| remarks.join("; "))
+    }
+
     fn needs(&self) -> Needs {
         Needs::default()
     }

@@ -7,6 +7,17 @@ pub(crate) fn start_layer(start: Option<usize>, layers: usize) -> usize {
     start.unwrap_or(3 * layers / 4)
 }
 
+/// What to say where a schedule leaves all of a model's layers as they are: the last must be behind the first.
+pub(crate) fn idle(what: &str, start: Option<usize>, layers: usize) -> Option<String> {
+    let first = start_layer(start, layers);
+    (first + 1 >= layers).then(|| {
+        format!(
+            "{what} change nothing in this model: they begin behind layer {first}, and its {layers} layers are \
+             counted from 0; `start` may name an earlier one"
+        )
+    })
+}
+
 /// Checks a schedule's base and exponent, by their names.
 pub(crate) fn check_schedule(policy: &str, parameters: [(&str, f64); 2]) -> Result<()> {
     let [(base_name, base), (exponent_name, exponent)] = parameters;

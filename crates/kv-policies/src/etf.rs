@@ -1,7 +1,7 @@
 use kv_core::{Selection, Share};
 use serde::{Deserialize, Serialize};
 
-use crate::depth::{check_schedule, start_layer};
+use crate::depth::{check_schedule, idle, start_layer};
 use crate::{FrozenTokens, LayerContext, Needs, Observation, Plan, Policy, Result, Reuse};
 
 const NAME: &str = "etf";
@@ -70,6 +70,10 @@ impl Policy for Etf {
 
     fn config(&self) -> serde_json::Value {
         crate::registry::config_of(NAME, self)
+    }
+
+    fn remark(&self, layers: usize) -> Option<String> {
+        idle("etf's frozen tokens", self.start, layers)
     }
 
     fn needs(&self) -> Needs {

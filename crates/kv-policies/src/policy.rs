@@ -154,6 +154,12 @@ pub trait Policy: Debug + Send + Sync {
         Ok(Room::Extra(new_tokens))
     }
 
+    /// What a user should know of this policy in a model of so many layers, such as that it does nothing there.
+    fn remark(&self, layers: usize) -> Option<String> {
+        let _ = layers;
+        None
+    }
+
     /// Whether decode steps may drop or change slots; if not, several tokens may be appended at
     /// once.
     fn changes_decode(&self) -> bool {

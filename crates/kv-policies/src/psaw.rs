@@ -6,7 +6,7 @@ use burn::tensor::{Int, Tensor};
 use kv_core::{DecodeAttentionOptions, LayerCache, Room, Selection, Share, SlotView};
 use serde::{Deserialize, Serialize};
 
-use crate::depth::{check_schedule, start_layer};
+use crate::depth::{check_schedule, idle, start_layer};
 use crate::{LayerContext, Needs, Observation, Plan, Policy, Result, Step, VisibleWindow};
 
 const NAME: &str = "psaw";
@@ -92,6 +92,10 @@ impl Policy for Psaw {
 
     fn config(&self) -> serde_json::Value {
         crate::registry::config_of(NAME, self)
+    }
+
+    fn remark(&self, layers: usize) -> Option<String> {
+        idle("psaw's windows", self.start, layers)
     }
 
     fn needs(&self) -> Needs {

@@ -276,3 +276,28 @@ fn gaps_in_a_prompt_are_seen_by_position() {
         }
     }
 }
+
+#[test]
+fn schedules_that_change_nothing_say_so() {
+    for (config, layers, says) in [
+        (json!({"policy": "psaw"}), 4, true),
+        (json!({"policy": "psaw"}), 8, false),
+        (json!({"policy": "psaw", "start": 0}), 4, false),
+        (json!({"policy": "psaw", "start": 7}), 8, true),
+        (json!({"policy": "etf"}), 4, true),
+        (json!({"policy": "etf"}), 5, false),
+        (json!({"policy": "cpe", "budget": 64}), 4, true),
+        (json!({"policy": "cpe", "budget": 64}), 32, false),
+        (json!({"policy": "cis", "budget": 64}), 4, false),
+    ] {
+        let remark = policy(config.clone()).remark(layers);
+        assert_eq!(remark.is_some(), says, "{config} in {layers} layers: {remark:?}");
+        // It is true: no layer's windows or frozen tokens.
+        let idle = (0..layers).all(|index| {
+            let layer = LayerContext { index, count: layers };
+            let own = policy(config.clone());
+            own.visible_window(layer).is_none() && own.frozen_tokens(layer, 1_000).is_none()
+        });
+        assert_eq!(idle, says || config["policy"] == "cis", "{config} in {layers} layers");
+    }
+}

@@ -75,7 +75,7 @@ pub(crate) enum Figure {
     KvreviverBounds,
     /// Retrieval and perplexity, and how often heads retrieve: CIS, HShare, Quest, Double Sparsity, H2O.
     PrhsTable2,
-    /// Time of a step's attention, choices included: the same and CPE.
+    /// Time of a step's attention, choices included: CIS, CPE, HShare, Quest, Double Sparsity, H2O, the oracle.
     PrhsTable4,
     /// The same beyond the paper: 8k to 128k tokens, groups of 4 and 8.
     PrhsLong,

@@ -23,6 +23,9 @@ const SUITE: &str = "attention";
 const BUDGETS: [f64; 4] = [0.5, 0.25, 0.1, 0.05];
 const QUICK_BUDGETS: [f64; 2] = [0.5, 0.25];
 
+/// Policies of which a part is what layers take from each other.
+const BETWEEN_LAYERS: [&str; 3] = ["etf", "cpe", "hshare"];
+
 /// One contender's sums over steps.
 #[derive(Clone, Copy, Default)]
 struct Sums {
@@ -53,6 +56,15 @@ pub(crate) fn measure(
     contenders: &[Contender],
     options: &Attention,
 ) -> anyhow::Result<()> {
+    bench.remark(contenders)?;
+    let name = |contender: &Contender| contender.policy.name();
+    if contenders.iter().any(|contender| BETWEEN_LAYERS.contains(&name(contender))) {
+        bench.note(
+            "attention: every layer is seen by itself, without etf's frozen tokens, and hshare's layers choose for \
+             themselves"
+                .into(),
+        );
+    }
     let mut prompts = Prompts::load(options.prompts.as_deref())?;
     prompts.limit(options.limit);
     if let Some(note) = prompts.fit(&bench.model)? {

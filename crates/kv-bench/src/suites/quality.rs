@@ -84,6 +84,7 @@ pub(crate) fn retrieval(
         Mode::QuestionAgnostic => vec![false],
         Mode::Both => vec![true, false],
     };
+    bench.remark(contenders)?;
     if let Some(note) = prompts.fit(&bench.model)? {
         bench.note(note);
     }

@@ -83,11 +83,16 @@ fn table6(layers: usize, quick: bool) -> Vec<Value> {
         config["similarity"] = json!(similarity);
         configs.push(config);
     }
+    // From three quarters of the depth, as the paper, and from a quarter.
+    let starts = [3 * layers / 4, layers / 4];
     if quick {
+        let start = starts[1];
+        configs.push(json!({"policy": "psaw", "start": start}));
+        configs.push(json!({"policy": "etf", "start": start}));
+        configs.push(cis("cpe", &budget, 8));
         return configs;
     }
-    // From three quarters of the depth, as the paper, and from a quarter.
-    for start in [3 * layers / 4, layers / 4] {
+    for start in starts {
         for (phi, alpha) in [(0.7, 1.0), (0.5, 1.0), (0.7, 1.5)] {
             configs.push(json!({"policy": "psaw", "phi": phi, "alpha": alpha, "start": start}));
         }
