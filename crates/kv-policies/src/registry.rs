@@ -33,7 +33,18 @@ pub struct Entry {
 impl Entry {
     /// Whether a name and a budget make a policy: others need to be told more.
     pub fn needs_no_more(&self) -> bool {
-        !matches!(self.name, "combine" | "duo-attention")
+        self.example().is_none()
+    }
+
+    /// For those that need more, a configuration that has it.
+    pub fn example(&self) -> Option<&'static str> {
+        match self.name {
+            "combine" => Some(
+                r#"{"policy": "combine", "prefill": {"policy": "snapkv"}, "decode": {"policy": "h2o"}}"#,
+            ),
+            "duo-attention" => Some(r#"{"policy": "duo-attention", "alpha": "GATES.json"}"#),
+            _ => None,
+        }
     }
 }
 
@@ -408,13 +419,25 @@ pub fn build(config: &Value) -> Result<Arc<dyn Policy>> {
     };
     let entry = POLICIES.iter().find(|entry| entry.name == name).ok_or_else(|| unknown(&name))?;
     let mut config = Config(map);
-    let policy = (entry.build)(&mut config)?;
+    let policy = (entry.build)(&mut config).map_err(|error| with_example(error, entry))?;
     match config.0.keys().next() {
         // The full cache takes a budget and ignores it, so that lists of budgets apply to all.
         Some(key) if !(name == "full" && key == "budget") => {
             Err(invalid(&name, format!("unknown parameter `{key}`")))
         }
         _ => Ok(policy),
+    }
+}
+
+/// The error with an example, where a policy needs more than a name and was not told.
+fn with_example(error: PolicyError, entry: &Entry) -> PolicyError {
+    match (error, entry.example()) {
+        (PolicyError::InvalidConfig { policy, reason }, Some(example))
+            if policy == entry.name && reason.contains("missing") =>
+        {
+            PolicyError::InvalidConfig { policy, reason: format!("{reason}, as in {example}") }
+        }
+        (error, _) => error,
     }
 }
 

@@ -224,7 +224,10 @@ fn what_cannot_be_is_refused() {
         (json!({"policy": "hshare", "budget": 64, "layers": 0.0}), "`layers` is 0"),
         (json!({"policy": "hshare", "budget": 64, "heads": 1.5}), "`heads` is 1.5"),
         (json!({"policy": "hshare", "budget": 8, "sinks": 4, "recents": 4}), "leave none of 8"),
-        (json!({"policy": "duo-attention"}), "missing field `alpha`"),
+        (
+            json!({"policy": "duo-attention"}),
+            r#"missing field `alpha`, as in {"policy": "duo-attention", "#,
+        ),
         (json!({"policy": "duo-attention", "alpha": [[0.1], [0.2, 0.3]]}), "no matrix"),
         (json!({"policy": "duo-attention", "alpha": no_gates}), "line 2: `x` is no number"),
         (json!({"policy": "duo-attention", "alpha": [[0.1]], "sparsity": 2.0}), "`sparsity` is 2"),

@@ -6,7 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::combine::combine_kernel;
-use super::plan::{Kernel, for_lists, kernel, room, splits};
+use super::plan::{Kernel, kernel, room, splits};
 use super::tensor_core::Logits;
 use super::{DecodeConfig, ViewKind, normalise, plain, tensor_core};
 use crate::gpu::{elem_type, empty_like, grid, zeros_like};
@@ -125,12 +125,7 @@ impl Call {
         let DecodeConfig { scale, features, longest, sinks, .. } = self.config;
 
         let (splits, chosen) = splits(query, kernel(query, head_dim, group), pairs, longest);
-        let lists = matches!(features.view, ViewKind::List | ViewKind::Sets);
-        let plan = for_lists(query, chosen, pairs, longest).filter(|_| lists && splits == 1);
-        let (chosen, room) = match plan {
-            Some(plan) => (plan.kernel, plan.room),
-            None => (chosen, room(query, chosen)),
-        };
+        let room = room(query, chosen);
         let logits = self.logits(chosen, splits, room, evicts);
         let deciding = evicts.filter(|_| matches!(logits, Logits::Weighed { .. }));
         let decided = deciding.is_some();

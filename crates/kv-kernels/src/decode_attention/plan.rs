@@ -85,15 +85,16 @@ const SMALLEST_LIST: usize = 1_024;
 /// Planes of the kernel for matrix instructions that a processor has registers for.
 const PLANES_EACH: usize = 12;
 
-/// For lists of up to `longest` places, where heads are many: cubes of so few planes that all are under way at once, as
-/// one behind another would wait for its places first. Their places take no more shared memory than needed, since reads
-/// under way take the rest of it, which is the first cache.
-pub(crate) fn for_lists(
+/// For lists of up to `longest` places that cubes choose themselves, where heads are many: cubes of so few planes that
+/// all are under way at once, as one behind another would have to choose first. (Given lists are read faster by fewer,
+/// wider cubes.) Their places take no more shared memory than needed, since reads under way take the rest of it, which
+/// is the first cache.
+pub(crate) fn for_choices(
     query: &CubeTensor,
     kernel: Kernel,
     pairs: usize,
     longest: usize,
-) -> Option<ListPlan> {
+) -> Option<ChoicePlan> {
     let Kernel::TensorCore { words, planes } = kernel else { return None };
     let processors = processors(&query.client);
     let each = pairs.div_ceil(processors);
@@ -107,12 +108,12 @@ pub(crate) fn for_lists(
     // One of few sizes, as each is a kernel of its own.
     let room = longest.next_power_of_two().max(SMALLEST_LIST);
     let kernel = Kernel::TensorCore { words, planes: fewer };
-    (room <= most).then_some(ListPlan { kernel, room, most })
+    (room <= most).then_some(ChoicePlan { kernel, room, most })
 }
 
-/// A kernel for lists, and the numbers of shared memory of its cubes.
+/// A kernel for choices, and the numbers of shared memory of its cubes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ListPlan {
+pub(crate) struct ChoicePlan {
     pub(crate) kernel: Kernel,
     /// For places and sums.
     pub(crate) room: usize,

@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 use super::kernel::{self, step};
 use super::launch::{self, Call, Scratch};
 use super::table::row;
-use crate::decode_attention::plan::{Kernel, for_lists, kernel, room, splits};
+use crate::decode_attention::plan::{Kernel, for_choices, kernel, room, splits};
 use crate::decode_attention::shared::seen_chosen;
 use crate::decode_attention::tensor_core::{self, attend};
 use crate::decode_attention::{DecodeConfig, launch as attention};
@@ -41,7 +41,7 @@ pub(crate) fn run(
     if parts > 1 || call.longest() > LONGEST {
         return call.one_by_one(values, config);
     }
-    let plan = for_lists(query, kernel, pairs, config.longest)
+    let plan = for_choices(query, kernel, pairs, config.longest)
         .and_then(|plan| call.plan(plan.kernel, Some(plan.room), plan.most, config))
         .or_else(|| call.plan(kernel, None, room(query, kernel), config));
     let Some((blueprint, staged)) = plan else { return call.one_by_one(values, config) };
