@@ -43,8 +43,8 @@ pub(crate) struct Blueprint {
     pub(crate) staged: usize,
     /// Rows that a team reads before it waits for the first.
     pub(crate) ahead: usize,
-    /// Words of marks of the longest range, rounded up, where cubes of its own sift its scores; 0 where they do not.
-    pub(crate) sifted: usize,
+    /// Whether others sift the scores that the kernel makes.
+    pub(crate) sifted: bool,
 }
 
 impl Blueprint {
@@ -116,8 +116,8 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
 ///
 /// # Shapes
 /// In vectors: `query` `[P, G, columns]`, `keys` `[S, columns]`. `vectors` `[P, parts, length]`, `set_vectors`
-/// `[P, sets, parts, length]`, `table` `[P, row]`; `logits` `[P, G, stride]`, `ordered` `[P, stride]`, `marks` `[P, 3, words]`,
-/// `norms` `[P, scored_parts]`, `log_sum_exp` `[P, G]`.
+/// `[P, sets, parts, length]`, `table` `[P, row]`; `logits` `[P, G, stride]`, `ordered` `[P, stride]`, `marks`
+/// `[P, 3, words]`, `norms` `[P, scored_parts]`, `log_sum_exp` `[P, G]`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn step<F: Float, N: Size>(

@@ -147,7 +147,7 @@ impl Call {
             fenced: !is_cuda(client),
             staged,
             ahead,
-            sifted: 0,
+            sifted: false,
         }
     }
 
@@ -208,13 +208,15 @@ pub(super) fn choose(call: &Call) -> (CubeTensor, CubeTensor, CubeTensor) {
     // Where ranges fill the device, parts are joined for nothing.
     let fill = if 2 * pairs >= processors { 1 } else { fill };
     let splits = fill.max(stride.div_ceil(PART));
-    let widest = (hardware.max_units_per_cube as usize).min(MOST_UNITS);
+    // Small planes must not be more than there is room for.
+    let most = PLANES * (hardware.plane_size_min as usize).max(1);
+    let widest = (hardware.max_units_per_cube as usize).min(MOST_UNITS).min(most);
     let chooser = if stride > 2 * PART { widest } else { UNITS.min(widest) };
     let staged = call.staged(widest);
     let ahead = call.ahead();
     let whole = splits == 1;
     let units = UNITS.min(widest);
-    if !whole && call.sifts(widest) {
+    if !whole && call.sifts(units, widest) {
         let scratch = Scratch::new(call, splits, false, false);
         call.sift(&scratch, splits, units, widest);
         return (call.table.clone(), call.set_vectors.clone(), scratch.log_sum_exp);

@@ -197,7 +197,9 @@ impl Problem<'_> {
                 .collect();
             let seen = || (0..sight.sinks).chain(sight.start..sight.length).map(|slot| own[slot]);
             let top = seen().fold(f32::NEG_INFINITY, f32::max);
-            *sum = top + seen().map(|logit| (logit - top).exp()).sum::<f32>().ln();
+            // Of many thousands, f32 would lose some.
+            let total: f64 = seen().map(|logit| f64::from((logit - top).exp())).sum();
+            *sum = top + total.ln() as f32;
             logits.extend(own);
         }
         logits

@@ -11,7 +11,8 @@ use crate::select::high_of;
 /// Decides which ranges retrieve, and scores those, `splits` parts a range, a cube each.
 ///
 /// # Shapes
-/// As for [`step`](super::kernel::step).
+/// As for [`step`](super::kernel::step), but `norms` `[P, splits]`; `part_sums` `[P, splits, G, 2]`, `bins` `[P, BINS]`
+/// and `tallies` `[P, 2]`, where scores are sifted.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn score_kernel<F: Float, N: Size>(
@@ -66,7 +67,7 @@ pub(super) fn score_kernel<F: Float, N: Size>(
             scale,
             blueprint,
         );
-        if comptime!(blueprint.sifted > 0) {
+        if comptime!(blueprint.sifted) {
             join_teams(&sums, part_sums, pair * splits + split, blueprint);
             clear(bins, tallies, pair, split, splits, blueprint.units);
         }
@@ -141,8 +142,8 @@ pub(super) fn score_split<F: Float, N: Size>(
     }
 }
 
-/// Writes the logits, or their bits in order, of the `first`-th to `end`-th slot in sight, where those from `sinks` on are `gap` further
-/// on; returns the largest squared norm of a key that this unit has seen.
+/// Writes the logits, or their bits in order, of the `first`-th to `end`-th slot in sight, where those from `sinks` on
+/// are `gap` further on; returns the largest squared norm of a key that this unit has seen.
 ///
 /// # Shapes
 /// In vectors: `query` `[P, G, columns]`, `keys` `[S, columns]`. `logits` `[P, G, stride]`, `ordered` from `base` on
@@ -239,7 +240,7 @@ fn score_part<F: Float, N: Size>(
                     mine[g / team_size] = dot;
                 }
             }
-            if comptime!(blueprint.sifted > 0) {
+            if comptime!(blueprint.sifted) {
                 // Behind the end, the last row comes again.
                 if first + (round * ahead + a) * teams + team < end {
                     #[unroll]

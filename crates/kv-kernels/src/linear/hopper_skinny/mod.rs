@@ -238,7 +238,7 @@ pub(super) fn skinny_kernel<E: Float>(
                         load_matrices(at + comptime!(((weight_tiles + tile) * TILE_BYTES) as u32));
                 }
             }
-            // All is in registers: the next tiles may come.
+            // All reads are under way, and served before the next tiles can arrive.
             sync_plane();
             if lane == 0 && copied < end {
                 copy::<E>(

@@ -2,11 +2,11 @@
 
 use cubecl::prelude::*;
 
-use super::sums::{logs, sums_of};
-use super::{CANDIDATES, TALLIES};
-use crate::retrieve_slots::choose::{list_marked, mark_highest, settle, wanted_of};
+use super::sums::logs_of;
+use super::{CANDIDATES, EDGES};
+use crate::retrieve_slots::choose::{Wanted, list_marked, mark_highest, settle, wanted_of};
 use crate::retrieve_slots::conclude::conclude;
-use crate::retrieve_slots::decide::outset_of;
+use crate::retrieve_slots::decide::{Sight, outset_of};
 use crate::retrieve_slots::kernel::{Blueprint, keep};
 use crate::retrieve_slots::marks::{MARKS, WORD, own_words};
 use crate::retrieve_slots::table::*;
@@ -14,7 +14,7 @@ use crate::retrieve_slots::table::*;
 /// Concludes a range's step, a cube a range: a set of what is marked and of the best candidates.
 ///
 /// # Shapes
-/// As for [`mark_kernel`].
+/// As for [`mark_kernel`](super::mark::mark_kernel); so many `words` of marks has the longest range, or more.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn conclude_kernel<F: Float>(
@@ -27,8 +27,8 @@ pub(super) fn conclude_kernel<F: Float>(
     ordered: &[u32],
     part_sums: &[f32],
     marks: &mut [u32],
-    tallies: &[Atomic<u32>],
     candidates: &[u32],
+    edges: &[u32],
     norms: &[f32],
     log_sum_exp: &mut [f32],
     pairs: usize,
@@ -38,6 +38,7 @@ pub(super) fn conclude_kernel<F: Float>(
     radius: usize,
     block: usize,
     hidden: u32,
+    #[comptime] words: usize,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -58,8 +59,8 @@ pub(super) fn conclude_kernel<F: Float>(
         set = decided as usize;
     }
     if comptime!(blueprint.measures) || retrieves {
-        let sums = sums_of(part_sums, pair, splits, blueprint);
-        let logs = logs(&sums, group);
+        let wanted = comptime!(blueprint.measures || blueprint.certified);
+        let logs = logs_of(part_sums, pair, splits, wanted, blueprint);
         if comptime!(blueprint.measures) && UNIT_POS == 0 {
             #[unroll]
             for g in 0..group {
@@ -70,34 +71,14 @@ pub(super) fn conclude_kernel<F: Float>(
             set = min(outset.held, comptime!(sets - 1));
             let wanted = wanted_of(&*table, own);
             let marked = pair * MARKS * stride.div_ceil(WORD);
-            let most = max(tallies[pair * TALLIES].load(), tallies[pair * TALLIES + 1].load());
+            let most = max(edges[pair * EDGES + 2], edges[pair * EDGES + 3]);
             if most <= comptime!(CANDIDATES as u32) {
-                let fewer = wanted.fewer();
-                let best = wanted.dilated > 0;
                 mark_best(
-                    marks,
-                    marked,
-                    tallies,
-                    candidates,
-                    pair,
-                    stride,
-                    sight.local,
-                    wanted.top,
-                    fewer,
-                    best,
-                    blueprint,
+                    marks, marked, candidates, edges, pair, stride, sight, &wanted, words, units,
                 );
             } else {
-                mark_highest(
-                    ordered,
-                    pair * stride,
-                    marks,
-                    marked,
-                    stride,
-                    sight,
-                    &wanted,
-                    blueprint,
-                );
+                let base = pair * stride;
+                mark_highest(ordered, base, marks, marked, stride, sight, &wanted, blueprint);
             }
             settle(blueprint.fenced);
             let to = own + comptime!(FIELDS + sets * SET_FIELDS) + set * width;
@@ -130,17 +111,15 @@ pub(super) fn conclude_kernel<F: Float>(
 fn mark_best(
     marks: &mut [u32],
     marked: usize,
-    tallies: &[Atomic<u32>],
     candidates: &[u32],
+    edges: &[u32],
     pair: usize,
     stride: usize,
-    local: usize,
-    top: usize,
-    fewer: usize,
-    best: bool,
-    #[comptime] blueprint: Blueprint,
+    sight: &Sight,
+    wanted: &Wanted,
+    #[comptime] words: usize,
+    #[comptime] units: usize,
 ) {
-    let (units, words) = comptime!((blueprint.units, blueprint.sifted));
     let unit = UNIT_POS as usize;
     let chosen = Shared::<[Atomic<u32>]>::new_slice(comptime!(2 * words));
     let mut keys = Shared::<[u32]>::new_slice(CANDIDATES);
@@ -152,10 +131,10 @@ fn mark_best(
     }
     #[unroll]
     for search in 0..2usize {
-        let count = tallies[pair * TALLIES + search].load() as usize;
-        let above = tallies[pair * TALLIES + 2 + search].load();
-        let wanted = u32::cast_from(if comptime!(search == 0) { top } else { fewer });
-        let room = wanted - min(above, wanted);
+        let above = edges[pair * EDGES + search];
+        let count = edges[pair * EDGES + 2 + search] as usize;
+        let most = if comptime!(search == 0) { wanted.top } else { wanted.fewer() };
+        let room = u32::cast_from(most) - above;
         // All have read those of the search before.
         sync_cube();
         let mut i = unit;
@@ -183,10 +162,10 @@ fn mark_best(
     }
     sync_cube();
     let all = stride.div_ceil(WORD);
-    let (first, last) = own_words(local, units);
+    let (first, last) = own_words(sight.local, units);
     for word in first..last {
         marks[marked + word] |= chosen[word].load();
-        let bits = marks[marked + all + word] | chosen[words + word].load();
-        marks[marked + all + word] = select(best, bits, 0u32);
+        let best = marks[marked + all + word] | chosen[words + word].load();
+        marks[marked + all + word] = select(wanted.dilated > 0, best, 0u32);
     }
 }

@@ -2,19 +2,19 @@
 
 use cubecl::prelude::*;
 
-use super::sums::{logs, sums_of};
+use super::sums::logs_of;
 use super::{BINS, bin_of, highest};
 use crate::retrieve_slots::choose::score_of;
 use crate::retrieve_slots::decide::outset_of;
 use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::marks::CHUNK;
 use crate::retrieve_slots::table::{DECIDED, RETRIEVES};
-use crate::select::{high_of, number_of};
+use crate::select::high_of;
 
 /// Orders the scores of ranges that retrieve, and counts them by bins.
 ///
 /// # Shapes
-/// As for [`step`](super::kernel::step); `part_sums` `[P, splits, G, 2]`, `bins` `[P, BINS]`.
+/// As for [`step`](crate::retrieve_slots::kernel::step); `part_sums` `[P, splits, G, 2]`, `bins` `[P, BINS]`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn count_kernel(
@@ -42,9 +42,9 @@ pub(super) fn count_kernel(
     let outset =
         outset_of(table, pair, lengths[pair], newest[pair / kv_heads], block, hidden, blueprint);
     if table[outset.own + DECIDED] == i32::new(RETRIEVES as i64) {
-        let sums = sums_of(part_sums, pair, splits, blueprint);
-        let logs = logs(&sums, group);
-        let highest = highest(&sums, blueprint);
+        let highest = highest(part_sums, pair, splits, blueprint);
+        let joins = comptime!(!blueprint.direct());
+        let logs = logs_of(part_sums, pair, splits, joins, blueprint);
         let histogram = Shared::<[Atomic<u32>]>::new_slice(BINS);
         let mut bin = UNIT_POS as usize;
         while bin < BINS {
@@ -57,34 +57,35 @@ pub(super) fn count_kernel(
         let end = outset.sight.start + min((split + 1) * share, count);
         let mut i = outset.sight.start + min(split * share, count) + UNIT_POS as usize;
         while i < end {
-            let mut some = Array::<f32>::new(comptime!(CHUNK * group));
+            // Scores in order, or the bits of logits.
+            let mut some = Array::<u32>::new(comptime!(CHUNK * group));
             #[unroll]
             for c in 0..CHUNK {
                 let at = min(i + c * units, end - 1);
                 #[unroll]
                 for g in 0..group {
-                    if comptime!(blueprint.direct()) {
-                        some[c * group + g] = number_of(ordered[pair * stride + at]);
+                    some[c * group + g] = if joins {
+                        u32::reinterpret(logits[(pair * group + g) * stride + at])
                     } else {
-                        some[c * group + g] = logits[(pair * group + g) * stride + at];
-                    }
+                        ordered[pair * stride + at]
+                    };
                 }
             }
             #[unroll]
             for c in 0..CHUNK {
                 let at = i + c * units;
                 if at < end {
-                    let mut score = some[c * group];
-                    if comptime!(!blueprint.direct()) {
+                    let mut key = some[c * group];
+                    if joins {
                         let mut own = Array::<f32>::new(group);
                         #[unroll]
                         for g in 0..group {
-                            own[g] = some[c * group + g];
+                            own[g] = f32::reinterpret(some[c * group + g]);
                         }
-                        score = score_of(&own, &logs, blueprint);
-                        ordered[pair * stride + at] = high_of(score);
+                        key = high_of(score_of(&own, &logs, blueprint));
+                        ordered[pair * stride + at] = key;
                     }
-                    histogram[bin_of(score, highest)].fetch_add(1u32);
+                    histogram[bin_of(key, highest)].fetch_add(1u32);
                 }
             }
             i += CHUNK * units;

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use super::conclude::conclude_kernel;
 use super::count::count_kernel;
 use super::mark::mark_kernel;
-use super::{BINS, CANDIDATES, TALLIES};
+use super::{BINS, CANDIDATES, EDGES};
 use crate::gpu::{elem_type, grid};
 use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::launch::{Call, Scratch};
@@ -18,6 +18,8 @@ use crate::retrieve_slots::radix::PLANES;
 /// the scores of one query are ordered as they are made, and where those of a group are joined first.
 const LONGEST: usize = 8_192;
 const LONGEST_OF_GROUPS: usize = 2_048;
+/// Words of marks that many are a multiple of.
+const COARSEST: usize = 4_096;
 
 /// What the kernels leave to each other that sift.
 pub(in crate::retrieve_slots) struct Sieve {
@@ -25,10 +27,12 @@ pub(in crate::retrieve_slots) struct Sieve {
     pub(in crate::retrieve_slots) sums: CubeTensor,
     /// `[P, BINS]`
     pub(in crate::retrieve_slots) bins: CubeTensor,
-    /// `[P, TALLIES]`
+    /// `[P, 2]`
     pub(in crate::retrieve_slots) tallies: CubeTensor,
     /// `[P, 2, CANDIDATES, 2]`
     candidates: CubeTensor,
+    /// `[P, EDGES]`
+    edges: CubeTensor,
 }
 
 impl Sieve {
@@ -37,28 +41,31 @@ impl Sieve {
         Self {
             sums: call.scratch(pairs * splits * call.group * 2, DType::F32),
             bins: call.scratch(pairs * BINS, DType::U32),
-            tallies: call.scratch(pairs * TALLIES, DType::U32),
+            tallies: call.scratch(2 * pairs, DType::U32),
             candidates: call.scratch(pairs * 4 * CANDIDATES, DType::U32),
+            edges: call.scratch(pairs * EDGES, DType::U32),
         }
     }
 }
 
 impl Call {
-    /// Code of a cube of `units` of those that score for others to sift, that sift, or that conclude.
-    fn sifting(&self, units: usize) -> Blueprint {
-        let sifted = self.longest().next_power_of_two() / WORD;
-        Blueprint { sifted, ..self.blueprint(units, true, 0, self.ahead()) }
+    /// Words of marks of the longest range, rounded up: each number is a kernel of its own.
+    fn words(&self) -> usize {
+        let words = self.longest().div_ceil(WORD);
+        words.next_power_of_two().min(words.next_multiple_of(COARSEST))
     }
 
-    /// Whether scores are sifted: those of long ranges, where shared memory has room for their marks and for bins.
-    pub(in crate::retrieve_slots) fn sifts(&self, units: usize) -> bool {
+    /// Whether scores are sifted, by cubes of `units` and one of `widest`: those of long ranges, where shared memory has
+    /// room for their marks and for bins.
+    pub(in crate::retrieve_slots) fn sifts(&self, units: usize, widest: usize) -> bool {
         let hardware = &self.query.client.properties().hardware;
         let words = hardware.max_shared_memory_size / size_of::<u32>();
+        let team = self.blueprint(units, true, 0, 1).team;
+        let scoring = 2 * units * self.group.div_ceil(team) + units + 2 * self.config.sets;
         let sums = 2 * PLANES * self.group;
-        let marks = 2 * self.sifting(units).sifted + 2 * CANDIDATES;
-        let most = (marks + self.beside(units)).max(BINS) + sums;
+        let concluding = 2 * self.words() + 2 * CANDIDATES + self.beside(widest) + sums;
         let longest = if self.direct() { LONGEST } else { LONGEST_OF_GROUPS };
-        self.longest() > longest && most <= words
+        self.longest() > longest && scoring.max(concluding).max(BINS + sums) <= words
     }
 
     /// Scores, sifts and concludes.
@@ -70,7 +77,7 @@ impl Call {
         widest: usize,
     ) {
         let sieve = Sieve::new(self, splits);
-        let blueprint = self.sifting(units);
+        let blueprint = Blueprint { sifted: true, ..self.blueprint(units, true, 0, self.ahead()) };
         self.score(scratch, Some(&sieve), splits, blueprint);
         let options = self.config.options;
         let client = self.query.client.clone();
@@ -110,6 +117,7 @@ impl Call {
                 scratch.marks.clone().into_buffer_arg(),
                 sieve.tallies.clone().into_buffer_arg(),
                 sieve.candidates.clone().into_buffer_arg(),
+                sieve.edges.clone().into_buffer_arg(),
                 self.pairs,
                 kv_heads,
                 splits,
@@ -131,8 +139,8 @@ impl Call {
                 scratch.ordered.clone().into_buffer_arg(),
                 sieve.sums.into_buffer_arg(),
                 scratch.marks.clone().into_buffer_arg(),
-                sieve.tallies.into_buffer_arg(),
                 sieve.candidates.into_buffer_arg(),
+                sieve.edges.into_buffer_arg(),
                 scratch.norms.clone().into_buffer_arg(),
                 scratch.log_sum_exp.clone().into_buffer_arg(),
                 self.pairs,
@@ -142,7 +150,8 @@ impl Call {
                 options.radius,
                 options.block,
                 options.hidden.bits(),
-                self.sifting(widest),
+                self.words(),
+                self.blueprint(widest, false, 0, 1),
                 elem_type(self.query.dtype),
             );
         }

@@ -2,21 +2,19 @@
 
 use cubecl::prelude::*;
 
-use super::sums::sums_of;
-use super::{BINS, CANDIDATES, PART_WORDS, TALLIES, bin_of, highest};
+use super::{BINS, CANDIDATES, EDGES, PART_WORDS, bin_of, highest};
 use crate::retrieve_slots::choose::wanted_of;
 use crate::retrieve_slots::decide::outset_of;
 use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::marks::{CHUNK, MARKS, WORD};
 use crate::retrieve_slots::radix::{PLANES, exclusive};
 use crate::retrieve_slots::table::{DECIDED, RETRIEVES};
-use crate::select::number_of;
 
 /// Marks the slots of scores above the edges' bins, and hands on those within them.
 ///
 /// # Shapes
-/// As for [`count_kernel`]; `marks` `[P, 3, words]`, `tallies` `[P, TALLIES]`, `candidates`
-/// `[P, 2, CANDIDATES, 2]`: ordered scores and their slots.
+/// As for [`count_kernel`](super::count::count_kernel); `marks` `[P, 3, words]`; `tallies` `[P, 2]`, `candidates`
+/// `[P, 2, CANDIDATES, 2]`: ordered scores and their slots; `edges` `[P, EDGES]`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn mark_kernel(
@@ -29,6 +27,7 @@ pub(super) fn mark_kernel(
     marks: &mut [u32],
     tallies: &[Atomic<u32>],
     candidates: &mut [u32],
+    edges: &mut [u32],
     pairs: usize,
     kv_heads: usize,
     splits: usize,
@@ -50,8 +49,7 @@ pub(super) fn mark_kernel(
     if table[outset.own + DECIDED] == i32::new(RETRIEVES as i64) {
         let sight = &outset.sight;
         let wanted = wanted_of(table, outset.own);
-        let sums = sums_of(part_sums, pair, splits, blueprint);
-        let highest = highest(&sums, blueprint);
+        let highest = highest(part_sums, pair, splits, blueprint);
         let mut counts = Array::<u32>::new(each);
         let mut own = 0u32;
         #[unroll]
@@ -64,19 +62,26 @@ pub(super) fn mark_kernel(
             own += counts[b];
         }
         let mut parts = Shared::<[u32]>::new_slice(PLANES);
-        let mut edges = Shared::<[u32]>::new_slice(2usize);
+        // Of each search, the edge's bin and how many scores are in it.
+        let mut found = Shared::<[u32]>::new_slice(4usize);
         let (before, _) = exclusive(own, &mut parts);
         let mut before = before;
         #[unroll]
         for b in 0..each {
             let after = before + counts[b];
             let bin = (unit * each + b) as u32;
-            let (top, fewer) = (u32::cast_from(wanted.top), u32::cast_from(wanted.fewer()));
-            if before < top && after >= top {
-                edges[0] = bin;
-            }
-            if before < fewer && after >= fewer {
-                edges[1] = bin;
+            #[unroll]
+            for search in 0..2usize {
+                let most = if comptime!(search == 0) { wanted.top } else { wanted.fewer() };
+                let most = u32::cast_from(most);
+                if before < most && after >= most {
+                    found[search] = bin;
+                    found[2 + search] = counts[b];
+                    if split == 0 {
+                        edges[pair * EDGES + search] = before;
+                        edges[pair * EDGES + 2 + search] = counts[b];
+                    }
+                }
             }
             before = after;
         }
@@ -105,20 +110,19 @@ pub(super) fn mark_kernel(
             for c in 0..CHUNK {
                 let slot = i + c * units;
                 if slot < end {
-                    let bin = bin_of(number_of(some[c]), highest) as u32;
+                    let bin = bin_of(some[c], highest) as u32;
                     #[unroll]
                     for search in 0..2usize {
-                        if bin < edges[search] {
+                        if bin < found[search] {
                             let word = search * PART_WORDS + slot / WORD - first_word;
                             marked[word].fetch_or(1u32 << u32::cast_from(slot % WORD));
-                        } else if bin == edges[search] {
-                            let tally = pair * TALLIES + search;
-                            let at = tallies[tally].fetch_add(1u32) as usize;
-                            if at < CANDIDATES {
-                                let to = 2 * ((2 * pair + search) * CANDIDATES + at);
-                                candidates[to] = some[c];
-                                candidates[to + 1] = slot as u32;
-                            }
+                        } else if bin == found[search]
+                            && found[2 + search] <= comptime!(CANDIDATES as u32)
+                        {
+                            let at = tallies[2 * pair + search].fetch_add(1u32) as usize;
+                            let to = 2 * ((2 * pair + search) * CANDIDATES + at);
+                            candidates[to] = some[c];
+                            candidates[to + 1] = slot as u32;
                         }
                     }
                 }
@@ -129,17 +133,11 @@ pub(super) fn mark_kernel(
         let all = stride.div_ceil(WORD);
         #[unroll]
         for search in 0..2usize {
-            let mut above = 0u32;
             word = first_word + unit;
             while word < end_word {
                 let bits = marked[search * PART_WORDS + word - first_word].load();
                 marks[(pair * MARKS + search) * all + word] = bits;
-                above += bits.count_ones();
                 word += units;
-            }
-            let (_, above) = exclusive(above, &mut parts);
-            if unit == 0 {
-                tallies[pair * TALLIES + 2 + search].fetch_add(above);
             }
         }
     }

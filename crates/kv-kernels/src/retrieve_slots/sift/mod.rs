@@ -1,5 +1,5 @@
 //! Long ranges: many cubes count a range's scores by bins and mark those above an edge's, so that the cube that
-//! concludes has but the scores of one bin to order.
+//! concludes has but the scores of two bins to order: that of the set's last, and that of the last of its best.
 //!
 //! Scores are logarithms of weights, and bins are equal parts of them below the highest that a weight can be, or below
 //! the highest of all. Where a bin holds more than there is room for, that cube orders all scores as it does for short
@@ -17,7 +17,10 @@ use super::kernel::Blueprint;
 use super::launch::PART;
 use super::marks::WORD;
 pub(super) use launch::Sieve;
+use sums::sums_of;
 pub(super) use sums::{Sums, join_teams};
+
+use crate::select::number_of;
 
 /// Bins of a range's scores.
 const BINS: usize = 4_096;
@@ -25,27 +28,29 @@ const BINS: usize = 4_096;
 const FINENESS: f32 = 128.0;
 /// Scores of a bin that the concluding cube orders.
 const CANDIDATES: usize = 1_024;
-/// Words of marks of a part of a range, at most: its slots may begin and end within words.
-const PART_WORDS: usize = PART / WORD + 1;
-/// Tallies of a range: candidates for the set and for its best, and what is above them.
-const TALLIES: usize = 4;
+/// Words of marks of a part of a range, at most.
+const PART_WORDS: usize = PART / WORD;
+/// Of a range's edges, that of the set and that of its best: how many scores are above their bins, and within them.
+const EDGES: usize = 4;
 
-/// Where bins begin: weights are 1 at most; logits have no such bound.
+/// Where a range's bins begin: weights are 1 at most, and sums of a group's hardly more; logits have no such bound.
 #[cube]
-fn highest(sums: &Sums, #[comptime] blueprint: Blueprint) -> f32 {
+fn highest(part_sums: &[f32], pair: usize, splits: usize, #[comptime] blueprint: Blueprint) -> f32 {
     let mut highest = 0.0f32;
     if comptime!(blueprint.direct()) {
+        let sums = sums_of(part_sums, pair, splits, blueprint);
         highest = sums.tops[0];
     }
     highest
 }
 
-/// A score's bin, the highest first. NaN is in the last, as it is the lowest.
+/// The bin of a score by its bits in order ([`high_of`](crate::select::high_of)), the highest first. NaN is in the last,
+/// as it is the lowest.
 #[cube]
-fn bin_of(score: f32, highest: f32) -> usize {
-    let below = (highest - score) * FINENESS;
+fn bin_of(key: u32, highest: f32) -> usize {
+    let below = (highest - number_of(key)) * FINENESS;
     let mut bin = comptime!(BINS - 1).runtime();
-    if below < comptime!((BINS - 1) as f32) {
+    if key > 0 && below < comptime!((BINS - 1) as f32) {
         bin = max(below, 0.0f32) as usize;
     }
     bin
@@ -53,7 +58,7 @@ fn bin_of(score: f32, highest: f32) -> usize {
 
 /// Empties a range's bins and tallies, by the cubes of its parts.
 #[cube]
-pub(in crate::retrieve_slots) fn clear(
+pub(super) fn clear(
     bins: &[Atomic<u32>],
     tallies: &[Atomic<u32>],
     pair: usize,
@@ -66,7 +71,7 @@ pub(in crate::retrieve_slots) fn clear(
         bins[pair * BINS + bin].store(0u32);
         bin += splits * units;
     }
-    if split == 0 && (UNIT_POS as usize) < TALLIES {
-        tallies[pair * TALLIES + UNIT_POS as usize].store(0u32);
+    if split == 0 && UNIT_POS < 2 {
+        tallies[2 * pair + UNIT_POS as usize].store(0u32);
     }
 }

@@ -32,11 +32,6 @@ impl Sums {
         self.totals[i] = self.totals[i] * (self.tops[i] - most).exp() + total * (top - most).exp();
         self.tops[i] = most;
     }
-
-    /// The logarithm.
-    fn log(&self, #[comptime] i: usize) -> f32 {
-        self.tops[i] + self.totals[i].ln()
-    }
 }
 
 /// Writes the sums of a part's logits, joined over a cube's teams.
@@ -116,13 +111,28 @@ pub(super) fn sums_of(
     all
 }
 
-/// The logarithms of the sums.
+/// The logarithms of the sums of a range's logits; zeros where nobody asks for them.
 #[cube]
-pub(super) fn logs(sums: &Sums, #[comptime] group: usize) -> Array<f32> {
+pub(super) fn logs_of(
+    part_sums: &[f32],
+    pair: usize,
+    splits: usize,
+    #[comptime] wanted: bool,
+    #[comptime] blueprint: Blueprint,
+) -> Array<f32> {
+    let group = blueprint.group.comptime();
     let mut logs = Array::<f32>::new(group);
-    #[unroll]
-    for g in 0..group {
-        logs[g] = sums.log(g);
+    if wanted {
+        let sums = sums_of(part_sums, pair, splits, blueprint);
+        #[unroll]
+        for g in 0..group {
+            logs[g] = sums.tops[g] + sums.totals[g].ln();
+        }
+    } else {
+        #[unroll]
+        for g in 0..group {
+            logs[g] = 0.0f32;
+        }
     }
     logs
 }
