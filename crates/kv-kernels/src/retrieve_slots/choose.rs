@@ -3,9 +3,10 @@
 use cubecl::prelude::*;
 
 use super::ScoreReduction;
-use super::decide::{Sight, first_in_sight};
+use super::decide::Sight;
 use super::kernel::Blueprint;
-use super::marks::{WORD, compared, lowest_bits, own_words, shifted, within};
+use super::list::list_marked;
+use super::marks::{WORD, compared, lowest_bits, own_words};
 use super::radix::{PLANES, edges, exclusive};
 use super::table::{DILATED, ROUNDING, TOP};
 use crate::decode_attention::shared::{LOWEST, larger};
@@ -171,105 +172,6 @@ pub(super) fn mark_highest(
     }
 }
 
-/// Writes the tokens of marked slots, and of the neighbours of the best, from `to` on; returns how many there are and
-/// the most attention that a query does not give to what is surely attended to until the block ends.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-pub(super) fn list_marked(
-    logits: &[f32],
-    marks: &mut [u32],
-    marked: usize,
-    table: &mut [i32],
-    sums: &Array<f32>,
-    pair: usize,
-    stride: usize,
-    sight: &Sight,
-    to: usize,
-    radius: usize,
-    block: usize,
-    hidden: u32,
-    #[comptime] blueprint: Blueprint,
-) -> (usize, f32) {
-    let group = blueprint.group.comptime();
-    let units = blueprint.units.comptime();
-    let unit = UNIT_POS as usize;
-    let (start, local) = (sight.start, sight.local);
-    let from = pair * group * stride;
-    let words = stride.div_ceil(WORD);
-    let mut parts = Shared::<[u32]>::new_slice(PLANES);
-    // Neighbours of the best may be locals, which go out of the locals' place with time.
-    let reach = min(local + radius, sight.length);
-    let known = local.div_ceil(WORD);
-    let (first, last) = own_words(reach, units);
-    let mut own = 0u32;
-    for word in first..last {
-        let mut chosen = 0u32;
-        if word < known {
-            chosen = marks[marked + word];
-        }
-        for distance in 0..radius + 1 {
-            chosen |= shifted(&*marks, marked + words, known, word, distance);
-        }
-        chosen &= within(word, start, reach);
-        marks[marked + 2 * words + word] = chosen;
-        own += chosen.count_ones();
-    }
-    let (before, count) = exclusive(own, &mut parts);
-    let mut next = before as usize;
-    for word in first..last {
-        let mut bits = marks[marked + 2 * words + word];
-        while bits > 0 {
-            let bit = ((bits - 1) & !bits).count_ones() as usize;
-            if next < comptime!(blueprint.width) {
-                table[to + next] = i32::cast_from(word * WORD + bit + sight.freed);
-            }
-            next += 1;
-            bits &= bits - 1;
-        }
-    }
-
-    let mut dropped = 0.0f32;
-    if comptime!(blueprint.certified) {
-        settle_scratch(blueprint);
-        let left = block - 1 - (sight.tokens - min(sight.tokens, 1usize)) % block;
-        let ahead = first_in_sight(hidden, sight.tokens + left);
-        let later = ahead - min(ahead, sight.freed);
-        let stays = min(local + left, sight.length);
-        let mut masses = Shared::<[f32]>::new_slice(comptime!(PLANES * group));
-        let plane = (UNIT_POS / PLANE_DIM) as usize;
-        #[unroll]
-        for g in 0..group {
-            let mut mass = 0.0f32;
-            let mut i = start + unit;
-            while i < sight.length {
-                let mut kept = i >= stays;
-                if !kept && i < reach {
-                    let bits = marks[marked + 2 * words + i / WORD];
-                    kept = (bits >> u32::cast_from(i % WORD)) & 1u32 > 0;
-                }
-                if !kept || i < later {
-                    mass += (logits[from + g * stride + i] - sums[g]).exp();
-                }
-                i += units;
-            }
-            mass = plane_sum(mass);
-            if UNIT_POS_PLANE == 0 {
-                masses[g * PLANES + plane] = mass;
-            }
-        }
-        sync_cube();
-        #[unroll]
-        for g in 0..group {
-            let mut mass = 0.0f32;
-            for other in 0..(CUBE_DIM / PLANE_DIM) as usize {
-                mass += masses[g * PLANES + other];
-            }
-            dropped = max(dropped, mass);
-        }
-    }
-    (min(count as usize, comptime!(blueprint.width)), dropped)
-}
-
 /// Waits until what the cube wrote to memory is seen by all of it.
 #[cube]
 pub(super) fn settle(#[comptime] fenced: bool) {
@@ -282,7 +184,7 @@ pub(super) fn settle(#[comptime] fenced: bool) {
 
 /// The same for ordered scores and marks, wherever they are.
 #[cube]
-fn settle_scratch(#[comptime] blueprint: Blueprint) {
+pub(super) fn settle_scratch(#[comptime] blueprint: Blueprint) {
     if comptime!(blueprint.staged > 0) {
         sync_cube();
     } else {

@@ -8,7 +8,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::kernel::{self, step};
-use super::launch::{self, Call, Scratch};
+use super::launch::{self, Call};
+use super::scratch::Scratch;
 use super::table::row;
 use crate::decode_attention::plan::{Kernel, for_choices, kernel, room, splits};
 use crate::decode_attention::shared::seen_chosen;

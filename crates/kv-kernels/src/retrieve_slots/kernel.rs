@@ -3,8 +3,8 @@
 use cubecl::prelude::*;
 
 use super::choose::{retrieve, settle, wanted_of};
-use super::conclude::{Chosen, conclude};
-use super::decide::{Outset, decide, outset_of};
+use super::conclude::{Chosen, conclude, keep};
+use super::decide::{decide, outset_of};
 use super::log_sums::log_sums;
 use super::marks::{CHUNK, MARKS, WORD};
 use super::score::score_split;
@@ -252,58 +252,4 @@ pub(crate) fn step<F: Float, N: Size>(
         }
     }
     conclude(table, own, sight, decided, set, distance, units, sets, width)
-}
-
-/// Notes what a new set is of, and that the block has it.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-pub(super) fn keep<F: Float>(
-    vectors: &[F],
-    set_vectors: &mut [f32],
-    norms: &[f32],
-    table: &mut [i32],
-    outset: &Outset,
-    pair: usize,
-    set: usize,
-    count: usize,
-    dropped: f32,
-    scored_parts: usize,
-    #[comptime] blueprint: Blueprint,
-) {
-    let sets = blueprint.sets.comptime();
-    let parts = comptime!(blueprint.parts * blueprint.length);
-    let (own, top) = (outset.own, outset.top);
-    let unit = UNIT_POS as usize;
-    if comptime!(blueprint.shares) {
-        let mut i = unit;
-        while i < parts {
-            set_vectors[(pair * sets + set) * parts + i] =
-                f32::cast_from(vectors[pair * parts + i]);
-            i += blueprint.units.comptime();
-        }
-    }
-    if unit == 0 {
-        let fields = own + FIELDS + set * SET_FIELDS;
-        table[fields + COUNT] = i32::cast_from(count);
-        if comptime!(blueprint.certified) {
-            let mut most = 0.0f32;
-            for part in 0..scored_parts {
-                most = max(most, norms[pair * scored_parts + part]);
-            }
-            table[fields + KEY_NORM] = i32::reinterpret(most.sqrt());
-            table[fields + DROPPED] = i32::reinterpret(dropped);
-        }
-        let wanted = table[own + WANTED] as usize;
-        if wanted > 0 {
-            // Half of what is amiss, and at least one.
-            let mut next = top + (wanted - min(count, wanted)).div_ceil(2);
-            if count > wanted {
-                let less = (count - wanted).div_ceil(2);
-                next = top - min(less, top);
-            }
-            table[own + TOP] = i32::cast_from(max(min(next, wanted), 1usize));
-        }
-        table[own + BLOCK] = outset.block;
-        table[own + SETS] = i32::cast_from(set + 1);
-    }
 }

@@ -4,7 +4,7 @@
 //! On CubeCL devices a call is one kernel (`kernel.rs`) where a cube takes a range, else two: `score.rs` in parts, then
 //! the choice a cube a range. Of long ranges, more cubes sift the scores in between (`sift/`). `decide.rs` says which
 //! ranges share, `choose.rs` makes sets, `radix.rs` finds the highest scores, `marks.rs` notes them bit by bit,
-//! `conclude.rs` what is read of a set. Where the attention is a cube a range, too, `fused.rs` chooses
+//! `list.rs` lists them, `conclude.rs` writes down what is read of a set. Where the attention is a cube a range, too, `fused.rs` chooses
 //! and attends in one launch, behind one for the scores where ranges may share.
 
 #[cfg(feature = "gpu")]
@@ -20,6 +20,8 @@ mod kernel;
 #[cfg(feature = "gpu")]
 pub(crate) mod launch;
 #[cfg(feature = "gpu")]
+mod list;
+#[cfg(feature = "gpu")]
 mod log_sums;
 #[cfg(feature = "gpu")]
 mod marks;
@@ -28,6 +30,8 @@ mod radix;
 pub(crate) mod reference;
 #[cfg(feature = "gpu")]
 mod score;
+#[cfg(feature = "gpu")]
+mod scratch;
 mod sets;
 #[cfg(feature = "gpu")]
 mod sift;

@@ -4,10 +4,11 @@ use cubecl::prelude::*;
 
 use super::sums::logs_of;
 use super::{CANDIDATES, EDGES};
-use crate::retrieve_slots::choose::{Wanted, list_marked, mark_highest, settle, wanted_of};
-use crate::retrieve_slots::conclude::conclude;
+use crate::retrieve_slots::choose::{Wanted, mark_highest, settle, wanted_of};
+use crate::retrieve_slots::conclude::{conclude, keep};
 use crate::retrieve_slots::decide::{Sight, outset_of};
-use crate::retrieve_slots::kernel::{Blueprint, keep};
+use crate::retrieve_slots::kernel::Blueprint;
+use crate::retrieve_slots::list::list_marked;
 use crate::retrieve_slots::marks::{MARKS, WORD, own_words};
 use crate::retrieve_slots::table::*;
 

@@ -10,9 +10,10 @@ use super::mark::mark_kernel;
 use super::{BINS, CANDIDATES, EDGES};
 use crate::gpu::{elem_type, grid};
 use crate::retrieve_slots::kernel::Blueprint;
-use crate::retrieve_slots::launch::{Call, Scratch};
+use crate::retrieve_slots::launch::Call;
 use crate::retrieve_slots::marks::WORD;
 use crate::retrieve_slots::radix::PLANES;
+use crate::retrieve_slots::scratch::Scratch;
 
 /// Slots of a range beyond which many cubes sift its scores, so that one does not have to look at all of them: where
 /// the scores of one query are ordered as they are made, and where those of a group are joined first.
