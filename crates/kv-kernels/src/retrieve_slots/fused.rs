@@ -42,7 +42,10 @@ pub(crate) fn run(
     if parts > 1 || call.longest() > LONGEST {
         return call.one_by_one(values, config);
     }
+    // Where all ranges are scored here, too, it is wider cubes that read more at a time.
+    let shares = call.config.options.block > 1;
     let plan = for_choices(query, kernel, pairs, config.longest)
+        .filter(|_| shares)
         .and_then(|plan| call.plan(plan.kernel, Some(plan.room), plan.most, config))
         .or_else(|| call.plan(kernel, None, room(query, kernel), config));
     let Some((blueprint, staged)) = plan else { return call.one_by_one(values, config) };
@@ -63,9 +66,8 @@ impl Call {
         let Kernel::TensorCore { words, planes } = kernel else { return None };
         let hardware = &self.query.client.properties().hardware;
         let available = hardware.max_shared_memory_size / size_of::<f32>();
-        let units = 32 * planes;
-        let staged = self.staged(units);
-        let choice = self.choice_room(staged, units);
+        let staged = self.staged();
+        let choice = self.choice_room(staged);
         let left = most.saturating_sub(choice);
         let room = room.unwrap_or(left);
         let sums = planes * self.group * self.head_dim;

@@ -152,30 +152,29 @@ impl Call {
         }
     }
 
-    /// Slots for whose scores shared memory has room, where a cube of up to `units` chooses: one of few sizes, as each
+    /// Slots for whose scores shared memory has room, where a cube chooses: one of few sizes, as each
     /// is a kernel of its own; 0 where the longest range does not fit.
-    pub(super) fn staged(&self, units: usize) -> usize {
+    pub(super) fn staged(&self) -> usize {
         let hardware = &self.query.client.properties().hardware;
         let words = hardware.max_shared_memory_size / size_of::<u32>();
-        let most = words.saturating_sub(self.beside(units)) * WORD / (WORD + MARKS);
+        let most = words.saturating_sub(self.beside()) * WORD / (WORD + MARKS);
         let rounded = self.longest().next_power_of_two().max(SMALLEST_STAGE);
         if self.longest() <= most { rounded.min(most) } else { 0 }
     }
 
     /// Numbers of shared memory that a choice takes beside scores and marks.
-    pub(super) fn beside(&self, units: usize) -> usize {
+    pub(super) fn beside(&self) -> usize {
         let digits = 2 * BINS + 6 + 2 * PLANES;
         let sums = if self.direct() { 0 } else { PLANES * self.group };
-        let certificate =
-            if self.config.options.certified { PLANES * self.group + units } else { 0 };
+        let certificate = if self.config.options.certified { PLANES * (self.group + 1) } else { 0 };
         let sets = 2 * self.config.sets;
         // Two more arrays of sums over planes, and what compilers add.
         digits + sums + certificate + sets + 3 * PLANES + 256
     }
 
     /// Numbers of shared memory of a choice with room for the scores of so many slots.
-    pub(super) fn choice_room(&self, staged: usize, units: usize) -> usize {
-        staged + MARKS * staged.div_ceil(WORD) + self.beside(units)
+    pub(super) fn choice_room(&self, staged: usize) -> usize {
+        staged + MARKS * staged.div_ceil(WORD) + self.beside()
     }
 
     /// Rows that a team reads before it waits for the first: as many as registers allow.
@@ -213,11 +212,11 @@ pub(super) fn choose(call: &Call) -> (CubeTensor, CubeTensor, CubeTensor) {
     let most = PLANES * (hardware.plane_size_min as usize).max(1);
     let widest = (hardware.max_units_per_cube as usize).min(MOST_UNITS).min(most);
     let chooser = if stride > 2 * PART { widest } else { UNITS.min(widest) };
-    let staged = call.staged(widest);
+    let staged = call.staged();
     let ahead = call.ahead();
     let whole = splits == 1;
     let units = UNITS.min(widest);
-    if !whole && call.sifts(units, widest) {
+    if !whole && call.sifts(units) {
         let scratch = Scratch::new(call, splits, false, false);
         call.sift(&scratch, splits, units, widest);
         return (call.table.clone(), call.set_vectors.clone(), scratch.log_sum_exp);

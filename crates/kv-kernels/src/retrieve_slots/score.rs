@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use super::decide::{Sight, decide, outset_of};
 use super::kernel::Blueprint;
+use super::radix::PLANES;
 use super::sift::{Sums, clear, join_teams};
 use super::table::{DECIDED, DISTANCE, RETRIEVES};
 use crate::select::high_of;
@@ -100,7 +101,6 @@ pub(super) fn score_split<F: Float, N: Size>(
     scale: f32,
     #[comptime] blueprint: Blueprint,
 ) {
-    let units = blueprint.units.comptime();
     let gap = sight.start - sight.sinks;
     let mut from = 0usize;
     let mut count = sight.length - gap;
@@ -129,13 +129,16 @@ pub(super) fn score_split<F: Float, N: Size>(
         blueprint,
     );
     if comptime!(blueprint.certified) {
-        let mut largest = Shared::<[f32]>::new_slice(units);
-        largest[UNIT_POS as usize] = norm;
+        let mut largest = Shared::<[f32]>::new_slice(PLANES);
+        let norm = plane_max(norm);
+        if UNIT_POS_PLANE == 0 {
+            largest[(UNIT_POS / PLANE_DIM) as usize] = norm;
+        }
         sync_cube();
         if UNIT_POS == 0 {
             let mut most = 0.0f32;
-            for other in 0..units {
-                most = max(most, largest[other]);
+            for plane in 0..(CUBE_DIM / PLANE_DIM) as usize {
+                most = max(most, largest[plane]);
             }
             norms[pair * splits + split] = most;
         }

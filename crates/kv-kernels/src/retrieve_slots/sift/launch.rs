@@ -56,15 +56,15 @@ impl Call {
         words.next_power_of_two().min(words.next_multiple_of(COARSEST))
     }
 
-    /// Whether scores are sifted, by cubes of `units` and one of `widest`: those of long ranges, where shared memory has
+    /// Whether scores made by cubes of `units` are sifted: those of long ranges, where shared memory has
     /// room for their marks and for bins.
-    pub(in crate::retrieve_slots) fn sifts(&self, units: usize, widest: usize) -> bool {
+    pub(in crate::retrieve_slots) fn sifts(&self, units: usize) -> bool {
         let hardware = &self.query.client.properties().hardware;
         let words = hardware.max_shared_memory_size / size_of::<u32>();
         let team = self.blueprint(units, true, 0, 1).team;
-        let scoring = 2 * units * self.group.div_ceil(team) + units + 2 * self.config.sets;
+        let scoring = 2 * units * self.group.div_ceil(team) + PLANES + 2 * self.config.sets;
         let sums = 2 * PLANES * self.group;
-        let concluding = 2 * self.words() + 2 * CANDIDATES + self.beside(widest) + sums;
+        let concluding = 2 * self.words() + 2 * CANDIDATES + self.beside() + sums;
         let longest = if self.direct() { LONGEST } else { LONGEST_OF_GROUPS };
         self.longest() > longest && scoring.max(concluding).max(BINS + sums) <= words
     }
