@@ -107,6 +107,8 @@ mod tests {
         other["model"] = json!("other (4 x 2 x 32, 0123456789abcdef)");
         std::fs::write(&out, other.to_string()).unwrap();
         assert!(noted());
+        std::fs::write(&out, json!({"layers": other["layers"]}).to_string()).unwrap();
+        assert!(!noted(), "channels alone say of no model");
         for (more, part) in [
             (&[][..], "--out is needed: needle-1m is no local folder"),
             (&["--out", &file("no/out.json")], "cannot write to"),
