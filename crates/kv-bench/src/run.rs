@@ -54,7 +54,7 @@ impl Bench<'_> {
     pub(crate) fn remark(&mut self, contenders: &[Contender]) -> anyhow::Result<()> {
         let layers = self.model.config().num_layers;
         for contender in contenders {
-            if let Some(remark) = contender.policy.remark(layers) {
+            for remark in contender.policy.remarks(layers) {
                 self.note(remark);
             }
             let Some(path) = &contender.channels else { continue };

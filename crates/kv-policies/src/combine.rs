@@ -48,8 +48,8 @@ impl Policy for Combine {
         })
     }
 
-    fn remark(&self, layers: usize) -> Option<String> {
-        self.prefill.remark(layers).or_else(|| self.decode.remark(layers))
+    fn remarks(&self, layers: usize) -> Vec<String> {
+        [self.prefill.remarks(layers), self.decode.remarks(layers)].concat()
     }
 
     fn needs(&self) -> Needs {

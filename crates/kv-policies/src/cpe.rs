@@ -47,10 +47,8 @@ impl Policy for Cpe {
         config
     }
 
-    fn remark(&self, layers: usize) -> Option<String> {
-        let remarks = [self.psaw.remark(layers), self.etf.remark(layers)];
-        let remarks: Vec<String> = remarks.into_iter().flatten().collect();
-        (!remarks.is_empty()).then(|| remarks.join("; "))
+    fn remarks(&self, layers: usize) -> Vec<String> {
+        [self.psaw.remarks(layers), self.etf.remarks(layers)].concat()
     }
 
     fn needs(&self) -> Needs {

@@ -8,14 +8,15 @@ pub(crate) fn start_layer(start: Option<usize>, layers: usize) -> usize {
 }
 
 /// What to say where a schedule leaves all of a model's layers as they are: the last must be behind the first.
-pub(crate) fn idle(what: &str, start: Option<usize>, layers: usize) -> Option<String> {
+pub(crate) fn idle(what: &str, start: Option<usize>, layers: usize) -> Vec<String> {
     let first = start_layer(start, layers);
-    (first + 1 >= layers).then(|| {
+    let idle = (first + 1 >= layers).then(|| {
         format!(
             "{what} change nothing in this model: they begin behind layer {first}, and its {layers} layers are \
              counted from 0; `start` may name an earlier one"
         )
-    })
+    });
+    idle.into_iter().collect()
 }
 
 /// Checks a schedule's base and exponent, by their names.

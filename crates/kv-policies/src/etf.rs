@@ -72,7 +72,7 @@ impl Policy for Etf {
         crate::registry::config_of(NAME, self)
     }
 
-    fn remark(&self, layers: usize) -> Option<String> {
+    fn remarks(&self, layers: usize) -> Vec<String> {
         idle("etf's frozen tokens", self.start, layers)
     }
 

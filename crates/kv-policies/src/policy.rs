@@ -155,9 +155,9 @@ pub trait Policy: Debug + Send + Sync {
     }
 
     /// What a user should know of this policy in a model of so many layers, such as that it does nothing there.
-    fn remark(&self, layers: usize) -> Option<String> {
+    fn remarks(&self, layers: usize) -> Vec<String> {
         let _ = layers;
-        None
+        Vec::new()
     }
 
     /// Whether decode steps may drop or change slots; if not, several tokens may be appended at

@@ -94,7 +94,7 @@ impl Policy for Psaw {
         crate::registry::config_of(NAME, self)
     }
 
-    fn remark(&self, layers: usize) -> Option<String> {
+    fn remarks(&self, layers: usize) -> Vec<String> {
         idle("psaw's windows", self.start, layers)
     }
 

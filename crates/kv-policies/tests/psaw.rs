@@ -290,8 +290,8 @@ fn schedules_that_change_nothing_say_so() {
         (json!({"policy": "cpe", "budget": 64}), 32, false),
         (json!({"policy": "cis", "budget": 64}), 4, false),
     ] {
-        let remark = policy(config.clone()).remark(layers);
-        assert_eq!(remark.is_some(), says, "{config} in {layers} layers: {remark:?}");
+        let remarks = policy(config.clone()).remarks(layers);
+        assert_eq!(!remarks.is_empty(), says, "{config} in {layers} layers: {remarks:?}");
         // It is true: no layer's windows or frozen tokens.
         let idle = (0..layers).all(|index| {
             let layer = LayerContext { index, count: layers };
