@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 
 use burn::tensor::{DType, Device, Int, Tensor};
+use half::{bf16, f16};
 use kv_kernels::{
     DecodeAttentionOptions, IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SetRule, Share,
     SimilarityReduction, SlotRanges, SlotView, decode_attention, retrieve_slots,
@@ -35,8 +36,19 @@ struct Layer {
     group: usize,
     head_dim: usize,
     room: usize,
+    dtype: DType,
     keys: Vec<f32>,
     values: Vec<f32>,
+}
+
+/// Numbers that a dtype has.
+fn rounded(numbers: &[f32], dtype: DType) -> Vec<f32> {
+    let round = |number: &f32| match dtype {
+        DType::BF16 => bf16::from_f32(*number).to_f32(),
+        DType::F16 => f16::from_f32(*number).to_f32(),
+        _ => *number,
+    };
+    numbers.iter().map(round).collect()
 }
 
 impl Layer {
@@ -44,7 +56,12 @@ impl Layer {
         let mut numbers = Numbers::new(7);
         let count = batch * kv_heads * room * head_dim;
         let (keys, values) = (numbers.normal(count), numbers.normal(count));
-        Self { kv_heads, group, head_dim, room, keys, values }
+        Self { kv_heads, group, head_dim, room, dtype: DType::F32, keys, values }
+    }
+
+    fn in_dtype(self, dtype: DType) -> Self {
+        let [keys, values] = [&self.keys, &self.values].map(|pool| rounded(pool, dtype));
+        Self { dtype, keys, values, ..self }
     }
 
     fn ranges(&self, lengths: &[usize], device: &Device) -> SlotRanges {
@@ -61,7 +78,8 @@ impl Layer {
 
     fn pool(&self, values: &[f32], device: &Device) -> Tensor<2> {
         let rows = values.len() / self.head_dim;
-        Tensor::<1>::from_data(values, (device, DType::F32)).reshape([rows, self.head_dim])
+        let pool = Tensor::<1>::from_data(values, (device, DType::F32));
+        pool.reshape([rows, self.head_dim]).cast(self.dtype)
     }
 
     /// Attention weights of a query head over slots in sight, f64, by slot.
@@ -213,12 +231,13 @@ fn follow(
         for (at, x) in query.iter_mut().enumerate() {
             *x = 0.98 * *x + speeds[at / dim] * drift[at];
         }
+        query = rounded(&query, layer.dtype);
         let seen: Vec<usize> = tokens.iter().map(|tokens| tokens + step + 1).collect();
         let lengths: Vec<usize> = seen.iter().map(|tokens| tokens - freed).collect();
         let newest: Vec<i32> = seen.iter().map(|tokens| *tokens as i32 - 1).collect();
         let ranges = layer.ranges(&lengths, device);
         let on = Tensor::<1>::from_data(query.as_slice(), (device, DType::F32));
-        let on = on.reshape([batch, heads, dim]);
+        let on = on.reshape([batch, heads, dim]).cast(layer.dtype);
         let measures = step % 3 == 0;
         let sums = retrieve_slots(
             on.clone(),
@@ -242,7 +261,8 @@ fn follow(
             DecodeAttentionOptions { view, log_sum_exp: true, ..Default::default() },
         )
         .unwrap();
-        let read_back = |tensor: Tensor<1>| tensor.try_into_vec_as::<f32>().unwrap();
+        let read_back =
+            |tensor: Tensor<1>| tensor.cast(DType::F32).try_into_vec_as::<f32>().unwrap();
         let of_set = read_back(output.log_sum_exp.unwrap().reshape([-1]));
         let of_all = sums.map(|sums| read_back(sums.reshape([-1])));
         let output = read_back(output.output.reshape([-1]));
@@ -274,7 +294,9 @@ fn follow(
                     })
                     .collect();
                 let error = relative_error(&output[head * dim..][..dim], &expected);
-                assert!(error < 1e-4, "{context}: output off by {error}");
+                // Weights are rounded, too.
+                let tolerance = if layer.dtype == DType::F32 { 1e-4 } else { 1e-2 };
+                assert!(error < tolerance, "{context}: output off by {error}");
                 // What is dropped, by both log-sums, where everything is in sight.
                 if options.hidden.is_zero() && measures {
                     let of_all = of_all.as_ref().unwrap();
@@ -393,6 +415,32 @@ fn long_ranges_are_sifted_by_many_cubes() {
         let hidden = RetrieveOptions { hidden, longest, ..options() };
         let context = format!("{} hidden", tested.name);
         follow(&layer, &[9_000], 500, 3, (rule(300), &hidden), device, &context);
+    }
+}
+
+#[test]
+fn halves_are_scored_in_full() {
+    for tested in devices() {
+        let device = &tested.device;
+        for dtype in tested.float_dtypes().into_iter().filter(|dtype| *dtype != DType::F32) {
+            // Groups that fill half a tile's columns and that do not, ranges that are sifted and that are not.
+            for (group, dim, lengths, certified) in [
+                (1, 128, [9_000, 300], false),
+                (1, 64, [700, 33], true),
+                (2, 64, [2_500, 40], true),
+                (3, 32, [400, 170], false),
+                (4, 128, [3_333, 1_000], false),
+                (8, 128, [2_200, 2_100], true),
+                // Rows that are no whole number of a team's vectors.
+                (2, 80, [2_200, 90], false),
+            ] {
+                let room = lengths[0].max(lengths[1]) + 64;
+                let layer = Layer::new(2, 1, group, dim, room).in_dtype(dtype);
+                let options = RetrieveOptions { certified, longest: Some(room), ..options() };
+                let context = format!("{} {dtype:?} group {group}, {dim}", tested.name);
+                follow(&layer, &lengths, 0, 4, (rule(150), &options), device, &context);
+            }
+        }
     }
 }
 

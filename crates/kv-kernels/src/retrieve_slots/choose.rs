@@ -6,7 +6,7 @@ use super::ScoreReduction;
 use super::decide::Sight;
 use super::kernel::Blueprint;
 use super::list::list_marked;
-use super::marks::{WORD, compared, lowest_bits, own_words};
+use super::marks::{compared, lowest_bits, own_words};
 use super::radix::{PLANES, edges, exclusive};
 use super::table::{DILATED, ROUNDING, TOP};
 use crate::decode_attention::shared::{LOWEST, larger};
@@ -21,6 +21,7 @@ pub(super) fn retrieve(
     base: usize,
     marks: &mut [u32],
     marked: usize,
+    words: usize,
     table: &mut [i32],
     sums: &Array<f32>,
     pair: usize,
@@ -37,10 +38,10 @@ pub(super) fn retrieve(
         order_all(logits, keys, base, sums, pair, stride, sight, blueprint);
     }
     settle_scratch(blueprint);
-    mark_highest(&*keys, base, marks, marked, stride, sight, wanted, blueprint);
+    mark_highest(&*keys, base, marks, marked, words, sight, wanted, blueprint);
     settle_scratch(blueprint);
     list_marked(
-        logits, marks, marked, table, sums, pair, stride, sight, to, radius, block, hidden,
+        logits, marks, marked, words, table, sums, pair, stride, sight, to, radius, block, hidden,
         blueprint,
     )
 }
@@ -123,7 +124,7 @@ fn order_all(
 /// Marks the highest of ordered scores, ties by the lowest slot, and the best of them.
 ///
 /// # Shapes
-/// `keys` from `base` on `[stride]`, `marks` from `marked` on `[3, words]`, a bit a slot.
+/// `keys` from `base` on, `marks` from `marked` on `[3, words]`, a bit a slot.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn mark_highest(
@@ -131,7 +132,7 @@ pub(super) fn mark_highest(
     base: usize,
     marks: &mut [u32],
     marked: usize,
-    stride: usize,
+    words: usize,
     sight: &Sight,
     wanted: &Wanted,
     #[comptime] blueprint: Blueprint,
@@ -142,7 +143,6 @@ pub(super) fn mark_highest(
     let (highest, finest) = edges(keys, base, start, local, top, fewer, units);
 
     // Units have neighbouring words, so that they know their rank among equals where not all of them go in.
-    let words = stride.div_ceil(WORD);
     let (first, last) = own_words(local, units);
     let mut parts = Shared::<[u32]>::new_slice(PLANES);
     let room = top - highest.above;

@@ -20,8 +20,8 @@ use crate::gpu::{elem_type, empty_like, grid, processors};
 
 /// Slots of a part that is worth a cube which scores, at least.
 const SMALLEST_PART: usize = 256;
-/// Cubes a processor that score, about, are so many times the rows that a team reads ahead.
-const CUBES_EACH: usize = 2;
+/// Cubes a processor that score, about.
+const CUBES_EACH: usize = 16;
 /// Units of a cube that scores.
 const UNITS: usize = 128;
 /// Numbers of shared memory that the attention takes beside its sums.
@@ -105,7 +105,7 @@ impl Call {
         let parts = if shares { self.parts() } else { 1 };
         let scratch = Scratch::new(self, parts, true, !shares);
         if shares {
-            self.score(&scratch, None, parts, self.blueprint(UNITS, true, 0, ahead));
+            self.score(&scratch, parts, self.blueprint(UNITS, true, 0, ahead));
         }
         let choice = self.blueprint(32 * blueprint.planes, !shares, staged, 2 * ahead);
         let output = empty_like(query, query.shape(), query.dtype);
@@ -158,7 +158,7 @@ impl Call {
     /// Parts in which a range is scored where ranges may share: one that retrieves must not keep the others waiting.
     fn parts(&self) -> usize {
         let most = self.longest().div_ceil(SMALLEST_PART);
-        (processors(&self.query.client) * CUBES_EACH * self.ahead() / self.pairs.max(1))
+        (processors(&self.query.client) * CUBES_EACH / self.pairs.max(1))
             .clamp(1, most)
     }
 

@@ -21,6 +21,8 @@ pub(crate) struct Blueprint {
     pub(crate) columns: usize,
     /// Units that share a row, a power of two within a plane.
     pub(crate) team: usize,
+    /// Whether matrix instructions score rows, by tiles of 16: then a team is of 4, and a unit has every fourth vector.
+    pub(crate) tiles: bool,
     /// Units of a cube.
     pub(crate) units: usize,
     /// Vectors that similarity is of, and their length.
@@ -41,7 +43,7 @@ pub(crate) struct Blueprint {
     pub(crate) fenced: bool,
     /// Slots whose ordered scores shared memory has room for; 0 where they go to memory.
     pub(crate) staged: usize,
-    /// Rows that a team reads before it waits for the first.
+    /// Rows that a team reads before it waits for the first, or tiles that a plane does.
     pub(crate) ahead: usize,
     /// Whether others sift the scores that the kernel makes.
     pub(crate) sifted: bool,
@@ -51,6 +53,11 @@ impl Blueprint {
     /// Whether scores are ordered as they are made: those of one query are in the order of its weights.
     pub(crate) fn direct(&self) -> bool {
         self.group == 1 && !self.measures && !self.certified
+    }
+
+    /// Query heads whose logits a unit gets.
+    pub(crate) fn held(&self) -> usize {
+        self.group.div_ceil(self.team)
     }
 }
 
@@ -159,7 +166,8 @@ pub(crate) fn step<F: Float, N: Size>(
     let mut near = Shared::<[u32]>::new_slice(comptime!(staged.max(1)));
     let mut near_marks =
         Shared::<[u32]>::new_slice(comptime!(MARKS * staged.div_ceil(WORD).max(1)));
-    let marked = pair * MARKS * stride.div_ceil(WORD);
+    let words = stride.div_ceil(WORD);
+    let marked = pair * MARKS * words;
     let all = comptime!(blueprint.measures);
     if comptime!(blueprint.scores) {
         let (found, apart) = decide::<F>(vectors, &*set_vectors, pair, &outset, blueprint);
@@ -171,7 +179,7 @@ pub(crate) fn step<F: Float, N: Size>(
             } else {
                 (&mut ordered[..], pair * stride)
             };
-            let mut none = Sums::none(comptime!(group.div_ceil(blueprint.team)));
+            let mut none = Sums::none(comptime!(blueprint.held()));
             score_split::<F, N>(
                 query, keys, logits, scores, scores_at, norms, &mut none, sight, pair, offset,
                 0usize, 1usize, stride, scale, blueprint,
@@ -232,8 +240,8 @@ pub(crate) fn step<F: Float, N: Size>(
                 (&mut ordered[..], pair * stride, &mut marks[..], marked)
             };
             let (count, dropped) = retrieve(
-                &*logits, scores, scores_at, bits, bits_at, table, &sums, pair, stride, sight, to,
-                &wanted, radius, block, hidden, blueprint,
+                &*logits, scores, scores_at, bits, bits_at, words, table, &sums, pair, stride, sight,
+                to, &wanted, radius, block, hidden, blueprint,
             );
             keep::<F>(
                 vectors,

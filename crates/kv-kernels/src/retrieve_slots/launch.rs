@@ -11,14 +11,14 @@ use super::marks::{MARKS, WORD};
 use super::radix::{BINS, PLANES};
 use super::score::score_kernel;
 use super::scratch::Scratch;
-use super::sift::Sieve;
 use super::steer::steer_kernel;
 use super::{RetrieveConfig, SteerOptions};
 use crate::extension::Retrieval;
-use crate::gpu::{elem_type, empty_like, grid, is_cuda, processors, vector_lanes};
+use super::tiles::{HEADS as TILE_HEADS, TEAM as TEAM_OF_TILES, VECTOR as TILE_VECTOR};
+use crate::gpu::{elem_type, empty_like, grid, is_cuda, multiplies, processors, vector_lanes};
 
 /// Slots that a cube scores, at most: one range that retrieves must not keep all others waiting.
-pub(super) const PART: usize = 4_096;
+const PART: usize = 4_096;
 /// Slots below which a part is not worth a cube.
 const SMALLEST_PART: usize = 128;
 /// Cubes on a processor, about.
@@ -122,17 +122,11 @@ impl Call {
         let options = self.config.options;
         let client = &self.query.client;
         let [_, parts, length] = self.vectors.shape().dims();
-        let columns = self.head_dim / self.lanes;
-        let most = (client.properties().hardware.plane_size_min as usize).min(32);
-        let mut team = 8.min(most).min(columns.next_power_of_two());
-        // Few units a row exchange less; enough of them keep queries in registers.
-        while team < most && self.group * self.head_dim / team > 64 {
-            team *= 2;
-        }
         Blueprint {
             group: self.group,
-            columns,
-            team,
+            columns: self.head_dim / self.lanes,
+            team: self.team(),
+            tiles: self.tiles(),
             units,
             parts,
             length,
@@ -177,9 +171,38 @@ impl Call {
         staged + MARKS * staged.div_ceil(WORD) + self.beside()
     }
 
-    /// Rows that a team reads before it waits for the first: as many as registers allow.
+    /// Whether matrix instructions score rows.
+    fn tiles(&self) -> bool {
+        let vectors = self.lanes * self.query.dtype.size() == TILE_VECTOR;
+        multiplies(&self.query)
+            && vectors
+            && self.group <= TILE_HEADS
+            && self.head_dim.is_multiple_of(TEAM_OF_TILES * self.lanes)
+    }
+
+    /// Units that share a row.
+    fn team(&self) -> usize {
+        if self.tiles() {
+            return TEAM_OF_TILES;
+        }
+        let hardware = &self.query.client.properties().hardware;
+        let most = (hardware.plane_size_min as usize).min(32);
+        let columns = self.head_dim / self.lanes;
+        let mut team = 8.min(most).min(columns.next_power_of_two());
+        // Few units a row exchange less; enough of them keep queries in registers.
+        while team < most && self.group * self.head_dim / team > 64 {
+            team *= 2;
+        }
+        team
+    }
+
+    /// Rows that a team reads before it waits for the first, or tiles that a plane does: as many as registers allow.
     pub(super) fn ahead(&self) -> usize {
-        if self.group <= 2 { 8 } else { 4 }
+        match (self.tiles(), self.group) {
+            (true, _) => (256 / self.head_dim).clamp(1, 4),
+            (false, ..=2) => 8,
+            (false, _) => 4,
+        }
     }
 
     /// Whether scores are ordered as they are made.
@@ -216,35 +239,23 @@ pub(super) fn choose(call: &Call) -> (CubeTensor, CubeTensor, CubeTensor) {
     let ahead = call.ahead();
     let whole = splits == 1;
     let units = UNITS.min(widest);
-    if !whole && call.sifts(units) {
-        let scratch = Scratch::new(call, splits, false, false);
-        call.sift(&scratch, splits, units, widest);
-        return (call.table.clone(), call.set_vectors.clone(), scratch.log_sum_exp);
+    if call.sifts(units) {
+        let log_sum_exp = call.sift(units, widest);
+        return (call.table.clone(), call.set_vectors.clone(), log_sum_exp);
     }
     let scratch = Scratch::new(call, splits, staged > 0, whole);
     if whole {
         call.choose(&scratch, 1, call.blueprint(units, true, staged, ahead));
     } else {
-        call.score(&scratch, None, splits, call.blueprint(units, true, 0, ahead));
+        call.score(&scratch, splits, call.blueprint(units, true, 0, ahead));
         call.choose(&scratch, splits, call.blueprint(chooser, false, staged, ahead));
     }
     (call.table.clone(), call.set_vectors.clone(), scratch.log_sum_exp)
 }
 
 impl Call {
-    /// Scores ranges in so many parts, where they retrieve; for a sieve, where there is one.
-    pub(super) fn score(
-        &self,
-        scratch: &Scratch,
-        sieve: Option<&Sieve>,
-        splits: usize,
-        blueprint: Blueprint,
-    ) {
-        let none = || self.scratch(1, DType::U32);
-        let [sums, bins, tallies] = match sieve {
-            Some(sieve) => [&sieve.sums, &sieve.bins, &sieve.tallies].map(CubeTensor::clone),
-            None => [self.scratch(1, DType::F32), none(), none()],
-        };
+    /// Scores ranges in so many parts, where they retrieve.
+    pub(super) fn score(&self, scratch: &Scratch, splits: usize, blueprint: Blueprint) {
         let options = self.config.options;
         // SAFETY: shapes were checked; the kernel stays within slots, sets and scratch, given ranges that end
         // within the pool and are no longer than the longest.
@@ -265,9 +276,6 @@ impl Call {
                 scratch.logits.clone().into_buffer_arg(),
                 scratch.ordered.clone().into_buffer_arg(),
                 scratch.norms.clone().into_buffer_arg(),
-                sums.into_buffer_arg(),
-                bins.into_buffer_arg(),
-                tallies.into_buffer_arg(),
                 self.pairs,
                 self.pairs / self.batch,
                 splits,

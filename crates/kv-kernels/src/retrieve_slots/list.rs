@@ -10,12 +10,16 @@ use super::radix::{PLANES, exclusive};
 
 /// Writes the tokens of marked slots, and of the neighbours of the best, from `to` on; returns how many there are and
 /// the most attention that a query does not give to what is surely attended to until the block ends.
+///
+/// # Shapes
+/// `marks` from `marked` on `[3, words]`, a bit a slot.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn list_marked(
     logits: &[f32],
     marks: &mut [u32],
     marked: usize,
+    words: usize,
     table: &mut [i32],
     sums: &Array<f32>,
     pair: usize,
@@ -32,7 +36,6 @@ pub(super) fn list_marked(
     let unit = UNIT_POS as usize;
     let (start, local) = (sight.start, sight.local);
     let from = pair * group * stride;
-    let words = stride.div_ceil(WORD);
     let mut parts = Shared::<[u32]>::new_slice(PLANES);
     // Neighbours of the best may be locals, which go out of the locals' place with time.
     let reach = min(local + radius, sight.length);

@@ -37,6 +37,8 @@ mod sets;
 mod sift;
 pub(crate) mod steer;
 pub(crate) mod table;
+#[cfg(feature = "gpu")]
+mod tiles;
 
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};

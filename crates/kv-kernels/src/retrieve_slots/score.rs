@@ -5,15 +5,15 @@ use cubecl::prelude::*;
 use super::decide::{Sight, decide, outset_of};
 use super::kernel::Blueprint;
 use super::radix::PLANES;
-use super::sift::{Sums, clear, join_teams};
+use super::sift::Sums;
 use super::table::{DECIDED, DISTANCE, RETRIEVES};
+use super::tiles::score_tiles;
 use crate::select::high_of;
 
 /// Decides which ranges retrieve, and scores those, `splits` parts a range, a cube each.
 ///
 /// # Shapes
-/// As for [`step`](super::kernel::step), but `norms` `[P, splits]`; `part_sums` `[P, splits, G, 2]`, `bins` `[P, BINS]`
-/// and `tallies` `[P, 2]`, where scores are sifted.
+/// As for [`step`](super::kernel::step), but `norms` `[P, splits]`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn score_kernel<F: Float, N: Size>(
@@ -28,9 +28,6 @@ pub(super) fn score_kernel<F: Float, N: Size>(
     logits: &mut [f32],
     ordered: &mut [u32],
     norms: &mut [f32],
-    part_sums: &mut [f32],
-    bins: &[Atomic<u32>],
-    tallies: &[Atomic<u32>],
     pairs: usize,
     kv_heads: usize,
     splits: usize,
@@ -50,7 +47,7 @@ pub(super) fn score_kernel<F: Float, N: Size>(
     let outset = outset_of(&*table, pair, length, position, block, hidden, blueprint);
     let (decided, distance) = decide::<F>(vectors, set_vectors, pair, &outset, blueprint);
     if comptime!(blueprint.measures) || decided == i32::new(RETRIEVES as i64) {
-        let mut sums = Sums::none(comptime!(blueprint.group.div_ceil(blueprint.team)));
+        let mut none = Sums::none(comptime!(blueprint.held()));
         score_split::<F, N>(
             query,
             keys,
@@ -58,7 +55,7 @@ pub(super) fn score_kernel<F: Float, N: Size>(
             ordered,
             pair * stride,
             norms,
-            &mut sums,
+            &mut none,
             &outset.sight,
             pair,
             offsets[pair] as usize,
@@ -68,10 +65,6 @@ pub(super) fn score_kernel<F: Float, N: Size>(
             scale,
             blueprint,
         );
-        if comptime!(blueprint.sifted) {
-            join_teams(&sums, part_sums, pair * splits + split, blueprint);
-            clear(bins, tallies, pair, split, splits, blueprint.units);
-        }
     }
     // Nothing here reads these fields.
     if split == 0 && UNIT_POS == 0 {
@@ -111,23 +104,43 @@ pub(super) fn score_split<F: Float, N: Size>(
     let share = count.div_ceil(splits);
     let first = min(split * share, count);
     let end = min(first + share, count);
-    let norm = score_part::<F, N>(
-        query,
-        keys,
-        logits,
-        ordered,
-        base,
-        pair,
-        offset,
-        from + first,
-        from + end,
-        sight.sinks,
-        gap,
-        stride,
-        scale,
-        sums,
-        blueprint,
-    );
+    let norm = if comptime!(blueprint.tiles) {
+        score_tiles::<F, N>(
+            query,
+            keys,
+            logits,
+            ordered,
+            base,
+            pair,
+            offset,
+            from + first,
+            from + end,
+            sight.sinks,
+            gap,
+            stride,
+            scale,
+            sums,
+            blueprint,
+        )
+    } else {
+        score_part::<F, N>(
+            query,
+            keys,
+            logits,
+            ordered,
+            base,
+            pair,
+            offset,
+            from + first,
+            from + end,
+            sight.sinks,
+            gap,
+            stride,
+            scale,
+            sums,
+            blueprint,
+        )
+    };
     if comptime!(blueprint.certified) {
         let mut largest = Shared::<[f32]>::new_slice(PLANES);
         let norm = plane_max(norm);
@@ -153,7 +166,7 @@ pub(super) fn score_split<F: Float, N: Size>(
 /// `[stride]`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-fn score_part<F: Float, N: Size>(
+pub(super) fn score_part<F: Float, N: Size>(
     query: &[Vector<F, N>],
     keys: &[Vector<F, N>],
     logits: &mut [f32],

@@ -9,13 +9,13 @@ use crate::retrieve_slots::conclude::{conclude, keep};
 use crate::retrieve_slots::decide::{Sight, outset_of};
 use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::list::list_marked;
-use crate::retrieve_slots::marks::{MARKS, WORD, own_words};
+use crate::retrieve_slots::marks::{MARKS, WORD};
 use crate::retrieve_slots::table::*;
 
 /// Concludes a range's step, a cube a range: a set of what is marked and of the best candidates.
 ///
 /// # Shapes
-/// As for [`mark_kernel`](super::mark::mark_kernel); so many `words` of marks has the longest range, or more.
+/// As for [`mark_kernel`](super::mark::mark_kernel); the longest range has so many `words` of marks, or fewer.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn conclude_kernel<F: Float>(
@@ -27,14 +27,14 @@ pub(super) fn conclude_kernel<F: Float>(
     logits: &[f32],
     ordered: &[u32],
     part_sums: &[f32],
-    marks: &mut [u32],
+    marks: &[u32],
     candidates: &[u32],
     edges: &[u32],
     norms: &[f32],
     log_sum_exp: &mut [f32],
     pairs: usize,
     kv_heads: usize,
-    splits: usize,
+    scored_parts: usize,
     stride: usize,
     radius: usize,
     block: usize,
@@ -61,7 +61,7 @@ pub(super) fn conclude_kernel<F: Float>(
     }
     if comptime!(blueprint.measures) || retrieves {
         let wanted = comptime!(blueprint.measures || blueprint.certified);
-        let logs = logs_of(part_sums, pair, splits, wanted, blueprint);
+        let logs = logs_of(part_sums, pair, scored_parts, wanted, blueprint);
         if comptime!(blueprint.measures) && UNIT_POS == 0 {
             #[unroll]
             for g in 0..group {
@@ -71,21 +71,30 @@ pub(super) fn conclude_kernel<F: Float>(
         if retrieves {
             set = min(outset.held, comptime!(sets - 1));
             let wanted = wanted_of(&*table, own);
-            let marked = pair * MARKS * stride.div_ceil(WORD);
+            let mut near = Shared::<[u32]>::new_slice(comptime!(MARKS * words));
             let most = max(edges[pair * EDGES + 2], edges[pair * EDGES + 3]);
             if most <= comptime!(CANDIDATES as u32) {
                 mark_best(
-                    marks, marked, candidates, edges, pair, stride, sight, &wanted, words, units,
+                    marks, candidates, edges, pair, stride, &mut near, sight, &wanted, words, units,
                 );
             } else {
                 let base = pair * stride;
-                mark_highest(ordered, base, marks, marked, stride, sight, &wanted, blueprint);
+                mark_highest(
+                    ordered,
+                    base,
+                    &mut near,
+                    0usize,
+                    words,
+                    sight,
+                    &wanted,
+                    blueprint,
+                );
             }
-            settle(blueprint.fenced);
+            sync_cube();
             let to = own + comptime!(FIELDS + sets * SET_FIELDS) + set * width;
             let (count, dropped) = list_marked(
-                logits, marks, marked, table, &logs, pair, stride, sight, to, radius, block,
-                hidden, blueprint,
+                logits, &mut near, 0usize, words, table, &logs, pair, stride, sight, to, radius,
+                block, hidden, blueprint,
             );
             keep::<F>(
                 vectors,
@@ -97,7 +106,7 @@ pub(super) fn conclude_kernel<F: Float>(
                 set,
                 count,
                 dropped,
-                splits,
+                scored_parts,
                 blueprint,
             );
             settle(blueprint.fenced);
@@ -106,16 +115,20 @@ pub(super) fn conclude_kernel<F: Float>(
     conclude(table, own, sight, decided, set, distance, units, sets, width);
 }
 
-/// Adds the highest candidates to the marks, ties by the lowest slot: as many as are wanted beside what is above.
+/// Marks what is above the edges' bins and the highest candidates, ties by the lowest slot: as many as are wanted in
+/// all.
+///
+/// # Shapes
+/// `near` `[3, words]`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn mark_best(
-    marks: &mut [u32],
-    marked: usize,
+    marks: &[u32],
     candidates: &[u32],
     edges: &[u32],
     pair: usize,
     stride: usize,
+    near: &mut Shared<[u32]>,
     sight: &Sight,
     wanted: &Wanted,
     #[comptime] words: usize,
@@ -123,34 +136,43 @@ fn mark_best(
 ) {
     let unit = UNIT_POS as usize;
     let chosen = Shared::<[Atomic<u32>]>::new_slice(comptime!(2 * words));
-    let mut keys = Shared::<[u32]>::new_slice(CANDIDATES);
-    let mut slots = Shared::<[u32]>::new_slice(CANDIDATES);
+    let mut keys = Shared::<[u32]>::new_slice(comptime!(2 * CANDIDATES));
+    let mut slots = Shared::<[u32]>::new_slice(comptime!(2 * CANDIDATES));
+    let all = stride.div_ceil(WORD);
+    let marked = pair * MARKS * all;
+    let known = sight.local.div_ceil(WORD);
     let mut word = unit;
-    while word < comptime!(2 * words) {
-        chosen[word].store(0u32);
+    while word < known {
+        #[unroll]
+        for search in 0..2usize {
+            chosen[search * words + word].store(marks[marked + search * all + word]);
+        }
         word += units;
     }
+    #[unroll]
+    for search in 0..2usize {
+        let count = edges[pair * EDGES + 2 + search] as usize;
+        let mut i = unit;
+        while i < count {
+            let from = 2 * ((2 * pair + search) * CANDIDATES + i);
+            keys[search * CANDIDATES + i] = candidates[from];
+            slots[search * CANDIDATES + i] = candidates[from + 1];
+            i += units;
+        }
+    }
+    sync_cube();
     #[unroll]
     for search in 0..2usize {
         let above = edges[pair * EDGES + search];
         let count = edges[pair * EDGES + 2 + search] as usize;
         let most = if comptime!(search == 0) { wanted.top } else { wanted.fewer() };
         let room = u32::cast_from(most) - above;
-        // All have read those of the search before.
-        sync_cube();
+        let from = comptime!(search * CANDIDATES);
         let mut i = unit;
         while i < count {
-            let from = 2 * ((2 * pair + search) * CANDIDATES + i);
-            keys[i] = candidates[from];
-            slots[i] = candidates[from + 1];
-            i += units;
-        }
-        sync_cube();
-        i = unit;
-        while i < count {
-            let (key, slot) = (keys[i], slots[i]);
+            let (key, slot) = (keys[from + i], slots[from + i]);
             let mut rank = 0u32;
-            for other in 0..count {
+            for other in from..from + count {
                 let ahead = keys[other] > key || (keys[other] == key && slots[other] < slot);
                 rank += select(ahead, 1u32, 0u32);
             }
@@ -162,11 +184,10 @@ fn mark_best(
         }
     }
     sync_cube();
-    let all = stride.div_ceil(WORD);
-    let (first, last) = own_words(sight.local, units);
-    for word in first..last {
-        marks[marked + word] |= chosen[word].load();
-        let best = marks[marked + all + word] | chosen[words + word].load();
-        marks[marked + all + word] = select(wanted.dilated > 0, best, 0u32);
+    word = unit;
+    while word < known {
+        near[word] = chosen[word].load();
+        near[words + word] = select(wanted.dilated > 0, chosen[words + word].load(), 0u32);
+        word += units;
     }
 }

@@ -2,60 +2,66 @@
 
 use cubecl::prelude::*;
 
+use super::queue::{RETRIEVES, run_of};
 use super::sums::logs_of;
-use super::{BINS, bin_of, highest};
+use super::{BINS, PART, bin_of, highest};
 use crate::retrieve_slots::choose::score_of;
 use crate::retrieve_slots::decide::outset_of;
 use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::marks::CHUNK;
-use crate::retrieve_slots::table::{DECIDED, RETRIEVES};
 use crate::select::high_of;
 
 /// Orders the scores of ranges that retrieve, and counts them by bins.
 ///
 /// # Shapes
-/// As for [`step`](crate::retrieve_slots::kernel::step); `part_sums` `[P, splits, G, 2]`, `bins` `[P, BINS]`.
+/// As for [`score_kernel`](super::score::score_kernel); `bins` `[P, BINS]`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn count_kernel(
     lengths: &[i32],
     newest: &[i32],
     table: &[i32],
+    tasks: &[u32],
     logits: &[f32],
     ordered: &mut [u32],
     part_sums: &[f32],
     bins: &[Atomic<u32>],
     pairs: usize,
     kv_heads: usize,
-    splits: usize,
+    scored_parts: usize,
     stride: usize,
     block: usize,
     hidden: u32,
+    #[comptime] most: usize,
     #[comptime] blueprint: Blueprint,
 ) {
     let (group, units) = comptime!((blueprint.group, blueprint.units));
-    let cube = CUBE_POS;
-    if cube >= pairs * splits {
-        terminate!();
-    }
-    let (pair, split) = (cube / splits, cube % splits);
-    let outset =
-        outset_of(table, pair, lengths[pair], newest[pair / kv_heads], block, hidden, blueprint);
-    if table[outset.own + DECIDED] == i32::new(RETRIEVES as i64) {
-        let highest = highest(part_sums, pair, splits, blueprint);
-        let joins = comptime!(!blueprint.direct());
-        let logs = logs_of(part_sums, pair, splits, joins, blueprint);
-        let histogram = Shared::<[Atomic<u32>]>::new_slice(BINS);
+    let joins = comptime!(!blueprint.direct());
+    let parts = stride.div_ceil(PART);
+    let mut ranges = Shared::<[u32]>::new_slice(most);
+    let run = run_of(tasks, &mut ranges, pairs, parts, RETRIEVES, units);
+    let histogram = Shared::<[Atomic<u32>]>::new_slice(BINS);
+    // All parts of a range that are in the run, one range after another.
+    let mut next = run.first;
+    while next < run.end {
+        let range = next / parts;
+        let last = min((range + 1) * parts, run.end);
+        let pair = ranges[range] as usize;
+        let position = newest[pair / kv_heads];
+        let outset = outset_of(table, pair, lengths[pair], position, block, hidden, blueprint);
+        let sight = &outset.sight;
+        let highest = highest(part_sums, pair, scored_parts, blueprint);
+        let logs = logs_of(part_sums, pair, scored_parts, joins, blueprint);
+        // All have emptied those of before.
+        sync_cube();
         let mut bin = UNIT_POS as usize;
         while bin < BINS {
             histogram[bin].store(0u32);
             bin += units;
         }
         sync_cube();
-        let count = outset.sight.local - outset.sight.start;
-        let share = count.div_ceil(splits);
-        let end = outset.sight.start + min((split + 1) * share, count);
-        let mut i = outset.sight.start + min(split * share, count) + UNIT_POS as usize;
+        let end = min((last - range * parts) * PART, sight.local);
+        let mut i = max((next - range * parts) * PART, sight.start) + UNIT_POS as usize;
         while i < end {
             // Scores in order, or the bits of logits.
             let mut some = Array::<u32>::new(comptime!(CHUNK * group));
@@ -99,5 +105,6 @@ pub(super) fn count_kernel(
             }
             bin += units;
         }
+        next = last;
     }
 }

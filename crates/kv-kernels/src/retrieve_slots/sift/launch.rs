@@ -6,12 +6,14 @@ use cubecl::prelude::*;
 
 use super::conclude::conclude_kernel;
 use super::count::count_kernel;
+use super::decide::decide_kernel;
 use super::mark::mark_kernel;
-use super::{BINS, CANDIDATES, EDGES};
-use crate::gpu::{elem_type, grid};
+use super::score::score_kernel;
+use super::{BINS, CANDIDATES, EDGES, PART_WORDS};
+use crate::gpu::{elem_type, grid, processors};
 use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::launch::Call;
-use crate::retrieve_slots::marks::WORD;
+use crate::retrieve_slots::marks::{MARKS, WORD};
 use crate::retrieve_slots::radix::PLANES;
 use crate::retrieve_slots::scratch::Scratch;
 
@@ -21,15 +23,26 @@ const LONGEST: usize = 8_192;
 const LONGEST_OF_GROUPS: usize = 2_048;
 /// Words of marks that many are a multiple of.
 const COARSEST: usize = 4_096;
+/// Ranges beyond which none is sifted: each cube lists those that retrieve.
+const MOST_RANGES: usize = 4_096;
+/// Slots of a part that is scored, at least, and parts of a range, at most.
+const SMALLEST_PART: usize = 512;
+const MOST_PARTS: usize = 128;
+/// Units of a cube that decides.
+const UNITS: usize = 128;
+/// Cubes on a processor that share what is to be done.
+const CUBES_EACH: usize = 2;
 
-/// What the kernels leave to each other that sift.
-pub(in crate::retrieve_slots) struct Sieve {
-    /// `[P, splits, G, 2]`
-    pub(in crate::retrieve_slots) sums: CubeTensor,
+/// What the kernels leave to each other.
+struct Sieve {
+    /// `[P]`
+    tasks: CubeTensor,
+    /// `[P, parts, G, 2]`
+    sums: CubeTensor,
     /// `[P, BINS]`
-    pub(in crate::retrieve_slots) bins: CubeTensor,
+    bins: CubeTensor,
     /// `[P, 2]`
-    pub(in crate::retrieve_slots) tallies: CubeTensor,
+    tallies: CubeTensor,
     /// `[P, 2, CANDIDATES, 2]`
     candidates: CubeTensor,
     /// `[P, EDGES]`
@@ -37,10 +50,11 @@ pub(in crate::retrieve_slots) struct Sieve {
 }
 
 impl Sieve {
-    fn new(call: &Call, splits: usize) -> Self {
+    fn new(call: &Call, parts: usize) -> Self {
         let pairs = call.pairs;
         Self {
-            sums: call.scratch(pairs * splits * call.group * 2, DType::F32),
+            tasks: call.scratch(pairs, DType::U32),
+            sums: call.scratch(pairs * parts * call.group * 2, DType::F32),
             bins: call.scratch(pairs * BINS, DType::U32),
             tallies: call.scratch(2 * pairs, DType::U32),
             candidates: call.scratch(pairs * 4 * CANDIDATES, DType::U32),
@@ -56,105 +70,164 @@ impl Call {
         words.next_power_of_two().min(words.next_multiple_of(COARSEST))
     }
 
-    /// Whether scores made by cubes of `units` are sifted: those of long ranges, where shared memory has
-    /// room for their marks and for bins.
+    /// Ranges that a cube lists, rounded up likewise.
+    fn listed(&self, units: usize) -> usize {
+        self.pairs.next_power_of_two().max(units)
+    }
+
+    /// Whether scores are sifted, by cubes of `units`: those of long ranges, where shared memory has room for their
+    /// marks and for bins.
     pub(in crate::retrieve_slots) fn sifts(&self, units: usize) -> bool {
         let hardware = &self.query.client.properties().hardware;
         let words = hardware.max_shared_memory_size / size_of::<u32>();
-        let team = self.blueprint(units, true, 0, 1).team;
-        let scoring = 2 * units * self.group.div_ceil(team) + PLANES + 2 * self.config.sets;
-        let sums = 2 * PLANES * self.group;
-        let concluding = 2 * self.words() + 2 * CANDIDATES + self.beside() + sums;
+        let sums = 4 * PLANES * self.group + 2 * PLANES;
+        let counting = BINS + 2 * PART_WORDS + self.listed(units) + sums;
+        let marks = (2 + MARKS) * self.words();
+        let concluding = marks + 4 * CANDIDATES + self.beside() + sums;
         let longest = if self.direct() { LONGEST } else { LONGEST_OF_GROUPS };
-        self.longest() > longest && scoring.max(concluding).max(BINS + sums) <= words
+        self.longest() > longest
+            && self.pairs <= MOST_RANGES
+            && counting.max(concluding) <= words
     }
 
-    /// Scores, sifts and concludes.
-    pub(in crate::retrieve_slots) fn sift(
-        &self,
-        scratch: &Scratch,
-        splits: usize,
-        units: usize,
-        widest: usize,
-    ) {
-        let sieve = Sieve::new(self, splits);
+    /// Decides, scores, sifts and concludes, by cubes of `units`, the last ones of so many as are `widest`; returns
+    /// log-sums `[P, G]`.
+    pub(in crate::retrieve_slots) fn sift(&self, units: usize, widest: usize) -> CubeTensor {
+        let parts = self.longest().div_ceil(SMALLEST_PART).min(MOST_PARTS);
+        let sieve = Sieve::new(self, parts);
+        let scratch = Scratch::new(self, parts, false, false);
         let blueprint = Blueprint { sifted: true, ..self.blueprint(units, true, 0, self.ahead()) };
-        self.score(scratch, Some(&sieve), splits, blueprint);
-        let options = self.config.options;
+        let (options, stride, pairs) = (self.config.options, self.longest(), self.pairs);
+        let (block, hidden) = (options.block, options.hidden.bits());
+        let (kv_heads, dtype) = (pairs / self.batch, elem_type(self.query.dtype));
         let client = self.query.client.clone();
-        let kv_heads = self.pairs / self.batch;
-        let (lengths, newest) = (&self.lengths, &self.newest);
-        // SAFETY: as for the scores.
+        let shared = grid(processors(&client) * CUBES_EACH);
+        let wide = CubeDim::new_1d(units as u32);
+        let listed = self.listed(units);
+        let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
+        // SAFETY: shapes were checked; the kernels stay within slots, sets and scratch, given ranges that end
+        // within the pool and are no longer than the longest.
         unsafe {
+            decide_kernel::launch_unchecked(
+                &client,
+                grid(pairs),
+                CubeDim::new_1d(UNITS.min(units) as u32),
+                arg(&self.vectors),
+                arg(&self.set_vectors),
+                arg(&self.lengths),
+                arg(&self.newest),
+                arg(&self.table),
+                arg(&sieve.tasks),
+                arg(&sieve.bins),
+                arg(&sieve.tallies),
+                pairs,
+                kv_heads,
+                block,
+                hidden,
+                Blueprint { units: UNITS.min(units), ..blueprint },
+                dtype,
+            );
+            score_kernel::launch_unchecked(
+                &client,
+                shared.clone(),
+                wide,
+                self.lanes,
+                arg(&self.query),
+                arg(&self.keys),
+                arg(&self.offsets),
+                arg(&self.lengths),
+                arg(&self.newest),
+                arg(&self.table),
+                arg(&sieve.tasks),
+                arg(&scratch.logits),
+                arg(&scratch.ordered),
+                arg(&scratch.norms),
+                arg(&sieve.sums),
+                pairs,
+                kv_heads,
+                parts,
+                stride,
+                block,
+                hidden,
+                self.config.scale,
+                listed,
+                blueprint,
+                dtype,
+            );
             count_kernel::launch_unchecked(
                 &client,
-                grid(self.pairs * splits),
-                CubeDim::new_1d(units as u32),
-                lengths.clone().into_buffer_arg(),
-                newest.clone().into_buffer_arg(),
-                self.table.clone().into_buffer_arg(),
-                scratch.logits.clone().into_buffer_arg(),
-                scratch.ordered.clone().into_buffer_arg(),
-                sieve.sums.clone().into_buffer_arg(),
-                sieve.bins.clone().into_buffer_arg(),
-                self.pairs,
+                shared.clone(),
+                wide,
+                arg(&self.lengths),
+                arg(&self.newest),
+                arg(&self.table),
+                arg(&sieve.tasks),
+                arg(&scratch.logits),
+                arg(&scratch.ordered),
+                arg(&sieve.sums),
+                arg(&sieve.bins),
+                pairs,
                 kv_heads,
-                splits,
-                self.longest(),
-                options.block,
-                options.hidden.bits(),
+                parts,
+                stride,
+                block,
+                hidden,
+                listed,
                 blueprint,
             );
             mark_kernel::launch_unchecked(
                 &client,
-                grid(self.pairs * splits),
-                CubeDim::new_1d(units as u32),
-                lengths.clone().into_buffer_arg(),
-                newest.clone().into_buffer_arg(),
-                self.table.clone().into_buffer_arg(),
-                scratch.ordered.clone().into_buffer_arg(),
-                sieve.sums.clone().into_buffer_arg(),
-                sieve.bins.clone().into_buffer_arg(),
-                scratch.marks.clone().into_buffer_arg(),
-                sieve.tallies.clone().into_buffer_arg(),
-                sieve.candidates.clone().into_buffer_arg(),
-                sieve.edges.clone().into_buffer_arg(),
-                self.pairs,
+                shared,
+                wide,
+                arg(&self.lengths),
+                arg(&self.newest),
+                arg(&self.table),
+                arg(&sieve.tasks),
+                arg(&scratch.ordered),
+                arg(&sieve.sums),
+                arg(&sieve.bins),
+                arg(&scratch.marks),
+                arg(&sieve.tallies),
+                arg(&sieve.candidates),
+                arg(&sieve.edges),
+                pairs,
                 kv_heads,
-                splits,
-                self.longest(),
-                options.block,
-                options.hidden.bits(),
+                parts,
+                stride,
+                block,
+                hidden,
+                listed,
                 blueprint,
             );
             conclude_kernel::launch_unchecked(
                 &client,
-                grid(self.pairs),
+                grid(pairs),
                 CubeDim::new_1d(widest as u32),
-                self.vectors.clone().into_buffer_arg(),
-                self.set_vectors.clone().into_buffer_arg(),
-                lengths.clone().into_buffer_arg(),
-                newest.clone().into_buffer_arg(),
-                self.table.clone().into_buffer_arg(),
-                scratch.logits.clone().into_buffer_arg(),
-                scratch.ordered.clone().into_buffer_arg(),
-                sieve.sums.into_buffer_arg(),
-                scratch.marks.clone().into_buffer_arg(),
-                sieve.candidates.into_buffer_arg(),
-                sieve.edges.into_buffer_arg(),
-                scratch.norms.clone().into_buffer_arg(),
-                scratch.log_sum_exp.clone().into_buffer_arg(),
-                self.pairs,
+                arg(&self.vectors),
+                arg(&self.set_vectors),
+                arg(&self.lengths),
+                arg(&self.newest),
+                arg(&self.table),
+                arg(&scratch.logits),
+                arg(&scratch.ordered),
+                arg(&sieve.sums),
+                arg(&scratch.marks),
+                arg(&sieve.candidates),
+                arg(&sieve.edges),
+                arg(&scratch.norms),
+                arg(&scratch.log_sum_exp),
+                pairs,
                 kv_heads,
-                splits,
-                self.longest(),
+                parts,
+                stride,
                 options.radius,
-                options.block,
-                options.hidden.bits(),
+                block,
+                hidden,
                 self.words(),
                 self.blueprint(widest, false, 0, 1),
-                elem_type(self.query.dtype),
+                dtype,
             );
         }
+        scratch.log_sum_exp
     }
 }

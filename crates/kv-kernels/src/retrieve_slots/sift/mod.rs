@@ -1,5 +1,9 @@
-//! Long ranges: many cubes count a range's scores by bins and mark those above an edge's, so that the cube that
-//! concludes has but the scores of two bins to order: that of the set's last, and that of the last of its best.
+//! Long ranges: many cubes score those that retrieve, count their scores by bins, and mark the slots of those above an
+//! edge's, so that the cube that concludes has but the scores of two bins to order: that of the set's last, and that of
+//! the last of its best.
+//!
+//! First, a cube a range decides whether it retrieves. What is to be done is known on the device alone: as many cubes
+//! as the device has room for share it among themselves (`queue.rs`), whether one range retrieves or all do.
 //!
 //! Scores are logarithms of weights, and bins are equal parts of them below the highest that a weight can be, or below
 //! the highest of all. Where a bin holds more than there is room for, that cube orders all scores as it does for short
@@ -7,18 +11,19 @@
 
 mod conclude;
 mod count;
+mod decide;
 mod launch;
 mod mark;
+mod queue;
+mod score;
 mod sums;
 
 use cubecl::prelude::*;
 
 use super::kernel::Blueprint;
-use super::launch::PART;
 use super::marks::WORD;
-pub(super) use launch::Sieve;
+pub(super) use sums::Sums;
 use sums::sums_of;
-pub(super) use sums::{Sums, join_teams};
 
 use crate::select::number_of;
 
@@ -28,17 +33,18 @@ const BINS: usize = 4_096;
 const FINENESS: f32 = 128.0;
 /// Scores of a bin that the concluding cube orders.
 const CANDIDATES: usize = 1_024;
-/// Words of marks of a part of a range, at most.
+/// Slots that are counted and marked together.
+const PART: usize = 2_048;
 const PART_WORDS: usize = PART / WORD;
 /// Of a range's edges, that of the set and that of its best: how many scores are above their bins, and within them.
 const EDGES: usize = 4;
 
 /// Where a range's bins begin: weights are 1 at most, and sums of a group's hardly more; logits have no such bound.
 #[cube]
-fn highest(part_sums: &[f32], pair: usize, splits: usize, #[comptime] blueprint: Blueprint) -> f32 {
+fn highest(part_sums: &[f32], pair: usize, parts: usize, #[comptime] blueprint: Blueprint) -> f32 {
     let mut highest = 0.0f32;
     if comptime!(blueprint.direct()) {
-        let sums = sums_of(part_sums, pair, splits, blueprint);
+        let sums = sums_of(part_sums, pair, parts, blueprint);
         highest = sums.tops[0];
     }
     highest
@@ -54,24 +60,4 @@ fn bin_of(key: u32, highest: f32) -> usize {
         bin = max(below, 0.0f32) as usize;
     }
     bin
-}
-
-/// Empties a range's bins and tallies, by the cubes of its parts.
-#[cube]
-pub(super) fn clear(
-    bins: &[Atomic<u32>],
-    tallies: &[Atomic<u32>],
-    pair: usize,
-    split: usize,
-    splits: usize,
-    #[comptime] units: usize,
-) {
-    let mut bin = split * units + UNIT_POS as usize;
-    while bin < BINS {
-        bins[pair * BINS + bin].store(0u32);
-        bin += splits * units;
-    }
-    if split == 0 && UNIT_POS < 2 {
-        tallies[2 * pair + UNIT_POS as usize].store(0u32);
-    }
 }

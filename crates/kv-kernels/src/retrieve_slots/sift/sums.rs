@@ -34,38 +34,34 @@ impl Sums {
     }
 }
 
-/// Writes the sums of a part's logits, joined over a cube's teams.
+/// Writes the sums of a part's logits, those of a cube's units together.
 ///
 /// # Shapes
 /// `part_sums` `[parts, G, 2]`.
 #[cube]
-pub(in crate::retrieve_slots) fn join_teams(
+pub(super) fn write_sums(
     sums: &Sums,
     part_sums: &mut [f32],
     part: usize,
     #[comptime] blueprint: Blueprint,
 ) {
-    let (group, team, units) = comptime!((blueprint.group, blueprint.team, blueprint.units));
-    let held = comptime!(group.div_ceil(team));
-    let mut all = Shared::<[f32]>::new_slice(comptime!(2 * units * held));
-    let unit = UNIT_POS as usize;
+    let (group, team) = comptime!((blueprint.group, blueprint.team));
+    let member = UNIT_POS as usize % team;
+    let mut own = Sums::none(group);
     #[unroll]
-    for h in 0..held {
-        let at = 2 * (h * units + unit);
-        all[at] = sums.tops[h];
-        all[at + 1] = sums.totals[h];
-    }
-    sync_cube();
-    let mut g = unit;
-    while g < group {
-        let mut own = Sums::none(1usize);
-        for other in 0..comptime!(units / team) {
-            let at = 2 * (g / team * units + other * team + g % team);
-            own.add(0usize, all[at], all[at + 1]);
+    for g in 0..group {
+        if member == comptime!(g % team) {
+            own.tops[g] = sums.tops[g / team];
+            own.totals[g] = sums.totals[g / team];
         }
-        part_sums[2 * (part * group + g)] = own.tops[0];
-        part_sums[2 * (part * group + g) + 1] = own.totals[0];
-        g += units;
+    }
+    let all = over_cube(&own, group);
+    if UNIT_POS == 0 {
+        #[unroll]
+        for g in 0..group {
+            part_sums[2 * (part * group + g)] = all.tops[g];
+            part_sums[2 * (part * group + g) + 1] = all.totals[g];
+        }
     }
 }
 
@@ -74,22 +70,30 @@ pub(in crate::retrieve_slots) fn join_teams(
 pub(super) fn sums_of(
     part_sums: &[f32],
     pair: usize,
-    splits: usize,
+    parts: usize,
     #[comptime] blueprint: Blueprint,
 ) -> Sums {
     let group = blueprint.group.comptime();
-    let mut planes = Shared::<[f32]>::new_slice(comptime!(2 * PLANES * group));
-    let plane = (UNIT_POS / PLANE_DIM) as usize;
     let mut sums = Sums::none(group);
-    let mut split = UNIT_POS as usize;
-    while split < splits {
+    let mut part = UNIT_POS as usize;
+    while part < parts {
         #[unroll]
         for g in 0..group {
-            let at = 2 * ((pair * splits + split) * group + g);
+            let at = 2 * ((pair * parts + part) * group + g);
             sums.add(g, part_sums[at], part_sums[at + 1]);
         }
-        split += blueprint.units.comptime();
+        part += blueprint.units.comptime();
     }
+    over_cube(&sums, group)
+}
+
+/// All units' sums together.
+#[cube]
+fn over_cube(sums: &Sums, #[comptime] group: usize) -> Sums {
+    let mut planes = Shared::<[f32]>::new_slice(comptime!(2 * PLANES * group));
+    let plane = (UNIT_POS / PLANE_DIM) as usize;
+    // All have read those of before.
+    sync_cube();
     #[unroll]
     for g in 0..group {
         let most = plane_max(sums.tops[g]);
@@ -116,14 +120,14 @@ pub(super) fn sums_of(
 pub(super) fn logs_of(
     part_sums: &[f32],
     pair: usize,
-    splits: usize,
+    parts: usize,
     #[comptime] wanted: bool,
     #[comptime] blueprint: Blueprint,
 ) -> Array<f32> {
     let group = blueprint.group.comptime();
     let mut logs = Array::<f32>::new(group);
     if wanted {
-        let sums = sums_of(part_sums, pair, splits, blueprint);
+        let sums = sums_of(part_sums, pair, parts, blueprint);
         #[unroll]
         for g in 0..group {
             logs[g] = sums.tops[g] + sums.totals[g].ln();

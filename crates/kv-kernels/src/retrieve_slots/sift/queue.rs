@@ -1,0 +1,50 @@
+//! What there is to do: parts of the ranges that retrieve, in runs, one a cube.
+
+use cubecl::prelude::*;
+
+use crate::retrieve_slots::radix::{PLANES, exclusive};
+
+/// What is to be done of a range: to score it, and to retrieve a set.
+pub(super) const SCORES: u32 = 1;
+pub(super) const RETRIEVES: u32 = 2;
+
+/// A cube's run of parts, counted over all ranges of which something is to be done.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Run {
+    pub(super) first: usize,
+    pub(super) end: usize,
+}
+
+/// Lists the ranges of which `task` is to be done; returns the cube's share of their parts.
+///
+/// # Shapes
+/// `tasks` `[P]`; `ranges` has room for `P` rounded up to `units`.
+#[cube]
+pub(super) fn run_of(
+    tasks: &[u32],
+    ranges: &mut Shared<[u32]>,
+    pairs: usize,
+    parts: usize,
+    #[comptime] task: u32,
+    #[comptime] units: usize,
+) -> Run {
+    let mut sums = Shared::<[u32]>::new_slice(PLANES);
+    let mut known = 0usize;
+    for round in 0..pairs.div_ceil(units) {
+        let pair = round * units + UNIT_POS as usize;
+        let mut due = 0u32;
+        if pair < pairs {
+            due = select(tasks[pair] & task > 0, 1u32, 0u32);
+        }
+        let (before, all) = exclusive(due, &mut sums);
+        if due > 0 {
+            ranges[known + before as usize] = pair as u32;
+        }
+        known += all as usize;
+    }
+    sync_cube();
+    let all = known * parts;
+    let share = all.div_ceil(CUBE_COUNT as usize);
+    let first = min(CUBE_POS as usize * share, all);
+    Run { first, end: min(first + share, all) }
+}
