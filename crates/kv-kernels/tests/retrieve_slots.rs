@@ -204,6 +204,19 @@ fn follow(
     tokens: &[usize],
     freed: usize,
     steps: usize,
+    rules: (SetRule, &RetrieveOptions),
+    device: &Device,
+    context: &str,
+) -> u64 {
+    follow_far(layer, tokens, freed, (steps, 1), rules, device, context)
+}
+
+/// The same, of steps so many tokens `apart`.
+fn follow_far(
+    layer: &Layer,
+    tokens: &[usize],
+    freed: usize,
+    (steps, apart): (usize, usize),
     (rule, options): (SetRule, &RetrieveOptions),
     device: &Device,
     context: &str,
@@ -232,7 +245,7 @@ fn follow(
             *x = 0.98 * *x + speeds[at / dim] * drift[at];
         }
         query = rounded(&query, layer.dtype);
-        let seen: Vec<usize> = tokens.iter().map(|tokens| tokens + step + 1).collect();
+        let seen: Vec<usize> = tokens.iter().map(|tokens| tokens + step * apart + 1).collect();
         let lengths: Vec<usize> = seen.iter().map(|tokens| tokens - freed).collect();
         let newest: Vec<i32> = seen.iter().map(|tokens| *tokens as i32 - 1).collect();
         let ranges = layer.ranges(&lengths, device);
@@ -415,6 +428,13 @@ fn long_ranges_are_sifted_by_many_cubes() {
         let hidden = RetrieveOptions { hidden, longest, ..options() };
         let context = format!("{} hidden", tested.name);
         follow(&layer, &[9_000], 500, 3, (rule(300), &hidden), device, &context);
+        // Lists so long that not all of their tokens are read for those that are hidden, or locals, by now.
+        let context = format!("{} long lists", tested.name);
+        follow(&layer, &[9_000], 0, 8, (rule(2_500), &hidden), device, &context);
+        // Unless it is more of them than are looked at first.
+        let far = RetrieveOptions { block: 1_024, hidden: Share::new(0.5), ..hidden };
+        let always = SetRule { threshold: -1.0, ..rule(2_500) };
+        follow_far(&layer, &[8_200], 0, (3, 300), (always, &far), device, &context);
     }
 }
 
@@ -424,16 +444,22 @@ fn halves_are_scored_in_full() {
         let device = &tested.device;
         for dtype in tested.float_dtypes().into_iter().filter(|dtype| *dtype != DType::F32) {
             // Groups that fill half a tile's columns and that do not, ranges that are sifted and that are not.
-            for (group, dim, lengths, certified) in [
+            // Groups that fill half a tile's columns and that do not, ranges that are sifted and that are not, and rows
+            // that are no whole number of a team's vectors.
+            let cases = [
                 (1, 128, [9_000, 300], false),
-                (1, 64, [700, 33], true),
                 (2, 64, [2_500, 40], true),
-                (3, 32, [400, 170], false),
                 (4, 128, [3_333, 1_000], false),
+                (1, 64, [700, 33], true),
+                (3, 32, [400, 170], false),
                 (8, 128, [2_200, 2_100], true),
-                // Rows that are no whole number of a team's vectors.
                 (2, 80, [2_200, 90], false),
-            ] {
+            ];
+            // Each in one dtype.
+            let own = |case: &usize| (case % 2 == 0) == (dtype == DType::F16);
+            for (group, dim, lengths, certified) in
+                (0..cases.len()).filter(own).map(|case| cases[case])
+            {
                 let room = lengths[0].max(lengths[1]) + 64;
                 let layer = Layer::new(2, 1, group, dim, room).in_dtype(dtype);
                 let options = RetrieveOptions { certified, longest: Some(room), ..options() };

@@ -42,7 +42,7 @@ pub(super) fn retrieve(
     settle_scratch(blueprint);
     list_marked(
         logits, marks, marked, words, table, sums, pair, stride, sight, to, radius, block, hidden,
-        blueprint,
+        false, blueprint,
     )
 }
 

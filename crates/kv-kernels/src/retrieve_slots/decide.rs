@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use super::SimilarityReduction;
 use super::kernel::Blueprint;
+use super::marks::CHUNK;
 use super::table::*;
 
 /// What a range's step sees: slots, counted from the range's first.
@@ -85,35 +86,133 @@ pub(super) fn outset_of(
     Outset { own, sight, top, threshold, block, held }
 }
 
-/// The most recent of a range's sets whose vectors are similar enough, [`RETRIEVES`] or [`ALL`], and by how much the
-/// vectors differ.
+/// What a range's step does.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Decision {
+    /// The most recent of its sets whose vectors are similar enough, [`RETRIEVES`] or [`ALL`].
+    pub(super) decided: i32,
+    /// By how much the vectors differ, for certificates.
+    pub(super) distance: f32,
+    /// Tokens of that set.
+    pub(super) count: usize,
+}
+
+/// What a unit has seen of a set: its own shares of sums, and the number of tokens.
+#[derive(CubeType)]
+pub(super) struct Glimpse {
+    dots: Array<f32>,
+    own_norms: Array<f32>,
+    norms: Array<f32>,
+    aparts: Array<f32>,
+    count: i32,
+}
+
+/// A glimpse at the set of the unit's plane, before it is known whether it is held, so that neither waits for the other.
 ///
 /// # Shapes
 /// `vectors` `[P, parts, length]`, `set_vectors` `[P, sets, parts, length]`.
 #[cube]
-pub(super) fn decide<F: Float>(
+pub(super) fn glimpse<F: Float>(
     vectors: &[F],
     set_vectors: &[f32],
+    table: &[i32],
+    pair: usize,
+    #[comptime] blueprint: Blueprint,
+) -> Glimpse {
+    let plane = (UNIT_POS / PLANE_DIM) as usize;
+    glimpse_at::<F>(vectors, set_vectors, table, pair, plane, blueprint)
+}
+
+#[cube]
+fn glimpse_at<F: Float>(
+    vectors: &[F],
+    set_vectors: &[f32],
+    table: &[i32],
+    pair: usize,
+    set: usize,
+    #[comptime] blueprint: Blueprint,
+) -> Glimpse {
+    let (sets, parts, length) = comptime!((blueprint.sets, blueprint.parts, blueprint.length));
+    let set = min(set, comptime!(sets - 1));
+    let own = pair * comptime!(parts * length);
+    let from = (pair * sets + set) * comptime!(parts * length);
+    let rounds = comptime!(length.div_ceil(blueprint.plane));
+    let chunk = comptime!(rounds.min(CHUNK));
+    let row = pair * comptime!(row(blueprint.sets, blueprint.width));
+    let mut seen = Glimpse {
+        dots: Array::new(parts),
+        own_norms: Array::new(parts),
+        norms: Array::new(parts),
+        aparts: Array::new(parts),
+        count: table[row + FIELDS + set * SET_FIELDS + COUNT],
+    };
+    #[unroll]
+    for part in 0..parts {
+        let mut dot = 0.0f32;
+        let mut own_norm = 0.0f32;
+        let mut norm = 0.0f32;
+        let mut apart = 0.0f32;
+        for some in 0..comptime!(rounds.div_ceil(chunk)) {
+            #[unroll]
+            for c in 0..chunk {
+                let i = (some * chunk + c) * PLANE_DIM as usize + UNIT_POS_PLANE as usize;
+                let at = part * length + min(i, comptime!(length - 1));
+                let a = select(i < length, f32::cast_from(vectors[own + at]), 0.0f32);
+                let b = select(i < length, set_vectors[from + at], 0.0f32);
+                dot += a * b;
+                own_norm += a * a;
+                norm += b * b;
+                apart += (a - b) * (a - b);
+            }
+        }
+        seen.dots[part] = dot;
+        seen.own_norms[part] = own_norm;
+        seen.norms[part] = norm;
+        seen.aparts[part] = apart;
+    }
+    seen
+}
+
+/// Decides, given each unit's `first` glimpse.
+///
+/// # Shapes
+/// As for [`glimpse`].
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn decide<F: Float>(
+    first: &Glimpse,
+    vectors: &[F],
+    set_vectors: &[f32],
+    table: &[i32],
     pair: usize,
     outset: &Outset,
     #[comptime] blueprint: Blueprint,
-) -> (i32, f32) {
+) -> Decision {
     let mut decided = i32::new(RETRIEVES as i64);
     let mut distance = 0.0f32;
+    let mut count = 0usize;
     if comptime!(blueprint.shares) {
         let sets = blueprint.sets.comptime();
         let mut similarities = Shared::<[f32]>::new_slice(sets);
         let mut distances = Shared::<[f32]>::new_slice(sets);
-        // A plane a set. The first of them whether it is held or not, so that it need not wait for their number.
+        let mut counts = Shared::<[i32]>::new_slice(sets);
+        // A plane a set.
         let plane = (UNIT_POS / PLANE_DIM) as usize;
         let planes = (CUBE_DIM / PLANE_DIM) as usize;
-        for round in 0..max(outset.held.div_ceil(planes), 1usize) {
+        let (similarity, farthest) = compare(first, blueprint);
+        if plane < outset.held && UNIT_POS_PLANE == 0 {
+            similarities[plane] = similarity;
+            distances[plane] = farthest;
+            counts[plane] = first.count;
+        }
+        for round in 1..outset.held.div_ceil(planes) {
             let set = round * planes + plane;
-            let (similarity, farthest) =
-                compare::<F>(vectors, set_vectors, pair, min(set, comptime!(sets - 1)), blueprint);
+            let seen = glimpse_at::<F>(vectors, set_vectors, table, pair, set, blueprint);
+            let (similarity, farthest) = compare(&seen, blueprint);
             if set < outset.held && UNIT_POS_PLANE == 0 {
                 similarities[set] = similarity;
                 distances[set] = farthest;
+                counts[set] = seen.count;
             }
         }
         sync_cube();
@@ -121,6 +220,7 @@ pub(super) fn decide<F: Float>(
             if similarities[set] > outset.threshold || outset.threshold <= -1.0f32 {
                 decided = i32::cast_from(set);
                 distance = distances[set];
+                count = counts[set] as usize;
             }
         }
     }
@@ -128,56 +228,35 @@ pub(super) fn decide<F: Float>(
         decided = i32::new(ALL as i64);
         distance = 0.0f32;
     }
-    (decided, distance)
+    Decision { decided, distance, count }
 }
 
-/// How similar a set's vectors are, and by how much they differ, the most of the parts.
+/// How similar a set's vectors are, and, for certificates, by how much they differ, the most of the parts.
 #[cube]
-fn compare<F: Float>(
-    vectors: &[F],
-    set_vectors: &[f32],
-    pair: usize,
-    set: usize,
-    #[comptime] blueprint: Blueprint,
-) -> (f32, f32) {
-    let sets = blueprint.sets.comptime();
+fn compare(seen: &Glimpse, #[comptime] blueprint: Blueprint) -> (f32, f32) {
     let parts = blueprint.parts.comptime();
-    let length = blueprint.length.comptime();
     let least = comptime!(blueprint.similarity == SimilarityReduction::Min);
-    let from = (pair * sets + set) * comptime!(parts * length);
     let mut similarity = 0.0f32;
     if least {
         similarity = 1.0f32;
     }
     let mut farthest = 0.0f32;
+    #[unroll]
     for part in 0..parts {
-        let mut dot = 0.0f32;
-        let mut own_norm = 0.0f32;
-        let mut norm = 0.0f32;
-        let mut apart = 0.0f32;
-        let mut i = UNIT_POS_PLANE as usize;
-        while i < length {
-            let at = part * length + i;
-            let a = f32::cast_from(vectors[pair * comptime!(parts * length) + at]);
-            let b = set_vectors[from + at];
-            dot += a * b;
-            own_norm += a * a;
-            norm += b * b;
-            apart += (a - b) * (a - b);
-            i += PLANE_DIM as usize;
-        }
-        dot = plane_sum(dot);
-        let norms = (plane_sum(own_norm) * plane_sum(norm)).sqrt();
+        let both = (plane_sum(seen.own_norms[part]) * plane_sum(seen.norms[part])).sqrt();
+        let dot = plane_sum(seen.dots[part]);
         let mut cosine = 0.0f32;
-        if norms > 0.0 {
-            cosine = min(dot / norms, 1.0f32);
+        if both > 0.0 {
+            cosine = min(dot / both, 1.0f32);
         }
         if least {
             similarity = min(similarity, cosine);
         } else {
             similarity += cosine / comptime!(parts as f32);
         }
-        farthest = max(farthest, plane_sum(apart).sqrt());
+        if comptime!(blueprint.certified) {
+            farthest = max(farthest, plane_sum(seen.aparts[part]).sqrt());
+        }
     }
     (min(similarity, 1.0f32), farthest)
 }

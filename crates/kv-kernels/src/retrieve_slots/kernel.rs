@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::choose::{retrieve, settle, wanted_of};
 use super::conclude::{Chosen, conclude, keep};
-use super::decide::{decide, outset_of};
+use super::decide::{Decision, decide, glimpse, outset_of};
 use super::log_sums::log_sums;
 use super::marks::{CHUNK, MARKS, WORD};
 use super::score::score_split;
@@ -23,8 +23,9 @@ pub(crate) struct Blueprint {
     pub(crate) team: usize,
     /// Whether matrix instructions score rows, by tiles of 16: then a team is of 4, and a unit has every fourth vector.
     pub(crate) tiles: bool,
-    /// Units of a cube.
+    /// Units of a cube, and of a plane, at least.
     pub(crate) units: usize,
+    pub(crate) plane: usize,
     /// Vectors that similarity is of, and their length.
     pub(crate) parts: usize,
     pub(crate) length: usize,
@@ -170,9 +171,11 @@ pub(crate) fn step<F: Float, N: Size>(
     let marked = pair * MARKS * words;
     let all = comptime!(blueprint.measures);
     if comptime!(blueprint.scores) {
-        let (found, apart) = decide::<F>(vectors, &*set_vectors, pair, &outset, blueprint);
-        decided = found;
-        distance = apart;
+        let first = glimpse::<F>(vectors, &*set_vectors, &*table, pair, blueprint);
+        let decision =
+            decide::<F>(&first, vectors, &*set_vectors, &*table, pair, &outset, blueprint);
+        decided = decision.decided;
+        distance = decision.distance;
         if all || decided == i32::new(RETRIEVES as i64) {
             let (scores, scores_at) = if comptime!(staged > 0) {
                 (&mut near[..], 0usize)
@@ -259,5 +262,7 @@ pub(crate) fn step<F: Float, N: Size>(
             settle(blueprint.fenced);
         }
     }
-    conclude(table, own, sight, decided, set, distance, units, sets, width)
+    let count = table[own + FIELDS + set * SET_FIELDS + COUNT] as usize;
+    let decision = Decision { decided, distance, count };
+    conclude(table, own, sight, &decision, set, units, sets, width)
 }

@@ -128,6 +128,7 @@ impl Call {
             team: self.team(),
             tiles: self.tiles(),
             units,
+            plane: client.properties().hardware.plane_size_min.max(1) as usize,
             parts,
             length,
             sets: self.config.sets,
@@ -239,7 +240,7 @@ pub(super) fn choose(call: &Call) -> (CubeTensor, CubeTensor, CubeTensor) {
     let ahead = call.ahead();
     let whole = splits == 1;
     let units = UNITS.min(widest);
-    if call.sifts(units) {
+    if call.sifts(units, widest) {
         let log_sum_exp = call.sift(units, widest);
         return (call.table.clone(), call.set_vectors.clone(), log_sum_exp);
     }

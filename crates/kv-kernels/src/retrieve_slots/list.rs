@@ -9,7 +9,8 @@ use super::marks::{WORD, own_words, shifted, within};
 use super::radix::{PLANES, exclusive};
 
 /// Writes the tokens of marked slots, and of the neighbours of the best, from `to` on; returns how many there are and
-/// the most attention that a query does not give to what is surely attended to until the block ends.
+/// the most attention that a query does not give to what is surely attended to until the block ends. Where the cube
+/// `gathers` tokens, they go to memory side by side.
 ///
 /// # Shapes
 /// `marks` from `marked` on `[3, words]`, a bit a slot.
@@ -29,6 +30,7 @@ pub(super) fn list_marked(
     radius: usize,
     block: usize,
     hidden: u32,
+    #[comptime] gathers: bool,
     #[comptime] blueprint: Blueprint,
 ) -> (usize, f32) {
     let group = blueprint.group.comptime();
@@ -55,16 +57,32 @@ pub(super) fn list_marked(
         own += chosen.count_ones();
     }
     let (before, count) = exclusive(own, &mut parts);
+    let listed = min(count as usize, comptime!(blueprint.width));
+    let mut tokens =
+        Shared::<[i32]>::new_slice(comptime!(if gathers { blueprint.width } else { 1 }));
     let mut next = before as usize;
     for word in first..last {
         let mut bits = marks[marked + 2 * words + word];
         while bits > 0 {
             let bit = ((bits - 1) & !bits).count_ones() as usize;
-            if next < comptime!(blueprint.width) {
-                table[to + next] = i32::cast_from(word * WORD + bit + sight.freed);
+            if next < listed {
+                let token = i32::cast_from(word * WORD + bit + sight.freed);
+                if gathers {
+                    tokens[next] = token;
+                } else {
+                    table[to + next] = token;
+                }
             }
             next += 1;
             bits &= bits - 1;
+        }
+    }
+    if gathers {
+        sync_cube();
+        let mut i = unit;
+        while i < listed {
+            table[to + i] = tokens[i];
+            i += units;
         }
     }
 
@@ -107,5 +125,5 @@ pub(super) fn list_marked(
             dropped = max(dropped, mass);
         }
     }
-    (min(count as usize, comptime!(blueprint.width)), dropped)
+    (listed, dropped)
 }

@@ -113,6 +113,7 @@ impl Problem<'_> {
             own[SETS] = held as i32;
         }
         own[DECIDED] = decided;
+        let distance = if options.certified { distance } else { 0.0 };
         own[DISTANCE] = f32::to_bits(distance) as i32;
         let set = if decided == RETRIEVES { held - 1 } else { decided.max(0) as usize };
         let (mut first, mut read) = (0, 0);

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::decide::{Sight, decide, outset_of};
+use super::decide::{Sight, decide, glimpse, outset_of};
 use super::kernel::Blueprint;
 use super::radix::PLANES;
 use super::sift::Sums;
@@ -44,8 +44,11 @@ pub(super) fn score_kernel<F: Float, N: Size>(
     }
     let (pair, split) = (cube / splits, cube % splits);
     let (length, position) = (lengths[pair], newest[pair / kv_heads]);
+    let first = glimpse::<F>(vectors, set_vectors, &*table, pair, blueprint);
     let outset = outset_of(&*table, pair, length, position, block, hidden, blueprint);
-    let (decided, distance) = decide::<F>(vectors, set_vectors, pair, &outset, blueprint);
+    let decision =
+        decide::<F>(&first, vectors, set_vectors, &*table, pair, &outset, blueprint);
+    let decided = decision.decided;
     if comptime!(blueprint.measures) || decided == i32::new(RETRIEVES as i64) {
         let mut none = Sums::none(comptime!(blueprint.held()));
         score_split::<F, N>(
@@ -69,7 +72,7 @@ pub(super) fn score_kernel<F: Float, N: Size>(
     // Nothing here reads these fields.
     if split == 0 && UNIT_POS == 0 {
         table[outset.own + DECIDED] = decided;
-        table[outset.own + DISTANCE] = i32::reinterpret(distance);
+        table[outset.own + DISTANCE] = i32::reinterpret(decision.distance);
     }
 }
 

@@ -68,13 +68,13 @@ pub struct RangeSets {
     pub local: usize,
     /// What a token's index was ahead of its slot.
     pub freed: usize,
-    /// The norm of the largest difference between the last step's vectors and its set's; 0 where it
+    /// For certificates: the norm of the largest difference between the last step's vectors and its set's; 0 where it
     /// retrieved.
     pub distance: f32,
-    /// The largest norm of a key that was seen when the set was retrieved.
+    /// For certificates: the largest norm of a key that was seen when the set was retrieved.
     pub key_norm: f32,
-    /// The most attention that any query of the set's own does not give to what the block's steps surely
-    /// attend to.
+    /// For certificates: the most attention that any query of the set's own does not give to what the block's steps
+    /// surely attend to.
     pub dropped: f32,
 }
 

@@ -2,20 +2,23 @@
 
 use cubecl::prelude::*;
 
+use super::edge::{ABOVE, BIN, FOUND, WITHIN, find_edge};
+use super::queue::{self, SCORES, run_of};
 use super::sums::logs_of;
-use super::{CANDIDATES, EDGES};
-use crate::retrieve_slots::choose::{Wanted, mark_highest, settle, wanted_of};
-use crate::retrieve_slots::conclude::{conclude, keep};
-use crate::retrieve_slots::decide::{Sight, outset_of};
+use super::{CANDIDATES, EDGES, FINER, finer_bin_of, highest};
+use crate::retrieve_slots::choose::{Wanted, mark_highest, wanted_of};
+use crate::retrieve_slots::conclude::{Chosen, Totals, keep, write_step};
+use crate::retrieve_slots::decide::{Outset, Sight, outset_of};
 use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::list::list_marked;
-use crate::retrieve_slots::marks::{MARKS, WORD};
+use crate::retrieve_slots::marks::{MARKS, WORD, within};
 use crate::retrieve_slots::table::*;
 
-/// Concludes a range's step, a cube a range: a set of what is marked and of the best candidates.
+/// Concludes the steps of ranges that retrieve: sets of what is marked and of the best candidates.
 ///
 /// # Shapes
-/// As for [`mark_kernel`](super::mark::mark_kernel); the longest range has so many `words` of marks, or fewer.
+/// As for [`mark_kernel`](super::mark::mark_kernel); the longest range has so many `words` of marks, or fewer. Where
+/// shared memory has room for a set's tokens, cubes gather them there.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn conclude_kernel<F: Float>(
@@ -24,6 +27,7 @@ pub(super) fn conclude_kernel<F: Float>(
     lengths: &[i32],
     newest: &[i32],
     table: &mut [i32],
+    tasks: &[u32],
     logits: &[f32],
     ordered: &[u32],
     part_sums: &[f32],
@@ -40,26 +44,18 @@ pub(super) fn conclude_kernel<F: Float>(
     block: usize,
     hidden: u32,
     #[comptime] words: usize,
+    #[comptime] gathers: bool,
+    #[comptime] most: usize,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
     let (group, units) = comptime!((blueprint.group, blueprint.units));
     let (sets, width) = comptime!((blueprint.sets, blueprint.width));
-    let pair = CUBE_POS;
-    if pair >= pairs {
-        terminate!();
-    }
-    let position = newest[pair / kv_heads];
-    let outset = outset_of(&*table, pair, lengths[pair], position, block, hidden, blueprint);
-    let (own, sight) = (outset.own, &outset.sight);
-    let decided = table[own + DECIDED];
-    let distance = f32::reinterpret(table[own + DISTANCE]);
-    let retrieves = decided == i32::new(RETRIEVES as i64);
-    let mut set = 0usize;
-    if decided > 0 {
-        set = decided as usize;
-    }
-    if comptime!(blueprint.measures) || retrieves {
+    let mut ranges = Shared::<[u32]>::new_slice(most);
+    let mut near = Shared::<[u32]>::new_slice(comptime!(MARKS * words));
+    let run = run_of(tasks, &mut ranges, pairs, 1usize, SCORES, units);
+    for range in run.first..run.end {
+        let pair = ranges[range] as usize;
         let wanted = comptime!(blueprint.measures || blueprint.certified);
         let logs = logs_of(part_sums, pair, scored_parts, wanted, blueprint);
         if comptime!(blueprint.measures) && UNIT_POS == 0 {
@@ -68,34 +64,50 @@ pub(super) fn conclude_kernel<F: Float>(
                 log_sum_exp[pair * group + g] = logs[g];
             }
         }
-        if retrieves {
-            set = min(outset.held, comptime!(sets - 1));
+        if tasks[pair] & comptime!(queue::RETRIEVES) > 0 {
+            let position = newest[pair / kv_heads];
+            let outset =
+                outset_of(&*table, pair, lengths[pair], position, block, hidden, blueprint);
+            let (own, sight) = (outset.own, &outset.sight);
+            let totals = Totals::of(&*table, own);
             let wanted = wanted_of(&*table, own);
-            let mut near = Shared::<[u32]>::new_slice(comptime!(MARKS * words));
-            let most = max(edges[pair * EDGES + 2], edges[pair * EDGES + 3]);
-            if most <= comptime!(CANDIDATES as u32) {
+            let highest = highest(part_sums, pair, scored_parts, blueprint);
+            // All have read those of before.
+            sync_cube();
+            let within = max(edges[pair * EDGES + 2], edges[pair * EDGES + 3]);
+            if within <= comptime!(CANDIDATES as u32) {
                 mark_best(
-                    marks, candidates, edges, pair, stride, &mut near, sight, &wanted, words, units,
+                    marks, candidates, edges, pair, stride, &mut near, sight, &wanted, highest,
+                    words, blueprint,
                 );
             } else {
                 let base = pair * stride;
                 mark_highest(
-                    ordered,
-                    base,
-                    &mut near,
-                    0usize,
-                    words,
-                    sight,
-                    &wanted,
-                    blueprint,
+                    ordered, base, &mut near, 0usize, words, sight, &wanted, blueprint,
                 );
             }
             sync_cube();
-            let to = own + comptime!(FIELDS + sets * SET_FIELDS) + set * width;
+            let set = min(outset.held, comptime!(sets - 1));
+            let list = comptime!(FIELDS + sets * SET_FIELDS) + set * width;
             let (count, dropped) = list_marked(
-                logits, &mut near, 0usize, words, table, &logs, pair, stride, sight, to, radius,
-                block, hidden, blueprint,
+                logits,
+                &mut near,
+                0usize,
+                words,
+                table,
+                &logs,
+                pair,
+                stride,
+                sight,
+                own + list,
+                radius,
+                block,
+                hidden,
+                gathers,
+                blueprint,
             );
+            // All have listed their words.
+            sync_cube();
             keep::<F>(
                 vectors,
                 set_vectors,
@@ -109,14 +121,41 @@ pub(super) fn conclude_kernel<F: Float>(
                 scored_parts,
                 blueprint,
             );
-            settle(blueprint.fenced);
+            if UNIT_POS == 0 {
+                let fields = own + FIELDS + set * SET_FIELDS;
+                table[own + OWN_KEY_NORM] = table[fields + KEY_NORM];
+                table[own + OWN_DROPPED] = table[fields + DROPPED];
+                let chosen = chosen_of(&near, &outset, list, count, radius, words);
+                let decided = i32::new(RETRIEVES as i64);
+                write_step(table, own, sight, decided, 0.0f32, &chosen, &totals);
+            }
         }
     }
-    conclude(table, own, sight, decided, set, distance, units, sets, width);
+}
+
+/// What a step reads of its new set: all but neighbours of the best that are locals, the last ones.
+#[cube]
+fn chosen_of(
+    near: &Shared<[u32]>,
+    outset: &Outset,
+    first: usize,
+    count: usize,
+    radius: usize,
+    #[comptime] words: usize,
+) -> Chosen {
+    let sight = &outset.sight;
+    let reach = min(sight.local + radius, sight.length);
+    let mut locals = 0u32;
+    for word in sight.local / WORD..reach.div_ceil(WORD) {
+        let bits = near[comptime!(2 * words) + word] & within(word, sight.local, reach);
+        locals += bits.count_ones();
+    }
+    let count = count - min(locals as usize, count);
+    Chosen { sinks: sight.sinks, first, count, local: sight.local, freed: sight.freed }
 }
 
 /// Marks what is above the edges' bins and the highest candidates, ties by the lowest slot: as many as are wanted in
-/// all.
+/// all. Of candidates, too, those above the edge's part of its bin are in, and those within it are compared.
 ///
 /// # Shapes
 /// `near` `[3, words]`.
@@ -131,13 +170,13 @@ fn mark_best(
     near: &mut Shared<[u32]>,
     sight: &Sight,
     wanted: &Wanted,
+    highest: f32,
     #[comptime] words: usize,
-    #[comptime] units: usize,
+    #[comptime] blueprint: Blueprint,
 ) {
+    let units = blueprint.units.comptime();
     let unit = UNIT_POS as usize;
     let chosen = Shared::<[Atomic<u32>]>::new_slice(comptime!(2 * words));
-    let mut keys = Shared::<[u32]>::new_slice(comptime!(2 * CANDIDATES));
-    let mut slots = Shared::<[u32]>::new_slice(comptime!(2 * CANDIDATES));
     let all = stride.div_ceil(WORD);
     let marked = pair * MARKS * all;
     let known = sight.local.div_ceil(WORD);
@@ -149,36 +188,71 @@ fn mark_best(
         }
         word += units;
     }
-    #[unroll]
-    for search in 0..2usize {
-        let count = edges[pair * EDGES + 2 + search] as usize;
-        let mut i = unit;
-        while i < count {
-            let from = 2 * ((2 * pair + search) * CANDIDATES + i);
-            keys[search * CANDIDATES + i] = candidates[from];
-            slots[search * CANDIDATES + i] = candidates[from + 1];
-            i += units;
-        }
-    }
-    sync_cube();
+    let histogram = Shared::<[Atomic<u32>]>::new_slice(FINER);
+    let tied = Shared::<[Atomic<u32>]>::new_slice(1usize);
+    let mut ties = Shared::<[u32]>::new_slice(comptime!(2 * CANDIDATES));
+    let mut found = Shared::<[u32]>::new_slice(FOUND);
+    let each = comptime!(CANDIDATES.div_ceil(units));
     #[unroll]
     for search in 0..2usize {
         let above = edges[pair * EDGES + search];
         let count = edges[pair * EDGES + 2 + search] as usize;
         let most = if comptime!(search == 0) { wanted.top } else { wanted.fewer() };
-        let room = u32::cast_from(most) - above;
-        let from = comptime!(search * CANDIDATES);
-        let mut i = unit;
-        while i < count {
-            let (key, slot) = (keys[from + i], slots[from + i]);
-            let mut rank = 0u32;
-            for other in from..from + count {
-                let ahead = keys[other] > key || (keys[other] == key && slots[other] < slot);
-                rank += select(ahead, 1u32, 0u32);
+        let room = most as u32 - above;
+        let mut keys = Array::<u32>::new(each);
+        let mut slots = Array::<u32>::new(each);
+        #[unroll]
+        for e in 0..each {
+            let i = min(unit + e * units, count - 1);
+            let from = 2 * ((2 * pair + search) * CANDIDATES + i);
+            keys[e] = candidates[from];
+            slots[e] = candidates[from + 1];
+        }
+        // All are through with the search before.
+        sync_cube();
+        let mut bin = unit;
+        while bin < FINER {
+            histogram[bin].store(0u32);
+            bin += units;
+        }
+        if unit == 0 {
+            tied[0].store(0u32);
+        }
+        sync_cube();
+        #[unroll]
+        for e in 0..each {
+            if unit + e * units < count {
+                histogram[finer_bin_of(keys[e], highest)].fetch_add(1u32);
             }
-            if rank < room {
-                let word = search * words + slot as usize / WORD;
-                chosen[word].fetch_or(1u32 << (slot % comptime!(WORD as u32)));
+        }
+        sync_cube();
+        find_edge(&histogram[..], 0usize, FINER, room, &mut found, 0usize, units);
+        sync_cube();
+        #[unroll]
+        for e in 0..each {
+            if unit + e * units < count {
+                let bin = finer_bin_of(keys[e], highest) as u32;
+                if bin < found[BIN] {
+                    choose(&chosen, slots[e], comptime!(search * words));
+                } else if bin == found[BIN] {
+                    let at = 2 * tied[0].fetch_add(1u32) as usize;
+                    ties[at] = keys[e];
+                    ties[at + 1] = slots[e];
+                }
+            }
+        }
+        sync_cube();
+        let left = room - found[ABOVE];
+        let mut i = unit;
+        while i < found[WITHIN] as usize {
+            let (key, slot) = (ties[2 * i], ties[2 * i + 1]);
+            let mut rank = 0u32;
+            for other in 0..found[WITHIN] as usize {
+                let (others, at) = (ties[2 * other], ties[2 * other + 1]);
+                rank += select(others > key || (others == key && at < slot), 1u32, 0u32);
+            }
+            if rank < left {
+                choose(&chosen, slot, comptime!(search * words));
             }
             i += units;
         }
@@ -190,4 +264,11 @@ fn mark_best(
         near[words + word] = select(wanted.dilated > 0, chosen[words + word].load(), 0u32);
         word += units;
     }
+}
+
+/// Marks a slot in the words from `first` on.
+#[cube]
+fn choose(chosen: &Shared<[Atomic<u32>]>, slot: u32, #[comptime] first: usize) {
+    let bit = 1u32 << (slot % comptime!(WORD as u32));
+    chosen[first + slot as usize / WORD].fetch_or(bit);
 }

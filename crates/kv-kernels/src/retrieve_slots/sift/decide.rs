@@ -1,14 +1,15 @@
-//! Which ranges retrieve.
+//! Which ranges retrieve, and the end of the step for those that do not.
 
 use cubecl::prelude::*;
 
 use super::BINS;
 use super::queue;
-use crate::retrieve_slots::decide::{decide, outset_of};
+use crate::retrieve_slots::conclude::conclude;
+use crate::retrieve_slots::decide::{decide, glimpse, outset_of};
 use crate::retrieve_slots::kernel::Blueprint;
-use crate::retrieve_slots::table::{DECIDED, DISTANCE, RETRIEVES};
+use crate::retrieve_slots::table::RETRIEVES;
 
-/// Decides, a cube a range, and empties the bins and tallies of those that retrieve.
+/// Decides, a cube a range, concludes for those that share, and empties the bins and tallies of those that retrieve.
 ///
 /// # Shapes
 /// As for [`step`](crate::retrieve_slots::kernel::step); `tasks` `[P]`, `bins` `[P, BINS]`, `tallies` `[P, 2]`.
@@ -35,8 +36,11 @@ pub(super) fn decide_kernel<F: Float>(
         terminate!();
     }
     let (length, position) = (lengths[pair], newest[pair / kv_heads]);
+    let first = glimpse::<F>(vectors, set_vectors, &*table, pair, blueprint);
     let outset = outset_of(&*table, pair, length, position, block, hidden, blueprint);
-    let (decided, distance) = decide::<F>(vectors, set_vectors, pair, &outset, blueprint);
+    let decision =
+        decide::<F>(&first, vectors, set_vectors, &*table, pair, &outset, blueprint);
+    let decided = decision.decided;
     let retrieves = decided == i32::new(RETRIEVES as i64);
     if retrieves {
         let mut bin = UNIT_POS as usize;
@@ -47,13 +51,15 @@ pub(super) fn decide_kernel<F: Float>(
         if UNIT_POS < 2 {
             tallies[2 * pair + UNIT_POS as usize].store(0u32);
         }
+    } else {
+        let (units, sets, width) = comptime!((blueprint.units, blueprint.sets, blueprint.width));
+        let set = max(decided, 0i32) as usize;
+        let (own, sight) = (outset.own, &outset.sight);
+        conclude(table, own, sight, &decision, set, units, sets, width);
     }
-    // Nothing here reads these fields.
     if UNIT_POS == 0 {
         let also = comptime!(if blueprint.measures { queue::SCORES } else { 0 });
         let all = comptime!(queue::SCORES | queue::RETRIEVES);
         tasks[pair] = select(retrieves, all, also);
-        table[outset.own + DECIDED] = decided;
-        table[outset.own + DISTANCE] = i32::reinterpret(distance);
     }
 }

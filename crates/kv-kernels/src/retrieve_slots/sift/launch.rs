@@ -9,7 +9,7 @@ use super::count::count_kernel;
 use super::decide::decide_kernel;
 use super::mark::mark_kernel;
 use super::score::score_kernel;
-use super::{BINS, CANDIDATES, EDGES, PART_WORDS};
+use super::{BINS, CANDIDATES, EDGES, FINER, PART_WORDS};
 use crate::gpu::{elem_type, grid, processors};
 use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::launch::Call;
@@ -22,14 +22,14 @@ use crate::retrieve_slots::scratch::Scratch;
 const LONGEST: usize = 8_192;
 const LONGEST_OF_GROUPS: usize = 2_048;
 /// Words of marks that many are a multiple of.
-const COARSEST: usize = 4_096;
+const COARSEST: usize = 256;
 /// Ranges beyond which none is sifted: each cube lists those that retrieve.
 const MOST_RANGES: usize = 4_096;
 /// Slots of a part that is scored, at least, and parts of a range, at most.
 const SMALLEST_PART: usize = 512;
 const MOST_PARTS: usize = 128;
 /// Units of a cube that decides.
-const UNITS: usize = 128;
+const UNITS: usize = 256;
 /// Cubes on a processor that share what is to be done.
 const CUBES_EACH: usize = 2;
 
@@ -75,19 +75,37 @@ impl Call {
         self.pairs.next_power_of_two().max(units)
     }
 
-    /// Whether scores are sifted, by cubes of `units`: those of long ranges, where shared memory has room for their
-    /// marks and for bins.
-    pub(in crate::retrieve_slots) fn sifts(&self, units: usize) -> bool {
-        let hardware = &self.query.client.properties().hardware;
-        let words = hardware.max_shared_memory_size / size_of::<u32>();
-        let sums = 4 * PLANES * self.group + 2 * PLANES;
-        let counting = BINS + 2 * PART_WORDS + self.listed(units) + sums;
-        let marks = (2 + MARKS) * self.words();
-        let concluding = marks + 4 * CANDIDATES + self.beside() + sums;
+    /// Whether scores are sifted, by cubes of `units`, the last ones of so many as are `widest`: those of long ranges,
+    /// where shared memory has room for their marks and for bins.
+    pub(in crate::retrieve_slots) fn sifts(&self, units: usize, widest: usize) -> bool {
+        let counting = BINS + 2 * PART_WORDS + self.listed(units) + self.summing();
+        let room = self.room();
         let longest = if self.direct() { LONGEST } else { LONGEST_OF_GROUPS };
         self.longest() > longest
             && self.pairs <= MOST_RANGES
-            && counting.max(concluding) <= words
+            && counting.max(self.concluding(widest)) <= room
+    }
+
+    /// Whether shared memory has room for a set's tokens, too.
+    fn gathers(&self, widest: usize) -> bool {
+        self.concluding(widest) + self.config.width <= self.room()
+    }
+
+    /// Numbers that shared memory has room for.
+    fn room(&self) -> usize {
+        let hardware = &self.query.client.properties().hardware;
+        hardware.max_shared_memory_size / size_of::<u32>()
+    }
+
+    /// Numbers of shared memory that sums take.
+    fn summing(&self) -> usize {
+        2 * PLANES * self.group + 2 * PLANES
+    }
+
+    /// Numbers of shared memory that the end takes.
+    fn concluding(&self, widest: usize) -> usize {
+        let marks = (2 + MARKS) * self.words();
+        marks + 2 * CANDIDATES + FINER + self.listed(widest) + self.beside() + self.summing()
     }
 
     /// Decides, scores, sifts and concludes, by cubes of `units`, the last ones of so many as are `widest`; returns
@@ -101,7 +119,8 @@ impl Call {
         let (block, hidden) = (options.block, options.hidden.bits());
         let (kv_heads, dtype) = (pairs / self.batch, elem_type(self.query.dtype));
         let client = self.query.client.clone();
-        let shared = grid(processors(&client) * CUBES_EACH);
+        let processors = processors(&client);
+        let shared = grid(processors * CUBES_EACH);
         let wide = CubeDim::new_1d(units as u32);
         let listed = self.listed(units);
         let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
@@ -201,13 +220,14 @@ impl Call {
             );
             conclude_kernel::launch_unchecked(
                 &client,
-                grid(pairs),
+                grid(pairs.min(processors * CUBES_EACH)),
                 CubeDim::new_1d(widest as u32),
                 arg(&self.vectors),
                 arg(&self.set_vectors),
                 arg(&self.lengths),
                 arg(&self.newest),
                 arg(&self.table),
+                arg(&sieve.tasks),
                 arg(&scratch.logits),
                 arg(&scratch.ordered),
                 arg(&sieve.sums),
@@ -224,7 +244,10 @@ impl Call {
                 block,
                 hidden,
                 self.words(),
-                self.blueprint(widest, false, 0, 1),
+                self.gathers(widest),
+                self.listed(widest),
+                // Marks are in shared memory.
+                self.blueprint(widest, false, self.words() * WORD, 1),
                 dtype,
             );
         }

@@ -2,13 +2,13 @@
 
 use cubecl::prelude::*;
 
+use super::edge::{ABOVE, BIN, FOUND, WITHIN, find_edge};
 use super::queue::{RETRIEVES, run_of};
 use super::{BINS, CANDIDATES, EDGES, PART, PART_WORDS, bin_of, highest};
-use crate::retrieve_slots::choose::{Wanted, wanted_of};
+use crate::retrieve_slots::choose::wanted_of;
 use crate::retrieve_slots::decide::outset_of;
 use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::marks::{CHUNK, MARKS, WORD};
-use crate::retrieve_slots::radix::{PLANES, exclusive};
 
 /// Marks the slots of scores above the edges' bins, and hands on those within them.
 ///
@@ -45,7 +45,7 @@ pub(super) fn mark_kernel(
     let mut ranges = Shared::<[u32]>::new_slice(most);
     let run = run_of(tasks, &mut ranges, pairs, parts, RETRIEVES, units);
     // Of each search, the edge's bin and how many scores are above it and in it.
-    let mut found = Shared::<[u32]>::new_slice(FOUND);
+    let mut found = Shared::<[u32]>::new_slice(comptime!(2 * FOUND));
     let marked = Shared::<[Atomic<u32>]>::new_slice(comptime!(2 * PART_WORDS));
     for item in run.first..run.end {
         let (range, part) = (item / parts, item % parts);
@@ -57,7 +57,13 @@ pub(super) fn mark_kernel(
         // All are through with those of before.
         sync_cube();
         if item == run.first || part == 0 {
-            find_edges(bins, &mut found, pair, &wanted_of(table, outset.own), units);
+            let wanted = wanted_of(table, outset.own);
+            #[unroll]
+            for search in 0..2usize {
+                let most = if comptime!(search == 0) { wanted.top } else { wanted.fewer() };
+                let to = comptime!(search * FOUND);
+                find_edge(bins, pair * BINS, BINS, most as u32, &mut found, to, units);
+            }
         }
         let mut word = unit;
         while word < comptime!(2 * PART_WORDS) {
@@ -66,8 +72,8 @@ pub(super) fn mark_kernel(
         }
         sync_cube();
         if part == 0 && UNIT_POS < 2 {
-            edges[pair * EDGES + unit] = found[2 + unit];
-            edges[pair * EDGES + 2 + unit] = found[4 + unit];
+            edges[pair * EDGES + unit] = found[unit * FOUND + ABOVE];
+            edges[pair * EDGES + 2 + unit] = found[unit * FOUND + WITHIN];
         }
         let end = min((part + 1) * PART, sight.local);
         let mut i = max(part * PART, sight.start) + unit;
@@ -84,11 +90,12 @@ pub(super) fn mark_kernel(
                     let bin = bin_of(some[c], highest) as u32;
                     #[unroll]
                     for search in 0..2usize {
-                        if bin < found[search] {
+                        let edge = comptime!(search * FOUND);
+                        if bin < found[edge + BIN] {
                             let word = search * PART_WORDS + slot % PART / WORD;
                             marked[word].fetch_or(1u32 << u32::cast_from(slot % WORD));
-                        } else if bin == found[search]
-                            && found[4 + search] <= comptime!(CANDIDATES as u32)
+                        } else if bin == found[edge + BIN]
+                            && found[edge + WITHIN] <= comptime!(CANDIDATES as u32)
                         {
                             let at = tallies[2 * pair + search].fetch_add(1u32) as usize;
                             let to = 2 * ((2 * pair + search) * CANDIDATES + at);
@@ -113,50 +120,5 @@ pub(super) fn mark_kernel(
             }
             word += units;
         }
-    }
-}
-
-/// Numbers of what is found of two searches.
-const FOUND: usize = 6;
-
-/// Finds the bins of the last of the set and of the last of its best.
-#[cube]
-fn find_edges(
-    bins: &[Atomic<u32>],
-    found: &mut Shared<[u32]>,
-    pair: usize,
-    wanted: &Wanted,
-    #[comptime] units: usize,
-) {
-    let each = comptime!(BINS.div_ceil(units));
-    let unit = UNIT_POS as usize;
-    let mut parts = Shared::<[u32]>::new_slice(PLANES);
-    let mut counts = Array::<u32>::new(each);
-    let mut own = 0u32;
-    #[unroll]
-    for b in 0..each {
-        let bin = unit * each + b;
-        counts[b] = 0u32;
-        if bin < BINS {
-            counts[b] = bins[pair * BINS + bin].load();
-        }
-        own += counts[b];
-    }
-    let (before, _) = exclusive(own, &mut parts);
-    let mut before = before;
-    #[unroll]
-    for b in 0..each {
-        let after = before + counts[b];
-        #[unroll]
-        for search in 0..2usize {
-            let most = if comptime!(search == 0) { wanted.top } else { wanted.fewer() };
-            let most = u32::cast_from(most);
-            if before < most && after >= most {
-                found[search] = (unit * each + b) as u32;
-                found[2 + search] = before;
-                found[4 + search] = counts[b];
-            }
-        }
-        before = after;
     }
 }

@@ -12,6 +12,7 @@
 mod conclude;
 mod count;
 mod decide;
+mod edge;
 mod launch;
 mod mark;
 mod queue;
@@ -31,8 +32,9 @@ use crate::select::number_of;
 const BINS: usize = 4_096;
 /// Bins of a score's unit: 32 units lie between the first and the last.
 const FINENESS: f32 = 128.0;
-/// Scores of a bin that the concluding cube orders.
+/// Scores of a bin that the concluding cube orders, and parts of the bin.
 const CANDIDATES: usize = 1_024;
+const FINER: usize = 1_024;
 /// Slots that are counted and marked together.
 const PART: usize = 2_048;
 const PART_WORDS: usize = PART / WORD;
@@ -58,6 +60,19 @@ fn bin_of(key: u32, highest: f32) -> usize {
     let mut bin = comptime!(BINS - 1).runtime();
     if key > 0 && below < comptime!((BINS - 1) as f32) {
         bin = max(below, 0.0f32) as usize;
+    }
+    bin
+}
+
+/// The part of a score's bin, the highest first.
+#[cube]
+fn finer_bin_of(key: u32, highest: f32) -> usize {
+    let below = max((highest - number_of(key)) * FINENESS, 0.0f32);
+    let mut bin = comptime!(FINER - 1).runtime();
+    // What the last bin has beyond its own is in its last part.
+    if key > 0 && below < comptime!(BINS as f32) {
+        let part = ((below - below.floor()) * comptime!(FINER as f32)) as usize;
+        bin = min(part, comptime!(FINER - 1));
     }
     bin
 }

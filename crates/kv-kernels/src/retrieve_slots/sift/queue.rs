@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use crate::retrieve_slots::radix::{PLANES, exclusive};
+use crate::retrieve_slots::radix::PLANES;
 
 /// What is to be done of a range: to score it, and to retrieve a set.
 pub(super) const SCORES: u32 = 1;
@@ -29,6 +29,7 @@ pub(super) fn run_of(
     #[comptime] units: usize,
 ) -> Run {
     let mut sums = Shared::<[u32]>::new_slice(PLANES);
+    let plane = (UNIT_POS / PLANE_DIM) as usize;
     let mut known = 0usize;
     for round in 0..pairs.div_ceil(units) {
         let pair = round * units + UNIT_POS as usize;
@@ -36,11 +37,25 @@ pub(super) fn run_of(
         if pair < pairs {
             due = select(tasks[pair] & task > 0, 1u32, 0u32);
         }
-        let (before, all) = exclusive(due, &mut sums);
-        if due > 0 {
-            ranges[known + before as usize] = pair as u32;
+        let before = plane_exclusive_sum(due);
+        let all = plane_sum(due);
+        // All have read those of before.
+        sync_cube();
+        if UNIT_POS_PLANE == 0 {
+            sums[plane] = all;
         }
-        known += all as usize;
+        sync_cube();
+        // Most planes have no range.
+        let some = min(pairs - round * units, units).div_ceil(PLANE_DIM as usize);
+        let mut at = known + before as usize;
+        for other in 0..some {
+            let sum = sums[other] as usize;
+            at += select(other < plane, sum, 0usize);
+            known += sum;
+        }
+        if due > 0 {
+            ranges[at] = pair as u32;
+        }
     }
     sync_cube();
     let all = known * parts;
