@@ -240,7 +240,7 @@ pub(super) fn choose(call: &Call) -> (CubeTensor, CubeTensor, CubeTensor) {
     let ahead = call.ahead();
     let whole = splits == 1;
     let units = UNITS.min(widest);
-    if call.sifts(units, widest) {
+    if call.sifts() {
         let log_sum_exp = call.sift(units, widest);
         return (call.table.clone(), call.set_vectors.clone(), log_sum_exp);
     }

@@ -9,6 +9,7 @@ use cubecl::prelude::*;
 
 use super::kernel::Blueprint;
 use super::sift::Sums;
+use crate::decode_attention::shared::LOWEST;
 use crate::select::high_of;
 
 /// Bytes of a vector.
@@ -80,6 +81,8 @@ pub(super) fn score_tiles<F: Float, N: Size>(
                 k[row * pieces + piece] = keys[(offset + slot) * columns + piece * TEAM + j];
             }
         }
+        let rows = comptime!(2 * ahead);
+        let mut dots = Array::<f32>::new(comptime!(held * rows));
         #[unroll]
         for tile in 0..ahead {
             let mut acc = Array::<Vector<f32, Const<2>>>::new(2usize);
@@ -103,32 +106,34 @@ pub(super) fn score_tiles<F: Float, N: Size>(
                 }
             }
             #[unroll]
-            for row in 0..2usize {
-                let i = from + row_of(comptime!(2 * tile + row), planes);
-                let dots = acc[row];
-                if i < end {
-                    let slot = select(i < sinks, i, i + gap);
-                    #[unroll]
-                    for h in 0..held {
-                        let head = j + h * TEAM;
-                        let dot = dots.extract(h) * scale;
-                        if head < group {
-                            if comptime!(blueprint.direct()) {
-                                ordered[base + slot] = high_of(dot);
-                            } else {
-                                logits[(pair * group + head) * stride + slot] = dot;
-                            }
-                            if comptime!(blueprint.sifted) {
-                                sums.add(h, dot, 1.0f32);
-                            }
+            for half in 0..2usize {
+                let row = comptime!(2 * tile + half);
+                let i = from + row_of(row, planes);
+                let slot = select(i < sinks, i, i + gap);
+                #[unroll]
+                for h in 0..held {
+                    let head = j + h * TEAM;
+                    let dot = acc[half].extract(h) * scale;
+                    dots[h * rows + row] = select(i < end, dot, f32::new(LOWEST));
+                    if head < group && i < end {
+                        if comptime!(blueprint.direct()) {
+                            ordered[base + slot] = high_of(dot);
+                        } else {
+                            logits[(pair * group + head) * stride + slot] = dot;
                         }
                     }
                 }
             }
         }
+        if comptime!(blueprint.sifted) {
+            #[unroll]
+            for h in 0..held {
+                sums.add_all(h, &dots, comptime!(h * rows), rows);
+            }
+        }
         if comptime!(blueprint.certified) {
             #[unroll]
-            for row in 0..comptime!(2 * ahead) {
+            for row in 0..rows {
                 let mut square = 0.0f32;
                 #[unroll]
                 for piece in 0..pieces {

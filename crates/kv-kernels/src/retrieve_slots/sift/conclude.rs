@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::edge::{ABOVE, BIN, FOUND, WITHIN, find_edge};
+use super::edge::{ABOVE, BIN, FOUND, WITHIN, find_edges};
 use super::queue::{self, SCORES, run_of};
 use super::sums::logs_of;
 use super::{CANDIDATES, EDGES, FINER, finer_bin_of, highest};
@@ -188,67 +188,88 @@ fn mark_best(
         }
         word += units;
     }
-    let histogram = Shared::<[Atomic<u32>]>::new_slice(FINER);
-    let tied = Shared::<[Atomic<u32>]>::new_slice(1usize);
-    let mut ties = Shared::<[u32]>::new_slice(comptime!(2 * CANDIDATES));
-    let mut found = Shared::<[u32]>::new_slice(FOUND);
+    let histograms = Shared::<[Atomic<u32>]>::new_slice(comptime!(2 * FINER));
+    let tied = Shared::<[Atomic<u32>]>::new_slice(2usize);
+    let mut ties = Shared::<[u32]>::new_slice(comptime!(4 * CANDIDATES));
+    let mut found = Shared::<[u32]>::new_slice(comptime!(2 * FOUND));
     let each = comptime!(CANDIDATES.div_ceil(units));
+    let mut counts = Array::<usize>::new(2usize);
+    let mut rooms = Array::<u32>::new(2usize);
+    let mut keys = Array::<u32>::new(comptime!(2 * each));
+    let mut slots = Array::<u32>::new(comptime!(2 * each));
     #[unroll]
     for search in 0..2usize {
-        let above = edges[pair * EDGES + search];
-        let count = edges[pair * EDGES + 2 + search] as usize;
         let most = if comptime!(search == 0) { wanted.top } else { wanted.fewer() };
-        let room = most as u32 - above;
-        let mut keys = Array::<u32>::new(each);
-        let mut slots = Array::<u32>::new(each);
+        rooms[search] = most as u32 - edges[pair * EDGES + search];
+        counts[search] = edges[pair * EDGES + 2 + search] as usize;
         #[unroll]
         for e in 0..each {
-            let i = min(unit + e * units, count - 1);
+            let i = min(unit + e * units, counts[search] - 1);
             let from = 2 * ((2 * pair + search) * CANDIDATES + i);
-            keys[e] = candidates[from];
-            slots[e] = candidates[from + 1];
+            keys[search * each + e] = candidates[from];
+            slots[search * each + e] = candidates[from + 1];
         }
-        // All are through with the search before.
-        sync_cube();
-        let mut bin = unit;
-        while bin < FINER {
-            histogram[bin].store(0u32);
-            bin += units;
-        }
-        if unit == 0 {
-            tied[0].store(0u32);
-        }
-        sync_cube();
+    }
+    let mut bin = unit;
+    while bin < comptime!(2 * FINER) {
+        histograms[bin].store(0u32);
+        bin += units;
+    }
+    if unit < 2 {
+        tied[unit].store(0u32);
+    }
+    sync_cube();
+    #[unroll]
+    for search in 0..2usize {
         #[unroll]
         for e in 0..each {
-            if unit + e * units < count {
-                histogram[finer_bin_of(keys[e], highest)].fetch_add(1u32);
+            if unit + e * units < counts[search] {
+                let bin = finer_bin_of(keys[search * each + e], highest);
+                histograms[search * FINER + bin].fetch_add(1u32);
             }
         }
-        sync_cube();
-        find_edge(&histogram[..], 0usize, FINER, room, &mut found, 0usize, units);
-        sync_cube();
+    }
+    sync_cube();
+    #[unroll]
+    for search in 0..2usize {
+        let (base, to) = comptime!((search * FINER, search * FOUND));
+        let mut most = Array::<u32>::new(1usize);
+        most[0] = rooms[search];
+        find_edges(&histograms[..], base, FINER, &most, 1usize, &mut found, to, units);
+    }
+    sync_cube();
+    #[unroll]
+    for search in 0..2usize {
+        let edge = comptime!(search * FOUND);
         #[unroll]
         for e in 0..each {
-            if unit + e * units < count {
-                let bin = finer_bin_of(keys[e], highest) as u32;
-                if bin < found[BIN] {
-                    choose(&chosen, slots[e], comptime!(search * words));
-                } else if bin == found[BIN] {
-                    let at = 2 * tied[0].fetch_add(1u32) as usize;
-                    ties[at] = keys[e];
-                    ties[at + 1] = slots[e];
+            let (key, slot) = (keys[search * each + e], slots[search * each + e]);
+            if unit + e * units < counts[search] {
+                let bin = finer_bin_of(key, highest) as u32;
+                if bin < found[edge + BIN] {
+                    choose(&chosen, slot, comptime!(search * words));
+                } else if bin == found[edge + BIN] {
+                    let at = tied[search].fetch_add(1u32) as usize;
+                    let to = 2 * (search * CANDIDATES + at);
+                    ties[to] = key;
+                    ties[to + 1] = slot;
                 }
             }
         }
-        sync_cube();
-        let left = room - found[ABOVE];
+    }
+    sync_cube();
+    #[unroll]
+    for search in 0..2usize {
+        let edge = comptime!(search * FOUND);
+        let from = comptime!(2 * search * CANDIDATES);
+        let left = rooms[search] - found[edge + ABOVE];
+        let within = found[edge + WITHIN] as usize;
         let mut i = unit;
-        while i < found[WITHIN] as usize {
-            let (key, slot) = (ties[2 * i], ties[2 * i + 1]);
+        while i < within {
+            let (key, slot) = (ties[from + 2 * i], ties[from + 2 * i + 1]);
             let mut rank = 0u32;
-            for other in 0..found[WITHIN] as usize {
-                let (others, at) = (ties[2 * other], ties[2 * other + 1]);
+            for other in 0..within {
+                let (others, at) = (ties[from + 2 * other], ties[from + 2 * other + 1]);
                 rank += select(others > key || (others == key && at < slot), 1u32, 0u32);
             }
             if rank < left {

@@ -2,17 +2,16 @@
 
 use cubecl::prelude::*;
 
-use super::BINS;
 use super::queue;
 use crate::retrieve_slots::conclude::conclude;
 use crate::retrieve_slots::decide::{decide, glimpse, outset_of};
 use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::table::RETRIEVES;
 
-/// Decides, a cube a range, concludes for those that share, and empties the bins and tallies of those that retrieve.
+/// Decides, a cube a range, and concludes for those that do not retrieve.
 ///
 /// # Shapes
-/// As for [`step`](crate::retrieve_slots::kernel::step); `tasks` `[P]`, `bins` `[P, BINS]`, `tallies` `[P, 2]`.
+/// As for [`step`](crate::retrieve_slots::kernel::step); `tasks` `[P]`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn decide_kernel<F: Float>(
@@ -22,8 +21,6 @@ pub(super) fn decide_kernel<F: Float>(
     newest: &[i32],
     table: &mut [i32],
     tasks: &mut [u32],
-    bins: &[Atomic<u32>],
-    tallies: &[Atomic<u32>],
     pairs: usize,
     kv_heads: usize,
     block: usize,
@@ -42,16 +39,7 @@ pub(super) fn decide_kernel<F: Float>(
         decide::<F>(&first, vectors, set_vectors, &*table, pair, &outset, blueprint);
     let decided = decision.decided;
     let retrieves = decided == i32::new(RETRIEVES as i64);
-    if retrieves {
-        let mut bin = UNIT_POS as usize;
-        while bin < BINS {
-            bins[pair * BINS + bin].store(0u32);
-            bin += blueprint.units.comptime();
-        }
-        if UNIT_POS < 2 {
-            tallies[2 * pair + UNIT_POS as usize].store(0u32);
-        }
-    } else {
+    if !retrieves {
         let (units, sets, width) = comptime!((blueprint.units, blueprint.sets, blueprint.width));
         let set = max(decided, 0i32) as usize;
         let (own, sight) = (outset.own, &outset.sight);

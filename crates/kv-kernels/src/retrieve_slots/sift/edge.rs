@@ -1,8 +1,8 @@
-//! The bin of the last of the highest scores.
+//! The bins of the last of the highest scores.
 
 use cubecl::prelude::*;
 
-use crate::retrieve_slots::radix::{PLANES, exclusive};
+use crate::retrieve_slots::radix::PLANES;
 
 /// What is found: the bin, and how many scores are in bins above it, and within it.
 pub(super) const BIN: usize = 0;
@@ -10,43 +10,73 @@ pub(super) const ABOVE: usize = 1;
 pub(super) const WITHIN: usize = 2;
 pub(super) const FOUND: usize = 3;
 
-/// Finds the bin of the last of the `most` highest, of so `many` bins from `base` on, and writes to `found` from `to` on;
-/// the highest scores are in the first.
+/// Finds, for each number of `most`, the bin of the last of so many highest scores, and writes it to `found`, one behind
+/// another from `to` on. The highest scores are in the first of so `many` bins from `base` on.
 #[cube]
-pub(super) fn find_edge(
+pub(super) fn find_edges(
     bins: &[Atomic<u32>],
     base: usize,
     #[comptime] many: usize,
-    most: u32,
+    most: &Array<u32>,
+    #[comptime] searches: usize,
     found: &mut Shared<[u32]>,
     #[comptime] to: usize,
     #[comptime] units: usize,
 ) {
-    // A unit's bins are neighbours.
     let each = comptime!(many.div_ceil(units));
-    let unit = UNIT_POS as usize;
-    let mut parts = Shared::<[u32]>::new_slice(PLANES);
-    let mut counts = Array::<u32>::new(each);
+    let plane = (UNIT_POS / PLANE_DIM) as usize;
+    let mut sums = Shared::<[u32]>::new_slice(PLANES);
     let mut own = 0u32;
+    let first = plane * each * PLANE_DIM as usize;
     #[unroll]
     for b in 0..each {
-        let bin = unit * each + b;
-        counts[b] = 0u32;
+        let bin = first + b * PLANE_DIM as usize + UNIT_POS_PLANE as usize;
         if bin < many {
-            counts[b] = bins[base + bin].load();
+            own += bins[base + bin].load();
         }
-        own += counts[b];
     }
-    let (before, _) = exclusive(own, &mut parts);
-    let mut before = before;
+    let all = plane_sum(own);
+    // All have read those of before.
+    sync_cube();
+    if UNIT_POS_PLANE == 0 {
+        sums[plane] = all;
+    }
+    sync_cube();
+    let mut before = 0u32;
+    for other in 0..plane {
+        before += sums[other];
+    }
+    let mut here = false;
     #[unroll]
-    for b in 0..each {
-        let after = before + counts[b];
-        if before < most && after >= most {
-            found[to + BIN] = (unit * each + b) as u32;
-            found[to + ABOVE] = before;
-            found[to + WITHIN] = counts[b];
+    for search in 0..searches {
+        here = here || (before < most[search] && before + all >= most[search]);
+    }
+    // The few planes that have an edge look again, now at neighbours in each unit.
+    if here {
+        let first = first + UNIT_POS_PLANE as usize * each;
+        let mut counts = Array::<u32>::new(each);
+        own = 0u32;
+        #[unroll]
+        for b in 0..each {
+            counts[b] = 0u32;
+            if first + b < many {
+                counts[b] = bins[base + first + b].load();
+            }
+            own += counts[b];
         }
-        before = after;
+        let mut above = before + plane_exclusive_sum(own);
+        #[unroll]
+        for b in 0..each {
+            #[unroll]
+            for search in 0..searches {
+                if above < most[search] && above + counts[b] >= most[search] {
+                    let at = comptime!(to + search * FOUND);
+                    found[at + BIN] = (first + b) as u32;
+                    found[at + ABOVE] = above;
+                    found[at + WITHIN] = counts[b];
+                }
+            }
+            above += counts[b];
+        }
     }
 }

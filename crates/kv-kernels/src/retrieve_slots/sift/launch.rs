@@ -23,8 +23,9 @@ const LONGEST: usize = 8_192;
 const LONGEST_OF_GROUPS: usize = 2_048;
 /// Words of marks that many are a multiple of.
 const COARSEST: usize = 256;
-/// Ranges beyond which none is sifted: each cube lists those that retrieve.
+/// Ranges beyond which none is sifted, as each cube lists those that retrieve, and the fewest that there is room for.
 const MOST_RANGES: usize = 4_096;
+const FEWEST_RANGES: usize = 256;
 /// Slots of a part that is scored, at least, and parts of a range, at most.
 const SMALLEST_PART: usize = 512;
 const MOST_PARTS: usize = 128;
@@ -71,24 +72,23 @@ impl Call {
     }
 
     /// Ranges that a cube lists, rounded up likewise.
-    fn listed(&self, units: usize) -> usize {
-        self.pairs.next_power_of_two().max(units)
+    fn listed(&self) -> usize {
+        self.pairs.next_power_of_two().max(FEWEST_RANGES)
     }
 
-    /// Whether scores are sifted, by cubes of `units`, the last ones of so many as are `widest`: those of long ranges,
-    /// where shared memory has room for their marks and for bins.
-    pub(in crate::retrieve_slots) fn sifts(&self, units: usize, widest: usize) -> bool {
-        let counting = BINS + 2 * PART_WORDS + self.listed(units) + self.summing();
+    /// Whether scores are sifted: those of long ranges, where shared memory has room for their marks and for bins.
+    pub(in crate::retrieve_slots) fn sifts(&self) -> bool {
+        let counting = BINS + 2 * PART_WORDS + self.listed() + self.summing(true);
         let room = self.room();
         let longest = if self.direct() { LONGEST } else { LONGEST_OF_GROUPS };
         self.longest() > longest
             && self.pairs <= MOST_RANGES
-            && counting.max(self.concluding(widest)) <= room
+            && counting.max(self.concluding()) <= room
     }
 
     /// Whether shared memory has room for a set's tokens, too.
-    fn gathers(&self, widest: usize) -> bool {
-        self.concluding(widest) + self.config.width <= self.room()
+    fn gathers(&self) -> bool {
+        self.concluding() + self.config.width <= self.room()
     }
 
     /// Numbers that shared memory has room for.
@@ -97,15 +97,17 @@ impl Call {
         hardware.max_shared_memory_size / size_of::<u32>()
     }
 
-    /// Numbers of shared memory that sums take.
-    fn summing(&self) -> usize {
-        2 * PLANES * self.group + 2 * PLANES
+    /// Numbers of shared memory that sums take, of a kernel that joins scores or of the last one.
+    fn summing(&self, joins: bool) -> usize {
+        let all = joins || self.config.measures || self.config.options.certified;
+        let some = if all { self.group } else { 1 };
+        2 * PLANES * some + 2 * PLANES
     }
 
     /// Numbers of shared memory that the end takes.
-    fn concluding(&self, widest: usize) -> usize {
+    fn concluding(&self) -> usize {
         let marks = (2 + MARKS) * self.words();
-        marks + 2 * CANDIDATES + FINER + self.listed(widest) + self.beside() + self.summing()
+        marks + 2 * (2 * CANDIDATES + FINER) + self.listed() + self.beside() + self.summing(false)
     }
 
     /// Decides, scores, sifts and concludes, by cubes of `units`, the last ones of so many as are `widest`; returns
@@ -122,7 +124,7 @@ impl Call {
         let processors = processors(&client);
         let shared = grid(processors * CUBES_EACH);
         let wide = CubeDim::new_1d(units as u32);
-        let listed = self.listed(units);
+        let listed = self.listed();
         let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
         // SAFETY: shapes were checked; the kernels stay within slots, sets and scratch, given ranges that end
         // within the pool and are no longer than the longest.
@@ -137,8 +139,6 @@ impl Call {
                 arg(&self.newest),
                 arg(&self.table),
                 arg(&sieve.tasks),
-                arg(&sieve.bins),
-                arg(&sieve.tallies),
                 pairs,
                 kv_heads,
                 block,
@@ -162,6 +162,8 @@ impl Call {
                 arg(&scratch.ordered),
                 arg(&scratch.norms),
                 arg(&sieve.sums),
+                arg(&sieve.bins),
+                arg(&sieve.tallies),
                 pairs,
                 kv_heads,
                 parts,
@@ -244,8 +246,8 @@ impl Call {
                 block,
                 hidden,
                 self.words(),
-                self.gathers(widest),
-                self.listed(widest),
+                self.gathers(),
+                self.listed(),
                 // Marks are in shared memory.
                 self.blueprint(widest, false, self.words() * WORD, 1),
                 dtype,

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::edge::{ABOVE, BIN, FOUND, WITHIN, find_edge};
+use super::edge::{ABOVE, BIN, FOUND, WITHIN, find_edges};
 use super::queue::{RETRIEVES, run_of};
 use super::{BINS, CANDIDATES, EDGES, PART, PART_WORDS, bin_of, highest};
 use crate::retrieve_slots::choose::wanted_of;
@@ -58,12 +58,10 @@ pub(super) fn mark_kernel(
         sync_cube();
         if item == run.first || part == 0 {
             let wanted = wanted_of(table, outset.own);
-            #[unroll]
-            for search in 0..2usize {
-                let most = if comptime!(search == 0) { wanted.top } else { wanted.fewer() };
-                let to = comptime!(search * FOUND);
-                find_edge(bins, pair * BINS, BINS, most as u32, &mut found, to, units);
-            }
+            let mut most = Array::<u32>::new(2usize);
+            most[0] = wanted.top as u32;
+            most[1] = wanted.fewer() as u32;
+            find_edges(bins, pair * BINS, BINS, &most, 2usize, &mut found, 0usize, units);
         }
         let mut word = unit;
         while word < comptime!(2 * PART_WORDS) {

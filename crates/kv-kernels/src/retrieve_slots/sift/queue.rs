@@ -18,7 +18,7 @@ pub(super) struct Run {
 /// Lists the ranges of which `task` is to be done; returns the cube's share of their parts.
 ///
 /// # Shapes
-/// `tasks` `[P]`; `ranges` has room for `P` rounded up to `units`.
+/// `tasks` `[P]`; `ranges` has room for `P`.
 #[cube]
 pub(super) fn run_of(
     tasks: &[u32],

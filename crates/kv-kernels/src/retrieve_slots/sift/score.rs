@@ -2,17 +2,18 @@
 
 use cubecl::prelude::*;
 
+use super::BINS;
 use super::queue::{SCORES, run_of};
 use super::sums::{Sums, write_sums};
 use crate::retrieve_slots::decide::outset_of;
 use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::score::score_split;
 
-/// Scores ranges in `parts` each, and sums the exponentials of each part's logits.
+/// Scores ranges in `parts` each, sums the exponentials of each part's logits, and empties the ranges' bins and tallies.
 ///
 /// # Shapes
 /// As for [`step`](crate::retrieve_slots::kernel::step), but `norms` `[P, parts]`; `tasks` `[P]`; `part_sums`
-/// `[P, parts, G, 2]`. Ranges are `most` at most.
+/// `[P, parts, G, 2]`, `bins` `[P, BINS]`, `tallies` `[P, 2]`. Ranges are `most` at most.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn score_kernel<F: Float, N: Size>(
@@ -27,6 +28,8 @@ pub(super) fn score_kernel<F: Float, N: Size>(
     ordered: &mut [u32],
     norms: &mut [f32],
     part_sums: &mut [f32],
+    bins: &[Atomic<u32>],
+    tallies: &[Atomic<u32>],
     pairs: usize,
     kv_heads: usize,
     parts: usize,
@@ -44,6 +47,14 @@ pub(super) fn score_kernel<F: Float, N: Size>(
         let (pair, part) = (ranges[item / parts] as usize, item % parts);
         let position = newest[pair / kv_heads];
         let outset = outset_of(table, pair, lengths[pair], position, block, hidden, blueprint);
+        let mut bin = part * blueprint.units.comptime() + UNIT_POS as usize;
+        while bin < BINS {
+            bins[pair * BINS + bin].store(0u32);
+            bin += parts * blueprint.units.comptime();
+        }
+        if part == 0 && UNIT_POS < 2 {
+            tallies[2 * pair + UNIT_POS as usize].store(0u32);
+        }
         let mut sums = Sums::none(comptime!(blueprint.held()));
         score_split::<F, N>(
             query,

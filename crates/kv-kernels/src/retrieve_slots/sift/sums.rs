@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use crate::decode_attention::shared::{LOWEST, larger};
+use crate::decode_attention::shared::{LOWEST, larger, weight_of};
 use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::radix::PLANES;
 
@@ -24,6 +24,28 @@ impl Sums {
             sums.totals[i] = 0.0f32;
         }
         sums
+    }
+
+    /// Adds the exponentials of so many values from `first` on, of which those absent are [`LOWEST`].
+    pub(in crate::retrieve_slots) fn add_all(
+        &mut self,
+        #[comptime] i: usize,
+        values: &Array<f32>,
+        #[comptime] first: usize,
+        #[comptime] count: usize,
+    ) {
+        let mut most = self.tops[i];
+        #[unroll]
+        for v in 0..count {
+            most = larger(most, values[first + v]);
+        }
+        let mut total = self.totals[i] * (self.tops[i] - most).exp();
+        #[unroll]
+        for v in 0..count {
+            total += weight_of(values[first + v], most);
+        }
+        self.totals[i] = total;
+        self.tops[i] = most;
     }
 
     /// Adds `total` times the exponential of `top`.
@@ -104,13 +126,23 @@ fn over_cube(sums: &Sums, #[comptime] group: usize) -> Sums {
         }
     }
     sync_cube();
+    // Each plane joins all.
+    let mut some = Sums::none(group);
+    let mut other = UNIT_POS_PLANE;
+    while other < CUBE_DIM / PLANE_DIM {
+        #[unroll]
+        for g in 0..group {
+            let at = 2 * (g * PLANES + other as usize);
+            some.add(g, planes[at], planes[at + 1]);
+        }
+        other += PLANE_DIM;
+    }
     let mut all = Sums::none(group);
     #[unroll]
     for g in 0..group {
-        for other in 0..(CUBE_DIM / PLANE_DIM) as usize {
-            let at = 2 * (g * PLANES + other);
-            all.add(g, planes[at], planes[at + 1]);
-        }
+        let most = plane_max(some.tops[g]);
+        all.tops[g] = most;
+        all.totals[g] = plane_sum(some.totals[g] * (some.tops[g] - most).exp());
     }
     all
 }
