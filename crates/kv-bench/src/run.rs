@@ -150,14 +150,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
         Some(Suite::Paper(Paper {
             figure: figure @ (Figure::PrhsTable4 | Figure::PrhsLong),
+            lengths,
+            batches,
             ..
         })) => {
             let long = *figure == Figure::PrhsLong;
+            let cases = suites::paper::prhs::operator::cases(long, common.quick, lengths, batches)?;
             suites::paper::prhs::operator::run(
                 &device,
                 &device_name,
                 dtype,
-                long,
+                &cases,
                 common,
                 &mut records,
             )?;

@@ -28,6 +28,12 @@ pub(crate) struct Paper {
     /// Figures of KeepKV, KVReviver and PrHS: tokens of the text that are contexts, as in `quality`.
     #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
     pub(crate) contexts: Vec<usize>,
+    /// `prhs-table4` and `prhs-long`: tokens, in place of the figure's own.
+    #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
+    pub(crate) lengths: Vec<usize>,
+    /// `prhs-table4` and `prhs-long`: sequences at once, in place of the figure's own.
+    #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
+    pub(crate) batches: Vec<usize>,
 }
 
 /// Tables and figures.
@@ -111,6 +117,11 @@ impl Paper {
             ensure!(self.text.is_none(), "--text: {name} has none");
             ensure!(self.contexts.is_empty(), "--contexts: {name} reads no text");
         }
+        if !self.figure.sized() || common.quick {
+            let why = if common.quick { "--quick has one size" } else { "it has its paper's" };
+            ensure!(self.lengths.is_empty(), "--lengths: {name}: {why}");
+            ensure!(self.batches.is_empty(), "--batches: {name}: {why}");
+        }
         if matches!(self.figure, Figure::BalancekvStream | Figure::KvreviverBounds) {
             ensure!(common.dtype.is_none(), "--dtype: {name} is in f32");
         }
@@ -162,6 +173,11 @@ impl Figure {
     /// Whether `--policy` chooses among those that it runs.
     fn chooses(self) -> bool {
         self.climbs() || self == Self::LongflowFig4 || self.name().starts_with("prhs")
+    }
+
+    /// Whether lengths and batches may be others than its own.
+    fn sized(self) -> bool {
+        matches!(self, Self::PrhsTable4 | Self::PrhsLong)
     }
 
     /// Whether it grows batches until memory ends.

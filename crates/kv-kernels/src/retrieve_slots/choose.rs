@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::ScoreReduction;
 use super::decide::Sight;
 use super::kernel::Blueprint;
-use super::list::list_marked;
+use super::list::{Listed, list_marked};
 use super::marks::{compared, lowest_bits, own_words};
 use super::radix::{PLANES, edges, exclusive};
 use super::table::{DILATED, ROUNDING, TOP};
@@ -33,7 +33,7 @@ pub(super) fn retrieve(
     block: usize,
     hidden: u32,
     #[comptime] blueprint: Blueprint,
-) -> (usize, f32) {
+) -> Listed {
     if comptime!(!blueprint.direct()) {
         order_all(logits, keys, base, sums, pair, stride, sight, blueprint);
     }

@@ -158,8 +158,7 @@ impl Call {
     /// Parts in which a range is scored where ranges may share: one that retrieves must not keep the others waiting.
     fn parts(&self) -> usize {
         let most = self.longest().div_ceil(SMALLEST_PART);
-        (processors(&self.query.client) * CUBES_EACH / self.pairs.max(1))
-            .clamp(1, most)
+        (processors(&self.query.client) * CUBES_EACH / self.pairs.max(1)).clamp(1, most)
     }
 
     /// As kernels of their own.

@@ -242,9 +242,9 @@ pub(crate) fn step<F: Float, N: Size>(
             } else {
                 (&mut ordered[..], pair * stride, &mut marks[..], marked)
             };
-            let (count, dropped) = retrieve(
-                &*logits, scores, scores_at, bits, bits_at, words, table, &sums, pair, stride, sight,
-                to, &wanted, radius, block, hidden, blueprint,
+            let listed = retrieve(
+                &*logits, scores, scores_at, bits, bits_at, words, table, &sums, pair, stride,
+                sight, to, &wanted, radius, block, hidden, blueprint,
             );
             keep::<F>(
                 vectors,
@@ -254,8 +254,8 @@ pub(crate) fn step<F: Float, N: Size>(
                 &outset,
                 pair,
                 set,
-                count,
-                dropped,
+                listed.count,
+                listed.dropped,
                 scored_parts,
                 blueprint,
             );

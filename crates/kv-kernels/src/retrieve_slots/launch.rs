@@ -7,14 +7,13 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::kernel::{Blueprint, retrieve_kernel};
-use super::marks::{MARKS, WORD};
-use super::radix::{BINS, PLANES};
+use super::radix::PLANES;
 use super::score::score_kernel;
 use super::scratch::Scratch;
 use super::steer::steer_kernel;
+use super::tiles::{HEADS as TILE_HEADS, TEAM as TEAM_OF_TILES, VECTOR as TILE_VECTOR};
 use super::{RetrieveConfig, SteerOptions};
 use crate::extension::Retrieval;
-use super::tiles::{HEADS as TILE_HEADS, TEAM as TEAM_OF_TILES, VECTOR as TILE_VECTOR};
 use crate::gpu::{elem_type, empty_like, grid, is_cuda, multiplies, processors, vector_lanes};
 
 /// Slots that a cube scores, at most: one range that retrieves must not keep all others waiting.
@@ -23,8 +22,6 @@ const PART: usize = 4_096;
 const SMALLEST_PART: usize = 128;
 /// Cubes on a processor, about.
 const CUBES_EACH: usize = 4;
-/// The fewest slots for whose scores shared memory is taken.
-const SMALLEST_STAGE: usize = 1_024;
 /// Units of a cube that scores, and of one that chooses among many.
 const UNITS: usize = 256;
 const MOST_UNITS: usize = 1_024;
@@ -145,31 +142,6 @@ impl Call {
             ahead,
             sifted: false,
         }
-    }
-
-    /// Slots for whose scores shared memory has room, where a cube chooses: one of few sizes, as each
-    /// is a kernel of its own; 0 where the longest range does not fit.
-    pub(super) fn staged(&self) -> usize {
-        let hardware = &self.query.client.properties().hardware;
-        let words = hardware.max_shared_memory_size / size_of::<u32>();
-        let most = words.saturating_sub(self.beside()) * WORD / (WORD + MARKS);
-        let rounded = self.longest().next_power_of_two().max(SMALLEST_STAGE);
-        if self.longest() <= most { rounded.min(most) } else { 0 }
-    }
-
-    /// Numbers of shared memory that a choice takes beside scores and marks.
-    pub(super) fn beside(&self) -> usize {
-        let digits = 2 * BINS + 6 + 2 * PLANES;
-        let sums = if self.direct() { 0 } else { PLANES * self.group };
-        let certificate = if self.config.options.certified { PLANES * (self.group + 1) } else { 0 };
-        let sets = 2 * self.config.sets;
-        // Two more arrays of sums over planes, and what compilers add.
-        digits + sums + certificate + sets + 3 * PLANES + 256
-    }
-
-    /// Numbers of shared memory of a choice with room for the scores of so many slots.
-    pub(super) fn choice_room(&self, staged: usize) -> usize {
-        staged + MARKS * staged.div_ceil(WORD) + self.beside()
     }
 
     /// Whether matrix instructions score rows.

@@ -8,9 +8,19 @@ use super::kernel::Blueprint;
 use super::marks::{WORD, own_words, shifted, within};
 use super::radix::{PLANES, exclusive};
 
-/// Writes the tokens of marked slots, and of the neighbours of the best, from `to` on; returns how many there are and
-/// the most attention that a query does not give to what is surely attended to until the block ends. Where the cube
-/// `gathers` tokens, they go to memory side by side.
+/// What is listed of a set.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Listed {
+    /// Tokens in the list, which has room for the first ones.
+    pub(super) count: usize,
+    /// Tokens that should be.
+    pub(super) marked: usize,
+    /// The most attention that a query does not give to what is surely attended to until the block ends.
+    pub(super) dropped: f32,
+}
+
+/// Writes the tokens of marked slots, and of the neighbours of the best, from `to` on. Where the cube `gathers` tokens,
+/// they go to memory side by side.
 ///
 /// # Shapes
 /// `marks` from `marked` on `[3, words]`, a bit a slot.
@@ -32,7 +42,7 @@ pub(super) fn list_marked(
     hidden: u32,
     #[comptime] gathers: bool,
     #[comptime] blueprint: Blueprint,
-) -> (usize, f32) {
+) -> Listed {
     let group = blueprint.group.comptime();
     let units = blueprint.units.comptime();
     let unit = UNIT_POS as usize;
@@ -125,5 +135,5 @@ pub(super) fn list_marked(
             dropped = max(dropped, mass);
         }
     }
-    (listed, dropped)
+    Listed { count: listed, marked: count as usize, dropped }
 }

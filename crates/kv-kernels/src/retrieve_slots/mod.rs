@@ -2,10 +2,12 @@
 //! of similar query (PrHS, section IV-A).
 //!
 //! On CubeCL devices a call is one kernel (`kernel.rs`) where a cube takes a range, else two: `score.rs` in parts, then
-//! the choice a cube a range. Of long ranges, more cubes sift the scores in between (`sift/`). `decide.rs` says which
-//! ranges share, `choose.rs` makes sets, `radix.rs` finds the highest scores, `marks.rs` notes them bit by bit,
-//! `list.rs` lists them, `conclude.rs` writes down what is read of a set. Where the attention is a cube a range, too, `fused.rs` chooses
-//! and attends in one launch, behind one for the scores where ranges may share.
+//! the choice a cube a range. Long ranges have five kernels of their own (`sift/`), between which many cubes share what
+//! is to be done. `decide.rs` says which ranges share, `tiles.rs` scores by matrix instructions where there are any,
+//! `choose.rs` makes sets, `radix.rs` finds the highest scores, `marks.rs` notes them bit by bit, `list.rs` lists them,
+//! `conclude.rs` writes down what is read of a set, and `room.rs` knows what all of it takes of shared memory. Where the
+//! attention is a cube a range, too, `fused.rs` chooses and attends in one launch, behind one for the scores where
+//! ranges may share.
 
 #[cfg(feature = "gpu")]
 mod choose;
@@ -28,6 +30,8 @@ mod marks;
 #[cfg(feature = "gpu")]
 mod radix;
 pub(crate) mod reference;
+#[cfg(feature = "gpu")]
+mod room;
 #[cfg(feature = "gpu")]
 mod score;
 #[cfg(feature = "gpu")]

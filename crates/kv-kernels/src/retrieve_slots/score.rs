@@ -46,8 +46,7 @@ pub(super) fn score_kernel<F: Float, N: Size>(
     let (length, position) = (lengths[pair], newest[pair / kv_heads]);
     let first = glimpse::<F>(vectors, set_vectors, &*table, pair, blueprint);
     let outset = outset_of(&*table, pair, length, position, block, hidden, blueprint);
-    let decision =
-        decide::<F>(&first, vectors, set_vectors, &*table, pair, &outset, blueprint);
+    let decision = decide::<F>(&first, vectors, set_vectors, &*table, pair, &outset, blueprint);
     let decided = decision.decided;
     if comptime!(blueprint.measures) || decided == i32::new(RETRIEVES as i64) {
         let mut none = Sums::none(comptime!(blueprint.held()));

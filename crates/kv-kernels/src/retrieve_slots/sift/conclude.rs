@@ -1,20 +1,22 @@
-//! The end of a long range's step: a set of what is marked, and of the highest of what is left to order.
+//! The end of a long range's step, where it retrieves: a set of what is marked, and of the highest of what is left to
+//! order.
 
 use cubecl::prelude::*;
 
-use super::edge::{ABOVE, BIN, FOUND, WITHIN, find_edges};
+use super::best::mark_best;
 use super::queue::{self, SCORES, run_of};
 use super::sums::logs_of;
-use super::{CANDIDATES, EDGES, FINER, finer_bin_of, highest};
-use crate::retrieve_slots::choose::{Wanted, mark_highest, wanted_of};
+use super::{EDGE_WITHIN, EDGES, highest};
+use crate::retrieve_slots::choose::{mark_highest, wanted_of};
 use crate::retrieve_slots::conclude::{Chosen, Totals, keep, write_step};
-use crate::retrieve_slots::decide::{Outset, Sight, outset_of};
+use crate::retrieve_slots::decide::{Outset, outset_of};
 use crate::retrieve_slots::kernel::Blueprint;
-use crate::retrieve_slots::list::list_marked;
+use crate::retrieve_slots::list::{Listed, list_marked};
 use crate::retrieve_slots::marks::{MARKS, WORD, within};
 use crate::retrieve_slots::table::*;
 
-/// Concludes the steps of ranges that retrieve: sets of what is marked and of the best candidates.
+/// Concludes the steps of ranges that retrieve, with sets of what is marked and of the best candidates, and writes the
+/// log-sums of all that are scored where they are measured.
 ///
 /// # Shapes
 /// As for [`mark_kernel`](super::mark::mark_kernel); the longest range has so many `words` of marks, or fewer. Where
@@ -44,6 +46,7 @@ pub(super) fn conclude_kernel<F: Float>(
     block: usize,
     hidden: u32,
     #[comptime] words: usize,
+    #[comptime] room: usize,
     #[comptime] gathers: bool,
     #[comptime] most: usize,
     #[comptime] blueprint: Blueprint,
@@ -56,8 +59,8 @@ pub(super) fn conclude_kernel<F: Float>(
     let run = run_of(tasks, &mut ranges, pairs, 1usize, SCORES, units);
     for range in run.first..run.end {
         let pair = ranges[range] as usize;
-        let wanted = comptime!(blueprint.measures || blueprint.certified);
-        let logs = logs_of(part_sums, pair, scored_parts, wanted, blueprint);
+        let asked = comptime!(blueprint.measures || blueprint.certified);
+        let logs = logs_of(part_sums, pair, scored_parts, asked, blueprint);
         if comptime!(blueprint.measures) && UNIT_POS == 0 {
             #[unroll]
             for g in 0..group {
@@ -74,22 +77,21 @@ pub(super) fn conclude_kernel<F: Float>(
             let highest = highest(part_sums, pair, scored_parts, blueprint);
             // All have read those of before.
             sync_cube();
-            let within = max(edges[pair * EDGES + 2], edges[pair * EDGES + 3]);
-            if within <= comptime!(CANDIDATES as u32) {
+            let within =
+                max(edges[pair * EDGES + EDGE_WITHIN], edges[pair * EDGES + EDGE_WITHIN + 1]);
+            if within <= comptime!(room as u32) {
                 mark_best(
                     marks, candidates, edges, pair, stride, &mut near, sight, &wanted, highest,
-                    words, blueprint,
+                    words, room, blueprint,
                 );
             } else {
                 let base = pair * stride;
-                mark_highest(
-                    ordered, base, &mut near, 0usize, words, sight, &wanted, blueprint,
-                );
+                mark_highest(ordered, base, &mut near, 0usize, words, sight, &wanted, blueprint);
             }
             sync_cube();
             let set = min(outset.held, comptime!(sets - 1));
             let list = comptime!(FIELDS + sets * SET_FIELDS) + set * width;
-            let (count, dropped) = list_marked(
+            let listed = list_marked(
                 logits,
                 &mut near,
                 0usize,
@@ -116,8 +118,8 @@ pub(super) fn conclude_kernel<F: Float>(
                 &outset,
                 pair,
                 set,
-                count,
-                dropped,
+                listed.count,
+                listed.dropped,
                 scored_parts,
                 blueprint,
             );
@@ -125,7 +127,7 @@ pub(super) fn conclude_kernel<F: Float>(
                 let fields = own + FIELDS + set * SET_FIELDS;
                 table[own + OWN_KEY_NORM] = table[fields + KEY_NORM];
                 table[own + OWN_DROPPED] = table[fields + DROPPED];
-                let chosen = chosen_of(&near, &outset, list, count, radius, words);
+                let chosen = chosen_of(&near, &outset, list, &listed, radius, words);
                 let decided = i32::new(RETRIEVES as i64);
                 write_step(table, own, sight, decided, 0.0f32, &chosen, &totals);
             }
@@ -139,7 +141,7 @@ fn chosen_of(
     near: &Shared<[u32]>,
     outset: &Outset,
     first: usize,
-    count: usize,
+    listed: &Listed,
     radius: usize,
     #[comptime] words: usize,
 ) -> Chosen {
@@ -150,146 +152,6 @@ fn chosen_of(
         let bits = near[comptime!(2 * words) + word] & within(word, sight.local, reach);
         locals += bits.count_ones();
     }
-    let count = count - min(locals as usize, count);
+    let count = min(listed.count, listed.marked - locals as usize);
     Chosen { sinks: sight.sinks, first, count, local: sight.local, freed: sight.freed }
-}
-
-/// Marks what is above the edges' bins and the highest candidates, ties by the lowest slot: as many as are wanted in
-/// all. Of candidates, too, those above the edge's part of its bin are in, and those within it are compared.
-///
-/// # Shapes
-/// `near` `[3, words]`.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn mark_best(
-    marks: &[u32],
-    candidates: &[u32],
-    edges: &[u32],
-    pair: usize,
-    stride: usize,
-    near: &mut Shared<[u32]>,
-    sight: &Sight,
-    wanted: &Wanted,
-    highest: f32,
-    #[comptime] words: usize,
-    #[comptime] blueprint: Blueprint,
-) {
-    let units = blueprint.units.comptime();
-    let unit = UNIT_POS as usize;
-    let chosen = Shared::<[Atomic<u32>]>::new_slice(comptime!(2 * words));
-    let all = stride.div_ceil(WORD);
-    let marked = pair * MARKS * all;
-    let known = sight.local.div_ceil(WORD);
-    let mut word = unit;
-    while word < known {
-        #[unroll]
-        for search in 0..2usize {
-            chosen[search * words + word].store(marks[marked + search * all + word]);
-        }
-        word += units;
-    }
-    let histograms = Shared::<[Atomic<u32>]>::new_slice(comptime!(2 * FINER));
-    let tied = Shared::<[Atomic<u32>]>::new_slice(2usize);
-    let mut ties = Shared::<[u32]>::new_slice(comptime!(4 * CANDIDATES));
-    let mut found = Shared::<[u32]>::new_slice(comptime!(2 * FOUND));
-    let each = comptime!(CANDIDATES.div_ceil(units));
-    let mut counts = Array::<usize>::new(2usize);
-    let mut rooms = Array::<u32>::new(2usize);
-    let mut keys = Array::<u32>::new(comptime!(2 * each));
-    let mut slots = Array::<u32>::new(comptime!(2 * each));
-    #[unroll]
-    for search in 0..2usize {
-        let most = if comptime!(search == 0) { wanted.top } else { wanted.fewer() };
-        rooms[search] = most as u32 - edges[pair * EDGES + search];
-        counts[search] = edges[pair * EDGES + 2 + search] as usize;
-        #[unroll]
-        for e in 0..each {
-            let i = min(unit + e * units, counts[search] - 1);
-            let from = 2 * ((2 * pair + search) * CANDIDATES + i);
-            keys[search * each + e] = candidates[from];
-            slots[search * each + e] = candidates[from + 1];
-        }
-    }
-    let mut bin = unit;
-    while bin < comptime!(2 * FINER) {
-        histograms[bin].store(0u32);
-        bin += units;
-    }
-    if unit < 2 {
-        tied[unit].store(0u32);
-    }
-    sync_cube();
-    #[unroll]
-    for search in 0..2usize {
-        #[unroll]
-        for e in 0..each {
-            if unit + e * units < counts[search] {
-                let bin = finer_bin_of(keys[search * each + e], highest);
-                histograms[search * FINER + bin].fetch_add(1u32);
-            }
-        }
-    }
-    sync_cube();
-    #[unroll]
-    for search in 0..2usize {
-        let (base, to) = comptime!((search * FINER, search * FOUND));
-        let mut most = Array::<u32>::new(1usize);
-        most[0] = rooms[search];
-        find_edges(&histograms[..], base, FINER, &most, 1usize, &mut found, to, units);
-    }
-    sync_cube();
-    #[unroll]
-    for search in 0..2usize {
-        let edge = comptime!(search * FOUND);
-        #[unroll]
-        for e in 0..each {
-            let (key, slot) = (keys[search * each + e], slots[search * each + e]);
-            if unit + e * units < counts[search] {
-                let bin = finer_bin_of(key, highest) as u32;
-                if bin < found[edge + BIN] {
-                    choose(&chosen, slot, comptime!(search * words));
-                } else if bin == found[edge + BIN] {
-                    let at = tied[search].fetch_add(1u32) as usize;
-                    let to = 2 * (search * CANDIDATES + at);
-                    ties[to] = key;
-                    ties[to + 1] = slot;
-                }
-            }
-        }
-    }
-    sync_cube();
-    #[unroll]
-    for search in 0..2usize {
-        let edge = comptime!(search * FOUND);
-        let from = comptime!(2 * search * CANDIDATES);
-        let left = rooms[search] - found[edge + ABOVE];
-        let within = found[edge + WITHIN] as usize;
-        let mut i = unit;
-        while i < within {
-            let (key, slot) = (ties[from + 2 * i], ties[from + 2 * i + 1]);
-            let mut rank = 0u32;
-            for other in 0..within {
-                let (others, at) = (ties[from + 2 * other], ties[from + 2 * other + 1]);
-                rank += select(others > key || (others == key && at < slot), 1u32, 0u32);
-            }
-            if rank < left {
-                choose(&chosen, slot, comptime!(search * words));
-            }
-            i += units;
-        }
-    }
-    sync_cube();
-    word = unit;
-    while word < known {
-        near[word] = chosen[word].load();
-        near[words + word] = select(wanted.dilated > 0, chosen[words + word].load(), 0u32);
-        word += units;
-    }
-}
-
-/// Marks a slot in the words from `first` on.
-#[cube]
-fn choose(chosen: &Shared<[Atomic<u32>]>, slot: u32, #[comptime] first: usize) {
-    let bit = 1u32 << (slot % comptime!(WORD as u32));
-    chosen[first + slot as usize / WORD].fetch_or(bit);
 }

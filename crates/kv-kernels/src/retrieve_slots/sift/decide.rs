@@ -35,8 +35,7 @@ pub(super) fn decide_kernel<F: Float>(
     let (length, position) = (lengths[pair], newest[pair / kv_heads]);
     let first = glimpse::<F>(vectors, set_vectors, &*table, pair, blueprint);
     let outset = outset_of(&*table, pair, length, position, block, hidden, blueprint);
-    let decision =
-        decide::<F>(&first, vectors, set_vectors, &*table, pair, &outset, blueprint);
+    let decision = decide::<F>(&first, vectors, set_vectors, &*table, pair, &outset, blueprint);
     let decided = decision.decided;
     let retrieves = decided == i32::new(RETRIEVES as i64);
     if !retrieves {

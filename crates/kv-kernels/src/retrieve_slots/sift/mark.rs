@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::edge::{ABOVE, BIN, FOUND, WITHIN, find_edges};
 use super::queue::{RETRIEVES, run_of};
-use super::{BINS, CANDIDATES, EDGES, PART, PART_WORDS, bin_of, highest};
+use super::{BINS, EDGE_WITHIN, EDGES, PART, PART_WORDS, bin_of, highest};
 use crate::retrieve_slots::choose::wanted_of;
 use crate::retrieve_slots::decide::outset_of;
 use crate::retrieve_slots::kernel::Blueprint;
@@ -14,7 +14,7 @@ use crate::retrieve_slots::marks::{CHUNK, MARKS, WORD};
 ///
 /// # Shapes
 /// As for [`count_kernel`](super::count::count_kernel); `marks` `[P, 3, words]`; `tallies` `[P, 2]`, `candidates`
-/// `[P, 2, CANDIDATES, 2]`: ordered scores and their slots; `edges` `[P, EDGES]`.
+/// `[P, 2, room, 2]`: ordered scores and their slots; `edges` `[P, EDGES]`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn mark_kernel(
@@ -35,6 +35,7 @@ pub(super) fn mark_kernel(
     stride: usize,
     block: usize,
     hidden: u32,
+    #[comptime] room: usize,
     #[comptime] most: usize,
     #[comptime] blueprint: Blueprint,
 ) {
@@ -71,7 +72,7 @@ pub(super) fn mark_kernel(
         sync_cube();
         if part == 0 && UNIT_POS < 2 {
             edges[pair * EDGES + unit] = found[unit * FOUND + ABOVE];
-            edges[pair * EDGES + 2 + unit] = found[unit * FOUND + WITHIN];
+            edges[pair * EDGES + EDGE_WITHIN + unit] = found[unit * FOUND + WITHIN];
         }
         let end = min((part + 1) * PART, sight.local);
         let mut i = max(part * PART, sight.start) + unit;
@@ -93,10 +94,10 @@ pub(super) fn mark_kernel(
                             let word = search * PART_WORDS + slot % PART / WORD;
                             marked[word].fetch_or(1u32 << u32::cast_from(slot % WORD));
                         } else if bin == found[edge + BIN]
-                            && found[edge + WITHIN] <= comptime!(CANDIDATES as u32)
+                            && found[edge + WITHIN] <= comptime!(room as u32)
                         {
                             let at = tallies[2 * pair + search].fetch_add(1u32) as usize;
-                            let to = 2 * ((2 * pair + search) * CANDIDATES + at);
+                            let to = 2 * ((2 * pair + search) * room + at);
                             candidates[to] = some[c];
                             candidates[to + 1] = slot as u32;
                         }

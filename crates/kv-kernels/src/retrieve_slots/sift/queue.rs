@@ -1,4 +1,4 @@
-//! What there is to do: parts of the ranges that retrieve, in runs, one a cube.
+//! What there is to do: parts of the ranges of which something is to be done, in runs, one a cube.
 
 use cubecl::prelude::*;
 
@@ -59,7 +59,7 @@ pub(super) fn run_of(
     }
     sync_cube();
     let all = known * parts;
-    let share = all.div_ceil(CUBE_COUNT as usize);
-    let first = min(CUBE_POS as usize * share, all);
+    let share = all.div_ceil(CUBE_COUNT);
+    let first = min(CUBE_POS * share, all);
     Run { first, end: min(first + share, all) }
 }

@@ -1,4 +1,4 @@
-//! Logits of the ranges that retrieve.
+//! Logits of the ranges that retrieve, or of all that are measured.
 
 use cubecl::prelude::*;
 

@@ -1,6 +1,7 @@
 //! PrHS, table 4: time of a step's attention, choices included, over caches that are kept whole; and the same
 //! beyond the paper's lengths.
 
+use anyhow::ensure;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache};
 use kv_policies::{LayerContext, Observation, Policy, Reads, Step};
@@ -17,7 +18,7 @@ use crate::suites::paper::SUITE;
 
 /// Heads of a layer.
 #[derive(Clone, Copy)]
-struct Heads {
+pub(super) struct Heads {
     name: &'static str,
     query: usize,
     kv: usize,
@@ -54,7 +55,7 @@ pub(crate) fn run(
     device: &Device,
     device_name: &str,
     dtype: Option<DType>,
-    long: bool,
+    cases: &Cases,
     common: &Common,
     records: &mut Records,
 ) -> anyhow::Result<()> {
@@ -62,11 +63,10 @@ pub(crate) fn run(
     let half = if device_name == "cpu" { None } else { best };
     let dtype = dtype.or(half).unwrap_or(DType::F32);
     let clock = Clock::new(device.clone());
-    let cases = cases(long, common.quick);
-    let name = if long { "prhs-long" } else { "prhs-table4" };
+    let name = cases.figure;
     let copy = clock.copy_bandwidth()?;
-    let mut progress = Progress::new(cases.len(), name);
-    for (heads, length, batch) in cases {
+    let mut progress = Progress::new(cases.all.len(), name);
+    for &(heads, length, batch) in &cases.all {
         let lab = Lab { device, dtype, clock: &clock, heads, length, batch };
         for contender in contenders(common, &configs(length, common.quick))? {
             let measured = lab.measure(&contender)?;
@@ -105,21 +105,42 @@ pub(crate) fn run(
     Ok(())
 }
 
-fn cases(long: bool, quick: bool) -> Vec<(Heads, usize, usize)> {
+/// What is timed: heads, tokens and sequences.
+pub(crate) struct Cases {
+    figure: &'static str,
+    pub(super) all: Vec<(Heads, usize, usize)>,
+}
+
+/// The figure's cases, of the `lengths` and `batches` that are asked for, or else of its own.
+///
+/// # Errors
+/// Where all of them are beyond what is measured.
+pub(crate) fn cases(
+    long: bool,
+    quick: bool,
+    lengths: &[usize],
+    batches: &[usize],
+) -> anyhow::Result<Cases> {
+    let figure = if long { "prhs-long" } else { "prhs-table4" };
     if quick {
-        return vec![(QUICK, 512, 1)];
+        return Ok(Cases { figure, all: vec![(QUICK, 512, 1)] });
     }
-    let of = |heads: &[Heads], lengths: &[usize], batches: &[usize]| {
-        let heads = heads.iter();
-        let all = heads.flat_map(|&heads| lengths.iter().map(move |&length| (heads, length)));
-        let all = all
-            .flat_map(|(heads, length)| batches.iter().map(move |&batch| (heads, length, batch)));
-        all.filter(|(heads, length, batch)| heads.kv * length * batch <= MOST).collect::<Vec<_>>()
-    };
-    if long {
-        return of(&[LLAMA_2, GROUPED[0], GROUPED[1]], &LONG.0, &LONG.1);
-    }
-    of(&[LLAMA_2], &PAPER.0, &PAPER.1)
+    let (own_lengths, own_batches): (&[usize], &[usize]) =
+        if long { (&LONG.0, &LONG.1) } else { (&PAPER.0, &PAPER.1) };
+    let lengths = if lengths.is_empty() { own_lengths } else { lengths };
+    let batches = if batches.is_empty() { own_batches } else { batches };
+    let heads: &[Heads] = if long { &[LLAMA_2, GROUPED[0], GROUPED[1]] } else { &[LLAMA_2] };
+    let sizes = heads
+        .iter()
+        .flat_map(|&heads| lengths.iter().map(move |&length| (heads, length)))
+        .flat_map(|(heads, length)| batches.iter().map(move |&batch| (heads, length, batch)));
+    let all: Vec<_> =
+        sizes.filter(|(heads, length, batch)| heads.kv * length * batch <= MOST).collect();
+    ensure!(
+        !all.is_empty(),
+        "--lengths, --batches: {figure} times up to {MOST} tokens of all key-value heads and sequences together"
+    );
+    Ok(Cases { figure, all })
 }
 
 /// Who runs; the full cache first.

@@ -1,5 +1,6 @@
 use clap::Parser;
 
+use super::operator;
 use crate::args::Args;
 use crate::record::{metric, read_json};
 use crate::suites::paper::testing::quick;
@@ -53,7 +54,24 @@ fn tables_run_those_that_are_named() {
     assert_eq!(named, ["full", "h2o", "cpe block=8", "cpe"]);
     let error = ran(&format!("{table4} cpe,snapkv")).unwrap_err().to_string();
     assert!(error.contains("no `snapkv`") && error.contains("quest"), "{error}");
+    let error = ran(&format!("{table4} cpe --lengths 64")).unwrap_err().to_string();
+    assert!(error.contains("--quick has one size"), "{error}");
+    let error = ran("kv-bench paper prhs-long --device cpu --lengths 99999999").unwrap_err();
+    assert!(error.to_string().contains("times up to 16777216 tokens"), "{error}");
     let other = "kv-bench paper balancekv-fig3 --quick --device cpu --policy cis";
     let error = ran(other).unwrap_err().to_string();
     assert!(error.contains("runs all of its own"), "{error}");
+}
+
+#[test]
+fn operators_have_the_sizes_asked_for() {
+    let sizes = |long: bool, lengths: &[usize], batches: &[usize]| {
+        let cases = operator::cases(long, false, lengths, batches).unwrap();
+        cases.all.iter().map(|(_, length, batch)| (*length, *batch)).collect::<Vec<_>>()
+    };
+    assert_eq!(sizes(false, &[96, 160], &[1]), [(96, 1), (160, 1)]);
+    assert_eq!(sizes(false, &[2_048], &[]), [(2_048, 8), (2_048, 16)]);
+    // Of 32 heads, so many tokens are too many.
+    let million = 1 << 20;
+    assert_eq!(sizes(true, &[million], &[1, 2]), [(million, 1), (million, 2)].repeat(2));
 }
