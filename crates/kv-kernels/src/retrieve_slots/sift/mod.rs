@@ -2,8 +2,9 @@
 //! edge's, so that the cube that concludes has but the scores of two bins to order: that of the set's last, and that of
 //! the last of its best.
 //!
-//! First, a cube a range decides whether it retrieves, and concludes if not. What is to be done is known on the device alone: as many cubes
-//! as the device has room for share it among themselves (`queue.rs`), whether one range retrieves or all do.
+//! First, a cube a range decides whether it retrieves, and concludes if not. What is to be done is known on the device
+//! alone: as many cubes as the device has room for share it among themselves (`queue.rs`), whether one range retrieves
+//! or all do.
 //!
 //! Scores are logarithms of weights, and bins are equal parts of them below the highest that a weight can be, or below
 //! the highest of all. Where a bin holds more than there is room for, that cube orders all scores as it does for short
