@@ -30,7 +30,7 @@ impl SubsetOps for CubeBackend {
     }
 
     fn steer_sets(table: CubeTensor, dropped: CubeTensor, options: SteerOptions) -> CubeTensor {
-        retrieve_slots::launch::steer(table, dropped, options)
+        retrieve_slots::steer::steer(table, dropped, options)
     }
 
     fn page_bounds(

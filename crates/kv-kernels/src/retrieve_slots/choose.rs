@@ -3,11 +3,11 @@
 use cubecl::prelude::*;
 
 use super::ScoreReduction;
-use super::decide::Sight;
 use super::kernel::Blueprint;
 use super::list::{Listed, list_marked};
 use super::marks::{compared, lowest_bits, own_words};
 use super::radix::{PLANES, edges, exclusive};
+use super::sight::Sight;
 use super::table::{DILATED, ROUNDING, TOP};
 use crate::decode_attention::shared::{LOWEST, larger};
 use crate::select::high_of;

@@ -7,8 +7,9 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::call::Call;
 use super::kernel::{self, step};
-use super::launch::{self, Call};
+use super::launch;
 use super::scratch::Scratch;
 use super::table::row;
 use crate::decode_attention::plan::{Kernel, for_choices, kernel, room, splits};

@@ -4,11 +4,12 @@ use cubecl::prelude::*;
 
 use super::choose::{retrieve, settle, wanted_of};
 use super::conclude::{Chosen, conclude, keep};
-use super::decide::{Decision, decide, glimpse, outset_of};
+use super::decide::{Decision, decide, glimpse};
 use super::log_sums::log_sums;
 use super::marks::{CHUNK, MARKS, WORD};
 use super::score::score_split;
 use super::sift::Sums;
+use super::sight::outset_of;
 use super::table::*;
 use super::{ScoreReduction, SimilarityReduction};
 

@@ -3,10 +3,10 @@
 use cubecl::prelude::*;
 
 use super::choose::settle_scratch;
-use super::decide::{Sight, first_in_sight};
 use super::kernel::Blueprint;
 use super::marks::{WORD, own_words, shifted, within};
 use super::radix::{PLANES, exclusive};
+use super::sight::{Sight, first_in_sight};
 
 /// What is listed of a set.
 #[derive(CubeType, Clone, Copy)]

@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 
-use super::decide::Sight;
 use super::radix::PLANES;
+use super::sight::Sight;
 use crate::decode_attention::shared::{LOWEST, larger};
 
 /// The log-sum-exp of each query over the slots in sight.

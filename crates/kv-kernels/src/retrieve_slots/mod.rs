@@ -3,18 +3,22 @@
 //!
 //! On CubeCL devices a call is one kernel (`kernel.rs`) where a cube takes a range, else two: `score.rs` in parts, then
 //! the choice a cube a range. Long ranges have five kernels of their own (`sift/`), between which many cubes share what
-//! is to be done. `decide.rs` says which ranges share, `tiles.rs` scores by matrix instructions where there are any,
-//! `choose.rs` makes sets, `radix.rs` finds the highest scores, `marks.rs` notes them bit by bit, `list.rs` lists them,
-//! `conclude.rs` writes down what is read of a set, and `room.rs` knows what all of it takes of shared memory. Where the
-//! attention is a cube a range, too, `fused.rs` chooses and attends in one launch, behind one for the scores where
-//! ranges may share.
+//! is to be done. `decide.rs` says which ranges share, `rows.rs` scores, or `tiles.rs` by matrix instructions where
+//! there are any, `choose.rs` makes sets, `radix.rs` finds the highest scores, `marks.rs` notes them bit by bit,
+//! `list.rs` lists them, `conclude.rs` writes down what is read of a set, and `room.rs` knows what all of it takes of
+//! shared memory. Where the attention is a cube a range, too, `fused.rs` chooses and attends in one launch, behind one
+//! for the scores where ranges may share.
 
+#[cfg(feature = "gpu")]
+mod call;
 #[cfg(feature = "gpu")]
 mod choose;
 #[cfg(feature = "gpu")]
 mod conclude;
 #[cfg(feature = "gpu")]
 mod decide;
+#[cfg(feature = "gpu")]
+mod ends;
 #[cfg(feature = "gpu")]
 pub(crate) mod fused;
 #[cfg(feature = "gpu")]
@@ -33,12 +37,16 @@ pub(crate) mod reference;
 #[cfg(feature = "gpu")]
 mod room;
 #[cfg(feature = "gpu")]
+mod rows;
+#[cfg(feature = "gpu")]
 mod score;
 #[cfg(feature = "gpu")]
 mod scratch;
 mod sets;
 #[cfg(feature = "gpu")]
 mod sift;
+#[cfg(feature = "gpu")]
+mod sight;
 pub(crate) mod steer;
 pub(crate) mod table;
 #[cfg(feature = "gpu")]

@@ -1,6 +1,6 @@
 //! Shared memory: what kernels take, and what there is room for.
 
-use super::launch::Call;
+use super::call::Call;
 use super::marks::{MARKS, WORD};
 use super::radix::{BINS, PLANES};
 

@@ -3,7 +3,7 @@
 use burn::backend::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 
-use super::launch::Call;
+use super::call::Call;
 use super::marks::{MARKS, WORD};
 use crate::gpu::empty_like;
 

@@ -1,10 +1,42 @@
 //! Brings the sizes of sets to where a target share of attention is dropped.
 
 #[cfg(feature = "gpu")]
+use burn::backend::TensorMetadata;
+#[cfg(feature = "gpu")]
+use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
+#[cfg(feature = "gpu")]
 use cubecl::prelude::*;
 
 use super::SteerOptions;
 use super::table::*;
+#[cfg(feature = "gpu")]
+use crate::gpu::grid;
+
+/// Changes the table in its own buffer.
+#[cfg(feature = "gpu")]
+pub(crate) fn steer(table: CubeTensor, dropped: CubeTensor, options: SteerOptions) -> CubeTensor {
+    const UNITS: u32 = 64;
+    let (table, dropped) = (into_contiguous(table), into_contiguous(dropped));
+    let [pairs, row] = table.shape().dims();
+    let [_, group] = dropped.shape().dims();
+    // SAFETY: shapes were checked.
+    unsafe {
+        steer_kernel::launch_unchecked(
+            &table.client.clone(),
+            grid(pairs.div_ceil(UNITS as usize)),
+            CubeDim::new_1d(UNITS),
+            table.clone().into_buffer_arg(),
+            dropped.into_buffer_arg(),
+            pairs,
+            row,
+            group,
+            options.target,
+            options.gain,
+            options.most as f32,
+        );
+    }
+    table
+}
 
 /// The next exact size, given what a step dropped.
 pub(super) fn steered(exact: f32, dropped: f32, options: SteerOptions) -> f32 {

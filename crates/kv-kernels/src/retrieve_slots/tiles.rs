@@ -24,7 +24,7 @@ const TILE: usize = 16;
 const HALF: usize = TILE / 2;
 const PLANE: usize = 32;
 
-/// What [`score_part`](super::score::score_part) does, by tiles.
+/// What [`score_part`](super::rows::score_part) does, by tiles.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn score_tiles<F: Float, N: Size>(

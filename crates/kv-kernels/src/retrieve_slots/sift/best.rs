@@ -5,9 +5,9 @@ use cubecl::prelude::*;
 use super::edge::{ABOVE, BIN, FOUND, WITHIN, find_edges};
 use super::{EDGE_WITHIN, EDGES, FINER, finer_bin_of};
 use crate::retrieve_slots::choose::Wanted;
-use crate::retrieve_slots::decide::Sight;
 use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::marks::{MARKS, WORD};
+use crate::retrieve_slots::sight::Sight;
 
 /// Marks what is above the edges' bins and the highest candidates, ties by the lowest slot: as many as are wanted in
 /// all. Of candidates, too, those above the edge's part of its bin are in, and those within it are compared.

@@ -9,10 +9,10 @@ use super::sums::logs_of;
 use super::{EDGE_WITHIN, EDGES, highest};
 use crate::retrieve_slots::choose::{mark_highest, wanted_of};
 use crate::retrieve_slots::conclude::{Chosen, Totals, keep, write_step};
-use crate::retrieve_slots::decide::{Outset, outset_of};
 use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::list::{Listed, list_marked};
 use crate::retrieve_slots::marks::{MARKS, WORD, within};
+use crate::retrieve_slots::sight::{Outset, outset_of};
 use crate::retrieve_slots::table::*;
 
 /// Concludes the steps of ranges that retrieve, with sets of what is marked and of the best candidates, and writes the

@@ -6,9 +6,9 @@ use super::queue::{RETRIEVES, run_of};
 use super::sums::logs_of;
 use super::{BINS, PART, bin_of, highest};
 use crate::retrieve_slots::choose::score_of;
-use crate::retrieve_slots::decide::outset_of;
 use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::marks::CHUNK;
+use crate::retrieve_slots::sight::outset_of;
 use crate::select::high_of;
 
 /// Orders the scores of ranges that retrieve, and counts them by bins.

@@ -4,8 +4,9 @@ use cubecl::prelude::*;
 
 use super::queue;
 use crate::retrieve_slots::conclude::conclude;
-use crate::retrieve_slots::decide::{decide, glimpse, outset_of};
+use crate::retrieve_slots::decide::{decide, glimpse};
 use crate::retrieve_slots::kernel::Blueprint;
+use crate::retrieve_slots::sight::outset_of;
 use crate::retrieve_slots::table::RETRIEVES;
 
 /// Decides, a cube a range, and concludes for those that do not retrieve.

@@ -11,8 +11,8 @@ use super::mark::mark_kernel;
 use super::score::score_kernel;
 use super::{BINS, EDGES};
 use crate::gpu::{elem_type, grid, processors};
+use crate::retrieve_slots::call::Call;
 use crate::retrieve_slots::kernel::Blueprint;
-use crate::retrieve_slots::launch::Call;
 use crate::retrieve_slots::marks::WORD;
 use crate::retrieve_slots::scratch::Scratch;
 

@@ -6,9 +6,9 @@ use super::edge::{ABOVE, BIN, FOUND, WITHIN, find_edges};
 use super::queue::{RETRIEVES, run_of};
 use super::{BINS, EDGE_WITHIN, EDGES, PART, PART_WORDS, bin_of, highest};
 use crate::retrieve_slots::choose::wanted_of;
-use crate::retrieve_slots::decide::outset_of;
 use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::marks::{CHUNK, MARKS, WORD};
+use crate::retrieve_slots::sight::outset_of;
 
 /// Marks the slots of scores above the edges' bins, and hands on those within them.
 ///

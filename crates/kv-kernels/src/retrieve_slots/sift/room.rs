@@ -1,7 +1,7 @@
 //! Which calls are sifted: what the kernels take of shared memory.
 
 use super::{BINS, FEWEST_CANDIDATES, FINER, MOST_CANDIDATES, PART_WORDS};
-use crate::retrieve_slots::launch::Call;
+use crate::retrieve_slots::call::Call;
 use crate::retrieve_slots::marks::{MARKS, WORD};
 use crate::retrieve_slots::radix::PLANES;
 

@@ -5,9 +5,9 @@ use cubecl::prelude::*;
 use super::BINS;
 use super::queue::{SCORES, run_of};
 use super::sums::{Sums, write_sums};
-use crate::retrieve_slots::decide::outset_of;
 use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::score::score_split;
+use crate::retrieve_slots::sight::outset_of;
 
 /// Scores ranges in `parts` each, sums the exponentials of each part's logits, and empties the ranges' bins and tallies.
 ///

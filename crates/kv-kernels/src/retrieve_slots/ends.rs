@@ -1,0 +1,101 @@
+//! Where the part of an ascending list begins and ends that a step reads.
+
+use cubecl::prelude::*;
+
+use super::marks::CHUNK;
+use super::radix::PLANES;
+
+/// How many of `count` ascending tokens from `list` on are below `from`, and below `to`.
+#[cube]
+pub(super) fn below(
+    table: &[i32],
+    list: usize,
+    count: usize,
+    from: i32,
+    to: i32,
+    #[comptime] units: usize,
+    #[comptime] width: usize,
+) -> (u32, u32) {
+    let mut hidden = 0u32;
+    let mut known = 0u32;
+    let unit = UNIT_POS as usize;
+    let chunk = comptime!(width.div_ceil(units));
+    if comptime!(chunk <= CHUNK) {
+        // All are read before their number is known.
+        let mut tokens = Array::<i32>::new(chunk);
+        #[unroll]
+        for c in 0..chunk {
+            tokens[c] = table[list + min(c * units + unit, comptime!(width - 1))];
+        }
+        #[unroll]
+        for c in 0..chunk {
+            let listed = c * units + unit < count;
+            hidden += select(listed && tokens[c] < from, 1u32, 0u32);
+            known += select(listed && tokens[c] < to, 1u32, 0u32);
+        }
+        (hidden, known) = over_cube(hidden, known);
+    } else {
+        // Between a block's steps, few tokens go out of sight, and of a set's few are locals: those at both ends tell,
+        // unless all of them are.
+        let ends = comptime!(units / 2);
+        let (hidden_first, late_last) = ends_beyond(table, list, count, from, to, ends);
+        if count > ends && (hidden_first == ends as u32 || late_last == ends as u32) {
+            let mut i = unit;
+            while i < count {
+                let token = table[list + i];
+                hidden += select(token < from, 1u32, 0u32);
+                known += select(token < to, 1u32, 0u32);
+                i += units;
+            }
+            (hidden, known) = over_cube(hidden, known);
+        } else {
+            hidden = hidden_first;
+            known = count as u32 - late_last;
+        }
+    }
+    (hidden, known)
+}
+
+/// How many of the first `ends` tokens are below `from`, and how many of the last ones are not below `to`.
+#[cube]
+fn ends_beyond(
+    table: &[i32],
+    list: usize,
+    count: usize,
+    from: i32,
+    to: i32,
+    #[comptime] ends: usize,
+) -> (u32, u32) {
+    let unit = UNIT_POS as usize;
+    let leads = unit < ends;
+    let rank = select(leads, unit, unit - min(unit, ends));
+    let listed = rank < min(count, ends);
+    let last = count - min(count, rank + 1);
+    let token = table[list + select(leads, select(listed, rank, 0usize), last)];
+    over_cube(
+        select(leads && listed && token < from, 1u32, 0u32),
+        select(!leads && listed && token >= to, 1u32, 0u32),
+    )
+}
+
+/// Sums over a cube.
+#[cube]
+fn over_cube(a: u32, b: u32) -> (u32, u32) {
+    let mut parts = Shared::<[u32]>::new_slice(comptime!(2 * PLANES));
+    let (a, b) = (plane_sum(a), plane_sum(b));
+    let plane = (UNIT_POS / PLANE_DIM) as usize;
+    // All have read those of before.
+    sync_cube();
+    if UNIT_POS_PLANE == 0 {
+        parts[plane] = a;
+        parts[PLANES + plane] = b;
+    }
+    sync_cube();
+    let mut all_a = 0u32;
+    let mut all_b = 0u32;
+    for other in 0..(CUBE_DIM / PLANE_DIM) as usize {
+        all_a += parts[other];
+        all_b += parts[PLANES + other];
+    }
+    (all_a, all_b)
+}
