@@ -74,14 +74,19 @@ impl Case {
 
 #[test]
 fn victims_go_into_the_most_similar_slot() {
+    // More heads than any device has processors.
+    let many: Vec<usize> = (0..200).map(|head| 1 + head * 37 % 300).collect();
     let cases = [
         Case::random(1, 64, &[200, 1, 33, 40, 2, 512]),
         Case::random(2, 20, &[17, 90, 8, 9]),
         Case::random(3, 128, &[1030, 64]),
+        Case::random(4, 32, &many),
     ];
     for tested in devices() {
         let device = &tested.device;
-        for (case, rule) in cases.iter().zip([KeyRule::Paper, KeyRule::Votes, KeyRule::Additive]) {
+        for (case, rule) in
+            cases.iter().zip([KeyRule::Paper, KeyRule::Votes, KeyRule::Additive, KeyRule::Votes])
+        {
             let (pairs, slots) = (case.lengths.len(), case.votes.len());
             let floats = |values: &[f32]| Tensor::<1>::from_data(values, (device, DType::F32));
             let ints = |values: Vec<i32>| {

@@ -62,7 +62,9 @@ fn the_most_similar_is_found() {
     let cases = [
         Case::random(1, 64, &[(5, 130), (70, 64), (0, 3), (3, 0)]),
         Case::random(2, 20, &[(1, 1), (129, 200)]),
-        Case::random(3, 128, &[(65, 65)]),
+        Case::random(3, 128, &[(65, 65), (300, 150)]),
+        Case::random(4, 32, &[(0, 9), (17, 0), (257, 70)]),
+        Case::random(5, 256, &[(130, 66), (8, 8)]),
     ];
     for tested in devices() {
         for dtype in tested.float_dtypes() {
@@ -103,17 +105,55 @@ fn the_most_similar_is_found() {
 
 #[test]
 fn the_first_of_equals_wins_and_zeros_are_like_nothing() {
+    // Of a direction of their own, and of none.
+    let lengths = [1.0, 2.0, 0.0, 3.0];
+    for dim in [4, 64] {
+        let keys = lengths
+            .iter()
+            .flat_map(|&length| std::iter::once(length).chain(std::iter::repeat(0.0)).take(dim));
+        let case = Case {
+            dim,
+            keys: keys.collect(),
+            of: vec![vec![0, 2, 3]],
+            among: vec![vec![2, 3, 1, 0]],
+        };
+        for tested in devices() {
+            for dtype in tested.float_dtypes() {
+                let (places, cosines) = case.run(&tested, dtype, false);
+                assert_eq!(places, [1, 1, 2], "{} {dtype:?}", tested.name);
+                for (actual, expected) in cosines.iter().zip([1.0, 0.0, 1.0]) {
+                    assert!(
+                        (actual - expected).abs() < 1e-6,
+                        "{} {dtype:?}: {actual}",
+                        tested.name
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Where all keys point away from each other, the least different is found all the same.
+#[test]
+fn unlike_keys_are_paired_too() {
+    let dim = 64;
+    let key = |first: f32, second: f32| {
+        let mut key = vec![0.0; dim];
+        key[..2].copy_from_slice(&[first, second]);
+        key
+    };
     let case = Case {
-        dim: 4,
-        keys: vec![1.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 3.0, 0.0, 0.0, 0.0],
-        of: vec![vec![0, 2, 3]],
-        among: vec![vec![2, 3, 1, 0]],
+        dim,
+        keys: [key(50.0, 0.0), key(-3.0, 1.0), key(-1.0, 1.0)].concat(),
+        of: vec![vec![0]],
+        among: vec![vec![1, 2]],
     };
     for tested in devices() {
-        let (places, cosines) = case.run(&tested, DType::F32, false);
-        assert_eq!(places, [1, 1, 2], "{}", tested.name);
-        for (actual, expected) in cosines.iter().zip([1.0, 0.0, 1.0]) {
-            assert!((actual - expected).abs() < 1e-6, "{}: {actual}", tested.name);
+        for dtype in tested.float_dtypes() {
+            let (places, cosines) = case.run(&tested, dtype, false);
+            assert_eq!(places, [1], "{} {dtype:?}", tested.name);
+            let error = (cosines[0] + 0.5f32.sqrt()).abs();
+            assert!(error < 1e-6, "{} {dtype:?}: {}", tested.name, cosines[0]);
         }
     }
 }

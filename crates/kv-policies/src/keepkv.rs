@@ -98,12 +98,6 @@ impl KeepKv {
         let guard = if self.options.guard == 0.0 { f32::INFINITY } else { self.options.guard };
         MergeOptions { rule, guard, scale: None, queries }
     }
-
-    /// Where victims go that are similar enough, −1 else.
-    fn targets(&self, nearest: Vec<Vec<(i32, f32)>>) -> Vec<Vec<i32>> {
-        let target = |(place, cosine)| if cosine > self.options.threshold { place } else { -1 };
-        nearest.into_iter().map(|row| row.into_iter().map(target).collect()).collect()
-    }
 }
 
 impl Policy for KeepKv {

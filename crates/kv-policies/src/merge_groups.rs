@@ -1,7 +1,10 @@
 //! Merges chosen on the host: many victims a head at once.
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_core::{LayerCache, MergeLists, MergeOptions, SlotLists, nearest_slots, read_f32, read_i32};
+use kv_core::{
+    LayerCache, MergeLists, MergeOptions, Nearest, SlotLists, nearest_slots, read_f32, read_i32,
+};
+use rayon::prelude::*;
 
 use crate::Result;
 
@@ -27,22 +30,47 @@ impl Groups {
     pub(crate) fn nearest(
         &self,
         keys: &Tensor<2>,
-        first: impl Fn(usize) -> usize,
+        first: impl Fn(usize) -> usize + Sync,
     ) -> Result<Vec<Vec<(i32, f32)>>> {
         if self.victims.iter().all(Vec::is_empty) {
             return Ok(vec![Vec::new(); self.victims.len()]);
         }
+        let Nearest { places, cosines } = self.pair(keys, first)?;
+        let width = places.dims()[1];
+        let places = read_i32("nearest slots", places)?;
+        let cosines = read_f32("cosines", cosines)?;
+        let rows = places.chunks(width).zip(cosines.chunks(width)).zip(&self.victims);
+        Ok(rows
+            .map(|((places, cosines), victims)| {
+                let row = places.iter().copied().zip(cosines.iter().copied());
+                row.take(victims.len()).collect()
+            })
+            .collect())
+    }
+
+    /// Where each victim goes: its most similar kept one, as a place among these, −1 where the cosine is not above the
+    /// threshold. `first` is where a head's rows of `keys` begin.
+    pub(crate) fn targets(
+        &self,
+        keys: &Tensor<2>,
+        first: impl Fn(usize) -> usize + Sync,
+        threshold: f32,
+    ) -> Result<Vec<Vec<i32>>> {
+        if self.victims.iter().all(Vec::is_empty) {
+            return Ok(vec![Vec::new(); self.victims.len()]);
+        }
+        let near = above(self.pair(keys, first)?, threshold);
+        let width = near.dims()[1];
+        let near = read_i32("nearest slots", near)?;
+        let rows = near.chunks(width).zip(&self.victims);
+        Ok(rows.map(|(row, victims)| row[..victims.len()].to_vec()).collect())
+    }
+
+    fn pair(&self, keys: &Tensor<2>, first: impl Fn(usize) -> usize + Sync) -> Result<Nearest> {
         let device = keys.device();
         let of = lists(&self.victims, &first, &device);
         let among = lists(&self.kept, &first, &device);
-        let rows = read_nearest(keys, &of, &among, false)?;
-        let rows = rows.into_iter().zip(&self.victims);
-        Ok(rows
-            .map(|(mut row, victims)| {
-                row.truncate(victims.len());
-                row
-            })
-            .collect())
+        Ok(nearest_slots(keys.clone(), &of, &among, false).map_err(kv_core::Error::from)?)
     }
 
     /// Merges victims into the cache's kept slots, which stand in order at the beginning of every head
@@ -53,7 +81,7 @@ impl Groups {
         cache: &mut LayerCache,
         from: Option<[&Tensor<2>; 2]>,
         targets: &[Vec<i32>],
-        weights: impl Fn(usize, u32) -> [f32; 2],
+        weights: impl Fn(usize, u32) -> [f32; 2] + Sync,
         options: MergeOptions,
     ) -> Result<Option<(Tensor<1, Int>, Tensor<2>)>> {
         // Heads' rows of `from`, and of the cache.
@@ -62,119 +90,98 @@ impl Groups {
         let first = |pair: usize| rows.map_or(offsets[pair], |rows| pair * rows);
         let device = cache.options().device.clone();
         // Only what something goes into is listed.
-        let mut used: Vec<Vec<u32>> = Vec::with_capacity(targets.len());
-        let mut places: Vec<Vec<i32>> = Vec::with_capacity(targets.len());
-        for targets in targets {
-            let mut own: Vec<u32> =
-                targets.iter().filter_map(|&at| u32::try_from(at).ok()).collect();
-            own.sort_unstable();
-            own.dedup();
-            places.push(
-                targets
-                    .iter()
-                    .map(|&at| match u32::try_from(at).map(|at| own.binary_search(&at)) {
-                        Ok(Ok(place)) => place as i32,
-                        _ => -1,
-                    })
-                    .collect(),
-            );
-            used.push(own);
-        }
-        if used.iter().all(Vec::is_empty) {
+        let listed: Vec<Listed> = targets
+            .par_iter()
+            .zip(&self.kept)
+            .map(|(own, kept)| Listed::new(own, kept.len()))
+            .collect();
+        if listed.iter().all(|own| own.used.is_empty()) {
             return Ok(None);
         }
-        let slots: Vec<Vec<u32>> = used
-            .iter()
-            .zip(&self.kept)
-            .map(|(used, kept)| {
-                let place = |&at: &u32| if rows.is_some() { at } else { kept[at as usize] };
-                used.iter().map(place).collect()
-            })
-            .collect();
-        let kept = lists(&slots, |pair| offsets[pair], &device);
-        let (width, wide) = (kept.slots.dims()[1], places.iter().map(Vec::len).max().unwrap_or(1));
-        let numbers = |pair: usize, places: &mut dyn Iterator<Item = u32>, width: usize| {
-            let mut all: Vec<f32> = places.flat_map(|at| weights(pair, at)).collect();
-            all.resize(2 * width, 0.0);
-            all
-        };
-        let of_victims = self.victims.iter().enumerate();
-        let of_victims: Vec<f32> = of_victims
-            .flat_map(|(pair, victims)| numbers(pair, &mut victims.iter().copied(), wide))
-            .collect();
-        let of_kept: Vec<f32> = used
-            .iter()
-            .zip(&self.kept)
-            .enumerate()
-            .flat_map(|(pair, (used, kept))| {
-                numbers(pair, &mut used.iter().map(|&at| kept[at as usize]), width)
-            })
-            .collect();
+        let slots = listed.iter().zip(&self.kept).map(|(listed, kept)| {
+            let place = |&at: &u32| if rows.is_some() { at } else { kept[at as usize] };
+            listed.used.iter().map(place).collect()
+        });
+        let slots: Vec<Vec<u32>> = slots.collect();
         let pairs = targets.len();
-        let floats = |values: &[f32], width: usize| {
+        let kept = lists(&slots, |pair| offsets[pair], &device);
+        let victims = lists(&self.victims, first, &device);
+        let (width, wide) = (kept.slots.dims()[1], victims.slots.dims()[1]);
+        let floats = |values: Vec<[f32; 2]>, width: usize| {
+            let values = values.as_flattened();
             Tensor::<1>::from_data(values, (&device, DType::F32)).reshape([pairs, width, 2])
         };
-        let padded: Vec<i32> =
-            places.iter().flat_map(|places| pad(places.iter().copied(), wide)).collect();
+        let weights = &weights;
+        let of_victims = padded(pairs, wide, [0.0; 2], |pair| {
+            self.victims[pair].iter().map(move |&at| weights(pair, at))
+        });
+        let of_kept = padded(pairs, width, [0.0; 2], |pair| {
+            let kept = &self.kept[pair];
+            listed[pair].used.iter().map(move |&at| weights(pair, kept[at as usize]))
+        });
+        let places = padded(pairs, wide, -1, |pair| listed[pair].places.iter().copied());
         let lists = MergeLists {
-            victims: lists(&self.victims, first, &device),
-            targets: ints(&padded, [pairs, wide], &device),
-            victim_weights: floats(&of_victims, wide),
-            kept_weights: floats(&of_kept, width),
+            targets: ints(&places, [pairs, wide], &device),
+            victim_weights: floats(of_victims, wide),
+            kept_weights: floats(of_kept, width),
+            victims,
             kept,
         };
         let merged = cache.merge_slots(from, &lists, &options)?;
         // What is behind a list's end is written nowhere.
-        let slots: Vec<i32> = slots
-            .iter()
-            .enumerate()
-            .flat_map(|(pair, slots)| {
-                pad(slots.iter().map(|&at| (offsets[pair] + at as usize) as i32), width)
-            })
-            .collect();
-        let slots = ints(&slots, [pairs, width], &device).reshape([pairs * width]);
+        let slots = lists.kept.slots.reshape([pairs * width]);
         Ok(Some((slots, merged.weights.reshape([pairs * width, 2]))))
     }
 }
 
-/// Every place's most similar one among those before it in its own list, and the cosine.
+/// What victims of a head go into.
+struct Listed {
+    /// Kept ones, ascending, as places among these.
+    used: Vec<u32>,
+    /// Each victim's place among them, −1 for none.
+    places: Vec<i32>,
+}
+
+impl Listed {
+    /// Of victims' places among `kept` ones.
+    fn new(targets: &[i32], kept: usize) -> Self {
+        let mut place_of = vec![-1; kept];
+        let targets = targets.iter().map(|&at| usize::try_from(at).ok());
+        targets.clone().flatten().for_each(|at| place_of[at] = 0);
+        let used: Vec<u32> = (0..kept as u32).filter(|&at| place_of[at as usize] == 0).collect();
+        used.iter().zip(0..).for_each(|(&at, place)| place_of[at as usize] = place);
+        let places = targets.map(|at| at.map_or(-1, |at| place_of[at])).collect();
+        Self { used, places }
+    }
+}
+
+/// Every place's most similar one among those before it in its own list, `[pairs, tokens]`; −1 where the cosine is not
+/// above the threshold.
 pub(crate) fn leaders(
     keys: &Tensor<2>,
     ranked: &[Vec<u32>],
     tokens: usize,
-) -> Result<Vec<Vec<(i32, f32)>>> {
+    threshold: f32,
+) -> Result<Vec<i32>> {
     let lists = lists(ranked, |pair| pair * tokens, &keys.device());
-    read_nearest(keys, &lists, &lists, true)
+    let nearest =
+        nearest_slots(keys.clone(), &lists, &lists, true).map_err(kv_core::Error::from)?;
+    Ok(read_i32("nearest slots", above(nearest, threshold))?)
 }
 
-fn read_nearest(
-    keys: &Tensor<2>,
-    of: &SlotLists,
-    among: &SlotLists,
-    earlier: bool,
-) -> Result<Vec<Vec<(i32, f32)>>> {
-    let nearest = nearest_slots(keys.clone(), of, among, earlier).map_err(kv_core::Error::from)?;
-    let width = nearest.places.dims()[1];
-    let places = read_i32("nearest slots", nearest.places)?;
-    let cosines = read_f32("cosines", nearest.cosines)?;
-    let rows = places.chunks(width).zip(cosines.chunks(width));
-    let row = |(places, cosines): (&[i32], &[f32])| {
-        places.iter().copied().zip(cosines.iter().copied()).collect()
-    };
-    Ok(rows.map(row).collect())
+/// Places whose cosines are above a threshold, −1 else.
+fn above(nearest: Nearest, threshold: f32) -> Tensor<2, Int> {
+    let near = nearest.cosines.greater_scalar(threshold);
+    nearest.places.mask_fill(near.bool_not(), -1)
 }
 
 /// Lists of places as slots on the device, padded with −1.
-fn lists(places: &[Vec<u32>], first: impl Fn(usize) -> usize, device: &Device) -> SlotLists {
+fn lists(places: &[Vec<u32>], first: impl Fn(usize) -> usize + Sync, device: &Device) -> SlotLists {
     let width = places.iter().map(Vec::len).max().unwrap_or_default().max(1);
-    let slots: Vec<i32> = places
-        .iter()
-        .enumerate()
-        .flat_map(|(pair, own)| {
-            let first = first(pair);
-            pad(own.iter().map(|&at| (first + at as usize) as i32), width)
-        })
-        .collect();
+    let slots = padded(places.len(), width, -1, |pair| {
+        let first = first(pair);
+        places[pair].iter().map(move |&at| (first + at as usize) as i32)
+    });
     let counts: Vec<i32> = places.iter().map(|places| places.len() as i32).collect();
     SlotLists {
         slots: ints(&slots, [places.len(), width], device),
@@ -182,8 +189,18 @@ fn lists(places: &[Vec<u32>], first: impl Fn(usize) -> usize, device: &Device) -
     }
 }
 
-fn pad(values: impl Iterator<Item = i32>, width: usize) -> Vec<i32> {
-    values.chain(std::iter::repeat(-1)).take(width).collect()
+/// Rows of a matrix `[rows, width]`, padded.
+fn padded<T: Copy + Send + Sync, R: Iterator<Item = T>>(
+    rows: usize,
+    width: usize,
+    padding: T,
+    row: impl Fn(usize) -> R + Sync,
+) -> Vec<T> {
+    let mut all = vec![padding; rows * width];
+    all.par_chunks_mut(width.max(1)).enumerate().for_each(|(at, to)| {
+        to.iter_mut().zip(row(at)).for_each(|(to, value)| *to = value);
+    });
+    all
 }
 
 fn ints(values: &[i32], shape: [usize; 2], device: &Device) -> Tensor<2, Int> {

@@ -8,9 +8,6 @@ use crate::evicting_attention::weigh::{ABSENT, NOWHERE, weakest_of};
 use crate::merge_slots::KeyRule;
 use crate::merge_slots::sums::{add, no_sums, outcome, settle};
 
-/// Slots that a team reads before it waits for the first.
-const AHEAD: usize = 4;
-
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Blueprint {
@@ -20,6 +17,8 @@ pub(crate) struct Blueprint {
     pub(crate) team: usize,
     /// Units of a cube, at least `columns`.
     pub(crate) units: usize,
+    /// Slots that a team reads before it waits for the first.
+    pub(crate) ahead: usize,
     /// Planes of a cube, at most.
     pub(crate) planes: usize,
     pub(crate) rule: KeyRule,
@@ -57,6 +56,7 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     let columns = blueprint.columns.comptime();
     let team_size = blueprint.team.comptime();
     let own = columns.div_ceil(team_size).comptime();
+    let ahead = blueprint.ahead.comptime();
     let teams = comptime!(blueprint.units / team_size);
     let pair = CUBE_POS;
     if pair >= pairs {
@@ -91,12 +91,12 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     // The least of negated cosines.
     let mut best = f32::new(ABSENT);
     let mut best_place = i32::new(NOWHERE as i64);
-    let rounds = length.div_ceil(comptime!(teams * AHEAD));
+    let rounds = length.div_ceil(comptime!(teams * ahead));
     for round in 0..rounds {
-        let mut k = Array::<Vector<F, N>>::new(comptime!(AHEAD * own));
+        let mut k = Array::<Vector<F, N>>::new(comptime!(ahead * own));
         #[unroll]
-        for a in 0..AHEAD {
-            let place = min((round * AHEAD + a) * teams + team, length - 1);
+        for a in 0..ahead {
+            let place = min((round * ahead + a) * teams + team, length - 1);
             #[unroll]
             for c in 0..own {
                 let column = min(member + c * team_size, columns - 1);
@@ -104,8 +104,8 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
             }
         }
         #[unroll]
-        for a in 0..AHEAD {
-            let place = (round * AHEAD + a) * teams + team;
+        for a in 0..ahead {
+            let place = (round * ahead + a) * teams + team;
             let mut dot = 0.0f32;
             let mut other = 0.0f32;
             #[unroll]
@@ -139,6 +139,18 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     }
     let target = start + place as usize;
 
+    // All that is changed is on its way before any of it is waited for.
+    let written = min(unit, comptime!(columns - 1));
+    let (to, from) = (target * columns + written, victim * columns + written);
+    let key = Vector::<f32, N>::cast_from(keys[to]);
+    let other_key = Vector::<f32, N>::cast_from(keys[from]);
+    let value = Vector::<f32, N>::cast_from(values[to]);
+    let other_value = Vector::<f32, N>::cast_from(values[from]);
+    let mut query = Vector::<f32, N>::new(0.0f32);
+    let moves = comptime!(matches!(blueprint.rule, KeyRule::Paper | KeyRule::Additive));
+    if comptime!(moves && blueprint.group > 0) {
+        query += mean_query::<F, N>(queries, pair, written, columns, blueprint.group);
+    }
     let (weight, other_weight) = (log_weights[target], log_weights[victim]);
     let score = log_add(log_scores[target] - log_samples[target], log_epsilon);
     let other_score = log_add(log_scores[victim] - log_samples[victim], log_epsilon);
@@ -153,7 +165,6 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
         share = (weight - result.votes).exp();
         other_share = (other_weight - result.votes).exp();
     }
-    let moves = comptime!(matches!(blueprint.rule, KeyRule::Paper | KeyRule::Additive));
     let mut step = 0.0f32;
     let mut alike = false;
     if comptime!(blueprint.rule != KeyRule::Mean) {
@@ -190,21 +201,14 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     // All have read what is written now.
     sync_cube();
     if unit < columns {
-        let (to, from) = (target * columns + unit, victim * columns + unit);
-        let key = Vector::<f32, N>::cast_from(keys[to]) * Vector::new(share * result.factor)
-            + Vector::<f32, N>::cast_from(keys[from]) * Vector::new(other_share * result.factor);
-        let value = Vector::<f32, N>::cast_from(values[to]) * Vector::new(share)
-            + Vector::<f32, N>::cast_from(values[from]) * Vector::new(other_share);
-        let mut moved = key;
-        if comptime!(moves && blueprint.group > 0) {
-            let query = mean_query::<F, N>(queries, pair, unit, columns, blueprint.group);
-            moved += query * Vector::new(step);
-        }
         // Keys that are the same stay, free of rounding, however often.
         if !alike {
-            keys[to] = Vector::cast_from(moved);
+            let mean = key * Vector::new(share * result.factor)
+                + other_key * Vector::new(other_share * result.factor);
+            keys[to] = Vector::cast_from(mean + query * Vector::new(step));
         }
-        values[to] = Vector::cast_from(value);
+        values[to] =
+            Vector::cast_from(value * Vector::new(share) + other_value * Vector::new(other_share));
     }
     if unit == 0 {
         let carry = (low / f32::new(VOTES_RADIX)).floor();

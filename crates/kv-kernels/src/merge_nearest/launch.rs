@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 
 use super::{NearestConfig, kernel};
 use crate::extension::MergingPools;
-use crate::gpu::{elem_type, grid, vector_lanes, widest_cube};
+use crate::gpu::{elem_type, grid, planes_of, processors, vector_lanes, widest_cube};
 
 /// Merges in the pools' own buffers.
 pub(crate) fn run(
@@ -29,7 +29,13 @@ pub(crate) fn run(
     let plane = (hardware.plane_size_min as usize).max(1);
     let lanes = vector_lanes(&keys, head_dim, head_dim);
     let columns = head_dim / lanes;
-    let (units, planes) = widest_cube(&client);
+    // One wide cube a processor hides more of its latencies than several that wait for each other.
+    let (widest, _) = widest_cube(&client);
+    let (units, ahead) = match pairs <= processors(&client) {
+        true => (widest, 4),
+        false => (widest.min(256), 8),
+    };
+    let planes = planes_of(&client, units);
     let team = columns.next_power_of_two().min(1 << plane.ilog2());
     // SAFETY: shapes were checked; the kernel stays within the ranges.
     unsafe {
@@ -59,6 +65,7 @@ pub(crate) fn run(
                 columns,
                 team,
                 units,
+                ahead,
                 planes,
                 rule: config.merge.rule,
                 literal: config.merge.guard == f32::INFINITY,

@@ -5,8 +5,8 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::kernel;
-use crate::gpu::{elem_type, empty_like, grid};
+use super::{kernel, tiles};
+use crate::gpu::{elem_type, empty_like, grid, multiplies, vector_lanes};
 
 /// Places and cosines.
 pub(crate) fn run(
@@ -22,26 +22,56 @@ pub(crate) fn run(
     let [_, others] = among.shape().dims();
     let places = empty_like(&keys, of.shape(), DType::I32);
     let cosines = empty_like(&keys, of.shape(), DType::F32);
-    // SAFETY: shapes were checked, and the kernel guards its accesses.
+    let keys = into_contiguous(keys);
+    let client = keys.client.clone();
+    let of = into_contiguous(of).into_buffer_arg();
+    let of_counts = into_contiguous(of_counts).into_buffer_arg();
+    let among = into_contiguous(among).into_buffer_arg();
+    let among_counts = into_contiguous(among_counts).into_buffer_arg();
+    let (to, elem) = ([&places, &cosines], elem_type(keys.dtype));
+    let [places_to, cosines_to] = to.map(|tensor| tensor.clone().into_buffer_arg());
+    let lanes = vector_lanes(&keys, head_dim, head_dim);
+    let blueprint = tiles::Blueprint::new(head_dim, lanes, earlier);
+    // SAFETY: shapes were checked, and the kernels guard their accesses.
     unsafe {
-        kernel::nearest_slots_kernel::launch_unchecked(
-            &keys.client.clone(),
-            grid(rows * width.div_ceil(kernel::TILE)),
-            CubeDim::new_1d(kernel::UNITS as u32),
-            into_contiguous(keys.clone()).into_buffer_arg(),
-            into_contiguous(of).into_buffer_arg(),
-            into_contiguous(of_counts).into_buffer_arg(),
-            into_contiguous(among).into_buffer_arg(),
-            into_contiguous(among_counts).into_buffer_arg(),
-            places.clone().into_buffer_arg(),
-            cosines.clone().into_buffer_arg(),
-            rows,
-            width,
-            others,
-            head_dim,
-            earlier,
-            elem_type(keys.dtype),
-        );
+        match blueprint.filter(|_| multiplies(&keys)) {
+            Some(blueprint) => tiles::nearest_tiles_kernel::launch_unchecked(
+                &client,
+                grid(rows * width.div_ceil(blueprint.rows())),
+                CubeDim::new_1d(tiles::UNITS as u32),
+                lanes,
+                keys.into_buffer_arg(),
+                of,
+                of_counts,
+                among,
+                among_counts,
+                places_to,
+                cosines_to,
+                rows,
+                width,
+                others,
+                blueprint,
+                elem,
+            ),
+            None => kernel::nearest_slots_kernel::launch_unchecked(
+                &client,
+                grid(rows * width.div_ceil(kernel::TILE)),
+                CubeDim::new_1d(kernel::UNITS as u32),
+                keys.into_buffer_arg(),
+                of,
+                of_counts,
+                among,
+                among_counts,
+                places_to,
+                cosines_to,
+                rows,
+                width,
+                others,
+                head_dim,
+                earlier,
+                elem,
+            ),
+        }
     }
     (places, cosines)
 }

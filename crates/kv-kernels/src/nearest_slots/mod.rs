@@ -1,10 +1,13 @@
-//! Slots paired with the ones whose keys are most alike, without the matrix of all similarities.
+//! Slots paired with the ones whose keys are most alike, without the matrix of all similarities: by matrix instructions
+//! where a device has them for the keys (`tiles.rs`), else in plain arithmetic (`kernel.rs`).
 
 #[cfg(feature = "gpu")]
 mod kernel;
 #[cfg(feature = "gpu")]
 pub(crate) mod launch;
 pub(crate) mod reference;
+#[cfg(feature = "gpu")]
+mod tiles;
 
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};

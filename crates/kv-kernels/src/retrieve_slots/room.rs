@@ -18,7 +18,10 @@ impl Call {
     /// is a kernel of its own; 0 where the longest range does not fit.
     pub(super) fn staged(&self) -> usize {
         let most = self.room().saturating_sub(self.beside()) * WORD / (WORD + MARKS);
-        let rounded = self.longest().next_power_of_two().max(SMALLEST_STAGE);
+        let power = self.longest().next_power_of_two().max(SMALLEST_STAGE);
+        // A little more than a power of two would take twice as much, and the place of a cube beside.
+        let between = (power / 4 * 3).max(SMALLEST_STAGE);
+        let rounded = if self.longest() <= between { between } else { power };
         if self.longest() <= most { rounded.min(most) } else { 0 }
     }
 

@@ -50,7 +50,8 @@ impl KeepKv {
         let layout = cache.layout();
         let (offsets, kv_heads) = (layout.offsets().to_vec(), layout.kv_heads());
         let groups = Groups::new(kept.kept(), layout.lengths());
-        let targets = self.targets(groups.nearest(cache.keys(), |pair| offsets[pair])?);
+        let threshold = self.options.threshold;
+        let targets = groups.targets(cache.keys(), |pair| offsets[pair], threshold)?;
         let slots = Tensor::<1, Int>::arange(
             0..cache.positions().dims()[0] as i64,
             (&cache.options().device, DType::I32),

@@ -36,15 +36,14 @@ impl KeepKv {
         let ranked: Vec<Vec<u32>> = scores.par_chunks(tokens).map(rank).collect();
         let rows = batch * kv_heads * tokens;
         let keys = observation.keys.clone().reshape([rows, head_dim]);
-        let leaders = leaders(&keys, &ranked, tokens)?;
-        let heads = ranked.par_iter().zip(leaders).enumerate();
+        let leaders = leaders(&keys, &ranked, tokens, self.options.threshold)?;
+        let heads = ranked.par_iter().zip(leaders.par_chunks(tokens)).enumerate();
         let kept = heads.map(|(pair, (ranked, leaders))| {
             let own = &scores[pair * tokens..][..tokens];
             let mut sums: Vec<f32> = ranked.iter().map(|&token| own[token as usize]).collect();
             let joins = |place: usize| {
-                let (leader, cosine) = leaders[place];
-                (cosine > self.options.threshold && own[ranked[place] as usize].is_finite())
-                    .then_some(leader as usize)
+                let leader = usize::try_from(leaders[place]).ok();
+                leader.filter(|_| own[ranked[place] as usize].is_finite())
             };
             // From the lowest rank up: a leader has what joined it when its own turn comes.
             let mut joined = vec![false; tokens];
@@ -56,9 +55,11 @@ impl KeepKv {
                 }
             }
             let mut order: Vec<usize> = (0..tokens).collect();
-            order.sort_unstable_by(|&a, &b| {
-                joined[a].cmp(&joined[b]).then(sums[b].total_cmp(&sums[a])).then(a.cmp(&b))
-            });
+            if let Some(last) = budget.checked_sub(1) {
+                order.select_nth_unstable_by(last, |&a, &b| {
+                    joined[a].cmp(&joined[b]).then(sums[b].total_cmp(&sums[a])).then(a.cmp(&b))
+                });
+            }
             let mut kept: Vec<u32> = order[..budget].iter().map(|&place| ranked[place]).collect();
             kept.sort_unstable();
             kept
@@ -82,7 +83,7 @@ impl KeepKv {
         };
         let (keys, values) = (flat(observation.keys), flat(observation.values));
         let first = |pair: usize| pair * tokens;
-        let targets = self.targets(groups.nearest(&keys, first)?);
+        let targets = groups.targets(&keys, first, self.options.threshold)?;
 
         let live = |of: &[f32]| -> Vec<f32> {
             let kept = selection.kept().iter().enumerate();
