@@ -51,8 +51,8 @@ pub use kv_kernels::{
     GroupReduction, Guard, HeadLayout, HeadNorms, IndexSets, KernelError, KeyRule, LIST_HEADER,
     MAX_BUCKETS, MergeLists, MergeOptions, Merged, Nearest, NearestOptions, PageHeads, PageOptions,
     RangeSets, RetrieveOptions, RotaryTable, ScoreReduction, SetRule, Share, SimilarityReduction,
-    SlotLists, SlotRanges, SlotView, SteerOptions, StepLogits, VOTES_RADIX, balance, merge_slots,
-    nearest_slots, split_heads, top_slots, uniform, uniforms,
+    SlotLists, SlotRanges, SlotView, SteerOptions, StepLogits, StepScores, VOTES_RADIX, balance,
+    merge_slots, nearest_slots, split_heads, top_slots, uniform, uniforms,
 };
 
 /// `Result` with this crate's [`Error`].

@@ -74,7 +74,7 @@ pub use heads::{
 pub use labels::{DueRows, ScoredRows, label_scores};
 pub use linear::{LinearOptions, RowNorm, linear};
 pub use lists::{HEADER as LIST_HEADER, ListTable, keep_lists, list_slots};
-pub use merge_nearest::{MergingSlots, NearestOptions, VOTES_RADIX, merge_nearest};
+pub use merge_nearest::{MergingSlots, NearestOptions, StepScores, VOTES_RADIX, merge_nearest};
 pub use merge_slots::{
     GUARD, KeyRule, MergeLists, MergeOptions, Merged, merge_slots, reference as merge_reference,
 };

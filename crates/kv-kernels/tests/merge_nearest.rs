@@ -2,7 +2,7 @@ use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::merge_reference::{Member, merge_group};
 use kv_kernels::{
     AverageWeights, KernelError, KeyRule, MergeOptions, MergingSlots, NearestOptions, SlotRanges,
-    average_scores, merge_nearest,
+    StepScores, average_scores, merge_nearest,
 };
 use kv_testing::{Numbers, devices, relative_error};
 
@@ -20,6 +20,8 @@ struct Case {
     log_samples: Vec<f32>,
     votes: Vec<f32>,
     queries: Vec<f32>,
+    /// `[S, GROUP]`
+    logits: Vec<f32>,
     /// Victims as places.
     victims: Vec<usize>,
     goes: Vec<bool>,
@@ -41,6 +43,7 @@ impl Case {
             log_samples: numbers.normal(slots),
             votes,
             queries: numbers.normal(GROUP * lengths.len() * dim),
+            logits: numbers.normal(slots * GROUP).iter().map(|x| 20.0 * x).collect(),
             victims,
             goes: (0..lengths.len()).map(|pair| pair % 4 != 3).collect(),
         }
@@ -56,6 +59,23 @@ impl Case {
 
     fn value(&self, slot: usize) -> Vec<f64> {
         self.values[slot * self.dim..][..self.dim].iter().map(|&x| x.into()).collect()
+    }
+
+    /// Scores and samples of live slots behind a step's, and of the others as they are.
+    fn averaged(&self, weights: AverageWeights) -> [Vec<f32>; 2] {
+        let (mut scores, mut samples) = (self.log_scores.clone(), self.log_samples.clone());
+        let (new, old) = (f64::from(weights.new), f64::from(weights.old));
+        for (pair, &length) in self.lengths.iter().enumerate() {
+            for slot in self.offset(pair)..self.offset(pair) + length {
+                let logits = self.logits[slot * GROUP..][..GROUP].iter();
+                let mean = logits.map(|&x| f64::from(x).exp()).sum::<f64>() / GROUP as f64;
+                let score = mean.ln() - f64::from(self.log_weights[slot]);
+                let sum = (f64::from(scores[slot]) + old).exp() + (score + new).exp();
+                scores[slot] = sum.ln() as f32;
+                samples[slot] = ((f64::from(samples[slot]) + old).exp() + new.exp()).ln() as f32;
+            }
+        }
+        [scores, samples]
     }
 
     /// The most similar slot to a head's victim, and its cosine.
@@ -110,7 +130,14 @@ fn victims_go_into_the_most_similar_slot() {
             let queries = floats(&case.queries).reshape([1, GROUP * pairs, case.dim]);
             let merge = MergeOptions { rule, ..Default::default() };
             let queries = Some(queries);
-            let options = NearestOptions { threshold: 0.1, epsilon: 0.0, queries, merge };
+            // Alone, and behind a step's scores.
+            let weights = (rule == KeyRule::Votes)
+                .then_some(AverageWeights { new: 0.2f32.ln(), old: 0.8f32.ln() });
+            let average = weights.map(|weights| {
+                let logits = floats(&case.logits).reshape([slots, GROUP]);
+                StepScores { logits, weights }
+            });
+            let options = NearestOptions { threshold: 0.1, epsilon: 0.0, queries, average, merge };
             merge_nearest(
                 MergingSlots {
                     keys: &mut keys,
@@ -129,7 +156,9 @@ fn victims_go_into_the_most_similar_slot() {
             .unwrap();
 
             let (mut exact_keys, mut exact_values) = (case.keys.clone(), case.values.clone());
-            let mut exact = [case.log_weights.clone(), case.log_scores.clone()];
+            let so_far = || [case.log_scores.clone(), case.log_samples.clone()];
+            let [log_scores_now, samples_now] = weights.map_or_else(so_far, |w| case.averaged(w));
+            let mut exact = [case.log_weights.clone(), log_scores_now.clone()];
             let mut exact_votes: Vec<f64> = case.votes.iter().map(|&x| x.into()).collect();
             for pair in 0..pairs {
                 let Some((target, cosine)) = case.target(pair) else { continue };
@@ -142,7 +171,7 @@ fn victims_go_into_the_most_similar_slot() {
                     key: &parts[at].0,
                     value: &parts[at].1,
                     log_weight: case.log_weights[slot].into(),
-                    log_score: f64::from(case.log_scores[slot]) - f64::from(case.log_samples[slot]),
+                    log_score: f64::from(log_scores_now[slot]) - f64::from(samples_now[slot]),
                 };
                 let mut query = vec![0.0; case.dim];
                 for own in case.queries[GROUP * pair * case.dim..].chunks(case.dim).take(GROUP) {
@@ -158,7 +187,7 @@ fn victims_go_into_the_most_similar_slot() {
                 write(&mut exact_keys[target * case.dim..][..case.dim], &merged.key);
                 write(&mut exact_values[target * case.dim..][..case.dim], &merged.value);
                 exact[0][target] = merged.log_weight as f32;
-                exact[1][target] = merged.log_score as f32 + case.log_samples[target];
+                exact[1][target] = merged.log_score as f32 + samples_now[target];
                 exact_votes[target] += exact_votes[victim];
             }
             let context = format!("{} {rule:?}", tested.name);
@@ -169,7 +198,7 @@ fn victims_go_into_the_most_similar_slot() {
                 ("values", read(values.reshape([-1])), exact_values),
                 ("weights", read(log_weights), weights),
                 ("scores", read(log_scores), scores),
-                ("samples", read(log_samples), case.log_samples.clone()),
+                ("samples", read(log_samples), samples_now.clone()),
             ] {
                 let expected: Vec<f64> = expected.iter().map(|&x| x.into()).collect();
                 let error = relative_error(&actual, &expected);
@@ -238,20 +267,30 @@ fn arguments_that_do_not_fit_are_refused() {
         let rows = || Tensor::<2>::ones([4, 8], (device, DType::F32));
         let pairs = |width: usize| Tensor::<2, Int>::ones([1, width], (device, DType::I32));
         let ranges = SlotRanges { offsets: pairs(2), lengths: pairs(2) };
-        let (mut keys, mut values) = (rows(), rows());
-        let (mut weights, mut votes, mut votes_high) = (scalars(4), scalars(3), scalars(4));
-        let slots = MergingSlots {
-            keys: &mut keys,
-            values: &mut values,
-            log_weights: &mut weights,
-            log_scores: &mut scores,
-            log_samples: &mut samples,
-            votes: &mut votes,
-            votes_high: &mut votes_high,
-        };
-        let options = NearestOptions::default();
-        let error = merge_nearest(slots, &ranges, &pairs(2), &pairs(2), &options).unwrap_err();
-        assert!(matches!(error, KernelError::Shape { argument: "votes", .. }), "{error}");
-        assert_eq!(keys.dims(), [4, 8], "{}", tested.name);
+        for (voters, rows_of_logits, expected) in [(3, 4, "votes"), (4, 5, "logits")] {
+            let (mut keys, mut values) = (rows(), rows());
+            let (mut weights, mut votes, mut votes_high) =
+                (scalars(4), scalars(voters), scalars(4));
+            let slots = MergingSlots {
+                keys: &mut keys,
+                values: &mut values,
+                log_weights: &mut weights,
+                log_scores: &mut scores,
+                log_samples: &mut samples,
+                votes: &mut votes,
+                votes_high: &mut votes_high,
+            };
+            let logits = Tensor::zeros([rows_of_logits, 2], (device, DType::F32));
+            let weights = AverageWeights { new: 0.0, old: 0.0 };
+            let average = Some(StepScores { logits, weights });
+            let options = NearestOptions { average, ..Default::default() };
+            let error = merge_nearest(slots, &ranges, &pairs(2), &pairs(2), &options).unwrap_err();
+            let argument = match &error {
+                KernelError::Shape { argument, .. } => *argument,
+                other => panic!("{other}"),
+            };
+            assert_eq!(argument, expected, "{}", tested.name);
+            assert_eq!(keys.dims(), [4, 8], "{}", tested.name);
+        }
     }
 }

@@ -156,10 +156,10 @@ impl Policy for KeepKv {
             return Ok(cache.attend(query, DecodeAttentionOptions::default())?.output);
         }
         let attended = self.evictor.attend(layer, cache, &step)?;
-        self.observe(cache, &attended)?;
         if !self.rebuilds() {
-            return self.evict(cache, attended);
+            return self.observe_and_evict(cache, attended);
         }
+        self.observe(cache, &attended)?;
         self.keep_newest(cache, &step, &attended.query)?;
         let above = self.options.rebuild_above;
         if above > 0.0 && self.estimated_perturbation(cache, &attended)? > above {
@@ -173,6 +173,23 @@ impl Policy for KeepKv {
 }
 
 impl KeepKv {
+    /// Takes a step's scores, merges what is due, and drops it.
+    fn observe_and_evict(&self, cache: &mut LayerCache, attended: Attended) -> Result<Tensor<3>> {
+        match &attended.due {
+            // The kernel that merges them takes the scores, too.
+            Some(Due::Slots { victims, limits }) if self.options.predictor != Predictor::Window => {
+                let scores = Some(self.step_scores(&attended));
+                self.merge_victims(cache, victims, limits, attended.query, scores)?;
+                cache.evict_slots(victims.clone(), limits)?;
+                Ok(attended.output)
+            }
+            _ => {
+                self.observe(cache, &attended)?;
+                self.evict(cache, attended)
+            }
+        }
+    }
+
     /// Merges what is due, and drops it.
     fn evict(&self, cache: &mut LayerCache, attended: Attended) -> Result<Tensor<3>> {
         let before = self.weights_before(cache);
@@ -185,7 +202,7 @@ impl KeepKv {
                 cache.retain(&kept)?;
             }
             Some(Due::Slots { victims, limits }) => {
-                self.merge_victims(cache, &victims, &limits, attended.query)?;
+                self.merge_victims(cache, &victims, &limits, attended.query, None)?;
                 self.remember_merges(cache, before)?;
                 cache.evict_slots(victims, &limits)?;
             }

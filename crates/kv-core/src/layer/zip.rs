@@ -75,8 +75,8 @@ impl LayerCache {
     }
 
     /// Merges one victim a head, `[B, Hkv]`, of the heads that hold more than their limit, into the
-    /// most similar slot, in place and without waiting for the device; see [`merge_nearest`].
-    /// [`Self::evict_slots`] then drops the victims.
+    /// most similar slot, in place and without waiting for the device, behind a step's averages where the
+    /// options have them; see [`merge_nearest`]. [`Self::evict_slots`] then drops the victims.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] for tracks or weights that the cache does not have, [`Error::Shape`],

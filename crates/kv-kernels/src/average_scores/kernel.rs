@@ -21,6 +21,23 @@ pub(crate) fn average_scores_kernel(
     if slot >= slots {
         terminate!();
     }
+    average(sums, samples, logits, log_weights, slot, new, old, group, weighted);
+}
+
+/// Takes a slot's scores into its average.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn average(
+    sums: &mut [f32],
+    samples: &mut [f32],
+    logits: &[f32],
+    log_weights: &[f32],
+    slot: usize,
+    new: f32,
+    old: f32,
+    #[comptime] group: usize,
+    #[comptime] weighted: bool,
+) {
     let mut top = f32::new(LOWEST);
     #[unroll]
     for g in 0..group {

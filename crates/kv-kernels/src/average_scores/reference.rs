@@ -10,7 +10,7 @@ pub(crate) fn average(
     log_weights: Option<&[f32]>,
     weights: AverageWeights,
 ) {
-    let group = logits.len() / sums.len();
+    let group = logits.len() / sums.len().max(1);
     for (slot, (sum, samples)) in sums.iter_mut().zip(samples).enumerate() {
         let own = &logits[slot * group..][..group];
         let top = own.iter().copied().fold(f32::MIN, f32::max);

@@ -79,6 +79,21 @@ pub(crate) struct MergingPools<B: Backend> {
     pub(crate) votes_high: FloatTensor<B>,
 }
 
+/// What a step merges of each range, and its queries and logits; what is not used is any tensor.
+#[derive(ExtensionType)]
+pub(crate) struct StepMerges<B: Backend> {
+    /// `[B, Hkv]`, as the others but for the last two.
+    pub(crate) offsets: IntTensor<B>,
+    pub(crate) lengths: IntTensor<B>,
+    pub(crate) victims: IntTensor<B>,
+    /// Not 0 where the victim goes.
+    pub(crate) goes: IntTensor<B>,
+    /// `[B, Hq, D]`
+    pub(crate) queries: FloatTensor<B>,
+    /// `[S, G]`
+    pub(crate) logits: FloatTensor<B>,
+}
+
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait MergeOps: Backend {
     /// Walks every block of every list.
@@ -107,15 +122,11 @@ pub(crate) trait MergeOps: Backend {
         config: MergeConfig,
     ) -> MergedPools<Self>;
 
-    /// Merges one victim of every range into its most similar slot, in place.
-    #[allow(clippy::too_many_arguments)]
+    /// Merges one victim of every range into its most similar slot, in place, behind averages of logits where there are
+    /// any.
     fn merge_nearest(
         #[extension_type] pools: MergingPools<Self>,
-        offsets: IntTensor<Self>,
-        lengths: IntTensor<Self>,
-        victims: IntTensor<Self>,
-        goes: IntTensor<Self>,
-        queries: FloatTensor<Self>,
+        #[extension_type] merges: StepMerges<Self>,
         config: NearestConfig,
     ) -> MergingPools<Self>;
 

@@ -17,7 +17,7 @@ pub(crate) use hopper::HopperOps;
 pub(crate) use layers::{
     Drawn, Epilogue, EpilogueConfig, LayerOps, Places, Projection, SampleTensors, Written,
 };
-pub(crate) use merging::{Classes, MergeOps, MergedPools, Merges, MergingPools, Walk};
+pub(crate) use merging::{Classes, MergeOps, MergedPools, Merges, MergingPools, StepMerges, Walk};
 pub(crate) use sketch::{
     Revised, Revision, SketchAttended, SketchOps, SketchTensors, SketchTokens,
 };

@@ -8,7 +8,9 @@ use crate::average_scores::AverageWeights;
 use crate::average_scores::reference::average;
 use crate::balance::WalkConfig;
 use crate::balance::reference::Lists as WalkLists;
-use crate::extension::{Classes, MergeOps, MergedPools, Merges, MergingPools, SlotOps, Walk};
+use crate::extension::{
+    Classes, MergeOps, MergedPools, Merges, MergingPools, SlotOps, StepMerges, Walk,
+};
 use crate::merge_nearest::NearestConfig;
 use crate::merge_nearest::reference::Slots as MergingReference;
 use crate::merge_slots::MergeConfig;
@@ -135,30 +137,32 @@ impl MergeOps for Flex {
 
     fn merge_nearest(
         pools: MergingPools<Self>,
-        offsets: FlexTensor,
-        lengths: FlexTensor,
-        victims: FlexTensor,
-        goes: FlexTensor,
-        queries: FlexTensor,
+        merges: StepMerges<Self>,
         config: NearestConfig,
     ) -> MergingPools<Self> {
         let [_, head_dim] = pools.keys.layout().shape().dims();
         let (mut keys, mut values) = (wide(&pools.keys), wide(&pools.values));
-        let [mut log_weights, mut log_scores, mut votes, mut votes_high] =
-            [pools.log_weights, pools.log_scores, pools.votes, pools.votes_high].map(owned);
-        let samples = wide(&pools.log_samples);
+        let [mut log_weights, mut log_scores, mut log_samples] =
+            [pools.log_weights, pools.log_scores, pools.log_samples].map(owned);
+        let [mut votes, mut votes_high] = [pools.votes, pools.votes_high].map(owned);
+        let StepMerges { offsets, lengths, victims, goes, queries, logits } = merges;
         let ints = [offsets, lengths, victims, goes].map(|tensor| tensor.to_contiguous());
         let changed = MergingReference {
             keys: &mut keys,
             values: &mut values,
             log_weights: log_weights.storage_mut::<f32>(),
             log_scores: log_scores.storage_mut::<f32>(),
-            log_samples: &samples,
+            log_samples: log_samples.storage_mut::<f32>(),
             votes: votes.storage_mut::<f32>(),
             votes_high: votes_high.storage_mut::<f32>(),
             head_dim,
         }
-        .merge(std::array::from_fn(|i| slice(&ints[i])), &wide(&queries), config);
+        .merge(
+            std::array::from_fn(|i| slice(&ints[i])),
+            &wide(&queries),
+            &wide(&logits),
+            config,
+        );
         let count = changed.len();
         let slots: Vec<i32> = changed.iter().map(|&slot| slot as i32).collect();
         let slots = FlexTensor::from_data(TensorData::new(slots, [count]));
@@ -172,7 +176,7 @@ impl MergeOps for Flex {
             values: write(pools.values, &values),
             log_weights,
             log_scores,
-            log_samples: pools.log_samples,
+            log_samples,
             votes,
             votes_high,
         }

@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 
 use crate::average_scores::{AverageWeights, kernel as average_scores};
 use crate::balance::WalkConfig;
-use crate::extension::{Classes, MergeOps, MergedPools, Merges, MergingPools, Walk};
+use crate::extension::{Classes, MergeOps, MergedPools, Merges, MergingPools, StepMerges, Walk};
 use crate::merge_nearest::NearestConfig;
 use crate::merge_slots::MergeConfig;
 use crate::{balance, merge_nearest, merge_slots, nearest_slots};
@@ -46,14 +46,10 @@ impl MergeOps for CubeBackend {
 
     fn merge_nearest(
         pools: MergingPools<Self>,
-        offsets: CubeTensor,
-        lengths: CubeTensor,
-        victims: CubeTensor,
-        goes: CubeTensor,
-        queries: CubeTensor,
+        merges: StepMerges<Self>,
         config: NearestConfig,
     ) -> MergingPools<Self> {
-        merge_nearest::launch::run(pools, offsets, lengths, victims, goes, queries, config)
+        merge_nearest::launch::run(pools, merges, config)
     }
 
     fn average_scores(

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::VOTES_RADIX;
-use crate::average_scores::kernel::log_add;
+use crate::average_scores::kernel::{average, log_add};
 use crate::evicting_attention::weigh::{ABSENT, NOWHERE, weakest_of};
 use crate::merge_slots::KeyRule;
 use crate::merge_slots::sums::{add, no_sums, outcome, settle};
@@ -25,6 +25,8 @@ pub(crate) struct Blueprint {
     pub(crate) literal: bool,
     /// Query heads of a range, whose queries are given; 0 where there are none.
     pub(crate) group: usize,
+    /// Logits of a slot that go into its average; 0 where there are none.
+    pub(crate) averaged: usize,
 }
 
 /// # Shapes
@@ -37,7 +39,7 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     values: &mut [Vector<F, N>],
     log_weights: &mut [f32],
     log_scores: &mut [f32],
-    log_samples: &[f32],
+    log_samples: &mut [f32],
     votes: &mut [f32],
     votes_high: &mut [f32],
     offsets: &[i32],
@@ -45,7 +47,10 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     victims: &[i32],
     goes: &[i32],
     queries: &[Vector<F, N>],
+    logits: &[f32],
     pairs: usize,
+    new: f32,
+    old: f32,
     threshold: f32,
     log_epsilon: f32,
     guard: f32,
@@ -62,23 +67,48 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     if pair >= pairs {
         terminate!();
     }
-    if goes[pair] == 0 || victims[pair] < 0 {
-        terminate!();
-    }
     let unit = UNIT_POS as usize;
     let (member, team) = (unit % team_size, unit / team_size);
     let start = offsets[pair] as usize;
     let length = lengths[pair] as usize;
-    let victim = victims[pair] as usize;
+    let stays = goes[pair] == 0 || victims[pair] < 0;
+    let victim = max(victims[pair], 0i32) as usize;
 
+    let mut victim_key = Array::<Vector<F, N>>::new(own);
+    #[unroll]
+    for c in 0..own {
+        let column = min(member + c * team_size, comptime!(columns - 1));
+        victim_key[c] = keys[victim * columns + column];
+    }
+    // Merges read these behind a barrier.
+    if comptime!(blueprint.averaged > 0) {
+        let mut slot = start + unit;
+        while slot < start + length {
+            let (group, weighted) = comptime!((blueprint.averaged, true));
+            average(
+                log_scores,
+                log_samples,
+                logits,
+                &*log_weights,
+                slot,
+                new,
+                old,
+                group,
+                weighted,
+            );
+            slot += blueprint.units;
+        }
+    }
+    if stays {
+        terminate!();
+    }
     let mut q = Array::<Vector<f32, N>>::new(own);
     let mut square = 0.0f32;
     #[unroll]
     for c in 0..own {
-        let column = member + c * team_size;
         q[c] = Vector::new(0.0f32);
-        if column < columns {
-            q[c] = Vector::cast_from(keys[victim * columns + column]);
+        if member + c * team_size < columns {
+            q[c] = Vector::cast_from(victim_key[c]);
         }
         square += q[c].dot(q[c]);
     }

@@ -3,27 +3,24 @@
 use burn::backend::TensorMetadata;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{NearestConfig, kernel};
-use crate::extension::MergingPools;
+use crate::extension::{MergingPools, StepMerges};
 use crate::gpu::{elem_type, grid, planes_of, processors, vector_lanes, widest_cube};
 
 /// Merges in the pools' own buffers.
 pub(crate) fn run(
     pools: MergingPools<CubeBackend>,
-    offsets: CubeTensor,
-    lengths: CubeTensor,
-    victims: CubeTensor,
-    goes: CubeTensor,
-    queries: CubeTensor,
+    merges: StepMerges<CubeBackend>,
     config: NearestConfig,
 ) -> MergingPools<CubeBackend> {
+    let StepMerges { offsets, lengths, victims, goes, queries, logits } = merges;
     let (keys, values) = (into_contiguous(pools.keys), into_contiguous(pools.values));
     let client = keys.client.clone();
     let [_, head_dim] = keys.shape().dims();
     let pairs = victims.shape().num_elements();
+    let [_, logits_each] = logits.shape().dims();
     let heads = queries.shape().num_elements() / head_dim.max(1);
     let hardware = &client.properties().hardware;
     let plane = (hardware.plane_size_min as usize).max(1);
@@ -56,7 +53,10 @@ pub(crate) fn run(
             into_contiguous(victims).into_buffer_arg(),
             into_contiguous(goes).into_buffer_arg(),
             into_contiguous(queries).into_buffer_arg(),
+            into_contiguous(logits).into_buffer_arg(),
             pairs,
+            config.average.map_or(0.0, |weights| weights.new),
+            config.average.map_or(0.0, |weights| weights.old),
             config.threshold,
             config.log_epsilon,
             config.merge.guard.min(f32::MAX),
@@ -70,6 +70,7 @@ pub(crate) fn run(
                 rule: config.merge.rule,
                 literal: config.merge.guard == f32::INFINITY,
                 group: if config.merge.queried { heads / pairs.max(1) } else { 0 },
+                averaged: if config.average.is_some() { logits_each } else { 0 },
             },
             elem_type(keys.dtype),
         );

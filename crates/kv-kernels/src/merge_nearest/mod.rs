@@ -1,5 +1,6 @@
 //! One slot of every (sequence, key-value head) merged into the one whose key is most alike, with all
-//! that both carry: what a decode step's eviction does in place of dropping.
+//! that both carry: what a decode step's eviction does in place of dropping. The step's scores may go into the slots'
+//! averages before, in the same launch.
 
 #[cfg(feature = "gpu")]
 mod kernel;
@@ -8,10 +9,11 @@ pub(crate) mod launch;
 pub(crate) mod reference;
 
 use burn::backend::Dispatch;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 
+use crate::average_scores::AverageWeights;
 use crate::check::Check;
-use crate::extension::{MergeOps, MergingPools};
+use crate::extension::{MergeOps, MergingPools, StepMerges};
 use crate::merge_slots::MergeConfig;
 use crate::{KernelError, MergeOptions, SlotRanges};
 
@@ -51,8 +53,19 @@ pub struct NearestOptions {
     /// The step's queries, `[B, Hq, D]`, of the keys' dtype: their mean over each group is that of
     /// [`MergeOptions::queries`].
     pub queries: Option<Tensor<3>>,
+    /// A step's scores, which all live slots take into their averages first.
+    pub average: Option<StepScores>,
     /// The rest; its own `queries` are not looked at.
     pub merge: MergeOptions,
+}
+
+/// What [`crate::average_scores`] takes, beside the slots.
+#[derive(Debug, Clone)]
+pub struct StepScores {
+    /// `[S, G]`, f32, with the slots' log-weights in them.
+    pub logits: Tensor<2>,
+    /// What the new scores and the averages so far count.
+    pub weights: AverageWeights,
 }
 
 /// Merges one victim of every range into the slot of the highest cosine, if that exceeds the threshold
@@ -114,6 +127,16 @@ pub fn merge_nearest(
         // An extension takes no optional tensors.
         None => Tensor::empty([1, 1, head_dim], (&check.device(), keys.dtype())),
     };
+    let logits = match &options.average {
+        Some(StepScores { logits, .. }) => {
+            let [_, group] = logits.dims();
+            check.shape("logits", logits, &[count, group])?;
+            check.filled("logits", logits)?;
+            check.f32("logits", logits)?;
+            logits.clone()
+        }
+        None => Tensor::empty([1, 1], (&check.device(), DType::F32)),
+    };
     let merged = <Dispatch as MergeOps>::merge_nearest(
         MergingPools {
             keys: check.take(keys).into_dispatch(),
@@ -124,13 +147,17 @@ pub fn merge_nearest(
             votes: check.take(votes).into_dispatch(),
             votes_high: check.take(votes_high).into_dispatch(),
         },
-        ranges.offsets.clone().into_dispatch(),
-        ranges.lengths.clone().into_dispatch(),
-        victims.clone().into_dispatch(),
-        goes.clone().into_dispatch(),
-        queries.into_dispatch(),
+        StepMerges {
+            offsets: ranges.offsets.clone().into_dispatch(),
+            lengths: ranges.lengths.clone().into_dispatch(),
+            victims: victims.clone().into_dispatch(),
+            goes: goes.clone().into_dispatch(),
+            queries: queries.into_dispatch(),
+            logits: logits.into_dispatch(),
+        },
         NearestConfig {
             merge: config,
+            average: options.average.as_ref().map(|scores| scores.weights),
             threshold: options.threshold,
             // As good as the logarithm of 0.
             log_epsilon: (options.epsilon.ln() as f32).max(NOTHING),
@@ -152,4 +179,6 @@ pub(crate) struct NearestConfig {
     pub(crate) merge: MergeConfig,
     pub(crate) threshold: f32,
     pub(crate) log_epsilon: f32,
+    /// Of averages that a step's scores go into first.
+    pub(crate) average: Option<AverageWeights>,
 }

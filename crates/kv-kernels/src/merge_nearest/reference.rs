@@ -1,7 +1,7 @@
 //! The same in plain loops.
 
 use super::{NearestConfig, VOTES_RADIX};
-use crate::average_scores::reference::log_add;
+use crate::average_scores::reference::{average, log_add};
 use crate::merge_slots::reference::{Member, merge_group};
 use crate::nearest_slots::reference::Pairing;
 
@@ -13,7 +13,7 @@ pub(crate) struct Slots<'a> {
     pub(crate) values: &'a mut [f32],
     pub(crate) log_weights: &'a mut [f32],
     pub(crate) log_scores: &'a mut [f32],
-    pub(crate) log_samples: &'a [f32],
+    pub(crate) log_samples: &'a mut [f32],
     pub(crate) votes: &'a mut [f32],
     pub(crate) votes_high: &'a mut [f32],
     pub(crate) head_dim: usize,
@@ -25,11 +25,23 @@ impl Slots<'_> {
         &mut self,
         [offsets, lengths, victims, goes]: [&[i32]; 4],
         queries: &[f32],
+        logits: &[f32],
         config: NearestConfig,
     ) -> Vec<usize> {
         let head_dim = self.head_dim;
         let mut changed = Vec::new();
         for pair in 0..victims.len() {
+            if let Some(weights) = config.average {
+                let group = logits.len() / self.log_scores.len();
+                let (from, to) = (offsets[pair] as usize, (offsets[pair] + lengths[pair]) as usize);
+                average(
+                    &mut self.log_scores[from..to],
+                    &mut self.log_samples[from..to],
+                    &logits[from * group..to * group],
+                    Some(&self.log_weights[from..to]),
+                    weights,
+                );
+            }
             if goes[pair] == 0 || victims[pair] < 0 {
                 continue;
             }

@@ -1,7 +1,7 @@
 //! Merges during decode: one victim a head on the device, or many on the host.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{LayerCache, NearestOptions, Selection, read_f32, read_i32};
+use kv_core::{LayerCache, NearestOptions, Selection, StepScores, read_f32, read_i32};
 
 use super::scores::{LOG_SAMPLES, LOG_SCORES, TRACKS, mean_queries, weigh};
 use super::{KeepKv, Predictor, votes, window};
@@ -10,15 +10,17 @@ use crate::merge_groups::Groups;
 
 impl KeepKv {
     /// Merges one victim, `[B, Hkv]`, of every head over its limit into the head's most similar slot,
-    /// without waiting for the device.
+    /// without waiting for the device, behind averages of a step's scores where there are any.
     pub(super) fn merge_victims(
         &self,
         cache: &mut LayerCache,
         victims: &Tensor<2, Int>,
         limits: &[usize],
         query: Tensor<3>,
+        average: Option<StepScores>,
     ) -> Result<()> {
         let options = NearestOptions {
+            average,
             threshold: self.options.threshold,
             epsilon: self.options.epsilon,
             queries: Some(query.cast(cache.options().dtype)),

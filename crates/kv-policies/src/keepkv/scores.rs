@@ -1,7 +1,7 @@
 //! Predicted scores: averages of what queries gave each slot, unnormalised, as logarithms.
 
 use burn::tensor::{Int, Tensor};
-use kv_core::{AverageWeights, LayerCache, ScoreTracks};
+use kv_core::{AverageWeights, LayerCache, ScoreTracks, StepScores};
 use serde::{Deserialize, Serialize};
 
 use super::{KeepKv, NAME, VOTES, VOTES_HIGH};
@@ -102,9 +102,14 @@ impl KeepKv {
         if self.options.predictor == Predictor::Window {
             return self.observe_window(cache, &attended.logits);
         }
+        let StepScores { logits, weights } = self.step_scores(attended);
+        Ok(cache.average_scores(TRACKS, logits, weights)?)
+    }
+
+    /// What averages take of a step.
+    pub(super) fn step_scores(&self, attended: &Attended) -> StepScores {
         let [new, old] = self.weights().map(|weight| weight as f32);
-        let weights = AverageWeights { new, old };
-        Ok(cache.average_scores(TRACKS, attended.logits.clone(), weights)?)
+        StepScores { logits: attended.logits.clone(), weights: AverageWeights { new, old } }
     }
 }
 
