@@ -41,6 +41,8 @@ mod retrieve_slots;
 mod revise_sketch;
 mod rms_norm;
 mod sample;
+#[cfg(feature = "gpu")]
+mod scan;
 mod scatter_rows;
 #[cfg(feature = "gpu")]
 mod select;

@@ -1,11 +1,12 @@
-//! The CubeCL kernel: a team of units a kept slot, which looks for its victims and sums them online,
-//! as attention does.
+//! The CubeCL kernel: a team of units a kept slot, which sums its victims online, as attention does. A cube looks for
+//! its slots' victims together.
 
 use cubecl::prelude::*;
 
 use super::KeyRule;
 use super::sums::{add, no_sums, outcome, settle};
 use crate::decode_attention::shared::LOWEST;
+use crate::scan::exclusive;
 
 /// Units of a cube.
 pub(crate) const UNITS: usize = 256;
@@ -94,21 +95,28 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
     key *= Vector::new(own);
     value *= Vector::new(own);
 
-    let mut chunk = Shared::<[i32]>::new_slice(UNITS);
+    // Of victims in turn, those that go into any of the cube's slots, and where.
+    let mut found = Shared::<[u32]>::new_slice(UNITS);
+    let mut found_targets = Shared::<[i32]>::new_slice(UNITS);
+    let mut parts = Shared::<[u32]>::new_slice(UNITS);
+    let begin = i32::cast_from(CUBE_POS % tiles * teams);
     let count = victim_counts[row] as usize;
     let mut first = 0usize;
     while first < count {
-        sync_cube();
         let mut target = i32::new(-1);
         if first + unit < count {
             target = targets[row * width + first + unit];
         }
-        chunk[unit] = target;
+        let taken = target >= begin && target < begin + comptime!(teams as i32);
+        let (to, all) = exclusive(select(taken, 1u32, 0u32), &mut parts);
+        if taken {
+            found[to as usize] = (row * width + first + unit) as u32;
+            found_targets[to as usize] = target;
+        }
         sync_cube();
-        let end = min(count - first, UNITS.runtime());
-        for i in 0..end {
-            if live && chunk[i] == i32::cast_from(place) {
-                let at = row * width + first + i;
+        for i in 0..all as usize {
+            if live && found_targets[i] == i32::cast_from(place) {
+                let at = found[i] as usize;
                 let log_weight = victim_weights[at * 2];
                 let log_score = victim_weights[at * 2 + 1];
                 let from = victims[at] as usize;

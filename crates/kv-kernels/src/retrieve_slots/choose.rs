@@ -6,10 +6,11 @@ use super::ScoreReduction;
 use super::kernel::Blueprint;
 use super::list::{Listed, list_marked};
 use super::marks::{compared, lowest_bits, own_words};
-use super::radix::{PLANES, edges, exclusive};
+use super::radix::{PLANES, edges};
 use super::sight::Sight;
 use super::table::{DILATED, ROUNDING, TOP};
 use crate::decode_attention::shared::{LOWEST, larger};
+use crate::scan::exclusive;
 use crate::select::high_of;
 
 /// Orders scores, finds the highest of them, and lists their tokens: [`order_all`], [`mark_highest`], [`list_marked`].

@@ -5,8 +5,9 @@ use cubecl::prelude::*;
 use super::choose::settle_scratch;
 use super::kernel::Blueprint;
 use super::marks::{WORD, own_words, shifted, within};
-use super::radix::{PLANES, exclusive};
+use super::radix::PLANES;
 use super::sight::{Sight, first_in_sight};
+use crate::scan::exclusive;
 
 /// What is listed of a set.
 #[derive(CubeType, Clone, Copy)]
