@@ -6,7 +6,7 @@ use super::ScoreReduction;
 use super::kernel::Blueprint;
 use super::list::{Listed, list_marked};
 use super::marks::{compared, lowest_bits, own_words};
-use super::radix::{PLANES, edges};
+use super::radix::edges;
 use super::sight::Sight;
 use super::table::{DILATED, ROUNDING, TOP};
 use crate::decode_attention::shared::{LOWEST, larger};
@@ -141,11 +141,11 @@ pub(super) fn mark_highest(
     let units = blueprint.units.comptime();
     let (start, local) = (sight.start, sight.local);
     let (top, fewer) = (u32::cast_from(wanted.top), u32::cast_from(wanted.fewer()));
-    let (highest, finest) = edges(keys, base, start, local, top, fewer, units);
+    let (highest, finest) = edges(keys, base, start, local, top, fewer, blueprint);
 
     // Units have neighbouring words, so that they know their rank among equals where not all of them go in.
     let (first, last) = own_words(local, units);
-    let mut parts = Shared::<[u32]>::new_slice(PLANES);
+    let mut parts = Shared::<[u32]>::new_slice(comptime!(blueprint.planes()));
     let room = top - highest.above;
     let room_best = fewer - finest.above;
     let mut rank = 0u32;

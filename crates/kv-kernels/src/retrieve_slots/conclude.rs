@@ -33,19 +33,17 @@ pub(super) fn all_of(sight: &Sight) -> Chosen {
     }
 }
 
-/// Writes what the step reads of its set, and counts, by a cube of `units`.
+/// Writes what the step reads of its set, and counts.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn conclude(
     table: &mut [i32],
     own: usize,
     sight: &Sight,
     decision: &Decision,
     set: usize,
-    #[comptime] units: usize,
-    #[comptime] sets: usize,
-    #[comptime] width: usize,
+    #[comptime] blueprint: Blueprint,
 ) -> Chosen {
+    let (sets, width) = comptime!((blueprint.sets, blueprint.width));
     let decided = decision.decided;
     let totals = Totals::of(&*table, own);
     let fields = own + FIELDS + set * SET_FIELDS;
@@ -58,7 +56,7 @@ pub(super) fn conclude(
         let from = i32::cast_from(sight.start + sight.freed);
         let to = i32::cast_from(sight.local + sight.freed);
         // Tokens ascend: those out of sight come first, those that are locals by now last.
-        let (hidden, known) = below(&*table, own + list, decision.count, from, to, units, width);
+        let (hidden, known) = below(&*table, own + list, decision.count, from, to, blueprint);
         chosen.first = list + hidden as usize;
         chosen.count = (known - hidden) as usize;
         chosen.local = sight.local;

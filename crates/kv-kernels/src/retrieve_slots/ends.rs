@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 
+use super::kernel::Blueprint;
 use super::marks::CHUNK;
-use super::radix::PLANES;
 
 /// How many of `count` ascending tokens from `list` on are below `from`, and below `to`.
 #[cube]
@@ -13,9 +13,9 @@ pub(super) fn below(
     count: usize,
     from: i32,
     to: i32,
-    #[comptime] units: usize,
-    #[comptime] width: usize,
+    #[comptime] blueprint: Blueprint,
 ) -> (u32, u32) {
+    let (units, width) = comptime!((blueprint.units, blueprint.width));
     let mut hidden = 0u32;
     let mut known = 0u32;
     let unit = UNIT_POS as usize;
@@ -33,12 +33,12 @@ pub(super) fn below(
             hidden += select(listed && tokens[c] < from, 1u32, 0u32);
             known += select(listed && tokens[c] < to, 1u32, 0u32);
         }
-        (hidden, known) = over_cube(hidden, known);
+        (hidden, known) = over_cube(hidden, known, blueprint);
     } else {
         // Between a block's steps, few tokens go out of sight, and of a set's few are locals: those at both ends tell,
         // unless all of them are.
         let ends = comptime!(units / 2);
-        let (hidden_first, late_last) = ends_beyond(table, list, count, from, to, ends);
+        let (hidden_first, late_last) = ends_beyond(table, list, count, from, to, ends, blueprint);
         if count > ends && (hidden_first == ends as u32 || late_last == ends as u32) {
             let mut i = unit;
             while i < count {
@@ -47,7 +47,7 @@ pub(super) fn below(
                 known += select(token < to, 1u32, 0u32);
                 i += units;
             }
-            (hidden, known) = over_cube(hidden, known);
+            (hidden, known) = over_cube(hidden, known, blueprint);
         } else {
             hidden = hidden_first;
             known = count as u32 - late_last;
@@ -65,6 +65,7 @@ fn ends_beyond(
     from: i32,
     to: i32,
     #[comptime] ends: usize,
+    #[comptime] blueprint: Blueprint,
 ) -> (u32, u32) {
     let unit = UNIT_POS as usize;
     let leads = unit < ends;
@@ -75,27 +76,29 @@ fn ends_beyond(
     over_cube(
         select(leads && listed && token < from, 1u32, 0u32),
         select(!leads && listed && token >= to, 1u32, 0u32),
+        blueprint,
     )
 }
 
 /// Sums over a cube.
 #[cube]
-fn over_cube(a: u32, b: u32) -> (u32, u32) {
-    let mut parts = Shared::<[u32]>::new_slice(comptime!(2 * PLANES));
+fn over_cube(a: u32, b: u32, #[comptime] blueprint: Blueprint) -> (u32, u32) {
+    let planes = comptime!(blueprint.planes());
+    let mut parts = Shared::<[u32]>::new_slice(comptime!(2 * planes));
     let (a, b) = (plane_sum(a), plane_sum(b));
     let plane = (UNIT_POS / PLANE_DIM) as usize;
     // All have read those of before.
     sync_cube();
     if UNIT_POS_PLANE == 0 {
         parts[plane] = a;
-        parts[PLANES + plane] = b;
+        parts[planes + plane] = b;
     }
     sync_cube();
     let mut all_a = 0u32;
     let mut all_b = 0u32;
     for other in 0..(CUBE_DIM / PLANE_DIM) as usize {
         all_a += parts[other];
-        all_b += parts[PLANES + other];
+        all_b += parts[planes + other];
     }
     (all_a, all_b)
 }

@@ -23,8 +23,9 @@ use crate::gpu::{elem_type, empty_like, grid, processors};
 const SMALLEST_PART: usize = 256;
 /// Cubes a processor that score, about.
 const CUBES_EACH: usize = 16;
-/// Units of a cube that scores.
+/// Units of a cube that scores, and of a plane where matrix instructions attend.
 const UNITS: usize = 128;
+const PLANE: usize = 32;
 /// Numbers of shared memory that the attention takes beside its sums.
 const BESIDE: usize = 512;
 /// Slots of a range whose scores one cube chooses among in little time.
@@ -67,8 +68,9 @@ impl Call {
         let Kernel::TensorCore { words, planes } = kernel else { return None };
         let hardware = &self.query.client.properties().hardware;
         let available = hardware.max_shared_memory_size / size_of::<f32>();
-        let staged = self.staged();
-        let choice = self.choice_room(staged);
+        let units = PLANE * planes;
+        let staged = self.staged(units);
+        let choice = self.choice_room(staged, units);
         let left = most.saturating_sub(choice);
         let room = room.unwrap_or(left);
         let sums = planes * self.group * self.head_dim;
@@ -108,7 +110,7 @@ impl Call {
         if shares {
             self.score(&scratch, parts, self.blueprint(UNITS, true, 0, ahead));
         }
-        let choice = self.blueprint(32 * blueprint.planes, !shares, staged, 2 * ahead);
+        let choice = self.blueprint(PLANE * blueprint.planes, !shares, staged, 2 * ahead);
         let output = empty_like(query, query.shape(), query.dtype);
         let none = || self.scratch(1, DType::F32).into_buffer_arg();
         // SAFETY: shapes were checked; the kernel stays within slots, sets and scratch, given ranges that end

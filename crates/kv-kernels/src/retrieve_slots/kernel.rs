@@ -57,6 +57,11 @@ impl Blueprint {
         self.group == 1 && !self.measures && !self.certified
     }
 
+    /// Planes of a cube, at most.
+    pub(crate) fn planes(&self) -> usize {
+        self.units.div_ceil(self.plane)
+    }
+
     /// Query heads whose logits a unit gets.
     pub(crate) fn held(&self) -> usize {
         self.group.div_ceil(self.team)
@@ -204,7 +209,7 @@ pub(crate) fn step<F: Float, N: Size>(
             sums[g] = 0.0f32;
         }
         if comptime!(blueprint.measures || blueprint.certified || group > 1) {
-            let own = log_sums(&*logits, base, stride, sight, group, units);
+            let own = log_sums(&*logits, base, stride, sight, blueprint);
             #[unroll]
             for g in 0..group {
                 sums[g] = own[g];
@@ -265,5 +270,5 @@ pub(crate) fn step<F: Float, N: Size>(
     }
     let count = table[own + FIELDS + set * SET_FIELDS + COUNT] as usize;
     let decision = Decision { decided, distance, count };
-    conclude(table, own, sight, &decision, set, units, sets, width)
+    conclude(table, own, sight, &decision, set, blueprint)
 }

@@ -6,7 +6,6 @@ use cubecl::prelude::*;
 
 use super::call::Call;
 use super::kernel::{Blueprint, retrieve_kernel};
-use super::radix::PLANES;
 use super::score::score_kernel;
 use super::scratch::Scratch;
 use crate::extension::Retrieval;
@@ -18,9 +17,8 @@ const PART: usize = 4_096;
 const SMALLEST_PART: usize = 128;
 /// Cubes on a processor, about.
 const CUBES_EACH: usize = 4;
-/// Units of a cube that scores, and of one that chooses among many.
+/// Units of a cube that scores; among many, wider ones choose.
 const UNITS: usize = 256;
-const MOST_UNITS: usize = 1_024;
 
 /// Changes table and vectors in their own buffers; returns them with log-sums `[P, G]`.
 pub(crate) fn run(retrieval: Retrieval<CubeBackend>) -> (CubeTensor, CubeTensor, CubeTensor) {
@@ -31,17 +29,13 @@ pub(crate) fn run(retrieval: Retrieval<CubeBackend>) -> (CubeTensor, CubeTensor,
 pub(super) fn choose(call: &Call) -> (CubeTensor, CubeTensor, CubeTensor) {
     let (pairs, stride) = (call.pairs, call.longest());
     let client = call.query.client.clone();
-    let hardware = &client.properties().hardware;
     let processors = processors(&client);
     let fill = (processors * CUBES_EACH / pairs.max(1)).clamp(1, stride.div_ceil(SMALLEST_PART));
     // Where ranges fill the device, parts are joined for nothing.
     let fill = if 2 * pairs >= processors { 1 } else { fill };
     let splits = fill.max(stride.div_ceil(PART));
-    // Small planes must not be more than there is room for.
-    let most = PLANES * (hardware.plane_size_min as usize).max(1);
-    let widest = (hardware.max_units_per_cube as usize).min(MOST_UNITS).min(most);
+    let widest = call.widest();
     let chooser = if stride > 2 * PART { widest } else { UNITS.min(widest) };
-    let staged = call.staged();
     let ahead = call.ahead();
     let whole = splits == 1;
     let units = UNITS.min(widest);
@@ -49,6 +43,7 @@ pub(super) fn choose(call: &Call) -> (CubeTensor, CubeTensor, CubeTensor) {
         let log_sum_exp = call.sift(units, widest);
         return (call.table.clone(), call.set_vectors.clone(), log_sum_exp);
     }
+    let staged = call.staged(if whole { units } else { chooser });
     let scratch = Scratch::new(call, splits, staged > 0, whole);
     if whole {
         call.choose(&scratch, 1, call.blueprint(units, true, staged, ahead));

@@ -5,7 +5,6 @@ use cubecl::prelude::*;
 use super::choose::settle_scratch;
 use super::kernel::Blueprint;
 use super::marks::{WORD, own_words, shifted, within};
-use super::radix::PLANES;
 use super::sight::{Sight, first_in_sight};
 use crate::scan::exclusive;
 
@@ -45,11 +44,11 @@ pub(super) fn list_marked(
     #[comptime] blueprint: Blueprint,
 ) -> Listed {
     let group = blueprint.group.comptime();
-    let units = blueprint.units.comptime();
+    let (units, planes) = comptime!((blueprint.units, blueprint.planes()));
     let unit = UNIT_POS as usize;
     let (start, local) = (sight.start, sight.local);
     let from = pair * group * stride;
-    let mut parts = Shared::<[u32]>::new_slice(PLANES);
+    let mut parts = Shared::<[u32]>::new_slice(planes);
     // Neighbours of the best may be locals, which go out of the locals' place with time.
     let reach = min(local + radius, sight.length);
     let known = local.div_ceil(WORD);
@@ -104,7 +103,7 @@ pub(super) fn list_marked(
         let ahead = first_in_sight(hidden, sight.tokens + left);
         let later = ahead - min(ahead, sight.freed);
         let stays = min(local + left, sight.length);
-        let mut masses = Shared::<[f32]>::new_slice(comptime!(PLANES * group));
+        let mut masses = Shared::<[f32]>::new_slice(comptime!(planes * group));
         let plane = (UNIT_POS / PLANE_DIM) as usize;
         #[unroll]
         for g in 0..group {
@@ -123,7 +122,7 @@ pub(super) fn list_marked(
             }
             mass = plane_sum(mass);
             if UNIT_POS_PLANE == 0 {
-                masses[g * PLANES + plane] = mass;
+                masses[g * planes + plane] = mass;
             }
         }
         sync_cube();
@@ -131,7 +130,7 @@ pub(super) fn list_marked(
         for g in 0..group {
             let mut mass = 0.0f32;
             for other in 0..(CUBE_DIM / PLANE_DIM) as usize {
-                mass += masses[g * PLANES + other];
+                mass += masses[g * planes + other];
             }
             dropped = max(dropped, mass);
         }

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::radix::PLANES;
+use super::kernel::Blueprint;
 use super::sight::Sight;
 use crate::decode_attention::shared::{LOWEST, larger};
 
@@ -13,14 +13,15 @@ pub(super) fn log_sums(
     base: usize,
     stride: usize,
     sight: &Sight,
-    #[comptime] group: usize,
-    #[comptime] units: usize,
+    #[comptime] blueprint: Blueprint,
 ) -> Array<f32> {
+    let (group, units) = comptime!((blueprint.group, blueprint.units));
+    let most_planes = comptime!(blueprint.planes());
     let gap = sight.start - sight.sinks;
     let count = sight.length - gap;
     let plane = (UNIT_POS / PLANE_DIM) as usize;
     let planes = (CUBE_DIM / PLANE_DIM) as usize;
-    let mut parts = Shared::<[f32]>::new_slice(comptime!(PLANES * group));
+    let mut parts = Shared::<[f32]>::new_slice(comptime!(most_planes * group));
     let mut sums = Array::<f32>::new(group);
     let mut tops = Array::<f32>::new(group);
     #[unroll]
@@ -34,7 +35,7 @@ pub(super) fn log_sums(
         }
         top = plane_max(top);
         if UNIT_POS_PLANE == 0 {
-            parts[g * PLANES + plane] = top;
+            parts[g * most_planes + plane] = top;
         }
     }
     sync_cube();
@@ -42,7 +43,7 @@ pub(super) fn log_sums(
     for g in 0..group {
         let mut top = f32::new(LOWEST);
         for other in 0..planes {
-            top = larger(top, parts[g * PLANES + other]);
+            top = larger(top, parts[g * most_planes + other]);
         }
         tops[g] = top;
     }
@@ -58,7 +59,7 @@ pub(super) fn log_sums(
         }
         sum = plane_sum(sum);
         if UNIT_POS_PLANE == 0 {
-            parts[g * PLANES + plane] = sum;
+            parts[g * most_planes + plane] = sum;
         }
     }
     sync_cube();
@@ -66,7 +67,7 @@ pub(super) fn log_sums(
     for g in 0..group {
         let mut sum = 0.0f32;
         for other in 0..planes {
-            sum += parts[g * PLANES + other];
+            sum += parts[g * most_planes + other];
         }
         sums[g] = tops[g] + sum.ln();
     }

@@ -2,12 +2,11 @@
 
 use cubecl::prelude::*;
 
+use super::kernel::Blueprint;
 use super::marks::CHUNK;
 
 /// Bins of a digit of 8 bits.
 pub(super) const BINS: usize = 256;
-/// The most planes of a cube.
-pub(super) const PLANES: usize = 128;
 
 /// The lowest of the highest scores, how many scores are above it, and how many are it.
 #[derive(CubeType, Clone, Copy)]
@@ -27,13 +26,14 @@ pub(super) fn edges(
     end: usize,
     wanted: u32,
     fewer: u32,
-    #[comptime] units: usize,
+    #[comptime] blueprint: Blueprint,
 ) -> (Edge, Edge) {
+    let (units, planes) = comptime!((blueprint.units, blueprint.planes()));
     // Bins of a unit, neighbours.
     let each = comptime!(BINS.div_ceil(units));
     let bins = Shared::<[Atomic<u32>]>::new_slice(comptime!(2 * BINS));
     let mut found = Shared::<[u32]>::new_slice(6usize);
-    let mut parts = Shared::<[u32]>::new_slice(comptime!(2 * PLANES));
+    let mut parts = Shared::<[u32]>::new_slice(comptime!(2 * planes));
     let mut prefixes = Array::<u32>::new(2usize);
     let mut left = Array::<u32>::new(2usize);
     let mut above = Array::<u32>::new(2usize);
@@ -103,14 +103,14 @@ pub(super) fn edges(
             before[search] = plane_exclusive_sum(own);
             let all = plane_sum(own);
             if UNIT_POS_PLANE == 0 {
-                parts[search * PLANES + plane] = all;
+                parts[search * planes + plane] = all;
             }
         }
         sync_cube();
         #[unroll]
         for search in 0..2usize {
             for other in 0..plane {
-                before[search] += parts[search * PLANES + other];
+                before[search] += parts[search * planes + other];
             }
             #[unroll]
             for bin in 0..each {

@@ -4,7 +4,6 @@ use cubecl::prelude::*;
 
 use super::decide::{decide, glimpse};
 use super::kernel::Blueprint;
-use super::radix::PLANES;
 use super::rows::score_part;
 use super::sift::Sums;
 use super::sight::{Sight, outset_of};
@@ -145,7 +144,7 @@ pub(super) fn score_split<F: Float, N: Size>(
         )
     };
     if comptime!(blueprint.certified) {
-        let mut largest = Shared::<[f32]>::new_slice(PLANES);
+        let mut largest = Shared::<[f32]>::new_slice(comptime!(blueprint.planes()));
         let norm = plane_max(norm);
         if UNIT_POS_PLANE == 0 {
             largest[(UNIT_POS / PLANE_DIM) as usize] = norm;

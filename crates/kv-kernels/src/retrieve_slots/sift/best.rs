@@ -91,7 +91,7 @@ pub(super) fn mark_best(
         let (base, to) = comptime!((search * FINER, search * FOUND));
         let mut most = Array::<u32>::new(1usize);
         most[0] = left[search];
-        find_edges(&histograms[..], base, FINER, &most, 1usize, &mut found, to, units);
+        find_edges(&histograms[..], base, FINER, &most, 1usize, &mut found, to, blueprint);
     }
     sync_cube();
     #[unroll]

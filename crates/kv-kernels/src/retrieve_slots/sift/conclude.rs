@@ -52,11 +52,11 @@ pub(super) fn conclude_kernel<F: Float>(
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (group, units) = comptime!((blueprint.group, blueprint.units));
+    let group = blueprint.group.comptime();
     let (sets, width) = comptime!((blueprint.sets, blueprint.width));
     let mut ranges = Shared::<[u32]>::new_slice(most);
     let mut near = Shared::<[u32]>::new_slice(comptime!(MARKS * words));
-    let run = run_of(tasks, &mut ranges, pairs, 1usize, SCORES, units);
+    let run = run_of(tasks, &mut ranges, pairs, 1usize, SCORES, blueprint);
     for range in run.first..run.end {
         let pair = ranges[range] as usize;
         let asked = comptime!(blueprint.measures || blueprint.certified);

@@ -39,7 +39,7 @@ pub(super) fn count_kernel(
     let joins = comptime!(!blueprint.direct());
     let parts = stride.div_ceil(PART);
     let mut ranges = Shared::<[u32]>::new_slice(most);
-    let run = run_of(tasks, &mut ranges, pairs, parts, RETRIEVES, units);
+    let run = run_of(tasks, &mut ranges, pairs, parts, RETRIEVES, blueprint);
     let histogram = Shared::<[Atomic<u32>]>::new_slice(BINS);
     // All parts of a range that are in the run, one range after another.
     let mut next = run.first;

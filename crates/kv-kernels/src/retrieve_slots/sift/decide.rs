@@ -40,10 +40,9 @@ pub(super) fn decide_kernel<F: Float>(
     let decided = decision.decided;
     let retrieves = decided == i32::new(RETRIEVES as i64);
     if !retrieves {
-        let (units, sets, width) = comptime!((blueprint.units, blueprint.sets, blueprint.width));
         let set = max(decided, 0i32) as usize;
         let (own, sight) = (outset.own, &outset.sight);
-        conclude(table, own, sight, &decision, set, units, sets, width);
+        conclude(table, own, sight, &decision, set, blueprint);
     }
     if UNIT_POS == 0 {
         let also = comptime!(if blueprint.measures { queue::SCORES } else { 0 });

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use crate::retrieve_slots::radix::PLANES;
+use crate::retrieve_slots::kernel::Blueprint;
 
 /// What is found: the bin, and how many scores are in bins above it, and within it.
 pub(super) const BIN: usize = 0;
@@ -21,11 +21,12 @@ pub(super) fn find_edges(
     #[comptime] searches: usize,
     found: &mut Shared<[u32]>,
     #[comptime] to: usize,
-    #[comptime] units: usize,
+    #[comptime] blueprint: Blueprint,
 ) {
+    let units = blueprint.units.comptime();
     let each = comptime!(many.div_ceil(units));
     let plane = (UNIT_POS / PLANE_DIM) as usize;
-    let mut sums = Shared::<[u32]>::new_slice(PLANES);
+    let mut sums = Shared::<[u32]>::new_slice(comptime!(blueprint.planes()));
     let mut own = 0u32;
     let first = plane * each * PLANE_DIM as usize;
     #[unroll]

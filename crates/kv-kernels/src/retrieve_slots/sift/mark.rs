@@ -44,7 +44,7 @@ pub(super) fn mark_kernel(
     let parts = stride.div_ceil(PART);
     let all = stride.div_ceil(WORD);
     let mut ranges = Shared::<[u32]>::new_slice(most);
-    let run = run_of(tasks, &mut ranges, pairs, parts, RETRIEVES, units);
+    let run = run_of(tasks, &mut ranges, pairs, parts, RETRIEVES, blueprint);
     // Of each search, the edge's bin and how many scores are above it and in it.
     let mut found = Shared::<[u32]>::new_slice(comptime!(2 * FOUND));
     let marked = Shared::<[Atomic<u32>]>::new_slice(comptime!(2 * PART_WORDS));
@@ -62,7 +62,7 @@ pub(super) fn mark_kernel(
             let mut most = Array::<u32>::new(2usize);
             most[0] = wanted.top as u32;
             most[1] = wanted.fewer() as u32;
-            find_edges(bins, pair * BINS, BINS, &most, 2usize, &mut found, 0usize, units);
+            find_edges(bins, pair * BINS, BINS, &most, 2usize, &mut found, 0usize, blueprint);
         }
         let mut word = unit;
         while word < comptime!(2 * PART_WORDS) {

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use crate::retrieve_slots::radix::PLANES;
+use crate::retrieve_slots::kernel::Blueprint;
 
 /// What is to be done of a range: to score it, and to retrieve a set.
 pub(super) const SCORES: u32 = 1;
@@ -26,9 +26,10 @@ pub(super) fn run_of(
     pairs: usize,
     parts: usize,
     #[comptime] task: u32,
-    #[comptime] units: usize,
+    #[comptime] blueprint: Blueprint,
 ) -> Run {
-    let mut sums = Shared::<[u32]>::new_slice(PLANES);
+    let units = blueprint.units.comptime();
+    let mut sums = Shared::<[u32]>::new_slice(comptime!(blueprint.planes()));
     let plane = (UNIT_POS / PLANE_DIM) as usize;
     let mut known = 0usize;
     for round in 0..pairs.div_ceil(units) {

@@ -1,9 +1,9 @@
 //! Which calls are sifted: what the kernels take of shared memory.
 
 use super::{BINS, FEWEST_CANDIDATES, FINER, MOST_CANDIDATES, PART_WORDS};
+use crate::gpu::planes_of;
 use crate::retrieve_slots::call::Call;
 use crate::retrieve_slots::marks::{MARKS, WORD};
-use crate::retrieve_slots::radix::PLANES;
 
 /// Slots of a range beyond which many cubes sift its scores, so that one does not have to look at all of them: where
 /// the scores of one query are ordered as they are made, and where those of a group are joined first.
@@ -51,13 +51,14 @@ impl Call {
     fn concluding(&self, candidates: usize) -> usize {
         let marks = (2 + MARKS) * self.words();
         let ordering = 2 * (2 * candidates + FINER);
-        marks + ordering + self.listed() + self.beside() + self.summing(false)
+        marks + ordering + self.listed() + self.beside(self.widest()) + self.summing(false)
     }
 
     /// Numbers of shared memory that sums take, of a kernel that joins scores or of the last one.
     fn summing(&self, joins: bool) -> usize {
         let all = joins || self.config.measures || self.config.options.certified;
         let some = if all { self.group } else { 1 };
-        2 * PLANES * some + 2 * PLANES
+        let planes = planes_of(&self.query.client, self.widest());
+        2 * planes * some + 2 * planes
     }
 }

@@ -42,7 +42,7 @@ pub(super) fn score_kernel<F: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
 ) {
     let mut ranges = Shared::<[u32]>::new_slice(most);
-    let run = run_of(tasks, &mut ranges, pairs, parts, SCORES, blueprint.units);
+    let run = run_of(tasks, &mut ranges, pairs, parts, SCORES, blueprint);
     for item in run.first..run.end {
         let (pair, part) = (ranges[item / parts] as usize, item % parts);
         let position = newest[pair / kv_heads];

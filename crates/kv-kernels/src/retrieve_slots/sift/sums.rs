@@ -4,7 +4,6 @@ use cubecl::prelude::*;
 
 use crate::decode_attention::shared::{LOWEST, larger, weight_of};
 use crate::retrieve_slots::kernel::Blueprint;
-use crate::retrieve_slots::radix::PLANES;
 
 /// Online sums of exponentials, each beside the largest exponent.
 #[derive(CubeType)]
@@ -77,7 +76,7 @@ pub(super) fn write_sums(
             own.totals[g] = sums.totals[g / team];
         }
     }
-    let all = over_cube(&own, group);
+    let all = over_cube(&own, blueprint);
     if UNIT_POS == 0 {
         #[unroll]
         for g in 0..group {
@@ -106,13 +105,14 @@ pub(super) fn sums_of(
         }
         part += blueprint.units.comptime();
     }
-    over_cube(&sums, group)
+    over_cube(&sums, blueprint)
 }
 
 /// All units' sums together.
 #[cube]
-fn over_cube(sums: &Sums, #[comptime] group: usize) -> Sums {
-    let mut planes = Shared::<[f32]>::new_slice(comptime!(2 * PLANES * group));
+fn over_cube(sums: &Sums, #[comptime] blueprint: Blueprint) -> Sums {
+    let (group, most_planes) = comptime!((blueprint.group, blueprint.planes()));
+    let mut planes = Shared::<[f32]>::new_slice(comptime!(2 * most_planes * group));
     let plane = (UNIT_POS / PLANE_DIM) as usize;
     // All have read those of before.
     sync_cube();
@@ -121,8 +121,8 @@ fn over_cube(sums: &Sums, #[comptime] group: usize) -> Sums {
         let most = plane_max(sums.tops[g]);
         let total = plane_sum(sums.totals[g] * (sums.tops[g] - most).exp());
         if UNIT_POS_PLANE == 0 {
-            planes[2 * (g * PLANES + plane)] = most;
-            planes[2 * (g * PLANES + plane) + 1] = total;
+            planes[2 * (g * most_planes + plane)] = most;
+            planes[2 * (g * most_planes + plane) + 1] = total;
         }
     }
     sync_cube();
@@ -132,7 +132,7 @@ fn over_cube(sums: &Sums, #[comptime] group: usize) -> Sums {
     while other < CUBE_DIM / PLANE_DIM {
         #[unroll]
         for g in 0..group {
-            let at = 2 * (g * PLANES + other as usize);
+            let at = 2 * (g * most_planes + other as usize);
             some.add(g, planes[at], planes[at + 1]);
         }
         other += PLANE_DIM;
