@@ -243,6 +243,20 @@ mod tests {
     }
 
     #[test]
+    fn bits_rank_as_floats_compare() {
+        let (tiny, most) = (f32::from_bits(1), f32::MAX);
+        let finite = [0.0, -0.0, tiny, -tiny, 1.0, -1.0, 1.5, -1.5, most, -most];
+        let all = [&finite[..], &[f32::INFINITY, f32::NEG_INFINITY]].concat();
+        for &a in &all {
+            for &b in &all {
+                assert_eq!(Some(descending(a, b)), b.partial_cmp(&a), "{a} and {b}");
+            }
+            assert_eq!(descending(a, f32::NAN), Ordering::Less, "{a}");
+        }
+        assert_eq!(descending(f32::NAN, -f32::NAN), Ordering::Equal);
+    }
+
+    #[test]
     fn ada_keeps_the_total_and_the_floor() {
         let scores = [9.0, 8.0, 7.0, 6.0, 0.4, 0.3, 0.2, 0.1];
         let ragged = Selection::ada(&scores, 4, 2, 2, 0);

@@ -93,13 +93,13 @@ impl D2o {
     ) -> Result<()> {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
         let pairs = batch * kv_heads;
-        let groups = Groups::new(selection.kept(), &vec![tokens; pairs]);
+        let groups = Groups::of_prompts(selection.kept(), tokens, &observation.keys.device());
         let flat = |tensor: &Tensor<4>| {
             let rows = tensor.clone().reshape([pairs * tokens, head_dim]);
             rows.cast(cache.options().dtype)
         };
         let (keys, values) = (flat(observation.keys), flat(observation.values));
-        let nearest = groups.nearest(&keys, |pair| pair * tokens)?;
+        let nearest = groups.nearest(&keys)?;
         let thresholds: Vec<f32> = nearest
             .chunks(kv_heads)
             .map(|heads| {

@@ -12,30 +12,48 @@ use crate::Result;
 pub(crate) struct Groups {
     pub(crate) kept: Vec<Vec<u32>>,
     pub(crate) victims: Vec<Vec<u32>>,
+    /// Where heads' rows begin in the pool that victims are in.
+    firsts: Vec<usize>,
+    /// The victims' rows.
+    rows: SlotLists,
 }
 
 impl Groups {
-    /// `kept` of `lengths` places, ascending.
-    pub(crate) fn new(kept: &[Vec<u32>], lengths: &[usize]) -> Self {
-        let victims = kept.iter().zip(lengths).map(|(kept, &length)| {
+    /// `kept` of `lengths` places, ascending, of rows that begin at `firsts`.
+    pub(crate) fn new(
+        kept: &[Vec<u32>],
+        lengths: &[usize],
+        firsts: Vec<usize>,
+        device: &Device,
+    ) -> Self {
+        let others = |(kept, &length): (&Vec<u32>, &usize)| {
             let mut stays = vec![false; length];
             kept.iter().for_each(|&place| stays[place as usize] = true);
             (0..length as u32).filter(|&place| !stays[place as usize]).collect()
-        });
-        Self { kept: kept.to_vec(), victims: victims.collect() }
+        };
+        let victims: Vec<Vec<u32>> = kept.par_iter().zip(lengths).map(others).collect();
+        let rows = lists(&victims, &firsts, device);
+        Self { kept: kept.to_vec(), victims, firsts, rows }
     }
 
-    /// Each victim's most similar kept one, as a place among these, and the cosine. `first` is where a
-    /// head's rows of `keys` begin.
-    pub(crate) fn nearest(
-        &self,
-        keys: &Tensor<2>,
-        first: impl Fn(usize) -> usize + Sync,
-    ) -> Result<Vec<Vec<(i32, f32)>>> {
+    /// Of prompts of so many tokens, whose rows follow each other.
+    pub(crate) fn of_prompts(kept: &[Vec<u32>], tokens: usize, device: &Device) -> Self {
+        let firsts = (0..kept.len()).map(|pair| pair * tokens).collect();
+        Self::new(kept, &vec![tokens; kept.len()], firsts, device)
+    }
+
+    /// Of a cache's slots.
+    pub(crate) fn of_slots(kept: &[Vec<u32>], cache: &LayerCache) -> Self {
+        let (layout, device) = (cache.layout(), &cache.options().device);
+        Self::new(kept, layout.lengths(), layout.offsets().to_vec(), device)
+    }
+
+    /// Each victim's most similar kept one, as a place among these, and the cosine.
+    pub(crate) fn nearest(&self, keys: &Tensor<2>) -> Result<Vec<Vec<(i32, f32)>>> {
         if self.victims.iter().all(Vec::is_empty) {
             return Ok(vec![Vec::new(); self.victims.len()]);
         }
-        let Nearest { places, cosines } = self.pair(keys, first)?;
+        let Nearest { places, cosines } = self.pair(keys)?;
         let width = places.dims()[1];
         let places = read_i32("nearest slots", places)?;
         let cosines = read_f32("cosines", cosines)?;
@@ -49,28 +67,21 @@ impl Groups {
     }
 
     /// Where each victim goes: its most similar kept one, as a place among these, −1 where the cosine is not above the
-    /// threshold. `first` is where a head's rows of `keys` begin.
-    pub(crate) fn targets(
-        &self,
-        keys: &Tensor<2>,
-        first: impl Fn(usize) -> usize + Sync,
-        threshold: f32,
-    ) -> Result<Vec<Vec<i32>>> {
+    /// threshold.
+    pub(crate) fn targets(&self, keys: &Tensor<2>, threshold: f32) -> Result<Vec<Vec<i32>>> {
         if self.victims.iter().all(Vec::is_empty) {
             return Ok(vec![Vec::new(); self.victims.len()]);
         }
-        let near = above(self.pair(keys, first)?, threshold);
+        let near = above(self.pair(keys)?, threshold);
         let width = near.dims()[1];
         let near = read_i32("nearest slots", near)?;
         let rows = near.chunks(width).zip(&self.victims);
         Ok(rows.map(|(row, victims)| row[..victims.len()].to_vec()).collect())
     }
 
-    fn pair(&self, keys: &Tensor<2>, first: impl Fn(usize) -> usize + Sync) -> Result<Nearest> {
-        let device = keys.device();
-        let of = lists(&self.victims, &first, &device);
-        let among = lists(&self.kept, &first, &device);
-        Ok(nearest_slots(keys.clone(), &of, &among, false).map_err(kv_core::Error::from)?)
+    fn pair(&self, keys: &Tensor<2>) -> Result<Nearest> {
+        let among = lists(&self.kept, &self.firsts, &keys.device());
+        Ok(nearest_slots(keys.clone(), &self.rows, &among, false).map_err(kv_core::Error::from)?)
     }
 
     /// Merges victims into the cache's kept slots, which stand in order at the beginning of every head
@@ -84,10 +95,7 @@ impl Groups {
         weights: impl Fn(usize, u32) -> [f32; 2] + Sync,
         options: MergeOptions,
     ) -> Result<Option<(Tensor<1, Int>, Tensor<2>)>> {
-        // Heads' rows of `from`, and of the cache.
-        let rows = from.map(|[keys, _]| keys.dims()[0] / self.kept.len().max(1));
-        let offsets = cache.layout().offsets().to_vec();
-        let first = |pair: usize| rows.map_or(offsets[pair], |rows| pair * rows);
+        let offsets = cache.layout().offsets();
         let device = cache.options().device.clone();
         // Only what something goes into is listed.
         let listed: Vec<Listed> = targets
@@ -99,14 +107,13 @@ impl Groups {
             return Ok(None);
         }
         let slots = listed.iter().zip(&self.kept).map(|(listed, kept)| {
-            let place = |&at: &u32| if rows.is_some() { at } else { kept[at as usize] };
+            let place = |&at: &u32| if from.is_some() { at } else { kept[at as usize] };
             listed.used.iter().map(place).collect()
         });
         let slots: Vec<Vec<u32>> = slots.collect();
         let pairs = targets.len();
-        let kept = lists(&slots, |pair| offsets[pair], &device);
-        let victims = lists(&self.victims, first, &device);
-        let (width, wide) = (kept.slots.dims()[1], victims.slots.dims()[1]);
+        let kept = lists(&slots, offsets, &device);
+        let (width, wide) = (kept.slots.dims()[1], self.rows.slots.dims()[1]);
         let floats = |values: Vec<[f32; 2]>, width: usize| {
             let values = values.as_flattened();
             Tensor::<1>::from_data(values, (&device, DType::F32)).reshape([pairs, width, 2])
@@ -124,7 +131,7 @@ impl Groups {
             targets: ints(&places, [pairs, wide], &device),
             victim_weights: floats(of_victims, wide),
             kept_weights: floats(of_kept, width),
-            victims,
+            victims: self.rows.clone(),
             kept,
         };
         let merged = cache.merge_slots(from, &lists, &options)?;
@@ -163,7 +170,8 @@ pub(crate) fn leaders(
     tokens: usize,
     threshold: f32,
 ) -> Result<Vec<i32>> {
-    let lists = lists(ranked, |pair| pair * tokens, &keys.device());
+    let firsts: Vec<usize> = (0..ranked.len()).map(|pair| pair * tokens).collect();
+    let lists = lists(ranked, &firsts, &keys.device());
     let nearest =
         nearest_slots(keys.clone(), &lists, &lists, true).map_err(kv_core::Error::from)?;
     Ok(read_i32("nearest slots", above(nearest, threshold))?)
@@ -175,12 +183,11 @@ fn above(nearest: Nearest, threshold: f32) -> Tensor<2, Int> {
     nearest.places.mask_fill(near.bool_not(), -1)
 }
 
-/// Lists of places as slots on the device, padded with −1.
-fn lists(places: &[Vec<u32>], first: impl Fn(usize) -> usize + Sync, device: &Device) -> SlotLists {
+/// Lists of places as slots on the device, padded with −1; heads' slots begin at `firsts`.
+fn lists(places: &[Vec<u32>], firsts: &[usize], device: &Device) -> SlotLists {
     let width = places.iter().map(Vec::len).max().unwrap_or_default().max(1);
     let slots = padded(places.len(), width, -1, |pair| {
-        let first = first(pair);
-        places[pair].iter().map(move |&at| (first + at as usize) as i32)
+        places[pair].iter().map(move |&at| (firsts[pair] + at as usize) as i32)
     });
     let counts: Vec<i32> = places.iter().map(|places| places.len() as i32).collect();
     SlotLists {

@@ -49,11 +49,9 @@ impl KeepKv {
         kept: &Selection,
         query: Tensor<3>,
     ) -> Result<()> {
-        let layout = cache.layout();
-        let (offsets, kv_heads) = (layout.offsets().to_vec(), layout.kv_heads());
-        let groups = Groups::new(kept.kept(), layout.lengths());
-        let threshold = self.options.threshold;
-        let targets = groups.targets(cache.keys(), |pair| offsets[pair], threshold)?;
+        let (offsets, kv_heads) = (cache.layout().offsets().to_vec(), cache.layout().kv_heads());
+        let groups = Groups::of_slots(kept.kept(), cache);
+        let targets = groups.targets(cache.keys(), self.options.threshold)?;
         let slots = Tensor::<1, Int>::arange(
             0..cache.positions().dims()[0] as i64,
             (&cache.options().device, DType::I32),

@@ -76,14 +76,14 @@ impl KeepKv {
     ) -> Result<()> {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
         let prompt = self.prompt_scores(observation)?;
-        let groups = Groups::new(selection.kept(), &vec![tokens; batch * kv_heads]);
+        let groups = Groups::of_prompts(selection.kept(), tokens, &observation.keys.device());
         let flat = |tensor: &Tensor<4>| {
             let rows = tensor.clone().reshape([batch * kv_heads * tokens, head_dim]);
             rows.cast(cache.options().dtype)
         };
         let (keys, values) = (flat(observation.keys), flat(observation.values));
         let first = |pair: usize| pair * tokens;
-        let targets = groups.targets(&keys, first, self.options.threshold)?;
+        let targets = groups.targets(&keys, self.options.threshold)?;
 
         let live = |of: &[f32]| -> Vec<f32> {
             let kept = selection.kept().iter().enumerate();

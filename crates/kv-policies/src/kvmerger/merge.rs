@@ -62,7 +62,14 @@ impl KvMerger {
             kept.iter_mut().for_each(|at| *at = order[*at as usize]);
             kept.sort_unstable();
         }
-        let groups = Groups::new(&kept, &lengths);
+        let firsts = match from {
+            Some([keys, _]) => {
+                let rows = keys.dims()[0] / orders.len().max(1);
+                (0..orders.len()).map(|pair| pair * rows).collect()
+            }
+            None => cache.layout().offsets().to_vec(),
+        };
+        let groups = Groups::new(&kept, &lengths, firsts, &cache.options().device);
         // By place: where a token goes, and what it weighs.
         let mut goes: Vec<Vec<Option<u32>>> = Vec::with_capacity(orders.len());
         let mut weights: Vec<Vec<f32>> = Vec::with_capacity(orders.len());
