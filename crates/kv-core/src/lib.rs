@@ -20,6 +20,7 @@ mod layer;
 mod layout;
 mod memory;
 mod merge;
+mod ranking;
 mod selection;
 mod sets;
 mod sketch;
@@ -40,7 +41,8 @@ pub use layer::{
 pub use layout::SlotLayout;
 pub use memory::MemoryReport;
 pub use merge::{Merge, MergePlan};
-pub use selection::{Selection, rank, top};
+pub use ranking::{rank, top};
+pub use selection::Selection;
 pub use sketch::{Sketch, SketchHead, SketchOptions};
 pub use tensors::{read_f32, read_i32};
 

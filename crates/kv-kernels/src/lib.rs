@@ -12,6 +12,8 @@ mod add_probabilities;
 mod argmin_slots;
 mod average_scores;
 mod balance;
+#[cfg(feature = "gpu")]
+mod barrier;
 mod check;
 mod count_sketch;
 mod decode_attention;

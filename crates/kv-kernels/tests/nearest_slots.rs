@@ -133,6 +133,27 @@ fn the_first_of_equals_wins_and_zeros_are_like_nothing() {
     }
 }
 
+/// Equals lie in different tiles, chunks and units' columns; another key is in between.
+#[test]
+fn the_first_of_equals_wins_wherever_they_are() {
+    let dim = 64;
+    let key = |direction: usize| (0..dim).map(move |at| f32::from(at == direction));
+    let keys: Vec<f32> = [0, 0, 0, 1].into_iter().flat_map(key).collect();
+    for (places, first) in [([6, 8, 70], 6), ([9, 14, 64], 9), ([63, 64, 127], 63)] {
+        let mut among = vec![3; 130];
+        for (slot, &place) in [1, 2, 1].into_iter().zip(&places) {
+            among[place] = slot;
+        }
+        let case = Case { dim, keys: keys.clone(), of: vec![vec![0; 300]], among: vec![among] };
+        for tested in devices() {
+            for dtype in tested.float_dtypes() {
+                let (found, _) = case.run(&tested, dtype, false);
+                assert_eq!(found, [first; 300], "{} {dtype:?} {places:?}", tested.name);
+            }
+        }
+    }
+}
+
 /// Where all keys point away from each other, the least different is found all the same.
 #[test]
 fn unlike_keys_are_paired_too() {

@@ -1,10 +1,12 @@
-//! The CubeCL kernel: a cube a range, whose teams of units compare keys, and whose first units merge.
+//! The CubeCL kernel: a cube a range, whose units take scores into averages, whose teams compare keys, and whose first
+//! units merge.
 
 use cubecl::prelude::*;
 
 use super::VOTES_RADIX;
+use super::alike::most_alike;
 use crate::average_scores::kernel::{average, log_add};
-use crate::evicting_attention::weigh::{ABSENT, NOWHERE, weakest_of};
+use crate::evicting_attention::weigh::NOWHERE;
 use crate::merge_slots::KeyRule;
 use crate::merge_slots::sums::{add, no_sums, outcome, settle};
 
@@ -27,6 +29,8 @@ pub(crate) struct Blueprint {
     pub(crate) group: usize,
     /// Logits of a slot that go into its average; 0 where there are none.
     pub(crate) averaged: usize,
+    /// Whether barriers for shared memory leave memory unordered.
+    pub(crate) fenced: bool,
 }
 
 /// # Shapes
@@ -61,18 +65,16 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     let columns = blueprint.columns.comptime();
     let team_size = blueprint.team.comptime();
     let own = columns.div_ceil(team_size).comptime();
-    let ahead = blueprint.ahead.comptime();
-    let teams = comptime!(blueprint.units / team_size);
     let pair = CUBE_POS;
     if pair >= pairs {
         terminate!();
     }
     let unit = UNIT_POS as usize;
-    let (member, team) = (unit % team_size, unit / team_size);
+    let member = unit % team_size;
     let start = offsets[pair] as usize;
     let length = lengths[pair] as usize;
     let stays = goes[pair] == 0 || victims[pair] < 0;
-    let victim = max(victims[pair], 0i32) as usize;
+    let victim = select(stays, 0i32, victims[pair]) as usize;
 
     let mut victim_key = Array::<Vector<F, N>>::new(own);
     #[unroll]
@@ -80,7 +82,6 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
         let column = min(member + c * team_size, comptime!(columns - 1));
         victim_key[c] = keys[victim * columns + column];
     }
-    // Merges read these behind a barrier.
     if comptime!(blueprint.averaged > 0) {
         let mut slot = start + unit;
         while slot < start + length {
@@ -98,72 +99,23 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
             );
             slot += blueprint.units;
         }
+        // Merges read these behind the search's barrier, where that orders memory, too.
+        if comptime!(blueprint.fenced) {
+            sync_storage();
+        }
     }
     if stays {
         terminate!();
     }
     let mut q = Array::<Vector<f32, N>>::new(own);
-    let mut square = 0.0f32;
     #[unroll]
     for c in 0..own {
         q[c] = Vector::new(0.0f32);
         if member + c * team_size < columns {
             q[c] = Vector::cast_from(victim_key[c]);
         }
-        square += q[c].dot(q[c]);
     }
-    #[unroll]
-    for level in 0..comptime!(team_size.ilog2()) {
-        square += plane_shuffle_xor(square, comptime!(1u32 << level));
-    }
-    let norm = square.sqrt();
-
-    // The least of negated cosines.
-    let mut best = f32::new(ABSENT);
-    let mut best_place = i32::new(NOWHERE as i64);
-    let rounds = length.div_ceil(comptime!(teams * ahead));
-    for round in 0..rounds {
-        let mut k = Array::<Vector<F, N>>::new(comptime!(ahead * own));
-        #[unroll]
-        for a in 0..ahead {
-            let place = min((round * ahead + a) * teams + team, length - 1);
-            #[unroll]
-            for c in 0..own {
-                let column = min(member + c * team_size, columns - 1);
-                k[a * own + c] = keys[(start + place) * columns + column];
-            }
-        }
-        #[unroll]
-        for a in 0..ahead {
-            let place = (round * ahead + a) * teams + team;
-            let mut dot = 0.0f32;
-            let mut other = 0.0f32;
-            #[unroll]
-            for c in 0..own {
-                let mut key = Vector::<f32, N>::cast_from(k[a * own + c]);
-                if comptime!(!columns.is_multiple_of(team_size))
-                    && member + c * team_size >= columns
-                {
-                    key = Vector::new(0.0f32);
-                }
-                dot += key.dot(q[c]);
-                other += key.dot(key);
-            }
-            #[unroll]
-            for level in 0..comptime!(team_size.ilog2()) {
-                dot += plane_shuffle_xor(dot, comptime!(1u32 << level));
-                other += plane_shuffle_xor(other, comptime!(1u32 << level));
-            }
-            let norms = norm * other.sqrt();
-            let cosine = select(norms > 0.0f32, dot / norms, 0.0f32);
-            // Places ascend, so `<` keeps the first among equals.
-            if place < length && start + place != victim && -cosine < best {
-                best = -cosine;
-                best_place = i32::cast_from(place);
-            }
-        }
-    }
-    let (least, place) = weakest_of(best, best_place, blueprint.planes);
+    let (least, place) = most_alike::<F, N>(&*keys, &q, start, length, victim, blueprint);
     if place == NOWHERE || -least <= threshold {
         terminate!();
     }

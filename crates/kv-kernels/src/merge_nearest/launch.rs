@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 
 use super::{NearestConfig, kernel};
 use crate::extension::{MergingPools, StepMerges};
-use crate::gpu::{elem_type, grid, planes_of, processors, vector_lanes, widest_cube};
+use crate::gpu::{elem_type, grid, is_cuda, planes_of, processors, vector_lanes, widest_cube};
 
 /// Merges in the pools' own buffers.
 pub(crate) fn run(
@@ -30,7 +30,7 @@ pub(crate) fn run(
     let (widest, _) = widest_cube(&client);
     let (units, ahead) = match pairs <= processors(&client) {
         true => (widest, 4),
-        false => (widest.min(256), 8),
+        false => (widest.min(columns.next_power_of_two().max(256)), 8),
     };
     let planes = planes_of(&client, units);
     let team = columns.next_power_of_two().min(1 << plane.ilog2());
@@ -70,6 +70,7 @@ pub(crate) fn run(
                 rule: config.merge.rule,
                 literal: config.merge.guard == f32::INFINITY,
                 group: if config.merge.queried { heads / pairs.max(1) } else { 0 },
+                fenced: !is_cuda(&client),
                 averaged: if config.average.is_some() { logits_each } else { 0 },
             },
             elem_type(keys.dtype),

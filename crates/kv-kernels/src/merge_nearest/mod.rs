@@ -3,6 +3,8 @@
 //! averages before, in the same launch.
 
 #[cfg(feature = "gpu")]
+mod alike;
+#[cfg(feature = "gpu")]
 mod kernel;
 #[cfg(feature = "gpu")]
 pub(crate) mod launch;
@@ -70,7 +72,8 @@ pub struct StepScores {
 
 /// Merges one victim of every range into the slot of the highest cosine, if that exceeds the threshold
 /// (the first among equals): key and value as [`crate::merge_slots`] has them, votes and weights add
-/// up. Victims stay where they are, to be dropped.
+/// up. Victims stay where they are, to be dropped. Where the options have a step's scores, all live slots take them into
+/// their averages before, those of heads of which nothing goes, too.
 ///
 /// # Shapes
 /// `victims` `[B, Hkv]`, slots of their ranges, 32-bit; `goes` `[B, Hkv]`, 32-bit: 0 for heads of which

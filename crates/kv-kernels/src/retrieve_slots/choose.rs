@@ -9,6 +9,7 @@ use super::marks::{compared, lowest_bits, own_words};
 use super::radix::edges;
 use super::sight::Sight;
 use super::table::{DILATED, ROUNDING, TOP};
+use crate::barrier::sync_memory;
 use crate::decode_attention::shared::{LOWEST, larger};
 use crate::scan::exclusive;
 use crate::select::high_of;
@@ -38,9 +39,9 @@ pub(super) fn retrieve(
     if comptime!(!blueprint.direct()) {
         order_all(logits, keys, base, sums, pair, stride, sight, blueprint);
     }
-    settle_scratch(blueprint);
+    sync_scratch(blueprint);
     mark_highest(&*keys, base, marks, marked, words, sight, wanted, blueprint);
-    settle_scratch(blueprint);
+    sync_scratch(blueprint);
     list_marked(
         logits, marks, marked, words, table, sums, pair, stride, sight, to, radius, block, hidden,
         false, blueprint,
@@ -173,22 +174,12 @@ pub(super) fn mark_highest(
     }
 }
 
-/// Waits until what the cube wrote to memory is seen by all of it.
+/// [`sync_memory`] for ordered scores and marks, wherever they are.
 #[cube]
-pub(super) fn settle(#[comptime] fenced: bool) {
-    if fenced {
-        sync_storage();
-    } else {
-        sync_cube();
-    }
-}
-
-/// The same for ordered scores and marks, wherever they are.
-#[cube]
-pub(super) fn settle_scratch(#[comptime] blueprint: Blueprint) {
+pub(super) fn sync_scratch(#[comptime] blueprint: Blueprint) {
     if comptime!(blueprint.staged > 0) {
         sync_cube();
     } else {
-        settle(blueprint.fenced);
+        sync_memory(blueprint.fenced);
     }
 }

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::choose::{retrieve, settle, wanted_of};
+use super::choose::{retrieve, wanted_of};
 use super::conclude::{Chosen, conclude, keep};
 use super::decide::{Decision, decide, glimpse};
 use super::log_sums::log_sums;
@@ -12,6 +12,7 @@ use super::sift::Sums;
 use super::sight::outset_of;
 use super::table::*;
 use super::{ScoreReduction, SimilarityReduction};
+use crate::barrier::sync_memory;
 
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -201,7 +202,7 @@ pub(crate) fn step<F: Float, N: Size>(
         set = decided as usize;
     }
     if all || retrieves {
-        settle(blueprint.fenced);
+        sync_memory(blueprint.fenced);
         let base = pair * group * stride;
         let mut sums = Array::<f32>::new(group);
         #[unroll]
@@ -265,7 +266,7 @@ pub(crate) fn step<F: Float, N: Size>(
                 scored_parts,
                 blueprint,
             );
-            settle(blueprint.fenced);
+            sync_memory(blueprint.fenced);
         }
     }
     let count = table[own + FIELDS + set * SET_FIELDS + COUNT] as usize;

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::choose::settle_scratch;
+use super::choose::sync_scratch;
 use super::kernel::Blueprint;
 use super::marks::{WORD, own_words, shifted, within};
 use super::sight::{Sight, first_in_sight};
@@ -98,7 +98,7 @@ pub(super) fn list_marked(
 
     let mut dropped = 0.0f32;
     if comptime!(blueprint.certified) {
-        settle_scratch(blueprint);
+        sync_scratch(blueprint);
         let left = block - 1 - (sight.tokens - min(sight.tokens, 1usize)) % block;
         let ahead = first_in_sight(hidden, sight.tokens + left);
         let later = ahead - min(ahead, sight.freed);

@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use super::ABSENT;
 use super::accumulate::{AHEAD, Blueprint, accumulate_part};
+use crate::barrier::sync_memory;
 use crate::count_sketch::hash::kernel::{place_of, sign_of};
 use crate::count_sketch::query::median;
 use crate::count_sketch::{HEAD_FIELDS, SketchConfig};
@@ -77,7 +78,7 @@ pub(crate) fn revise_kernel<F: Float>(
             tops[pair] = top;
             tops_at[pair] = top_at;
         }
-        settle(fenced);
+        sync_memory(fenced);
     }
     let head = pair * HEAD_FIELDS;
     let first_entry = heads[head] as usize;
@@ -157,7 +158,7 @@ pub(crate) fn revise_kernel<F: Float>(
                 positions[slot] = positions[last];
                 slot_scores[slot] = slot_scores[last];
             }
-            settle(fenced);
+            sync_memory(fenced);
             length -= 1i32;
             gone += 1i32;
         }
@@ -265,7 +266,7 @@ pub(crate) fn revise_kernel<F: Float>(
                 slot_scores[slot] = -top;
                 positions[slot] = token;
             }
-            settle(fenced);
+            sync_memory(fenced);
             // The parts that lost and gained a token are looked through again.
             let lost = token as usize / part;
             let gained = old / part;
@@ -302,17 +303,6 @@ pub(crate) fn revise_kernel<F: Float>(
         lengths[pair] = length;
         moved[2 * pair] += gone;
         moved[2 * pair + 1] += swapped;
-    }
-}
-
-/// All units of the cube see what any of them wrote. A cube's barrier does that on some devices; on others
-/// it orders shared memory alone.
-#[cube]
-fn settle(#[comptime] fenced: bool) {
-    if fenced {
-        sync_storage();
-    } else {
-        sync_cube();
     }
 }
 
@@ -394,5 +384,5 @@ fn top_of(
         tops[first_part + of] = top;
         tops_at[first_part + of] = top_at;
     }
-    settle(fenced);
+    sync_memory(fenced);
 }
