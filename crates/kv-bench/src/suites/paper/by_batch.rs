@@ -40,6 +40,9 @@ const WARM_UP: usize = 8;
 const QUICK_SEQUENCES: f64 = 2.5;
 /// Share of the memory that caches and weights may take, beside activations and what pools round up.
 const FILLED: f64 = 0.94;
+/// What all runs on a device with a pool have in common.
+const APART: &str = "policies share the device's pool, which keeps pages of the largest size so far: each may hold \
+    larger batches in a run of its own, by --policy";
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// One policy at one batch.
@@ -99,6 +102,9 @@ pub(super) fn run(
         ensure!(most >= 1.0, "{}: the memory does not hold one sequence", contender.label);
         plans.push((contender, batches(most as usize)));
     }
+    if memory.pooled && plans.len() > 1 && bench.device.memory_pool_usage().is_some() {
+        bench.note(APART.into());
+    }
     let steps = plans.iter().map(|(_, batches)| batches.len()).sum();
     let mut progress = Progress::new(steps, &options.figure.name());
     let mut all = Vec::new();
@@ -122,15 +128,18 @@ pub(super) fn case(options: &Paper, size: &Size, part: &str, batch: usize) -> Ca
     }
 }
 
-/// The powers of two up to a batch, and the batch.
+/// Powers of two below half of what should fit, and then an eighth of it more at a time: nothing is to be measured behind
+/// a batch that does not fit, as the device's pool keeps pages of the size that it needed.
 fn batches(most: usize) -> Vec<usize> {
     let powers = std::iter::successors(Some(1), |batch| Some(2 * batch));
-    let mut batches: Vec<usize> = powers.take_while(|batch| *batch < most).collect();
-    batches.push(most);
+    let mut batches: Vec<usize> = powers.take_while(|batch| 2 * batch < most).collect();
+    let below = batches.last().copied().unwrap_or(0);
+    batches.extend((4..=8).map(|eighths| most * eighths / 8).filter(|batch| *batch > below));
+    batches.dedup();
     batches
 }
 
-/// Runs at growing batches until memory ends, and then at the largest below that fits.
+/// Runs at growing batches until memory ends.
 fn climb(
     bench: &mut Bench<'_>,
     contender: &Contender,
@@ -140,39 +149,23 @@ fn climb(
     progress: &mut Progress,
 ) -> anyhow::Result<Vec<Run>> {
     let mut runs: Vec<Run> = Vec::new();
-    let mut ended = None;
+    let mut ended = false;
     for &batch in batches {
-        if ended.is_none() {
+        if !ended {
             match time(bench, contender, size, batch) {
                 Ok(run) if memory.holds(&run) => runs.push(run),
-                Ok(_) => ended = Some(batch),
+                Ok(_) => ended = true,
                 Err(error) if batch == 1 => return Err(error),
                 Err(error) => {
                     // Most likely memory, but who reads the table must know.
                     bench.note(format!("{} at batch {batch}: {error:#}", contender.label));
-                    ended = Some(batch);
+                    ended = true;
                 }
             }
         }
         progress.step();
     }
-    let last = runs.last().context("one sequence needs more memory than there is")?.batch;
-    // Pools round up, and activations take their part: halfway, as often as it makes a difference.
-    let (mut fits, mut ended) = (last, ended.unwrap_or(last));
-    while ended - fits > (fits / 16).max(1) {
-        let batch = fits.midpoint(ended);
-        match time(bench, contender, size, batch) {
-            Ok(run) if memory.holds(&run) => {
-                runs.push(run);
-                fits = batch;
-            }
-            Ok(_) => ended = batch,
-            Err(error) => {
-                bench.note(format!("{} at batch {batch}: {error:#}", contender.label));
-                ended = batch;
-            }
-        }
-    }
+    ensure!(!runs.is_empty(), "one sequence needs more memory than there is");
     Ok(runs)
 }
 
@@ -264,5 +257,18 @@ fn write(bench: &mut Bench<'_>, case: &Case, setup: (&str, Option<f64>), run: &R
     bench.record(SUITE, case, setup, metric::TOTAL_BYTES, run.held, "bytes");
     if let Some(peak) = run.peak {
         bench.record(SUITE, case, setup, metric::PEAK_BYTES, peak, "bytes");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::batches;
+
+    #[test]
+    fn batches_double_and_then_grow_by_eighths_of_the_largest() {
+        assert_eq!(batches(1), [1]);
+        assert_eq!(batches(2), [1, 2]);
+        assert_eq!(batches(7), [1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(batches(24), [1, 2, 4, 8, 12, 15, 18, 21, 24]);
     }
 }
