@@ -1,7 +1,9 @@
 use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::merge_reference::{Member, MergedSlot, merge_group};
 use kv_kernels::{KernelError, KeyRule, MergeLists, MergeOptions, Merged, SlotLists, merge_slots};
-use kv_testing::{Golden, Numbers, TestDevice, devices, golden_files, relative_error};
+use kv_testing::{Golden, Numbers, TestDevice, devices, golden_files};
+
+mod many;
 
 const RULES: [KeyRule; 4] = [KeyRule::Paper, KeyRule::Additive, KeyRule::Votes, KeyRule::Mean];
 
@@ -332,91 +334,6 @@ fn check_on_device(tested: &TestDevice, name: &str, groups: &[Group], rule: KeyR
         assert!(error < limit, "{context}: output off by {error}, limit {limit}");
         let error = (lse - after_lse).abs();
         assert!(error < limit * (1.0 + most), "{context}: log-sum-exp off by {error} for {limit}");
-    }
-}
-
-/// Rows of many kept slots, found among more victims than a cube looks at in one go; of one row, all go into the last.
-#[test]
-fn many_victims_go_into_many_slots() {
-    const DIM: usize = 128;
-    let sizes = [(40usize, 700usize), (17, 257)];
-    let (places, width) = (40, 700);
-    let mut numbers = Numbers::new(6);
-    let mut slots = |count: usize| -> Vec<(Vec<f64>, Vec<f64>, [f64; 2])> {
-        let mut row = || numbers.normal(DIM).into_iter().map(f64::from).collect();
-        let rows: Vec<(Vec<f64>, Vec<f64>)> = (0..count).map(|_| (row(), row())).collect();
-        let weights = (0..count).map(|_| [(1.0 + numbers.below(9) as f64).ln(), 0.0]);
-        let weights: Vec<[f64; 2]> = weights.collect();
-        let scores = numbers.normal(count);
-        let all = rows.into_iter().zip(weights).zip(scores);
-        all.map(|(((key, value), [weight, _]), score)| (key, value, [weight, score.into()]))
-            .collect()
-    };
-    let (kept, victims) = (slots(2 * places), slots(2 * width));
-    let mut targets: Vec<i32> =
-        (0..width).map(|_| numbers.below(sizes[0].0 + 1) as i32 - 1).collect();
-    targets.extend(vec![sizes[1].0 as i32 - 1; width]);
-    for tested in devices() {
-        let device = &tested.device;
-        let floats = |values: Vec<f64>| {
-            let values: Vec<f32> = values.into_iter().map(|x| x as f32).collect();
-            Tensor::<1>::from_data(values.as_slice(), (device, DType::F32))
-        };
-        let ints = |values: &[i32]| Tensor::<1, Int>::from_data(values, (device, DType::I32));
-        let list = |width: usize, counts: [i32; 2]| SlotLists {
-            slots: Tensor::<1, Int>::arange(0..2 * width as i64, (device, DType::I32))
-                .reshape([2, width]),
-            counts: ints(&counts),
-        };
-        type Slots = [(Vec<f64>, Vec<f64>, [f64; 2])];
-        let keys = |slots: &Slots| floats(slots.iter().flat_map(|slot| slot.0.clone()).collect());
-        let values = |slots: &Slots| floats(slots.iter().flat_map(|slot| slot.1.clone()).collect());
-        let weights = |slots: &Slots| floats(slots.iter().flat_map(|slot| slot.2).collect());
-        for rule in [KeyRule::Votes, KeyRule::Mean] {
-            let from = [keys(&victims), values(&victims)].map(|t| t.reshape([2 * width, DIM]));
-            let [mut into_keys, mut into_values] =
-                [keys(&kept), values(&kept)].map(|t| t.reshape([2 * places, DIM]));
-            let lists = MergeLists {
-                victims: list(width, sizes.map(|(_, victims)| victims as i32)),
-                targets: ints(&targets).reshape([2, width]),
-                victim_weights: weights(&victims).reshape([2, width, 2]),
-                kept: list(places, sizes.map(|(kept, _)| kept as i32)),
-                kept_weights: weights(&kept).reshape([2, places, 2]),
-            };
-            let options = MergeOptions { rule, ..Default::default() };
-            let from = Some([&from[0], &from[1]]);
-            let merged = merge_slots(from, [&mut into_keys, &mut into_values], &lists, &options);
-            let read = |tensor: Tensor<1>| tensor.try_into_vec_as::<f32>().unwrap();
-            let weights = read(merged.unwrap().weights.reshape([-1]));
-            let (keys, values) = (read(into_keys.reshape([-1])), read(into_values.reshape([-1])));
-            for (row, &(kept_count, victim_count)) in sizes.iter().enumerate() {
-                for place in 0..kept_count {
-                    let own = targets[row * width..][..victim_count].iter().enumerate();
-                    let own = own.filter(|(_, target)| **target == place as i32);
-                    let own = own.map(|(at, _)| &victims[row * width + at]);
-                    let at = row * places + place;
-                    let members: Vec<Member<'_>> = std::iter::once(&kept[at])
-                        .chain(own)
-                        .map(|(key, value, [log_weight, log_score])| Member {
-                            key,
-                            value,
-                            log_weight: *log_weight,
-                            log_score: *log_score,
-                        })
-                        .collect();
-                    let scale = 1.0 / (DIM as f64).sqrt();
-                    let exact = merge_group(&members, None, rule, 4.0, scale);
-                    let context = format!("{} {rule:?} row {row} place {place}", tested.name);
-                    for (actual, expected) in [(&keys, &exact.key), (&values, &exact.value)] {
-                        let error = relative_error(&actual[at * DIM..][..DIM], expected);
-                        assert!(error < 1e-5, "{context}: off by {error}");
-                    }
-                    let of = [exact.log_weight, exact.log_score];
-                    let error = relative_error(&weights[2 * at..][..2], &of);
-                    assert!(error < 1e-5, "{context}: weights off by {error}");
-                }
-            }
-        }
     }
 }
 

@@ -12,7 +12,9 @@ mod window;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use kv_core::{DecodeAttentionOptions, KeyRule, LayerCache, MergeOptions, Room, Selection};
+use kv_core::{
+    DecodeAttentionOptions, KeyRule, LayerCache, MergeOptions, Room, Selection, StepScores,
+};
 use serde_json::Value;
 
 use crate::evictor::evictor_of;
@@ -156,42 +158,41 @@ impl Policy for KeepKv {
             return Ok(cache.attend(query, DecodeAttentionOptions::default())?.output);
         }
         let attended = self.evictor.attend(layer, cache, &step)?;
-        if !self.rebuilds() {
-            return self.observe_and_evict(cache, attended);
+        let scores = self.taken_by_merges(&attended);
+        if scores.is_none() {
+            self.observe(cache, &attended)?;
         }
-        self.observe(cache, &attended)?;
+        if !self.rebuilds() {
+            return self.evict(cache, attended, scores);
+        }
         self.keep_newest(cache, &step, &attended.query)?;
         let above = self.options.rebuild_above;
         if above > 0.0 && self.estimated_perturbation(cache, &attended)? > above {
             self.rebuild(layer, cache, &step)?;
             return Ok(attended.output);
         }
-        let output = self.evict(cache, attended)?;
+        let output = self.evict(cache, attended, None)?;
         self.look_ahead(layer, cache);
         Ok(output)
     }
 }
 
 impl KeepKv {
-    /// Takes a step's scores, merges what is due, and drops it.
-    fn observe_and_evict(&self, cache: &mut LayerCache, attended: Attended) -> Result<Tensor<3>> {
-        match &attended.due {
-            // The kernel that merges them takes the scores, too.
-            Some(Due::Slots { victims, limits }) if self.options.predictor != Predictor::Window => {
-                let scores = Some(self.step_scores(&attended));
-                self.merge_victims(cache, victims, limits, attended.query, scores)?;
-                cache.evict_slots(victims.clone(), limits)?;
-                Ok(attended.output)
-            }
-            _ => {
-                self.observe(cache, &attended)?;
-                self.evict(cache, attended)
-            }
-        }
+    /// A step's scores, where the kernel that merges takes them, too: single slots, but where rebuilds ask for the
+    /// averages before.
+    fn taken_by_merges(&self, attended: &Attended) -> Option<StepScores> {
+        let single = matches!(attended.due, Some(Due::Slots { .. }));
+        let taken = single && self.options.predictor != Predictor::Window && !self.rebuilds();
+        taken.then(|| self.step_scores(attended))
     }
 
-    /// Merges what is due, and drops it.
-    fn evict(&self, cache: &mut LayerCache, attended: Attended) -> Result<Tensor<3>> {
+    /// Merges what is due, behind averages of `scores` where these are not taken yet, and drops it.
+    fn evict(
+        &self,
+        cache: &mut LayerCache,
+        attended: Attended,
+        scores: Option<StepScores>,
+    ) -> Result<Tensor<3>> {
         let before = self.weights_before(cache);
         match attended.due {
             None => {}
@@ -202,7 +203,7 @@ impl KeepKv {
                 cache.retain(&kept)?;
             }
             Some(Due::Slots { victims, limits }) => {
-                self.merge_victims(cache, &victims, &limits, attended.query, None)?;
+                self.merge_victims(cache, &victims, &limits, attended.query, scores)?;
                 self.remember_merges(cache, before)?;
                 cache.evict_slots(victims, &limits)?;
             }

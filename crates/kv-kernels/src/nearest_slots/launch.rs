@@ -28,8 +28,9 @@ pub(crate) fn run(
     let of_counts = into_contiguous(of_counts).into_buffer_arg();
     let among = into_contiguous(among).into_buffer_arg();
     let among_counts = into_contiguous(among_counts).into_buffer_arg();
-    let (to, elem) = ([&places, &cosines], elem_type(keys.dtype));
+    let to = [&places, &cosines];
     let [places_to, cosines_to] = to.map(|tensor| tensor.clone().into_buffer_arg());
+    let elem = elem_type(keys.dtype);
     let lanes = vector_lanes(&keys, head_dim, head_dim);
     let blueprint = tiles::Blueprint::new(head_dim, lanes, earlier);
     // SAFETY: shapes were checked, and the kernels guard their accesses.
