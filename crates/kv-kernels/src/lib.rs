@@ -82,7 +82,7 @@ pub use merge_nearest::{MergingSlots, NearestOptions, StepScores, VOTES_RADIX, m
 pub use merge_slots::{
     GUARD, KeyRule, MergeLists, MergeOptions, Merged, merge_slots, reference as merge_reference,
 };
-pub use move_slots::{KeepLists, compact_slots, copy_slots, drop_scalars, drop_slots, reset_last};
+pub use move_slots::{KeepLists, compact_slots, copy_slots, drop_slots, reset_last};
 pub use nearest_slots::{Nearest, SlotLists, nearest_slots};
 pub use pages::{
     PageHeads, PageOptions, PageSpan, page_bounds, page_rows, page_scores, page_slots,

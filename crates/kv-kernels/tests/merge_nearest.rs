@@ -234,10 +234,59 @@ fn victims_go_into_the_most_similar_slot() {
 }
 
 #[test]
-fn averages_are_those_of_the_scores() {
+fn the_first_of_equals_is_merged_into_wherever_it_is() {
+    // A head whose keys are all the same but for two, another of zeros, and places of their own for the victim.
+    const LENGTH: usize = 1500;
     for tested in devices() {
         let device = &tested.device;
-        let (slots, group, steps) = (300, 3, 5);
+        for (odd, victim, target) in
+            [(0..2, 700, 2), (0..0, 0, 1), (0..0, 1499, 0), (0..1499, 1499, 1499), (3..5, 2, 0)]
+        {
+            let mut rows = vec![0.0f32; 2 * LENGTH * 8];
+            for slot in 0..LENGTH {
+                rows[slot * 8 + usize::from(odd.contains(&slot))] = 1.0;
+            }
+            let floats = |values: &[f32]| Tensor::<1>::from_data(values, (device, DType::F32));
+            let ints =
+                |values: [i32; 2]| Tensor::<2, Int>::from_data([values], (device, DType::I32));
+            let scalars = |value: f32| floats(&vec![value; 2 * LENGTH]);
+            let (mut keys, mut values) =
+                (floats(&rows).reshape([-1, 8]), floats(&rows).reshape([-1, 8]));
+            let (mut weights, mut scores, mut samples) = (scalars(0.0), scalars(1.0), scalars(0.0));
+            let (mut votes, mut votes_high) = (scalars(1.0), scalars(0.0));
+            let length = LENGTH as i32;
+            let ranges = SlotRanges { offsets: ints([0, length]), lengths: ints([length; 2]) };
+            let victims = ints([victim, length + victim]);
+            merge_nearest(
+                MergingSlots {
+                    keys: &mut keys,
+                    values: &mut values,
+                    log_weights: &mut weights,
+                    log_scores: &mut scores,
+                    log_samples: &mut samples,
+                    votes: &mut votes,
+                    votes_high: &mut votes_high,
+                },
+                &ranges,
+                &victims,
+                &ints([1, 1]),
+                &NearestOptions { threshold: 0.5, ..Default::default() },
+            )
+            .unwrap();
+            let votes = votes.try_into_vec_as::<f32>().unwrap();
+            let merged = |votes: &[f32]| votes.iter().position(|&votes| votes != 1.0);
+            // A victim that is like nothing goes nowhere.
+            let expected = (target != victim as usize).then_some(target);
+            assert_eq!(merged(&votes), expected, "{}: {odd:?} {victim}", tested.name);
+        }
+    }
+}
+
+#[test]
+fn averages_are_those_of_the_scores() {
+    for (tested, group) in devices().iter().flat_map(|tested| [(tested, 1), (tested, 3)]) {
+        let device = &tested.device;
+        let (slots, steps) = (300, 5);
         let mut numbers = Numbers::new(4);
         let start = || Tensor::<1>::full([slots], -1e30, (device, DType::F32));
         let (mut scores, mut samples) = (start(), start());

@@ -1,7 +1,7 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
     KeepLists, KernelError, SlotPool, SlotRanges, SlotSource, compact_slots, copy_slots,
-    drop_scalars, drop_slots, reset_last,
+    drop_slots, reset_last,
 };
 use kv_testing::{Numbers, devices};
 
@@ -177,18 +177,23 @@ fn the_last_slot_takes_the_victims_place() {
                 let pairs = |values: &[i32]| ints(values, device).reshape([2, 2]);
                 let mut ranges = SlotRanges { offsets: pairs(&offsets), lengths: pairs(&lengths) };
                 let (victims, goes) = (pairs(&victims), pairs(&goes));
-                drop_slots(pool.pool(weighted), &ranges, &victims, &goes).unwrap();
-                assert_eq!(pool.read(), expected, "{} {dtype:?} {width}", tested.name);
-
                 let numbers: Vec<f32> = (0..33).map(|slot| slot as f32).collect();
                 let track = || Tensor::<1>::from_data(numbers.as_slice(), (device, DType::F32));
+                // More than one launch takes.
+                let mut others: Vec<_> = (0..7).map(|_| track()).collect();
                 let (mut one, mut other) = (track(), track().mul_scalar(2.0));
-                drop_scalars(&mut [&mut one, &mut other], &mut ranges, &victims, &goes).unwrap();
+                let scalars = others.iter_mut().chain([&mut one, &mut other]);
+                let mut scalars: Vec<_> = scalars.collect();
+                drop_slots(pool.pool(weighted), &mut scalars, &mut ranges, &victims, &goes)
+                    .unwrap();
+                assert_eq!(pool.read(), expected, "{} {dtype:?} {width}", tested.name);
                 let mut expected = numbers.clone();
                 expected[2] = 6.0;
                 let twice: Vec<f32> = expected.iter().map(|x| 2.0 * x).collect();
                 let read = |track: &Tensor<1>| track.clone().try_into_vec_as::<f32>().unwrap();
-                assert_eq!(read(&one), expected, "{}", tested.name);
+                for track in others.iter().chain([&one]) {
+                    assert_eq!(read(track), expected, "{}", tested.name);
+                }
                 assert_eq!(read(&other), twice, "{}", tested.name);
                 let left = ranges.lengths.clone().try_into_vec_as::<i32>().unwrap();
                 assert_eq!(left, [6, 3, 10, 0], "{}", tested.name);

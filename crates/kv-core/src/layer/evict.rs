@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::{
-    KeepLists, Protected, argmin_slots, compact_slots, drop_scalars, drop_slots, scatter_scalars,
+    KeepLists, Protected, SlotPool, argmin_slots, compact_slots, drop_slots, scatter_scalars,
 };
 
 use super::expect_shape;
@@ -68,10 +68,14 @@ impl LayerCache {
             return Ok(());
         }
         let dropped = self.flags(&over);
-        let (pool, ranges) = self.pool();
-        drop_slots(pool, ranges, &victims, &dropped)?;
         let mut tracks: Vec<_> = self.tracks.values_mut().map(|track| &mut track.values).collect();
-        drop_scalars(&mut tracks, &mut self.ranges, &victims, &dropped)?;
+        let pool = SlotPool {
+            keys: &mut self.keys,
+            values: &mut self.values,
+            positions: &mut self.positions,
+            log_weights: self.log_weights.as_mut(),
+        };
+        drop_slots(pool, &mut tracks, &mut self.ranges, &victims, &dropped)?;
         self.next = None;
         for (length, over) in self.layout.lengths_mut().iter_mut().zip(over) {
             *length -= usize::from(over);

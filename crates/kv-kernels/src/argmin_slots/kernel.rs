@@ -2,13 +2,9 @@
 
 use cubecl::prelude::*;
 
-/// Units of a cube, and the depth of the tree over them.
-pub(crate) const UNITS: usize = 128;
-const LEVELS: u32 = UNITS.ilog2();
-
 /// # Shapes
 /// `offsets`, `lengths`, `output` `[pairs]`; `positions` `[S]` and `newest` `[pairs / kv_heads]` where
-/// it `protects`.
+/// it `protects`. `units` of a cube are a power of two.
 #[cube(launch)]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn argmin_slots_kernel(
@@ -22,6 +18,7 @@ pub(crate) fn argmin_slots_kernel(
     kv_heads: usize,
     sinks: i32,
     recents: i32,
+    #[comptime] units: usize,
     #[comptime] protects: bool,
 ) {
     let pair = CUBE_POS;
@@ -32,9 +29,9 @@ pub(crate) fn argmin_slots_kernel(
     let start = offsets[pair] as usize;
     let length = lengths[pair] as usize;
 
-    let mut lowest = Shared::<[f32]>::new_slice(UNITS);
-    let mut slots = Shared::<[i32]>::new_slice(UNITS);
-    let mut kept = Shared::<[u32]>::new_slice(UNITS);
+    let mut lowest = Shared::<[f32]>::new_slice(units);
+    let mut slots = Shared::<[i32]>::new_slice(units);
+    let mut kept = Shared::<[u32]>::new_slice(units);
 
     let mut oldest = i32::new(0);
     if protects {
@@ -58,7 +55,7 @@ pub(crate) fn argmin_slots_kernel(
             best_kept = is_kept;
             best_slot = i32::cast_from(start + i);
         }
-        i += UNITS;
+        i += units;
     }
     lowest[unit] = best;
     slots[unit] = best_slot;
@@ -66,8 +63,8 @@ pub(crate) fn argmin_slots_kernel(
     sync_cube();
 
     #[unroll]
-    for level in 1..LEVELS + 1 {
-        let stride = comptime!(UNITS >> level);
+    for level in 1..comptime!(units.ilog2() + 1) {
+        let stride = comptime!(units >> level);
         if unit < stride {
             let other = slots[unit + stride];
             let (other_score, other_kept) = (lowest[unit + stride], kept[unit + stride]);

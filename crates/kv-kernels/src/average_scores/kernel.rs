@@ -21,15 +21,18 @@ pub(crate) fn average_scores_kernel(
     if slot >= slots {
         terminate!();
     }
-    average(sums, samples, logits, log_weights, slot, new, old, group, weighted);
+    let (sum, count) =
+        averaged(&*sums, &*samples, logits, log_weights, slot, new, old, group, weighted);
+    sums[slot] = sum;
+    samples[slot] = count;
 }
 
-/// Takes a slot's scores into its average.
+/// A slot's sum and samples with its scores in them.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-pub(crate) fn average(
-    sums: &mut [f32],
-    samples: &mut [f32],
+pub(crate) fn averaged(
+    sums: &[f32],
+    samples: &[f32],
     logits: &[f32],
     log_weights: &[f32],
     slot: usize,
@@ -37,28 +40,30 @@ pub(crate) fn average(
     old: f32,
     #[comptime] group: usize,
     #[comptime] weighted: bool,
-) {
-    let mut top = f32::new(LOWEST);
-    #[unroll]
-    for g in 0..group {
-        top = larger(top, logits[slot * group + g]);
+) -> (f32, f32) {
+    let mut score = larger(f32::new(LOWEST), logits[slot * group]);
+    if comptime!(group > 1) {
+        let mut top = score;
+        #[unroll]
+        for g in 1..group {
+            top = larger(top, logits[slot * group + g]);
+        }
+        let mut sum = 0.0f32;
+        #[unroll]
+        for g in 0..group {
+            sum += (logits[slot * group + g] - top).exp();
+        }
+        score = top + (sum / f32::cast_from(group.runtime())).ln();
     }
-    let mut sum = 0.0f32;
-    #[unroll]
-    for g in 0..group {
-        sum += (logits[slot * group + g] - top).exp();
-    }
-    let mut score = top + (sum / f32::cast_from(group.runtime())).ln();
     if weighted {
         score -= log_weights[slot];
     }
-    sums[slot] = log_add(sums[slot] + old, score + new);
-    samples[slot] = log_add(samples[slot] + old, new);
+    (log_add(sums[slot] + old, score + new), log_add(samples[slot] + old, new))
 }
 
 /// `ln(exp(a) + exp(b))`
 #[cube]
 pub(crate) fn log_add(a: f32, b: f32) -> f32 {
     let top = larger(a, b);
-    top + ((a - top).exp() + (b - top).exp()).ln()
+    top + (1.0f32 + (-(a - b).abs()).exp()).ln()
 }

@@ -23,6 +23,5 @@ pub(crate) fn average(
 
 /// `ln(exp(a) + exp(b))`
 pub(crate) fn log_add(a: f32, b: f32) -> f32 {
-    let top = a.max(b);
-    top + ((a - top).exp() + (b - top).exp()).ln()
+    a.max(b) + (1.0 + (-(a - b).abs()).exp()).ln()
 }

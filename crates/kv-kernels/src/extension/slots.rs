@@ -110,19 +110,14 @@ pub(crate) trait SlotOps: Backend {
         #[extension_type] lists: Lists<Self>,
     ) -> SlotPools<Self>;
 
-    /// Moves the last slot of each range into its victim's place, in place.
+    /// Moves the last slot of each range into its victim's place, in place: the `whole` slot, after which the
+    /// lengths, also returned, are one less, or its scalars alone.
     fn drop_slots(
         #[extension_type] pools: SlotPools<Self>,
+        #[extension_type] scalars: Scalars<Self>,
         #[extension_type] drops: Drops<Self>,
-    ) -> SlotPools<Self>;
-
-    /// The same for pools of one number a slot; the lengths, also returned, become one less where it
-    /// `shrinks`.
-    fn drop_scalars(
-        #[extension_type] pools: Scalars<Self>,
-        #[extension_type] drops: Drops<Self>,
-        shrinks: bool,
-    ) -> (Scalars<Self>, IntTensor<Self>);
+        whole: bool,
+    ) -> (SlotPools<Self>, Scalars<Self>, IntTensor<Self>);
 
     /// Sets every range's last slot in pools of one number a slot, in place.
     fn reset_last(

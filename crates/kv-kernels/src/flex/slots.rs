@@ -62,11 +62,23 @@ impl SlotOps for Flex {
         }
     }
 
-    fn drop_slots(pools: SlotPools<Self>, drops: Drops<Self>) -> SlotPools<Self> {
-        let drops = [drops.offsets, drops.lengths, drops.victims, drops.goes];
-        let drops = drops.map(|tensor| tensor.to_contiguous());
-        let drops: [&[i32]; 4] = std::array::from_fn(|i| slice(&drops[i]));
-        SlotPools {
+    fn drop_slots(
+        pools: SlotPools<Self>,
+        scalars: Scalars<Self>,
+        drops: Drops<Self>,
+        whole: bool,
+    ) -> (SlotPools<Self>, Scalars<Self>, FlexTensor) {
+        let mut lengths = owned(drops.lengths);
+        let [offsets, victims, goes] =
+            [drops.offsets, drops.victims, drops.goes].map(|tensor| tensor.to_contiguous());
+        let (victims, goes) = (slice::<i32>(&victims), slice::<i32>(&goes));
+        let drops = [slice(&offsets), slice(&lengths), victims, goes];
+        let drop = |pools: Vec<_>| pools.into_iter().map(|pool| dropped(pool, drops)).collect();
+        let scalars = scalars.map(drop);
+        if !whole {
+            return (pools, scalars, lengths);
+        }
+        let pools = SlotPools {
             keys: dropped(pools.keys, drops),
             values: dropped(pools.values, drops),
             positions: dropped(pools.positions, drops),
@@ -75,26 +87,12 @@ impl SlotOps for Flex {
                 false => pools.log_weights,
             },
             weighted: pools.weighted,
-        }
-    }
-
-    fn drop_scalars(
-        pools: Scalars<Self>,
-        drops: Drops<Self>,
-        shrinks: bool,
-    ) -> (Scalars<Self>, FlexTensor) {
-        let mut lengths = owned(drops.lengths);
-        let [offsets, victims, goes] =
-            [drops.offsets, drops.victims, drops.goes].map(|tensor| tensor.to_contiguous());
-        let (victims, goes) = (slice::<i32>(&victims), slice::<i32>(&goes));
-        let drops = [slice(&offsets), slice(&lengths), victims, goes];
-        let drop = |pools: Vec<_>| pools.into_iter().map(|pool| dropped(pool, drops)).collect();
-        let pools = pools.map(drop);
+        };
         let own = lengths.storage_mut::<i32>().iter_mut().zip(victims.iter().zip(goes));
-        for (length, (&victim, &goes)) in own.take_while(|_| shrinks) {
+        for (length, (&victim, &goes)) in own {
             *length -= i32::from(goes != 0 && victim >= 0 && *length > 0);
         }
-        (pools, lengths)
+        (pools, scalars, lengths)
     }
 
     fn reset_last(

@@ -38,16 +38,13 @@ impl SlotOps for CubeBackend {
         move_slots::launch::compact(pools, offsets, lists)
     }
 
-    fn drop_slots(pools: SlotPools<Self>, drops: Drops<Self>) -> SlotPools<Self> {
-        move_slots::launch::drop(pools, drops)
-    }
-
-    fn drop_scalars(
-        pools: Scalars<Self>,
+    fn drop_slots(
+        pools: SlotPools<Self>,
+        scalars: Scalars<Self>,
         drops: Drops<Self>,
-        shrinks: bool,
-    ) -> (Scalars<Self>, CubeTensor) {
-        move_slots::launch::drop_scalars(pools, drops, shrinks)
+        whole: bool,
+    ) -> (SlotPools<Self>, Scalars<Self>, CubeTensor) {
+        move_slots::launch::drop(pools, scalars, drops, whole)
     }
 
     fn reset_last(
@@ -127,10 +124,11 @@ impl SlotOps for CubeBackend {
         let Protection { sinks, recents } =
             protection.unwrap_or(Protection { sinks: 0, recents: 0 });
         let output = empty_like(&scores, offsets.shape(), DType::I32);
+        let units = widest_cube(&scores.client).0.min(512);
         argmin::argmin_slots_kernel::launch(
             &scores.client.clone(),
             grid(pairs),
-            CubeDim::new_1d(argmin::UNITS as u32),
+            CubeDim::new_1d(units as u32),
             into_contiguous(scores).into_buffer_arg(),
             into_contiguous(offsets).into_buffer_arg(),
             into_contiguous(lengths).into_buffer_arg(),
@@ -141,6 +139,7 @@ impl SlotOps for CubeBackend {
             pairs / rows.max(1),
             sinks,
             recents,
+            units,
             protects,
         );
         output

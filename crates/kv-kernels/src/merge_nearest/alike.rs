@@ -5,24 +5,56 @@ use cubecl::prelude::*;
 use super::kernel::Blueprint;
 use crate::evicting_attention::weigh::{ABSENT, NOWHERE, weakest_of};
 
+/// The round that begins the search.
+#[cube]
+pub(super) fn last_round(length: usize, #[comptime] blueprint: Blueprint) -> usize {
+    (length - 1) / comptime!(blueprint.units / blueprint.team * blueprint.ahead)
+}
+
+/// The keys that a team compares in a round, on their way: a unit has its own columns of each.
+#[cube]
+pub(super) fn keys_of_round<F: Float, N: Size>(
+    keys: &[Vector<F, N>],
+    start: usize,
+    length: usize,
+    round: usize,
+    #[comptime] blueprint: Blueprint,
+) -> Array<Vector<F, N>> {
+    let (columns, team_size) = comptime!((blueprint.columns, blueprint.team));
+    let own = blueprint.own().comptime();
+    let ahead = blueprint.ahead.comptime();
+    let unit = UNIT_POS as usize;
+    let (member, team) = (unit % team_size, unit / team_size);
+    let teams = comptime!(blueprint.units / team_size);
+    let mut held = Array::<Vector<F, N>>::new(comptime!(ahead * own));
+    #[unroll]
+    for a in 0..ahead {
+        let place = min((round * ahead + a) * teams + team, length - 1);
+        #[unroll]
+        for c in 0..own {
+            let column = min(member + c * team_size, comptime!(columns - 1));
+            held[a * own + c] = keys[(start + place) * columns + column];
+        }
+    }
+    held
+}
+
 /// The negated cosine of the key that is most like `q`, of which a unit has its team's columns, and its place in the
-/// range; [`NOWHERE`] where there is but the victim.
+/// range; [`NOWHERE`] where there is but the victim. `k` has those of
+/// the [`last_round`].
 #[cube]
 pub(super) fn most_alike<F: Float, N: Size>(
     keys: &[Vector<F, N>],
+    k: &mut Array<Vector<F, N>>,
     q: &Array<Vector<f32, N>>,
     start: usize,
     length: usize,
     victim: usize,
     #[comptime] blueprint: Blueprint,
 ) -> (f32, i32) {
-    let columns = blueprint.columns.comptime();
     let team_size = blueprint.team.comptime();
-    let own = columns.div_ceil(team_size).comptime();
+    let own = blueprint.own().comptime();
     let ahead = blueprint.ahead.comptime();
-    let teams = comptime!(blueprint.units / team_size);
-    let unit = UNIT_POS as usize;
-    let (member, team) = (unit % team_size, unit / team_size);
     let mut square = 0.0f32;
     #[unroll]
     for c in 0..own {
@@ -32,52 +64,119 @@ pub(super) fn most_alike<F: Float, N: Size>(
     for level in 0..comptime!(team_size.ilog2()) {
         square += plane_shuffle_xor(square, comptime!(1u32 << level));
     }
-    let norm = square.sqrt();
+    let scale = select(square > f32::new(f32::MIN_POSITIVE), square.inverse_sqrt(), 0.0f32);
 
-    // The least of negated cosines.
+    // The least of negated cosines. Rounds descend, since what attention has read last may still be in a cache.
     let mut best = f32::new(ABSENT);
     let mut best_place = i32::new(NOWHERE as i64);
-    let rounds = length.div_ceil(comptime!(teams * ahead));
-    for round in 0..rounds {
-        let mut k = Array::<Vector<F, N>>::new(comptime!(ahead * own));
+    let mut round = last_round(length, blueprint);
+    while round > 0 {
+        let next = keys_of_round(keys, start, length, round - 1, blueprint);
+        let (least, place) =
+            compare(&*k, q, scale, best, best_place, length, victim - start, round, blueprint);
+        best = least;
+        best_place = place;
         #[unroll]
-        for a in 0..ahead {
-            let place = min((round * ahead + a) * teams + team, length - 1);
-            #[unroll]
-            for c in 0..own {
-                let column = min(member + c * team_size, columns - 1);
-                k[a * own + c] = keys[(start + place) * columns + column];
-            }
+        for i in 0..comptime!(ahead * own) {
+            k[i] = next[i];
         }
+        round -= 1;
+    }
+    let (least, place) =
+        compare(&*k, q, scale, best, best_place, length, victim - start, 0, blueprint);
+    weakest_of(least, place, blueprint.planes)
+}
+
+/// The better of the best so far and a round's.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn compare<F: Float, N: Size>(
+    k: &Array<Vector<F, N>>,
+    q: &Array<Vector<f32, N>>,
+    scale: f32,
+    best: f32,
+    best_place: i32,
+    length: usize,
+    victim: usize,
+    round: usize,
+    #[comptime] blueprint: Blueprint,
+) -> (f32, i32) {
+    let (columns, team_size) = comptime!((blueprint.columns, blueprint.team));
+    let own = blueprint.own().comptime();
+    let ahead = blueprint.ahead.comptime();
+    let teams = comptime!(blueprint.units / team_size);
+    let unit = UNIT_POS as usize;
+    let (member, team) = (unit % team_size, unit / team_size);
+    let mut dots = Array::<f32>::new(ahead);
+    let mut squares = Array::<f32>::new(ahead);
+    #[unroll]
+    for a in 0..ahead {
+        let mut dot = 0.0f32;
+        let mut square = 0.0f32;
         #[unroll]
-        for a in 0..ahead {
-            let place = (round * ahead + a) * teams + team;
-            let mut dot = 0.0f32;
-            let mut other = 0.0f32;
+        for c in 0..own {
+            let mut key = Vector::<f32, N>::cast_from(k[a * own + c]);
+            if comptime!(!columns.is_multiple_of(team_size)) && member + c * team_size >= columns {
+                key = Vector::new(0.0f32);
+            }
+            dot += key.dot(q[c]);
+            square += key.dot(key);
+        }
+        dots[a] = dot;
+        squares[a] = square;
+    }
+    let first = shared_out(&mut dots, &mut squares, ahead, team_size);
+    let left = comptime!((ahead / team_size).max(1));
+    let mut least = best;
+    let mut least_place = best_place;
+    #[unroll]
+    for i in 0..left {
+        let a = comptime!(left - 1 - i);
+        let place = (round * ahead + first + a) * teams + team;
+        let cosine = dots[a] * scale * squares[a].inverse_sqrt();
+        // Keys of zeros are like nothing.
+        let distance = select(squares[a] > f32::new(f32::MIN_POSITIVE), -cosine, 0.0f32);
+        // Places descend, so `<=` takes the first among equals.
+        let better = place < length && place != victim && distance <= least;
+        least = select(better, distance, least);
+        least_place = select(better, i32::cast_from(place), least_place);
+    }
+    (least, least_place)
+}
+
+/// Sums over a team's units, of which each then has but some, from the returned one on, in its first elements: what a
+/// unit hands on in a step, it has no more, so that there is half as much left to add.
+#[cube]
+fn shared_out(
+    dots: &mut Array<f32>,
+    squares: &mut Array<f32>,
+    #[comptime] count: usize,
+    #[comptime] team_size: usize,
+) -> usize {
+    let member = UNIT_POS as usize % team_size;
+    let mut first = 0usize;
+    #[unroll]
+    for level in 0..comptime!(team_size.ilog2()) {
+        let stride = comptime!(1u32 << level);
+        let left = comptime!((count >> level).max(1));
+        if comptime!(left > 1) {
+            let half = comptime!(left / 2);
+            let upper = (member >> comptime!(level as usize)) % 2 == 1;
             #[unroll]
-            for c in 0..own {
-                let mut key = Vector::<f32, N>::cast_from(k[a * own + c]);
-                if comptime!(!columns.is_multiple_of(team_size))
-                    && member + c * team_size >= columns
-                {
-                    key = Vector::new(0.0f32);
-                }
-                dot += key.dot(q[c]);
-                other += key.dot(key);
+            for a in 0..half {
+                let (dot, square) = (
+                    select(upper, dots[a], dots[a + half]),
+                    select(upper, squares[a], squares[a + half]),
+                );
+                dots[a] = select(upper, dots[a + half], dots[a]) + plane_shuffle_xor(dot, stride);
+                squares[a] = select(upper, squares[a + half], squares[a])
+                    + plane_shuffle_xor(square, stride);
             }
-            #[unroll]
-            for level in 0..comptime!(team_size.ilog2()) {
-                dot += plane_shuffle_xor(dot, comptime!(1u32 << level));
-                other += plane_shuffle_xor(other, comptime!(1u32 << level));
-            }
-            let norms = norm * other.sqrt();
-            let cosine = select(norms > 0.0f32, dot / norms, 0.0f32);
-            // Places ascend, so `<` keeps the first among equals.
-            if place < length && start + place != victim && -cosine < best {
-                best = -cosine;
-                best_place = i32::cast_from(place);
-            }
+            first += select(upper, half, 0usize);
+        } else {
+            dots[0] += plane_shuffle_xor(dots[0], stride);
+            squares[0] += plane_shuffle_xor(squares[0], stride);
         }
     }
-    weakest_of(best, best_place, blueprint.planes)
+    first
 }

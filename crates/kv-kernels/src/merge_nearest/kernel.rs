@@ -4,8 +4,8 @@
 use cubecl::prelude::*;
 
 use super::VOTES_RADIX;
-use super::alike::most_alike;
-use crate::average_scores::kernel::{average, log_add};
+use super::alike::{keys_of_round, last_round, most_alike};
+use crate::average_scores::kernel::{averaged, log_add};
 use crate::evicting_attention::weigh::NOWHERE;
 use crate::merge_slots::KeyRule;
 use crate::merge_slots::sums::{add, no_sums, outcome, settle};
@@ -19,7 +19,7 @@ pub(crate) struct Blueprint {
     pub(crate) team: usize,
     /// Units of a cube, at least `columns`.
     pub(crate) units: usize,
-    /// Slots that a team reads before it waits for the first.
+    /// Slots of which a team has the keys on their way.
     pub(crate) ahead: usize,
     /// Planes of a cube, at most.
     pub(crate) planes: usize,
@@ -29,8 +29,17 @@ pub(crate) struct Blueprint {
     pub(crate) group: usize,
     /// Logits of a slot that go into its average; 0 where there are none.
     pub(crate) averaged: usize,
+    /// Slots that a unit takes into averages at a time.
+    pub(crate) averages: usize,
     /// Whether barriers for shared memory leave memory unordered.
     pub(crate) fenced: bool,
+}
+
+impl Blueprint {
+    /// Columns of a row that a unit of a team has, of which the last may lie behind the row.
+    pub(crate) fn own(self) -> usize {
+        self.columns.div_ceil(self.team)
+    }
 }
 
 /// # Shapes
@@ -62,9 +71,8 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
-    let columns = blueprint.columns.comptime();
-    let team_size = blueprint.team.comptime();
-    let own = columns.div_ceil(team_size).comptime();
+    let (columns, team_size) = comptime!((blueprint.columns, blueprint.team));
+    let own = blueprint.own().comptime();
     let pair = CUBE_POS;
     if pair >= pairs {
         terminate!();
@@ -73,31 +81,51 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     let member = unit % team_size;
     let start = offsets[pair] as usize;
     let length = lengths[pair] as usize;
-    let stays = goes[pair] == 0 || victims[pair] < 0;
-    let victim = select(stays, 0i32, victims[pair]) as usize;
-
-    let mut victim_key = Array::<Vector<F, N>>::new(own);
-    #[unroll]
-    for c in 0..own {
-        let column = min(member + c * team_size, comptime!(columns - 1));
-        victim_key[c] = keys[victim * columns + column];
+    let chosen = victims[pair];
+    let stays = goes[pair] == 0 || chosen < 0;
+    let victim = select(stays, start as i32, chosen) as usize;
+    if length == 0 {
+        terminate!();
     }
+
+    // What the search begins with is on its way while averages are taken.
+    let last = last_round(length, blueprint);
+    let mut held = keys_of_round::<F, N>(&*keys, start, length, last, blueprint);
+    let columns_of_victim = own_columns::<F, N>(&*keys, victim, blueprint);
     if comptime!(blueprint.averaged > 0) {
-        let mut slot = start + unit;
-        while slot < start + length {
-            let (group, weighted) = comptime!((blueprint.averaged, true));
-            average(
-                log_scores,
-                log_samples,
-                logits,
-                &*log_weights,
-                slot,
-                new,
-                old,
-                group,
-                weighted,
-            );
-            slot += blueprint.units;
+        let (units, each) = comptime!((blueprint.units, blueprint.averages));
+        let mut first = unit;
+        while first < length {
+            // All are read before any is written, so that none waits for another.
+            let mut sums = Array::<f32>::new(each);
+            let mut samples = Array::<f32>::new(each);
+            #[unroll]
+            for e in 0..each {
+                let slot = start + min(first + e * units, length - 1);
+                let (group, weighted) = comptime!((blueprint.averaged, true));
+                let (sum, count) = averaged(
+                    &*log_scores,
+                    &*log_samples,
+                    logits,
+                    &*log_weights,
+                    slot,
+                    new,
+                    old,
+                    group,
+                    weighted,
+                );
+                sums[e] = sum;
+                samples[e] = count;
+            }
+            #[unroll]
+            for e in 0..each {
+                let place = first + e * units;
+                if place < length {
+                    log_scores[start + place] = sums[e];
+                    log_samples[start + place] = samples[e];
+                }
+            }
+            first += comptime!(each * units);
         }
         // Merges read these behind the search's barrier, where that orders memory, too.
         if comptime!(blueprint.fenced) {
@@ -107,45 +135,42 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     if stays {
         terminate!();
     }
-    let mut q = Array::<Vector<f32, N>>::new(own);
-    #[unroll]
-    for c in 0..own {
-        q[c] = Vector::new(0.0f32);
-        if member + c * team_size < columns {
-            q[c] = Vector::cast_from(victim_key[c]);
-        }
-    }
-    let (least, place) = most_alike::<F, N>(&*keys, &q, start, length, victim, blueprint);
-    if place == NOWHERE || -least <= threshold {
+    let victim_key = wide::<F, N>(&columns_of_victim, blueprint);
+    let (least, place) =
+        most_alike::<F, N>(&*keys, &mut held, &victim_key, start, length, victim, blueprint);
+    // All know the place: the first plane goes on.
+    if unit >= PLANE_DIM as usize || place == NOWHERE || -least <= threshold {
         terminate!();
     }
     let target = start + place as usize;
 
     // All that is changed is on its way before any of it is waited for.
-    let written = min(unit, comptime!(columns - 1));
-    let (to, from) = (target * columns + written, victim * columns + written);
-    let key = Vector::<f32, N>::cast_from(keys[to]);
-    let other_key = Vector::<f32, N>::cast_from(keys[from]);
-    let value = Vector::<f32, N>::cast_from(values[to]);
-    let other_value = Vector::<f32, N>::cast_from(values[from]);
-    let mut query = Vector::<f32, N>::new(0.0f32);
+    let key = wide::<F, N>(&own_columns(&*keys, target, blueprint), blueprint);
+    let value = wide::<F, N>(&own_columns(&*values, target, blueprint), blueprint);
+    let victim_value = wide::<F, N>(&own_columns(&*values, victim, blueprint), blueprint);
+    let mut query = Array::<Vector<f32, N>>::new(own);
     let moves = comptime!(matches!(blueprint.rule, KeyRule::Paper | KeyRule::Additive));
-    if comptime!(moves && blueprint.group > 0) {
-        query += mean_query::<F, N>(queries, pair, written, columns, blueprint.group);
+    #[unroll]
+    for c in 0..own {
+        query[c] = Vector::new(0.0f32);
+        if comptime!(moves && blueprint.group > 0) && member + c * team_size < columns {
+            let column = member + c * team_size;
+            query[c] = mean_query::<F, N>(queries, pair, column, columns, blueprint.group);
+        }
     }
-    let (weight, other_weight) = (log_weights[target], log_weights[victim]);
+    let (weight, victim_weight) = (log_weights[target], log_weights[victim]);
     let score = log_add(log_scores[target] - log_samples[target], log_epsilon);
-    let other_score = log_add(log_scores[victim] - log_samples[victim], log_epsilon);
+    let victim_score = log_add(log_scores[victim] - log_samples[victim], log_epsilon);
     let (low, high) = (votes[target] + votes[victim], votes_high[target] + votes_high[victim]);
     let mut sums = no_sums();
     let (_, first) = add(&mut sums, weight, score);
-    let (fade, second) = add(&mut sums, other_weight, other_score);
+    let (fade, second) = add(&mut sums, victim_weight, victim_score);
     let mut result = outcome(&sums, guard, blueprint.rule, blueprint.literal);
     let mut share = first * fade / sums.mass;
-    let mut other_share = second / sums.mass;
+    let mut victim_share = second / sums.mass;
     if result.massless {
         share = (weight - result.votes).exp();
-        other_share = (other_weight - result.votes).exp();
+        victim_share = (victim_weight - result.votes).exp();
     }
     let mut step = 0.0f32;
     let mut alike = false;
@@ -155,18 +180,11 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
         let mut query_square = 0.0f32;
         #[unroll]
         for c in 0..own {
-            let column = member + c * team_size;
-            if column < columns {
-                let key = Vector::<f32, N>::cast_from(keys[target * columns + column]);
-                let gap = q[c] - key;
-                spread += gap.dot(gap);
-                let mean = key * Vector::new(share) + q[c] * Vector::new(other_share);
-                key_square += mean.dot(mean);
-                if comptime!(moves && blueprint.group > 0) {
-                    let query = mean_query::<F, N>(queries, pair, column, columns, blueprint.group);
-                    query_square += query.dot(query);
-                }
-            }
+            let gap = victim_key[c] - key[c];
+            spread += gap.dot(gap);
+            let mean = key[c] * Vector::new(share) + victim_key[c] * Vector::new(victim_share);
+            key_square += mean.dot(mean);
+            query_square += query[c].dot(query[c]);
         }
         #[unroll]
         for level in 0..comptime!(team_size.ilog2()) {
@@ -180,17 +198,21 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
             step = result.step / (scale * query_square);
         }
     }
-    // All have read what is written now.
-    sync_cube();
-    if unit < columns {
-        // Keys that are the same stay, free of rounding, however often.
-        if !alike {
-            let mean = key * Vector::new(share * result.factor)
-                + other_key * Vector::new(other_share * result.factor);
-            keys[to] = Vector::cast_from(mean + query * Vector::new(step));
+    // What other teams of the plane have read of this has met in their sums above.
+    #[unroll]
+    for c in 0..own {
+        let column = member + c * team_size;
+        if unit < team_size && column < columns {
+            let to = target * columns + column;
+            // Keys that are the same stay, free of rounding, however often.
+            if !alike {
+                let mean = key[c] * Vector::new(share * result.factor)
+                    + victim_key[c] * Vector::new(victim_share * result.factor);
+                keys[to] = Vector::cast_from(mean + query[c] * Vector::new(step));
+            }
+            let mean = value[c] * Vector::new(share) + victim_value[c] * Vector::new(victim_share);
+            values[to] = Vector::cast_from(mean);
         }
-        values[to] =
-            Vector::cast_from(value * Vector::new(share) + other_value * Vector::new(other_share));
     }
     if unit == 0 {
         let carry = (low / f32::new(VOTES_RADIX)).floor();
@@ -199,6 +221,45 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
         log_weights[target] = result.votes + result.excess;
         log_scores[target] = result.target - result.excess + log_samples[target];
     }
+}
+
+/// A unit's columns of a row.
+#[cube]
+fn own_columns<F: Float, N: Size>(
+    rows: &[Vector<F, N>],
+    row: usize,
+    #[comptime] blueprint: Blueprint,
+) -> Array<Vector<F, N>> {
+    let (columns, team_size) = comptime!((blueprint.columns, blueprint.team));
+    let own = blueprint.own().comptime();
+    let mut held = Array::<Vector<F, N>>::new(own);
+    #[unroll]
+    for c in 0..own {
+        let column = UNIT_POS as usize % team_size + c * team_size;
+        held[c] = rows[row * columns + min(column, comptime!(columns - 1))];
+    }
+    held
+}
+
+/// The same as f32, and zeros behind the row.
+#[cube]
+fn wide<F: Float, N: Size>(
+    held: &Array<Vector<F, N>>,
+    #[comptime] blueprint: Blueprint,
+) -> Array<Vector<f32, N>> {
+    let (columns, team_size) = comptime!((blueprint.columns, blueprint.team));
+    let own = blueprint.own().comptime();
+    let mut wide = Array::<Vector<f32, N>>::new(own);
+    #[unroll]
+    for c in 0..own {
+        wide[c] = Vector::cast_from(held[c]);
+        if comptime!(!columns.is_multiple_of(team_size))
+            && UNIT_POS as usize % team_size + c * team_size >= columns
+        {
+            wide[c] = Vector::new(0.0f32);
+        }
+    }
+    wide
 }
 
 /// A column of the mean of a range's queries.

@@ -26,14 +26,12 @@ pub(crate) fn run(
     let plane = (hardware.plane_size_min as usize).max(1);
     let lanes = vector_lanes(&keys, head_dim, head_dim);
     let columns = head_dim / lanes;
-    // One wide cube a processor hides more of its latencies than several that wait for each other.
-    let (widest, _) = widest_cube(&client);
-    let (units, ahead) = match pairs <= processors(&client) {
-        true => (widest, 4),
-        false => (widest.min(columns.next_power_of_two().max(256)), 8),
-    };
+    // One wide cube a processor, and narrower ones where processors have several.
+    let (most, ahead) = if pairs <= processors(&client) { (512, 2) } else { (256, 4) };
+    let units = widest_cube(&client).0.min(most);
     let planes = planes_of(&client, units);
-    let team = columns.next_power_of_two().min(1 << plane.ilog2());
+    // Two vectors of a row a unit take fewer sums over units than one.
+    let team = columns.div_ceil(2).next_power_of_two().min(1 << plane.ilog2());
     // SAFETY: shapes were checked; the kernel stays within the ranges.
     unsafe {
         kernel::merge_nearest_kernel::launch_unchecked(
@@ -66,6 +64,7 @@ pub(crate) fn run(
                 team,
                 units,
                 ahead,
+                averages: 1024usize.div_ceil(units).min(4),
                 planes,
                 rule: config.merge.rule,
                 literal: config.merge.guard == f32::INFINITY,

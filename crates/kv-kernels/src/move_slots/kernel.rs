@@ -142,11 +142,11 @@ pub(crate) fn compact_kernel<E: Float, N: Size>(
     }
 }
 
-/// Moves the last slot of each range into its victim's place; a unit has a vector of a key and of a
-/// value.
+/// Moves the last slot of each range, of which a cube has one, into its victim's place.
 ///
 /// # Shapes
-/// In vectors: `keys`, `values` `[S, columns]`; `offsets`, `lengths`, `victims`, `goes` `[pairs]`.
+/// In vectors: `keys`, `values` `[S, columns]`; `scalars` `[S]` each; `offsets`, `lengths`, `victims`, `goes`
+/// `[pairs]`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn drop_kernel<E: Float, N: Size>(
@@ -154,55 +154,63 @@ pub(crate) fn drop_kernel<E: Float, N: Size>(
     values: &mut [Vector<E, N>],
     positions: &mut [i32],
     log_weights: &mut [f32],
-    offsets: &[i32],
-    lengths: &[i32],
-    victims: &[i32],
-    goes: &[i32],
-    pairs: usize,
-    columns: usize,
-    #[comptime] weighted: bool,
-    #[define(E)] _dtype: ElemType,
-) {
-    let at = ABSOLUTE_POS;
-    if at < pairs * columns {
-        let (pair, column) = (at / columns, at % columns);
-        if goes[pair] != 0 && victims[pair] >= 0 && lengths[pair] > 0 {
-            let last = (offsets[pair] + lengths[pair] - 1) as usize;
-            let slot = victims[pair] as usize;
-            keys[slot * columns + column] = keys[last * columns + column];
-            values[slot * columns + column] = values[last * columns + column];
-            if column == 0 {
-                positions[slot] = positions[last];
-                if weighted {
-                    log_weights[slot] = log_weights[last];
-                }
-            }
-        }
-    }
-}
-
-/// The same for pools of one number a slot, a unit a range, and the lengths.
-#[cube(launch)]
-pub(crate) fn drop_scalars_kernel(
-    pools: &mut Sequence<Box<[f32]>>,
+    scalars: &mut Sequence<Box<[f32]>>,
     offsets: &[i32],
     lengths: &mut [i32],
     victims: &[i32],
     goes: &[i32],
     pairs: usize,
-    #[comptime] shrinks: bool,
+    columns: usize,
+    #[comptime] weighted: bool,
+    // Whether all of a slot goes, rather than its scalars alone.
+    #[comptime] whole: bool,
+    #[define(E)] _dtype: ElemType,
 ) {
-    let pair = ABSOLUTE_POS;
-    if pair < pairs && goes[pair] != 0 && victims[pair] >= 0 && lengths[pair] > 0 {
-        let last = (offsets[pair] + lengths[pair] - 1) as usize;
-        let victim = victims[pair] as usize;
+    let pair = CUBE_POS;
+    if pair >= pairs {
+        terminate!();
+    }
+    let (length, slot) = (lengths[pair], victims[pair]);
+    let last = (offsets[pair] + length - 1) as usize;
+    if goes[pair] == 0 || slot < 0 || length <= 0 {
+        terminate!();
+    }
+    let slot = slot as usize;
+    let unit = UNIT_POS as usize;
+    if unit == 0 {
+        // All are read before any is written, so that none waits for another.
+        let mut held = Array::<f32>::new(comptime!(scalars.len() + 1));
         #[unroll]
-        for i in 0..pools.len() {
-            let pool = pools.index_mut(i);
-            pool[victim] = pool[last];
+        for i in 0..scalars.len() {
+            held[i] = scalars.index(i)[last];
         }
-        if shrinks {
-            lengths[pair] -= 1;
+        let position = positions[last];
+        if comptime!(whole && weighted) {
+            held[comptime!(scalars.len())] = log_weights[last];
+        }
+        #[unroll]
+        for i in 0..scalars.len() {
+            scalars.index_mut(i)[slot] = held[i];
+        }
+        if comptime!(whole && weighted) {
+            log_weights[slot] = held[comptime!(scalars.len())];
+        }
+        if whole {
+            positions[slot] = position;
+        }
+    }
+    if whole {
+        let mut column = unit;
+        while column < columns {
+            let (key, value) = (keys[last * columns + column], values[last * columns + column]);
+            keys[slot * columns + column] = key;
+            values[slot * columns + column] = value;
+            column += CUBE_DIM as usize;
+        }
+        // Everybody knows the length by then.
+        sync_cube();
+        if unit == 0 {
+            lengths[pair] = length - 1;
         }
     }
 }

@@ -97,68 +97,52 @@ pub(crate) fn compact(
     pools
 }
 
-/// The last slot of each range moved into its victim's place, in the pools' own buffers.
+/// The last slot of each range moved into its victim's place, in the pools' own buffers: the `whole` slot, after which
+/// the lengths are one less, or its scalars.
 pub(crate) fn drop(
     pools: SlotPools<CubeBackend>,
+    scalars: Scalars<CubeBackend>,
     drops: Drops<CubeBackend>,
-) -> SlotPools<CubeBackend> {
+    whole: bool,
+) -> (SlotPools<CubeBackend>, Scalars<CubeBackend>, CubeTensor) {
     let pools = packed(pools);
+    let lengths = into_contiguous(drops.lengths);
     let client = pools.keys.client.clone();
     let lanes = lanes(&pools.keys, &pools.keys);
     let columns = pools.keys.shape()[1] / lanes;
     let pairs = drops.victims.shape().num_elements();
-    let cube_dim = CubeDim::new(&client, pairs * columns);
-    // SAFETY: shapes were checked, and the kernel guards its accesses but for the given slots.
-    unsafe {
-        kernel::drop_kernel::launch_unchecked(
-            &client,
-            calculate_cube_count_elemwise(&client, pairs * columns, cube_dim),
-            cube_dim,
-            lanes,
-            pools.keys.clone().into_buffer_arg(),
-            pools.values.clone().into_buffer_arg(),
-            pools.positions.clone().into_buffer_arg(),
-            pools.log_weights.clone().into_buffer_arg(),
-            into_contiguous(drops.offsets).into_buffer_arg(),
-            into_contiguous(drops.lengths).into_buffer_arg(),
-            into_contiguous(drops.victims).into_buffer_arg(),
-            into_contiguous(drops.goes).into_buffer_arg(),
-            pairs,
-            columns,
-            pools.weighted,
-            elem_type(pools.keys.dtype),
-        );
-    }
-    pools
-}
-
-/// The same for pools of one number a slot, and the lengths.
-pub(crate) fn drop_scalars(
-    pools: Scalars<CubeBackend>,
-    drops: Drops<CubeBackend>,
-    shrinks: bool,
-) -> (Scalars<CubeBackend>, CubeTensor) {
-    let lengths = into_contiguous(drops.lengths);
-    let client = lengths.client.clone();
-    let pairs = drops.victims.shape().num_elements();
-    let cube_dim = CubeDim::new(&client, pairs);
-    let pools = pools.map(|pools| {
-        let pools: Vec<_> = pools.into_iter().map(into_contiguous).collect();
-        kernel::drop_scalars_kernel::launch(
-            &client,
-            calculate_cube_count_elemwise(&client, pairs, cube_dim),
-            cube_dim,
-            pools.iter().map(|pool| pool.clone().into_buffer_arg()).collect(),
-            into_contiguous(drops.offsets).into_buffer_arg(),
-            lengths.clone().into_buffer_arg(),
-            into_contiguous(drops.victims).into_buffer_arg(),
-            into_contiguous(drops.goes).into_buffer_arg(),
-            pairs,
-            shrinks,
-        );
-        pools
+    let hardware = &client.properties().hardware;
+    let plane = (hardware.plane_size_max as usize).max(1);
+    let most = (hardware.max_units_per_cube as usize).min(1024);
+    let units = columns.min(256).next_multiple_of(plane).min(most);
+    let scalars = scalars.map(|scalars| {
+        let scalars: Vec<_> = scalars.into_iter().map(into_contiguous).collect();
+        // SAFETY: shapes were checked, and the kernel guards its accesses but for the given slots.
+        unsafe {
+            kernel::drop_kernel::launch_unchecked(
+                &client,
+                grid(pairs),
+                CubeDim::new_1d(units as u32),
+                lanes,
+                pools.keys.clone().into_buffer_arg(),
+                pools.values.clone().into_buffer_arg(),
+                pools.positions.clone().into_buffer_arg(),
+                pools.log_weights.clone().into_buffer_arg(),
+                scalars.iter().map(|pool| pool.clone().into_buffer_arg()).collect(),
+                into_contiguous(drops.offsets).into_buffer_arg(),
+                lengths.clone().into_buffer_arg(),
+                into_contiguous(drops.victims).into_buffer_arg(),
+                into_contiguous(drops.goes).into_buffer_arg(),
+                pairs,
+                columns,
+                pools.weighted,
+                whole,
+                elem_type(pools.keys.dtype),
+            );
+        }
+        scalars
     });
-    (pools, lengths)
+    (pools, scalars, lengths)
 }
 
 /// Every range's last slot set, in pools of one number a slot.

@@ -108,8 +108,9 @@ pub fn compact_slots(
     Ok(())
 }
 
-/// Moves the last slot of each range into a victim's place, in place, where one goes; the caller's
-/// lengths are to follow.
+/// Moves the last slot of each range into a victim's place, in place, where one goes: key, value, position, weight, and
+/// its number in each of the `scalars`, `[S]`, f32. The lengths of ranges of which something goes then are one less, in
+/// place, too. One launch, for up to six scalars.
 ///
 /// # Shapes
 /// `victims` `[B, Hkv]`, slots of their ranges, 32-bit, negative for none; `goes` `[B, Hkv]`, 32-bit: 0
@@ -119,54 +120,48 @@ pub fn compact_slots(
 /// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
 pub fn drop_slots(
     mut pool: SlotPool<'_>,
-    ranges: &SlotRanges,
+    scalars: &mut [&mut Tensor<1>],
+    ranges: &mut SlotRanges,
     victims: &Tensor<2, Int>,
     goes: &Tensor<2, Int>,
 ) -> Result<(), KernelError> {
     let check = Check::new("drop_slots", pool.keys);
     check.supported()?;
-    let width = pool.keys.dims()[1];
+    let [slots, width] = pool.keys.dims();
     pool.check(&check, width)?;
-    let drops = drops(&check, ranges, victims, goes)?;
-    if victims.dims().contains(&0) || width == 0 {
+    for pool in scalars.iter() {
+        check.shape("scalars", &**pool, &[slots])?;
+        check.f32("scalars", &**pool)?;
+    }
+    let [batch, kv_heads] = victims.dims();
+    check.ranges(ranges, batch, kv_heads)?;
+    for (argument, tensor) in [("victims", victims), ("goes", goes)] {
+        check.shape(argument, tensor, &[batch, kv_heads])?;
+        check.int(argument, tensor)?;
+    }
+    if batch * kv_heads == 0 || width == 0 {
         return Ok(());
     }
-    let pools = <Dispatch as SlotOps>::drop_slots(pool.take(&check), drops);
-    pool.put_back(pools);
-    Ok(())
-}
-
-/// The same for any pools of one number a slot, `[S]`, f32, in one launch; the lengths of ranges of which
-/// something goes then are one less, in place.
-///
-/// # Errors
-/// As [`drop_slots`].
-pub fn drop_scalars(
-    pools: &mut [&mut Tensor<1>],
-    ranges: &mut SlotRanges,
-    victims: &Tensor<2, Int>,
-    goes: &Tensor<2, Int>,
-) -> Result<(), KernelError> {
-    let check = Check::new("drop_scalars", victims);
-    check.supported()?;
-    check_scalars(&check, pools)?;
-    drops(&check, ranges, victims, goes)?;
-    if victims.dims().contains(&0) {
-        return Ok(());
-    }
-    // Without pools there are still the lengths.
-    let launches = pools.len().div_ceil(SCALARS).max(1);
+    // The lengths change with the last launch, which there is even without scalars.
+    let launches = scalars.len().div_ceil(SCALARS).max(1);
+    let mut pools = pool.take(&check);
     for launch in 0..launches {
-        let (first, end) = (launch * SCALARS, pools.len().min((launch + 1) * SCALARS));
-        let own = &mut pools[first..end];
-        let mut drops = drops(&check, ranges, victims, goes)?;
-        drops.lengths = check.take_ints(&mut ranges.lengths).into_dispatch();
-        let taken = take(&check, own);
-        let (moved, lengths) =
-            <Dispatch as SlotOps>::drop_scalars(taken, drops, launch + 1 == launches);
-        put_back(own, moved);
+        let (first, end) = (launch * SCALARS, scalars.len().min((launch + 1) * SCALARS));
+        let own = &mut scalars[first..end];
+        let drops = Drops {
+            offsets: ranges.offsets.clone().into_dispatch(),
+            lengths: check.take_ints(&mut ranges.lengths).into_dispatch(),
+            victims: victims.clone().into_dispatch(),
+            goes: goes.clone().into_dispatch(),
+        };
+        let whole = launch + 1 == launches;
+        let (moved, numbers, lengths) =
+            <Dispatch as SlotOps>::drop_slots(pools, take(&check, own), drops, whole);
+        pools = moved;
+        put_back(own, numbers);
         ranges.lengths = Tensor::from_dispatch(lengths);
     }
+    pool.put_back(pools);
     Ok(())
 }
 
@@ -185,7 +180,10 @@ pub fn reset_last(
     check.ranges(ranges, batch, kv_heads)?;
     let initial: Vec<f32> = pools.iter().map(|(_, initial)| *initial).collect();
     let mut pools: Vec<&mut Tensor<1>> = pools.iter_mut().map(|(pool, _)| &mut **pool).collect();
-    check_scalars(&check, &pools)?;
+    for pool in &pools {
+        check.shape("pool", &**pool, &pool.dims())?;
+        check.f32("pool", &**pool)?;
+    }
     if batch * kv_heads == 0 {
         return Ok(());
     }
@@ -212,32 +210,4 @@ fn put_back(pools: &mut [&mut Tensor<1>], changed: Scalars<Dispatch>) {
     for (pool, changed) in pools.iter_mut().zip(changed.into_pools()) {
         **pool = Tensor::from_dispatch(changed);
     }
-}
-
-fn check_scalars(check: &Check, pools: &[&mut Tensor<1>]) -> Result<(), KernelError> {
-    for pool in pools {
-        check.shape("pool", &**pool, &pool.dims())?;
-        check.f32("pool", &**pool)?;
-    }
-    Ok(())
-}
-
-fn drops(
-    check: &Check,
-    ranges: &SlotRanges,
-    victims: &Tensor<2, Int>,
-    goes: &Tensor<2, Int>,
-) -> Result<Drops<Dispatch>, KernelError> {
-    let [batch, kv_heads] = victims.dims();
-    check.ranges(ranges, batch, kv_heads)?;
-    for (argument, tensor) in [("victims", victims), ("goes", goes)] {
-        check.shape(argument, tensor, &[batch, kv_heads])?;
-        check.int(argument, tensor)?;
-    }
-    Ok(Drops {
-        offsets: ranges.offsets.clone().into_dispatch(),
-        lengths: ranges.lengths.clone().into_dispatch(),
-        victims: victims.clone().into_dispatch(),
-        goes: goes.clone().into_dispatch(),
-    })
 }
