@@ -19,7 +19,7 @@ const ONE_TOKEN: &str =
 /// The parts of a `combine`.
 const PARTS: [&str; 2] = ["prefill", "decode"];
 
-/// The part of a policy around another, by whichever name.
+/// The part of a policy around another, by whichever name; other policies have numbers by these names.
 const INNER: [&str; 2] = ["evictor", "candidates"];
 
 /// The gates of DuoAttention.
@@ -196,7 +196,8 @@ fn label(config: &Value) -> anyhow::Result<String> {
     }
     let default = build(&bare)?.config();
     let differs = |key: &str| default.get(key) != config.get(key);
-    let around = match INNER.into_iter().find(|part| differs(part)) {
+    let inner = |key: &str| INNER.contains(&key) && config[key].is_object();
+    let around = match INNER.into_iter().find(|part| inner(part) && differs(part)) {
         Some(part) => {
             let mut inner = config[part].clone();
             inner["budget"] = config["budget"].clone();
@@ -205,7 +206,7 @@ fn label(config: &Value) -> anyhow::Result<String> {
         None => String::new(),
     };
     let options = config.as_object().into_iter().flatten();
-    let options = options.filter(|(key, _)| differs(key) && !INNER.contains(&key.as_str()));
+    let options = options.filter(|(key, _)| differs(key) && !inner(key));
     let options = options.map(|(key, value)| format!(" {}", option(key, value)));
     let name = config["policy"].as_str().unwrap_or_default();
     Ok(format!("{name}{around}{}", options.collect::<String>()))
@@ -288,6 +289,15 @@ mod tests {
         let names: Vec<&str> = found[1..].iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["keepkv", "keepkv(h2o) key=votes", "keepkv(h2o interval=8)"]);
         assert!(found[1..].iter().all(|(_, budget)| *budget == Some(0.5)));
+    }
+
+    #[test]
+    fn a_number_is_no_policy_whatever_its_name() {
+        let list = r#"[{"policy": "cam", "candidates": 8},
+            {"policy": "cam", "candidates": 8, "evictor": {"policy": "h2o", "interval": 8}}]"#;
+        let found = contenders(list, "0.5").unwrap();
+        let names: Vec<&str> = found[1..].iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["cam candidates=8", "cam(h2o interval=8) candidates=8"]);
     }
 
     #[test]

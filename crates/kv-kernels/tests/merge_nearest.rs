@@ -1,4 +1,4 @@
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::merge_reference::{Member, merge_group};
 use kv_kernels::{
     AverageWeights, KernelError, KeyRule, MergeOptions, MergingSlots, NearestOptions, SlotRanges,
@@ -233,51 +233,108 @@ fn victims_go_into_the_most_similar_slot() {
     }
 }
 
+/// Slots of heads of equally many, keys and values alike, one vote each.
+struct Slots {
+    rows: [Tensor<2>; 2],
+    scalars: [Tensor<1>; 5],
+    ranges: SlotRanges,
+}
+
+impl Slots {
+    /// `rows` `[heads * length, dim]`; `log_scores` of all slots.
+    fn new(rows: &[f32], dim: usize, heads: usize, log_scores: &[f32], device: &Device) -> Self {
+        let floats = |values: &[f32]| Tensor::<1>::from_data(values, (device, DType::F32));
+        let count = rows.len() / dim;
+        let length = (count / heads) as i32;
+        let ints = |values: Vec<i32>| {
+            Tensor::<1, Int>::from_data(values.as_slice(), (device, DType::I32)).reshape([1, heads])
+        };
+        let zeros = || floats(&vec![0.0; count]);
+        Self {
+            rows: [0, 1].map(|_| floats(rows).reshape([count, dim])),
+            scalars: [zeros(), floats(log_scores), zeros(), zeros().add_scalar(1.0), zeros()],
+            ranges: SlotRanges {
+                offsets: ints((0..heads as i32).map(|head| head * length).collect()),
+                lengths: ints(vec![length; heads]),
+            },
+        }
+    }
+
+    /// Merges a victim of each head.
+    fn merge(&mut self, victims: &[i32], options: &NearestOptions) {
+        let device = self.rows[0].device();
+        let ints = |values: &[i32]| {
+            Tensor::<1, Int>::from_data(values, (&device, DType::I32)).reshape([1, values.len()])
+        };
+        let [keys, values] = &mut self.rows;
+        let [log_weights, log_scores, log_samples, votes, votes_high] = &mut self.scalars;
+        let slots =
+            MergingSlots { keys, values, log_weights, log_scores, log_samples, votes, votes_high };
+        let goes = ints(&vec![1; victims.len()]);
+        merge_nearest(slots, &self.ranges, &ints(victims), &goes, options).unwrap();
+    }
+
+    /// Weights, scores and votes.
+    fn scalars(&self) -> [Vec<f32>; 3] {
+        [0, 1, 3].map(|at| self.scalars[at].clone().try_into_vec_as::<f32>().unwrap())
+    }
+}
+
 #[test]
 fn the_first_of_equals_is_merged_into_wherever_it_is() {
-    // A head whose keys are all the same but for two, another of zeros, and places of their own for the victim.
+    // A head whose keys are all the same but for the odd ones, and one of zeros.
     const LENGTH: usize = 1500;
     for tested in devices() {
-        let device = &tested.device;
-        for (odd, victim, target) in
-            [(0..2, 700, 2), (0..0, 0, 1), (0..0, 1499, 0), (0..1499, 1499, 1499), (3..5, 2, 0)]
-        {
+        for (odd, victim, target) in [
+            (0..2, 700, Some(2)),
+            (0..0, 0, Some(1)),
+            (0..0, 1499, Some(0)),
+            (0..1499, 1499, None),
+            (3..5, 2, Some(0)),
+        ] {
             let mut rows = vec![0.0f32; 2 * LENGTH * 8];
             for slot in 0..LENGTH {
                 rows[slot * 8 + usize::from(odd.contains(&slot))] = 1.0;
             }
-            let floats = |values: &[f32]| Tensor::<1>::from_data(values, (device, DType::F32));
-            let ints =
-                |values: [i32; 2]| Tensor::<2, Int>::from_data([values], (device, DType::I32));
-            let scalars = |value: f32| floats(&vec![value; 2 * LENGTH]);
-            let (mut keys, mut values) =
-                (floats(&rows).reshape([-1, 8]), floats(&rows).reshape([-1, 8]));
-            let (mut weights, mut scores, mut samples) = (scalars(0.0), scalars(1.0), scalars(0.0));
-            let (mut votes, mut votes_high) = (scalars(1.0), scalars(0.0));
-            let length = LENGTH as i32;
-            let ranges = SlotRanges { offsets: ints([0, length]), lengths: ints([length; 2]) };
-            let victims = ints([victim, length + victim]);
-            merge_nearest(
-                MergingSlots {
-                    keys: &mut keys,
-                    values: &mut values,
-                    log_weights: &mut weights,
-                    log_scores: &mut scores,
-                    log_samples: &mut samples,
-                    votes: &mut votes,
-                    votes_high: &mut votes_high,
-                },
-                &ranges,
-                &victims,
-                &ints([1, 1]),
-                &NearestOptions { threshold: 0.5, ..Default::default() },
-            )
-            .unwrap();
-            let votes = votes.try_into_vec_as::<f32>().unwrap();
-            let merged = |votes: &[f32]| votes.iter().position(|&votes| votes != 1.0);
-            // A victim that is like nothing goes nowhere.
-            let expected = (target != victim as usize).then_some(target);
-            assert_eq!(merged(&votes), expected, "{}: {odd:?} {victim}", tested.name);
+            let mut slots = Slots::new(&rows, 8, 2, &vec![1.0; 2 * LENGTH], &tested.device);
+            let options = NearestOptions { threshold: 0.5, ..Default::default() };
+            slots.merge(&[victim, LENGTH as i32 + victim], &options);
+            let [.., votes] = slots.scalars();
+            let merged = votes.iter().position(|&votes| votes != 1.0);
+            assert_eq!(merged, target, "{}: {odd:?} {victim}", tested.name);
+        }
+    }
+}
+
+/// A victim that nobody attends to adds its vote and nothing else; where neither has a score, votes alone weigh.
+#[test]
+fn tokens_without_score_merge_as_nothing() {
+    const NOTHING: f32 = -1.0e30;
+    for tested in devices() {
+        for rule in [KeyRule::Paper, KeyRule::Additive, KeyRule::Votes, KeyRule::Mean] {
+            for (scores, share) in [([2.0, NOTHING], 0.0), ([NOTHING, NOTHING], 0.5)] {
+                let rows = [1.0, 0.5, 0.0, 0.0, 1.0, 0.7, 0.0, 0.0];
+                let mut slots = Slots::new(&rows, 4, 1, &scores, &tested.device);
+                let query = Tensor::<3>::ones([1, 1, 4], (&tested.device, DType::F32));
+                let merge = MergeOptions { rule, ..Default::default() };
+                slots.merge(
+                    &[1],
+                    &NearestOptions { queries: Some(query), merge, ..Default::default() },
+                );
+                let context = format!("{} {rule:?} {scores:?}", tested.name);
+                let [weights, log_scores, votes] = slots.scalars();
+                assert_eq!(votes, [2.0, 1.0], "{context}");
+                let [keys, values] =
+                    slots.rows.clone().map(|rows| rows.try_into_vec_as::<f32>().unwrap());
+                assert!(keys.iter().all(|key| key.is_finite()), "{context}: {keys:?}");
+                let expected = 0.5 + 0.2 * share;
+                assert!((values[1] - expected).abs() < 1e-6, "{context}: {values:?}");
+                if share == 0.0 {
+                    // All the mass is the one's that has any.
+                    let mass = weights[0] + log_scores[0];
+                    assert!((mass - scores[0]).abs() < 1e-5, "{context}: {mass}");
+                }
+            }
         }
     }
 }

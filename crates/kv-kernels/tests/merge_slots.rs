@@ -81,15 +81,33 @@ impl Group {
         merge_group(&members, Some(&self.query), rule, guard, scale)
     }
 
+    /// Attention over the tokens and a slot that weighs as much as they do: the output, and the tokens' own log-sum-exp.
     fn before(&self) -> (Vec<f64>, f64) {
         let tokens = (0..self.keys.len())
             .map(|i| (self.log_weights[i], self.keys[i].as_slice(), self.values[i].as_slice()));
-        attention(&self.query, tokens)
+        self.beside(tokens)
     }
 
+    /// The same over the slot that they became.
     fn after(&self, slot: &MergedSlot) -> (Vec<f64>, f64) {
-        let slots = std::iter::once((slot.log_weight, &slot.key[..], &slot.value[..]));
-        attention(&self.query, slots)
+        self.beside(std::iter::once((slot.log_weight, &slot.key[..], &slot.value[..])))
+    }
+
+    /// Without another slot the output would not depend on keys.
+    fn beside<'a>(
+        &self,
+        slots: impl Iterator<Item = (f64, &'a [f64], &'a [f64])> + Clone,
+    ) -> (Vec<f64>, f64) {
+        let (_, lse) = attention(&self.query, slots.clone());
+        let scores =
+            self.log_weights.iter().zip(&self.log_scores).map(|(weight, score)| weight + score);
+        let top = scores.clone().fold(f64::NEG_INFINITY, f64::max);
+        let weight = top + scores.map(|score| (score - top).exp()).sum::<f64>().ln();
+        let (key, value) = (vec![0.0; self.query.len()], vec![1.0; self.query.len()]);
+        let other = std::iter::once((weight, key.as_slice(), value.as_slice()));
+        let slots = slots.map(|(weight, key, value)| (weight, key, value));
+        let (output, _) = attention(&self.query, slots.chain(other));
+        (output, lse)
     }
 
     /// The two logits that the paper's factor is made of.
@@ -183,10 +201,31 @@ fn golden_keepkv_eq7() {
             assert!((slot.log_weight.exp() - votes[*at]).abs() < 1e-9, "{context}: votes");
         }
         let groups: Vec<Group> = groups.into_iter().map(|(group, _)| group).collect();
+        let literal = MergeOptions { guard: f32::INFINITY, ..Default::default() };
+        let exact: Vec<_> =
+            groups.iter().map(|group| group.merged(KeyRule::Paper, f64::INFINITY)).collect();
+        check_heads(&golden, &groups, &exact, 1e-12);
         for tested in devices() {
+            check_heads(&golden, &groups, &on_device(&tested, &groups, literal.clone()), 1e-4);
             for rule in [KeyRule::Paper, KeyRule::Additive, KeyRule::Votes] {
                 check_on_device(&tested, &golden.name, &groups, rule);
             }
+        }
+    }
+}
+
+/// A golden file's heads, all of whose groups were merged by the paper's equation to the letter: outputs are those of
+/// before, and the file's.
+fn check_heads(golden: &Golden, groups: &[Group], slots: &[MergedSlot], limit: f64) {
+    let [heads, dim] = golden.tensor("q").dims();
+    let each = groups.len() / heads;
+    let outputs = ["out_before", "out_after"].map(|name| golden.tensor(name).values);
+    for (head, slots) in slots.chunks(each).enumerate() {
+        let slots = slots.iter().map(|slot| (slot.log_weight, &slot.key[..], &slot.value[..]));
+        let (output, _) = attention(&groups[head * each].query, slots);
+        for expected in &outputs {
+            let error = distance(&output, &expected[head * dim..][..dim]);
+            assert!(error < limit, "{} head {head}: output off by {error}", golden.name);
         }
     }
 }
@@ -221,8 +260,8 @@ fn golden_keepkv_singular() {
             let slot = group.merged(KeyRule::Paper, 4.0);
             let (output, lse) = group.before();
             let (after, after_lse) = group.after(&slot);
-            let error = distance(&output, &after) + (lse - after_lse).abs();
-            assert!(error < 1e-11, "{} case {case}: off by {error}", golden.name);
+            let error = distance(&output, &after).max((lse - after_lse).abs() / (1.0 + lse.abs()));
+            assert!(error < 1e-12, "{} case {case}: off by {error}", golden.name);
             // Where all logits are the same, nothing is to be scaled.
             let factor = if target == mean { 1.0 } else { target / mean };
             assert_eq!(slot.guarded, !(0.25..=4.0).contains(&factor), "case {case}: {factor}");

@@ -31,8 +31,8 @@ const SEEDS: &str = "seeds";
 /// dropped. Keys stay as they are, heads draw for themselves, and survivors receive a prompt's values
 /// as they were, not as merged.
 ///
-/// `A` is the attention that each token has had from all queries, or from the last one alone: the
-/// authors' two forms, around H2O and StreamingLLM.
+/// `A` is the attention that each token has had from the last query, as in the authors' form around H2O with a `spread`
+/// of 32, or from all queries, as in their form around StreamingLLM with one of 16.
 #[derive(Debug, Clone)]
 pub struct Cam {
     evictor: Arc<dyn Evictor>,
@@ -61,9 +61,9 @@ pub struct CamOptions {
 #[serde(rename_all = "kebab-case")]
 pub enum CamAttention {
     /// That of all queries so far.
-    #[default]
     Accumulated,
     /// That of the last query.
+    #[default]
     Step,
 }
 

@@ -46,6 +46,7 @@ fn golden_kvpress_prompts() {
             let options = CamOptions {
                 spread: spread as usize,
                 candidates: Some(candidates as usize),
+                attention: CamAttention::Accumulated,
                 ..Default::default()
             };
             let cam = Cam::new(Arc::new(given), options).unwrap();
@@ -154,7 +155,9 @@ fn golden_official_streaming() {
             let streaming = build(&json!({
                 "policy": "streaming-llm", "budget": budget, "sinks": sinks, "recents": recents,
             }));
-            let options = CamOptions { spread: number("merge_num"), ..Default::default() };
+            let attention = CamAttention::Accumulated;
+            let spread = number("merge_num");
+            let options = CamOptions { spread, attention, ..Default::default() };
             let cam = Cam::new(streaming.unwrap(), options).unwrap();
             let first = |tensor: &Tensor<4>| tensor.clone().narrow(2, 0, 1);
             let mut cache = Prompt::new(first(&q), first(&k), first(&v)).compress(&cam, steps);
@@ -276,7 +279,8 @@ fn steps_spread_what_h2o_evicts() {
                 of[at..at + dim].iter().map(|x| f64::from(*x)).collect()
             };
             let h2o = build(&json!({"policy": "h2o", "budget": limit, "recents": recents}));
-            let options = CamOptions { spread: spread as usize, ..Default::default() };
+            let attention = CamAttention::Accumulated;
+            let options = CamOptions { spread: spread as usize, attention, ..Default::default() };
             let cam = Cam::new(h2o.unwrap(), options).unwrap();
             let part = |tensor: &Tensor<4>| tensor.clone().narrow(2, 0, tokens);
             let mut cache = Prompt::new(part(&q), part(&k), part(&v)).compress(&cam, steps);

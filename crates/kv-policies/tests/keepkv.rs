@@ -96,6 +96,38 @@ fn steps_leave_their_query_as_it_was() {
     }
 }
 
+/// The same where victims wait for a few steps and go together.
+#[test]
+fn merges_every_few_steps_leave_their_query_as_it_was() {
+    const INTERVAL: usize = 5;
+    for tested in exact_devices("merges_every_few_steps_leave_their_query_as_it_was") {
+        let prompt = prompt(26, 32, 1, &tested.device);
+        let steps = self::prompt(27, 23, 1, &tested.device);
+        for key in ["paper", "additive", "votes"] {
+            let keepkv = policy(json!({
+                "policy": "keepkv", "threshold": -1.0, "alpha": 1e-9, "window": 1, "key": key,
+                "evictor": {"policy": "h2o", "budget": 32, "interval": INTERVAL},
+            }));
+            let mut cache = prompt.compress(&*keepkv, 24);
+            let mut merged = 0;
+            for index in 0..23 {
+                let step = step(&steps.query, &steps.keys, &steps.values, index, 32 + index);
+                let query = steps.query.clone().narrow(2, index, 1).squeeze_dim::<3>(2);
+                let output = keepkv.step(LAYER, &mut cache, step).unwrap();
+                let again = cache.attend(query, Default::default()).unwrap().output;
+                let error = relative_error(&floats(again), &wide(output));
+                assert!(error < 1e-4, "{} {key} step {index}: off by {error}", tested.name);
+                let votes: u64 = read_votes(&cache).unwrap().iter().sum();
+                assert_eq!(votes, 4 * (33 + index as u64), "{} {key}", tested.name);
+                let length = cache.layout().lengths()[0];
+                assert!(length < 32 + INTERVAL, "{} {key} step {index}: {length}", tested.name);
+                merged += usize::from(length == 32);
+            }
+            assert_eq!(merged, 4, "{} {key}", tested.name);
+        }
+    }
+}
+
 /// Lemma 6: tokens that are the same merge without any error, for every later query.
 #[test]
 fn identical_tokens_merge_for_good() {

@@ -102,6 +102,33 @@ impl Chart<'_> {
         self.lines(frame, panels)
     }
 
+    /// The metric along a number that is an option of policies: a line for policies that differ in it alone, and levels
+    /// for those without it. `None` if it has fewer than two values.
+    pub(crate) fn by_option(
+        &self,
+        frame: &Frame,
+        option: &str,
+        label: &str,
+    ) -> anyhow::Result<Option<Figure>> {
+        let of = |r: &Record| option_of(&r.policy, option).map(|(value, _)| value);
+        let values: Vec<f64> = self.taken().filter_map(of).collect();
+        if values.iter().all(|value| *value == values[0]) {
+            return Ok(None);
+        }
+        let name = |r: &Record| option_of(&r.policy, option).map_or(r.policy.clone(), |(_, n)| n);
+        let line = |(name, records): (String, Vec<&Record>)| Series {
+            policy: self.policies.number(&records[0].policy),
+            name,
+            points: group_by(records, of)
+                .into_iter()
+                .filter_map(|(x, records)| Some((x, summary(&records, self.metric)?)))
+                .collect(),
+        };
+        let series = group_by(self.taken(), name).into_iter().map(line).collect();
+        let x = Axis::at(label.into(), &values, |value| value.to_string());
+        self.lines(frame, vec![(Panel { title: String::new(), series }, x)])
+    }
+
     /// The metric as bars, a panel a task, named by what stands behind the figure's name. `None`
     /// without data.
     pub(crate) fn by_task(&self, frame: &Frame) -> anyhow::Result<Option<Figure>> {
@@ -228,6 +255,18 @@ impl Chart<'_> {
         }
         frame.lines(&panels, &y, info.higher_is_better.unwrap_or(true)).map(Some)
     }
+}
+
+/// The number that a policy's label gives an option, and the label with a blank in its place.
+fn option_of(label: &str, option: &str) -> Option<(f64, String)> {
+    let words = label.split(' ');
+    let value = |word: &str| word.strip_prefix(option)?.strip_prefix('=')?.parse().ok();
+    let number = words.clone().find_map(value)?;
+    let blank = |word: &str| match value(word) {
+        Some(_) => format!("{option}=…"),
+        None => word.into(),
+    };
+    Some((number, words.map(blank).collect::<Vec<String>>().join(" ")))
 }
 
 /// The records of each budget, with those that have none; a panel each, largest budget first.

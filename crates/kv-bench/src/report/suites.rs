@@ -8,6 +8,9 @@ use super::heatmap;
 use super::policies::{Policies, key};
 use crate::record::{Record, by_setup, group_by, metric, summary};
 
+/// The option of policies that compress all tokens anew every so many steps.
+const PERIOD: &str = "period";
+
 /// The figures of one suite's records.
 ///
 /// # Errors
@@ -47,6 +50,15 @@ pub(crate) fn figures(records: &[&Record], policies: &Policies) -> anyhow::Resul
         "Lower is better; the full cache is the level to stay at.",
     )?);
     let frame = Frame {
+        id: "perplexity-by-period",
+        title: "Perplexity against the period",
+        caption: "Lower is better. Every so many steps the cache is compressed anew, from all tokens; without such \
+                  rebuilds, the level.",
+    };
+    let label = "steps from one rebuild to the next (log scale)";
+    figures
+        .extend(chart(metric::PERPLEXITY, "perplexity", scale).by_option(&frame, PERIOD, label)?);
+    let frame = Frame {
         id: "perplexity-by-position",
         title: "Perplexity by position",
         caption: "Lower is better. A line that leaves the full cache's as the position grows says \
@@ -82,6 +94,13 @@ pub(crate) fn figures(records: &[&Record], policies: &Policies) -> anyhow::Resul
         "Relative error of the attention output on real queries, keys and values; lower is \
          better. An exact output has no place on a logarithmic axis and is left out.",
     )?);
+    let frame = Frame {
+        id: "relative-error-by-period",
+        title: "Attention error against the period",
+        caption: "Lower is better. What decode steps lose between two rebuilds of the cache from all tokens.",
+    };
+    let label = "steps from one rebuild to the next (log scale)";
+    figures.extend(chart(error, "relative error", Scale::Log).by_option(&frame, PERIOD, label)?);
     let layers = |r: &Record| r.case.layer.map(|layer| layer as f64);
     let axis = |values: &[f64]| Axis::whole("layer".into(), values);
     let frame = Frame {

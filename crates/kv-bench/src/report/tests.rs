@@ -47,6 +47,26 @@ fn sections_without_data_are_left_out() {
 }
 
 #[test]
+fn what_differs_in_a_number_alone_is_a_line_along_it() {
+    let at = |policy: &str, value| record(policy, Some(0.2), metric::PERPLEXITY, value);
+    let mut records: Vec<_> = [(1, 16.5), (4, 16.75), (64, 17.5)]
+        .map(|(period, value)| at(&format!("keepkv(h2o) period={period} window=1"), value))
+        .into();
+    records.extend([at("keepkv", 17.25), record("full", None, metric::PERPLEXITY, 16.25)]);
+    let html = html(&records);
+    let section = r#"<section id="quality-0-perplexity-by-period">"#;
+    let (_, figure) = html.split_once(section).unwrap();
+    let figure = figure.split_once("</section>").unwrap().0;
+    assert!(figure.contains("keepkv(h2o) period=… window=1"), "{figure}");
+    for tick in ["\n1\n", "\n4\n", "\n64\n"] {
+        assert!(figure.contains(tick), "{tick:?}");
+    }
+    // One period is no line.
+    let one = self::html(&records[2..]);
+    assert!(!one.contains("perplexity-by-period"));
+}
+
+#[test]
 fn odd_values_are_drawn_around() {
     let mut records: Vec<_> = [f64::NAN, f64::INFINITY, 0.0, 2.0]
         .into_iter()

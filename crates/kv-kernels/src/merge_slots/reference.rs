@@ -44,9 +44,12 @@ pub fn merge_group(
         (log_sum_exp(log_masses()), log_sum_exp(members.iter().map(|member| member.log_weight)));
     // A group without any mass is averaged by its votes.
     let massless = log_mass == f64::NEG_INFINITY;
+    // Relative to the largest, so that shares add up to 1 where a logarithm is too large to tell one from two.
+    let top = log_masses().fold(f64::NEG_INFINITY, f64::max);
+    let total: f64 = log_masses().map(|mass| (mass - top).exp()).sum();
     let share = |member: &Member<'_>| match massless {
         true => (member.log_weight - log_votes).exp(),
-        false => (member.log_weight + member.log_score - log_mass).exp(),
+        false => (member.log_weight + member.log_score - top).exp() / total,
     };
     let mut key = vec![0.0; members[0].key.len()];
     let mut value = key.clone();
