@@ -104,9 +104,9 @@ impl Group {
         let top = scores.clone().fold(f64::NEG_INFINITY, f64::max);
         let weight = top + scores.map(|score| (score - top).exp()).sum::<f64>().ln();
         let (key, value) = (vec![0.0; self.query.len()], vec![1.0; self.query.len()]);
-        let other = std::iter::once((weight, key.as_slice(), value.as_slice()));
-        let slots = slots.map(|(weight, key, value)| (weight, key, value));
-        let (output, _) = attention(&self.query, slots.chain(other));
+        let mut all: Vec<(f64, &[f64], &[f64])> = slots.collect();
+        all.push((weight, &key, &value));
+        let (output, _) = attention(&self.query, all.into_iter());
         (output, lse)
     }
 

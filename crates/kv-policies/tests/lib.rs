@@ -12,6 +12,7 @@ mod golden_decode;
 mod golden_kvpress;
 mod golden_prefill;
 mod keepkv;
+mod keepkv_golden;
 mod keepkv_periodic;
 mod kvmerger;
 mod kvreviver;
