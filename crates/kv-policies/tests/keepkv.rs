@@ -365,9 +365,14 @@ fn predictors_average_what_slots_have_had() {
             let (q, k) = (row(&queries, query), row(&keys, key));
             (q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>() / 4.0).exp()
         };
-        for predictor in [Predictor::Ema, Predictor::Cumulative, Predictor::Window] {
+        for (predictor, absolute_step) in [
+            (Predictor::Ema, false),
+            (Predictor::Ema, true),
+            (Predictor::Cumulative, false),
+            (Predictor::Window, false),
+        ] {
             let options = KeepKvOptions { predictor, window: WINDOW, ..exact(Key::Paper) };
-            let options = KeepKvOptions { alpha: 0.7, ..options };
+            let options = KeepKvOptions { alpha: 0.7, absolute_step, ..options };
             let keepkv = around(vec![(0..6).collect(); 4], 20, options);
             let mut cache = prompt.compress(&keepkv, 5);
             for index in 0..5 {
@@ -389,6 +394,10 @@ fn predictors_average_what_slots_have_had() {
                     let (sum, total) = ages.fold((0.0, 0.0), |(sum, total), (age, score)| {
                         (sum + weigh(age) * score, total + weigh(age))
                     });
+                    // Equation 8 divides by what a token of the first step has seen, and new ones as if they came
+                    // behind endless steps.
+                    let steps = if key < 6 { 0.7f64.powi(11) } else { 0.0 };
+                    let total = if absolute_step { (1.0 - steps) / 0.3 } else { total };
                     let actual = f64::from(scores[slot] - samples[slot]);
                     let off = (actual - (sum / total).ln()).abs();
                     assert!(off < 1e-4, "{} {predictor:?} {pair} {key}: {off}", tested.name);
