@@ -282,26 +282,36 @@ impl Slots {
 
 #[test]
 fn the_first_of_equals_is_merged_into_wherever_it_is() {
-    // A head whose keys are all the same but for the odd ones, and one of zeros.
-    const LENGTH: usize = 1500;
-    for tested in devices() {
+    // Few long heads and many short ones; in rows that one unit has, and several; keys that are all the same but for odd
+    // ones, and a head of zeros.
+    for (tested, (heads, length, dim)) in devices().iter().flat_map(|tested| {
+        [(3, 1500, 8), (3, 700, 20), (3, 700, 128), (400, 90, 64)].map(|shape| (tested, shape))
+    }) {
         for (odd, victim, target) in [
-            (0..2, 700, Some(2)),
+            (0..2, length / 2, Some(2)),
             (0..0, 0, Some(1)),
-            (0..0, 1499, Some(0)),
-            (0..1499, 1499, None),
+            (0..0, length - 1, Some(0)),
+            (0..length - 1, length - 1, None),
             (3..5, 2, Some(0)),
         ] {
-            let mut rows = vec![0.0f32; 2 * LENGTH * 8];
-            for slot in 0..LENGTH {
-                rows[slot * 8 + usize::from(odd.contains(&slot))] = 1.0;
+            let mut rows = vec![0.0f32; heads * length * dim];
+            let mut expected = vec![1.0f32; heads * length];
+            for head in 1..heads {
+                for slot in 0..length {
+                    let at = (head * length + slot) * dim + head % (dim - 1);
+                    rows[at + usize::from(odd.contains(&slot))] = 1.0;
+                }
+                if let Some(target) = target {
+                    expected[head * length + target] = 2.0;
+                }
             }
-            let mut slots = Slots::new(&rows, 8, 2, &vec![1.0; 2 * LENGTH], &tested.device);
-            let options = NearestOptions { threshold: 0.5, ..Default::default() };
-            slots.merge(&[victim, LENGTH as i32 + victim], &options);
+            let scores = vec![1.0; heads * length];
+            let mut slots = Slots::new(&rows, dim, heads, &scores, &tested.device);
+            let victims: Vec<i32> =
+                (0..heads).map(|head| (head * length + victim) as i32).collect();
+            slots.merge(&victims, &NearestOptions { threshold: 0.5, ..Default::default() });
             let [.., votes] = slots.scalars();
-            let merged = votes.iter().position(|&votes| votes != 1.0);
-            assert_eq!(merged, target, "{}: {odd:?} {victim}", tested.name);
+            assert!(votes == expected, "{}: {heads} {dim} {odd:?} {victim}", tested.name);
         }
     }
 }
@@ -310,12 +320,15 @@ fn the_first_of_equals_is_merged_into_wherever_it_is() {
 #[test]
 fn tokens_without_score_merge_as_nothing() {
     const NOTHING: f32 = -1.0e30;
+    const DIM: usize = 128;
     for tested in devices() {
         for rule in [KeyRule::Paper, KeyRule::Additive, KeyRule::Votes, KeyRule::Mean] {
             for (scores, share) in [([2.0, NOTHING], 0.0), ([NOTHING, NOTHING], 0.5)] {
-                let rows = [1.0, 0.5, 0.0, 0.0, 1.0, 0.7, 0.0, 0.0];
-                let mut slots = Slots::new(&rows, 4, 1, &scores, &tested.device);
-                let query = Tensor::<3>::ones([1, 1, 4], (&tested.device, DType::F32));
+                let mut rows = vec![0.0; 2 * DIM];
+                rows[..2].copy_from_slice(&[1.0, 0.5]);
+                rows[DIM..DIM + 2].copy_from_slice(&[1.0, 0.7]);
+                let mut slots = Slots::new(&rows, DIM, 1, &scores, &tested.device);
+                let query = Tensor::<3>::ones([1, 1, DIM], (&tested.device, DType::F32));
                 let merge = MergeOptions { rule, ..Default::default() };
                 slots.merge(
                     &[1],

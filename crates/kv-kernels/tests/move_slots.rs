@@ -165,7 +165,8 @@ fn the_last_slot_takes_the_victims_place() {
     for tested in devices() {
         let device = &tested.device;
         for dtype in tested.float_dtypes() {
-            for (weighted, width) in [(true, 8), (false, 5)] {
+            // With as many numbers beside them as a launch takes, more, and none.
+            for (weighted, width, count) in [(true, 8, 6), (false, 5, 9), (true, 1031, 0)] {
                 // One in the middle, the last itself, one that stays, an empty range.
                 let (offsets, lengths) = ([0, 10, 20, 30], [7, 4, 10, 0]);
                 let (victims, goes) = ([2, 13, 25, -1], [1, 1, 0, 1]);
@@ -179,28 +180,23 @@ fn the_last_slot_takes_the_victims_place() {
                 let (victims, goes) = (pairs(&victims), pairs(&goes));
                 let numbers: Vec<f32> = (0..33).map(|slot| slot as f32).collect();
                 let track = || Tensor::<1>::from_data(numbers.as_slice(), (device, DType::F32));
-                // More than one launch takes.
-                let mut others: Vec<_> = (0..7).map(|_| track()).collect();
-                let (mut one, mut other) = (track(), track().mul_scalar(2.0));
-                let scalars = others.iter_mut().chain([&mut one, &mut other]);
-                let mut scalars: Vec<_> = scalars.collect();
+                let mut tracks: Vec<_> = (0..count).map(|_| track()).collect();
+                let mut scalars: Vec<_> = tracks.iter_mut().collect();
                 drop_slots(pool.pool(weighted), &mut scalars, &mut ranges, &victims, &goes)
                     .unwrap();
                 assert_eq!(pool.read(), expected, "{} {dtype:?} {width}", tested.name);
                 let mut expected = numbers.clone();
                 expected[2] = 6.0;
-                let twice: Vec<f32> = expected.iter().map(|x| 2.0 * x).collect();
                 let read = |track: &Tensor<1>| track.clone().try_into_vec_as::<f32>().unwrap();
-                for track in others.iter().chain([&one]) {
-                    assert_eq!(read(track), expected, "{}", tested.name);
-                }
-                assert_eq!(read(&other), twice, "{}", tested.name);
+                assert!(tracks.iter().all(|track| read(track) == expected), "{}", tested.name);
                 let left = ranges.lengths.clone().try_into_vec_as::<i32>().unwrap();
                 assert_eq!(left, [6, 3, 10, 0], "{}", tested.name);
 
                 // Every range's last slot starts anew.
+                let (mut one, mut other) = (track(), track().mul_scalar(2.0));
                 reset_last(&mut [(&mut one, -1.0), (&mut other, 7.0)], &ranges).unwrap();
-                let (mut ones, mut others) = (expected, twice);
+                let mut ones = numbers.clone();
+                let mut others: Vec<f32> = numbers.iter().map(|x| 2.0 * x).collect();
                 for (offset, left) in offsets.iter().zip(&left).filter(|(_, left)| **left > 0) {
                     ones[(offset + left - 1) as usize] = -1.0;
                     others[(offset + left - 1) as usize] = 7.0;
@@ -230,6 +226,13 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         };
         let error = compact_slots(to.pool(true), &one().unsqueeze(), &lists).unwrap_err();
         assert!(matches!(error, KernelError::Shape { argument: "counts", .. }), "{error}");
+        let pair = || one().unsqueeze::<2>();
+        let mut ranges = SlotRanges { offsets: pair(), lengths: pair().add_scalar(2) };
+        let mut short = Tensor::<1>::zeros([3], (device, DType::F32));
+        let error = drop_slots(to.pool(true), &mut [&mut short], &mut ranges, &pair(), &pair());
+        let error = error.unwrap_err();
+        assert!(matches!(error, KernelError::Shape { argument: "scalars", .. }), "{error}");
+        assert_eq!(ranges.lengths.try_into_vec_as::<i32>().unwrap(), [2]);
         assert_eq!(to.read(), before);
     }
 }

@@ -103,7 +103,7 @@ impl Chart<'_> {
     }
 
     /// The metric along a number that is an option of policies: a line for policies that differ in it alone, and levels
-    /// for those without it. `None` if it has fewer than two values.
+    /// for those without it, a panel a budget. `None` if it has fewer than two values at any.
     pub(crate) fn by_option(
         &self,
         frame: &Frame,
@@ -111,10 +111,6 @@ impl Chart<'_> {
         label: &str,
     ) -> anyhow::Result<Option<Figure>> {
         let of = |r: &Record| option_of(&r.policy, option).map(|(value, _)| value);
-        let values: Vec<f64> = self.taken().filter_map(of).collect();
-        if values.iter().all(|value| *value == values[0]) {
-            return Ok(None);
-        }
         let name = |r: &Record| option_of(&r.policy, option).map_or(r.policy.clone(), |(_, n)| n);
         let line = |(name, records): (String, Vec<&Record>)| Series {
             policy: self.policies.number(&records[0].policy),
@@ -124,9 +120,17 @@ impl Chart<'_> {
                 .filter_map(|(x, records)| Some((x, summary(&records, self.metric)?)))
                 .collect(),
         };
-        let series = group_by(self.taken(), name).into_iter().map(line).collect();
-        let x = Axis::at(label.into(), &values, |value| value.to_string());
-        self.lines(frame, vec![(Panel { title: String::new(), series }, x)])
+        let taken: Vec<_> = self.taken().collect();
+        let panel = |(title, records): (String, Vec<&Record>)| {
+            let values: Vec<f64> = records.iter().filter_map(|r| of(r)).collect();
+            if values.iter().all(|value| *value == values[0]) {
+                return None;
+            }
+            let series = group_by(records, name).into_iter().map(line).collect();
+            let x = Axis::at(label.into(), &values, |value| value.to_string());
+            Some((Panel { title, series }, x))
+        };
+        self.lines(frame, panels(&taken).into_iter().filter_map(panel).collect())
     }
 
     /// The metric as bars, a panel a task, named by what stands behind the figure's name. `None`

@@ -52,8 +52,8 @@ pub(crate) fn figures(records: &[&Record], policies: &Policies) -> anyhow::Resul
     let frame = Frame {
         id: "perplexity-by-period",
         title: "Perplexity against the period",
-        caption: "Lower is better. Every so many steps the cache is compressed anew, from all tokens; without such \
-                  rebuilds, the level.",
+        caption: "Lower is better. Every so many steps the cache is compressed anew, from all tokens; policies \
+                  without such rebuilds are level lines.",
     };
     let label = "steps from one rebuild to the next (log scale)";
     figures

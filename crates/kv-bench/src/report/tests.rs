@@ -61,9 +61,17 @@ fn what_differs_in_a_number_alone_is_a_line_along_it() {
     for tick in ["\n1\n", "\n4\n", "\n64\n"] {
         assert!(figure.contains(tick), "{tick:?}");
     }
-    // One period is no line.
+    // One period is no line, and another budget another panel.
     let one = self::html(&records[2..]);
     assert!(!one.contains("perplexity-by-period"));
+    let other = |period, value| {
+        record(&format!("keepkv period={period}"), Some(0.5), metric::PERPLEXITY, value)
+    };
+    records.extend([other(2, 16.5), other(8, 17.0)]);
+    let both = self::html(&records);
+    let (_, figure) = both.split_once(section).unwrap();
+    let figure = figure.split_once("</section>").unwrap().0;
+    assert!(figure.contains("budget 20 % of the cache") && figure.contains("budget 50 %"));
 }
 
 #[test]

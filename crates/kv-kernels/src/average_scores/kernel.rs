@@ -41,9 +41,11 @@ pub(crate) fn averaged(
     #[comptime] group: usize,
     #[comptime] weighted: bool,
 ) -> (f32, f32) {
-    let mut score = larger(f32::new(LOWEST), logits[slot * group]);
+    // NaN is no smaller than anything: it stays.
+    let first = logits[slot * group];
+    let mut score = select(first < f32::new(LOWEST), f32::new(LOWEST), first);
     if comptime!(group > 1) {
-        let mut top = score;
+        let mut top = larger(f32::new(LOWEST), first);
         #[unroll]
         for g in 1..group {
             top = larger(top, logits[slot * group + g]);

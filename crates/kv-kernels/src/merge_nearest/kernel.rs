@@ -17,7 +17,7 @@ pub(crate) struct Blueprint {
     pub(crate) columns: usize,
     /// Units that share a slot's key: a power of two, at most a plane.
     pub(crate) team: usize,
-    /// Units of a cube, at least `columns`.
+    /// Units of a cube, a multiple of `team`.
     pub(crate) units: usize,
     /// Slots of which a team has the keys on their way.
     pub(crate) ahead: usize,
@@ -197,8 +197,11 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
         if result.step != 0.0f32 {
             step = result.step / (scale * query_square);
         }
+    } else {
+        share = plane_max(share);
+        victim_share = plane_max(victim_share);
     }
-    // What other teams of the plane have read of this has met in their sums above.
+    // What the plane's units have read of this has met in the sums, or the shares, above.
     #[unroll]
     for c in 0..own {
         let column = member + c * team_size;

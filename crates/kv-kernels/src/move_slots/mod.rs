@@ -110,7 +110,7 @@ pub fn compact_slots(
 
 /// Moves the last slot of each range into a victim's place, in place, where one goes: key, value, position, weight, and
 /// its number in each of the `scalars`, `[S]`, f32. The lengths of ranges of which something goes then are one less, in
-/// place, too. One launch, for up to six scalars.
+/// place, too. One launch, for up to six scalars; rows of no columns are left as they are, with all beside them.
 ///
 /// # Shapes
 /// `victims` `[B, Hkv]`, slots of their ranges, 32-bit, negative for none; `goes` `[B, Hkv]`, 32-bit: 0
