@@ -1,9 +1,7 @@
 //! Dropping slots, in place.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_kernels::{
-    KeepLists, Protected, SlotPool, argmin_slots, compact_slots, drop_slots, scatter_scalars,
-};
+use kv_kernels::{KeepLists, Protected, argmin_slots, compact_slots, drop_slots, scatter_scalars};
 
 use super::expect_shape;
 use crate::tensors::ints;
@@ -68,14 +66,9 @@ impl LayerCache {
             return Ok(());
         }
         let dropped = self.flags(&over);
-        let mut tracks: Vec<_> = self.tracks.values_mut().map(|track| &mut track.values).collect();
-        let pool = SlotPool {
-            keys: &mut self.keys,
-            values: &mut self.values,
-            positions: &mut self.positions,
-            log_weights: self.log_weights.as_mut(),
-        };
-        drop_slots(pool, &mut tracks, &mut self.ranges, &victims, &dropped)?;
+        let (pool, tracks, ranges) = self.pool_and_tracks();
+        let mut tracks: Vec<_> = tracks.values_mut().map(|track| &mut track.values).collect();
+        drop_slots(pool, &mut tracks, ranges, &victims, &dropped)?;
         self.next = None;
         for (length, over) in self.layout.lengths_mut().iter_mut().zip(over) {
             *length -= usize::from(over);

@@ -7,6 +7,7 @@ use kv_kernels::{
     SlotPool, SlotRanges, SlotSource, copy_slots, scatter_ints, scatter_rows, scatter_scalars,
 };
 
+use super::Track;
 use crate::tensors::ints;
 use crate::{LayerCache, Result, Selection};
 
@@ -94,13 +95,21 @@ impl LayerCache {
 
     /// The tensors that kernels write in place.
     pub(super) fn pool(&mut self) -> (SlotPool<'_>, &mut SlotRanges) {
+        let (pool, _, ranges) = self.pool_and_tracks();
+        (pool, ranges)
+    }
+
+    /// The same, and the tracks beside them.
+    pub(super) fn pool_and_tracks(
+        &mut self,
+    ) -> (SlotPool<'_>, &mut BTreeMap<String, Track>, &mut SlotRanges) {
         let pool = SlotPool {
             keys: &mut self.keys,
             values: &mut self.values,
             positions: &mut self.positions,
             log_weights: self.log_weights.as_mut(),
         };
-        (pool, &mut self.ranges)
+        (pool, &mut self.tracks, &mut self.ranges)
     }
 
     /// All live slots, head after head.
