@@ -154,7 +154,8 @@ pub(crate) struct Attention {
     /// Also shows a row for each layer.
     #[arg(long)]
     pub(crate) by_layer: bool,
-    /// Also shows how wrong LongFlow's measure of slots may be and how wrong it is; slow.
+    /// Also shows bounds beside what they bound: of LongFlow's measure of slots, of the attention that CIS drops, PSAW
+    /// hides and ETF moves; slow.
     #[arg(long)]
     pub(crate) certificates: bool,
 }

@@ -94,6 +94,14 @@ impl Common {
     /// For names that the table does not have.
     pub(crate) fn chosen(&self, mut contenders: Vec<Contender>) -> anyhow::Result<Vec<Contender>> {
         let Some(list) = &self.policy else { return Ok(contenders) };
+        if list.trim_start().starts_with(['{', '[']) {
+            let mut own: Vec<&str> = contenders.iter().map(|own| own.policy.name()).collect();
+            own.dedup();
+            bail!(
+                "--policy: the table has its own configurations, expected names of {}",
+                own.join(", ")
+            );
+        }
         let named: Vec<&str> = list.split(',').map(str::trim).collect();
         let has = |name: &&&str| contenders.iter().any(|own| own.policy.name() == **name);
         if let Some(unknown) = named.iter().find(|name| !has(name)) {
@@ -135,6 +143,20 @@ impl Contender {
         let policy = build(config)?;
         let config = policy.config();
         Ok(Self { label: label(&config)?, budget: budget(&config), policy, channels: None })
+    }
+
+    /// The same with what its certificates take, where there is any.
+    pub(crate) fn certified(self) -> Self {
+        let mut config = self.policy.config();
+        if config.get("certified").is_none() {
+            return self;
+        }
+        config["certified"] = json!(true);
+        // What bounds do not cover stays as it is.
+        match build(&config) {
+            Ok(policy) => Self { policy, ..self },
+            Err(_) => self,
+        }
     }
 }
 

@@ -64,9 +64,21 @@ pub(crate) mod metric {
     pub(crate) const RETAINED_MASS: &str = "retained_mass";
     /// Share of a step's heads that looked for what to read, rather than sharing what others had found.
     pub(crate) const RETRIEVAL_RATIO: &str = "retrieval_ratio";
+    /// Of as many tokens as the budget has, those of most attention, the share that steps read.
+    pub(crate) const OVERLAP: &str = "overlap";
     /// Tokens that a head attends to in a step.
     pub(crate) const TOKENS_READ: &str = "tokens_read";
-    /// Share of the full cache's attention that steps did not read, of those with a certificate.
+    /// Attention that steps dropped beyond what as many tokens must drop.
+    pub(crate) const ORACLE_GAP: &str = "oracle_gap";
+    /// The most information that may be lost by what steps dropped, in nats.
+    pub(crate) const INFORMATION_LOSS: &str = "information_loss";
+    /// Share of the full cache's attention that a layer's window hid, and its bound.
+    pub(crate) const HIDDEN_MASS: &str = "hidden_mass";
+    pub(crate) const HIDDEN_BOUND: &str = "hidden_bound";
+    /// Share of the attention that keys frozen from the layer below would move, and its bound.
+    pub(crate) const MOVED_MASS: &str = "moved_mass";
+    pub(crate) const MOVED_BOUND: &str = "moved_bound";
+    /// Share of the attention to what is in sight that steps did not read, of those with a certificate.
     pub(crate) const DROPPED_MASS: &str = "dropped_mass";
     /// Its bound by the paper's Lipschitz constant, where above 1 without a meaning.
     pub(crate) const DROPPED_BOUND: &str = "dropped_bound";
@@ -74,7 +86,7 @@ pub(crate) mod metric {
     pub(crate) const VACUOUS: &str = "vacuous_bounds";
     /// Its bound by odds, which is never above 1.
     pub(crate) const ODDS_BOUND: &str = "odds_bound";
-    /// The share of steps that dropped more than a bound.
+    /// The share of steps that dropped, hid or moved more than a bound.
     pub(crate) const BROKEN: &str = "broken_bounds";
     /// Prompt tokens processed in a second, over the batch.
     pub(crate) const PREFILL_TOKENS_PER_SECOND: &str = "prefill_tokens_per_second";

@@ -3,7 +3,7 @@ mod follow;
 use std::collections::BTreeSet;
 
 use burn::tensor::{DType, Device, Tensor};
-use follow::{Layer, Steps, attended, follow, follow_steps, ints, options, rule};
+use follow::{Followed, Layer, Steps, attended, follow, follow_steps, ints, options, rule};
 use kv_kernels::{
     DecodeAttentionOptions, IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SetRule, Share,
     SimilarityReduction, SlotRanges, SlotView, decode_attention, retrieve_slots,
@@ -43,6 +43,31 @@ fn windows_hide_and_freed_tokens_have_no_slots() {
             follow(&layer, &[200, 280], 0, 10, (rule(16), &options), device, "hidden");
             // What the window hides may be gone: tokens 4 to 53 of 200.
             follow(&layer, &[200, 230], 50, 20, (rule(16), &options), device, "freed");
+        }
+    }
+}
+
+/// Of queries so small that bounds say something: they hold, within windows too, and are not far from what is dropped.
+#[test]
+fn bounds_on_what_is_dropped_are_near() {
+    for tested in devices() {
+        let device = &tested.device;
+        for (hidden, length) in [(0.0, 300), (0.3, 300), (0.3, 9_000)] {
+            let layer = Layer::new(1, 2, 2, 32, length + 64);
+            let options = RetrieveOptions {
+                hidden: Share::new(hidden),
+                longest: Some(length + 64),
+                ..options()
+            };
+            let always = SetRule { threshold: -1.0, ..rule(length / 4) };
+            let steps = Steps { count: 12, size: 0.01, ..Steps::default() };
+            let context = format!("{} {length} tokens, {hidden} hidden", tested.name);
+            let rules = (always, &options);
+            let followed = follow_steps(&layer, &[length], 0, steps, rules, device, &context);
+            let Followed { bounds, bound, dropped, .. } = followed;
+            let [bound, dropped] = [bound, dropped].map(|sum| sum / bounds as f64);
+            assert!(bounds >= 8 && dropped > 0.4, "{context}: {dropped} is dropped");
+            assert!(bound < dropped + 0.12, "{context}: {bound} bounds {dropped}");
         }
     }
 }
@@ -113,7 +138,7 @@ fn long_ranges_are_sifted_by_many_cubes() {
             };
             let best = SetRule { dilated: 1.0, ..rule(100) };
             let context = format!("{} {width:?} neighbours", tested.name);
-            let steps = Steps { count: 4, apart: 1, width };
+            let steps = Steps { count: 4, width, ..Steps::default() };
             follow_steps(&layer, &[2_400], 0, steps, (best, &wide), device, &context);
         }
         // Among equals the first ones are taken, whether or not one cube has room for all of them.
@@ -139,7 +164,7 @@ fn long_ranges_are_sifted_by_many_cubes() {
         // Unless it is more of them than are looked at first.
         let far = RetrieveOptions { block: 1_024, hidden: Share::new(0.5), ..hidden };
         let always = SetRule { threshold: -1.0, ..rule(2_500) };
-        let steps = Steps { count: 3, apart: 300, width: None };
+        let steps = Steps { count: 3, apart: 300, ..Steps::default() };
         follow_steps(&layer, &[8_200], 0, steps, (always, &far), device, &context);
     }
 }

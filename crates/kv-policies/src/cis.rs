@@ -3,7 +3,7 @@
 mod options;
 
 use burn::tensor::Tensor;
-use kv_core::{Budget, IndexSets, LayerCache, Selection, Share};
+use kv_core::{Budget, IndexSets, LayerCache, Selection, SetRule, Share};
 
 use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
 pub use options::{CisOptions, GroupScore, GroupSimilarity, SetsOf, Similarity};
@@ -117,10 +117,12 @@ impl Cis {
         let seen = cache.layout().lengths().first().copied().unwrap_or_default();
         let measures = options.target.is_some() && seen.is_multiple_of(options.every);
         let (attention, all) = cache.attend_chosen(query, vectors, newest, retrieval, measures)?;
-        let width = cache.index_sets().map_or(1, IndexSets::width);
-        let sums = attention.log_sum_exp.zip(all);
-        if let (Some(steering), Some((read, all))) = (options.steering(width), sums) {
-            cache.steer_sets(read, all, steering)?;
+        if let Some((read, all)) = attention.log_sum_exp.zip(all) {
+            let most = rules(self.name, options, self.star, cache)?;
+            let most = most.iter().map(|rule| options.most(*rule, longest(cache))).max();
+            if let Some(steering) = options.steering(most.unwrap_or(1)) {
+                cache.steer_sets(read, all, steering)?;
+            }
         }
         Ok(attention.output)
     }
@@ -163,7 +165,28 @@ fn vectors(
     })
 }
 
-/// Sets for every range of a cache, of the heads' own budgets.
+/// The most tokens that any head has room for.
+fn longest(cache: &LayerCache) -> usize {
+    match cache.options().growable {
+        true => usize::MAX,
+        false => cache.layout().capacities().iter().max().copied().unwrap_or(1),
+    }
+}
+
+/// What the heads of a cache retrieve, by their own budgets.
+fn rules(
+    policy: &'static str,
+    options: &CisOptions,
+    star: bool,
+    cache: &LayerCache,
+) -> Result<Vec<SetRule>> {
+    let missing = PolicyError::MissingObservation { policy, what: "a primed cache" };
+    let limits = cache.limits().ok_or(missing)?.iter();
+    let of = |limit: &usize| Ok(options.rule(options.parts(policy, *limit)?, star, longest(cache)));
+    limits.map(of).collect()
+}
+
+/// Sets for every range of a cache.
 fn index_sets(
     policy: &'static str,
     options: &CisOptions,
@@ -172,15 +195,11 @@ fn index_sets(
     vectors: &Tensor<3>,
 ) -> Result<IndexSets> {
     let [ranges, parts, length] = vectors.dims();
-    let pairs = cache.layout().pairs();
-    let missing = PolicyError::MissingObservation { policy, what: "a primed cache" };
-    let limits = cache.limits().ok_or(missing)?;
-    let rules = (0..ranges).map(|range| {
-        let budget = limits[range / (ranges / pairs)];
-        Ok(options.rule(options.parts(policy, budget)?, star))
-    });
-    let rules = rules.collect::<Result<Vec<_>>>()?;
-    let width = rules.iter().map(|rule| options.width(*rule)).max().unwrap_or_default();
+    let heads = rules(policy, options, star, cache)?;
+    let each = ranges / heads.len().max(1);
+    let rules: Vec<SetRule> =
+        heads.iter().flat_map(|rule| std::iter::repeat_n(*rule, each)).collect();
+    let width = rules.iter().map(|rule| options.width(*rule, longest(cache))).max();
     let device = &cache.options().device;
-    Ok(IndexSets::new(&rules, options.block, width, parts, length, device))
+    Ok(IndexSets::new(&rules, options.block, width.unwrap_or_default(), parts, length, device))
 }

@@ -1,5 +1,5 @@
 use burn::tensor::Tensor;
-use kv_core::{LayerCache, Selection};
+use kv_core::{LayerCache, Selection, Share};
 
 use crate::{
     Cis, CisOptions, Etf, FrozenTokens, LayerContext, Needs, Observation, Plan, Policy,
@@ -65,6 +65,19 @@ impl Policy for Cpe {
         observation: &Observation<'_>,
         selection: &Selection,
     ) -> Result<()> {
+        let share = self.psaw.share(observation.layer);
+        let tokens = observation.prompt_tokens;
+        if !share.is_zero()
+            && !selection.kept().iter().all(|kept| in_sight_whole(kept, tokens, share))
+        {
+            let layer = observation.layer.index;
+            let reason = format!(
+                "its windows count tokens, and layer {layer} keeps {} of {tokens} for a head, not all that is in sight: \
+                 expected a prompt kept whole, or `phi` of 1 in `psaw`",
+                selection.kept().iter().map(Vec::len).min().unwrap_or_default()
+            );
+            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
+        }
         self.cis.prime(cache, observation, selection)
     }
 
@@ -97,4 +110,15 @@ impl Policy for Cpe {
     fn changes_prefill(&self) -> bool {
         true
     }
+}
+
+/// Whether slots of `kept` tokens, of `tokens`, are all of them but for a gap that a window hides: sets are told apart by
+/// how many tokens are missing.
+fn in_sight_whole(kept: &[u32], tokens: usize, hidden: Share) -> bool {
+    let gap = kept.iter().zip(0..).take_while(|(token, at)| **token == *at).count();
+    let freed = tokens - kept.len().min(tokens);
+    let rest = kept[gap..].iter().zip(gap + freed..);
+    freed == 0
+        || (gap + freed < hidden.of(tokens)
+            && rest.into_iter().all(|(token, at)| *token as usize == at))
 }

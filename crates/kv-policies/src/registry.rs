@@ -350,7 +350,8 @@ pub const POLICIES: &[Entry] = &[
             let wrong = |error: serde_json::Error| invalid("cpe", error.to_string());
             let psaw: Psaw = serde_json::from_value(psaw).map_err(wrong)?;
             let etf: Etf = serde_json::from_value(etf).map_err(wrong)?;
-            Ok(Arc::new(Cpe::new(config.take_all::<CisOptions>("cpe")?, psaw, etf)?))
+            let cis = config.take_beside::<CisOptions>("cpe", "`psaw` and `etf` with their own")?;
+            Ok(Arc::new(Cpe::new(cis, psaw, etf)?))
         },
     },
     Entry {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Cis, CisOptions, GroupScore, LayerContext, Needs, Observation, Plan, Policy, Reduction, Result,
-    Step,
+    SetsOf, Step,
 };
 
 const NAME: &str = "top-k-oracle";
@@ -13,7 +13,7 @@ const NAME: &str = "top-k-oracle";
 /// and the tokens between them that have the most attention. It shows what a perfect choice of that
 /// size would keep; it reads all keys to choose.
 ///
-/// Sinks and recents are those of CIS ([`CisOptions`]), of which it is the ceiling.
+/// Sinks and recents are those of CIS ([`CisOptions`]), of which it is the ceiling at equal tokens and heads.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TopKOracle {
@@ -25,6 +25,9 @@ pub struct TopKOracle {
     /// Last tokens, always attended to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
+    /// Which heads choose.
+    #[serde(default)]
+    pub sets: SetsOf,
     /// How a group's query heads become one score.
     #[serde(default)]
     pub reduction: Reduction,
@@ -43,8 +46,8 @@ impl TopKOracle {
             Reduction::Mean | Reduction::Sum => GroupScore::Sum,
             Reduction::Max => GroupScore::Max,
         };
-        let (sinks, recents) = (self.sinks, self.recents);
-        let options = CisOptions { sinks, recents, group_score, ..CisOptions::new(self.budget) };
+        let Self { budget, sinks, recents, sets, .. } = *self;
+        let options = CisOptions { sinks, recents, sets, group_score, ..CisOptions::new(budget) };
         Cis::named(NAME, CisOptions { block: 1, dilated: 0.0, radius: 0, ..options }, false)
     }
 }

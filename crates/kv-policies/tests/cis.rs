@@ -1,9 +1,9 @@
 //! CIS over a cache: its options, batches, files; the sets themselves are the kernel's tests'.
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{DecodeAttentionOptions, KvCache, LayerCache, Origin, read_f32};
+use kv_core::{CacheOptions, DecodeAttentionOptions, KvCache, LayerCache, Origin, read_f32};
 use kv_policies::certificates::{SharedStep, binary_entropy, information_loss};
-use kv_policies::{Policy, Step, build};
+use kv_policies::{LayerContext, Observation, Policy, Step, build};
 use kv_testing::{Numbers, devices, golden_files};
 use serde_json::{Value, json};
 
@@ -153,17 +153,67 @@ fn sizes_follow_what_is_dropped() {
     assert!((mean - 0.6).abs() < 0.06, "{mean} is dropped");
 }
 
+/// Sizes that come to read everything come back, however long that lasts.
+#[test]
+fn sizes_come_back_from_everything() {
+    let tested = &devices()[0];
+    let policy = policy(json!({
+        "policy": "cis", "budget": 90, "block": 2, "target": 0.5, "every": 1
+    }));
+    let mut numbers = Numbers::new(6);
+    let mut draw =
+        |tokens: usize, size: f32| numbers.tensor::<4>([1, 2, tokens, DIM], &tested.device) * size;
+    let prompt = Prompt::new(draw(70, 1.0), draw(70, 1.0), draw(70, 1.0));
+    let mut cache = prompt.compress(&*policy, 40);
+    let mut read = Vec::new();
+    for index in 0..40 {
+        let row = |tensor: Tensor<4>| tensor.squeeze_dim::<3>(2);
+        // Attention so flat that each token has as much as any other.
+        let (query, key, value) = (row(draw(1, 0.01)), row(draw(1, 1.0)), row(draw(1, 1.0)));
+        let position = Tensor::full([1], (70 + index) as i32, (&tested.device, DType::I32));
+        policy.step(LAYER, &mut cache, Step::new(query, key, value, position)).unwrap();
+        let attended = policy.attended(LAYER, &cache).unwrap().unwrap();
+        read.push(attended[0].len() as f64 / (71 + index) as f64);
+    }
+    assert_eq!(read[0], 1.0, "the budget is all but everything at first");
+    let last = read[30..].iter().sum::<f64>() / 10.0;
+    assert!((last - 0.5).abs() < 0.1, "{last} is read, {read:?}");
+}
+
+#[test]
+fn a_threshold_of_one_never_shares() {
+    for tested in devices() {
+        let policy = policy(json!({"policy": "cis", "budget": 40, "threshold": 1.0}));
+        let run = run(0..1, 2, &tested.device);
+        let mut cache = run.prompt.compress(&*policy, STEPS);
+        // The same queries over and over, whose cosine is 1 but for rounding.
+        let kv_policies::NewHeads::Rotated { query, key, value, .. } = &run.steps[0].heads else {
+            panic!("steps are of rotated heads")
+        };
+        for step in &run.steps {
+            let position = step.position.clone();
+            let step = Step::new(query.clone(), key.clone(), value.clone(), position);
+            policy.step(LAYER, &mut cache, step).unwrap();
+        }
+        let reads = policy.reads(&cache).unwrap().unwrap();
+        assert_eq!(reads.retrieved, reads.steps, "{}", tested.name);
+    }
+}
+
 #[test]
 fn budgets_beyond_a_prompt_are_full_attention() {
     for tested in devices() {
-        for budget in [json!(150), json!(400)] {
+        // No more room is taken than a cache has tokens.
+        for budget in [json!(150), json!(400), json!(u64::MAX)] {
             let sparse = policy(json!({"policy": "cis", "budget": budget}));
             let full = policy(json!({"policy": "full"}));
             let run = run(0..2, 1, &tested.device);
             let first = &run.steps[..1];
             let outputs = [sparse, full].map(|policy| {
                 let mut cache = run.prompt.compress(&*policy, STEPS);
-                decode(&*policy, &mut cache, first)
+                let output = decode(&*policy, &mut cache, first);
+                assert!(cache.memory().policy < 1 << 20, "{budget}: {:?}", cache.memory());
+                output
             });
             let apart = outputs[0].iter().zip(&outputs[1]).map(|(a, b)| (a - b).abs());
             let apart = apart.fold(0.0, f32::max);
@@ -179,7 +229,20 @@ fn what_cannot_be_is_refused_by_name() {
         assert!(error.contains(part), "{config}: {error}");
     };
     refused(json!({"policy": "cis", "budget": 64, "block": 0}), "`block` is 0");
+    refused(json!({"policy": "cis", "budget": 64, "block": 4096}), "`block` is 4096");
     refused(json!({"policy": "cis", "budget": 64, "recents": 0}), "`recents` is 0");
+    // What bounds do not cover.
+    let certified = |more: Value| {
+        let mut config = json!({"policy": "cis", "budget": 64, "certified": true});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        config
+    };
+    for similarity in ["raw-query", "key", "hidden"] {
+        refused(certified(json!({"similarity": similarity})), "`similarity` is not `query`");
+    }
+    refused(certified(json!({"recents": 14})), "`recents` of at least 15");
+    refused(certified(json!({"block": 32})), "`recents` of at least 31");
+    build(&certified(json!({"recents": 15}))).unwrap();
     refused(json!({"policy": "cis", "budget": 64, "dilated": 1.5}), "`dilated` is 1.5");
     refused(json!({"policy": "cis", "budget": 64, "radius": 65}), "`radius` is 65");
     refused(json!({"policy": "cis", "budget": 8, "sinks": 6, "recents": 4}), "exceed the budget");
@@ -189,6 +252,21 @@ fn what_cannot_be_is_refused_by_name() {
     refused(json!({"policy": "cpe", "budget": 64, "psaw": {"free": true}}), "`free` of `psaw`");
     refused(json!({"policy": "cpe", "budget": 64, "etf": {"psi": 0.0}}), "`psi` is 0");
     refused(json!({"policy": "cpe", "budget": 64, "psaw": {"psi": 0.5}}), "psi");
+    // Windows count tokens: of prompts that others thinned out, only what they hide may be gone.
+    let behind = |prefill: Value| {
+        let decode = json!({"policy": "cpe", "budget": 64, "psaw": {"phi": 0.5, "start": 0}});
+        let policy = policy(json!({"policy": "combine", "prefill": prefill, "decode": decode}));
+        let run = run(0..1, 1, &devices()[0].device);
+        let options = CacheOptions::new(&run.prompt.keys.device(), DType::F32);
+        let layer = LayerContext { index: 2, count: 4 };
+        run.prompt.observed(|seen| {
+            let deep = Observation { layer, ..seen.clone() };
+            policy.prefill(&deep, STEPS, options).map(drop)
+        })
+    };
+    let error = behind(json!({"policy": "knorm", "budget": 0.5})).unwrap_err().to_string();
+    assert!(error.contains("keeps 60 of 120"), "{error}");
+    behind(json!({"policy": "psaw", "phi": 0.5, "start": 0, "free": true})).unwrap();
     // Steps that do not say what they are compared by.
     let tested = &devices()[0];
     let policy = policy(json!({"policy": "cis", "budget": 40, "similarity": "hidden"}));

@@ -114,7 +114,9 @@ impl Paper {
         if !self.figure.reads() {
             ensure!(self.prompts.is_none(), "--prompts: {name} has its own");
             ensure!(self.limit.is_none(), "--limit: {name} has its own prompts");
-            ensure!(self.text.is_none(), "--text: {name} has none");
+        }
+        if !self.figure.reads_text() {
+            ensure!(self.text.is_none(), "--text: {name} reads no text");
             ensure!(self.contexts.is_empty(), "--contexts: {name} reads no text");
         }
         if !self.figure.sized() || common.quick {
@@ -145,7 +147,13 @@ impl Figure {
         self.reads() || self.climbs() || more.contains(&self)
     }
 
-    /// Whether it takes prompts and a text.
+    /// Whether it measures perplexity.
+    fn reads_text(self) -> bool {
+        let prompts_alone = [Self::KvreviverFig5, Self::PrhsFig7, Self::PrhsFig8];
+        self.reads() && !prompts_alone.contains(&self)
+    }
+
+    /// Whether it takes prompts.
     fn reads(self) -> bool {
         use Figure::{
             KeepkvFig2, KeepkvFig5, KeepkvLossless, KeepkvTable3, KeepkvTable4, KvreviverFig5,

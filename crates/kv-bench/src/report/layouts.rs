@@ -96,19 +96,31 @@ fn quality(records: &[&Record]) -> Vec<Table> {
 
 fn attention(records: &[&Record], by_layer: bool) -> Vec<Table> {
     let metrics = [metric::RELATIVE_ERROR, metric::RETAINED_MASS];
-    let reading = [
-        metric::RETRIEVAL_RATIO,
-        metric::TOKENS_READ,
-        metric::ERROR_BOUND,
-        metric::OBSERVED_ERROR,
+    let reading = [metric::OVERLAP, metric::RETRIEVAL_RATIO, metric::TOKENS_READ];
+    let picks: Vec<_> = metrics.into_iter().chain(reading).map(Pick::all).collect();
+    let mut tables = vec![build("Attention".into(), records, &[Key::Budget], &picks)];
+    let certificates = [
         metric::DROPPED_MASS,
         metric::DROPPED_BOUND,
         metric::VACUOUS,
         metric::ODDS_BOUND,
+        metric::ORACLE_GAP,
+        metric::INFORMATION_LOSS,
+        metric::HIDDEN_MASS,
+        metric::HIDDEN_BOUND,
+        metric::MOVED_MASS,
+        metric::MOVED_BOUND,
+        metric::ERROR_BOUND,
+        metric::OBSERVED_ERROR,
         metric::BROKEN,
     ];
-    let picks: Vec<_> = metrics.into_iter().chain(reading).map(Pick::all).collect();
-    let mut tables = vec![build("Attention".into(), records, &[Key::Budget], &picks)];
+    let certified: Vec<&Record> =
+        records.iter().copied().filter(|r| certificates.contains(&r.metric.as_str())).collect();
+    if !certified.is_empty() {
+        let picks: Vec<_> = certificates.into_iter().map(Pick::all).collect();
+        let title = "Attention · certificates".into();
+        tables.push(build(title, &certified, &[Key::Budget], &picks));
+    }
     for metric in metrics.into_iter().filter(|_| by_layer) {
         let mut layers: Vec<usize> = records.iter().filter_map(|r| r.case.layer).collect();
         layers.sort_unstable();

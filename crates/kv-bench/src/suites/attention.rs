@@ -1,6 +1,8 @@
 //! Relative output error and retained mass, on the queries, keys and values of a real prompt.
 
+mod frozen;
 mod reading;
+mod windows;
 
 use std::sync::Arc;
 
@@ -17,7 +19,8 @@ use crate::progress::Progress;
 use crate::prompts::Prompts;
 use crate::record::{Case, metric};
 use crate::run::Bench;
-use reading::Reading;
+use frozen::{Heads, Moved};
+use reading::{Exact, Reading};
 
 const SUITE: &str = "attention";
 const BUDGETS: [f64; 4] = [0.5, 0.25, 0.1, 0.05];
@@ -26,8 +29,11 @@ const QUICK_BUDGETS: [f64; 2] = [0.5, 0.25];
 /// Policies of which a part is what layers take from each other.
 const BETWEEN_LAYERS: [&str; 3] = ["etf", "cpe", "hshare"];
 
-/// One contender's sums over steps.
-#[derive(Clone, Copy, Default)]
+/// Rounding of masses in f32.
+const ROUNDING: f64 = 1e-5;
+
+/// One contender's sums over steps in a layer.
+#[derive(Clone, Default)]
 struct Sums {
     difference: f64,
     norm: f64,
@@ -40,13 +46,18 @@ struct Sums {
     /// What policies read that keep more.
     reading: Reading,
     reads: Reads,
+    /// What frozen keys move.
+    moved: Moved,
 }
 
 /// Runs the suite: the end of each prompt is decoded step by step, each layer by itself, and
 /// compared with the full cache's attention.
 pub(crate) fn run(bench: &mut Bench<'_>, options: &Attention) -> anyhow::Result<()> {
     let budgets: &[f64] = if bench.common.quick { &QUICK_BUDGETS } else { &BUDGETS };
-    let contenders = bench.common.contenders(budgets)?;
+    let mut contenders = bench.common.contenders(budgets)?;
+    if options.certificates {
+        contenders = contenders.into_iter().map(Contender::certified).collect();
+    }
     measure(bench, &contenders, options)
 }
 
@@ -91,15 +102,24 @@ pub(crate) fn measure(
     };
     for tokens in &prompts {
         let mut failed = None;
+        let mut below = None;
         bench.model.llama().prefill(&[tokens], pass, &mut |observation| {
             let layer = observation.layer.index;
             if wanted.contains(&layer) && failed.is_none() {
                 let seed = bench.common.seed;
-                match compare(observation, contenders, options, seed, &mut sums[layer]) {
+                let own = &mut sums[layer];
+                let compared = compare(observation, contenders, options, seed, own).and_then(
+                    |()| match options.certificates {
+                        true => freeze(observation, contenders, options.steps, &below, own),
+                        false => Ok(()),
+                    },
+                );
+                match compared {
                     Ok(()) => progress.step(),
                     Err(error) => failed = Some(error),
                 }
             }
+            below = options.certificates.then(|| observation.keys.clone());
             Ok(None)
         })?;
         if let Some(error) = failed {
@@ -107,13 +127,23 @@ pub(crate) fn measure(
         }
     }
     progress.finish();
-    let certified = |sums: &Sums| sums.certificates + sums.reading.certified > 0.0;
-    if options.certificates && !sums.iter().flatten().any(certified) {
-        let whose = "LongFlow's, of caches at their budget, and CIS's with `certified`";
+    let head_dim = bench.model.config().head_dim;
+    let moved: Vec<_> = (0..contenders.len())
+        .map(|at| {
+            frozen::means(&sums.iter().map(|own| &own[at].moved).collect::<Vec<_>>(), head_dim)
+        })
+        .collect();
+    let certified = |sums: &Sums| {
+        sums.certificates + sums.reading.certified > 0.0 || sums.reading.hidden.means().is_some()
+    };
+    let any = sums.iter().flatten().any(certified) || moved.iter().flatten().any(Option::is_some);
+    if options.certificates && !any {
+        let whose = "LongFlow's, of caches at their budget, and those of cis, psaw, etf and cpe where steps share sets, \
+                     and layers have windows or frozen tokens";
         bench.note(format!("no certificates: they are {whose}"));
     }
     for (layer, sums) in sums.iter().enumerate().filter(|(layer, _)| wanted.contains(layer)) {
-        for (contender, sums) in contenders.iter().zip(sums) {
+        for ((contender, sums), moved) in contenders.iter().zip(sums).zip(&moved) {
             let (source, samples) = (Some(source.clone()), Some(prompts.len()));
             let case = Case { layer: Some(layer), source, samples, ..Case::default() };
             let setup = (contender.label.as_str(), contender.budget);
@@ -138,17 +168,46 @@ pub(crate) fn measure(
                 bench.record(SUITE, &case, setup, metric::RETRIEVAL_RATIO, ratio, "share");
                 bench.record(SUITE, &case, setup, metric::TOKENS_READ, slots, "tokens");
             }
+            if reading.rows > 0.0 && contender.budget.is_some() {
+                let overlap = reading.overlap / reading.rows;
+                bench.record(SUITE, &case, setup, metric::OVERLAP, overlap, "share");
+            }
+            if options.certificates && reading.rows > 0.0 {
+                let means = [
+                    (metric::ORACLE_GAP, reading.gap / reading.rows, "share"),
+                    (metric::INFORMATION_LOSS, reading.information / reading.rows, "nats"),
+                ];
+                for (name, mean, unit) in means {
+                    bench.record(SUITE, &case, setup, name, mean, unit);
+                }
+            }
+            let hidden = reading.hidden.means().filter(|_| options.certificates);
+            let mut broken = Vec::new();
+            if let Some(means) = hidden {
+                bench.record(SUITE, &case, setup, metric::HIDDEN_MASS, means.hidden, "share");
+                bench.record(SUITE, &case, setup, metric::HIDDEN_BOUND, means.bound, "share");
+                broken.push(means.broken);
+            }
+            if let Some(means) = &moved[layer] {
+                bench.record(SUITE, &case, setup, metric::MOVED_MASS, means.moved, "share");
+                bench.record(SUITE, &case, setup, metric::MOVED_BOUND, means.bound, "share");
+                broken.push(f64::from(u8::from(means.broken)));
+            }
             if reading.certified > 0.0 {
                 let means = [
                     (metric::DROPPED_MASS, reading.dropped),
                     (metric::DROPPED_BOUND, reading.paper),
                     (metric::VACUOUS, reading.vacuous),
                     (metric::ODDS_BOUND, reading.odds),
-                    (metric::BROKEN, reading.broken),
                 ];
                 for (name, sum) in means {
                     bench.record(SUITE, &case, setup, name, sum / reading.certified, "share");
                 }
+                broken.push(reading.broken / reading.certified);
+            }
+            // The worst of the kinds of bounds that there are.
+            if let Some(broken) = broken.into_iter().reduce(f64::max) {
+                bench.record(SUITE, &case, setup, metric::BROKEN, broken, "share");
             }
         }
     }
@@ -234,7 +293,13 @@ fn compare(
             let positions = read_i32("positions", cache.positions().clone())?;
             let capacity = probabilities.len() / cache.layout().pairs();
             let policy = (&*contender.policy, observation.layer);
-            if sums.reading.take(policy, cache, &positions, &of_queries, capacity)? {
+            let exact = Exact { probabilities: &of_queries, capacity, tokens: at + 1 };
+            let budget = match contender.budget {
+                Some(share) if share <= 1.0 => (tokens as f64 * share) as usize,
+                Some(count) => count as usize,
+                None => tokens,
+            };
+            if sums.reading.take(policy, cache, &positions, &exact, budget)? {
                 continue;
             }
             for pair in 0..cache.layout().pairs() {
@@ -249,6 +314,37 @@ fn compare(
     }
     for ((contender, cache), sums) in contenders.iter().zip(&caches).zip(sums.iter_mut()) {
         sums.reads += contender.policy.reads(cache)?.unwrap_or_default();
+    }
+    Ok(())
+}
+
+/// One layer of one prompt: what it would change if contenders' frozen keys were those of the layer below.
+fn freeze(
+    observation: &Observation<'_>,
+    contenders: &[Contender],
+    steps: usize,
+    below: &Option<Tensor<4>>,
+    sums: &mut [Sums],
+) -> anyhow::Result<()> {
+    let tokens = observation.tokens();
+    let frozen: Vec<_> = contenders
+        .iter()
+        .map(|contender| contender.policy.frozen_tokens(observation.layer, tokens - steps))
+        .collect();
+    let Some(below) = below.as_ref().filter(|_| frozen.iter().any(Option::is_some)) else {
+        return Ok(());
+    };
+    let queries = observation.window.as_ref().context("queries were not observed")?;
+    let read = |tensor: &Tensor<4>| read_f32("heads", tensor.clone().reshape([-1]));
+    let [queries, keys, below] = [queries, observation.keys, below]
+        .map(|tensor| Ok::<_, anyhow::Error>((read(tensor)?, tensor.dims()[1])));
+    let heads = [queries?, keys?, below?];
+    let [queries, keys, below] =
+        heads.each_ref().map(|(values, heads)| Heads { values, heads: *heads, tokens });
+    for (frozen, sums) in frozen.iter().zip(sums) {
+        if let Some(frozen) = frozen {
+            sums.moved.take(frozen, [&queries, &keys, &below], steps);
+        }
     }
     Ok(())
 }

@@ -108,6 +108,7 @@ pub(super) fn write_step(
     table[own + FIRST] = i32::cast_from(chosen.first);
     table[own + READ] = i32::cast_from(chosen.count);
     table[own + LOCAL] = i32::cast_from(chosen.local);
+    table[own + SEEN] = i32::cast_from(sight.start);
     table[own + FREED] = i32::cast_from(sight.freed);
     table[own + STEPS] = totals.steps + 1i32;
     let retrieves = decided == i32::new(RETRIEVES as i64);

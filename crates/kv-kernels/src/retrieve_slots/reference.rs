@@ -133,6 +133,7 @@ impl Problem<'_> {
         own[READ] = read as i32;
         own[LOCAL] = local as i32;
         own[FREED] = sight.freed as i32;
+        own[SEEN] = sight.start as i32;
         own[STEPS] += 1;
         own[RETRIEVED] += i32::from(decided == RETRIEVES);
         let tokens = own[TOKENS] + (sight.sinks + read + sight.length - local) as i32;

@@ -66,8 +66,12 @@ pub struct RangeSets {
     pub sinks: usize,
     /// First slot that the last step read from behind the set, counted from the range's first.
     pub local: usize,
+    /// First slot in sight behind the sinks, likewise.
+    pub seen: usize,
     /// What a token's index was ahead of its slot.
     pub freed: usize,
+    /// `k`: tokens that the next retrieval is to find.
+    pub top: usize,
     /// For certificates: the norm of the largest difference between the last step's vectors and its set's; 0 where it
     /// retrieved.
     pub distance: f32,
@@ -292,7 +296,9 @@ impl IndexSets {
             set: set.iter().map(|token| *token as u32).collect(),
             sinks: count(table::SINKS) as usize,
             local: count(table::LOCAL) as usize,
+            seen: count(table::SEEN) as usize,
             freed: count(table::FREED) as usize,
+            top: count(table::TOP) as usize,
             distance: number(table::DISTANCE),
             key_norm: number(table::OWN_KEY_NORM),
             dropped: number(table::OWN_DROPPED),

@@ -51,10 +51,6 @@ const MOST_CHANGE: f32 = 1.0;
 pub(crate) fn reference(table: &mut [i32], dropped: &[f32], pairs: usize, options: SteerOptions) {
     let (row, group) = (table.len() / pairs, dropped.len() / pairs);
     for (own, dropped) in table.chunks_exact_mut(row).zip(dropped.chunks_exact(group)) {
-        // Steps that read everything drop nothing by themselves.
-        if own[DECIDED] == ALL {
-            continue;
-        }
         let mean = dropped.iter().sum::<f32>() / group as f32;
         let held = f32::from_bits(own[EXACT_TOP] as u32);
         // Sizes that were set since then count.
@@ -86,20 +82,18 @@ pub(super) fn steer_kernel(
         terminate!();
     }
     let own = pair * row;
-    if table[own + DECIDED] != i32::new(ALL as i64) {
-        let mut sum = 0.0f32;
-        for g in 0..group {
-            sum += dropped[pair * group + g];
-        }
-        let top = table[own + TOP];
-        let mut held = f32::reinterpret(table[own + EXACT_TOP]);
-        if i32::cast_from(held) != top {
-            held = f32::cast_from(top);
-        }
-        let error = (sum / f32::cast_from(group) / target - 1.0f32) * gain;
-        let change = min(max(error, -MOST_CHANGE), MOST_CHANGE);
-        let exact = min(max(held * change.exp(), 1.0f32), most);
-        table[own + EXACT_TOP] = i32::reinterpret(exact);
-        table[own + TOP] = i32::cast_from(exact);
+    let mut sum = 0.0f32;
+    for g in 0..group {
+        sum += dropped[pair * group + g];
     }
+    let top = table[own + TOP];
+    let mut held = f32::reinterpret(table[own + EXACT_TOP]);
+    if i32::cast_from(held) != top {
+        held = f32::cast_from(top);
+    }
+    let error = (sum / f32::cast_from(group) / target - 1.0f32) * gain;
+    let change = min(max(error, -MOST_CHANGE), MOST_CHANGE);
+    let exact = min(max(held * change.exp(), 1.0f32), most);
+    table[own + EXACT_TOP] = i32::reinterpret(exact);
+    table[own + TOP] = i32::cast_from(exact);
 }

@@ -39,6 +39,8 @@ pub(crate) const SINKS: usize = 18;
 pub(crate) const LOCALS: usize = 19;
 /// Bits of an f32: what [`TOP`] is rounded from, where it is steered.
 pub(crate) const EXACT_TOP: usize = 20;
+/// First slot in sight behind the sinks, counted from the range's first.
+pub(crate) const SEEN: usize = 21;
 /// Fields of a range.
 pub(crate) const FIELDS: usize = 24;
 

@@ -115,9 +115,10 @@ struct Memory {
     sets: Vec<(Vec<Vec<f32>>, BTreeSet<usize>)>,
 }
 
-/// What a step attends to: the slots, and whether it retrieved.
+/// What a step attends to: the slots, of those in sight, and whether it retrieved.
 struct Expected {
     slots: BTreeSet<usize>,
+    seen: BTreeSet<usize>,
     retrieved: Option<bool>,
 }
 
@@ -139,14 +140,15 @@ impl Memory {
         let start = from.saturating_sub(freed).clamp(sinks, length);
         let local = length.saturating_sub(rule.locals).max(start);
         let always = (0..sinks).chain(local..length);
+        let seen: BTreeSet<usize> = (0..sinks).chain(start..length).collect();
         let block = (tokens - 1) / options.block;
         if block != self.block {
             self.sets.clear();
             self.block = block;
         }
         if local - start <= rule.top {
-            let slots = (0..sinks).chain(start..length).collect();
-            return Expected { slots, retrieved: None };
+            let slots = seen.clone();
+            return Expected { slots, seen, retrieved: None };
         }
         let cosine = |a: &[f32], b: &[f32]| {
             let dot = |a: &[f32], b: &[f32]| -> f64 {
@@ -170,11 +172,15 @@ impl Memory {
         if let Some((_, set)) = shared {
             let set =
                 set.iter().filter(|token| **token >= freed + start).map(|token| token - freed);
-            return Expected { slots: always.chain(set).collect(), retrieved: Some(false) };
+            return Expected { slots: always.chain(set).collect(), seen, retrieved: Some(false) };
         }
-        let seen: Vec<usize> = (0..sinks).chain(start..length).collect();
-        let weights: Vec<Vec<f64>> =
-            queries.iter().map(|query| layer.weights(pair, query, &seen)).collect();
+        let weights: Vec<Vec<f64>> = queries
+            .iter()
+            .map(|query| {
+                let seen: Vec<usize> = seen.iter().copied().collect();
+                layer.weights(pair, query, &seen)
+            })
+            .collect();
         let score = |slot: usize| {
             let own = weights.iter().map(|weights| weights[slot]);
             match options.reduction {
@@ -195,7 +201,7 @@ impl Memory {
         let set: BTreeSet<usize> = set.into_iter().take(width).collect();
         let tokens = set.iter().map(|slot| slot + freed).collect();
         self.sets.push((queries.iter().map(|query| query.to_vec()).collect(), tokens));
-        Expected { slots: always.chain(set).collect(), retrieved: Some(true) }
+        Expected { slots: always.chain(set).collect(), seen, retrieved: Some(true) }
     }
 }
 
@@ -220,16 +226,34 @@ pub(crate) fn follow(
     device: &Device,
     context: &str,
 ) -> u64 {
-    let steps = Steps { count: steps, apart: 1, width: None };
-    follow_steps(layer, tokens, freed, steps, rules, device, context)
+    let steps = Steps { count: steps, ..Steps::default() };
+    follow_steps(layer, tokens, freed, steps, rules, device, context).retrieved
 }
 
-/// Steps so many tokens apart, of sets that have room for so many tokens, by default for all.
+/// Steps so many tokens apart, of sets that have room for so many tokens, by default for all, by queries of this size.
 #[derive(Clone, Copy)]
 pub(crate) struct Steps {
     pub(crate) count: usize,
     pub(crate) apart: usize,
     pub(crate) width: Option<usize>,
+    pub(crate) size: f32,
+}
+
+impl Default for Steps {
+    fn default() -> Self {
+        Self { count: 1, apart: 1, width: None, size: 1.0 }
+    }
+}
+
+/// What steps came to.
+#[derive(Debug, Default)]
+pub(crate) struct Followed {
+    /// Steps of single ranges that retrieved.
+    pub(crate) retrieved: u64,
+    /// Bounds on what steps of single query heads drop, their sum, and what these dropped.
+    pub(crate) bounds: u64,
+    pub(crate) bound: f64,
+    pub(crate) dropped: f64,
 }
 
 /// The same of any steps.
@@ -241,13 +265,14 @@ pub(crate) fn follow_steps(
     (rule, options): (SetRule, &RetrieveOptions),
     device: &Device,
     context: &str,
-) -> u64 {
+) -> Followed {
     let width = steps.width.unwrap_or(rule.width(options.radius));
     let (batch, dim) = (tokens.len(), layer.head_dim);
     let pairs = batch * layer.kv_heads;
     let heads = layer.kv_heads * layer.group;
     let mut numbers = Numbers::new(3);
-    let mut query = numbers.normal(batch * heads * dim);
+    let mut drifting = numbers.normal(batch * heads * dim);
+    let mut followed = Followed::default();
     let mut memories: Vec<Memory> = (0..pairs).map(|_| Memory::default()).collect();
     let mut sets =
         IndexSets::new(&vec![rule; pairs], options.block, width, layer.group, dim, device);
@@ -256,11 +281,12 @@ pub(crate) fn follow_steps(
         // Some drift, some jump.
         let speeds: Vec<f32> =
             (0..batch * heads).map(|_| [0.1, 0.3, 2.0][numbers.below(3)]).collect();
-        let drift = numbers.normal(query.len());
-        for (at, x) in query.iter_mut().enumerate() {
+        let drift = numbers.normal(drifting.len());
+        for (at, x) in drifting.iter_mut().enumerate() {
             *x = 0.98 * *x + speeds[at / dim] * drift[at];
         }
-        query = rounded(&query, layer.dtype);
+        let query: Vec<f32> = drifting.iter().map(|x| steps.size * x).collect();
+        let query = rounded(&query, layer.dtype);
         let seen: Vec<usize> =
             tokens.iter().map(|tokens| tokens + step * steps.apart + 1).collect();
         let lengths: Vec<usize> = seen.iter().map(|tokens| tokens - freed).collect();
@@ -312,7 +338,10 @@ pub(crate) fn follow_steps(
             assert_eq!([own.retrieved, own.tokens], [retrieved[pair], read[pair]], "{context}");
             assert_eq!(own.steps, step as u64 + 1, "{context}");
             let slots: Vec<usize> = slots.into_iter().collect();
-            let all: Vec<usize> = (0..lengths[row]).collect();
+            let seen_slots: Vec<usize> = expected.seen.into_iter().collect();
+            let sinks = rule.sinks.min(lengths[row]);
+            let in_sight = (0..sinks).chain(own.seen..lengths[row]);
+            assert_eq!(in_sight.collect::<Vec<_>>(), seen_slots, "{context}");
             for (g, query) in queries.iter().enumerate() {
                 let head = pair * layer.group + g;
                 let weights = layer.weights(pair, query, &slots);
@@ -328,11 +357,11 @@ pub(crate) fn follow_steps(
                 // Weights are rounded, too.
                 let tolerance = if layer.dtype == DType::F32 { 1e-4 } else { 1e-2 };
                 assert!(error < tolerance, "{context}: output off by {error}");
-                // What is dropped, by both log-sums, where everything is in sight.
-                if options.hidden.is_zero() && measures {
+                // What is dropped of what is in sight, by both log-sums.
+                if measures {
                     let of_all = of_all.as_ref().unwrap();
                     let dropped = 1.0 - f64::from(of_set[head] - of_all[head]).exp();
-                    let whole = layer.weights(pair, query, &all);
+                    let whole = layer.weights(pair, query, &seen_slots);
                     let kept: f64 = slots.iter().map(|slot| whole[*slot]).sum();
                     let error = (dropped - (1.0 - kept)).abs();
                     assert!(error < 1e-5, "{context}: {dropped} is off by {error}");
@@ -343,10 +372,14 @@ pub(crate) fn follow_steps(
                             * f64::from(2.0 * apart).exp();
                         let bound = odds / (1.0 + odds);
                         assert!(bound > dropped - 1e-6, "{context}: {dropped} above {bound}");
+                        followed.bounds += 1;
+                        followed.bound += bound;
+                        followed.dropped += dropped;
                     }
                 }
             }
         }
     }
-    retrieved.iter().sum()
+    followed.retrieved = retrieved.iter().sum();
+    followed
 }

@@ -67,7 +67,7 @@ pub struct CisOptions {
     /// `C_local`; by default four times the sinks: 32 of 128 and 64 of 512, as in the paper.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
-    /// `s`: tokens of a block, within which sets are shared.
+    /// `s`: tokens of a block, within which sets are shared; at most 1,024.
     #[serde(default = "block")]
     pub block: usize,
     /// `τ`: cosine above which a set is shared; from 1 on never, from -1 down always.
@@ -91,10 +91,11 @@ pub struct CisOptions {
     /// How scores of a group become one.
     #[serde(default)]
     pub group_score: GroupScore,
-    /// Whether steps note what certificates take, see [`crate::certificates`].
+    /// Whether steps note what certificates take, see [`crate::certificates`]. Needs similarity of queries, and locals for
+    /// all but the first of a block's tokens.
     #[serde(default)]
     pub certified: bool,
-    /// The share of attention that heads are to drop: `k`, which begins with the budget's, is raised and lowered
+    /// The share of attention, to what is in sight, that heads are to drop: `k`, which begins with the budget's, is raised and lowered
     /// until measured steps do. Ours; steps are not recorded then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<f32>,
@@ -113,6 +114,11 @@ fn is_usual(every_so: &usize) -> bool {
 
 /// How far `k` may be raised.
 const MOST: usize = 8;
+/// The most steps of a block: each may have a set of its own.
+const LONGEST_BLOCK: usize = 1_024;
+/// Of the neighbours that a set may bring along, the share that the paper's CIS* has new: 16 of 48 (`k` of 72 for 88) and
+/// 44 of 258 (388 for 432).
+const NEW_NEIGHBOURS: f32 = 0.25;
 /// By how much it is changed where twice the target is dropped.
 const GAIN: f32 = 0.25;
 
@@ -166,8 +172,15 @@ impl CisOptions {
         let invalid =
             |reason: String| Err(PolicyError::InvalidConfig { policy: policy.into(), reason });
         self.budget.validate()?;
-        if self.block == 0 {
-            return invalid("`block` is 0, expected at least 1".into());
+        if !(1..=LONGEST_BLOCK).contains(&self.block) {
+            return invalid(format!("`block` is {}, expected 1 to {LONGEST_BLOCK}", self.block));
+        }
+        if self.certified && self.similarity != Similarity::Query {
+            return invalid(
+                "`certified` is true, expected false where `similarity` is not `query`: bounds take how far queries are \
+                 apart"
+                    .into(),
+            );
         }
         if self.recents == Some(0) {
             return invalid("`recents` is 0, expected at least the newest token".into());
@@ -203,29 +216,48 @@ impl CisOptions {
         if self.sinks.is_some() || self.recents.is_some() {
             PolicyError::check_protected(policy, sinks, recents, budget)?;
         }
+        if self.certified && recents + 1 < self.block {
+            // What leaves the locals within its block is in no bound.
+            return Err(PolicyError::InvalidConfig {
+                policy: policy.into(),
+                reason: format!(
+                    "`certified` needs `recents` of at least {}, one less than `block`: they are {recents}",
+                    self.block - 1
+                ),
+            });
+        }
         // At least one token in between, however small the budget.
         let top = budget.saturating_sub(sinks + recents).max(1);
         Ok(CisParts { sinks, recents, top })
     }
 
-    /// What a range of such parts retrieves; `wanted` as [`SetRule`] has it.
-    pub(crate) fn rule(&self, parts: CisParts, star: bool) -> SetRule {
+    /// What a range of such parts retrieves, of up to `room` tokens; where sets have the budget's size, `k` begins about
+    /// where the paper has it.
+    pub(crate) fn rule(&self, parts: CisParts, star: bool, room: usize) -> SetRule {
         let (dilated, threshold) = (self.dilated, self.threshold);
         let CisParts { sinks, recents: locals, top } = parts;
-        SetRule { sinks, locals, top, dilated, threshold, wanted: star.then_some(top) }
+        let (sinks, locals, top) = (sinks.min(room), locals.min(room), top.min(room).max(1));
+        let wanted = star.then_some(top);
+        let new = 2.0 * self.radius as f32 * dilated * NEW_NEIGHBOURS;
+        let top = if star { ((top as f32 / (1.0 + new)) as usize).max(1) } else { top };
+        SetRule { sinks, locals, top, dilated, threshold, wanted }
+    }
+
+    /// The most tokens that a retrieval of such a rule may come to find, of `room`.
+    pub(crate) fn most(&self, rule: SetRule, room: usize) -> usize {
+        let top = rule.wanted.unwrap_or(rule.top);
+        let most = if self.target.is_some() { top.saturating_mul(MOST) } else { top };
+        most.min(room.max(1))
     }
 
     /// The most tokens of a set of such a rule.
-    pub(crate) fn width(&self, rule: SetRule) -> usize {
-        let most = if self.target.is_some() { MOST * rule.top } else { rule.top };
-        SetRule { top: most, ..rule }.width(self.radius)
+    pub(crate) fn width(&self, rule: SetRule, room: usize) -> usize {
+        let most = SetRule { top: self.most(rule, room), ..rule };
+        most.width(self.radius).min(room.max(1))
     }
 
-    /// Where sizes are steered to, in sets of so many tokens.
-    pub(crate) fn steering(&self, width: usize) -> Option<SteerOptions> {
-        // As many as leave room for their neighbours.
-        let each = 1.0 + 2.0 * self.radius as f32 * self.dilated;
-        let most = ((width as f32 / each) as usize).max(1);
+    /// Where sizes are steered to, up to `most` tokens.
+    pub(crate) fn steering(&self, most: usize) -> Option<SteerOptions> {
         self.target.map(|target| SteerOptions { target, gain: GAIN, most })
     }
 

@@ -33,6 +33,22 @@ impl Config {
         serde_json::from_value(all).map_err(|error| invalid(policy, error.to_string()))
     }
 
+    /// The same for a policy that has parts beside them, which an error must name too.
+    pub(super) fn take_beside<T: DeserializeOwned>(
+        &mut self,
+        policy: &str,
+        parts: &str,
+    ) -> Result<T> {
+        self.take_all(policy).map_err(|error| match error {
+            PolicyError::InvalidConfig { policy, reason }
+                if reason.starts_with("unknown field") =>
+            {
+                PolicyError::InvalidConfig { policy, reason: format!("{reason}, or {parts}") }
+            }
+            error => error,
+        })
+    }
+
     /// The same for a policy without a budget: one is taken and ignored, as by the full cache, so that
     /// lists of budgets apply to all.
     pub(super) fn take_without_budget<T: DeserializeOwned>(&mut self, policy: &str) -> Result<T> {

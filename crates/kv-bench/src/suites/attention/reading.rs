@@ -1,34 +1,48 @@
 //! What policies that keep more than they read have read, and their certificates.
 
 use kv_core::LayerCache;
-use kv_policies::certificates::SharedStep;
+use kv_policies::certificates::{SharedStep, information_loss};
 use kv_policies::{LayerContext, Policy};
 
+use super::ROUNDING;
+use super::windows::Hidden;
+
 /// Sums over the steps of one contender in a layer.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 pub(super) struct Reading {
     /// Attention mass of what was read, and rows that this is of.
     pub(super) mass: f64,
     pub(super) rows: f64,
-    /// Certified rows.
+    /// Of the budget's tokens of most attention, the share that was read.
+    pub(super) overlap: f64,
+    /// What was dropped beyond what as many tokens must drop.
+    pub(super) gap: f64,
+    /// The most information that may be lost, in nats.
+    pub(super) information: f64,
+    /// Rows that read the set of another step, and are certified.
     pub(super) certified: f64,
-    /// What these dropped, and bounds on it: the paper's, where above 1 vacuous, and that of odds.
+    /// What these dropped of what was in sight, and bounds on it: the paper's, where above 1 vacuous, and that of odds.
     pub(super) dropped: f64,
     pub(super) paper: f64,
     pub(super) vacuous: f64,
     pub(super) odds: f64,
     /// Rows whose dropped attention is above a bound.
     pub(super) broken: f64,
+    /// What windows hid.
+    pub(super) hidden: Hidden,
 }
 
-/// Rounding of masses in f32.
-const ROUNDING: f64 = 1e-5;
+/// The attention of a step over the full cache.
+pub(super) struct Exact<'a> {
+    /// `[pairs * capacity, G]`, a head's tokens in order.
+    pub(super) probabilities: &'a [f32],
+    pub(super) capacity: usize,
+    /// Tokens so far.
+    pub(super) tokens: usize,
+}
 
 impl Reading {
     /// Takes a step in; whether the policy reads less than it keeps.
-    ///
-    /// # Shapes
-    /// `probabilities` of the full cache `[pairs * capacity, G]`, a head's tokens in order.
     ///
     /// # Errors
     /// Where the device gives nothing back.
@@ -37,10 +51,11 @@ impl Reading {
         (policy, layer): (&dyn Policy, LayerContext),
         cache: &LayerCache,
         positions: &[i32],
-        probabilities: &[f32],
-        capacity: usize,
+        exact: &Exact<'_>,
+        budget: usize,
     ) -> anyhow::Result<bool> {
         let Some(attended) = policy.attended(layer, cache)? else { return Ok(false) };
+        let Exact { probabilities, capacity, tokens } = *exact;
         let layout = cache.layout();
         let group = probabilities.len() / capacity / layout.pairs();
         let each = attended.len() / layout.pairs();
@@ -49,19 +64,38 @@ impl Reading {
         for (range, slots) in attended.iter().enumerate() {
             let pair = range / each;
             let first = layout.live(pair).start;
+            let read: Vec<usize> =
+                slots.iter().map(|slot| positions[first + slot] as usize).collect();
+            let mut read_at = vec![false; tokens];
+            read.iter().for_each(|token| read_at[*token] = true);
+            let own = sets.as_ref().map(|sets| &sets[range]);
+            // First tokens in sight, and the one from which on all others are.
+            let (sinks, seen) = match own {
+                Some(own) => (own.sinks, own.seen + own.freed),
+                None if policy.visible_window(layer).is_some() => window_of(&read),
+                None => (0, 0),
+            };
             // The queries that read this list.
             let queries = if each == 1 { 0..group } else { range % each..range % each + 1 };
             for query in queries {
-                let mass: f64 = slots
-                    .iter()
-                    .map(|slot| {
-                        let token = positions[first + slot] as usize;
+                let attention: Vec<f64> = (0..tokens)
+                    .map(|token| {
                         f64::from(probabilities[(pair * capacity + token) * group + query])
                     })
-                    .sum();
+                    .collect();
+                let mass: f64 = read.iter().map(|token| attention[*token]).sum();
                 self.mass += mass;
                 self.rows += 1.0;
-                let own = sets.as_ref().map(|sets| &sets[range]);
+                let best: f64 =
+                    best_of(&attention, read.len()).iter().map(|at| attention[*at]).sum();
+                self.gap += best - mass;
+                let wanted = best_of(&attention, budget);
+                let found = wanted.iter().filter(|at| read_at[**at]).count();
+                self.overlap += found as f64 / wanted.len().max(1) as f64;
+                // The bound grows up to there.
+                let lost = (1.0 - mass).clamp(0.0, tokens as f64 / (1.0 + tokens as f64));
+                self.information += information_loss(lost, tokens as f64);
+                self.hidden.take(&attention, sinks, seen);
                 let Some(own) =
                     own.filter(|own| own.retrieves == Some(false) && own.key_norm > 0.0)
                 else {
@@ -73,7 +107,8 @@ impl Reading {
                     key_norm: f64::from(own.key_norm),
                     scale,
                 };
-                let (dropped, paper) = (1.0 - mass, step.dropped_by_paper());
+                let in_sight = 1.0 - attention[sinks.min(seen)..seen].iter().sum::<f64>();
+                let (dropped, paper) = (1.0 - mass / in_sight, step.dropped_by_paper());
                 self.certified += 1.0;
                 self.dropped += dropped;
                 self.paper += paper;
@@ -85,4 +120,20 @@ impl Reading {
         }
         Ok(true)
     }
+}
+
+/// Of the tokens that are read through a window, how many first ones there are before the gap, and the first one behind.
+fn window_of(read: &[usize]) -> (usize, usize) {
+    let sinks = read.iter().zip(0..).take_while(|(token, at)| **token == *at).count();
+    (sinks, read.get(sinks).copied().unwrap_or(sinks))
+}
+
+/// The tokens of most attention.
+fn best_of(attention: &[f64], count: usize) -> Vec<usize> {
+    let mut tokens: Vec<usize> = (0..attention.len()).collect();
+    if count < tokens.len() {
+        tokens.select_nth_unstable_by(count, |a, b| attention[*b].total_cmp(&attention[*a]));
+        tokens.truncate(count);
+    }
+    tokens
 }

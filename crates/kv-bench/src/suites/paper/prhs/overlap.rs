@@ -1,21 +1,23 @@
-//! PrHS, figures 7 and 8: attention mass that is read of real prompts, by retrieval ratio and by how many
-//! tokens bring their neighbours along.
+//! PrHS, figures 7 and 8: what is read of real prompts, its attention mass and how much of it are tokens of most
+//! attention, by retrieval ratio and by how many tokens bring their neighbours along.
 
 use serde_json::{Value, json};
 
 use super::contenders;
 use crate::args::{Attention, Figure, Paper};
+use crate::contenders::Contender;
 use crate::record::FULL;
 use crate::run::Bench;
 use crate::suites::attention;
 
 /// The paper's budgets.
 const BUDGETS: [usize; 2] = [128, 512];
-/// Steps of a block, for ever fewer retrievals.
-const BLOCKS: [usize; 5] = [4, 8, 16, 20, 32];
-/// HShare's shares of layers, heads and queries, for ever fewer retrievals.
-const HSHARE: [[f64; 3]; 4] =
-    [[0.75, 0.75, 0.5], [0.75, 0.5, 0.5], [0.75, 0.5, 0.25], [0.5, 0.5, 0.25]];
+/// Steps of a block, at the paper's threshold.
+const BLOCKS: [usize; 3] = [8, 16, 32];
+/// Steps of a block that all share, whatever their queries, for ever fewer retrievals: 0.25 to 0.0625 of the steps.
+const SHARED_BLOCKS: [usize; 4] = [4, 6, 12, 16];
+/// HShare's shares of heads and of queries, for as many retrievals. Layers are seen by themselves.
+const HSHARE: [[f64; 2]; 5] = [[0.75, 0.5], [0.5, 0.5], [0.75, 0.25], [0.375, 0.25], [0.5, 0.125]];
 /// Shares of a set that bring their neighbours along.
 const DILATED: [f64; 5] = [0.0, 1.0 / 6.0, 1.0 / 3.0, 2.0 / 3.0, 1.0];
 /// Prompts and decode steps.
@@ -45,37 +47,43 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
         certificates: true,
         ..Attention::default()
     };
-    attention::measure(bench, &contenders(bench.common, &configs)?, &attention)
+    let contenders = contenders(bench.common, &configs)?;
+    let contenders: Vec<_> = contenders.into_iter().map(Contender::certified).collect();
+    attention::measure(bench, &contenders, &attention)
 }
 
 /// CIS, without neighbours too, HShare, and what chooses anew every step.
 fn fig7(budget: usize) -> Vec<Value> {
     let mut configs = vec![json!({"policy": "quest", "budget": budget, "dense_layers": 0})];
     configs.push(json!({"policy": "double-sparsity", "budget": budget, "dense_layers": 0}));
-    for [layers, heads, queries] in HSHARE {
+    for [heads, queries] in HSHARE {
         configs.push(json!({
-            "policy": "hshare", "budget": budget, "layers": layers, "heads": heads, "queries": queries
+            "policy": "hshare", "budget": budget, "layers": 1.0, "heads": heads, "queries": queries
         }));
     }
-    for block in BLOCKS {
-        let cis = |name: &str| json!({"policy": name, "budget": budget, "block": block, "certified": true});
-        configs.push(cis("cis"));
-        configs.push(cis("cis-star"));
-        let mut alone = cis("cis");
+    let similar = BLOCKS.map(|block| (block, None));
+    let all = SHARED_BLOCKS.map(|block| (block, Some(-1.0)));
+    for (block, threshold) in similar.into_iter().chain(all) {
+        let mut cis = json!({"policy": "cis", "budget": budget, "block": block});
+        if let Some(threshold) = threshold {
+            cis["threshold"] = json!(threshold);
+        }
+        let (mut star, mut alone) = (cis.clone(), cis.clone());
+        star["policy"] = json!("cis-star");
+        // Of the budget's size exactly.
         alone["dilated"] = json!(0.0);
-        configs.push(alone);
+        configs.extend([cis, star, alone]);
     }
     configs
 }
 
-/// CIS by how many bring their neighbours along.
+/// CIS, and CIS* as in the paper, by how many bring their neighbours along.
 fn fig8(budget: usize) -> Vec<Value> {
-    let cis = |dilated: f64, radius: usize| {
-        json!({
-            "policy": "cis", "budget": budget, "dilated": dilated, "radius": radius
-        })
+    let of = |name: &str| {
+        let cis = |dilated: f64, radius: usize| json!({"policy": name, "budget": budget, "dilated": dilated, "radius": radius});
+        let mut configs: Vec<Value> = DILATED.iter().map(|&dilated| cis(dilated, 1)).collect();
+        configs.extend([2, 4].map(|radius| cis(1.0 / 3.0, radius)));
+        configs
     };
-    let mut configs: Vec<Value> = DILATED.iter().map(|&dilated| cis(dilated, 1)).collect();
-    configs.extend([2, 4].map(|radius| cis(1.0 / 3.0, radius)));
-    configs
+    ["cis", "cis-star"].map(of).concat()
 }

@@ -85,11 +85,17 @@ fn table6(layers: usize, quick: bool) -> Vec<Value> {
     }
     // From three quarters of the depth, as the paper, and from a quarter.
     let starts = [3 * layers / 4, layers / 4];
+    let composed = |block: usize, start: usize| {
+        let mut config = cis("cpe", &budget, block);
+        config["psaw"] = json!({"start": start});
+        config["etf"] = json!({"start": start});
+        config
+    };
     if quick {
         let start = starts[1];
         configs.push(json!({"policy": "psaw", "start": start}));
         configs.push(json!({"policy": "etf", "start": start}));
-        configs.push(cis("cpe", &budget, 8));
+        configs.push(composed(8, start));
         return configs;
     }
     for start in starts {
@@ -99,9 +105,13 @@ fn table6(layers: usize, quick: bool) -> Vec<Value> {
         for (psi, gamma) in [(0.5, 1.0), (0.5, 1.5), (0.4, 1.0)] {
             configs.push(json!({"policy": "etf", "psi": psi, "gamma": gamma, "start": start}));
         }
-    }
-    for block in [8, 16, 32] {
-        configs.push(cis("cpe", &budget, block));
+        configs.extend([8, 16, 32].map(|block| composed(block, start)));
+        // The paper's other setting of all three.
+        let mut steeper = composed(8, start);
+        steeper["radius"] = json!(2);
+        steeper["psaw"]["alpha"] = json!(1.2);
+        steeper["etf"]["gamma"] = json!(1.2);
+        configs.push(steeper);
     }
     configs
 }
