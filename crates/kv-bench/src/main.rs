@@ -13,6 +13,8 @@ mod run;
 mod sources;
 mod suites;
 mod table;
+#[cfg(test)]
+mod testing;
 
 use std::process::ExitCode;
 

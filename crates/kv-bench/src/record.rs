@@ -56,10 +56,16 @@ pub(crate) mod metric {
     pub(crate) const ABOVE_BOUND_PREDICTED: &str = "above_bound_predicted";
     /// Slots held.
     pub(crate) const SLOTS: &str = "slots";
-    /// Bound of the error of LongFlow's measure of a slot, a mean over heads and steps.
+    /// Bound of the error of LongFlow's measure of a slot, a median over heads and steps.
     pub(crate) const ERROR_BOUND: &str = "error_bound";
     /// That error.
     pub(crate) const OBSERVED_ERROR: &str = "observed_error";
+    /// What the measure leaves out of an eviction's effect on the output, and its bound.
+    pub(crate) const REMAINDER: &str = "remainder";
+    pub(crate) const REMAINDER_BOUND: &str = "remainder_bound";
+    /// The largest change of a logit from one query to the next, and its bound.
+    pub(crate) const DRIFT: &str = "drift";
+    pub(crate) const DRIFT_BOUND: &str = "drift_bound";
     /// Share of the full cache's attention mass that lies on what was kept, 0 to 1.
     pub(crate) const RETAINED_MASS: &str = "retained_mass";
     /// Share of a step's heads that looked for what to read, rather than sharing what others had found.
@@ -110,6 +116,10 @@ pub(crate) mod metric {
     pub(crate) const PEAK_BYTES: &str = "peak_bytes";
     /// Bytes of weights and caches.
     pub(crate) const TOTAL_BYTES: &str = "total_bytes";
+    /// Bytes of the slots that hold a token, of their metadata, and of what the policy keeps beside them.
+    pub(crate) const HELD_BYTES: &str = "held_bytes";
+    /// The same with the slots that are free to decode into.
+    pub(crate) const CACHE_BYTES: &str = "cache_bytes";
     /// Bytes of the slots that hold a token.
     pub(crate) const BYTES_IN_USE: &str = "bytes_in_use";
     /// Bytes that the cache has allocated.

@@ -35,7 +35,9 @@ pub(crate) fn record_memory(
     reports: &[MemoryReport],
 ) {
     type Bytes = fn(&MemoryReport) -> usize;
-    let parts: [(&str, Bytes); 7] = [
+    let parts: [(&str, Bytes); 9] = [
+        (metric::HELD_BYTES, |report| report.in_use + report.metadata + report.policy),
+        (metric::CACHE_BYTES, |report| report.total() - report.scratch),
         (metric::BYTES_IN_USE, |report| report.in_use),
         (metric::BYTES_ALLOCATED, |report| report.allocated),
         (metric::ROOM_BYTES, MemoryReport::room),

@@ -32,10 +32,14 @@ impl Budget {
     /// Checks that something is left to keep.
     ///
     /// # Errors
-    /// [`Error::InvalidBudget`] for 0 tokens and for ratios outside `(0, 1]`.
+    /// [`Error::InvalidBudget`] for 0 tokens, for 2³¹ and more, and for ratios outside `(0, 1]`.
     pub fn validate(&self) -> Result<()> {
         let reason = match *self {
             Self::Tokens(0) => "at least one token must be kept",
+            // Places of slots are 32-bit.
+            Self::Tokens(count) if i32::try_from(count).is_err() => {
+                "at most 2147483647 tokens can be kept"
+            }
             Self::Ratio(ratio) if !(ratio > 0.0 && ratio <= 1.0) => {
                 "a ratio must be above 0 and at most 1"
             }

@@ -159,6 +159,8 @@ fn cases() -> Vec<Case> {
         // Long enough to be split.
         Case::random(9, 1, 4, 64, &[3000]),
         Case::random(11, 2, 8, 128, &[1900, 70, 0, 2048]),
+        // Heads that fill any device, each a cube's.
+        many_heads(),
     ];
     // Below the limits, weights.
     cases[1].limits = vec![5, 131, 200, 128];
@@ -170,6 +172,20 @@ fn cases() -> Vec<Case> {
     });
     cases[3].log_weights = Some(weights.collect());
     cases
+}
+
+/// Many heads of any length, some below their limits, some slots without weight.
+fn many_heads() -> Case {
+    let mut numbers = Numbers::new(12);
+    let lengths: Vec<usize> = (0..300).map(|_| 1 + numbers.below(90)).collect();
+    let mut case = Case::random(13, 3, 2, 32, &lengths);
+    case.limits.iter_mut().step_by(7).for_each(|limit| *limit += 2);
+    let weights = (0..lengths.len() * case.capacity).map(|_| match numbers.below(5) {
+        0 => f32::NEG_INFINITY,
+        weight => (weight as f32).ln(),
+    });
+    case.log_weights = Some(weights.collect());
+    case
 }
 
 #[test]
@@ -190,8 +206,10 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                 let actual = result.output.try_into_vec_as::<f32>().unwrap();
                 let error = relative_error(&actual, &output);
                 assert!(error < limit, "{context}: output off by {error}");
-                // Without importances, the attention may decide by itself.
-                let (whole, alone) = case.run(&tested.device, dtype, EvictionOptions::default());
+                // Without importances, and knowing how long heads are, the attention may decide by itself.
+                let longest = case.lengths.iter().max().map(|length| *length as usize);
+                let options = EvictionOptions { longest, ..Default::default() };
+                let (whole, alone) = case.run(&tested.device, dtype, options);
                 let actual = whole.output.try_into_vec_as::<f32>().unwrap();
                 let error = relative_error(&actual, &output);
                 assert!(error < limit, "{context}: output off by {error} without importances");
@@ -218,6 +236,16 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                         assert!(decided || margin < 20.0 * limit, "{context}: head {pair}");
                     }
                 }
+                let options = EvictionOptions { longest, evict_newest: true, ..Default::default() };
+                let (_, places) = case.run(&tested.device, dtype, options);
+                for (pair, exact) in importances.iter().enumerate() {
+                    let (place, margin) = weakest(exact, |_| true);
+                    let full = case.lengths[pair] >= case.limits[pair];
+                    let place = place.unwrap_or(case.places[pair]);
+                    let expected = if full { place } else { case.lengths[pair] };
+                    let decided = places[pair] == expected;
+                    assert!(decided || margin < 20.0 * limit, "{context}: head {pair}, any may go");
+                }
             }
         }
     }
@@ -241,6 +269,32 @@ fn heads_may_decide_together() {
             assert!(margin > 1e-4);
             assert_eq!(places[sequence * 3..][..3], [place.unwrap(); 3], "{}", tested.name);
         }
+        // Sinks and recents stay; positions are in reverse.
+        let length = |pair: usize| if pair < 3 { 70 } else { 9 };
+        let slots = case.lengths.len() * case.capacity;
+        let position =
+            |slot: usize| length(slot / case.capacity) - 1 - (slot % case.capacity) as i32;
+        let positions: Vec<i32> = (0..slots).map(position).collect();
+        let guard = Guard {
+            positions: Tensor::from_data(&positions[..], (&tested.device, DType::I32)),
+            now: Tensor::from_data([69, 8], (&tested.device, DType::I32)),
+            sinks: 3,
+            recents: 4,
+        };
+        let options = EvictionOptions { guard: Some(guard), ..options() };
+        let (_, places) = case.run(&tested.device, DType::F32, options);
+        for (sequence, heads) in importances.chunks(3).enumerate() {
+            let sums = (0..heads[0].len()).map(|place| {
+                let own: Vec<f64> = heads.iter().filter_map(|head| head[place]).collect();
+                Some(log_sum_exp(&own))
+            });
+            let newest = case.places[sequence * 3] as usize;
+            let last = heads[0].len() - 1;
+            // Place `p` has position `last - p`.
+            let may_go = |place: usize| place != newest && (4..=last - 3).contains(&place);
+            let (place, _) = weakest(&sums.collect::<Vec<_>>(), may_go);
+            assert_eq!(places[sequence * 3..][..3], [place.unwrap(); 3], "{}", tested.name);
+        }
     }
 }
 
@@ -248,20 +302,24 @@ fn heads_may_decide_together() {
 #[test]
 fn huge_logits_are_told_apart() {
     for tested in devices() {
-        for group in [1, 2] {
-            let mut case = Case::random(30, 1, group, 4, &[6]);
-            case.query = vec![1.0; group * 4];
+        let forms =
+            tested.float_dtypes().into_iter().flat_map(|dtype| [1, 2].map(|group| (dtype, group)));
+        for (dtype, group) in forms {
+            let dim = if dtype == DType::F32 { 4 } else { 64 };
+            let mut case = Case::random(30, 1, group, dim, &[6]);
+            case.query = vec![1.0; group * dim];
             case.values = vec![1.0; case.values.len()];
-            // A logit is twice a key's element.
+            // A logit is the root of the head dim times a key's element.
             for (slot, logit) in [200.0, -200.0, -199.0, -201.0, 0.0, 199.0].iter().enumerate() {
-                case.keys[slot * 4..][..4].fill(logit / 2.0);
+                case.keys[slot * dim..][..dim].fill(logit / (dim as f32).sqrt());
             }
-            let (result, places) = case.run(&tested.device, DType::F32, Default::default());
+            let (result, places) = case.run(&tested.device, dtype, Default::default());
             // The newest token, at place 3, is the least important.
-            assert_eq!(places, [1], "{}", tested.name);
-            let options = EvictionOptions { evict_newest: true, ..Default::default() };
-            let (_, places) = case.run(&tested.device, DType::F32, options);
-            assert_eq!(places, [3], "{}", tested.name);
+            assert_eq!(places, [1], "{} {dtype:?}", tested.name);
+            let options =
+                EvictionOptions { evict_newest: true, longest: Some(6), ..Default::default() };
+            let (_, places) = case.run(&tested.device, dtype, options);
+            assert_eq!(places, [3], "{} {dtype:?}", tested.name);
             let output = result.output.try_into_vec_as::<f32>().unwrap();
             assert!(output.iter().all(|x| (x - 1.0).abs() < 1e-5), "{}: {output:?}", tested.name);
         }
@@ -270,12 +328,18 @@ fn huge_logits_are_told_apart() {
 
 #[test]
 fn ties_zeros_masks_and_guards() {
-    for tested in devices() {
-        let (device, name) = (&tested.device, &tested.name);
+    let tested = devices();
+    let forms = tested
+        .iter()
+        .flat_map(|tested| tested.float_dtypes().into_iter().map(move |dtype| (tested, dtype)));
+    for (tested, dtype) in forms {
+        let (device, name) = (&tested.device, format!("{} {dtype:?}", tested.name));
         let mut case = Case::random(40, 1, 2, 32, &[300]);
         case.keys.fill(0.5);
         case.places = vec![0];
-        let places = |case: &Case, options| case.run(device, DType::F32, options).1;
+        let places = |case: &Case, options: EvictionOptions| {
+            case.run(device, dtype, EvictionOptions { longest: Some(301), ..options }).1
+        };
         // Equally important slots: the lowest goes.
         case.values.fill(1.0);
         assert_eq!(places(&case, Default::default()), [1], "{name}");

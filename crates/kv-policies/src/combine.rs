@@ -17,12 +17,21 @@ pub struct Combine {
 }
 
 impl Combine {
-    /// `prefill` chooses from the prompt, `decode` does the rest, renumbering included.
+    /// `prefill` chooses from the prompt, `decode` does the rest, merging and renumbering included.
     ///
     /// # Errors
     /// [`PolicyError::InvalidConfig`] where only `prefill` renumbers: decode steps would not go on
-    /// with it.
+    /// with it; and for policies that cannot be halved ([`Policy::combines`]).
     pub fn new(prefill: Arc<dyn Policy>, decode: Arc<dyn Policy>) -> Result<Self> {
+        for (part, policy) in [("prefill", &prefill), ("decode", &decode)] {
+            if !policy.combines() {
+                let reason = format!(
+                    "`{part}` is `{}`, whose prompt and decode steps belong together",
+                    policy.name()
+                );
+                return Err(PolicyError::InvalidConfig { policy: "combine".into(), reason });
+            }
+        }
         if prefill.renumbers() && !decode.renumbers() {
             let reason = "`rerotate` of `prefill` alone does not hold while decoding, expected it \
                           in `decode`";

@@ -16,6 +16,11 @@ pub trait Evictor: Policy {
     /// As [`Policy::select`].
     fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>>;
 
+    /// Whether heads choose for themselves, so that [`Self::rank`] has their scores.
+    fn heads_choose(&self) -> bool {
+        true
+    }
+
     /// Slots per head and layer.
     fn budget(&self) -> Budget;
 

@@ -284,11 +284,14 @@ impl<S: Scorer> Policy for KeepTop<S> {
 impl<S: Scorer> Evictor for KeepTop<S> {
     fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
         let budget = self.family.layer_budget(&self.scorer, observation)?;
-        let alone = self.family.heads == HeadAllocation::Uniform && !self.scorer.heads_agree();
-        if budget >= observation.tokens() || !alone {
+        if budget >= observation.tokens() || !self.heads_choose() {
             return Ok(None);
         }
         Ok(Some((self.prompt_scores(observation, budget)?.0, budget)))
+    }
+
+    fn heads_choose(&self) -> bool {
+        self.family.heads == HeadAllocation::Uniform && !self.scorer.heads_agree()
     }
 
     fn budget(&self) -> Budget {

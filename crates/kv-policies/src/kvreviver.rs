@@ -2,7 +2,7 @@ mod parts;
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use kv_core::{
     ACCUMULATED, Budget, CacheOptions, LayerAllocation, LayerCache, Room, Selection, Sketch,
     SketchHead, SketchOptions, read_f32,
@@ -18,6 +18,8 @@ use crate::{
 use parts::{Parts, Shares, least};
 
 const NAME: &str = "kvreviver";
+/// Options of policies that are none of `candidates`, which score prompts: how much is kept, where, and when.
+pub(crate) const FOREIGN: [&str; 4] = ["budget", "layers", "decode", "interval"];
 
 /// KVReviver (2026): what others drop goes into a count-sketch, out of which it is estimated again at
 /// every step, so that attention sees all tokens (algorithms 1 to 4).
@@ -32,10 +34,10 @@ const NAME: &str = "kvreviver";
 /// whole cache of one layer at a time to scratch memory first, as the paper does, with the same result.
 ///
 /// Where the paper leaves something open: scores are sums over the query heads of a group. A token goes
-/// into the sketch once Recent and Candidate hold more than both budgets and the slack together; under the
-/// paper's wording this may be up to a slack of steps later where Candidate is not full yet. The sketch is
-/// kept in f32, so that tokens go in and out without a trace; its bytes are reported, and beside caches of
-/// 16 bits are twice those of its share.
+/// into the sketch once Recent and Candidate hold more than both budgets and the slack together; algorithm 3
+/// counts the slack of recents alone, so that the first of its bulks comes up to a slack of steps earlier, and
+/// later ones at other steps. The sketch is kept in f32, so that tokens go in and out with hardly a trace; its
+/// bytes are reported, and beside caches of 16 bits are twice those of its share.
 #[derive(Debug, Clone)]
 pub struct KvReviver {
     options: KvReviverOptions,
@@ -124,12 +126,13 @@ impl KvReviverOptions {
 
 impl KvReviver {
     /// `candidates` scores prompts in place of accumulated attention; its scores, from their lowest one on
-    /// and scaled to the mass of the prompt's attention (one query head's, where it looks at no queries), go on to grow by the attention of every step.
+    /// and scaled to the mass of the prompt's attention (one query head's, where it looks at no queries), go on to grow by
+    /// the attention of every step.
     ///
     /// # Errors
     /// [`PolicyError::InvalidConfig`] for shares that do not add up to 1, a number of buckets outside 1 to
-    /// [`kv_core::MAX_BUCKETS`], a replace rate below 1, a slack above [`Sketch::MOST_SLACK`], and for a budget in tokens below an entry in each
-    /// bucket, a recent token and a candidate.
+    /// [`kv_core::MAX_BUCKETS`], a replace rate below 1, a slack above [`Sketch::MOST_SLACK`], a budget in tokens below an
+    /// entry in each bucket, a recent token and a candidate, and for candidates whose heads choose together.
     pub fn new(options: KvReviverOptions, candidates: Option<Arc<dyn Evictor>>) -> Result<Self> {
         let invalid = |reason: String| PolicyError::InvalidConfig { policy: NAME.into(), reason };
         options.budget.validate()?;
@@ -148,6 +151,12 @@ impl KvReviver {
         }
         if let Budget::Tokens(budget) = options.budget {
             options.shares().of(budget, options.buckets)?;
+        }
+        if let Some(joint) = candidates.as_ref().filter(|candidates| !candidates.heads_choose()) {
+            let name = joint.name();
+            return Err(invalid(format!(
+                "`candidates` is `{name}`, whose heads do not choose for themselves"
+            )));
         }
         Ok(Self { options, candidates })
     }
@@ -179,15 +188,14 @@ impl KvReviver {
             let sums = sums.ok_or_else(|| missing("column sums of attention"))?;
             return Ok(Reduction::Sum.groups(sums, kv_heads));
         };
-        let candidates = candidates.with_budget(Budget::Tokens(parts.exact()))?;
-        let alone = || PolicyError::InvalidConfig {
-            policy: NAME.into(),
-            reason: format!(
-                "`candidates` is `{}`, whose heads do not choose for themselves",
-                candidates.name()
-            ),
+        // Short prompts are kept whole, but their tokens have scores all the same.
+        let budget = parts.exact().min(tokens.saturating_sub(1)).max(1);
+        let candidates = candidates.with_budget(Budget::Tokens(budget))?;
+        let Some((scores, _)) = candidates.rank(observation)? else {
+            // A single token.
+            let device = observation.keys.device();
+            return Ok(Tensor::zeros([batch, kv_heads, tokens], (&device, DType::F32)));
         };
-        let (scores, _) = candidates.rank(observation)?.ok_or_else(alone)?;
         // Protected ones are beyond all others: as high as the highest of them.
         let endless = scores.clone().is_inf().bool_and(scores.clone().greater_scalar(0.0));
         let highest = scores.clone().mask_fill(endless.clone(), f32::MIN).max_dim(2);
@@ -236,7 +244,7 @@ impl Policy for KvReviver {
         if let Some(candidates) = &self.candidates {
             let mut inner = candidates.config();
             if let Some(inner) = inner.as_object_mut() {
-                inner.remove("budget");
+                FOREIGN.iter().for_each(|key| drop(inner.remove(*key)));
             }
             config["candidates"] = inner;
         }
@@ -273,6 +281,10 @@ impl Policy for KvReviver {
 
     fn changes_decode(&self) -> bool {
         true
+    }
+
+    fn combines(&self) -> bool {
+        false
     }
 
     fn records(&self, cache: &LayerCache) -> bool {
@@ -314,8 +326,10 @@ impl Policy for KvReviver {
             room,
             options,
         )?;
-        let head =
-            SketchHead { entries: parts.entries, limit: parts.exact(), recents: parts.recents };
+        // What never leaves the exact slots needs no room in the sketch.
+        let unused = tokens + new_tokens <= parts.exact() && !cache.options().growable;
+        let entries = if unused { 1 } else { parts.entries };
+        let head = SketchHead { entries, limit: parts.exact(), recents: parts.recents };
         cache.set_limits(vec![head.limit.max(selection.kept()[0].len()); batch * kv_heads])?;
         let pairs = (0..batch).flat_map(|row| (0..kv_heads).map(move |head| (row, head)));
         let seeds = pairs.map(|(row, head)| {

@@ -95,9 +95,9 @@ impl LongFlow {
             return Ok(());
         }
         let Self { sinks, recents, .. } = *self;
+        let newest = if newest > 0 { " and the newest token" } else { "" };
         let reason = format!(
-            "{sinks} sinks, {recents} recents and the newest token leave none of {budget} slots \
-             to overwrite"
+            "{sinks} sinks, {recents} recents{newest} leave none of {budget} slots to overwrite"
         );
         Err(PolicyError::InvalidConfig { policy: NAME.into(), reason })
     }
@@ -176,6 +176,13 @@ impl Policy for LongFlow {
     ) -> Result<()> {
         let limit = self.limit(observation);
         self.check_protected(limit)?;
+        let heads = selection.kept().chunks(cache.layout().kv_heads().max(1));
+        let alike = |heads: &[Vec<u32>]| heads.iter().all(|kept| *kept == heads[0]);
+        if self.scope == Scope::Layer && !heads.into_iter().all(alike) {
+            let reason = "`scope` is `layer`, where all heads overwrite the same token, but heads keep different \
+                          tokens of the prompt: expected `head`";
+            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason: reason.into() });
+        }
         let limits = selection.kept().iter().map(|kept| kept.len().max(limit));
         cache.set_limits(limits.collect())?;
         cache.hold_at_limits()?;

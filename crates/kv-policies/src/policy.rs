@@ -154,6 +154,12 @@ pub trait Policy: Debug + Send + Sync {
         Ok(Room::Extra(new_tokens))
     }
 
+    /// Whether [`Self::select`], or the decode steps behind another's, make sense by themselves, so that it may be a part
+    /// of [`crate::Combine`].
+    fn combines(&self) -> bool {
+        true
+    }
+
     /// What a user should know of this policy in a model of so many layers, such as that it does nothing there.
     fn remarks(&self, layers: usize) -> Vec<String> {
         let _ = layers;

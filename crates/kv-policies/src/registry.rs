@@ -7,6 +7,7 @@ use std::sync::Arc;
 use kv_core::{Budget, HeadAllocation, LayerAllocation};
 use serde_json::Value;
 
+use crate::kvreviver::FOREIGN;
 use crate::{
     BalanceKv, BalanceKvStream, Cam, CamOptions, Cis, CisOptions, Combine, Cpe, D2o, D2oOptions,
     DoubleSparsity, DuoAttention, Etf, Evictor, ExpectedAttention, Full, H2o, HShare, KNorm,
@@ -235,7 +236,8 @@ pub const POLICIES: &[Entry] = &[
         paper: "",
         build: |config| {
             let candidates = candidates(config)?;
-            let options = config.take_all::<KvReviverOptions>("kvreviver")?;
+            let options =
+                config.take_beside::<KvReviverOptions>("kvreviver", "`candidates` with its own")?;
             Ok(Arc::new(KvReviver::new(options, candidates)?))
         },
     },
@@ -381,7 +383,7 @@ fn evictor(config: &mut Config, default: &str) -> Result<Arc<dyn Policy>> {
     build(&evictor)
 }
 
-/// The policy that scores another's prompts, by name or configuration; its own budget does not count.
+/// The policy that scores another's prompts, by name or configuration without a budget.
 fn candidates(config: &mut Config) -> Result<Option<Arc<dyn Evictor>>> {
     let mut candidates = match config.0.remove("candidates") {
         None => return Ok(None),
@@ -389,6 +391,12 @@ fn candidates(config: &mut Config) -> Result<Option<Arc<dyn Evictor>>> {
         Some(candidates) => candidates,
     };
     if let Some(candidates) = candidates.as_object_mut() {
+        if let Some(key) = FOREIGN.iter().find(|key| candidates.contains_key(**key)) {
+            let reason = format!(
+                "`{key}` in `candidates`, expected it beside, if at all: they score prompts alone"
+            );
+            return Err(invalid("kvreviver", reason));
+        }
         candidates.insert("budget".into(), serde_json::json!(1.0));
     }
     let policy = build(&candidates)?;

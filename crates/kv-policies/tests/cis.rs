@@ -204,7 +204,7 @@ fn a_threshold_of_one_never_shares() {
 fn budgets_beyond_a_prompt_are_full_attention() {
     for tested in devices() {
         // No more room is taken than a cache has tokens.
-        for budget in [json!(150), json!(400), json!(u64::MAX)] {
+        for budget in [json!(150), json!(400), json!(i32::MAX)] {
             let sparse = policy(json!({"policy": "cis", "budget": budget}));
             let full = policy(json!({"policy": "full"}));
             let run = run(0..2, 1, &tested.device);

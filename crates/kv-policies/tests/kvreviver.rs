@@ -232,8 +232,17 @@ fn rebuilding_changes_nothing() {
 /// Sequences of a batch get what they get alone, whatever their lengths.
 #[test]
 fn rows_do_not_disturb_each_other() {
-    for tested in devices() {
-        let policy = policy(json!({"policy": "kvreviver", "budget": 0.3, "slack": 3}));
+    let forms = [
+        json!({}),
+        json!({"rebuild": true}),
+        json!({"signed_keys": true, "replace_rate": null, "buckets": 2}),
+    ];
+    for (tested, form) in
+        devices().iter().flat_map(|tested| forms.iter().map(move |form| (tested, form)))
+    {
+        let mut config = json!({"policy": "kvreviver", "budget": 0.3, "slack": 3});
+        config.as_object_mut().unwrap().extend(form.as_object().unwrap().clone());
+        let policy = policy(config);
         let device = &tested.device;
         // Prompts of different lengths: budgets, sketches and steps differ.
         let runs = [
@@ -344,6 +353,10 @@ fn bytes_are_those_of_the_parts() {
     let tokens = 2 * 420 * 4;
     assert_eq!(memory.policy, sketch.bytes() + 2 * 108 * 4);
     assert_eq!(sketch.bytes(), 2 * 9 * row + tokens + 2 * (6 + 2 + 3 * 4) * 4);
+    // Of a budget that nothing will ever leave, the sketch takes next to nothing.
+    let roomy = build(&json!({"policy": "kvreviver", "budget": 1_000_000})).unwrap();
+    let cache = run.prompt.compress(&*roomy, 20);
+    assert_eq!(cache.sketch().unwrap().entry_bytes(), 2 * 3 * row);
 }
 
 /// A short prompt stays exact, and fills the parts as it goes on.
@@ -442,6 +455,20 @@ fn candidates_by_other_scorers() {
                 let output = run.step(&*reviver, &mut cache, index);
                 assert!(output.iter().all(|x| x.is_finite()), "{name} on {}", tested.name);
             }
+            // A prompt that is kept whole, and one of a single token.
+            for tokens in [30, 1] {
+                let part = |tensor: &Tensor<4>| tensor.clone().narrow(2, 0, tokens);
+                let short = Prompt {
+                    query: part(&prompt.query),
+                    keys: part(&prompt.keys),
+                    values: part(&prompt.values),
+                    raw_query: prompt.raw_query.as_ref().map(part),
+                    frequencies: prompt.frequencies.clone(),
+                };
+                let cache = short.compress(&*reviver, 40);
+                let all: Vec<usize> = (0..tokens).collect();
+                assert!(exact(&cache).iter().all(|own| *own == all), "{name}: {tokens} tokens");
+            }
         }
     }
 }
@@ -466,7 +493,31 @@ fn refuses_what_cannot_be() {
             json!({"policy": "kvreviver", "budget": 64, "candidates": "full"}),
             vec!["`candidates` is `full`"],
         ),
-        (json!({"policy": "kvreviver", "budget": 64, "bukets": 3}), vec!["bukets"]),
+        (json!({"policy": "kvreviver", "budget": 64, "bukets": 3}), vec!["bukets", "`candidates`"]),
+        (
+            json!({"policy": "kvreviver", "budget": 64, "candidates": "tova"}),
+            vec!["`candidates` is `tova`", "do not choose for themselves"],
+        ),
+        (
+            json!({"policy": "kvreviver", "budget": 64, "candidates": "adakv"}),
+            vec!["`candidates` is `adakv`", "do not choose for themselves"],
+        ),
+        (
+            json!({"policy": "kvreviver", "budget": 64,
+                   "candidates": {"policy": "snapkv", "layers": {"pyramid": {"beta": 20.0}}}}),
+            vec!["`layers` in `candidates`"],
+        ),
+        (
+            json!({"policy": "combine", "prefill": {"policy": "kvreviver", "budget": 64},
+                   "decode": {"policy": "h2o", "budget": 64}}),
+            vec!["`prefill` is `kvreviver`"],
+        ),
+        (
+            json!({"policy": "combine", "prefill": {"policy": "h2o", "budget": 64},
+                   "decode": {"policy": "kvreviver", "budget": 64}}),
+            vec!["`decode` is `kvreviver`"],
+        ),
+        (json!({"policy": "kvreviver", "budget": 1e30}), vec!["at most 2147483647"]),
     ] {
         let error = refused(config);
         words.iter().for_each(|word| assert!(error.contains(word), "{error}"));

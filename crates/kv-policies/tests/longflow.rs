@@ -7,7 +7,7 @@ use kv_testing::{Numbers, devices, golden_files, relative_error};
 use serde_json::{Value, json};
 
 use super::followed::{Trace, follow};
-use super::support::{LAYER, Prompt, policy, step};
+use super::support::{LAYER, Prompt, kept, policy, step};
 
 impl Trace {
     /// Consecutive queries are alike, as a model's are.
@@ -114,7 +114,7 @@ fn sinks_and_recents_stay() {
             let step = step(&trace.query, &trace.keys, &trace.values, token, token);
             policy.step(LAYER, &mut cache, step).unwrap();
             for pair in 0..2 {
-                let kept = super::support::kept(&cache, pair);
+                let kept = kept(&cache, pair);
                 let protected = (0..3).chain(token as u32 - 9..=token as u32);
                 assert!(protected.into_iter().all(|t| kept.contains(&t)), "{}", tested.name);
             }
@@ -190,6 +190,18 @@ fn certificates_bound_what_they_say() {
             assert!(certificate.error <= certificate.error_bound, "{certificate:?}");
             seen += 1;
         }
+        let expected = certified(&cache, &query(token - 1), &query(token));
+        let actual = certify(&cache, &query(token - 1), &query(token)).unwrap();
+        assert_eq!(actual.len(), expected.len());
+        for (actual, expected) in actual.iter().zip(&expected) {
+            let Certificate { remainder, remainder_bound, drift, drift_bound, .. } = *actual;
+            let Certificate { error, error_bound, .. } = *actual;
+            let own = [remainder, remainder_bound, drift, drift_bound, error, error_bound];
+            for (own, expected) in own.iter().zip(expected) {
+                let off = (own - expected).abs();
+                assert!(off < 1e-9 * (1.0 + expected.abs()), "{actual:?} for {expected:?}");
+            }
+        }
         // The same query again: nothing drifts.
         for certificate in certify(&cache, &query(token), &query(token)).unwrap() {
             assert_eq!((certificate.drift, certificate.drift_bound), (0.0, 0.0));
@@ -198,6 +210,115 @@ fn certificates_bound_what_they_say() {
         policy.step(LAYER, &mut cache, step).unwrap();
     }
     assert_eq!(seen, 40 * 2 * 4);
+}
+
+/// Section 3.3 in sums over single slots: the remainder and its bound, the drift of logits and its bound, the error and
+/// its bound, of every query head.
+fn certified(cache: &LayerCache, before: &Tensor<3>, after: &Tensor<3>) -> Vec<[f64; 6]> {
+    let read = |values: Vec<f32>| values.into_iter().map(f64::from).collect::<Vec<f64>>();
+    let [keys, values] = [cache.keys(), cache.values()]
+        .map(|pool| read(read_f32("pool", pool.clone().reshape([-1])).unwrap()));
+    let [before, after] =
+        [before, after].map(|query| read(read_f32("query", query.clone().reshape([-1])).unwrap()));
+    let places = read_i32("places", cache.next_places().unwrap().clone()).unwrap();
+    let dim = cache.head_dim();
+    let group = before.len() / dim / places.len();
+    let norm = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let mut all = Vec::new();
+    for (pair, place) in places.iter().enumerate() {
+        let live: Vec<usize> = cache.layout().live(pair).collect();
+        let victim = live[*place as usize];
+        for g in 0..group {
+            let at = (pair * group + g) * dim;
+            let (q, next) = (&before[at..at + dim], &after[at..at + dim]);
+            let logit = |query: &[f64], slot: usize| {
+                let products = query.iter().zip(&keys[slot * dim..][..dim]).map(|(q, k)| q * k);
+                products.sum::<f64>() / (dim as f64).sqrt()
+            };
+            // Small enough to need no maximum.
+            let sum = |query: &[f64], of: &dyn Fn(usize) -> bool| -> f64 {
+                live.iter().filter(|slot| of(**slot)).map(|slot| logit(query, *slot).exp()).sum()
+            };
+            let share = |query: &[f64]| logit(query, victim).exp() / sum(query, &|_| true);
+            let output = |column: usize, of: &dyn Fn(usize) -> bool| {
+                let own = live.iter().filter(|slot| of(**slot));
+                let weighted =
+                    own.map(|slot| logit(next, *slot).exp() * values[slot * dim + column]);
+                weighted.sum::<f64>() / sum(next, of)
+            };
+            let others = |slot: usize| slot != victim;
+            let change: Vec<f64> =
+                (0..dim).map(|c| output(c, &|_| true) - output(c, &others)).collect();
+            // Equation 12: what is left of the change is alpha / (1 - alpha) (o - alpha v), scaled by what was left.
+            let left: Vec<f64> =
+                (0..dim).map(|c| change[c] - share(next) * values[victim * dim + c]).collect();
+            let rows = |pool: &[f64]| {
+                live.iter().map(|slot| norm(&pool[slot * dim..][..dim])).fold(0.0, f64::max)
+            };
+            let bound = 2.0 * rows(&values) * share(next) / (1.0 - share(next));
+            let apart: Vec<f64> = q.iter().zip(next).map(|(a, b)| a - b).collect();
+            let moved = live.iter().map(|slot| (logit(q, *slot) - logit(next, *slot)).abs());
+            let drift_bound = norm(&apart) * rows(&keys) / (dim as f64).sqrt();
+            let size = norm(&values[victim * dim..][..dim]);
+            let m = drift_bound.min(1.0);
+            let error_bound =
+                bound * (bound + 2.0 * share(next) * size) + m * (2.0 * share(q) + m) * size * size;
+            let error = (norm(&change).powi(2) - (share(q) * size).powi(2)).abs();
+            all.push([
+                norm(&left),
+                bound,
+                moved.fold(0.0, f64::max),
+                drift_bound,
+                error,
+                error_bound,
+            ]);
+        }
+    }
+    all
+}
+
+/// Where all other values agree, the remainder, which is the share times the output of the others, is as much as it can
+/// be: half of its bound.
+#[test]
+fn the_bound_of_the_remainder_is_near() {
+    let device = &devices().remove(0).device;
+    let policy = policy(json!({"policy": "longflow", "budget": 24}));
+    let mut numbers = Numbers::new(8);
+    let (mut keys, query) = (numbers.normal(24 * 8), numbers.normal(24 * 8));
+    // The fifth key is the last query's opposite, so that its slot goes.
+    for column in 0..8 {
+        keys[5 * 8 + column] = -query[23 * 8 + column];
+    }
+    let values: Vec<f32> = (0..24 * 8).map(|at| if at / 8 == 5 { 1.0 } else { -1.0 }).collect();
+    let tensor = |values: &[f32]| {
+        Tensor::<1>::from_data(values, (device, DType::F32)).reshape([1, 1, 24, 8])
+    };
+    let prompt = Prompt::new(tensor(&query), tensor(&keys), tensor(&values));
+    let cache = prompt.compress(&*policy, 4);
+    assert_eq!(read_i32("places", cache.next_places().unwrap().clone()).unwrap(), [5]);
+    let last = tensor(&query).narrow(2, 23, 1).squeeze_dim::<3>(2);
+    let certificate = certify(&cache, &last, &last).unwrap()[0];
+    let Certificate { remainder, remainder_bound, .. } = certificate;
+    let half = remainder / remainder_bound;
+    assert!(half > 0.45 && half < 0.5, "{certificate:?}");
+}
+
+/// Heads that overwrite together must hold the same tokens.
+#[test]
+fn heads_that_overwrite_together_hold_the_same() {
+    let device = &devices().remove(0).device;
+    let trace = Trace::random(2, 80, device);
+    let decode = json!({"policy": "longflow", "budget": 24, "scope": "layer"});
+    let cache = trace.prompt(40).compress(&*policy(decode.clone()), 40);
+    let heads: Vec<Vec<u32>> = (0..cache.layout().pairs()).map(|pair| kept(&cache, pair)).collect();
+    assert!(heads.chunks(2).all(|heads| heads[0] == heads[1]), "{heads:?}");
+    let combined = policy(json!({
+        "policy": "combine", "prefill": {"policy": "snapkv", "budget": 24, "window": 4}, "decode": decode
+    }));
+    let options = CacheOptions::new(device, DType::F32);
+    let prompt = trace.prompt(40);
+    let error = prompt.observed(|seen| combined.prefill(seen, 4, options)).unwrap_err();
+    assert!(error.to_string().contains("heads keep different tokens"), "{error}");
 }
 
 #[test]
@@ -215,6 +336,9 @@ fn protected_slots_must_leave_one() {
     build(&config(1, 0, 3)).unwrap();
     let newest = json!({"policy": "longflow", "budget": 2, "sinks": 1, "evict_newest": true});
     build(&newest).unwrap();
+    let reason =
+        refused(json!({"policy": "longflow", "budget": 64, "sinks": 64, "evict_newest": true}));
+    assert!(!reason.contains("newest"), "{reason}");
     // A share of a prompt shows only when the prompt does.
     let shared = json!({"policy": "longflow", "budget": 0.1, "sinks": 3, "recents": 3});
     let policy = policy(shared);

@@ -69,7 +69,7 @@ fn quality(records: &[&Record]) -> Vec<Table> {
         }
     }
     let more =
-        [metric::PERPLEXITY, metric::RETRIEVAL_RATIO, metric::TOKENS_READ, metric::BYTES_IN_USE];
+        [metric::PERPLEXITY, metric::RETRIEVAL_RATIO, metric::TOKENS_READ, metric::HELD_BYTES];
     picks.extend(more.map(Pick::all));
     let mut tables = vec![build("Quality".into(), records, &[Key::Budget], &picks)];
     tables.extend(side_by_side::tables(records));
@@ -110,8 +110,12 @@ fn attention(records: &[&Record], by_layer: bool) -> Vec<Table> {
         metric::HIDDEN_BOUND,
         metric::MOVED_MASS,
         metric::MOVED_BOUND,
-        metric::ERROR_BOUND,
+        metric::REMAINDER,
+        metric::REMAINDER_BOUND,
+        metric::DRIFT,
+        metric::DRIFT_BOUND,
         metric::OBSERVED_ERROR,
+        metric::ERROR_BOUND,
         metric::BROKEN,
     ];
     let certified: Vec<&Record> =
@@ -145,7 +149,7 @@ fn throughput(records: &[&Record]) -> Table {
         metric::LARGEST_BATCH,
         metric::RETRIEVAL_RATIO,
         metric::TOKENS_READ,
-        metric::BYTES_IN_USE,
+        metric::HELD_BYTES,
         metric::HOST_BYTES,
         metric::COPY_TIME,
         metric::COPY_WAIT,

@@ -167,12 +167,13 @@ fn costs(records: &[&Record], policies: &Policies) -> anyhow::Result<Vec<Figure>
     let frame = Frame {
         id: "memory",
         title: "Cache memory",
-        caption: "Solid: bytes of the slots in use, and the number. Pale, where it was measured: \
-                  bytes allocated, with the room to decode. A pale bar much longer than its solid \
-                  one is memory that compression did not give back.",
+        caption: "Solid: bytes of the slots in use, their metadata and what the policy keeps beside \
+                  them, and the number. Pale, where it was measured: the same with the room to \
+                  decode. A pale bar much longer than its solid one is memory that compression did \
+                  not give back.",
     };
-    let memory = chart(metric::BYTES_IN_USE, "KV cache");
-    figures.extend(memory.bars(&frame, metric::BYTES_ALLOCATED)?);
+    let memory = chart(metric::HELD_BYTES, "cache");
+    figures.extend(memory.bars(&frame, metric::CACHE_BYTES)?);
     let frame = Frame {
         id: "peak-memory",
         title: "Peak memory",

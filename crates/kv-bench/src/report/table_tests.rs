@@ -41,7 +41,7 @@ fn what_most_policies_reach_is_not_marked() {
         let policies = ["full", "a", "b", "c"].into_iter().zip(bytes);
         let record = |(policy, bytes): (&str, f64)| {
             let budget = (policy != FULL).then_some(0.5);
-            record(policy, budget, metric::BYTES_IN_USE, bytes)
+            record(policy, budget, metric::HELD_BYTES, bytes)
         };
         let table = tables(&policies.map(record).collect::<Vec<_>>(), false).remove(0);
         [1, 2, 3].map(|row| table.is_best(row, 0))

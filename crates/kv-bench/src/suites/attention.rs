@@ -1,6 +1,7 @@
 //! Relative output error and retained mass, on the queries, keys and values of a real prompt.
 
 mod frozen;
+mod measures;
 mod reading;
 mod windows;
 
@@ -20,6 +21,7 @@ use crate::prompts::Prompts;
 use crate::record::{Case, metric};
 use crate::run::Bench;
 use frozen::{Heads, Moved};
+use measures::Measures;
 use reading::{Exact, Reading};
 
 const SUITE: &str = "attention";
@@ -39,10 +41,8 @@ struct Sums {
     norm: f64,
     mass: f64,
     rows: f64,
-    /// Bounds and errors of LongFlow's measure, and their number.
-    bound: f64,
-    error: f64,
-    certificates: f64,
+    /// How wrong LongFlow's measure is.
+    measures: Measures,
     /// What policies read that keep more.
     reading: Reading,
     reads: Reads,
@@ -134,7 +134,9 @@ pub(crate) fn measure(
         })
         .collect();
     let certified = |sums: &Sums| {
-        sums.certificates + sums.reading.certified > 0.0 || sums.reading.hidden.means().is_some()
+        !sums.measures.records().is_empty()
+            || sums.reading.certified > 0.0
+            || sums.reading.hidden.means().is_some()
     };
     let any = sums.iter().flatten().any(certified) || moved.iter().flatten().any(Option::is_some);
     if options.certificates && !any {
@@ -149,11 +151,8 @@ pub(crate) fn measure(
             let setup = (contender.label.as_str(), contender.budget);
             let error = (sums.difference / sums.norm.max(f64::MIN_POSITIVE)).sqrt();
             bench.record(SUITE, &case, setup, metric::RELATIVE_ERROR, error, "ratio");
-            if sums.certificates > 0.0 {
-                let bound = sums.bound / sums.certificates;
-                bench.record(SUITE, &case, setup, metric::ERROR_BOUND, bound, "squared");
-                let error = sums.error / sums.certificates;
-                bench.record(SUITE, &case, setup, metric::OBSERVED_ERROR, error, "squared");
+            for (name, value, unit) in sums.measures.records() {
+                bench.record(SUITE, &case, setup, name, value, unit);
             }
             let reading = &sums.reading;
             // What is kept says nothing where less is read.
@@ -267,13 +266,7 @@ fn compare(
             if certificates && contender.policy.name() == "longflow" {
                 // Behind the prompt, its last query chose.
                 let before = whole.clone().narrow(2, at - 1, 1).squeeze_dim::<3>(2);
-                // A slot with all of the attention has no bound.
-                let bounded = certify(cache, &before, &query)?;
-                for certificate in bounded.into_iter().filter(|c| c.error_bound.is_finite()) {
-                    sums.bound += certificate.error_bound;
-                    sums.error += certificate.error;
-                    sums.certificates += 1.0;
-                }
+                sums.measures.take(certify(cache, &before, &query)?);
             }
             let output = contender.policy.step(observation.layer, cache, now.clone())?;
             let output = read_f32("output", output)?;
@@ -347,4 +340,30 @@ fn freeze(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::record::metric;
+    use crate::testing::ran;
+
+    #[test]
+    fn measures_of_slots_are_certified_by_their_parts() {
+        let line = "attention --certificates --budget 64 --limit 1 --steps 8 --policy longflow";
+        let (records, report) = ran(&line.split(' ').collect::<Vec<_>>()).unwrap();
+        let of = |name: &str| -> Vec<f64> {
+            records.iter().filter(|r| r.metric == name).map(|r| r.value).collect()
+        };
+        for (value, bound) in [
+            (metric::REMAINDER, metric::REMAINDER_BOUND),
+            (metric::DRIFT, metric::DRIFT_BOUND),
+            (metric::OBSERVED_ERROR, metric::ERROR_BOUND),
+        ] {
+            let (values, bounds) = (of(value), of(bound));
+            assert!(values.len() == 4 && bounds.len() == 4, "a layer each: {value}");
+            assert!(values.iter().zip(&bounds).all(|(value, bound)| 0.0 < *value && value < bound));
+        }
+        assert_eq!(of(metric::BROKEN), [0.0; 4]);
+        assert!(report.contains("certificates"));
+    }
 }

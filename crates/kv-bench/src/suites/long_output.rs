@@ -9,14 +9,13 @@ use burn::tensor::Tensor;
 use kv_core::{Budget, read_f32};
 use kv_models::Session;
 use kv_policies::Policy;
-use serde_json::json;
 
 use super::{judge, record_memory};
 use crate::args::Quality;
 use crate::contenders::Contender;
 use crate::progress::Progress;
 use crate::prompts;
-use crate::record::{Case, FULL, metric};
+use crate::record::{Case, metric};
 use crate::run::Bench;
 
 const SUITE: &str = "quality";
@@ -72,7 +71,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
     let count = options.limit.unwrap_or(if bench.common.quick { 1 } else { TEXTS }).min(TEXTS);
     let (source, text) = prompts::text(options.text.as_deref())?;
     let texts = texts(bench, &text, count, prompt, output)?;
-    let contenders = contenders(bench, prompt + output)?;
+    let contenders = contenders(bench, prompt + output, room(&texts))?;
     let mut progress = Progress::new(contenders.len() * output.div_ceil(CHUNK), TASK);
     for contender in &contenders {
         let outcome = decode(bench, contender, &texts, prompt, &mut progress)?;
@@ -108,31 +107,34 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
     Ok(())
 }
 
-/// The full cache and every policy at every budget, shares being of prompt and output together.
-fn contenders(bench: &Bench<'_>, tokens: usize) -> anyhow::Result<Vec<Contender>> {
-    let common = bench.common;
-    let shares = match &common.budget {
-        Some(budgets) => budgets.clone(),
-        None => BUDGETS.map(Budget::Ratio).to_vec(),
+/// The full cache and every policy at every budget, shares being of prompt and output together; a share of 1 has room for
+/// a question, too.
+fn contenders(bench: &Bench<'_>, tokens: usize, room: usize) -> anyhow::Result<Vec<Contender>> {
+    let mut common = bench.common.clone();
+    let shares = common.budget.clone().unwrap_or_else(|| BUDGETS.map(Budget::Ratio).to_vec());
+    let tokens_of = |share: Budget| match share {
+        Budget::Tokens(count) => count,
+        Budget::Ratio(1.0) => tokens + room,
+        Budget::Ratio(_) => share.resolve(tokens),
     };
-    let budgets = shares.iter().map(|share| Budget::Tokens(share.resolve(tokens)));
-    let budgets: Vec<Budget> = budgets.collect();
-    if common.policy.is_some() {
-        let contenders = common.contenders_at(&budgets)?;
-        for Contender { label, policy, .. } in &contenders {
-            // A prompt's share is another number than that of prompt and output.
-            let budget = &policy.config()["budget"];
-            ensure!(!budget.is_f64(), "budget {budget} of {label}: expected tokens, or --budget");
-        }
-        return Ok(contenders);
-    }
-    let mut contenders = vec![Contender::of(&json!({"policy": FULL}))?];
-    for name in POLICIES {
-        for budget in &budgets {
-            contenders.push(Contender::of(&json!({"policy": name, "budget": budget}))?);
-        }
+    let budgets: Vec<Budget> =
+        shares.into_iter().map(|share| Budget::Tokens(tokens_of(share))).collect();
+    common.policy.get_or_insert_with(|| POLICIES.join(","));
+    let contenders = common.contenders_at(&budgets)?;
+    for Contender { label, policy, .. } in &contenders {
+        let budget = &policy.config()["budget"];
+        ensure!(
+            !budget.is_f64(),
+            "budget {budget} of {label} would be a share of the prompt alone: expected tokens, or none there and --budget"
+        );
     }
     Ok(contenders)
+}
+
+/// Tokens of the longest question with its answer.
+fn room(texts: &[Text]) -> usize {
+    let asked = texts.iter().flat_map(|text| &text.questions);
+    asked.map(|[question, answer]| question.len() + answer.len()).max().unwrap_or(0)
 }
 
 /// Texts from all over a book, each with two facts.
@@ -186,13 +188,13 @@ fn decode(
 ) -> anyhow::Result<Outcome> {
     let model = &bench.model;
     let length = texts[0].tokens.len();
-    let asked = texts.iter().flat_map(|text| &text.questions);
-    let room = asked.map(|[question, answer]| question.len() + answer.len()).max().unwrap_or(0);
+    let room = room(texts);
     let prompts: Vec<Vec<u32>> = texts.iter().map(|text| text.tokens[..prompt].to_vec()).collect();
     let seeds = vec![bench.common.seed; texts.len()];
     let policy: Arc<dyn Policy> = contender.policy.clone();
     let mut session = Session::start(model, policy, &prompts, &seeds, length - prompt + room)?;
     let vocabulary = model.config().vocab_size;
+    let mut memory = session.memory();
     let mut buckets = vec![(0.0, 0); (length - prompt).div_ceil(BUCKET)];
     for start in (prompt..length).step_by(CHUNK) {
         let end = (start + CHUNK).min(length);
@@ -210,9 +212,11 @@ fn decode(
                 *bucket = (bucket.0 - logprob, bucket.1 + 1);
             }
         }
+        // Those that evict in bulks hold more in between.
+        let now = session.memory();
+        memory = if now.in_use > memory.in_use { now } else { memory };
         progress.step();
     }
-    let memory = session.memory();
     let found = [0, 1].map(|fact| ask(&session, texts, fact, vocabulary));
     let [prompted, generated] = found;
     drop(session);
@@ -247,4 +251,62 @@ fn ask(
         answers.push((judged.iter().all(|(_, right)| *right), logprob));
     }
     Ok(answers)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::record::metric;
+    use crate::testing::ran;
+
+    const LINE: [&str; 4] = ["quality", "--task", "long-output", "--quick"];
+
+    #[test]
+    fn budgets_are_of_prompt_and_output() {
+        let words = [&LINE[..], &["--policy", "longflow", "--budget", "5000,1.0,0.2"]].concat();
+        let (records, _) = ran(&words).unwrap();
+        let mean = |policy: &str, budget: Option<f64>, name: &str| {
+            let own = records.iter().filter(|r| {
+                r.policy == policy && r.budget == budget && r.metric == name && r.value.is_finite()
+            });
+            let values: Vec<f64> = own.map(|record| record.value).collect();
+            assert!(!values.is_empty(), "{policy} {budget:?} has no {name}");
+            values.iter().sum::<f64>() / values.len() as f64
+        };
+        let budgets: Vec<f64> = {
+            let mut all: Vec<f64> = records
+                .iter()
+                .filter(|r| r.policy == "longflow")
+                .filter_map(|r| r.budget)
+                .collect();
+            all.dedup();
+            all
+        };
+        let [more, all, fifth] = budgets[..] else { panic!("{budgets:?}") };
+        // A number of tokens is that number, and a share of 1 has room for the question.
+        assert_eq!(more, 5_000.0);
+        for budget in [more, all] {
+            for name in [metric::PERPLEXITY, metric::ANSWER_LOGPROB] {
+                let [own, full] = [("longflow", Some(budget)), ("full", None)]
+                    .map(|(policy, budget)| mean(policy, budget, name));
+                assert!((own - full).abs() < 1e-4, "{budget}, {name}: {own} for {full}");
+            }
+        }
+        let held = |budget: f64| mean("longflow", Some(budget), metric::BYTES_IN_USE);
+        assert!(held(fifth) < 0.25 * held(all));
+        assert!(
+            mean("longflow", Some(fifth), metric::PERPLEXITY)
+                > mean("full", None, metric::PERPLEXITY)
+        );
+    }
+
+    #[test]
+    fn budgets_that_say_something_else_are_refused() {
+        for (more, part) in [
+            (["--budget", "0.001"], "one token"),
+            (["--policy", r#"{"policy": "longflow", "budget": 0.2}"#], "share of the prompt alone"),
+        ] {
+            let error = ran(&[&LINE[..], &more].concat()).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
 }

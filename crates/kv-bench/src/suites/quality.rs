@@ -169,11 +169,13 @@ fn answer(
     sessions
         .into_iter()
         .map(|mut session| {
-            let memory = session.memory();
+            let kept = session.memory();
             if !question.is_empty() {
                 session.append(&[&question])?;
             }
             let before = session.append(&[&answer])?;
+            // What is made at the first step counts, tokens behind the prompt do not.
+            let memory = MemoryReport { policy: session.memory().policy, ..kept };
             let rows = read_f32("logits", Tensor::cat(before, 0))?;
             let judged: Vec<(f64, u32)> = rows
                 .chunks(model.config().vocab_size)

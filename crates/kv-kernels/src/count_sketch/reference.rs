@@ -1,7 +1,7 @@
 //! The same in plain loops: the CPU path, and the oracle of the kernels' tests.
 
 use super::hash::hashed;
-use super::{HEAD_FIELDS, SketchConfig};
+use super::{HEAD_FIELDS, MAX_BUCKETS, SketchConfig};
 
 /// Where tokens go, on the host.
 #[derive(Debug, Clone, Copy)]
@@ -28,10 +28,14 @@ impl HostSketch<'_> {
     }
 
     /// The entries of a token and its signs, one a bucket.
-    pub(crate) fn places(&self, range: usize, token: usize) -> Vec<(usize, f32)> {
+    pub(crate) fn places(
+        &self,
+        range: usize,
+        token: usize,
+    ) -> impl Iterator<Item = (usize, f32)> + '_ {
         let [first, entries, ..] = self.head(range);
         let buckets = self.config.buckets;
-        let places = (0..buckets).map(|bucket| {
+        (0..buckets).map(move |bucket| {
             let (within, negative) = if let Some(tokens) = self.config.tabled {
                 let place = self.hashes[bucket * tokens + token] as u32;
                 (place / 2, place % 2 == 1)
@@ -41,8 +45,7 @@ impl HostSketch<'_> {
             };
             let sign = if negative { -1.0 } else { 1.0 };
             (first + bucket * entries + within as usize, sign)
-        });
-        places.collect()
+        })
     }
 
     /// Adds `weight` times a token's key and value.
@@ -69,13 +72,17 @@ impl HostSketch<'_> {
         range: usize,
         token: usize,
     ) -> [Vec<f32>; 2] {
-        let places = self.places(range, token);
+        let buckets = self.config.buckets;
+        let mut places = [(0, 0.0); MAX_BUCKETS];
+        places.iter_mut().zip(self.places(range, token)).for_each(|(own, place)| *own = place);
         let estimate = |entries: &[f32], signed: bool| -> Vec<f32> {
             let columns = (0..self.head_dim).map(|column| {
-                let parts = places.iter().map(|(entry, sign)| {
-                    entries[entry * self.head_dim + column] * if signed { *sign } else { 1.0 }
-                });
-                median(parts.collect())
+                let mut parts = [0.0; MAX_BUCKETS];
+                for (part, (entry, sign)) in parts.iter_mut().zip(&places[..buckets]) {
+                    *part =
+                        entries[entry * self.head_dim + column] * if signed { *sign } else { 1.0 };
+                }
+                median(&mut parts[..buckets])
             });
             columns.collect()
         };
@@ -83,8 +90,11 @@ impl HostSketch<'_> {
     }
 }
 
-fn median(mut parts: Vec<f32>) -> f32 {
-    parts.sort_by(f32::total_cmp);
+fn median(parts: &mut [f32]) -> f32 {
+    if let [a, b, c] = *parts {
+        return a.min(b).max(a.max(b).min(c));
+    }
+    parts.sort_unstable_by(f32::total_cmp);
     let half = parts.len() / 2;
     if parts.len().is_multiple_of(2) { (parts[half - 1] + parts[half]) * 0.5 } else { parts[half] }
 }

@@ -71,7 +71,7 @@ pub struct ReviseOptions {
 /// position, the last of them are dropped for good.
 ///
 /// What a token's estimate is when it leaves the sketch, rounded to the slots' dtype, is taken out of it,
-/// so that it comes back out the same whenever it goes in again.
+/// so that it comes back out the same when it goes in again, unless its entries have changed since.
 ///
 /// # Shapes
 /// `newest` `[B]`, 32-bit: the indices of the newest tokens, which are their positions. Slots are of the

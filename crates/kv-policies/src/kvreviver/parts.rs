@@ -57,7 +57,8 @@ impl Shares {
                 ),
             });
         }
-        let entries = ((budget as f64 * self.vague) as usize / buckets).max(1);
+        let wanted = (budget as f64 * self.vague) as usize / buckets;
+        let entries = wanted.min((budget - 2) / buckets).max(1);
         let exact = budget - entries * buckets;
         let recent = self.recent / (self.recent + self.candidate);
         let recents = ((exact as f64 * recent).round() as usize).clamp(1, exact - 1);
@@ -88,6 +89,27 @@ mod tests {
             assert!(vague <= (0.1 * budget as f64).max(3.0), "{budget}: {parts:?}");
         }
         assert_eq!(PAPER.of(410, 3).unwrap(), Parts { recents: 186, candidates: 185, entries: 13 });
+    }
+
+    /// However much of it is the sketch's.
+    #[test]
+    fn the_exact_parts_have_a_slot_each() {
+        for vague in [0.0, 0.1, 0.5, 0.9, 0.99, 0.999_999] {
+            for recent in [0.0, 0.2, 1.0] {
+                let rest = 1.0 - vague;
+                let shares =
+                    Shares { vague, recent: rest * recent, candidate: rest * (1.0 - recent) };
+                shares.validate().unwrap();
+                for buckets in 1..=9 {
+                    for budget in least(buckets)..300 {
+                        let parts = shares.of(budget, buckets).unwrap();
+                        let Parts { recents, candidates, entries } = parts;
+                        assert!(recents.min(candidates).min(entries) > 0, "{budget}: {parts:?}");
+                        assert_eq!(parts.exact() + buckets * entries, budget, "{parts:?}");
+                    }
+                }
+            }
+        }
     }
 
     #[test]

@@ -1,9 +1,7 @@
-use clap::Parser;
-
 use super::operator;
-use crate::args::Args;
-use crate::record::{metric, read_json};
+use crate::record::metric;
 use crate::suites::paper::testing::quick;
+use crate::testing::ran;
 
 #[test]
 fn shared_sets_read_almost_what_the_oracle_does() {
@@ -34,20 +32,11 @@ fn shared_sets_read_almost_what_the_oracle_does() {
 /// Bounds beside what they bound, of all that PrHS drops, hides and moves.
 #[test]
 fn certificates_hold() {
-    let folder = tempfile::tempdir().unwrap();
-    let json = folder.path().join("records.json");
     let policies = r#"["cis", {"policy": "psaw", "start": 0, "phi": 0.5}, {"policy": "etf", "start": 1},
         {"policy": "cpe", "threshold": -1.0, "psaw": {"start": 0, "phi": 0.3}, "etf": {"start": 1}}]"#;
-    let mut words: Vec<std::ffi::OsString> =
-        "kv-bench attention --certificates --device cpu --budget 64 --limit 2 --steps 24 --policy"
-            .split(' ')
-            .map(Into::into)
-            .collect();
-    let report = folder.path().join("report.html");
-    words.extend([policies.into(), "--json".into(), json.clone().into()]);
-    words.extend(["--report".into(), report.into()]);
-    crate::run::run(&Args::try_parse_from(words).unwrap()).unwrap();
-    let records = read_json(&json).unwrap();
+    let line = "attention --certificates --budget 64 --limit 2 --steps 24 --policy";
+    let words: Vec<&str> = line.split(' ').chain([policies]).collect();
+    let (records, _) = ran(&words).unwrap();
     let of = |policy: &str, name: &str| -> Vec<f64> {
         let own = records.iter().filter(|r| r.policy.starts_with(policy) && r.metric == name);
         own.map(|record| record.value).collect()
@@ -86,27 +75,21 @@ fn operators_are_timed_over_what_they_read() {
 #[test]
 fn tables_run_those_that_are_named() {
     let ran = |line: &str| -> anyhow::Result<Vec<String>> {
-        let folder = tempfile::tempdir().unwrap();
-        let json = folder.path().join("records.json");
-        let report = folder.path().join("report.html");
-        let files = ["--json".into(), json.clone().into_os_string(), "--report".into()];
-        let words = line.split(' ').map(Into::into).chain(files).chain([report.into_os_string()]);
-        crate::run::run(&Args::try_parse_from(words).unwrap())?;
-        let mut names: Vec<String> =
-            read_json(&json)?.into_iter().map(|record| record.policy).collect();
+        let (records, _) = ran(&line.split(' ').collect::<Vec<_>>())?;
+        let mut names: Vec<String> = records.into_iter().map(|record| record.policy).collect();
         names.dedup();
         Ok(names)
     };
-    let table4 = "kv-bench paper prhs-table4 --quick --device cpu --policy";
+    let table4 = "paper prhs-table4 --quick --policy";
     let named = ran(&format!("{table4} cpe,h2o")).unwrap();
     assert_eq!(named, ["full", "h2o", "cpe block=8", "cpe"]);
     let error = ran(&format!("{table4} cpe,snapkv")).unwrap_err().to_string();
     assert!(error.contains("no `snapkv`") && error.contains("quest"), "{error}");
     let error = ran(&format!("{table4} cpe --lengths 64")).unwrap_err().to_string();
     assert!(error.contains("--quick has one size"), "{error}");
-    let error = ran("kv-bench paper prhs-long --device cpu --lengths 99999999").unwrap_err();
+    let error = ran("paper prhs-long --lengths 99999999").unwrap_err();
     assert!(error.to_string().contains("times up to 16777216 tokens"), "{error}");
-    let other = "kv-bench paper balancekv-fig3 --quick --device cpu --policy cis";
+    let other = "paper balancekv-fig3 --quick --policy cis";
     let error = ran(other).unwrap_err().to_string();
     assert!(error.contains("runs all of its own"), "{error}");
 }

@@ -1,0 +1,49 @@
+//! LongFlow's certificates: how wrong its measure of slots may be, and how wrong it is.
+
+use kv_policies::Certificate;
+
+use crate::record::metric;
+
+/// Certificates of one contender in a layer.
+#[derive(Clone, Default)]
+pub(super) struct Measures(Vec<Certificate>);
+
+impl Measures {
+    pub(super) fn take(&mut self, certificates: Vec<Certificate>) {
+        self.0.extend(certificates);
+    }
+
+    /// Medians of what is bounded and of its bounds, as a few outliers would be most of any mean; and the share of
+    /// bounds on drift that say nothing, and of certificates that do not hold. Empty where there are none.
+    pub(super) fn records(&self) -> Vec<(&'static str, f64, &'static str)> {
+        if self.0.is_empty() {
+            return Vec::new();
+        }
+        let median = |of: &dyn Fn(&Certificate) -> f64| {
+            let mut all: Vec<f64> = self.0.iter().map(of).collect();
+            all.sort_by(f64::total_cmp);
+            all[all.len() / 2]
+        };
+        let share = |of: &dyn Fn(&Certificate) -> bool| {
+            self.0.iter().filter(|certificate| of(certificate)).count() as f64 / self.0.len() as f64
+        };
+        // Rounding, in f64, of sums of a whole cache.
+        let above = |value: f64, bound: f64| value > bound * (1.0 + 1e-9) + 1e-12;
+        let broken = |c: &Certificate| {
+            above(c.remainder, c.remainder_bound)
+                || above(c.drift, c.drift_bound)
+                || above(c.error, c.error_bound)
+        };
+        vec![
+            (metric::REMAINDER, median(&|c| c.remainder), "norm"),
+            (metric::REMAINDER_BOUND, median(&|c| c.remainder_bound), "norm"),
+            (metric::DRIFT, median(&|c| c.drift), "logit"),
+            (metric::DRIFT_BOUND, median(&|c| c.drift_bound), "logit"),
+            (metric::OBSERVED_ERROR, median(&|c| c.error), "squared"),
+            (metric::ERROR_BOUND, median(&|c| c.error_bound), "squared"),
+            // Shares change by no more than 1 in any case.
+            (metric::VACUOUS, share(&|c| c.drift_bound >= 1.0), "share"),
+            (metric::BROKEN, share(&broken), "share"),
+        ]
+    }
+}
