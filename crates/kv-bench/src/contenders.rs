@@ -229,7 +229,17 @@ fn label(config: &Value) -> anyhow::Result<String> {
     };
     let options = config.as_object().into_iter().flatten();
     let options = options.filter(|(key, _)| differs(key) && !inner(key));
-    let options = options.map(|(key, value)| format!(" {}", option(key, value)));
+    let options = options.map(|(key, value)| {
+        // Of a part that the default has, too, what differs.
+        let value = match (default.get(key), value) {
+            (Some(Value::Object(usual)), Value::Object(own)) => {
+                let own = own.iter().filter(|(key, value)| usual.get(*key) != Some(value));
+                &Value::Object(own.map(|(key, value)| (key.clone(), value.clone())).collect())
+            }
+            _ => value,
+        };
+        format!(" {}", option(key, value))
+    });
     let name = config["policy"].as_str().unwrap_or_default();
     Ok(format!("{name}{around}{}", options.collect::<String>()))
 }
@@ -327,6 +337,10 @@ mod tests {
         let list = r#"[{"policy": "keepkv", "threshold": 0.6, "alpha": 0.95, "window": 8}]"#;
         let found = contenders(list, "0.5").unwrap();
         assert_eq!(found[1].0, "keepkv alpha=0.95 threshold=0.6 window=8");
+        // Of parts, what differs from theirs.
+        let list = r#"{"policy": "cpe", "psaw": {"start": 2, "phi": 0.5}, "etf": {"psi": 0.5}}"#;
+        let found = contenders(list, "0.5").unwrap();
+        assert_eq!(found[1].0, "cpe psaw(phi=0.5 start=2)");
     }
 
     #[test]

@@ -10,6 +10,8 @@ pub(crate) mod kvreviver;
 mod layer;
 pub(crate) mod longflow_fig1;
 pub(crate) mod longflow_fig4;
+#[cfg(test)]
+mod longflow_tests;
 pub(crate) mod prhs;
 #[cfg(test)]
 mod testing;
