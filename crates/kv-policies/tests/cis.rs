@@ -170,7 +170,7 @@ fn sizes_come_back_from_everything() {
         let row = |tensor: Tensor<4>| tensor.squeeze_dim::<3>(2);
         // Attention so flat that each token has as much as any other.
         let (query, key, value) = (row(draw(1, 0.01)), row(draw(1, 1.0)), row(draw(1, 1.0)));
-        let position = Tensor::full([1], (70 + index) as i32, (&tested.device, DType::I32));
+        let position = Tensor::full([1], 70 + index, (&tested.device, DType::I32));
         policy.step(LAYER, &mut cache, Step::new(query, key, value, position)).unwrap();
         let attended = policy.attended(LAYER, &cache).unwrap().unwrap();
         read.push(attended[0].len() as f64 / (71 + index) as f64);
