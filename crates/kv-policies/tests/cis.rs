@@ -145,7 +145,13 @@ fn sizes_follow_what_is_dropped() {
         let all = read_f32("probabilities", all.reshape([-1])).unwrap();
         for (pair, slots) in policy.attended(LAYER, &cache).unwrap().unwrap().iter().enumerate() {
             let first = cache.layout().live(pair).start;
-            dropped += 1.0 - slots.iter().map(|slot| f64::from(all[first + slot])).sum::<f64>();
+            let own = 1.0 - slots.iter().map(|slot| f64::from(all[first + slot])).sum::<f64>();
+            // Every third token is measured, and the number stays until the next.
+            if cache.layout().lengths()[0].is_multiple_of(3) {
+                let measured = cache.index_sets().unwrap().read().unwrap()[pair].measured;
+                assert!((f64::from(measured) - own).abs() < 1e-5, "{measured} for {own}");
+            }
+            dropped += own;
             rows += 1.0;
         }
     }
@@ -156,28 +162,34 @@ fn sizes_follow_what_is_dropped() {
 /// Sizes that come to read everything come back, however long that lasts.
 #[test]
 fn sizes_come_back_from_everything() {
-    let tested = &devices()[0];
-    let policy = policy(json!({
-        "policy": "cis", "budget": 90, "block": 2, "target": 0.5, "every": 1
-    }));
-    let mut numbers = Numbers::new(6);
-    let mut draw =
-        |tokens: usize, size: f32| numbers.tensor::<4>([1, 2, tokens, DIM], &tested.device) * size;
-    let prompt = Prompt::new(draw(70, 1.0), draw(70, 1.0), draw(70, 1.0));
-    let mut cache = prompt.compress(&*policy, 40);
-    let mut read = Vec::new();
-    for index in 0..40 {
-        let row = |tensor: Tensor<4>| tensor.squeeze_dim::<3>(2);
-        // Attention so flat that each token has as much as any other.
-        let (query, key, value) = (row(draw(1, 0.01)), row(draw(1, 1.0)), row(draw(1, 1.0)));
-        let position = Tensor::full([1], 70 + index, (&tested.device, DType::I32));
-        policy.step(LAYER, &mut cache, Step::new(query, key, value, position)).unwrap();
-        let attended = policy.attended(LAYER, &cache).unwrap().unwrap();
-        read.push(attended[0].len() as f64 / (71 + index) as f64);
+    for tested in devices() {
+        let policy = policy(json!({
+            "policy": "cis", "budget": 90, "block": 2, "target": 0.5, "every": 1
+        }));
+        let mut numbers = Numbers::new(6);
+        let mut draw = |tokens: usize, size: f32| {
+            numbers.tensor::<4>([1, 2, tokens, DIM], &tested.device) * size
+        };
+        let prompt = Prompt::new(draw(70, 1.0), draw(70, 1.0), draw(70, 1.0));
+        let mut cache = prompt.compress(&*policy, 40);
+        let mut read = Vec::new();
+        for index in 0..40 {
+            let row = |tensor: Tensor<4>| tensor.squeeze_dim::<3>(2);
+            // Attention so flat that each token has as much as any other.
+            let (query, key, value) = (row(draw(1, 0.01)), row(draw(1, 1.0)), row(draw(1, 1.0)));
+            let position = Tensor::full([1], 70 + index, (&tested.device, DType::I32));
+            policy.step(LAYER, &mut cache, Step::new(query, key, value, position)).unwrap();
+            let attended = policy.attended(LAYER, &cache).unwrap().unwrap();
+            let own = attended[0].len() as f32 / (71 + index) as f32;
+            let measured = cache.index_sets().unwrap().read().unwrap()[0].measured;
+            let off = (1.0 - own - measured).abs();
+            assert!(off < 0.01, "{} step {index}: {measured}, reading {own}", tested.name);
+            read.push(own);
+        }
+        assert_eq!(read[0], 1.0, "the budget is all but everything at first");
+        let last = read[30..].iter().sum::<f32>() / 10.0;
+        assert!((last - 0.5).abs() < 0.1, "{}: {last} is read, {read:?}", tested.name);
     }
-    assert_eq!(read[0], 1.0, "the budget is all but everything at first");
-    let last = read[30..].iter().sum::<f64>() / 10.0;
-    assert!((last - 0.5).abs() < 0.1, "{last} is read, {read:?}");
 }
 
 #[test]

@@ -72,6 +72,9 @@ pub struct RangeSets {
     pub freed: usize,
     /// `k`: tokens that the next retrieval is to find.
     pub top: usize,
+    /// Where sizes are steered: the attention, to what was in sight, that the last measured step dropped, exactly, a mean
+    /// over the queries that share the set; 0 before the first.
+    pub measured: f32,
     /// For certificates: the norm of the largest difference between the last step's vectors and its set's; 0 where it
     /// retrieved.
     pub distance: f32,
@@ -299,6 +302,7 @@ impl IndexSets {
             seen: count(table::SEEN) as usize,
             freed: count(table::FREED) as usize,
             top: count(table::TOP) as usize,
+            measured: number(table::MEASURED),
             distance: number(table::DISTANCE),
             key_norm: number(table::OWN_KEY_NORM),
             dropped: number(table::OWN_DROPPED),

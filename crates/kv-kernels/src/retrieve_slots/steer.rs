@@ -58,6 +58,7 @@ pub(crate) fn reference(table: &mut [i32], dropped: &[f32], pairs: usize, option
         let exact = steered(held, mean, options);
         own[EXACT_TOP] = exact.to_bits() as i32;
         own[TOP] = exact as i32;
+        own[MEASURED] = mean.to_bits() as i32;
     }
 }
 
@@ -91,9 +92,11 @@ pub(super) fn steer_kernel(
     if i32::cast_from(held) != top {
         held = f32::cast_from(top);
     }
-    let error = (sum / f32::cast_from(group) / target - 1.0f32) * gain;
+    let mean = sum / f32::cast_from(group);
+    let error = (mean / target - 1.0f32) * gain;
     let change = min(max(error, -MOST_CHANGE), MOST_CHANGE);
     let exact = min(max(held * change.exp(), 1.0f32), most);
     table[own + EXACT_TOP] = i32::reinterpret(exact);
     table[own + TOP] = i32::cast_from(exact);
+    table[own + MEASURED] = i32::reinterpret(mean);
 }

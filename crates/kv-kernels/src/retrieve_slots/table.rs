@@ -41,6 +41,8 @@ pub(crate) const LOCALS: usize = 19;
 pub(crate) const EXACT_TOP: usize = 20;
 /// First slot in sight behind the sinks, counted from the range's first.
 pub(crate) const SEEN: usize = 21;
+/// Bits of an f32: the attention that the last measured step dropped, a mean over the group's queries.
+pub(crate) const MEASURED: usize = 22;
 /// Fields of a range.
 pub(crate) const FIELDS: usize = 24;
 
