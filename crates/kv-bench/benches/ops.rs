@@ -1,4 +1,4 @@
-//! Every op at a small size, on every device that is compiled in and there:
+//! The ops of a prompt and of a plain decode step at a small size, on every device that is compiled in and there:
 //! `cargo bench -p kv-bench [--features wgpu] [-- FILTER]`.
 //!
 //! Times include the launch and the wait for the device. For large sizes there is the suite

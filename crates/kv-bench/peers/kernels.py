@@ -47,7 +47,7 @@ def microseconds(call, sets):
 
 
 def sets_of(bytes_each):
-    return min(40, max(2, -(-ROTATED_BYTES // bytes_each)))
+    return min(128, max(2, -(-ROTATED_BYTES // bytes_each)))
 
 
 def random(*shape):

@@ -182,10 +182,27 @@ pub(crate) struct Throughput {
 /// Options of `kernels`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Kernels {
-    /// Only these: `decode_attention`, `prefill_attention`, `linear`, `compact_slots`, `top_slots`,
-    /// `balance`.
+    /// Only these.
     #[arg(long, value_delimiter = ',')]
-    pub(crate) ops: Vec<String>,
+    pub(crate) ops: Vec<Op>,
+}
+
+/// What the suite `kernels` times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Op {
+    /// Attention of a decode step, weighted, evicting, and over lists.
+    DecodeAttention,
+    /// Causal attention of prompts, with column sums and windows.
+    PrefillAttention,
+    /// Products with weights.
+    Linear,
+    /// Kept slots moved together.
+    CompactSlots,
+    /// The best scores.
+    TopSlots,
+    /// Lists halved by BalanceKV's walk.
+    Balance,
 }
 
 /// When compression happens.

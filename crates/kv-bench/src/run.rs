@@ -113,7 +113,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut records = Records::begin(common.json.as_deref());
     let notes = match &args.suite {
         Some(Suite::Kernels(options)) => {
-            suites::kernels::run(device, device_name, dtype, options, &mut records)?;
+            suites::kernels::run(device, device_name, dtype, options, common.quick, &mut records)?;
             Vec::new()
         }
         Some(Suite::Paper(Paper { figure: Figure::LongflowFig1, .. })) => {

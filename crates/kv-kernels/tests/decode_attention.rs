@@ -1,5 +1,5 @@
-use burn::tensor::{DType, Tensor, TensorData};
-use kv_kernels::{DecodeAttentionOptions, decode_attention};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use kv_kernels::{DecodeAttentionOptions, SlotRanges, decode_attention};
 use kv_testing::{devices, relative_error};
 
 use super::problems::{catalog, exact};
@@ -25,25 +25,28 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                 let float = |values: &[f32]| {
                     Tensor::<1>::from_data(values, (device, DType::F32)).cast(dtype)
                 };
-                let result = decode_attention(
-                    float(&inputs.query).reshape([batch, heads, dim]),
-                    float(&inputs.keys).reshape([slots, dim]),
-                    float(&inputs.values).reshape([slots, dim]),
-                    inputs
-                        .log_weights
-                        .as_deref()
-                        .map(|w| Tensor::from_data(w, (device, DType::F32))),
-                    &problem.ranges(&inputs, device),
-                    DecodeAttentionOptions {
-                        numerator_weights: inputs
-                            .numerators
+                let attend = |options: DecodeAttentionOptions| {
+                    decode_attention(
+                        float(&inputs.query).reshape([batch, heads, dim]),
+                        float(&inputs.keys).reshape([slots, dim]),
+                        float(&inputs.values).reshape([slots, dim]),
+                        inputs
+                            .log_weights
                             .as_deref()
                             .map(|w| Tensor::from_data(w, (device, DType::F32))),
-                        view: problem.view(&inputs, device),
-                        ..everything()
-                    },
-                )
-                .unwrap();
+                        &problem.ranges(&inputs, device),
+                        DecodeAttentionOptions {
+                            numerator_weights: inputs
+                                .numerators
+                                .as_deref()
+                                .map(|w| Tensor::from_data(w, (device, DType::F32))),
+                            view: problem.view(&inputs, device),
+                            ..options
+                        },
+                    )
+                    .unwrap()
+                };
+                let result = attend(everything());
                 let read = |tensor: Tensor<1>| tensor.try_into_vec_as::<f32>().unwrap();
                 let context = format!("{} {dtype:?} {problem:?}", tested.name);
                 let error = relative_error(&read(result.output.reshape([-1])), &output);
@@ -60,6 +63,12 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                         "{context}: lse {actual} for {expected}"
                     );
                 }
+                // Where nothing but the output is wanted, as in a model's steps.
+                if tested.name != "wgpu" || seed % 4 == 0 {
+                    let alone = attend(DecodeAttentionOptions::default());
+                    let error = relative_error(&read(alone.output.reshape([-1])), &output);
+                    assert!(error < limit, "{context}: output alone off by {error}");
+                }
             }
         }
     }
@@ -68,34 +77,71 @@ fn agrees_with_f64_on_every_device_and_dtype() {
 #[test]
 fn huge_logits_do_not_overflow() {
     for tested in devices() {
-        let device = &tested.device;
-        // Logits of +-200 and beyond: the softmax is one-hot.
-        let query = Tensor::<3>::full([1, 1, 4], 100.0, (device, DType::F32));
-        let keys = TensorData::new(vec![-2.0f32, 1.0, 2.0, 1.9], [4, 1]);
-        let keys =
-            Tensor::<2>::from_data(keys, (device, DType::F32)).expand([4, 4]).mul_scalar(1.0);
-        let values = TensorData::new(vec![1.0f32, 2.0, 3.0, 4.0], [4, 1]);
-        let values =
-            Tensor::<2>::from_data(values, (device, DType::F32)).expand([4, 4]).mul_scalar(1.0);
-        let int = |value: i32| Tensor::full([1, 1], value, (device, DType::I32));
-        let ranges = kv_kernels::SlotRanges { offsets: int(0), lengths: int(4) };
-        let result = decode_attention(query, keys, values, None, &ranges, everything()).unwrap();
-        let output = result.output.try_into_vec_as::<f32>().unwrap();
-        assert!(output.iter().all(|x| (x - 3.0).abs() < 1e-3), "{}: {output:?}", tested.name);
+        for (dtype, dim) in tested.float_dtypes().into_iter().zip([4, 64, 64]) {
+            let device = &tested.device;
+            // Logits of +-200 and beyond: the softmax is one-hot.
+            let query = Tensor::<3>::full([1, 1, dim], 100.0, (device, DType::F32)).cast(dtype);
+            let rows = |values: [f32; 4]| {
+                let column = TensorData::new(values.to_vec(), [4, 1]);
+                let column = Tensor::<2>::from_data(column, (device, DType::F32));
+                column.expand([4, dim]).mul_scalar(1.0).cast(dtype)
+            };
+            let (keys, values) = (rows([-2.0, 1.0, 2.0, 1.5]), rows([1.0, 2.0, 3.0, 4.0]));
+            let result =
+                decode_attention(query, keys, values, None, &one_range(4, device), everything());
+            let output = result.unwrap().output.try_into_vec_as::<f32>().unwrap();
+            let right = output.iter().all(|x| (x - 3.0).abs() < 1e-3);
+            assert!(right, "{} {dtype:?}: {output:?}", tested.name);
+        }
     }
 }
 
 #[test]
 fn nan_does_not_vanish() {
     for tested in devices() {
-        let device = &tested.device;
-        let query = Tensor::<3>::full([1, 1, 4], f32::NAN, (device, DType::F32));
-        let rows = Tensor::<2>::ones([4, 4], (device, DType::F32));
-        let int = |value: i32| Tensor::full([1, 1], value, (device, DType::I32));
-        let ranges = kv_kernels::SlotRanges { offsets: int(0), lengths: int(4) };
-        let result =
-            decode_attention(query, rows.clone(), rows, None, &ranges, everything()).unwrap();
-        let output = result.output.try_into_vec_as::<f32>().unwrap();
-        assert!(output.iter().all(|x| !x.is_finite()), "{}: {output:?}", tested.name);
+        for (dtype, dim) in tested.float_dtypes().into_iter().zip([4, 64, 64]) {
+            let device = &tested.device;
+            let query = Tensor::<3>::full([1, 1, dim], f32::NAN, (device, DType::F32)).cast(dtype);
+            let rows = Tensor::<2>::ones([4, dim], (device, DType::F32)).cast(dtype);
+            let ranges = one_range(4, device);
+            let result = decode_attention(query, rows.clone(), rows, None, &ranges, everything());
+            let output = result.unwrap().output.try_into_vec_as::<f32>().unwrap();
+            let bad = output.iter().all(|x| !x.is_finite());
+            assert!(bad, "{} {dtype:?}: {output:?}", tested.name);
+        }
     }
+}
+
+/// Values that count over a denominator of nothing: zeros.
+#[test]
+fn numerators_alone_are_nothing() {
+    for tested in devices() {
+        // A range in one part, and one in several.
+        for ((dtype, dim), slots) in tested
+            .float_dtypes()
+            .into_iter()
+            .zip([32, 64, 64])
+            .flat_map(|form| [(form, 4), (form, 3_000)])
+        {
+            let device = &tested.device;
+            let query = Tensor::<3>::ones([1, 1, dim], (device, DType::F32)).cast(dtype);
+            let rows = Tensor::<2>::ones([slots, dim], (device, DType::F32)).cast(dtype);
+            let never = Tensor::<1>::full([slots], f32::NEG_INFINITY, (device, DType::F32));
+            let options = DecodeAttentionOptions {
+                numerator_weights: Some(Tensor::ones([slots], (device, DType::F32))),
+                ..DecodeAttentionOptions::default()
+            };
+            let ranges = one_range(slots as i32, device);
+            let result = decode_attention(query, rows.clone(), rows, Some(never), &ranges, options);
+            let output = result.unwrap().output.try_into_vec_as::<f32>().unwrap();
+            let zeros = output.iter().all(|x| *x == 0.0);
+            assert!(zeros, "{} {dtype:?} {slots} slots: {output:?}", tested.name);
+        }
+    }
+}
+
+/// One sequence of one head.
+fn one_range(length: i32, device: &Device) -> SlotRanges {
+    let int = |value: i32| Tensor::full([1, 1], value, (device, DType::I32));
+    SlotRanges { offsets: int(0), lengths: int(length) }
 }

@@ -1,6 +1,6 @@
 use burn::tensor::{DType, Device, Tensor};
 use kv_kernels::{KernelError, LinearOptions, RowNorm, linear};
-use kv_testing::{Numbers, devices, relative_error};
+use kv_testing::{Numbers, TestDevice, devices, relative_error};
 
 /// Rows, inputs, outputs: each side of every kernel's borders, sums longer than rings of stages, and more outputs than
 /// processors take at once.
@@ -20,6 +20,10 @@ const CASES: [[usize; 3]; 14] = [
     [150, 320, 260],
     [300, 72, 130],
 ];
+/// As models have them: more rows than a band of tiles, outputs for wide tiles on every processor, and for several
+/// units of products of few rows at a time.
+const LARGE: [[usize; 3]; 4] =
+    [[2_100, 256, 130], [300, 64, 12_000], [16, 256, 4_096], [16, 128, 28_672]];
 /// What products do besides, beginning with a bias: norm, gate, residual.
 const VARIANTS: [[bool; 3]; 6] = [
     [false, false, false],
@@ -76,53 +80,66 @@ fn normed(x: &[f32], gain: &[f32], epsilon: f32) -> Vec<f32> {
 
 #[test]
 fn agrees_with_f64_on_every_device_and_dtype() {
-    // As large as the mean squares of every other case.
-    const EPSILON: f32 = 1e-4;
     for tested in devices() {
         for dtype in tested.float_dtypes() {
-            for (case, [rows, inputs, outputs]) in CASES.into_iter().enumerate() {
-                for [norms, gated, adds] in VARIANTS {
-                    if gated && outputs % 2 == 1 {
-                        continue;
-                    }
-                    let mut numbers = Numbers::new(rows as u64);
-                    let width = if gated { outputs / 2 } else { outputs };
-                    // Small, so that gates stay where they bend.
-                    let scale = 1.0 / (inputs as f32).sqrt();
-                    let size = if norms { [0.01, 100.0][case % 2] } else { scale };
-                    let x: Vec<f32> =
-                        numbers.normal(rows * inputs).iter().map(|x| x * size).collect();
-                    let gain: Vec<f32> = numbers.normal(inputs).iter().map(|x| x * scale).collect();
-                    let w = numbers.normal(outputs * inputs);
-                    let (bias, residual) = (numbers.normal(outputs), numbers.normal(rows * width));
-                    let factor = if norms { normed(&x, &gain, EPSILON) } else { x.clone() };
-                    let expected = expected([&factor, &w, &bias, &residual], inputs, gated, adds);
-                    let device = &tested.device;
-                    let vector = |values: &[f32]| {
-                        upload(values, [1, values.len()], device, dtype).reshape([values.len()])
-                    };
-                    let norm = RowNorm { weight: vector(&gain), epsilon: EPSILON };
-                    let options = LinearOptions {
-                        norm: norms.then_some(norm),
-                        bias: Some(vector(&bias)),
-                        gated,
-                        residual: adds.then(|| upload(&residual, [rows, width], device, dtype)),
-                    };
-                    let x = upload(&x, [rows, inputs], device, dtype);
-                    let w = upload(&w, [outputs, inputs], device, dtype);
-                    let y = linear(x, w, options).unwrap();
-                    let y = y.try_into_vec_as::<f32>().unwrap();
-                    let error = relative_error(&y, &expected);
-                    // Above 32 rows, CUDA's products of f32 are Burn's, in TF32.
-                    let exact = dtype == DType::F32 && (tested.exact_products() || rows <= 32);
-                    let limit = if exact { 1e-5 } else { 1e-2 };
-                    let context = format!(
-                        "{} {dtype:?} {rows}x{inputs}x{outputs} norm {norms} gated {gated} adds {adds}",
-                        tested.name
-                    );
-                    assert!(error < limit, "{context}: off by {error}");
-                }
+            agrees(&tested, dtype, &CASES, &VARIANTS);
+        }
+    }
+}
+
+/// Kernels for large products are those of half precision.
+#[test]
+fn large_products_agree_with_f64() {
+    for tested in devices() {
+        for dtype in tested.float_dtypes().into_iter().filter(|dtype| *dtype != DType::F32) {
+            agrees(&tested, dtype, &LARGE, &[VARIANTS[0], VARIANTS[5]]);
+        }
+    }
+}
+
+fn agrees(tested: &TestDevice, dtype: DType, cases: &[[usize; 3]], variants: &[[bool; 3]]) {
+    // As large as the mean squares of every other case.
+    const EPSILON: f32 = 1e-4;
+    for (case, &[rows, inputs, outputs]) in cases.iter().enumerate() {
+        for &[norms, gated, adds] in variants {
+            if gated && outputs % 2 == 1 {
+                continue;
             }
+            let mut numbers = Numbers::new(rows as u64);
+            let width = if gated { outputs / 2 } else { outputs };
+            // Small, so that gates stay where they bend.
+            let scale = 1.0 / (inputs as f32).sqrt();
+            let size = if norms { [0.01, 100.0][case % 2] } else { scale };
+            let x: Vec<f32> = numbers.normal(rows * inputs).iter().map(|x| x * size).collect();
+            let gain: Vec<f32> = numbers.normal(inputs).iter().map(|x| x * scale).collect();
+            let w = numbers.normal(outputs * inputs);
+            let (bias, residual) = (numbers.normal(outputs), numbers.normal(rows * width));
+            let factor = if norms { normed(&x, &gain, EPSILON) } else { x.clone() };
+            let expected = expected([&factor, &w, &bias, &residual], inputs, gated, adds);
+            let device = &tested.device;
+            let vector = |values: &[f32]| {
+                upload(values, [1, values.len()], device, dtype).reshape([values.len()])
+            };
+            let norm = RowNorm { weight: vector(&gain), epsilon: EPSILON };
+            let options = LinearOptions {
+                norm: norms.then_some(norm),
+                bias: Some(vector(&bias)),
+                gated,
+                residual: adds.then(|| upload(&residual, [rows, width], device, dtype)),
+            };
+            let x = upload(&x, [rows, inputs], device, dtype);
+            let w = upload(&w, [outputs, inputs], device, dtype);
+            let y = linear(x, w, options).unwrap();
+            let y = y.try_into_vec_as::<f32>().unwrap();
+            let error = relative_error(&y, &expected);
+            // Above 32 rows, CUDA's products of f32 are Burn's, in TF32.
+            let exact = dtype == DType::F32 && (tested.exact_products() || rows <= 32);
+            let limit = if exact { 1e-5 } else { 1e-2 };
+            let context = format!(
+                "{} {dtype:?} {rows}x{inputs}x{outputs} norm {norms} gated {gated} adds {adds}",
+                tested.name
+            );
+            assert!(error < limit, "{context}: off by {error}");
         }
     }
 }

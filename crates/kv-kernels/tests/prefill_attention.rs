@@ -122,6 +122,46 @@ fn agrees_with_f64() {
     }
 }
 
+/// Logits of tens, of which halves have few digits left, and sums of more than halves hold: neither is rounded to them.
+#[test]
+fn large_numbers_keep_their_digits() {
+    for tested in devices() {
+        for dtype in tested.float_dtypes() {
+            if dtype == DType::F32 && !tested.exact_products() {
+                skip("prefill_attention in f32 on cuda", "its products are rounded to TF32");
+                continue;
+            }
+            // With a kernel of its own, and in blocks.
+            for dim in [128, 96] {
+                let dims = [1, 1, 2, 300, 300, dim];
+                let mut numbers = Numbers::new(dim as u64);
+                let mut draw = |heads: usize, size: f32| {
+                    let drawn: Tensor<4> = numbers.tensor([1, heads, 300, dim], &tested.device);
+                    drawn.mul_scalar(size).cast(dtype)
+                };
+                let (q, k, v) = (draw(2, 8.0), draw(1, 1.0), draw(1, 1.0));
+                let read = |tensor: &Tensor<4>| tensor.clone().try_into_vec_as::<f32>().unwrap();
+                let options = PrefillOptions { log_sum_exp: true, ..PrefillOptions::default() };
+                let [output, log_sums, _] = exact(&read(&q), &read(&k), &read(&v), dims, &options);
+                let result = prefill_attention(&q, &k, &v, &options).unwrap();
+                let limit = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
+                let context = format!("{} {dtype:?} {dim}", tested.name);
+                let error = relative_error(&read(&result.output), &output);
+                assert!(error < limit, "{context}: output off by {error}");
+                let actual = result.log_sum_exp.unwrap().try_into_vec_as::<f32>().unwrap();
+                let error = relative_error(&actual, &log_sums);
+                assert!(error < limit, "{context}: log-sum-exp off by {error}");
+
+                // Values that add up to more than f16 holds, all of one weight.
+                let (q, v) = (q.zeros_like(), v.ones_like().mul_scalar(400.0));
+                let result = prefill_attention(&q, &k, &v, &options).unwrap();
+                let close = |x: &f32| (x - 400.0).abs() < 4.0;
+                assert!(read(&result.output).iter().all(close), "{context}: sums overflow");
+            }
+        }
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused() {
     for tested in devices() {

@@ -59,10 +59,17 @@ pub(crate) fn catalog() -> Vec<Problem> {
         let some = plain.iter().filter(|problem| problem.weighted && problem.group <= 2);
         some.map(move |problem| Problem { view, ..problem.clone() })
     });
+    // As models have them, with matrix instructions: wide rows, groups that share them.
+    let wide = [
+        Problem { view: View::Numerators, ..case(4, 1, 128, &[70, 33], true) },
+        Problem { view: View::Window, ..case(4, 1, 128, &[70, 33], true) },
+        Problem { view: View::List, ..case(4, 2, 128, &[700, 33], false) },
+        Problem { view: View::List, ..case(7, 1, 96, &[129], true) },
+    ];
     // So many heads that cubes for lists are smaller.
     let lengths: Vec<usize> = (0..416).map(|head| 20 + head % 50).collect();
     let many = Problem { view: View::List, ..case(1, 32, 64, &lengths, true) };
-    plain.clone().into_iter().chain(views).chain([many]).collect()
+    plain.clone().into_iter().chain(views).chain(wide).chain([many]).collect()
 }
 
 /// A case's tensors, in f32; slots outside the ranges are poisoned.

@@ -9,7 +9,7 @@ mod slots;
 use anyhow::bail;
 use burn::tensor::{DType, Device};
 
-use crate::args::Kernels;
+use crate::args::{Kernels, Op};
 use crate::journal::Records;
 use crate::progress::Progress;
 use crate::record::{Case, Record, metric};
@@ -92,43 +92,45 @@ pub(crate) fn run(
     device_name: String,
     dtype: Option<DType>,
     options: &Kernels,
+    quick: bool,
     records: &mut Records,
 ) -> anyhow::Result<()> {
     let cases = Cases::read()?;
+    let cases = if quick { cases.shortened() } else { cases };
     let mut lab = Lab::new(device, device_name, dtype, records)?;
-    let wanted = |op: &str| options.ops.is_empty() || options.ops.iter().any(|name| name == op);
-    let mut progress = Progress::new(cases.count(), SUITE);
-    if wanted("decode_attention") {
+    let wanted = |op: Op| options.ops.is_empty() || options.ops.contains(&op);
+    let mut progress = Progress::new(cases.count(wanted), SUITE);
+    if wanted(Op::DecodeAttention) {
         for case in &cases.decode_attention {
             attention::decode(&mut lab, case)?;
             progress.step();
         }
     }
-    if wanted("prefill_attention") {
+    if wanted(Op::PrefillAttention) {
         for case in &cases.prefill_attention {
             attention::prefill(&mut lab, case)?;
             progress.step();
         }
     }
-    if wanted("linear") {
+    if wanted(Op::Linear) {
         for case in &cases.linear {
             linear::product(&mut lab, case)?;
             progress.step();
         }
     }
-    if wanted("compact_slots") {
+    if wanted(Op::CompactSlots) {
         for case in &cases.compact_slots {
             slots::compact(&mut lab, case)?;
             progress.step();
         }
     }
-    if wanted("top_slots") {
+    if wanted(Op::TopSlots) {
         for case in &cases.top_slots {
             slots::top(&mut lab, case)?;
             progress.step();
         }
     }
-    if wanted("balance") {
+    if wanted(Op::Balance) {
         for case in &cases.balance {
             slots::halve(&mut lab, case)?;
             progress.step();

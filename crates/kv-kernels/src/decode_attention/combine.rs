@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::shared::{LOWEST, divisor, larger};
+use super::shared::{LOWEST, divisor, larger, presence};
 
 /// One cube a query head; `rows` units a column, each with every `rows`-th part.
 ///
@@ -67,7 +67,7 @@ pub(super) fn combine_kernel<F: Float, N: Size>(
             total = total * Vector::new(old) + totals[other * columns + column] * Vector::new(new);
             top = max;
         }
-        let result = total / Vector::new(divisor(sum));
+        let result = total * Vector::new(presence(sum)) / Vector::new(divisor(sum));
         output[head * columns + column] = Vector::cast_from(result);
         if wants_log_sum_exp && column == 0 {
             log_sum_exp[head] = top + sum.ln();

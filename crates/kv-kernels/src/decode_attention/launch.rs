@@ -9,7 +9,7 @@ use super::combine::combine_kernel;
 use super::plan::{Kernel, kernel, room, splits};
 use super::tensor_core::Logits;
 use super::{DecodeConfig, ViewKind, normalise, plain, tensor_core};
-use crate::gpu::{elem_type, empty_like, grid, zeros_like};
+use crate::gpu::{elem_type, empty_like, grid, widest_cube, zeros_like};
 
 /// A call's tensors, all contiguous.
 pub(crate) struct Call {
@@ -285,7 +285,8 @@ pub(crate) fn combine(
     let heads = batch * query_heads;
     let lanes = if head_dim.is_multiple_of(4) { 4 } else { 1 };
     let columns = head_dim / lanes;
-    let rows = (512 / columns).clamp(1, 16);
+    let (widest, _) = widest_cube(&output.client);
+    let rows = (widest.min(512) / columns).clamp(1, 16);
     // SAFETY: the kernel stays within the parts that an attention made.
     unsafe {
         combine_kernel::launch_unchecked(

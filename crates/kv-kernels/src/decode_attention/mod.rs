@@ -53,7 +53,8 @@ const MAX_HEAD_DIM: usize = 256;
 /// - `query`: `[B, Hq, D]`, `keys` and `values`: `[S, D]`, all of one dtype (f32, f16 or bf16)
 /// - `log_weights`: `[S]`, f32, `ln w_i` (−∞ for a weight of 0); `None` means all weights are 1
 /// - `ranges`: `[B, Hkv]`, with `Hq` a multiple `G <= 8` of `Hkv`; slots of different pairs may
-///   overlap (sequences may share a prefix)
+///   overlap (sequences may share a prefix), unless logits or probabilities are wanted, of which a slot has one row:
+///   then no list may name a slot twice either
 ///
 /// # Errors
 /// [`KernelError`] for shapes, dtypes, devices or sizes that do not fit; `D` must be a multiple of 4

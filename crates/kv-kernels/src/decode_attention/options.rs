@@ -16,8 +16,8 @@ pub struct DecodeAttentionOptions {
     pub numerator_weights: Option<Tensor<1>>,
     /// Which slots of a range are read.
     pub view: SlotView,
-    /// The most slots that any range holds, if known: ranges are split among the device's
-    /// processors accordingly. By default the pool's slots.
+    /// The most slots that any range holds, if known, which none may exceed: ranges are split among the device's
+    /// processors, and shared memory is taken, accordingly. By default the pool's slots.
     pub longest: Option<usize>,
     /// Also return the log-sum-exp.
     pub log_sum_exp: bool,

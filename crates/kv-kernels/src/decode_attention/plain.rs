@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::Features;
-use super::shared::{LOWEST, divisor, larger, seen_of, slot_at, weight_of};
+use super::shared::{LOWEST, divisor, larger, presence, seen_of, slot_at, weight_of};
 
 /// Units of a cube.
 pub(super) const UNITS: usize = 128;
@@ -224,7 +224,10 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
             if comptime!(blueprint.split) {
                 partial[part * columns + unit] = total;
             } else {
-                let result = total / Vector::new(divisor(sum));
+                let mut result = total / Vector::new(divisor(sum));
+                if features.numerators {
+                    result *= Vector::new(presence(sum));
+                }
                 output[head * columns + unit] = Vector::cast_from(result);
             }
         }

@@ -40,6 +40,11 @@ pub(crate) fn kernel(query: &CubeTensor, head_dim: usize, group: usize) -> Kerne
     while team < most && group * head_dim / team > 64 {
         team *= 2;
     }
+    // Teams leave a row each in shared memory.
+    let shared = hardware.max_shared_memory_size / size_of::<f32>();
+    while team < most && plain::UNITS / team.max(1) * (head_dim + 2) > shared {
+        team *= 2;
+    }
     Kernel::Plain { lanes, team: team.max(1) }
 }
 

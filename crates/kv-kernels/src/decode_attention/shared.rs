@@ -42,7 +42,7 @@ pub(super) fn seen_of(
     sinks: usize,
     #[comptime] kind: ViewKind,
 ) -> Seen {
-    let length = lengths[pair] as usize;
+    let length = max(lengths[pair], 0i32) as usize;
     let mut seen = Seen {
         count: length,
         start: offsets[pair] as usize,
@@ -146,6 +146,12 @@ pub(crate) fn weight_of(logit: f32, max: f32) -> f32 {
 #[cube]
 pub(crate) fn divisor(sum: f32) -> f32 {
     select(u32::reinterpret(sum) == 0u32, 1.0f32, sum)
+}
+
+/// What a weighted sum is worth over a sum of weights: nothing where nothing was attended to, whatever numerators add.
+#[cube]
+pub(crate) fn presence(sum: f32) -> f32 {
+    select(u32::reinterpret(sum) == 0u32, 0.0f32, 1.0f32)
 }
 
 /// The larger, where NaN is never the larger: it stays in the sums.

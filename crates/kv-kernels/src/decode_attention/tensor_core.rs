@@ -11,7 +11,7 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::shared::{LOWEST, Seen, divisor, larger, seen_of, slot_at, weight_of};
+use super::shared::{LOWEST, Seen, divisor, larger, presence, seen_of, slot_at, weight_of};
 use super::tiles::{lower_halves, place_of, read_keys, read_values, read_weights, upper_halves};
 use super::{Features, ViewKind};
 use crate::evicting_attention::weigh::{ABSENT, NOWHERE, importance_of, next_place, weakest_of};
@@ -556,7 +556,11 @@ pub(crate) fn attend<E: Float, N: Size>(
                 stats[part * 2 + 1] = joint_weights[head];
             }
         } else {
-            output[pair * group * dim + i] = E::cast_from(total / divisor(joint_weights[head]));
+            let mut result = total / divisor(joint_weights[head]);
+            if features.numerators {
+                result *= presence(joint_weights[head]);
+            }
+            output[pair * group * dim + i] = E::cast_from(result);
             if features.log_sum_exp && leads {
                 log_sum_exp[part] = joint_maxima[head] + joint_weights[head].ln();
             }

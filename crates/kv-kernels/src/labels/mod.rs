@@ -76,6 +76,7 @@ pub fn label_scores(
     }
     check.shape("keys", keys, &[keys.dims()[0], head_dim])?;
     check.same_dtype("keys", keys, "the query's dtype", query.dtype())?;
+    check.counted("keys", keys)?;
     check.shape("channels", channels, &[batch, heads, channels.dims()[2]])?;
     check.f32("channels", channels)?;
     check.filled("channels", channels)?;

@@ -2,6 +2,8 @@
 
 use cubecl::prelude::*;
 
+use crate::barrier::sync_memory;
+
 /// Vectors that a unit has in hand before it writes, in a compaction.
 const AHEAD: usize = 4;
 
@@ -74,6 +76,8 @@ pub(crate) fn compact_kernel<E: Float, N: Size>(
     columns: usize,
     #[comptime] units: usize,
     #[comptime] weighted: bool,
+    // Whether barriers for shared memory leave memory unordered.
+    #[comptime] fenced: bool,
     #[define(E)] _dtype: ElemType,
 ) {
     if CUBE_POS >= 2 * pairs {
@@ -102,7 +106,7 @@ pub(crate) fn compact_kernel<E: Float, N: Size>(
                 }
             }
         }
-        sync_cube();
+        sync_memory(fenced);
         #[unroll]
         for i in 0..AHEAD {
             let at = first + i * units + unit;
@@ -131,7 +135,7 @@ pub(crate) fn compact_kernel<E: Float, N: Size>(
                 log_weight = log_weights[from];
             }
         }
-        sync_cube();
+        sync_memory(fenced);
         if mine {
             positions[offset + at] = position;
             if weighted {

@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 
 use super::kernel;
 use crate::extension::{Drops, Lists, Scalars, SlotPools};
-use crate::gpu::{elem_type, grid, packed, vector_lanes};
+use crate::gpu::{elem_type, grid, is_cuda, packed, vector_lanes};
 
 /// The widest vector for rows of both pools.
 fn lanes(from: &CubeTensor, to: &CubeTensor) -> usize {
@@ -91,6 +91,7 @@ pub(crate) fn compact(
             pools.keys.shape()[1] / lanes,
             units,
             pools.weighted,
+            !is_cuda(&client),
             elem_type(pools.keys.dtype),
         );
     }

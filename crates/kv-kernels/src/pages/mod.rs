@@ -78,6 +78,7 @@ pub fn page_bounds(
     check.supported()?;
     check.float("keys", keys)?;
     check.filled("keys", keys)?;
+    check.counted("keys", keys)?;
     let ([slots, head_dim], [batch, kv_heads]) = (keys.dims(), ranges.offsets.dims());
     check.ranges(ranges, batch, kv_heads)?;
     check_page(&check, page)?;

@@ -6,8 +6,10 @@ use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 
 use super::{Mask, PrefillOptions, PrefillOutput, PrefillWindow};
 
-/// Bytes that one block's logits may take.
+/// Bytes that one block's logits should take; blocks of the fewest queries may take more.
 const BLOCK_BYTES: usize = 64 << 20;
+/// Queries of a block.
+const QUERIES: [usize; 2] = [16, 256];
 
 /// Attention of `query` `[B, Hq, N, D]`, whose last query is at the last key.
 pub(super) fn attend(
@@ -21,11 +23,13 @@ pub(super) fn attend(
     let group = heads / kv_heads;
     let (dtype, device) = (query.dtype(), query.device());
     let scale = 1.0 / (head_dim as f64).sqrt();
-    let block = (BLOCK_BYTES / (4 * batch * heads * tokens.max(1))).clamp(16, 256);
+    let block = (BLOCK_BYTES / (4 * batch * heads * tokens.max(1))).clamp(QUERIES[0], QUERIES[1]);
     let mask = options.mask();
     let counted = options.column_sums.map_or(0, |counted| counted.min(queries));
 
-    let query = query.clone().mul_scalar(scale);
+    // A product has its factors' dtype: logits must not be rounded to halves, of which large ones have few digits left.
+    let keys = keys.clone().cast(DType::F32);
+    let query = query.clone().cast(DType::F32).mul_scalar(scale);
     let query = query.reshape([batch, kv_heads, group, queries, head_dim]);
     let mut outputs = Vec::new();
     let mut log_sums = Vec::new();
@@ -47,7 +51,7 @@ pub(super) fn attend(
         let seen: usize = ranges.iter().map(Range::len).sum();
         let q = query.clone().narrow(3, start, rows);
         let q = q.reshape([batch, kv_heads, group * rows, head_dim]);
-        let logits = q.matmul(part(keys).swap_dims(2, 3)).cast(DType::F32);
+        let logits = q.matmul(part(&keys).swap_dims(2, 3));
         // Without a window, only the block on the diagonal holds keys that a query must not see.
         let whole = mask.window != PrefillWindow::All || first == 0;
         let diagonal = || std::iter::once(first..first + rows).collect();
@@ -69,11 +73,11 @@ pub(super) fn attend(
         let max = logits.clone().max_dim(3);
         let weights = (logits - max.clone()).exp();
         let total = weights.clone().sum_dim(3);
+        let weights = weights / total.clone();
         // The counted queries are the last ones.
         let uncounted = (queries - counted).saturating_sub(start).min(rows);
         if let Some(sums) = sums.as_mut().filter(|_| uncounted < rows) {
-            let normalised = weights.clone() / total.clone();
-            let normalised = normalised.reshape([batch, kv_heads, group, rows, seen]);
+            let normalised = weights.clone().reshape([batch, kv_heads, group, rows, seen]);
             let normalised = normalised.narrow(3, uncounted, rows - uncounted);
             let added = normalised.sum_dim(3).reshape([batch, kv_heads, group, seen]);
             let mut from = 0;
@@ -86,9 +90,9 @@ pub(super) fn attend(
                 from += range.len();
             }
         }
+        // Of weights that add up to 1, no sum is larger than any value.
         let output = weights.cast(dtype).matmul(part(values));
-        let output = output.cast(DType::F32) / total.clone();
-        outputs.push(output.cast(dtype).reshape([batch, heads, rows, head_dim]));
+        outputs.push(output.reshape([batch, heads, rows, head_dim]));
         if options.log_sum_exp {
             log_sums.push((max + total.log()).reshape([batch, heads, rows]));
         }

@@ -19,13 +19,15 @@ pub(super) fn decode(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()> 
     let slots = pairs * case.tokens;
     let bytes = 2 * slots * dim * lab.dtype.size();
     let sets = Clock::sets(bytes);
+    // Of an eighth of the bytes, more sets must pass before one comes again.
+    let list_sets = Clock::sets(bytes / LISTED);
     let (device, dtype) = (lab.device.clone(), lab.dtype);
     let random = |shape: [usize; 2]| {
         Tensor::<2>::random(shape, Distribution::Normal(0.0, 1.0), (&device, DType::F32))
             .cast(dtype)
     };
     let pools: Vec<[Tensor<2>; 2]> =
-        (0..sets).map(|_| [random([slots, dim]), random([slots, dim])]).collect();
+        (0..list_sets).map(|_| [random([slots, dim]), random([slots, dim])]).collect();
     let query = random([case.batch * case.query_heads, dim]);
     let query = query.reshape([case.batch, case.query_heads, dim]);
     let ints = |values: Vec<i32>, shape: [usize; 2]| {
@@ -51,7 +53,7 @@ pub(super) fn decode(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()> 
     lab.measure(&task, "", sets, work, |i| attend(i, None, options()))?;
     let weights = Tensor::<1>::zeros([slots], (&device, DType::F32));
     lab.measure(&task, "weighted", sets, work, |i| attend(i, Some(weights.clone()), options()))?;
-    evicting(lab, case, &query, &pools, &ranges)?;
+    evicting(lab, case, &query, &pools[..sets], &ranges)?;
 
     let listed = case.tokens / LISTED;
     // Ascending and irregular: one of every eight.
@@ -65,7 +67,7 @@ pub(super) fn decode(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()> 
         counts: ints(vec![listed as i32; pairs], shape),
     };
     let work = [bytes as f64 / LISTED as f64, 0.0];
-    lab.measure(&task, "list of 1/8", sets, work, |i| {
+    lab.measure(&task, "list of 1/8", list_sets, work, |i| {
         attend(i, None, DecodeAttentionOptions { view: view.clone(), ..options() })
     })
 }

@@ -3,6 +3,8 @@
 use anyhow::Context;
 use serde::Deserialize;
 
+use crate::args::Op;
+
 const FILE: &str = include_str!("../../../peers/cases.json");
 
 /// Cases by op.
@@ -66,10 +68,27 @@ impl Cases {
         serde_json::from_str(FILE).context("peers/cases.json")
     }
 
-    pub(super) fn count(&self) -> usize {
-        let attention = self.decode_attention.len() + self.prefill_attention.len();
-        let slots = self.compact_slots.len() + self.top_slots.len() + self.balance.len();
-        attention + self.linear.len() + slots
+    pub(super) fn count(&self, wanted: impl Fn(Op) -> bool) -> usize {
+        let each = [
+            (Op::DecodeAttention, self.decode_attention.len()),
+            (Op::PrefillAttention, self.prefill_attention.len()),
+            (Op::Linear, self.linear.len()),
+            (Op::CompactSlots, self.compact_slots.len()),
+            (Op::TopSlots, self.top_slots.len()),
+            (Op::Balance, self.balance.len()),
+        ];
+        each.into_iter().filter(|(op, _)| wanted(*op)).map(|(_, count)| count).sum()
+    }
+
+    /// The first case of each op.
+    pub(super) fn shortened(mut self) -> Self {
+        self.decode_attention.truncate(1);
+        self.prefill_attention.truncate(1);
+        self.linear.truncate(1);
+        self.compact_slots.truncate(1);
+        self.top_slots.truncate(1);
+        self.balance.truncate(1);
+        self
     }
 }
 

@@ -24,7 +24,7 @@ impl Clock {
 
     /// Sets of inputs of `bytes` to rotate among.
     pub(crate) fn sets(bytes: usize) -> usize {
-        ROTATED.div_ceil(bytes.max(1)).clamp(2, 40)
+        ROTATED.div_ceil(bytes.max(1)).clamp(2, 128)
     }
 
     /// Median seconds of `call(i)`, `i` rotating among `sets`.
