@@ -131,7 +131,7 @@ fn numerators_alone_are_nothing() {
                 numerator_weights: Some(Tensor::ones([slots], (device, DType::F32))),
                 ..DecodeAttentionOptions::default()
             };
-            let ranges = one_range(slots as i32, device);
+            let ranges = one_range(slots, device);
             let result = decode_attention(query, rows.clone(), rows, Some(never), &ranges, options);
             let output = result.unwrap().output.try_into_vec_as::<f32>().unwrap();
             let zeros = output.iter().all(|x| *x == 0.0);
