@@ -145,18 +145,26 @@ impl Contender {
         Ok(Self { label: label(&config)?, budget: budget(&config), policy, channels: None })
     }
 
-    /// The same with what its certificates take, where there is any.
-    pub(crate) fn certified(self) -> Self {
+    /// The same with what its certificates take, where there is any and bounds cover prompts from so many tokens on.
+    pub(crate) fn certified(&self, tokens: usize) -> Option<Self> {
         let mut config = self.policy.config();
-        if config.get("certified").is_none() {
-            return self;
-        }
+        config.get("certified")?;
         config["certified"] = json!(true);
-        // What bounds do not cover stays as it is.
-        match build(&config) {
-            Ok(policy) => Self { policy, ..self },
-            Err(_) => self,
+        let mut shortest = config.clone();
+        if let Ok(budget) = serde_json::from_value::<Budget>(config["budget"].clone()) {
+            shortest["budget"] = json!(Budget::Tokens(budget.resolve(tokens)));
         }
+        build(&shortest).ok()?;
+        Some(Self { policy: build(&config).ok()?, ..self.clone() })
+    }
+
+    /// Slots that it holds or reads behind a prompt of so many tokens, if it has a budget: a combination's are those of
+    /// its decode steps.
+    pub(crate) fn tokens(&self, prompt: usize) -> Option<usize> {
+        let config = self.policy.config();
+        let own = if config["policy"] == "combine" { &config["decode"] } else { &config };
+        let budget: Budget = serde_json::from_value(own["budget"].clone()).ok()?;
+        Some(budget.resolve(prompt))
     }
 }
 

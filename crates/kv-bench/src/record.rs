@@ -116,7 +116,7 @@ pub(crate) mod metric {
     pub(crate) const PEAK_BYTES: &str = "peak_bytes";
     /// Bytes of weights and caches.
     pub(crate) const TOTAL_BYTES: &str = "total_bytes";
-    /// Bytes of the slots that hold a token, of their metadata, and of what the policy keeps beside them.
+    /// Bytes of the slots that hold a token, of all slots' metadata, and of what the policy keeps beside them.
     pub(crate) const HELD_BYTES: &str = "held_bytes";
     /// The same with the slots that are free to decode into.
     pub(crate) const CACHE_BYTES: &str = "cache_bytes";

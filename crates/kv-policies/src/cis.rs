@@ -109,18 +109,29 @@ impl Cis {
     ) -> Result<Tensor<3>> {
         let options = &self.options;
         let vectors = vectors(self.name, options, cache, step, &query)?;
-        if cache.index_sets().is_none() {
-            let sets = index_sets(self.name, options, self.star, cache, &vectors)?;
-            cache.set_index_sets(sets)?;
+        match cache.index_sets() {
+            None => {
+                let sets = index_sets(self.name, options, self.star, cache, &vectors)?;
+                cache.set_index_sets(sets)?;
+            }
+            // A cache that has more room now than when they were made.
+            Some(sets) if sets.width() < longest(cache) => {
+                let width =
+                    options.width(widest(self.name, options, self.star, cache)?, longest(cache));
+                if sets.width() < width {
+                    cache.set_index_sets(sets.clone().widened(width))?;
+                }
+            }
+            Some(_) => {}
         }
         let (newest, retrieval) = (step.position.clone(), options.retrieval(hidden));
         let seen = cache.layout().lengths().first().copied().unwrap_or_default();
         let measures = options.target.is_some() && seen.is_multiple_of(options.every);
         let (attention, all) = cache.attend_chosen(query, vectors, newest, retrieval, measures)?;
         if let Some((read, all)) = attention.log_sum_exp.zip(all) {
-            let most = rules(self.name, options, self.star, cache)?;
-            let most = most.iter().map(|rule| options.most(*rule, longest(cache))).max();
-            if let Some(steering) = options.steering(most.unwrap_or(1)) {
+            let held = cache.index_sets().map_or(1, IndexSets::width);
+            let most = widest(self.name, options, self.star, cache)?;
+            if let Some(steering) = options.steering(options.most(most, longest(cache)).min(held)) {
                 cache.steer_sets(read, all, steering)?;
             }
         }
@@ -167,26 +178,22 @@ fn vectors(
 
 /// The most tokens that any head has room for.
 fn longest(cache: &LayerCache) -> usize {
-    match cache.options().growable {
-        true => usize::MAX,
-        false => cache.layout().capacities().iter().max().copied().unwrap_or(1),
-    }
+    cache.layout().capacities().iter().max().copied().unwrap_or(1)
 }
 
-/// What the heads of a cache retrieve, by their own budgets.
-fn rules(
+/// What the heads of the largest budget retrieve.
+fn widest(
     policy: &'static str,
     options: &CisOptions,
     star: bool,
     cache: &LayerCache,
-) -> Result<Vec<SetRule>> {
+) -> Result<SetRule> {
     let missing = PolicyError::MissingObservation { policy, what: "a primed cache" };
-    let limits = cache.limits().ok_or(missing)?.iter();
-    let of = |limit: &usize| Ok(options.rule(options.parts(policy, *limit)?, star, longest(cache)));
-    limits.map(of).collect()
+    let limit = cache.limits().ok_or(missing)?.iter().max().copied().unwrap_or(1);
+    Ok(options.rule(options.parts(policy, limit)?, star))
 }
 
-/// Sets for every range of a cache.
+/// Sets for every range of a cache, of the heads' own budgets.
 fn index_sets(
     policy: &'static str,
     options: &CisOptions,
@@ -195,11 +202,15 @@ fn index_sets(
     vectors: &Tensor<3>,
 ) -> Result<IndexSets> {
     let [ranges, parts, length] = vectors.dims();
-    let heads = rules(policy, options, star, cache)?;
-    let each = ranges / heads.len().max(1);
-    let rules: Vec<SetRule> =
-        heads.iter().flat_map(|rule| std::iter::repeat_n(*rule, each)).collect();
-    let width = rules.iter().map(|rule| options.width(*rule, longest(cache))).max();
+    let pairs = cache.layout().pairs();
+    let missing = PolicyError::MissingObservation { policy, what: "a primed cache" };
+    let limits = cache.limits().ok_or(missing)?;
+    let rules = (0..ranges).map(|range| {
+        let budget = limits[range / (ranges / pairs)];
+        Ok(options.rule(options.parts(policy, budget)?, star))
+    });
+    let rules = rules.collect::<Result<Vec<_>>>()?;
+    let width = options.width(widest(policy, options, star, cache)?, longest(cache));
     let device = &cache.options().device;
-    Ok(IndexSets::new(&rules, options.block, width.unwrap_or_default(), parts, length, device))
+    Ok(IndexSets::new(&rules, options.block, width, parts, length, device))
 }

@@ -67,9 +67,10 @@ impl Policy for Cpe {
     ) -> Result<()> {
         let share = self.psaw.share(observation.layer);
         let tokens = observation.prompt_tokens;
-        if !share.is_zero()
-            && !selection.kept().iter().all(|kept| in_sight_whole(kept, tokens, share))
-        {
+        let options = self.cis.options();
+        let sinks = options.parts(NAME, options.budget.resolve(tokens))?.sinks;
+        let whole = |kept: &Vec<u32>| in_sight_whole(kept, tokens, share, sinks);
+        if !share.is_zero() && !selection.kept().iter().all(whole) {
             let layer = observation.layer.index;
             let reason = format!(
                 "its windows count tokens, and layer {layer} keeps {} of {tokens} for a head, not all that is in sight: \
@@ -112,13 +113,12 @@ impl Policy for Cpe {
     }
 }
 
-/// Whether slots of `kept` tokens, of `tokens`, are all of them but for a gap that a window hides: sets are told apart by
-/// how many tokens are missing.
-fn in_sight_whole(kept: &[u32], tokens: usize, hidden: Share) -> bool {
+/// Whether slots of `kept` tokens, of `tokens`, are all of them but for a gap behind the sinks that the next step's window
+/// hides: where a token's slot is follows from how many are missing.
+fn in_sight_whole(kept: &[u32], tokens: usize, hidden: Share, sinks: usize) -> bool {
     let gap = kept.iter().zip(0..).take_while(|(token, at)| **token == *at).count();
     let freed = tokens - kept.len().min(tokens);
     let rest = kept[gap..].iter().zip(gap + freed..);
-    freed == 0
-        || (gap + freed < hidden.of(tokens)
-            && rest.into_iter().all(|(token, at)| *token as usize == at))
+    let ends = gap >= sinks && gap + freed < hidden.of(tokens + 1);
+    freed == 0 || ends && rest.into_iter().all(|(token, at)| *token as usize == at)
 }

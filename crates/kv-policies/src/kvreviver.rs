@@ -152,11 +152,8 @@ impl KvReviver {
         if let Budget::Tokens(budget) = options.budget {
             options.shares().of(budget, options.buckets)?;
         }
-        if let Some(joint) = candidates.as_ref().filter(|candidates| !candidates.heads_choose()) {
-            let name = joint.name();
-            return Err(invalid(format!(
-                "`candidates` is `{name}`, whose heads do not choose for themselves"
-            )));
+        if let Some(together) = candidates.as_ref().filter(|own| !own.heads_choose()) {
+            return Err(joint(together.name()));
         }
         Ok(Self { options, candidates })
     }
@@ -190,9 +187,16 @@ impl KvReviver {
         };
         // Short prompts are kept whole, but their tokens have scores all the same.
         let budget = parts.exact().min(tokens.saturating_sub(1)).max(1);
-        let candidates = candidates.with_budget(Budget::Tokens(budget))?;
-        let Some((scores, _)) = candidates.rank(observation)? else {
-            // A single token.
+        let scores = match candidates.with_budget(Budget::Tokens(budget)) {
+            Ok(candidates) => candidates.rank(observation)?.map(|(scores, _)| scores),
+            // What is protected is more than there is.
+            Err(_) if tokens <= parts.exact() => None,
+            Err(error) => return Err(error),
+        };
+        let Some(scores) = scores else {
+            if tokens > parts.exact() {
+                return Err(joint(candidates.name()));
+            }
             let device = observation.keys.device();
             return Ok(Tensor::zeros([batch, kv_heads, tokens], (&device, DType::F32)));
         };
@@ -206,6 +210,11 @@ impl KvReviver {
         let mass = (group(observation) * tokens) as f64;
         Ok(scores.mul_scalar(mass) / total)
     }
+}
+
+fn joint(name: &str) -> PolicyError {
+    let reason = format!("`candidates` is `{name}`, whose heads do not choose for themselves");
+    PolicyError::InvalidConfig { policy: NAME.into(), reason }
 }
 
 /// The tokens of a prompt that are kept exactly: all of a short one, else the most recent and, of the others,

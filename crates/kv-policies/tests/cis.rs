@@ -192,6 +192,37 @@ fn sizes_come_back_from_everything() {
     }
 }
 
+/// A cache that is given more room than it had when its sets were made.
+#[test]
+fn sets_grow_with_their_cache() {
+    for tested in devices() {
+        for config in [
+            json!({"policy": "cis", "budget": 100}),
+            json!({"policy": "cis", "budget": 100, "target": 0.3, "every": 1}),
+        ] {
+            let policy = policy(config.clone());
+            let mut numbers = Numbers::new(9);
+            let mut draw = |tokens: usize| numbers.tensor::<4>([1, 2, tokens, DIM], &tested.device);
+            let prompt = Prompt::new(draw(60), draw(60), draw(60));
+            let mut cache = prompt.compress(&*policy, 1);
+            let mut read = 0;
+            for index in 0..120 {
+                if index == 1 {
+                    cache.resize(vec![200; 2]).unwrap();
+                }
+                let row = |tensor: Tensor<4>| tensor.squeeze_dim::<3>(2);
+                let (query, key, value) = (row(draw(1)), row(draw(1)), row(draw(1)));
+                let position = Tensor::full([1], 60 + index, (&tested.device, DType::I32));
+                policy.step(LAYER, &mut cache, Step::new(query, key, value, position)).unwrap();
+                read = policy.attended(LAYER, &cache).unwrap().unwrap()[0].len();
+            }
+            // Sinks, locals and all of `k`, of 180, and more than there was room for at first.
+            let whole = config.get("target").is_some() || read >= 100;
+            assert!(whole, "{config} on {}: {read} are read", tested.name);
+        }
+    }
+}
+
 #[test]
 fn a_threshold_of_one_never_shares() {
     for tested in devices() {
@@ -278,7 +309,23 @@ fn what_cannot_be_is_refused_by_name() {
     };
     let error = behind(json!({"policy": "knorm", "budget": 0.5})).unwrap_err().to_string();
     assert!(error.contains("keeps 60 of 120"), "{error}");
-    behind(json!({"policy": "psaw", "phi": 0.5, "start": 0, "free": true})).unwrap();
+    let freed = json!({"policy": "psaw", "phi": 0.5, "start": 0, "free": true});
+    behind(freed.clone()).unwrap();
+    // Wherever windows end.
+    for tokens in 90..TOKENS {
+        let decode = json!({"policy": "cpe", "budget": 64, "psaw": {"phi": 0.5, "start": 0}});
+        let policy = policy(json!({"policy": "combine", "prefill": freed, "decode": decode}));
+        let run = run(0..1, 1, &devices()[0].device);
+        let part = |tensor: &Tensor<4>| tensor.clone().narrow(2, 0, tokens);
+        let Prompt { query, keys, values, .. } = &run.prompt;
+        let short = Prompt::new(part(query), part(keys), part(values));
+        let options = CacheOptions::new(&keys.device(), DType::F32);
+        let layer = LayerContext { index: 2, count: 4 };
+        short.observed(|seen| {
+            let deep = Observation { layer, ..seen.clone() };
+            policy.prefill(&deep, STEPS, options).map(drop).unwrap();
+        });
+    }
     // Steps that do not say what they are compared by.
     let tested = &devices()[0];
     let policy = policy(json!({"policy": "cis", "budget": 40, "similarity": "hidden"}));

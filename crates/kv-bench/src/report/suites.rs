@@ -167,8 +167,8 @@ fn costs(records: &[&Record], policies: &Policies) -> anyhow::Result<Vec<Figure>
     let frame = Frame {
         id: "memory",
         title: "Cache memory",
-        caption: "Solid: bytes of the slots in use, their metadata and what the policy keeps beside \
-                  them, and the number. Pale, where it was measured: the same with the room to \
+        caption: "Solid: bytes of the slots in use, of all slots' metadata and of what the policy keeps \
+                  beside them, and the number. Pale, where it was measured: the same with the room to \
                   decode. A pale bar much longer than its solid one is memory that compression did \
                   not give back.",
     };

@@ -54,10 +54,7 @@ struct Sums {
 /// compared with the full cache's attention.
 pub(crate) fn run(bench: &mut Bench<'_>, options: &Attention) -> anyhow::Result<()> {
     let budgets: &[f64] = if bench.common.quick { &QUICK_BUDGETS } else { &BUDGETS };
-    let mut contenders = bench.common.contenders(budgets)?;
-    if options.certificates {
-        contenders = contenders.into_iter().map(Contender::certified).collect();
-    }
+    let contenders = bench.common.contenders(budgets)?;
     measure(bench, &contenders, options)
 }
 
@@ -88,6 +85,27 @@ pub(crate) fn measure(
         ensure!(tokens.len() > options.steps, "prompt {} is shorter than --steps", prompt.id);
         prompts.push(tokens);
     }
+    let shortest = prompts.iter().map(Vec::len).min().unwrap_or_default() - options.steps;
+    let mut contenders = contenders.to_vec();
+    let mut uncovered = Vec::new();
+    for contender in contenders.iter_mut().filter(|_| options.certificates) {
+        match contender.certified(shortest) {
+            Some(certified) => *contender = certified,
+            None if contender.policy.config().get("certified").is_some() => {
+                uncovered.push(contender.label.clone());
+            }
+            None => {}
+        }
+    }
+    uncovered.dedup();
+    if !uncovered.is_empty() {
+        bench.note(format!(
+            "no certificates of {} at some budgets: fewer recents than a block has tokens, or another similarity than \
+             queries'",
+            uncovered.join(", ")
+        ));
+    }
+    let contenders = &contenders[..];
     let layers = bench.model.config().num_layers;
     let wanted: Vec<usize> =
         if options.layers.is_empty() { (0..layers).collect() } else { options.layers.clone() };
@@ -287,11 +305,7 @@ fn compare(
             let capacity = probabilities.len() / cache.layout().pairs();
             let policy = (&*contender.policy, observation.layer);
             let exact = Exact { probabilities: &of_queries, capacity, tokens: at + 1 };
-            let budget = match contender.budget {
-                Some(share) if share <= 1.0 => (tokens as f64 * share) as usize,
-                Some(count) => count as usize,
-                None => tokens,
-            };
+            let budget = contender.tokens(tokens).unwrap_or(tokens);
             if sums.reading.take(policy, cache, &positions, &exact, budget)? {
                 continue;
             }

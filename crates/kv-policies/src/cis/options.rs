@@ -211,7 +211,7 @@ impl CisOptions {
         // A root of half, so that both of the paper's budgets come out.
         let usual = (budget / 2).isqrt();
         let sinks = self.sinks.unwrap_or(usual);
-        let left = budget.saturating_sub(sinks + 1);
+        let left = budget.saturating_sub(sinks.saturating_add(1));
         let recents = self.recents.unwrap_or((4 * usual).min(left).max(1));
         if self.sinks.is_some() || self.recents.is_some() {
             PolicyError::check_protected(policy, sinks, recents, budget)?;
@@ -227,16 +227,14 @@ impl CisOptions {
             });
         }
         // At least one token in between, however small the budget.
-        let top = budget.saturating_sub(sinks + recents).max(1);
+        let top = budget.saturating_sub(sinks.saturating_add(recents)).max(1);
         Ok(CisParts { sinks, recents, top })
     }
 
-    /// What a range of such parts retrieves, of up to `room` tokens; where sets have the budget's size, `k` begins about
-    /// where the paper has it.
-    pub(crate) fn rule(&self, parts: CisParts, star: bool, room: usize) -> SetRule {
+    /// What a range of such parts retrieves; where sets have the budget's size, `k` begins about where the paper has it.
+    pub(crate) fn rule(&self, parts: CisParts, star: bool) -> SetRule {
         let (dilated, threshold) = (self.dilated, self.threshold);
         let CisParts { sinks, recents: locals, top } = parts;
-        let (sinks, locals, top) = (sinks.min(room), locals.min(room), top.min(room).max(1));
         let wanted = star.then_some(top);
         let new = 2.0 * self.radius as f32 * dilated * NEW_NEIGHBOURS;
         let top = if star { ((top as f32 / (1.0 + new)) as usize).max(1) } else { top };

@@ -109,3 +109,35 @@ fn softmax(mut logits: Vec<f64>) -> Vec<f64> {
     logits.iter_mut().for_each(|weight| *weight /= sum);
     logits
 }
+
+#[cfg(test)]
+mod tests {
+    use kv_policies::{FrozenTokens, Reuse};
+
+    use super::{Heads, Moved, means};
+
+    /// Two keys of one number, of which the first is frozen: attention of `ln 3` against 0 becomes even.
+    #[test]
+    fn what_a_frozen_key_moves() {
+        let heads = |values| Heads { values, heads: 1, tokens: 2 };
+        let third = 3f32.ln();
+        let (queries, keys, below) = ([0.0, 1.0], [third, 0.0], [0.0, 0.0]);
+        let frozen = FrozenTokens { tokens: 0..1, reuse: Reuse::KeysValues };
+        let mut moved = Moved::default();
+        moved.take(&frozen, [&heads(&queries), &heads(&keys), &heads(&below)], 1);
+        let still = Moved::default();
+        let means = means(&[&still, &moved], 1);
+        assert!(means[0].is_none());
+        let own = means[1].as_ref().unwrap();
+        assert!((own.moved - 0.25).abs() < 1e-6, "{}", own.moved);
+        // |q| |dk|, of the only layer that freezes.
+        assert!((own.bound - 1.0).abs() < 1e-6 && !own.broken, "{}", own.bound);
+        let small = [0.1 * third, 0.0];
+        let mut moved = Moved::default();
+        moved.take(&frozen, [&heads(&queries), &heads(&small), &heads(&below)], 1);
+        let means = super::means(&[&moved], 1);
+        let own = means[0].as_ref().unwrap();
+        let expected = f64::from(0.1 * third);
+        assert!((own.bound - expected).abs() < 1e-6 && own.moved < own.bound && own.moved > 0.02);
+    }
+}

@@ -1,6 +1,6 @@
 //! What policies that keep more than they read have read, and their certificates.
 
-use kv_core::LayerCache;
+use kv_core::{LayerCache, RangeSets};
 use kv_policies::certificates::{SharedStep, information_loss};
 use kv_policies::{LayerContext, Policy};
 
@@ -71,9 +71,9 @@ impl Reading {
             let own = sets.as_ref().map(|sets| &sets[range]);
             // First tokens in sight, and the one from which on all others are.
             let (sinks, seen) = match own {
-                Some(own) => (own.sinks, own.seen + own.freed),
-                None if policy.visible_window(layer).is_some() => window_of(&read),
-                None => (0, 0),
+                Some(own) if own.seen > own.sinks => (own.sinks, own.seen + own.freed),
+                None if policy.name() == "psaw" => window_of(&read),
+                _ => (0, 0),
             };
             // The queries that read this list.
             let queries = if each == 1 { 0..group } else { range % each..range % each + 1 };
@@ -96,9 +96,10 @@ impl Reading {
                 let lost = (1.0 - mass).clamp(0.0, tokens as f64 / (1.0 + tokens as f64));
                 self.information += information_loss(lost, tokens as f64);
                 self.hidden.take(&attention, sinks, seen);
-                let Some(own) =
-                    own.filter(|own| own.retrieves == Some(false) && own.key_norm > 0.0)
-                else {
+                // Of tokens that others left out it is not known whether a window hides them.
+                let known = |own: &&RangeSets| own.freed == 0 || own.seen > own.sinks;
+                let shares = |own: &&RangeSets| own.retrieves == Some(false) && own.key_norm > 0.0;
+                let Some(own) = own.filter(shares).filter(known) else {
                     continue;
                 };
                 let step = SharedStep {
@@ -136,4 +137,19 @@ fn best_of(attention: &[f64], count: usize) -> Vec<usize> {
         tokens.truncate(count);
     }
     tokens
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{best_of, window_of};
+
+    #[test]
+    fn the_best_and_windows_are_found() {
+        let mut best = best_of(&[0.1, 0.4, 0.0, 0.3, 0.2], 2);
+        best.sort_unstable();
+        assert_eq!(best, [1, 3]);
+        assert_eq!(best_of(&[0.5, 0.5], 3).len(), 2);
+        assert_eq!(window_of(&[0, 1, 2, 7, 8]), (3, 7));
+        assert_eq!(window_of(&[0, 1, 2]), (3, 3), "nothing is hidden");
+    }
 }

@@ -175,13 +175,10 @@ struct Bytes {
     once: f64,
 }
 
-/// By caches of one sequence and of two: some scratch memory is shared, some is each sequence's.
 fn bytes_of(bench: &Bench<'_>, contender: &Contender, size: &Size) -> anyhow::Result<Bytes> {
-    let of = |batch: usize| -> anyhow::Result<f64> {
-        Ok(start(bench, contender, size, batch)?.memory().total() as f64)
-    };
-    let (one, two) = (of(1)?, of(2)?);
-    Ok(Bytes { one: two - one, once: (2.0 * one - two).max(0.0) })
+    let memory = start(bench, contender, size, 1)?.memory();
+    let (total, scratch) = (memory.total() as f64, memory.scratch as f64);
+    Ok(Bytes { one: total - scratch, once: scratch })
 }
 
 fn weights(bench: &Bench<'_>) -> f64 {

@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 
 use super::contenders;
 use crate::args::{Attention, Figure, Paper};
-use crate::contenders::Contender;
 use crate::record::FULL;
 use crate::run::Bench;
 use crate::suites::attention;
@@ -47,9 +46,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
         certificates: true,
         ..Attention::default()
     };
-    let contenders = contenders(bench.common, &configs)?;
-    let contenders: Vec<_> = contenders.into_iter().map(Contender::certified).collect();
-    attention::measure(bench, &contenders, &attention)
+    attention::measure(bench, &contenders(bench.common, &configs)?, &attention)
 }
 
 /// CIS, without neighbours too, HShare, and what chooses anew every step.

@@ -57,6 +57,13 @@ fn certificates_hold() {
         assert!(holds, "{policy}: {observed:?} above {bound:?}");
         assert!(of(policy, metric::BROKEN).iter().all(|broken| *broken == 0.0), "{policy}");
     }
+    // Budgets that leave fewer recents than a block has tokens are measured without.
+    let line = "attention --certificates --budget 0.05,64 --limit 1 --steps 8 --policy cis";
+    let (small, _) = ran(&line.split(' ').collect::<Vec<_>>()).unwrap();
+    let certified = |budget: f64| {
+        small.iter().any(|r| r.budget == Some(budget) && r.metric == metric::ODDS_BOUND)
+    };
+    assert!(certified(64.0) && !certified(0.05));
     // What a window hides is in no bound on what is dropped of the rest, and shows beside it.
     assert!(of("cpe", metric::HIDDEN_MASS).iter().any(|hidden| *hidden > 0.05));
 }
