@@ -3,7 +3,7 @@
 mod options;
 
 use burn::tensor::Tensor;
-use kv_core::{Budget, IndexSets, LayerCache, Selection, SetRule, Share};
+use kv_core::{IndexSets, LayerCache, Selection, SetRule, Share};
 
 use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
 pub use options::{CisOptions, GroupScore, GroupSimilarity, SetsOf, Similarity};
@@ -62,7 +62,7 @@ impl Policy for Cis {
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let [batch, kv_heads, tokens, _] = observation.dims();
-        self.options.parts(self.name, self.options.budget.resolve(tokens))?;
+        self.options.parts(self.name, self.options.tokens(tokens))?;
         Ok(Selection::all(batch * kv_heads, tokens).into())
     }
 
@@ -72,10 +72,7 @@ impl Policy for Cis {
         observation: &Observation<'_>,
         _selection: &Selection,
     ) -> Result<()> {
-        let budget = match self.options.budget {
-            Budget::Tokens(count) => count,
-            Budget::Ratio(_) => self.options.budget.resolve(observation.tokens()),
-        };
+        let budget = self.options.tokens(observation.tokens());
         Ok(cache.set_limits(vec![budget; cache.layout().pairs()])?)
     }
 

@@ -295,6 +295,9 @@ fn what_cannot_be_is_refused_by_name() {
     refused(json!({"policy": "cpe", "budget": 64, "psaw": {"free": true}}), "`free` of `psaw`");
     refused(json!({"policy": "cpe", "budget": 64, "etf": {"psi": 0.0}}), "`psi` is 0");
     refused(json!({"policy": "cpe", "budget": 64, "psaw": {"psi": 0.5}}), "psi");
+    // A prompt shorter than what its budget protects is kept whole.
+    let roomy = policy(json!({"policy": "cis", "budget": 300, "sinks": 100, "recents": 100}));
+    run(0..1, 1, &devices()[0].device).prompt.compress(&*roomy, STEPS);
     // Windows count tokens: of prompts that others thinned out, only what they hide may be gone.
     let behind = |prefill: Value| {
         let decode = json!({"policy": "cpe", "budget": 64, "psaw": {"phi": 0.5, "start": 0}});

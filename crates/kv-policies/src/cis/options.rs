@@ -206,6 +206,14 @@ impl CisOptions {
         Ok(())
     }
 
+    /// Tokens that heads attend to behind a prompt of so many: a number of them is that number, however short the prompt.
+    pub(crate) fn tokens(&self, prompt: usize) -> usize {
+        match self.budget {
+            Budget::Tokens(count) => count,
+            Budget::Ratio(_) => self.budget.resolve(prompt),
+        }
+    }
+
     /// Sinks, recents, and `k` of a budget.
     pub(crate) fn parts(&self, policy: &'static str, budget: usize) -> Result<CisParts> {
         // A root of half, so that both of the paper's budgets come out.
