@@ -6,7 +6,7 @@ use kv_policies::build;
 use kv_testing::devices;
 use serde_json::json;
 
-use super::support::{embedded, every_policy, prompts, run, run_requests};
+use super::support::{embedded, embedded_in_f32, every_policy, prompts, run, run_requests};
 
 const NEW: usize = 12;
 
@@ -14,7 +14,7 @@ const NEW: usize = 12;
 #[test]
 fn a_batch_gives_what_each_request_gives_alone() {
     for tested in devices() {
-        let model = embedded(&tested);
+        let model = embedded_in_f32(&tested);
         let prompts = prompts(&model);
         for config in every_policy(0.3, &tested) {
             let together = run(&model, &config, &prompts, NEW);

@@ -11,7 +11,7 @@ use kv_testing::{TestDevice, devices, exact_devices, relative_error, skip};
 use serde_json::{Value, json};
 
 use super::plain::{Changes, PlainModel, softmax};
-use super::support::{embedded, prompts};
+use super::support::{embedded, embedded_in_f32, prompts};
 
 const LAYERS: usize = 4;
 const SINKS: usize = 16;
@@ -254,7 +254,7 @@ fn policies_that_change_a_prompt_prefill_alone() {
 #[test]
 fn bytes_follow_the_schedule() {
     for tested in devices() {
-        let model = embedded(&tested);
+        let model = embedded_in_f32(&tested);
         let config = model.config();
         let prompt = prompts(&model).concat();
         let tokens = prompt.len();

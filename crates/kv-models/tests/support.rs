@@ -1,5 +1,6 @@
 use std::path::PathBuf;
 
+use burn::tensor::DType;
 use kv_models::{Generated, Model, Request, generate};
 use kv_policies::{POLICIES, build};
 use kv_testing::TestDevice;
@@ -8,6 +9,12 @@ use serde_json::{Value, json};
 /// The embedded model on a device.
 pub(crate) fn embedded(tested: &TestDevice) -> Model {
     Model::load("needle-1m", &tested.device, None).unwrap()
+}
+
+/// The same with weights and cache in f32, for tests that compare what is computed in different orders: in bf16 a logit's
+/// last bit is more than many differences between tokens.
+pub(crate) fn embedded_in_f32(tested: &TestDevice) -> Model {
+    Model::load("needle-1m", &tested.device, Some(DType::F32)).unwrap()
 }
 
 /// The embedded model as a folder of its own, for tests that change it. The files are compiled in,
