@@ -88,29 +88,36 @@ impl Common {
         Ok(contenders)
     }
 
-    /// Those of a table's own that `--policy` names, all of them without it.
+    /// Those of a table's own that `--policy` names, all of them without it: by what they are called in the table, or
+    /// all of a policy's by its name.
     ///
     /// # Errors
     /// For names that the table does not have.
-    pub(crate) fn chosen(&self, mut contenders: Vec<Contender>) -> anyhow::Result<Vec<Contender>> {
+    pub(crate) fn chosen(&self, contenders: Vec<Contender>) -> anyhow::Result<Vec<Contender>> {
         let Some(list) = &self.policy else { return Ok(contenders) };
+        let mut labels: Vec<&str> = contenders.iter().map(|own| own.label.as_str()).collect();
+        labels.dedup();
         if list.trim_start().starts_with(['{', '[']) {
-            let mut own: Vec<&str> = contenders.iter().map(|own| own.policy.name()).collect();
-            own.dedup();
             bail!(
                 "--policy: the table has its own configurations, expected names of {}",
-                own.join(", ")
+                labels.join(", ")
             );
         }
-        let named: Vec<&str> = list.split(',').map(str::trim).collect();
-        let has = |name: &&&str| contenders.iter().any(|own| own.policy.name() == **name);
-        if let Some(unknown) = named.iter().find(|name| !has(name)) {
-            let mut own: Vec<&str> = contenders.iter().map(|own| own.policy.name()).collect();
-            own.dedup();
-            bail!("--policy: the table has no `{unknown}`, but {}", own.join(", "));
+        let mut chosen = vec![false; contenders.len()];
+        for name in list.split(',').map(str::trim) {
+            let called = labels.contains(&name);
+            let mut known = false;
+            for (own, chosen) in contenders.iter().zip(&mut chosen) {
+                if name == if called { own.label.as_str() } else { own.policy.name() } {
+                    (known, *chosen) = (true, true);
+                }
+            }
+            if !known {
+                bail!("--policy: the table has no `{name}`, but {}", labels.join(", "));
+            }
         }
-        contenders.retain(|contender| named.contains(&contender.policy.name()));
-        Ok(contenders)
+        let own = contenders.into_iter().zip(chosen);
+        Ok(own.filter_map(|(own, chosen)| chosen.then_some(own)).collect())
     }
 
     /// Configurations, a name standing for one without options.
@@ -283,8 +290,11 @@ fn option(key: &str, value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use serde_json::json;
 
+    use super::Contender;
     use crate::args::Args;
+    use crate::record::FULL;
 
     fn contenders(policy: &str, budget: &str) -> anyhow::Result<Vec<(String, Option<f64>)>> {
         let args = ["kv-bench", "--policy", policy, "--budget", budget];
@@ -329,6 +339,28 @@ mod tests {
         let names: Vec<&str> = found[1..].iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["keepkv", "keepkv(h2o) key=votes", "keepkv(h2o interval=8)"]);
         assert!(found[1..].iter().all(|(_, budget)| *budget == Some(0.5)));
+    }
+
+    #[test]
+    fn a_table_s_own_are_chosen_by_what_they_are_called_or_by_policy() {
+        let chosen = |names: &str| {
+            let own = [
+                json!({"policy": FULL}),
+                json!({"policy": "keepkv", "budget": 0.2, "evictor": "h2o"}),
+                json!({"policy": "keepkv", "budget": 0.2}),
+                json!({"policy": "h2o", "budget": 0.2, "interval": 8}),
+                json!({"policy": "h2o", "budget": 0.2, "interval": 4}),
+            ];
+            let args = ["kv-bench", "--policy", names];
+            let own = own.iter().map(Contender::of).collect::<anyhow::Result<_>>()?;
+            let chosen = Args::try_parse_from(args)?.common.chosen(own)?;
+            anyhow::Ok(chosen.into_iter().map(|own| own.label).collect::<Vec<_>>())
+        };
+        assert_eq!(chosen("keepkv").unwrap(), ["keepkv"]);
+        assert_eq!(chosen("keepkv(h2o), full").unwrap(), ["full", "keepkv(h2o)"]);
+        assert_eq!(chosen("h2o").unwrap(), ["h2o interval=8", "h2o interval=4"]);
+        let unknown = chosen("full,d2o").unwrap_err().to_string();
+        assert!(unknown.contains("no `d2o`, but full, keepkv(h2o), keepkv"), "{unknown}");
     }
 
     #[test]

@@ -137,13 +137,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             let (quick, seed) = (common.quick, common.seed);
             suites::paper::balancekv_stream::run(&device, &device_name, quick, seed, &mut records)?
         }
-        Some(Suite::Paper(Paper { figure: Figure::KvreviverAttention, .. })) => {
-            let quick = common.quick;
+        Some(Suite::Paper(Paper {
+            figure: Figure::KvreviverAttention, lengths, batches, ..
+        })) => {
+            let cases = suites::paper::kvreviver::attention::cases(common.quick, lengths, batches)?;
             suites::paper::kvreviver::attention::run(
                 &device,
                 &device_name,
                 dtype,
-                quick,
+                &cases,
                 &mut records,
             )?;
             Vec::new()

@@ -15,6 +15,8 @@ mod balance;
 #[cfg(feature = "gpu")]
 mod barrier;
 mod check;
+#[cfg(feature = "gpu")]
+mod cluster;
 mod count_sketch;
 mod decode_attention;
 mod error;

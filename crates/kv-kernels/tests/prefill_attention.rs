@@ -67,6 +67,7 @@ fn options() -> Vec<(PrefillWindow, usize, Option<usize>)> {
         (all, 0, None),
         (all, 0, Some(usize::MAX)),
         (all, 0, Some(32)),
+        (all, 0, Some(135)),
         (last(1), 0, Some(3)),
         (last(20), 5, Some(usize::MAX)),
         (last(130), 140, Some(64)),

@@ -28,10 +28,10 @@ pub(crate) struct Paper {
     /// Figures of KeepKV, KVReviver and PrHS: tokens of the text that are contexts, as in `quality`.
     #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
     pub(crate) contexts: Vec<usize>,
-    /// `prhs-table4` and `prhs-long`: tokens, in place of the figure's own.
+    /// `kvreviver-attention`, `prhs-table4` and `prhs-long`: tokens, in place of the figure's own.
     #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
     pub(crate) lengths: Vec<usize>,
-    /// `prhs-table4` and `prhs-long`: sequences at once, in place of the figure's own.
+    /// `kvreviver-attention`, `prhs-table4` and `prhs-long`: sequences at once, in place of the figure's own.
     #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
     pub(crate) batches: Vec<usize>,
 }
@@ -185,7 +185,7 @@ impl Figure {
 
     /// Whether lengths and batches may be others than its own.
     fn sized(self) -> bool {
-        matches!(self, Self::PrhsTable4 | Self::PrhsLong)
+        matches!(self, Self::KvreviverAttention | Self::PrhsTable4 | Self::PrhsLong)
     }
 
     /// Whether it grows batches until memory ends.

@@ -6,8 +6,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::combine::combine_kernel;
-use super::plan::{Kernel, kernel, room, splits};
-use super::tensor_core::Logits;
+use super::plan::{Kernel, cluster, kernel, pays, room, splits};
+use super::tensor_core::{Logits, Parts};
 use super::{DecodeConfig, ViewKind, normalise, plain, tensor_core};
 use crate::gpu::{elem_type, empty_like, grid, widest_cube, zeros_like};
 
@@ -40,6 +40,8 @@ pub(crate) struct Attended {
     pub(crate) splits: usize,
     /// `G`
     pub(crate) group: usize,
+    /// Whether they are still to be joined.
+    pub(crate) split: bool,
     /// Whether the output is whole and the next places are written: nothing is left to be done.
     pub(crate) decided: bool,
 }
@@ -55,6 +57,17 @@ pub(crate) struct Evicts {
     pub(crate) alone: bool,
 }
 
+/// How ranges are attended to.
+struct Plan {
+    /// Parts of a range.
+    splits: usize,
+    kernel: Kernel,
+    /// Numbers of shared memory that a cube takes, at least.
+    room: usize,
+    logits: Logits,
+    parts: Parts,
+}
+
 impl Call {
     /// Returns output, log-sum-exp, and probabilities or logits.
     pub(crate) fn run(self) -> (CubeTensor, CubeTensor, CubeTensor) {
@@ -66,7 +79,7 @@ impl Call {
             false => empty_like(&call.query, Shape::from([1, 1]), DType::F32),
         };
         let attended = call.attend(Some(scores), None);
-        if attended.splits > 1 {
+        if attended.split {
             let from = [&attended.partial, &attended.stats];
             let to = [&attended.output, &attended.log_sum_exp];
             combine(from, to, call.pairs(), attended.splits, features.log_sum_exp);
@@ -122,14 +135,13 @@ impl Call {
         let [batch, query_heads, head_dim] = query.shape().dims();
         let [slots, _] = self.keys.shape().dims();
         let (pairs, group) = (self.pairs(), self.group());
-        let DecodeConfig { scale, features, longest, sinks, .. } = self.config;
+        let DecodeConfig { scale, features, sinks, .. } = self.config;
 
-        let (splits, chosen) = splits(query, kernel(query, head_dim, group), pairs, longest);
-        let room = room(query, chosen);
-        let logits = self.logits(chosen, splits, room, evicts);
+        let plan = self.plan(evicts);
+        let Plan { splits, kernel: chosen, room, logits, parts } = plan;
         let deciding = evicts.filter(|_| matches!(logits, Logits::Weighed { .. }));
         let decided = deciding.is_some();
-        let split = splits > 1 || (evicts.is_some() && !decided);
+        let split = parts == Parts::Written;
         let scores = scores.unwrap_or_else(|| {
             let shape = if decided { [1, 1] } else { self.scores_shape() };
             empty_like(query, Shape::from(shape), DType::F32)
@@ -137,12 +149,12 @@ impl Call {
         let output = empty_like(query, query.shape(), query.dtype);
         let shape = if features.log_sum_exp { [batch, query_heads] } else { [1, 1] };
         let log_sum_exp = empty_like(query, Shape::from(shape), DType::F32);
-        let parts = if split { pairs * splits * group } else { 1 };
+        let sums = if split { pairs * splits * group } else { 1 };
         let partial = match deciding {
             Some(evicts) => evicts.places.clone(),
-            None => empty_like(query, Shape::from([parts * head_dim]), DType::F32),
+            None => empty_like(query, Shape::from([sums * head_dim]), DType::F32),
         };
-        let stats = empty_like(query, Shape::from([parts * 2]), DType::F32);
+        let stats = empty_like(query, Shape::from([sums * 2]), DType::F32);
 
         let count = grid(pairs * splits);
         let dtype = elem_type(query.dtype);
@@ -182,22 +194,34 @@ impl Call {
         // within the pool.
         unsafe {
             match chosen {
-                Kernel::TensorCore { words, planes } => attend!(
-                    tensor_core::tensor_core_kernel::launch_unchecked,
-                    32 * planes,
-                    words,
-                    tensor_core::Blueprint {
+                Kernel::TensorCore { words, planes } => {
+                    let blueprint = tensor_core::Blueprint {
                         group,
                         head_dim,
                         words,
-                        split,
+                        parts,
                         room,
                         planes,
                         staged: self.staged(splits, room),
                         logits,
-                        features
+                        features,
+                    };
+                    let units = 32 * planes;
+                    match parts {
+                        Parts::Joined(_) => attend!(
+                            tensor_core::joined_kernel::launch_unchecked,
+                            units,
+                            words,
+                            blueprint
+                        ),
+                        Parts::Whole | Parts::Written => attend!(
+                            tensor_core::tensor_core_kernel::launch_unchecked,
+                            units,
+                            words,
+                            blueprint
+                        ),
                     }
-                ),
+                }
                 Kernel::Plain { lanes, team } => attend!(
                     plain::plain_kernel::launch_unchecked,
                     plain::UNITS,
@@ -206,14 +230,51 @@ impl Call {
                 ),
             }
         }
-        Attended { output, log_sum_exp, scores, partial, stats, splits, group, decided }
+        Attended { output, log_sum_exp, scores, partial, stats, splits, group, split, decided }
+    }
+
+    /// Into what parts the ranges go, and what becomes of them.
+    fn plan(&self, evicts: Option<&Evicts>) -> Plan {
+        let query = &self.query;
+        let [_, _, head_dim] = query.shape().dims();
+        let (pairs, longest) = (self.pairs(), self.config.longest);
+        let (splits, chosen) = splits(query, kernel(query, head_dim, self.group()), pairs, longest);
+        if splits > 1
+            && let Some(joined) = self.joined(chosen, evicts)
+        {
+            return joined;
+        }
+        let room = room(query, chosen);
+        let logits = self.logits(chosen, splits, false, room, evicts);
+        let decided = evicts.is_none() || matches!(logits, Logits::Weighed { .. });
+        let parts = if splits > 1 || !decided { Parts::Written } else { Parts::Whole };
+        Plan { splits, kernel: chosen, room, logits, parts }
+    }
+
+    /// Parts that the cubes of a cluster join.
+    fn joined(&self, chosen: Kernel, evicts: Option<&Evicts>) -> Option<Plan> {
+        let query = &self.query;
+        let (pairs, longest) = (self.pairs(), self.config.longest);
+        let (splits, kernel) = cluster(query, chosen, pairs, longest)?;
+        // The kernel that decides behind written parts reads their logits once more.
+        if evicts.is_none() && !pays(query, splits, pairs, longest, self.listed()) {
+            return None;
+        }
+        let room = room(query, kernel);
+        let logits = self.logits(kernel, splits, true, room, evicts);
+        let decided = evicts.is_none() || matches!(logits, Logits::Weighed { .. });
+        decided.then_some(Plan { splits, kernel, room, logits, parts: Parts::Joined(splits) })
+    }
+
+    /// Whether slots are attended to that are listed.
+    fn listed(&self) -> bool {
+        matches!(self.config.features.view, ViewKind::List | ViewKind::Sets)
     }
 
     /// Whether a part's listed places find room in shared memory.
     fn staged(&self, splits: usize, room: usize) -> bool {
-        let DecodeConfig { features, longest, .. } = self.config;
-        let lists = matches!(features.view, ViewKind::List | ViewKind::Sets);
-        lists && longest.div_ceil(splits).next_multiple_of(tensor_core::TILE) <= room
+        let longest = self.config.longest;
+        self.listed() && longest.div_ceil(splits).next_multiple_of(tensor_core::TILE) <= room
     }
 
     /// What the kernel does with logits: keeps them to itself where there is room.
@@ -221,6 +282,7 @@ impl Call {
         &self,
         kernel: Kernel,
         splits: usize,
+        joined: bool,
         room: usize,
         evicts: Option<&Evicts>,
     ) -> Logits {
@@ -238,7 +300,7 @@ impl Call {
         }
         match evicts {
             Some(&Evicts { spares_newest, alone: true, .. })
-                if splits == 1 && collected + part <= room =>
+                if (splits == 1 || joined) && collected + part <= room =>
             {
                 Logits::Weighed { spares_newest }
             }

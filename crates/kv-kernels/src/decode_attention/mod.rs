@@ -2,13 +2,16 @@
 //! lists and windows.
 //!
 //! On CubeCL devices a call is one kernel that splits the slots among cubes (`tensor_core.rs`, with
-//! `tiles.rs`, where matrix instructions serve, else `plain.rs`), then `combine.rs` if a head was
-//! split, and `normalise.rs` if probabilities are wanted. `plan.rs` chooses.
+//! `tiles.rs` and `meet.rs`, where matrix instructions serve, else `plain.rs`), then `combine.rs` if a head was
+//! split and its parts not joined by a cluster of cubes, and `normalise.rs` if probabilities are wanted. `plan.rs`
+//! chooses.
 
 #[cfg(feature = "gpu")]
 mod combine;
 #[cfg(feature = "gpu")]
 pub(crate) mod launch;
+#[cfg(feature = "gpu")]
+mod meet;
 #[cfg(feature = "gpu")]
 mod normalise;
 mod options;

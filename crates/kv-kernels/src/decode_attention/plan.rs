@@ -3,6 +3,7 @@
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{plain, tensor_core};
+use crate::cluster::has_clusters;
 use crate::gpu::{multiplies, processors};
 
 /// What launches the attention.
@@ -83,6 +84,48 @@ pub(crate) fn splits(
         }
         _ => (splits, kernel),
     }
+}
+
+/// Cubes that a cluster may have.
+const CLUSTERS: [usize; 3] = [8, 4, 2];
+/// Slots that a cube may read more than if no processor were idle, of a range and of a list: reading them takes as long
+/// as another launch, which joins parts that are written.
+const MOST_MORE: [usize; 2] = [100, 200];
+
+/// Cubes of a cluster that join the parts of each range in one launch, and what launches them, where a device can do
+/// that: one cube a processor, with twice the planes.
+pub(crate) fn cluster(
+    query: &CubeTensor,
+    kernel: Kernel,
+    pairs: usize,
+    longest: usize,
+) -> Option<(usize, Kernel)> {
+    let Kernel::TensorCore { words, .. } = kernel else { return None };
+    if !has_clusters(&query.client) {
+        return None;
+    }
+    let planes = 2 * tensor_core::PLANES;
+    let processors = processors(&query.client);
+    let fits = |cubes: usize| {
+        // Processors come in pairs, and larger clusters must find theirs within a group of sixteen or eighteen, not all
+        // of which are there: a second wave would take as long again.
+        let clusters = if cubes == 2 { processors / 2 } else { processors / cubes * 7 / 8 };
+        pairs <= clusters && longest >= cubes * planes * tensor_core::TILE
+    };
+    let cubes = CLUSTERS.into_iter().find(|&cubes| fits(cubes))?;
+    Some((cubes, Kernel::TensorCore { words, planes }))
+}
+
+/// Whether clusters of so many `cubes` are worth the processors that they leave idle.
+pub(crate) fn pays(
+    query: &CubeTensor,
+    cubes: usize,
+    pairs: usize,
+    longest: usize,
+    listed: bool,
+) -> bool {
+    let most_more = MOST_MORE[usize::from(listed)];
+    longest / cubes <= pairs * longest / processors(&query.client) + most_more
 }
 
 /// The fewest places for which shared memory is taken.

@@ -11,17 +11,17 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::shared::{LOWEST, Seen, divisor, larger, presence, seen_of, slot_at, weight_of};
+use super::meet::{Sums, elect, exchange, nominate, sum_of, weigh, write_joined, write_output};
+use super::shared::{LOWEST, Seen, larger, seen_of, slot_at, weight_of};
 use super::tiles::{lower_halves, place_of, read_keys, read_values, read_weights, upper_halves};
 use super::{Features, ViewKind};
-use crate::evicting_attention::weigh::{ABSENT, NOWHERE, importance_of, next_place, weakest_of};
+use crate::cluster::arrive_at_cluster;
+use crate::evicting_attention::weigh::next_place;
 
 /// Slots of a plane's step.
 pub(super) const TILE: usize = 16;
 /// Planes of a cube where heads or their parts fill the device with two cubes a processor.
 pub(super) const PLANES: usize = 4;
-/// Slots that a unit weighs together.
-const CHOSEN: usize = 8;
 /// Rows of a result: query heads, padded.
 const ROWS: usize = 8;
 const PLANE: usize = 32;
@@ -37,8 +37,7 @@ pub(crate) struct Blueprint {
     pub(crate) head_dim: usize,
     /// 32-bit words of a vector of values: 8 lanes take `16 * words` columns.
     pub(crate) words: usize,
-    /// Whether other cubes have other parts of the range.
-    pub(crate) split: bool,
+    pub(crate) parts: Parts,
     /// Numbers that shared memory has room for, at least.
     pub(crate) room: usize,
     /// Planes of a cube.
@@ -48,6 +47,27 @@ pub(crate) struct Blueprint {
     /// What becomes of logits.
     pub(crate) logits: Logits,
     pub(crate) features: Features,
+}
+
+impl Blueprint {
+    /// Cubes of a cluster.
+    fn cubes(&self) -> usize {
+        match self.parts {
+            Parts::Joined(cubes) => cubes,
+            Parts::Whole | Parts::Written => 1,
+        }
+    }
+}
+
+/// What becomes of a cube's sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Parts {
+    /// The output: the cube has the whole range.
+    Whole,
+    /// They are written, for a kernel behind.
+    Written,
+    /// The cubes of a cluster, so many, have the parts of the range, and join them.
+    Joined(usize),
 }
 
 /// Shared memory between the query heads' logits of a part: a quarter of the banks more than whole
@@ -67,7 +87,7 @@ pub(crate) enum Logits {
     /// They stay in shared memory, which has room for a cube's part, and are written in the end: a
     /// fraction of the cost.
     Collected,
-    /// They stay there, and the cube, which has its whole head, finds the slot of least importance,
+    /// They stay there, and the cube or cluster, which has its whole head, finds the slot of least importance,
     /// for which `numerators` holds the values' norms, `view` the heads' limits, and `partial` the
     /// bits of the newest tokens' places, which become the next ones'.
     Weighed {
@@ -84,6 +104,69 @@ pub(crate) enum Logits {
 #[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn tensor_core_kernel<E: Float, N: Size>(
+    query: &[Vector<u32, Const<2>>],
+    keys: &[Vector<u32, Const<4>>],
+    values: &[Vector<u32, N>],
+    log_weights: &[f32],
+    numerators: &[f32],
+    offsets: &[i32],
+    lengths: &[i32],
+    view: &[i32],
+    output: &mut [E],
+    log_sum_exp: &mut [f32],
+    scores: &mut [f32],
+    partial: &mut [f32],
+    stats: &mut [f32],
+    pairs: usize,
+    splits: usize,
+    slots: usize,
+    width: usize,
+    sinks: usize,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+    #[define(E)] _dtype: ElemType,
+) {
+    let cube = CUBE_POS;
+    if cube >= pairs * splits {
+        terminate!();
+    }
+    let pair = cube / splits;
+    let kind = blueprint.features.view.comptime();
+    let seen = seen_of(view, offsets, lengths, pair, width, sinks, kind);
+    attend::<E, N>(
+        query,
+        keys,
+        values,
+        log_weights,
+        numerators,
+        view,
+        output,
+        log_sum_exp,
+        scores,
+        partial,
+        stats,
+        &seen,
+        lengths[pair],
+        pair,
+        cube % splits,
+        splits,
+        slots,
+        scale,
+        blueprint,
+    );
+}
+
+/// The same, where the cubes of a cluster have the parts of a range.
+///
+/// # Shapes
+/// As for [`tensor_core_kernel`].
+#[cube(
+    launch_unchecked,
+    fast_math = FastMath::ReducedPrecision.into(),
+    cluster_dim = CubeDim::new_1d(blueprint.cubes() as u32)
+)]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn joined_kernel<E: Float, N: Size>(
     query: &[Vector<u32, Const<2>>],
     keys: &[Vector<u32, Const<4>>],
     values: &[Vector<u32, N>],
@@ -175,6 +258,10 @@ pub(crate) fn attend<E: Float, N: Size>(
     let blocks = (dim / span).comptime();
     let def = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
 
+    let joined = comptime!(matches!(blueprint.parts, Parts::Joined(_)));
+    if joined {
+        arrive_at_cluster();
+    }
     let cube = pair * splits + split;
     let unit = UNIT_POS as usize;
     let lane = unit % PLANE;
@@ -500,71 +587,100 @@ pub(crate) fn attend<E: Float, N: Size>(
             i += planes * PLANE;
         }
     }
-    if weighs {
-        let mut normalisers = Array::<f32>::new(group);
-        #[unroll]
-        for g in 0..group {
-            normalisers[g] = joint_maxima[g] + joint_weights[g].ln();
-        }
-        let full = length >= limit;
-        let mut own = Array::<f32>::new(group);
-        let mut best = f32::new(ABSENT);
-        let mut best_place = i32::new(NOWHERE as i64);
-        let mut base = unit;
-        // A head below its limit has nothing to look for.
-        while full && base < count {
-            // Without branches, so that the slots of a round wait for nothing one after another.
-            #[unroll]
-            for c in 0..CHOSEN {
-                let place = base + c * planes * PLANE;
-                let from = min(place, count - 1);
-                #[unroll]
-                for g in 0..group {
-                    own[g] = totals[sums_end + from + g * stride];
-                }
-                let value = importance_of(&own, &normalisers, totals[norms_at + from], group);
-                let mut goes = value != f32::new(ABSENT) && place < count;
-                if comptime!(blueprint.logits == Logits::Weighed { spares_newest: true }) {
-                    goes = goes && i32::cast_from(place) != newest;
-                }
-                // Places ascend, so `<` keeps the lowest among equals.
-                let better = goes && (value < best || best_place == NOWHERE);
-                best = select(better, value, best);
-                best_place = select(better, i32::cast_from(place), best_place);
+    let joint = comptime!(Sums {
+        group: blueprint.group,
+        dim: blueprint.head_dim,
+        planes: blueprint.planes,
+        numerators: features.numerators,
+        log_sum_exp: features.log_sum_exp,
+    });
+    let cubes = blueprint.cubes().comptime();
+    let spares = comptime!(blueprint.logits == Logits::Weighed { spares_newest: true });
+    // A head below its limit has nothing to look for.
+    let full = length >= limit;
+    let sought = select(full, end - first, 0usize);
+    if joined {
+        let received =
+            exchange(&totals, &mut joint_maxima, &mut joint_weights, split, cubes, joint);
+        if weighs {
+            let (importance, place) = weigh(
+                &totals,
+                &joint_maxima,
+                &joint_weights,
+                first,
+                sought,
+                stride,
+                norms_at,
+                newest,
+                spares,
+                true,
+                joint,
+            );
+            // While they travel, the output is written.
+            let nominees = nominate(importance, place, split, cubes);
+            write_joined::<E>(
+                &received,
+                &joint_maxima,
+                &joint_weights,
+                output,
+                log_sum_exp,
+                pair,
+                split,
+                cubes,
+                joint,
+            );
+            let weakest = elect(&nominees, split, cubes);
+            if unit == 0 && split == 0 {
+                partial[pair] = f32::reinterpret(next_place(weakest, newest, full, length));
             }
-            base += CHOSEN * planes * PLANE;
+        } else {
+            write_joined::<E>(
+                &received,
+                &joint_maxima,
+                &joint_weights,
+                output,
+                log_sum_exp,
+                pair,
+                split,
+                cubes,
+                joint,
+            );
         }
-        let (_, weakest) = weakest_of(best, best_place, planes);
+    } else if weighs {
+        let (_, weakest) = weigh(
+            &totals,
+            &joint_maxima,
+            &joint_weights,
+            first,
+            sought,
+            stride,
+            norms_at,
+            newest,
+            spares,
+            false,
+            joint,
+        );
         if unit == 0 {
             partial[pair] = f32::reinterpret(next_place(weakest, newest, full, length));
         }
     }
-    let mut i = unit;
-    while i < group * dim {
-        let head = i / dim;
-        let mut total = 0.0f32;
-        #[unroll]
-        for other in 0..planes {
-            total += totals[other * group * dim + i];
+    if !joined {
+        let mut i = unit;
+        while i < group * dim {
+            let head = i / dim;
+            let total = sum_of(&totals, i, joint);
+            let (max, weight) = (joint_maxima[head], joint_weights[head]);
+            if comptime!(blueprint.parts == Parts::Written) {
+                partial[cube * group * dim + i] = total;
+                if i == head * dim {
+                    let part = cube * group + head;
+                    stats[part * 2] = max;
+                    stats[part * 2 + 1] = weight;
+                }
+            } else {
+                write_output::<E>(total, max, weight, output, log_sum_exp, pair, i, joint);
+            }
+            i += planes * PLANE;
         }
-        let part = cube * group + head;
-        let leads = i == head * dim;
-        if comptime!(blueprint.split) {
-            partial[cube * group * dim + i] = total;
-            if leads {
-                stats[part * 2] = joint_maxima[head];
-                stats[part * 2 + 1] = joint_weights[head];
-            }
-        } else {
-            let mut result = total / divisor(joint_weights[head]);
-            if features.numerators {
-                result *= presence(joint_weights[head]);
-            }
-            output[pair * group * dim + i] = E::cast_from(result);
-            if features.log_sum_exp && leads {
-                log_sum_exp[part] = joint_maxima[head] + joint_weights[head].ln();
-            }
-        }
-        i += planes * PLANE;
     }
 }

@@ -4,9 +4,6 @@ use cubecl::prelude::*;
 
 use crate::barrier::sync_memory;
 
-/// Vectors that a unit has in hand before it writes, in a compaction.
-const AHEAD: usize = 4;
-
 /// Row `rows[n]` of one pool to row `slots[n]` of another; a unit has a vector of a key and of a
 /// value. Negative slots are skipped.
 ///
@@ -56,7 +53,7 @@ pub(crate) fn copy_kernel<E: Float, P: Float, N: Size>(
 }
 
 /// Moves the kept slots of each range to its beginning, in place: a cube has a range's keys or its
-/// values. What a cube writes, it has read before, since kept slots ascend.
+/// values.
 ///
 /// # Shapes
 /// In vectors: `keys`, `values` `[S, columns]`; `kept`, indices from the range's first
@@ -74,75 +71,138 @@ pub(crate) fn compact_kernel<E: Float, N: Size>(
     pairs: usize,
     most: usize,
     columns: usize,
-    #[comptime] units: usize,
+    #[comptime] cube: CompactCube,
     #[comptime] weighted: bool,
-    // Whether barriers for shared memory leave memory unordered.
-    #[comptime] fenced: bool,
     #[define(E)] _dtype: ElemType,
 ) {
     if CUBE_POS >= 2 * pairs {
         terminate!();
     }
     let pair = CUBE_POS / 2;
-    let of_values = CUBE_POS % 2 == 1;
-    let unit = UNIT_POS as usize;
-    let offset = offsets[pair] as usize;
-    let start = starts[pair] as usize;
-    let count = counts[pair] as usize;
-    let total = count * columns;
+    let range = Kept {
+        offset: offsets[pair] as usize,
+        start: starts[pair] as usize,
+        count: counts[pair] as usize,
+        most,
+    };
+    if CUBE_POS % 2 == 1 {
+        close_up::<Vector<E, N>>(values, kept, &range, columns, cube);
+    } else {
+        // The numbers beside the slots go with the keys, and before them: nobody is to wait for them in the end.
+        close_up::<i32>(positions, kept, &range, 1, cube);
+        if weighted {
+            close_up::<f32>(log_weights, kept, &range, 1, cube);
+        }
+        close_up::<Vector<E, N>>(keys, kept, &range, columns, cube);
+    }
+}
+
+/// What a compaction's cubes are like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct CompactCube {
+    pub(crate) units: usize,
+    /// Rows' vectors that a unit reads at once, a round.
+    pub(crate) ahead: usize,
+    /// Whether barriers for shared memory leave memory unordered.
+    pub(crate) fenced: bool,
+}
+
+/// The slots of a range that stay: `count` indices from `start` on, of slots from `offset` on; `most`, of any range.
+#[derive(CubeType)]
+struct Kept {
+    offset: usize,
+    start: usize,
+    count: usize,
+    most: usize,
+}
+
+/// Moves the kept rows of a pool to their range's beginning. A round is read while the one before it is in hand, and
+/// written when all units have read it: kept slots ascend, so that no round reads what an earlier one has written.
+#[cube]
+fn close_up<T: CubePrimitive>(
+    pool: &mut [T],
+    kept: &[i32],
+    range: &Kept,
+    columns: usize,
+    #[comptime] cube: CompactCube,
+) {
+    let mut slots = Array::<i32>::new(cube.ahead);
+    let mut one = Array::<T>::new(cube.ahead);
+    let mut other = Array::<T>::new(cube.ahead);
+    let round = comptime!(cube.units * cube.ahead).runtime();
+    find(&mut slots, kept, range, columns, 0, cube);
+    take::<T>(&mut one, &pool[..], &slots, range, columns, 0, cube);
+    find(&mut slots, kept, range, columns, round, cube);
     let mut first = 0usize;
     // Every cube takes as many turns, whatever is left for it: barriers must be met by all.
-    for _ in 0..(most * columns).div_ceil(comptime!(units * AHEAD)) {
-        let mut held = Array::<Vector<E, N>>::new(AHEAD);
-        #[unroll]
-        for i in 0..AHEAD {
-            let at = first + i * units + unit;
-            if at < total {
-                let from = (offset + kept[start + at / columns] as usize) * columns + at % columns;
-                if of_values {
-                    held[i] = values[from];
-                } else {
-                    held[i] = keys[from];
-                }
-            }
-        }
-        sync_memory(fenced);
-        #[unroll]
-        for i in 0..AHEAD {
-            let at = first + i * units + unit;
-            if at < total {
-                let to = (offset + at / columns) * columns + at % columns;
-                if of_values {
-                    values[to] = held[i];
-                } else {
-                    keys[to] = held[i];
-                }
-            }
-        }
-        first += comptime!(units * AHEAD);
+    for _ in 0..(range.most * columns).div_ceil(2 * round) {
+        take::<T>(&mut other, &pool[..], &slots, range, columns, first + round, cube);
+        find(&mut slots, kept, range, columns, first + 2 * round, cube);
+        sync_memory(cube.fenced);
+        put::<T>(pool, &one, range, columns, first, cube);
+        take::<T>(&mut one, &pool[..], &slots, range, columns, first + 2 * round, cube);
+        find(&mut slots, kept, range, columns, first + 3 * round, cube);
+        sync_memory(cube.fenced);
+        put::<T>(pool, &other, range, columns, first + round, cube);
+        first += 2 * round;
     }
-    // The numbers beside the slots go with the keys.
-    let mut first = 0usize;
-    for _ in 0..most.div_ceil(units) {
-        let at = first + unit;
-        let mine = !of_values && at < count;
-        let mut position = i32::new(0);
-        let mut log_weight = 0.0f32;
-        if mine {
-            let from = offset + kept[start + at] as usize;
-            position = positions[from];
-            if weighted {
-                log_weight = log_weights[from];
-            }
+}
+
+/// The slots of a round's rows.
+#[cube]
+fn find(
+    slots: &mut Array<i32>,
+    kept: &[i32],
+    range: &Kept,
+    columns: usize,
+    first: usize,
+    #[comptime] cube: CompactCube,
+) {
+    #[unroll]
+    for i in 0..cube.ahead {
+        let at = first + comptime!(i * cube.units) + UNIT_POS as usize;
+        if at < range.count * columns {
+            slots[i] = kept[range.start + at / columns];
         }
-        sync_memory(fenced);
-        if mine {
-            positions[offset + at] = position;
-            if weighted {
-                log_weights[offset + at] = log_weight;
-            }
+    }
+}
+
+/// A round's rows, read.
+#[cube]
+fn take<T: CubePrimitive>(
+    held: &mut Array<T>,
+    pool: &[T],
+    slots: &Array<i32>,
+    range: &Kept,
+    columns: usize,
+    first: usize,
+    #[comptime] cube: CompactCube,
+) {
+    #[unroll]
+    for i in 0..cube.ahead {
+        let at = first + comptime!(i * cube.units) + UNIT_POS as usize;
+        if at < range.count * columns {
+            held[i] = pool[(range.offset + slots[i] as usize) * columns + at % columns];
         }
-        first += units;
+    }
+}
+
+/// A round's rows, written.
+#[cube]
+fn put<T: CubePrimitive>(
+    pool: &mut [T],
+    held: &Array<T>,
+    range: &Kept,
+    columns: usize,
+    first: usize,
+    #[comptime] cube: CompactCube,
+) {
+    #[unroll]
+    for i in 0..cube.ahead {
+        let at = first + comptime!(i * cube.units) + UNIT_POS as usize;
+        if at < range.count * columns {
+            pool[range.offset * columns + at] = held[i];
+        }
     }
 }
 

@@ -7,9 +7,13 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
 
-use super::kernel;
+use super::kernel::{self, CompactCube};
 use crate::extension::{Drops, Lists, Scalars, SlotPools};
 use crate::gpu::{elem_type, grid, is_cuda, packed, vector_lanes};
+
+/// Units of a compaction's cube, at most, and the vectors that each reads at once: few enough to be held in registers.
+const COMPACT_UNITS: usize = 512;
+const COMPACT_AHEAD: usize = 4;
 
 /// The widest vector for rows of both pools.
 fn lanes(from: &CubeTensor, to: &CubeTensor) -> usize {
@@ -70,13 +74,17 @@ pub(crate) fn compact(
     let client = pools.keys.client.clone();
     let lanes = lanes(&pools.keys, &pools.keys);
     let pairs = offsets.shape().num_elements();
-    let units = (client.properties().hardware.max_units_per_cube as usize).min(1024);
+    let cube = CompactCube {
+        units: (client.properties().hardware.max_units_per_cube as usize).min(COMPACT_UNITS),
+        ahead: COMPACT_AHEAD,
+        fenced: !is_cuda(&client),
+    };
     // SAFETY: shapes were checked, and the kernel guards its accesses but for the given indices.
     unsafe {
         kernel::compact_kernel::launch_unchecked(
             &client,
             grid(2 * pairs),
-            CubeDim::new_1d(units as u32),
+            CubeDim::new_1d(cube.units as u32),
             lanes,
             pools.keys.clone().into_buffer_arg(),
             pools.values.clone().into_buffer_arg(),
@@ -89,9 +97,8 @@ pub(crate) fn compact(
             pairs,
             lists.most,
             pools.keys.shape()[1] / lanes,
-            units,
+            cube,
             pools.weighted,
-            !is_cuda(&client),
             elem_type(pools.keys.dtype),
         );
     }

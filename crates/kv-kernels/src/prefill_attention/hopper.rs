@@ -23,9 +23,9 @@ pub(super) const KEYS: usize = 128;
 /// Units of a cube: two groups of four planes, and the plane that copies.
 pub(super) const UNITS: usize = 288;
 /// Tiles of keys, and of values, that are on their way or in use.
-const STAGES: usize = 2;
+pub(super) const STAGES: usize = 2;
 /// Bytes of a tile of 128 rows and 64 columns.
-const TILE_BYTES: u32 = 16_384;
+pub(super) const TILE_BYTES: u32 = 16_384;
 /// Stands for −∞.
 const LOWEST: f32 = -3.0e38;
 /// Logits below are masked.
@@ -45,11 +45,11 @@ pub(super) enum View {
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
-    view: View,
+    pub(super) view: View,
     /// `D / 64`.
-    tiles: usize,
+    pub(super) tiles: usize,
     /// PTX of the product of queries and keys.
-    logits: &'static str,
+    pub(super) logits: &'static str,
     /// PTX of the product of weights and values.
     sums: &'static str,
 }
@@ -69,7 +69,7 @@ impl Blueprint {
 
 const DONE: &str = "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n";
 
-/// `$0 = $1 $2ᵀ`, 64 queries times 128 keys; `$1` and `$2` describe tiles in shared memory.
+/// `$0 = $1 $2ᵀ`, 64 queries times 128 keys (or keys times queries); `$1` and `$2` describe tiles in shared memory.
 fn logits_text(tiles: usize, name: &str) -> String {
     let mut text = String::from(
         ".reg .pred add;\n.reg .b64 da, db;\n.reg .b32 hi;\nmov.b32 hi, 0x40000040;\n\
@@ -379,7 +379,7 @@ fn key_of(step: u32, near: u32, last_block: u32) -> u32 {
 
 /// The first key that the query at key `at` sees, but for the sinks.
 #[cube]
-fn start_of(at: u32, window: u32, #[comptime] view: View) -> u32 {
+pub(super) fn start_of(at: u32, window: u32, #[comptime] view: View) -> u32 {
     let mut start = 0u32;
     if comptime!(view == View::Last) {
         start = at + 1 - min(window, at + 1);
@@ -406,180 +406,4 @@ fn weights<E: Float>(s: Vector<f32, Const<64>>, #[comptime] at: usize) -> Vector
 #[cube]
 fn larger(a: f32, b: f32) -> f32 {
     select(b > a, b, a)
-}
-
-/// How much of the queries' attention each key gets: `sums[t] = Σ exp(q · k_t scale - log_sum_exp[q])`
-/// over the last `counted` queries that see it.
-///
-/// Keys are rows of the products and queries columns, so that a key's sum stays in its registers.
-///
-/// # Shapes
-/// `q` `[B * Hq, N, D]`, `k` `[B * Hkv, T, D]`; f32 `log_sum_exp` `[B * Hq, N]` and `sums`
-/// `[B * Hq, T]`.
-#[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
-#[allow(clippy::too_many_arguments)]
-pub(super) fn column_sums_kernel<E: Float>(
-    q: &TensorMap<E, Tiled>,
-    k: &TensorMap<E, Tiled>,
-    log_sum_exp: &[f32],
-    sums: &mut [f32],
-    queries: u32,
-    keys: u32,
-    group: u32,
-    window: u32,
-    sinks: u32,
-    counted: u32,
-    scale: f32,
-    #[comptime] blueprint: Blueprint,
-    #[define(E)] _dtype: ElemType,
-) {
-    let tiles = blueprint.tiles.comptime();
-    let logits_text = blueprint.logits.comptime();
-    let bytes = comptime!(tiles as u32 * TILE_BYTES);
-    let words = comptime!(bytes as usize / 4);
-    let k_tiles = Shared::<[u32]>::new_aligned_slice(words, 1024usize);
-    let q_tiles = Shared::<[u32]>::new_aligned_slice(comptime!(STAGES * words), 1024usize);
-    let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(1 + 2 * STAGES), 16usize);
-    let k_base = generic_to_shared::<u32>(k_tiles.as_ptr());
-    let q_base = generic_to_shared::<u32>(q_tiles.as_ptr());
-    let k_full = generic_to_shared::<u64>(barriers.as_ptr());
-    let q_full = k_full + 8u32;
-    let q_empty = k_full + comptime!(8 + 8 * STAGES as u32);
-    if UNIT_POS == 0 {
-        init_barrier(k_full, 1u32);
-        #[unroll]
-        for stage in 0..comptime!(STAGES as u32) {
-            init_barrier(q_full + comptime!(8 * stage), 1u32);
-            init_barrier(q_empty + comptime!(8 * stage), 8u32);
-        }
-        publish_barriers();
-    }
-    sync_cube();
-
-    // Heads one after another, keys that many queries see first.
-    let blocks = keys.div_ceil(comptime!(KEYS as u32));
-    let head = CUBE_POS_X / blocks;
-    let token = CUBE_POS_X % blocks * comptime!(KEYS as u32);
-    let kv_head = head / group;
-    let offset = keys - queries;
-    // From the first query that sees the first key to the last that sees the last.
-    let mut from = max(token, offset) - offset;
-    from = max(from, queries - min(counted, queries));
-    from = from / comptime!(QUERIES as u32) * comptime!(QUERIES as u32);
-    let mut to = queries;
-    if comptime!(blueprint.view == View::Last) && token >= sinks {
-        let past = token + comptime!(KEYS as u32 - 1) + window;
-        to = min(max(past, offset) - offset, queries);
-    }
-    if comptime!(blueprint.view == View::From) && token >= sinks {
-        // Starts never fall, so half of what is left can be told from its middle.
-        let mut low = 0u32;
-        let mut high = queries;
-        while low < high {
-            let middle = (low + high) / 2;
-            if start_of(offset + middle, window, comptime!(blueprint.view))
-                < token + comptime!(KEYS as u32)
-            {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        to = low;
-    }
-    let steps = (max(to, from) - from).div_ceil(comptime!(QUERIES as u32));
-
-    if UNIT_POS >= 256 {
-        if UNIT_POS == 256 {
-            let map_q = tensor_map_address(q);
-            let map_k = tensor_map_address(k);
-            arrive_expecting(k_full, bytes.runtime());
-            #[unroll]
-            for tile in 0..comptime!(tiles as u32) {
-                let to = k_base + comptime!(tile * TILE_BYTES);
-                copy_tile_of(to, map_k, comptime!(64 * tile).runtime(), token, kv_head, k_full);
-            }
-            let mut stage = 0u32;
-            let mut parity = 1u32;
-            for step in 0..steps {
-                let row = from + step * comptime!(QUERIES as u32);
-                wait_barrier(q_empty + 8 * stage, parity);
-                arrive_expecting(q_full + 8 * stage, bytes.runtime());
-                #[unroll]
-                for tile in 0..comptime!(tiles as u32) {
-                    let to = q_base + stage * bytes + comptime!(tile * TILE_BYTES);
-                    let x = comptime!(64 * tile).runtime();
-                    copy_tile_of(to, map_q, x, row, head, q_full + 8 * stage);
-                }
-                stage += 1;
-                if stage == comptime!(STAGES as u32) {
-                    stage = 0u32;
-                    parity ^= 1u32;
-                }
-            }
-        }
-    } else {
-        let part = UNIT_POS / 128;
-        let lane = UNIT_POS % 32;
-        let j = lane % 4;
-        // This lane's keys: `row` and `row + 8`.
-        let row = token + part * 64 + UNIT_POS % 128 / 32 * 16 + lane / 4;
-        // Exponentials are powers of two.
-        let scale = scale * std::f32::consts::LOG2_E;
-        let least = queries - min(counted, queries);
-        let mut sum = Array::<f32>::new(2usize);
-        sum[0] = 0.0f32;
-        sum[1] = 0.0f32;
-        let of_k = ((k_base + part * 8192) >> 4u32) | 0x1_0000u32;
-        wait_barrier(k_full, 0u32);
-        let mut stage = 0u32;
-        let mut parity = 0u32;
-        for step in 0..steps {
-            let first = from + step * comptime!(QUERIES as u32);
-            wait_barrier(q_full + 8 * stage, parity);
-            let of_q = ((q_base + stage * bytes) >> 4u32) | 0x1_0000u32;
-            let mut s = Vector::<f32, Const<64>>::empty();
-            gpu_asm!(
-                "{{\n// {s} {k} {q}\n{logits_text}}}",
-                s = out(_) s, k = in(_) of_k, q = in(_) of_q
-            );
-            if lane == 0 {
-                arrive(q_empty + 8 * stage);
-            }
-            #[unroll]
-            for b in 0..16usize {
-                #[unroll]
-                for e in 0..2usize {
-                    let query = first + comptime!(8 * b as u32 + e as u32) + 2 * j;
-                    let own = head * queries + min(query, queries - 1);
-                    let shift = log_sum_exp[own as usize] * std::f32::consts::LOG2_E;
-                    let start = start_of(offset + query, window, comptime!(blueprint.view));
-                    #[unroll]
-                    for half in 0..2usize {
-                        let key = row + comptime!(8 * half as u32);
-                        let logit = s.extract(comptime!(4 * b + 2 * half + e));
-                        let mut seen = key <= offset + query && query >= least && query < queries;
-                        if comptime!(blueprint.view != View::All) {
-                            seen = seen && (key >= start || key < sinks);
-                        }
-                        sum[half] += select(seen, exp2(logit * scale - shift), 0.0f32);
-                    }
-                }
-            }
-            stage += 1;
-            if stage == comptime!(STAGES as u32) {
-                stage = 0u32;
-                parity ^= 1u32;
-            }
-        }
-        #[unroll]
-        for half in 0..2usize {
-            sum[half] += plane_shuffle_xor(sum[half], 1u32);
-            sum[half] += plane_shuffle_xor(sum[half], 2u32);
-            let key = row + comptime!(8 * half as u32);
-            if key < keys && j == 0 {
-                sums[(head * keys + key) as usize] = sum[half];
-            }
-        }
-    }
 }

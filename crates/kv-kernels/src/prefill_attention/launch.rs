@@ -6,8 +6,8 @@ use burn_cubecl::ops::reshape;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{PrefillConfig, PrefillWindow, hopper};
-use crate::gpu::{elem_type, empty_like};
+use super::{PrefillConfig, PrefillWindow, column_sums, hopper};
+use crate::gpu::{elem_type, empty_like, processors};
 use crate::hopper::tiles;
 
 /// Output `[B, Hq, N, D]` and log-sum-exp `[B, Hq, N]` of causal attention, and column sums
@@ -37,13 +37,12 @@ pub(crate) fn causal(
         PrefillWindow::From(share) => (hopper::View::From, share.bits()),
     };
     let blueprint = hopper::Blueprint::new(dim, dtype == DType::F16, view);
-    let cubes = |rows: usize| CubeCount::Static((batch * heads * rows.div_ceil(128)) as u32, 1, 1);
     let cube_dim = CubeDim::new_1d(hopper::UNITS as u32);
     // SAFETY: shapes were checked, and the kernels guard their writes.
     unsafe {
         hopper::prefill_kernel::launch_unchecked(
             &client,
-            cubes(queries),
+            CubeCount::Static((batch * heads * queries.div_ceil(hopper::QUERIES)) as u32, 1, 1),
             cube_dim,
             dim / 2,
             tiles(query.clone(), hopper::QUERIES),
@@ -65,11 +64,18 @@ pub(crate) fn causal(
         return (output, log_sum_exp.clone(), log_sum_exp);
     };
     let sums = empty_like(&query, Shape::from([batch, heads, tokens]), DType::F32);
+    let few = counted as usize <= hopper::QUERIES;
+    let blocks = tokens.div_ceil(hopper::KEYS);
+    // All cubes at once, two a processor.
+    let tiles_each =
+        if few { (batch * heads * blocks).div_ceil(2 * processors(&client)) } else { 1 };
+    let tiles_each = tiles_each.min(blocks);
+    let cubes = batch * heads * blocks.div_ceil(tiles_each);
     // SAFETY: as above.
     unsafe {
-        hopper::column_sums_kernel::launch_unchecked(
+        column_sums::column_sums_kernel::launch_unchecked(
             &client,
-            cubes(tokens),
+            CubeCount::Static(cubes as u32, 1, 1),
             cube_dim,
             tiles(query, hopper::QUERIES),
             tiles(keys, hopper::KEYS),
@@ -81,7 +87,9 @@ pub(crate) fn causal(
             window,
             config.sinks,
             counted,
+            tiles_each as u32,
             config.scale,
+            few,
             blueprint,
             elem,
         );

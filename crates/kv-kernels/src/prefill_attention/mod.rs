@@ -3,6 +3,8 @@
 
 mod blocks;
 #[cfg(feature = "cuda")]
+mod column_sums;
+#[cfg(feature = "cuda")]
 mod hopper;
 #[cfg(feature = "cuda")]
 pub(crate) mod launch;

@@ -82,7 +82,7 @@ impl Call {
             group: self.group,
             head_dim: self.head_dim,
             words,
-            split: false,
+            parts: tensor_core::Parts::Whole,
             room,
             planes,
             staged: true,

@@ -7,10 +7,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::kernel::{Blueprint, sketch_attention_kernel};
-use super::sums;
+use super::{pairs, sums};
 use crate::decode_attention::launch::combine;
 use crate::extension::{SketchAttended, SketchTokens};
-use crate::gpu::{elem_type, empty_like, grid, processors};
+use crate::gpu::{elem_type, empty_like, grid, multiplies, processors};
 
 /// Tokens below which a part is not worth a cube.
 const SMALLEST_PART: usize = 128;
@@ -18,6 +18,8 @@ const SMALLEST_PART: usize = 128;
 const AHEAD: usize = 4;
 /// Cubes on a processor, about, where little shared memory is taken.
 const CUBES_EACH: usize = 4;
+/// The same, of those that multiply by matrix instructions, which take more registers.
+const PAIRED_EACH: usize = 3;
 /// Units of a cube that has a processor to itself, and of others.
 const UNITS: [usize; 2] = [512, 128];
 
@@ -57,7 +59,11 @@ pub(crate) fn run(
         group,
         columns: head_dim / plan.lanes,
         team: plan.team,
-        ahead: (plan.team / group.next_power_of_two()).clamp(1, AHEAD),
+        ahead: match plan.paired {
+            true => pairs::ROWS,
+            false => (plan.team / group.next_power_of_two()).clamp(1, AHEAD),
+        },
+        paired: plan.paired,
     };
     // SAFETY: shapes were checked; the kernel stays within the slots, entries and tokens that ranges and
     // heads name.
@@ -115,6 +121,8 @@ struct Plan {
     units: usize,
     plane: usize,
     joined: usize,
+    /// Whether matrix instructions multiply keys by queries.
+    paired: bool,
     /// Entries in shared memory, if any.
     staged: usize,
 }
@@ -138,6 +146,13 @@ impl Plan {
         while team < most && group * head_dim / team > 32 {
             team *= 2;
         }
+        let paired = multiplies(query)
+            && lanes == pairs::LANES
+            && (2..=pairs::HEADS).contains(&group)
+            && [64, 128].contains(&head_dim);
+        if paired {
+            team = pairs::TEAM;
+        }
         let room = hardware.max_shared_memory_size;
         // All heads' rows at once, where they leave room for as much again.
         let rows = UNITS[1] / plane * group * head_dim * size_of::<f32>();
@@ -158,13 +173,17 @@ impl Plan {
         } else {
             (few, 0)
         };
-        Self { lanes, team, units, plane, joined, staged }
+        Self { lanes, team, units, plane, joined, paired, staged }
     }
 
     /// Parts of each of `pairs` ranges of up to `longest` rows.
     fn splits(&self, query: &CubeTensor, pairs: usize, longest: usize) -> usize {
         let processors = processors(&query.client);
-        let each = if self.units > UNITS[1] { 1 } else { CUBES_EACH };
+        let each = match self.paired {
+            _ if self.units > UNITS[1] => 1,
+            true => PAIRED_EACH,
+            false => CUBES_EACH,
+        };
         if 2 * pairs >= processors * each {
             return 1;
         }

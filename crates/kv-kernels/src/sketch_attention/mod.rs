@@ -10,6 +10,8 @@
 mod kernel;
 #[cfg(feature = "gpu")]
 pub(crate) mod launch;
+#[cfg(feature = "gpu")]
+mod pairs;
 pub(crate) mod reference;
 #[cfg(feature = "gpu")]
 mod sums;

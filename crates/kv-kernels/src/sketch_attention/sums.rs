@@ -19,6 +19,8 @@ pub(super) struct Shape {
     pub(super) team: usize,
     /// Rows that a team takes at a time, a power of two.
     pub(super) ahead: usize,
+    /// Whether matrix instructions multiply keys by queries, two rows a team.
+    pub(super) paired: bool,
 }
 
 impl Shape {
@@ -59,7 +61,7 @@ impl Shape {
 
     /// Query heads of which a unit has products.
     pub(super) fn heads(self) -> usize {
-        self.held() / self.rows()
+        if self.paired { 1 } else { self.held() / self.rows() }
     }
 
     /// Whether an exchange is between rows of one query head.
@@ -104,7 +106,7 @@ pub(super) fn take_rows<F: Float, N: Size>(
     member: usize,
     #[comptime] shape: Shape,
 ) {
-    let Shape { group, columns, team, ahead } = shape;
+    let Shape { group, columns, team, ahead, .. } = shape;
     let own = shape.own().comptime();
     let products = shape.products().comptime();
     let mut parts = Array::<f32>::new(products);

@@ -1,6 +1,7 @@
 //! KVReviver's attention in a decode step: over the sketch, over the cache rebuilt from it, and over a full
 //! cache.
 
+use anyhow::ensure;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use kv_core::{
     ACCUMULATED, CacheOptions, DecodeAttentionOptions, LayerCache, Sketch, SketchHead,
@@ -15,7 +16,7 @@ use crate::suites::paper::SUITE;
 
 /// Heads of a layer.
 #[derive(Clone, Copy)]
-struct Heads {
+pub(crate) struct Heads {
     name: &'static str,
     query: usize,
     kv: usize,
@@ -37,6 +38,35 @@ const VAGUE: f64 = 0.1;
 const BUCKETS: usize = 3;
 const SLACK: usize = 16;
 
+/// Heads, tokens and sequences at once.
+pub(crate) type Sizes = (Heads, usize, usize);
+
+/// What is timed, of the `lengths` and `batches` that are asked for, or else of the figure's own.
+///
+/// # Errors
+/// Where all of them are beyond what is measured.
+pub(crate) fn cases(
+    quick: bool,
+    lengths: &[usize],
+    batches: &[usize],
+) -> anyhow::Result<Vec<Sizes>> {
+    if quick {
+        return Ok(vec![(QUICK, 512, 1)]);
+    }
+    let lengths = if lengths.is_empty() { &LENGTHS } else { lengths };
+    let batches = if batches.is_empty() { &BATCHES } else { batches };
+    let sizes = MODELS
+        .into_iter()
+        .flat_map(|heads| lengths.iter().map(move |&length| (heads, length)))
+        .flat_map(|(heads, length)| batches.iter().map(move |&batch| (heads, length, batch)));
+    let all: Vec<_> = sizes.filter(|(_, length, batch)| length * batch <= MOST).collect();
+    ensure!(
+        !all.is_empty(),
+        "--lengths, --batches: kvreviver-attention times up to {MOST} tokens of all sequences together"
+    );
+    Ok(all)
+}
+
 /// Runs the figure.
 ///
 /// # Errors
@@ -45,24 +75,15 @@ pub(crate) fn run(
     device: &Device,
     device_name: &str,
     dtype: Option<DType>,
-    quick: bool,
+    cases: &[Sizes],
     records: &mut Records,
 ) -> anyhow::Result<()> {
     let best = [DType::BF16, DType::F16].into_iter().find(|&dtype| device.supports_dtype(dtype));
     let half = if device_name == "cpu" { None } else { best };
     let dtype = dtype.or(half).unwrap_or(DType::F32);
     let clock = Clock::new(device.clone());
-    let cases: Vec<(Heads, usize, usize)> = match quick {
-        true => vec![(QUICK, 512, 1)],
-        false => MODELS
-            .into_iter()
-            .flat_map(|heads| LENGTHS.map(|length| (heads, length)))
-            .flat_map(|(heads, length)| BATCHES.map(|batch| (heads, length, batch)))
-            .filter(|(_, length, batch)| length * batch <= MOST)
-            .collect(),
-    };
     let mut progress = Progress::new(cases.len(), "kvreviver-attention");
-    for (heads, length, batch) in cases {
+    for &(heads, length, batch) in cases {
         let lab = Lab { device, dtype, clock: &clock, heads, length, batch };
         for (policy, part, seconds) in lab.measure()? {
             records.push(Record {

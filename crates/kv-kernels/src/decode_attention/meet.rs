@@ -1,0 +1,257 @@
+//! What follows the last tile of the kernel for matrix instructions: a cube's planes have met, and what they have goes
+//! to the output, to a kernel behind, or to the other cubes of a cluster, which have the other parts of the range.
+//!
+//! Cubes of a cluster write into each other's shared memory, so that whole heads come out of one launch.
+
+use cubecl::prelude::*;
+
+use super::shared::{LOWEST, divisor, larger, presence};
+use crate::cluster::{arrive_at_cluster, send, wait_for_cluster};
+use crate::evicting_attention::weigh::{ABSENT, NOWHERE, importance_of, weakest_of};
+
+/// Slots that a unit weighs together: of a range, and of a part of one.
+const CHOSEN: [usize; 2] = [8, 2];
+/// Units of a plane.
+const PLANE: usize = 32;
+
+/// A cube's sums and their shapes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Sums {
+    /// Query heads of a key-value head.
+    pub(super) group: usize,
+    /// `D`
+    pub(super) dim: usize,
+    /// Planes of a cube.
+    pub(super) planes: usize,
+    /// Whether numerators weigh what the denominator does not.
+    pub(super) numerators: bool,
+    /// Whether log-sum-exps are wanted.
+    pub(super) log_sum_exp: bool,
+}
+
+/// What all planes have of the group's output, summed: the `i`-th number.
+#[cube]
+pub(super) fn sum_of(totals: &Shared<[f32]>, i: usize, #[comptime] sums: Sums) -> f32 {
+    let mut total = 0.0f32;
+    #[unroll]
+    for other in 0..sums.planes {
+        total += totals[other * comptime!(sums.group * sums.dim) + i];
+    }
+    total
+}
+
+/// Writes one number of a head's output, and its log-sum-exp with the first.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn write_output<E: Float>(
+    total: f32,
+    max: f32,
+    weight: f32,
+    output: &mut [E],
+    log_sum_exp: &mut [f32],
+    pair: usize,
+    i: usize,
+    #[comptime] sums: Sums,
+) {
+    let mut result = total / divisor(weight);
+    if sums.numerators {
+        result *= presence(weight);
+    }
+    output[pair * comptime!(sums.group * sums.dim) + i] = E::cast_from(result);
+    if sums.log_sum_exp && i % sums.dim == 0 {
+        log_sum_exp[pair * sums.group + i / sums.dim] = max + weight.ln();
+    }
+}
+
+/// What a cluster's cubes have sent to one of them: of every part the numbers of its share of the output, and all
+/// query heads' maxima, as `[cubes, ..]`.
+#[derive(CubeType)]
+pub(super) struct Received {
+    totals: Shared<[f32]>,
+    maxima: Shared<[f32]>,
+}
+
+/// The cubes of a cluster, of which each has a part of a range, exchange their sums. `maxima` and `weights` are those of
+/// this cube's part before, and of the whole range after.
+#[cube]
+pub(super) fn exchange(
+    totals: &Shared<[f32]>,
+    maxima: &mut Shared<[f32]>,
+    weights: &mut Shared<[f32]>,
+    rank: usize,
+    #[comptime] cubes: usize,
+    #[comptime] sums: Sums,
+) -> Received {
+    let group = sums.group.comptime();
+    let share = comptime!(sums.group * sums.dim / cubes);
+    let units = comptime!(sums.planes * PLANE);
+    let unit = UNIT_POS as usize;
+    let parts = Shared::<[f32]>::new_slice(comptime!(sums.group * sums.dim));
+    let parts_maxima = Shared::<[f32]>::new_slice(comptime!(cubes * sums.group));
+    let parts_weights = Shared::<[f32]>::new_slice(comptime!(cubes * sums.group));
+
+    // All of them have begun.
+    wait_for_cluster();
+    let mut i = unit;
+    while i < comptime!(sums.group * sums.dim) {
+        let total = sum_of(totals, i, sums);
+        send(total, parts.as_ptr(), rank * share + i % share, i / share);
+        i += units;
+    }
+    if unit < comptime!(cubes * sums.group) {
+        let (to, head) = (unit / group, unit % group);
+        send(maxima[head], parts_maxima.as_ptr(), rank * group + head, to);
+        send(weights[head], parts_weights.as_ptr(), rank * group + head, to);
+    }
+    arrive_at_cluster();
+    wait_for_cluster();
+    if unit < group {
+        let mut top = f32::new(LOWEST);
+        #[unroll]
+        for cube in 0..cubes {
+            top = larger(top, parts_maxima[cube * group + unit]);
+        }
+        let mut sum = 0.0f32;
+        #[unroll]
+        for cube in 0..cubes {
+            let part = cube * group + unit;
+            sum += parts_weights[part] * (parts_maxima[part] - top).exp();
+        }
+        maxima[unit] = top;
+        weights[unit] = sum;
+    }
+    sync_cube();
+    Received { totals: parts, maxima: parts_maxima }
+}
+
+/// Joins what was received, and writes this cube's share of the output; `maxima` and `weights` are the whole range's.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn write_joined<E: Float>(
+    received: &Received,
+    maxima: &Shared<[f32]>,
+    weights: &Shared<[f32]>,
+    output: &mut [E],
+    log_sum_exp: &mut [f32],
+    pair: usize,
+    rank: usize,
+    #[comptime] cubes: usize,
+    #[comptime] sums: Sums,
+) {
+    let share = comptime!(sums.group * sums.dim / cubes);
+    let mut own = UNIT_POS as usize;
+    while own < share {
+        let i = rank * share + own;
+        let head = i / sums.dim;
+        let top = maxima[head];
+        let mut total = 0.0f32;
+        #[unroll]
+        for cube in 0..cubes {
+            let factor = (received.maxima[cube * sums.group + head] - top).exp();
+            total += received.totals[cube * share + own] * factor;
+        }
+        write_output::<E>(total, top, weights[head], output, log_sum_exp, pair, i, sums);
+        own += comptime!(sums.planes * PLANE);
+    }
+}
+
+/// A part's slot of least importance, and that importance: of `count` slots from place `first` on, whose logits are in
+/// rows `stride` apart from `logits_at` on, and the logarithms of whose values' norms are from `norms_at` on.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn weigh(
+    totals: &Shared<[f32]>,
+    maxima: &Shared<[f32]>,
+    weights: &Shared<[f32]>,
+    first: usize,
+    count: usize,
+    stride: usize,
+    norms_at: usize,
+    newest: i32,
+    #[comptime] spares_newest: bool,
+    #[comptime] joined: bool,
+    #[comptime] sums: Sums,
+) -> (f32, i32) {
+    let chosen = comptime!(CHOSEN[joined as usize]);
+    let group = sums.group.comptime();
+    let units = comptime!(sums.planes * PLANE);
+    let logits_at = comptime!(sums.planes * sums.group * sums.dim);
+    let mut normalisers = Array::<f32>::new(group);
+    #[unroll]
+    for g in 0..group {
+        normalisers[g] = maxima[g] + weights[g].ln();
+    }
+    let mut own = Array::<f32>::new(group);
+    let mut best = f32::new(ABSENT);
+    let mut best_place = i32::new(NOWHERE as i64);
+    let mut base = UNIT_POS as usize;
+    while base < count {
+        // Without branches, so that the slots of a round wait for nothing one after another.
+        #[unroll]
+        for c in 0..chosen {
+            let slot = base + c * units;
+            let from = min(slot, count - 1);
+            #[unroll]
+            for g in 0..group {
+                own[g] = totals[logits_at + from + g * stride];
+            }
+            let value = importance_of(&own, &normalisers, totals[norms_at + from], group);
+            let place = i32::cast_from(first + slot);
+            let mut goes = value != f32::new(ABSENT) && slot < count;
+            if spares_newest {
+                goes = goes && place != newest;
+            }
+            // Places ascend, so `<` keeps the lowest among equals.
+            let better = goes && (value < best || best_place == NOWHERE);
+            best = select(better, value, best);
+            best_place = select(better, place, best_place);
+        }
+        base += chosen * units;
+    }
+    weakest_of(best, best_place, sums.planes)
+}
+
+/// Tells the first of a cluster's cubes a part's place of least importance.
+#[cube]
+pub(super) fn nominate(
+    importance: f32,
+    place: i32,
+    rank: usize,
+    #[comptime] cubes: usize,
+) -> Nominees {
+    let values = Shared::<[f32]>::new_slice(cubes);
+    let places = Shared::<[f32]>::new_slice(cubes);
+    if UNIT_POS == 0 {
+        send(importance, values.as_ptr(), rank, 0);
+        send(f32::reinterpret(place), places.as_ptr(), rank, 0);
+    }
+    arrive_at_cluster();
+    Nominees { values, places }
+}
+
+/// The parts' places of least importance, as the first of a cluster's cubes is told of them, and these importances.
+#[derive(CubeType)]
+pub(super) struct Nominees {
+    values: Shared<[f32]>,
+    places: Shared<[f32]>,
+}
+
+/// The place of least importance among the cluster's, which its first cube knows then.
+#[cube]
+pub(super) fn elect(nominees: &Nominees, rank: usize, #[comptime] cubes: usize) -> i32 {
+    wait_for_cluster();
+    let mut best = f32::new(ABSENT);
+    let mut best_place = i32::new(NOWHERE as i64);
+    // Parts ascend, so `<` keeps the lowest among equals.
+    if rank == 0 {
+        #[unroll]
+        for cube in 0..cubes {
+            let (value, place) = (nominees.values[cube], i32::reinterpret(nominees.places[cube]));
+            if place != NOWHERE && (value < best || best_place == NOWHERE) {
+                best = value;
+                best_place = place;
+            }
+        }
+    }
+    best_place
+}
