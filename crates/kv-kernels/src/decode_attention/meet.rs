@@ -58,8 +58,9 @@ pub(super) fn write_output<E: Float>(
         result *= presence(weight);
     }
     output[pair * comptime!(sums.group * sums.dim) + i] = E::cast_from(result);
-    if sums.log_sum_exp && i % sums.dim == 0 {
-        log_sum_exp[pair * sums.group + i / sums.dim] = max + weight.ln();
+    let head = i / sums.dim;
+    if sums.log_sum_exp && i == head * sums.dim {
+        log_sum_exp[pair * sums.group + head] = max + weight.ln();
     }
 }
 

@@ -217,7 +217,7 @@ pub(super) fn column_sums_kernel<E: Float>(
                 }
             }
             if comptime!(few) {
-                write(&mut sum, sums, head * keys, row, keys);
+                write(&mut sum, sums, head * keys, row, keys, j);
             }
             stage += 1;
             if stage == comptime!(STAGES as u32) {
@@ -227,7 +227,7 @@ pub(super) fn column_sums_kernel<E: Float>(
         }
         if comptime!(!few) {
             let row = own_token + part * 64 + UNIT_POS % 128 / 32 * 16 + lane / 4;
-            write(&mut sum, sums, head * keys, row, keys);
+            write(&mut sum, sums, head * keys, row, keys, j);
         }
     }
 }
@@ -272,14 +272,14 @@ fn last_seeing(
 
 /// Writes the sums of a lane's keys, `row` and `row + 8`, of which it and three others have parts, and begins anew.
 #[cube]
-fn write(sum: &mut Array<f32>, sums: &mut [f32], at: u32, row: u32, keys: u32) {
+fn write(sum: &mut Array<f32>, sums: &mut [f32], at: u32, row: u32, keys: u32, j: u32) {
     #[unroll]
     for half in 0..2usize {
         let mut whole = sum[half];
         whole += plane_shuffle_xor(whole, 1u32);
         whole += plane_shuffle_xor(whole, 2u32);
         let key = row + comptime!(8 * half as u32);
-        if key < keys && UNIT_POS % 4 == 0 {
+        if key < keys && j == 0 {
             sums[(at + key) as usize] = whole;
         }
         sum[half] = 0.0f32;
