@@ -15,6 +15,7 @@ use crate::progress::Progress;
 use crate::record::{Case, Record, metric};
 use cases::Cases;
 pub(crate) use clock::Clock;
+use clock::Left;
 
 const SUITE: &str = "kernels";
 /// How this project appears beside its peers.
@@ -51,13 +52,13 @@ impl<'a> Lab<'a> {
 
     /// Times `call`, which rotates among `sets` inputs, and records it. `bytes` must move and
     /// `operations` be done in one call.
-    fn measure(
+    fn measure<L: Left>(
         &mut self,
         task: &str,
         variant: &str,
         sets: usize,
         [bytes, operations]: [f64; 2],
-        call: impl FnMut(usize) -> anyhow::Result<()>,
+        call: impl FnMut(usize) -> anyhow::Result<L>,
     ) -> anyhow::Result<()> {
         let seconds = self.clock.seconds(sets, call)?;
         let policy = if variant.is_empty() { OURS.into() } else { format!("{OURS} {variant}") };

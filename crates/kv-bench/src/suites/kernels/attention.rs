@@ -46,8 +46,7 @@ pub(super) fn decode(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()> 
     };
     let attend = |i: usize, weights: Option<Tensor<1>>, options| {
         let [keys, values]: [Tensor<2>; 2] = pools[i].clone();
-        decode_attention(query.clone(), keys, values, weights, &ranges, options)?;
-        Ok(())
+        Ok(decode_attention(query.clone(), keys, values, weights, &ranges, options)?.output)
     };
     let work = [bytes as f64, 0.0];
     lab.measure(&task, "", sets, work, |i| attend(i, None, options()))?;
@@ -87,7 +86,7 @@ fn evicting(
     let bytes = 2 * case.pairs() * case.tokens * case.head_dim * lab.dtype.size();
     let task = format!("decode_attention {}", case.name());
     lab.measure(&task, "evicting", pools.len(), [bytes as f64, 0.0], |i| {
-        evicting_attention(
+        let done = evicting_attention(
             query.clone(),
             pools[i].clone(),
             None,
@@ -95,7 +94,7 @@ fn evicting(
             HeldSlots { log_norms: norms[i].clone(), limits: limits.clone(), places: &mut places },
             EvictionOptions { longest: Some(case.tokens), ..EvictionOptions::default() },
         )?;
-        Ok(())
+        Ok(done.output)
     })
 }
 
@@ -133,8 +132,8 @@ pub(super) fn prefill(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()>
     for (variant, options) in variants {
         lab.measure(&task, variant, sets.len(), [bytes, operations], |i| {
             let [query, keys, values] = &sets[i];
-            prefill_attention(query, keys, values, &options)?;
-            Ok(())
+            let done = prefill_attention(query, keys, values, &options)?;
+            Ok((done.output, done.column_sums))
         })?;
     }
     Ok(())

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::anyhow;
-use burn::tensor::{DType, Device, Distribution, Tensor, capture};
+use burn::tensor::{DType, Device, Distribution, Int, Tensor, capture};
 
 /// Inputs rotate among this many bytes, more than any cache holds.
 const ROTATED: usize = 400 << 20;
@@ -11,6 +11,43 @@ const ROTATED: usize = 400 << 20;
 const REPLAY_SECONDS: f64 = 4e-3;
 const REPLAYS: usize = 11;
 const COPIED: usize = 256 << 20;
+
+/// What a timed call leaves, which shows whether its kernels ran: a launch that failed says so only where what it should
+/// have written is read.
+pub(crate) trait Left {
+    /// Reads a number of it.
+    ///
+    /// # Errors
+    /// Where it was never written.
+    fn check(self) -> anyhow::Result<()>;
+}
+
+impl<const D: usize> Left for Tensor<D> {
+    fn check(self) -> anyhow::Result<()> {
+        let first = self.flatten::<1>(0, D - 1).narrow(0, 0, 1);
+        first.try_into_data().map(drop).map_err(|error| anyhow!("{error}"))
+    }
+}
+
+impl<const D: usize> Left for Tensor<D, Int> {
+    fn check(self) -> anyhow::Result<()> {
+        let first = self.flatten::<1>(0, D - 1).narrow(0, 0, 1);
+        first.try_into_data().map(drop).map_err(|error| anyhow!("{error}"))
+    }
+}
+
+impl<T: Left> Left for Option<T> {
+    fn check(self) -> anyhow::Result<()> {
+        self.map_or(Ok(()), Left::check)
+    }
+}
+
+impl<A: Left, B: Left> Left for (A, B) {
+    fn check(self) -> anyhow::Result<()> {
+        self.0.check()?;
+        self.1.check()
+    }
+}
 
 /// Times calls on a device.
 pub(crate) struct Clock {
@@ -28,25 +65,25 @@ impl Clock {
     }
 
     /// Median seconds of `call(i)`, `i` rotating among `sets`.
-    pub(crate) fn seconds(
+    pub(crate) fn seconds<L: Left>(
         &self,
         sets: usize,
-        mut call: impl FnMut(usize) -> anyhow::Result<()>,
+        mut call: impl FnMut(usize) -> anyhow::Result<L>,
     ) -> anyhow::Result<f64> {
         self.cycles(sets.min(8), |i| call(i % sets))
     }
 
     /// Median seconds of `call(i)` over whole cycles of so many calls.
-    pub(crate) fn cycles(
+    pub(crate) fn cycles<L: Left>(
         &self,
         cycle: usize,
-        mut call: impl FnMut(usize) -> anyhow::Result<()>,
+        mut call: impl FnMut(usize) -> anyhow::Result<L>,
     ) -> anyhow::Result<f64> {
         // Once to compile, once to see how long it takes.
-        call(0)?;
+        call(0)?.check()?;
         self.wait()?;
         let clock = Instant::now();
-        (0..4).try_for_each(&mut call)?;
+        (0..4).try_for_each(|i| call(i).map(drop))?;
         self.wait()?;
         let estimate = clock.elapsed().as_secs_f64() / 4.0;
         let calls = ((REPLAY_SECONDS / estimate) as usize).clamp(2, 400).next_multiple_of(cycle);
@@ -80,10 +117,7 @@ impl Clock {
         let from: Vec<Tensor<1>> = (0..3)
             .map(|_| Tensor::random([count], Distribution::Default, (&self.device, DType::F32)))
             .collect();
-        let seconds = self.seconds(3, |i| {
-            let _ = from[i].clone().mul_scalar(1.5);
-            Ok(())
-        })?;
+        let seconds = self.seconds(3, |i| Ok(from[i].clone().mul_scalar(1.5)))?;
         Ok(2.0 * COPIED as f64 / seconds)
     }
 

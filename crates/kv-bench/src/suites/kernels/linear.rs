@@ -22,7 +22,6 @@ pub(super) fn product(lab: &mut Lab<'_>, case: &Product) -> anyhow::Result<()> {
     let operations = 2.0 * case.rows as f64 * (case.inputs * case.outputs) as f64;
     let task = format!("linear {}", case.name());
     lab.measure(&task, "", sets, [bytes as f64, operations], |i| {
-        linear(x.clone(), weights[i].clone(), LinearOptions::default())?;
-        Ok(())
+        Ok(linear(x.clone(), weights[i].clone(), LinearOptions::default())?)
     })
 }

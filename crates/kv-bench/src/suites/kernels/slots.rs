@@ -45,8 +45,9 @@ pub(super) fn compact(lab: &mut Lab<'_>, case: &Compaction) -> anyhow::Result<()
     let task = format!("compact_slots {}", case.name());
     lab.measure(&task, "in place", sets, [moved as f64, 0.0], |i| {
         let (keys, values, positions) = &mut pools[i];
-        compact_slots(SlotPool { keys, values, positions, log_weights: None }, &offsets, &lists)?;
-        Ok(())
+        let pool = SlotPool { keys, values, positions, log_weights: None };
+        compact_slots(pool, &offsets, &lists)?;
+        Ok(pools[i].0.clone())
     })?;
     let rows = ints(heads().map(|(pair, i)| pair * case.tokens + kept(pair, i)).collect());
     let to = ints((0..pairs * case.kept).collect());
@@ -59,7 +60,7 @@ pub(super) fn compact(lab: &mut Lab<'_>, case: &Compaction) -> anyhow::Result<()
         let (keys, values, positions) = &mut smaller[i];
         let pool = SlotPool { keys, values, positions, log_weights: None };
         copy_slots(from, rows.clone(), pool, to.clone())?;
-        Ok(())
+        Ok(smaller[i].0.clone())
     })
 }
 
@@ -77,8 +78,7 @@ pub(super) fn top(lab: &mut Lab<'_>, case: &Ranking) -> anyhow::Result<()> {
     let counts = Tensor::<1, Int>::full([case.rows], case.kept as i32, (&device, DType::I32));
     let task = format!("top_slots {}", case.name());
     lab.measure(&task, "", sets, [bytes as f64, 0.0], |i| {
-        top_slots(scores[i].clone(), None, Choice::Top(counts.clone()), case.kept)?;
-        Ok(())
+        Ok(top_slots(scores[i].clone(), None, Choice::Top(counts.clone()), case.kept)?.indices)
     })
 }
 
@@ -113,7 +113,6 @@ pub(super) fn halve(lab: &mut Lab<'_>, case: &Halving) -> anyhow::Result<()> {
     let task = format!("balance {}", case.name());
     lab.measure(&task, "", sets, [bytes as f64, operations], |i| {
         let (keys, values) = pools[i].clone();
-        balance(keys, Some(values), order.clone(), counts.clone(), options.clone())?;
-        Ok(())
+        Ok(balance(keys, Some(values), order.clone(), counts.clone(), options.clone())?.kept)
     })
 }

@@ -87,8 +87,7 @@ pub(crate) fn run(
         size.head_dim,
     ]);
     let seconds = clock.seconds(sets, |i| {
-        pools[i].attend(query.clone(), DecodeAttentionOptions::default())?;
-        Ok(())
+        Ok(pools[i].attend(query.clone(), DecodeAttentionOptions::default())?.output)
     })?;
     drop(pools);
     record(FULL, seconds, true);
@@ -113,8 +112,7 @@ pub(crate) fn run(
         let seconds = clock.seconds(sets, |i| {
             let (projected, layout) = (projected.clone(), layout.clone());
             let step = Step::projected(projected, layout, position.clone(), Arc::default());
-            policy.step(LAYER, &mut caches[i], step)?;
-            Ok(())
+            Ok(policy.step(LAYER, &mut caches[i], step)?)
         })?;
         record(label, seconds, true);
         progress.step();

@@ -131,25 +131,23 @@ impl Lab<'_> {
         let caches = (0..sets).map(|_| self.cache(self.length));
         let caches = caches.collect::<anyhow::Result<Vec<_>>>()?;
         let seconds = self.clock.seconds(sets, |i| {
-            caches[i].attend(query.clone(), DecodeAttentionOptions::default())?;
-            Ok(())
+            Ok(caches[i].attend(query.clone(), DecodeAttentionOptions::default())?.output)
         })?;
         drop(caches);
         times.push((FULL, "attention", seconds));
         for (policy, rebuild) in [("kvreviver", false), ("kvreviver rebuild=true", true)] {
             let caches = (0..sets).map(|_| self.sketched(rebuild));
             let mut caches = caches.collect::<anyhow::Result<Vec<_>>>()?;
-            let seconds = self.clock.seconds(sets, |i| {
-                caches[i].attend_sketched(query.clone(), &newest)?;
-                Ok(())
-            })?;
+            let seconds = self
+                .clock
+                .seconds(sets, |i| Ok(caches[i].attend_sketched(query.clone(), &newest)?.output))?;
             times.push((policy, "attention", seconds));
             let logits = caches[0].attend_sketched(query.clone(), &newest)?.logits;
             let seconds = self.clock.seconds(sets, |i| {
                 let StepLogits { slots, tokens, log_sum_exp } = logits.clone();
                 let logits = StepLogits { slots, tokens, log_sum_exp };
                 caches[i].revise_sketch(logits, newest.clone())?;
-                Ok(())
+                Ok(caches[i].track(ACCUMULATED).cloned())
             })?;
             times.push((policy, "scores and swaps", seconds));
         }

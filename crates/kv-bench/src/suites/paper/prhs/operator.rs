@@ -197,24 +197,24 @@ impl Lab<'_> {
         let steps = (0..block).map(|step| self.step(step)).collect::<anyhow::Result<Vec<_>>>()?;
         let evicts =
             policy.changes_decode() && caches[0].limits().is_some() && caches[0].at_limits();
-        let run =
-            |cache: &mut LayerCache, (step, query): &(Step, Tensor<3>)| -> anyhow::Result<()> {
-                if evicts {
-                    // The attention alone, with what an eviction looks at.
-                    let logits = DecodeAttentionOptions {
-                        logits: true,
-                        log_sum_exp: true,
-                        ..Default::default()
-                    };
-                    cache.attend(query.clone(), logits)?;
-                } else {
-                    policy.attend_appended(layer, cache, query.clone(), step)?;
-                }
-                Ok(())
-            };
+        let run = |cache: &mut LayerCache,
+                   (step, query): &(Step, Tensor<3>)|
+         -> anyhow::Result<Tensor<3>> {
+            Ok(if evicts {
+                // The attention alone, with what an eviction looks at.
+                let logits = DecodeAttentionOptions {
+                    logits: true,
+                    log_sum_exp: true,
+                    ..Default::default()
+                };
+                cache.attend(query.clone(), logits)?.output
+            } else {
+                policy.attend_appended(layer, cache, query.clone(), step)?
+            })
+        };
         // What a cache's first steps make must be there before steps are recorded.
         for step in &steps[..2] {
-            caches.iter_mut().try_for_each(|cache| run(cache, step))?;
+            caches.iter_mut().try_for_each(|cache| run(cache, step).map(drop))?;
         }
         let seconds = self
             .clock
