@@ -88,36 +88,37 @@ impl Common {
         Ok(contenders)
     }
 
-    /// Those of a table's own that `--policy` names, all of them without it: by what they are called in the table, or
-    /// all of a policy's by its name.
+    /// Those of a table's own that `--policy` names, with whatever options, all of them without it. A policy around
+    /// another is named by both, as in the table.
     ///
     /// # Errors
     /// For names that the table does not have.
-    pub(crate) fn chosen(&self, contenders: Vec<Contender>) -> anyhow::Result<Vec<Contender>> {
+    pub(crate) fn chosen(&self, mut contenders: Vec<Contender>) -> anyhow::Result<Vec<Contender>> {
         let Some(list) = &self.policy else { return Ok(contenders) };
-        let mut labels: Vec<&str> = contenders.iter().map(|own| own.label.as_str()).collect();
-        labels.dedup();
+        let labels = |contenders: &[Contender]| {
+            let mut labels: Vec<_> = contenders.iter().map(|own| own.label.clone()).collect();
+            labels.dedup();
+            labels.join(", ")
+        };
         if list.trim_start().starts_with(['{', '[']) {
             bail!(
                 "--policy: the table has its own configurations, expected names of {}",
-                labels.join(", ")
+                labels(&contenders)
             );
         }
-        let mut chosen = vec![false; contenders.len()];
-        for name in list.split(',').map(str::trim) {
-            let called = labels.contains(&name);
-            let mut known = false;
-            for (own, chosen) in contenders.iter().zip(&mut chosen) {
-                if name == if called { own.label.as_str() } else { own.policy.name() } {
-                    (known, *chosen) = (true, true);
-                }
-            }
-            if !known {
-                bail!("--policy: the table has no `{name}`, but {}", labels.join(", "));
-            }
+        let called = |own: &Contender, name: &str| {
+            own.label
+                .strip_prefix(name)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
+        };
+        let named: Vec<&str> = list.split(',').map(str::trim).collect();
+        if let Some(unknown) =
+            named.iter().find(|name| !contenders.iter().any(|own| called(own, name)))
+        {
+            bail!("--policy: the table has no `{unknown}`, but {}", labels(&contenders));
         }
-        let own = contenders.into_iter().zip(chosen);
-        Ok(own.filter_map(|(own, chosen)| chosen.then_some(own)).collect())
+        contenders.retain(|own| named.iter().any(|name| called(own, name)));
+        Ok(contenders)
     }
 
     /// Configurations, a name standing for one without options.
@@ -342,14 +343,14 @@ mod tests {
     }
 
     #[test]
-    fn a_table_s_own_are_chosen_by_what_they_are_called_or_by_policy() {
+    fn a_table_s_own_are_chosen_by_name_whatever_their_options() {
         let chosen = |names: &str| {
             let own = [
                 json!({"policy": FULL}),
                 json!({"policy": "keepkv", "budget": 0.2, "evictor": "h2o"}),
                 json!({"policy": "keepkv", "budget": 0.2}),
                 json!({"policy": "h2o", "budget": 0.2, "interval": 8}),
-                json!({"policy": "h2o", "budget": 0.2, "interval": 4}),
+                json!({"policy": "h2o", "budget": 0.2}),
             ];
             let args = ["kv-bench", "--policy", names];
             let own = own.iter().map(Contender::of).collect::<anyhow::Result<_>>()?;
@@ -358,7 +359,7 @@ mod tests {
         };
         assert_eq!(chosen("keepkv").unwrap(), ["keepkv"]);
         assert_eq!(chosen("keepkv(h2o), full").unwrap(), ["full", "keepkv(h2o)"]);
-        assert_eq!(chosen("h2o").unwrap(), ["h2o interval=8", "h2o interval=4"]);
+        assert_eq!(chosen("h2o").unwrap(), ["h2o interval=8", "h2o"]);
         let unknown = chosen("full,d2o").unwrap_err().to_string();
         assert!(unknown.contains("no `d2o`, but full, keepkv(h2o), keepkv"), "{unknown}");
     }
