@@ -53,7 +53,7 @@ fn table(fisher: &Fisher) -> Table {
     table.load_preset(UTF8_BORDERS_ONLY);
     table.set_header(["layer", "keys", "values", "share"]);
     for (index, (layer, share)) in fisher.layers.iter().zip(fisher.shares()).enumerate() {
-        let number = |x: f64| format!("{x:.3e}");
+        let number = |x: f32| format!("{x:.3e}");
         let share = format!("{:.1} %", 100.0 * share);
         table.add_row([index.to_string(), number(layer.keys), number(layer.values), share]);
     }

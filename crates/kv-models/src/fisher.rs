@@ -43,15 +43,15 @@ pub struct Fisher {
 #[serde(deny_unknown_fields)]
 pub struct LayerFisher {
     /// Of the weights of its keys.
-    pub keys: f64,
+    pub keys: f32,
     /// Of the weights of its values.
-    pub values: f64,
+    pub values: f32,
 }
 
 impl LayerFisher {
     /// Of both.
     pub fn sum(&self) -> f64 {
-        self.keys + self.values
+        f64::from(self.keys) + f64::from(self.values)
     }
 }
 
@@ -66,7 +66,7 @@ impl Fisher {
         windows: &TextWindows,
         mut done: impl FnMut(),
     ) -> Result<Self> {
-        let mut layers = vec![LayerFisher::default(); model.config().num_layers];
+        let mut sums = vec![[0.0; 2]; model.config().num_layers];
         let samples = windows.tokens.len();
         for (index, window) in windows.tokens.iter().enumerate() {
             let gradients = model.llama().kv_gradients(window)?;
@@ -75,12 +75,15 @@ impl Fisher {
             if squares.iter().any(|square| !square.is_finite()) {
                 return Err(FisherError::NonFinite { window: index }.into());
             }
-            for (layer, pair) in layers.iter_mut().zip(squares.chunks(2)) {
-                layer.keys += f64::from(pair[0]) / samples as f64;
-                layer.values += f64::from(pair[1]) / samples as f64;
+            for ([keys, values], pair) in sums.iter_mut().zip(squares.chunks(2)) {
+                *keys += f64::from(pair[0]) / samples as f64;
+                *values += f64::from(pair[1]) / samples as f64;
             }
             done();
         }
+        let layer =
+            |[keys, values]: [f64; 2]| LayerFisher { keys: keys as f32, values: values as f32 };
+        let layers = sums.into_iter().map(layer).collect();
         let window = windows.tokens.first().map_or(0, Vec::len);
         Ok(Self { model: model.fingerprint()?, text: text.into(), window, samples, layers })
     }
@@ -130,7 +133,7 @@ impl Fisher {
         let invalid = |reason: String| ModelError::InvalidJson { file: file(), reason };
         let fisher: Self = serde_json::from_str(&text).map_err(|e| invalid(e.to_string()))?;
         let numbers = fisher.layers.iter().flat_map(|layer| [layer.keys, layer.values]);
-        let valid = numbers.clone().all(|x| x >= 0.0) && numbers.sum::<f64>() > 0.0;
+        let valid = numbers.clone().all(|x| x >= 0.0) && numbers.sum::<f32>() > 0.0;
         match valid {
             true => Ok(fisher),
             false => Err(invalid("expected numbers of at least 0, not all of them 0".into())),

@@ -127,8 +127,9 @@ fn fisher_information_is_the_mean_of_squares() {
             }
         }
         for (layer, [keys, values]) in fisher.layers.iter().zip(expected) {
-            assert!(keys > 0.0 && (layer.keys - keys).abs() <= 1e-5 * keys, "{}", tested.name);
-            assert!((layer.values - values).abs() <= 1e-5 * values, "{}", tested.name);
+            let close = |actual: f32, exact: f64| (f64::from(actual) - exact).abs() <= 1e-5 * exact;
+            assert!(keys > 0.0 && close(layer.keys, keys), "{}", tested.name);
+            assert!(close(layer.values, values), "{}", tested.name);
         }
         let again = Fisher::measure(&model, "the sea", &windows, || ()).unwrap();
         if tested.name == "cpu" {

@@ -93,7 +93,7 @@ mod tests {
     }
 
     fn save(layers: &[f64], path: &std::path::Path) {
-        let layer = |&sum: &f64| LayerFisher { keys: 0.25 * sum, values: 0.75 * sum };
+        let layer = |&sum: &f64| LayerFisher { keys: 0.25 * sum as f32, values: 0.75 * sum as f32 };
         let layers = layers.iter().map(layer).collect();
         let (model, text) = ("m".into(), "t".into());
         Fisher { model, text, window: 2, samples: 1, layers }.save(path).unwrap();
