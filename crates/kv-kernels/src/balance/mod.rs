@@ -71,8 +71,8 @@ pub struct Balanced {
     /// `±1` for every token, `[P, N]`, 32-bit; 0 behind a list's end.
     pub signs: Tensor<2, Int>,
     /// The slots of each block's smaller class (the positive one of equals), `[P, N / 2]` (at
-    /// least 1), 32-bit, in the list's order: `⌊n / 2⌋` of `n` with `halves`. Without, a class may be smaller; `-1` fills
-    /// its block's half, as it fills what is behind a list's end.
+    /// least 1), 32-bit, in the list's order: `⌊n / 2⌋` of `n` with `halves`. Without, a class may be
+    /// smaller; `-1` fills its block's half, as it fills what is behind a list's end.
     pub kept: Tensor<2, Int>,
     /// Whether a probability of the block was outside `[0, 1]`, `[P, ⌈N / block⌉]`, 32-bit: what the
     /// paper's algorithm calls FAIL. Such a token took the likelier sign.

@@ -91,12 +91,12 @@ pub struct CisOptions {
     /// How scores of a group become one.
     #[serde(default)]
     pub group_score: GroupScore,
-    /// Whether steps note what certificates take, see [`crate::certificates`]. Needs similarity of queries, and locals for
-    /// all but the first of a block's tokens.
+    /// Whether steps note what certificates take, see [`crate::certificates`]. Needs similarity of queries, and locals
+    /// for all but the first of a block's tokens.
     #[serde(default)]
     pub certified: bool,
-    /// The share of attention, to what is in sight, that heads are to drop: `k`, which begins with the budget's, is raised and lowered
-    /// until measured steps do. Ours; steps are not recorded then.
+    /// The share of attention, to what is in sight, that heads are to drop: `k`, which begins with the budget's, is
+    /// raised and lowered until measured steps do. Ours; steps are not recorded then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<f32>,
     /// Every how many tokens a step is measured, which reads all keys, where there is a target.
