@@ -17,6 +17,7 @@ use kv_core::read_f32;
 use kv_kernels::{LinearOptions, RotaryTable, linear as linear_product};
 
 pub use gradients::KvGradients;
+pub(crate) use prefill::PromptGroup;
 pub use prefill::{PrefillPass, Prefilled};
 
 use crate::{ModelConfig, Result};

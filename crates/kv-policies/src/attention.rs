@@ -97,16 +97,26 @@ pub fn window_attention(queries: &Tensor<4>, keys: &Tensor<4>) -> Tensor<4> {
 }
 
 /// Mean attention of the last `W` queries, weighted from 1 for the first to `last` for the last of
-/// them, as PyramidInfer's; block by block, so that few rows of the matrix are there at a time.
+/// them, as PyramidInfer's; sequence by sequence and block by block, so that few rows of the matrix are
+/// there at a time.
 ///
 /// # Shapes
 /// `queries` `[B, Hq, W, D]`, `keys` `[B, Hkv, T, D]`; returns `[B, Hq, T]`.
 pub(crate) fn recent_attention(queries: &Tensor<4>, keys: &Tensor<4>, last: f32) -> Tensor<3> {
+    let of = |tensor: &Tensor<4>, row| tensor.clone().narrow(0, row, 1);
+    let rows = (0..queries.dims()[0])
+        .map(|row| recent_attention_of_one(&of(queries, row), &of(keys, row), last));
+    Tensor::cat(rows.collect(), 0)
+}
+
+/// The same of a batch of one.
+fn recent_attention_of_one(queries: &Tensor<4>, keys: &Tensor<4>, last: f32) -> Tensor<3> {
     const BLOCK: usize = 128;
-    let [batch, heads, rows, _] = queries.dims();
+    let [_, heads, rows, _] = queries.dims();
     let tokens = keys.dims()[2];
     let device = queries.device();
-    let mut sum = Tensor::<3>::zeros([batch, heads, tokens], (&device, DType::F32));
+    let keys = keys.clone().cast(DType::F32);
+    let mut sum = Tensor::<3>::zeros([1, heads, tokens], (&device, DType::F32));
     for start in (0..rows).step_by(BLOCK) {
         let block = BLOCK.min(rows - start);
         // The block's queries see nothing behind the last of them.
@@ -118,7 +128,7 @@ pub(crate) fn recent_attention(queries: &Tensor<4>, keys: &Tensor<4>, last: f32)
         let weights = Tensor::<1>::from_data(weights.as_slice(), (&device, DType::F32));
         let weighted = attention * weights.reshape([1, 1, block, 1]);
         let seen_sum = sum.clone().narrow(2, 0, seen) + weighted.sum_dim(2).squeeze_dim(2);
-        sum = sum.slice_assign([0..batch, 0..heads, 0..seen], seen_sum);
+        sum = sum.slice_assign([0..1, 0..heads, 0..seen], seen_sum);
     }
     sum.div_scalar(rows as f64)
 }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use kv_kernels::IndexSets;
 
 use super::{LISTS, Track, expect_shape};
-use crate::tensors::packed_state;
+use crate::tensors::{packed, packed_state};
 use crate::{Archive, Error, LayerCache, Result, Sketch, SlotLayout};
 
 impl LayerCache {
@@ -186,10 +186,13 @@ impl LayerCache {
         let all = |of: fn(&SlotLayout) -> &[usize]| -> Vec<usize> {
             parts.iter().flat_map(|part| of(&part.layout)).copied().collect()
         };
-        let layout = SlotLayout::new(kv_heads, all(SlotLayout::capacities));
-        let mut joined = Self::new(layout, head_dim, options);
-        joined.set_lengths(all(SlotLayout::lengths));
+        let capacities = all(SlotLayout::capacities);
+        let none = SlotLayout::new(kv_heads, vec![0; capacities.len()]);
+        let mut joined = Self::new(none, head_dim, options);
         parts.iter().for_each(|part| joined.add_tracks_of(part));
+        joined.take_pools_of(&parts);
+        joined.layout = SlotLayout::new(kv_heads, capacities);
+        joined.set_lengths(all(SlotLayout::lengths));
         if parts.iter().any(|part| part.limits.is_some()) {
             let limits = parts.iter().flat_map(|part| match &part.limits {
                 Some(limits) => limits.clone(),
@@ -222,19 +225,37 @@ impl LayerCache {
         if !pages.is_empty() {
             all_or_none("pages", pages.len(), parts.len())?;
         }
-        let to: Vec<usize> = joined.layout.live_slots().collect();
-        let mut to = to.into_iter();
-        for part in parts {
-            let used = part.layout.used();
-            if used > 0 {
-                let slots = joined.upload(to.by_ref().take(used));
-                joined.copy_from(&part, &part.live_slots(), &slots)?;
-            }
-        }
         if let Some(&page) = pages.first() {
             joined.set_pages(page)?;
         }
         Ok(joined)
+    }
+
+    /// Takes the slots of caches that its own are one behind the other, live ones and others.
+    fn take_pools_of(&mut self, parts: &[Self]) {
+        let parts: Vec<&Self> = parts.iter().filter(|part| part.layout.total() > 0).collect();
+        if parts.is_empty() {
+            return;
+        }
+        let device = &self.options.device;
+        self.keys = packed(Tensor::cat(parts.iter().map(|part| part.keys.clone()).collect(), 0));
+        self.values =
+            packed(Tensor::cat(parts.iter().map(|part| part.values.clone()).collect(), 0));
+        self.positions = Tensor::cat(parts.iter().map(|part| part.positions.clone()).collect(), 0);
+        if let Some(log_weights) = &mut self.log_weights {
+            let of = |part: &&Self| match &part.log_weights {
+                Some(own) => own.clone(),
+                None => Tensor::zeros([part.slots()], (device, DType::F32)),
+            };
+            *log_weights = Tensor::cat(parts.iter().map(of).collect(), 0);
+        }
+        for (name, track) in &mut self.tracks {
+            let of = |part: &&Self| match part.tracks.get(name) {
+                Some(own) => own.values.clone(),
+                None => Track::new(track.initial, part.slots(), device).values,
+            };
+            track.values = Tensor::cat(parts.iter().map(of).collect(), 0);
+        }
     }
 
     /// Adds the tracks of another cache, at their initial values.

@@ -72,6 +72,33 @@ impl Prefilled {
 /// Tokens whose hidden states go on to the next layer, per sequence; `None` for all.
 pub(crate) type Pruning = Option<Vec<Vec<u32>>>;
 
+/// Prompts of equal length that go through a layer together.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PromptGroup<'a> {
+    pub(crate) prompts: &'a [&'a [u32]],
+    /// One a prompt.
+    pub(crate) seeds: &'a [u64],
+}
+
+/// A group on its way through the layers.
+struct Passing<'a> {
+    seeds: &'a [u64],
+    /// Sequences.
+    batch: usize,
+    /// Tokens of a prompt.
+    tokens: usize,
+    /// Those that were not pruned.
+    left: usize,
+    /// `[B * left, hidden]`
+    hidden: Tensor<2>,
+    /// `[B, left]`
+    positions: Tensor<2, Int>,
+    /// The last token's states so far.
+    trace: Vec<Tensor<2>>,
+    /// Keys and values of the layer before, where the next one reuses them.
+    below: Option<[Tensor<4>; 2]>,
+}
+
 impl Llama {
     /// Runs prompts of equal length through the decoder. `observe` sees each layer once, when its
     /// keys and values are complete; they are dropped when it returns.
@@ -87,101 +114,34 @@ impl Llama {
         pass: PrefillPass<'_>,
         observe: &mut dyn FnMut(&Observation<'_>) -> Result<Pruning>,
     ) -> Result<Prefilled> {
-        let [batch, tokens] = self.check_prompts(prompts)?;
-        let device = self.device();
-        let width = self.config.hidden_size;
-        let mut hidden = self.embedding.val().select(0, self.upload(&prompts.concat()));
-        let mut positions = Tensor::<1, Int>::arange(0..tokens as i64, (&device, DType::I32))
-            .unsqueeze_dim::<2>(0)
-            .expand([batch, tokens]);
-        let mut left = tokens;
-        let mut trace = Vec::new();
-        // Keys and values of the layer before, where the next one reuses them.
-        let mut below: Option<[Tensor<4>; 2]> = None;
-        let count = self.layers.len();
-        for (index, layer) in self.layers.iter().enumerate() {
-            if pass.trace {
-                trace.push(last_of(&hidden, batch, left));
-            }
-            let context = LayerContext { index, count };
-            let frozen = pass.frozen(context, left);
-            let computed = Computed::new(index, [batch, left], frozen.as_ref())?;
-            let window = pass.needs.window.min(left);
-            if window > computed.last() {
-                let (needed, computed) = (window, computed.last());
-                return Err(ModelError::FrozenQueries { layer: index, needed, computed });
-            }
-            let (own, own_positions) = (computed.rows(&hidden), computed.positions(&positions));
-            let projected = layer.project(own.clone())?;
-            let heads = layer.heads(&self.config, &self.rope);
-            let raw_queries = if pass.needs.raw_queries {
-                let unrotated = HeadLayout { rope: None, ..heads.clone() };
-                let [query, ..] =
-                    split_heads(projected.clone(), own_positions.clone(), &unrotated)?;
-                Some(query)
-            } else {
-                None
-            };
-            let [query, mut key, mut value] = split_heads(projected, own_positions, &heads)?;
-            if let Some(frozen) = &frozen {
-                let [frozen_key, frozen_value] = match frozen.reuse {
-                    Reuse::Hidden => {
-                        let rows = computed.frozen_rows(&hidden);
-                        let projected = layer.project_keys_values(rows, &self.config)?;
-                        split_keys_values(projected, computed.frozen_positions(&positions), &heads)?
-                    }
-                    Reuse::KeysValues => computed.frozen_of(index, below.as_ref())?,
-                };
-                key = computed.with_frozen_heads(key, frozen_key);
-                value = computed.with_frozen_heads(value, frozen_value);
-            }
-            let attention = computed.attend(&query, &key, &value, &pass.options(context))?;
-            let observation = Observation {
-                layer: context,
-                keys: &key,
-                values: &value,
-                positions: &positions,
-                prompt_tokens: tokens,
-                window: (window > 0)
-                    .then(|| query.clone().narrow(2, computed.count() - window, window)),
-                column_sums: attention.column_sums,
-                raw_queries,
-                decoding: false,
-                inverse_frequencies: &self.frequencies,
-                seeds: pass.seeds,
-            };
-            let pruned = observe(&observation)?;
-            drop(observation);
-            let attention = attention.output.swap_dims(1, 2);
-            let attended = self.config.num_query_heads * self.config.head_dim;
-            let attention = attention.reshape([batch * computed.count(), attended]);
-            let own = in_chunks(layer, own, attention, pass.chunk.unwrap_or(CHUNK))?;
-            hidden = computed.with_frozen_rows(own, &hidden);
-            let next = LayerContext { index: index + 1, count };
-            let reused = pass.frozen(next, left).is_some_and(|f| f.reuse == Reuse::KeysValues);
-            below = (reused && pruned.is_none()).then_some([key, value]);
-            if let Some(kept) = pruned {
-                let next = kept.first().map_or(0, Vec::len);
-                let rows: Vec<i32> = kept
-                    .iter()
-                    .enumerate()
-                    .flat_map(|(row, kept)| {
-                        kept.iter().map(move |&t| (row * left) as i32 + t as i32)
-                    })
-                    .collect();
-                let rows = TensorData::new(rows, [batch * next]);
-                let rows = Tensor::<1, Int>::from_data(rows, (&device, DType::I32));
-                hidden = hidden.select(0, rows.clone());
-                positions =
-                    positions.reshape([batch * left]).select(0, rows).reshape([batch, next]);
-                left = next;
+        let whole = [PromptGroup { prompts, seeds: pass.seeds }];
+        let mut prefilled = self.prefill_groups(&whole, pass, &mut |_, seen| observe(seen))?;
+        prefilled.pop().ok_or(ModelError::EmptyPrompt)
+    }
+
+    /// Runs groups of prompts through the decoder, each layer for one group after the other, so that
+    /// only one group's activations are there at a time. `observe` is told whose layer it sees.
+    ///
+    /// # Errors
+    /// As [`Self::prefill`].
+    pub(crate) fn prefill_groups(
+        &self,
+        groups: &[PromptGroup<'_>],
+        pass: PrefillPass<'_>,
+        observe: &mut dyn FnMut(usize, &Observation<'_>) -> Result<Pruning>,
+    ) -> Result<Vec<Prefilled>> {
+        // All are checked before anything runs.
+        for group in groups {
+            self.check_prompts(group.prompts)?;
+        }
+        let mut passing: Vec<Passing<'_>> =
+            groups.iter().map(|group| Passing::new(self, group)).collect();
+        for index in 0..self.layers.len() {
+            for (at, group) in passing.iter_mut().enumerate() {
+                group.layer(self, index, &pass, &mut |seen| observe(at, seen))?;
             }
         }
-        let hidden = self.norm.forward(hidden)?;
-        if pass.trace {
-            trace.push(last_of(&hidden, batch, left));
-        }
-        Ok(Prefilled { hidden: hidden.reshape([batch, left, width]), trace })
+        passing.into_iter().map(|group| group.finish(self, &pass)).collect()
     }
 
     /// Checks prompts before anything runs; returns `[B, T]`.
@@ -221,11 +181,126 @@ impl Llama {
         }
     }
 
-    /// Tokens on the device, `[N]`.
+    /// Tokens, or other numbers, on the device, `[N]`.
     pub(crate) fn upload(&self, tokens: &[u32]) -> Tensor<1, Int> {
         let ids: Vec<i32> = tokens.iter().map(|&token| token as i32).collect();
         let ids = TensorData::new(ids, [tokens.len()]);
         Tensor::from_data(ids, (&self.device(), DType::I32))
+    }
+}
+
+impl<'a> Passing<'a> {
+    fn new(llama: &Llama, group: &PromptGroup<'a>) -> Self {
+        let (batch, tokens) = (group.prompts.len(), group.prompts.first().map_or(0, |p| p.len()));
+        let hidden = llama.embedding.val().select(0, llama.upload(&group.prompts.concat()));
+        let positions = Tensor::<1, Int>::arange(0..tokens as i64, (&llama.device(), DType::I32));
+        let positions = positions.unsqueeze_dim::<2>(0).expand([batch, tokens]);
+        let (trace, below) = (Vec::new(), None);
+        Self { seeds: group.seeds, batch, tokens, left: tokens, hidden, positions, trace, below }
+    }
+
+    /// Goes through one layer.
+    fn layer(
+        &mut self,
+        llama: &Llama,
+        index: usize,
+        pass: &PrefillPass<'_>,
+        observe: &mut dyn FnMut(&Observation<'_>) -> Result<Pruning>,
+    ) -> Result<()> {
+        let (layer, count) = (&llama.layers[index], llama.layers.len());
+        let (batch, left) = (self.batch, self.left);
+        if pass.trace {
+            self.trace.push(last_of(&self.hidden, batch, left));
+        }
+        let context = LayerContext { index, count };
+        let frozen = pass.frozen(context, left);
+        let computed = Computed::new(index, [batch, left], frozen.as_ref())?;
+        let window = pass.needs.window.min(left);
+        if window > computed.last() {
+            let (needed, computed) = (window, computed.last());
+            return Err(ModelError::FrozenQueries { layer: index, needed, computed });
+        }
+        let (own, own_positions) =
+            (computed.rows(&self.hidden), computed.positions(&self.positions));
+        let projected = layer.project(own.clone())?;
+        let heads = layer.heads(&llama.config, &llama.rope);
+        let raw_queries = if pass.needs.raw_queries {
+            let unrotated = HeadLayout { rope: None, ..heads.clone() };
+            let [query, ..] = split_heads(projected.clone(), own_positions.clone(), &unrotated)?;
+            Some(query)
+        } else {
+            None
+        };
+        let [query, mut key, mut value] = split_heads(projected, own_positions, &heads)?;
+        if let Some(frozen) = &frozen {
+            let [frozen_key, frozen_value] = match frozen.reuse {
+                Reuse::Hidden => {
+                    let rows = computed.frozen_rows(&self.hidden);
+                    let projected = layer.project_keys_values(rows, &llama.config)?;
+                    split_keys_values(
+                        projected,
+                        computed.frozen_positions(&self.positions),
+                        &heads,
+                    )?
+                }
+                Reuse::KeysValues => computed.frozen_of(index, self.below.as_ref())?,
+            };
+            key = computed.with_frozen_heads(key, frozen_key);
+            value = computed.with_frozen_heads(value, frozen_value);
+        }
+        let attention = computed.attend(&query, &key, &value, &pass.options(context))?;
+        let observation = Observation {
+            layer: context,
+            keys: &key,
+            values: &value,
+            positions: &self.positions,
+            prompt_tokens: self.tokens,
+            window: (window > 0)
+                .then(|| query.clone().narrow(2, computed.count() - window, window)),
+            column_sums: attention.column_sums,
+            raw_queries,
+            decoding: false,
+            inverse_frequencies: &llama.frequencies,
+            seeds: self.seeds,
+        };
+        let pruned = observe(&observation)?;
+        drop(observation);
+        let attention = attention.output.swap_dims(1, 2);
+        let attended = llama.config.num_query_heads * llama.config.head_dim;
+        let attention = attention.reshape([batch * computed.count(), attended]);
+        let own = in_chunks(layer, own, attention, pass.chunk.unwrap_or(CHUNK))?;
+        self.hidden = computed.with_frozen_rows(own, &self.hidden);
+        let next = LayerContext { index: index + 1, count };
+        let reused = pass.frozen(next, left).is_some_and(|f| f.reuse == Reuse::KeysValues);
+        self.below = (reused && pruned.is_none()).then_some([key, value]);
+        if let Some(kept) = pruned {
+            self.prune(llama, &kept);
+        }
+        Ok(())
+    }
+
+    /// Leaves `kept` tokens of each sequence, of all as many.
+    fn prune(&mut self, llama: &Llama, kept: &[Vec<u32>]) {
+        let (batch, left) = (self.batch, self.left);
+        let next = kept.first().map_or(0, Vec::len);
+        let places = kept
+            .iter()
+            .enumerate()
+            .flat_map(|(row, kept)| kept.iter().map(move |&token| (row * left) as u32 + token));
+        let rows = llama.upload(&places.collect::<Vec<_>>());
+        self.hidden = self.hidden.clone().select(0, rows.clone());
+        let positions = self.positions.clone().reshape([batch * left]).select(0, rows);
+        (self.positions, self.left) = (positions.reshape([batch, next]), next);
+    }
+
+    fn finish(mut self, llama: &Llama, pass: &PrefillPass<'_>) -> Result<Prefilled> {
+        let [batch, left] = [self.batch, self.left];
+        let hidden = llama.norm.forward(self.hidden)?;
+        if pass.trace {
+            self.trace.push(last_of(&hidden, batch, left));
+        }
+        let hidden = hidden.reshape([batch, left, llama.config.hidden_size]);
+        Ok(Prefilled { hidden, trace: self.trace })
     }
 }
 

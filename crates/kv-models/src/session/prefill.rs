@@ -1,5 +1,6 @@
 //! Starting sessions: one pass over the prompts for any number of policies.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 
@@ -8,7 +9,12 @@ use kv_core::{CacheOptions, KvCache, LayerCache, MemoryReport};
 use kv_policies::{LayerContext, Needs, Observed, Policy, Reuse};
 
 use super::{Session, origin};
-use crate::{Llama, Model, PrefillPass, Result};
+use crate::llama::PromptGroup;
+use crate::{Llama, Model, PrefillPass, Prefilled, Result};
+
+/// Tokens whose activations are there at a time, unless one prompt has more; products are no faster
+/// with more rows.
+const AT_ONCE: usize = 16_384;
 
 /// Prefills all prompts once for all policies.
 pub(super) fn prefill<'a>(
@@ -22,50 +28,52 @@ pub(super) fn prefill<'a>(
     let needs = policies.iter().fold(Needs::default(), |needs, policy| needs.union(policy.needs()));
     let options = CacheOptions::new(&llama.device(), llama.dtype());
     let count = llama.config().num_layers;
-    // Policy -> layer -> one cache a run of prompts.
+    // Policy -> layer -> one cache a group of prompts.
     let mut parts: Vec<Vec<Vec<LayerCache>>> =
         policies.iter().map(|_| (0..count).map(|_| Vec::new()).collect()).collect();
     let by = match policies {
         [policy] if policy.changes_prefill() => Some(&**policy),
         _ => None,
     };
-    let mut hidden = Vec::new();
-    let mut longest = 0;
-    let mut start = 0;
-    while start < prompts.len() {
-        let tokens = prompts[start].len();
-        let run = prompts[start..].iter().take_while(|prompt| prompt.len() == tokens).count();
-        let group: Vec<&[u32]> = prompts[start..start + run].iter().map(Vec::as_slice).collect();
-        let own_seeds: Vec<u64> =
-            (start..start + run).map(|row| seeds.get(row).copied().unwrap_or_default()).collect();
-        let pass = PrefillPass { needs, by, seeds: &own_seeds, ..PrefillPass::default() };
-        // Policy -> what those that compress all layers together have seen.
-        let mut seen: Vec<Vec<Observed>> = policies.iter().map(|_| Vec::new()).collect();
-        let prefilled = llama.prefill(&group, pass, &mut |observation| {
-            let layer = observation.layer.index;
-            for ((policy, parts), seen) in policies.iter().zip(&mut parts).zip(&mut seen) {
-                if policy.defers() {
-                    seen.push(Observed::new(observation, policy.needs()));
-                    continue;
-                }
-                let cache = policy.prefill(observation, new_tokens, options.clone())?;
-                parts[layer].push(cache);
-            }
-            match policies {
-                [policy] => Ok(policy.prune(observation)?),
-                _ => Ok(None),
-            }
-        })?;
-        hidden.push(prefilled.last());
-        for ((policy, parts), seen) in policies.iter().zip(&mut parts).zip(seen) {
+    let all: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+    let mut seeds = seeds.to_vec();
+    seeds.resize(prompts.len(), 0);
+    let groups = groups(prompts).into_iter();
+    let groups =
+        groups.map(|rows| PromptGroup { prompts: &all[rows.clone()], seeds: &seeds[rows] });
+    let groups: Vec<PromptGroup<'_>> = groups.collect();
+    let pass = PrefillPass { needs, by, ..PrefillPass::default() };
+    // Policy -> group -> what those that compress all layers together have seen.
+    let mut seen: Vec<Vec<Vec<Observed>>> =
+        policies.iter().map(|_| groups.iter().map(|_| Vec::new()).collect()).collect();
+    let prefilled = llama.prefill_groups(&groups, pass, &mut |group, observation| {
+        let layer = observation.layer.index;
+        for ((policy, parts), seen) in policies.iter().zip(&mut parts).zip(&mut seen) {
             if policy.defers() {
-                let caches = policy.prefill_layers(&seen, new_tokens, options.clone())?;
-                parts.iter_mut().zip(caches).for_each(|(parts, cache)| parts.push(cache));
+                seen[group].push(Observed::new(observation, policy.needs()));
+                continue;
+            }
+            let parts = &mut parts[layer];
+            parts.push(policy.prefill(observation, new_tokens, options.clone())?);
+            if parts.len() == groups.len() {
+                // At once, so that the next layer's parts take the place of these.
+                *parts = vec![LayerCache::concat(std::mem::take(parts))?];
             }
         }
-        longest = longest.max(run * tokens);
-        start += run;
+        match policies {
+            [policy] => Ok(policy.prune(observation)?),
+            _ => Ok(None),
+        }
+    })?;
+    for ((policy, parts), seen) in policies.iter().zip(&mut parts).zip(seen) {
+        for seen in seen.into_iter().filter(|_| policy.defers()) {
+            let caches = policy.prefill_layers(&seen, new_tokens, options.clone())?;
+            parts.iter_mut().zip(caches).for_each(|(parts, cache)| parts.push(cache));
+        }
     }
+    let hidden: Vec<_> = prefilled.iter().map(Prefilled::last).collect();
+    let tokens = |group: &PromptGroup<'_>| group.prompts.iter().map(|prompt| prompt.len()).sum();
+    let longest: usize = groups.iter().map(tokens).max().unwrap_or_default();
     let logits = llama.logits(Tensor::cat(hidden, 0))?;
     policies
         .iter()
@@ -96,9 +104,40 @@ pub(super) fn prefill<'a>(
         .collect()
 }
 
+/// Neighbouring prompts of equal length that go through a layer together: as many as have
+/// [`AT_ONCE`] tokens, or one.
+fn groups(prompts: &[Vec<u32>]) -> Vec<Range<usize>> {
+    let mut groups = Vec::new();
+    let mut start = 0;
+    while start < prompts.len() {
+        let tokens = prompts[start].len();
+        let most = (AT_ONCE / tokens.max(1)).max(1);
+        let equal = prompts[start..].iter().take(most).take_while(|prompt| prompt.len() == tokens);
+        let end = start + equal.count();
+        groups.push(start..end);
+        start = end;
+    }
+    groups
+}
+
 /// Whether a layer takes keys and values of the layer below, which are held until then.
 fn reuses(policy: &dyn Policy, index: usize, count: usize, prompts: &[Vec<u32>]) -> bool {
     let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
     let frozen = policy.frozen_tokens(LayerContext { index, count }, longest);
     frozen.is_some_and(|frozen| frozen.reuse == Reuse::KeysValues)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_neighbours_of_equal_length_and_bounded() {
+        let of = |lengths: &[usize]| {
+            groups(&lengths.iter().map(|&length| vec![0; length]).collect::<Vec<_>>())
+        };
+        assert_eq!(of(&[3, 3, 5, 3]), [0..2, 2..3, 3..4]);
+        assert_eq!(of(&[AT_ONCE / 2; 5]), [0..2, 2..4, 4..5]);
+        assert_eq!(of(&[AT_ONCE + 1; 2]), [0..1, 1..2]);
+    }
 }

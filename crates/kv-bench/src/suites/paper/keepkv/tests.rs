@@ -1,8 +1,11 @@
+use std::collections::BTreeSet;
+
 use serde_json::json;
 
 use super::*;
 use crate::record::{Record, metric};
 use crate::suites::paper::testing::quick;
+use crate::testing::ran;
 
 /// The number of a policy whose task ends so, where there is one.
 fn number(records: &[Record], policy: &str, task: &str, metric: &str) -> Option<f64> {
@@ -46,6 +49,14 @@ fn merges_made_for_a_query_keep_its_attention_and_those_of_d2o_sag() {
         assert!(report.contains(&format!(r#"<section id="paper-0-{id}">"#)), "{id}");
     }
     assert!(report.contains("<details open><summary>Paper · keepkv-fig2 predictors"));
+}
+
+#[test]
+fn policies_around_others_are_chosen_by_the_names_of_both() {
+    let (records, _) =
+        ran(&["paper", "keepkv-table1", "--quick", "--policy", "full,keepkv(h2o)"]).unwrap();
+    let policies: BTreeSet<&str> = records.iter().map(|r| r.policy.as_str()).collect();
+    assert_eq!(policies, BTreeSet::from(["full", "keepkv(h2o)"]));
 }
 
 #[test]
