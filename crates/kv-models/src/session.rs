@@ -39,7 +39,8 @@ impl<'a> Session<'a> {
     /// Prefills prompts of any lengths, compresses them under `policy` and reserves room for
     /// `new_tokens` more. `seeds` has one seed a prompt.
     ///
-    /// Neighbouring prompts of equal length are prefilled together; nothing is ever padded.
+    /// Neighbouring prompts of equal length go through a layer together, up to 32,768 tokens or one
+    /// prompt at a time; nothing is ever padded.
     ///
     /// # Errors
     /// [`ModelError`] for prompts that are empty or too long, and those of the policy.

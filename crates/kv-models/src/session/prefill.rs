@@ -14,7 +14,7 @@ use crate::{Llama, Model, PrefillPass, Prefilled, Result};
 
 /// Tokens whose activations are there at a time, unless one prompt has more; products are no faster
 /// with more rows.
-const AT_ONCE: usize = 16_384;
+const AT_ONCE: usize = 32_768;
 
 /// Prefills all prompts once for all policies.
 pub(super) fn prefill<'a>(
