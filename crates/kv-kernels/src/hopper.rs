@@ -109,11 +109,3 @@ pub(crate) fn copy_tile_of(to: u32, map: u64, x: u32, y: u32, z: u32, barrier: u
         barrier = in(_) barrier
     );
 }
-
-/// `2^x`, as fast as the device can.
-#[cube]
-pub(crate) fn exp2(x: f32) -> f32 {
-    let mut y = 0.0f32;
-    gpu_asm!("ex2.approx.ftz.f32 {}, {};", out(_) y, in(_) x, options(pure, nomem));
-    y
-}

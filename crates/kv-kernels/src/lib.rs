@@ -37,6 +37,8 @@ mod merge_nearest;
 mod merge_slots;
 mod move_slots;
 mod nearest_slots;
+#[cfg(feature = "gpu")]
+mod nvidia;
 mod pages;
 mod prefill_attention;
 mod random;

@@ -162,6 +162,7 @@ fn cases() -> Vec<Case> {
         // Heads that fill any device, each a cube's.
         many_heads(),
     ];
+    cases.extend([15, 18, 21, 25, 32, 50].map(some_long_heads));
     // Below the limits, weights.
     cases[1].limits = vec![5, 131, 200, 128];
     let mut numbers = Numbers::new(10);
@@ -172,6 +173,14 @@ fn cases() -> Vec<Case> {
     });
     cases[3].log_weights = Some(weights.collect());
     cases
+}
+
+/// As many heads as devices with clusters split into 7, 6, 5, 4, 3 and 2 parts, of any length up to 1,030.
+fn some_long_heads(heads: usize) -> Case {
+    let mut numbers = Numbers::new(heads as u64);
+    let mut lengths: Vec<usize> = (0..heads).map(|_| numbers.below(400)).collect();
+    lengths[heads / 2] = 1_030;
+    Case::random(heads as u64, 1, 3, 64, &lengths)
 }
 
 /// Many heads of any length, some below their limits, some slots without weight.

@@ -299,9 +299,7 @@ impl Call {
             return Logits::Written;
         }
         match evicts {
-            Some(&Evicts { spares_newest, alone: true, .. })
-                if (splits == 1 || joined) && collected + part <= room =>
-            {
+            Some(&Evicts { spares_newest, alone: true, .. }) if splits == 1 || joined => {
                 Logits::Weighed { spares_newest }
             }
             _ => Logits::Collected,

@@ -6,13 +6,12 @@
 use cubecl::prelude::*;
 
 use super::shared::{LOWEST, divisor, larger, presence};
+use super::weakest::NO_KEY;
 use crate::cluster::{arrive_at_cluster, send, wait_for_cluster};
-use crate::evicting_attention::weigh::{ABSENT, NOWHERE, importance_of, weakest_of};
+use crate::evicting_attention::weigh::NOWHERE;
 
-/// Slots that a unit weighs together: of a range, and of a part of one.
-const CHOSEN: [usize; 2] = [8, 2];
 /// Units of a plane.
-const PLANE: usize = 32;
+pub(super) const PLANE: usize = 32;
 
 /// A cube's sums and their shapes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,6 +26,13 @@ pub(super) struct Sums {
     pub(super) numerators: bool,
     /// Whether log-sum-exps are wanted.
     pub(super) log_sum_exp: bool,
+}
+
+impl Sums {
+    /// Numbers of the output that each of a cluster's cubes joins; the last ones may have fewer.
+    fn share(&self, cubes: usize) -> usize {
+        (self.group * self.dim).div_ceil(cubes)
+    }
 }
 
 /// What all planes have of the group's output, summed: the `i`-th number.
@@ -84,10 +90,10 @@ pub(super) fn exchange(
     #[comptime] sums: Sums,
 ) -> Received {
     let group = sums.group.comptime();
-    let share = comptime!(sums.group * sums.dim / cubes);
+    let share = comptime!(sums.share(cubes));
     let units = comptime!(sums.planes * PLANE);
     let unit = UNIT_POS as usize;
-    let parts = Shared::<[f32]>::new_slice(comptime!(sums.group * sums.dim));
+    let parts = Shared::<[f32]>::new_slice(comptime!(cubes * share));
     let parts_maxima = Shared::<[f32]>::new_slice(comptime!(cubes * sums.group));
     let parts_weights = Shared::<[f32]>::new_slice(comptime!(cubes * sums.group));
 
@@ -139,9 +145,9 @@ pub(super) fn write_joined<E: Float>(
     #[comptime] cubes: usize,
     #[comptime] sums: Sums,
 ) {
-    let share = comptime!(sums.group * sums.dim / cubes);
+    let share = comptime!(sums.share(cubes));
     let mut own = UNIT_POS as usize;
-    while own < share {
+    while own < share && rank * share + own < comptime!(sums.group * sums.dim) {
         let i = rank * share + own;
         let head = i / sums.dim;
         let top = maxima[head];
@@ -156,84 +162,23 @@ pub(super) fn write_joined<E: Float>(
     }
 }
 
-/// A part's slot of least importance, and that importance: of `count` slots from place `first` on, whose logits are in
-/// rows `stride` apart from `logits_at` on, and the logarithms of whose values' norms are from `norms_at` on.
+/// Tells the first of a cluster's cubes a part's place of least importance, and the key of that importance.
 #[cube]
-#[allow(clippy::too_many_arguments)]
-pub(super) fn weigh(
-    totals: &Shared<[f32]>,
-    maxima: &Shared<[f32]>,
-    weights: &Shared<[f32]>,
-    first: usize,
-    count: usize,
-    stride: usize,
-    norms_at: usize,
-    newest: i32,
-    #[comptime] spares_newest: bool,
-    #[comptime] joined: bool,
-    #[comptime] sums: Sums,
-) -> (f32, i32) {
-    let chosen = comptime!(CHOSEN[joined as usize]);
-    let group = sums.group.comptime();
-    let units = comptime!(sums.planes * PLANE);
-    let logits_at = comptime!(sums.planes * sums.group * sums.dim);
-    let mut normalisers = Array::<f32>::new(group);
-    #[unroll]
-    for g in 0..group {
-        normalisers[g] = maxima[g] + weights[g].ln();
-    }
-    let mut own = Array::<f32>::new(group);
-    let mut best = f32::new(ABSENT);
-    let mut best_place = i32::new(NOWHERE as i64);
-    let mut base = UNIT_POS as usize;
-    while base < count {
-        // Without branches, so that the slots of a round wait for nothing one after another.
-        #[unroll]
-        for c in 0..chosen {
-            let slot = base + c * units;
-            let from = min(slot, count - 1);
-            #[unroll]
-            for g in 0..group {
-                own[g] = totals[logits_at + from + g * stride];
-            }
-            let value = importance_of(&own, &normalisers, totals[norms_at + from], group);
-            let place = i32::cast_from(first + slot);
-            let mut goes = value != f32::new(ABSENT) && slot < count;
-            if spares_newest {
-                goes = goes && place != newest;
-            }
-            // Places ascend, so `<` keeps the lowest among equals.
-            let better = goes && (value < best || best_place == NOWHERE);
-            best = select(better, value, best);
-            best_place = select(better, place, best_place);
-        }
-        base += chosen * units;
-    }
-    weakest_of(best, best_place, sums.planes)
-}
-
-/// Tells the first of a cluster's cubes a part's place of least importance.
-#[cube]
-pub(super) fn nominate(
-    importance: f32,
-    place: i32,
-    rank: usize,
-    #[comptime] cubes: usize,
-) -> Nominees {
-    let values = Shared::<[f32]>::new_slice(cubes);
+pub(super) fn nominate(key: u32, place: i32, rank: usize, #[comptime] cubes: usize) -> Nominees {
+    let keys = Shared::<[f32]>::new_slice(cubes);
     let places = Shared::<[f32]>::new_slice(cubes);
     if UNIT_POS == 0 {
-        send(importance, values.as_ptr(), rank, 0);
+        send(f32::reinterpret(key), keys.as_ptr(), rank, 0);
         send(f32::reinterpret(place), places.as_ptr(), rank, 0);
     }
     arrive_at_cluster();
-    Nominees { values, places }
+    Nominees { keys, places }
 }
 
-/// The parts' places of least importance, as the first of a cluster's cubes is told of them, and these importances.
+/// The parts' places of least importance, as the first of a cluster's cubes is told of them, and these importances' keys.
 #[derive(CubeType)]
 pub(super) struct Nominees {
-    values: Shared<[f32]>,
+    keys: Shared<[f32]>,
     places: Shared<[f32]>,
 }
 
@@ -241,15 +186,16 @@ pub(super) struct Nominees {
 #[cube]
 pub(super) fn elect(nominees: &Nominees, rank: usize, #[comptime] cubes: usize) -> i32 {
     wait_for_cluster();
-    let mut best = f32::new(ABSENT);
+    let mut best = u32::new(NO_KEY as i64);
     let mut best_place = i32::new(NOWHERE as i64);
     // Parts ascend, so `<` keeps the lowest among equals.
     if rank == 0 {
         #[unroll]
         for cube in 0..cubes {
-            let (value, place) = (nominees.values[cube], i32::reinterpret(nominees.places[cube]));
-            if place != NOWHERE && (value < best || best_place == NOWHERE) {
-                best = value;
+            let (key, place) =
+                (u32::reinterpret(nominees.keys[cube]), i32::reinterpret(nominees.places[cube]));
+            if key < best {
+                best = key;
                 best_place = place;
             }
         }

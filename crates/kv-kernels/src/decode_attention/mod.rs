@@ -26,6 +26,8 @@ pub(crate) mod shared;
 pub(crate) mod tensor_core;
 #[cfg(feature = "gpu")]
 mod tiles;
+#[cfg(feature = "gpu")]
+mod weakest;
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};

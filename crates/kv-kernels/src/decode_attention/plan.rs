@@ -86,8 +86,8 @@ pub(crate) fn splits(
     }
 }
 
-/// Cubes that a cluster may have.
-const CLUSTERS: [usize; 3] = [8, 4, 2];
+/// Cubes that a cluster may have, of which the most that fit are taken.
+const CLUSTERS: [usize; 7] = [8, 7, 6, 5, 4, 3, 2];
 /// Slots that a cube may read more than if no processor were idle, of a range and of a list: reading them takes as long
 /// as another launch, which joins parts that are written.
 const MOST_MORE: [usize; 2] = [100, 200];

@@ -11,9 +11,10 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::meet::{Sums, elect, exchange, nominate, sum_of, weigh, write_joined, write_output};
+use super::meet::{Sums, elect, exchange, nominate, sum_of, write_joined, write_output};
 use super::shared::{LOWEST, Seen, larger, seen_of, slot_at, weight_of};
 use super::tiles::{lower_halves, place_of, read_keys, read_values, read_weights, upper_halves};
+use super::weakest::{Weighed, norms_ahead, weakest};
 use super::{Features, ViewKind};
 use crate::cluster::arrive_at_cluster;
 use crate::evicting_attention::weigh::next_place;
@@ -342,13 +343,7 @@ pub(crate) fn attend<E: Float, N: Size>(
         read_weights(log_weights, &mut log_weight, &at, slots, features.weighted);
         read_weights(numerators, &mut numerator, &at, slots, features.numerators);
     }
-    // Norms stand behind the logits.
     let stride = stride_of(share);
-    let norms_at = sums_end + group * stride;
-    let mut norm = 0.0f32;
-    if weighs {
-        norm = numerators[min(start + tile + lane % TILE, slots - 1)];
-    }
     while tile < end {
         let next = tile + planes * TILE;
         let mut next_k = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pieces));
@@ -392,12 +387,6 @@ pub(crate) fn attend<E: Float, N: Size>(
         let mut next_numerator = Array::<f32>::new(4usize);
         read_weights(log_weights, &mut next_log, &next_at, slots, features.weighted);
         read_weights(numerators, &mut next_numerator, &next_at, slots, features.numerators);
-        if weighs {
-            if lane < TILE {
-                totals[norms_at + tile - first + lane] = norm;
-            }
-            norm = numerators[min(start + next + lane % TILE, slots - 1)];
-        }
 
         let mut dots = Array::<f32>::new(4usize);
         #[unroll]
@@ -528,6 +517,24 @@ pub(crate) fn attend<E: Float, N: Size>(
         tile = next;
     }
 
+    let joint = comptime!(Sums {
+        group: blueprint.group,
+        dim: blueprint.head_dim,
+        planes: blueprint.planes,
+        numerators: features.numerators,
+        log_sum_exp: features.log_sum_exp,
+    });
+    // A head below its limit has nothing to look for.
+    let full = length >= limit;
+    let weighed = Weighed {
+        start,
+        first,
+        count: select(full, end - first, 0usize),
+        logits_at: sums_end.runtime(),
+        stride,
+        newest,
+    };
+    let norms = norms_ahead(numerators, &weighed, weighs, joined, joint);
     // Planes meet: each scales its sums to the common maximum.
     weight += plane_shuffle_xor(weight, 1u32);
     weight += plane_shuffle_xor(weight, 2u32);
@@ -587,37 +594,25 @@ pub(crate) fn attend<E: Float, N: Size>(
             i += planes * PLANE;
         }
     }
-    let joint = comptime!(Sums {
-        group: blueprint.group,
-        dim: blueprint.head_dim,
-        planes: blueprint.planes,
-        numerators: features.numerators,
-        log_sum_exp: features.log_sum_exp,
-    });
     let cubes = blueprint.cubes().comptime();
     let spares = comptime!(blueprint.logits == Logits::Weighed { spares_newest: true });
-    // A head below its limit has nothing to look for.
-    let full = length >= limit;
-    let sought = select(full, end - first, 0usize);
     if joined {
         let received =
             exchange(&totals, &mut joint_maxima, &mut joint_weights, split, cubes, joint);
         if weighs {
-            let (importance, place) = weigh(
+            let (key, place) = weakest(
                 &totals,
                 &joint_maxima,
                 &joint_weights,
-                first,
-                sought,
-                stride,
-                norms_at,
-                newest,
+                &norms,
+                numerators,
+                &weighed,
                 spares,
                 true,
                 joint,
             );
             // While they travel, the output is written.
-            let nominees = nominate(importance, place, split, cubes);
+            let nominees = nominate(key, place, split, cubes);
             write_joined::<E>(
                 &received,
                 &joint_maxima,
@@ -629,9 +624,9 @@ pub(crate) fn attend<E: Float, N: Size>(
                 cubes,
                 joint,
             );
-            let weakest = elect(&nominees, split, cubes);
+            let place = elect(&nominees, split, cubes);
             if unit == 0 && split == 0 {
-                partial[pair] = f32::reinterpret(next_place(weakest, newest, full, length));
+                partial[pair] = f32::reinterpret(next_place(place, newest, full, length));
             }
         } else {
             write_joined::<E>(
@@ -647,21 +642,19 @@ pub(crate) fn attend<E: Float, N: Size>(
             );
         }
     } else if weighs {
-        let (_, weakest) = weigh(
+        let (_, place) = weakest(
             &totals,
             &joint_maxima,
             &joint_weights,
-            first,
-            sought,
-            stride,
-            norms_at,
-            newest,
+            &norms,
+            numerators,
+            &weighed,
             spares,
             false,
             joint,
         );
         if unit == 0 {
-            partial[pair] = f32::reinterpret(next_place(weakest, newest, full, length));
+            partial[pair] = f32::reinterpret(next_place(place, newest, full, length));
         }
     }
     if !joined {

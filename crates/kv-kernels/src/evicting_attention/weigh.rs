@@ -6,7 +6,7 @@ pub(crate) use super::reference::ABSENT;
 use crate::decode_attention::shared::{LOWEST, larger};
 
 /// Logits from here down to −∞ carry no weight.
-const WEIGHTLESS: f32 = -1.0e38;
+pub(crate) const WEIGHTLESS: f32 = -1.0e38;
 /// No place.
 pub(crate) const NOWHERE: i32 = i32::MAX;
 

@@ -10,8 +10,9 @@ use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
 
 use super::hopper::{Blueprint, KEYS, QUERIES, STAGES, TILE_BYTES, View, start_of};
 use crate::hopper::{
-    arrive, arrive_expecting, copy_tile_of, exp2, init_barrier, publish_barriers, wait_barrier,
+    arrive, arrive_expecting, copy_tile_of, init_barrier, publish_barriers, wait_barrier,
 };
+use crate::nvidia::exp2;
 
 /// A query that is not counted: no power of two is left of its logits.
 const NOT_COUNTED: f32 = 3.0e38;
@@ -62,8 +63,8 @@ pub(super) fn column_sums_kernel<E: Float>(
         init_barrier(held_full, 1u32);
         #[unroll]
         for stage in 0..comptime!(STAGES as u32) {
-            // The copies, and the shifts beside them.
-            init_barrier(full + comptime!(8 * stage), 2u32);
+            // The copies, and each lane's shifts beside them.
+            init_barrier(full + comptime!(8 * stage), 33u32);
             init_barrier(empty + comptime!(8 * stage), 8u32);
         }
         publish_barriers();
@@ -140,10 +141,7 @@ pub(super) fn column_sums_kernel<E: Float>(
                 }
                 shifts[(shifts_of(step) + pair) as usize] = shift;
             }
-            sync_plane();
-            if lane == 0 {
-                arrive(full + 8 * stage);
-            }
+            arrive(full + 8 * stage);
             stage += 1;
             if stage == comptime!(STAGES as u32) {
                 stage = 0u32;

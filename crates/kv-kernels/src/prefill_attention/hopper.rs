@@ -13,8 +13,9 @@ use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
 
 use crate::hopper::{
-    arrive, arrive_expecting, copy_tile_of, exp2, init_barrier, publish_barriers, wait_barrier,
+    arrive, arrive_expecting, copy_tile_of, init_barrier, publish_barriers, wait_barrier,
 };
+use crate::nvidia::exp2;
 
 /// Queries of a cube.
 pub(super) const QUERIES: usize = 128;
