@@ -6,6 +6,7 @@ use kv_kernels::{
 use kv_testing::{Golden, Numbers, TestDevice, devices, golden_files, relative_error};
 
 /// One call's inputs; heads lie behind each other, `capacity` slots each.
+#[derive(Clone)]
 struct Case {
     kv_heads: usize,
     group: usize,
@@ -77,6 +78,16 @@ impl Case {
         (output.unwrap(), places.try_into_vec_as::<i32>().unwrap())
     }
 
+    /// With tensors as they are in a dtype.
+    fn rounded(&self, device: &Device, dtype: DType) -> Self {
+        let rounded = |values: &[f32]| {
+            let values = Tensor::<1>::from_data(values, (device, DType::F32));
+            values.cast(dtype).try_into_vec_as::<f32>().unwrap()
+        };
+        let [query, keys, values] = [&self.query, &self.keys, &self.values].map(|x| rounded(x));
+        Self { query, keys, values, ..self.clone() }
+    }
+
     /// Output `[B, Hq, D]` and importances of every head's slots, in f64 straight from the formula:
     /// logarithms, since they may be too small for any float; `None` for slots of weight 0.
     fn exact(&self) -> (Vec<f64>, Vec<Vec<Option<f64>>>) {
@@ -114,11 +125,33 @@ impl Case {
             }
             let own = slots.iter().zip(shares).map(|(&slot, shares)| {
                 let norm: f64 = row(&self.values, slot).iter().map(|v| v.abs()).sum();
-                (weight(slot) > f64::NEG_INFINITY).then(|| log_sum_exp(&shares) + norm.ln())
+                (weight(slot) > -1e38).then(|| log_sum_exp(&shares) + norm.ln())
             });
             importances.push(own.collect());
         }
         (output, importances)
+    }
+
+    /// Asserts that a full head gives up a slot whose importance is the least of those that `may_go`, to within
+    /// `tolerance`; the newest token where none may.
+    fn assert_weakest(
+        &self,
+        importances: &[Option<f64>],
+        place: i32,
+        pair: usize,
+        may_go: impl Fn(usize) -> bool,
+        tolerance: f64,
+        context: &str,
+    ) {
+        let (Some(least), _) = weakest(importances, &may_go) else {
+            return assert_eq!(place, self.places[pair], "{context}: head {pair}, none may go");
+        };
+        let least = importances[least as usize].unwrap();
+        let own = importances.get(place as usize).copied().flatten();
+        assert!(
+            own.is_some_and(|own| own <= least + tolerance) && may_go(place as usize),
+            "{context}: head {pair} gives up {place}, of {own:?}, where the least is {least}"
+        );
     }
 }
 
@@ -175,7 +208,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// As many heads as devices with clusters split into 7, 6, 5, 4, 3 and 2 parts, of any length up to 1,030.
+/// As many heads as clusters split into 7, 6, 5, 4, 3 and 2 parts on 132 processors, of any length up to 1,030.
 fn some_long_heads(heads: usize) -> Case {
     let mut numbers = Numbers::new(heads as u64);
     let mut lengths: Vec<usize> = (0..heads).map(|_| numbers.below(400)).collect();
@@ -190,7 +223,8 @@ fn many_heads() -> Case {
     let mut case = Case::random(13, 3, 2, 32, &lengths);
     case.limits.iter_mut().step_by(7).for_each(|limit| *limit += 2);
     let weights = (0..lengths.len() * case.capacity).map(|_| match numbers.below(5) {
-        0 => f32::NEG_INFINITY,
+        // As masks are written that must stay finite.
+        0 => f32::MIN,
         weight => (weight as f32).ln(),
     });
     case.log_weights = Some(weights.collect());
@@ -201,10 +235,12 @@ fn many_heads() -> Case {
 fn agrees_with_f64_on_every_device_and_dtype() {
     for tested in devices() {
         for dtype in tested.float_dtypes() {
-            let limit = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
+            // Of the output, and of importances' logarithms, which stay in f32 whatever the dtype.
+            let [limit, tolerance] = if dtype == DType::F32 { [1e-5, 1e-4] } else { [1e-2, 1e-3] };
             // Kernels are compiled anew for every dtype, which takes software drivers seconds.
             let every = if dtype != DType::F32 && tested.name == "wgpu" { 4 } else { 1 };
             for case in cases().iter().step_by(every) {
+                let case = case.rounded(&tested.device, dtype);
                 let options = EvictionOptions { importance: true, ..Default::default() };
                 let (result, places) = case.run(&tested.device, dtype, options);
                 let (output, importances) = case.exact();
@@ -230,30 +266,41 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                             None => assert_eq!(actual, f32::MAX, "{context}"),
                             Some(exact) => {
                                 let error = (f64::from(actual) - exact).abs();
-                                assert!(error < 10.0 * limit, "{context}: {actual} for {exact}");
+                                assert!(error < tolerance, "{context}: {actual} for {exact}");
                             }
                         }
                     }
                     let newest = case.places[pair] as usize;
-                    let (place, margin) = weakest(exact, |place| place != newest);
-                    let expected = match case.lengths[pair] < case.limits[pair] {
-                        true => case.lengths[pair],
-                        false => place.unwrap_or(newest as i32),
-                    };
+                    let full = case.lengths[pair] >= case.limits[pair];
                     for places in [&places, &alone] {
-                        let decided = places[pair] == expected;
-                        assert!(decided || margin < 20.0 * limit, "{context}: head {pair}");
+                        let place = places[pair];
+                        match full {
+                            true => case.assert_weakest(
+                                exact,
+                                place,
+                                pair,
+                                |place| place != newest,
+                                tolerance,
+                                &context,
+                            ),
+                            false => assert_eq!(place, case.lengths[pair], "{context}: {pair}"),
+                        }
                     }
                 }
                 let options = EvictionOptions { longest, evict_newest: true, ..Default::default() };
                 let (_, places) = case.run(&tested.device, dtype, options);
                 for (pair, exact) in importances.iter().enumerate() {
-                    let (place, margin) = weakest(exact, |_| true);
-                    let full = case.lengths[pair] >= case.limits[pair];
-                    let place = place.unwrap_or(case.places[pair]);
-                    let expected = if full { place } else { case.lengths[pair] };
-                    let decided = places[pair] == expected;
-                    assert!(decided || margin < 20.0 * limit, "{context}: head {pair}, any may go");
+                    match case.lengths[pair] >= case.limits[pair] {
+                        true => case.assert_weakest(
+                            exact,
+                            places[pair],
+                            pair,
+                            |_| true,
+                            tolerance,
+                            &context,
+                        ),
+                        false => assert_eq!(places[pair], case.lengths[pair], "{context}: {pair}"),
+                    }
                 }
             }
         }

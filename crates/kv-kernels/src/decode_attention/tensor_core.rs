@@ -89,7 +89,7 @@ pub(crate) enum Logits {
     /// fraction of the cost.
     Collected,
     /// They stay there, and the cube or cluster, which has its whole head, finds the slot of least importance,
-    /// for which `numerators` holds the values' norms, `view` the heads' limits, and `partial` the
+    /// for which `numerators` holds logarithms of the values' norms, `view` the heads' limits, and `partial` the
     /// bits of the newest tokens' places, which become the next ones'.
     Weighed {
         /// Whether the newest token is no candidate.

@@ -2,6 +2,8 @@
 
 /// What stands for `ln 0`, finite so that all devices can write and compare it.
 pub const LOWEST_NORM: f32 = -3.0e38;
+/// Logits from here down to −∞ carry no weight.
+pub(crate) const WEIGHTLESS: f32 = -1.0e38;
 /// What stands for the importance of a slot of weight 0.
 pub(crate) const ABSENT: f32 = f32::MAX;
 
@@ -54,7 +56,8 @@ impl Decision<'_> {
             let sums = &self.log_sum_exp[pair * self.group..][..self.group];
             for slot in self.slots(pair) {
                 let logits = &self.logits[slot * self.group..][..self.group];
-                if logits[0] != f32::NEG_INFINITY {
+                // NaN is not hidden.
+                if logits[0] >= WEIGHTLESS || logits[0].is_nan() {
                     let shares = logits.iter().zip(sums).map(|(logit, sum)| logit - sum);
                     importance[slot] = log_sum_exp(shares) + self.log_norms[slot];
                 }

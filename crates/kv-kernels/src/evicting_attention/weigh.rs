@@ -2,11 +2,9 @@
 
 use cubecl::prelude::*;
 
-pub(crate) use super::reference::ABSENT;
+pub(crate) use super::reference::{ABSENT, WEIGHTLESS};
 use crate::decode_attention::shared::{LOWEST, larger};
 
-/// Logits from here down to −∞ carry no weight.
-pub(crate) const WEIGHTLESS: f32 = -1.0e38;
 /// No place.
 pub(crate) const NOWHERE: i32 = i32::MAX;
 

@@ -1,60 +1,26 @@
-//! The ops of a prompt and of a plain decode step at a small size, on every device that is compiled in and there:
-//! `cargo bench -p kv-bench [--features wgpu] [-- FILTER]`.
+//! Ops at a small size, on every device that is compiled in and there:
+//! `cargo bench -p kv-bench [--features wgpu] [-- FILTER]`. Here are those of a prompt and of a plain decode step, in
+//! `policies.rs` those of single policies.
 //!
 //! Times include the launch and the wait for the device. For large sizes there is the suite
 //! `kernels`.
 
 #![allow(clippy::unwrap_used)]
 
-use burn::tensor::{DType, Device, Int, Tensor};
+mod inputs;
+mod policies;
+
 use criterion::{Criterion, criterion_group, criterion_main};
 use kv_kernels::{
     BalanceOptions, Centre, Choice, DecodeAttentionOptions, DrawSettings, DrawState, Draws,
     HeadLayout, KeepLists, LinearOptions, Placement, PrefillOptions, PrefillWindow, RotaryTable,
-    SlotPool, SlotRanges, SlotSource, add_rms_norm, argmin_slots, balance, compact_slots,
-    copy_slots, decode_attention, draw, linear, prefill_attention, rms_norm, scatter_rows,
-    split_heads, swiglu, top_slots, write_heads,
+    SlotPool, SlotSource, add_rms_norm, argmin_slots, balance, compact_slots, copy_slots,
+    decode_attention, draw, linear, prefill_attention, rms_norm, scatter_rows, split_heads, swiglu,
+    top_slots, write_heads,
 };
 use kv_testing::{Numbers, devices};
 
-const BATCH: usize = 2;
-const KV_HEADS: usize = 2;
-const GROUP: usize = 4;
-const HEAD_DIM: usize = 64;
-const CAPACITY: usize = 512;
-const HIDDEN: usize = 512;
-const VOCABULARY: usize = 8192;
-
-/// Inputs on one device.
-struct Inputs {
-    device: Device,
-    numbers: Numbers,
-}
-
-impl Inputs {
-    fn floats<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D> {
-        let count = shape.iter().product();
-        let values = self.numbers.normal(count);
-        Tensor::<1>::from_data(values.as_slice(), (&self.device, DType::F32)).reshape(shape)
-    }
-
-    fn ints<const D: usize>(
-        &self,
-        shape: [usize; D],
-        value: impl Fn(usize) -> usize,
-    ) -> Tensor<D, Int> {
-        let values: Vec<i32> = (0..shape.iter().product()).map(|i| value(i) as i32).collect();
-        Tensor::<1, Int>::from_data(values.as_slice(), (&self.device, DType::I32)).reshape(shape)
-    }
-
-    fn ranges(&self, length: usize) -> SlotRanges {
-        let shape = [BATCH, KV_HEADS];
-        SlotRanges {
-            offsets: self.ints(shape, |pair| pair * CAPACITY),
-            lengths: self.ints(shape, |_| length),
-        }
-    }
-}
+use inputs::{BATCH, CAPACITY, GROUP, HEAD_DIM, HIDDEN, Inputs, KV_HEADS, VOCABULARY, bench};
 
 fn ops(criterion: &mut Criterion) {
     for tested in devices() {
@@ -63,17 +29,11 @@ fn ops(criterion: &mut Criterion) {
         products(criterion, tested.name, &mut inputs);
         slots(criterion, tested.name, &mut inputs);
         tokens(criterion, tested.name, &mut inputs);
+        policies::attention(criterion, tested.name, &mut inputs);
+        policies::merging(criterion, tested.name, &mut inputs);
+        policies::sketches(criterion, tested.name, &mut inputs);
+        policies::reading(criterion, tested.name, &mut inputs);
     }
-}
-
-/// Times `call` and the wait for it.
-fn bench(criterion: &mut Criterion, op: &str, name: &str, device: &Device, mut call: impl FnMut()) {
-    criterion.bench_function(&format!("{op}/{name}"), |bencher| {
-        bencher.iter(|| {
-            call();
-            device.sync().unwrap();
-        });
-    });
 }
 
 fn attention(criterion: &mut Criterion, name: &str, inputs: &mut Inputs) {
