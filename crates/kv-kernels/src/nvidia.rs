@@ -25,8 +25,8 @@ pub(crate) fn log2(x: f32) -> f32 {
 
 /// The least of a whole plane's numbers, of compute capability 8.0 on.
 #[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
 pub(crate) fn least_of_plane(x: u32) -> u32 {
-    // An operation makes a value of what may be a variable.
     let x = x | 0u32;
     let mut y = 0u32;
     gpu_asm!("redux.sync.min.u32 {}, {}, 0xffffffff;", out(_) y, in(_) x);

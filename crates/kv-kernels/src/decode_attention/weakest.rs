@@ -117,9 +117,10 @@ pub(super) fn weakest(
     let nowhere = u32::new(NOWHERE as i64);
     let place = (weighed.first + best_slot) as u32;
     let place = least_of_plane(select(own == key && key != NO_KEY, place, nowhere));
-    if UNIT_POS as usize % PLANE == 0 {
-        keys[UNIT_POS as usize / PLANE] = key;
-        places[UNIT_POS as usize / PLANE] = place;
+    let plane = UNIT_POS as usize / PLANE;
+    if UNIT_POS as usize == plane * PLANE {
+        keys[plane] = key;
+        places[plane] = place;
     }
     sync_cube();
     let mut least = u32::new(NO_KEY as i64);
