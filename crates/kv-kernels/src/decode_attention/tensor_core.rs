@@ -11,7 +11,7 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::meet::{Sums, elect, exchange, nominate, sum_of, write_joined, write_output};
+use super::meet::{PLANE, Sums, elect, exchange, nominate, sum_of, write_joined, write_output};
 use super::shared::{LOWEST, Seen, larger, seen_of, slot_at, weight_of};
 use super::tiles::{lower_halves, place_of, read_keys, read_values, read_weights, upper_halves};
 use super::weakest::{Weighed, norms_ahead, weakest};
@@ -25,7 +25,6 @@ pub(super) const TILE: usize = 16;
 pub(super) const PLANES: usize = 4;
 /// Rows of a result: query heads, padded.
 const ROWS: usize = 8;
-const PLANE: usize = 32;
 /// Banks of shared memory.
 const BANKS: usize = 32;
 
