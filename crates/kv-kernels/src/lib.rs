@@ -31,6 +31,7 @@ mod heads;
 #[cfg(feature = "cuda")]
 mod hopper;
 mod labels;
+mod limits;
 mod linear;
 mod lists;
 mod merge_nearest;
@@ -80,6 +81,7 @@ pub use heads::{
     HeadLayout, HeadNorms, Placement, RotaryTable, split_heads, split_keys_values, write_heads,
 };
 pub use labels::{DueRows, ScoredRows, label_scores};
+pub use limits::largest_tensor;
 pub use linear::{LinearOptions, RowNorm, linear};
 pub use lists::{HEADER as LIST_HEADER, ListTable, keep_lists, list_slots};
 pub use merge_nearest::{MergingSlots, NearestOptions, StepScores, VOTES_RADIX, merge_nearest};

@@ -23,6 +23,20 @@ pub(crate) fn log2(x: f32) -> f32 {
     y
 }
 
+/// The lower halves of two words, or the upper ones, side by side.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn halves_of(a: u32, b: u32, #[comptime] upper: bool) -> u32 {
+    let (a, b) = (a | 0u32, b | 0u32);
+    let bytes = comptime!(if upper { "0x7632" } else { "0x5410" });
+    let mut both = 0u32;
+    gpu_asm!(
+        "prmt.b32 {}, {}, {}, {bytes};",
+        out(_) both, in(_) a, in(_) b, options(pure, nomem)
+    );
+    both
+}
+
 /// The least of a whole plane's numbers, of compute capability 8.0 on.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
@@ -31,4 +45,82 @@ pub(crate) fn least_of_plane(x: u32) -> u32 {
     let mut y = 0u32;
     gpu_asm!("redux.sync.min.u32 {}, {}, 0xffffffff;", out(_) y, in(_) x);
     y
+}
+
+/// Reads a vector of two or four words that nothing reads again soon: it is the first to leave the second cache.
+#[cube]
+pub(crate) fn read_fleeting<N: Size>(
+    from: &[Vector<u32, N>],
+    at: usize,
+    #[comptime] words: usize,
+) -> Vector<u32, N> {
+    let mut v = Vector::<u32, N>::empty();
+    let place = from[at..at + 1].as_ptr();
+    let count = comptime!(if words == 4 { "v4" } else { "v2" });
+    gpu_asm!(
+        "{{\n .reg .b64 first;\n createpolicy.fractional.L2::evict_first.b64 first, 1.0;\n",
+        "ld.global.nc.L1::no_allocate.L2::cache_hint.{count}.u32 {v}, [{place}], first;\n }}",
+        v = out(_) v, place = mem_in(_) place, options(explicit_mem)
+    );
+    v
+}
+
+/// Where shared memory is, as its own instructions count bytes.
+#[cube]
+pub(crate) fn shared_address<T: CubePrimitive>(base: *const T) -> u32 {
+    let mut at = 0u32;
+    gpu_asm!(
+        "{{\n .reg .b64 base;\n cvta.to.shared.u64 base, {};\n cvt.u32.u64 {}, base;\n }}",
+        in(_) base, out(_) at, options(pure, nomem)
+    );
+    at
+}
+
+/// Reads a vector of two or four words of shared memory, `offset` bytes from `at`.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn read_shared<N: Size>(
+    at: u32,
+    #[comptime] offset: usize,
+    #[comptime] words: usize,
+) -> Vector<u32, N> {
+    let at = at | 0u32;
+    let mut v = Vector::<u32, N>::empty();
+    let count = comptime!(if words == 4 { "v4" } else { "v2" });
+    gpu_asm!("ld.shared.{count}.u32 {v}, [{at}+{offset}];", v = out(_) v, at = in(_) at);
+    v
+}
+
+/// The smaller of two pairs of halves, each half by itself; `halves` is PTX's name of such a pair.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn smaller_halves(a: u32, b: u32, #[comptime] halves: &'static str) -> u32 {
+    let (a, b) = (a | 0u32, b | 0u32);
+    let mut least = 0u32;
+    gpu_asm!("min.{halves} {}, {}, {};", out(_) least, in(_) a, in(_) b, options(pure, nomem));
+    least
+}
+
+/// The larger, likewise.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn larger_halves(a: u32, b: u32, #[comptime] halves: &'static str) -> u32 {
+    let (a, b) = (a | 0u32, b | 0u32);
+    let mut most = 0u32;
+    gpu_asm!("max.{halves} {}, {}, {};", out(_) most, in(_) a, in(_) b, options(pure, nomem));
+    most
+}
+
+/// A pair of halves times another, where that is of 1 and -1: nothing is rounded.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn scaled_halves(a: u32, b: u32, #[comptime] halves: &'static str) -> u32 {
+    let (a, b) = (a | 0u32, b | 0u32);
+    let mut product = 0u32;
+    // Less 0, as products alone are of newer devices.
+    gpu_asm!(
+        "{{\n .reg .b32 none;\n mov.b32 none, 0x80008000;\n fma.rn.{halves} {}, {}, {}, none;\n }}",
+        out(_) product, in(_) a, in(_) b, options(pure, nomem)
+    );
+    product
 }

@@ -8,12 +8,13 @@ mod slots;
 
 use anyhow::bail;
 use burn::tensor::{DType, Device};
+use kv_kernels::largest_tensor;
 
 use crate::args::{Kernels, Op};
 use crate::journal::Records;
 use crate::progress::Progress;
 use crate::record::{Case, Record, metric};
-use cases::Cases;
+use cases::{Attention, Cases};
 pub(crate) use clock::Clock;
 use clock::Left;
 
@@ -48,6 +49,12 @@ impl<'a> Lab<'a> {
         let clock = Clock::new(device.clone());
         let copy = clock.copy_bandwidth()?;
         Ok(Self { device, device_name, dtype, clock, copy, records })
+    }
+
+    /// Whether the device holds a case's keys, which are made in f32.
+    fn holds(&self, case: &Attention) -> bool {
+        let bytes = case.pairs() * case.tokens * case.head_dim * DType::F32.size();
+        largest_tensor(&self.device).is_none_or(|most| bytes <= most)
     }
 
     /// Times `call`, which rotates among `sets` inputs, and records it. `bytes` must move and
@@ -103,7 +110,14 @@ pub(crate) fn run(
     let mut progress = Progress::new(cases.count(wanted), SUITE);
     if wanted(Op::DecodeAttention) {
         for case in &cases.decode_attention {
-            attention::decode(&mut lab, case)?;
+            if lab.holds(case) {
+                attention::decode(&mut lab, case)?;
+            } else {
+                eprintln!(
+                    "decode_attention {}: more than this device holds in a tensor",
+                    case.name()
+                );
+            }
             progress.step();
         }
     }

@@ -1,31 +1,34 @@
-//! What follows the last tile of the kernel for matrix instructions: a cube's planes have met, and what they have goes
+//! What follows the last tile of the kernel for matrix instructions: a cube's planes meet, and what they have goes
 //! to the output, to a kernel behind, or to the other cubes of a cluster, which have the other parts of the range.
 //!
 //! Cubes of a cluster write into each other's shared memory, so that whole heads come out of one launch.
 
 use cubecl::prelude::*;
 
+use super::products::{Rows, Running};
 use super::shared::{LOWEST, divisor, larger, presence};
 use super::weakest::NO_KEY;
 use crate::cluster::{arrive_at_cluster, send, wait_for_cluster};
 use crate::evicting_attention::weigh::NOWHERE;
 
 /// Units of a plane.
-pub(super) const PLANE: usize = 32;
+pub(crate) const PLANE: usize = 32;
+/// Query heads, padded.
+const HEADS: usize = 8;
 
 /// A cube's sums and their shapes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Sums {
+pub(crate) struct Sums {
     /// Query heads of a key-value head.
-    pub(super) group: usize,
+    pub(crate) group: usize,
     /// `D`
-    pub(super) dim: usize,
+    pub(crate) dim: usize,
     /// Planes of a cube.
-    pub(super) planes: usize,
+    pub(crate) planes: usize,
     /// Whether numerators weigh what the denominator does not.
-    pub(super) numerators: bool,
+    pub(crate) numerators: bool,
     /// Whether log-sum-exps are wanted.
-    pub(super) log_sum_exp: bool,
+    pub(crate) log_sum_exp: bool,
 }
 
 impl Sums {
@@ -35,9 +38,79 @@ impl Sums {
     }
 }
 
+/// A cube's planes meet: each scales its sums to the common maximum and leaves them in `totals`, as `[planes, group, D]`.
+/// Returns the query heads' maxima and sums of weights.
+#[cube]
+pub(crate) fn meet(
+    running: &Running,
+    totals: &mut Shared<[f32]>,
+    #[comptime] rows: Rows,
+    #[comptime] sums: Sums,
+) -> (Shared<[f32]>, Shared<[f32]>) {
+    let group = sums.group.comptime();
+    let planes = sums.planes.comptime();
+    let words = rows.words.comptime();
+    let unit = UNIT_POS as usize;
+    let (plane, lane) = (unit / PLANE, unit % PLANE);
+    let (r, j) = (lane / 4, lane % 4);
+    let mut weight = running.weight;
+    weight += plane_shuffle_xor(weight, 1u32);
+    weight += plane_shuffle_xor(weight, 2u32);
+    let mut maxima = Shared::<[f32]>::new_slice(comptime!(planes * HEADS));
+    let mut weights = Shared::<[f32]>::new_slice(comptime!(planes * HEADS));
+    if j == 0 {
+        maxima[plane * HEADS + r] = running.max;
+        weights[plane * HEADS + r] = weight;
+    }
+    sync_cube();
+    #[unroll]
+    for e in 0..2usize {
+        let head = 2 * j + e;
+        if head < group {
+            let mut top = f32::new(LOWEST);
+            #[unroll]
+            for other in 0..planes {
+                top = larger(top, maxima[other * HEADS + head]);
+            }
+            let factor = (maxima[plane * HEADS + head] - top).exp();
+            #[unroll]
+            for block in 0..comptime!(rows.blocks()) {
+                #[unroll]
+                for word in 0..words {
+                    let column = comptime!(rows.span()) * block + 2 * words * r + 2 * word;
+                    let to = (plane * group + head) * sums.dim + column;
+                    let from = comptime!((block * words + word) * 2);
+                    totals[to] = running.sums[from].extract(e) * factor;
+                    totals[to + 1] = running.sums[from + 1].extract(e) * factor;
+                }
+            }
+        }
+    }
+    // What all planes have of a query head.
+    let mut joint_maxima = Shared::<[f32]>::new_slice(group);
+    let mut joint_weights = Shared::<[f32]>::new_slice(group);
+    if unit < group {
+        let mut top = f32::new(LOWEST);
+        #[unroll]
+        for other in 0..planes {
+            top = larger(top, maxima[other * HEADS + unit]);
+        }
+        let mut sum = 0.0f32;
+        #[unroll]
+        for other in 0..planes {
+            let row = other * HEADS + unit;
+            sum += weights[row] * (maxima[row] - top).exp();
+        }
+        joint_maxima[unit] = top;
+        joint_weights[unit] = sum;
+    }
+    sync_cube();
+    (joint_maxima, joint_weights)
+}
+
 /// What all planes have of the group's output, summed: the `i`-th number.
 #[cube]
-pub(super) fn sum_of(totals: &Shared<[f32]>, i: usize, #[comptime] sums: Sums) -> f32 {
+pub(crate) fn sum_of(totals: &Shared<[f32]>, i: usize, #[comptime] sums: Sums) -> f32 {
     let mut total = 0.0f32;
     #[unroll]
     for other in 0..sums.planes {
@@ -49,7 +122,7 @@ pub(super) fn sum_of(totals: &Shared<[f32]>, i: usize, #[comptime] sums: Sums) -
 /// Writes one number of a head's output, and its log-sum-exp with the first.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-pub(super) fn write_output<E: Float>(
+pub(crate) fn write_output<E: Float>(
     total: f32,
     max: f32,
     weight: f32,
@@ -73,7 +146,7 @@ pub(super) fn write_output<E: Float>(
 /// What a cluster's cubes have sent to one of them: of every part the numbers of its share of the output, and all
 /// query heads' maxima, as `[cubes, ..]`.
 #[derive(CubeType)]
-pub(super) struct Received {
+pub(crate) struct Received {
     totals: Shared<[f32]>,
     maxima: Shared<[f32]>,
 }
@@ -81,7 +154,7 @@ pub(super) struct Received {
 /// The cubes of a cluster, of which each has a part of a range, exchange their sums. `maxima` and `weights` are those of
 /// this cube's part before, and of the whole range after.
 #[cube]
-pub(super) fn exchange(
+pub(crate) fn exchange(
     totals: &Shared<[f32]>,
     maxima: &mut Shared<[f32]>,
     weights: &mut Shared<[f32]>,
@@ -134,7 +207,7 @@ pub(super) fn exchange(
 /// Joins what was received, and writes this cube's share of the output; `maxima` and `weights` are the whole range's.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-pub(super) fn write_joined<E: Float>(
+pub(crate) fn write_joined<E: Float>(
     received: &Received,
     maxima: &Shared<[f32]>,
     weights: &Shared<[f32]>,

@@ -2,7 +2,7 @@
 //! lists and windows.
 //!
 //! On CubeCL devices a call is one kernel that splits the slots among cubes (`tensor_core.rs`, with
-//! `tiles.rs` and `meet.rs`, where matrix instructions serve, else `plain.rs`), then `combine.rs` if a head was
+//! `tiles.rs`, `products.rs` and `meet.rs`, where matrix instructions serve, else `plain.rs`), then `combine.rs` if a head was
 //! split and its parts not joined by a cluster of cubes, and `normalise.rs` if probabilities are wanted. `plan.rs`
 //! chooses.
 
@@ -11,7 +11,7 @@ mod combine;
 #[cfg(feature = "gpu")]
 pub(crate) mod launch;
 #[cfg(feature = "gpu")]
-mod meet;
+pub(crate) mod meet;
 #[cfg(feature = "gpu")]
 mod normalise;
 mod options;
@@ -19,13 +19,15 @@ mod options;
 mod plain;
 #[cfg(feature = "gpu")]
 pub(crate) mod plan;
+#[cfg(feature = "gpu")]
+pub(crate) mod products;
 pub mod reference;
 #[cfg(feature = "gpu")]
 pub(crate) mod shared;
 #[cfg(feature = "gpu")]
 pub(crate) mod tensor_core;
 #[cfg(feature = "gpu")]
-mod tiles;
+pub(crate) mod tiles;
 #[cfg(feature = "gpu")]
 mod weakest;
 

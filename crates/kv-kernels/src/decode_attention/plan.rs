@@ -107,13 +107,17 @@ pub(crate) fn cluster(
     let planes = 2 * tensor_core::PLANES;
     let processors = processors(&query.client);
     let fits = |cubes: usize| {
-        // Processors come in pairs, and larger clusters must find theirs within a group of sixteen or eighteen, not all
-        // of which are there: a second wave would take as long again.
-        let clusters = if cubes == 2 { processors / 2 } else { processors / cubes * 7 / 8 };
-        pairs <= clusters && longest >= cubes * planes * tensor_core::TILE
+        fit_clusters(processors, cubes, pairs) && longest >= cubes * planes * tensor_core::TILE
     };
     let cubes = CLUSTERS.into_iter().find(|&cubes| fits(cubes))?;
     Some((cubes, Kernel::TensorCore { words, planes }))
+}
+
+/// Whether so many `clusters` of `cubes`, of which each takes a processor, are under way at once. Processors come in pairs,
+/// and larger clusters must find theirs within a group of sixteen or eighteen, not all of which are there: a second wave
+/// would take as long again.
+pub(crate) fn fit_clusters(processors: usize, cubes: usize, clusters: usize) -> bool {
+    clusters <= if cubes == 2 { processors / 2 } else { processors / cubes * 7 / 8 }
 }
 
 /// Whether clusters of so many `cubes` are worth the processors that they leave idle.

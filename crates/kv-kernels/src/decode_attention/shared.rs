@@ -18,7 +18,7 @@ const NEVER: u32 = 0xff80_0000;
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Seen {
     /// How many.
-    pub(super) count: usize,
+    pub(crate) count: usize,
     /// The range's first slot.
     pub(super) start: usize,
     /// How many are read from there on before those that `listed` and `gap` are for.
@@ -33,7 +33,7 @@ pub(crate) struct Seen {
 }
 
 #[cube]
-pub(super) fn seen_of(
+pub(crate) fn seen_of(
     view: &[i32],
     offsets: &[i32],
     lengths: &[i32],

@@ -1,30 +1,24 @@
 //! The kernel for matrix instructions: f16 and bf16, 16 slots at a time in each plane of 32.
 //!
-//! Logits are `Q Kᵀ` with the group's query heads as rows (padded to 16) and 8 slots as columns, so
-//! that weights come out in the layout in which they go into the second product, `Vᵀ Pᵀ`: columns of
-//! values as rows, query heads as columns. Nothing is exchanged between the products, and keys and
-//! values go from memory to registers in 16-byte pieces, because the order of the summed dimension,
-//! and which column of the values is which row, are ours to choose.
-//!
-//! In a plane, lane `4 r + j` holds row `r` (a query head) and columns `2 j`, `2 j + 1` of a result.
+//! Keys and values go from memory to registers in 16-byte pieces, in the layout in which the products take them.
 
-use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::meet::{PLANE, Sums, elect, exchange, nominate, sum_of, write_joined, write_output};
-use super::shared::{LOWEST, Seen, larger, seen_of, slot_at, weight_of};
-use super::tiles::{lower_halves, place_of, read_keys, read_values, read_weights, upper_halves};
+use super::meet::{
+    PLANE, Sums, elect, exchange, meet, nominate, sum_of, write_joined, write_output,
+};
+use super::products::{Rows, dots_of, nothing_yet, read_queries, take_values};
+use super::shared::{LOWEST, Seen, seen_of, slot_at};
+use super::tiles::{place_of, read_keys, read_values, read_weights};
 use super::weakest::{Weighed, norms_ahead, weakest};
 use super::{Features, ViewKind};
 use crate::cluster::arrive_at_cluster;
 use crate::evicting_attention::weigh::next_place;
 
 /// Slots of a plane's step.
-pub(super) const TILE: usize = 16;
+pub(crate) const TILE: usize = 16;
 /// Planes of a cube where heads or their parts fill the device with two cubes a processor.
 pub(super) const PLANES: usize = 4;
-/// Rows of a result: query heads, padded.
-const ROWS: usize = 8;
 /// Banks of shared memory.
 const BANKS: usize = 32;
 
@@ -52,10 +46,7 @@ pub(crate) struct Blueprint {
 impl Blueprint {
     /// Cubes of a cluster.
     fn cubes(&self) -> usize {
-        match self.parts {
-            Parts::Joined(cubes) => cubes,
-            Parts::Whole | Parts::Written => 1,
-        }
+        self.parts.cubes()
     }
 }
 
@@ -68,6 +59,16 @@ pub(crate) enum Parts {
     Written,
     /// The cubes of a cluster, so many, have the parts of the range, and join them.
     Joined(usize),
+}
+
+impl Parts {
+    /// Cubes of a cluster.
+    pub(crate) fn cubes(self) -> usize {
+        match self {
+            Self::Joined(cubes) => cubes,
+            Self::Whole | Self::Written => 1,
+        }
+    }
 }
 
 /// Shared memory between the query heads' logits of a part: a quarter of the banks more than whole
@@ -251,12 +252,8 @@ pub(crate) fn attend<E: Float, N: Size>(
     let planes = blueprint.planes.comptime();
     let features = blueprint.features.comptime();
     let kind = features.view.comptime();
-    // 4 lanes take 32 columns of a key, 8 lanes `span` columns of a value.
-    let words = blueprint.words.comptime();
-    let pieces = (dim / 32).comptime();
-    let span = (16 * words).comptime();
-    let blocks = (dim / span).comptime();
-    let def = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
+    let rows = comptime!(Rows { dim: blueprint.head_dim, words: blueprint.words });
+    let (pieces, blocks) = comptime!((rows.pieces(), rows.blocks()));
 
     let joined = comptime!(matches!(blueprint.parts, Parts::Joined(_)));
     if joined {
@@ -275,30 +272,8 @@ pub(crate) fn attend<E: Float, N: Size>(
     let first = min(split * share, count);
     let end = min(first + share, count);
 
-    let none = Vector::<f32, Const<2>>::new(0.0f32);
-    let blank = Vector::<E, Const<2>>::cast_from(none);
-    let mut q = Array::<Vector<E, Const<2>>>::new(comptime!(4 * pieces));
-    #[unroll]
-    for piece in 0..pieces {
-        #[unroll]
-        for half in 0..2usize {
-            let mut bits = Vector::<u32, Const<2>>::new(0u32);
-            if r < group {
-                bits = query[(pair * group + r) * (dim / 4) + 8 * piece + 2 * j + half];
-            }
-            let at = comptime!((piece * 2 + half) * 2);
-            q[at] = Vector::reinterpret(bits.extract(0usize));
-            q[at + 1] = Vector::reinterpret(bits.extract(1usize));
-        }
-    }
-    // Two registers for each word of a value: rows `r` and `r + 8` of a product.
-    let mut sums = Array::<Vector<f32, Const<2>>>::new(comptime!(blocks * words * 2));
-    #[unroll]
-    for i in 0..comptime!(blocks * words * 2) {
-        sums[i] = none;
-    }
-    let mut max = f32::new(LOWEST);
-    let mut weight = 0.0f32;
+    let q = read_queries::<E>(query, pair, r, j, group, rows);
+    let mut running = nothing_yet(rows);
 
     // At least so much that only two cubes share a processor: with the registers that three would
     // leave them, waves of cubes end unevenly.
@@ -337,7 +312,7 @@ pub(crate) fn attend<E: Float, N: Size>(
         );
         read_values::<N>(
             values, view, &totals, &mut v, &mut at, tile, end, seen, first, slots, r, j, blocks,
-            kind, staged,
+            rows.words, kind, staged,
         );
         read_weights(log_weights, &mut log_weight, &at, slots, features.weighted);
         read_weights(numerators, &mut numerator, &at, slots, features.numerators);
@@ -379,6 +354,7 @@ pub(crate) fn attend<E: Float, N: Size>(
             r,
             j,
             blocks,
+            rows.words,
             kind,
             staged,
         );
@@ -387,36 +363,8 @@ pub(crate) fn attend<E: Float, N: Size>(
         read_weights(log_weights, &mut next_log, &next_at, slots, features.weighted);
         read_weights(numerators, &mut next_numerator, &next_at, slots, features.numerators);
 
-        let mut dots = Array::<f32>::new(4usize);
-        #[unroll]
-        for n in 0..2usize {
-            let mut acc = Array::<Vector<f32, Const<2>>>::new(2usize);
-            acc[0] = none;
-            acc[1] = none;
-            #[unroll]
-            for piece in 0..pieces {
-                let bits = k[n * pieces + piece];
-                #[unroll]
-                for half in 0..2usize {
-                    let from = comptime!((piece * 2 + half) * 2);
-                    let mut a = Array::<Vector<E, Const<2>>>::new(4usize);
-                    a[0] = q[from];
-                    a[1] = blank;
-                    a[2] = q[from + 1];
-                    a[3] = blank;
-                    let mut b = Array::<Vector<E, Const<2>>>::new(2usize);
-                    b[0] = Vector::reinterpret(bits.extract(comptime!(2 * half)));
-                    b[1] = Vector::reinterpret(bits.extract(comptime!(2 * half + 1)));
-                    acc = def.execute(&a, &b, &acc);
-                }
-            }
-            let both = acc[0];
-            dots[2 * n] = both.extract(0usize) * scale;
-            dots[2 * n + 1] = both.extract(1usize) * scale;
-        }
-
+        let mut dots = dots_of(&q, &k, scale, rows);
         let mut logits = Array::<f32>::new(4usize);
-        let mut top = max;
         #[unroll]
         for u in 0..4usize {
             let mut logit = dots[u];
@@ -436,58 +384,17 @@ pub(crate) fn attend<E: Float, N: Size>(
                 }
             }
             logits[u] = logit;
-            // Separate numerators may weigh what the denominator does not.
-            top = larger(top, select(features.numerators, dots[u], logit));
         }
-        top = larger(top, plane_shuffle_xor(top, 1u32));
-        top = larger(top, plane_shuffle_xor(top, 2u32));
-        let rescale = (max - top).exp();
-        max = top;
-        weight *= rescale;
-        let mut p = Array::<Vector<E, Const<2>>>::new(2usize);
-        #[unroll]
-        for n in 0..2usize {
-            let mut both = Vector::<f32, Const<2>>::empty();
-            #[unroll]
-            for e in 0..2usize {
-                let u = comptime!(2 * n + e);
-                let own = weight_of(logits[u], top);
-                weight += own;
-                let mut share = own;
-                if features.numerators {
-                    share = weight_of(dots[u], top) * numerator[u];
-                }
-                both.insert(e, share);
-            }
-            p[n] = Vector::cast_from(both);
-        }
-
-        // Query heads `2 j` and `2 j + 1` are columns now.
-        let mut rescales = Vector::<f32, Const<2>>::empty();
-        rescales.insert(0usize, plane_shuffle(rescale, (8 * j) as u32));
-        rescales.insert(1usize, plane_shuffle(rescale, (8 * j + 4) as u32));
-        #[unroll]
-        for block in 0..blocks {
-            #[unroll]
-            for word in 0..words {
-                let t0 = v[block].extract(word);
-                let t1 = v[blocks + block].extract(word);
-                let t2 = v[2 * blocks + block].extract(word);
-                let t3 = v[3 * blocks + block].extract(word);
-                let mut a = Array::<Vector<E, Const<2>>>::new(4usize);
-                a[0] = Vector::reinterpret(lower_halves(t0, t1));
-                a[1] = Vector::reinterpret(upper_halves(t0, t1));
-                a[2] = Vector::reinterpret(lower_halves(t2, t3));
-                a[3] = Vector::reinterpret(upper_halves(t2, t3));
-                let to = comptime!((block * words + word) * 2);
-                let mut acc = Array::<Vector<f32, Const<2>>>::new(2usize);
-                acc[0] = sums[to] * rescales;
-                acc[1] = sums[to + 1] * rescales;
-                acc = def.execute(&a, &p, &acc);
-                sums[to] = acc[0];
-                sums[to + 1] = acc[1];
-            }
-        }
+        take_values::<E, N>(
+            &mut running,
+            &logits,
+            &dots,
+            &numerator,
+            &v,
+            j,
+            features.numerators,
+            rows,
+        );
         #[unroll]
         for i in 0..comptime!(2 * pieces) {
             k[i] = next_k[i];
@@ -534,58 +441,7 @@ pub(crate) fn attend<E: Float, N: Size>(
         newest,
     };
     let norms = norms_ahead(numerators, &weighed, weighs, joined, joint);
-    // Planes meet: each scales its sums to the common maximum.
-    weight += plane_shuffle_xor(weight, 1u32);
-    weight += plane_shuffle_xor(weight, 2u32);
-    let mut maxima = Shared::<[f32]>::new_slice(comptime!(planes * ROWS));
-    let mut weights = Shared::<[f32]>::new_slice(comptime!(planes * ROWS));
-    if j == 0 {
-        maxima[plane * ROWS + r] = max;
-        weights[plane * ROWS + r] = weight;
-    }
-    sync_cube();
-    #[unroll]
-    for e in 0..2usize {
-        let head = 2 * j + e;
-        if head < group {
-            let mut top = f32::new(LOWEST);
-            #[unroll]
-            for other in 0..planes {
-                top = larger(top, maxima[other * ROWS + head]);
-            }
-            let factor = (maxima[plane * ROWS + head] - top).exp();
-            #[unroll]
-            for block in 0..blocks {
-                #[unroll]
-                for word in 0..words {
-                    let column = span * block + 2 * words * r + 2 * word;
-                    let to = (plane * group + head) * dim + column;
-                    let from = comptime!((block * words + word) * 2);
-                    totals[to] = sums[from].extract(e) * factor;
-                    totals[to + 1] = sums[from + 1].extract(e) * factor;
-                }
-            }
-        }
-    }
-    // What all planes have of a query head.
-    let mut joint_maxima = Shared::<[f32]>::new_slice(group);
-    let mut joint_weights = Shared::<[f32]>::new_slice(group);
-    if unit < group {
-        let mut top = f32::new(LOWEST);
-        #[unroll]
-        for other in 0..planes {
-            top = larger(top, maxima[other * ROWS + unit]);
-        }
-        let mut sum = 0.0f32;
-        #[unroll]
-        for other in 0..planes {
-            let row = other * ROWS + unit;
-            sum += weights[row] * (maxima[row] - top).exp();
-        }
-        joint_maxima[unit] = top;
-        joint_weights[unit] = sum;
-    }
-    sync_cube();
+    let (mut joint_maxima, mut joint_weights) = meet(&running, &mut totals, rows, joint);
     if comptime!(blueprint.logits == Logits::Collected) {
         let mut i = unit;
         while i < (end - first) * group {

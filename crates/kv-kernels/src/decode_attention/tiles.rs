@@ -8,10 +8,11 @@ use cubecl::prelude::*;
 
 use super::ViewKind;
 use super::shared::{Seen, slot_at};
+use crate::nvidia::read_fleeting;
 
 /// Where in the range a tile's `u`-th logit of this lane is: `2 j`, `2 j + 1`, `2 j + 8`, `2 j + 9`.
 #[cube]
-pub(super) fn place_of(tile: usize, #[comptime] u: usize, j: usize) -> usize {
+pub(crate) fn place_of(tile: usize, #[comptime] u: usize, j: usize) -> usize {
     tile + 2 * j + comptime!(u % 2 + (u / 2) * 8)
 }
 
@@ -55,7 +56,7 @@ pub(super) fn place(
 /// Reads a tile's keys: slots `r` and `r + 8`, every fourth piece from `j` on.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-pub(super) fn read_keys(
+pub(crate) fn read_keys(
     keys: &[Vector<u32, Const<4>>],
     view: &[i32],
     places: &Shared<[f32]>,
@@ -86,7 +87,7 @@ pub(super) fn read_keys(
 /// lane's logits too; `at` gets their slots, `slots` for none.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-pub(super) fn read_values<N: Size>(
+pub(crate) fn read_values<N: Size>(
     values: &[Vector<u32, N>],
     view: &[i32],
     places: &Shared<[f32]>,
@@ -100,6 +101,7 @@ pub(super) fn read_values<N: Size>(
     r: usize,
     j: usize,
     #[comptime] blocks: usize,
+    #[comptime] words: usize,
     #[comptime] kind: ViewKind,
     #[comptime] staged: bool,
 ) {
@@ -111,7 +113,8 @@ pub(super) fn read_values<N: Size>(
         at[u] = select(i < end, slot, slots);
         #[unroll]
         for block in 0..blocks {
-            let mut piece = values[row * comptime!(8 * blocks) + 8 * block + r];
+            let mut piece =
+                read_fleeting(values, row * comptime!(8 * blocks) + 8 * block + r, words);
             if comptime!(kind == ViewKind::List) {
                 // What stands for an absent slot may hold anything, which 0 times NaN shows.
                 if slot == slots {
@@ -121,14 +124,4 @@ pub(super) fn read_values<N: Size>(
             v[u * blocks + block] = piece;
         }
     }
-}
-
-#[cube]
-pub(super) fn lower_halves(a: u32, b: u32) -> u32 {
-    (a & 0xffffu32) | (b << 16u32)
-}
-
-#[cube]
-pub(super) fn upper_halves(a: u32, b: u32) -> u32 {
-    (a >> 16u32) | (b & 0xffff_0000u32)
 }

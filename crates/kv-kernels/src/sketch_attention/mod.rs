@@ -4,17 +4,22 @@
 //! One kernel reads a range's slots, then the tokens that are in its sketch: for each it gathers an
 //! entry of every bucket, takes the median and goes on with the same online softmax. The whole sketch
 //! of a range is in shared memory where it finds room, in the cache's dtype: rounding and the median of
-//! an odd number commute, and the mean of the middle two of an even one is rounded twice.
+//! an odd number commute, and the mean of the middle two of an even one is rounded twice. `tiles.rs` (with `entries.rs`) is that
+//! kernel where matrix instructions serve, `plain.rs` (with `sums.rs`) where not; `plan.rs` chooses.
 
 #[cfg(feature = "gpu")]
-mod kernel;
+mod entries;
 #[cfg(feature = "gpu")]
 pub(crate) mod launch;
 #[cfg(feature = "gpu")]
-mod pairs;
+mod plain;
+#[cfg(feature = "gpu")]
+mod plan;
 pub(crate) mod reference;
 #[cfg(feature = "gpu")]
 mod sums;
+#[cfg(feature = "gpu")]
+mod tiles;
 
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};

@@ -19,8 +19,6 @@ pub(super) struct Shape {
     pub(super) team: usize,
     /// Rows that a team takes at a time, a power of two.
     pub(super) ahead: usize,
-    /// Whether matrix instructions multiply keys by queries, two rows a team.
-    pub(super) paired: bool,
 }
 
 impl Shape {
@@ -61,7 +59,7 @@ impl Shape {
 
     /// Query heads of which a unit has products.
     pub(super) fn heads(self) -> usize {
-        if self.paired { 1 } else { self.held() / self.rows() }
+        self.held() / self.rows()
     }
 
     /// Whether an exchange is between rows of one query head.

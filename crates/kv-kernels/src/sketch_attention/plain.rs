@@ -1,8 +1,7 @@
-//! The kernel: teams of units share a row, each unit some of its columns.
+//! The portable kernel: teams of units share a row, each unit some of its columns.
 
 use cubecl::prelude::*;
 
-use super::pairs::{gather_pairs, read_queries, take_pair};
 use super::sums::{Shape, gather_sums, take_rows};
 use crate::count_sketch::hash::kernel::{place_of, sign_of};
 use crate::count_sketch::query::median;
@@ -67,7 +66,7 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
 ) {
     let shape = blueprint.shape.comptime();
-    let Shape { group, columns, team, ahead, paired } = shape;
+    let Shape { group, columns, team, ahead } = shape;
     let own = shape.own().comptime();
     let units = blueprint.units.comptime();
     let buckets = blueprint.sketch.buckets.comptime();
@@ -85,11 +84,7 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
     let member = unit % team;
     let own_team = unit / team;
 
-    let mut q = Array::<Vector<f32, N>>::new(comptime!(if paired { 1 } else { group * own }));
-    let mut paired_q = Array::<Vector<F, N>>::new(own);
-    if paired {
-        read_queries::<F, N>(query, &mut paired_q, pair, shape);
-    }
+    let mut q = Array::<Vector<f32, N>>::new(comptime!(group * own));
     let mut acc = Array::<Vector<f32, N>>::new(comptime!(group * own));
     let mut held_maxima = Array::<f32>::new(comptime!(shape.heads()));
     let mut held_sums = Array::<f32>::new(comptime!(shape.heads()));
@@ -104,13 +99,10 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
         for c in 0..own {
             let column = member + c * team;
             acc[g * own + c] = Vector::new(0.0f32);
-            if comptime!(!paired) {
-                q[g * own + c] = Vector::new(0.0f32);
-                if column < columns {
-                    q[g * own + c] =
-                        Vector::cast_from(query[(pair * group + g) * columns + column])
-                            * Vector::new(scale);
-                }
+            q[g * own + c] = Vector::new(0.0f32);
+            if column < columns {
+                q[g * own + c] = Vector::cast_from(query[(pair * group + g) * columns + column])
+                    * Vector::new(scale);
             }
         }
     }
@@ -140,36 +132,19 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
                 v[a * own + c] = values[slot * columns + column];
             }
         }
-        if paired {
-            take_pair::<F, N>(
-                &paired_q,
-                &k,
-                &v,
-                &at,
-                none,
-                &mut acc,
-                &mut held_maxima,
-                &mut held_sums,
-                slot_logits,
-                scale,
-                member,
-                shape,
-            );
-        } else {
-            take_rows::<F, N>(
-                &q,
-                &k,
-                &v,
-                &at,
-                none,
-                &mut acc,
-                &mut held_maxima,
-                &mut held_sums,
-                slot_logits,
-                member,
-                shape,
-            );
-        }
+        take_rows::<F, N>(
+            &q,
+            &k,
+            &v,
+            &at,
+            none,
+            &mut acc,
+            &mut held_maxima,
+            &mut held_sums,
+            slot_logits,
+            member,
+            shape,
+        );
     }
 
     // The tokens in the sketch.
@@ -276,47 +251,26 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
                     v[a * own + c] = median::<F, N>(&mut value_parts, buckets);
                 }
             }
-            if paired {
-                take_pair::<F, N>(
-                    &paired_q,
-                    &k,
-                    &v,
-                    &at,
-                    none,
-                    &mut acc,
-                    &mut held_maxima,
-                    &mut held_sums,
-                    token_logits,
-                    scale,
-                    member,
-                    shape,
-                );
-            } else {
-                take_rows::<F, N>(
-                    &q,
-                    &k,
-                    &v,
-                    &at,
-                    none,
-                    &mut acc,
-                    &mut held_maxima,
-                    &mut held_sums,
-                    token_logits,
-                    member,
-                    shape,
-                );
-            }
+            take_rows::<F, N>(
+                &q,
+                &k,
+                &v,
+                &at,
+                none,
+                &mut acc,
+                &mut held_maxima,
+                &mut held_sums,
+                token_logits,
+                member,
+                shape,
+            );
         }
         sync_cube();
     }
 
     let mut maxima = Array::<f32>::new(group);
     let mut sums = Array::<f32>::new(group);
-    if paired {
-        gather_pairs(&held_maxima, &held_sums, &mut maxima, &mut sums, member, shape);
-    } else {
-        gather_sums(&held_maxima, &held_sums, &mut maxima, &mut sums, member, shape);
-    }
+    gather_sums(&held_maxima, &held_sums, &mut maxima, &mut sums, member, shape);
     // Teams meet: those of a plane by exchange, planes in shared memory.
     let planes = (units / blueprint.plane).comptime();
     let joined = blueprint.joined.comptime();

@@ -1,0 +1,402 @@
+//! How the kernel for matrix instructions takes tokens out of a sketch: the median of a token's entries, by columns, into
+//! the registers in which products take a tile's rows.
+//!
+//! Each lane keeps the places of one token, and asks others for those of the rows that it has columns of. Entries are
+//! read from shared memory without conflict: lanes read the pieces of a row in orders of their own, and exchange
+//! registers behind the median. A token's first sign is left out, which changes the sign of the median alone: it goes
+//! into the weight. Arithmetic is on two halves at a time, and its instructions are what these kernels wait for.
+
+use cubecl::prelude::*;
+
+use super::tiles::{Blueprint, WORDS};
+use crate::count_sketch::hash::kernel::place_of as hash_of;
+use crate::nvidia::{larger_halves, read_shared, scaled_halves, shared_address, smaller_halves};
+
+/// Elements of a piece of a key, of one of a value, and of a vector of entries in memory.
+pub(super) const KEY_PIECE: usize = 8;
+pub(super) const VALUE_PIECE: usize = 4;
+pub(super) const ENTRY: usize = 4;
+
+/// Bits of a place: whether the sign is negative (of the first bucket; of others, whether it is not the first one's), and
+/// whether the token is not in the sketch. Above them is where the entry begins, in pieces of a key.
+const NEGATIVE: u32 = 1;
+const ABSENT: u32 = 2;
+const FIELDS: u32 = 4;
+
+/// Where a lane finds its columns of a range's entries.
+#[derive(CubeType)]
+pub(super) struct Columns {
+    /// Of even pieces of a key and of odd ones, in bytes of shared memory.
+    keys: Array<u32>,
+    /// Of the first blocks of a value, in the lane's order.
+    values: Array<u32>,
+    /// The range's first entry, in memory.
+    first: usize,
+}
+
+/// Orders in which lanes read the blocks of a value: at most one for each of four lanes.
+fn orders(blocks: usize) -> usize {
+    match blocks {
+        _ if blocks.is_multiple_of(4) => 4,
+        _ if blocks.is_multiple_of(2) => 2,
+        _ => 1,
+    }
+}
+
+/// Puts a range's entries into shared memory, rounded, and says where this lane's columns are.
+///
+/// # Shapes
+/// In vectors of 4: `all_keys` and `all_values` `[N, D / 4]`.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn stage<E: Float>(
+    all_keys: &[Vector<f32, Const<ENTRY>>],
+    all_values: &[Vector<f32, Const<ENTRY>>],
+    first: usize,
+    entries: usize,
+    r: usize,
+    j: usize,
+    #[comptime] blueprint: Blueprint,
+) -> Columns {
+    let (dim, room) = comptime!((blueprint.head_dim, blueprint.staged));
+    let buckets = blueprint.sketch.buckets.comptime();
+    let blocks = comptime!(blueprint.rows().blocks());
+    let orders = comptime!(orders(blocks));
+    let mut keys = Array::<u32>::new(2usize);
+    let mut values = Array::<u32>::new(orders);
+    if comptime!(room > 0) {
+        let mut staged_keys =
+            Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(room * dim / KEY_PIECE));
+        let mut staged_values =
+            Shared::<[Vector<u32, Const<WORDS>>]>::new_slice(comptime!(room * dim / VALUE_PIECE));
+        let each = comptime!(dim / ENTRY);
+        let mut i = UNIT_POS as usize;
+        while i < entries * comptime!(buckets * dim / KEY_PIECE) {
+            staged_keys[i] = key_piece::<E>(all_keys, first * each + 2 * i);
+            i += CUBE_DIM as usize;
+        }
+        i = UNIT_POS as usize;
+        while i < entries * comptime!(buckets * dim / VALUE_PIECE) {
+            let (row, piece) = (i / each, i % each);
+            let to = row * each + place_of_piece(piece / 8, piece % 8, blocks);
+            staged_values[to] = value_piece::<E>(all_values, first * each + i);
+            i += CUBE_DIM as usize;
+        }
+        sync_cube();
+
+        let of_keys = shared_address::<Vector<u32, Const<4>>>(staged_keys.as_ptr());
+        let of_values = shared_address::<Vector<u32, Const<WORDS>>>(staged_values.as_ptr());
+        let ahead = piece_ahead(r, blueprint);
+        keys[0] = of_keys + 16 * (j + ahead) as u32;
+        keys[1] = of_keys + 16 * j as u32 - 16 * ahead as u32;
+        #[unroll]
+        for step in 0..orders {
+            let block = comptime!(step) ^ (j % orders);
+            values[step] = of_values + 8 * place_of_piece(block, r, blocks) as u32;
+        }
+    }
+    Columns { keys, values, first }
+}
+
+/// Lanes of odd rows read every two pieces of a key in the other order, so that two rows are in all banks at once: how
+/// far ahead the piece is that such a lane reads instead of an even one.
+#[cube]
+fn piece_ahead(r: usize, #[comptime] blueprint: Blueprint) -> usize {
+    let mut ahead = 0usize.runtime();
+    if comptime!(blueprint.rows().pieces().is_multiple_of(2)) {
+        ahead = r % 2 * 4;
+    }
+    ahead
+}
+
+/// Where shared memory has piece `block` of lanes `4 r` to `4 r + 3`, of a value: such that half a plane reads pieces of
+/// different rows without conflict, if lanes `j` begin with different blocks.
+#[cube]
+fn place_of_piece(block: usize, r: usize, #[comptime] blocks: usize) -> usize {
+    r % 4 + 4 * block + comptime!(4 * blocks) * (r / 4)
+}
+
+/// An entry's key piece, rounded.
+#[cube]
+fn key_piece<E: Float>(
+    entries: &[Vector<f32, Const<ENTRY>>],
+    from: usize,
+) -> Vector<u32, Const<4>> {
+    let mut piece = Vector::<u32, Const<4>>::empty();
+    #[unroll]
+    for half in 0..2usize {
+        let words = value_piece::<E>(entries, from + half);
+        piece.insert(comptime!(2 * half), words.extract(0usize));
+        piece.insert(comptime!(2 * half + 1), words.extract(1usize));
+    }
+    piece
+}
+
+/// The same of a value.
+#[cube]
+fn value_piece<E: Float>(
+    entries: &[Vector<f32, Const<ENTRY>>],
+    from: usize,
+) -> Vector<u32, Const<WORDS>> {
+    Vector::reinterpret(Vector::<E, Const<VALUE_PIECE>>::cast_from(entries[from]))
+}
+
+/// Where a lane's own token is, in every bucket; what is absent is at the first entry.
+#[cube]
+pub(super) fn places_of(
+    hashes: &[i32],
+    pair: usize,
+    token: usize,
+    entries: usize,
+    is_one: bool,
+    #[comptime] blueprint: Blueprint,
+) -> Array<u32> {
+    let buckets = blueprint.sketch.buckets.comptime();
+    let pieces = comptime!((blueprint.head_dim / KEY_PIECE) as u32);
+    let mut places = Array::<u32>::new(buckets);
+    let mut first_sign = 0u32;
+    #[unroll]
+    for bucket in 0..buckets {
+        let mut place = u32::new(ABSENT as i64);
+        if is_one {
+            let hash = hash_of(
+                hashes,
+                pair,
+                bucket.runtime(),
+                token as u32,
+                entries as u32,
+                blueprint.sketch,
+            );
+            let row = (bucket * entries) as u32 + hash / 2;
+            let sign = hash % 2;
+            place = row * (pieces * FIELDS) + (sign ^ first_sign);
+            if comptime!(bucket == 0) {
+                first_sign = sign;
+            }
+        }
+        places[bucket] = place;
+    }
+    places
+}
+
+/// A token's entries, as the lane `asked` knows them: in bytes from a row's first one, and their signs by the first one's.
+#[derive(CubeType)]
+struct Found {
+    at: Array<u32>,
+    /// What two halves are to be multiplied by.
+    signs: Array<u32>,
+    /// The first entry's place.
+    place: u32,
+}
+
+#[cube]
+fn found(places: &Array<u32>, asked: usize, #[comptime] blueprint: Blueprint) -> Found {
+    let buckets = blueprint.sketch.buckets.comptime();
+    let one = comptime!(if blueprint.halves == "bf16x2" { 0x3f80_3f80u32 } else { 0x3c00_3c00u32 });
+    let mut at = Array::<u32>::new(buckets);
+    let mut signs = Array::<u32>::new(buckets);
+    let mut first = 0u32;
+    #[unroll]
+    for bucket in 0..buckets {
+        let place = plane_shuffle(places[bucket], asked as u32);
+        if comptime!(bucket == 0) {
+            first = place;
+        }
+        // Pieces of 16 bytes, in fields of 4.
+        at[bucket] = (place & comptime!(!(FIELDS - 1))) * comptime!(16 / FIELDS);
+        signs[bucket] = (place & NEGATIVE) * 0x8000_8000u32 + one;
+    }
+    Found { at, signs, place: first }
+}
+
+/// The keys of a tile's rows `r` and `r + 8`, every fourth piece from `j` on, but for their first signs. `asked` is the
+/// lane that has the places of the tile's first token.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn token_keys<E: Float>(
+    columns: &Columns,
+    all: &[Vector<f32, Const<ENTRY>>],
+    places: &Array<u32>,
+    asked: usize,
+    r: usize,
+    j: usize,
+    #[comptime] blueprint: Blueprint,
+) -> Array<Vector<u32, Const<4>>> {
+    let buckets = blueprint.sketch.buckets.comptime();
+    let pieces = comptime!(blueprint.rows().pieces());
+    let halves = blueprint.halves.comptime();
+    let ahead = piece_ahead(r, blueprint);
+    let mut k = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pieces));
+    #[unroll]
+    for n in 0..2usize {
+        let found = found(places, asked + 8 * n + r, blueprint);
+        #[unroll]
+        for piece in 0..pieces {
+            let odd = comptime!(piece % 2);
+            let mut parts = Array::<Vector<u32, Const<4>>>::new(buckets);
+            #[unroll]
+            for bucket in 0..buckets {
+                let at = found.at[bucket];
+                if comptime!(blueprint.staged > 0) {
+                    let at = columns.keys[odd] + at;
+                    parts[bucket] = read_shared::<Const<4>>(at, comptime!(64 * piece), 4usize);
+                } else {
+                    let mut from = at as usize / 16 + 4 * piece + j + ahead;
+                    if comptime!(odd == 1) {
+                        from -= 2 * ahead;
+                    }
+                    let first = columns.first * comptime!(blueprint.head_dim / ENTRY);
+                    parts[bucket] = key_piece::<E>(all, first + 2 * from);
+                }
+            }
+            let mut key = Vector::<u32, Const<4>>::empty();
+            #[unroll]
+            for word in 0..4usize {
+                let mut words = Array::<u32>::new(buckets);
+                #[unroll]
+                for bucket in 0..buckets {
+                    words[bucket] = parts[bucket].extract(word);
+                    if comptime!(blueprint.sketch.signed_keys && bucket > 0) {
+                        words[bucket] = scaled_halves(words[bucket], found.signs[bucket], halves);
+                    }
+                }
+                key.insert(word, median::<E>(&mut words, buckets, halves));
+            }
+            k[n * pieces + piece] = key;
+        }
+        if comptime!(pieces.is_multiple_of(2)) {
+            #[unroll]
+            for two in 0..comptime!(pieces / 2) {
+                let i = comptime!(n * pieces + 2 * two);
+                exchange::<Const<4>>(&mut k, i, comptime!(i + 1), r % 2 == 1, 4usize);
+            }
+        }
+    }
+    k
+}
+
+/// The value of a tile's `u`-th row of this lane, in registers `[u, blocks]` of `v`, but for its first sign, which is
+/// returned; and whether the token is in the sketch. Lane `asked` has its places.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn token_value<E: Float>(
+    columns: &Columns,
+    all: &[Vector<f32, Const<ENTRY>>],
+    places: &Array<u32>,
+    v: &mut Array<Vector<u32, Const<WORDS>>>,
+    asked: usize,
+    #[comptime] u: usize,
+    r: usize,
+    j: usize,
+    #[comptime] blueprint: Blueprint,
+) -> (f32, bool) {
+    let buckets = blueprint.sketch.buckets.comptime();
+    let blocks = comptime!(blueprint.rows().blocks());
+    let halves = blueprint.halves.comptime();
+    let orders = comptime!(orders(blocks));
+    let turned = j % orders;
+    let found = found(places, asked, blueprint);
+    #[unroll]
+    for step in 0..blocks {
+        let (round, order) = comptime!((step / orders, step % orders));
+        let mut parts = Array::<Vector<u32, Const<WORDS>>>::new(buckets);
+        #[unroll]
+        for bucket in 0..buckets {
+            let at = found.at[bucket];
+            if comptime!(blueprint.staged > 0) {
+                let at = columns.values[order] + at;
+                let offset = comptime!(32 * orders * round);
+                parts[bucket] = read_shared::<Const<WORDS>>(at, offset, WORDS);
+            } else {
+                let block = comptime!(round * orders) + (comptime!(order) ^ turned);
+                let first = columns.first * comptime!(blueprint.head_dim / ENTRY);
+                let from = first + at as usize / 8 + 8 * block + r;
+                parts[bucket] = value_piece::<E>(all, from);
+            }
+        }
+        let mut value = Vector::<u32, Const<WORDS>>::empty();
+        #[unroll]
+        for word in 0..WORDS {
+            let mut words = Array::<u32>::new(buckets);
+            #[unroll]
+            for bucket in 0..buckets {
+                words[bucket] = parts[bucket].extract(word);
+                if comptime!(bucket > 0) {
+                    words[bucket] = scaled_halves(words[bucket], found.signs[bucket], halves);
+                }
+            }
+            value.insert(word, median::<E>(&mut words, buckets, halves));
+        }
+        v[u * blocks + step] = value;
+    }
+    #[unroll]
+    for level in 0..comptime!(orders.ilog2() as usize) {
+        let swapped = (turned >> level) % 2 == 1;
+        #[unroll]
+        for step in 0..blocks {
+            let other = comptime!(step ^ (1 << level));
+            if comptime!(step < other) {
+                let (a, b) = comptime!((u * blocks + step, u * blocks + other));
+                exchange::<Const<WORDS>>(v, a, b, swapped, WORDS);
+            }
+        }
+    }
+    (
+        select(found.place & NEGATIVE != 0u32, f32::new(-1.0), f32::new(1.0)),
+        found.place & ABSENT == 0u32,
+    )
+}
+
+/// The median of `count` pairs of halves, whose order it changes, each half by itself.
+#[cube]
+fn median<E: Float>(
+    parts: &mut Array<u32>,
+    #[comptime] count: usize,
+    #[comptime] halves: &'static str,
+) -> u32 {
+    if comptime!(count == 3) {
+        let low = smaller_halves(parts[0], parts[1], halves);
+        let high = larger_halves(parts[0], parts[1], halves);
+        larger_halves(low, smaller_halves(high, parts[2], halves), halves)
+    } else {
+        // Few enough for neighbours to be exchanged, and all at once.
+        #[unroll]
+        for round in 1..count {
+            #[unroll]
+            for i in 0..comptime!(count - round) {
+                let (one, other) = (parts[i], parts[i + 1]);
+                parts[i] = smaller_halves(one, other, halves);
+                parts[i + 1] = larger_halves(one, other, halves);
+            }
+        }
+        let middle = parts[comptime!(count / 2)];
+        if comptime!(count.is_multiple_of(2)) {
+            let upper = Vector::<E, Const<2>>::reinterpret(middle);
+            let lower = Vector::<E, Const<2>>::reinterpret(parts[comptime!(count / 2 - 1)]);
+            u32::reinterpret((upper + lower) * Vector::new(E::new(0.5)))
+        } else {
+            middle
+        }
+    }
+}
+
+/// Exchanges two registers where that is `wanted`.
+#[cube]
+fn exchange<N: Size>(
+    registers: &mut Array<Vector<u32, N>>,
+    #[comptime] a: usize,
+    #[comptime] b: usize,
+    wanted: bool,
+    #[comptime] words: usize,
+) {
+    let (one, other) = (registers[a], registers[b]);
+    let mut first = Vector::<u32, N>::empty();
+    let mut second = Vector::<u32, N>::empty();
+    #[unroll]
+    for word in 0..words {
+        first.insert(word, select(wanted, other.extract(word), one.extract(word)));
+        second.insert(word, select(wanted, one.extract(word), other.extract(word)));
+    }
+    registers[a] = first;
+    registers[b] = second;
+}

@@ -1,0 +1,177 @@
+//! Which kernel, how wide its cubes are, and into how many parts each range is split.
+
+use burn::backend::TensorMetadata;
+use burn_cubecl::tensor::CubeTensor;
+
+use crate::cluster::has_clusters;
+use crate::decode_attention::plan::fit_clusters;
+use crate::decode_attention::tensor_core::{Parts, TILE};
+use crate::gpu::{multiplies, processors};
+
+/// A call's sizes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    /// Key-value heads of all sequences.
+    pub(super) pairs: usize,
+    /// Query heads of each.
+    pub(super) group: usize,
+    /// Entries of a range's sketch, at most.
+    pub(super) entries: usize,
+    /// Entries of which a token is the median.
+    pub(super) buckets: usize,
+    /// Slots and tokens of a range, at most.
+    pub(super) longest: usize,
+}
+
+/// How a call is laid out on the device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan {
+    pub(super) kernel: Kernel,
+    /// Parts of each range, and what becomes of them.
+    pub(super) splits: usize,
+    pub(super) parts: Parts,
+    /// Entries in shared memory, if any.
+    pub(super) staged: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Kernel {
+    /// Matrix instructions, by so many planes a cube.
+    Tiles {
+        planes: usize,
+    },
+    Plain(Plain),
+}
+
+/// The portable kernel's sizes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plain {
+    /// Elements of a vector.
+    pub(super) lanes: usize,
+    /// Units that share a row.
+    pub(super) team: usize,
+    pub(super) units: usize,
+    pub(super) plane: usize,
+    /// Query heads whose rows meet in shared memory at a time.
+    pub(super) joined: usize,
+}
+
+/// Planes of a cube for matrix instructions, and cubes of so many on a processor: twelve planes' registers fill it. The
+/// fewer the cubes, the fewer read a range's sketch.
+const LAYOUTS: [(usize, usize); 3] = [(12, 1), (6, 2), (4, 3)];
+/// The same for head dims whose rows take more registers.
+const WIDE: [(usize, usize); 2] = [(8, 1), (4, 2)];
+/// The widest rows of the former.
+const NARROW: usize = 128;
+/// What joining parts costs, in halves of a plane's tile: by the cubes of a cluster, and by a launch.
+const JOINING: [usize; 2] = [1, 2];
+/// Cubes of a cluster, at most.
+const LARGEST_CLUSTER: usize = 8;
+
+/// Tokens below which a part is not worth a cube of the portable kernel.
+const SMALLEST_PART: usize = 128;
+/// Cubes of it on a processor, about, where little shared memory is taken.
+const CUBES_EACH: usize = 4;
+/// Units of a cube that has a processor to itself, and of others.
+const UNITS: [usize; 2] = [512, 128];
+
+impl Plan {
+    pub(super) fn new(query: &CubeTensor, sizes: Sizes) -> Self {
+        let [_, _, head_dim] = query.shape().dims();
+        // For one query head, a plane's products of whole tiles are more work than a team's of rows.
+        if sizes.group > 1 && multiplies(query) && head_dim.is_multiple_of(32) {
+            Self::tiles(query, head_dim, sizes)
+        } else {
+            Self::plain(query, head_dim, sizes)
+        }
+    }
+
+    /// The layout and split of the fewest tiles one behind another.
+    fn tiles(query: &CubeTensor, head_dim: usize, sizes: Sizes) -> Self {
+        let Sizes { pairs, group, longest, .. } = sizes;
+        let room = query.client.properties().hardware.max_shared_memory_size;
+        let entries = sizes.entries.next_multiple_of(16);
+        let layouts = if head_dim <= NARROW { &LAYOUTS[..] } else { &WIDE[..] };
+        let bytes = |planes: usize, staged: usize| {
+            // Those that a cluster's cubes send, too.
+            let sums = ((planes + 1) * group * head_dim + 16 * planes) * size_of::<f32>();
+            sums + 2 * staged * head_dim * query.dtype.size()
+        };
+        let fits = |(planes, each): (usize, usize), staged| bytes(planes, staged) * each <= room;
+        let staged = if layouts.iter().any(|&layout| fits(layout, entries)) { entries } else { 0 };
+        let tiles = longest.div_ceil(TILE).max(1);
+        let processors = processors(&query.client);
+        let joins = |splits: usize, each: usize| {
+            let clusters = has_clusters(&query.client) && each == 1 && splits <= LARGEST_CLUSTER;
+            clusters && fit_clusters(processors, splits, pairs)
+        };
+        let (mut best, mut fewest) = (None, usize::MAX);
+        for &(planes, each) in layouts.iter().filter(|&&layout| fits(layout, staged)) {
+            let at_once = processors * each;
+            for splits in 1..=(at_once / pairs).min(tiles.div_ceil(planes)).max(1) {
+                let (parts, joining) = match splits {
+                    1 => (Parts::Whole, 0),
+                    _ if joins(splits, each) => (Parts::Joined(splits), JOINING[0]),
+                    _ => (Parts::Written, JOINING[1]),
+                };
+                let waves = (pairs * splits).div_ceil(at_once);
+                let steps = 2 * waves * tiles.div_ceil(splits * planes) + joining;
+                if steps < fewest {
+                    fewest = steps;
+                    let kernel = Kernel::Tiles { planes };
+                    best = Some(Self { kernel, splits, parts, staged });
+                }
+            }
+        }
+        let kernel = Kernel::Tiles { planes: layouts[layouts.len() - 1].0 };
+        best.unwrap_or(Self { kernel, splits: 1, parts: Parts::Whole, staged })
+    }
+
+    fn plain(query: &CubeTensor, head_dim: usize, sizes: Sizes) -> Self {
+        let Sizes { pairs, group, entries, buckets, longest } = sizes;
+        let hardware = &query.client.properties().hardware;
+        let size = query.dtype.size();
+        // Rows in pieces of 16 bytes, where the device has them; entries come in fours.
+        let lanes = query
+            .client
+            .properties()
+            .io_optimized_vector_sizes(size)
+            .find(|lanes| head_dim.is_multiple_of(*lanes) && lanes.is_multiple_of(4))
+            .unwrap_or(4);
+        // Few units a row exchange less; enough of them keep queries and sums in registers.
+        let plane = (hardware.plane_size_min as usize).clamp(1, 32);
+        let most = plane.min((head_dim / lanes).next_power_of_two());
+        let mut team = 8.min(most);
+        while team < most && group * head_dim / team > 32 {
+            team *= 2;
+        }
+        let room = hardware.max_shared_memory_size;
+        // All heads' rows at once, where they leave room for as much again.
+        let rows = UNITS[1] / plane * group * head_dim * size_of::<f32>();
+        let joined = if 2 * rows <= room { group } else { 1 };
+        let bytes = |units: usize, entries: usize| {
+            let rows = units / plane * (joined * head_dim + 2 * group) * size_of::<f32>();
+            let places = units * buckets * size_of::<u32>();
+            rows + places + 2 * entries * head_dim * size
+        };
+        let entries = entries.next_multiple_of(16);
+        let fits = |units: usize, cubes: usize| bytes(units, entries) * cubes <= room;
+        let [many, few] = UNITS;
+        let many = many.min(hardware.max_units_per_cube as usize);
+        let (units, staged) = if fits(few, CUBES_EACH) {
+            (few, entries)
+        } else if fits(many, 1) {
+            (many, entries)
+        } else {
+            (few, 0)
+        };
+        let at_once = processors(&query.client) * if units > few { 1 } else { CUBES_EACH };
+        let splits = match 2 * pairs >= at_once {
+            true => 1,
+            false => (at_once / pairs).min(longest / SMALLEST_PART).max(1),
+        };
+        let parts = if splits > 1 { Parts::Written } else { Parts::Whole };
+        let kernel = Kernel::Plain(Plain { lanes, team, units, plane, joined });
+        Self { kernel, splits, parts, staged }
+    }
+}

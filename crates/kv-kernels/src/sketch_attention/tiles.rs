@@ -1,0 +1,400 @@
+//! The kernel for matrix instructions: f16 and bf16, 16 rows at a time in each plane of 32, whatever the group.
+//!
+//! A plane takes its part of the slots, then its part of the tokens, as the products of decode attention take them: lane
+//! `4 r + j` has keys of the rows `r` and `r + 8`, and values of the rows `2 j`, `2 j + 1`, `2 j + 8` and `2 j + 9`. A
+//! token's rows are medians that the lane takes of its own columns (`entries.rs`).
+
+use cubecl::prelude::*;
+
+use super::entries::{ENTRY, places_of, stage, token_keys, token_value};
+use crate::cluster::arrive_at_cluster;
+use crate::count_sketch::{HEAD_FIELDS, SketchConfig};
+use crate::decode_attention::ViewKind;
+use crate::decode_attention::meet::{
+    PLANE, Sums, exchange, meet, sum_of, write_joined, write_output,
+};
+use crate::decode_attention::products::{Rows, dots_of, nothing_yet, read_queries, take_values};
+use crate::decode_attention::shared::{LOWEST, seen_of};
+use crate::decode_attention::tensor_core::{Parts, TILE};
+use crate::decode_attention::tiles::{place_of, read_keys, read_values};
+
+/// 32-bit words of a vector of values.
+pub(super) const WORDS: usize = 2;
+
+/// What fixes the generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Blueprint {
+    /// Query heads of a key-value head.
+    pub(super) group: usize,
+    /// `D`, a multiple of 32.
+    pub(super) head_dim: usize,
+    /// Planes of a cube.
+    pub(super) planes: usize,
+    pub(super) parts: Parts,
+    /// Entries of a range that shared memory has room for; 0 where they stay in global memory.
+    pub(super) staged: usize,
+    /// Two halves of the dtype, as PTX calls them.
+    pub(super) halves: &'static str,
+    pub(super) sketch: SketchConfig,
+}
+
+impl Blueprint {
+    pub(super) fn rows(self) -> Rows {
+        Rows { dim: self.head_dim, words: WORDS }
+    }
+
+    /// Cubes of a cluster.
+    fn cubes(self) -> usize {
+        self.parts.cubes()
+    }
+}
+
+/// Cubes have whole ranges, or parts that a kernel behind joins.
+///
+/// # Shapes
+/// In 32-bit words: `query` `[B, Hkv, G, D / 2]`, `keys` and `values` `[S, D / 2]`. In vectors of 4: `sketch_keys` and
+/// `sketch_values` `[N, D / 4]`. `slot_logits` `[S, G]`, `token_logits` `[T, G]`, `output` `[B, Hkv, G, D]`, `log_sum_exp`
+/// `[B, Hkv, G]`. Where the range is split: `partial` `[B, Hkv, splits, G, D]`, `stats` `[B, Hkv, splits, G, 2]`
+/// (maximum, sum).
+#[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn tile_kernel<E: Float>(
+    query: &[Vector<u32, Const<2>>],
+    keys: &[Vector<u32, Const<4>>],
+    values: &[Vector<u32, Const<WORDS>>],
+    offsets: &[i32],
+    lengths: &[i32],
+    sketch_keys: &[Vector<f32, Const<ENTRY>>],
+    sketch_values: &[Vector<f32, Const<ENTRY>>],
+    heads: &[i32],
+    hashes: &[i32],
+    scores: &[f32],
+    newest: &[i32],
+    output: &mut [E],
+    log_sum_exp: &mut [f32],
+    slot_logits: &mut [f32],
+    token_logits: &mut [f32],
+    partial: &mut [f32],
+    stats: &mut [f32],
+    pairs: usize,
+    kv_heads: usize,
+    splits: usize,
+    slots: usize,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+    #[define(E)] _dtype: ElemType,
+) {
+    attend::<E>(
+        query,
+        keys,
+        values,
+        offsets,
+        lengths,
+        sketch_keys,
+        sketch_values,
+        heads,
+        hashes,
+        scores,
+        newest,
+        output,
+        log_sum_exp,
+        slot_logits,
+        token_logits,
+        partial,
+        stats,
+        pairs,
+        kv_heads,
+        splits,
+        slots,
+        scale,
+        blueprint,
+    );
+}
+
+/// The same, where the cubes of a cluster have the parts of a range.
+///
+/// # Shapes
+/// As for [`tile_kernel`].
+#[cube(
+    launch_unchecked,
+    fast_math = FastMath::ReducedPrecision.into(),
+    cluster_dim = CubeDim::new_1d(blueprint.cubes() as u32)
+)]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn joined_kernel<E: Float>(
+    query: &[Vector<u32, Const<2>>],
+    keys: &[Vector<u32, Const<4>>],
+    values: &[Vector<u32, Const<WORDS>>],
+    offsets: &[i32],
+    lengths: &[i32],
+    sketch_keys: &[Vector<f32, Const<ENTRY>>],
+    sketch_values: &[Vector<f32, Const<ENTRY>>],
+    heads: &[i32],
+    hashes: &[i32],
+    scores: &[f32],
+    newest: &[i32],
+    output: &mut [E],
+    log_sum_exp: &mut [f32],
+    slot_logits: &mut [f32],
+    token_logits: &mut [f32],
+    partial: &mut [f32],
+    stats: &mut [f32],
+    pairs: usize,
+    kv_heads: usize,
+    splits: usize,
+    slots: usize,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+    #[define(E)] _dtype: ElemType,
+) {
+    attend::<E>(
+        query,
+        keys,
+        values,
+        offsets,
+        lengths,
+        sketch_keys,
+        sketch_values,
+        heads,
+        hashes,
+        scores,
+        newest,
+        output,
+        log_sum_exp,
+        slot_logits,
+        token_logits,
+        partial,
+        stats,
+        pairs,
+        kv_heads,
+        splits,
+        slots,
+        scale,
+        blueprint,
+    );
+}
+
+/// What a cube does of a range, of which it has one of `splits` parts.
+///
+/// # Shapes
+/// As for [`tile_kernel`].
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn attend<E: Float>(
+    query: &[Vector<u32, Const<2>>],
+    keys: &[Vector<u32, Const<4>>],
+    values: &[Vector<u32, Const<WORDS>>],
+    offsets: &[i32],
+    lengths: &[i32],
+    sketch_keys: &[Vector<f32, Const<ENTRY>>],
+    sketch_values: &[Vector<f32, Const<ENTRY>>],
+    heads: &[i32],
+    hashes: &[i32],
+    scores: &[f32],
+    newest: &[i32],
+    output: &mut [E],
+    log_sum_exp: &mut [f32],
+    slot_logits: &mut [f32],
+    token_logits: &mut [f32],
+    partial: &mut [f32],
+    stats: &mut [f32],
+    pairs: usize,
+    kv_heads: usize,
+    splits: usize,
+    slots: usize,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+) {
+    let (group, dim, planes) = comptime!((blueprint.group, blueprint.head_dim, blueprint.planes));
+    let rows = comptime!(blueprint.rows());
+    let (pieces, blocks) = comptime!((rows.pieces(), rows.blocks()));
+    let units = comptime!(planes * PLANE);
+
+    let cube = CUBE_POS;
+    if cube >= pairs * splits {
+        terminate!();
+    }
+    let joined = comptime!(matches!(blueprint.parts, Parts::Joined(_)));
+    if joined {
+        arrive_at_cluster();
+    }
+    let pair = cube / splits;
+    let split = cube % splits;
+    let unit = UNIT_POS as usize;
+    let (lane, plane) = (unit % PLANE, unit / PLANE);
+    let (r, j) = (lane / 4, lane % 4);
+    let q = read_queries::<E>(query, pair, r, j, group, rows);
+    let mut running = nothing_yet(rows);
+    let mut totals = Shared::<[f32]>::new_slice(comptime!(planes * group * dim));
+
+    // The slots. None are listed, so that any view would do.
+    let seen = seen_of(offsets, offsets, lengths, pair, 0usize, 0usize, ViewKind::All);
+    let (first, end) = part_of(seen.count, split, splits, plane, planes);
+    let mut tile = first;
+    while tile < end {
+        let mut k = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pieces));
+        let mut v = Array::<Vector<u32, Const<WORDS>>>::new(comptime!(4 * blocks));
+        let mut at = Array::<usize>::new(4usize);
+        let (kind, listed) = comptime!((ViewKind::All, false));
+        read_keys(
+            keys, offsets, &totals, &mut k, tile, end, &seen, 0usize, slots, r, j, pieces, kind,
+            listed,
+        );
+        read_values::<Const<WORDS>>(
+            values, offsets, &totals, &mut v, &mut at, tile, end, &seen, 0usize, slots, r, j,
+            blocks, WORDS, kind, listed,
+        );
+        let mut logits = dots_of(&q, &k, scale, rows);
+        #[unroll]
+        for u in 0..4usize {
+            let live = at[u] < slots;
+            if live && r < group {
+                slot_logits[at[u] * group + r] = logits[u];
+            }
+            logits[u] = select(live, logits[u], f32::new(LOWEST));
+        }
+        take_values::<E, Const<WORDS>>(&mut running, &logits, &logits, &logits, &v, j, false, rows);
+        tile += TILE;
+    }
+
+    // The tokens in the sketch.
+    let head = pair * HEAD_FIELDS;
+    let first_entry = heads[head] as usize;
+    let entries = heads[head + 1] as usize;
+    let first_token = heads[head + 2] as usize;
+    let last = min(newest[pair / kv_heads] + 1i32, heads[head + 3]);
+    let mut count = max(last, 0i32) as usize;
+    if entries == 0 {
+        count = 0usize.runtime();
+    }
+    let columns = stage::<E>(
+        sketch_keys,
+        sketch_values,
+        first_entry,
+        select(count > 0, entries, 0usize),
+        r,
+        j,
+        blueprint,
+    );
+    let (first, end) = part_of(count, split, splits, plane, planes);
+    let mut turn = first;
+    let mut score = score_of(scores, first_token, turn + lane, end);
+    while turn < end {
+        let places = places_of(hashes, pair, turn + lane, entries, score >= 0.0f32, blueprint);
+        score = score_of(scores, first_token, turn + PLANE + lane, end);
+        for half in 0..comptime!(PLANE / TILE) {
+            let tile = turn + half * TILE;
+            if tile < end {
+                let asked = half * TILE;
+                let k = token_keys::<E>(&columns, sketch_keys, &places, asked, r, j, blueprint);
+                let mut logits = dots_of(&q, &k, scale, rows);
+                let mut v = Array::<Vector<u32, Const<WORDS>>>::new(comptime!(4 * blocks));
+                let mut signs = Array::<f32>::new(4usize);
+                #[unroll]
+                for u in 0..4usize {
+                    let i = place_of(asked, u, j);
+                    let (sign, live) = token_value::<E>(
+                        &columns,
+                        sketch_values,
+                        &places,
+                        &mut v,
+                        i,
+                        u,
+                        r,
+                        j,
+                        blueprint,
+                    );
+                    signs[u] = sign;
+                    if comptime!(blueprint.sketch.signed_keys) {
+                        logits[u] *= sign;
+                    }
+                    if live && r < group {
+                        token_logits[(first_token + turn + i) * group + r] = logits[u];
+                    }
+                    logits[u] = select(live, logits[u], f32::new(LOWEST));
+                }
+                // Signs are numerators.
+                take_values::<E, Const<WORDS>>(
+                    &mut running,
+                    &logits,
+                    &logits,
+                    &signs,
+                    &v,
+                    j,
+                    true,
+                    rows,
+                );
+            }
+        }
+        turn += PLANE;
+    }
+
+    let joint = comptime!(Sums {
+        group: blueprint.group,
+        dim: blueprint.head_dim,
+        planes: blueprint.planes,
+        numerators: false,
+        log_sum_exp: true,
+    });
+    let (mut maxima, mut weights) = meet(&running, &mut totals, rows, joint);
+    if joined {
+        let cubes = blueprint.cubes().comptime();
+        let received = exchange(&totals, &mut maxima, &mut weights, split, cubes, joint);
+        write_joined::<E>(
+            &received,
+            &maxima,
+            &weights,
+            output,
+            log_sum_exp,
+            pair,
+            split,
+            cubes,
+            joint,
+        );
+    } else {
+        let mut i = unit;
+        while i < group * dim {
+            let head = i / dim;
+            let total = sum_of(&totals, i, joint);
+            let (max, weight) = (maxima[head], weights[head]);
+            if comptime!(blueprint.parts == Parts::Written) {
+                partial[cube * group * dim + i] = total;
+                if i == head * dim {
+                    let part = cube * group + head;
+                    stats[part * 2] = max;
+                    stats[part * 2 + 1] = weight;
+                }
+            } else {
+                write_output::<E>(total, max, weight, output, log_sum_exp, pair, i, joint);
+            }
+            i += units;
+        }
+    }
+}
+
+/// What a plane takes of `count` rows: whole tiles of its cube's part.
+#[cube]
+fn part_of(
+    count: usize,
+    split: usize,
+    splits: usize,
+    plane: usize,
+    #[comptime] planes: usize,
+) -> (usize, usize) {
+    let share = count.div_ceil(splits);
+    let first = min(split * share, count);
+    let end = min(first + share, count);
+    let own = (end - first).div_ceil(comptime!(planes * TILE)) * TILE;
+    let own_first = min(first + plane * own, end);
+    (own_first, min(own_first + own, end))
+}
+
+/// A token's score; negative where it is not in the sketch.
+#[cube]
+fn score_of(scores: &[f32], first: usize, token: usize, end: usize) -> f32 {
+    let mut score = f32::new(-1.0);
+    if token < end {
+        score = scores[first + token];
+    }
+    score
+}
