@@ -110,6 +110,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let device = select_device(common.device)?;
     let device_name = device_name(&device);
+    if let Some(Suite::Paper(options)) = &args.suite {
+        options.check_device(&device_name, common.quick)?;
+    }
     let dtype = common.dtype.map(Into::into);
     let mut records = Records::begin(common.json.as_deref());
     let notes = match &args.suite {

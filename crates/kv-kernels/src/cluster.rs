@@ -7,6 +7,9 @@
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
+/// Cubes of a cluster, at most.
+pub(crate) const LARGEST_CLUSTER: usize = 8;
+
 /// Whether a device has clusters.
 pub(crate) fn has_clusters(client: &Client) -> bool {
     client.properties().features.cube_cluster
@@ -30,7 +33,7 @@ pub(crate) fn send(number: f32, base: *const f32, at: usize, to: usize) {
     // Operations make values of what may be variables.
     let bits = u32::reinterpret(number);
     let bytes = (at * 4) as u32;
-    let to = to as u32 & 7u32;
+    let to = to as u32 & comptime!(LARGEST_CLUSTER as u32 - 1);
     gpu_asm!(
         "{{\n .reg .b64 base;\n .reg .b32 here, there;\n",
         "cvta.to.shared.u64 base, {};\n cvt.u32.u64 here, base;\n add.u32 here, here, {};\n",

@@ -47,7 +47,7 @@ pub(crate) fn least_of_plane(x: u32) -> u32 {
     y
 }
 
-/// Reads a vector of two or four words that nothing reads again soon: it is the first to leave the second cache.
+/// Reads a vector of two or four words that hardly anything reads again soon: it is the first to leave the second cache.
 #[cube]
 pub(crate) fn read_fleeting<N: Size>(
     from: &[Vector<u32, N>],
@@ -76,7 +76,8 @@ pub(crate) fn shared_address<T: CubePrimitive>(base: *const T) -> u32 {
     at
 }
 
-/// Reads a vector of two or four words of shared memory, `offset` bytes from `at`.
+/// Reads a vector of two or four words of shared memory, `offset` bytes from `at`. The compiler takes it for what may write
+/// memory, so that it stays behind the barrier that what is read was written before.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
 pub(crate) fn read_shared<N: Size>(
@@ -91,35 +92,63 @@ pub(crate) fn read_shared<N: Size>(
     v
 }
 
-/// The smaller of two pairs of halves, each half by itself; `halves` is PTX's name of such a pair.
+/// Two halves in a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Halves {
+    F16,
+    Bf16,
+}
+
+impl Halves {
+    /// PTX's name of them.
+    fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16x2",
+            Self::Bf16 => "bf16x2",
+        }
+    }
+
+    /// The bits of twice 1.
+    pub(crate) fn ones(self) -> u32 {
+        match self {
+            Self::F16 => 0x3c00_3c00,
+            Self::Bf16 => 0x3f80_3f80,
+        }
+    }
+}
+
+/// The smaller of two pairs of halves, each half by itself.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
-pub(crate) fn smaller_halves(a: u32, b: u32, #[comptime] halves: &'static str) -> u32 {
+pub(crate) fn smaller_halves(a: u32, b: u32, #[comptime] halves: Halves) -> u32 {
     let (a, b) = (a | 0u32, b | 0u32);
     let mut least = 0u32;
-    gpu_asm!("min.{halves} {}, {}, {};", out(_) least, in(_) a, in(_) b, options(pure, nomem));
+    let name = comptime!(halves.name());
+    gpu_asm!("min.{name} {}, {}, {};", out(_) least, in(_) a, in(_) b, options(pure, nomem));
     least
 }
 
 /// The larger, likewise.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
-pub(crate) fn larger_halves(a: u32, b: u32, #[comptime] halves: &'static str) -> u32 {
+pub(crate) fn larger_halves(a: u32, b: u32, #[comptime] halves: Halves) -> u32 {
     let (a, b) = (a | 0u32, b | 0u32);
     let mut most = 0u32;
-    gpu_asm!("max.{halves} {}, {}, {};", out(_) most, in(_) a, in(_) b, options(pure, nomem));
+    let name = comptime!(halves.name());
+    gpu_asm!("max.{name} {}, {}, {};", out(_) most, in(_) a, in(_) b, options(pure, nomem));
     most
 }
 
 /// A pair of halves times another, where that is of 1 and -1: nothing is rounded.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
-pub(crate) fn scaled_halves(a: u32, b: u32, #[comptime] halves: &'static str) -> u32 {
+pub(crate) fn scaled_halves(a: u32, b: u32, #[comptime] halves: Halves) -> u32 {
     let (a, b) = (a | 0u32, b | 0u32);
     let mut product = 0u32;
+    let name = comptime!(halves.name());
     // Less 0, as products alone are of newer devices.
     gpu_asm!(
-        "{{\n .reg .b32 none;\n mov.b32 none, 0x80008000;\n fma.rn.{halves} {}, {}, {}, none;\n }}",
+        "{{\n .reg .b32 none;\n mov.b32 none, 0x80008000;\n fma.rn.{name} {}, {}, {}, none;\n }}",
         out(_) product, in(_) a, in(_) b, options(pure, nomem)
     );
     product

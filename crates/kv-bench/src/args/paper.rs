@@ -7,6 +7,9 @@ use clap::ValueEnum;
 
 use super::{Common, MODEL, gibibytes, positive};
 
+/// The CPU's name as a device.
+const CPU: &str = "cpu";
+
 /// Options of `paper`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Paper {
@@ -120,7 +123,8 @@ impl Paper {
             ensure!(self.contexts.is_empty(), "--contexts: {name} reads no text");
         }
         if !self.figure.sized() || common.quick {
-            let why = if common.quick { "--quick has one size" } else { "it has its paper's" };
+            let one = common.quick && self.figure.sized();
+            let why = if one { "--quick has one size" } else { "it has the paper's sizes" };
             ensure!(self.lengths.is_empty(), "--lengths: {name}: {why}");
             ensure!(self.batches.is_empty(), "--batches: {name}: {why}");
         }
@@ -130,6 +134,19 @@ impl Paper {
         ensure!(
             self.memory_cap.is_none() || !common.quick || self.figure.climbs(),
             "--memory-cap: with --quick no batch is the largest"
+        );
+        Ok(())
+    }
+}
+
+impl Paper {
+    /// Refuses what would take a CPU hours.
+    pub(crate) fn check_device(&self, device_name: &str, quick: bool) -> anyhow::Result<()> {
+        let on_cpu = device_name == CPU && !quick && self.lengths.is_empty();
+        ensure!(
+            !(on_cpu && self.figure.wants_gpu()),
+            "{} has the paper's sizes, for GPUs; on the CPU, add --quick",
+            self.figure.name()
         );
         Ok(())
     }
@@ -186,6 +203,13 @@ impl Figure {
     /// Whether lengths and batches may be others than its own.
     fn sized(self) -> bool {
         matches!(self, Self::KvreviverAttention | Self::PrhsTable4 | Self::PrhsLong)
+    }
+
+    /// Whether its sizes are out of a CPU's reach.
+    fn wants_gpu(self) -> bool {
+        let times =
+            [Self::LongflowFig1, Self::LongflowFig4, Self::BalancekvTable2, Self::PrhsTable5];
+        self.climbs() || self.sized() || times.contains(&self)
     }
 
     /// Whether it grows batches until memory ends.

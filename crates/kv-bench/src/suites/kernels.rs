@@ -41,7 +41,9 @@ impl<'a> Lab<'a> {
         records: &'a mut Records,
     ) -> anyhow::Result<Self> {
         if device_name == "cpu" {
-            bail!("the suite `kernels` measures GPUs; for the CPU there is `cargo bench`");
+            bail!(
+                "the suite `kernels` measures GPUs; for the CPU there is `cargo bench -p kv-bench`"
+            );
         }
         let best =
             [DType::BF16, DType::F16].into_iter().find(|&dtype| device.supports_dtype(dtype));

@@ -42,7 +42,7 @@ pub struct SketchSource<'a> {
     /// [`crate::revise_sketch`], the slots that it keeps exactly and how many of them for the most
     /// recent tokens. A range without entries has no sketch.
     pub heads: &'a Tensor<2, Int>,
-    /// The most entries of a range.
+    /// The most entries of a range, of all its buckets: kernels take room for no more.
     pub most_entries: usize,
     /// Where tokens go.
     pub hashes: &'a SketchHashes,

@@ -7,6 +7,7 @@ use cubecl::prelude::*;
 
 use super::combine::combine_kernel;
 use super::plan::{Kernel, cluster, kernel, pays, room, splits};
+use super::teams::TeamShape;
 use super::tensor_core::{Logits, Parts};
 use super::{DecodeConfig, ViewKind, normalise, plain, tensor_core};
 use crate::gpu::{elem_type, empty_like, grid, widest_cube, zeros_like};
@@ -226,7 +227,11 @@ impl Call {
                     plain::plain_kernel::launch_unchecked,
                     plain::UNITS,
                     lanes,
-                    plain::Blueprint { group, columns: head_dim / lanes, team, split, features }
+                    plain::Blueprint {
+                        shape: TeamShape::new(group, head_dim / lanes, team),
+                        split,
+                        features
+                    }
                 ),
             }
         }

@@ -110,7 +110,7 @@ pub(crate) fn meet(
 
 /// What all planes have of the group's output, summed: the `i`-th number.
 #[cube]
-pub(crate) fn sum_of(totals: &Shared<[f32]>, i: usize, #[comptime] sums: Sums) -> f32 {
+fn sum_of(totals: &Shared<[f32]>, i: usize, #[comptime] sums: Sums) -> f32 {
     let mut total = 0.0f32;
     #[unroll]
     for other in 0..sums.planes {
@@ -122,7 +122,7 @@ pub(crate) fn sum_of(totals: &Shared<[f32]>, i: usize, #[comptime] sums: Sums) -
 /// Writes one number of a head's output, and its log-sum-exp with the first.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-pub(crate) fn write_output<E: Float>(
+fn write_output<E: Float>(
     total: f32,
     max: f32,
     weight: f32,
@@ -140,6 +140,46 @@ pub(crate) fn write_output<E: Float>(
     let head = i / sums.dim;
     if sums.log_sum_exp && i == head * sums.dim {
         log_sum_exp[pair * sums.group + head] = max + weight.ln();
+    }
+}
+
+/// Writes what a cube has of a range, when its planes have met: the output, or one of the parts that a kernel behind joins.
+/// `maxima` and `weights` are those of its query heads.
+///
+/// # Shapes
+/// `partial` `[parts, G, D]`, `stats` `[parts, G, 2]` (maximum, sum).
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn write_met<E: Float>(
+    totals: &Shared<[f32]>,
+    maxima: &Shared<[f32]>,
+    weights: &Shared<[f32]>,
+    output: &mut [E],
+    log_sum_exp: &mut [f32],
+    partial: &mut [f32],
+    stats: &mut [f32],
+    pair: usize,
+    part: usize,
+    #[comptime] is_part: bool,
+    #[comptime] sums: Sums,
+) {
+    let (group, dim) = comptime!((sums.group, sums.dim));
+    let mut i = UNIT_POS as usize;
+    while i < group * dim {
+        let head = i / dim;
+        let total = sum_of(totals, i, sums);
+        let (max, weight) = (maxima[head], weights[head]);
+        if is_part {
+            partial[part * comptime!(sums.group * sums.dim) + i] = total;
+            if i == head * dim {
+                let at = (part * group + head) * 2;
+                stats[at] = max;
+                stats[at + 1] = weight;
+            }
+        } else {
+            write_output::<E>(total, max, weight, output, log_sum_exp, pair, i, sums);
+        }
+        i += comptime!(sums.planes * PLANE);
     }
 }
 

@@ -2,7 +2,7 @@
 //! lists and windows.
 //!
 //! On CubeCL devices a call is one kernel that splits the slots among cubes (`tensor_core.rs`, with
-//! `tiles.rs`, `products.rs` and `meet.rs`, where matrix instructions serve, else `plain.rs`), then `combine.rs` if a head was
+//! `tiles.rs`, `products.rs` and `meet.rs`, where matrix instructions serve, else `plain.rs`, with `teams.rs`), then `combine.rs` if a head was
 //! split and its parts not joined by a cluster of cubes, and `normalise.rs` if probabilities are wanted. `plan.rs`
 //! chooses.
 
@@ -24,6 +24,8 @@ pub(crate) mod products;
 pub mod reference;
 #[cfg(feature = "gpu")]
 pub(crate) mod shared;
+#[cfg(feature = "gpu")]
+pub(crate) mod teams;
 #[cfg(feature = "gpu")]
 pub(crate) mod tensor_core;
 #[cfg(feature = "gpu")]

@@ -3,7 +3,8 @@
 use cubecl::prelude::*;
 
 use super::Features;
-use super::shared::{LOWEST, divisor, larger, presence, seen_of, slot_at, weight_of};
+use super::shared::{LOWEST, divisor, larger, presence, seen_of, slot_at};
+use super::teams::{TeamShape, Weighing, gather_sums, take_rows};
 
 /// Units of a cube.
 pub(super) const UNITS: usize = 128;
@@ -11,12 +12,7 @@ pub(super) const UNITS: usize = 128;
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
-    /// Query heads of a key-value head.
-    pub(super) group: usize,
-    /// Vectors of a row.
-    pub(super) columns: usize,
-    /// Units that share a row, a power of two within a plane.
-    pub(super) team: usize,
+    pub(super) shape: TeamShape,
     /// Whether other cubes have other parts of the range.
     pub(super) split: bool,
     pub(super) features: Features,
@@ -51,16 +47,17 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
-    let group = blueprint.group.comptime();
-    let columns = blueprint.columns.comptime();
-    let team_size = blueprint.team.comptime();
+    let shape = blueprint.shape.comptime();
+    let TeamShape { group, columns, team: team_size, ahead } = shape;
+    let own = shape.own().comptime();
     let features = blueprint.features.comptime();
     let kind = features.view.comptime();
-    // Vectors of a unit; the last ones of a row may be short of a full turn.
-    let own = columns.div_ceil(team_size).comptime();
     let teams = (UNITS / team_size).comptime();
-    // Slots that a team reads before it waits for the first: as many as registers allow.
-    let ahead = (if group <= 2 { 4usize } else { 2usize }).comptime();
+    let weighing = comptime!(Weighing {
+        weighted: features.weighted,
+        numerators: features.numerators,
+        logits: features.scores,
+    });
 
     let cube = CUBE_POS;
     if cube >= pairs * splits {
@@ -78,14 +75,17 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     let first = min(split * share, count);
     let end = min(first + share, count);
 
-    let mut q = Array::<Vector<f32, N>>::new(group * own);
-    let mut acc = Array::<Vector<f32, N>>::new(group * own);
-    let mut maxima = Array::<f32>::new(group);
-    let mut sums = Array::<f32>::new(group);
+    let mut q = Array::<Vector<f32, N>>::new(comptime!(group * own));
+    let mut acc = Array::<Vector<f32, N>>::new(comptime!(group * own));
+    let mut held_maxima = Array::<f32>::new(comptime!(shape.heads()));
+    let mut held_sums = Array::<f32>::new(comptime!(shape.heads()));
+    #[unroll]
+    for head in 0..comptime!(shape.heads()) {
+        held_maxima[head] = f32::new(LOWEST);
+        held_sums[head] = 0.0f32;
+    }
     #[unroll]
     for g in 0..group {
-        maxima[g] = f32::new(LOWEST);
-        sums[g] = 0.0f32;
         #[unroll]
         for c in 0..own {
             let column = member + c * team_size;
@@ -102,8 +102,10 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     let rounds = (end - first).div_ceil(comptime!(teams * ahead));
     for round in 0..rounds {
         let mut at = Array::<usize>::new(ahead);
-        let mut k = Array::<Vector<F, N>>::new(ahead * own);
-        let mut v = Array::<Vector<F, N>>::new(ahead * own);
+        let mut k = Array::<Vector<F, N>>::new(comptime!(ahead * own));
+        let mut v = Array::<Vector<F, N>>::new(comptime!(ahead * own));
+        let mut log_weight = Array::<f32>::new(ahead);
+        let mut numerator = Array::<f32>::new(ahead);
         #[unroll]
         for a in 0..ahead {
             let i = first + (round * ahead + a) * teams + team;
@@ -112,7 +114,14 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
                 slot = slot_at(view, &seen, i, slots, kind);
             }
             at[a] = slot;
-            let row = min(slot, slots - 1) * columns;
+            let there = min(slot, slots - 1);
+            if features.weighted {
+                log_weight[a] = log_weights[there];
+            }
+            if features.numerators {
+                numerator[a] = numerators[there];
+            }
+            let row = there * columns;
             #[unroll]
             for c in 0..own {
                 let column = min(member + c * team_size, columns - 1);
@@ -120,70 +129,26 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
                 v[a * own + c] = values[row + column];
             }
         }
-        #[unroll]
-        for g in 0..group {
-            let mut logits = Array::<f32>::new(ahead);
-            let mut top = maxima[g];
-            #[unroll]
-            for a in 0..ahead {
-                let mut dot = 0.0f32;
-                #[unroll]
-                for c in 0..own {
-                    // Columns beyond the row meet a query of zeros, but may hold anything.
-                    let mut product =
-                        Vector::<f32, N>::cast_from(k[a * own + c]).dot(q[g * own + c]);
-                    if comptime!(!columns.is_multiple_of(team_size)) {
-                        product = select(member + c * team_size < columns, product, 0.0f32);
-                    }
-                    dot += product;
-                }
-                let levels = team_size.ilog2().comptime();
-                #[unroll]
-                for level in 0..levels {
-                    dot += plane_shuffle_xor(dot, comptime!(1u32 << level));
-                }
-                logits[a] = dot;
-                if at[a] < slots {
-                    let mut logit = dot;
-                    if features.weighted {
-                        logit += log_weights[at[a]];
-                    }
-                    if features.scores && member == 0 {
-                        scores[at[a] * group + g] = logit;
-                    }
-                    // Separate numerators may weigh what the denominator does not.
-                    top = larger(top, select(features.numerators, dot, logit));
-                }
-            }
-            let rescale = (maxima[g] - top).exp();
-            maxima[g] = top;
-            sums[g] *= rescale;
-            #[unroll]
-            for c in 0..own {
-                acc[g * own + c] *= Vector::new(rescale);
-            }
-            #[unroll]
-            for a in 0..ahead {
-                if at[a] < slots {
-                    let mut logit = logits[a];
-                    if features.weighted {
-                        logit += log_weights[at[a]];
-                    }
-                    let p = weight_of(logit, top);
-                    sums[g] += p;
-                    let mut share = p;
-                    if features.numerators {
-                        share = weight_of(logits[a], top) * numerators[at[a]];
-                    }
-                    #[unroll]
-                    for c in 0..own {
-                        acc[g * own + c] +=
-                            Vector::<f32, N>::cast_from(v[a * own + c]) * Vector::new(share);
-                    }
-                }
-            }
-        }
+        take_rows::<F, N>(
+            &q,
+            &k,
+            &v,
+            &at,
+            slots,
+            &log_weight,
+            &numerator,
+            &mut acc,
+            &mut held_maxima,
+            &mut held_sums,
+            scores,
+            member,
+            weighing,
+            shape,
+        );
     }
+    let mut maxima = Array::<f32>::new(group);
+    let mut sums = Array::<f32>::new(group);
+    gather_sums(&held_maxima, &held_sums, &mut maxima, &mut sums, member, shape);
 
     // Teams meet, one query head after another.
     let mut team_maxima = Shared::<[f32]>::new_slice(teams);

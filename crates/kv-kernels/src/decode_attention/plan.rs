@@ -1,9 +1,11 @@
 //! Which kernel, and into how many parts each range is split.
 
+use std::ops::RangeInclusive;
+
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{plain, tensor_core};
-use crate::cluster::has_clusters;
+use crate::cluster::{LARGEST_CLUSTER, has_clusters};
 use crate::gpu::{multiplies, processors};
 
 /// What launches the attention.
@@ -87,7 +89,7 @@ pub(crate) fn splits(
 }
 
 /// Cubes that a cluster may have, of which the most that fit are taken.
-const CLUSTERS: [usize; 7] = [8, 7, 6, 5, 4, 3, 2];
+const CLUSTERS: RangeInclusive<usize> = 2..=LARGEST_CLUSTER;
 /// Slots that a cube may read more than if no processor were idle, of a range and of a list: reading them takes as long
 /// as another launch, which joins parts that are written.
 const MOST_MORE: [usize; 2] = [100, 200];
@@ -109,7 +111,7 @@ pub(crate) fn cluster(
     let fits = |cubes: usize| {
         fit_clusters(processors, cubes, pairs) && longest >= cubes * planes * tensor_core::TILE
     };
-    let cubes = CLUSTERS.into_iter().find(|&cubes| fits(cubes))?;
+    let cubes = CLUSTERS.rev().find(|&cubes| fits(cubes))?;
     Some((cubes, Kernel::TensorCore { words, planes }))
 }
 

@@ -4,9 +4,7 @@
 
 use cubecl::prelude::*;
 
-use super::meet::{
-    PLANE, Sums, elect, exchange, meet, nominate, sum_of, write_joined, write_output,
-};
+use super::meet::{PLANE, Sums, elect, exchange, meet, nominate, write_joined, write_met};
 use super::products::{Rows, dots_of, nothing_yet, read_queries, take_values};
 use super::shared::{LOWEST, Seen, seen_of, slot_at};
 use super::tiles::{place_of, read_keys, read_values, read_weights};
@@ -513,22 +511,19 @@ pub(crate) fn attend<E: Float, N: Size>(
         }
     }
     if !joined {
-        let mut i = unit;
-        while i < group * dim {
-            let head = i / dim;
-            let total = sum_of(&totals, i, joint);
-            let (max, weight) = (joint_maxima[head], joint_weights[head]);
-            if comptime!(blueprint.parts == Parts::Written) {
-                partial[cube * group * dim + i] = total;
-                if i == head * dim {
-                    let part = cube * group + head;
-                    stats[part * 2] = max;
-                    stats[part * 2 + 1] = weight;
-                }
-            } else {
-                write_output::<E>(total, max, weight, output, log_sum_exp, pair, i, joint);
-            }
-            i += planes * PLANE;
-        }
+        let is_part = comptime!(blueprint.parts == Parts::Written);
+        write_met::<E>(
+            &totals,
+            &joint_maxima,
+            &joint_weights,
+            output,
+            log_sum_exp,
+            partial,
+            stats,
+            pair,
+            cube,
+            is_part,
+            joint,
+        );
     }
 }

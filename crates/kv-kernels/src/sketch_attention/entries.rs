@@ -8,140 +8,21 @@
 
 use cubecl::prelude::*;
 
+use super::staging::{Columns, ENTRY, KEY_PIECE, key_piece, orders, piece_ahead, value_piece};
 use super::tiles::{Blueprint, WORDS};
-use crate::count_sketch::hash::kernel::place_of as hash_of;
-use crate::nvidia::{larger_halves, read_shared, scaled_halves, shared_address, smaller_halves};
-
-/// Elements of a piece of a key, of one of a value, and of a vector of entries in memory.
-pub(super) const KEY_PIECE: usize = 8;
-pub(super) const VALUE_PIECE: usize = 4;
-pub(super) const ENTRY: usize = 4;
+use crate::count_sketch::hash::kernel;
+use crate::nvidia::{Halves, larger_halves, read_shared, scaled_halves, smaller_halves};
 
 /// Bits of a place: whether the sign is negative (of the first bucket; of others, whether it is not the first one's), and
 /// whether the token is not in the sketch. Above them is where the entry begins, in pieces of a key.
 const NEGATIVE: u32 = 1;
-const ABSENT: u32 = 2;
+const MISSING: u32 = 2;
 const FIELDS: u32 = 4;
+/// Bytes of a piece of a key.
+const PIECE_BYTES: u32 = 16;
 
-/// Where a lane finds its columns of a range's entries.
-#[derive(CubeType)]
-pub(super) struct Columns {
-    /// Of even pieces of a key and of odd ones, in bytes of shared memory.
-    keys: Array<u32>,
-    /// Of the first blocks of a value, in the lane's order.
-    values: Array<u32>,
-    /// The range's first entry, in memory.
-    first: usize,
-}
-
-/// Orders in which lanes read the blocks of a value: at most one for each of four lanes.
-fn orders(blocks: usize) -> usize {
-    match blocks {
-        _ if blocks.is_multiple_of(4) => 4,
-        _ if blocks.is_multiple_of(2) => 2,
-        _ => 1,
-    }
-}
-
-/// Puts a range's entries into shared memory, rounded, and says where this lane's columns are.
-///
-/// # Shapes
-/// In vectors of 4: `all_keys` and `all_values` `[N, D / 4]`.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-pub(super) fn stage<E: Float>(
-    all_keys: &[Vector<f32, Const<ENTRY>>],
-    all_values: &[Vector<f32, Const<ENTRY>>],
-    first: usize,
-    entries: usize,
-    r: usize,
-    j: usize,
-    #[comptime] blueprint: Blueprint,
-) -> Columns {
-    let (dim, room) = comptime!((blueprint.head_dim, blueprint.staged));
-    let buckets = blueprint.sketch.buckets.comptime();
-    let blocks = comptime!(blueprint.rows().blocks());
-    let orders = comptime!(orders(blocks));
-    let mut keys = Array::<u32>::new(2usize);
-    let mut values = Array::<u32>::new(orders);
-    if comptime!(room > 0) {
-        let mut staged_keys =
-            Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(room * dim / KEY_PIECE));
-        let mut staged_values =
-            Shared::<[Vector<u32, Const<WORDS>>]>::new_slice(comptime!(room * dim / VALUE_PIECE));
-        let each = comptime!(dim / ENTRY);
-        let mut i = UNIT_POS as usize;
-        while i < entries * comptime!(buckets * dim / KEY_PIECE) {
-            staged_keys[i] = key_piece::<E>(all_keys, first * each + 2 * i);
-            i += CUBE_DIM as usize;
-        }
-        i = UNIT_POS as usize;
-        while i < entries * comptime!(buckets * dim / VALUE_PIECE) {
-            let (row, piece) = (i / each, i % each);
-            let to = row * each + place_of_piece(piece / 8, piece % 8, blocks);
-            staged_values[to] = value_piece::<E>(all_values, first * each + i);
-            i += CUBE_DIM as usize;
-        }
-        sync_cube();
-
-        let of_keys = shared_address::<Vector<u32, Const<4>>>(staged_keys.as_ptr());
-        let of_values = shared_address::<Vector<u32, Const<WORDS>>>(staged_values.as_ptr());
-        let ahead = piece_ahead(r, blueprint);
-        keys[0] = of_keys + 16 * (j + ahead) as u32;
-        keys[1] = of_keys + 16 * j as u32 - 16 * ahead as u32;
-        #[unroll]
-        for step in 0..orders {
-            let block = comptime!(step) ^ (j % orders);
-            values[step] = of_values + 8 * place_of_piece(block, r, blocks) as u32;
-        }
-    }
-    Columns { keys, values, first }
-}
-
-/// Lanes of odd rows read every two pieces of a key in the other order, so that two rows are in all banks at once: how
-/// far ahead the piece is that such a lane reads instead of an even one.
-#[cube]
-fn piece_ahead(r: usize, #[comptime] blueprint: Blueprint) -> usize {
-    let mut ahead = 0usize.runtime();
-    if comptime!(blueprint.rows().pieces().is_multiple_of(2)) {
-        ahead = r % 2 * 4;
-    }
-    ahead
-}
-
-/// Where shared memory has piece `block` of lanes `4 r` to `4 r + 3`, of a value: such that half a plane reads pieces of
-/// different rows without conflict, if lanes `j` begin with different blocks.
-#[cube]
-fn place_of_piece(block: usize, r: usize, #[comptime] blocks: usize) -> usize {
-    r % 4 + 4 * block + comptime!(4 * blocks) * (r / 4)
-}
-
-/// An entry's key piece, rounded.
-#[cube]
-fn key_piece<E: Float>(
-    entries: &[Vector<f32, Const<ENTRY>>],
-    from: usize,
-) -> Vector<u32, Const<4>> {
-    let mut piece = Vector::<u32, Const<4>>::empty();
-    #[unroll]
-    for half in 0..2usize {
-        let words = value_piece::<E>(entries, from + half);
-        piece.insert(comptime!(2 * half), words.extract(0usize));
-        piece.insert(comptime!(2 * half + 1), words.extract(1usize));
-    }
-    piece
-}
-
-/// The same of a value.
-#[cube]
-fn value_piece<E: Float>(
-    entries: &[Vector<f32, Const<ENTRY>>],
-    from: usize,
-) -> Vector<u32, Const<WORDS>> {
-    Vector::reinterpret(Vector::<E, Const<VALUE_PIECE>>::cast_from(entries[from]))
-}
-
-/// Where a lane's own token is, in every bucket; what is absent is at the first entry.
+/// Where a lane's own token is, in every bucket; what is missing is at the zeros behind staged entries, else at the first
+/// one.
 #[cube]
 pub(super) fn places_of(
     hashes: &[i32],
@@ -153,13 +34,14 @@ pub(super) fn places_of(
 ) -> Array<u32> {
     let buckets = blueprint.sketch.buckets.comptime();
     let pieces = comptime!((blueprint.head_dim / KEY_PIECE) as u32);
+    let staged = blueprint.staged.comptime();
     let mut places = Array::<u32>::new(buckets);
     let mut first_sign = 0u32;
     #[unroll]
     for bucket in 0..buckets {
-        let mut place = u32::new(ABSENT as i64);
+        let mut place = comptime!(MISSING + (staged.max(1) as u32 - 1) * pieces * FIELDS).runtime();
         if is_one {
-            let hash = hash_of(
+            let hash = kernel::place_of(
                 hashes,
                 pair,
                 bucket.runtime(),
@@ -179,7 +61,8 @@ pub(super) fn places_of(
     places
 }
 
-/// A token's entries, as the lane `asked` knows them: in bytes from a row's first one, and their signs by the first one's.
+/// A token's entries, as the lane `asked` knows them: where they begin, in bytes where they are staged, else in pieces of a
+/// key; and their signs by the first one's.
 #[derive(CubeType)]
 struct Found {
     at: Array<u32>,
@@ -192,7 +75,7 @@ struct Found {
 #[cube]
 fn found(places: &Array<u32>, asked: usize, #[comptime] blueprint: Blueprint) -> Found {
     let buckets = blueprint.sketch.buckets.comptime();
-    let one = comptime!(if blueprint.halves == "bf16x2" { 0x3f80_3f80u32 } else { 0x3c00_3c00u32 });
+    let ones = comptime!(blueprint.halves.ones());
     let mut at = Array::<u32>::new(buckets);
     let mut signs = Array::<u32>::new(buckets);
     let mut first = 0u32;
@@ -202,9 +85,12 @@ fn found(places: &Array<u32>, asked: usize, #[comptime] blueprint: Blueprint) ->
         if comptime!(bucket == 0) {
             first = place;
         }
-        // Pieces of 16 bytes, in fields of 4.
-        at[bucket] = (place & comptime!(!(FIELDS - 1))) * comptime!(16 / FIELDS);
-        signs[bucket] = (place & NEGATIVE) * 0x8000_8000u32 + one;
+        if comptime!(blueprint.staged > 0) {
+            at[bucket] = (place & comptime!(!(FIELDS - 1))) * comptime!(PIECE_BYTES / FIELDS);
+        } else {
+            at[bucket] = place / FIELDS;
+        }
+        signs[bucket] = (place & NEGATIVE) * 0x8000_8000u32 + ones;
     }
     Found { at, signs, place: first }
 }
@@ -241,7 +127,7 @@ pub(super) fn token_keys<E: Float>(
                     let at = columns.keys[odd] + at;
                     parts[bucket] = read_shared::<Const<4>>(at, comptime!(64 * piece), 4usize);
                 } else {
-                    let mut from = at as usize / 16 + 4 * piece + j + ahead;
+                    let mut from = at as usize + 4 * piece + j + ahead;
                     if comptime!(odd == 1) {
                         from -= 2 * ahead;
                     }
@@ -268,7 +154,7 @@ pub(super) fn token_keys<E: Float>(
             #[unroll]
             for two in 0..comptime!(pieces / 2) {
                 let i = comptime!(n * pieces + 2 * two);
-                exchange::<Const<4>>(&mut k, i, comptime!(i + 1), r % 2 == 1, 4usize);
+                swap_where::<Const<4>>(&mut k, i, comptime!(i + 1), r % 2 == 1, 4usize);
             }
         }
     }
@@ -310,8 +196,11 @@ pub(super) fn token_value<E: Float>(
             } else {
                 let block = comptime!(round * orders) + (comptime!(order) ^ turned);
                 let first = columns.first * comptime!(blueprint.head_dim / ENTRY);
-                let from = first + at as usize / 8 + 8 * block + r;
+                let from = first + 2 * at as usize + 8 * block + r;
                 parts[bucket] = value_piece::<E>(all, from);
+                if found.place & MISSING != 0u32 {
+                    parts[bucket] = Vector::new(0u32);
+                }
             }
         }
         let mut value = Vector::<u32, Const<WORDS>>::empty();
@@ -337,13 +226,13 @@ pub(super) fn token_value<E: Float>(
             let other = comptime!(step ^ (1 << level));
             if comptime!(step < other) {
                 let (a, b) = comptime!((u * blocks + step, u * blocks + other));
-                exchange::<Const<WORDS>>(v, a, b, swapped, WORDS);
+                swap_where::<Const<WORDS>>(v, a, b, swapped, WORDS);
             }
         }
     }
     (
         select(found.place & NEGATIVE != 0u32, f32::new(-1.0), f32::new(1.0)),
-        found.place & ABSENT == 0u32,
+        found.place & MISSING == 0u32,
     )
 }
 
@@ -352,7 +241,7 @@ pub(super) fn token_value<E: Float>(
 fn median<E: Float>(
     parts: &mut Array<u32>,
     #[comptime] count: usize,
-    #[comptime] halves: &'static str,
+    #[comptime] halves: Halves,
 ) -> u32 {
     if comptime!(count == 3) {
         let low = smaller_halves(parts[0], parts[1], halves);
@@ -380,9 +269,9 @@ fn median<E: Float>(
     }
 }
 
-/// Exchanges two registers where that is `wanted`.
+/// Swaps two registers where that is `wanted`.
 #[cube]
-fn exchange<N: Size>(
+fn swap_where<N: Size>(
     registers: &mut Array<Vector<u32, N>>,
     #[comptime] a: usize,
     #[comptime] b: usize,

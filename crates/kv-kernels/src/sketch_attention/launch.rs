@@ -9,14 +9,13 @@ use cubecl::prelude::*;
 use super::plain::sketch_attention_kernel;
 use super::plan::{Kernel, Plan, Sizes};
 use super::tiles::{joined_kernel, tile_kernel};
-use super::{plain, sums, tiles};
+use super::{plain, tiles};
 use crate::decode_attention::launch::combine;
+use crate::decode_attention::teams::TeamShape;
 use crate::decode_attention::tensor_core::Parts;
 use crate::extension::{SketchAttended, SketchTokens};
 use crate::gpu::{elem_type, empty_like, grid};
-
-/// Rows that a team of the portable kernel takes at a time, at most: as many as registers allow.
-const AHEAD: usize = 4;
+use crate::nvidia::Halves;
 
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn run(
@@ -58,7 +57,7 @@ pub(crate) fn run(
     let stats = floats(Shape::from([sums * 2]));
     // The kernels take the same tensors.
     macro_rules! attend {
-        ($kernel:path, $units:expr, [$($lanes:expr)?], [$($slots:expr)?], $blueprint:expr) => {
+        ($kernel:path, $units:expr, [$($lanes:expr)?], $blueprint:expr) => {
             $kernel(
                 &client,
                 grid(pairs * splits),
@@ -84,7 +83,6 @@ pub(crate) fn run(
                 pairs,
                 pairs / batch,
                 splits,
-                $($slots,)?
                 scale,
                 $blueprint,
                 elem_type(query.dtype),
@@ -92,32 +90,27 @@ pub(crate) fn run(
         };
     }
     // SAFETY: shapes were checked; the kernels stay within the slots, entries and tokens that ranges and
-    // heads name.
+    // heads name, of which no range has more entries than the sketch says.
     unsafe {
         match kernel {
             Kernel::Tiles { planes } => {
-                let halves = if query.dtype == DType::BF16 { "bf16x2" } else { "f16x2" };
+                let halves = if query.dtype == DType::BF16 { Halves::Bf16 } else { Halves::F16 };
                 let sketch = sketch.config;
                 let blueprint =
                     tiles::Blueprint { group, head_dim, planes, parts, staged, halves, sketch };
                 let units = 32 * planes;
                 match parts {
                     Parts::Joined(_) => {
-                        attend!(joined_kernel::launch_unchecked, units, [], [slots], blueprint)
+                        attend!(joined_kernel::launch_unchecked, units, [], blueprint)
                     }
                     Parts::Whole | Parts::Written => {
-                        attend!(tile_kernel::launch_unchecked, units, [], [slots], blueprint)
+                        attend!(tile_kernel::launch_unchecked, units, [], blueprint)
                     }
                 }
             }
             Kernel::Plain(plan) => {
                 let blueprint = plain::Blueprint {
-                    shape: sums::Shape {
-                        group,
-                        columns: head_dim / plan.lanes,
-                        team: plan.team,
-                        ahead: (plan.team / group.next_power_of_two()).clamp(1, AHEAD),
-                    },
+                    shape: TeamShape::new(group, head_dim / plan.lanes, plan.team),
                     units: plan.units,
                     plane: plan.plane,
                     joined: plan.joined,
@@ -130,7 +123,6 @@ pub(crate) fn run(
                     sketch_attention_kernel::launch_unchecked,
                     plan.units,
                     [plan.lanes],
-                    [],
                     blueprint
                 );
             }

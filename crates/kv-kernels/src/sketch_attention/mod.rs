@@ -4,8 +4,8 @@
 //! One kernel reads a range's slots, then the tokens that are in its sketch: for each it gathers an
 //! entry of every bucket, takes the median and goes on with the same online softmax. The whole sketch
 //! of a range is in shared memory where it finds room, in the cache's dtype: rounding and the median of
-//! an odd number commute, and the mean of the middle two of an even one is rounded twice. `tiles.rs` (with `entries.rs`) is that
-//! kernel where matrix instructions serve, `plain.rs` (with `sums.rs`) where not; `plan.rs` chooses.
+//! an odd number commute, and the mean of the middle two of an even one is rounded twice. `tiles.rs` (with `staging.rs` and `entries.rs`) is that
+//! kernel where matrix instructions serve, `plain.rs` where not; `plan.rs` chooses.
 
 #[cfg(feature = "gpu")]
 mod entries;
@@ -17,7 +17,7 @@ mod plain;
 mod plan;
 pub(crate) mod reference;
 #[cfg(feature = "gpu")]
-mod sums;
+mod staging;
 #[cfg(feature = "gpu")]
 mod tiles;
 

@@ -2,11 +2,11 @@
 
 use cubecl::prelude::*;
 
-use super::sums::{Shape, gather_sums, take_rows};
 use crate::count_sketch::hash::kernel::{place_of, sign_of};
 use crate::count_sketch::query::median;
 use crate::count_sketch::{HEAD_FIELDS, SketchConfig};
 use crate::decode_attention::shared::{LOWEST, divisor, larger};
+use crate::decode_attention::teams::{TeamShape, Weighing, gather_sums, take_rows};
 
 /// No place.
 const NOWHERE: u32 = u32::MAX;
@@ -16,7 +16,7 @@ const ENTRY: usize = 4;
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
-    pub(super) shape: Shape,
+    pub(super) shape: TeamShape,
     /// Units of a cube.
     pub(super) units: usize,
     /// Units of a plane that are sure to be together.
@@ -66,11 +66,13 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
 ) {
     let shape = blueprint.shape.comptime();
-    let Shape { group, columns, team, ahead } = shape;
+    let TeamShape { group, columns, team, ahead } = shape;
     let own = shape.own().comptime();
     let units = blueprint.units.comptime();
     let buckets = blueprint.sketch.buckets.comptime();
     let teams = (units / team).comptime();
+    let weighing = comptime!(Weighing { weighted: false, numerators: false, logits: true });
+    let unweighted = Array::<f32>::new(ahead);
     // Vectors of entries in one of a row.
     let pieces = (blueprint.lanes / ENTRY).comptime();
 
@@ -138,11 +140,14 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
             &v,
             &at,
             none,
+            &unweighted,
+            &unweighted,
             &mut acc,
             &mut held_maxima,
             &mut held_sums,
             slot_logits,
             member,
+            weighing,
             shape,
         );
     }
@@ -249,6 +254,10 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
                     }
                     k[a * own + c] = median::<F, N>(&mut key_parts, buckets);
                     v[a * own + c] = median::<F, N>(&mut value_parts, buckets);
+                    // Entries may hold anything, which 0 times NaN shows.
+                    if absent {
+                        v[a * own + c] = Vector::new(F::new(0.0));
+                    }
                 }
             }
             take_rows::<F, N>(
@@ -257,11 +266,14 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
                 &v,
                 &at,
                 none,
+                &unweighted,
+                &unweighted,
                 &mut acc,
                 &mut held_maxima,
                 &mut held_sums,
                 token_logits,
                 member,
+                weighing,
                 shape,
             );
         }

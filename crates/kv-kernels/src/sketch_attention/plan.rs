@@ -3,7 +3,7 @@
 use burn::backend::TensorMetadata;
 use burn_cubecl::tensor::CubeTensor;
 
-use crate::cluster::has_clusters;
+use crate::cluster::{LARGEST_CLUSTER, has_clusters};
 use crate::decode_attention::plan::fit_clusters;
 use crate::decode_attention::tensor_core::{Parts, TILE};
 use crate::gpu::{multiplies, processors};
@@ -65,8 +65,6 @@ const WIDE: [(usize, usize); 2] = [(8, 1), (4, 2)];
 const NARROW: usize = 128;
 /// What joining parts costs, in halves of a plane's tile: by the cubes of a cluster, and by a launch.
 const JOINING: [usize; 2] = [1, 2];
-/// Cubes of a cluster, at most.
-const LARGEST_CLUSTER: usize = 8;
 
 /// Tokens below which a part is not worth a cube of the portable kernel.
 const SMALLEST_PART: usize = 128;
@@ -90,12 +88,14 @@ impl Plan {
     fn tiles(query: &CubeTensor, head_dim: usize, sizes: Sizes) -> Self {
         let Sizes { pairs, group, longest, .. } = sizes;
         let room = query.client.properties().hardware.max_shared_memory_size;
-        let entries = sizes.entries.next_multiple_of(16);
+        // And zeros.
+        let entries = (sizes.entries + 1).next_multiple_of(16);
         let layouts = if head_dim <= NARROW { &LAYOUTS[..] } else { &WIDE[..] };
         let bytes = |planes: usize, staged: usize| {
-            // Those that a cluster's cubes send, too.
-            let sums = ((planes + 1) * group * head_dim + 16 * planes) * size_of::<f32>();
-            sums + 2 * staged * head_dim * query.dtype.size()
+            // Of planes and of what a cluster's cubes send each other, rounded up.
+            let rows = (planes + 1) * group * head_dim;
+            let heads = (16 * planes + 2 * group) + (2 * group + 1) * LARGEST_CLUSTER;
+            (rows + heads) * size_of::<f32>() + 2 * staged * head_dim * query.dtype.size()
         };
         let fits = |(planes, each): (usize, usize), staged| bytes(planes, staged) * each <= room;
         let staged = if layouts.iter().any(|&layout| fits(layout, entries)) { entries } else { 0 };
@@ -123,8 +123,7 @@ impl Plan {
                 }
             }
         }
-        let kernel = Kernel::Tiles { planes: layouts[layouts.len() - 1].0 };
-        best.unwrap_or(Self { kernel, splits: 1, parts: Parts::Whole, staged })
+        best.unwrap_or_else(|| Self::plain(query, head_dim, sizes))
     }
 
     fn plain(query: &CubeTensor, head_dim: usize, sizes: Sizes) -> Self {

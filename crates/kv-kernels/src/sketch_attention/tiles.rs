@@ -6,19 +6,20 @@
 
 use cubecl::prelude::*;
 
-use super::entries::{ENTRY, places_of, stage, token_keys, token_value};
+use super::entries::{places_of, token_keys, token_value};
+use super::staging::{ENTRY, stage};
 use crate::cluster::arrive_at_cluster;
 use crate::count_sketch::{HEAD_FIELDS, SketchConfig};
 use crate::decode_attention::ViewKind;
-use crate::decode_attention::meet::{
-    PLANE, Sums, exchange, meet, sum_of, write_joined, write_output,
-};
+use crate::decode_attention::meet::{PLANE, Sums, exchange, meet, write_joined, write_met};
 use crate::decode_attention::products::{Rows, dots_of, nothing_yet, read_queries, take_values};
 use crate::decode_attention::shared::{LOWEST, seen_of};
 use crate::decode_attention::tensor_core::{Parts, TILE};
 use crate::decode_attention::tiles::{place_of, read_keys, read_values};
+use crate::nvidia::Halves;
+use crate::revise_sketch::ABSENT;
 
-/// 32-bit words of a vector of values.
+/// 32-bit words of a vector of values: as lanes read entries, and so slots too.
 pub(super) const WORDS: usize = 2;
 
 /// What fixes the generated code.
@@ -31,10 +32,9 @@ pub(super) struct Blueprint {
     /// Planes of a cube.
     pub(super) planes: usize,
     pub(super) parts: Parts,
-    /// Entries of a range that shared memory has room for; 0 where they stay in global memory.
+    /// Entries of a range that shared memory has room for, and one more; 0 where they stay in global memory.
     pub(super) staged: usize,
-    /// Two halves of the dtype, as PTX calls them.
-    pub(super) halves: &'static str,
+    pub(super) halves: Halves,
     pub(super) sketch: SketchConfig,
 }
 
@@ -79,7 +79,6 @@ pub(super) fn tile_kernel<E: Float>(
     pairs: usize,
     kv_heads: usize,
     splits: usize,
-    slots: usize,
     scale: f32,
     #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
@@ -105,7 +104,6 @@ pub(super) fn tile_kernel<E: Float>(
         pairs,
         kv_heads,
         splits,
-        slots,
         scale,
         blueprint,
     );
@@ -142,7 +140,6 @@ pub(super) fn joined_kernel<E: Float>(
     pairs: usize,
     kv_heads: usize,
     splits: usize,
-    slots: usize,
     scale: f32,
     #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
@@ -168,7 +165,6 @@ pub(super) fn joined_kernel<E: Float>(
         pairs,
         kv_heads,
         splits,
-        slots,
         scale,
         blueprint,
     );
@@ -201,14 +197,12 @@ fn attend<E: Float>(
     pairs: usize,
     kv_heads: usize,
     splits: usize,
-    slots: usize,
     scale: f32,
     #[comptime] blueprint: Blueprint,
 ) {
     let (group, dim, planes) = comptime!((blueprint.group, blueprint.head_dim, blueprint.planes));
     let rows = comptime!(blueprint.rows());
     let (pieces, blocks) = comptime!((rows.pieces(), rows.blocks()));
-    let units = comptime!(planes * PLANE);
 
     let cube = CUBE_POS;
     if cube >= pairs * splits {
@@ -227,9 +221,11 @@ fn attend<E: Float>(
     let mut running = nothing_yet(rows);
     let mut totals = Shared::<[f32]>::new_slice(comptime!(planes * group * dim));
 
-    // The slots. None are listed, so that any view would do.
+    // The slots. All are attended to, as they lie: neither a view nor places are looked at, and no slot is the last.
+    let slots = u32::MAX as usize;
     let seen = seen_of(offsets, offsets, lengths, pair, 0usize, 0usize, ViewKind::All);
-    let (first, end) = part_of(seen.count, split, splits, plane, planes);
+    let (first, end) = of_cube(seen.count, split, splits);
+    let (first, end) = of_plane(first, end, plane, planes);
     let mut tile = first;
     while tile < end {
         let mut k = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pieces));
@@ -267,16 +263,10 @@ fn attend<E: Float>(
     if entries == 0 {
         count = 0usize.runtime();
     }
-    let columns = stage::<E>(
-        sketch_keys,
-        sketch_values,
-        first_entry,
-        select(count > 0, entries, 0usize),
-        r,
-        j,
-        blueprint,
-    );
-    let (first, end) = part_of(count, split, splits, plane, planes);
+    let (first, end) = of_cube(count, split, splits);
+    let staged = select(first < end, entries, 0usize);
+    let columns = stage::<E>(sketch_keys, sketch_values, first_entry, staged, r, j, blueprint);
+    let (first, end) = of_plane(first, end, plane, planes);
     let mut turn = first;
     let mut score = score_of(scores, first_token, turn + lane, end);
     while turn < end {
@@ -352,47 +342,43 @@ fn attend<E: Float>(
             joint,
         );
     } else {
-        let mut i = unit;
-        while i < group * dim {
-            let head = i / dim;
-            let total = sum_of(&totals, i, joint);
-            let (max, weight) = (maxima[head], weights[head]);
-            if comptime!(blueprint.parts == Parts::Written) {
-                partial[cube * group * dim + i] = total;
-                if i == head * dim {
-                    let part = cube * group + head;
-                    stats[part * 2] = max;
-                    stats[part * 2 + 1] = weight;
-                }
-            } else {
-                write_output::<E>(total, max, weight, output, log_sum_exp, pair, i, joint);
-            }
-            i += units;
-        }
+        let is_part = comptime!(blueprint.parts == Parts::Written);
+        write_met::<E>(
+            &totals,
+            &maxima,
+            &weights,
+            output,
+            log_sum_exp,
+            partial,
+            stats,
+            pair,
+            cube,
+            is_part,
+            joint,
+        );
     }
 }
 
-/// What a plane takes of `count` rows: whole tiles of its cube's part.
+/// A cube's part of `count` rows.
 #[cube]
-fn part_of(
-    count: usize,
-    split: usize,
-    splits: usize,
-    plane: usize,
-    #[comptime] planes: usize,
-) -> (usize, usize) {
+fn of_cube(count: usize, split: usize, splits: usize) -> (usize, usize) {
     let share = count.div_ceil(splits);
     let first = min(split * share, count);
-    let end = min(first + share, count);
-    let own = (end - first).div_ceil(comptime!(planes * TILE)) * TILE;
-    let own_first = min(first + plane * own, end);
-    (own_first, min(own_first + own, end))
+    (first, min(first + share, count))
+}
+
+/// What a plane takes of its cube's rows: whole tiles.
+#[cube]
+fn of_plane(first: usize, end: usize, plane: usize, #[comptime] planes: usize) -> (usize, usize) {
+    let share = (end - first).div_ceil(comptime!(planes * TILE)) * TILE;
+    let own = min(first + plane * share, end);
+    (own, min(own + share, end))
 }
 
 /// A token's score; negative where it is not in the sketch.
 #[cube]
 fn score_of(scores: &[f32], first: usize, token: usize, end: usize) -> f32 {
-    let mut score = f32::new(-1.0);
+    let mut score = f32::new(ABSENT);
     if token < end {
         score = scores[first + token];
     }

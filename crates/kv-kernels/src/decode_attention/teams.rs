@@ -6,24 +6,44 @@
 
 use cubecl::prelude::*;
 
-use crate::decode_attention::shared::{LOWEST, larger, weight_of};
+use super::shared::{LOWEST, larger, weight_of};
 
-/// What fixes the generated code.
+/// Rows that a team takes at a time, at most.
+const MOST_AHEAD: usize = 4;
+
+/// How a team takes rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Shape {
+pub(crate) struct TeamShape {
     /// Query heads of a key-value head.
-    pub(super) group: usize,
+    pub(crate) group: usize,
     /// Vectors of a row.
-    pub(super) columns: usize,
+    pub(crate) columns: usize,
     /// Units that share a row, a power of two within a plane.
-    pub(super) team: usize,
+    pub(crate) team: usize,
     /// Rows that a team takes at a time, a power of two.
-    pub(super) ahead: usize,
+    pub(crate) ahead: usize,
 }
 
-impl Shape {
+/// What weighs rows, and what becomes of their logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Weighing {
+    /// Whether logarithms of weights are added to logits.
+    pub(crate) weighted: bool,
+    /// Whether numerators weigh values instead.
+    pub(crate) numerators: bool,
+    /// Whether logits are written.
+    pub(crate) logits: bool,
+}
+
+impl TeamShape {
+    /// As many rows at a time as registers allow, and as leave each unit with a product of its own.
+    pub(crate) fn new(group: usize, columns: usize, team: usize) -> Self {
+        let ahead = (team / group.next_power_of_two()).clamp(1, MOST_AHEAD);
+        Self { group, columns, team, ahead }
+    }
+
     /// Vectors of a unit; the last ones of a row may be short of a full turn.
-    pub(super) fn own(self) -> usize {
+    pub(crate) fn own(self) -> usize {
         self.columns.div_ceil(self.team)
     }
 
@@ -58,7 +78,7 @@ impl Shape {
     }
 
     /// Query heads of which a unit has products.
-    pub(super) fn heads(self) -> usize {
+    pub(crate) fn heads(self) -> usize {
         self.held() / self.rows()
     }
 
@@ -87,24 +107,27 @@ impl Shape {
 ///
 /// # Shapes
 /// In vectors: `q` and `acc` `[group, own]`, `k` and `v` `[ahead, own]`; `at` `[ahead]`, where a row's
-/// logits go, `none` for no row; `maxima` and `sums` `[heads]`, of the products that the unit has.
-/// `logits` `[.., group]`.
+/// logits go, `none` for no row, with `log_weights` and `numerators`, where there are any; `maxima` and `sums` `[heads]`,
+/// of the products that the unit has. `logits` `[.., group]`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-pub(super) fn take_rows<F: Float, N: Size>(
+pub(crate) fn take_rows<F: Float, N: Size>(
     q: &Array<Vector<f32, N>>,
     k: &Array<Vector<F, N>>,
     v: &Array<Vector<F, N>>,
     at: &Array<usize>,
     none: usize,
+    log_weights: &Array<f32>,
+    numerators: &Array<f32>,
     acc: &mut Array<Vector<f32, N>>,
     maxima: &mut Array<f32>,
     sums: &mut Array<f32>,
     logits: &mut [f32],
     member: usize,
-    #[comptime] shape: Shape,
+    #[comptime] weighing: Weighing,
+    #[comptime] shape: TeamShape,
 ) {
-    let Shape { group, columns, team, ahead, .. } = shape;
+    let TeamShape { group, columns, team, ahead } = shape;
     let own = shape.own().comptime();
     let products = shape.products().comptime();
     let mut parts = Array::<f32>::new(products);
@@ -153,23 +176,40 @@ pub(super) fn take_rows<F: Float, N: Size>(
     for head in 0..comptime!(shape.heads()) {
         let g = first / ahead + head;
         let mut top = maxima[head];
+        let mut logits_of = Array::<f32>::new(rows);
+        let mut shares = Array::<f32>::new(rows);
         #[unroll]
         for row in 0..rows {
             let a = first % ahead + row;
             let mut to = none;
+            let mut log_weight = 0.0f32;
+            shares[row] = 1.0f32;
             #[unroll]
             for other in 0..ahead {
                 to = select(a == other, at[other], to);
+                if comptime!(weighing.weighted) {
+                    log_weight = select(a == other, log_weights[other], log_weight);
+                }
+                if comptime!(weighing.numerators) {
+                    shares[row] = select(a == other, numerators[other], shares[row]);
+                }
             }
             let i = comptime!(head * rows + row);
+            let mut logit = parts[i];
+            if comptime!(weighing.weighted) {
+                logit += log_weight;
+            }
             if to != none && g < group {
-                if alone {
-                    logits[to * group + g] = parts[i];
+                if comptime!(weighing.logits) && alone {
+                    logits[to * group + g] = logit;
                 }
             } else {
                 parts[i] = f32::new(LOWEST);
+                logit = f32::new(LOWEST);
             }
-            top = larger(top, parts[i]);
+            logits_of[row] = logit;
+            // Separate numerators may weigh what the denominator does not.
+            top = larger(top, select(weighing.numerators, parts[i], logit));
         }
         #[unroll]
         for level in 0..comptime!(shape.levels()) {
@@ -185,9 +225,13 @@ pub(super) fn take_rows<F: Float, N: Size>(
         #[unroll]
         for row in 0..rows {
             let i = comptime!(head * rows + row);
-            let p = weight_of(parts[i], top);
+            let p = weight_of(logits_of[row], top);
             sums[head] += p;
-            parts[i] = p;
+            if comptime!(weighing.numerators) {
+                parts[i] = weight_of(parts[i], top) * shares[row];
+            } else {
+                parts[i] = p;
+            }
         }
     }
 
@@ -216,13 +260,13 @@ pub(super) fn take_rows<F: Float, N: Size>(
 
 /// Every query head's maximum and sum, `[group]`, for every unit of the team.
 #[cube]
-pub(super) fn gather_sums(
+pub(crate) fn gather_sums(
     maxima: &Array<f32>,
     sums: &Array<f32>,
     all_maxima: &mut Array<f32>,
     all_sums: &mut Array<f32>,
     member: usize,
-    #[comptime] shape: Shape,
+    #[comptime] shape: TeamShape,
 ) {
     let base = UNIT_POS_PLANE - member as u32;
     #[unroll]
