@@ -1,13 +1,12 @@
 //! What a device can hold.
 
-use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 
 /// The most bytes of one tensor, where a device limits them below its memory's size; the CPU does not.
 pub fn largest_tensor(device: &Device) -> Option<usize> {
     match device.as_dispatch() {
         #[cfg(feature = "gpu")]
-        DispatchDevice::Cube(device) => {
+        burn::backend::DispatchDevice::Cube(device) => {
             usize::try_from(device.client().properties().memory.max_page_size).ok()
         }
         #[allow(unreachable_patterns)]
