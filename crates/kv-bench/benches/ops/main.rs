@@ -14,9 +14,10 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use kv_kernels::{
     BalanceOptions, Centre, Choice, DecodeAttentionOptions, DrawSettings, DrawState, Draws,
     HeadLayout, KeepLists, LinearOptions, Placement, PrefillOptions, PrefillWindow, RotaryTable,
-    SlotPool, SlotSource, add_rms_norm, argmin_slots, balance, compact_slots, copy_slots,
-    decode_attention, draw, linear, prefill_attention, rms_norm, scatter_rows, split_heads, swiglu,
-    top_slots, write_heads,
+    RowNorm, SlotPool, SlotSource, add_rms_norm, argmin_slots, assign, assign_ints, balance,
+    compact_slots, copy_slots, decode_attention, draw, linear, prefill_attention, rms_norm,
+    scatter_ints, scatter_rows, scatter_scalars, split_heads, split_keys_values, swiglu, top_slots,
+    uniforms, write_heads,
 };
 use kv_testing::{Numbers, devices};
 
@@ -68,11 +69,17 @@ fn products(criterion: &mut Criterion, name: &str, inputs: &mut Inputs) {
     let x = inputs.floats([BATCH, HIDDEN]);
     let weight = inputs.floats([2 * HIDDEN, HIDDEN]);
     let gain = inputs.floats([HIDDEN]);
+    let wide = inputs.floats([BATCH, 2 * HIDDEN]);
     bench(criterion, "linear", name, &device, || {
         linear(x.clone(), weight.clone(), LinearOptions::default()).unwrap();
     });
     bench(criterion, "linear_gated", name, &device, || {
         let options = LinearOptions { gated: true, ..Default::default() };
+        linear(x.clone(), weight.clone(), options).unwrap();
+    });
+    bench(criterion, "linear_norm_residual", name, &device, || {
+        let norm = Some(RowNorm { weight: gain.clone(), epsilon: 1e-5 });
+        let options = LinearOptions { norm, residual: Some(wide.clone()), ..Default::default() };
         linear(x.clone(), weight.clone(), options).unwrap();
     });
     bench(criterion, "rms_norm", name, &device, || {
@@ -148,6 +155,21 @@ fn slots(criterion: &mut Criterion, name: &str, inputs: &mut Inputs) {
     bench(criterion, "scatter_rows", name, &device, || {
         scatter_rows(&mut keys, last.clone(), rows.clone()).unwrap();
     });
+    let mut scalars = inputs.floats([slots]);
+    let numbers = inputs.floats([pairs]);
+    bench(criterion, "scatter_scalars", name, &device, || {
+        scatter_scalars(&mut scalars, last.clone(), numbers.clone()).unwrap();
+    });
+    bench(criterion, "scatter_ints", name, &device, || {
+        scatter_ints(&mut positions, last.clone(), last.clone()).unwrap();
+    });
+    let (floats, ints) = (inputs.floats([slots]), inputs.ints([slots], |slot| slot));
+    bench(criterion, "assign", name, &device, || {
+        assign(&mut scalars, floats.clone()).unwrap();
+    });
+    bench(criterion, "assign_ints", name, &device, || {
+        assign_ints(&mut positions, ints.clone()).unwrap();
+    });
 }
 
 fn tokens(criterion: &mut Criterion, name: &str, inputs: &mut Inputs) {
@@ -165,6 +187,15 @@ fn tokens(criterion: &mut Criterion, name: &str, inputs: &mut Inputs) {
     let of_prompt = inputs.ints([BATCH, 32], |i| i % 32);
     bench(criterion, "split_heads", name, &device, || {
         split_heads(prompt.clone(), of_prompt.clone(), &layout).unwrap();
+    });
+    let without_queries = inputs.floats([BATCH * 32, 2 * KV_HEADS * HEAD_DIM]);
+    bench(criterion, "split_keys_values", name, &device, || {
+        split_keys_values(without_queries.clone(), of_prompt.clone(), &layout).unwrap();
+    });
+    let seeds = inputs.ints([BATCH, 2], |seed| seed);
+    let draws = inputs.ints([BATCH], |draw| draw);
+    bench(criterion, "uniforms", name, &device, || {
+        uniforms(seeds.clone(), draws.clone()).unwrap();
     });
     let slots = BATCH * KV_HEADS * CAPACITY;
     let (mut keys, mut values) =
