@@ -72,8 +72,8 @@ impl Problem {
         }
         let mut pools = [0, 1].map(|_| cast([pairs * (slots + 3), head_dim]));
         // What is between ranges may be anything.
-        for pair in 0..pairs {
-            let live = pair * (slots + 3) + lengths[pair] as usize;
+        for (pair, &length) in lengths.iter().enumerate() {
+            let live = pair * (slots + 3) + length as usize;
             let dead = live..(pair + 1) * (slots + 3);
             let nothing = Tensor::full([dead.len(), head_dim], f32::NAN, device);
             pools =

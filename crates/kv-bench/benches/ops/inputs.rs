@@ -12,6 +12,10 @@ pub(crate) const HEAD_DIM: usize = 64;
 pub(crate) const CAPACITY: usize = 512;
 pub(crate) const HIDDEN: usize = 512;
 pub(crate) const VOCABULARY: usize = 8192;
+pub(crate) const PAIRS: usize = BATCH * KV_HEADS;
+pub(crate) const SLOTS: usize = PAIRS * CAPACITY;
+/// Slots that a list names, and entries of a sketch's bucket.
+pub(crate) const FEW: usize = CAPACITY / 8;
 
 /// Inputs on one device.
 pub(crate) struct Inputs {

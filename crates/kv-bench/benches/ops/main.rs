@@ -1,6 +1,6 @@
 //! Ops at a small size, on every device that is compiled in and there:
 //! `cargo bench -p kv-bench [--features wgpu] [-- FILTER]`. Here are those of a prompt and of a plain decode step, in
-//! `policies.rs` those of single policies.
+//! `policies.rs`, `sketches.rs` and `reading.rs` those of single policies.
 //!
 //! Times include the launch and the wait for the device. For large sizes there is the suite
 //! `kernels`.
@@ -9,6 +9,8 @@
 
 mod inputs;
 mod policies;
+mod reading;
+mod sketches;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use kv_kernels::{
@@ -32,8 +34,8 @@ fn ops(criterion: &mut Criterion) {
         tokens(criterion, tested.name, &mut inputs);
         policies::attention(criterion, tested.name, &mut inputs);
         policies::merging(criterion, tested.name, &mut inputs);
-        policies::sketches(criterion, tested.name, &mut inputs);
-        policies::reading(criterion, tested.name, &mut inputs);
+        sketches::sketches(criterion, tested.name, &mut inputs);
+        reading::reading(criterion, tested.name, &mut inputs);
     }
 }
 
