@@ -2,9 +2,9 @@
 
 use cubecl::prelude::*;
 
-use super::Features;
 use super::shared::{LOWEST, divisor, larger, presence, seen_of, slot_at};
 use super::teams::{TeamShape, Weighing, gather_sums, take_rows};
+use super::{Features, ViewKind};
 
 /// Units of a cube.
 pub(super) const UNITS: usize = 128;
@@ -109,12 +109,10 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
         #[unroll]
         for a in 0..ahead {
             let i = first + (round * ahead + a) * teams + team;
-            let mut slot = slots;
-            if i < end {
-                slot = slot_at(view, &seen, i, slots, kind);
-            }
-            at[a] = slot;
+            // Beyond the end, the last slot is read again and weighs nothing.
+            let slot = slot_at(view, &seen, min(i, end - 1), slots, kind);
             let there = min(slot, slots - 1);
+            at[a] = select(i < end, slot, slots);
             if features.weighted {
                 log_weight[a] = log_weights[there];
             }
@@ -127,6 +125,12 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
                 let column = min(member + c * team_size, columns - 1);
                 k[a * own + c] = keys[row + column];
                 v[a * own + c] = values[row + column];
+                if comptime!(kind == ViewKind::List) {
+                    // What stands for an absent slot may hold anything, which 0 times NaN shows.
+                    if slot == slots {
+                        v[a * own + c] = Vector::new(F::new(0.0));
+                    }
+                }
             }
         }
         take_rows::<F, N>(
