@@ -84,15 +84,15 @@ def product(case):
 def compaction(case):
     pairs, tokens, kept, dim = (
         case["batch"] * case["kv_heads"], case["tokens"], case["kept"], case["head_dim"])
-    sets = sets_of(4 * pairs * tokens * dim)
-    pools = [[random(pairs, tokens, dim) for _ in range(2)] for _ in range(sets)]
+    pools = [[random(pairs, tokens, dim) for _ in range(2)] for _ in range(case["layers"])]
     index = torch.stack([torch.randperm(tokens, device="cuda")[:kept].sort()[0] for _ in range(pairs)])
     index = index[:, :, None].expand(-1, -1, dim)
 
-    def call(i):
-        for pool in pools[i]:
-            pool.gather(1, index)
-    yield "pytorch-gather", microseconds(call, sets)
+    def call(_):
+        for layer in pools:
+            for pool in layer:
+                pool.gather(1, index)
+    yield "pytorch-gather", microseconds(call, 1)
 
 
 def ranking(case):
@@ -103,7 +103,8 @@ def ranking(case):
 
 def name_of(case):
     if "kv_heads" in case and "kept" in case:
-        return f"{case['batch']}x{case['kv_heads']}x{case['tokens']} to {case['kept']}"
+        return (f"{case['layers']}x{case['batch']}x{case['kv_heads']}x{case['tokens']}"
+                f" to {case['kept']}")
     if "kept" in case:
         return f"{case['kept']} of {case['rows']}x{case['tokens']}"
     if "rows" in case:

@@ -140,7 +140,11 @@ pub(crate) mod metric {
     pub(crate) const TIME_US: &str = "time_us";
     /// Arithmetic, in 10^12 operations a second.
     pub(crate) const TERAFLOPS: &str = "tflops";
-    /// Bytes that must move over the time, as a share of what a copy moves in a second.
+    /// Bytes that must move.
+    pub(crate) const MOVED_BYTES: &str = "moved_bytes";
+    /// Bytes that must move over the time, in 10^9 a second.
+    pub(crate) const BANDWIDTH: &str = "bandwidth";
+    /// The same, as a share of what a copy moves in a second.
     pub(crate) const BANDWIDTH_FRACTION: &str = "bandwidth_fraction";
 }
 

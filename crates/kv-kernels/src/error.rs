@@ -38,6 +38,18 @@ pub enum KernelError {
         /// What would be accepted.
         supported: &'static str,
     },
+    /// An index that a device holds is of nothing that there is.
+    #[error("{op}: `{argument}` names {actual}, expected at least 0 and less than {expected}")]
+    OutOfRange {
+        /// The op.
+        op: &'static str,
+        /// The argument at fault.
+        argument: &'static str,
+        /// How many there are.
+        expected: usize,
+        /// The index.
+        actual: i64,
+    },
     /// A tensor's element type does not fit.
     #[error("{op}: `{argument}` is {actual:?}, expected {expected}")]
     Dtype {

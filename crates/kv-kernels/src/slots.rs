@@ -1,9 +1,9 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
-use crate::KernelError;
 use crate::check::Check;
 use crate::extension::SlotPools;
+use crate::{KernelError, Reading};
 
 /// Which slots of a pool belong to each (sequence, key-value head): device tensors, so that a
 /// decode step can run (and be captured as a graph) without the host.
@@ -13,6 +13,44 @@ pub struct SlotRanges {
     pub offsets: Tensor<2, Int>,
     /// Live slots from there on, `[B, Hkv]`, 32-bit integers.
     pub lengths: Tensor<2, Int>,
+}
+
+impl SlotRanges {
+    /// Checks that all ranges lie within a pool of `slots`, for those who make ranges of their own. Waits for the
+    /// device, which ops do not: they take ranges at their word.
+    ///
+    /// # Errors
+    /// [`KernelError::OutOfRange`] for the first slot that is not there, and for a negative length;
+    /// [`KernelError::Shape`] and [`KernelError::Dtype`].
+    pub fn validate(&self, slots: usize) -> Result<(), KernelError> {
+        const OP: &str = "slot_ranges";
+        let check = Check::new(OP, &self.offsets);
+        let [batch, kv_heads] = self.offsets.dims();
+        check.ranges(self, batch, kv_heads)?;
+        let read = |tensor: &Tensor<2, Int>| Reading::begin(tensor.clone().flatten(0, 1))?.wait();
+        let (offsets, lengths) = (read(&self.offsets)?, read(&self.lengths)?);
+        for (first, length) in offsets.into_iter().zip(lengths) {
+            within(OP, "lengths", i64::from(length), slots + 1)?;
+            if length > 0 {
+                within(OP, "offsets", i64::from(first), slots)?;
+                within(OP, "lengths", i64::from(first) + i64::from(length) - 1, slots)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Refuses an index that is not one of `count`.
+pub(crate) fn within(
+    op: &'static str,
+    argument: &'static str,
+    index: i64,
+    count: usize,
+) -> Result<(), KernelError> {
+    if usize::try_from(index).is_ok_and(|index| index < count) {
+        return Ok(());
+    }
+    Err(KernelError::OutOfRange { op, argument, expected: count, actual: index })
 }
 
 /// A cache's tensors, to be written in place.

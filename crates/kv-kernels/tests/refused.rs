@@ -2,7 +2,8 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::{
-    DecodeAttentionOptions, KernelError, SlotRanges, argmin_slots, decode_attention, scatter_rows,
+    DecodeAttentionOptions, KernelError, SlotRanges, SlotView, argmin_slots, decode_attention,
+    scatter_rows,
 };
 use kv_testing::devices;
 
@@ -33,6 +34,62 @@ fn decode_attention_refuses_what_does_not_fit() {
         let weights = Tensor::<1>::zeros([7], (device, DType::F32));
         let error = call(query(1, 32), pool(32), pool(32), Some(weights), &ranges(1, 1));
         assert!(matches!(error, KernelError::Shape { argument: "log_weights", .. }), "{error}");
+
+        let halves = |tensor: Tensor<2>| tensor.cast(DType::F16);
+        let error = call(query(1, 32), halves(pool(32)), halves(pool(32)), None, &ranges(1, 1));
+        assert!(matches!(error, KernelError::Dtype { argument: "keys", .. }), "{error}");
+        let error = call(query(1, 32), pool(32), halves(pool(32)), None, &ranges(1, 1));
+        assert!(matches!(error, KernelError::Dtype { argument: "values", .. }), "{error}");
+        let wide = Tensor::<2, Int>::zeros([1, 1], (device, DType::I64));
+        let of_64_bits = SlotRanges { offsets: wide.clone(), lengths: wide };
+        let error = call(query(1, 32), pool(32), pool(32), None, &of_64_bits);
+        assert!(matches!(error, KernelError::Dtype { argument: "offsets", .. }), "{error}");
+    }
+}
+
+#[test]
+fn ranges_and_lists_are_within_the_pool() {
+    for tested in devices() {
+        let device = &tested.device;
+        let ints = |values: [i32; 2]| {
+            Tensor::<1, Int>::from_data(values, (device, DType::I32)).reshape([1, 2])
+        };
+        let ranges =
+            |offsets, lengths| SlotRanges { offsets: ints(offsets), lengths: ints(lengths) };
+        ranges([0, 5], [5, 3]).validate(8).unwrap();
+        // What is empty may begin anywhere.
+        ranges([0, 9], [8, 0]).validate(8).unwrap();
+        let error = ranges([0, 5], [5, 4]).validate(8).unwrap_err();
+        let expected = "slot_ranges: `lengths` names 8, expected at least 0 and less than 8";
+        assert_eq!(error.to_string(), expected);
+        let error = ranges([0, -1], [5, 1]).validate(8).unwrap_err();
+        assert!(
+            matches!(error, KernelError::OutOfRange { argument: "offsets", actual: -1, .. }),
+            "{error}"
+        );
+        let error = ranges([0, 5], [5, -2]).validate(8).unwrap_err();
+        assert!(
+            matches!(error, KernelError::OutOfRange { argument: "lengths", actual: -2, .. }),
+            "{error}"
+        );
+
+        let view = |slots: [i32; 6], counts| {
+            let slots = Tensor::<1, Int>::from_data(slots, (device, DType::I32));
+            SlotView::List { slots: slots.reshape([1, 2, 3]), counts: ints(counts) }
+        };
+        // Behind the counts anything may stand.
+        view([0, 1, 99, 7, 7, 0], [2, 3]).validate(8).unwrap();
+        SlotView::All.validate(8).unwrap();
+        let error = view([0, 1, 8, 7, 7, 0], [3, 3]).validate(8).unwrap_err();
+        assert!(
+            matches!(error, KernelError::OutOfRange { argument: "slots", actual: 8, .. }),
+            "{error}"
+        );
+        let error = view([0; 6], [2, 4]).validate(8).unwrap_err();
+        assert!(
+            matches!(error, KernelError::OutOfRange { argument: "counts", actual: 4, .. }),
+            "{error}"
+        );
     }
 }
 

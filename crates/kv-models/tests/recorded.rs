@@ -41,19 +41,28 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
             (json!({"policy": "full"}), STEPS),
             (json!({"policy": "adakv", "budget": 0.3}), 60),
             (json!({"policy": "uniform", "budget": 0.3}), 60),
-            (json!({"policy": "h2o", "budget": 64}), 60),
+            (json!({"policy": "h2o", "budget": 64}), STEPS),
             (json!({"policy": "tova", "budget": 64}), 60),
             (json!({"policy": "vatp", "budget": 64}), 60),
             (json!({"policy": "streaming-llm", "budget": 64}), 60),
             // Bulks, and rows that have ended until nothing of them is older than its recents.
-            (json!({"policy": "kvreviver", "budget": 64}), 120),
+            (json!({"policy": "kvreviver", "budget": 64}), STEPS),
+            // What goes is merged.
+            (json!({"policy": "keepkv", "evictor": "h2o", "budget": 64}), STEPS),
+            (json!({"policy": "keepkv", "budget": 0.3}), 60),
             // What is read is chosen on the device; HShare's lists go from layer to layer.
-            (json!({"policy": "quest", "budget": 64}), 60),
+            (json!({"policy": "quest", "budget": 64}), STEPS),
+            (json!({"policy": "top-k-oracle", "budget": 64}), 60),
             (json!({"policy": "double-sparsity", "budget": 64}), 60),
             (json!({"policy": "hshare", "budget": 64, "layers": 0.5}), 60),
             (json!({"policy": "duo-attention", "budget": 0.4, "alpha": GATES}), 60),
+            // Blocks of steps share sets, and rows end in the midst of one; windows that move on with the context.
+            (json!({"policy": "cis", "budget": 64}), STEPS),
+            (json!({"policy": "cis-star", "budget": 64}), 60),
+            (json!({"policy": "psaw", "phi": 0.2, "start": 0}), STEPS),
+            (json!({"policy": "cpe", "budget": 64, "psaw": {"phi": 0.2, "start": 0}}), STEPS),
             // Rows fill up at different steps.
-            (json!({"policy": "longflow", "budget": 300}), 120),
+            (json!({"policy": "longflow", "budget": 300}), STEPS),
             (json!({"policy": "longflow", "budget": 64, "scope": "layer", "recents": 8}), 60),
             (
                 json!({"policy": "combine", "prefill": {"policy": "snapkv", "budget": 64},
@@ -86,6 +95,37 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
                 (of(&launched), of(&recorded));
             assert_eq!((seen, lengths), (other_seen, other_lengths));
             assert_eq!(a, b, "{config} on {}: logits", tested.name);
+        }
+    }
+}
+
+/// From one replay to the next, the device's pools hold as many allocations of as many bytes.
+#[test]
+fn replayed_steps_allocate_nothing() {
+    for tested in gpus("replayed_steps_allocate_nothing") {
+        let model = embedded(&tested);
+        for config in [
+            json!({"policy": "full"}),
+            json!({"policy": "h2o", "budget": 64}),
+            json!({"policy": "longflow", "budget": 64}),
+            json!({"policy": "keepkv", "evictor": "h2o", "budget": 64}),
+            json!({"policy": "kvreviver", "budget": 64}),
+            json!({"policy": "cis", "budget": 64}),
+        ] {
+            let mut decoder = decoder(&start(&model, &config, 60));
+            let mut held = Vec::new();
+            for _ in 0..60 {
+                decoder.next_tokens().unwrap();
+                tested.device.sync().unwrap();
+                if decoder.is_recorded() {
+                    let usage = tested.device.memory_pool_usage().unwrap();
+                    held.push([usage.number_allocs, usage.bytes_in_use, usage.bytes_reserved]);
+                }
+            }
+            assert!(held.len() > 40, "{config} on {}: {} replays", tested.name, held.len());
+            // The first step behind the recording lets go of what was there before.
+            let settled = &held[2..];
+            assert!(settled.iter().all(|own| *own == settled[0]), "{config}: {settled:?}");
         }
     }
 }

@@ -94,7 +94,9 @@ pub(crate) fn info(name: &str) -> Info<'_> {
         metric::LARGEST_BATCH => ("largest batch", Plain, Some(true)),
         metric::TIME_US => ("time µs", Plain, Some(false)),
         metric::TERAFLOPS => ("TFLOP /s", Plain, Some(true)),
-        metric::BANDWIDTH_FRACTION => ("bandwidth", Share, Some(true)),
+        metric::MOVED_BYTES => ("bytes moved", Bytes, None),
+        metric::BANDWIDTH => ("bandwidth GB/s", Plain, Some(true)),
+        metric::BANDWIDTH_FRACTION => ("of the copy's", Share, Some(true)),
         _ => (name, Plain, None),
     };
     Info { label, kind, higher_is_better }

@@ -167,7 +167,13 @@ fn kernels(records: &[&Record]) -> Vec<Table> {
         let task = record.case.task.as_deref().unwrap_or_default();
         task.split_once(' ').unwrap_or((task, ""))
     }
-    let metrics = [metric::TIME_US, metric::BANDWIDTH_FRACTION, metric::TERAFLOPS];
+    let metrics = [
+        metric::TIME_US,
+        metric::MOVED_BYTES,
+        metric::BANDWIDTH,
+        metric::BANDWIDTH_FRACTION,
+        metric::TERAFLOPS,
+    ];
     let picks = metrics.map(Pick::all);
     let tables = group_by(records.iter().copied(), |r| of(r).0).into_iter().map(|(op, records)| {
         let rows = group_by(records.iter().copied(), |r| (of(r).1, r.policy.as_str()));

@@ -16,7 +16,7 @@ use crate::progress::Progress;
 use crate::record::{Case, Record, metric};
 use cases::{Attention, Cases};
 pub(crate) use clock::Clock;
-use clock::Left;
+use clock::{COPIED, Left};
 
 const SUITE: &str = "kernels";
 /// How this project appears beside its peers.
@@ -50,7 +50,10 @@ impl<'a> Lab<'a> {
         let dtype = dtype.or(best).unwrap_or(DType::F32);
         let clock = Clock::new(device.clone());
         let copy = clock.copy_bandwidth()?;
-        Ok(Self { device, device_name, dtype, clock, copy, records })
+        let mut lab = Self { device, device_name, dtype, clock, copy, records };
+        let bytes = 2.0 * COPIED as f64;
+        lab.record(&format!("copy {} MiB", COPIED >> 20), "", bytes / copy, [bytes, 0.0]);
+        Ok(lab)
     }
 
     /// Whether the device holds a case's keys, which are made in f32.
@@ -59,17 +62,22 @@ impl<'a> Lab<'a> {
         largest_tensor(&self.device).is_none_or(|most| bytes <= most)
     }
 
-    /// Times `call`, which rotates among `sets` inputs, and records it. `bytes` must move and
-    /// `operations` be done in one call.
+    /// Times `call`, which rotates among `sets` inputs, and records it. The bytes of `work` must move in one call, and
+    /// its operations be done.
     fn measure<L: Left>(
         &mut self,
         task: &str,
         variant: &str,
         sets: usize,
-        [bytes, operations]: [f64; 2],
+        work: [f64; 2],
         call: impl FnMut(usize) -> anyhow::Result<L>,
     ) -> anyhow::Result<()> {
         let seconds = self.clock.seconds(sets, call)?;
+        self.record(task, variant, seconds, work);
+        Ok(())
+    }
+
+    fn record(&mut self, task: &str, variant: &str, seconds: f64, [bytes, operations]: [f64; 2]) {
         let policy = if variant.is_empty() { OURS.into() } else { format!("{OURS} {variant}") };
         let mut record = |metric: &str, value: f64, unit: &str| {
             self.records.push(Record {
@@ -85,11 +93,12 @@ impl<'a> Lab<'a> {
             });
         };
         record(metric::TIME_US, seconds * 1e6, "us");
+        record(metric::MOVED_BYTES, bytes, "bytes");
+        record(metric::BANDWIDTH, bytes / seconds / 1e9, "GB/s");
         record(metric::BANDWIDTH_FRACTION, bytes / seconds / self.copy, "share");
         if operations > 0.0 {
             record(metric::TERAFLOPS, operations / seconds / 1e12, "TFLOP/s");
         }
-        Ok(())
     }
 }
 

@@ -67,8 +67,8 @@ const MAX_HEAD_DIM: usize = 256;
 ///
 /// # Errors
 /// [`KernelError`] for shapes, dtypes, devices or sizes that do not fit; `D` must be a multiple of 4
-/// of at most 256. The contents of ranges and views are on the device and are not checked: a range
-/// must end within the pool.
+/// of at most 256. What ranges and views hold is on the device, and is not waited for: a range must end within the
+/// pool ([`SlotRanges::validate`]), and slots of lists outside it are absent ([`SlotView::validate`]).
 pub fn decode_attention(
     query: Tensor<3>,
     keys: Tensor<2>,

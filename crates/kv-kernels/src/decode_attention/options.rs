@@ -2,9 +2,10 @@
 
 use burn::tensor::{Int, Tensor};
 
-use crate::KernelError;
 use crate::check::Check;
 use crate::retrieve_slots::IndexSets;
+use crate::slots::within;
+use crate::{KernelError, Reading};
 
 /// What to attend to, and what to compute besides the output.
 #[derive(Debug, Clone, Default)]
@@ -50,6 +51,30 @@ pub enum SlotView {
     },
     /// What [`crate::retrieve_slots`] has chosen, of these ranges.
     Sets(IndexSets),
+}
+
+impl SlotView {
+    /// Checks that lists name slots of a pool of `slots` alone, for those who make lists of their own. Waits for the
+    /// device, which ops do not: slots that are not there are absent to them. Other views name no slots.
+    ///
+    /// # Errors
+    /// [`KernelError::OutOfRange`] for the first slot that is not there and for counts beyond a list's end;
+    /// [`KernelError::Shape`] and [`KernelError::Dtype`].
+    pub fn validate(&self, slots: usize) -> Result<(), KernelError> {
+        const OP: &str = "slot_view";
+        let Self::List { slots: list, counts } = self else { return Ok(()) };
+        let check = Check::new(OP, list);
+        let [batch, kv_heads, most] = list.dims();
+        check.shape("counts", counts, &[batch, kv_heads])?;
+        let named = Reading::begin(list.clone().flatten(0, 2))?;
+        let counts = Reading::begin(counts.clone().flatten(0, 1))?.wait()?;
+        for (named, count) in named.wait()?.chunks(most.max(1)).zip(counts) {
+            within(OP, "counts", i64::from(count), most + 1)?;
+            let mut named = named[..count as usize].iter();
+            named.try_for_each(|&slot| within(OP, "slots", i64::from(slot), slots))?;
+        }
+        Ok(())
+    }
 }
 
 /// What one call returns.

@@ -5,10 +5,11 @@ use cubecl::prelude::*;
 
 use crate::count_sketch::HEAD_FIELDS;
 use crate::decode_attention::shared::weight_of;
-use crate::evicting_attention::weigh::{NOWHERE, weakest_of};
+use crate::evicting_attention::weigh::{ABSENT as INFINITE, NOWHERE, weakest_of};
 
-/// Rows that a unit reads before it waits for the first.
-pub(crate) const AHEAD: usize = 4;
+/// Slots, and tokens, that a unit reads before it waits for the first: as many as most cubes have for each unit.
+pub(crate) const SLOTS_AHEAD: usize = 2;
+const TOKENS_AHEAD: usize = 8;
 /// Units of a cube of the kernel alone.
 pub(crate) const UNITS: usize = 128;
 
@@ -55,7 +56,7 @@ pub(crate) fn accumulate_kernel(
     if cube >= pairs * parts {
         terminate!();
     }
-    let (top, top_at) = accumulate_part(
+    let found = accumulate_part(
         slot_scores,
         token_scores,
         slot_logits,
@@ -73,14 +74,25 @@ pub(crate) fn accumulate_kernel(
         part,
         blueprint,
     );
+    let (top, top_at) = weakest_of(found.top, found.top_at, blueprint.planes);
     if UNIT_POS == 0 {
         tops[cube] = top;
         tops_at[cube] = top_at;
     }
 }
 
-/// A cube's share: the `of`-th part of the tokens, and every `parts`-th turn of slots. Returns the highest
-/// score of the part, negated, and its token.
+/// What a cube's units find while they add up, each for itself.
+#[derive(CubeType)]
+pub(crate) struct Found {
+    /// The highest score of the part's tokens, negated, and its token.
+    pub(crate) top: f32,
+    pub(crate) top_at: i32,
+    /// The lowest score of a slot whose token is not recent, and its place in the range.
+    pub(crate) low: f32,
+    pub(crate) low_at: i32,
+}
+
+/// A cube's share: the `of`-th part of the tokens, and every `parts`-th turn of slots.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn accumulate_part(
@@ -100,9 +112,11 @@ pub(crate) fn accumulate_part(
     parts: usize,
     part: usize,
     #[comptime] blueprint: Blueprint,
-) -> (f32, i32) {
+) -> Found {
     let group = blueprint.group.comptime();
     let units = blueprint.units.comptime();
+    let slots_turn = comptime!(SLOTS_AHEAD * units);
+    let tokens_turn = comptime!(TOKENS_AHEAD * units);
     let unit = UNIT_POS as usize;
     let head = pair * HEAD_FIELDS;
     let first_token = heads[head + 2] as usize;
@@ -117,68 +131,86 @@ pub(crate) fn accumulate_part(
 
     let start = offsets[pair] as usize;
     let length = lengths[pair] as usize;
-    let mut first = of * comptime!(AHEAD * units) + unit;
-    while first < length {
-        let mut places = Array::<i32>::new(AHEAD);
-        let mut before = Array::<f32>::new(AHEAD);
-        let mut own = Array::<f32>::new(AHEAD);
-        #[unroll]
-        for a in 0..AHEAD {
-            let slot = start + min(first + a * units, length - 1);
-            places[a] = positions[slot];
-            before[a] = slot_scores[slot];
-        }
-        #[unroll]
-        for a in 0..AHEAD {
-            let mut row = start + min(first + a * units, length - 1);
-            if comptime!(blueprint.by_token) {
-                row = first_token + places[a] as usize;
-            }
-            own[a] = mass(slot_logits, &totals, row, group);
-        }
-        #[unroll]
-        for a in 0..AHEAD {
-            let i = first + a * units;
-            if i < length {
-                // A new token begins with what this step gives it.
-                slot_scores[start + i] = select(places[a] == last, own[a], before[a] + own[a]);
-            }
-        }
-        first += comptime!(AHEAD * units) * parts;
-    }
-
-    // Negated, so that the least is found.
-    let mut best = 1.0f32;
-    let mut best_at = i32::new(NOWHERE as i64);
+    let bound = first_recent(lengths[pair], heads[head + 4], heads[head + 5], last + 1i32);
     let end = min((of + 1) * part, seen);
-    let mut first = of * part + unit;
-    while first < end {
-        let mut scores = Array::<f32>::new(AHEAD);
-        let mut own = Array::<f32>::new(AHEAD);
-        #[unroll]
-        for a in 0..AHEAD {
-            scores[a] = token_scores[first_token + min(first + a * units, end - 1)];
+    let mut found = Found {
+        top: 1.0f32,
+        top_at: i32::new(NOWHERE as i64),
+        low: f32::new(INFINITE),
+        low_at: i32::new(NOWHERE as i64),
+    };
+    let mut slot = of * slots_turn + unit;
+    let mut token = of * part + unit;
+    while slot < length || token < end {
+        // All that a turn of both reads is asked for before the first of it is waited for.
+        let mut places = Array::<i32>::new(SLOTS_AHEAD);
+        let mut before = Array::<f32>::new(SLOTS_AHEAD);
+        let mut scores = Array::<f32>::new(TOKENS_AHEAD);
+        let mut given = Array::<f32>::new(TOKENS_AHEAD);
+        if slot < length {
+            #[unroll]
+            for a in 0..SLOTS_AHEAD {
+                let at = start + min(slot + a * units, length - 1);
+                places[a] = positions[at];
+                before[a] = slot_scores[at];
+            }
         }
-        #[unroll]
-        for a in 0..AHEAD {
-            let row = first_token + min(first + a * units, end - 1);
-            own[a] = mass(token_logits, &totals, row, group);
+        if token < end {
+            #[unroll]
+            for a in 0..TOKENS_AHEAD {
+                let row = first_token + min(token + a * units, end - 1);
+                scores[a] = token_scores[row];
+                given[a] = mass(token_logits, &totals, row, group);
+            }
         }
-        #[unroll]
-        for a in 0..AHEAD {
-            let token = first + a * units;
-            if token < end && scores[a] >= 0.0f32 {
-                let score = scores[a] + own[a];
-                token_scores[first_token + token] = score;
-                if -score < best {
-                    best = -score;
-                    best_at = i32::cast_from(token);
+        if slot < length {
+            let mut own = Array::<f32>::new(SLOTS_AHEAD);
+            #[unroll]
+            for a in 0..SLOTS_AHEAD {
+                let mut row = start + min(slot + a * units, length - 1);
+                if comptime!(blueprint.by_token) {
+                    row = first_token + places[a] as usize;
+                }
+                own[a] = mass(slot_logits, &totals, row, group);
+            }
+            #[unroll]
+            for a in 0..SLOTS_AHEAD {
+                let i = slot + a * units;
+                if i < length {
+                    // A new token begins with what this step gives it.
+                    let score = select(places[a] == last, own[a], before[a] + own[a]);
+                    slot_scores[start + i] = score;
+                    if places[a] < bound && score < found.low {
+                        found.low = score;
+                        found.low_at = i32::cast_from(i);
+                    }
                 }
             }
         }
-        first += comptime!(AHEAD * units);
+        #[unroll]
+        for a in 0..TOKENS_AHEAD {
+            let at = token + a * units;
+            if at < end && scores[a] >= 0.0f32 {
+                let score = scores[a] + given[a];
+                token_scores[first_token + at] = score;
+                // Negated, so that the least is found.
+                if -score < found.top {
+                    found.top = -score;
+                    found.top_at = i32::cast_from(at);
+                }
+            }
+        }
+        slot += slots_turn * parts;
+        token += tokens_turn;
     }
-    weakest_of(best, best_at, blueprint.planes)
+    found
+}
+
+/// The first token that a range of `length` slots takes for recent when tokens change places: what it holds beyond
+/// its candidates. `behind` is the token behind the newest.
+#[cube]
+pub(crate) fn first_recent(length: i32, limit: i32, recents: i32, behind: i32) -> i32 {
+    behind - max(length - (limit - recents), 0i32)
 }
 
 /// A row's probabilities, summed over the group.

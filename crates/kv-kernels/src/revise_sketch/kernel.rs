@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::ABSENT;
-use super::accumulate::{AHEAD, Blueprint, accumulate_part};
+use super::accumulate::{Blueprint, SLOTS_AHEAD, accumulate_part, first_recent};
 use crate::barrier::sync_memory;
 use crate::count_sketch::hash::kernel::{place_of, sign_of};
 use crate::count_sketch::query::median;
@@ -50,13 +50,31 @@ pub(crate) fn revise_kernel<F: Float>(
 ) {
     let buckets = config.buckets.comptime();
     let planes = blueprint.planes.comptime();
-    let units = blueprint.units.comptime();
     let pair = CUBE_POS;
     if pair >= pairs {
         terminate!();
     }
+    let head = pair * HEAD_FIELDS;
+    let first_entry = heads[head] as usize;
+    let entries = heads[head + 1] as usize;
+    let first_token = heads[head + 2] as usize;
+    let limit = heads[head + 4];
+    let recents = heads[head + 5];
+    let behind = newest[pair / kv_heads] + 1i32;
+    let seen = max(min(behind, heads[head + 3]), 0i32) as usize;
+    let start = offsets[pair] as usize;
+    let unit = UNIT_POS as usize;
+    // Keys before values.
+    let is_key = unit < columns;
+    let column = select(is_key, unit, unit - columns);
+    let mine = unit < comptime!(2 * columns);
+    let held = lengths[pair];
+
+    // What may change places: the slot of the lowest score, and the token of the highest, negated.
+    let mut low = Weakest { value: f32::new(INFINITE), at: i32::new(NOWHERE as i64) };
+    let mut top = Weakest { value: f32::new(INFINITE), at: i32::new(NOWHERE as i64) };
     if accumulates {
-        let (top, top_at) = accumulate_part(
+        let found = accumulate_part(
             slot_scores,
             token_scores,
             slot_logits,
@@ -74,32 +92,20 @@ pub(crate) fn revise_kernel<F: Float>(
             part,
             blueprint,
         );
-        if UNIT_POS == 0 {
-            tops[pair] = top;
-            tops_at[pair] = top_at;
+        top.set(weakest(found.top, found.top_at, planes));
+        low.set(weakest(found.low, found.low_at, planes));
+        if unit == 0 {
+            tops[pair] = top.value;
+            tops_at[pair] = top.at;
         }
         sync_memory(fenced);
     }
-    let head = pair * HEAD_FIELDS;
-    let first_entry = heads[head] as usize;
-    let entries = heads[head + 1] as usize;
     if entries == 0 {
         terminate!();
     }
-    let first_token = heads[head + 2] as usize;
-    let limit = heads[head + 4];
-    let recents = heads[head + 5];
-    let behind = newest[pair / kv_heads] + 1i32;
-    let seen = max(min(behind, heads[head + 3]), 0i32) as usize;
-    let start = offsets[pair] as usize;
-    let unit = UNIT_POS as usize;
-    // Keys before values.
-    let is_key = unit < columns;
-    let column = select(is_key, unit, unit - columns);
-    let mine = unit < comptime!(2 * columns);
-    let mut length = lengths[pair];
 
     // More than the slack: the surplus goes at once.
+    let mut length = held;
     let mut surplus = 0i32;
     if length > limit + slack {
         surplus = length - limit;
@@ -108,19 +114,24 @@ pub(crate) fn revise_kernel<F: Float>(
     while gone < surplus {
         let victim =
             lowest(&*slot_scores, &*positions, start, length as usize, behind - recents, blueprint);
-        if victim == NOWHERE {
+        if victim.at == NOWHERE {
             // All are recent, as those of a sequence that has ended and stays where it is: the last go,
             // and nothing remembers them.
             length -= surplus - gone;
             surplus = gone;
         } else {
-            let slot = start + victim as usize;
+            let slot = start + victim.at as usize;
             let last = start + length as usize - 1;
-            let token = positions[slot] as usize;
+            // All that is read is asked for before any of it is changed.
+            let index = positions[slot];
+            let moved_index = positions[last];
+            let moved_score = slot_scores[last];
+            let at = pair * parts + index as usize / part;
+            let (before, before_at) = (tops[at], tops_at[at]);
             #[unroll]
             for bucket in 0..buckets {
                 let place =
-                    place_of(hashes, pair, bucket.runtime(), token as u32, entries as u32, config);
+                    place_of(hashes, pair, bucket.runtime(), index as u32, entries as u32, config);
                 let entry = first_entry + bucket * entries + (place / 2u32) as usize;
                 let at = entry * columns + column;
                 if mine {
@@ -141,22 +152,19 @@ pub(crate) fn revise_kernel<F: Float>(
                     values[slot * columns + column] = values[last * columns + column];
                 }
             }
-            // Whoever reads the slot's token has done so.
+            // All units have read what the first is about to write.
             sync_cube();
             if unit == 0 {
-                let score = slot_scores[slot];
-                token_scores[first_token + token] = score;
-                let at = pair * parts + token / part;
-                let index = i32::cast_from(token);
-                if tops_at[at] == NOWHERE
-                    || -score < tops[at]
-                    || (-score == tops[at] && index < tops_at[at])
+                token_scores[first_token + index as usize] = victim.value;
+                if before_at == NOWHERE
+                    || -victim.value < before
+                    || (-victim.value == before && index < before_at)
                 {
-                    tops[at] = -score;
+                    tops[at] = -victim.value;
                     tops_at[at] = index;
                 }
-                positions[slot] = positions[last];
-                slot_scores[slot] = slot_scores[last];
+                positions[slot] = moved_index;
+                slot_scores[slot] = moved_score;
             }
             sync_memory(fenced);
             length -= 1i32;
@@ -165,34 +173,24 @@ pub(crate) fn revise_kernel<F: Float>(
     }
 
     // Tokens that matter more than slots change places with them.
-    let recent = max(length - (limit - recents), 0i32);
+    let recent = first_recent(length, limit, recents, behind);
     let mut swapped = 0i32;
+    let mut anew = !accumulates.runtime() || length != held;
     let mut goes_on = true;
     while goes_on {
-        let candidate =
-            lowest(&*slot_scores, &*positions, start, length as usize, behind - recent, blueprint);
-        let mut best = 1.0f32;
-        let mut best_at = i32::new(NOWHERE as i64);
-        let mut own = unit;
-        while own < parts {
-            let top = tops[pair * parts + own];
-            let top_at = tops_at[pair * parts + own];
-            if top_at != NOWHERE && (best_at == NOWHERE || top < best) {
-                best = top;
-                best_at = top_at;
-            }
-            own += units;
+        if anew {
+            let slots = length as usize;
+            low.set(lowest(&*slot_scores, &*positions, start, slots, recent, blueprint));
+            top.set(highest(&*tops, &*tops_at, pair * parts, parts, blueprint));
         }
-        let (top, token) = weakest_of(best, best_at, planes);
         goes_on = false;
-        if candidate != NOWHERE && token != NOWHERE {
+        if low.at != NOWHERE && top.at != NOWHERE {
             // NaN swaps nothing.
-            goes_on = slot_scores[start + candidate as usize] * replace_rate < -top;
+            goes_on = low.value * replace_rate < -top.value;
         }
-        // All units have read what the first is about to write.
-        sync_cube();
         if goes_on {
-            let slot = start + candidate as usize;
+            let token = top.at;
+            let slot = start + low.at as usize;
             let old = positions[slot] as usize;
             let row = slot * columns + column;
             if mine {
@@ -259,11 +257,12 @@ pub(crate) fn revise_kernel<F: Float>(
                     values[row] = revived;
                 }
             }
+            // All units have read what the first is about to write.
             sync_cube();
             if unit == 0 {
-                token_scores[first_token + old] = slot_scores[slot];
+                token_scores[first_token + old] = low.value;
                 token_scores[first_token + token as usize] = f32::new(ABSENT);
-                slot_scores[slot] = -top;
+                slot_scores[slot] = -top.value;
                 positions[slot] = token;
             }
             sync_memory(fenced);
@@ -297,13 +296,41 @@ pub(crate) fn revise_kernel<F: Float>(
                 );
             }
             swapped += 1i32;
+            anew = true;
         }
     }
     if unit == 0 {
-        lengths[pair] = length;
-        moved[2 * pair] += gone;
-        moved[2 * pair + 1] += swapped;
+        if length != held {
+            lengths[pair] = length;
+        }
+        if gone + swapped > 0i32 {
+            moved[2 * pair] += gone;
+            moved[2 * pair + 1] += swapped;
+        }
     }
+}
+
+/// A score, and where it was found.
+#[derive(CubeType)]
+struct Weakest {
+    value: f32,
+    /// [`NOWHERE`] if there is none.
+    at: i32,
+}
+
+#[cube]
+impl Weakest {
+    fn set(&mut self, other: Weakest) {
+        self.value = other.value;
+        self.at = other.at;
+    }
+}
+
+/// The least of what the cube's units have found, the first among equals.
+#[cube]
+fn weakest(value: f32, at: i32, #[comptime] planes: usize) -> Weakest {
+    let (value, at) = weakest_of(value, at, planes);
+    Weakest { value, at }
 }
 
 #[cube]
@@ -315,7 +342,7 @@ fn key_sign(place: u32, #[comptime] config: SketchConfig) -> f32 {
     sign
 }
 
-/// The place of the lowest score among slots of tokens before `bound`.
+/// The lowest score among slots of tokens before `bound`.
 #[cube]
 fn lowest(
     slot_scores: &[f32],
@@ -324,32 +351,54 @@ fn lowest(
     length: usize,
     bound: i32,
     #[comptime] blueprint: Blueprint,
-) -> i32 {
+) -> Weakest {
     let units = blueprint.units.comptime();
     let mut best = f32::new(INFINITE);
     let mut best_at = i32::new(NOWHERE as i64);
     let mut first = UNIT_POS as usize;
     while first < length {
-        let mut places = Array::<i32>::new(AHEAD);
-        let mut scores = Array::<f32>::new(AHEAD);
+        let mut places = Array::<i32>::new(SLOTS_AHEAD);
+        let mut scores = Array::<f32>::new(SLOTS_AHEAD);
         #[unroll]
-        for a in 0..AHEAD {
+        for a in 0..SLOTS_AHEAD {
             let slot = start + min(first + a * units, length - 1);
             places[a] = positions[slot];
             scores[a] = slot_scores[slot];
         }
         #[unroll]
-        for a in 0..AHEAD {
+        for a in 0..SLOTS_AHEAD {
             let i = first + a * units;
             if i < length && places[a] < bound && scores[a] < best {
                 best = scores[a];
                 best_at = i32::cast_from(i);
             }
         }
-        first += comptime!(AHEAD * units);
+        first += comptime!(SLOTS_AHEAD * units);
     }
-    let (_, place) = weakest_of(best, best_at, blueprint.planes);
-    place
+    weakest(best, best_at, blueprint.planes)
+}
+
+/// The highest score of all parts' tokens, negated.
+#[cube]
+fn highest(
+    tops: &[f32],
+    tops_at: &[i32],
+    first_part: usize,
+    parts: usize,
+    #[comptime] blueprint: Blueprint,
+) -> Weakest {
+    let mut best = f32::new(INFINITE);
+    let mut best_at = i32::new(NOWHERE as i64);
+    let mut of = UNIT_POS as usize;
+    while of < parts {
+        let (top, top_at) = (tops[first_part + of], tops_at[first_part + of]);
+        if top_at != NOWHERE && (best_at == NOWHERE || top < best) {
+            best = top;
+            best_at = top_at;
+        }
+        of += comptime!(blueprint.units);
+    }
+    weakest(best, best_at, blueprint.planes)
 }
 
 /// Finds a part's highest score anew.

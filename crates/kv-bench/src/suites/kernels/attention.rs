@@ -50,8 +50,9 @@ pub(super) fn decode(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()> 
     };
     let work = [bytes as f64, 0.0];
     lab.measure(&task, "", sets, work, |i| attend(i, None, options()))?;
-    let weights = Tensor::<1>::zeros([slots], (&device, DType::F32));
-    lab.measure(&task, "weighted", sets, work, |i| attend(i, Some(weights.clone()), options()))?;
+    let weights: Vec<Tensor<1>> =
+        (0..sets).map(|_| Tensor::zeros([slots], (&device, DType::F32))).collect();
+    lab.measure(&task, "weighted", sets, work, |i| attend(i, Some(weights[i].clone()), options()))?;
     evicting(lab, case, &query, &pools[..sets], &ranges)?;
 
     let listed = case.tokens / LISTED;
@@ -61,13 +62,14 @@ pub(super) fn decode(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()> 
     };
     let list: Vec<i32> = (0..pairs).flat_map(of_pair).collect();
     let list = Tensor::<1, Int>::from_data(list.as_slice(), (&device, DType::I32));
-    let view = SlotView::List {
-        slots: list.reshape([case.batch, case.kv_heads, listed]),
-        counts: ints(vec![listed as i32; pairs], shape),
-    };
+    let list = list.reshape([case.batch, case.kv_heads, listed]);
+    let counts = ints(vec![listed as i32; pairs], shape);
+    // Each in memory of its own.
+    let lists: Vec<_> = (0..list_sets).map(|_| list.clone().add_scalar(0)).collect();
     let work = [bytes as f64 / LISTED as f64, 0.0];
     lab.measure(&task, "list of 1/8", list_sets, work, |i| {
-        attend(i, None, DecodeAttentionOptions { view: view.clone(), ..options() })
+        let view = SlotView::List { slots: lists[i].clone(), counts: counts.clone() };
+        attend(i, None, DecodeAttentionOptions { view, ..options() })
     })
 }
 

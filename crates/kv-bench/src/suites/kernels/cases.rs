@@ -36,9 +36,10 @@ pub(super) struct Product {
     pub(super) outputs: usize,
 }
 
-/// Slots kept of every head.
+/// Slots kept of every head, in every layer.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub(super) struct Compaction {
+    pub(super) layers: usize,
     pub(super) batch: usize,
     pub(super) kv_heads: usize,
     pub(super) tokens: usize,
@@ -80,12 +81,13 @@ impl Cases {
         each.into_iter().filter(|(op, _)| wanted(*op)).map(|(_, count)| count).sum()
     }
 
-    /// The first case of each op.
+    /// The first case of each op, of one layer.
     pub(super) fn shortened(mut self) -> Self {
         self.decode_attention.truncate(1);
         self.prefill_attention.truncate(1);
         self.linear.truncate(1);
         self.compact_slots.truncate(1);
+        self.compact_slots.iter_mut().for_each(|case| case.layers = 1);
         self.top_slots.truncate(1);
         self.balance.truncate(1);
         self
@@ -107,7 +109,8 @@ impl Attention {
 impl Compaction {
     /// As the peers' scripts write it.
     pub(super) fn name(&self) -> String {
-        format!("{}x{}x{} to {}", self.batch, self.kv_heads, self.tokens, self.kept)
+        let Self { layers, batch, kv_heads, tokens, kept, .. } = self;
+        format!("{layers}x{batch}x{kv_heads}x{tokens} to {kept}")
     }
 }
 

@@ -10,7 +10,8 @@ const ROTATED: usize = 400 << 20;
 /// A replay lasts about this long, so that waiting for it costs nothing.
 const REPLAY_SECONDS: f64 = 4e-3;
 const REPLAYS: usize = 11;
-const COPIED: usize = 256 << 20;
+/// Bytes of the copy that the others are beside.
+pub(super) const COPIED: usize = 256 << 20;
 
 /// What a timed call leaves, which shows whether its kernels ran: a launch that failed says so only where what it should
 /// have written is read.

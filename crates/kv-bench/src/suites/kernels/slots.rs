@@ -10,7 +10,7 @@ use super::Lab;
 use super::cases::{Compaction, Halving, Ranking};
 use super::clock::Clock;
 
-/// Kept slots moved together, in place and into another pool.
+/// Kept slots moved together in all layers, a launch each, in place and into other pools.
 pub(super) fn compact(lab: &mut Lab<'_>, case: &Compaction) -> anyhow::Result<()> {
     let pairs = case.batch * case.kv_heads;
     let (device, dtype) = (lab.device.clone(), lab.dtype);
@@ -25,10 +25,9 @@ pub(super) fn compact(lab: &mut Lab<'_>, case: &Compaction) -> anyhow::Result<()
     };
     let positions = |slots: usize| Tensor::<1, Int>::zeros([slots], (&device, DType::I32));
     let pool_bytes = 2 * pairs * case.tokens * case.head_dim * dtype.size();
-    let sets = Clock::sets(pool_bytes);
     let slots = pairs * case.tokens;
     let mut pools: Vec<_> =
-        (0..sets).map(|_| (random(slots), random(slots), positions(slots))).collect();
+        (0..case.layers).map(|_| (random(slots), random(slots), positions(slots))).collect();
     // Ascending and irregular.
     let every = case.tokens / case.kept;
     let kept = |pair: usize, i: usize| i * every + (i * 5 + pair * 3) % every;
@@ -41,26 +40,28 @@ pub(super) fn compact(lab: &mut Lab<'_>, case: &Compaction) -> anyhow::Result<()
         most: case.kept,
     };
     let offsets = ints((0..pairs).map(|pair| pair * case.tokens).collect()).reshape(shape);
-    let moved = 2 * pool_bytes / every;
+    let moved = case.layers * 2 * pool_bytes / every;
     let task = format!("compact_slots {}", case.name());
-    lab.measure(&task, "in place", sets, [moved as f64, 0.0], |i| {
-        let (keys, values, positions) = &mut pools[i];
-        let pool = SlotPool { keys, values, positions, log_weights: None };
-        compact_slots(pool, &offsets, &lists)?;
-        Ok(pools[i].0.clone())
+    lab.measure(&task, "in place", 1, [moved as f64, 0.0], |_| {
+        for (keys, values, positions) in &mut pools {
+            let pool = SlotPool { keys, values, positions, log_weights: None };
+            compact_slots(pool, &offsets, &lists)?;
+        }
+        Ok(pools.last().map(|(keys, ..)| keys.clone()))
     })?;
     let rows = ints(heads().map(|(pair, i)| pair * case.tokens + kept(pair, i)).collect());
     let to = ints((0..pairs * case.kept).collect());
     let slots = pairs * case.kept;
     let mut smaller: Vec<_> =
-        (0..sets).map(|_| (random(slots), random(slots), positions(slots))).collect();
-    lab.measure(&task, "to another pool", sets, [moved as f64, 0.0], |i| {
-        let (keys, values, positions) = &pools[i];
-        let from = SlotSource { keys, values, positions, log_weights: None };
-        let (keys, values, positions) = &mut smaller[i];
-        let pool = SlotPool { keys, values, positions, log_weights: None };
-        copy_slots(from, rows.clone(), pool, to.clone())?;
-        Ok(smaller[i].0.clone())
+        (0..case.layers).map(|_| (random(slots), random(slots), positions(slots))).collect();
+    lab.measure(&task, "to another pool", 1, [moved as f64, 0.0], |_| {
+        for ((keys, values, positions), to_pool) in pools.iter().zip(&mut smaller) {
+            let from = SlotSource { keys, values, positions, log_weights: None };
+            let (keys, values, positions) = to_pool;
+            let pool = SlotPool { keys, values, positions, log_weights: None };
+            copy_slots(from, rows.clone(), pool, to.clone())?;
+        }
+        Ok(smaller.last().map(|(keys, ..)| keys.clone()))
     })
 }
 
