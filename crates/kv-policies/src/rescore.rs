@@ -18,8 +18,14 @@ pub(crate) fn remember(cache: &mut LayerCache, name: &str, query: &Tensor<3>, co
     cache.set_state(name, all.narrow(2, width - most, most));
 }
 
+/// The most slots whose scores are computed together, unless a head alone has more: what scorers make of them beside
+/// is several times their keys.
+const TOGETHER: usize = 1 << 16;
+
 /// Scores of all slots, `[S]`: each (sequence, head) by itself, since they may hold different
 /// numbers of slots. Slots beyond a head's length get −∞. `group` query heads share a key-value head.
+///
+/// Neighbours that hold as many slots go together, each as a sequence of one head.
 pub(crate) fn rescore<S: Scorer>(
     scorer: &S,
     layer: LayerContext,
@@ -31,30 +37,41 @@ pub(crate) fn rescore<S: Scorer>(
     let device = &cache.options().device;
     let (kv_heads, head_dim) = (layout.kv_heads(), cache.head_dim());
     let seen = kv_core::read_i32("position", step.position.clone())?;
+    // What pairs have in common that go together: slots held, room for them, and tokens seen.
+    let common =
+        |pair: usize| (layout.live(pair).len(), layout.capacities()[pair], seen[pair / kv_heads]);
     let mut scores = Vec::new();
-    for pair in 0..layout.pairs() {
-        let (row, head) = (pair / kv_heads, pair % kv_heads);
-        let live = layout.live(pair);
-        let count = live.len();
-        let free = layout.capacities()[pair] - count;
+    let mut first = 0;
+    while first < layout.pairs() {
+        let (count, capacity, last_seen) = common(first);
+        let most = (TOGETHER / capacity.max(1)).max(1);
+        let alike = (first..layout.pairs()).take_while(|&pair| common(pair) == common(first));
+        let pairs = alike.take(most).count();
+        let mut own = Vec::new();
         if count > 0 {
-            let rows =
-                |pool: &Tensor<2>| pool.clone().narrow(0, live.start, count).unsqueeze::<4>();
+            let start = layout.live(first).start;
+            let rows = |pool: &Tensor<2>| {
+                let all = pool.clone().narrow(0, start, pairs * capacity);
+                let all = all.reshape([pairs, 1, capacity, head_dim]);
+                if count < capacity { all.narrow(2, 0, count) } else { all }
+            };
             let (keys, values) = (rows(cache.keys()), rows(cache.values()));
-            let positions = cache.positions().clone().narrow(0, live.start, count);
+            let positions = cache.positions().clone().narrow(0, start, pairs * capacity);
+            let positions = positions.reshape([pairs, capacity]).narrow(1, 0, count);
             let queries = |name: &str| {
                 cache.state(name).map(|state| {
-                    let own = state.clone().narrow(0, row, 1).narrow(1, head * group, group);
-                    let held = own.dims()[2] / head_dim;
-                    own.reshape([1, group, held, head_dim])
+                    let [batch, _, held] = state.dims();
+                    let all =
+                        state.clone().reshape([batch * kv_heads, group, held / head_dim, head_dim]);
+                    all.narrow(0, first, pairs)
                 })
             };
             let observation = Observation {
                 layer,
                 keys: &keys,
                 values: &values,
-                positions: &positions.unsqueeze(),
-                prompt_tokens: seen[row] as usize + 1,
+                positions: &positions,
+                prompt_tokens: last_seen as usize + 1,
                 window: queries(QUERIES),
                 column_sums: None,
                 raw_queries: queries(RAW_QUERIES),
@@ -62,11 +79,16 @@ pub(crate) fn rescore<S: Scorer>(
                 inverse_frequencies: &step.inverse_frequencies,
                 seeds: &[],
             };
-            scores.push(scorer.prefill(&observation, count)?.reshape([count]));
+            own.push(scorer.prefill(&observation, count)?.reshape([pairs, count]));
         }
-        if free > 0 {
-            scores.push(Tensor::full([free], f32::NEG_INFINITY, (device, DType::F32)));
+        if count < capacity {
+            let free = [pairs, capacity - count];
+            own.push(Tensor::full(free, f32::NEG_INFINITY, (device, DType::F32)));
         }
+        if capacity > 0 {
+            scores.push(Tensor::cat(own, 1).reshape([pairs * capacity]));
+        }
+        first += pairs;
     }
     Ok(Tensor::cat(scores, 0))
 }

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod alone;
 mod devices;
 mod golden;
 mod numbers;
@@ -12,6 +13,7 @@ mod numbers;
 use std::fs::OpenOptions;
 use std::io::Write;
 
+pub use alone::alone;
 pub use devices::{TestDevice, devices, exact_devices};
 pub use golden::{Golden, GoldenTensor, golden_files};
 pub use numbers::{Numbers, relative_error};
