@@ -10,9 +10,11 @@ pub(crate) mod quality;
 pub(crate) mod quick;
 pub(crate) mod throughput;
 
-use kv_core::MemoryReport;
+use std::ops::AddAssign;
+
+use kv_core::{LayerCache, MemoryReport};
 use kv_models::Session;
-use kv_policies::Reads;
+use kv_policies::{Reads, VOTES, read_votes};
 
 use crate::contenders::Contender;
 use crate::record::{Case, metric};
@@ -76,6 +78,57 @@ pub(crate) fn record_reads(
         let setup = (contender.label.as_str(), contender.budget);
         bench.record(suite, case, setup, metric::RETRIEVAL_RATIO, reads.ratio(), "share");
         bench.record(suite, case, setup, metric::TOKENS_READ, reads.slots_each(), "tokens");
+    }
+}
+
+/// Tokens of all heads, and how many of them slots vote for, of caches whose slots have votes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Votes {
+    tokens: u64,
+    represented: u64,
+}
+
+impl Votes {
+    /// Those of a cache that has seen `tokens` tokens, a row.
+    pub(crate) fn of(cache: &LayerCache, tokens: usize) -> anyhow::Result<Self> {
+        if cache.track(VOTES).is_none() {
+            return Ok(Self::default());
+        }
+        let represented = read_votes(cache)?.iter().sum();
+        Ok(Self { tokens: (tokens * cache.layout().pairs()) as u64, represented })
+    }
+
+    /// Those of all layers of a session.
+    pub(crate) fn of_session(session: &Session<'_>) -> anyhow::Result<Self> {
+        let cache = session.cache();
+        let tokens = cache.seen.iter().sum::<usize>() / cache.batch().max(1);
+        let mut sum = Self::default();
+        for layer in &cache.layers {
+            sum += Self::of(layer, tokens)?;
+        }
+        Ok(sum)
+    }
+
+    /// Records the share of tokens for which no slot votes any more, where slots have votes.
+    pub(crate) fn record(
+        self,
+        bench: &mut Bench<'_>,
+        suite: &str,
+        case: &Case,
+        contender: &Contender,
+    ) {
+        if self.tokens > 0 {
+            let dropped = 1.0 - self.represented as f64 / self.tokens as f64;
+            let setup = (contender.label.as_str(), contender.budget);
+            bench.record(suite, case, setup, metric::DROPPED_VOTES, dropped, "share");
+        }
+    }
+}
+
+impl AddAssign for Votes {
+    fn add_assign(&mut self, other: Self) {
+        self.tokens += other.tokens;
+        self.represented += other.represented;
     }
 }
 

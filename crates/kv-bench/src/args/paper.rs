@@ -34,7 +34,8 @@ pub(crate) struct Paper {
     /// `kvreviver-attention`, `prhs-table4` and `prhs-long`: tokens, in place of the figure's own.
     #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
     pub(crate) lengths: Vec<usize>,
-    /// `kvreviver-attention`, `prhs-table4` and `prhs-long`: sequences at once, in place of the figure's own.
+    /// `kvreviver-attention`, `prhs-table4` and `prhs-long`: sequences at once, in place of the figure's own;
+    /// `keepkv-table1` and `kvreviver-table1`: in place of batches that grow until memory ends.
     #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
     pub(crate) batches: Vec<usize>,
 }
@@ -126,7 +127,8 @@ impl Paper {
             let one = common.quick && self.figure.sized();
             let why = if one { "--quick has one size" } else { "it has the paper's sizes" };
             ensure!(self.lengths.is_empty(), "--lengths: {name}: {why}");
-            ensure!(self.batches.is_empty(), "--batches: {name}: {why}");
+            let grows = self.figure.climbs() && !common.quick;
+            ensure!(grows || self.batches.is_empty(), "--batches: {name}: {why}");
         }
         if matches!(self.figure, Figure::BalancekvStream | Figure::KvreviverBounds) {
             ensure!(common.dtype.is_none(), "--dtype: {name} is in f32");

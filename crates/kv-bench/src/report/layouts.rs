@@ -68,8 +68,13 @@ fn quality(records: &[&Record]) -> Vec<Table> {
             picks.push(Pick::when(head, metric, move |r| r.case.mode.as_deref() == mode));
         }
     }
-    let more =
-        [metric::PERPLEXITY, metric::RETRIEVAL_RATIO, metric::TOKENS_READ, metric::HELD_BYTES];
+    let more = [
+        metric::PERPLEXITY,
+        metric::RETRIEVAL_RATIO,
+        metric::TOKENS_READ,
+        metric::DROPPED_VOTES,
+        metric::HELD_BYTES,
+    ];
     picks.extend(more.map(Pick::all));
     let mut tables = vec![build("Quality".into(), records, &[Key::Budget], &picks)];
     tables.extend(side_by_side::tables(records));

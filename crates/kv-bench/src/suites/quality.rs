@@ -9,7 +9,7 @@ use kv_models::Session;
 use kv_policies::{Policy, Reads};
 
 use super::perplexity::{self, Text};
-use super::{conversation, judge, long_output, reads_of, record_memory, record_reads};
+use super::{Votes, conversation, judge, long_output, reads_of, record_memory, record_reads};
 use crate::args::{Mode, Quality, Task};
 use crate::contenders::Contender;
 use crate::progress::Progress;
@@ -92,6 +92,7 @@ pub(crate) fn retrieval(
     let mut progress = Progress::new(prompts.len() * modes.len(), "retrieval");
     let mut memory: Vec<Vec<MemoryReport>> = vec![Vec::new(); contenders.len()];
     let mut reads = vec![Reads::default(); contenders.len()];
+    let mut votes = vec![Votes::default(); contenders.len()];
     for (index, prompt) in prompts.iter().enumerate() {
         for &aware in &modes {
             // Policies that draw must not draw the same for every prompt.
@@ -99,9 +100,12 @@ pub(crate) fn retrieval(
             let run = answer(bench, contenders, prompt, aware, seed)
                 .with_context(|| format!("prompt {}", prompt.id))?;
             let full = run[0].best.clone();
-            let sums = memory.iter_mut().zip(&mut reads);
-            for ((contender, answered), (memory, reads)) in contenders.iter().zip(run).zip(sums) {
+            let sums = memory.iter_mut().zip(&mut votes).zip(&mut reads);
+            for ((contender, answered), ((memory, votes), reads)) in
+                contenders.iter().zip(run).zip(sums)
+            {
                 memory.push(answered.memory);
+                *votes += answered.votes;
                 *reads += answered.reads;
                 let case = Case {
                     task: Some(prompt.task.clone()),
@@ -127,6 +131,9 @@ pub(crate) fn retrieval(
     for (contender, reports) in contenders.iter().zip(&memory) {
         record_memory(bench, SUITE, &Case::default(), contender, reports);
     }
+    for (contender, votes) in contenders.iter().zip(votes) {
+        votes.record(bench, SUITE, &Case::default(), contender);
+    }
     for (contender, reads) in contenders.iter().zip(reads) {
         record_reads(bench, SUITE, &Case::default(), contender, reads);
     }
@@ -142,6 +149,8 @@ struct Answered {
     /// The most likely token before each of the answer's, which are fed one by one.
     best: Vec<u32>,
     memory: MemoryReport,
+    /// Of the prompt's tokens.
+    votes: Votes,
     reads: Reads,
 }
 
@@ -170,6 +179,7 @@ fn answer(
         .into_iter()
         .map(|mut session| {
             let kept = session.memory();
+            let votes = Votes::of_session(&session)?;
             if !question.is_empty() {
                 session.append(&[&question])?;
             }
@@ -187,7 +197,7 @@ fn answer(
             let logprob = logprob / judged.len() as f64;
             ensure!(logprob.is_finite(), "the model's output holds NaN or Inf");
             let reads = reads_of(&session)?;
-            Ok(Answered { exact: best == answer, logprob, best, memory, reads })
+            Ok(Answered { exact: best == answer, logprob, best, memory, votes, reads })
         })
         .collect()
 }

@@ -100,10 +100,17 @@ pub(super) fn run(
         let each = bytes_of(bench, &contender, &size)?;
         let most = (FILLED * memory.bytes - weights(bench) - each.once) / each.one;
         ensure!(most >= 1.0, "{}: the memory does not hold one sequence", contender.label);
-        plans.push((contender, batches(most as usize)));
+        let asked = &options.batches;
+        plans.push((
+            contender,
+            if asked.is_empty() { batches(most as usize) } else { asked.clone() },
+        ));
     }
     if memory.pooled && plans.len() > 1 && bench.device.memory_pool_usage().is_some() {
         bench.note(APART.into());
+    }
+    if plans.iter().all(|(contender, _)| contender.label != FULL) {
+        bench.note(format!("speed-ups are over `{FULL}`, which --policy leaves out"));
     }
     let steps = plans.iter().map(|(_, batches)| batches.len()).sum();
     let mut progress = Progress::new(steps, &options.figure.name());
@@ -155,7 +162,7 @@ fn climb(
             match time(bench, contender, size, batch) {
                 Ok(run) if memory.holds(&run) => runs.push(run),
                 Ok(_) => ended = true,
-                Err(error) if batch == 1 => return Err(error),
+                Err(error) if Some(&batch) == batches.first() => return Err(error),
                 Err(error) => {
                     // Most likely memory, but who reads the table must know.
                     bench.note(format!("{} at batch {batch}: {error:#}", contender.label));
@@ -165,7 +172,7 @@ fn climb(
         }
         progress.step();
     }
-    ensure!(!runs.is_empty(), "one sequence needs more memory than there is");
+    ensure!(!runs.is_empty(), "batch {} needs more memory than there is", batches[0]);
     Ok(runs)
 }
 

@@ -6,7 +6,7 @@ use anyhow::Context;
 use burn::tensor::Tensor;
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32};
 use kv_models::PrefillPass;
-use kv_policies::{Needs, Observation, VOTES, read_votes};
+use kv_policies::{Needs, Observation};
 use serde_json::{Value, json};
 
 use super::BUDGET;
@@ -17,6 +17,7 @@ use crate::progress::Progress;
 use crate::prompts::Prompts;
 use crate::record::{Case, FULL, metric};
 use crate::run::Bench;
+use crate::suites::Votes;
 use crate::suites::paper::SUITE;
 
 /// What the merges were made for.
@@ -46,17 +47,14 @@ struct Sums {
     queries: f64,
     difference: f64,
     norm: f64,
-    /// Tokens of all heads, and those that slots stand for.
-    tokens: f64,
-    represented: f64,
+    votes: Votes,
 }
 
 /// Attention of one query, by head.
 struct Attended {
     log_sum_exp: Vec<f32>,
     output: Vec<f32>,
-    /// Tokens that slots stand for, where they count them.
-    represented: Option<u64>,
+    votes: Votes,
 }
 
 /// Runs this part.
@@ -123,10 +121,7 @@ pub(super) fn run(bench: &mut Bench<'_>, options: &Paper, size: &Size) -> anyhow
             bench.record(SUITE, &case, setup, metric::SAG, sag, "nats");
             bench.record(SUITE, &case, setup, metric::WORST_SAG, sums.worst, "nats");
             bench.record(SUITE, &case, setup, metric::QUERY_ERROR, error, "ratio");
-            if sums.tokens > 0.0 {
-                let dropped = 1.0 - sums.represented / sums.tokens;
-                bench.record(SUITE, &case, setup, metric::DROPPED_VOTES, dropped, "share");
-            }
+            sums.votes.record(bench, SUITE, &case, contender);
         }
     }
     Ok(())
@@ -167,7 +162,8 @@ fn compare(
     let observation = Observation { keys: &keys, values: &values, ..observation.clone() };
     let options = CacheOptions::new(&keys.device(), keys.dtype());
     let attended = |contender: &Contender| -> anyhow::Result<Attended> {
-        attend(&contender.policy.prefill(&observation, 1, options.clone())?, &query)
+        let cache = contender.policy.prefill(&observation, 1, options.clone())?;
+        attend(&cache, observation.tokens(), &query)
     };
     let exact = attended(&Contender::of(&json!({"policy": FULL}))?)?;
     for (contender, sums) in contenders.iter().zip(sums) {
@@ -181,11 +177,7 @@ fn compare(
                 sums.worst = sag;
             }
         }
-        if let Some(represented) = own.represented {
-            let heads = keys.dims()[1];
-            sums.tokens += (observation.tokens() * heads) as f64;
-            sums.represented += represented as f64;
-        }
+        sums.votes += own.votes;
         for (own, exact) in own.output.iter().zip(&exact.output) {
             sums.difference += f64::from(own - exact).powi(2);
             sums.norm += f64::from(*exact).powi(2);
@@ -194,18 +186,15 @@ fn compare(
     Ok(())
 }
 
-/// Attention of one query `[B, Hq, D]` over a cache.
-fn attend(cache: &LayerCache, query: &Tensor<3>) -> anyhow::Result<Attended> {
+/// Attention of one query `[B, Hq, D]` over a cache of `tokens` tokens.
+fn attend(cache: &LayerCache, tokens: usize, query: &Tensor<3>) -> anyhow::Result<Attended> {
     let wanted = DecodeAttentionOptions { log_sum_exp: true, ..Default::default() };
     let attended = cache.attend(query.clone(), wanted)?;
     let log_sum_exp = attended.log_sum_exp.context("the log-sum-exp was asked for")?;
     Ok(Attended {
         log_sum_exp: read_f32("log-sum-exp", log_sum_exp)?,
         output: read_f32("output", attended.output)?,
-        represented: match cache.track(VOTES) {
-            Some(_) => Some(read_votes(cache)?.iter().sum()),
-            None => None,
-        },
+        votes: Votes::of(cache, tokens)?,
     })
 }
 
