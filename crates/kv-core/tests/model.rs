@@ -115,6 +115,27 @@ impl Pair {
         self.cache.retain(&Selection::new(kept).unwrap()).unwrap();
     }
 
+    /// Keeps so many slots of the highest scores of every head, among few scores, so that most are equal to another.
+    pub(crate) fn retain_highest(&mut self, count: usize) {
+        let layout = self.cache.layout();
+        // What lies behind a head's slots must not count.
+        let mut scores = vec![f32::NAN; layout.total()];
+        let counts: Vec<usize> = (0..self.heads.len()).map(|pair| (count + pair) % 6).collect();
+        for (pair, head) in self.heads.iter_mut().enumerate() {
+            let own = layout.live(pair);
+            scores[own.clone()].fill_with(|| self.numbers.below(4) as f32);
+            let own = &scores[own];
+            let mut order: Vec<usize> = (0..head.len()).collect();
+            order.sort_by(|&a, &b| own[b].total_cmp(&own[a]).then(a.cmp(&b)));
+            order.truncate(counts[pair]);
+            order.sort_unstable();
+            *head = order.into_iter().map(|index| head[index].clone()).collect();
+        }
+        let scores = TensorData::new(scores, [self.cache.layout().total()]);
+        let scores = Tensor::from_data(scores, (&self.device, DType::F32));
+        self.cache.retain_highest(scores, &counts).unwrap();
+    }
+
     /// Evicts the lowest key component from every head above `limit`.
     pub(crate) fn evict(&mut self, limit: usize) {
         let scores = self.cache.keys().clone().narrow(1, 0, 1).squeeze_dim(1);

@@ -9,6 +9,7 @@ enum Op {
     Append,
     Overwrite,
     Retain,
+    RetainHighest(usize),
     Evict(usize),
     Merge,
     SaveAndLoad,
@@ -22,6 +23,7 @@ fn op() -> impl Strategy<Value = Op> {
         6 => Just(Op::Append),
         2 => Just(Op::Overwrite),
         1 => Just(Op::Retain),
+        2 => (0usize..6).prop_map(Op::RetainHighest),
         2 => (1usize..6).prop_map(Op::Evict),
         1 => Just(Op::Merge),
         1 => Just(Op::SaveAndLoad),
@@ -43,6 +45,7 @@ fn run(ops: &[Op], capacities: &[usize], device: &burn::tensor::Device) {
             Op::Append => pair.append(),
             Op::Overwrite => pair.overwrite(),
             Op::Retain => pair.retain(),
+            Op::RetainHighest(count) => pair.retain_highest(count),
             Op::Evict(limit) => pair.evict(limit),
             Op::Merge => pair.merge(),
             Op::SaveAndLoad => {
@@ -78,7 +81,10 @@ proptest! {
     #[test]
     fn random_operations_agree_with_the_model(
         ops in prop::collection::vec(op(), 1..24),
-        capacities in prop::collection::vec(1usize..12, 4),
+        capacities in prop_oneof![
+            prop::collection::vec(1usize..12, 4),
+            (1usize..12).prop_map(|capacity| vec![capacity; 4]),
+        ],
     ) {
         for tested in devices() {
             run(&ops, &capacities, &tested.device);

@@ -158,7 +158,8 @@ impl Cam {
                 self.spread_victims(cache, &victims, &limits, &attention, uniforms)?;
                 cache.evict_slots(victims, &limits)?;
             }
-            Some(Due::Others(kept)) => {
+            Some(Due::Others { scores, counts }) => {
+                let kept = cache.highest(scores, &counts)?;
                 self.spread_others(cache, &kept, attention)?;
                 cache.retain(&kept)?;
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
-use kv_core::{Budget, LayerCache, Selection};
+use kv_core::{Budget, LayerCache};
 
 use crate::{LayerContext, Observation, Policy, PolicyError, Result, Step};
 
@@ -75,8 +75,13 @@ pub enum Due {
         /// `[B * Hkv]`
         limits: Vec<usize>,
     },
-    /// All but these.
-    Others(Selection),
+    /// All slots but those of the highest scores.
+    Others {
+        /// `[S]`, f32.
+        scores: Tensor<1>,
+        /// How many stay of each head, `[B * Hkv]`.
+        counts: Vec<usize>,
+    },
 }
 
 impl Due {
@@ -84,7 +89,7 @@ impl Due {
     pub(crate) fn drop_from(self, cache: &mut LayerCache) -> Result<()> {
         match self {
             Self::Slots { victims, limits } => cache.evict_slots(victims, &limits)?,
-            Self::Others(kept) => cache.retain(&kept)?,
+            Self::Others { scores, counts } => cache.retain_highest(scores, &counts)?,
         }
         Ok(())
     }

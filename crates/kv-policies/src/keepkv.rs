@@ -207,7 +207,8 @@ impl KeepKv {
                 self.remember_merges(cache, before)?;
                 cache.evict_slots(victims, &limits)?;
             }
-            Some(Due::Others(kept)) => {
+            Some(Due::Others { scores, counts }) => {
+                let kept = cache.highest(scores, &counts)?;
                 self.merge_others(cache, &kept, attended.query)?;
                 self.remember_merges(cache, before)?;
                 cache.retain(&kept)?;

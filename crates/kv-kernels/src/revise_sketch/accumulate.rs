@@ -7,9 +7,8 @@ use crate::count_sketch::HEAD_FIELDS;
 use crate::decode_attention::shared::weight_of;
 use crate::evicting_attention::weigh::{ABSENT as INFINITE, NOWHERE, weakest_of};
 
-/// Slots, and tokens, that a unit reads before it waits for the first: as many as most cubes have for each unit.
+/// Slots that a unit reads before it waits for the first: as many as most cubes have for each unit.
 pub(crate) const SLOTS_AHEAD: usize = 2;
-const TOKENS_AHEAD: usize = 8;
 /// Units of a cube of the kernel alone.
 pub(crate) const UNITS: usize = 128;
 
@@ -20,6 +19,8 @@ pub(crate) struct Blueprint {
     pub(crate) group: usize,
     /// Whether logits of slots stand among those of tokens.
     pub(crate) by_token: bool,
+    /// Tokens that a unit reads before it waits for the first.
+    pub(crate) ahead: usize,
     /// Units of a cube, and its planes, at most.
     pub(crate) units: usize,
     pub(crate) planes: usize,
@@ -116,7 +117,8 @@ pub(crate) fn accumulate_part(
     let group = blueprint.group.comptime();
     let units = blueprint.units.comptime();
     let slots_turn = comptime!(SLOTS_AHEAD * units);
-    let tokens_turn = comptime!(TOKENS_AHEAD * units);
+    let ahead = blueprint.ahead.comptime();
+    let tokens_turn = comptime!(ahead * units);
     let unit = UNIT_POS as usize;
     let head = pair * HEAD_FIELDS;
     let first_token = heads[head + 2] as usize;
@@ -145,8 +147,8 @@ pub(crate) fn accumulate_part(
         // All that a turn of both reads is asked for before the first of it is waited for.
         let mut places = Array::<i32>::new(SLOTS_AHEAD);
         let mut before = Array::<f32>::new(SLOTS_AHEAD);
-        let mut scores = Array::<f32>::new(TOKENS_AHEAD);
-        let mut given = Array::<f32>::new(TOKENS_AHEAD);
+        let mut scores = Array::<f32>::new(ahead);
+        let mut given = Array::<f32>::new(ahead);
         if slot < length {
             #[unroll]
             for a in 0..SLOTS_AHEAD {
@@ -157,7 +159,7 @@ pub(crate) fn accumulate_part(
         }
         if token < end {
             #[unroll]
-            for a in 0..TOKENS_AHEAD {
+            for a in 0..ahead {
                 let row = first_token + min(token + a * units, end - 1);
                 scores[a] = token_scores[row];
                 given[a] = mass(token_logits, &totals, row, group);
@@ -188,7 +190,7 @@ pub(crate) fn accumulate_part(
             }
         }
         #[unroll]
-        for a in 0..TOKENS_AHEAD {
+        for a in 0..ahead {
             let at = token + a * units;
             if at < end && scores[a] >= 0.0f32 {
                 let score = scores[a] + given[a];

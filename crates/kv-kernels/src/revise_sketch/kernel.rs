@@ -128,28 +128,28 @@ pub(crate) fn revise_kernel<F: Float>(
             let moved_score = slot_scores[last];
             let at = pair * parts + index as usize / part;
             let (before, before_at) = (tops[at], tops_at[at]);
-            #[unroll]
-            for bucket in 0..buckets {
-                let place =
-                    place_of(hashes, pair, bucket.runtime(), index as u32, entries as u32, config);
-                let entry = first_entry + bucket * entries + (place / 2u32) as usize;
-                let at = entry * columns + column;
-                if mine {
-                    if is_key {
-                        let row = Vector::<f32, Const<4>>::cast_from(keys[slot * columns + column]);
-                        sketch_keys[at] += row * Vector::new(key_sign(place, config));
-                    } else {
-                        let row =
-                            Vector::<f32, Const<4>>::cast_from(values[slot * columns + column]);
-                        sketch_values[at] += row * Vector::new(sign_of(place));
-                    }
-                }
-            }
             if mine {
+                let mut rows = Array::<usize>::new(buckets);
+                let mut signs = Array::<f32>::new(buckets);
+                #[unroll]
+                for bucket in 0..buckets {
+                    let place = place_of(
+                        hashes,
+                        pair,
+                        bucket.runtime(),
+                        index as u32,
+                        entries as u32,
+                        config,
+                    );
+                    let entry = first_entry + bucket * entries + (place / 2u32) as usize;
+                    rows[bucket] = entry * columns + column;
+                    signs[bucket] = select(is_key, key_sign(place, config), sign_of(place));
+                }
+                let (own, moved) = (slot * columns + column, last * columns + column);
                 if is_key {
-                    keys[slot * columns + column] = keys[last * columns + column];
+                    absorb(sketch_keys, keys, &rows, &signs, own, moved, buckets);
                 } else {
-                    values[slot * columns + column] = values[last * columns + column];
+                    absorb(sketch_values, values, &rows, &signs, own, moved, buckets);
                 }
             }
             // All units have read what the first is about to write.
@@ -331,6 +331,32 @@ impl Weakest {
 fn weakest(value: f32, at: i32, #[comptime] planes: usize) -> Weakest {
     let (value, at) = weakest_of(value, at, planes);
     Weakest { value, at }
+}
+
+/// Adds what a slot holds to its entries, and puts another slot's in its place. All is read before the first is
+/// written, so that it comes at once; buckets have no entry in common.
+#[cube]
+fn absorb<F: Float>(
+    sketch: &mut [Vector<f32, Const<4>>],
+    slots: &mut [Vector<F, Const<4>>],
+    rows: &Array<usize>,
+    signs: &Array<f32>,
+    own: usize,
+    moved: usize,
+    #[comptime] buckets: usize,
+) {
+    let row = Vector::<f32, Const<4>>::cast_from(slots[own]);
+    let instead = slots[moved];
+    let mut held = Array::<Vector<f32, Const<4>>>::new(buckets);
+    #[unroll]
+    for bucket in 0..buckets {
+        held[bucket] = sketch[rows[bucket]];
+    }
+    #[unroll]
+    for bucket in 0..buckets {
+        sketch[rows[bucket]] = held[bucket] + row * Vector::new(signs[bucket]);
+    }
+    slots[own] = instead;
 }
 
 #[cube]

@@ -14,6 +14,10 @@ use crate::gpu::{elem_type, empty_like, grid, packed, planes_of};
 const FEW: usize = 8_192;
 /// Tokens of a part where cubes share them.
 const PART: usize = 1_024;
+/// Tokens that a unit reads at once: where it is one of many cubes' that wait for each other, and where a range's cube is
+/// alone with all of them.
+const AHEAD: usize = 4;
+const AHEAD_ALONE: usize = 8;
 /// Two units for each of the 64 vectors of the widest row.
 const LEAST_UNITS: usize = 128;
 const MOST_UNITS: usize = 512;
@@ -49,7 +53,8 @@ pub(crate) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
     let wanted = (slots / pairs.max(1) / 2).max(if accumulates { longest / 8 } else { 0 });
     let widest = (client.properties().hardware.max_units_per_cube as usize).min(MOST_UNITS);
     let units = wanted.next_power_of_two().clamp(LEAST_UNITS, widest.max(LEAST_UNITS));
-    let blueprint = |units: usize| Blueprint {
+    let blueprint = |units: usize, ahead: usize| Blueprint {
+        ahead,
         group,
         by_token: revision.by_token,
         units,
@@ -84,7 +89,7 @@ pub(crate) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
                 kv_heads,
                 parts,
                 part,
-                blueprint(UNITS),
+                blueprint(UNITS, AHEAD),
             );
         }
         kernel::revise_kernel::launch_unchecked(
@@ -119,7 +124,7 @@ pub(crate) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
             accumulates,
             // CUDA's barrier orders all memory for its cube.
             !client.properties().identity.fingerprint.starts_with("ptx"),
-            blueprint(units),
+            blueprint(units, AHEAD_ALONE),
             sketch.config,
             elem_type(pool.keys.dtype),
         );

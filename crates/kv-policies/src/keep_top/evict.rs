@@ -1,7 +1,7 @@
 //! Evictions during decode.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{LayerCache, Selection, read_f32, top};
+use kv_core::LayerCache;
 
 use super::KeepTop;
 use crate::{Decoding, Due, Result, Scorer};
@@ -42,14 +42,12 @@ impl<S: Scorer> KeepTop<S> {
             };
             return Ok(Some(Due::Slots { victims, limits }));
         }
+        // Many at once, or scores that depend on the slots' order, which stays.
         let scores = protect(cache, scores, position, sinks, recents);
-        // Many at once, or scores that depend on the slots' order: chosen on the host.
-        let scores = read_f32("scores", scores)?;
-        let kept = due.iter().enumerate().map(|(pair, due)| {
-            let live = &scores[cache.layout().live(pair)];
-            if *due { top(live, limits[pair]) } else { (0..live.len() as u32).collect() }
-        });
-        Ok(Some(Due::Others(Selection::new(kept.collect())?)))
+        let lengths = cache.layout().lengths();
+        let counts =
+            (0..due.len()).map(|pair| if due[pair] { limits[pair] } else { lengths[pair] });
+        Ok(Some(Due::Others { scores, counts: counts.collect() }))
     }
 }
 
