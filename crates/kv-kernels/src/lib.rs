@@ -38,6 +38,7 @@ mod merge_nearest;
 mod merge_slots;
 mod move_slots;
 mod nearest_slots;
+mod norms;
 #[cfg(feature = "gpu")]
 mod nvidia;
 mod pages;
@@ -60,7 +61,7 @@ mod swiglu;
 mod top_slots;
 mod window_starts;
 
-pub use add_probabilities::{GroupReduction, add_probabilities};
+pub use add_probabilities::{GroupReduction, add_contributions, add_probabilities};
 pub use argmin_slots::{Protected, argmin_slots};
 pub use average_scores::{AverageWeights, average_scores};
 pub use balance::{BalanceOptions, Balanced, Centre, Draws, balance};
@@ -74,7 +75,7 @@ pub use decode_attention::{
 pub use error::KernelError;
 pub use evicting_attention::{
     EvictingOutput, EvictionOptions, EvictionScope, Guard, HeldSlots, LOWEST_NORM,
-    evicting_attention, log_norms,
+    evicting_attention,
 };
 pub use graph::{DeviceWork, Recording, StepGraph, awaited_device_work, device_work};
 pub use heads::{
@@ -90,6 +91,7 @@ pub use merge_slots::{
 };
 pub use move_slots::{KeepLists, compact_slots, copy_slots, drop_slots, reset_last};
 pub use nearest_slots::{Nearest, SlotLists, nearest_slots};
+pub use norms::{log_norms, value_norms};
 pub use pages::{
     PageHeads, PageOptions, PageSpan, page_bounds, page_rows, page_scores, page_slots,
 };

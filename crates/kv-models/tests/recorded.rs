@@ -44,6 +44,13 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
             (json!({"policy": "h2o", "budget": 64}), STEPS),
             (json!({"policy": "tova", "budget": 64}), 60),
             (json!({"policy": "vatp", "budget": 64}), 60),
+            // Many at once, which the host carries out between recorded steps.
+            (json!({"policy": "h2o", "budget": 64, "interval": 16}), STEPS),
+            (json!({"policy": "vatp", "budget": 64, "interval": 9}), 60),
+            (
+                json!({"policy": "keepkv", "evictor": {"policy": "h2o", "interval": 8}, "budget": 64}),
+                60,
+            ),
             (json!({"policy": "streaming-llm", "budget": 64}), 60),
             // Bulks, and rows that have ended until nothing of them is older than its recents.
             (json!({"policy": "kvreviver", "budget": 64}), STEPS),

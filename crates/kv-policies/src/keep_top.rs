@@ -15,7 +15,7 @@ use crate::attention::last_queries;
 use crate::rescore::{remember, rescore};
 use crate::{
     Attended, DecodeView, Decoding, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy,
-    PolicyError, QUERIES, RAW_QUERIES, Reduction, Result, SCORE, Scorer, Step,
+    PolicyError, QUERIES, RAW_QUERIES, Reduction, Result, SCORE, Scorer, Step, VALUE_NORMS,
 };
 
 pub use family::Family;
@@ -103,7 +103,7 @@ impl<S: Scorer> KeepTop<S> {
     /// What steps add to the accumulated scores, where that is a group's probabilities.
     fn adds(&self) -> Option<Reduction> {
         match self.decoding() {
-            Decoding::AfterAttention { accumulate: true, .. } => self.scorer.adds(),
+            Decoding::AfterAttention { accumulate: true, .. } => Some(self.scorer.adds()),
             _ => None,
         }
     }
@@ -227,6 +227,9 @@ impl<S: Scorer> Policy for KeepTop<S> {
                     .flat_map(|(kept, scores)| kept.iter().map(|&token| scores[token as usize]))
                     .collect();
                 cache.set_live_track(SCORE, &live, 0.0)?;
+                if self.scorer.weighs_values() {
+                    cache.set_value_norms(VALUE_NORMS)?;
+                }
             }
             Decoding::Rescore { window, raw_queries } => {
                 let (last, raw) = (&observation.window, &observation.raw_queries);
@@ -250,9 +253,13 @@ impl<S: Scorer> Policy for KeepTop<S> {
         self.decoding() != Decoding::None
     }
 
-    /// Once every head is at the same limit, each step appends a slot and evicts one.
+    /// Once every head is at the same limit, each step appends a slot and evicts one; where many go at once, steps in
+    /// between append alone.
     fn records(&self, cache: &LayerCache) -> bool {
-        let steady = || self.family.interval == 1 && cache.at_limits();
+        let steady = || match self.family.interval {
+            1 => cache.at_limits(),
+            _ => !self.evicts(cache, 1).contains(&true),
+        };
         match self.decoding() {
             Decoding::None => !cache.options().growable,
             Decoding::Rescore { .. } => false,
@@ -307,6 +314,10 @@ impl<S: Scorer> Evictor for KeepTop<S> {
     /// What needs no attention is found before it too, but goes behind it.
     fn attend(&self, layer: LayerContext, cache: &mut LayerCache, step: &Step) -> Result<Attended> {
         let query = step.append(cache)?;
+        if self.adds().is_some() && self.scorer.weighs_values() {
+            // Whoever carries out evictions may have changed values.
+            cache.set_value_norms(VALUE_NORMS)?;
+        }
         let before = match self.decoding() {
             Decoding::BeforeAttention => self.due_before(layer, cache, step)?,
             _ => None,
@@ -345,14 +356,16 @@ impl<S: Scorer> KeepTop<S> {
         let probabilities = attention.probabilities.as_ref();
         match self.decoding() {
             Decoding::None | Decoding::BeforeAttention => Ok(None),
-            Decoding::AfterAttention { accumulate, .. } => {
+            Decoding::AfterAttention { .. } => {
                 if let Some(reduction) = self.adds() {
                     let (logits, log_sum_exp) = self.scores_of(attention)?;
-                    cache.add_probabilities(SCORE, logits, log_sum_exp, reduction.into())?;
-                } else if accumulate {
-                    let view = DecodeView { layer, cache, step, probabilities };
-                    let score = view.accumulated()? + self.scorer.contribution(&view)?;
-                    cache.set_track(SCORE, score, 0.0)?;
+                    let reduction = reduction.into();
+                    if self.scorer.weighs_values() {
+                        let tracks = [SCORE, VALUE_NORMS];
+                        cache.add_contributions(tracks, logits, log_sum_exp, reduction)?;
+                    } else {
+                        cache.add_probabilities(SCORE, logits, log_sum_exp, reduction)?;
+                    }
                 }
                 let scores = |cache: &LayerCache| {
                     self.scorer.decode(&DecodeView { layer, cache, step, probabilities })

@@ -125,7 +125,9 @@ pub use quest::{Choosers, LastPage, Quest};
 pub use reads::Reads;
 pub use registry::{Entry, POLICIES, build, build_named};
 pub use rerotated::Rerotated;
-pub use scorer::{DecodeView, Decoding, FamilyDefaults, QUERIES, RAW_QUERIES, SCORE, Scorer};
+pub use scorer::{
+    DecodeView, Decoding, FamilyDefaults, QUERIES, RAW_QUERIES, SCORE, Scorer, VALUE_NORMS,
+};
 pub use scorers::*;
 pub use step::{NewHeads, Step};
 pub use top_k_oracle::TopKOracle;

@@ -172,9 +172,10 @@ pub trait Policy: Debug + Send + Sync {
         false
     }
 
-    /// Whether the next step of this layer and all behind it launch the same kernels, whatever they
+    /// Whether the next step of this layer launches the same kernels as all others of which this is said, whatever they
     /// compute, so that one can be recorded and replayed: no decision of the host's, no new tensor in
-    /// the cache. By default, for policies whose steps only append and attend.
+    /// the cache. Asked before every step: what was recorded is given up where the host must decide, as where many slots
+    /// go at once. By default, for policies whose steps only append and attend.
     fn records(&self, cache: &LayerCache) -> bool {
         !self.changes_decode() && !cache.options().growable
     }

@@ -60,18 +60,14 @@ pub trait Scorer:
         Ok(Tensor::zeros([1], &view.cache.options().device))
     }
 
-    /// How probabilities of a group become what one step adds to the track [`SCORE`]; `None` where
-    /// [`Self::contribution`] says it.
-    fn adds(&self) -> Option<Reduction> {
-        Some(Reduction::Mean)
+    /// How probabilities of a group become what one step adds to the track [`SCORE`].
+    fn adds(&self) -> Reduction {
+        Reduction::Mean
     }
 
-    /// What one step adds to the track [`SCORE`], `[S]`, where that is no reduced probability.
-    ///
-    /// # Errors
-    /// As [`Self::prefill`].
-    fn contribution(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
-        self.decode(view)
+    /// Whether that is multiplied by `‖v‖₁` of the slot's value.
+    fn weighs_values(&self) -> bool {
+        false
     }
 
     /// The family's defaults for this scorer.
@@ -122,6 +118,8 @@ impl Default for FamilyDefaults {
 
 /// Track of accumulated attention.
 pub const SCORE: &str = "score";
+/// Track of `‖v‖₁` of the slots' values, where scores are weighed by it.
+pub const VALUE_NORMS: &str = "value-norms";
 /// State of the last queries, `[B, Hq, W * D]`.
 pub const QUERIES: &str = "queries";
 /// State of the last queries before RoPE, `[B, Hq, N * D]`.

@@ -4,8 +4,9 @@ use criterion::Criterion;
 use kv_kernels::{
     AverageWeights, DecodeAttentionOptions, EvictionOptions, GUARD, GroupReduction, HeldSlots,
     KeyRule, MergeLists, MergeOptions, MergingSlots, NearestOptions, Share, SlotLists, SlotPool,
-    SlotView, add_probabilities, average_scores, decode_attention, drop_slots, evicting_attention,
-    log_norms, merge_nearest, merge_slots, nearest_slots, reset_last, window_starts,
+    SlotView, add_contributions, add_probabilities, average_scores, decode_attention, drop_slots,
+    evicting_attention, log_norms, merge_nearest, merge_slots, nearest_slots, reset_last,
+    window_starts,
 };
 
 use crate::inputs::{BATCH, CAPACITY, FEW, GROUP, HEAD_DIM, Inputs, KV_HEADS, PAIRS, SLOTS, bench};
@@ -54,6 +55,13 @@ pub(crate) fn attention(criterion: &mut Criterion, name: &str, inputs: &mut Inpu
     bench(criterion, "add_probabilities", name, &device, || {
         let (logits, sums) = (logits.clone(), sums.clone());
         add_probabilities(&mut track, logits, sums, &ranges, GroupReduction::Sum).unwrap();
+    });
+    let (logits, sums) = (inputs.floats([SLOTS, GROUP]), inputs.floats([BATCH, KV_HEADS * GROUP]));
+    let (mut track, mut norms) = (inputs.floats([SLOTS]), inputs.floats([SLOTS]));
+    bench(criterion, "add_contributions", name, &device, || {
+        let (track, norms, sum) = (&mut track, &mut norms, GroupReduction::Sum);
+        let (logits, sums) = (logits.clone(), sums.clone());
+        add_contributions(track, norms, &values, logits, sums, &ranges, sum).unwrap();
     });
     bench(criterion, "reset_last", name, &device, || {
         reset_last(&mut [(&mut track, 0.0)], &ranges).unwrap();

@@ -3,7 +3,8 @@
 use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::{
     AverageWeights, GroupReduction, MergeLists, MergeOptions, Merged, MergingSlots, NearestOptions,
-    add_probabilities, average_scores, merge_nearest, merge_slots, scatter_rows, scatter_scalars,
+    add_contributions, add_probabilities, average_scores, merge_nearest, merge_slots, scatter_rows,
+    scatter_scalars, value_norms,
 };
 
 use super::{Track, expect_shape};
@@ -57,6 +58,41 @@ impl LayerCache {
             let ranges = &cache.ranges;
             Ok(add_probabilities(&mut sums.values, logits, log_sum_exp, ranges, reduction)?)
         })
+    }
+
+    /// The same times norms of values, which a track of their own has ([`Self::set_value_norms`]); see
+    /// [`add_contributions`].
+    ///
+    /// # Errors
+    /// As [`Self::add_probabilities`].
+    pub fn add_contributions(
+        &mut self,
+        [sums, norms]: [&str; 2],
+        logits: Tensor<2>,
+        log_sum_exp: Tensor<2>,
+        reduction: GroupReduction,
+    ) -> Result<()> {
+        self.with_tracks([sums, norms], |cache, [sums, norms]| {
+            let tracks = (&mut sums.values, &mut norms.values);
+            let (values, ranges) = (&cache.values, &cache.ranges);
+            Ok(add_contributions(
+                tracks.0,
+                tracks.1,
+                values,
+                logits,
+                log_sum_exp,
+                ranges,
+                reduction,
+            )?)
+        })
+    }
+
+    /// Sets a track to `‖v‖₁` of every slot's value.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn set_value_norms(&mut self, track: &str) -> Result<()> {
+        self.set_track(track, value_norms(self.values.clone()), 0.0)
     }
 
     /// The same probabilities by themselves, `[S]`, 0 for slots that are not live.

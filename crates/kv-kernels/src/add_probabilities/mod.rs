@@ -1,4 +1,4 @@
-//! Attention probabilities added to what slots have, straight from logits.
+//! Attention probabilities added to what slots have, straight from logits, by themselves or weighed by values.
 
 #[cfg(feature = "gpu")]
 mod kernel;
@@ -43,18 +43,7 @@ pub fn add_probabilities(
     ranges: &SlotRanges,
     reduction: GroupReduction,
 ) -> Result<(), KernelError> {
-    let check = Check::new(OP, sums);
-    check.supported()?;
-    check.filled("sums", sums)?;
-    check.f32("sums", sums)?;
-    let ([slots], [_, group]) = (sums.dims(), logits.dims());
-    let [batch, kv_heads] = ranges.offsets.dims();
-    check.ranges(ranges, batch, kv_heads)?;
-    check.shape("logits", &logits, &[slots, group])?;
-    check.filled("logits", &logits)?;
-    check.f32("logits", &logits)?;
-    check.shape("log_sum_exp", &log_sum_exp, &[batch, kv_heads * group])?;
-    check.f32("log_sum_exp", &log_sum_exp)?;
+    let check = checked(OP, sums, &logits, &log_sum_exp, ranges)?;
     *sums = Tensor::from_dispatch(<Dispatch as AttentionOps>::add_probabilities(
         check.take(sums).into_dispatch(),
         logits.into_dispatch(),
@@ -64,4 +53,66 @@ pub fn add_probabilities(
         reduction,
     ));
     Ok(())
+}
+
+/// The same, each probability times the norm of the slot's value: `sum += ‖v‖₁ reduce_g exp(l_g − L_g)`. Norms are read,
+/// but for that of each range's last slot, the token that a step has appended: it is found here, and written beside the
+/// others.
+///
+/// # Shapes
+/// As [`add_probabilities`]; `norms` `[S]`, f32, and `values` `[S, D]`.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
+pub fn add_contributions(
+    sums: &mut Tensor<1>,
+    norms: &mut Tensor<1>,
+    values: &Tensor<2>,
+    logits: Tensor<2>,
+    log_sum_exp: Tensor<2>,
+    ranges: &SlotRanges,
+    reduction: GroupReduction,
+) -> Result<(), KernelError> {
+    const OP: &str = "add_contributions";
+    let check = checked(OP, sums, &logits, &log_sum_exp, ranges)?;
+    let ([slots], [_, head_dim]) = (sums.dims(), values.dims());
+    check.shape("norms", norms, &[slots])?;
+    check.f32("norms", norms)?;
+    check.shape("values", values, &[slots, head_dim])?;
+    check.float("values", values)?;
+    let (written, found) = <Dispatch as AttentionOps>::add_contributions(
+        check.take(sums).into_dispatch(),
+        check.take(norms).into_dispatch(),
+        values.clone().into_dispatch(),
+        logits.into_dispatch(),
+        log_sum_exp.into_dispatch(),
+        ranges.offsets.clone().into_dispatch(),
+        ranges.lengths.clone().into_dispatch(),
+        reduction,
+    );
+    (*sums, *norms) = (Tensor::from_dispatch(written), Tensor::from_dispatch(found));
+    Ok(())
+}
+
+/// Refuses what does not fit.
+fn checked(
+    op: &'static str,
+    sums: &Tensor<1>,
+    logits: &Tensor<2>,
+    log_sum_exp: &Tensor<2>,
+    ranges: &SlotRanges,
+) -> Result<Check, KernelError> {
+    let check = Check::new(op, sums);
+    check.supported()?;
+    check.filled("sums", sums)?;
+    check.f32("sums", sums)?;
+    let ([slots], [_, group]) = (sums.dims(), logits.dims());
+    let [batch, kv_heads] = ranges.offsets.dims();
+    check.ranges(ranges, batch, kv_heads)?;
+    check.shape("logits", logits, &[slots, group])?;
+    check.filled("logits", logits)?;
+    check.f32("logits", logits)?;
+    check.shape("log_sum_exp", log_sum_exp, &[batch, kv_heads * group])?;
+    check.f32("log_sum_exp", log_sum_exp)?;
+    Ok(check)
 }

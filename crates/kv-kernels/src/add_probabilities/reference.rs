@@ -2,31 +2,42 @@
 
 use super::GroupReduction;
 
-/// Adds probabilities of `logits` `[S, G]` to `sums` `[S]`; `log_sum_exp` is `[pairs, G]`.
-pub(crate) fn add(
-    sums: &mut [f32],
-    logits: &[f32],
-    log_sum_exp: &[f32],
-    [offsets, lengths]: [&[i32]; 2],
-    reduction: GroupReduction,
-) {
-    let group = logits.len() / sums.len();
-    for (pair, (&offset, &length)) in offsets.iter().zip(lengths).enumerate() {
-        let totals = &log_sum_exp[pair * group..][..group];
-        for slot in offset as usize..(offset + length) as usize {
-            let own = logits[slot * group..][..group].iter().zip(totals);
-            // Where nothing was attended to, its total is −∞.
-            let own =
-                own.map(
-                    |(logit, total)| {
-                        if *total == f32::NEG_INFINITY { 0.0 } else { (logit - total).exp() }
-                    },
-                );
-            sums[slot] += match reduction {
-                GroupReduction::Mean => own.sum::<f32>() / group as f32,
-                GroupReduction::Max => own.fold(0.0, f32::max),
-                GroupReduction::Sum => own.sum(),
-            };
+/// One call's arguments, as slices in row-major order.
+pub(crate) struct Probabilities<'a> {
+    /// `[S, G]`
+    pub(crate) logits: &'a [f32],
+    /// `[pairs, G]`
+    pub(crate) log_sum_exp: &'a [f32],
+    /// `[pairs]`
+    pub(crate) offsets: &'a [i32],
+    /// `[pairs]`
+    pub(crate) lengths: &'a [i32],
+    pub(crate) reduction: GroupReduction,
+}
+
+impl Probabilities<'_> {
+    /// Gives `take` every live slot, its probability, and whether it is its range's last one.
+    pub(crate) fn each(&self, mut take: impl FnMut(usize, f32, bool)) {
+        let group = self.log_sum_exp.len() / self.offsets.len();
+        for (pair, (&offset, &length)) in self.offsets.iter().zip(self.lengths).enumerate() {
+            let totals = &self.log_sum_exp[pair * group..][..group];
+            let end = (offset + length) as usize;
+            for slot in offset as usize..end {
+                let own = self.logits[slot * group..][..group].iter().zip(totals);
+                // Where nothing was attended to, its total is −∞.
+                let own =
+                    own.map(
+                        |(logit, total)| {
+                            if *total == f32::NEG_INFINITY { 0.0 } else { (logit - total).exp() }
+                        },
+                    );
+                let reduced = match self.reduction {
+                    GroupReduction::Mean => own.sum::<f32>() / group as f32,
+                    GroupReduction::Max => own.fold(0.0, f32::max),
+                    GroupReduction::Sum => own.sum(),
+                };
+                take(slot, reduced, slot + 1 == end);
+            }
         }
     }
 }

@@ -29,8 +29,6 @@ use crate::{KernelError, SlotRanges};
 pub use reference::LOWEST_NORM;
 
 const OP: &str = "evicting_attention";
-/// Rows whose norms are taken at a time.
-const NORM_ROWS: usize = 1 << 19;
 
 /// Which heads give up a slot together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -46,7 +44,7 @@ pub enum EvictionScope {
 /// What a cache that is held at its limits keeps beside its slots.
 #[derive(Debug)]
 pub struct HeldSlots<'a> {
-    /// `ln ‖v_i‖₁` of every live slot, `[S]`, f32: [`log_norms`].
+    /// `ln ‖v_i‖₁` of every live slot, `[S]`, f32: [`crate::log_norms`].
     pub log_norms: Tensor<1>,
     /// Slots that each head may hold, `[B, Hkv]`, 32-bit.
     pub limits: Tensor<2, Int>,
@@ -186,20 +184,6 @@ pub fn evicting_attention(
         output: Tensor::from_dispatch(output),
         log_importance: options.importance.then(|| Tensor::from_dispatch(importance)),
     })
-}
-
-/// `ln ‖v‖₁` of every row of `values` `[N, D]`, `[N]`, f32; [`LOWEST_NORM`] for rows of zeros.
-pub fn log_norms(values: Tensor<2>) -> Tensor<1> {
-    let of = |rows: Tensor<2>| {
-        let norms: Tensor<1> = rows.cast(DType::F32).abs().sum_dim(1).squeeze_dim(1);
-        let zero = norms.clone().equal_scalar(0.0);
-        norms.log().mask_fill(zero, LOWEST_NORM)
-    };
-    if values.dims()[0] <= NORM_ROWS {
-        return of(values);
-    }
-    // Whole pools are too large for copies in f32.
-    Tensor::cat(values.split(NORM_ROWS, 0).into_iter().map(of).collect(), 0)
 }
 
 /// Comptime configuration and scalars, as the backends receive them.

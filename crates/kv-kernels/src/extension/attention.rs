@@ -63,4 +63,18 @@ pub(crate) trait AttentionOps: Backend {
         lengths: IntTensor<Self>,
         reduction: GroupReduction,
     ) -> FloatTensor<Self>;
+
+    /// The same times norms of values `[S, D]`; returns sums and norms `[S]`, in which those of ranges' last slots are
+    /// new.
+    #[allow(clippy::too_many_arguments)]
+    fn add_contributions(
+        sums: FloatTensor<Self>,
+        norms: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        logits: FloatTensor<Self>,
+        log_sum_exp: FloatTensor<Self>,
+        offsets: IntTensor<Self>,
+        lengths: IntTensor<Self>,
+        reduction: GroupReduction,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }

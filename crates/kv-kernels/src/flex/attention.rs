@@ -5,9 +5,9 @@ use burn_flex::FlexTensor;
 use bytemuck::Pod;
 use half::{bf16, f16};
 
-use super::buffers::{owned, slice};
+use super::buffers::{owned, slice, wide};
 use crate::add_probabilities::GroupReduction;
-use crate::add_probabilities::reference::add;
+use crate::add_probabilities::reference::Probabilities;
 use crate::decode_attention::reference::{Problem, Scores, Solution, View, solve};
 use crate::decode_attention::{DecodeConfig, ViewKind};
 use crate::evicting_attention::reference::{Decision, HostGuard};
@@ -104,10 +104,49 @@ impl AttentionOps for Flex {
         let mut sums = owned(sums);
         let [logits, log_sum_exp, offsets, lengths] =
             [logits, log_sum_exp, offsets, lengths].map(|tensor| tensor.to_contiguous());
-        let ranges = [slice(&offsets), slice(&lengths)];
-        let values = sums.storage_mut::<f32>();
-        add(values, slice(&logits), slice(&log_sum_exp), ranges, reduction);
+        let probabilities = Probabilities {
+            logits: slice(&logits),
+            log_sum_exp: slice(&log_sum_exp),
+            offsets: slice(&offsets),
+            lengths: slice(&lengths),
+            reduction,
+        };
+        let written = sums.storage_mut::<f32>();
+        probabilities.each(|slot, own, _| written[slot] += own);
         sums
+    }
+
+    fn add_contributions(
+        sums: FlexTensor,
+        norms: FlexTensor,
+        values: FlexTensor,
+        logits: FlexTensor,
+        log_sum_exp: FlexTensor,
+        offsets: FlexTensor,
+        lengths: FlexTensor,
+        reduction: GroupReduction,
+    ) -> (FlexTensor, FlexTensor) {
+        let (mut sums, mut norms) = (owned(sums), owned(norms));
+        let [logits, log_sum_exp, offsets, lengths] =
+            [logits, log_sum_exp, offsets, lengths].map(|tensor| tensor.to_contiguous());
+        let [_, head_dim] = values.layout().shape().dims();
+        let values = wide(&values);
+        let probabilities = Probabilities {
+            logits: slice(&logits),
+            log_sum_exp: slice(&log_sum_exp),
+            offsets: slice(&offsets),
+            lengths: slice(&lengths),
+            reduction,
+        };
+        let (written, known) = (sums.storage_mut::<f32>(), norms.storage_mut::<f32>());
+        probabilities.each(|slot, own, last| {
+            if last {
+                let value = &values[slot * head_dim..][..head_dim];
+                known[slot] = value.iter().map(|x| x.abs()).sum();
+            }
+            written[slot] += own * known[slot];
+        });
+        (sums, norms)
     }
 }
 

@@ -59,4 +59,18 @@ impl AttentionOps for CubeBackend {
     ) -> CubeTensor {
         add_probabilities::launch::run(sums, logits, log_sum_exp, offsets, lengths, reduction)
     }
+
+    fn add_contributions(
+        sums: CubeTensor,
+        norms: CubeTensor,
+        values: CubeTensor,
+        logits: CubeTensor,
+        log_sum_exp: CubeTensor,
+        offsets: CubeTensor,
+        lengths: CubeTensor,
+        reduction: GroupReduction,
+    ) -> (CubeTensor, CubeTensor) {
+        let (ranges, attention) = ([offsets, lengths], [logits, log_sum_exp]);
+        add_probabilities::launch::run_weighed([sums, norms], values, attention, ranges, reduction)
+    }
 }

@@ -14,7 +14,7 @@ const WARM_UP: usize = 2;
 ///
 /// Where the device can record a step (CUDA graphs, and wgpu's counterpart) and the policy's steps
 /// ask nothing of the host ([`kv_policies::Policy::records`]), the third step is recorded behind its
-/// run, and all later ones are one launch each: on the thread that loaded the model and started the
+/// run, and later ones are one launch each, until one is the host's again, behind which the next is recorded: on the thread that loaded the model and started the
 /// session, since devices record no tensors of other threads' work. Elsewhere every kernel is
 /// launched by itself. While one records, other threads' sessions wait; other work of theirs on the
 /// same device should be announced ([`kv_kernels::device_work`]).
@@ -174,11 +174,19 @@ impl<'a> Decoder<'a> {
 
     /// Whether there can be another step, without the host.
     fn can_go_on(&mut self) -> bool {
+        let records = self.records();
         let Session { model, cache, .. } = &mut self.session;
         let Stage::Recorded(step) = &self.stage else { return false };
-        step.graph.is_own_thread()
+        records
+            && step.graph.is_own_thread()
             && model.llama().check_positions(cache, 1).is_ok()
             && cache.check_advance(&step.growth).is_ok()
+    }
+
+    /// Whether the next step asks nothing of the host.
+    fn records(&self) -> bool {
+        let Session { policy, cache, .. } = &self.session;
+        cache.layers.iter().all(|layer| policy.records(layer))
     }
 
     /// Runs a step, and notes that it has run.
@@ -201,12 +209,11 @@ impl<'a> Decoder<'a> {
             Stage::Eager => self.eager_step(),
             Stage::Counting(_) if !self.session.is_home() => self.eager_step(),
             Stage::Counting(steps) => {
-                let Session { model, policy, cache, .. } = &self.session;
-                if !cache.layers.iter().all(|layer| policy.records(layer)) {
+                if !self.records() {
                     self.stage = Stage::Counting(steps);
                     return self.eager_step();
                 }
-                let device = model.llama().device();
+                let device = self.session.model.llama().device();
                 // Where another recording of this thread is under way, the next step tries again.
                 let recording = if steps >= WARM_UP { Recording::begin(&device) } else { None };
                 let Some(recording) = recording else {
@@ -225,6 +232,11 @@ impl<'a> Decoder<'a> {
                 if !recorded.graph.is_own_thread() {
                     // The device orders a graph against its own thread's work only.
                     drop(recorded);
+                    return self.eager_step();
+                }
+                if !self.records() {
+                    drop(recorded);
+                    self.stage = Stage::Counting(WARM_UP);
                     return self.eager_step();
                 }
                 let _work = device_work();

@@ -7,6 +7,13 @@ use super::KeepTop;
 use crate::{Decoding, Due, Result, Scorer};
 
 impl<S: Scorer> KeepTop<S> {
+    /// Which heads evict once they hold `more` slots more, `[B * Hkv]`.
+    pub(super) fn evicts(&self, cache: &LayerCache, more: usize) -> Vec<bool> {
+        let heads = cache.layout().lengths().iter().zip(cache.limits().unwrap_or_default());
+        let interval = self.family.interval;
+        heads.map(|(&length, &limit)| length + more >= limit.saturating_add(interval)).collect()
+    }
+
     /// What is over the limits, if it is time to evict.
     pub(super) fn due(
         &self,
@@ -15,14 +22,7 @@ impl<S: Scorer> KeepTop<S> {
         position: &Tensor<1, Int>,
     ) -> Result<Option<Due>> {
         let Some(limits) = cache.limits().map(<[usize]>::to_vec) else { return Ok(None) };
-        let interval = self.family.interval;
-        let due: Vec<bool> = cache
-            .layout()
-            .lengths()
-            .iter()
-            .zip(&limits)
-            .map(|(&length, &limit)| length >= limit.saturating_add(interval))
-            .collect();
+        let due = self.evicts(cache, 0);
         if !due.contains(&true) {
             return Ok(None);
         }
@@ -33,7 +33,7 @@ impl<S: Scorer> KeepTop<S> {
         let recents = of_heads(&|limit| self.family.recents_of(limit).max(self.window(limit)));
         let scores = scores(cache)?;
         let ordered = matches!(self.decoding(), Decoding::Rescore { .. });
-        if interval == 1 && !ordered {
+        if self.family.interval == 1 && !ordered {
             let victims = match (same(&sinks), same(&recents)) {
                 (Some(sinks), Some(recents)) => {
                     cache.lowest_unprotected(scores, position, [sinks, recents])?

@@ -38,8 +38,8 @@ impl Scorer for H2o {
         view.accumulated()
     }
 
-    fn adds(&self) -> Option<Reduction> {
-        Some(self.reduction)
+    fn adds(&self) -> Reduction {
+        self.reduction
     }
 
     fn defaults() -> FamilyDefaults {

@@ -55,21 +55,19 @@ impl Scorer for Vatp {
     }
 
     fn decoding(&self) -> Decoding {
-        Decoding::AfterAttention { probabilities: true, accumulate: true }
+        Decoding::AfterAttention { probabilities: false, accumulate: true }
     }
 
     fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
         view.accumulated()
     }
 
-    fn adds(&self) -> Option<Reduction> {
-        None
+    fn adds(&self) -> Reduction {
+        self.reduction
     }
 
-    fn contribution(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
-        let attention = self.reduction.slots(view.probabilities()?.clone());
-        let norms = view.cache.values().clone().cast(DType::F32).abs().sum_dim(1);
-        Ok(attention * norms.squeeze_dim(1))
+    fn weighs_values(&self) -> bool {
+        true
     }
 
     fn defaults() -> FamilyDefaults {
