@@ -47,6 +47,7 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
             // Many at once, which the host carries out between recorded steps.
             (json!({"policy": "h2o", "budget": 64, "interval": 16}), STEPS),
             (json!({"policy": "vatp", "budget": 64, "interval": 9}), 60),
+            (json!({"policy": "r-kv", "budget": 64, "interval": 20}), 100),
             (
                 json!({"policy": "keepkv", "evictor": {"policy": "h2o", "interval": 8}, "budget": 64}),
                 60,
@@ -122,6 +123,7 @@ fn replayed_steps_allocate_nothing() {
             json!({"policy": "keepkv", "evictor": "h2o", "budget": 64}),
             json!({"policy": "kvreviver", "budget": 64}),
             json!({"policy": "cis", "budget": 64}),
+            json!({"policy": "r-kv", "budget": 64, "interval": 100}),
         ] {
             let mut decoder = decoder(&start(&model, &config, 60));
             let mut held = Vec::new();
@@ -271,7 +273,8 @@ fn rows_may_have_ended_before() {
 fn what_cannot_be_recorded_is_launched_and_limits_hold() {
     for tested in gpus("what_cannot_be_recorded_is_launched_and_limits_hold") {
         let model = embedded(&tested);
-        let mut launched = decoder(&start(&model, &json!({"policy": "r-kv", "budget": 0.5}), 8));
+        let mut launched =
+            decoder(&start(&model, &json!({"policy": "r-kv", "budget": 0.5, "interval": 1}), 8));
         (0..8).for_each(|_| drop(launched.next_tokens().unwrap()));
         assert!(!launched.is_recorded());
         let mut recorded = decoder(&start(&model, &json!({"policy": "full"}), 6));

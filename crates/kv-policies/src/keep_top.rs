@@ -12,7 +12,7 @@ use kv_core::{
 };
 
 use crate::attention::last_queries;
-use crate::rescore::{remember, rescore};
+use crate::rescore::{remember, remembers, rescore};
 use crate::{
     Attended, DecodeView, Decoding, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy,
     PolicyError, QUERIES, RAW_QUERIES, Reduction, Result, SCORE, Scorer, Step, VALUE_NORMS,
@@ -256,17 +256,19 @@ impl<S: Scorer> Policy for KeepTop<S> {
     /// Once every head is at the same limit, each step appends a slot and evicts one; where many go at once, steps in
     /// between append alone.
     fn records(&self, cache: &LayerCache) -> bool {
-        let steady = || match self.family.interval {
-            1 => cache.at_limits(),
-            _ => !self.evicts(cache, 1).contains(&true),
-        };
-        match self.decoding() {
-            Decoding::None => !cache.options().growable,
-            Decoding::Rescore { .. } => false,
-            Decoding::BeforeAttention | Decoding::AfterAttention { .. } => {
-                !cache.options().growable && steady()
+        let between = self.family.interval > 1 && !self.evicts(cache, 1).contains(&true);
+        let steady = match self.decoding() {
+            Decoding::None => true,
+            Decoding::Rescore { window, raw_queries } => {
+                between
+                    && remembers(cache, QUERIES, window)
+                    && remembers(cache, RAW_QUERIES, raw_queries)
             }
-        }
+            Decoding::BeforeAttention | Decoding::AfterAttention { .. } => {
+                between || self.family.interval == 1 && cache.at_limits()
+            }
+        };
+        steady && !cache.options().growable
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
@@ -374,10 +376,10 @@ impl<S: Scorer> KeepTop<S> {
             }
             Decoding::Rescore { window, raw_queries } => {
                 if window > 0 {
-                    remember(cache, QUERIES, query, window);
+                    remember(cache, QUERIES, query, window)?;
                 }
                 if raw_queries > 0 {
-                    remember(cache, RAW_QUERIES, &step.raw_query()?, raw_queries);
+                    remember(cache, RAW_QUERIES, &step.raw_query()?, raw_queries)?;
                 }
                 let group = query.dims()[1] / cache.layout().kv_heads();
                 let scores = |cache: &LayerCache| rescore(&self.scorer, layer, cache, step, group);

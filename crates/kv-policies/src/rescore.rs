@@ -5,17 +5,34 @@ use kv_core::LayerCache;
 
 use crate::{LayerContext, Observation, QUERIES, RAW_QUERIES, Result, Scorer, Step};
 
-/// Appends a step's queries to a state of the last `count` ones, `[B, Hq, count * D]`.
-pub(crate) fn remember(cache: &mut LayerCache, name: &str, query: &Tensor<3>, count: usize) {
+/// Appends a step's queries to a state of the last `count` ones, `[B, Hq, count * D]`; in place, once there are so many.
+pub(crate) fn remember(
+    cache: &mut LayerCache,
+    name: &str,
+    query: &Tensor<3>,
+    count: usize,
+) -> Result<()> {
     let query = query.clone().cast(DType::F32);
-    let head_dim = query.dims()[2];
+    let full = remembers(cache, name, count);
     let all = match cache.state(name) {
         Some(seen) => Tensor::cat(vec![seen.clone(), query], 2),
         None => query,
     };
     let width = all.dims()[2];
-    let most = (count * head_dim).min(width);
-    cache.set_state(name, all.narrow(2, width - most, most));
+    let most = (count * cache.head_dim()).min(width);
+    let last = all.narrow(2, width - most, most);
+    if full {
+        cache.assign_state(name, last)?;
+    } else {
+        cache.set_state(name, last);
+    }
+    Ok(())
+}
+
+/// Whether a state has as many queries as it remembers.
+pub(crate) fn remembers(cache: &LayerCache, name: &str, count: usize) -> bool {
+    let held = cache.state(name).map_or(0, |seen| seen.dims()[2]);
+    held == count * cache.head_dim()
 }
 
 /// The most slots whose scores are computed together, unless a head alone has more: what scorers make of them beside

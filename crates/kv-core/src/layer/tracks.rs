@@ -74,6 +74,18 @@ impl LayerCache {
         self.state.insert(name.to_string(), tensor);
     }
 
+    /// Overwrites a state tensor in its own buffer, as recorded steps must.
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidPlan`] where there is none, [`crate::Error::Kernel`] for one of another shape or dtype.
+    pub fn assign_state(&mut self, name: &str, tensor: Tensor<3>) -> Result<()> {
+        let held = self.state.get_mut(name).ok_or_else(|| crate::Error::InvalidPlan {
+            what: "state",
+            reason: format!("the cache has no state `{name}`"),
+        })?;
+        Ok(assign(held, tensor)?)
+    }
+
     /// Slots that the policy lets each head hold after a decode step, `[B * Hkv]`.
     pub fn limits(&self) -> Option<&[usize]> {
         self.limits.as_deref()

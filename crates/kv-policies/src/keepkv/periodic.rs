@@ -53,8 +53,7 @@ impl KeepKv {
         if let Some(archive) = cache.archive_mut() {
             archive.push(keys, values, step.position.clone())?;
         }
-        remember(cache, LAST_QUERIES, query, self.options.window);
-        Ok(())
+        remember(cache, LAST_QUERIES, query, self.options.window)
     }
 
     /// Whether the cache is rebuilt at the step that makes `pushed` tokens behind the prompt. Layers take
