@@ -72,6 +72,17 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
     let (source, text) = prompts::text(options.text.as_deref())?;
     let texts = texts(bench, &text, count, prompt, output)?;
     let contenders = contenders(bench, prompt + output, room(&texts))?;
+    let grows = |own: &&Contender| own.budget.is_some() && !own.policy.changes_decode();
+    let mut grown: Vec<&str> =
+        contenders.iter().filter(grows).map(|own| own.label.as_str()).collect();
+    grown.dedup();
+    if !grown.is_empty() {
+        let names = grown.join(", ");
+        bench.note(format!(
+            "{names}: no eviction while decoding, every token of the output is kept; caches of {} stay at their budgets",
+            POLICIES.join(", ")
+        ));
+    }
     let mut progress = Progress::new(contenders.len() * output.div_ceil(CHUNK), TASK);
     for contender in &contenders {
         let outcome = decode(bench, contender, &texts, prompt, &mut progress)?;
