@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, HeadLayout, LayerCache, SlotLayout};
-use kv_policies::{LayerContext, Policy, SCORE, Step, build};
+use kv_policies::{LayerContext, Policy, SCORE, Step, VALUE_NORMS, build};
 use serde_json::json;
 
 use super::SUITE;
@@ -154,6 +154,9 @@ fn cache(
     } else {
         let slots = cache.layout().total();
         cache.set_track(SCORE, Tensor::zeros([slots], (device, DType::F32)), 0.0)?;
+        if policy.name() == "vatp" {
+            cache.set_value_norms(VALUE_NORMS)?;
+        }
     }
     Ok(cache)
 }

@@ -8,8 +8,8 @@ fn steps_are_timed_beside_their_attention() {
     let (records, _) = quick("longflow-fig1");
     let times: Vec<f64> =
         records.iter().filter(|r| r.metric == metric::TIME_US).map(|r| r.value).collect();
-    assert!(times.len() >= 3 && times.iter().all(|time| *time > 0.0), "{times:?}");
-    for policy in ["full", "longflow", "h2o"] {
+    assert!(times.len() >= 4 && times.iter().all(|time| *time > 0.0), "{times:?}");
+    for policy in ["full", "longflow", "h2o", "vatp"] {
         assert!(records.iter().any(|r| r.policy == policy), "{policy} ran");
     }
 }
