@@ -119,7 +119,7 @@ impl Pair {
     pub(crate) fn retain_highest(&mut self, count: usize) {
         let layout = self.cache.layout();
         // What lies behind a head's slots must not count.
-        let mut scores = vec![f32::NAN; layout.total()];
+        let mut scores = vec![f32::NAN; self.cache.keys().dims()[0]];
         let counts: Vec<usize> = (0..self.heads.len()).map(|pair| (count + pair) % 6).collect();
         for (pair, head) in self.heads.iter_mut().enumerate() {
             let own = layout.live(pair);
@@ -131,7 +131,8 @@ impl Pair {
             order.sort_unstable();
             *head = order.into_iter().map(|index| head[index].clone()).collect();
         }
-        let scores = TensorData::new(scores, [self.cache.layout().total()]);
+        let slots = scores.len();
+        let scores = TensorData::new(scores, [slots]);
         let scores = Tensor::from_data(scores, (&self.device, DType::F32));
         self.cache.retain_highest(scores, &counts).unwrap();
     }

@@ -91,3 +91,26 @@ proptest! {
         }
     }
 }
+
+/// A pool of no slots is a row that no head owns.
+#[test]
+fn a_pool_without_slots_takes_every_operation() {
+    let ops = [
+        Op::Resize(0),
+        Op::RetainHighest(2),
+        Op::Retain,
+        Op::Evict(1),
+        Op::Overwrite,
+        Op::Merge,
+        Op::Clone,
+        Op::SaveAndLoad,
+        Op::ToHostAndBack,
+        Op::RetainHighest(2),
+        Op::Resize(3),
+        Op::Append,
+        Op::RetainHighest(2),
+    ];
+    for tested in devices() {
+        run(&ops, &[3; 4], &tested.device);
+    }
+}
