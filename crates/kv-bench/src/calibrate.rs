@@ -11,8 +11,8 @@ use crate::progress::Progress;
 use crate::prompts;
 use crate::sources::check_writable;
 
-/// Why a run without `--out` ends.
-const NEEDED: &str = "--out is needed";
+/// Why a run without `--output` ends.
+const NEEDED: &str = "--output is needed";
 /// Channels of a head that are shown.
 const SHOWN: usize = 8;
 
@@ -24,11 +24,11 @@ pub(crate) fn run(common: &Common, options: &CalibrateArgs) -> anyhow::Result<()
     let started = Instant::now();
     options.check(common)?;
     // Whatever could fail in the end fails now.
-    let output = match &options.out {
+    let output = match &options.output {
         Some(path) => path.clone(),
         None => Calibration::beside(&common.model).context(NEEDED)?,
     };
-    check_writable(&output).context(if options.out.is_none() { NEEDED } else { "--out" })?;
+    check_writable(&output).context(if options.output.is_none() { NEEDED } else { "--output" })?;
     let (source, text) = prompts::text(Some(&options.text))?;
     let device = select_device(common.device)?;
     eprintln!("loading {} on {}", common.model, device_name(&device));
@@ -76,7 +76,7 @@ mod tests {
         let small = ["--text", &text, "--device", "cpu"];
         let size = ["--window", "16", "--samples", "2"];
         for (statistic, heads) in [("product", 4), ("query", 4), ("key", 2)] {
-            let line = [&small[..], &size, &["--out", &out, "--statistic", statistic]].concat();
+            let line = [&small[..], &size, &["--output", &out, "--statistic", statistic]].concat();
             run_line(&line).unwrap();
             let found: Value =
                 serde_json::from_str(&std::fs::read_to_string(&out).unwrap()).unwrap();
@@ -110,10 +110,10 @@ mod tests {
         std::fs::write(&out, json!({"layers": other["layers"]}).to_string()).unwrap();
         assert!(!noted(), "channels alone say of no model");
         for (more, part) in [
-            (&[][..], "--out is needed: needle-1m is no local folder"),
-            (&["--out", &file("no/out.json")], "cannot write to"),
-            (&["--out", &out, "--window", "16", "--samples", "900"], "900 windows need"),
-            (&["--out", &out, "--policy", "h2o"], "not policies"),
+            (&[][..], "--output is needed: needle-1m is no local folder"),
+            (&["--output", &file("no/out.json")], "cannot write to"),
+            (&["--output", &out, "--window", "16", "--samples", "900"], "900 windows need"),
+            (&["--output", &out, "--policy", "h2o"], "not policies"),
         ] {
             let error = format!("{:#}", run_line(&[&small, more].concat()).unwrap_err());
             assert!(error.contains(part), "{more:?}: {error}");

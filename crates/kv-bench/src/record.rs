@@ -74,6 +74,10 @@ pub(crate) mod metric {
     pub(crate) const OVERLAP: &str = "overlap";
     /// Tokens that a head attends to in a step.
     pub(crate) const TOKENS_READ: &str = "tokens_read";
+    /// Mean cosine of query heads with themselves a decode step before.
+    pub(crate) const QUERY_COSINE: &str = "query_cosine";
+    /// Share of those cosines that are 0.8 or more.
+    pub(crate) const QUERIES_ALIKE: &str = "queries_alike";
     /// Attention that steps dropped beyond what as many tokens must drop.
     pub(crate) const ORACLE_GAP: &str = "oracle_gap";
     /// The most information that may be lost by what steps dropped, in nats.

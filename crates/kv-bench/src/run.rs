@@ -169,8 +169,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 &cases,
                 common,
                 &mut records,
-            )?;
-            Vec::new()
+            )?
         }
         Some(Suite::Paper(Paper { figure: Figure::KvreviverBounds, .. })) => {
             let (quick, seed) = (common.quick, common.seed);

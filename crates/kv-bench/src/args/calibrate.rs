@@ -26,7 +26,7 @@ pub(crate) struct CalibrateArgs {
     /// Where the channels go; by default channels.json in the model's folder. Policies find them by
     /// `"channels": "FILE.json"`.
     #[arg(long, value_name = "FILE.json")]
-    pub(crate) out: Option<PathBuf>,
+    pub(crate) output: Option<PathBuf>,
 }
 
 /// What says how much a channel matters: its mean over all tokens, after RoPE.
@@ -55,7 +55,7 @@ impl CalibrateArgs {
     pub(crate) fn check(&self, common: &Common) -> anyhow::Result<()> {
         ensure!(common.policy.is_none(), "--policy: calibrate measures a model, not policies");
         ensure!(common.budget.is_none(), "--budget: calibrate measures a model, not policies");
-        ensure!(common.json.is_none(), "--json: calibrate writes its channels to --out");
+        ensure!(common.json.is_none(), "--json: calibrate writes its channels to --output");
         ensure!(common.merge.is_empty(), "--merge: calibrate has no records");
         ensure!(common.report.is_none(), "--report: calibrate has none");
         ensure!(!common.quick, "--quick: give fewer --samples instead");

@@ -31,11 +31,11 @@ pub(crate) struct Paper {
     /// Figures of KeepKV, KVReviver and PrHS: tokens of the text that are contexts, as in `quality`.
     #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
     pub(crate) contexts: Vec<usize>,
-    /// `kvreviver-attention`, `prhs-table4` and `prhs-long`: tokens, in place of the figure's own.
+    /// `kvreviver-attention`, `prhs-table4`, `prhs-long` and `prhs-table5`: tokens, in place of the figure's own.
     #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
     pub(crate) lengths: Vec<usize>,
-    /// `kvreviver-attention`, `prhs-table4` and `prhs-long`: sequences at once, in place of the figure's own;
-    /// `keepkv-table1` and `kvreviver-table1`: in place of batches that grow until memory ends.
+    /// The same figures: sequences at once, in place of the figure's own; `keepkv-table1` and `kvreviver-table1`: in place
+    /// of batches that grow until memory ends.
     #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
     pub(crate) batches: Vec<usize>,
 }
@@ -204,7 +204,10 @@ impl Figure {
 
     /// Whether lengths and batches may be others than its own.
     fn sized(self) -> bool {
-        matches!(self, Self::KvreviverAttention | Self::PrhsTable4 | Self::PrhsLong)
+        matches!(
+            self,
+            Self::KvreviverAttention | Self::PrhsTable4 | Self::PrhsLong | Self::PrhsTable5
+        )
     }
 
     /// Whether its sizes are out of a CPU's reach.

@@ -40,6 +40,8 @@ pub(crate) fn info(name: &str) -> Info<'_> {
         metric::RETRIEVAL_RATIO => ("retrieval ratio", Plain, Some(false)),
         metric::OVERLAP => ("overlap with the best", Share, Some(true)),
         metric::TOKENS_READ => ("tokens read", Plain, Some(false)),
+        metric::QUERY_COSINE => ("cosine of queries", Plain, None),
+        metric::QUERIES_ALIKE => ("queries alike", Share, None),
         metric::DROPPED_MASS => ("dropped mass", Plain, Some(false)),
         metric::DROPPED_BOUND => ("paper's bound", Plain, Some(false)),
         metric::VACUOUS => ("vacuous", Share, Some(false)),

@@ -101,7 +101,13 @@ fn quality(records: &[&Record]) -> Vec<Table> {
 
 fn attention(records: &[&Record], by_layer: bool) -> Vec<Table> {
     let metrics = [metric::RELATIVE_ERROR, metric::RETAINED_MASS];
-    let reading = [metric::OVERLAP, metric::RETRIEVAL_RATIO, metric::TOKENS_READ];
+    let reading = [
+        metric::OVERLAP,
+        metric::RETRIEVAL_RATIO,
+        metric::TOKENS_READ,
+        metric::QUERY_COSINE,
+        metric::QUERIES_ALIKE,
+    ];
     let picks: Vec<_> = metrics.into_iter().chain(reading).map(Pick::all).collect();
     let mut tables = vec![build("Attention".into(), records, &[Key::Budget], &picks)];
     let certificates = [

@@ -2,6 +2,7 @@
 
 mod frozen;
 mod measures;
+mod queries;
 mod reading;
 mod windows;
 
@@ -22,6 +23,7 @@ use crate::record::{Case, metric};
 use crate::run::Bench;
 use frozen::{Heads, Moved};
 use measures::Measures;
+use queries::Similarity;
 use reading::{Exact, Reading};
 
 const SUITE: &str = "attention";
@@ -48,6 +50,8 @@ struct Sums {
     reads: Reads,
     /// What frozen keys move.
     moved: Moved,
+    /// Of the layer's queries, among the first contender's sums.
+    similarity: Similarity,
 }
 
 /// Runs the suite: the end of each prompt is decoded step by step, each layer by itself, and
@@ -172,6 +176,10 @@ pub(crate) fn measure(
             for (name, value, unit) in sums.measures.records() {
                 bench.record(SUITE, &case, setup, name, value, unit);
             }
+            if let Some((cosine, alike)) = sums.similarity.means() {
+                bench.record(SUITE, &case, setup, metric::QUERY_COSINE, cosine, "cosine");
+                bench.record(SUITE, &case, setup, metric::QUERIES_ALIKE, alike, "share");
+            }
             let reading = &sums.reading;
             // What is kept says nothing where less is read.
             let mass = if reading.rows > 0.0 {
@@ -263,6 +271,9 @@ fn compare(
         .iter()
         .map(|contender| contender.policy.prefill(&prompt, steps, options.clone()))
         .collect::<Result<_, _>>()?;
+    if certificates && let Some(first) = sums.first_mut() {
+        first.similarity.take(whole, steps)?;
+    }
     for step in 0..steps {
         let at = tokens + step;
         let pick = |tensor: &Tensor<4>| tensor.clone().narrow(2, at, 1).squeeze_dim::<3>(2);

@@ -289,6 +289,9 @@ pub(crate) fn attend<E: Float, N: Size>(
         sync_cube();
     }
 
+    // Marking reads takes 40 registers, for which cubes of fewer planes, which share a processor with three others, would
+    // have to be fewer.
+    let fleeting = comptime!(blueprint.planes >= PLANES);
     // Always one tile ahead: memory is never idle while a tile is worked on.
     let mut k = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pieces));
     let mut v = Array::<Vector<u32, N>>::new(comptime!(4 * blocks));
@@ -310,7 +313,7 @@ pub(crate) fn attend<E: Float, N: Size>(
         );
         read_values::<N>(
             values, view, &totals, &mut v, &mut at, tile, end, seen, first, slots, r, j, blocks,
-            rows.words, kind, staged,
+            rows.words, fleeting, kind, staged,
         );
         read_weights(log_weights, &mut log_weight, &at, slots, features.weighted);
         read_weights(numerators, &mut numerator, &at, slots, features.numerators);
@@ -353,6 +356,7 @@ pub(crate) fn attend<E: Float, N: Size>(
             j,
             blocks,
             rows.words,
+            fleeting,
             kind,
             staged,
         );

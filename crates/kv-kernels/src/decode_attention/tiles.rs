@@ -84,7 +84,7 @@ pub(crate) fn read_keys(
 }
 
 /// Reads a tile's values: slots `2 j`, `2 j + 1`, `2 j + 8` and `2 j + 9`, which are those of this
-/// lane's logits too; `at` gets their slots, `slots` for none.
+/// lane's logits too; `at` gets their slots, `slots` for none. `fleeting` values are the first to leave the second cache.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn read_values<N: Size>(
@@ -102,6 +102,7 @@ pub(crate) fn read_values<N: Size>(
     j: usize,
     #[comptime] blocks: usize,
     #[comptime] words: usize,
+    #[comptime] fleeting: bool,
     #[comptime] kind: ViewKind,
     #[comptime] staged: bool,
 ) {
@@ -113,8 +114,9 @@ pub(crate) fn read_values<N: Size>(
         at[u] = select(i < end, slot, slots);
         #[unroll]
         for block in 0..blocks {
+            let from = row * comptime!(8 * blocks) + 8 * block + r;
             let mut piece =
-                read_fleeting(values, row * comptime!(8 * blocks) + 8 * block + r, words);
+                if fleeting { read_fleeting(values, from, words) } else { values[from] };
             if comptime!(kind == ViewKind::List) {
                 // What stands for an absent slot may hold anything, which 0 times NaN shows.
                 if slot == slots {

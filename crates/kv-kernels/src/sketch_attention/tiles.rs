@@ -238,7 +238,7 @@ fn attend<E: Float>(
         );
         read_values::<Const<WORDS>>(
             values, offsets, &totals, &mut v, &mut at, tile, end, &seen, 0usize, slots, r, j,
-            blocks, WORDS, kind, listed,
+            blocks, WORDS, true, kind, listed,
         );
         let mut logits = dots_of(&q, &k, scale, rows);
         #[unroll]

@@ -57,6 +57,10 @@ fn certificates_hold() {
         assert!(holds, "{policy}: {observed:?} above {bound:?}");
         assert!(of(policy, metric::BROKEN).iter().all(|broken| *broken == 0.0), "{policy}");
     }
+    // A cosine a layer, of some queries that are alike and some that are not.
+    let (cosines, alike) = (of("full", metric::QUERY_COSINE), of("full", metric::QUERIES_ALIKE));
+    assert!(cosines.len() > 1 && cosines.iter().all(|cosine| (-1.0..1.0).contains(cosine)));
+    assert!(alike.len() == cosines.len() && alike.iter().all(|share| (0.0..1.0).contains(share)));
     // Budgets that leave fewer recents than a block has tokens are measured without.
     let line = "attention --certificates --budget 0.05,64 --limit 1 --steps 8 --policy cis";
     let (small, _) = ran(&line.split(' ').collect::<Vec<_>>()).unwrap();

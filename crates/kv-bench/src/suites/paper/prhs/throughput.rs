@@ -22,10 +22,11 @@ const PUBLISHED: &str = "the paper, Llama-2-7B on an A100 of 80 GB, tokens/s at 
 ///
 /// # Errors
 /// Where a policy or the device refuses.
-pub(crate) fn run(bench: &mut Bench<'_>, _options: &Paper) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
     let quick = bench.common.quick;
-    let lengths = if quick { vec![QUICK.0] } else { LENGTHS.to_vec() };
-    let batches = if quick { vec![QUICK.1] } else { BATCHES.to_vec() };
+    let or = |asked: &[usize], own: &[usize]| if asked.is_empty() { own } else { asked }.to_vec();
+    let lengths = if quick { vec![QUICK.0] } else { or(&options.lengths, &LENGTHS) };
+    let batches = if quick { vec![QUICK.1] } else { or(&options.batches, &BATCHES) };
     let options = Throughput { lengths, batches, steps: STEPS, memory_cap: None };
     throughput::measure(bench, &contenders(bench.common, &configs(quick))?, &options)?;
     if !quick {
@@ -45,6 +46,10 @@ fn configs(quick: bool) -> Vec<Value> {
     let blocks = if quick { &[16][..] } else { &[8, 16] };
     for name in ["cis", "cpe"] {
         configs.extend(blocks.iter().map(|&block| cis(name, &budget, block)));
+        // Queries of random weights are hardly alike: here all steps of a block share, as most do in a trained model.
+        let mut shared = cis(name, &budget, 16);
+        shared["threshold"] = json!(-1.0);
+        configs.push(shared);
     }
     configs
 }

@@ -1,0 +1,56 @@
+//! How alike the queries of consecutive decode steps are, by which steps can share what they choose.
+
+use burn::tensor::{DType, Tensor};
+use kv_core::read_f32;
+
+/// The cosine from which CIS's steps share, by default.
+const ALIKE: f32 = 0.8;
+
+/// Cosines of query heads with themselves a step before.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Similarity {
+    cosines: f64,
+    alike: f64,
+    steps: f64,
+}
+
+impl Similarity {
+    /// Takes those of `queries` `[1, Hq, T, D]` whose last `steps` tokens are decoded, `T > steps`.
+    pub(super) fn take(&mut self, queries: &Tensor<4>, steps: usize) -> anyhow::Result<()> {
+        let last = queries.dims()[2] - steps;
+        let part = |from: usize| queries.clone().narrow(2, from, steps).cast(DType::F32);
+        let (before, now) = (part(last - 1), part(last));
+        let product = |a: &Tensor<4>, b: &Tensor<4>| (a.clone() * b.clone()).sum_dim(3);
+        let norms = (product(&before, &before) * product(&now, &now)).sqrt();
+        let cosines = product(&before, &now) / norms.clamp_min(f32::MIN_POSITIVE);
+        for cosine in read_f32("cosines", cosines.flatten::<1>(0, 3))? {
+            self.cosines += f64::from(cosine);
+            self.alike += f64::from(u8::from(cosine >= ALIKE));
+            self.steps += 1.0;
+        }
+        Ok(())
+    }
+
+    /// The mean cosine and the share from [`ALIKE`] on, if any was taken.
+    pub(super) fn means(&self) -> Option<(f64, f64)> {
+        (self.steps > 0.0).then(|| (self.cosines / self.steps, self.alike / self.steps))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turned_queries_are_not_alike() {
+        let device = kv_core::select_device("cpu".parse().unwrap()).unwrap();
+        // The first step's is longer, the second's turned by 53 degrees, the third's is nothing.
+        let rows = [[1.0f32, 0.0], [3.0, 0.0], [3.0, 4.0], [0.0, 0.0]];
+        let queries = Tensor::<2>::from_data(rows, (&device, DType::F32)).reshape([1, 1, 4, 2]);
+        let mut similarity = Similarity::default();
+        assert_eq!(similarity.means(), None);
+        similarity.take(&queries, 3).unwrap();
+        let (cosine, alike) = similarity.means().unwrap();
+        assert!((cosine - 1.6 / 3.0).abs() < 1e-6 && (alike - 1.0 / 3.0).abs() < 1e-6);
+    }
+}
