@@ -76,7 +76,7 @@ pub(crate) mod metric {
     pub(crate) const TOKENS_READ: &str = "tokens_read";
     /// Mean cosine of query heads with themselves a decode step before.
     pub(crate) const QUERY_COSINE: &str = "query_cosine";
-    /// Share of those cosines that are 0.8 or more.
+    /// Share of those cosines that reach CIS's threshold.
     pub(crate) const QUERIES_ALIKE: &str = "queries_alike";
     /// Attention that steps dropped beyond what as many tokens must drop.
     pub(crate) const ORACLE_GAP: &str = "oracle_gap";

@@ -144,7 +144,9 @@ impl Paper {
 impl Paper {
     /// Refuses what would take a CPU hours.
     pub(crate) fn check_device(&self, device_name: &str, quick: bool) -> anyhow::Result<()> {
-        let on_cpu = device_name == CPU && !quick && self.lengths.is_empty();
+        // Whole models are beyond it at any length.
+        let sized = !self.lengths.is_empty() && !self.figure.takes_models();
+        let on_cpu = device_name == CPU && !quick && !sized;
         ensure!(
             !(on_cpu && self.figure.wants_gpu()),
             "{} has the paper's sizes, for GPUs; on the CPU, add --quick",
@@ -212,8 +214,7 @@ impl Figure {
 
     /// Whether its sizes are out of a CPU's reach.
     fn wants_gpu(self) -> bool {
-        let times =
-            [Self::LongflowFig1, Self::LongflowFig4, Self::BalancekvTable2, Self::PrhsTable5];
+        let times = [Self::LongflowFig1, Self::LongflowFig4, Self::BalancekvTable2];
         self.climbs() || self.sized() || times.contains(&self)
     }
 

@@ -5,10 +5,10 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::blueprint::{self, Blueprint, Logits, Parts};
 use super::combine::combine_kernel;
 use super::plan::{Kernel, cluster, kernel, pays, room, splits};
 use super::teams::TeamShape;
-use super::tensor_core::{Logits, Parts};
 use super::{DecodeConfig, ViewKind, normalise, plain, tensor_core};
 use crate::gpu::{elem_type, empty_like, grid, widest_cube, zeros_like};
 
@@ -196,7 +196,7 @@ impl Call {
         unsafe {
             match chosen {
                 Kernel::TensorCore { words, planes } => {
-                    let blueprint = tensor_core::Blueprint {
+                    let blueprint = Blueprint {
                         group,
                         head_dim,
                         words,
@@ -279,7 +279,7 @@ impl Call {
     /// Whether a part's listed places find room in shared memory.
     fn staged(&self, splits: usize, room: usize) -> bool {
         let longest = self.config.longest;
-        self.listed() && longest.div_ceil(splits).next_multiple_of(tensor_core::TILE) <= room
+        self.listed() && longest.div_ceil(splits).next_multiple_of(blueprint::TILE) <= room
     }
 
     /// What the kernel does with logits: keeps them to itself where there is room.
@@ -298,8 +298,8 @@ impl Call {
             return Logits::Dropped;
         }
         // A part in whole tiles, with a gap between query heads, behind the sums of all planes.
-        let part = longest.div_ceil(splits).next_multiple_of(tensor_core::TILE);
-        let collected = (planes * head_dim + tensor_core::stride_of(part)) * group;
+        let part = longest.div_ceil(splits).next_multiple_of(blueprint::TILE);
+        let collected = (planes * head_dim + blueprint::stride_of(part)) * group;
         if features.view != ViewKind::All || collected > room {
             return Logits::Written;
         }

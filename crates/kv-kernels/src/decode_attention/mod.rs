@@ -1,11 +1,13 @@
 //! Weighted decode attention over slots: ragged lengths, grouped queries, optional weights, index
 //! lists and windows.
 //!
-//! On CubeCL devices a call is one kernel that splits the slots among cubes (`tensor_core.rs`, with
+//! On CubeCL devices a call is one kernel that splits the slots among cubes (`tensor_core.rs`, with `blueprint.rs`,
 //! `tiles.rs`, `products.rs` and `meet.rs`, where matrix instructions serve, else `plain.rs`, with `teams.rs`), then `combine.rs` if a head was
 //! split and its parts not joined by a cluster of cubes, and `normalise.rs` if probabilities are wanted. `plan.rs`
 //! chooses.
 
+#[cfg(feature = "gpu")]
+pub(crate) mod blueprint;
 #[cfg(feature = "gpu")]
 mod combine;
 #[cfg(feature = "gpu")]

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{plain, tensor_core};
+use super::{blueprint, plain};
 use crate::cluster::{LARGEST_CLUSTER, has_clusters};
 use crate::gpu::{multiplies, processors};
 
@@ -28,7 +28,7 @@ pub(crate) fn kernel(query: &CubeTensor, head_dim: usize, group: usize) -> Kerne
     let hardware = &query.client.properties().hardware;
     if multiplies(query) && head_dim.is_multiple_of(32) {
         let words = if head_dim.is_multiple_of(64) { 4 } else { 2 };
-        let planes = tensor_core::PLANES;
+        let planes = blueprint::PLANES;
         return Kernel::TensorCore { words, planes };
     }
     let lanes = query
@@ -56,7 +56,7 @@ pub(crate) fn kernel(query: &CubeTensor, head_dim: usize, group: usize) -> Kerne
 pub(crate) fn room(query: &CubeTensor, kernel: Kernel) -> usize {
     let most = query.client.properties().hardware.max_shared_memory_size / size_of::<f32>();
     match kernel {
-        Kernel::TensorCore { planes, .. } if planes > tensor_core::PLANES => most / 2,
+        Kernel::TensorCore { planes, .. } if planes > blueprint::PLANES => most / 2,
         _ => most / 3,
     }
 }
@@ -71,7 +71,7 @@ pub(crate) fn splits(
     let processors = processors(&query.client);
     let (each, part) = match kernel {
         // Two tiles a plane: of parts as small as one, joining costs more than reading.
-        Kernel::TensorCore { planes, .. } => (CUBES_EACH[0], 2 * planes * tensor_core::TILE),
+        Kernel::TensorCore { planes, .. } => (CUBES_EACH[0], 2 * planes * blueprint::TILE),
         Kernel::Plain { .. } => (CUBES_EACH[1], SMALLEST_PART.max(plain::UNITS / 2)),
     };
     // One part where the ranges alone fill the device.
@@ -106,10 +106,10 @@ pub(crate) fn cluster(
     if !has_clusters(&query.client) {
         return None;
     }
-    let planes = 2 * tensor_core::PLANES;
+    let planes = 2 * blueprint::PLANES;
     let processors = processors(&query.client);
     let fits = |cubes: usize| {
-        fit_clusters(processors, cubes, pairs) && longest >= cubes * planes * tensor_core::TILE
+        fit_clusters(processors, cubes, pairs) && longest >= cubes * planes * blueprint::TILE
     };
     let cubes = CLUSTERS.rev().find(|&cubes| fits(cubes))?;
     Some((cubes, Kernel::TensorCore { words, planes }))

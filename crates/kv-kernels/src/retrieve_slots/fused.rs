@@ -12,9 +12,10 @@ use super::kernel::{self, step};
 use super::launch;
 use super::scratch::Scratch;
 use super::table::row;
+use crate::decode_attention::blueprint::{Blueprint, Logits, Parts};
 use crate::decode_attention::plan::{Kernel, for_choices, kernel, room, splits};
 use crate::decode_attention::shared::seen_chosen;
-use crate::decode_attention::tensor_core::{self, attend};
+use crate::decode_attention::tensor_core::attend;
 use crate::decode_attention::{DecodeConfig, launch as attention};
 use crate::extension::Retrieval;
 use crate::gpu::{elem_type, empty_like, grid, processors};
@@ -64,7 +65,7 @@ impl Call {
         room: Option<usize>,
         most: usize,
         config: DecodeConfig,
-    ) -> Option<(tensor_core::Blueprint, usize)> {
+    ) -> Option<(Blueprint, usize)> {
         let Kernel::TensorCore { words, planes } = kernel else { return None };
         let hardware = &self.query.client.properties().hardware;
         let available = hardware.max_shared_memory_size / size_of::<f32>();
@@ -78,27 +79,22 @@ impl Call {
         if staged == 0 || !fits || sums.max(room) + choice + BESIDE > available {
             return None;
         }
-        let blueprint = tensor_core::Blueprint {
+        let blueprint = Blueprint {
             group: self.group,
             head_dim: self.head_dim,
             words,
-            parts: tensor_core::Parts::Whole,
+            parts: Parts::Whole,
             room,
             planes,
             staged: true,
-            logits: tensor_core::Logits::Dropped,
+            logits: Logits::Dropped,
             features: config.features,
         };
         Some((blueprint, staged))
     }
 
     /// Choice and attention by a cube a range, behind the scores of those that retrieve where others share.
-    fn attend(
-        &self,
-        values: CubeTensor,
-        blueprint: tensor_core::Blueprint,
-        staged: usize,
-    ) -> CubeTensor {
+    fn attend(&self, values: CubeTensor, blueprint: Blueprint, staged: usize) -> CubeTensor {
         let (query, pairs, stride) = (&self.query, self.pairs, self.longest());
         let options = self.config.options;
         let values = into_contiguous(values);
@@ -225,7 +221,7 @@ fn fused_kernel<E: Float, N: Size, W: Size>(
     hidden: u32,
     scale: f32,
     #[comptime] choice: kernel::Blueprint,
-    #[comptime] blueprint: tensor_core::Blueprint,
+    #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
 ) {
     let pair = CUBE_POS;

@@ -4,8 +4,8 @@ use burn::backend::TensorMetadata;
 use burn_cubecl::tensor::CubeTensor;
 
 use crate::cluster::{LARGEST_CLUSTER, has_clusters};
+use crate::decode_attention::blueprint::{Parts, TILE};
 use crate::decode_attention::plan::fit_clusters;
-use crate::decode_attention::tensor_core::{Parts, TILE};
 use crate::gpu::{multiplies, processors};
 
 /// A call's sizes.

@@ -127,7 +127,7 @@ fn block() -> usize {
 }
 
 fn threshold() -> f32 {
-    0.8
+    CisOptions::THRESHOLD
 }
 
 fn dilated() -> f32 {
@@ -148,6 +148,9 @@ pub(crate) struct CisParts {
 }
 
 impl CisOptions {
+    /// The paper's `τ`.
+    pub const THRESHOLD: f32 = 0.8;
+
     /// The paper's options.
     pub fn new(budget: Budget) -> Self {
         Self {
@@ -155,7 +158,7 @@ impl CisOptions {
             sinks: None,
             recents: None,
             block: block(),
-            threshold: threshold(),
+            threshold: Self::THRESHOLD,
             dilated: dilated(),
             radius: radius(),
             similarity: Similarity::default(),

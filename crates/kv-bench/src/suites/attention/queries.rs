@@ -2,9 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 use kv_core::read_f32;
-
-/// The cosine from which CIS's steps share, by default.
-const ALIKE: f32 = 0.8;
+use kv_policies::CisOptions;
 
 /// Cosines of query heads with themselves a step before.
 #[derive(Clone, Copy, Default)]
@@ -25,13 +23,13 @@ impl Similarity {
         let cosines = product(&before, &now) / norms.clamp_min(f32::MIN_POSITIVE);
         for cosine in read_f32("cosines", cosines.flatten::<1>(0, 3))? {
             self.cosines += f64::from(cosine);
-            self.alike += f64::from(u8::from(cosine >= ALIKE));
+            self.alike += f64::from(u8::from(cosine >= CisOptions::THRESHOLD));
             self.steps += 1.0;
         }
         Ok(())
     }
 
-    /// The mean cosine and the share from [`ALIKE`] on, if any was taken.
+    /// The mean cosine, and the share that reaches CIS's threshold; none where nothing was taken.
     pub(super) fn means(&self) -> Option<(f64, f64)> {
         (self.steps > 0.0).then(|| (self.cosines / self.steps, self.alike / self.steps))
     }

@@ -100,6 +100,8 @@ fn tables_run_those_that_are_named() {
     assert!(error.contains("--quick has one size"), "{error}");
     let error = ran("paper prhs-long --lengths 99999999").unwrap_err();
     assert!(error.to_string().contains("times up to 16777216 tokens"), "{error}");
+    let error = ran("paper prhs-table5 --lengths 64").unwrap_err().to_string();
+    assert!(error.contains("for GPUs"), "whole models are for them at any length: {error}");
     let other = "paper balancekv-fig3 --quick --policy cis";
     let error = ran(other).unwrap_err().to_string();
     assert!(error.contains("runs all of its own"), "{error}");

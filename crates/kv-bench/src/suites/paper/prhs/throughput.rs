@@ -24,9 +24,14 @@ const PUBLISHED: &str = "the paper, Llama-2-7B on an A100 of 80 GB, tokens/s at 
 /// Where a policy or the device refuses.
 pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
     let quick = bench.common.quick;
-    let or = |asked: &[usize], own: &[usize]| if asked.is_empty() { own } else { asked }.to_vec();
-    let lengths = if quick { vec![QUICK.0] } else { or(&options.lengths, &LENGTHS) };
-    let batches = if quick { vec![QUICK.1] } else { or(&options.batches, &BATCHES) };
+    let (own_lengths, own_batches): (&[usize], &[usize]) =
+        if quick { (&[QUICK.0], &[QUICK.1]) } else { (&LENGTHS, &BATCHES) };
+    let asked_or = |asked: &[usize], own: &[usize]| match asked {
+        [] => own.to_vec(),
+        _ => asked.to_vec(),
+    };
+    let lengths = asked_or(&options.lengths, own_lengths);
+    let batches = asked_or(&options.batches, own_batches);
     let options = Throughput { lengths, batches, steps: STEPS, memory_cap: None };
     throughput::measure(bench, &contenders(bench.common, &configs(quick))?, &options)?;
     if !quick {
