@@ -49,7 +49,7 @@ struct Run {
     /// In the order of tokens.
     segments: Vec<Coming<Segment<TensorData>>>,
     /// New tokens that are still on the device.
-    gathered: Vec<Segment<Tensor<4>, Tensor<2, Int>>>,
+    gathered: Option<Gathered>,
     /// What has been asked for ahead, and how many of the tokens it holds.
     ahead: Option<(usize, Coming<(Complete, Duration)>)>,
 }
@@ -60,6 +60,14 @@ struct Segment<K, P = K> {
     keys: K,
     values: K,
     positions: P,
+}
+
+/// The last tokens of a run, in tensors with room for more, so that neither adding one nor reading all takes a launch for
+/// each of them.
+#[derive(Debug, Clone)]
+struct Gathered {
+    room: OnDevice,
+    count: usize,
 }
 
 /// All tokens of some sequences, on the device.
@@ -97,13 +105,8 @@ impl Archive {
             values: values.clone().cast(dtype),
             positions: positions.clone().cast(DType::I32),
         };
-        let run = Run {
-            rows,
-            tokens,
-            segments: vec![download(prompt)],
-            gathered: Vec::new(),
-            ahead: None,
-        };
+        let run =
+            Run { rows, tokens, segments: vec![download(prompt)], gathered: None, ahead: None };
         Ok(Self {
             device: keys.device(),
             kv_heads,
@@ -128,12 +131,13 @@ impl Archive {
 
     /// Bytes of keys and values that are, or are about to be, in host memory.
     pub fn host_bytes(&self) -> usize {
-        self.bytes_of(|run| run.tokens - run.gathered.len())
+        self.bytes_of(|run| run.tokens - run.on_device())
     }
 
-    /// Bytes of keys and values on the device: the last tokens, and what was asked for ahead.
+    /// Bytes of keys and values on the device: the last tokens with room for more, and what was asked for ahead.
     pub fn device_bytes(&self) -> usize {
-        self.bytes_of(|run| run.gathered.len() + run.ahead.as_ref().map_or(0, |(held, _)| *held))
+        let room = |run: &Run| run.gathered.as_ref().map_or(0, |own| own.room.keys.dims()[2]);
+        self.bytes_of(|run| room(run) + run.ahead.as_ref().map_or(0, |(held, _)| *held))
     }
 
     fn bytes_of(&self, tokens: impl Fn(&Run) -> usize) -> usize {
@@ -166,7 +170,7 @@ impl Archive {
             };
             let positions = positions.clone().narrow(0, first, run.rows).unsqueeze_dim(1);
             let positions = positions.cast(DType::I32);
-            run.gathered.push(Segment { keys: own(&keys), values: own(&values), positions });
+            run.gather(Segment { keys: own(&keys), values: own(&values), positions });
             run.tokens += 1;
             // What was asked for ahead would lack what is copied now.
             if run.ahead.is_none() {
@@ -226,16 +230,30 @@ impl Archive {
 }
 
 impl Run {
+    /// How many tokens are still on the device.
+    fn on_device(&self) -> usize {
+        self.gathered.as_ref().map_or(0, |own| own.count)
+    }
+
+    /// Adds one token to those on the device.
+    fn gather(&mut self, token: OnDevice) {
+        let own = match self.gathered.take() {
+            Some(own) => own,
+            None => Gathered { room: rooms_like(&token), count: 0 },
+        };
+        self.gathered = Some(own.with(token));
+    }
+
     /// Begins to copy the gathered tokens to the host.
     fn flush(&mut self) {
-        if let Some(tokens) = joined(std::mem::take(&mut self.gathered)) {
-            self.segments.push(download(tokens));
+        if let Some(own) = self.gathered.take() {
+            self.segments.push(download(own.tokens()));
         }
     }
 
     /// The same, if there are many.
     fn flush_full(&mut self) {
-        if self.gathered.len() >= GATHERED {
+        if self.on_device() >= GATHERED {
             self.flush();
         }
     }
@@ -263,13 +281,13 @@ impl Run {
                 Complete { rows, keys: all.keys, values: all.values, positions: all.positions };
             Ok((all, start.elapsed()))
         });
-        (self.tokens - self.gathered.len(), coming)
+        (self.tokens - self.on_device(), coming)
     }
 
     fn fetch(&mut self, device: &Device, transfers: &mut Transfers) -> Result<Complete> {
         let ahead = match self.ahead.take() {
             // What was gathered since then fits behind it.
-            Some((held, ahead)) if held + self.gathered.len() == self.tokens => ahead,
+            Some((held, ahead)) if held + self.on_device() == self.tokens => ahead,
             _ => self.upload(device).1,
         };
         let read = |reason: String| Error::Read { what: "archive", reason };
@@ -280,7 +298,7 @@ impl Run {
         transfers.waiting += start.elapsed();
         let Complete { rows, keys, values, positions } = complete;
         let mut all = vec![Segment { keys, values, positions }];
-        all.extend(self.gathered.iter().cloned());
+        all.extend(self.gathered.as_ref().map(Gathered::tokens));
         self.flush_full();
         let all = joined(all).ok_or_else(|| read("an archive without tokens".into()))?;
         Ok(Complete { rows, keys: all.keys, values: all.values, positions: all.positions })
@@ -288,6 +306,50 @@ impl Run {
 }
 
 type OnDevice = Segment<Tensor<4>, Tensor<2, Int>>;
+
+impl Gathered {
+    /// One token more, in place as long as there is room.
+    fn with(self, token: OnDevice) -> Self {
+        let Self { room, count } = self;
+        let room = match room.keys.dims()[2] {
+            full if full == count => {
+                let more = rooms_like(&token);
+                Segment {
+                    keys: Tensor::cat(vec![room.keys, more.keys], 2),
+                    values: Tensor::cat(vec![room.values, more.values], 2),
+                    positions: Tensor::cat(vec![room.positions, more.positions], 1),
+                }
+            }
+            _ => room,
+        };
+        let [rows, heads, _, head_dim] = token.keys.dims();
+        let place = [0..rows, 0..heads, count..count + 1, 0..head_dim];
+        let room = Segment {
+            keys: room.keys.slice_assign(place.clone(), token.keys),
+            values: room.values.slice_assign(place, token.values),
+            positions: room.positions.slice_assign([0..rows, count..count + 1], token.positions),
+        };
+        Self { room, count: count + 1 }
+    }
+
+    fn tokens(&self) -> OnDevice {
+        let Self { room, count } = self;
+        Segment {
+            keys: room.keys.clone().narrow(2, 0, *count),
+            values: room.values.clone().narrow(2, 0, *count),
+            positions: room.positions.clone().narrow(1, 0, *count),
+        }
+    }
+}
+
+/// Room for tokens of a kind.
+fn rooms_like(token: &OnDevice) -> OnDevice {
+    let [rows, heads, _, head_dim] = token.keys.dims();
+    let (device, dtype) = (token.keys.device(), token.keys.dtype());
+    let room = || Tensor::zeros([rows, heads, GATHERED, head_dim], (&device, dtype));
+    let positions = Tensor::zeros([rows, GATHERED], (&device, DType::I32));
+    Segment { keys: room(), values: room(), positions }
+}
 
 /// Segments one behind the other.
 fn joined(mut segments: Vec<OnDevice>) -> Option<OnDevice> {

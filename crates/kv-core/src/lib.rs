@@ -54,7 +54,8 @@ pub use kv_kernels::{
     MAX_BUCKETS, MergeLists, MergeOptions, Merged, Nearest, NearestOptions, PageHeads, PageOptions,
     RangeSets, RetrieveOptions, RotaryTable, ScoreReduction, SetRule, Share, SimilarityReduction,
     SlotLists, SlotRanges, SlotView, SteerOptions, StepLogits, StepScores, VOTES_RADIX, balance,
-    merge_slots, nearest_slots, split_heads, top_slots, uniform, uniforms,
+    merge_slots, nearest_slots, rankings, split_heads, top_slots, turns_of_groups, uniform,
+    uniforms,
 };
 
 /// `Result` with this crate's [`Error`].

@@ -1,16 +1,35 @@
 //! Which tokens stay.
 
-use burn::tensor::{DType, Tensor};
-use kv_kernels::{Choice, top_slots};
+use std::sync::OnceLock;
 
+use burn::tensor::{DType, Device, Int, Tensor};
+use kv_kernels::{Choice, SlotLists, scatter_scalars, top_slots};
+
+use crate::layer::expect_shape;
 use crate::ranking::{descending, rank, top};
+use crate::tensors::ints;
 use crate::{Error, Result, read_i32};
 
 /// Tokens (or live slots) to keep, per (sequence, key-value head), ascending. Heads may keep
 /// different numbers.
-#[derive(Debug, Clone, PartialEq, Eq)]
+///
+/// What was chosen on the device stays there: whoever asks for [`Self::kept`] waits for it, a cache that is filled or
+/// compacted by it does not. How many there are of each head is known without.
+#[derive(Debug, Clone)]
 pub struct Selection {
-    kept: Vec<Vec<u32>>,
+    lengths: Vec<usize>,
+    /// What the host has decided, or read.
+    kept: OnceLock<Vec<Vec<u32>>>,
+    chosen: Option<Chosen>,
+}
+
+/// What the device has decided.
+#[derive(Debug, Clone)]
+struct Chosen {
+    /// `[pairs, most]`, whatever behind a head's last one.
+    places: Tensor<2, Int>,
+    /// Of how many tokens each head's were chosen.
+    among: Vec<usize>,
 }
 
 impl Selection {
@@ -28,40 +47,86 @@ impl Selection {
                 });
             }
         }
-        Ok(Self { kept })
+        Ok(Self::of(kept))
+    }
+
+    /// Of heads whose tokens ascend.
+    fn of(kept: Vec<Vec<u32>>) -> Self {
+        let lengths = kept.iter().map(Vec::len).collect();
+        Self { lengths, kept: OnceLock::from(kept), chosen: None }
     }
 
     /// Keeps all of `tokens` tokens in each of `pairs` heads.
     pub fn all(pairs: usize, tokens: usize) -> Self {
-        Self { kept: vec![(0..tokens as u32).collect(); pairs] }
+        Self::of(vec![(0..tokens as u32).collect(); pairs])
     }
 
     /// The highest `budget` scores of each head; see [`top`] for ties.
     ///
     /// `scores` is `[pairs, tokens]` in row-major order.
     pub fn top(scores: &[f32], tokens: usize, budget: usize) -> Self {
-        Self { kept: scores.chunks(tokens.max(1)).map(|scores| top(scores, budget)).collect() }
+        Self::of(scores.chunks(tokens.max(1)).map(|scores| top(scores, budget)).collect())
     }
 
-    /// The highest `budget` scores of each head, found on the device; see [`top`] for ties.
+    /// The highest `budget` scores of each head, found on the device without waiting for it; see [`top`] for ties.
     ///
     /// # Shapes
     /// `scores` `[B, Hkv, T]`, f32.
     ///
     /// # Errors
-    /// Those of [`top_slots`], and [`Error::Read`].
+    /// Those of [`top_slots`].
     pub fn highest(scores: Tensor<3>, budget: usize) -> Result<Self> {
         let [batch, heads, tokens] = scores.dims();
         let (pairs, budget) = (batch * heads, budget.min(tokens));
-        if pairs == 0 || budget == 0 {
-            return Ok(Self { kept: vec![Vec::new(); pairs] });
+        if pairs == 0 {
+            return Ok(Self::of(Vec::new()));
         }
-        let counts = Tensor::full([pairs], budget as i32, (&scores.device(), DType::I32));
-        let rows = scores.reshape([pairs, tokens]);
-        let chosen = top_slots(rows, None, Choice::Top(counts), budget)?;
-        let indices = read_i32("chosen tokens", chosen.indices)?;
-        let heads = indices.chunks(budget);
-        Ok(Self { kept: heads.map(|head| head.iter().map(|&at| at as u32).collect()).collect() })
+        Self::highest_of(
+            scores.reshape([pairs, tokens]),
+            &vec![tokens; pairs],
+            &vec![budget; pairs],
+        )
+    }
+
+    /// The highest of the first `among` scores of each row, `[pairs, T]`; `counts` of them, but no more than there are.
+    pub(crate) fn highest_of(scores: Tensor<2>, among: &[usize], counts: &[usize]) -> Result<Self> {
+        let lengths: Vec<usize> = among.iter().zip(counts).map(|(&a, &b)| a.min(b)).collect();
+        let most = lengths.iter().copied().max().unwrap_or_default();
+        if most == 0 {
+            return Ok(Self::of(vec![Vec::new(); lengths.len()]));
+        }
+        let device = scores.device();
+        let upload = |of: &[usize]| counted(of, &device);
+        let choice = Choice::Top(upload(&lengths));
+        let places = top_slots(scores, Some(upload(among)), choice, most)?.indices;
+        let chosen = Some(Chosen { places, among: among.to_vec() });
+        Ok(Self { lengths, kept: OnceLock::new(), chosen })
+    }
+
+    /// What is not kept of heads of `lengths` tokens, in their order; found where the selection is.
+    ///
+    /// # Errors
+    /// Where the selection does not fit these, and those of [`top_slots`].
+    pub fn others(&self, lengths: &[usize]) -> Result<Self> {
+        self.check(lengths)?;
+        let counts: Vec<usize> = lengths.iter().zip(&self.lengths).map(|(a, b)| a - b).collect();
+        let Some(Chosen { places, .. }) = &self.chosen else {
+            let heads = self.kept()?.iter().zip(lengths);
+            let others = heads.map(|(kept, &length)| {
+                // Both ascend.
+                let mut kept = kept.iter().peekable();
+                (0..length as u32).filter(|at| kept.next_if_eq(&at).is_none()).collect()
+            });
+            return Ok(Self::of(others.collect()));
+        };
+        let (pairs, width) = (lengths.len(), lengths.iter().copied().max().unwrap_or_default());
+        let device = places.device();
+        let firsts: Vec<usize> = (0..pairs).map(|pair| pair * width).collect();
+        let kept = self.lists(&firsts, &device)?.slots;
+        let mut goes = Tensor::<1>::ones([pairs * width], (&device, DType::F32));
+        let none = Tensor::zeros([kept.shape().num_elements()], (&device, DType::F32));
+        scatter_scalars(&mut goes, kept.flatten(0, 1), none)?;
+        Self::highest_of(goes.reshape([pairs, width]), lengths, &counts)
     }
 
     /// AdaKV's reserve and fill: each head keeps its own best `reserved`, then the heads of a
@@ -97,7 +162,7 @@ impl Selection {
             heads.iter_mut().for_each(|head| head.sort_unstable());
             kept.extend(heads);
         }
-        Self { kept }
+        Self::of(kept)
     }
 
     /// AdaKV's public code: of the `tokens - window` tokens before the window, head `j` keeps
@@ -138,50 +203,100 @@ impl Selection {
                 kept.push(chosen);
             }
         }
-        Self { kept }
+        Self::of(kept)
     }
 
-    /// Kept tokens of each (sequence, head).
-    pub fn kept(&self) -> &[Vec<u32>] {
-        &self.kept
+    /// Kept tokens of each (sequence, head). Waits for the device, once, where it has chosen them.
+    ///
+    /// # Errors
+    /// [`Error::Read`].
+    pub fn kept(&self) -> Result<&[Vec<u32>]> {
+        if self.kept.get().is_none()
+            && let Some(Chosen { places, .. }) = &self.chosen
+        {
+            let [_, most] = places.dims();
+            let read = read_i32("chosen tokens", places.clone())?;
+            let heads = read.chunks(most).zip(&self.lengths);
+            let heads = heads.map(|(head, &length)| {
+                head[..length].iter().map(|&at| at as u32).collect::<Vec<u32>>()
+            });
+            // Another thread may have read the same.
+            let _ = self.kept.set(heads.collect());
+        }
+        Ok(self.kept.get().map_or(&[], Vec::as_slice))
+    }
+
+    /// How many tokens each (sequence, head) keeps, `[B * Hkv]`.
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
     }
 
     /// `B * Hkv`.
     pub fn pairs(&self) -> usize {
-        self.kept.len()
+        self.lengths.len()
     }
 
     /// Kept tokens over all heads.
     pub fn total(&self) -> usize {
-        self.kept.iter().map(Vec::len).sum()
+        self.lengths.iter().sum()
     }
 
-    /// Selections of several groups of sequences as one.
-    pub fn concat(parts: impl IntoIterator<Item = Self>) -> Self {
-        Self { kept: parts.into_iter().flat_map(|part| part.kept).collect() }
+    /// Kept tokens as rows of a pool in which heads begin at `firsts`, `[B * Hkv]`; −1 behind a head's last one.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for another number of heads.
+    pub fn lists(&self, firsts: &[usize], device: &Device) -> Result<SlotLists> {
+        expect_shape("firsts", &[firsts.len()], &[self.pairs()])?;
+        let (pairs, counts) = (self.pairs(), counted(&self.lengths, device));
+        let most = self.lengths.iter().copied().max().unwrap_or_default().max(1);
+        let slots = match (&self.chosen, self.kept.get()) {
+            (Some(Chosen { places, .. }), _) => {
+                let wide =
+                    |numbers: Tensor<1, Int>| numbers.unsqueeze_dim::<2>(1).expand([pairs, most]);
+                let columns = Tensor::<1, Int>::arange(0..most as i64, (device, DType::I32));
+                let columns = columns.unsqueeze_dim::<2>(0).expand([pairs, most]);
+                let behind = columns.greater_equal(wide(counts.clone()));
+                (places.clone() + wide(counted(firsts, device))).mask_fill(behind, -1)
+            }
+            (None, kept) => {
+                let heads = kept.map_or(&[][..], Vec::as_slice).iter().zip(firsts);
+                let mut slots = vec![-1; pairs * most];
+                for (to, (kept, first)) in slots.chunks_mut(most).zip(heads) {
+                    let rows = kept.iter().map(|&at| (first + at as usize) as i32);
+                    to.iter_mut().zip(rows).for_each(|(to, row)| *to = row);
+                }
+                ints(slots, [pairs, most], device)
+            }
+        };
+        Ok(SlotLists { slots, counts })
     }
 
     /// Checks that every index is below its head's `lengths`.
     pub(crate) fn check(&self, lengths: &[usize]) -> Result<()> {
-        if self.kept.len() != lengths.len() {
+        if self.pairs() != lengths.len() {
             return Err(Error::InvalidPlan {
                 what: "selection",
-                reason: format!("{} heads, the cache has {}", self.kept.len(), lengths.len()),
+                reason: format!("{} heads, the cache has {}", self.pairs(), lengths.len()),
             });
         }
-        for (tokens, &limit) in self.kept.iter().zip(lengths) {
-            if let Some(&last) = tokens.last()
-                && last as usize >= limit
-            {
-                return Err(Error::IndexOutOfRange {
-                    what: "selection",
-                    index: last as usize,
-                    limit,
-                });
+        let last = |pair: usize| match &self.chosen {
+            Some(Chosen { among, .. }) => among[pair].checked_sub(1),
+            None => self.kept.get()?.get(pair)?.last().map(|&last| last as usize),
+        };
+        for (pair, &limit) in lengths.iter().enumerate() {
+            if let Some(index) = last(pair).filter(|&index| index >= limit) {
+                return Err(Error::IndexOutOfRange { what: "selection", index, limit });
             }
         }
         Ok(())
     }
+}
+
+/// Numbers on a device.
+fn counted(numbers: &[usize], device: &Device) -> Tensor<1, Int> {
+    let numbers: Vec<i32> = numbers.iter().map(|&number| number as i32).collect();
+    let count = numbers.len();
+    ints(numbers, [count], device)
 }
 
 #[cfg(test)]
@@ -192,9 +307,9 @@ mod tests {
     fn ada_keeps_the_total_and_the_floor() {
         let scores = [9.0, 8.0, 7.0, 6.0, 0.4, 0.3, 0.2, 0.1];
         let ragged = Selection::ada(&scores, 4, 2, 2, 0);
-        assert_eq!(ragged.kept(), [vec![0, 1, 2, 3], vec![]]);
+        assert_eq!(ragged.kept().unwrap(), [vec![0, 1, 2, 3], vec![]]);
         let floored = Selection::ada(&scores, 4, 2, 2, 1);
-        assert_eq!(floored.kept(), [vec![0, 1, 2], vec![0]]);
+        assert_eq!(floored.kept().unwrap(), [vec![0, 1, 2], vec![0]]);
     }
 
     #[test]

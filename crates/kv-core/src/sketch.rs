@@ -166,13 +166,10 @@ impl Sketch {
         let device = self.keys.device();
         // A copy: it is written in place.
         let mut scores = scores.cast(DType::F32).reshape([pairs * count]).mul_scalar(1.0);
-        let exact = kept.kept().iter().enumerate();
-        let exact: Vec<i32> = exact
-            .flat_map(|(pair, kept)| kept.iter().map(move |&at| (pair * count) as i32 + at as i32))
-            .collect();
-        if !exact.is_empty() {
-            let absent = Tensor::full([exact.len()], ABSENT, (&device, DType::F32));
-            let exact = Tensor::<1, Int>::from_data(exact.as_slice(), (&device, DType::I32));
+        if kept.total() > 0 {
+            let firsts: Vec<usize> = (0..pairs).map(|pair| pair * count).collect();
+            let exact = kept.lists(&firsts, &device)?.slots.flatten::<1>(0, 1);
+            let absent = Tensor::full(exact.dims(), ABSENT, (&device, DType::F32));
             scatter_scalars(&mut scores, exact, absent)?;
         }
         let scores = scores.reshape([pairs, count]);

@@ -128,6 +128,47 @@ fn plans_that_contradict_themselves_change_nothing() {
     }
 }
 
+/// What a device has chosen is what the host would have, whoever looks at it: by itself, by what is left, and as rows.
+#[test]
+fn selections_of_a_device_are_those_of_the_host() {
+    let mut numbers = Numbers::new(9);
+    let scores = numbers.normal(4 * 10);
+    let host = Selection::top(&scores, 10, 3);
+    for tested in devices() {
+        let device = &tested.device;
+        let scores = Tensor::<1>::from_data(scores.as_slice(), (device, DType::F32));
+        let chosen = Selection::highest(scores.reshape([2, 2, 10]), 3).unwrap();
+        assert_eq!(chosen.lengths(), [3; 4], "{}", tested.name);
+        let others = chosen.others(&[10; 4]).unwrap();
+        assert_eq!(others.lengths(), [7; 4], "{}", tested.name);
+        let left = host.others(&[10; 4]).unwrap();
+        assert_eq!(others.kept().unwrap(), left.kept().unwrap(), "{}", tested.name);
+        let firsts = [0, 10, 20, 30];
+        for (own, of_host) in [(&chosen, &host), (&others, &left)] {
+            let rows = [own, of_host].map(|of| {
+                let lists = of.lists(&firsts, device).unwrap();
+                (lists.slots.try_into_vec_as::<i32>(), lists.counts.try_into_vec_as::<i32>())
+            });
+            let [rows, expected] = rows.map(|(slots, counts)| (slots.unwrap(), counts.unwrap()));
+            assert_eq!(rows, expected, "{}", tested.name);
+        }
+        assert_eq!(chosen.kept().unwrap(), host.kept().unwrap(), "{}", tested.name);
+
+        let cache = prompt_cache(device, &chosen, Room::Extra(1));
+        let positions = cache.read_positions().unwrap();
+        for (pair, kept) in host.kept().unwrap().iter().enumerate() {
+            let own: Vec<u32> =
+                cache.layout().live(pair).map(|slot| positions[slot] as u32).collect();
+            assert_eq!(own, *kept, "{}", tested.name);
+        }
+        // It is refused where it does not fit.
+        let short = chosen.others(&[9; 4]).unwrap_err();
+        assert!(matches!(short, Error::IndexOutOfRange { index: 9, limit: 9, .. }), "{short}");
+        let error = chosen.lists(&firsts[1..], device).unwrap_err();
+        assert!(matches!(error, Error::Shape { .. }), "{error}");
+    }
+}
+
 /// A projected token goes where a finished one would; another model's layout changes nothing.
 #[test]
 fn projected_tokens_append_and_overwrite() {

@@ -134,7 +134,8 @@ impl Pair {
         let slots = scores.len();
         let scores = TensorData::new(scores, [slots]);
         let scores = Tensor::from_data(scores, (&self.device, DType::F32));
-        self.cache.retain_highest(scores, &counts).unwrap();
+        let kept = self.cache.highest(scores, &counts).unwrap();
+        self.cache.retain(&kept).unwrap();
     }
 
     /// Evicts the lowest key component from every head above `limit`.

@@ -44,6 +44,7 @@ mod nvidia;
 mod pages;
 mod prefill_attention;
 mod random;
+mod rankings;
 mod reading;
 mod retrieve_slots;
 mod revise_sketch;
@@ -97,6 +98,7 @@ pub use pages::{
 };
 pub use prefill_attention::{PrefillOptions, PrefillOutput, PrefillWindow, prefill_attention};
 pub use random::{uniform, uniforms};
+pub use rankings::{rankings, turns_of_groups};
 pub use reading::Reading;
 pub use retrieve_slots::{
     IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SetRule, SimilarityReduction,

@@ -18,6 +18,7 @@ mod nearest_slots;
 mod prefill_attention;
 mod problems;
 mod random;
+mod rankings;
 mod reading;
 mod refused;
 mod retrieve_slots;

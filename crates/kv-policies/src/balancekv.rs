@@ -168,10 +168,10 @@ impl Policy for BalanceKv {
             let pairs = batch * kv_heads;
             let count = (target as f64 * self.anchors) as usize;
             let anchors = anchors(observation, &middle, count)?;
-            let lists = without(&anchors, &middle, &observation.keys.device());
+            let lists = without(&anchors, &middle, &observation.keys.device())?;
             let own = target - anchors.total() / pairs;
             let mut compressed = self.walk().compress(observation, lists, own)?;
-            for (kept, anchors) in compressed.kept.iter_mut().zip(anchors.kept()) {
+            for (kept, anchors) in compressed.kept.iter_mut().zip(anchors.kept()?) {
                 let tokens = anchors.iter().map(|at| middle.start as u32 + at);
                 kept.extend(tokens.map(Kept::exact));
             }

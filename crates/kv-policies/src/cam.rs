@@ -102,7 +102,7 @@ impl Cam {
         uniform: impl Fn(usize, usize) -> f32,
     ) -> Result<()> {
         self.evictor.prime(cache, observation, selection)?;
-        let [batch, kv_heads, tokens, _] = observation.dims();
+        let [batch, kv_heads, ..] = observation.dims();
         let mut seeds = Vec::with_capacity(2 * batch * kv_heads);
         for row in 0..batch {
             for head in 0..kv_heads {
@@ -113,14 +113,12 @@ impl Cam {
         let seeds = Tensor::<1>::from_data(seeds.as_slice(), (&device, DType::F32));
         cache.set_state(SEEDS, seeds.reshape([batch, kv_heads, 2]));
 
-        let attention = read_f32("attention", self.prompt_attention(observation)?)?;
+        let attention = self.prompt_attention(observation)?;
         if self.options.attention == CamAttention::Accumulated {
-            let live = selection.kept().iter().zip(attention.chunks(tokens));
-            let live: Vec<f32> = live
-                .flat_map(|(kept, attention)| kept.iter().map(|&at| attention[at as usize]))
-                .collect();
-            cache.set_live_track(ATTENTION, &live, 0.0)?;
+            let attention = attention.clone().flatten(0, 1);
+            cache.set_kept_track(ATTENTION, attention, selection, 0.0)?;
         }
+        let attention = read_f32("attention", attention)?;
         self.spread_prompt(cache, observation, selection, &attention, uniform)
     }
 

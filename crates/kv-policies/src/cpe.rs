@@ -70,12 +70,12 @@ impl Policy for Cpe {
         let options = self.cis.options();
         let sinks = options.parts(NAME, options.tokens(tokens))?.sinks;
         let whole = |kept: &Vec<u32>| in_sight_whole(kept, tokens, share, sinks);
-        if !share.is_zero() && !selection.kept().iter().all(whole) {
+        if !share.is_zero() && !selection.kept()?.iter().all(whole) {
             let layer = observation.layer.index;
             let reason = format!(
                 "its windows count tokens, and layer {layer} keeps {} of {tokens} for a head, not all that is in sight: \
                  expected a prompt kept whole, or `phi` of 1 in `psaw`",
-                selection.kept().iter().map(Vec::len).min().unwrap_or_default()
+                selection.lengths().iter().min().copied().unwrap_or_default()
             );
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
         }

@@ -6,7 +6,7 @@ mod layers;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{CacheOptions, KeyRule, LayerCache, MergeOptions, Room, Selection};
+use kv_core::{CacheOptions, KeyRule, LayerCache, MergeOptions, Nearest, Room, Selection};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -79,9 +79,10 @@ impl D2o {
         MergeOptions { rule: KeyRule::Mean, ..Default::default() }
     }
 
-    /// A member's weight as a logarithm, `[ln p, ln s]`; the kept slot's own is that of a cosine of 1.
-    fn weights(&self, cosine: f32) -> [f32; 2] {
-        [0.0, if self.options.official { cosine.max(0.0).ln() } else { cosine }]
+    /// `ln s` of members by their cosines; the kept slot's own is that of a cosine of 1.
+    fn log_scores<const D: usize>(&self, cosines: Tensor<D>) -> Tensor<D> {
+        // What is nothing in f32 beside 1, where logarithms of 0 are no numbers on every device.
+        if self.options.official { cosines.clamp_min(1e-30).log() } else { cosines }
     }
 
     /// Merges a prompt's victims, and sets the thresholds.
@@ -93,85 +94,67 @@ impl D2o {
     ) -> Result<()> {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
         let pairs = batch * kv_heads;
-        let groups = Groups::of_prompts(selection.kept(), tokens, &observation.keys.device());
+        let device = cache.options().device.clone();
+        let groups = Groups::of_prompts(selection, tokens, &device)?;
+        let set = |cache: &mut LayerCache, thresholds: Tensor<3>| {
+            cache.set_state(THRESHOLD, thresholds);
+        };
+        if groups.is_empty() {
+            set(cache, Tensor::full([batch, 1, 1], NONE_YET, (&device, DType::F32)));
+            return Ok(());
+        }
         let flat = |tensor: &Tensor<4>| {
             let rows = tensor.clone().reshape([pairs * tokens, head_dim]);
             rows.cast(cache.options().dtype)
         };
         let (keys, values) = (flat(observation.keys), flat(observation.values));
-        let nearest = groups.nearest(&keys)?;
-        let thresholds: Vec<f32> = nearest
-            .chunks(kv_heads)
-            .map(|heads| {
-                let cosines = heads.iter().flatten().map(|(_, cosine)| f64::from(*cosine));
-                match heads.iter().map(Vec::len).sum::<usize>() {
-                    0 => NONE_YET,
-                    count => (cosines.sum::<f64>() / count as f64) as f32,
-                }
-            })
-            .collect();
-        let device = cache.options().device.clone();
-        let state = Tensor::<1>::from_data(thresholds.as_slice(), (&device, DType::F32));
-        cache.set_state(THRESHOLD, state.reshape([batch, 1, 1]));
-
-        let targets: Vec<Vec<i32>> = nearest
+        let Nearest { places, cosines } = groups.nearest(&keys)?;
+        let [_, width] = cosines.dims();
+        // One where there is a victim, of heads that have different numbers of them.
+        let counts = groups.victim_counts();
+        let lives: Vec<f32> = counts
             .iter()
-            .enumerate()
-            .map(|(pair, own)| {
-                let row = pair / kv_heads;
-                let heads = &nearest[row * kv_heads..][..kv_heads];
-                let stays = |rank: usize, cosine: f32| match self.options.official {
-                    true => {
-                        let ranked = heads.iter().filter_map(|head| head.get(rank));
-                        let (sum, count) = ranked
-                            .fold((0.0, 0), |(sum, count), (_, cosine)| (sum + cosine, count + 1));
-                        sum / count as f32 >= thresholds[row]
-                    }
-                    false => cosine >= thresholds[row],
-                };
-                let ranked = own.iter().enumerate();
-                let target = ranked.map(
-                    |(rank, &(place, cosine))| {
-                        if stays(rank, cosine) { place } else { -1 }
-                    },
-                );
-                target.collect()
-            })
+            .flat_map(|&count| (0..width).map(move |at| f32::from(at < count)))
             .collect();
-        // Victims weigh by their cosines, kept tokens as their own like.
-        let mut cosines = vec![1.0f32; pairs * tokens];
-        for (pair, own) in nearest.iter().enumerate() {
-            for (&victim, &(_, cosine)) in groups.victims[pair].iter().zip(own) {
-                cosines[pair * tokens + victim as usize] = cosine;
+        let lives = Tensor::<1>::from_data(lives.as_slice(), (&device, DType::F32));
+        let lives = lives.reshape([batch, kv_heads, width]);
+        let none = lives.clone().equal_scalar(0.0);
+        let cosines = cosines.reshape([batch, kv_heads, width]).mask_fill(none, 0.0);
+        let totals: Vec<f32> =
+            counts.chunks(kv_heads).map(|of| of.iter().sum::<usize>() as f32).collect();
+        let totals = Tensor::<1>::from_data(totals.as_slice(), (&device, DType::F32));
+        let totals = totals.reshape([batch, 1, 1]);
+        let sums = cosines.clone().sum_dim(2).sum_dim(1);
+        let thresholds =
+            (sums / totals.clone().clamp_min(1.0)).mask_fill(totals.equal_scalar(0.0), NONE_YET);
+        set(cache, thresholds.clone());
+        let decides = match self.options.official {
+            // The authors decide by victims' ranks, for all heads together.
+            true => {
+                let heads = lives.sum_dim(1).clamp_min(1.0);
+                (cosines.clone().sum_dim(1) / heads).expand([batch, kv_heads, width])
             }
-        }
-        let weights = |pair: usize, at: u32| self.weights(cosines[pair * tokens + at as usize]);
+            false => cosines.clone(),
+        };
+        let stays = decides.greater_equal(thresholds.expand([batch, kv_heads, width]));
+        let targets = places.mask_fill(stays.bool_not().reshape([pairs, width]), -1);
+
+        let of_victims = self.log_scores(cosines.reshape([pairs, width, 1]));
+        let most = selection.lengths().iter().copied().max().unwrap_or_default();
+        let of_kept = self.log_scores(Tensor::ones([pairs, most, 1], (&device, DType::F32)));
+        let weights = [of_victims, of_kept].map(|scores| {
+            let votes = scores.zeros_like();
+            Tensor::cat(vec![votes, scores], 2)
+        });
         let from = Some([&keys, &values]);
-        let merged = groups.merge(cache, from, &targets, weights, Self::merging())?;
-        let Some((slots, _)) = merged.filter(|_| self.options.official) else { return Ok(()) };
-        // The authors divide by the number of tokens rather than by the weights.
-        let mut factors = Vec::new();
-        for (pair, targets) in targets.iter().enumerate() {
-            let mut sums = std::collections::BTreeMap::new();
-            for (&target, &(_, cosine)) in targets.iter().zip(&nearest[pair]) {
-                if target >= 0 {
-                    let (sum, count) = sums.entry(target).or_insert((1.0f32, 1.0f32));
-                    *sum += cosine.max(0.0);
-                    *count += 1.0;
-                }
-            }
-            factors.push(sums.into_values().map(|(sum, count)| sum / count).collect::<Vec<f32>>());
+        let merged = groups.merge(cache, from, targets, weights, Self::merging())?;
+        if !self.options.official {
+            return Ok(());
         }
-        let width = slots.dims()[0] / pairs;
-        let factors: Vec<f32> = factors
-            .into_iter()
-            .flat_map(|mut row| {
-                row.resize(width, 1.0);
-                row
-            })
-            .collect();
-        let factors = Tensor::<1>::from_data(factors.as_slice(), (&device, DType::F32));
-        Ok(cache.scale_slots(&slots, factors)?)
+        // The authors divide by the number of tokens rather than by the weights: the mean of these is the slot's score.
+        let count = merged.slots.dims()[0];
+        let factors = merged.now.narrow(1, 1, 1).reshape([count]).exp();
+        Ok(cache.scale_slots(&merged.slots, factors)?)
     }
 }
 

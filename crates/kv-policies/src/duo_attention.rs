@@ -152,10 +152,10 @@ impl Policy for DuoAttention {
     ) -> Result<()> {
         let split = self.split(observation);
         let streams = self.streams(observation, split)?;
-        let heads = selection.kept().iter().zip(streams.iter().cycle());
+        let heads = selection.lengths().iter().zip(streams.iter().cycle());
         let window = split.sinks.saturating_add(split.recents);
         let limits =
-            heads.map(|(kept, &streams)| if streams { window.max(kept.len()) } else { ENDLESS });
+            heads.map(|(&kept, &streams)| if streams { window.max(kept) } else { ENDLESS });
         cache.set_limits(limits.collect())?;
         cache.hold_at_limits()?;
         let (batch, kv_heads) = (cache.layout().batch(), cache.layout().kv_heads());
@@ -176,10 +176,10 @@ impl Policy for DuoAttention {
         let streams = self.streams(observation, split)?;
         let window = split.sinks.saturating_add(split.recents);
         // Streaming heads never hold more than their window.
-        let heads = selection.kept().iter().zip(streams.iter().cycle());
-        let capacities = heads.map(|(kept, &streams)| {
-            let all = kept.len() + new_tokens;
-            if streams { all.min(window.max(kept.len())) } else { all }
+        let heads = selection.lengths().iter().zip(streams.iter().cycle());
+        let capacities = heads.map(|(&kept, &streams)| {
+            let all = kept + new_tokens;
+            if streams { all.min(window.max(kept)) } else { all }
         });
         let mut cache = LayerCache::from_prefill_within(
             observation.keys,

@@ -89,7 +89,10 @@ impl Due {
     pub(crate) fn drop_from(self, cache: &mut LayerCache) -> Result<()> {
         match self {
             Self::Slots { victims, limits } => cache.evict_slots(victims, &limits)?,
-            Self::Others { scores, counts } => cache.retain_highest(scores, &counts)?,
+            Self::Others { scores, counts } => {
+                let kept = cache.highest(scores, &counts)?;
+                cache.retain(&kept)?;
+            }
         }
         Ok(())
     }

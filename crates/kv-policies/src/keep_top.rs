@@ -217,16 +217,12 @@ impl<S: Scorer> Policy for KeepTop<S> {
         }
         let limit = self.family.decode_budget(&self.scorer, observation)?;
         self.check_protected(limit)?;
-        let kept = selection.kept().iter().map(|kept| kept.len().max(limit));
+        let kept = selection.lengths().iter().map(|&kept| kept.max(limit));
         cache.set_limits(kept.collect())?;
         match decoding {
             Decoding::AfterAttention { accumulate: true, .. } => {
-                let scores = read_f32("scores", self.scorer.prefill(observation, limit)?)?;
-                let live = selection.kept().iter().zip(scores.chunks(observation.tokens()));
-                let live: Vec<f32> = live
-                    .flat_map(|(kept, scores)| kept.iter().map(|&token| scores[token as usize]))
-                    .collect();
-                cache.set_live_track(SCORE, &live, 0.0)?;
+                let scores = self.scorer.prefill(observation, limit)?;
+                cache.set_kept_track(SCORE, scores.flatten(0, 1), selection, 0.0)?;
                 if self.scorer.weighs_values() {
                     cache.set_value_norms(VALUE_NORMS)?;
                 }

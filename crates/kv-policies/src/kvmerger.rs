@@ -227,13 +227,11 @@ impl KvMerger {
             return Ok(());
         }
         let limit = self.limit(tokens);
-        let kept = selection.kept();
-        cache.set_limits(kept.iter().map(|kept| kept.len().max(limit)).collect())?;
-        let live = kept.iter().zip(attention.chunks(tokens));
-        let live: Vec<f32> = live
-            .flat_map(|(kept, attention)| kept.iter().map(|&at| attention[at as usize]))
-            .collect();
-        Ok(cache.set_live_track(ATTENTION, &live, 0.0)?)
+        cache.set_limits(selection.lengths().iter().map(|&kept| kept.max(limit)).collect())?;
+        let device = &cache.options().device;
+        let attention = Tensor::<1>::from_data(attention, (device, DType::F32));
+        let attention = attention.reshape([selection.pairs(), tokens]);
+        Ok(cache.set_kept_track(ATTENTION, attention, selection, 0.0)?)
     }
 
     /// Merges the slots of heads that are `interval` over their limits, on the host.

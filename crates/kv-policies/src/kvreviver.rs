@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Tensor};
 use kv_core::{
     ACCUMULATED, Budget, CacheOptions, LayerAllocation, LayerCache, Room, Selection, Sketch,
-    SketchHead, SketchOptions, read_f32,
+    SketchHead, SketchOptions,
 };
 use rand::Rng;
 use serde::{Deserialize, Serialize};
@@ -339,7 +339,7 @@ impl Policy for KvReviver {
         let unused = tokens + new_tokens <= parts.exact() && !cache.options().growable;
         let entries = if unused { 1 } else { parts.entries };
         let head = SketchHead { entries, limit: parts.exact(), recents: parts.recents };
-        cache.set_limits(vec![head.limit.max(selection.kept()[0].len()); batch * kv_heads])?;
+        cache.set_limits(vec![head.limit.max(selection.lengths()[0]); batch * kv_heads])?;
         let pairs = (0..batch).flat_map(|row| (0..kv_heads).map(move |head| (row, head)));
         let seeds = pairs.map(|(row, head)| {
             let bits: u64 = generator(observation, row, head).random();
@@ -362,11 +362,7 @@ impl Policy for KvReviver {
         )?;
         sketch.fill(keys, values, scores.clone(), &selection)?;
         cache.set_sketch(sketch)?;
-        let scores = read_f32("scores", scores)?;
-        let live = selection.kept().iter().zip(scores.chunks(tokens.max(1)));
-        let live: Vec<f32> =
-            live.flat_map(|(kept, own)| kept.iter().map(|&at| own[at as usize])).collect();
-        cache.set_live_track(ACCUMULATED, &live, 0.0)?;
+        cache.set_kept_track(ACCUMULATED, scores.flatten(0, 1), &selection, 0.0)?;
         Ok(cache)
     }
 }

@@ -176,14 +176,15 @@ impl Policy for LongFlow {
     ) -> Result<()> {
         let limit = self.limit(observation);
         self.check_protected(limit)?;
-        let heads = selection.kept().chunks(cache.layout().kv_heads().max(1));
+        let heads =
+            || Ok::<_, PolicyError>(selection.kept()?.chunks(cache.layout().kv_heads().max(1)));
         let alike = |heads: &[Vec<u32>]| heads.iter().all(|kept| *kept == heads[0]);
-        if self.scope == Scope::Layer && !heads.into_iter().all(alike) {
+        if self.scope == Scope::Layer && !heads()?.into_iter().all(alike) {
             let reason = "`scope` is `layer`, where all heads overwrite the same token, but heads keep different \
                           tokens of the prompt: expected `head`";
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason: reason.into() });
         }
-        let limits = selection.kept().iter().map(|kept| kept.len().max(limit));
+        let limits = selection.lengths().iter().map(|&kept| kept.max(limit));
         cache.set_limits(limits.collect())?;
         cache.hold_at_limits()?;
         // The first decoded token's place, by the last prompt token's query.

@@ -1,215 +1,164 @@
-//! Merges chosen on the host: many victims a head at once.
+//! Merges of many victims a head at once, found and carried out on the device.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{
-    LayerCache, MergeLists, MergeOptions, Nearest, SlotLists, nearest_slots, read_f32, read_i32,
+    LayerCache, MergeLists, MergeOptions, Nearest, Selection, SlotLists, nearest_slots, read_i32,
 };
-use rayon::prelude::*;
 
 use crate::Result;
 
-/// What stays and what goes of every (sequence, head), as places within it.
+/// What stays and what goes of every (sequence, head).
 pub(crate) struct Groups {
-    pub(crate) kept: Vec<Vec<u32>>,
-    pub(crate) victims: Vec<Vec<u32>>,
-    /// Where heads' rows begin in the pool that victims are in.
-    firsts: Vec<usize>,
-    /// The victims' rows.
-    rows: SlotLists,
+    kept: Selection,
+    others: Selection,
+    /// The same as rows of the pool that victims are in.
+    kept_rows: SlotLists,
+    victims: SlotLists,
+}
+
+/// Kept slots that victims may have gone into.
+pub(crate) struct Merged {
+    /// Slots of the cache, `[N]`, −1 for none.
+    pub(crate) slots: Tensor<1, Int>,
+    /// What they weighed before, `[N, C]`.
+    pub(crate) before: Tensor<2>,
+    /// What they weigh now.
+    pub(crate) now: Tensor<2>,
 }
 
 impl Groups {
-    /// `kept` of `lengths` places, ascending, of rows that begin at `firsts`.
+    /// Of heads of `lengths` places, whose rows begin at `firsts`.
     pub(crate) fn new(
-        kept: &[Vec<u32>],
+        kept: &Selection,
         lengths: &[usize],
-        firsts: Vec<usize>,
+        firsts: &[usize],
         device: &Device,
-    ) -> Self {
-        let others = |(kept, &length): (&Vec<u32>, &usize)| {
-            let mut stays = vec![false; length];
-            kept.iter().for_each(|&place| stays[place as usize] = true);
-            (0..length as u32).filter(|&place| !stays[place as usize]).collect()
-        };
-        let victims: Vec<Vec<u32>> = kept.par_iter().zip(lengths).map(others).collect();
-        let rows = lists(&victims, &firsts, device);
-        Self { kept: kept.to_vec(), victims, firsts, rows }
+    ) -> Result<Self> {
+        let others = kept.others(lengths)?;
+        let (kept_rows, victims) = (kept.lists(firsts, device)?, others.lists(firsts, device)?);
+        Ok(Self { kept: kept.clone(), others, kept_rows, victims })
     }
 
     /// Of prompts of so many tokens, whose rows follow each other.
-    pub(crate) fn of_prompts(kept: &[Vec<u32>], tokens: usize, device: &Device) -> Self {
-        let firsts = (0..kept.len()).map(|pair| pair * tokens).collect();
-        Self::new(kept, &vec![tokens; kept.len()], firsts, device)
+    pub(crate) fn of_prompts(kept: &Selection, tokens: usize, device: &Device) -> Result<Self> {
+        let firsts: Vec<usize> = (0..kept.pairs()).map(|pair| pair * tokens).collect();
+        Self::new(kept, &vec![tokens; kept.pairs()], &firsts, device)
     }
 
     /// Of a cache's slots.
-    pub(crate) fn of_slots(kept: &[Vec<u32>], cache: &LayerCache) -> Self {
+    pub(crate) fn of_slots(kept: &Selection, cache: &LayerCache) -> Result<Self> {
         let (layout, device) = (cache.layout(), &cache.options().device);
-        Self::new(kept, layout.lengths(), layout.offsets().to_vec(), device)
+        Self::new(kept, layout.lengths(), layout.offsets(), device)
     }
 
-    /// Each victim's most similar kept one, as a place among these, and the cosine.
-    pub(crate) fn nearest(&self, keys: &Tensor<2>) -> Result<Vec<Vec<(i32, f32)>>> {
-        if self.victims.iter().all(Vec::is_empty) {
-            return Ok(vec![Vec::new(); self.victims.len()]);
-        }
-        let Nearest { places, cosines } = self.pair(keys)?;
-        let width = places.dims()[1];
-        let places = read_i32("nearest slots", places)?;
-        let cosines = read_f32("cosines", cosines)?;
-        let rows = places.chunks(width).zip(cosines.chunks(width)).zip(&self.victims);
-        Ok(rows
-            .map(|((places, cosines), victims)| {
-                let row = places.iter().copied().zip(cosines.iter().copied());
-                row.take(victims.len()).collect()
-            })
-            .collect())
+    /// Whether nothing goes, or nothing stays that it could go into.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.others.total() == 0 || self.kept.total() == 0
     }
 
-    /// Where each victim goes: its most similar kept one, as a place among these, −1 where the cosine is not above the
-    /// threshold.
-    pub(crate) fn targets(&self, keys: &Tensor<2>, threshold: f32) -> Result<Vec<Vec<i32>>> {
-        if self.victims.iter().all(Vec::is_empty) {
-            return Ok(vec![Vec::new(); self.victims.len()]);
-        }
-        let near = above(self.pair(keys)?, threshold);
-        let width = near.dims()[1];
-        let near = read_i32("nearest slots", near)?;
-        let rows = near.chunks(width).zip(&self.victims);
-        Ok(rows.map(|(row, victims)| row[..victims.len()].to_vec()).collect())
+    /// How many victims each head has.
+    pub(crate) fn victim_counts(&self) -> &[usize] {
+        self.others.lengths()
     }
 
-    fn pair(&self, keys: &Tensor<2>) -> Result<Nearest> {
-        let among = lists(&self.kept, &self.firsts, &keys.device());
-        Ok(nearest_slots(keys.clone(), &self.rows, &among, false).map_err(kv_core::Error::from)?)
+    /// What goes of each head, as places. Waits for the device where that has chosen it.
+    pub(crate) fn victims(&self) -> Result<&[Vec<u32>]> {
+        Ok(self.others.kept()?)
+    }
+
+    /// What stays and what goes, as places, and where it goes, as places among what stays. Waits for the device.
+    pub(crate) fn read(&self, targets: &Tensor<2, Int>) -> Result<Read<'_>> {
+        let [_, width] = targets.dims();
+        let targets = read_i32("merges", targets.clone())?;
+        let rows = targets.chunks(width).zip(self.victim_counts());
+        let targets = rows.map(|(row, &count)| row[..count].to_vec()).collect();
+        Ok(Read { kept: self.kept.kept()?, victims: self.others.kept()?, targets })
+    }
+
+    /// Each victim's most similar kept one, as a place among these, and the cosine, `[P, N]`; behind a head's last victim
+    /// anything.
+    pub(crate) fn nearest(&self, keys: &Tensor<2>) -> Result<Nearest> {
+        let near = nearest_slots(keys.clone(), &self.victims, &self.kept_rows, false);
+        Ok(near.map_err(kv_core::Error::from)?)
+    }
+
+    /// Where each victim goes, `[P, N]`: its most similar kept one, as a place among these, −1 where the cosine is not
+    /// above the threshold.
+    pub(crate) fn targets(&self, keys: &Tensor<2>, threshold: f32) -> Result<Tensor<2, Int>> {
+        Ok(above(self.nearest(keys)?, threshold))
+    }
+
+    /// What victims and kept ones weigh, `[P, N, C]` and `[P, M, C]`, of what all rows there are do, `[S, C]`.
+    pub(crate) fn weights(&self, all: &Tensor<2>) -> [Tensor<3>; 2] {
+        [&self.victims, &self.kept_rows].map(|lists| {
+            let [pairs, width] = lists.slots.dims();
+            let [_, columns] = all.dims();
+            let rows = lists.slots.clone().clamp_min(0).flatten(0, 1);
+            all.clone().select(0, rows).reshape([pairs, width, columns])
+        })
     }
 
     /// Merges victims into the cache's kept slots, which stand in order at the beginning of every head
-    /// where victims come from elsewhere (`from`). `weights` are `ln p` and `ln ŝ` of a head's place.
-    /// Returns the slots that something went into, `[N]`, −1 for none, and what they weigh, `[N, 2]`.
+    /// where victims come from elsewhere (`from`). Weights are those of victims and of kept ones, as [`MergeLists`] has
+    /// them.
     pub(crate) fn merge(
         &self,
         cache: &mut LayerCache,
         from: Option<[&Tensor<2>; 2]>,
-        targets: &[Vec<i32>],
-        weights: impl Fn(usize, u32) -> [f32; 2] + Sync,
+        targets: Tensor<2, Int>,
+        [victim_weights, kept_weights]: [Tensor<3>; 2],
         options: MergeOptions,
-    ) -> Result<Option<(Tensor<1, Int>, Tensor<2>)>> {
-        let offsets = cache.layout().offsets();
-        let device = cache.options().device.clone();
-        // Only what something goes into is listed.
-        let listed: Vec<Listed> = targets
-            .par_iter()
-            .zip(&self.kept)
-            .map(|(own, kept)| Listed::new(own, kept.len()))
-            .collect();
-        if listed.iter().all(|own| own.used.is_empty()) {
-            return Ok(None);
-        }
-        let slots = listed.iter().zip(&self.kept).map(|(listed, kept)| {
-            let place = |&at: &u32| if from.is_some() { at } else { kept[at as usize] };
-            listed.used.iter().map(place).collect()
-        });
-        let slots: Vec<Vec<u32>> = slots.collect();
-        let pairs = targets.len();
-        let kept = lists(&slots, offsets, &device);
-        let (width, wide) = (kept.slots.dims()[1], self.rows.slots.dims()[1]);
-        let floats = |values: Vec<[f32; 2]>, width: usize| {
-            let values = values.as_flattened();
-            Tensor::<1>::from_data(values, (&device, DType::F32)).reshape([pairs, width, 2])
+    ) -> Result<Merged> {
+        let kept = match from {
+            Some(_) => SlotLists {
+                slots: cache.first_slots(self.kept.lengths())?,
+                counts: self.kept_rows.counts.clone(),
+            },
+            None => self.kept_rows.clone(),
         };
-        let weights = &weights;
-        let of_victims = padded(pairs, wide, [0.0; 2], |pair| {
-            self.victims[pair].iter().map(move |&at| weights(pair, at))
-        });
-        let of_kept = padded(pairs, width, [0.0; 2], |pair| {
-            let kept = &self.kept[pair];
-            listed[pair].used.iter().map(move |&at| weights(pair, kept[at as usize]))
-        });
-        let places = padded(pairs, wide, -1, |pair| listed[pair].places.iter().copied());
         let lists = MergeLists {
-            targets: ints(&places, [pairs, wide], &device),
-            victim_weights: floats(of_victims, wide),
-            kept_weights: floats(of_kept, width),
-            victims: self.rows.clone(),
+            targets,
+            victim_weights,
+            kept_weights,
+            victims: self.victims.clone(),
             kept,
         };
         let merged = cache.merge_slots(from, &lists, &options)?;
-        // What is behind a list's end is written nowhere.
-        let slots = lists.kept.slots.reshape([pairs * width]);
-        Ok(Some((slots, merged.weights.reshape([pairs * width, 2]))))
+        Ok(Merged {
+            slots: lists.kept.slots.flatten(0, 1),
+            before: lists.kept_weights.flatten(0, 1),
+            now: merged.weights.flatten(0, 1),
+        })
     }
 }
 
-/// What victims of a head go into.
-struct Listed {
-    /// Kept ones, ascending, as places among these.
-    used: Vec<u32>,
-    /// Each victim's place among them, −1 for none.
-    places: Vec<i32>,
+/// A head's lists on the host.
+pub(crate) struct Read<'a> {
+    pub(crate) kept: &'a [Vec<u32>],
+    pub(crate) victims: &'a [Vec<u32>],
+    pub(crate) targets: Vec<Vec<i32>>,
 }
 
-impl Listed {
-    /// Of victims' places among `kept` ones.
-    fn new(targets: &[i32], kept: usize) -> Self {
-        let mut place_of = vec![-1; kept];
-        let targets = targets.iter().map(|&at| usize::try_from(at).ok());
-        targets.clone().flatten().for_each(|at| place_of[at] = 0);
-        let used: Vec<u32> = (0..kept as u32).filter(|&at| place_of[at as usize] == 0).collect();
-        used.iter().zip(0..).for_each(|(&at, place)| place_of[at as usize] = place);
-        let places = targets.map(|at| at.map_or(-1, |at| place_of[at])).collect();
-        Self { used, places }
-    }
-}
-
-/// Every place's most similar one among those before it in its own list, `[pairs, tokens]`; −1 where the cosine is not
-/// above the threshold.
+/// Every ranked one's most similar one among those that rank higher, as a place among them, `[P, T]`; −1 where the cosine
+/// is not above the threshold. `ranked` are places of heads of `T` rows each.
 pub(crate) fn leaders(
     keys: &Tensor<2>,
-    ranked: &[Vec<u32>],
-    tokens: usize,
+    ranked: &Tensor<2, Int>,
     threshold: f32,
-) -> Result<Vec<i32>> {
-    let firsts: Vec<usize> = (0..ranked.len()).map(|pair| pair * tokens).collect();
-    let lists = lists(ranked, &firsts, &keys.device());
+) -> Result<Tensor<2, Int>> {
+    let [pairs, tokens] = ranked.dims();
+    let device = keys.device();
+    let firsts = Tensor::<1, Int>::arange(0..pairs as i64, (&device, DType::I32));
+    let firsts = firsts.mul_scalar(tokens as i32).unsqueeze_dim::<2>(1).expand([pairs, tokens]);
+    let counts = Tensor::full([pairs], tokens as i32, (&device, DType::I32));
+    let lists = SlotLists { slots: ranked.clone() + firsts, counts };
     let nearest =
         nearest_slots(keys.clone(), &lists, &lists, true).map_err(kv_core::Error::from)?;
-    Ok(read_i32("nearest slots", above(nearest, threshold))?)
+    Ok(above(nearest, threshold))
 }
 
 /// Places whose cosines are above a threshold, −1 else.
 fn above(nearest: Nearest, threshold: f32) -> Tensor<2, Int> {
     let near = nearest.cosines.greater_scalar(threshold);
     nearest.places.mask_fill(near.bool_not(), -1)
-}
-
-/// Lists of places as slots on the device, padded with −1; heads' slots begin at `firsts`.
-fn lists(places: &[Vec<u32>], firsts: &[usize], device: &Device) -> SlotLists {
-    let width = places.iter().map(Vec::len).max().unwrap_or_default().max(1);
-    let slots = padded(places.len(), width, -1, |pair| {
-        places[pair].iter().map(move |&at| (firsts[pair] + at as usize) as i32)
-    });
-    let counts: Vec<i32> = places.iter().map(|places| places.len() as i32).collect();
-    SlotLists {
-        slots: ints(&slots, [places.len(), width], device),
-        counts: Tensor::from_data(counts.as_slice(), (device, DType::I32)),
-    }
-}
-
-/// Rows of a matrix `[rows, width]`, padded.
-fn padded<T: Copy + Send + Sync, R: Iterator<Item = T>>(
-    rows: usize,
-    width: usize,
-    padding: T,
-    row: impl Fn(usize) -> R + Sync,
-) -> Vec<T> {
-    let mut all = vec![padding; rows * width];
-    all.par_chunks_mut(width.max(1)).enumerate().for_each(|(at, to)| {
-        to.iter_mut().zip(row(at)).for_each(|(to, value)| *to = value);
-    });
-    all
-}
-
-fn ints(values: &[i32], shape: [usize; 2], device: &Device) -> Tensor<2, Int> {
-    Tensor::<1, Int>::from_data(values, (device, DType::I32)).reshape(shape)
 }

@@ -154,7 +154,7 @@ fn golden_kvpress_adakv() {
             let reserved = if alpha == 0.0 { 0 } else { ((budget as f64 * alpha) as usize).max(1) };
             let selection = Selection::ada(&score.f32(), tokens, heads, budget, reserved);
             let pruned = golden.tensor(name).values;
-            for (pair, kept) in selection.kept().iter().enumerate() {
+            for (pair, kept) in selection.kept().unwrap().iter().enumerate() {
                 let expected: Vec<u32> = (0..tokens as u32)
                     .filter(|&t| pruned[pair * tokens + t as usize] == 0.0)
                     .collect();

@@ -89,7 +89,7 @@ fn golden_adakv_official() {
                 normalize,
             );
             let mask = golden.tensor("kept_mask").values;
-            for (head, kept) in selection.kept().iter().enumerate() {
+            for (head, kept) in selection.kept().unwrap().iter().enumerate() {
                 let expected: Vec<u32> = (0..tokens as u32)
                     .filter(|&t| mask[head * tokens + t as usize] == 1.0)
                     .collect();

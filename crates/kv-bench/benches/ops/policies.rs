@@ -5,8 +5,8 @@ use kv_kernels::{
     AverageWeights, DecodeAttentionOptions, EvictionOptions, GUARD, GroupReduction, HeldSlots,
     KeyRule, MergeLists, MergeOptions, MergingSlots, NearestOptions, Share, SlotLists, SlotPool,
     SlotView, add_contributions, add_probabilities, average_scores, decode_attention, drop_slots,
-    evicting_attention, log_norms, merge_nearest, merge_slots, nearest_slots, reset_last,
-    window_starts,
+    evicting_attention, log_norms, merge_nearest, merge_slots, nearest_slots, rankings, reset_last,
+    turns_of_groups, window_starts,
 };
 
 use crate::inputs::{BATCH, CAPACITY, FEW, GROUP, HEAD_DIM, Inputs, KV_HEADS, PAIRS, SLOTS, bench};
@@ -106,6 +106,18 @@ pub(crate) fn merging(criterion: &mut Criterion, name: &str, inputs: &mut Inputs
     let (of, among) = (lists(0, CAPACITY - FEW), lists(CAPACITY - FEW, FEW));
     bench(criterion, "nearest_slots", name, &device, || {
         nearest_slots(keys.clone(), &of, &among, false).unwrap();
+    });
+    let scores = inputs.floats([PAIRS, CAPACITY]);
+    bench(criterion, "rankings", name, &device, || {
+        rankings(scores.clone()).unwrap();
+    });
+    let ranked = rankings(scores.clone()).unwrap();
+    // Every third joins the one before it.
+    let leaders = inputs.ints([PAIRS, CAPACITY], |i| (i % CAPACITY).saturating_sub(1));
+    let alone = inputs.ints([PAIRS, CAPACITY], |i| i % 3).not_equal_scalar(2);
+    let leaders = leaders.mask_fill(alone, -1);
+    bench(criterion, "turns_of_groups", name, &device, || {
+        turns_of_groups(scores.clone(), ranked.clone(), leaders.clone()).unwrap();
     });
     let gone = CAPACITY - FEW;
     let merged = MergeLists {

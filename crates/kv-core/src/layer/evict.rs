@@ -1,14 +1,11 @@
 //! Dropping slots, in place.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_kernels::{
-    Choice, KeepLists, Protected, argmin_slots, compact_slots, drop_slots, scatter_scalars,
-    top_slots,
-};
+use kv_kernels::{KeepLists, Protected, argmin_slots, compact_slots, drop_slots, scatter_scalars};
 
 use super::expect_shape;
 use crate::tensors::ints;
-use crate::{Error, LayerCache, Result, Selection, read_f32, top};
+use crate::{Error, LayerCache, Result, Selection};
 
 impl LayerCache {
     /// Drops the slot of lowest score from every head that holds more than its limit, in place and
@@ -110,25 +107,23 @@ impl LayerCache {
     /// [`Error`] where the selection does not fit.
     pub fn retain(&mut self, selection: &Selection) -> Result<()> {
         selection.check(self.layout.lengths())?;
-        let lengths: Vec<usize> = selection.kept().iter().map(Vec::len).collect();
+        let lengths = selection.lengths().to_vec();
         if selection.total() > 0 {
             let shape = [self.layout.batch(), self.layout.kv_heads()];
-            let starts = lengths.iter().scan(0, |end, length| {
-                let start = *end;
-                *end += length;
-                Some(start)
-            });
-            let kept = selection.kept().iter().flatten().map(|&at| at as usize);
-            let lists = KeepLists {
-                kept: self.upload(kept),
-                starts: self.upload(starts).reshape(shape),
-                counts: self.upload(lengths.iter().copied()).reshape(shape),
-                most: lengths.iter().copied().max().unwrap_or_default(),
-            };
+            let (pairs, device) = (self.layout.pairs(), &self.options.device);
+            let kept = selection.lists(&vec![0; pairs], device)?;
+            let [_, most] = kept.slots.dims();
             if !self.tracks.is_empty() {
-                let (from, to) = (self.selected_slots(selection), self.first_slots(&lengths));
-                self.move_tracks(from, to)?;
+                let from = selection.lists(self.layout.offsets(), device)?.slots;
+                let to = self.first_slots(&lengths)?;
+                self.move_tracks(from.flatten(0, 1), to.flatten(0, 1))?;
             }
+            let lists = KeepLists {
+                kept: kept.slots.flatten(0, 1),
+                starts: self.upload((0..pairs).map(|pair| pair * most)).reshape(shape),
+                counts: kept.counts.reshape(shape),
+                most,
+            };
             let (pool, ranges) = self.pool();
             compact_slots(pool, &ranges.offsets, &lists)?;
         }
@@ -136,66 +131,34 @@ impl LayerCache {
         Ok(())
     }
 
-    /// Keeps the live slots of the highest scores, so many of every head, as [`Self::retain`] does; equal scores by
-    /// lower slot, NaN last. Does not wait for the device, unless heads have room for different numbers of slots.
+    /// The live slots of the highest scores, so many of every head, as [`Self::retain`] takes them; equal scores by
+    /// lower slot, NaN last. Does not wait for the device.
     ///
     /// # Shapes
     /// `scores` `[S]`, f32; `counts` `[B * Hkv]`, those of more than a head holds are all of it.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::Kernel`], [`Error::Read`].
-    pub fn retain_highest(&mut self, scores: Tensor<1>, counts: &[usize]) -> Result<()> {
-        expect_shape("scores", &scores.dims(), &[self.slots()])?;
-        expect_shape("counts", &[counts.len()], &[self.layout.pairs()])?;
-        let held = self.layout.lengths().iter().zip(counts);
-        let lengths: Vec<usize> = held.map(|(&length, &count)| count.min(length)).collect();
-        let most = lengths.iter().copied().max().unwrap_or_default();
-        let Some(capacity) = self.layout.uniform_capacity().filter(|_| most > 0) else {
-            return self.retain(&self.highest(scores, counts)?);
-        };
-        let (pairs, device) = (self.layout.pairs(), &self.options.device);
-        let shape = [self.layout.batch(), self.layout.kv_heads()];
-        let counts = self.upload(lengths.iter().copied());
-        let held = self.ranges.lengths.clone().reshape([pairs]);
-        let rows = scores.reshape([pairs, capacity]);
-        let chosen = top_slots(rows, Some(held), Choice::Top(counts.clone()), most)?.indices;
-        if !self.tracks.is_empty() {
-            // Behind a head's last one anything may stand.
-            let offsets = self.ranges.offsets.clone().reshape([pairs, 1]).expand([pairs, most]);
-            let places = Tensor::<1, Int>::arange(0..most as i64, (device, DType::I32));
-            let to = offsets.clone() + places.unsqueeze::<2>().expand([pairs, most]);
-            let from = offsets + chosen.clone().clamp_min(0);
-            self.move_tracks(from.flatten(0, 1), to.flatten(0, 1))?;
-        }
-        let starts = self.upload((0..pairs).map(|pair| pair * most));
-        let lists = KeepLists {
-            kept: chosen.flatten(0, 1),
-            starts: starts.reshape(shape),
-            counts: counts.reshape(shape),
-            most,
-        };
-        let (pool, ranges) = self.pool();
-        compact_slots(pool, &ranges.offsets, &lists)?;
-        self.set_lengths(lengths);
-        Ok(())
-    }
-
-    /// The live slots of the highest scores, as [`Self::retain_highest`] keeps them. Waits for the device.
-    ///
-    /// # Errors
-    /// [`Error::Shape`], [`Error::Read`].
+    /// [`Error::Shape`], [`Error::Kernel`].
     pub fn highest(&self, scores: Tensor<1>, counts: &[usize]) -> Result<Selection> {
         expect_shape("scores", &scores.dims(), &[self.slots()])?;
-        expect_shape("counts", &[counts.len()], &[self.layout.pairs()])?;
-        let scores = read_f32("scores", scores)?;
-        let heads = counts.iter().enumerate();
-        Selection::new(
-            heads.map(|(pair, &count)| top(&scores[self.layout.live(pair)], count)).collect(),
-        )
+        let pairs = self.layout.pairs();
+        expect_shape("counts", &[counts.len()], &[pairs])?;
+        let lengths = self.layout.lengths();
+        let capacity = self.layout.uniform_capacity().filter(|capacity| *capacity > 0);
+        let rows = match capacity {
+            Some(capacity) => scores.reshape([pairs, capacity]),
+            None => {
+                let slots = self.first_slots(lengths)?;
+                let [_, most] = slots.dims();
+                scores.select(0, slots.clamp_min(0).flatten(0, 1)).reshape([pairs, most])
+            }
+        };
+        Selection::highest_of(rows, lengths, counts)
     }
 
-    /// Copies what tracks hold of slots to others.
+    /// Copies what tracks hold of slots to others; where slots are negative, nothing.
     fn move_tracks(&mut self, from: Tensor<1, Int>, to: Tensor<1, Int>) -> Result<()> {
+        let from = from.clamp_min(0);
         for track in self.tracks.values_mut() {
             let values = track.values.clone().select(0, from.clone());
             scatter_scalars(&mut track.values, to.clone(), values)?;

@@ -7,9 +7,9 @@ use kv_kernels::{
     SlotPool, SlotRanges, SlotSource, copy_slots, scatter_ints, scatter_rows, scatter_scalars,
 };
 
-use super::Track;
+use super::{Track, expect_shape};
 use crate::tensors::ints;
-use crate::{LayerCache, Result, Selection};
+use crate::{LayerCache, Result};
 
 /// What `N` slots hold.
 #[derive(Debug)]
@@ -117,18 +117,20 @@ impl LayerCache {
         self.upload(self.layout.live_slots())
     }
 
-    /// The slots of a selection, which counts from each head's first one.
-    pub(super) fn selected_slots(&self, selection: &Selection) -> Tensor<1, Int> {
-        let heads = selection.kept().iter().zip(self.layout.offsets());
-        self.upload(
-            heads.flat_map(|(kept, offset)| kept.iter().map(move |&at| offset + at as usize)),
-        )
-    }
-
-    /// The first `lengths` slots of every head.
-    pub(super) fn first_slots(&self, lengths: &[usize]) -> Tensor<1, Int> {
-        let heads = self.layout.offsets().iter().zip(lengths);
-        self.upload(heads.flat_map(|(&offset, &length)| offset..offset + length))
+    /// The first `lengths` slots of every head, `[B * Hkv, most]`, and −1 behind them.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] for another number of heads.
+    pub fn first_slots(&self, lengths: &[usize]) -> Result<Tensor<2, Int>> {
+        expect_shape("lengths", &[lengths.len()], &[self.layout.pairs()])?;
+        let (pairs, device) = (self.layout.pairs(), &self.options.device);
+        let most = lengths.iter().copied().max().unwrap_or_default().max(1);
+        let wide = |numbers: Tensor<1, Int>| numbers.unsqueeze_dim::<2>(1).expand([pairs, most]);
+        let columns = Tensor::<1, Int>::arange(0..most as i64, (device, DType::I32));
+        let columns = columns.unsqueeze_dim::<2>(0).expand([pairs, most]);
+        let behind = columns.clone().greater_equal(wide(self.upload(lengths.iter().copied())));
+        let offsets = self.ranges.offsets.clone().reshape([pairs]);
+        Ok((columns + wide(offsets)).mask_fill(behind, -1))
     }
 
     /// Each head's first free slot, `[B * Hkv]`.

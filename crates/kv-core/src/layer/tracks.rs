@@ -5,7 +5,7 @@ use kv_kernels::{assign, scatter_scalars};
 
 use super::expect_shape;
 use crate::tensors::floats;
-use crate::{LayerCache, Result};
+use crate::{LayerCache, Result, Selection};
 
 /// One policy number a slot.
 #[derive(Debug)]
@@ -61,6 +61,37 @@ impl LayerCache {
     /// [`crate::Error::Shape`] where the number of values differs from the live slots.
     pub fn set_live_track(&mut self, name: &str, live: &[f32], initial: f32) -> Result<()> {
         let values = self.spread_live(live, initial)?;
+        self.set_track(name, values, initial)
+    }
+
+    /// Sets a track from one value a token of a prompt, of which the cache holds what `selection` kept. Does not wait
+    /// for the device.
+    ///
+    /// # Shapes
+    /// `of` `[B * Hkv, T]`, f32.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`], and [`crate::Error::InvalidPlan`] for a selection of something else.
+    pub fn set_kept_track(
+        &mut self,
+        name: &str,
+        of: Tensor<2>,
+        selection: &Selection,
+        initial: f32,
+    ) -> Result<()> {
+        let [pairs, tokens] = of.dims();
+        expect_shape("kept values", &[pairs], &[self.layout.pairs()])?;
+        expect_shape("kept values", selection.lengths(), self.layout.lengths())?;
+        selection.check(&vec![tokens; pairs])?;
+        let device = &self.options.device;
+        let mut values = Tensor::full([self.slots()], initial, (device, DType::F32));
+        if selection.total() > 0 {
+            let firsts: Vec<usize> = (0..pairs).map(|pair| pair * tokens).collect();
+            let rows = selection.lists(&firsts, device)?.slots.clamp_min(0).flatten(0, 1);
+            let kept = of.reshape([pairs * tokens]).select(0, rows);
+            let to = self.first_slots(selection.lengths())?.flatten(0, 1);
+            scatter_scalars(&mut values, to, kept)?;
+        }
         self.set_track(name, values, initial)
     }
 

@@ -25,8 +25,8 @@ impl LayerCache {
         room: Room,
         options: CacheOptions,
     ) -> Result<Self> {
-        let lengths = selection.kept().iter().map(Vec::len);
-        let capacities = lengths.map(|length| room.capacity(length)).collect();
+        let lengths = selection.lengths().iter();
+        let capacities = lengths.map(|&length| room.capacity(length)).collect();
         Self::from_prefill_within(keys, values, positions, selection, capacities, options)
     }
 
@@ -52,7 +52,7 @@ impl LayerCache {
             return Err(Error::Dtype { what: "the cache's options", expected, actual });
         }
 
-        let lengths: Vec<usize> = selection.kept().iter().map(Vec::len).collect();
+        let lengths = selection.lengths().to_vec();
         expect_shape("capacities", &[capacities.len()], &[lengths.len()])?;
         let mut heads = lengths.iter().zip(&capacities).enumerate();
         if let Some((head, (length, capacity))) = heads.find(|(_, (l, c))| l > c) {
@@ -62,11 +62,8 @@ impl LayerCache {
         let layout = SlotLayout::new(kv_heads, capacities);
         let mut cache = Self::new(layout, head_dim, options);
         if selection.total() > 0 {
-            let kept = || {
-                let heads = selection.kept().iter().enumerate();
-                heads.flat_map(|(pair, kept)| kept.iter().map(move |&at| (pair, at as usize)))
-            };
-            let from = cache.upload(kept().map(|(pair, at)| pair * tokens + at));
+            let firsts: Vec<usize> = (0..lengths.len()).map(|pair| pair * tokens).collect();
+            let from = selection.lists(&firsts, &cache.options.device)?.slots;
             let flat =
                 |tensor: &Tensor<4>| tensor.clone().reshape([batch * kv_heads * tokens, head_dim]);
             let positions = positions.clone().cast(DType::I32).unsqueeze_dim::<3>(1);
@@ -77,9 +74,9 @@ impl LayerCache {
                 positions: &positions.reshape([batch * kv_heads * tokens]),
                 log_weights: None,
             };
-            let to = cache.first_slots(&lengths);
+            let to = cache.first_slots(&lengths)?;
             let (pool, _) = cache.pool();
-            copy_slots(source, from, pool, to)?;
+            copy_slots(source, from.flatten(0, 1), pool, to.flatten(0, 1))?;
         }
         cache.set_lengths(lengths);
         Ok(cache)

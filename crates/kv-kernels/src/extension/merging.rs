@@ -59,7 +59,7 @@ pub(crate) struct MergedPools<B: Backend> {
     pub(crate) keys: FloatTensor<B>,
     /// `[S, D]`
     pub(crate) values: FloatTensor<B>,
-    /// `[P, M, 2]`
+    /// `[P, M, 2]`, or `[P, M, 4]` with votes.
     pub(crate) weights: FloatTensor<B>,
     /// `[P, M]`
     pub(crate) guarded: IntTensor<B>,
@@ -113,6 +113,16 @@ pub(crate) trait MergeOps: Backend {
         among_counts: IntTensor<Self>,
         earlier: bool,
     ) -> (IntTensor<Self>, FloatTensor<Self>);
+
+    /// Indices of every row by score, `[R, T]`.
+    fn rankings(scores: FloatTensor<Self>) -> IntTensor<Self>;
+
+    /// When each of every row has its turn where groups compete as one, all `[R, T]`.
+    fn turns_of_groups(
+        scores: FloatTensor<Self>,
+        ranked: IntTensor<Self>,
+        leaders: IntTensor<Self>,
+    ) -> FloatTensor<Self>;
 
     /// Merges victims into kept slots of `keys` and `values` `[S, D]`, in place.
     fn merge_slots(

@@ -16,6 +16,7 @@ use crate::merge_nearest::reference::Slots as MergingReference;
 use crate::merge_slots::MergeConfig;
 use crate::merge_slots::reference::Groups;
 use crate::nearest_slots::reference::Pairing;
+use crate::rankings::reference::{ranking, turns};
 
 impl MergeOps for Flex {
     fn balance(
@@ -83,6 +84,25 @@ impl MergeOps for Flex {
         (places, FlexTensor::from_data(TensorData::new(cosines, shape)))
     }
 
+    fn rankings(scores: FlexTensor) -> FlexTensor {
+        let shape: [usize; 2] = scores.layout().shape().dims();
+        let scores = scores.to_contiguous();
+        let rows = slice::<f32>(&scores).chunks(shape[1]);
+        let ranked: Vec<i32> = rows.flat_map(ranking).collect();
+        FlexTensor::from_data(TensorData::new(ranked, shape))
+    }
+
+    fn turns_of_groups(scores: FlexTensor, ranked: FlexTensor, leaders: FlexTensor) -> FlexTensor {
+        let shape: [usize; 2] = scores.layout().shape().dims();
+        let [scores, ranked, leaders] = [scores, ranked, leaders].map(|t| t.to_contiguous());
+        let rows = |tensor| slice::<i32>(tensor).chunks(shape[1]);
+        let scores = slice::<f32>(&scores).chunks(shape[1]);
+        let rows = scores.zip(rows(&ranked)).zip(rows(&leaders));
+        let all: Vec<f32> =
+            rows.flat_map(|((scores, ranked), leaders)| turns(scores, ranked, leaders)).collect();
+        FlexTensor::from_data(TensorData::new(all, shape))
+    }
+
     fn merge_slots(
         keys: FlexTensor,
         values: FlexTensor,
@@ -102,6 +122,7 @@ impl MergeOps for Flex {
         let [victims, victim_counts, targets, kept, kept_counts] =
             [merges.victims, merges.victim_counts, merges.targets, merges.kept, merges.kept_counts]
                 .map(|tensor| tensor.to_contiguous());
+        let [.., numbers]: [usize; 3] = merges.kept_weights.layout().shape().dims();
         let groups = Groups {
             from_keys: &from_keys,
             from_values: &from_values,
@@ -130,7 +151,7 @@ impl MergeOps for Flex {
         MergedPools {
             keys: write(keys, new_keys),
             values: write(values, new_values),
-            weights: FlexTensor::from_data(TensorData::new(weights, [rows, places, 2])),
+            weights: FlexTensor::from_data(TensorData::new(weights, [rows, places, numbers])),
             guarded: FlexTensor::from_data(TensorData::new(guarded, shape)),
         }
     }

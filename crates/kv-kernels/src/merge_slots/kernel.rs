@@ -6,10 +6,13 @@ use cubecl::prelude::*;
 use super::KeyRule;
 use super::sums::{add, no_sums, outcome, settle};
 use crate::decode_attention::shared::LOWEST;
+use crate::merge_nearest::VOTES_RADIX;
 use crate::scan::exclusive;
 
 /// Units of a cube.
 pub(crate) const UNITS: usize = 256;
+/// Numbers of a weight with votes.
+const COUNTED: usize = 4;
 
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -24,6 +27,8 @@ pub(crate) struct Blueprint {
     pub(crate) queried: bool,
     /// Whether victims are slots of the pool that is written to.
     pub(crate) within: bool,
+    /// Numbers of a weight: with votes, or without.
+    pub(crate) numbers: usize,
 }
 
 /// # Shapes
@@ -56,6 +61,7 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
 ) {
     let columns = blueprint.columns.comptime();
+    let numbers = blueprint.numbers.comptime();
     let team = blueprint.team.comptime();
     let teams = comptime!(UNITS / team);
     let tiles = places.div_ceil(teams);
@@ -77,8 +83,8 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
     let mut value = Vector::<f32, N>::new(0.0f32);
     if live {
         slot = kept[row * places + place] as usize;
-        log_weight = kept_weights[(row * places + place) * 2];
-        log_score = kept_weights[(row * places + place) * 2 + 1];
+        log_weight = kept_weights[(row * places + place) * numbers];
+        log_score = kept_weights[(row * places + place) * numbers + 1];
     }
     if reads {
         key = Vector::cast_from(keys[slot * columns + column]);
@@ -91,6 +97,8 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
     let mut plain_value = value;
     let mut sums = no_sums();
     let mut members = 0u32;
+    let mut votes = 0u32;
+    let mut votes_high = 0u32;
     let (_, own) = add(&mut sums, log_weight, log_score);
     key *= Vector::new(own);
     value *= Vector::new(own);
@@ -117,12 +125,16 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
         for i in 0..all as usize {
             if live && found_targets[i] == i32::cast_from(place) {
                 let at = found[i] as usize;
-                let log_weight = victim_weights[at * 2];
-                let log_score = victim_weights[at * 2 + 1];
+                let log_weight = victim_weights[at * numbers];
+                let log_score = victim_weights[at * numbers + 1];
                 let from = victims[at] as usize;
                 let old_votes = sums.top_votes;
                 let (old, own) = add(&mut sums, log_weight, log_score);
                 members += 1u32;
+                if comptime!(numbers == COUNTED) {
+                    votes += u32::cast_from(victim_weights[at * COUNTED + 2]);
+                    votes_high += u32::cast_from(victim_weights[at * COUNTED + 3]);
+                }
                 if reads {
                     let at = from * columns + column;
                     let next_key = row_of::<F, N>(from_keys, &*keys, at, blueprint.within);
@@ -192,9 +204,17 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
     if column == 0 && place < places {
         let at = row * places + place;
         guarded[at] = select(changed && result.guarded, 1i32, 0i32);
-        weights[at * 2] = select(changed, result.votes + result.excess, kept_weights[at * 2]);
+        let weight = result.votes + result.excess;
+        weights[at * numbers] = select(changed, weight, kept_weights[at * numbers]);
         let score = result.target - result.excess;
-        weights[at * 2 + 1] = select(changed, score, kept_weights[at * 2 + 1]);
+        weights[at * numbers + 1] = select(changed, score, kept_weights[at * numbers + 1]);
+        if comptime!(numbers == COUNTED) {
+            let radix = comptime!(VOTES_RADIX as u32).runtime();
+            votes += u32::cast_from(kept_weights[at * COUNTED + 2]);
+            votes_high += u32::cast_from(kept_weights[at * COUNTED + 3]) + votes / radix;
+            weights[at * COUNTED + 2] = f32::cast_from(votes % radix);
+            weights[at * COUNTED + 3] = f32::cast_from(votes_high);
+        }
     }
 }
 

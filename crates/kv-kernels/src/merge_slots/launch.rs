@@ -21,7 +21,8 @@ pub(crate) fn run(
     let [_, head_dim] = keys.shape().dims();
     let [rows, width] = merges.victims.shape().dims();
     let [_, places] = merges.kept.shape().dims();
-    let weights = empty_like(&keys, Shape::from([rows, places, 2]), DType::F32);
+    let [.., numbers]: [usize; 3] = merges.kept_weights.shape().dims();
+    let weights = empty_like(&keys, Shape::from([rows, places, numbers]), DType::F32);
     let guarded = empty_like(&keys, Shape::from([rows, places]), DType::I32);
     let lanes = vector_lanes(&keys, head_dim, head_dim).min(4);
     let columns = head_dim / lanes;
@@ -59,6 +60,7 @@ pub(crate) fn run(
                 literal: config.guard == f32::INFINITY,
                 queried: config.queried,
                 within: config.within,
+                numbers,
             },
             elem_type(keys.dtype),
         );

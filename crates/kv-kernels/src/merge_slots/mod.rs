@@ -12,6 +12,8 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
 use crate::KernelError;
+#[cfg(doc)]
+use crate::VOTES_RADIX;
 use crate::check::Check;
 use crate::extension::{MergeOps, Merges};
 use crate::nearest_slots::SlotLists;
@@ -105,18 +107,19 @@ pub struct MergeLists {
     /// Each victim's place in the row's list of kept slots, `[P, N]`, 32-bit; it is dropped where
     /// that is none.
     pub targets: Tensor<2, Int>,
-    /// `ln p` and `ln ŝ` of the victims, `[P, N, 2]`, f32.
+    /// `ln p` and `ln ŝ` of the victims, `[P, N, 2]`, f32. Where votes are counted, too, `[P, N, 4]`: the tokens that
+    /// each stands for follow, modulo [`VOTES_RADIX`] and in multiples of it.
     pub victim_weights: Tensor<3>,
     /// Kept slots, `[P, M]`, in the pool that is written to; none twice.
     pub kept: SlotLists,
-    /// `ln p` and `ln ŝ` of the kept slots, `[P, M, 2]`, f32.
+    /// The same of the kept slots, `[P, M, 2]` or `[P, M, 4]`.
     pub kept_weights: Tensor<3>,
 }
 
 /// What the kept slots weigh now.
 #[derive(Debug, Clone)]
 pub struct Merged {
-    /// `ln p` and `ln ŝ`, `[P, M, 2]`, f32.
+    /// `ln p` and `ln ŝ`, and votes where these are counted, as the lists have them.
     pub weights: Tensor<3>,
     /// Whether the guard tripped, `[P, M]`, 32-bit.
     pub guarded: Tensor<2, Int>,
@@ -128,7 +131,8 @@ pub struct Merged {
 /// `Σ w / Σ p`. Slots that nothing goes into stay as they are.
 ///
 /// Weights and scores are logarithms, sums are kept in f32 relative to their largest term: scores of
-/// `exp(±200)` and `exp(−∞)` do no harm. A group without any mass is averaged by its weights `p`.
+/// `exp(±200)` and `exp(−∞)` do no harm. A group without any mass is averaged by its weights `p`. Votes are added up as
+/// whole numbers, exact up to 2³⁶.
 ///
 /// # Shapes
 /// `from` keys and values `[Sv, D]`, `into` `[S, D]`; all of one dtype, f32, f16 or bf16, with `D` up
@@ -167,9 +171,13 @@ pub fn merge_slots(
     lists.kept.check(&check, "kept", rows)?;
     check.shape("targets", &lists.targets, &[rows, width])?;
     check.int("targets", &lists.targets)?;
-    check.shape("victims' weights", &lists.victim_weights, &[rows, width, 2])?;
+    let columns = lists.victim_weights.dims()[2];
+    if columns != 2 && columns != 4 {
+        return Err(check.unsupported("numbers of a weight", columns, "2, or 4 with votes"));
+    }
+    check.shape("victims' weights", &lists.victim_weights, &[rows, width, columns])?;
     check.f32("victims' weights", &lists.victim_weights)?;
-    check.shape("kept slots' weights", &lists.kept_weights, &[rows, places, 2])?;
+    check.shape("kept slots' weights", &lists.kept_weights, &[rows, places, columns])?;
     check.f32("kept slots' weights", &lists.kept_weights)?;
     let config = options.config(OP, &check, rows, head_dim, from.is_none())?;
     let queries = options.queries_or_any(&check, head_dim);

@@ -1,6 +1,7 @@
 //! ZIP merging in plain loops, in f64.
 
 use super::{KeyRule, MergeConfig};
+use crate::merge_nearest::VOTES_RADIX;
 
 /// One token or slot of a group.
 #[derive(Debug, Clone, Copy)]
@@ -129,13 +130,13 @@ pub(crate) struct Groups<'a> {
     pub(crate) victim_counts: &'a [i32],
     /// `[P, N]`
     pub(crate) targets: &'a [i32],
-    /// `[P, N, 2]`
+    /// `[P, N, 2]`, or `[P, N, 4]` with votes.
     pub(crate) victim_weights: &'a [f32],
     /// `[P, M]`
     pub(crate) kept: &'a [i32],
     /// `[P]`
     pub(crate) kept_counts: &'a [i32],
-    /// `[P, M, 2]`
+    /// `[P, M, 2]`, or `[P, M, 4]` with votes.
     pub(crate) kept_weights: &'a [f32],
     /// `[P, D]`, where there are queries.
     pub(crate) queries: &'a [f32],
@@ -157,6 +158,7 @@ impl Groups<'_> {
         let rows = self.kept_counts.len();
         let (width, places) = (self.victims.len() / rows, self.kept.len() / rows);
         let mut weights = self.kept_weights.to_vec();
+        let numbers = weights.len() / (rows * places);
         let mut guarded = vec![0; rows * places];
         let mut written = Vec::new();
         for row in 0..rows {
@@ -174,8 +176,11 @@ impl Groups<'_> {
                     let row = &rows[slot * self.head_dim..][..self.head_dim];
                     row.iter().map(|&x| f64::from(x)).collect()
                 };
-                let mut parts =
-                    vec![(wide(keys, slot), wide(values, slot), &self.kept_weights[2 * at..][..2])];
+                let mut parts = vec![(
+                    wide(keys, slot),
+                    wide(values, slot),
+                    &self.kept_weights[numbers * at..][..2],
+                )];
                 for &victim in group {
                     let slot = self.victims[victim] as usize;
                     let (from_keys, from_values) = match self.config.within {
@@ -183,7 +188,7 @@ impl Groups<'_> {
                         false => (self.from_keys, self.from_values),
                     };
                     let (key, value) = (wide(from_keys, slot), wide(from_values, slot));
-                    parts.push((key, value, &self.victim_weights[2 * victim..][..2]));
+                    parts.push((key, value, &self.victim_weights[numbers * victim..][..2]));
                 }
                 let members: Vec<_> = parts
                     .iter()
@@ -198,8 +203,17 @@ impl Groups<'_> {
                 let MergeConfig { rule, guard, scale, .. } = self.config;
                 let merged =
                     merge_group(&members, query.as_deref(), rule, guard.into(), scale.into());
-                weights[2 * at] = merged.log_weight as f32;
-                weights[2 * at + 1] = merged.log_score as f32;
+                weights[numbers * at] = merged.log_weight as f32;
+                weights[numbers * at + 1] = merged.log_score as f32;
+                if numbers > 2 {
+                    let votes = |of: &[f32]| of[2] as u64 + VOTES_RADIX as u64 * of[3] as u64;
+                    let own = votes(&self.kept_weights[numbers * at..]);
+                    let more =
+                        group.iter().map(|victim| votes(&self.victim_weights[numbers * victim..]));
+                    let all = own + more.sum::<u64>();
+                    weights[numbers * at + 2] = (all % VOTES_RADIX as u64) as f32;
+                    weights[numbers * at + 3] = (all / VOTES_RADIX as u64) as f32;
+                }
                 guarded[at] = i32::from(merged.guarded);
                 let narrow = |row: Vec<f64>| row.into_iter().map(|x| x as f32).collect();
                 let (key, value) = (narrow(merged.key), narrow(merged.value));

@@ -2,21 +2,23 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::merge_reference::{Member, merge_group};
-use kv_kernels::{KeyRule, MergeLists, MergeOptions, SlotLists, merge_slots};
+use kv_kernels::{KeyRule, MergeLists, MergeOptions, SlotLists, VOTES_RADIX, merge_slots};
 use kv_testing::{Numbers, devices, relative_error};
 
 const DIM: usize = 128;
+const RADIX: u64 = VOTES_RADIX as u64;
 
 struct Slot {
     key: Vec<f64>,
     value: Vec<f64>,
     log_weight: f64,
     log_score: f64,
+    votes: u64,
 }
 
 impl Slot {
     fn member(&self) -> Member<'_> {
-        let Self { key, value, log_weight, log_score } = self;
+        let Self { key, value, log_weight, log_score, .. } = self;
         Member { key, value, log_weight: *log_weight, log_score: *log_score }
     }
 }
@@ -27,7 +29,10 @@ fn slots(numbers: &mut Numbers, count: usize) -> Vec<Slot> {
             numbers.normal(width).into_iter().map(f64::from).collect()
         };
         let (key, value, log_score) = (row(DIM), row(DIM), row(1)[0]);
-        Slot { key, value, log_weight: (1.0 + numbers.below(9) as f64).ln(), log_score }
+        let log_weight = (1.0 + numbers.below(9) as f64).ln();
+        // Together far above what f32 counts.
+        let votes = 1 + numbers.below(1 << 26) as u64;
+        Slot { key, value, log_weight, log_score, votes }
     };
     (0..count).map(slot).collect()
 }
@@ -59,7 +64,11 @@ fn many_victims_go_into_many_slots() {
         let values =
             |slots: &[Slot]| floats(slots.iter().flat_map(|slot| slot.value.clone()).collect());
         let weights = |slots: &[Slot]| {
-            floats(slots.iter().flat_map(|slot| [slot.log_weight, slot.log_score]).collect())
+            let numbers = slots.iter().flat_map(|slot| {
+                let votes = [slot.votes % RADIX, slot.votes / RADIX].map(|part| part as f64);
+                [slot.log_weight, slot.log_score, votes[0], votes[1]]
+            });
+            floats(numbers.collect())
         };
         for rule in [KeyRule::Votes, KeyRule::Mean] {
             let from = [keys(&victims), values(&victims)].map(|t| t.reshape([2 * width, DIM]));
@@ -68,9 +77,9 @@ fn many_victims_go_into_many_slots() {
             let lists = MergeLists {
                 victims: list(width, sizes.map(|(_, victims)| victims as i32)),
                 targets: ints(&targets).reshape([2, width]),
-                victim_weights: weights(&victims).reshape([2, width, 2]),
+                victim_weights: weights(&victims).reshape([2, width, 4]),
                 kept: list(places, sizes.map(|(kept, _)| kept as i32)),
-                kept_weights: weights(&kept).reshape([2, places, 2]),
+                kept_weights: weights(&kept).reshape([2, places, 4]),
             };
             let options = MergeOptions { rule, ..Default::default() };
             let from = Some([&from[0], &from[1]]);
@@ -84,8 +93,9 @@ fn many_victims_go_into_many_slots() {
                     let own = own.filter(|(_, target)| **target == place as i32);
                     let own = own.map(|(at, _)| &victims[row * width + at]);
                     let at = row * places + place;
-                    let members: Vec<Member<'_>> =
-                        std::iter::once(&kept[at]).chain(own).map(Slot::member).collect();
+                    let all: Vec<&Slot> = std::iter::once(&kept[at]).chain(own).collect();
+                    let votes: u64 = all.iter().map(|slot| slot.votes).sum();
+                    let members: Vec<Member<'_>> = all.into_iter().map(Slot::member).collect();
                     let scale = 1.0 / (DIM as f64).sqrt();
                     let exact = merge_group(&members, None, rule, 4.0, scale);
                     let context = format!("{} {rule:?} row {row} place {place}", tested.name);
@@ -94,8 +104,11 @@ fn many_victims_go_into_many_slots() {
                         assert!(error < 1e-5, "{context}: off by {error}");
                     }
                     let of = [exact.log_weight, exact.log_score];
-                    let error = relative_error(&weights[2 * at..][..2], &of);
+                    let error = relative_error(&weights[4 * at..][..2], &of);
                     assert!(error < 1e-5, "{context}: weights off by {error}");
+                    let [low, high] = [weights[4 * at + 2], weights[4 * at + 3]];
+                    let counted = low as u64 + RADIX * high as u64;
+                    assert_eq!(counted, votes, "{context}");
                 }
             }
         }

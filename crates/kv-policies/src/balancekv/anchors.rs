@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor};
 use kv_core::Selection;
 
 use crate::{KeyDiff, Observation, Result, Scorer};
@@ -22,29 +22,13 @@ pub(super) fn anchors(
     Ok(Selection::highest(scores, count)?)
 }
 
-/// The tokens of `middle` that are no anchors, which count from its first, `[P, n]`.
+/// The tokens of `middle` that are no anchors, which count from its first, `[P, n]`; there are some.
 pub(super) fn without(
     anchors: &Selection,
     middle: &Range<usize>,
     device: &Device,
-) -> Tensor<2, Int> {
+) -> Result<Tensor<2, Int>> {
     let pairs = anchors.pairs();
-    if anchors.total() == 0 {
-        let all = middle.start as i64..middle.end as i64;
-        let all = Tensor::<1, Int>::arange(all, (device, DType::I32));
-        return all.unsqueeze::<2>().repeat_dim(0, pairs);
-    }
-    let rest: Vec<i32> = anchors
-        .kept()
-        .iter()
-        .flat_map(|anchors| {
-            // Both ascend.
-            let mut anchors = anchors.iter().peekable();
-            let all = 0..middle.len() as u32;
-            all.filter(move |at| anchors.next_if_eq(&at).is_none())
-                .map(|at| middle.start as i32 + at as i32)
-        })
-        .collect();
-    let width = rest.len() / pairs;
-    Tensor::from_data(TensorData::new(rest, [pairs, width]), (device, DType::I32))
+    let rest = anchors.others(&vec![middle.len(); pairs])?;
+    Ok(rest.lists(&vec![middle.start; pairs], device)?.slots)
 }

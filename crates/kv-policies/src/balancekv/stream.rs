@@ -245,7 +245,7 @@ impl Policy for BalanceKvStream {
         cache.set_state(STREAM, Head::store(&heads, [batch, kv_heads], &cache.options().device));
         let waiting = tokens.saturating_sub(taken);
         let free = sizes.recents + sizes.batch - waiting.min(sizes.recents + sizes.batch);
-        cache.set_limits(selection.kept().iter().map(|kept| kept.len() + free).collect())?;
+        cache.set_limits(selection.lengths().iter().map(|kept| kept + free).collect())?;
         Ok(())
     }
 

@@ -58,7 +58,7 @@ impl Cam {
             None => None,
         };
         let offsets = cache.layout().offsets().to_vec();
-        let lines = selection.kept().iter().enumerate().map(|(pair, kept)| {
+        let lines = selection.kept()?.iter().enumerate().map(|(pair, kept)| {
             let mut stays = vec![false; tokens];
             kept.iter().for_each(|&token| stays[token as usize] = true);
             let own = pair * tokens..(pair + 1) * tokens;
@@ -88,7 +88,7 @@ impl Cam {
         let positions = cache.read_positions()?;
         let missing = PolicyError::MissingObservation { policy: NAME, what: "a prompt" };
         let seeds = read_f32("seeds", cache.state(SEEDS).ok_or(missing)?.clone())?;
-        let lines = kept.kept().iter().enumerate().map(|(pair, kept)| {
+        let lines = kept.kept()?.iter().enumerate().map(|(pair, kept)| {
             let live = cache.layout().live(pair);
             let mut rows: Vec<usize> = live.clone().collect();
             rows.sort_by_key(|&slot| positions[slot]);

@@ -77,16 +77,11 @@ impl D2o {
             let scores = scores.reshape([pairs, 1, 1]);
             Tensor::cat(vec![scores.zeros_like(), scores], 2)
         };
-        let [_, own_score] = self.weights(1.0);
-        let scores = match self.options.official {
-            true => cosines.clone().clamp_min(0.0).log(),
-            false => cosines.clone(),
-        };
         let lists = MergeLists {
             targets: slots.zeros_like().mask_fill(stays.clone(), -1),
-            victim_weights: weigh(scores),
+            victim_weights: weigh(self.log_scores(cosines.clone())),
             victims: of,
-            kept_weights: weigh(cosines.full_like(own_score)),
+            kept_weights: weigh(self.log_scores(cosines.ones_like())),
             kept: SlotLists { slots, counts: ones },
         };
         cache.merge_slots(None, &lists, &Self::merging())?;

@@ -1,10 +1,10 @@
-//! Merges during decode: one victim a head on the device, or many on the host.
+//! Merges during decode: one victim a head in one launch, or many.
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{LayerCache, NearestOptions, Selection, StepScores, read_f32, read_i32};
 
-use super::scores::{LOG_SAMPLES, LOG_SCORES, TRACKS, mean_queries, weigh};
-use super::{KeepKv, Predictor, votes, window};
+use super::scores::{LOG_SAMPLES, LOG_SCORES, TRACKS, mean_queries, weigh, weights};
+use super::{KeepKv, Predictor, VOTES, VOTES_HIGH, window};
 use crate::Result;
 use crate::merge_groups::Groups;
 
@@ -29,17 +29,17 @@ impl KeepKv {
         Ok(cache.merge_nearest(TRACKS, victims, limits, &options)?)
     }
 
-    /// `ln p` and `ln ŝ` of slots `[N]`, `[N, 2]`.
-    fn weights_of(&self, cache: &LayerCache, slots: &Tensor<1, Int>) -> Tensor<2> {
-        let count = slots.dims()[0];
-        let of = |values: &Tensor<1>| values.clone().select(0, slots.clone());
-        let zeros = || Tensor::zeros([count], (&cache.options().device, DType::F32));
-        let weights = cache.log_weights().map_or_else(zeros, of);
+    /// What all slots weigh, `[S, 4]`.
+    fn weights_of(&self, cache: &LayerCache) -> Tensor<2> {
+        let (slots, device) = (cache.positions().dims()[0], &cache.options().device);
+        let filled = |with: f32| Tensor::full([slots], with, (device, DType::F32));
+        let track = |name, initial| cache.track(name).cloned().unwrap_or_else(|| filled(initial));
+        let log_weights = cache.log_weights().cloned().unwrap_or_else(|| filled(0.0));
         let scores = match (cache.track(LOG_SCORES), cache.track(LOG_SAMPLES)) {
-            (Some(scores), Some(samples)) => self.add_epsilon(of(scores) - of(samples)),
-            _ => zeros(),
+            (Some(scores), Some(samples)) => self.add_epsilon(scores.clone() - samples.clone()),
+            _ => filled(0.0),
         };
-        Tensor::stack::<2>(vec![weights, scores], 1)
+        weights(log_weights, scores, [track(VOTES, 1.0), track(VOTES_HIGH, 0.0)])
     }
 
     /// Merges all slots but the kept ones into these.
@@ -49,27 +49,22 @@ impl KeepKv {
         kept: &Selection,
         query: Tensor<3>,
     ) -> Result<()> {
-        let (offsets, kv_heads) = (cache.layout().offsets().to_vec(), cache.layout().kv_heads());
-        let groups = Groups::of_slots(kept.kept(), cache);
+        let kv_heads = cache.layout().kv_heads();
+        let groups = Groups::of_slots(kept, cache)?;
+        if groups.is_empty() {
+            return Ok(());
+        }
         let targets = groups.targets(cache.keys(), self.options.threshold)?;
-        let slots = Tensor::<1, Int>::arange(
-            0..cache.positions().dims()[0] as i64,
-            (&cache.options().device, DType::I32),
-        );
-        let weights = read_f32("weights", self.weights_of(cache, &slots))?;
-        let of = |pair: usize, at: u32| {
-            let slot = offsets[pair] + at as usize;
-            [weights[2 * slot], weights[2 * slot + 1]]
-        };
-        let options = self.merging(Some(mean_queries(query, kv_heads)));
-        if let Some((slots, weights)) = groups.merge(cache, None, &targets, of, options)? {
-            weigh(cache, &slots, weights)?;
-        }
+        let weights = self.weights_of(cache);
         if self.options.predictor == Predictor::Window {
-            let weight = |slot: usize| weights[2 * slot];
-            window::join(cache, &groups, &targets, weight, self.options.window)?;
+            let [slots, _] = weights.dims();
+            let log_weights = weights.clone().narrow(1, 0, 1).reshape([slots]);
+            let log_weights = read_f32("weights", log_weights)?;
+            window::join(cache, &groups.read(&targets)?, &log_weights, self.options.window)?;
         }
-        votes::join(cache, &groups, &targets)
+        let options = self.merging(Some(mean_queries(query, kv_heads)));
+        let merged = groups.merge(cache, None, targets, groups.weights(&weights), options)?;
+        weigh(cache, merged)
     }
 }
 

@@ -180,8 +180,8 @@ impl KeepKv {
             Some((scores, _)) => self.highest(observation, scores, most)?,
             None => evictor.select(observation)?.selection,
         };
-        let lengths = selection.kept().iter().map(Vec::len);
-        match lengths.zip(limits).find(|(length, limit)| length > *limit) {
+        let lengths = selection.lengths().iter();
+        match lengths.zip(limits).find(|(length, limit)| length > limit) {
             Some((length, limit)) => Err(PolicyError::InvalidConfig {
                 policy: NAME.into(),
                 reason: format!(

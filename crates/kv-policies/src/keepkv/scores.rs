@@ -1,11 +1,12 @@
 //! Predicted scores: averages of what queries gave each slot, unnormalised, as logarithms.
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Tensor};
 use kv_core::{AverageWeights, LayerCache, ScoreTracks, StepScores};
 use serde::{Deserialize, Serialize};
 
 use super::{KeepKv, NAME, VOTES, VOTES_HIGH};
 use crate::attention::window_logits;
+use crate::merge_groups::Merged;
 use crate::{Attended, Observation, Result};
 
 /// Track of `ln S`, a slot's weighted sum of scores.
@@ -32,21 +33,14 @@ pub enum Predictor {
     Window,
 }
 
-/// A prompt's scores, `[B * Hkv * T]`.
+/// A prompt's scores.
 pub(super) struct PromptScores {
-    /// `ln S`
-    pub(super) scores: Vec<f32>,
-    /// The logarithm of the weights' sum.
-    pub(super) samples: Vec<f32>,
+    /// `ln S`, `[B * Hkv, T]`.
+    pub(super) scores: Tensor<2>,
+    /// The logarithm of the weights' sum, `[B * Hkv, T]`.
+    pub(super) samples: Tensor<2>,
     /// `ln s` of each of the last queries, `[B * Hkv, W, T]`.
     pub(super) rows: Tensor<3>,
-}
-
-impl PromptScores {
-    /// `ln ŝ` of a token.
-    pub(super) fn log_score(&self, at: usize) -> f32 {
-        self.scores[at] - self.samples[at]
-    }
 }
 
 impl KeepKv {
@@ -81,9 +75,11 @@ impl KeepKv {
                 false => seen(window.min(tokens - token)).ln() as f32,
             })
             .collect();
+        let pairs = batch * kv_heads;
+        let samples = Tensor::<1>::from_data(samples.as_slice(), (&sums.device(), DType::F32));
         Ok(PromptScores {
-            scores: kv_core::read_f32("scores", sums)?,
-            samples: samples.repeat(batch * kv_heads),
+            scores: sums.reshape([pairs, tokens]),
+            samples: samples.unsqueeze_dim::<2>(0).expand([pairs, tokens]),
             rows,
         })
     }
@@ -129,24 +125,39 @@ fn log_add(a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
 /// The mean of each group's queries, `[B, Hq, D]` to `[B * Hkv, D]`, f32.
 pub(super) fn mean_queries(queries: Tensor<3>, kv_heads: usize) -> Tensor<2> {
     let [batch, heads, head_dim] = queries.dims();
-    let grouped = queries.cast(burn::tensor::DType::F32);
+    let grouped = queries.cast(DType::F32);
     let grouped = grouped.reshape([batch * kv_heads, heads / kv_heads, head_dim]);
     grouped.mean_dim(1).squeeze_dim(1)
 }
 
-/// Writes merged slots' weights, and their scores as their averages have them. `weights` `[N, 2]`.
-pub(super) fn weigh(
-    cache: &mut LayerCache,
-    slots: &Tensor<1, Int>,
-    weights: Tensor<2>,
-) -> Result<()> {
+/// Weights of slots or tokens `[N]`, as merges have them: `ln p`, `ln ŝ` and votes, `[N, 4]`.
+pub(super) fn weights(
+    log_weights: Tensor<1>,
+    scores: Tensor<1>,
+    votes: [Tensor<1>; 2],
+) -> Tensor<2> {
+    let [votes, votes_high] = votes;
+    Tensor::stack::<2>(vec![log_weights, scores, votes, votes_high], 1)
+}
+
+/// Writes what slots weigh that something went into, which have more votes then: their scores as their averages have
+/// them.
+pub(super) fn weigh(cache: &mut LayerCache, merged: Merged) -> Result<()> {
+    let Merged { slots, before, now } = merged;
     let count = slots.dims()[0];
-    let column = |at: usize| weights.clone().narrow(1, at, 1).reshape([count]);
-    cache.write_log_weights(slots, column(0))?;
+    let more = (now.clone() - before).narrow(1, 2, 2).abs().sum_dim(1).reshape([count]);
+    let slots = slots.mask_fill(more.equal_scalar(0.0), -1);
+    let column = |at: usize| now.clone().narrow(1, at, 1).reshape([count]);
+    cache.write_log_weights(&slots, column(0))?;
     if let Some(samples) = cache.track(LOG_SAMPLES) {
         let own = samples.clone().select(0, slots.clone().clamp_min(0));
         let scores = column(1) + own;
-        cache.write_track(LOG_SCORES, slots, scores)?;
+        cache.write_track(LOG_SCORES, &slots, scores)?;
+    }
+    for (track, at) in [(VOTES, 2), (VOTES_HIGH, 3)] {
+        if cache.track(track).is_some() {
+            cache.write_track(track, &slots, column(at))?;
+        }
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use kv_core::{LayerCache, read_f32};
 use super::KeepKv;
 use super::scores::{LOG_SAMPLES, LOG_SCORES, NOTHING, log_mean};
 use crate::Result;
-use crate::merge_groups::Groups;
+use crate::merge_groups::Read;
 
 /// Track of the logarithms of the scores that the `age`-th last query gave.
 fn track(age: usize) -> String {
@@ -48,8 +48,7 @@ fn by_target(victims: &[u32], targets: &[i32]) -> BTreeMap<usize, Vec<u32>> {
 /// Sets the tracks from a prompt's scores, `[B * Hkv, W, T]`.
 pub(super) fn prime(
     cache: &mut LayerCache,
-    groups: &Groups,
-    targets: &[Vec<i32>],
+    merges: &Read<'_>,
     scores: &Tensor<3>,
     window: usize,
 ) -> Result<()> {
@@ -60,17 +59,18 @@ pub(super) fn prime(
         // −∞ where the query does not see the token.
         score.max(NOTHING)
     };
+    let Read { kept, victims, targets } = merges;
     let joins: Vec<BTreeMap<usize, Vec<u32>>> =
-        groups.victims.iter().zip(targets).map(|(own, targets)| by_target(own, targets)).collect();
+        victims.iter().zip(targets).map(|(own, targets)| by_target(own, targets)).collect();
     for age in 0..window {
         let Some(query) = queries.checked_sub(age + 1) else {
-            let none = vec![NOTHING; groups.kept.iter().map(Vec::len).sum()];
+            let none = vec![NOTHING; kept.iter().map(Vec::len).sum()];
             cache.set_live_track(&track(age), &none, NOTHING)?;
             continue;
         };
         let live = (0..pairs).flat_map(|pair| {
             let (joins, score) = (&joins[pair], &score);
-            groups.kept[pair].iter().enumerate().map(move |(place, &token)| {
+            kept[pair].iter().enumerate().map(move |(place, &token)| {
                 let victims = joins.get(&place).into_iter().flatten();
                 let victims = victims.map(|&victim| [0.0, score(pair, query, victim)]);
                 averaged([0.0, score(pair, query, token)], victims)
@@ -81,12 +81,11 @@ pub(super) fn prime(
     Ok(())
 }
 
-/// Merges what slots have of each query. `weights` is `ln p` of every slot.
+/// Merges what slots have of each query. `log_weights` is `ln p` of every slot.
 pub(super) fn join(
     cache: &mut LayerCache,
-    groups: &Groups,
-    targets: &[Vec<i32>],
-    weights: impl Fn(usize) -> f32,
+    merges: &Read<'_>,
+    log_weights: &[f32],
     window: usize,
 ) -> Result<()> {
     let offsets = cache.layout().offsets().to_vec();
@@ -94,11 +93,11 @@ pub(super) fn join(
         let name = track(age);
         let Some(values) = cache.track(&name) else { continue };
         let mut values = read_f32("scores", values.clone())?;
-        for (pair, targets) in targets.iter().enumerate() {
-            for (target, victims) in by_target(&groups.victims[pair], targets) {
+        for (pair, targets) in merges.targets.iter().enumerate() {
+            for (target, victims) in by_target(&merges.victims[pair], targets) {
                 let slot = |at: u32| offsets[pair] + at as usize;
-                let own = slot(groups.kept[pair][target]);
-                let of = |slot: usize| [weights(slot), values[slot]];
+                let own = slot(merges.kept[pair][target]);
+                let of = |slot: usize| [log_weights[slot], values[slot]];
                 let merged = averaged(of(own), victims.into_iter().map(|at| of(slot(at))));
                 values[own] = merged;
             }

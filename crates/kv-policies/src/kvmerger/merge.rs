@@ -1,13 +1,13 @@
 //! Similarities and distances of neighbours, and the merge itself.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{KeyRule, LayerCache, MergeOptions, read_f32};
+use kv_core::{KeyRule, LayerCache, MergeOptions, Selection, read_f32};
 use rayon::prelude::*;
 
 use super::KvMerger;
 use super::sets::{Rules, Sets};
 use crate::Result;
-use crate::merge_groups::Groups;
+use crate::merge_groups::{Groups, Merged};
 
 impl KvMerger {
     /// The sets of heads whose `keys`, `[N, D]`, follow each other in the order of positions, with the
@@ -62,63 +62,57 @@ impl KvMerger {
             kept.iter_mut().for_each(|at| *at = order[*at as usize]);
             kept.sort_unstable();
         }
-        let firsts = match from {
+        let device = cache.options().device.clone();
+        let (firsts, rows): (Vec<usize>, usize) = match from {
             Some([keys, _]) => {
-                let rows = keys.dims()[0] / orders.len().max(1);
-                (0..orders.len()).map(|pair| pair * rows).collect()
+                let [rows, _] = keys.dims();
+                ((0..orders.len()).map(|pair| pair * (rows / orders.len())).collect(), rows)
             }
-            None => cache.layout().offsets().to_vec(),
+            None => (cache.layout().offsets().to_vec(), cache.positions().dims()[0]),
         };
-        let groups = Groups::new(&kept, &lengths, firsts, &cache.options().device);
-        // By place: where a token goes, and what it weighs.
+        let selection = Selection::new(kept)?;
+        let groups = Groups::new(&selection, &lengths, &firsts, &device)?;
+        if groups.is_empty() {
+            return Ok(());
+        }
+        // By place: where a token goes; by row, what it weighs.
         let mut goes: Vec<Vec<Option<u32>>> = Vec::with_capacity(orders.len());
-        let mut weights: Vec<Vec<f32>> = Vec::with_capacity(orders.len());
-        for ((pivots, order), own) in heads().zip(&sets.log_weights) {
-            let (mut to, mut weight) = (vec![None; order.len()], vec![0.0; order.len()]);
+        let mut weights = vec![0.0; 2 * rows];
+        for (((pivots, order), own), first) in heads().zip(&sets.log_weights).zip(&firsts) {
+            let mut to = vec![None; order.len()];
             for (at, &place) in order.iter().enumerate() {
                 to[place as usize] = pivots[at].map(|pivot| order[pivot]);
-                weight[place as usize] = own[at];
+                weights[2 * (first + place as usize) + 1] = own[at];
             }
             goes.push(to);
-            weights.push(weight);
         }
-        let targets: Vec<Vec<i32>> = groups
-            .victims
-            .iter()
-            .enumerate()
-            .map(|(pair, victims)| {
-                let place = |&victim: &u32| {
-                    let pivot = goes[pair][victim as usize];
-                    let place = pivot.and_then(|pivot| kept[pair].binary_search(&pivot).ok());
-                    place.map_or(-1, |place| place as i32)
-                };
-                victims.iter().map(place).collect()
-            })
-            .collect();
+        let (kept, victims) = (selection.kept()?, groups.victims()?);
+        let width = victims.iter().map(Vec::len).max().unwrap_or_default().max(1);
+        let mut targets = vec![-1; victims.len() * width];
+        for (pair, (to, victims)) in targets.chunks_mut(width).zip(victims).enumerate() {
+            for (to, &victim) in to.iter_mut().zip(victims) {
+                let pivot = goes[pair][victim as usize];
+                let place = pivot.and_then(|pivot| kept[pair].binary_search(&pivot).ok());
+                *to = place.map_or(-1, |place| place as i32);
+            }
+        }
+        let targets = Tensor::<1, Int>::from_data(targets.as_slice(), (&device, DType::I32));
+        let targets = targets.reshape([victims.len(), width]);
+        let weights = Tensor::<1>::from_data(weights.as_slice(), (&device, DType::F32));
+        let weights = groups.weights(&weights.reshape([rows, 2]));
         let options = MergeOptions { rule: KeyRule::Mean, ..Default::default() };
-        let weight = |pair: usize, at: u32| [0.0, weights[pair][at as usize]];
-        let merged = groups.merge(cache, from, &targets, weight, options)?;
-        match merged.filter(|_| self.set_size) {
-            None => Ok(()),
-            Some((slots, _)) => grow(cache, &slots, &targets),
-        }
+        let merged = groups.merge(cache, from, targets, weights, options)?;
+        if self.set_size { grow(cache, merged) } else { Ok(()) }
     }
 }
 
-/// Multiplies merged values by the sizes of their sets; `targets` are in the order of `slots`.
-fn grow(cache: &mut LayerCache, slots: &Tensor<1, Int>, targets: &[Vec<i32>]) -> Result<()> {
-    let width = slots.dims()[0] / targets.len();
-    let mut more = Vec::with_capacity(slots.dims()[0]);
-    for targets in targets {
-        let mut sizes = std::collections::BTreeMap::new();
-        targets.iter().filter(|&&at| at >= 0).for_each(|&at| *sizes.entry(at).or_insert(0) += 1);
-        let mut own: Vec<f32> = sizes.into_values().map(|size: u32| size as f32).collect();
-        own.resize(width, 0.0);
-        more.extend(own);
-    }
-    let more = Tensor::<1>::from_data(more.as_slice(), (&slots.device(), DType::F32));
+/// Multiplies merged values by the sizes of their sets, which their weights have.
+fn grow(cache: &mut LayerCache, merged: Merged) -> Result<()> {
+    let slots = merged.slots;
+    let more = merged.now.narrow(1, 0, 1).exp().sub_scalar(1.0);
     let rows = cache.values().clone().select(0, slots.clone().clamp_min(0)).cast(DType::F32);
-    Ok(cache.add_values(slots, rows * more.unsqueeze_dim::<2>(1))?)
+    let [count, head_dim] = rows.dims();
+    Ok(cache.add_values(&slots, rows * more.expand([count, head_dim]))?)
 }
 
 /// Cosines of each row and the next, `[N - 1]`; 0 where one is 0.

@@ -51,7 +51,7 @@ impl Policy for Behind {
     ) -> Result<()> {
         let limit = self.0.limit(observation);
         self.0.check_protected(limit)?;
-        let limits = selection.kept().iter().map(|kept| kept.len().max(limit));
+        let limits = selection.lengths().iter().map(|&kept| kept.max(limit));
         Ok(cache.set_limits(limits.collect())?)
     }
 
