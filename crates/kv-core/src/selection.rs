@@ -14,7 +14,8 @@ use crate::{Error, Result, read_i32};
 /// different numbers.
 ///
 /// What was chosen on the device stays there: whoever asks for [`Self::kept`] waits for it, a cache that is filled or
-/// compacted by it does not. How many there are of each head is known without.
+/// compacted by it does not. How many there are of each head is known without. It fits only heads of at least as many
+/// tokens as it was chosen among.
 #[derive(Debug, Clone)]
 pub struct Selection {
     lengths: Vec<usize>,
@@ -106,7 +107,7 @@ impl Selection {
     /// What is not kept of heads of `lengths` tokens, in their order; found where the selection is.
     ///
     /// # Errors
-    /// Where the selection does not fit these, and those of [`top_slots`].
+    /// [`Error::InvalidPlan`] and [`Error::IndexOutOfRange`] where the selection does not fit these, [`Error::Kernel`].
     pub fn others(&self, lengths: &[usize]) -> Result<Self> {
         self.check(lengths)?;
         let counts: Vec<usize> = lengths.iter().zip(&self.lengths).map(|(a, b)| a - b).collect();
@@ -241,7 +242,8 @@ impl Selection {
         self.lengths.iter().sum()
     }
 
-    /// Kept tokens as rows of a pool in which heads begin at `firsts`, `[B * Hkv]`; −1 behind a head's last one.
+    /// Kept tokens as rows of a pool in which heads begin at `firsts`, `[B * Hkv]`: slots `[B * Hkv, most]`, at least one
+    /// a head, and −1 behind a head's last one.
     ///
     /// # Errors
     /// [`Error::Shape`] for another number of heads.
@@ -256,7 +258,8 @@ impl Selection {
                 let columns = Tensor::<1, Int>::arange(0..most as i64, (device, DType::I32));
                 let columns = columns.unsqueeze_dim::<2>(0).expand([pairs, most]);
                 let behind = columns.greater_equal(wide(counts.clone()));
-                (places.clone() + wide(counted(firsts, device))).mask_fill(behind, -1)
+                let places = places.clone().to_device(device);
+                (places + wide(counted(firsts, device))).mask_fill(behind, -1)
             }
             (None, kept) => {
                 let heads = kept.map_or(&[][..], Vec::as_slice).iter().zip(firsts);
@@ -271,7 +274,7 @@ impl Selection {
         Ok(SlotLists { slots, counts })
     }
 
-    /// Checks that every index is below its head's `lengths`.
+    /// Checks that every index, or what they were chosen among, is below its head's `lengths`.
     pub(crate) fn check(&self, lengths: &[usize]) -> Result<()> {
         if self.pairs() != lengths.len() {
             return Err(Error::InvalidPlan {
@@ -280,7 +283,9 @@ impl Selection {
             });
         }
         let last = |pair: usize| match &self.chosen {
-            Some(Chosen { among, .. }) => among[pair].checked_sub(1),
+            Some(Chosen { among, .. }) => {
+                among[pair].checked_sub(1).filter(|_| self.lengths[pair] > 0)
+            }
             None => self.kept.get()?.get(pair)?.last().map(|&last| last as usize),
         };
         for (pair, &limit) in lengths.iter().enumerate() {

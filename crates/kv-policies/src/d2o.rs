@@ -143,8 +143,8 @@ impl D2o {
         let most = selection.lengths().iter().copied().max().unwrap_or_default();
         let of_kept = self.log_scores(Tensor::ones([pairs, most, 1], (&device, DType::F32)));
         let weights = [of_victims, of_kept].map(|scores| {
-            let votes = scores.zeros_like();
-            Tensor::cat(vec![votes, scores], 2)
+            let (none, one) = (scores.zeros_like(), scores.ones_like());
+            Tensor::cat(vec![none.clone(), scores, one, none], 2)
         });
         let from = Some([&keys, &values]);
         let merged = groups.merge(cache, from, targets, weights, Self::merging())?;
@@ -153,7 +153,7 @@ impl D2o {
         }
         // The authors divide by the number of tokens rather than by the weights: the mean of these is the slot's score.
         let count = merged.slots.dims()[0];
-        let factors = merged.now.narrow(1, 1, 1).reshape([count]).exp();
+        let factors = merged.weights.narrow(1, 1, 1).reshape([count]).exp();
         Ok(cache.scale_slots(&merged.slots, factors)?)
     }
 }

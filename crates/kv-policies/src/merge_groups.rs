@@ -16,14 +16,12 @@ pub(crate) struct Groups {
     victims: SlotLists,
 }
 
-/// Kept slots that victims may have gone into.
+/// Kept slots that victims went into.
 pub(crate) struct Merged {
-    /// Slots of the cache, `[N]`, −1 for none.
+    /// Slots of the cache, `[N]`, −1 for those that nothing went into.
     pub(crate) slots: Tensor<1, Int>,
-    /// What they weighed before, `[N, C]`.
-    pub(crate) before: Tensor<2>,
-    /// What they weigh now.
-    pub(crate) now: Tensor<2>,
+    /// What they weigh, `[N, 4]`.
+    pub(crate) weights: Tensor<2>,
 }
 
 impl Groups {
@@ -88,7 +86,7 @@ impl Groups {
         Ok(above(self.nearest(keys)?, threshold))
     }
 
-    /// What victims and kept ones weigh, `[P, N, C]` and `[P, M, C]`, of what all rows there are do, `[S, C]`.
+    /// What victims and kept ones weigh, `[P, N, 4]` and `[P, M, 4]`, of what all rows there are do, `[S, 4]`.
     pub(crate) fn weights(&self, all: &Tensor<2>) -> [Tensor<3>; 2] {
         [&self.victims, &self.kept_rows].map(|lists| {
             let [pairs, width] = lists.slots.dims();
@@ -99,8 +97,8 @@ impl Groups {
     }
 
     /// Merges victims into the cache's kept slots, which stand in order at the beginning of every head
-    /// where victims come from elsewhere (`from`). Weights are those of victims and of kept ones, as [`MergeLists`] has
-    /// them.
+    /// where victims come from elsewhere (`from`). Weights are those of victims and of kept ones, with votes, as
+    /// [`MergeLists`] has them.
     pub(crate) fn merge(
         &self,
         cache: &mut LayerCache,
@@ -124,11 +122,13 @@ impl Groups {
             kept,
         };
         let merged = cache.merge_slots(from, &lists, &options)?;
-        Ok(Merged {
-            slots: lists.kept.slots.flatten(0, 1),
-            before: lists.kept_weights.flatten(0, 1),
-            now: merged.weights.flatten(0, 1),
-        })
+        let weights: Tensor<2> = merged.weights.flatten(0, 1);
+        let [count, _] = weights.dims();
+        // Whatever goes into a slot brings votes.
+        let more = (weights.clone() - lists.kept_weights.flatten(0, 1)).narrow(1, 2, 2);
+        let untouched = more.abs().sum_dim(1).reshape([count]).equal_scalar(0.0);
+        let slots: Tensor<1, Int> = lists.kept.slots.flatten(0, 1);
+        Ok(Merged { slots: slots.mask_fill(untouched, -1), weights })
     }
 }
 

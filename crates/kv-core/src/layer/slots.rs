@@ -9,7 +9,7 @@ use kv_kernels::{
 
 use super::{Track, expect_shape};
 use crate::tensors::ints;
-use crate::{LayerCache, Result};
+use crate::{Error, LayerCache, Result};
 
 /// What `N` slots hold.
 #[derive(Debug)]
@@ -117,12 +117,20 @@ impl LayerCache {
         self.upload(self.layout.live_slots())
     }
 
-    /// The first `lengths` slots of every head, `[B * Hkv, most]`, and −1 behind them.
+    /// The first `lengths` slots of every head, up to its capacity, `[B * Hkv, most]`, and −1 behind them.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`] for another number of heads.
+    /// [`Error::Shape`] for another number of heads, [`Error::IndexOutOfRange`] for more slots than a head has.
     pub fn first_slots(&self, lengths: &[usize]) -> Result<Tensor<2, Int>> {
         expect_shape("lengths", &[lengths.len()], &[self.layout.pairs()])?;
+        let mut heads = lengths.iter().zip(self.layout.capacities());
+        if let Some((&length, &capacity)) = heads.find(|(length, capacity)| length > capacity) {
+            return Err(Error::IndexOutOfRange {
+                what: "first slots",
+                index: length - 1,
+                limit: capacity,
+            });
+        }
         let (pairs, device) = (self.layout.pairs(), &self.options.device);
         let most = lengths.iter().copied().max().unwrap_or_default().max(1);
         let wide = |numbers: Tensor<1, Int>| numbers.unsqueeze_dim::<2>(1).expand([pairs, most]);

@@ -71,7 +71,8 @@ impl LayerCache {
     /// `of` `[B * Hkv, T]`, f32.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`], and [`crate::Error::InvalidPlan`] for a selection of something else.
+    /// [`crate::Error::Shape`] where the cache holds other numbers of slots, [`crate::Error::IndexOutOfRange`] for a
+    /// selection of more tokens, [`crate::Error::Kernel`].
     pub fn set_kept_track(
         &mut self,
         name: &str,

@@ -140,14 +140,11 @@ pub(super) fn weights(
     Tensor::stack::<2>(vec![log_weights, scores, votes, votes_high], 1)
 }
 
-/// Writes what slots weigh that something went into, which have more votes then: their scores as their averages have
-/// them.
+/// Writes what merged slots weigh, their scores as their averages have them.
 pub(super) fn weigh(cache: &mut LayerCache, merged: Merged) -> Result<()> {
-    let Merged { slots, before, now } = merged;
+    let Merged { slots, weights } = merged;
     let count = slots.dims()[0];
-    let more = (now.clone() - before).narrow(1, 2, 2).abs().sum_dim(1).reshape([count]);
-    let slots = slots.mask_fill(more.equal_scalar(0.0), -1);
-    let column = |at: usize| now.clone().narrow(1, at, 1).reshape([count]);
+    let column = |at: usize| weights.clone().narrow(1, at, 1).reshape([count]);
     cache.write_log_weights(&slots, column(0))?;
     if let Some(samples) = cache.track(LOG_SAMPLES) {
         let own = samples.clone().select(0, slots.clone().clamp_min(0));

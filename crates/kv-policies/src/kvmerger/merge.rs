@@ -1,7 +1,7 @@
 //! Similarities and distances of neighbours, and the merge itself.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{KeyRule, LayerCache, MergeOptions, Selection, read_f32};
+use kv_core::{KeyRule, LayerCache, MergeOptions, Selection, VOTES_RADIX, read_f32};
 use rayon::prelude::*;
 
 use super::KvMerger;
@@ -77,12 +77,12 @@ impl KvMerger {
         }
         // By place: where a token goes; by row, what it weighs.
         let mut goes: Vec<Vec<Option<u32>>> = Vec::with_capacity(orders.len());
-        let mut weights = vec![0.0; 2 * rows];
+        let mut weights = [0.0, 0.0, 1.0, 0.0].repeat(rows);
         for (((pivots, order), own), first) in heads().zip(&sets.log_weights).zip(&firsts) {
             let mut to = vec![None; order.len()];
             for (at, &place) in order.iter().enumerate() {
                 to[place as usize] = pivots[at].map(|pivot| order[pivot]);
-                weights[2 * (first + place as usize) + 1] = own[at];
+                weights[4 * (first + place as usize) + 1] = own[at];
             }
             goes.push(to);
         }
@@ -99,17 +99,18 @@ impl KvMerger {
         let targets = Tensor::<1, Int>::from_data(targets.as_slice(), (&device, DType::I32));
         let targets = targets.reshape([victims.len(), width]);
         let weights = Tensor::<1>::from_data(weights.as_slice(), (&device, DType::F32));
-        let weights = groups.weights(&weights.reshape([rows, 2]));
+        let weights = groups.weights(&weights.reshape([rows, 4]));
         let options = MergeOptions { rule: KeyRule::Mean, ..Default::default() };
         let merged = groups.merge(cache, from, targets, weights, options)?;
         if self.set_size { grow(cache, merged) } else { Ok(()) }
     }
 }
 
-/// Multiplies merged values by the sizes of their sets, which their weights have.
+/// Multiplies merged values by the sizes of their sets: the votes of all but the pivot.
 fn grow(cache: &mut LayerCache, merged: Merged) -> Result<()> {
     let slots = merged.slots;
-    let more = merged.now.narrow(1, 0, 1).exp().sub_scalar(1.0);
+    let votes = |at: usize| merged.weights.clone().narrow(1, at, 1);
+    let more = (votes(2) + votes(3).mul_scalar(VOTES_RADIX)).sub_scalar(1.0);
     let rows = cache.values().clone().select(0, slots.clone().clamp_min(0)).cast(DType::F32);
     let [count, head_dim] = rows.dims();
     Ok(cache.add_values(&slots, rows * more.expand([count, head_dim]))?)
