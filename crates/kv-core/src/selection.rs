@@ -7,7 +7,7 @@ use kv_kernels::{Choice, SlotLists, scatter_scalars, top_slots};
 
 use crate::layer::expect_shape;
 use crate::ranking::{descending, rank, top};
-use crate::tensors::ints;
+use crate::tensors::{ints, listed};
 use crate::{Error, Result, read_i32};
 
 /// Tokens (or live slots) to keep, per (sequence, key-value head), ascending. Heads may keep
@@ -253,13 +253,8 @@ impl Selection {
         let most = self.lengths.iter().copied().max().unwrap_or_default().max(1);
         let slots = match (&self.chosen, self.kept.get()) {
             (Some(Chosen { places, .. }), _) => {
-                let wide =
-                    |numbers: Tensor<1, Int>| numbers.unsqueeze_dim::<2>(1).expand([pairs, most]);
-                let columns = Tensor::<1, Int>::arange(0..most as i64, (device, DType::I32));
-                let columns = columns.unsqueeze_dim::<2>(0).expand([pairs, most]);
-                let behind = columns.greater_equal(wide(counts.clone()));
                 let places = places.clone().to_device(device);
-                (places + wide(counted(firsts, device))).mask_fill(behind, -1)
+                listed(places, counted(firsts, device), counts.clone())
             }
             (None, kept) => {
                 let heads = kept.map_or(&[][..], Vec::as_slice).iter().zip(firsts);

@@ -31,6 +31,25 @@ pub(crate) fn ints<const D: usize>(
     Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
 }
 
+/// Places of rows that begin at `firsts`, `[R, W]`, as places in all; −1 from each row's count on. `firsts` and `counts`
+/// are `[R]`.
+pub(crate) fn listed(
+    places: Tensor<2, Int>,
+    firsts: Tensor<1, Int>,
+    counts: Tensor<1, Int>,
+) -> Tensor<2, Int> {
+    let [rows, width] = places.dims();
+    let wide = |numbers: Tensor<1, Int>| numbers.unsqueeze_dim::<2>(1).expand([rows, width]);
+    let columns = columns(rows, width, &places.device());
+    (places + wide(firsts)).mask_fill(columns.greater_equal(wide(counts)), -1)
+}
+
+/// 0, 1, 2 and so on in every row, `[R, W]`.
+pub(crate) fn columns(rows: usize, width: usize, device: &Device) -> Tensor<2, Int> {
+    let row = Tensor::<1, Int>::arange(0..width as i64, (device, DType::I32));
+    row.unsqueeze_dim::<2>(0).expand([rows, width])
+}
+
 /// f32 values on the device.
 pub(crate) fn floats<const D: usize>(
     values: Vec<f32>,

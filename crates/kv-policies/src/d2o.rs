@@ -96,11 +96,9 @@ impl D2o {
         let pairs = batch * kv_heads;
         let device = cache.options().device.clone();
         let groups = Groups::of_prompts(selection, tokens, &device)?;
-        let set = |cache: &mut LayerCache, thresholds: Tensor<3>| {
-            cache.set_state(THRESHOLD, thresholds);
-        };
         if groups.is_empty() {
-            set(cache, Tensor::full([batch, 1, 1], NONE_YET, (&device, DType::F32)));
+            let none_yet = Tensor::full([batch, 1, 1], NONE_YET, (&device, DType::F32));
+            cache.set_state(THRESHOLD, none_yet);
             return Ok(());
         }
         let flat = |tensor: &Tensor<4>| {
@@ -127,7 +125,7 @@ impl D2o {
         let sums = cosines.clone().sum_dim(2).sum_dim(1);
         let thresholds =
             (sums / totals.clone().clamp_min(1.0)).mask_fill(totals.equal_scalar(0.0), NONE_YET);
-        set(cache, thresholds.clone());
+        cache.set_state(THRESHOLD, thresholds.clone());
         let decides = match self.options.official {
             // The authors decide by victims' ranks, for all heads together.
             true => {

@@ -8,7 +8,7 @@ use kv_kernels::{
 };
 
 use super::{Track, expect_shape};
-use crate::tensors::ints;
+use crate::tensors::{columns, ints, listed};
 use crate::{Error, LayerCache, Result};
 
 /// What `N` slots hold.
@@ -133,12 +133,8 @@ impl LayerCache {
         }
         let (pairs, device) = (self.layout.pairs(), &self.options.device);
         let most = lengths.iter().copied().max().unwrap_or_default().max(1);
-        let wide = |numbers: Tensor<1, Int>| numbers.unsqueeze_dim::<2>(1).expand([pairs, most]);
-        let columns = Tensor::<1, Int>::arange(0..most as i64, (device, DType::I32));
-        let columns = columns.unsqueeze_dim::<2>(0).expand([pairs, most]);
-        let behind = columns.clone().greater_equal(wide(self.upload(lengths.iter().copied())));
         let offsets = self.ranges.offsets.clone().reshape([pairs]);
-        Ok((columns + wide(offsets)).mask_fill(behind, -1))
+        Ok(listed(columns(pairs, most, device), offsets, self.upload(lengths.iter().copied())))
     }
 
     /// Each head's first free slot, `[B * Hkv]`.
