@@ -203,6 +203,8 @@ pub(crate) enum Op {
     TopSlots,
     /// Lists halved by BalanceKV's walk.
     Balance,
+    /// What KeepKV does behind a step's attention.
+    MergeNearest,
 }
 
 /// When compression happens.

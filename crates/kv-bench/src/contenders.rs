@@ -169,10 +169,22 @@ impl Contender {
     /// Slots that it holds or reads behind a prompt of so many tokens, if it has a budget: a combination's are those of
     /// its decode steps.
     pub(crate) fn tokens(&self, prompt: usize) -> Option<usize> {
-        let config = self.policy.config();
-        let own = if config["policy"] == "combine" { &config["decode"] } else { &config };
-        let budget: Budget = serde_json::from_value(own["budget"].clone()).ok()?;
+        let budget: Budget = serde_json::from_value(self.decoding()["budget"].take()).ok()?;
         Some(budget.resolve(prompt))
+    }
+
+    /// Tokens of a block whose steps share sets of one size, each of the highest sums over a group's heads.
+    pub(crate) fn block_of_sums(&self) -> Option<usize> {
+        let config = self.decoding();
+        let sized = matches!(config["policy"].as_str(), Some("cis" | "cpe"));
+        let sums = sized && config["group_score"] == "sum" && config["target"].is_null();
+        config["block"].as_u64().filter(|_| sums).map(|block| block as usize)
+    }
+
+    /// What decode steps are configured by.
+    fn decoding(&self) -> Value {
+        let mut config = self.policy.config();
+        if config["policy"] == "combine" { config["decode"].take() } else { config }
     }
 }
 

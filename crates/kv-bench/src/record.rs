@@ -96,6 +96,10 @@ pub(crate) mod metric {
     pub(crate) const VACUOUS: &str = "vacuous_bounds";
     /// Its bound by odds, which is never above 1.
     pub(crate) const ODDS_BOUND: &str = "odds_bound";
+    /// Attention to the best as many tokens of those that a shared set was chosen from, beyond that to the set, and the
+    /// paper's bound on it.
+    pub(crate) const SET_GAP: &str = "set_gap";
+    pub(crate) const SET_GAP_BOUND: &str = "set_gap_bound";
     /// The share of steps that dropped, hid or moved more than a bound.
     pub(crate) const BROKEN: &str = "broken_bounds";
     /// Prompt tokens processed in a second, over the batch.

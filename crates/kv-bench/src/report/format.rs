@@ -46,6 +46,8 @@ pub(crate) fn info(name: &str) -> Info<'_> {
         metric::DROPPED_BOUND => ("paper's bound", Plain, Some(false)),
         metric::VACUOUS => ("vacuous", Share, Some(false)),
         metric::ODDS_BOUND => ("bound by odds", Plain, Some(false)),
+        metric::SET_GAP => ("set's gap", Plain, Some(false)),
+        metric::SET_GAP_BOUND => ("gap's bound", Plain, Some(false)),
         // A share of a per cent must not read as none.
         metric::BROKEN => ("bounds broken", Plain, Some(false)),
         metric::ORACLE_GAP => ("above the least", Plain, Some(false)),

@@ -115,6 +115,8 @@ fn attention(records: &[&Record], by_layer: bool) -> Vec<Table> {
         metric::DROPPED_BOUND,
         metric::VACUOUS,
         metric::ODDS_BOUND,
+        metric::SET_GAP,
+        metric::SET_GAP_BOUND,
         metric::ORACLE_GAP,
         metric::INFORMATION_LOSS,
         metric::HIDDEN_MASS,

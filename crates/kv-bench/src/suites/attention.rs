@@ -230,6 +230,16 @@ pub(crate) fn measure(
                 }
                 broken.push(reading.broken / reading.certified);
             }
+            if reading.sets > 0.0 {
+                let means = [
+                    (metric::SET_GAP, reading.set_gap),
+                    (metric::SET_GAP_BOUND, reading.set_gap_bound),
+                ];
+                for (name, sum) in means {
+                    bench.record(SUITE, &case, setup, name, sum / reading.sets, "share");
+                }
+                broken.push(reading.sets_broken / reading.sets);
+            }
             // The worst of the kinds of bounds that there are.
             if let Some(broken) = broken.into_iter().reduce(f64::max) {
                 bench.record(SUITE, &case, setup, metric::BROKEN, broken, "share");
@@ -317,7 +327,8 @@ fn compare(
             let policy = (&*contender.policy, observation.layer);
             let exact = Exact { probabilities: &of_queries, capacity, tokens: at + 1 };
             let budget = contender.tokens(tokens).unwrap_or(tokens);
-            if sums.reading.take(policy, cache, &positions, &exact, budget)? {
+            let block = contender.block_of_sums();
+            if sums.reading.take(policy, cache, &positions, &exact, budget, block)? {
                 continue;
             }
             for pair in 0..cache.layout().pairs() {

@@ -4,6 +4,7 @@ mod attention;
 mod cases;
 mod clock;
 mod linear;
+mod merging;
 mod slots;
 
 use anyhow::bail;
@@ -159,6 +160,12 @@ pub(crate) fn run(
     if wanted(Op::Balance) {
         for case in &cases.balance {
             slots::halve(&mut lab, case)?;
+            progress.step();
+        }
+    }
+    if wanted(Op::MergeNearest) {
+        for case in &cases.merge_nearest {
+            merging::nearest(&mut lab, case)?;
             progress.step();
         }
     }

@@ -19,7 +19,7 @@ pub(crate) enum Kernel {
 
 /// Cubes on a processor: of the kernel for matrix instructions, which takes the room for two, and of
 /// the portable one, about.
-const CUBES_EACH: [usize; 2] = [2, 4];
+const CUBES_EACH: [usize; 2] = [2, 5];
 /// Slots below which a part is not worth a cube.
 const SMALLEST_PART: usize = 64;
 

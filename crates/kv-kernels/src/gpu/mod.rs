@@ -32,9 +32,13 @@ pub(crate) fn packed(pools: SlotPools<CubeBackend>) -> SlotPools<CubeBackend> {
     }
 }
 
-/// Processors that run cubes, or about as many where the device does not tell.
+/// Processors of a device that does not tell, as those behind wgpu do not: many, since parts of ranges cost small devices
+/// less than idle processors cost large ones.
+const UNKNOWN_PROCESSORS: usize = 128;
+
+/// Processors that run cubes.
 pub(crate) fn processors(client: &Client) -> usize {
-    client.properties().hardware.num_streaming_multiprocessors.map_or(64, |count| count as usize)
+    client.properties().hardware.num_streaming_multiprocessors.map_or(UNKNOWN_PROCESSORS, |count| count as usize)
 }
 
 /// Planes of a cube of so many units, at most.

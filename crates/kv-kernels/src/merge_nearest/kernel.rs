@@ -1,5 +1,5 @@
-//! The CubeCL kernel: a cube a range, whose units take scores into averages, whose teams compare keys, and whose first
-//! units merge.
+//! The CubeCL kernel: a cube a range, whose teams compare keys, whose first plane merges, and whose others take scores
+//! into averages meanwhile.
 
 use cubecl::prelude::*;
 
@@ -31,8 +31,6 @@ pub(crate) struct Blueprint {
     pub(crate) averaged: usize,
     /// Slots that a unit takes into averages at a time.
     pub(crate) averages: usize,
-    /// Whether barriers for shared memory leave memory unordered.
-    pub(crate) fenced: bool,
 }
 
 impl Blueprint {
@@ -88,12 +86,25 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
         terminate!();
     }
 
-    // What the search begins with is on its way while averages are taken.
     let last = last_round(length, blueprint);
     let mut held = keys_of_round::<F, N>(&*keys, start, length, last, blueprint);
     let columns_of_victim = own_columns::<F, N>(&*keys, victim, blueprint);
-    if comptime!(blueprint.averaged > 0) {
-        let (units, each) = comptime!((blueprint.units, blueprint.averages));
+    let victim_key = wide::<F, N>(&columns_of_victim, blueprint);
+    let mut target = victim;
+    if !stays {
+        let (least, place) =
+            most_alike::<F, N>(&*keys, &mut held, &victim_key, start, length, victim, blueprint);
+        if place != NOWHERE && -least > threshold {
+            target = start + place as usize;
+        }
+    }
+    // All know the target: the first plane merges, while the others take averages of all but what it merges.
+    let merges = target != victim;
+    let alone = CUBE_DIM <= PLANE_DIM;
+    let merging = select(merges && !alone, PLANE_DIM, 0u32);
+    if comptime!(blueprint.averaged > 0) && UNIT_POS >= merging {
+        let (units, unit) = ((CUBE_DIM - merging) as usize, (UNIT_POS - merging) as usize);
+        let each = blueprint.averages.comptime();
         let mut first = unit;
         while first < length {
             // All are read before any is written, so that none waits for another.
@@ -120,29 +131,18 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
             #[unroll]
             for e in 0..each {
                 let place = first + e * units;
-                if place < length {
-                    log_scores[start + place] = sums[e];
-                    log_samples[start + place] = samples[e];
+                let slot = start + place;
+                if place < length && !(merges && (slot == target || slot == victim)) {
+                    log_scores[slot] = sums[e];
+                    log_samples[slot] = samples[e];
                 }
             }
-            first += comptime!(each * units);
-        }
-        // Merges read these behind the search's barrier, where that orders memory, too.
-        if comptime!(blueprint.fenced) {
-            sync_storage();
+            first += each * units;
         }
     }
-    if stays {
+    if !merges || UNIT_POS >= PLANE_DIM {
         terminate!();
     }
-    let victim_key = wide::<F, N>(&columns_of_victim, blueprint);
-    let (least, place) =
-        most_alike::<F, N>(&*keys, &mut held, &victim_key, start, length, victim, blueprint);
-    // All know the place: the first plane goes on.
-    if unit >= PLANE_DIM as usize || place == NOWHERE || -least <= threshold {
-        terminate!();
-    }
-    let target = start + place as usize;
 
     // All that is changed is on its way before any of it is waited for.
     let key = wide::<F, N>(&own_columns(&*keys, target, blueprint), blueprint);
@@ -159,8 +159,12 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
         }
     }
     let (weight, victim_weight) = (log_weights[target], log_weights[victim]);
-    let score = log_add(log_scores[target] - log_samples[target], log_epsilon);
-    let victim_score = log_add(log_scores[victim] - log_samples[victim], log_epsilon);
+    let (sum, samples) =
+        average_of(&*log_scores, &*log_samples, logits, &*log_weights, target, new, old, blueprint);
+    let (victim_sum, victim_samples) =
+        average_of(&*log_scores, &*log_samples, logits, &*log_weights, victim, new, old, blueprint);
+    let score = log_add(sum - samples, log_epsilon);
+    let victim_score = log_add(victim_sum - victim_samples, log_epsilon);
     let (low, high) = (votes[target] + votes[victim], votes_high[target] + votes_high[victim]);
     let mut sums = no_sums();
     let (_, first) = add(&mut sums, weight, score);
@@ -222,7 +226,31 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
         votes[target] = low - carry * f32::new(VOTES_RADIX);
         votes_high[target] = high + carry;
         log_weights[target] = result.votes + result.excess;
-        log_scores[target] = result.target - result.excess + log_samples[target];
+        log_scores[target] = result.target - result.excess + samples;
+        log_samples[target] = samples;
+        log_scores[victim] = victim_sum;
+        log_samples[victim] = victim_samples;
+    }
+}
+
+/// A slot's sum and samples, with the step's scores in them where there are any.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn average_of(
+    log_scores: &[f32],
+    log_samples: &[f32],
+    logits: &[f32],
+    log_weights: &[f32],
+    slot: usize,
+    new: f32,
+    old: f32,
+    #[comptime] blueprint: Blueprint,
+) -> (f32, f32) {
+    let group = blueprint.averaged.comptime();
+    if comptime!(group > 0) {
+        averaged(log_scores, log_samples, logits, log_weights, slot, new, old, group, true)
+    } else {
+        (log_scores[slot], log_samples[slot])
     }
 }
 

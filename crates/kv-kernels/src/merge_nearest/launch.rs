@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 
 use super::{NearestConfig, kernel};
 use crate::extension::{MergingPools, StepMerges};
-use crate::gpu::{elem_type, grid, is_cuda, planes_of, processors, vector_lanes, widest_cube};
+use crate::gpu::{elem_type, grid, planes_of, processors, vector_lanes, widest_cube};
 
 /// Merges in the pools' own buffers.
 pub(crate) fn run(
@@ -69,7 +69,6 @@ pub(crate) fn run(
                 rule: config.merge.rule,
                 literal: config.merge.guard == f32::INFINITY,
                 group: if config.merge.queried { heads / pairs.max(1) } else { 0 },
-                fenced: !is_cuda(&client),
                 averaged: if config.average.is_some() { logits_each } else { 0 },
             },
             elem_type(keys.dtype),

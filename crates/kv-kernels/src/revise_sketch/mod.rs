@@ -8,10 +8,14 @@
 #[cfg(feature = "gpu")]
 mod accumulate;
 #[cfg(feature = "gpu")]
+mod evict;
+#[cfg(feature = "gpu")]
 mod kernel;
 #[cfg(feature = "gpu")]
 pub(crate) mod launch;
 pub(crate) mod reference;
+#[cfg(feature = "gpu")]
+mod search;
 
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};

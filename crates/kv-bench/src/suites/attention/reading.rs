@@ -26,6 +26,13 @@ pub(super) struct Reading {
     pub(super) paper: f64,
     pub(super) vacuous: f64,
     pub(super) odds: f64,
+    /// Shared sets beside the best that could have been chosen in their place, how much more these hold, and the
+    /// bound on it.
+    pub(super) sets: f64,
+    pub(super) set_gap: f64,
+    pub(super) set_gap_bound: f64,
+    /// Of these, the ones above the bound.
+    pub(super) sets_broken: f64,
     /// Rows whose dropped attention is above a bound.
     pub(super) broken: f64,
     /// What windows hid.
@@ -41,8 +48,17 @@ pub(super) struct Exact<'a> {
     pub(super) tokens: usize,
 }
 
+impl Exact<'_> {
+    /// A head's attention, from the query `query` of its group.
+    fn of(&self, pair: usize, group: usize, query: usize) -> Vec<f64> {
+        let token = |token: usize| (pair * self.capacity + token) * group + query;
+        (0..self.tokens).map(|at| f64::from(self.probabilities[token(at)])).collect()
+    }
+}
+
 impl Reading {
-    /// Takes a step in; whether the policy reads less than it keeps.
+    /// Takes a step in; whether the policy reads less than it keeps. `block` is what sets are shared within, where they
+    /// are of the highest sums: see [`crate::contenders::Contender::block_of_sums`].
     ///
     /// # Errors
     /// Where the device gives nothing back.
@@ -53,9 +69,14 @@ impl Reading {
         positions: &[i32],
         exact: &Exact<'_>,
         budget: usize,
+        block: Option<usize>,
     ) -> anyhow::Result<bool> {
         let Some(attended) = policy.attended(layer, cache)? else { return Ok(false) };
         let Exact { probabilities, capacity, tokens } = *exact;
+        // Of tokens that others left out it is not known whether a window hides them, nor of steps that retrieved how far
+        // they are from anything.
+        let known = |own: &&RangeSets| own.freed == 0 || own.seen > own.sinks;
+        let shares = |own: &&RangeSets| own.retrieves == Some(false) && own.key_norm > 0.0;
         let layout = cache.layout();
         let group = probabilities.len() / capacity / layout.pairs();
         let each = attended.len() / layout.pairs();
@@ -75,14 +96,21 @@ impl Reading {
                 None if policy.name() == "psaw" => window_of(&read),
                 _ => (0, 0),
             };
+            let step = own.filter(shares).filter(known).map(|own| SharedStep {
+                dropped: f64::from(own.dropped),
+                distance: f64::from(own.distance),
+                key_norm: f64::from(own.key_norm),
+                scale,
+            });
             // The queries that read this list.
             let queries = if each == 1 { 0..group } else { range % each..range % each + 1 };
+            if let (Some(step), Some(own), Some(block)) = (&step, own, block) {
+                let heads: Vec<_> =
+                    queries.clone().map(|query| exact.of(pair, group, query)).collect();
+                self.take_set(step, own, &heads, block);
+            }
             for query in queries {
-                let attention: Vec<f64> = (0..tokens)
-                    .map(|token| {
-                        f64::from(probabilities[(pair * capacity + token) * group + query])
-                    })
-                    .collect();
+                let attention = exact.of(pair, group, query);
                 let mass: f64 = read.iter().map(|token| attention[*token]).sum();
                 self.mass += mass;
                 self.rows += 1.0;
@@ -96,18 +124,7 @@ impl Reading {
                 let lost = (1.0 - mass).clamp(0.0, tokens as f64 / (1.0 + tokens as f64));
                 self.information += information_loss(lost, tokens as f64);
                 self.hidden.take(&attention, sinks, seen);
-                // Of tokens that others left out it is not known whether a window hides them.
-                let known = |own: &&RangeSets| own.freed == 0 || own.seen > own.sinks;
-                let shares = |own: &&RangeSets| own.retrieves == Some(false) && own.key_norm > 0.0;
-                let Some(own) = own.filter(shares).filter(known) else {
-                    continue;
-                };
-                let step = SharedStep {
-                    dropped: f64::from(own.dropped),
-                    distance: f64::from(own.distance),
-                    key_norm: f64::from(own.key_norm),
-                    scale,
-                };
+                let Some(step) = &step else { continue };
                 let in_sight = 1.0 - attention[sinks.min(seen)..seen].iter().sum::<f64>();
                 let (dropped, paper) = (1.0 - mass / in_sight, step.dropped_by_paper());
                 self.certified += 1.0;
@@ -120,6 +137,27 @@ impl Reading {
             }
         }
         Ok(true)
+    }
+
+    /// Takes in a shared set beside the best that could have been chosen in its place (equation 42), by the attention of
+    /// the heads that share it, in the mean.
+    fn take_set(&mut self, step: &SharedStep, own: &RangeSets, heads: &[Vec<f64>], block: usize) {
+        // Of what has gone out of sight, it is not known how much was chosen and how much were neighbours.
+        if own.seen > own.sinks || own.freed > 0 {
+            return;
+        }
+        let tokens = heads[0].len();
+        let mean =
+            |token: usize| heads.iter().map(|head| head[token]).sum::<f64>() / heads.len() as f64;
+        // What left the locals since the block began was no candidate.
+        let behind = own.local.saturating_sub((tokens - 1) % block);
+        let candidates: Vec<f64> = (own.sinks..behind).map(mean).collect();
+        let best: f64 = best_of(&candidates, own.top).iter().map(|at| candidates[*at]).sum();
+        let held: f64 = own.set.iter().map(|token| mean(*token as usize)).sum();
+        self.sets += 1.0;
+        self.set_gap += (best - held).max(0.0);
+        self.set_gap_bound += step.gap();
+        self.sets_broken += f64::from(u8::from(best - held > step.gap() + ROUNDING));
     }
 }
 

@@ -16,9 +16,10 @@ pub(super) struct Cases {
     pub(super) compact_slots: Vec<Compaction>,
     pub(super) top_slots: Vec<Ranking>,
     pub(super) balance: Vec<Halving>,
+    pub(super) merge_nearest: Vec<Attention>,
 }
 
-/// One attention problem.
+/// One attention problem, or what follows one.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub(super) struct Attention {
     pub(super) batch: usize,
@@ -77,6 +78,7 @@ impl Cases {
             (Op::CompactSlots, self.compact_slots.len()),
             (Op::TopSlots, self.top_slots.len()),
             (Op::Balance, self.balance.len()),
+            (Op::MergeNearest, self.merge_nearest.len()),
         ];
         each.into_iter().filter(|(op, _)| wanted(*op)).map(|(_, count)| count).sum()
     }
@@ -90,6 +92,7 @@ impl Cases {
         self.compact_slots.iter_mut().for_each(|case| case.layers = 1);
         self.top_slots.truncate(1);
         self.balance.truncate(1);
+        self.merge_nearest.truncate(1);
         self
     }
 }

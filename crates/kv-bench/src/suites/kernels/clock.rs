@@ -7,9 +7,14 @@ use burn::tensor::{DType, Device, Distribution, Int, Tensor, capture};
 
 /// Inputs rotate among this many bytes, more than any cache holds.
 const ROTATED: usize = 400 << 20;
-/// A replay lasts about this long, so that waiting for it costs nothing.
-const REPLAY_SECONDS: f64 = 4e-3;
-const REPLAYS: usize = 11;
+/// The calls of a graph last about this long, launched one by one.
+const GRAPH_SECONDS: f64 = 4e-3;
+/// Replays that are waited for together last so long, where so many suffice.
+const REPLAY_SECONDS: f64 = 8e-3;
+const MOST_REPLAYS: usize = 64;
+/// Times of which the median is taken, behind some that are not.
+const TIMES: usize = 11;
+const WARM_UP: usize = 2;
 /// Bytes of the copy that the others are beside.
 pub(super) const COPIED: usize = 256 << 20;
 
@@ -87,7 +92,7 @@ impl Clock {
         (0..4).try_for_each(|i| call(i).map(drop))?;
         self.wait()?;
         let estimate = clock.elapsed().as_secs_f64() / 4.0;
-        let calls = ((REPLAY_SECONDS / estimate) as usize).clamp(2, 400).next_multiple_of(cycle);
+        let calls = ((GRAPH_SECONDS / estimate) as usize).clamp(2, 400).next_multiple_of(cycle);
         let mut failed = None;
         let mut graph = capture(&self.device, || {
             for i in 0..calls {
@@ -96,19 +101,30 @@ impl Clock {
                 }
             }
         });
-        let mut times = Vec::with_capacity(REPLAYS);
-        for _ in 0..REPLAYS + 2 {
+        let mut time = |replays: usize| -> anyhow::Result<f64> {
             self.wait()?;
             let clock = Instant::now();
-            // SAFETY: the inputs live as long as `call`, which the graph holds.
-            unsafe { graph.replay() };
+            for _ in 0..replays {
+                // SAFETY: the inputs live as long as `call`, which the graph holds.
+                unsafe { graph.replay() };
+            }
             self.wait()?;
-            times.push(clock.elapsed().as_secs_f64() / calls as f64);
+            Ok(clock.elapsed().as_secs_f64())
+        };
+        let mut more = 1;
+        while more < MOST_REPLAYS && time(more)? < REPLAY_SECONDS {
+            more *= 2;
+        }
+        // What waiting takes is in both times: some devices need half a millisecond for it.
+        let mut times = Vec::with_capacity(TIMES);
+        for _ in 0..WARM_UP + TIMES {
+            let (one, many) = (time(1)?, time(1 + more)?);
+            times.push((many - one) / (more * calls) as f64);
         }
         drop(graph);
         match failed {
             Some(error) => Err(error),
-            None => Ok(median(times.split_off(2))),
+            None => Ok(median(times.split_off(WARM_UP))),
         }
     }
 

@@ -18,8 +18,8 @@ use crate::suites::paper::SUITE;
 #[derive(Clone, Copy)]
 pub(crate) struct Heads {
     name: &'static str,
-    query: usize,
-    kv: usize,
+    pub(super) query: usize,
+    pub(super) kv: usize,
     dim: usize,
 }
 
@@ -35,8 +35,8 @@ const MOST: usize = 8 * 32_768;
 /// Share kept, and what of it the sketch has.
 const BUDGET: f64 = 0.1;
 const VAGUE: f64 = 0.1;
-const BUCKETS: usize = 3;
-const SLACK: usize = 16;
+pub(super) const BUCKETS: usize = 3;
+pub(super) const SLACK: usize = 16;
 
 /// Heads, tokens and sequences at once.
 pub(crate) type Sizes = (Heads, usize, usize);
@@ -110,13 +110,13 @@ pub(crate) fn run(
 }
 
 /// One case.
-struct Lab<'a> {
-    device: &'a Device,
+pub(super) struct Lab<'a> {
+    pub(super) device: &'a Device,
     dtype: DType,
-    clock: &'a Clock,
-    heads: Heads,
-    length: usize,
-    batch: usize,
+    pub(super) clock: &'a Clock,
+    pub(super) heads: Heads,
+    pub(super) length: usize,
+    pub(super) batch: usize,
 }
 
 impl Lab<'_> {
@@ -151,6 +151,7 @@ impl Lab<'_> {
             })?;
             times.push((policy, "scores and swaps", seconds));
         }
+        times.push(("kvreviver", "a bulk", self.bulk()?));
         Ok(times)
     }
 
@@ -170,9 +171,7 @@ impl Lab<'_> {
     /// The same, of which the sketch has all but the share that is kept exactly.
     fn sketched(&self, rebuild: bool) -> anyhow::Result<LayerCache> {
         let Heads { kv, dim, .. } = self.heads;
-        let budget = (self.length as f64 * BUDGET) as usize;
-        let entries = ((budget as f64 * VAGUE) as usize / BUCKETS).max(1);
-        let limit = budget - entries * BUCKETS;
+        let (entries, limit) = self.parts();
         let mut cache = self.cache(limit)?;
         let pairs = self.batch * kv;
         let head = SketchHead { entries, limit, recents: limit / 2 };
@@ -199,8 +198,15 @@ impl Lab<'_> {
         Ok(cache)
     }
 
+    /// Entries of a bucket, and slots that are kept exactly.
+    pub(super) fn parts(&self) -> (usize, usize) {
+        let budget = (self.length as f64 * BUDGET) as usize;
+        let entries = ((budget as f64 * VAGUE) as usize / BUCKETS).max(1);
+        (entries, budget - entries * BUCKETS)
+    }
+
     /// Normal rows, `[rows, D]`.
-    fn random(&self, rows: usize) -> Tensor<2> {
+    pub(super) fn random(&self, rows: usize) -> Tensor<2> {
         let normal = Distribution::Normal(0.0, 1.0);
         let shape = [rows, self.heads.dim];
         Tensor::<2>::random(shape, normal, (self.device, DType::F32)).cast(self.dtype)

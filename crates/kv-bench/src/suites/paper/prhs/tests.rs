@@ -43,6 +43,7 @@ fn certificates_hold() {
     };
     for (policy, observed, bound) in [
         ("cis", metric::DROPPED_MASS, metric::ODDS_BOUND),
+        ("cis", metric::SET_GAP, metric::SET_GAP_BOUND),
         ("psaw", metric::HIDDEN_MASS, metric::HIDDEN_BOUND),
         ("etf", metric::MOVED_MASS, metric::MOVED_BOUND),
         ("cpe", metric::DROPPED_MASS, metric::ODDS_BOUND),
