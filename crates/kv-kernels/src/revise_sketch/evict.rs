@@ -17,8 +17,8 @@ const SLOTS: usize = 8;
 const READS: usize = 2;
 
 /// Evicts from a range of `held` slots until what it keeps is left, none of tokens from `bound` on. Returns its length
-/// then, and how many went into the sketch. Victims are all chosen first, since each choice is short where nothing moves;
-/// then what they hold is read side by side.
+/// then, and how many went into the sketch. Victims are chosen first, by a plane alone; then what they hold is read side
+/// by side.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn evict<F: Float>(
@@ -56,7 +56,6 @@ pub(super) fn evict<F: Float>(
     let mut sources = Shared::<[i32]>::new_slice(VICTIMS);
     let mut targets = Shared::<[i32]>::new_slice(VICTIMS);
     let mut replacements = Shared::<[i32]>::new_slice(VICTIMS);
-
     // Slots that are left, and how many victims the last turn had.
     let mut state = Shared::<[i32]>::new_slice(2usize);
 

@@ -66,12 +66,19 @@ const NARROW: usize = 128;
 /// What joining parts costs, in halves of a plane's tile: by the cubes of a cluster, and by a launch.
 const JOINING: [usize; 2] = [1, 2];
 
-/// Tokens below which a part is not worth a cube of the portable kernel.
+/// Units of a cube of the portable kernel, as many as there is room for: the widest has a processor to itself, and reads
+/// its range's sketch once.
+const UNITS: [usize; 3] = [512, 256, 128];
+/// Ranges for each processor from which on the narrowest cubes are taken, of which so many are under way together: one
+/// begins or ends while others multiply.
+const MANY: usize = 6;
+const NARROW_CUBES: usize = 3;
+/// Tokens below which a part is not worth such a cube.
 const SMALLEST_PART: usize = 128;
-/// Cubes of it on a processor, about, where little shared memory is taken.
-const CUBES_EACH: usize = 4;
-/// Units of a cube that has a processor to itself, and of others.
-const UNITS: [usize; 2] = [512, 128];
+/// What joining parts costs beside reading them, in tokens of a cube: another launch.
+const LAUNCH: usize = 256;
+/// Waves of cubes up to which parts may fill what a last one leaves idle.
+const MOST_WAVES: usize = 4;
 
 impl Plan {
     pub(super) fn new(query: &CubeTensor, sizes: Sizes) -> Self {
@@ -145,31 +152,37 @@ impl Plan {
             team *= 2;
         }
         let room = hardware.max_shared_memory_size;
+        let rows = |units: usize, heads: usize| units / plane * heads * head_dim * size_of::<f32>();
         // All heads' rows at once, where they leave room for as much again.
-        let rows = UNITS[1] / plane * group * head_dim * size_of::<f32>();
-        let joined = if 2 * rows <= room { group } else { 1 };
+        let joined = |units: usize| if 2 * rows(units, group) <= room { group } else { 1 };
         let bytes = |units: usize, entries: usize| {
-            let rows = units / plane * (joined * head_dim + 2 * group) * size_of::<f32>();
+            let sums = units / plane * 2 * group * size_of::<f32>();
             let places = units * buckets * size_of::<u32>();
-            rows + places + 2 * entries * head_dim * size
+            rows(units, joined(units)) + sums + places + 2 * entries * head_dim * size
         };
+        let most = hardware.max_units_per_cube as usize;
         let entries = entries.next_multiple_of(16);
-        let fits = |units: usize, cubes: usize| bytes(units, entries) * cubes <= room;
-        let [many, few] = UNITS;
-        let many = many.min(hardware.max_units_per_cube as usize);
-        let (units, staged) = if fits(few, CUBES_EACH) {
-            (few, entries)
-        } else if fits(many, 1) {
-            (many, entries)
-        } else {
-            (few, 0)
+        let processors = processors(&query.client);
+        let narrow = UNITS[UNITS.len() - 1];
+        let many = pairs >= MANY * processors && bytes(narrow, entries) * NARROW_CUBES <= room;
+        let able = |entries: usize| {
+            let fits = |units: usize| units <= most && bytes(units, entries) <= room;
+            UNITS.into_iter().filter(|&units| !many || units == narrow).find(|&units| fits(units))
         };
-        let at_once = processors(&query.client) * if units > few { 1 } else { CUBES_EACH };
-        let splits = match 2 * pairs >= at_once {
-            true => 1,
-            false => (at_once / pairs).min(longest / SMALLEST_PART).max(1),
+        let (units, staged) = match able(entries) {
+            Some(units) => (units, entries),
+            None => (able(0).unwrap_or(narrow), 0),
         };
+        let at_once = processors * UNITS[0] / units;
+        let most = (longest / SMALLEST_PART).min(MOST_WAVES * at_once / pairs).max(1);
+        // The fewest tokens one behind another, and of splits that have as few, the one into fewest parts.
+        let tokens = |splits: usize| {
+            let joining = if splits > 1 { LAUNCH } else { 0 };
+            (pairs * splits).div_ceil(at_once) * longest.div_ceil(splits) + joining
+        };
+        let splits = (1..=most).min_by_key(|&splits| tokens(splits)).unwrap_or(1);
         let parts = if splits > 1 { Parts::Written } else { Parts::Whole };
+        let joined = joined(units);
         let kernel = Kernel::Plain(Plain { lanes, team, units, plane, joined });
         Self { kernel, splits, parts, staged }
     }
