@@ -18,9 +18,11 @@ struct Kind {
     buckets: usize,
     signed_keys: bool,
     replace_rate: f32,
+    head_dim: usize,
 }
 
-const PAPER: Kind = Kind { dtype: DType::F32, buckets: 3, signed_keys: false, replace_rate: 1.1 };
+const PAPER: Kind =
+    Kind { dtype: DType::F32, buckets: 3, signed_keys: false, replace_rate: 1.1, head_dim: 8 };
 /// Further ones: odd and even numbers of buckets, keys with signs, tokens that come back early and never.
 const OTHERS: [Kind; 4] = [
     Kind { buckets: 1, ..PAPER },
@@ -59,8 +61,8 @@ impl Caches {
         kind: Kind,
         device: &Device,
     ) -> Self {
-        let Kind { dtype, buckets, replace_rate, .. } = kind;
-        let (batch, kv_heads, head_dim) = (2, 2, 8);
+        let Kind { dtype, buckets, replace_rate, head_dim, .. } = kind;
+        let (batch, kv_heads) = (2, 2);
         let pairs = batch * kv_heads;
         let capacity = limit + slack + 1;
         let ints = |values: Vec<i32>, shape: [usize; 2]| {
@@ -101,6 +103,14 @@ impl Caches {
 
     fn pairs(&self) -> usize {
         self.batch * self.kv_heads
+    }
+
+    /// Of numbers of all slots those of the ones that hold tokens.
+    fn live(&self, numbers: Vec<f32>) -> Vec<f32> {
+        let range = numbers.len() / self.pairs();
+        let lengths = ints(&self.ranges.lengths);
+        let ranges = numbers.chunks(range).zip(lengths);
+        ranges.flat_map(|(own, n)| &own[..n as usize * range / self.capacity]).copied().collect()
     }
 
     /// Appends a token to every range, by hand.
@@ -223,6 +233,10 @@ fn devices_move_the_same_tokens() {
         (5, 9_000, PAPER),
         (5, steps, Kind { dtype: DType::F16, ..PAPER }),
         (0, steps, Kind { dtype: DType::BF16, ..PAPER }),
+        // Bulks of more than are chosen at a time, in rows that do not divide a cube's units.
+        (40, steps, Kind { head_dim: 96, ..PAPER }),
+        // Rows that leave a cube's units one team for all buckets.
+        (20, steps, Kind { head_dim: 256, buckets: 9, signed_keys: true, ..PAPER }),
     ];
     for (slack, tokens, kind) in cases.into_iter().chain(OTHERS.map(|kind| (2, steps, kind))) {
         let dtype = kind.dtype;
@@ -239,7 +253,9 @@ fn devices_move_the_same_tokens() {
             let moved = ints(&caches.moved);
             assert!(moved.chunks(2).all(|pair| pair[0] > 40), "{moved:?}");
             let swaps = moved.chunks(2).map(|pair| pair[1]).sum::<i32>();
-            let some = if kind.replace_rate.is_finite() { swaps > 10 } else { swaps == 0 };
+            // Few bulks leave few steps in which what went is heavier than what stays.
+            let least = if slack > 5 { 0 } else { 10 };
+            let some = if kind.replace_rate.is_finite() { swaps > least } else { swaps == 0 };
             assert!(some, "{kind:?}: {moved:?}");
             (tested.name, caches)
         });
@@ -248,6 +264,7 @@ fn devices_move_the_same_tokens() {
         for (name, actual) in &results[1..] {
             assert_eq!(ints(&actual.positions), ints(&expected.positions), "{name}");
             assert_eq!(ints(&actual.moved), ints(&expected.moved), "{name}");
+            assert_eq!(ints(&actual.ranges.lengths), ints(&expected.ranges.lengths), "{name}");
             let all: Vec<i32> = (0..steps as i32).collect::<Vec<_>>().repeat(4);
             let pairs = actual.query(&all).into_iter().zip(expected.query(&all));
             let slots = [
@@ -257,7 +274,7 @@ fn devices_move_the_same_tokens() {
                     &expected.slot_scores.clone().unsqueeze_dim(1),
                 ),
             ]
-            .map(|(a, e)| (read(a.clone()), read(e.clone())));
+            .map(|(a, e)| (actual.live(read(a.clone())), expected.live(read(e.clone()))));
             for (actual, expected) in pairs.chain(slots) {
                 let expected: Vec<f64> = expected.iter().map(|x| f64::from(*x)).collect();
                 let error = relative_error(&actual, &expected);

@@ -159,4 +159,14 @@ pub(crate) mod kernel {
     pub(crate) fn sign_of(place: u32) -> f32 {
         select(place % 2u32 == 1u32, -1.0f32, 1.0f32)
     }
+
+    /// What a key is multiplied with in an entry.
+    #[cube]
+    pub(crate) fn key_sign(place: u32, #[comptime] config: SketchConfig) -> f32 {
+        let mut sign = 1.0f32;
+        if comptime!(config.signed_keys) {
+            sign = sign_of(place);
+        }
+        sign
+    }
 }

@@ -38,7 +38,11 @@ const UNKNOWN_PROCESSORS: usize = 128;
 
 /// Processors that run cubes.
 pub(crate) fn processors(client: &Client) -> usize {
-    client.properties().hardware.num_streaming_multiprocessors.map_or(UNKNOWN_PROCESSORS, |count| count as usize)
+    client
+        .properties()
+        .hardware
+        .num_streaming_multiprocessors
+        .map_or(UNKNOWN_PROCESSORS, |count| count as usize)
 }
 
 /// Planes of a cube of so many units, at most.

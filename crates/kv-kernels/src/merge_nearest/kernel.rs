@@ -98,7 +98,8 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
             target = start + place as usize;
         }
     }
-    // All know the target: the first plane merges, while the others take averages of all but what it merges.
+    // All know the target: the first plane merges, while the others take averages of all but what it merges. A cube of one
+    // plane does both, one after the other.
     let merges = target != victim;
     let alone = CUBE_DIM <= PLANE_DIM;
     let merging = select(merges && !alone, PLANE_DIM, 0u32);

@@ -3,16 +3,15 @@
 use cubecl::prelude::*;
 
 use super::accumulate::Blueprint;
-use super::search::lowest_of;
+use super::choose::{choose, source_of};
+use super::search::raise_tops;
 use crate::barrier::sync_memory;
-use crate::count_sketch::hash::kernel::{place_of, sign_of};
+use crate::count_sketch::hash::kernel::{key_sign, place_of, sign_of};
 use crate::count_sketch::{HEAD_FIELDS, SketchConfig};
 use crate::evicting_attention::weigh::NOWHERE;
 
 /// Victims that are chosen before the first of them moves: at most as many as a cube has units.
-const VICTIMS: usize = 32;
-/// Slots that a unit of the plane that chooses reads before it waits for the first.
-const SLOTS: usize = 8;
+pub(super) const VICTIMS: usize = 32;
 /// Rows or entries that a unit reads before it waits for the first: more would take registers from a cube beside.
 const READS: usize = 2;
 
@@ -148,88 +147,6 @@ pub(super) fn evict<F: Float>(
     (length, gone)
 }
 
-/// Chooses victims, one after another: positions and scores move at once, keys and values when all are chosen. Left to
-/// one plane, whose units need no barrier: each reads and writes every so many of the slots, and only these.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn choose(
-    positions: &mut [i32],
-    slot_scores: &mut [f32],
-    places: &mut Shared<[i32]>,
-    tokens: &mut Shared<[i32]>,
-    scores: &mut Shared<[f32]>,
-    state: &mut Shared<[i32]>,
-    start: usize,
-    held: i32,
-    limit: i32,
-    bound: i32,
-) {
-    let (unit, units) = (UNIT_POS_PLANE as usize, PLANE_DIM as usize);
-    let mut length = held;
-    let mut count = 0usize;
-    let mut among = true;
-    let mut own =
-        lowest_of(&*slot_scores, &*positions, start, length as usize, bound, unit, units, SLOTS);
-    while among && length > limit && count < VICTIMS {
-        // What takes the victim's place is read by whom it belongs to.
-        let last = length - 1i32;
-        let keeper = last as u32 % PLANE_DIM;
-        let from = start + last as usize;
-        let last_token = plane_shuffle(positions[from], keeper);
-        let last_score = plane_shuffle(slot_scores[from], keeper);
-        let least = plane_min(own.value);
-        let victim = plane_min(select(own.value == least, own.at, i32::new(NOWHERE as i64)));
-        among = victim != NOWHERE;
-        if among {
-            let holds = victim as usize % units == unit;
-            if holds {
-                let to = start + victim as usize;
-                places[count] = victim;
-                tokens[count] = positions[to];
-                scores[count] = least;
-                positions[to] = last_token;
-                slot_scores[to] = last_score;
-            }
-            length = last;
-            count += 1;
-            // By all, though few have lost anything: a plane's units wait for each other anyway.
-            own.set(lowest_of(
-                &*slot_scores,
-                &*positions,
-                start,
-                length as usize,
-                bound,
-                unit,
-                units,
-                SLOTS,
-            ));
-        }
-    }
-    if !among {
-        // All are recent, as those of a sequence that has ended and stays where it is: the last go, and nothing
-        // remembers them.
-        length = limit;
-    }
-    if unit == 0 {
-        state[0] = length;
-        state[1] = count as i32;
-    }
-}
-
-/// Where a slot's row stood when a range of `held` slots began to move, before its `moves`-th move: each brought the
-/// last of those left to one of `places`.
-#[cube]
-fn source_of(places: &Shared<[i32]>, slot: i32, moves: usize, held: i32) -> i32 {
-    let mut source = slot;
-    for back in 0..moves {
-        let earlier = moves - 1 - back;
-        if places[earlier] == source {
-            source = held - 1i32 - earlier as i32;
-        }
-    }
-    source
-}
-
 /// A range's rows, of which a unit has a column, and a team every so many.
 #[derive(CubeType)]
 struct Rows {
@@ -274,11 +191,7 @@ fn absorb<F: Float>(
                 added[a] = slots[slot * columns + at.column];
                 let token = tokens[victim] as u32;
                 let place = place_of(hashes, at.pair, bucket, token, at.entries, config);
-                let mut sign = 1.0f32;
-                if comptime!(!is_key || config.signed_keys) {
-                    sign = sign_of(place);
-                }
-                signs[a] = sign;
+                signs[a] = if comptime!(is_key) { key_sign(place, config) } else { sign_of(place) };
                 rows[a] = (first_entry + (place / 2u32) as usize) * columns + at.column;
                 held[a] = sketch[rows[a]];
             }
@@ -333,48 +246,4 @@ fn replace<F: Float>(
             }
         }
     }
-}
-
-/// Takes tokens that are new to a sketch into the highest scores, negated, of their parts.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn raise_tops(
-    tops: &mut [f32],
-    tops_at: &mut [i32],
-    tokens: &Shared<[i32]>,
-    scores: &Shared<[f32]>,
-    count: usize,
-    first_part: usize,
-    parts: usize,
-    part: usize,
-    #[comptime] blueprint: Blueprint,
-) {
-    let mut of = UNIT_POS as usize;
-    while of < parts {
-        let mut top = tops[first_part + of];
-        let mut top_at = tops_at[first_part + of];
-        for victim in 0..count {
-            let token = tokens[victim];
-            let score = -scores[victim];
-            if token as usize / part == of
-                && (top_at == NOWHERE || score < top || (score == top && token < top_at))
-            {
-                top = score;
-                top_at = token;
-            }
-        }
-        tops[first_part + of] = top;
-        tops_at[first_part + of] = top_at;
-        of += comptime!(blueprint.units);
-    }
-}
-
-/// What a key is multiplied with in an entry.
-#[cube]
-pub(super) fn key_sign(place: u32, #[comptime] config: SketchConfig) -> f32 {
-    let mut sign = 1.0f32;
-    if comptime!(config.signed_keys) {
-        sign = sign_of(place);
-    }
-    sign
 }

@@ -4,10 +4,10 @@ use cubecl::prelude::*;
 
 use super::ABSENT;
 use super::accumulate::{Blueprint, accumulate_part, first_recent};
-use super::evict::{evict, key_sign};
+use super::evict::evict;
 use super::search::{Weakest, highest, lowest, top_of, weakest};
 use crate::barrier::sync_memory;
-use crate::count_sketch::hash::kernel::{place_of, sign_of};
+use crate::count_sketch::hash::kernel::{key_sign, place_of, sign_of};
 use crate::count_sketch::query::median;
 use crate::count_sketch::{HEAD_FIELDS, SketchConfig};
 use crate::evicting_attention::weigh::{ABSENT as INFINITE, NOWHERE};

@@ -3,10 +3,13 @@
 //! algorithm 3).
 //!
 //! On CubeCL devices `kernel.rs` has a cube a range, which adds the step's probabilities to all scores and
-//! moves tokens. Where a range has many tokens, `accumulate.rs` adds before it, in parts.
+//! moves tokens: in bulk by `evict.rs`, whose victims `choose.rs` finds, and back by itself. `search.rs` looks for the
+//! lowest and the highest scores. Where a range has many tokens, `accumulate.rs` adds before it, in parts.
 
 #[cfg(feature = "gpu")]
 mod accumulate;
+#[cfg(feature = "gpu")]
+mod choose;
 #[cfg(feature = "gpu")]
 mod evict;
 #[cfg(feature = "gpu")]

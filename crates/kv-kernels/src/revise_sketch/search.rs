@@ -44,7 +44,7 @@ pub(super) fn lowest(
     weakest(own.value, own.at, blueprint.planes)
 }
 
-/// The same among every `stride`-th slot from `first` on, so many read `ahead`.
+/// What a unit finds that has every `stride`-th slot from `first` on, and reads so many `ahead`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn lowest_of(
@@ -137,4 +137,38 @@ pub(super) fn top_of(
         tops_at[first_part + of] = top_at;
     }
     sync_memory(fenced);
+}
+
+/// Takes tokens that are new to a sketch into the highest scores, negated, of their parts.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn raise_tops(
+    tops: &mut [f32],
+    tops_at: &mut [i32],
+    tokens: &Shared<[i32]>,
+    scores: &Shared<[f32]>,
+    count: usize,
+    first_part: usize,
+    parts: usize,
+    part: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let mut of = UNIT_POS as usize;
+    while of < parts {
+        let mut top = tops[first_part + of];
+        let mut top_at = tops_at[first_part + of];
+        for victim in 0..count {
+            let token = tokens[victim];
+            let score = -scores[victim];
+            if token as usize / part == of
+                && (top_at == NOWHERE || score < top || (score == top && token < top_at))
+            {
+                top = score;
+                top_at = token;
+            }
+        }
+        tops[first_part + of] = top;
+        tops_at[first_part + of] = top_at;
+        of += comptime!(blueprint.units);
+    }
 }

@@ -69,11 +69,11 @@ const JOINING: [usize; 2] = [1, 2];
 /// Units of a cube of the portable kernel, as many as there is room for: the widest has a processor to itself, and reads
 /// its range's sketch once.
 const UNITS: [usize; 3] = [512, 256, 128];
-/// Ranges for each processor from which on the narrowest cubes are taken, of which so many are under way together: one
-/// begins or ends while others multiply.
+/// Ranges for each processor from which on the narrowest cubes are taken: one begins or ends while others multiply.
 const MANY: usize = 6;
-const NARROW_CUBES: usize = 3;
-/// Tokens below which a part is not worth such a cube.
+/// Of these, a processor has so many under way together.
+const NARROWEST_EACH: usize = 3;
+/// Tokens below which a part is not worth a cube of the portable kernel.
 const SMALLEST_PART: usize = 128;
 /// What joining parts costs beside reading them, in tokens of a cube: another launch.
 const LAUNCH: usize = 256;
@@ -160,27 +160,31 @@ impl Plan {
             let places = units * buckets * size_of::<u32>();
             rows(units, joined(units)) + sums + places + 2 * entries * head_dim * size
         };
-        let most = hardware.max_units_per_cube as usize;
+        let widest = hardware.max_units_per_cube as usize;
         let entries = entries.next_multiple_of(16);
         let processors = processors(&query.client);
-        let narrow = UNITS[UNITS.len() - 1];
-        let many = pairs >= MANY * processors && bytes(narrow, entries) * NARROW_CUBES <= room;
+        let narrowest = UNITS[UNITS.len() - 1];
+        let many = pairs >= MANY * processors && bytes(narrowest, entries) * NARROWEST_EACH <= room;
         let able = |entries: usize| {
-            let fits = |units: usize| units <= most && bytes(units, entries) <= room;
-            UNITS.into_iter().filter(|&units| !many || units == narrow).find(|&units| fits(units))
+            let fits = |units: usize| units <= widest && bytes(units, entries) <= room;
+            UNITS
+                .into_iter()
+                .filter(|&units| !many || units == narrowest)
+                .find(|&units| fits(units))
         };
         let (units, staged) = match able(entries) {
             Some(units) => (units, entries),
-            None => (able(0).unwrap_or(narrow), 0),
+            None => (able(0).unwrap_or(narrowest), 0),
         };
+        // Registers are for as many units as the widest cube has.
         let at_once = processors * UNITS[0] / units;
-        let most = (longest / SMALLEST_PART).min(MOST_WAVES * at_once / pairs).max(1);
+        let most_splits = (longest / SMALLEST_PART).min(MOST_WAVES * at_once / pairs).max(1);
         // The fewest tokens one behind another, and of splits that have as few, the one into fewest parts.
         let tokens = |splits: usize| {
             let joining = if splits > 1 { LAUNCH } else { 0 };
             (pairs * splits).div_ceil(at_once) * longest.div_ceil(splits) + joining
         };
-        let splits = (1..=most).min_by_key(|&splits| tokens(splits)).unwrap_or(1);
+        let splits = (1..=most_splits).min_by_key(|&splits| tokens(splits)).unwrap_or(1);
         let parts = if splits > 1 { Parts::Written } else { Parts::Whole };
         let joined = joined(units);
         let kernel = Kernel::Plain(Plain { lanes, team, units, plane, joined });

@@ -104,10 +104,10 @@ impl Reading {
             });
             // The queries that read this list.
             let queries = if each == 1 { 0..group } else { range % each..range % each + 1 };
-            if let (Some(step), Some(own), Some(block)) = (&step, own, block) {
-                let heads: Vec<_> =
-                    queries.clone().map(|query| exact.of(pair, group, query)).collect();
-                self.take_set(step, own, &heads, block);
+            // Heads that share a set give the tokens since then different shares, so that what was best together need not
+            // be any more.
+            if let (Some(step), Some(own), Some(block), 1) = (&step, own, block, queries.len()) {
+                self.take_set(step, own, &exact.of(pair, group, queries.start), block);
             }
             for query in queries {
                 let attention = exact.of(pair, group, query);
@@ -139,21 +139,17 @@ impl Reading {
         Ok(true)
     }
 
-    /// Takes in a shared set beside the best that could have been chosen in its place (equation 42), by the attention of
-    /// the heads that share it, in the mean.
-    fn take_set(&mut self, step: &SharedStep, own: &RangeSets, heads: &[Vec<f64>], block: usize) {
+    /// Takes in a head's shared set beside the best that could have been chosen in its place (equation 42).
+    fn take_set(&mut self, step: &SharedStep, own: &RangeSets, attention: &[f64], block: usize) {
         // Of what has gone out of sight, it is not known how much was chosen and how much were neighbours.
         if own.seen > own.sinks || own.freed > 0 {
             return;
         }
-        let tokens = heads[0].len();
-        let mean =
-            |token: usize| heads.iter().map(|head| head[token]).sum::<f64>() / heads.len() as f64;
         // What left the locals since the block began was no candidate.
-        let behind = own.local.saturating_sub((tokens - 1) % block);
-        let candidates: Vec<f64> = (own.sinks..behind).map(mean).collect();
-        let best: f64 = best_of(&candidates, own.top).iter().map(|at| candidates[*at]).sum();
-        let held: f64 = own.set.iter().map(|token| mean(*token as usize)).sum();
+        let behind = own.local.saturating_sub((attention.len() - 1) % block);
+        let candidates = &attention[own.sinks.min(behind)..behind];
+        let best: f64 = best_of(candidates, own.top).iter().map(|at| candidates[*at]).sum();
+        let held: f64 = own.set.iter().map(|token| attention[*token as usize]).sum();
         self.sets += 1.0;
         self.set_gap += (best - held).max(0.0);
         self.set_gap_bound += step.gap();
@@ -179,7 +175,45 @@ fn best_of(attention: &[f64], count: usize) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::{best_of, window_of};
+    use kv_core::RangeSets;
+    use kv_policies::certificates::SharedStep;
+
+    use super::{Reading, best_of, window_of};
+
+    /// A set of tokens 2 and 4 of a block's eleventh step, in blocks of 4: sinks are 0 and 1, locals the last three, and
+    /// tokens from 6 on were no candidates when the block began.
+    #[test]
+    fn gaps_of_sets_are_of_what_was_chosen_from() {
+        let own = RangeSets {
+            steps: 11,
+            retrieved: 1,
+            tokens: 0,
+            retrieves: Some(false),
+            set: vec![2, 4],
+            sinks: 2,
+            local: 8,
+            seen: 2,
+            freed: 0,
+            top: 2,
+            measured: 0.0,
+            distance: 0.1,
+            key_norm: 1.0,
+            dropped: 0.0,
+        };
+        let attention = [0.1, 0.1, 0.05, 0.1, 0.1, 0.05, 0.2, 0.2, 0.05, 0.03, 0.02];
+        let step = SharedStep { dropped: 0.0, distance: 0.1, key_norm: 1.0, scale: 0.1 };
+        let mut reading = Reading::default();
+        reading.take_set(&step, &own, &attention, 4);
+        // Tokens 3 and 4 are the best of 2 to 5.
+        assert!((reading.set_gap - 0.05).abs() < 1e-12, "{}", reading.set_gap);
+        assert!((reading.set_gap_bound - 0.04).abs() < 1e-12);
+        assert_eq!((reading.sets, reading.sets_broken), (1.0, 1.0));
+        let far = SharedStep { distance: 0.2, ..step };
+        reading.take_set(&far, &own, &attention, 4);
+        assert_eq!((reading.sets, reading.sets_broken), (2.0, 1.0));
+        reading.take_set(&step, &RangeSets { seen: 3, ..own }, &attention, 4);
+        assert_eq!(reading.sets, 2.0, "a window hides a part");
+    }
 
     #[test]
     fn the_best_and_windows_are_found() {

@@ -10,11 +10,12 @@ use super::Lab;
 use super::cases::Attention;
 use super::clock::Clock;
 
-/// KeepKV's own: scores of which a tenth is new, and a guard.
-const AVERAGE: AverageWeights = AverageWeights { new: 0.1, old: 0.9 };
+/// KeepKV's own: the share of averages that a step's scores do not change, and a guard.
+const ALPHA: f32 = 0.9;
 const GUARD: f32 = 8.0;
 
-/// A victim of every head sought its like among all of the head's slots, and merged into it.
+/// A victim of every head sought its like among all of the head's slots, and merged into it. Calls of a set merge into what
+/// those before have merged: other numbers, and as much work.
 pub(super) fn nearest(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()> {
     let (device, dtype) = (lab.device.clone(), lab.dtype);
     let slots = case.pairs() * case.tokens;
@@ -50,7 +51,10 @@ pub(super) fn nearest(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()>
         threshold: 0.0,
         epsilon: 1e-6,
         queries: Some(queries.cast(dtype)),
-        average: Some(StepScores { logits, weights: AVERAGE }),
+        average: Some(StepScores {
+            logits,
+            weights: AverageWeights { new: (1.0 - ALPHA).ln(), old: ALPHA.ln() },
+        }),
         merge: MergeOptions { rule: KeyRule::Paper, guard: GUARD, scale: None, queries: None },
     };
     let task = format!("merge_nearest {}", case.name());
