@@ -19,10 +19,18 @@ struct Kind {
     signed_keys: bool,
     replace_rate: f32,
     head_dim: usize,
+    /// Whether steps attend to anything: all scores are equal where they do not.
+    attends: bool,
 }
 
-const PAPER: Kind =
-    Kind { dtype: DType::F32, buckets: 3, signed_keys: false, replace_rate: 1.1, head_dim: 8 };
+const PAPER: Kind = Kind {
+    dtype: DType::F32,
+    buckets: 3,
+    signed_keys: false,
+    replace_rate: 1.1,
+    head_dim: 8,
+    attends: true,
+};
 /// Further ones: odd and even numbers of buckets, keys with signs, tokens that come back early and never.
 const OTHERS: [Kind; 4] = [
     Kind { buckets: 1, ..PAPER },
@@ -140,7 +148,10 @@ impl Caches {
     /// A step of random attention.
     fn revise(&mut self, numbers: &mut Numbers, group: usize) {
         let (slots, tokens) = (self.keys.dims()[0], self.pairs() * self.tokens);
-        let mut logits = |rows: usize| numbers.tensor::<2>([rows, group], &self.device);
+        let mut logits = |rows: usize| {
+            let logits = numbers.tensor::<2>([rows, group], &self.device);
+            if self.kind.attends { logits } else { logits.sub_scalar(1e9) }
+        };
         let step = StepLogits {
             slots: Some(logits(slots)),
             tokens: logits(tokens),
@@ -237,6 +248,7 @@ fn devices_move_the_same_tokens() {
         (40, steps, Kind { head_dim: 96, ..PAPER }),
         // Rows that leave a cube's units one team for all buckets.
         (20, steps, Kind { head_dim: 256, buckets: 9, signed_keys: true, ..PAPER }),
+        (20, steps, Kind { attends: false, replace_rate: f32::INFINITY, ..PAPER }),
     ];
     for (slack, tokens, kind) in cases.into_iter().chain(OTHERS.map(|kind| (2, steps, kind))) {
         let dtype = kind.dtype;
