@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::accumulate::Blueprint;
-use super::choose::{Lows, choose, find_lows, source_of};
+use super::choose::{choose, source_of};
 use super::search::raise_tops;
 use crate::barrier::sync_memory;
 use crate::count_sketch::hash::kernel::{key_sign, place_of, sign_of};
@@ -58,24 +58,12 @@ pub(super) fn evict<F: Float>(
     // Slots that are left, and how many victims the last turn had.
     let mut state = Shared::<[i32]>::new_slice(2usize);
 
-    let mut lows = Lows::new();
     let mut length = held;
     let mut gone = 0i32;
     while length > limit {
         let before = length;
-        find_lows(
-            &mut lows,
-            &*slot_scores,
-            &*positions,
-            start,
-            length as usize,
-            bound,
-            blueprint.units,
-        );
-        sync_cube();
         if UNIT_POS < PLANE_DIM {
             choose(
-                &mut lows,
                 positions,
                 slot_scores,
                 &mut places,

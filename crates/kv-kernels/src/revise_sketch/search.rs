@@ -44,14 +44,14 @@ pub(super) fn lowest(
     weakest(own.value, own.at, blueprint.planes)
 }
 
-/// What a unit finds that has every `stride`-th slot from `first` to `end`, and reads so many `ahead`.
+/// What a unit finds that has every `stride`-th slot from `first` on, and reads so many `ahead`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn lowest_of(
     slot_scores: &[f32],
     positions: &[i32],
     start: usize,
-    end: usize,
+    length: usize,
     bound: i32,
     first: usize,
     stride: usize,
@@ -59,21 +59,20 @@ pub(super) fn lowest_of(
 ) -> Weakest {
     let mut best = f32::new(INFINITE);
     let mut best_at = i32::new(NOWHERE as i64);
-    let slots = max(end, first) - first;
-    for round in 0..slots.div_ceil(ahead * stride) {
+    for round in 0..length.div_ceil(ahead * stride) {
         let first = first + round * ahead * stride;
         let mut places = Array::<i32>::new(ahead);
         let mut scores = Array::<f32>::new(ahead);
         #[unroll]
         for a in 0..ahead {
-            let slot = start + min(first + a * stride, end - 1);
+            let slot = start + min(first + a * stride, length - 1);
             places[a] = positions[slot];
             scores[a] = slot_scores[slot];
         }
         #[unroll]
         for a in 0..ahead {
             let i = first + a * stride;
-            if i < end && places[a] < bound && scores[a] < best {
+            if i < length && places[a] < bound && scores[a] < best {
                 best = scores[a];
                 best_at = i32::cast_from(i);
             }
