@@ -38,6 +38,13 @@ impl Cis {
     /// The same under another policy's name.
     pub(crate) fn named(name: &'static str, options: CisOptions, star: bool) -> Result<Self> {
         options.validate(name)?;
+        if let Some(target) = options.target.filter(|_| star) {
+            // Both would steer `k`.
+            let reason = format!(
+                "`target` is {target}, expected none, as sets are brought to the budget's size; `cis` has targets"
+            );
+            return Err(PolicyError::InvalidConfig { policy: name.into(), reason });
+        }
         Ok(Self { name, options, star })
     }
 

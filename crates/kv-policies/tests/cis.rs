@@ -291,6 +291,8 @@ fn what_cannot_be_is_refused_by_name() {
     refused(json!({"policy": "cis", "budget": 8, "sinks": 6, "recents": 4}), "exceed the budget");
     refused(json!({"policy": "cis", "budget": 64, "similarity": "value"}), "value");
     refused(json!({"policy": "cis", "budget": 64, "target": 1.0}), "`target` is 1");
+    refused(json!({"policy": "cis-star", "budget": 64, "target": 0.1}), "`target` is 0.1");
+    refused(json!({"policy": "cis", "budget": 64, "threshold": 1e99}), "`threshold` is inf");
     refused(json!({"policy": "cis", "budget": 64, "every": 0}), "`every` is 0");
     refused(json!({"policy": "cpe", "budget": 64, "psaw": {"free": true}}), "`free` of `psaw`");
     refused(json!({"policy": "cpe", "budget": 64, "etf": {"psi": 0.0}}), "`psi` is 0");

@@ -138,7 +138,9 @@ fn attention(records: &[&Record], by_layer: bool) -> Vec<Table> {
         let title = "Attention · certificates".into();
         tables.push(build(title, &certified, &[Key::Budget], &picks));
     }
-    for metric in metrics.into_iter().filter(|_| by_layer) {
+    let seen = |metric: &&str| records.iter().any(|record| record.metric == **metric);
+    let certified = certificates.into_iter().filter(|metric| seen(metric));
+    for metric in metrics.into_iter().chain(certified).filter(|_| by_layer) {
         let mut layers: Vec<usize> = records.iter().filter_map(|r| r.case.layer).collect();
         layers.sort_unstable();
         layers.dedup();

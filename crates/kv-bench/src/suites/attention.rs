@@ -8,7 +8,7 @@ mod windows;
 
 use std::sync::Arc;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32, read_i32};
 use kv_kernels::{PrefillOptions, prefill_attention};
@@ -69,6 +69,15 @@ pub(crate) fn measure(
     options: &Attention,
 ) -> anyhow::Result<()> {
     bench.remark(contenders)?;
+    let compares_hidden =
+        |contender: &&Contender| contender.policy.config()["similarity"] == "hidden";
+    if let Some(contender) = contenders.iter().find(compares_hidden) {
+        bail!(
+            "policy `{}`: attention observes queries, keys and values, not the hidden states that `similarity` \
+             compares; quality runs whole models",
+            contender.label
+        );
+    }
     let name = |contender: &Contender| contender.policy.name();
     if contenders.iter().any(|contender| BETWEEN_LAYERS.contains(&name(contender))) {
         bench.note(
@@ -114,7 +123,7 @@ pub(crate) fn measure(
     let wanted: Vec<usize> =
         if options.layers.is_empty() { (0..layers).collect() } else { options.layers.clone() };
     if let Some(layer) = wanted.iter().find(|layer| **layer >= layers) {
-        anyhow::bail!("--layers names layer {layer}, the model has {layers}");
+        bail!("--layers names layer {layer}, the model has {layers}");
     }
     let mut progress = Progress::new(prompts.len() * wanted.len(), "attention");
     let mut sums = vec![vec![Sums::default(); contenders.len()]; layers];
@@ -207,28 +216,30 @@ pub(crate) fn measure(
                 }
             }
             let hidden = reading.hidden.means().filter(|_| options.certificates);
-            let mut broken = Vec::new();
+            let (mut broken, mut vacuous) = (Vec::new(), Vec::new());
             if let Some(means) = hidden {
                 bench.record(SUITE, &case, setup, metric::HIDDEN_MASS, means.hidden, "share");
                 bench.record(SUITE, &case, setup, metric::HIDDEN_BOUND, means.bound, "share");
                 broken.push(means.broken);
+                vacuous.push(means.vacuous);
             }
             if let Some(means) = &moved[layer] {
                 bench.record(SUITE, &case, setup, metric::MOVED_MASS, means.moved, "share");
                 bench.record(SUITE, &case, setup, metric::MOVED_BOUND, means.bound, "share");
                 broken.push(f64::from(u8::from(means.broken)));
+                vacuous.push(f64::from(u8::from(means.vacuous)));
             }
             if reading.certified > 0.0 {
                 let means = [
                     (metric::DROPPED_MASS, reading.dropped),
                     (metric::DROPPED_BOUND, reading.paper),
-                    (metric::VACUOUS, reading.vacuous),
                     (metric::ODDS_BOUND, reading.odds),
                 ];
                 for (name, sum) in means {
                     bench.record(SUITE, &case, setup, name, sum / reading.certified, "share");
                 }
                 broken.push(reading.broken / reading.certified);
+                vacuous.push(reading.vacuous / reading.certified);
             }
             if reading.sets > 0.0 {
                 let means = [
@@ -239,10 +250,13 @@ pub(crate) fn measure(
                     bench.record(SUITE, &case, setup, name, sum / reading.sets, "share");
                 }
                 broken.push(reading.sets_broken / reading.sets);
+                vacuous.push(reading.sets_vacuous / reading.sets);
             }
             // The worst of the kinds of bounds that there are.
-            if let Some(broken) = broken.into_iter().reduce(f64::max) {
-                bench.record(SUITE, &case, setup, metric::BROKEN, broken, "share");
+            for (name, shares) in [(metric::VACUOUS, vacuous), (metric::BROKEN, broken)] {
+                if let Some(worst) = shares.into_iter().reduce(f64::max) {
+                    bench.record(SUITE, &case, setup, name, worst, "share");
+                }
             }
         }
     }

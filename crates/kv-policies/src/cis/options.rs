@@ -96,7 +96,8 @@ pub struct CisOptions {
     #[serde(default)]
     pub certified: bool,
     /// The share of attention, to what is in sight, that heads are to drop: `k`, which begins with the budget's, is
-    /// raised and lowered until measured steps do. Ours; steps are not recorded then.
+    /// raised and lowered until measured steps do. Ours; steps are not recorded then. Not for CIS*, whose `k` is brought
+    /// to a set's size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<f32>,
     /// Every how many tokens a step is measured, which reads all keys, where there is a target.
@@ -188,8 +189,8 @@ impl CisOptions {
         if self.recents == Some(0) {
             return invalid("`recents` is 0, expected at least the newest token".into());
         }
-        if self.threshold.is_nan() {
-            return invalid("`threshold` is NaN, expected a cosine".into());
+        if !self.threshold.is_finite() {
+            return invalid(format!("`threshold` is {}, expected a cosine", self.threshold));
         }
         if !(0.0..=1.0).contains(&self.dilated) {
             return invalid(format!("`dilated` is {}, expected 0 to 1", self.dilated));

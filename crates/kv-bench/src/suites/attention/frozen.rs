@@ -21,6 +21,8 @@ pub(super) struct Moved {
 pub(super) struct MovedMeans {
     pub(super) moved: f64,
     pub(super) bound: f64,
+    /// Whether the bound is above 1, which says nothing.
+    pub(super) vacuous: bool,
     /// Whether any query's attention is moved further.
     pub(super) broken: bool,
 }
@@ -97,7 +99,8 @@ pub(super) fn means(layers: &[&Moved], head_dim: usize) -> Vec<Option<MovedMeans
         let fit = fit.filter(|_| frozen(moved))?;
         let bound = fit.gap(moved.query_norm, head_dim, layer - first);
         let broken = moved.most > bound + super::ROUNDING;
-        Some(MovedMeans { moved: moved.moved / moved.queries, bound: bound.min(1.0), broken })
+        let moved = moved.moved / moved.queries;
+        Some(MovedMeans { moved, bound: bound.min(1.0), vacuous: bound > 1.0, broken })
     };
     layers.iter().enumerate().map(of).collect()
 }
@@ -130,8 +133,8 @@ mod tests {
         assert!(means[0].is_none());
         let own = means[1].as_ref().unwrap();
         assert!((own.moved - 0.25).abs() < 1e-6, "{}", own.moved);
-        // |q| |dk|, of the only layer that freezes.
-        assert!((own.bound - 1.0).abs() < 1e-6 && !own.broken, "{}", own.bound);
+        // |q| |dk| = ln 3, of the only layer that freezes.
+        assert!((own.bound - 1.0).abs() < 1e-6 && own.vacuous && !own.broken, "{}", own.bound);
         let small = [0.1 * third, 0.0];
         let mut moved = Moved::default();
         moved.take(&frozen, [&heads(&queries), &heads(&small), &heads(&below)], 1);
@@ -139,5 +142,6 @@ mod tests {
         let own = means[0].as_ref().unwrap();
         let expected = f64::from(0.1 * third);
         assert!((own.bound - expected).abs() < 1e-6 && own.moved < own.bound && own.moved > 0.02);
+        assert!(!own.vacuous);
     }
 }

@@ -31,8 +31,9 @@ pub(super) struct Reading {
     pub(super) sets: f64,
     pub(super) set_gap: f64,
     pub(super) set_gap_bound: f64,
-    /// Of these, the ones above the bound.
+    /// Of these, the ones above the bound, and those whose bound is above 1, which says nothing.
     pub(super) sets_broken: f64,
+    pub(super) sets_vacuous: f64,
     /// Rows whose dropped attention is above a bound.
     pub(super) broken: f64,
     /// What windows hid.
@@ -154,6 +155,7 @@ impl Reading {
         self.set_gap += (best - held).max(0.0);
         self.set_gap_bound += step.gap();
         self.sets_broken += f64::from(u8::from(best - held > step.gap() + ROUNDING));
+        self.sets_vacuous += f64::from(u8::from(step.gap() > 1.0));
     }
 }
 

@@ -15,6 +15,8 @@ pub(super) struct Hidden {
 pub(super) struct HiddenMeans {
     pub(super) hidden: f64,
     pub(super) bound: f64,
+    /// The share of them whose bound is above 1, which says nothing.
+    pub(super) vacuous: f64,
     /// The share of them whose bound does not hold.
     pub(super) broken: f64,
 }
@@ -46,6 +48,7 @@ impl Hidden {
         Some(HiddenMeans {
             hidden: of(&|_, mass| mass),
             bound: of(&|distance, _| bound(distance)),
+            vacuous: of(&|distance, _| f64::from(u8::from(fit.dropped_mass(distance) > 1.0))),
             broken: of(&|distance, mass| {
                 f64::from(u8::from(mass > bound(distance) + super::ROUNDING))
             }),
@@ -68,7 +71,7 @@ mod tests {
             hidden.take(&attention, 1, tokens / 4);
         }
         let means = hidden.means().unwrap();
-        assert!(means.hidden > 0.0 && means.broken == 0.0);
+        assert!(means.hidden > 0.0 && means.broken == 0.0 && means.vacuous == 0.0);
         assert!(means.bound < 1.5 * means.hidden, "{} bounds {}", means.bound, means.hidden);
         let mut all = Hidden::default();
         all.take(&[0.5, 0.5], 1, 0);

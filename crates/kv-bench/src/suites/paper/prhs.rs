@@ -14,9 +14,19 @@ use crate::contenders::Contender;
 
 /// The full cache, which is the first of them, and those of the others that `--policy` names.
 fn contenders(common: &Common, configs: &[Value]) -> anyhow::Result<Vec<Contender>> {
-    let all = configs.iter().map(Contender::of).collect::<anyhow::Result<Vec<_>>>()?;
-    let full = all[0].clone();
-    let mut chosen = common.chosen(all)?;
+    let full = Contender::of(&configs[0])?;
+    // Only what is asked for must be possible; names that the table lacks are refused beside all that it has.
+    let list = common.policy.as_deref();
+    let names: Option<Vec<&str>> = list
+        .map(|list| list.split(',').filter_map(|name| name.split_whitespace().next()).collect());
+    let has = |name: &&str| configs.iter().any(|config| config["policy"] == *name);
+    let names = names.filter(|names| names.iter().all(has));
+    let asked = |config: &&Value| {
+        names.as_ref().is_none_or(|names| names.iter().any(|name| config["policy"] == *name))
+    };
+    let built = configs.iter().filter(asked).map(Contender::of);
+    let built = built.collect::<anyhow::Result<Vec<_>>>()?;
+    let mut chosen = common.chosen(built)?;
     if chosen[0].label != full.label {
         chosen.insert(0, full);
     }

@@ -1,7 +1,7 @@
 //! PrHS, table 4: time of a step's attention, choices included, over caches that are kept whole; and the same
 //! beyond the paper's lengths.
 
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache};
 use kv_policies::{LayerContext, Observation, Policy, Reads, Step};
@@ -45,6 +45,10 @@ const SHARE: f64 = 0.125;
 const BLOCKS: [usize; 2] = [8, 16];
 /// Share of a step's heads that retrieve within a block: the paper's 8.7 % of all at 16 steps a block.
 const JUMPING: f64 = 0.026;
+/// HShare's steps choose at every second token.
+const PERIOD: usize = 2;
+/// Tokens of which an eighth is a page of Quest's.
+const FEWEST: usize = 128;
 /// Bytes that a rotation reads, at least: beyond any cache.
 const ROTATED: usize = 200 << 20;
 
@@ -66,7 +70,9 @@ pub(crate) fn run(
     let clock = Clock::new(device.clone());
     let name = cases.figure;
     let copy = clock.copy_bandwidth()?;
-    let mut progress = Progress::new(cases.all.len(), name);
+    // As many in all cases.
+    let each = contenders(common, &configs(cases.all[0].1))?.len();
+    let mut progress = Progress::new(cases.all.len() * each, name);
     for &(heads, length, batch) in &cases.all {
         let lab = Lab { device, dtype, clock: &clock, heads, length, batch };
         for contender in contenders(common, &configs(length))? {
@@ -99,8 +105,8 @@ pub(crate) fn run(
                 records.push(record(metric::RETRIEVAL_RATIO, reads.ratio(), "share"));
                 records.push(record(metric::TOKENS_READ, reads.slots_each(), "tokens"));
             }
+            progress.step();
         }
-        progress.step();
     }
     progress.finish();
     let mut notes = Vec::new();
@@ -139,6 +145,11 @@ pub(crate) fn cases(
         if long { (&LONG.0, &LONG.1) } else { (&PAPER.0, &PAPER.1) };
     let lengths = if lengths.is_empty() { own_lengths } else { lengths };
     let batches = if batches.is_empty() { own_batches } else { batches };
+    if let Some(short) = lengths.iter().find(|length| **length < FEWEST) {
+        bail!(
+            "--lengths: {short} tokens, of which {figure} reads an eighth; expected {FEWEST}, at least"
+        );
+    }
     let heads: &[Heads] = if long { &[LLAMA_2, GROUPED[0], GROUPED[1]] } else { &[LLAMA_2] };
     let mut all: Vec<_> = heads
         .iter()
@@ -198,10 +209,11 @@ impl Lab<'_> {
         let token = 2 * dim * self.dtype.size();
         let all = self.batch * kv * self.length * token;
         let read = if contender.budget.is_some() { all / 8 } else { all };
-        let sets = ROTATED.div_ceil(read).clamp(1, 24);
+        let sets = ROTATED.div_ceil(read).clamp(1, 24).next_multiple_of(PERIOD);
         // Two of the longest blocks: a cycle must not come back to the sets of its own.
         let block = 2 * BLOCKS[1];
-        let caches = (0..sets).map(|_| self.cache(policy, layer));
+        // Nothing is appended, so that a cache's steps would all choose, or none, where every second one does.
+        let caches = (0..sets).map(|i| self.cache(policy, layer, self.length - i % PERIOD));
         let mut caches = caches.collect::<anyhow::Result<Vec<_>>>()?;
         let steps = (0..block).map(|step| self.step(step)).collect::<anyhow::Result<Vec<_>>>()?;
         let evicts =
@@ -234,6 +246,8 @@ impl Lab<'_> {
         let bytes = match reads.steps {
             0 if contender.budget.is_none() => Some(all as f64),
             0 => None,
+            // Other lists are chosen by what is not counted: parts of keys, pages' bounds.
+            _ if caches[0].index_sets().is_none() => None,
             // Listed tokens with their places, and the keys of those that retrieve.
             _ => {
                 let listed = reads.slots_each() * (token + size_of::<i32>()) as f64;
@@ -244,18 +258,24 @@ impl Lab<'_> {
         Ok(Measured { seconds, bytes, reads })
     }
 
-    /// A primed cache of `length` tokens.
-    fn cache(&self, policy: &dyn Policy, layer: LayerContext) -> anyhow::Result<LayerCache> {
+    /// A primed cache of so many tokens.
+    fn cache(
+        &self,
+        policy: &dyn Policy,
+        layer: LayerContext,
+        length: usize,
+    ) -> anyhow::Result<LayerCache> {
         let Heads { query, kv, dim, .. } = self.heads;
-        let (keys, values) = (self.rows(kv), self.rows(kv));
-        let positions = Tensor::<1, Int>::arange(0..self.length as i64, (self.device, DType::I32));
-        let positions = positions.unsqueeze::<2>().expand([self.batch, self.length]);
+        let rows = || self.rows(kv).narrow(2, 0, length);
+        let (keys, values) = (rows(), rows());
+        let positions = Tensor::<1, Int>::arange(0..length as i64, (self.device, DType::I32));
+        let positions = positions.unsqueeze::<2>().expand([self.batch, length]);
         let needs = policy.needs();
-        let window = needs.window.clamp(1, self.length);
+        let window = needs.window.clamp(1, length);
         let queries = self.random(self.batch * query * window);
         let sums = || {
             Tensor::<3>::random(
-                [self.batch, query, self.length],
+                [self.batch, query, length],
                 Distribution::Default,
                 (self.device, DType::F32),
             )
@@ -265,7 +285,7 @@ impl Lab<'_> {
             keys: &keys,
             values: &values,
             positions: &positions,
-            prompt_tokens: self.length,
+            prompt_tokens: length,
             window: Some(queries.reshape([self.batch, query, window, dim])),
             column_sums: needs.column_sums.then(sums),
             raw_queries: None,

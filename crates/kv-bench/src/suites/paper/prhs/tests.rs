@@ -57,6 +57,8 @@ fn certificates_hold() {
         let holds = observed.iter().zip(&bound).all(|(observed, bound)| observed <= bound);
         assert!(holds, "{policy}: {observed:?} above {bound:?}");
         assert!(of(policy, metric::BROKEN).iter().all(|broken| *broken == 0.0), "{policy}");
+        let vacuous = of(policy, metric::VACUOUS);
+        assert!(!vacuous.is_empty() && vacuous.iter().all(|share| (0.0..=1.0).contains(share)));
     }
     // A cosine a layer, of some queries that are alike and some that are not.
     let (cosines, alike) = (of("full", metric::QUERY_COSINE), of("full", metric::QUERIES_ALIKE));
@@ -71,6 +73,15 @@ fn certificates_hold() {
     assert!(certified(64.0) && !certified(0.05));
     // What a window hides is in no bound on what is dropped of the rest, and shows beside it.
     assert!(of("cpe", metric::HIDDEN_MASS).iter().any(|hidden| *hidden > 0.05));
+}
+
+#[test]
+fn hidden_states_are_not_compared_without_a_whole_model() {
+    let policy = r#"{"policy": "cis", "budget": 64, "similarity": "hidden"}"#;
+    let line = "attention --limit 1 --steps 8 --policy";
+    let words: Vec<&str> = line.split(' ').chain([policy]).collect();
+    let error = ran(&words).map(drop).unwrap_err().to_string();
+    assert!(error.contains("hidden states") && error.contains("quality"), "{error}");
 }
 
 #[test]
@@ -114,7 +125,9 @@ fn operators_have_the_sizes_asked_for() {
         let cases = operator::cases(long, false, lengths, batches).unwrap();
         cases.all.iter().map(|(_, length, batch)| (*length, *batch)).collect::<Vec<_>>()
     };
-    assert_eq!(sizes(false, &[96, 160], &[1]), [(96, 1), (160, 1)]);
+    assert_eq!(sizes(false, &[128, 160], &[1]), [(128, 1), (160, 1)]);
+    let error = operator::cases(false, false, &[160, 96], &[1]).map(drop).unwrap_err();
+    assert!(error.to_string().contains("96 tokens") && error.to_string().contains("expected 128"));
     assert_eq!(sizes(false, &[2_048], &[]), [(2_048, 8), (2_048, 16)]);
     // Of 32 heads, so many tokens are too many.
     let million = 1 << 20;
