@@ -33,6 +33,8 @@ const QUICK_BUDGETS: [f64; 2] = [0.5, 0.25];
 /// Policies of which a part is what layers take from each other.
 const BETWEEN_LAYERS: [&str; 3] = ["etf", "cpe", "hshare"];
 
+/// The share by which a target may be exceeded in silence.
+const AMISS: f64 = 0.1;
 /// Rounding of masses in f32.
 const ROUNDING: f64 = 1e-5;
 
@@ -48,6 +50,9 @@ struct Sums {
     /// What policies read that keep more.
     reading: Reading,
     reads: Reads,
+    /// What heads whose sizes are steered dropped when they were last measured, in all, and how many of them there are.
+    steered: f64,
+    heads: f64,
     /// What frozen keys move.
     moved: Moved,
     /// Of the layer's queries, among the first contender's sums.
@@ -158,6 +163,7 @@ pub(crate) fn measure(
         }
     }
     progress.finish();
+    note_targets(bench, contenders, &sums);
     let head_dim = bench.model.config().head_dim;
     let moved: Vec<_> = (0..contenders.len())
         .map(|at| {
@@ -263,6 +269,27 @@ pub(crate) fn measure(
     Ok(())
 }
 
+/// What a policy's heads are to drop.
+fn target_of(contender: &Contender) -> Option<f64> {
+    contender.policy.config()["target"].as_f64()
+}
+
+/// Says which targets were not met.
+fn note_targets(bench: &mut Bench<'_>, contenders: &[Contender], sums: &[Vec<Sums>]) {
+    for (at, contender) in contenders.iter().enumerate() {
+        let total = |of: &dyn Fn(&Sums) -> f64| sums.iter().map(|own| of(&own[at])).sum::<f64>();
+        let dropped = total(&|own| own.steered) / total(&|own| own.heads);
+        if let Some(target) = target_of(contender).filter(|target| dropped > (1.0 + AMISS) * target)
+        {
+            bench.note(format!(
+                "{}: heads dropped {dropped:.3} when they were last measured, for a target of {target:.3}: sets grow to \
+                 eight times the budget's at most, and take steps to do so",
+                contender.label
+            ));
+        }
+    }
+}
+
 /// One layer of one prompt: all but the last `steps` tokens are the prompt, the rest is decoded.
 fn compare(
     observation: &Observation<'_>,
@@ -357,6 +384,12 @@ fn compare(
     }
     for ((contender, cache), sums) in contenders.iter().zip(&caches).zip(sums.iter_mut()) {
         sums.reads += contender.policy.reads(cache)?.unwrap_or_default();
+        if let (Some(_), Some(sets)) = (target_of(contender), cache.index_sets()) {
+            for head in sets.read()? {
+                sums.steered += f64::from(head.measured);
+                sums.heads += 1.0;
+            }
+        }
     }
     Ok(())
 }
@@ -396,6 +429,17 @@ fn freeze(
 mod tests {
     use crate::record::metric;
     use crate::testing::ran;
+
+    #[test]
+    fn targets_that_are_not_met_are_told() {
+        let told = |target: f64| {
+            let policy = format!(r#"{{"policy": "cis", "budget": 48, "target": {target}}}"#);
+            let line = "attention --limit 1 --steps 12 --policy";
+            let words: Vec<&str> = line.split(' ').chain([policy.as_str()]).collect();
+            ran(&words).unwrap().1.contains(&format!("for a target of {target:.3}"))
+        };
+        assert!(told(0.001) && !told(0.9));
+    }
 
     #[test]
     fn measures_of_slots_are_certified_by_their_parts() {
