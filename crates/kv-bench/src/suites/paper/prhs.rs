@@ -20,7 +20,7 @@ fn contenders(common: &Common, configs: &[Value]) -> anyhow::Result<Vec<Contende
     let names: Option<Vec<&str>> = list
         .map(|list| list.split(',').filter_map(|name| name.split_whitespace().next()).collect());
     let has = |name: &&str| configs.iter().any(|config| config["policy"] == *name);
-    let names = names.filter(|names| names.iter().all(has));
+    let names = names.filter(|names| !names.is_empty() && names.iter().all(has));
     let asked = |config: &&Value| {
         names.as_ref().is_none_or(|names| names.iter().any(|name| config["policy"] == *name))
     };

@@ -108,6 +108,8 @@ fn tables_run_those_that_are_named() {
     assert_eq!(named, ["full", "h2o", "cpe block=8", "cpe"]);
     let error = ran(&format!("{table4} cpe,snapkv")).unwrap_err().to_string();
     assert!(error.contains("no `snapkv`") && error.contains("quest"), "{error}");
+    let error = ran(&format!("{table4} ,")).unwrap_err().to_string();
+    assert!(error.contains("quest"), "{error}");
     let error = ran(&format!("{table4} cpe --lengths 64")).unwrap_err().to_string();
     assert!(error.contains("--quick has one size"), "{error}");
     let error = ran("paper prhs-long --lengths 99999999").unwrap_err();
