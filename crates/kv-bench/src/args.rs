@@ -155,9 +155,13 @@ pub(crate) struct Attention {
     #[arg(long)]
     pub(crate) by_layer: bool,
     /// Also shows bounds beside what they bound: of LongFlow's measure of slots, of the attention that CIS drops, PSAW
-    /// hides and ETF moves; slow.
+    /// hides and ETF moves. Constants of the last two are fitted to one half of the prompts and checked on the other; slow.
     #[arg(long)]
     pub(crate) certificates: bool,
+    /// Also shows a row for each query head, of what policies that keep more than they read have read, and of the bounds
+    /// of CIS, PSAW and ETF.
+    #[arg(long, requires = "certificates")]
+    pub(crate) by_head: bool,
 }
 
 /// Options of `throughput`.

@@ -88,6 +88,10 @@ pub(crate) mod metric {
     /// Share of the attention that keys frozen from the layer below would move, and its bound.
     pub(crate) const MOVED_MASS: &str = "moved_mass";
     pub(crate) const MOVED_BOUND: &str = "moved_bound";
+    /// The same of queries and keys of a run in which all layers freeze, and the share of queries that it moves by more
+    /// than the bound, which is of one layer's keys.
+    pub(crate) const RUN_MOVED_MASS: &str = "run_moved_mass";
+    pub(crate) const RUN_ABOVE: &str = "run_above_bound";
     /// Share of the attention to what is in sight that steps did not read, of those with a certificate.
     pub(crate) const DROPPED_MASS: &str = "dropped_mass";
     /// Its bound by the paper's Lipschitz constant, where above 1 without a meaning.
@@ -207,6 +211,9 @@ pub(crate) struct Case {
     /// The layer's index.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) layer: Option<usize>,
+    /// The query head's index in the layer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) head: Option<usize>,
     /// Token position at which a bucket of the perplexity starts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) position: Option<usize>,
@@ -316,12 +323,16 @@ pub(crate) fn mean(records: &[&Record]) -> Option<f64> {
 }
 
 /// The mean of one metric over whole runs: the records of single layers or positions count only
-/// where there is no record of the whole.
+/// where there is no record of the whole, and those of single heads where there is none of their layers.
 pub(crate) fn summary(records: &[&Record], metric: &str) -> Option<f64> {
-    let parts = |r: &Record| r.case.layer.is_some() || r.case.position.is_some();
+    let depth = |r: &Record| match &r.case {
+        Case { head: Some(_), .. } => 2,
+        Case { layer: None, position: None, .. } => 0,
+        _ => 1,
+    };
     let all: Vec<_> = records.iter().copied().filter(|r| r.metric == metric).collect();
-    let whole: Vec<_> = all.iter().copied().filter(|r| !parts(r)).collect();
-    mean(if whole.is_empty() { &all } else { &whole })
+    let least = all.iter().map(|r| depth(r)).min()?;
+    mean(&all.into_iter().filter(|r| depth(r) == least).collect::<Vec<_>>())
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ enum Key {
     Length,
     Depth,
     Layer,
+    Head,
     Position,
     Batch,
 }
@@ -123,6 +124,8 @@ fn attention(records: &[&Record], by_layer: bool) -> Vec<Table> {
         metric::HIDDEN_BOUND,
         metric::MOVED_MASS,
         metric::MOVED_BOUND,
+        metric::RUN_MOVED_MASS,
+        metric::RUN_ABOVE,
         metric::REMAINDER,
         metric::REMAINDER_BOUND,
         metric::DRIFT,
@@ -150,6 +153,13 @@ fn attention(records: &[&Record], by_layer: bool) -> Vec<Table> {
         let picks: Vec<_> = layers.into_iter().map(pick).collect();
         let title = format!("Attention · {} by layer", info(metric).label);
         tables.push(build(title, records, &[Key::Budget], &picks));
+    }
+    let heads: Vec<&Record> = records.iter().copied().filter(|r| r.case.head.is_some()).collect();
+    if !heads.is_empty() {
+        let metrics = [metric::RETAINED_MASS, metric::OVERLAP];
+        let picks: Vec<_> = metrics.into_iter().chain(certificates).map(Pick::all).collect();
+        let keys = [Key::Budget, Key::Layer, Key::Head];
+        tables.push(build("Attention · by head".into(), &heads, &keys, &picks));
     }
     tables
 }
@@ -229,7 +239,7 @@ fn paper(records: &[&Record]) -> Vec<Table> {
 
 /// Every case a row and every metric a column.
 fn generic(suite: &str, records: &[&Record]) -> Table {
-    use Key::{Batch, Budget, Depth, Layer, Length, Mode, Position, Task};
+    use Key::{Batch, Budget, Depth, Head, Layer, Length, Mode, Position, Task};
     let metrics = group_by(records.iter().copied(), |r| (r.metric.as_str(), r.unit.as_str()));
     let mut picks = Vec::new();
     for ((metric, unit), _) in metrics {
@@ -240,7 +250,12 @@ fn generic(suite: &str, records: &[&Record]) -> Table {
     }
     let title: String = suite.chars().take(1).flat_map(char::to_uppercase).collect();
     let title = title + &suite.chars().skip(1).collect::<String>();
-    build(title, records, &[Budget, Task, Mode, Length, Depth, Layer, Position, Batch], &picks)
+    build(
+        title,
+        records,
+        &[Budget, Task, Mode, Length, Depth, Layer, Head, Position, Batch],
+        &picks,
+    )
 }
 
 /// Builds a table; keys and columns that no record has are left out.
@@ -283,6 +298,7 @@ impl Key {
             Self::Length => "length",
             Self::Depth => "depth",
             Self::Layer => "layer",
+            Self::Head => "head",
             Self::Position => "position",
             Self::Batch => "batch",
         }
@@ -297,6 +313,7 @@ impl Key {
             Self::Length => case.length.map(format::tokens),
             Self::Depth => case.depth.map(format::percent),
             Self::Layer => case.layer.map(|layer| layer.to_string()),
+            Self::Head => case.head.map(|head| head.to_string()),
             Self::Position => case.position.map(|position| position.to_string()),
             Self::Batch => case.batch.map(|batch| batch.to_string()),
         }

@@ -26,8 +26,11 @@ fn parts_do_not_count_beside_the_whole() {
     let whole = record("a", None, metric::RELATIVE_ERROR, 0.25);
     let mut part = record("a", None, metric::RELATIVE_ERROR, 0.75);
     part.case.layer = Some(3);
-    assert_eq!(summary(&[&whole, &part], metric::RELATIVE_ERROR), Some(0.25));
-    assert_eq!(summary(&[&part], metric::RELATIVE_ERROR), Some(0.75));
+    let mut head = record("a", None, metric::RELATIVE_ERROR, 0.5);
+    head.case = Case { head: Some(1), ..part.case.clone() };
+    assert_eq!(summary(&[&head, &whole, &part], metric::RELATIVE_ERROR), Some(0.25));
+    assert_eq!(summary(&[&part, &head], metric::RELATIVE_ERROR), Some(0.75));
+    assert_eq!(summary(&[&head], metric::RELATIVE_ERROR), Some(0.5));
     assert_eq!(summary(&[&part], metric::PERPLEXITY), None);
 }
 

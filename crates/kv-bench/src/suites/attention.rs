@@ -1,10 +1,12 @@
 //! Relative output error and retained mass, on the queries, keys and values of a real prompt.
 
 mod frozen;
+mod means;
 mod measures;
 mod queries;
 mod reading;
 mod windows;
+mod writing;
 
 use std::sync::Arc;
 
@@ -19,14 +21,14 @@ use crate::args::Attention;
 use crate::contenders::Contender;
 use crate::progress::Progress;
 use crate::prompts::Prompts;
-use crate::record::{Case, metric};
 use crate::run::Bench;
-use frozen::{Heads, Moved};
+use frozen::{Freezing, Heads, Moved};
+use means::Mean;
 use measures::Measures;
 use queries::Similarity;
 use reading::{Exact, Reading};
+use writing::Measured;
 
-const SUITE: &str = "attention";
 const BUDGETS: [f64; 4] = [0.5, 0.25, 0.1, 0.05];
 const QUICK_BUDGETS: [f64; 2] = [0.5, 0.25];
 
@@ -38,21 +40,40 @@ const AMISS: f64 = 0.1;
 /// Rounding of masses in f32.
 const ROUNDING: f64 = 1e-5;
 
+/// What a prompt is for, where bounds have constants: to fit these, or to check the bounds.
+#[derive(Clone, Copy)]
+struct Purpose {
+    fits: bool,
+    checks: bool,
+}
+
+impl Purpose {
+    /// Those of prompts of so many tokens: of every two of about a length the longer one is fitted to and the other checked,
+    /// as constants say little of what is further away than anything that they are from. A single one is for both.
+    fn of(lengths: &[usize]) -> Vec<Self> {
+        let mut by_length: Vec<usize> = (0..lengths.len()).collect();
+        by_length.sort_by_key(|prompt| std::cmp::Reverse(lengths[*prompt]));
+        let mut purposes = vec![Self { fits: true, checks: true }; lengths.len()];
+        for (rank, prompt) in by_length.into_iter().enumerate().filter(|_| lengths.len() > 1) {
+            purposes[prompt] = Self { fits: rank % 2 == 0, checks: rank % 2 == 1 };
+        }
+        purposes
+    }
+}
+
 /// One contender's sums over steps in a layer.
 #[derive(Clone, Default)]
 struct Sums {
     difference: f64,
     norm: f64,
-    mass: f64,
-    rows: f64,
+    mass: Mean,
     /// How wrong LongFlow's measure is.
     measures: Measures,
-    /// What policies read that keep more.
-    reading: Reading,
+    /// What policies read that keep more, by query head.
+    reading: Vec<Reading>,
     reads: Reads,
-    /// What heads whose sizes are steered dropped when they were last measured, in all, and how many of them there are.
-    steered: f64,
-    heads: f64,
+    /// What heads whose sizes are steered dropped when they were last measured.
+    steered: Mean,
     /// What frozen keys move.
     moved: Moved,
     /// Of the layer's queries, among the first contender's sums.
@@ -136,26 +157,37 @@ pub(crate) fn measure(
         needs: Needs { window: usize::MAX, column_sums: false, raw_queries: true },
         ..PrefillPass::default()
     };
-    for tokens in &prompts {
-        let mut failed = None;
+    let purposes = Purpose::of(&prompts.iter().map(Vec::len).collect::<Vec<_>>());
+    for (tokens, purpose) in prompts.iter().zip(purposes) {
+        let llama = bench.model.llama();
+        let runs: Vec<_> = contenders
+            .iter()
+            .map(|contender| match options.certificates {
+                true => frozen::run(llama, &*contender.policy, tokens, options.steps),
+                false => Ok(Vec::new()),
+            })
+            .collect::<Result<_, _>>()?;
+        let freezes = runs.iter().any(|run| !run.is_empty());
         let mut below = None;
-        bench.model.llama().prefill(&[tokens], pass, &mut |observation| {
+        let mut see = |observation: &Observation<'_>| -> anyhow::Result<()> {
             let layer = observation.layer.index;
-            if wanted.contains(&layer) && failed.is_none() {
-                let seed = bench.common.seed;
-                let own = &mut sums[layer];
-                let compared = compare(observation, contenders, options, seed, own).and_then(
-                    |()| match options.certificates {
-                        true => freeze(observation, contenders, options.steps, &below, own),
-                        false => Ok(()),
-                    },
-                );
-                match compared {
-                    Ok(()) => progress.step(),
-                    Err(error) => failed = Some(error),
+            let own = freezes.then(|| Heads::read(observation, options.steps)).transpose()?;
+            if wanted.contains(&layer) {
+                let sums = &mut sums[layer];
+                compare(observation, contenders, options, bench.common.seed, purpose, sums)?;
+                if let (Some(own), Some(below)) = (&own, &below) {
+                    freeze(observation, contenders, &runs, [own, below], purpose, sums);
                 }
+                progress.step();
             }
-            below = options.certificates.then(|| observation.keys.clone());
+            below = own;
+            Ok(())
+        };
+        let mut failed = None;
+        llama.prefill(&[tokens], pass, &mut |observation| {
+            if failed.is_none() {
+                failed = see(observation).err();
+            }
             Ok(None)
         })?;
         if let Some(error) = failed {
@@ -164,108 +196,8 @@ pub(crate) fn measure(
     }
     progress.finish();
     note_targets(bench, contenders, &sums);
-    let head_dim = bench.model.config().head_dim;
-    let moved: Vec<_> = (0..contenders.len())
-        .map(|at| {
-            frozen::means(&sums.iter().map(|own| &own[at].moved).collect::<Vec<_>>(), head_dim)
-        })
-        .collect();
-    let certified = |sums: &Sums| {
-        !sums.measures.records().is_empty()
-            || sums.reading.certified > 0.0
-            || sums.reading.hidden.means().is_some()
-    };
-    let any = sums.iter().flatten().any(certified) || moved.iter().flatten().any(Option::is_some);
-    if options.certificates && !any {
-        let whose = "LongFlow's, of caches at their budget, and those of cis, psaw, etf and cpe where steps share sets, \
-                     and layers have windows or frozen tokens";
-        bench.note(format!("no certificates: they are {whose}"));
-    }
-    for (layer, sums) in sums.iter().enumerate().filter(|(layer, _)| wanted.contains(layer)) {
-        for ((contender, sums), moved) in contenders.iter().zip(sums).zip(&moved) {
-            let (source, samples) = (Some(source.clone()), Some(prompts.len()));
-            let case = Case { layer: Some(layer), source, samples, ..Case::default() };
-            let setup = (contender.label.as_str(), contender.budget);
-            let error = (sums.difference / sums.norm.max(f64::MIN_POSITIVE)).sqrt();
-            bench.record(SUITE, &case, setup, metric::RELATIVE_ERROR, error, "ratio");
-            for (name, value, unit) in sums.measures.records() {
-                bench.record(SUITE, &case, setup, name, value, unit);
-            }
-            if let Some((cosine, alike)) = sums.similarity.means() {
-                bench.record(SUITE, &case, setup, metric::QUERY_COSINE, cosine, "cosine");
-                bench.record(SUITE, &case, setup, metric::QUERIES_ALIKE, alike, "share");
-            }
-            let reading = &sums.reading;
-            // What is kept says nothing where less is read.
-            let mass = if reading.rows > 0.0 {
-                reading.mass / reading.rows
-            } else {
-                sums.mass / sums.rows
-            };
-            bench.record(SUITE, &case, setup, metric::RETAINED_MASS, mass, "share");
-            if sums.reads.steps > 0 {
-                let (ratio, slots) = (sums.reads.ratio(), sums.reads.slots_each());
-                bench.record(SUITE, &case, setup, metric::RETRIEVAL_RATIO, ratio, "share");
-                bench.record(SUITE, &case, setup, metric::TOKENS_READ, slots, "tokens");
-            }
-            if reading.rows > 0.0 && contender.budget.is_some() {
-                let overlap = reading.overlap / reading.rows;
-                bench.record(SUITE, &case, setup, metric::OVERLAP, overlap, "share");
-            }
-            if options.certificates && reading.rows > 0.0 {
-                let means = [
-                    (metric::ORACLE_GAP, reading.gap / reading.rows, "share"),
-                    (metric::INFORMATION_LOSS, reading.information / reading.rows, "nats"),
-                ];
-                for (name, mean, unit) in means {
-                    bench.record(SUITE, &case, setup, name, mean, unit);
-                }
-            }
-            let hidden = reading.hidden.means().filter(|_| options.certificates);
-            let (mut broken, mut vacuous) = (Vec::new(), Vec::new());
-            if let Some(means) = hidden {
-                bench.record(SUITE, &case, setup, metric::HIDDEN_MASS, means.hidden, "share");
-                bench.record(SUITE, &case, setup, metric::HIDDEN_BOUND, means.bound, "share");
-                broken.push(means.broken);
-                vacuous.push(means.vacuous);
-            }
-            if let Some(means) = &moved[layer] {
-                bench.record(SUITE, &case, setup, metric::MOVED_MASS, means.moved, "share");
-                bench.record(SUITE, &case, setup, metric::MOVED_BOUND, means.bound, "share");
-                broken.push(f64::from(u8::from(means.broken)));
-                vacuous.push(f64::from(u8::from(means.vacuous)));
-            }
-            if reading.certified > 0.0 {
-                let means = [
-                    (metric::DROPPED_MASS, reading.dropped),
-                    (metric::DROPPED_BOUND, reading.paper),
-                    (metric::ODDS_BOUND, reading.odds),
-                ];
-                for (name, sum) in means {
-                    bench.record(SUITE, &case, setup, name, sum / reading.certified, "share");
-                }
-                broken.push(reading.broken / reading.certified);
-                vacuous.push(reading.vacuous / reading.certified);
-            }
-            if reading.sets > 0.0 {
-                let means = [
-                    (metric::SET_GAP, reading.set_gap),
-                    (metric::SET_GAP_BOUND, reading.set_gap_bound),
-                ];
-                for (name, sum) in means {
-                    bench.record(SUITE, &case, setup, name, sum / reading.sets, "share");
-                }
-                broken.push(reading.sets_broken / reading.sets);
-                vacuous.push(reading.sets_vacuous / reading.sets);
-            }
-            // The worst of the kinds of bounds that there are.
-            for (name, shares) in [(metric::VACUOUS, vacuous), (metric::BROKEN, broken)] {
-                if let Some(worst) = shares.into_iter().reduce(f64::max) {
-                    bench.record(SUITE, &case, setup, name, worst, "share");
-                }
-            }
-        }
-    }
+    let measured = Measured { contenders, prompts: prompts.len(), source, sums: &sums };
+    measured.write(bench, options, &wanted);
     Ok(())
 }
 
@@ -277,9 +209,10 @@ fn target_of(contender: &Contender) -> Option<f64> {
 /// Says which targets were not met.
 fn note_targets(bench: &mut Bench<'_>, contenders: &[Contender], sums: &[Vec<Sums>]) {
     for (at, contender) in contenders.iter().enumerate() {
-        let total = |of: &dyn Fn(&Sums) -> f64| sums.iter().map(|own| of(&own[at])).sum::<f64>();
-        let dropped = total(&|own| own.steered) / total(&|own| own.heads);
-        if let Some(target) = target_of(contender).filter(|target| dropped > (1.0 + AMISS) * target)
+        let mut steered = Mean::default();
+        sums.iter().for_each(|layer| steered.add(layer[at].steered));
+        if let (Some(target), Some(dropped)) = (target_of(contender), steered.value())
+            && dropped > (1.0 + AMISS) * target
         {
             bench.note(format!(
                 "{}: heads dropped {dropped:.3} when they were last measured, for a target of {target:.3}: sets grow to \
@@ -296,6 +229,7 @@ fn compare(
     contenders: &[Contender],
     options: &Attention,
     seed: u64,
+    purpose: Purpose,
     sums: &mut [Sums],
 ) -> anyhow::Result<()> {
     let Attention { steps, certificates, .. } = *options;
@@ -366,10 +300,11 @@ fn compare(
             let positions = read_i32("positions", cache.positions().clone())?;
             let capacity = probabilities.len() / cache.layout().pairs();
             let policy = (&*contender.policy, observation.layer);
-            let exact = Exact { probabilities: &of_queries, capacity, tokens: at + 1 };
+            let exact = Exact { probabilities: &of_queries, capacity, tokens: at + 1, purpose };
             let budget = contender.tokens(tokens).unwrap_or(tokens);
             let block = contender.block_of_sums();
-            if sums.reading.take(policy, cache, &positions, &exact, budget, block)? {
+            let heads = &mut sums.reading;
+            if reading::take(heads, policy, cache, &positions, &exact, budget, block)? {
                 continue;
             }
             for pair in 0..cache.layout().pairs() {
@@ -377,8 +312,7 @@ fn compare(
                 // The full cache holds each head's tokens in order.
                 let mass =
                     live.map(|slot| probabilities[pair * capacity + positions[slot] as usize]);
-                sums.mass += f64::from(mass.sum::<f32>());
-                sums.rows += 1.0;
+                sums.mass.take(f64::from(mass.sum::<f32>()));
             }
         }
     }
@@ -386,49 +320,81 @@ fn compare(
         sums.reads += contender.policy.reads(cache)?.unwrap_or_default();
         if let (Some(_), Some(sets)) = (target_of(contender), cache.index_sets()) {
             for head in sets.read()? {
-                sums.steered += f64::from(head.measured);
-                sums.heads += 1.0;
+                sums.steered.take(f64::from(head.measured));
             }
         }
     }
     Ok(())
 }
 
-/// One layer of one prompt: what it would change if contenders' frozen keys were those of the layer below.
+/// One layer of one prompt: what contenders' frozen tokens change. `runs` are the layers where each has its way, `own` and
+/// `below` this layer and the one below as the model computes them.
 fn freeze(
     observation: &Observation<'_>,
     contenders: &[Contender],
-    steps: usize,
-    below: &Option<Tensor<4>>,
+    runs: &[Vec<Option<Heads>>],
+    [own, below]: [&Heads; 2],
+    purpose: Purpose,
     sums: &mut [Sums],
-) -> anyhow::Result<()> {
-    let tokens = observation.tokens();
-    let frozen: Vec<_> = contenders
-        .iter()
-        .map(|contender| contender.policy.frozen_tokens(observation.layer, tokens - steps))
-        .collect();
-    let Some(below) = below.as_ref().filter(|_| frozen.iter().any(Option::is_some)) else {
-        return Ok(());
-    };
-    let queries = observation.window.as_ref().context("queries were not observed")?;
-    let read = |tensor: &Tensor<4>| read_f32("heads", tensor.clone().reshape([-1]));
-    let [queries, keys, below] = [queries, observation.keys, below]
-        .map(|tensor| Ok::<_, anyhow::Error>((read(tensor)?, tensor.dims()[1])));
-    let heads = [queries?, keys?, below?];
-    let [queries, keys, below] =
-        heads.each_ref().map(|(values, heads)| Heads { values, heads: *heads, tokens });
-    for (frozen, sums) in frozen.iter().zip(sums) {
-        if let Some(frozen) = frozen {
-            sums.moved.take(frozen, [&queries, &keys, &below], steps);
+) {
+    let (layer, tokens) = (observation.layer, observation.tokens());
+    for ((contender, layers), sums) in contenders.iter().zip(runs).zip(sums) {
+        let frozen = contender.policy.frozen_tokens(layer, tokens);
+        let run = layers.get(layer.index).and_then(Option::as_ref);
+        if let (Some(frozen), Some(run)) = (&frozen, run) {
+            let window = contender.policy.visible_window(layer);
+            let freezing = Freezing { frozen, window, own, below, run };
+            sums.moved.take(&freezing, purpose);
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::record::metric;
+    use super::Purpose;
+    use crate::record::{Record, metric};
     use crate::testing::ran;
+
+    #[test]
+    fn the_longer_of_two_prompts_is_fitted_to() {
+        let of = |lengths: &[usize]| -> Vec<[bool; 2]> {
+            Purpose::of(lengths).into_iter().map(|own| [own.fits, own.checks]).collect()
+        };
+        let (fit, check) = ([true, false], [false, true]);
+        assert_eq!(of(&[10, 40, 30, 20, 5]), [check, fit, check, fit, fit]);
+        assert_eq!(of(&[10]), [[true, true]]);
+    }
+
+    #[test]
+    fn heads_are_shown_apart() {
+        let policies = r#"[{"policy": "psaw", "start": 0}, {"policy": "etf", "start": 1}]"#;
+        let run = |line: &str| {
+            let words: Vec<&str> = line.split(' ').chain(["--policy", policies]).collect();
+            ran(&words).unwrap()
+        };
+        let (records, report) = run("attention --certificates --by-head --limit 2 --steps 8");
+        for (policy, name) in [
+            ("psaw start=0", metric::HIDDEN_MASS),
+            ("etf start=1", metric::MOVED_MASS),
+            ("etf start=1", metric::RUN_MOVED_MASS),
+        ] {
+            let of = |layer: usize, whole: bool| -> Vec<f64> {
+                let own = |r: &&Record| {
+                    let part = r.case.layer == Some(layer) && r.case.head.is_none() == whole;
+                    r.policy == policy && r.metric == name && part
+                };
+                records.iter().filter(own).map(|r| r.value).collect()
+            };
+            let (layer, heads) = (of(3, true), of(3, false));
+            assert_eq!((layer.len(), heads.len()), (1, 4), "{policy}: {name}");
+            let mean = heads.iter().sum::<f64>() / 4.0;
+            assert!(mean > 0.0 && (mean - layer[0]).abs() < 1e-12, "{policy}: {heads:?}");
+        }
+        assert!(report.contains("by head") && !report.contains("the one prompt"));
+        let (records, report) = run("attention --certificates --limit 1 --steps 8");
+        assert!(records.iter().all(|record| record.case.head.is_none()));
+        assert!(report.contains("fitted to the one prompt"));
+    }
 
     #[test]
     fn targets_that_are_not_met_are_told() {

@@ -1,40 +1,39 @@
-//! What keys taken from the layer below move (PrHS's ETF, appendix D), and the bound on it.
+//! What freezing tokens moves of a layer's attention (PrHS's ETF): by the layer's own keys alone, and where all layers
+//! freeze; and the bound on the former.
 
 use std::ops::Range;
 
-use kv_policies::{FrozenTokens, KeyDrift};
+use anyhow::Context;
+use burn::tensor::Tensor;
+use kv_core::read_f32;
+use kv_models::{Llama, PrefillPass};
+use kv_policies::{
+    FrozenTokens, KeyDrift, LayerContext, Needs, Observation, Policy, VisibleWindow,
+};
 
-/// What one layer's frozen keys move.
-#[derive(Clone, Default)]
-pub(super) struct Moved {
-    /// The largest difference between a frozen key and the layer's own.
-    update: f64,
-    /// The longest query.
-    query_norm: f64,
-    /// Half of the sum of all changes of a query's attention: sum, most, and how many queries.
-    moved: f64,
-    most: f64,
-    queries: f64,
+use super::means::{Bound, Means};
+use super::{Purpose, ROUNDING};
+use crate::record::metric;
+
+/// A layer's queries of the last tokens and the keys of all, each `[heads, tokens, head_dim]`, on the host.
+pub(super) struct Heads {
+    queries: Rows,
+    keys: Rows,
 }
 
-/// Means over queries.
-pub(super) struct MovedMeans {
-    pub(super) moved: f64,
-    pub(super) bound: f64,
-    /// Whether the bound is above 1, which says nothing.
-    pub(super) vacuous: bool,
-    /// Whether any query's attention is moved further.
-    pub(super) broken: bool,
+struct Rows {
+    values: Vec<f32>,
+    heads: usize,
+    tokens: usize,
 }
 
-/// A layer's keys or queries, `[heads, tokens, head_dim]`, on the host.
-pub(super) struct Heads<'a> {
-    pub(super) values: &'a [f32],
-    pub(super) heads: usize,
-    pub(super) tokens: usize,
-}
+impl Rows {
+    fn read(tensor: &Tensor<4>) -> anyhow::Result<Self> {
+        let [_, heads, tokens, _] = tensor.dims();
+        let values = read_f32("heads", tensor.clone().reshape([-1]))?;
+        Ok(Self { values, heads, tokens })
+    }
 
-impl Heads<'_> {
     fn head_dim(&self) -> usize {
         self.values.len() / (self.heads * self.tokens)
     }
@@ -45,64 +44,184 @@ impl Heads<'_> {
     }
 }
 
+impl Heads {
+    /// Those of at most `last` tokens, and of all.
+    pub(super) fn read(observation: &Observation<'_>, last: usize) -> anyhow::Result<Self> {
+        let queries = observation.window.as_ref().context("queries were not observed")?;
+        let tokens = queries.dims()[2];
+        let last = last.min(tokens);
+        let queries = Rows::read(&queries.clone().narrow(2, tokens - last, last))?;
+        Ok(Self { queries, keys: Rows::read(observation.keys)? })
+    }
+
+    /// A head's attention to the tokens up to `newest`, by its `at`-th query. Keys of the tokens `taken` are those of
+    /// `below`, and nothing is given to tokens that are `hidden`.
+    fn attention(
+        &self,
+        (head, at, newest): (usize, usize, usize),
+        below: Option<(&Self, &Range<usize>)>,
+        hidden: Range<usize>,
+    ) -> Vec<f64> {
+        let group = self.queries.heads / self.keys.heads;
+        let scale = 1.0 / (self.keys.head_dim() as f64).sqrt();
+        let query = self.queries.row(head, at);
+        let logit = |token: usize| {
+            if hidden.contains(&token) {
+                return f64::NEG_INFINITY;
+            }
+            let from =
+                below.filter(|(_, taken)| taken.contains(&token)).map_or(self, |below| below.0);
+            let pairs = query.iter().zip(from.keys.row(head / group, token));
+            pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() * scale
+        };
+        softmax((0..=newest).map(logit).collect())
+    }
+}
+
+/// What one contender freezes in a layer, of a prompt.
+pub(super) struct Freezing<'a> {
+    pub(super) frozen: &'a FrozenTokens,
+    /// What the layer's queries see, where that is not all.
+    pub(super) window: Option<VisibleWindow>,
+    /// The layer as the model computes it, and the one below.
+    pub(super) own: &'a Heads,
+    pub(super) below: &'a Heads,
+    /// The layer as it is where the policy has its way in all layers.
+    pub(super) run: &'a Heads,
+}
+
+/// What one contender's frozen tokens move in a layer.
+#[derive(Clone, Default)]
+pub(super) struct Moved {
+    /// The largest difference between a frozen key and the layer's own, of what constants are fitted to.
+    update: f64,
+    /// By query head, of each query that the bound is checked on.
+    heads: Vec<Vec<MovedQuery>>,
+}
+
+/// Half of the sum of all changes of one query's attention.
+#[derive(Clone, Copy)]
+struct MovedQuery {
+    /// The query's norm.
+    norm: f64,
+    /// By this layer's keys alone, taken from the layer below.
+    keys: f64,
+    /// Where all layers freeze, each as its option `reuse` tells.
+    run: f64,
+}
+
 impl Moved {
-    /// Takes a prompt's layer in: the queries of its last `steps` tokens over its keys, and over those of the layer
-    /// below where they are frozen.
-    pub(super) fn take(
-        &mut self,
-        frozen: &FrozenTokens,
-        [queries, keys, below]: [&Heads<'_>; 3],
-        steps: usize,
-    ) {
-        let norm = |row: &mut dyn Iterator<Item = f64>| row.map(|x| x * x).sum::<f64>().sqrt();
-        for head in 0..keys.heads {
-            for token in frozen.tokens.clone() {
-                let pairs = keys.row(head, token).iter().zip(below.row(head, token));
-                let update = norm(&mut pairs.map(|(a, b)| f64::from(a - b)));
-                self.update = self.update.max(update);
+    /// Takes a prompt's layer in.
+    pub(super) fn take(&mut self, freezing: &Freezing<'_>, purpose: Purpose) {
+        let Freezing { frozen, own, below, .. } = *freezing;
+        if purpose.fits {
+            for head in 0..own.keys.heads {
+                for token in frozen.tokens.clone() {
+                    let pairs = own.keys.row(head, token).iter().zip(below.keys.row(head, token));
+                    self.update = self.update.max(norm(pairs.map(|(a, b)| f64::from(a - b))));
+                }
             }
         }
-        let group = queries.heads / keys.heads;
-        let scale = 1.0 / (keys.head_dim() as f64).sqrt();
-        for head in 0..queries.heads {
-            for newest in queries.tokens - steps..queries.tokens {
-                let query = queries.row(head, newest);
-                let length = norm(&mut query.iter().map(|x| f64::from(*x)));
-                self.query_norm = self.query_norm.max(length);
-                let attention = |taken: Range<usize>| {
-                    let logit = |token: usize| {
-                        let from = if taken.contains(&token) { below } else { keys };
-                        let pairs = query.iter().zip(from.row(head / group, token));
-                        pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() * scale
-                    };
-                    softmax((0..=newest).map(logit).collect())
-                };
-                let (own, other) = (attention(0..0), attention(frozen.tokens.clone()));
-                let moved = own.iter().zip(&other).map(|(a, b)| (a - b).abs()).sum::<f64>() / 2.0;
-                self.moved += moved;
-                self.most = self.most.max(moved);
-                self.queries += 1.0;
-            }
+        if purpose.checks {
+            self.heads.resize(own.queries.heads, Vec::new());
+            // A thread a head: these are whole rows of attention.
+            std::thread::scope(|scope| {
+                for (head, queries) in self.heads.iter_mut().enumerate() {
+                    scope.spawn(move || queries.extend(freezing.queries(head)));
+                }
+            });
         }
     }
 }
 
-/// Theorem 8, of constants that are fitted to the updates of all `layers`: a layer's bounds, where it freezes anything.
-pub(super) fn means(layers: &[&Moved], head_dim: usize) -> Vec<Option<MovedMeans>> {
-    let frozen = |moved: &&Moved| moved.queries > 0.0;
-    let first = layers.iter().position(frozen).unwrap_or(0);
-    let freezing = layers.iter().enumerate().filter(|(_, moved)| frozen(moved));
+impl Freezing<'_> {
+    /// What is moved of the queries that the run computes, of those at the prompt's end.
+    fn queries(&self, head: usize) -> impl Iterator<Item = MovedQuery> {
+        let Self { frozen, own, below, run, .. } = *self;
+        let tokens = own.keys.tokens;
+        let count = run.queries.tokens.min(own.queries.tokens);
+        (0..count).map(move |step| {
+            let newest = tokens - count + step;
+            let row = |of: &Heads| (head, of.queries.tokens - count + step, newest);
+            let exact = own.attention(row(own), None, 0..0);
+            let by_keys = own.attention(row(own), Some((below, &frozen.tokens)), 0..0);
+            let hidden = self.window.map(|window| window.sinks..window.from.first_seen(newest));
+            let by_run = run.attention(row(run), None, hidden.unwrap_or(0..0));
+            let query = own.queries.row(head, row(own).1);
+            MovedQuery {
+                norm: norm(query.iter().map(|x| f64::from(*x))),
+                keys: distance(&exact, &by_keys),
+                run: distance(&exact, &by_run),
+            }
+        })
+    }
+}
+
+/// Theorem 8, of constants that are fitted to the updates of all `layers`, on all queries that it is checked on: of a layer
+/// the means of each query head.
+pub(super) fn conclude(layers: &[&Moved], head_dim: usize) -> Vec<Vec<Means>> {
+    let first = layers.iter().position(|moved| moved.update > 0.0).unwrap_or(0);
+    let freezing = layers.iter().enumerate().filter(|(_, moved)| moved.update > 0.0);
     let updates: Vec<(usize, f64)> =
         freezing.map(|(layer, moved)| (layer - first, moved.update)).collect();
-    let fit = KeyDrift::fit(&updates);
-    let of = |(layer, moved): (usize, &&Moved)| {
-        let fit = fit.filter(|_| frozen(moved))?;
-        let bound = fit.gap(moved.query_norm, head_dim, layer - first);
-        let broken = moved.most > bound + super::ROUNDING;
-        let moved = moved.moved / moved.queries;
-        Some(MovedMeans { moved, bound: bound.min(1.0), vacuous: bound > 1.0, broken })
+    let Some(fit) = KeyDrift::fit(&updates) else { return vec![Vec::new(); layers.len()] };
+    let means = |layer: usize, queries: &Vec<MovedQuery>| {
+        let mut means = Means::default();
+        for MovedQuery { norm, keys, run } in queries {
+            let bound = fit.gap(*norm, head_dim, layer.saturating_sub(first));
+            means.take(metric::MOVED_MASS, *keys);
+            means.take(metric::MOVED_BOUND, bound.min(1.0));
+            means.take(metric::RUN_MOVED_MASS, *run);
+            means.take(metric::RUN_ABOVE, f64::from(u8::from(*run > bound + ROUNDING)));
+            means.judge(Bound::Moved, *keys, [bound, bound]);
+        }
+        means
     };
-    layers.iter().enumerate().map(of).collect()
+    let heads = |(layer, moved): (usize, &&Moved)| {
+        moved.heads.iter().map(|queries| means(layer, queries)).collect()
+    };
+    layers.iter().enumerate().map(heads).collect()
+}
+
+/// The layers of a prompt that a policy freezes tokens in, where it has its way in all layers: of each its queries of at
+/// most the last `steps` tokens, and its keys. Empty where the policy freezes nothing.
+///
+/// # Errors
+/// Where the model or the device refuses.
+pub(super) fn run(
+    model: &Llama,
+    policy: &dyn Policy,
+    prompt: &[u32],
+    steps: usize,
+) -> anyhow::Result<Vec<Option<Heads>>> {
+    let count = model.config().num_layers;
+    let frozen = |index| policy.frozen_tokens(LayerContext { index, count }, prompt.len());
+    let ends = (0..count).filter_map(|layer| Some(frozen(layer)?.tokens.end));
+    let Some(deepest) = ends.max() else { return Ok(Vec::new()) };
+    // Frozen tokens have no queries.
+    let window = steps.min(prompt.len() - deepest);
+    let needs = Needs { window, ..Needs::default() };
+    let pass = PrefillPass { needs, by: Some(policy), ..PrefillPass::default() };
+    let mut layers: Vec<Option<Heads>> = Vec::new();
+    let mut failed = None;
+    model.prefill(&[prompt], pass, &mut |observation| {
+        let freezes = frozen(observation.layer.index).is_some();
+        match freezes.then(|| Heads::read(observation, window)).transpose() {
+            Ok(heads) => layers.push(heads),
+            Err(error) => failed = Some(error),
+        }
+        Ok(None)
+    })?;
+    failed.map_or(Ok(layers), Err)
+}
+
+fn norm(values: impl Iterator<Item = f64>) -> f64 {
+    values.map(|x| x * x).sum::<f64>().sqrt()
+}
+
+/// The total variation distance of two distributions.
+fn distance(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).sum::<f64>() / 2.0
 }
 
 fn softmax(mut logits: Vec<f64>) -> Vec<f64> {
@@ -115,33 +234,76 @@ fn softmax(mut logits: Vec<f64>) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
-    use kv_policies::{FrozenTokens, Reuse};
+    use kv_core::Share;
+    use kv_policies::{FrozenTokens, Reuse, VisibleWindow};
 
-    use super::{Heads, Moved, means};
+    use super::{Freezing, Heads, Moved, Purpose, Rows, conclude};
+    use crate::record::metric;
 
-    /// Two keys of one number, of which the first is frozen: attention of `ln 3` against 0 becomes even.
+    const BOTH: Purpose = Purpose { fits: true, checks: true };
+
+    /// The last token's query, 1, over keys of one number.
+    fn heads(keys: &[f32]) -> Heads {
+        let rows =
+            |values: &[f32]| Rows { values: values.to_vec(), heads: 1, tokens: values.len() };
+        Heads { queries: rows(&[1.0]), keys: rows(keys) }
+    }
+
+    /// What is moved where the first of some keys is frozen at 0: by this layer's keys, the bound, in the run.
+    fn moved(own: &[f32], run: &[f32], window: Option<VisibleWindow>, by: Purpose) -> Vec<f64> {
+        let frozen = FrozenTokens { tokens: 0..1, reuse: Reuse::KeysValues };
+        let zeros = vec![0.0; own.len()];
+        let [own, below, run] = [own, &zeros, run].map(heads);
+        let freezing = Freezing { frozen: &frozen, window, own: &own, below: &below, run: &run };
+        let (still, mut moved) = (Moved::default(), Moved::default());
+        moved.take(&freezing, by);
+        let layers = conclude(&[&still, &moved], 1);
+        assert!(layers[0].is_empty(), "nothing is frozen");
+        let metrics = [
+            metric::MOVED_MASS,
+            metric::MOVED_BOUND,
+            metric::RUN_MOVED_MASS,
+            metric::RUN_ABOVE,
+            metric::VACUOUS,
+            metric::BROKEN,
+        ];
+        let all = layers[1].first().map(|means| means.all()).unwrap_or_default();
+        let of = |name| all.iter().find(|(own, _)| *own == name).map(|(_, value)| *value);
+        metrics.into_iter().filter_map(of).collect()
+    }
+
+    fn near(actual: &[f64], expected: [f64; 6]) {
+        let off = actual.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(actual.len() == 6 && off < 1e-6, "{actual:?}, expected {expected:?}");
+    }
+
+    /// Attention of 3/4 and 1/4 becomes even.
     #[test]
     fn what_a_frozen_key_moves() {
-        let heads = |values| Heads { values, heads: 1, tokens: 2 };
         let third = 3f32.ln();
-        let (queries, keys, below) = ([0.0, 1.0], [third, 0.0], [0.0, 0.0]);
-        let frozen = FrozenTokens { tokens: 0..1, reuse: Reuse::KeysValues };
-        let mut moved = Moved::default();
-        moved.take(&frozen, [&heads(&queries), &heads(&keys), &heads(&below)], 1);
-        let still = Moved::default();
-        let means = means(&[&still, &moved], 1);
-        assert!(means[0].is_none());
-        let own = means[1].as_ref().unwrap();
-        assert!((own.moved - 0.25).abs() < 1e-6, "{}", own.moved);
-        // |q| |dk| = ln 3, of the only layer that freezes.
-        assert!((own.bound - 1.0).abs() < 1e-6 && own.vacuous && !own.broken, "{}", own.bound);
-        let small = [0.1 * third, 0.0];
-        let mut moved = Moved::default();
-        moved.take(&frozen, [&heads(&queries), &heads(&small), &heads(&below)], 1);
-        let means = super::means(&[&moved], 1);
-        let own = means[0].as_ref().unwrap();
-        let expected = f64::from(0.1 * third);
-        assert!((own.bound - expected).abs() < 1e-6 && own.moved < own.bound && own.moved > 0.02);
-        assert!(!own.vacuous);
+        // |q| |dk| = ln 3.
+        near(&moved(&[third, 0.0], &[0.0; 2], None, BOTH), [0.25, 1.0, 0.25, 0.0, 1.0, 0.0]);
+        let small = 0.1 * third;
+        let own = 1.0 / (1.0 + (-f64::from(small)).exp()) - 0.5;
+        // In the run the key is another, by more than the bound on this layer's.
+        let moved = moved(&[small, 0.0], &[9f32.ln(), 0.0], None, BOTH);
+        near(&moved, [own, f64::from(small), 0.4 - own, 1.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn windows_hide_in_the_run() {
+        // The first of three tokens is out of sight.
+        let window = VisibleWindow { from: Share::of_depth([1e-18, 1.0], 1, 0, 2), sinks: 0 };
+        assert_eq!(window.from.first_seen(2), 1);
+        let moved = moved(&[3f32.ln(), 0.0, 0.0], &[0.0; 3], Some(window), BOTH);
+        near(&moved, [0.6 - 1.0 / 3.0, 1.0, 0.6, 0.0, 1.0, 0.0]);
+    }
+
+    #[test]
+    fn constants_are_fitted_to_some_and_checked_on_others() {
+        let only = |fits: bool| Purpose { fits, checks: !fits };
+        let of = |purpose| moved(&[1.0, 0.0], &[0.0; 2], None, purpose);
+        assert!(of(only(true)).is_empty(), "no queries");
+        assert!(of(only(false)).is_empty(), "no constants");
     }
 }

@@ -4,39 +4,17 @@ use kv_core::{LayerCache, RangeSets};
 use kv_policies::certificates::{SharedStep, information_loss};
 use kv_policies::{LayerContext, Policy};
 
-use super::ROUNDING;
+use super::Purpose;
+use super::means::{Bound, Means};
 use super::windows::Hidden;
+use crate::record::metric;
 
-/// Sums over the steps of one contender in a layer.
+/// What a query head has read.
 #[derive(Clone, Default)]
 pub(super) struct Reading {
-    /// Attention mass of what was read, and rows that this is of.
-    pub(super) mass: f64,
-    pub(super) rows: f64,
-    /// Of the budget's tokens of most attention, the share that was read.
-    pub(super) overlap: f64,
-    /// What was dropped beyond what as many tokens must drop.
-    pub(super) gap: f64,
-    /// The most information that may be lost, in nats.
-    pub(super) information: f64,
-    /// Rows that read the set of another step, and are certified.
-    pub(super) certified: f64,
-    /// What these dropped of what was in sight, and bounds on it: the paper's, where above 1 vacuous, and that of odds.
-    pub(super) dropped: f64,
-    pub(super) paper: f64,
-    pub(super) vacuous: f64,
-    pub(super) odds: f64,
-    /// Shared sets beside the best that could have been chosen in their place, how much more these hold, and the
-    /// bound on it.
-    pub(super) sets: f64,
-    pub(super) set_gap: f64,
-    pub(super) set_gap_bound: f64,
-    /// Of these, the ones above the bound, and those whose bound is above 1, which says nothing.
-    pub(super) sets_broken: f64,
-    pub(super) sets_vacuous: f64,
-    /// Rows whose dropped attention is above a bound.
-    pub(super) broken: f64,
-    /// What windows hid.
+    /// Means over its steps.
+    pub(super) means: Means,
+    /// What windows hid from it.
     pub(super) hidden: Hidden,
 }
 
@@ -47,6 +25,8 @@ pub(super) struct Exact<'a> {
     pub(super) capacity: usize,
     /// Tokens so far.
     pub(super) tokens: usize,
+    /// What the prompt is for.
+    pub(super) purpose: Purpose,
 }
 
 impl Exact<'_> {
@@ -57,106 +37,108 @@ impl Exact<'_> {
     }
 }
 
-impl Reading {
-    /// Takes a step in; whether the policy reads less than it keeps. `block` is what sets are shared within, where they
-    /// are of the highest sums: see [`crate::contenders::Contender::block_of_sums`].
-    ///
-    /// # Errors
-    /// Where the device gives nothing back.
-    pub(super) fn take(
-        &mut self,
-        (policy, layer): (&dyn Policy, LayerContext),
-        cache: &LayerCache,
-        positions: &[i32],
-        exact: &Exact<'_>,
-        budget: usize,
-        block: Option<usize>,
-    ) -> anyhow::Result<bool> {
-        let Some(attended) = policy.attended(layer, cache)? else { return Ok(false) };
-        let Exact { probabilities, capacity, tokens } = *exact;
-        // Of tokens that others left out it is not known whether a window hides them, nor of steps that retrieved how far
-        // they are from anything.
-        let known = |own: &&RangeSets| own.freed == 0 || own.seen > own.sinks;
-        let shares = |own: &&RangeSets| own.retrieves == Some(false) && own.key_norm > 0.0;
-        let layout = cache.layout();
-        let group = probabilities.len() / capacity / layout.pairs();
-        let each = attended.len() / layout.pairs();
-        let sets = cache.index_sets().map(|sets| sets.read()).transpose()?;
-        let scale = 1.0 / (cache.head_dim() as f64).sqrt();
-        for (range, slots) in attended.iter().enumerate() {
-            let pair = range / each;
-            let first = layout.live(pair).start;
-            let read: Vec<usize> =
-                slots.iter().map(|slot| positions[first + slot] as usize).collect();
-            let mut read_at = vec![false; tokens];
-            read.iter().for_each(|token| read_at[*token] = true);
-            let own = sets.as_ref().map(|sets| &sets[range]);
-            // First tokens in sight, and the one from which on all others are.
-            let (sinks, seen) = match own {
-                Some(own) if own.seen > own.sinks => (own.sinks, own.seen + own.freed),
-                None if policy.name() == "psaw" => window_of(&read),
-                _ => (0, 0),
-            };
-            let step = own.filter(shares).filter(known).map(|own| SharedStep {
-                dropped: f64::from(own.dropped),
-                distance: f64::from(own.distance),
-                key_norm: f64::from(own.key_norm),
-                scale,
-            });
-            // The queries that read this list.
-            let queries = if each == 1 { 0..group } else { range % each..range % each + 1 };
-            // Heads that share a set give the tokens since then different shares, so that what was best together need not
-            // be any more.
-            if let (Some(step), Some(own), Some(block), 1) = (&step, own, block, queries.len()) {
-                self.take_set(step, own, &exact.of(pair, group, queries.start), block);
-            }
-            for query in queries {
-                let attention = exact.of(pair, group, query);
-                let mass: f64 = read.iter().map(|token| attention[*token]).sum();
-                self.mass += mass;
-                self.rows += 1.0;
-                let best: f64 =
-                    best_of(&attention, read.len()).iter().map(|at| attention[*at]).sum();
-                self.gap += best - mass;
-                let wanted = best_of(&attention, budget);
-                let found = wanted.iter().filter(|at| read_at[**at]).count();
-                self.overlap += found as f64 / wanted.len().max(1) as f64;
-                // The bound grows up to there.
-                let lost = (1.0 - mass).clamp(0.0, tokens as f64 / (1.0 + tokens as f64));
-                self.information += information_loss(lost, tokens as f64);
-                self.hidden.take(&attention, sinks, seen);
-                let Some(step) = &step else { continue };
-                let in_sight = 1.0 - attention[sinks.min(seen)..seen].iter().sum::<f64>();
-                let (dropped, paper) = (1.0 - mass / in_sight, step.dropped_by_paper());
-                self.certified += 1.0;
-                self.dropped += dropped;
-                self.paper += paper;
-                self.vacuous += f64::from(u8::from(paper > 1.0));
-                self.odds += step.dropped_by_odds();
-                let least = paper.min(step.dropped_by_odds());
-                self.broken += f64::from(u8::from(dropped > least + ROUNDING));
+/// Takes a step of all `heads` in, which are by query head and none as yet; whether the policy reads less than it keeps.
+/// `block` is what sets are shared within, where they are of the highest sums: see
+/// [`crate::contenders::Contender::block_of_sums`].
+///
+/// # Errors
+/// Where the device gives nothing back.
+pub(super) fn take(
+    heads: &mut Vec<Reading>,
+    (policy, layer): (&dyn Policy, LayerContext),
+    cache: &LayerCache,
+    positions: &[i32],
+    exact: &Exact<'_>,
+    budget: usize,
+    block: Option<usize>,
+) -> anyhow::Result<bool> {
+    let Some(attended) = policy.attended(layer, cache)? else { return Ok(false) };
+    let Exact { probabilities, capacity, tokens, purpose } = *exact;
+    // Of tokens that others left out it is not known whether a window hides them, nor of steps that retrieved how far
+    // they are from anything.
+    let known = |own: &&RangeSets| own.freed == 0 || own.seen > own.sinks;
+    let shares = |own: &&RangeSets| own.retrieves == Some(false) && own.key_norm > 0.0;
+    let layout = cache.layout();
+    let group = probabilities.len() / capacity / layout.pairs();
+    let each = attended.len() / layout.pairs();
+    heads.resize(layout.pairs() * group, Reading::default());
+    let sets = cache.index_sets().map(|sets| sets.read()).transpose()?;
+    let scale = 1.0 / (cache.head_dim() as f64).sqrt();
+    for (range, slots) in attended.iter().enumerate() {
+        let pair = range / each;
+        let first = layout.live(pair).start;
+        let read: Vec<usize> = slots.iter().map(|slot| positions[first + slot] as usize).collect();
+        let mut read_at = vec![false; tokens];
+        read.iter().for_each(|token| read_at[*token] = true);
+        let own = sets.as_ref().map(|sets| &sets[range]);
+        // First tokens in sight, and the one from which on all others are.
+        let (sinks, seen) = match own {
+            Some(own) if own.seen > own.sinks => (own.sinks, own.seen + own.freed),
+            None if policy.name() == "psaw" => window_of(&read),
+            _ => (0, 0),
+        };
+        let step = own.filter(shares).filter(known).map(|own| SharedStep {
+            dropped: f64::from(own.dropped),
+            distance: f64::from(own.distance),
+            key_norm: f64::from(own.key_norm),
+            scale,
+        });
+        // The queries that read this list.
+        let queries = if each == 1 { 0..group } else { range % each..range % each + 1 };
+        // Heads that share a set give the tokens since then different shares, so that what was best together need not
+        // be any more.
+        let alone = queries.len() == 1;
+        for query in queries {
+            let Reading { means, hidden } = &mut heads[pair * group + query];
+            let attention = exact.of(pair, group, query);
+            let mass: f64 = read.iter().map(|token| attention[*token]).sum();
+            means.take(metric::RETAINED_MASS, mass);
+            let best: f64 = best_of(&attention, read.len()).iter().map(|at| attention[*at]).sum();
+            means.take(metric::ORACLE_GAP, best - mass);
+            let wanted = best_of(&attention, budget);
+            let found = wanted.iter().filter(|at| read_at[**at]).count();
+            means.take(metric::OVERLAP, found as f64 / wanted.len().max(1) as f64);
+            // The bound grows up to there.
+            let lost = (1.0 - mass).clamp(0.0, tokens as f64 / (1.0 + tokens as f64));
+            means.take(metric::INFORMATION_LOSS, information_loss(lost, tokens as f64));
+            hidden.take(&attention, [sinks, seen], purpose);
+            let Some(step) = &step else { continue };
+            let in_sight = 1.0 - attention[sinks.min(seen)..seen].iter().sum::<f64>();
+            let dropped = 1.0 - mass / in_sight;
+            let (paper, odds) = (step.dropped_by_paper(), step.dropped_by_odds());
+            means.take(metric::DROPPED_MASS, dropped);
+            means.take(metric::DROPPED_BOUND, paper);
+            means.take(metric::ODDS_BOUND, odds);
+            means.judge(Bound::Dropped, dropped, [paper, paper.min(odds)]);
+            if let (Some(own), Some(block), true) = (own, block, alone) {
+                take_set(means, step, own, &attention, block);
             }
         }
-        Ok(true)
     }
+    Ok(true)
+}
 
-    /// Takes in a head's shared set beside the best that could have been chosen in its place (equation 42).
-    fn take_set(&mut self, step: &SharedStep, own: &RangeSets, attention: &[f64], block: usize) {
-        // Of what has gone out of sight, it is not known how much was chosen and how much were neighbours.
-        if own.seen > own.sinks || own.freed > 0 {
-            return;
-        }
-        // What left the locals since the block began was no candidate.
-        let behind = own.local.saturating_sub((attention.len() - 1) % block);
-        let candidates = &attention[own.sinks.min(behind)..behind];
-        let best: f64 = best_of(candidates, own.top).iter().map(|at| candidates[*at]).sum();
-        let held: f64 = own.set.iter().map(|token| attention[*token as usize]).sum();
-        self.sets += 1.0;
-        self.set_gap += (best - held).max(0.0);
-        self.set_gap_bound += step.gap();
-        self.sets_broken += f64::from(u8::from(best - held > step.gap() + ROUNDING));
-        self.sets_vacuous += f64::from(u8::from(step.gap() > 1.0));
+/// Takes in a head's shared set beside the best that could have been chosen in its place (equation 42).
+fn take_set(
+    means: &mut Means,
+    step: &SharedStep,
+    own: &RangeSets,
+    attention: &[f64],
+    block: usize,
+) {
+    // Of what has gone out of sight, it is not known how much was chosen and how much were neighbours.
+    if own.seen > own.sinks || own.freed > 0 {
+        return;
     }
+    // What left the locals since the block began was no candidate.
+    let behind = own.local.saturating_sub((attention.len() - 1) % block);
+    let candidates = &attention[own.sinks.min(behind)..behind];
+    let best: f64 = best_of(candidates, own.top).iter().map(|at| candidates[*at]).sum();
+    let held: f64 = own.set.iter().map(|token| attention[*token as usize]).sum();
+    let bound = step.gap();
+    means.take(metric::SET_GAP, (best - held).max(0.0));
+    means.take(metric::SET_GAP_BOUND, bound);
+    means.judge(Bound::Set, best - held, [bound, bound]);
 }
 
 /// Of the tokens that are read through a window, how many first ones there are before the gap, and the first one behind.
@@ -180,7 +162,8 @@ mod tests {
     use kv_core::RangeSets;
     use kv_policies::certificates::SharedStep;
 
-    use super::{Reading, best_of, window_of};
+    use super::{Means, best_of, take_set, window_of};
+    use crate::record::metric;
 
     /// A set of tokens 2 and 4 of a block's eleventh step, in blocks of 4: sinks are 0 and 1, locals the last three, and
     /// tokens from 6 on were no candidates when the block began.
@@ -204,17 +187,20 @@ mod tests {
         };
         let attention = [0.1, 0.1, 0.05, 0.1, 0.1, 0.05, 0.2, 0.2, 0.05, 0.03, 0.02];
         let step = SharedStep { dropped: 0.0, distance: 0.1, key_norm: 1.0, scale: 0.1 };
-        let mut reading = Reading::default();
-        reading.take_set(&step, &own, &attention, 4);
+        let of = |step: SharedStep, own: &RangeSets| {
+            let mut means = Means::default();
+            take_set(&mut means, &step, own, &attention, 4);
+            means
+        };
         // Tokens 3 and 4 are the best of 2 to 5.
-        assert!((reading.set_gap - 0.05).abs() < 1e-12, "{}", reading.set_gap);
-        assert!((reading.set_gap_bound - 0.04).abs() < 1e-12);
-        assert_eq!((reading.sets, reading.sets_broken), (1.0, 1.0));
+        let near = of(step, &own);
+        let [gap, bound] =
+            [metric::SET_GAP, metric::SET_GAP_BOUND].map(|name| near.of(name).unwrap());
+        assert!((gap - 0.05).abs() < 1e-12 && (bound - 0.04).abs() < 1e-12, "{gap}, {bound}");
+        assert_eq!(near.all()[2..], [(metric::VACUOUS, 0.0), (metric::BROKEN, 1.0)]);
         let far = SharedStep { distance: 0.2, ..step };
-        reading.take_set(&far, &own, &attention, 4);
-        assert_eq!((reading.sets, reading.sets_broken), (2.0, 1.0));
-        reading.take_set(&step, &RangeSets { seen: 3, ..own }, &attention, 4);
-        assert_eq!(reading.sets, 2.0, "a window hides a part");
+        assert_eq!(of(far, &own).all()[3], (metric::BROKEN, 0.0));
+        assert!(!of(step, &RangeSets { seen: 3, ..own }).bounds(), "a window hides a part");
     }
 
     #[test]

@@ -2,79 +2,101 @@
 
 use kv_policies::Recency;
 
-/// Attention that one contender's windows hide in a layer, and how attention falls with distance there.
+use super::Purpose;
+use super::means::{Bound, Means};
+use crate::record::metric;
+
+/// Attention that one contender's windows hide from a head, and how its attention falls with distance.
 #[derive(Clone, Default)]
 pub(super) struct Hidden {
-    /// Of each query, how far away the nearest hidden token is, and the attention to all that are hidden.
+    /// Of each query that the bound is checked on, how far away the nearest hidden token is, and the attention to all that
+    /// are hidden.
     rows: Vec<(usize, f64)>,
-    /// The most that any of them gives to a token behind the sinks, by distance.
+    /// The most that any query that constants are fitted to gives to a token behind the sinks, by distance.
     falls: Vec<f64>,
-}
-
-/// Means over queries.
-pub(super) struct HiddenMeans {
-    pub(super) hidden: f64,
-    pub(super) bound: f64,
-    /// The share of them whose bound is above 1, which says nothing.
-    pub(super) vacuous: f64,
-    /// The share of them whose bound does not hold.
-    pub(super) broken: f64,
+    /// How far away any of these queries' nearest hidden token is: where the bound is to be tightest.
+    nearest: Option<usize>,
 }
 
 impl Hidden {
     /// Takes the attention of a query to all tokens, of which it sees the first `sinks` and those from `seen` on.
-    pub(super) fn take(&mut self, attention: &[f64], sinks: usize, seen: usize) {
+    pub(super) fn take(&mut self, attention: &[f64], [sinks, seen]: [usize; 2], purpose: Purpose) {
         if seen <= sinks {
             return;
         }
         let newest = attention.len() - 1;
-        self.falls.resize(self.falls.len().max(attention.len()), 0.0);
-        for (token, mass) in attention.iter().enumerate().skip(sinks) {
-            let fall = &mut self.falls[newest - token];
-            *fall = fall.max(*mass);
+        let distance = newest + 1 - seen;
+        if purpose.fits {
+            self.nearest = Some(self.nearest.map_or(distance, |nearest| nearest.min(distance)));
+            self.falls.resize(self.falls.len().max(attention.len()), 0.0);
+            for (token, mass) in attention.iter().enumerate().skip(sinks) {
+                let fall = &mut self.falls[newest - token];
+                *fall = fall.max(*mass);
+            }
         }
-        self.rows.push((newest + 1 - seen, attention[sinks..seen].iter().sum()));
+        if purpose.checks {
+            self.rows.push((distance, attention[sinks..seen].iter().sum()));
+        }
     }
 
-    /// Theorem 7, of constants that are fitted to what was seen; `None` where nothing was hidden.
-    pub(super) fn means(&self) -> Option<HiddenMeans> {
-        let nearest = self.rows.iter().map(|(distance, _)| *distance).min()?;
-        let fit = Recency::fit(&self.falls, nearest)?;
-        let of = |value: &dyn Fn(usize, f64) -> f64| {
-            let sum: f64 = self.rows.iter().map(|(distance, mass)| value(*distance, *mass)).sum();
-            sum / self.rows.len() as f64
-        };
-        let bound = |distance: usize| fit.dropped_mass(distance).min(1.0);
-        Some(HiddenMeans {
-            hidden: of(&|_, mass| mass),
-            bound: of(&|distance, _| bound(distance)),
-            vacuous: of(&|distance, _| f64::from(u8::from(fit.dropped_mass(distance) > 1.0))),
-            broken: of(&|distance, mass| {
-                f64::from(u8::from(mass > bound(distance) + super::ROUNDING))
-            }),
-        })
+    /// Theorem 7, of the fitted constants, on all queries that it is checked on.
+    pub(super) fn conclude(&self, means: &mut Means) {
+        let fit = self.nearest.and_then(|nearest| Recency::fit(&self.falls, nearest));
+        let Some(fit) = fit else { return };
+        for (distance, hidden) in &self.rows {
+            let bound = fit.dropped_mass(*distance);
+            means.take(metric::HIDDEN_MASS, *hidden);
+            means.take(metric::HIDDEN_BOUND, bound.min(1.0));
+            means.judge(Bound::Hidden, *hidden, [bound, bound]);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Hidden;
+    use super::{Hidden, Means, Purpose};
+    use crate::record::metric;
+
+    /// A sink, and attention that falls by `ratio` with every token.
+    fn falling(tokens: usize, ratio: f64) -> Vec<f64> {
+        let mut attention: Vec<f64> =
+            (0..tokens).map(|token| 0.5 * ratio.powi((tokens - token) as i32)).collect();
+        attention[0] = 1.0 - attention[1..].iter().sum::<f64>();
+        attention
+    }
+
+    fn means(hidden: &Hidden) -> Means {
+        let mut means = Means::default();
+        hidden.conclude(&mut means);
+        means
+    }
 
     #[test]
     fn what_is_hidden_is_bounded() {
+        let both = Purpose { fits: true, checks: true };
         let mut hidden = Hidden::default();
-        // A sink, and attention that halves with every token.
         for tokens in 20..40usize {
-            let mut attention: Vec<f64> =
-                (0..tokens).map(|token| 0.5f64.powi((tokens - token) as i32)).collect();
-            attention[0] = 1.0 - attention[1..].iter().sum::<f64>();
-            hidden.take(&attention, 1, tokens / 4);
+            hidden.take(&falling(tokens, 0.5), [1, tokens / 4], both);
         }
-        let means = hidden.means().unwrap();
-        assert!(means.hidden > 0.0 && means.broken == 0.0 && means.vacuous == 0.0);
-        assert!(means.bound < 1.5 * means.hidden, "{} bounds {}", means.bound, means.hidden);
+        let own = means(&hidden);
+        let [mass, bound] =
+            [metric::HIDDEN_MASS, metric::HIDDEN_BOUND].map(|of| own.of(of).unwrap());
+        assert!(mass > 0.0 && mass <= bound && bound < 1.5 * mass, "{bound} bounds {mass}");
+        assert_eq!(own.all()[2..], [(metric::VACUOUS, 0.0), (metric::BROKEN, 0.0)]);
         let mut all = Hidden::default();
-        all.take(&[0.5, 0.5], 1, 0);
-        assert!(all.means().is_none(), "nothing is hidden");
+        all.take(&[0.5, 0.5], [1, 0], both);
+        assert!(!means(&all).bounds(), "nothing is hidden");
+    }
+
+    /// What is fitted to steep attention does not bound attention that is flatter.
+    #[test]
+    fn bounds_are_checked_on_what_they_are_not_fitted_to() {
+        let mut hidden = Hidden::default();
+        hidden.take(&falling(30, 0.5), [1, 10], Purpose { fits: true, checks: false });
+        assert!(!means(&hidden).bounds(), "nothing is checked");
+        hidden.take(&falling(30, 0.8), [1, 10], Purpose { fits: false, checks: true });
+        let own = means(&hidden);
+        assert!(own.of(metric::HIDDEN_MASS) > own.of(metric::HIDDEN_BOUND));
+        assert_eq!(own.all()[2..], [(metric::VACUOUS, 0.0), (metric::BROKEN, 1.0)]);
     }
 }

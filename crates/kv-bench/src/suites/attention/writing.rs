@@ -1,0 +1,139 @@
+//! What the suite writes down of what it measured.
+
+use super::means::Means;
+use super::{Sums, frozen};
+use crate::args::Attention;
+use crate::contenders::Contender;
+use crate::record::{Case, metric};
+use crate::run::Bench;
+
+const SUITE: &str = "attention";
+
+/// Sums of all layers.
+pub(super) struct Measured<'a> {
+    pub(super) contenders: &'a [Contender],
+    /// How many prompts they are of, and where these are from.
+    pub(super) prompts: usize,
+    pub(super) source: String,
+    /// By layer and contender.
+    pub(super) sums: &'a [Vec<Sums>],
+}
+
+impl Measured<'_> {
+    /// Writes the layers `wanted`.
+    pub(super) fn write(&self, bench: &mut Bench<'_>, options: &Attention, wanted: &[usize]) {
+        let heads: Vec<Vec<Vec<Means>>> = (0..self.contenders.len())
+            .map(|at| self.heads(at, bench.model.config().head_dim))
+            .collect();
+        if options.certificates {
+            self.remark(bench, &heads);
+        }
+        for layer in wanted {
+            for (at, contender) in self.contenders.iter().enumerate() {
+                let case = Case {
+                    layer: Some(*layer),
+                    source: Some(self.source.clone()),
+                    samples: Some(self.prompts),
+                    ..Case::default()
+                };
+                let (sums, heads) = (&self.sums[*layer][at], &heads[at][*layer]);
+                write_layer(bench, &case, contender, sums, heads, options.certificates);
+                for (head, means) in heads.iter().enumerate().filter(|_| options.by_head) {
+                    let case = Case { head: Some(head), ..case.clone() };
+                    write_means(bench, &case, contender, means, true);
+                }
+            }
+        }
+    }
+
+    /// A contender's means of each layer's query heads, with the bounds of what windows hide and frozen tokens move.
+    fn heads(&self, at: usize, head_dim: usize) -> Vec<Vec<Means>> {
+        let moved = self.sums.iter().map(|layer| &layer[at].moved).collect::<Vec<_>>();
+        let mut moved = frozen::conclude(&moved, head_dim);
+        for (layer, heads) in self.sums.iter().zip(&mut moved) {
+            let reading = &layer[at].reading;
+            heads.resize(heads.len().max(reading.len()), Means::default());
+            for (read, means) in reading.iter().zip(heads) {
+                means.add(&read.means);
+                read.hidden.conclude(means);
+            }
+        }
+        moved
+    }
+
+    /// Says what there are no certificates of, and what their constants are from.
+    fn remark(&self, bench: &mut Bench<'_>, heads: &[Vec<Vec<Means>>]) {
+        let heads = || heads.iter().flatten().flatten();
+        let measures = |sums: &Sums| !sums.measures.records().is_empty();
+        if !heads().any(Means::bounds) && !self.sums.iter().flatten().any(measures) {
+            let whose = "LongFlow's, of caches at their budget, and those of cis, psaw, etf and cpe where steps share sets, \
+                         and layers have windows or frozen tokens";
+            bench.note(format!("no certificates: they are {whose}"));
+        }
+        let constants = [metric::HIDDEN_BOUND, metric::MOVED_BOUND];
+        let fitted = |means: &Means| constants.iter().any(|metric| means.of(metric).is_some());
+        if self.prompts == 1 && heads().any(fitted) {
+            let note = "constants of the bounds of psaw and etf are fitted to the one prompt that they are checked on, \
+                        and hold there in any case: `--limit 2` or more fits and checks apart";
+            bench.note(note.into());
+        }
+    }
+}
+
+/// Writes what one contender did in a layer.
+fn write_layer(
+    bench: &mut Bench<'_>,
+    case: &Case,
+    contender: &Contender,
+    sums: &Sums,
+    heads: &[Means],
+    certificates: bool,
+) {
+    let mut all = Means::default();
+    heads.iter().for_each(|means| all.add(means));
+    let setup = (contender.label.as_str(), contender.budget);
+    let error = (sums.difference / sums.norm.max(f64::MIN_POSITIVE)).sqrt();
+    bench.record(SUITE, case, setup, metric::RELATIVE_ERROR, error, "ratio");
+    for (name, value, unit) in sums.measures.records() {
+        bench.record(SUITE, case, setup, name, value, unit);
+    }
+    if let Some((cosine, alike)) = sums.similarity.means() {
+        bench.record(SUITE, case, setup, metric::QUERY_COSINE, cosine, "cosine");
+        bench.record(SUITE, case, setup, metric::QUERIES_ALIKE, alike, "share");
+    }
+    // What is kept says nothing where less is read.
+    if all.of(metric::RETAINED_MASS).is_none()
+        && let Some(mass) = sums.mass.value()
+    {
+        bench.record(SUITE, case, setup, metric::RETAINED_MASS, mass, "share");
+    }
+    if sums.reads.steps > 0 {
+        let (ratio, slots) = (sums.reads.ratio(), sums.reads.slots_each());
+        bench.record(SUITE, case, setup, metric::RETRIEVAL_RATIO, ratio, "share");
+        bench.record(SUITE, case, setup, metric::TOKENS_READ, slots, "tokens");
+    }
+    write_means(bench, case, contender, &all, certificates);
+}
+
+/// Writes what was read, and `certificates` of it.
+fn write_means(
+    bench: &mut Bench<'_>,
+    case: &Case,
+    contender: &Contender,
+    means: &Means,
+    certificates: bool,
+) {
+    let setup = (contender.label.as_str(), contender.budget);
+    for (name, mean) in means.all() {
+        let (wanted, unit) = match name {
+            metric::RETAINED_MASS => (true, "share"),
+            // Of a budget's best tokens.
+            metric::OVERLAP => (contender.budget.is_some(), "share"),
+            metric::INFORMATION_LOSS => (certificates, "nats"),
+            _ => (certificates, "share"),
+        };
+        if wanted {
+            bench.record(SUITE, case, setup, name, mean, unit);
+        }
+    }
+}
