@@ -88,10 +88,8 @@ pub(crate) mod metric {
     /// Share of the attention that keys frozen from the layer below would move, and its bound.
     pub(crate) const MOVED_MASS: &str = "moved_mass";
     pub(crate) const MOVED_BOUND: &str = "moved_bound";
-    /// The same of queries and keys of a run in which all layers freeze, and the share of queries that it moves by more
-    /// than the bound, which is of one layer's keys.
+    /// The same of queries and keys of a run in which the policy has its way in all layers.
     pub(crate) const RUN_MOVED_MASS: &str = "run_moved_mass";
-    pub(crate) const RUN_ABOVE: &str = "run_above_bound";
     /// Share of the attention to what is in sight that steps did not read, of those with a certificate.
     pub(crate) const DROPPED_MASS: &str = "dropped_mass";
     /// Its bound by the paper's Lipschitz constant, where above 1 without a meaning.

@@ -57,7 +57,6 @@ pub(crate) fn info(name: &str) -> Info<'_> {
         metric::MOVED_MASS => ("moved mass", Plain, Some(false)),
         metric::MOVED_BOUND => ("freezing's bound", Plain, Some(false)),
         metric::RUN_MOVED_MASS => ("moved in a run", Plain, Some(false)),
-        metric::RUN_ABOVE => ("runs above", Plain, Some(false)),
         metric::PREFILL_TOKENS_PER_SECOND => ("prefill tok/s", Plain, Some(true)),
         metric::DECODE_TOKENS_PER_SECOND => ("decode tok/s", Plain, Some(true)),
         metric::TIME_TO_FIRST_TOKEN => ("first token ms", Plain, Some(false)),

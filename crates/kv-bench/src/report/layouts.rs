@@ -125,7 +125,6 @@ fn attention(records: &[&Record], by_layer: bool) -> Vec<Table> {
         metric::MOVED_MASS,
         metric::MOVED_BOUND,
         metric::RUN_MOVED_MASS,
-        metric::RUN_ABOVE,
         metric::REMAINDER,
         metric::REMAINDER_BOUND,
         metric::DRIFT,
@@ -139,7 +138,15 @@ fn attention(records: &[&Record], by_layer: bool) -> Vec<Table> {
     if !certified.is_empty() {
         let picks: Vec<_> = certificates.into_iter().map(Pick::all).collect();
         let title = "Attention · certificates".into();
-        tables.push(build(title, &certified, &[Key::Budget], &picks));
+        let mut table = build(title, &certified, &[Key::Budget], &picks);
+        let constants = [metric::HIDDEN_BOUND, metric::MOVED_BOUND];
+        let checked = certified.iter().filter(|r| constants.contains(&r.metric.as_str()));
+        if let Some(checked) = checked.filter_map(|r| r.case.samples).max() {
+            let what = "hidden and moved mass and their bounds, each at most 1";
+            let unit = samples::unit(&checked.to_string());
+            table.caption = format!("{what}: {checked} {unit}, on which constants are checked");
+        }
+        tables.push(table);
     }
     let seen = |metric: &&str| records.iter().any(|record| record.metric == **metric);
     let certified = certificates.into_iter().filter(|metric| seen(metric));

@@ -16,6 +16,7 @@ use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32, read_i
 use kv_kernels::{PrefillOptions, prefill_attention};
 use kv_models::PrefillPass;
 use kv_policies::{Needs, NewHeads, Observation, Reads, Step, certify};
+use serde_json::Value;
 
 use crate::args::Attention;
 use crate::contenders::Contender;
@@ -40,22 +41,45 @@ const AMISS: f64 = 0.1;
 /// Rounding of masses in f32.
 const ROUNDING: f64 = 1e-5;
 
+/// The least length of a prompt, of the longest of its class.
+const ALIKE: f64 = 0.9;
+
 /// What a prompt is for, where bounds have constants: to fit these, or to check the bounds.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Purpose {
+    /// Prompts of about a length: how attention falls with distance at one says little of another.
+    class: usize,
     fits: bool,
     checks: bool,
 }
 
 impl Purpose {
-    /// Those of prompts of so many tokens: of every two of about a length the longer one is fitted to and the other checked,
-    /// as constants say little of what is further away than anything that they are from. A single one is for both.
+    /// Those of prompts of so many tokens, longest first: every second one of a class is fitted to and the others are
+    /// checked. A prompt that has no other of its length is in a class with the next shorter or longer one; a single one
+    /// is for both.
     fn of(lengths: &[usize]) -> Vec<Self> {
         let mut by_length: Vec<usize> = (0..lengths.len()).collect();
         by_length.sort_by_key(|prompt| std::cmp::Reverse(lengths[*prompt]));
-        let mut purposes = vec![Self { fits: true, checks: true }; lengths.len()];
-        for (rank, prompt) in by_length.into_iter().enumerate().filter(|_| lengths.len() > 1) {
-            purposes[prompt] = Self { fits: rank % 2 == 0, checks: rank % 2 == 1 };
+        let mut classes: Vec<Vec<usize>> = Vec::new();
+        for (rank, &prompt) in by_length.iter().enumerate() {
+            let last = rank + 1 == by_length.len();
+            match classes.last_mut() {
+                Some(class) => {
+                    let alike = lengths[prompt] as f64 >= ALIKE * lengths[class[0]] as f64;
+                    if alike || last || class.len() < 2 {
+                        class.push(prompt);
+                    } else {
+                        classes.push(vec![prompt]);
+                    }
+                }
+                None => classes.push(vec![prompt]),
+            }
+        }
+        let mut purposes = vec![Self { class: 0, fits: true, checks: true }; lengths.len()];
+        for (class, prompts) in classes.iter().enumerate().filter(|_| lengths.len() > 1) {
+            for (rank, prompt) in prompts.iter().enumerate() {
+                purposes[*prompt] = Self { class, fits: rank % 2 == 0, checks: rank % 2 == 1 };
+            }
         }
         purposes
     }
@@ -104,11 +128,10 @@ pub(crate) fn measure(
             contender.label
         );
     }
-    let name = |contender: &Contender| contender.policy.name();
-    if contenders.iter().any(|contender| BETWEEN_LAYERS.contains(&name(contender))) {
+    if contenders.iter().any(|contender| takes_from_layers(&contender.policy.config())) {
         bench.note(
-            "attention: every layer is seen by itself, without etf's frozen tokens, and hshare's layers choose for \
-             themselves"
+            "attention: errors, retained mass and what is read are of every layer by itself, without etf's frozen \
+             tokens, and hshare's layers choose for themselves"
                 .into(),
         );
     }
@@ -146,8 +169,10 @@ pub(crate) fn measure(
     }
     let contenders = &contenders[..];
     let layers = bench.model.config().num_layers;
-    let wanted: Vec<usize> =
+    let mut wanted: Vec<usize> =
         if options.layers.is_empty() { (0..layers).collect() } else { options.layers.clone() };
+    wanted.sort_unstable();
+    wanted.dedup();
     if let Some(layer) = wanted.iter().find(|layer| **layer >= layers) {
         bail!("--layers names layer {layer}, the model has {layers}");
     }
@@ -158,7 +183,7 @@ pub(crate) fn measure(
         ..PrefillPass::default()
     };
     let purposes = Purpose::of(&prompts.iter().map(Vec::len).collect::<Vec<_>>());
-    for (tokens, purpose) in prompts.iter().zip(purposes) {
+    for (tokens, &purpose) in prompts.iter().zip(&purposes) {
         let llama = bench.model.llama();
         let runs: Vec<_> = contenders
             .iter()
@@ -172,12 +197,13 @@ pub(crate) fn measure(
         let mut see = |observation: &Observation<'_>| -> anyhow::Result<()> {
             let layer = observation.layer.index;
             let own = freezes.then(|| Heads::read(observation, options.steps)).transpose()?;
+            let sums = &mut sums[layer];
+            // Constants are of all layers, whichever are shown.
+            if let (Some(own), Some(below)) = (&own, &below) {
+                freeze(observation, contenders, &runs, [own, below], purpose, sums);
+            }
             if wanted.contains(&layer) {
-                let sums = &mut sums[layer];
                 compare(observation, contenders, options, bench.common.seed, purpose, sums)?;
-                if let (Some(own), Some(below)) = (&own, &below) {
-                    freeze(observation, contenders, &runs, [own, below], purpose, sums);
-                }
                 progress.step();
             }
             below = own;
@@ -196,9 +222,16 @@ pub(crate) fn measure(
     }
     progress.finish();
     note_targets(bench, contenders, &sums);
-    let measured = Measured { contenders, prompts: prompts.len(), source, sums: &sums };
+    let checked = purposes.iter().filter(|purpose| purpose.checks).count();
+    let measured = Measured { contenders, prompts: prompts.len(), checked, source, sums: &sums };
     measured.write(bench, options, &wanted);
     Ok(())
+}
+
+/// Whether a policy, or one that it consists of, is of [`BETWEEN_LAYERS`].
+fn takes_from_layers(config: &Value) -> bool {
+    let named = config["policy"].as_str().is_some_and(|name| BETWEEN_LAYERS.contains(&name));
+    named || config.as_object().is_some_and(|parts| parts.values().any(takes_from_layers))
 }
 
 /// What a policy's heads are to drop.
@@ -356,13 +389,16 @@ mod tests {
     use crate::testing::ran;
 
     #[test]
-    fn the_longer_of_two_prompts_is_fitted_to() {
-        let of = |lengths: &[usize]| -> Vec<[bool; 2]> {
-            Purpose::of(lengths).into_iter().map(|own| [own.fits, own.checks]).collect()
+    fn prompts_of_a_length_are_fitted_to_and_checked() {
+        let of = |lengths: &[usize]| -> Vec<(usize, bool, bool)> {
+            Purpose::of(lengths).into_iter().map(|own| (own.class, own.fits, own.checks)).collect()
         };
-        let (fit, check) = ([true, false], [false, true]);
-        assert_eq!(of(&[10, 40, 30, 20, 5]), [check, fit, check, fit, fit]);
-        assert_eq!(of(&[10]), [[true, true]]);
+        let (fit, check) = (|class| (class, true, false), |class| (class, false, true));
+        assert_eq!(of(&[100, 95, 205, 200, 92]), [fit(1), check(1), fit(0), check(0), fit(1)]);
+        // None is left alone.
+        assert_eq!(of(&[100, 400, 390, 50]), [fit(1), fit(0), check(0), check(1)]);
+        assert_eq!(of(&[400, 390, 50]), [fit(0), check(0), fit(0)]);
+        assert_eq!(of(&[10]), [(0, true, true)]);
     }
 
     #[test]
@@ -394,6 +430,30 @@ mod tests {
         let (records, report) = run("attention --certificates --limit 1 --steps 8");
         assert!(records.iter().all(|record| record.case.head.is_none()));
         assert!(report.contains("fitted to the one prompt"));
+    }
+
+    /// In the first layer that freezes, all that is below is as ever: reused hidden states give the same keys, and keys of
+    /// the layer below are what the bound is of.
+    #[test]
+    fn runs_begin_where_bounds_do() {
+        let policies = r#"[{"policy": "etf", "start": 1}, {"policy": "etf", "start": 1, "reuse": "keys-values"}]"#;
+        let line = "attention --certificates --limit 1 --steps 8 --policy";
+        let words: Vec<&str> = line.split(' ').chain([policies]).collect();
+        let (records, _) = ran(&words).unwrap();
+        let of = |policy: &str, layer: usize, name: &str| {
+            let own =
+                |r: &&Record| r.policy == policy && r.case.layer == Some(layer) && r.metric == name;
+            records.iter().find(own).map(|r| r.value).unwrap()
+        };
+        let (hidden, keys) = ("etf start=1", "etf reuse=keys-values start=1");
+        assert!(of(hidden, 2, metric::RUN_MOVED_MASS) < 1e-6);
+        let [moved, run] =
+            [metric::MOVED_MASS, metric::RUN_MOVED_MASS].map(|name| of(keys, 2, name));
+        assert!(moved > 0.01 && (moved - run).abs() < 1e-6, "{moved}, in the run {run}");
+        assert!(of(hidden, 3, metric::RUN_MOVED_MASS) > 1e-4);
+        let [moved, run] =
+            [metric::MOVED_MASS, metric::RUN_MOVED_MASS].map(|name| of(keys, 3, name));
+        assert!((moved - run).abs() > 0.01, "{moved}, in the run {run}");
     }
 
     #[test]

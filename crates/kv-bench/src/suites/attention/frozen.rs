@@ -11,8 +11,8 @@ use kv_policies::{
     FrozenTokens, KeyDrift, LayerContext, Needs, Observation, Policy, VisibleWindow,
 };
 
+use super::Purpose;
 use super::means::{Bound, Means};
-use super::{Purpose, ROUNDING};
 use crate::record::metric;
 
 /// A layer's queries of the last tokens and the keys of all, each `[heads, tokens, head_dim]`, on the host.
@@ -106,7 +106,7 @@ struct MovedQuery {
     norm: f64,
     /// By this layer's keys alone, taken from the layer below.
     keys: f64,
-    /// Where all layers freeze, each as its option `reuse` tells.
+    /// Where the policy has its way in all layers: each freezes as `reuse` tells, behind its window, if it has one.
     run: f64,
 }
 
@@ -172,7 +172,6 @@ pub(super) fn conclude(layers: &[&Moved], head_dim: usize) -> Vec<Vec<Means>> {
             means.take(metric::MOVED_MASS, *keys);
             means.take(metric::MOVED_BOUND, bound.min(1.0));
             means.take(metric::RUN_MOVED_MASS, *run);
-            means.take(metric::RUN_ABOVE, f64::from(u8::from(*run > bound + ROUNDING)));
             means.judge(Bound::Moved, *keys, [bound, bound]);
         }
         means
@@ -240,20 +239,24 @@ mod tests {
     use super::{Freezing, Heads, Moved, Purpose, Rows, conclude};
     use crate::record::metric;
 
-    const BOTH: Purpose = Purpose { fits: true, checks: true };
+    const BOTH: Purpose = Purpose { class: 0, fits: true, checks: true };
 
-    /// The last token's query, 1, over keys of one number.
-    fn heads(keys: &[f32]) -> Heads {
-        let rows =
-            |values: &[f32]| Rows { values: values.to_vec(), heads: 1, tokens: values.len() };
-        Heads { queries: rows(&[1.0]), keys: rows(keys) }
+    fn rows(values: &[f32], heads: usize, dim: usize) -> Rows {
+        Rows { values: values.to_vec(), heads, tokens: values.len() / heads / dim }
     }
 
-    /// What is moved where the first of some keys is frozen at 0: by this layer's keys, the bound, in the run.
+    /// The last tokens' queries over keys of one number.
+    fn heads(queries: &[f32], keys: &[f32]) -> Heads {
+        Heads { queries: rows(queries, 1, 1), keys: rows(keys, 1, 1) }
+    }
+
+    /// What is moved, of queries of 1, where the first of some keys is frozen at 0: by this layer's keys, the bound, in the
+    /// run.
     fn moved(own: &[f32], run: &[f32], window: Option<VisibleWindow>, by: Purpose) -> Vec<f64> {
         let frozen = FrozenTokens { tokens: 0..1, reuse: Reuse::KeysValues };
-        let zeros = vec![0.0; own.len()];
-        let [own, below, run] = [own, &zeros, run].map(heads);
+        // The run computes the last of two queries alone.
+        let (own, below) = (heads(&[5.0, 1.0], own), heads(&[1.0], &vec![0.0; own.len()]));
+        let run = heads(&[1.0], run);
         let freezing = Freezing { frozen: &frozen, window, own: &own, below: &below, run: &run };
         let (still, mut moved) = (Moved::default(), Moved::default());
         moved.take(&freezing, by);
@@ -263,7 +266,6 @@ mod tests {
             metric::MOVED_MASS,
             metric::MOVED_BOUND,
             metric::RUN_MOVED_MASS,
-            metric::RUN_ABOVE,
             metric::VACUOUS,
             metric::BROKEN,
         ];
@@ -272,9 +274,30 @@ mod tests {
         metrics.into_iter().filter_map(of).collect()
     }
 
-    fn near(actual: &[f64], expected: [f64; 6]) {
+    fn near(actual: &[f64], expected: [f64; 5]) {
         let off = actual.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-        assert!(actual.len() == 6 && off < 1e-6, "{actual:?}, expected {expected:?}");
+        assert!(actual.len() == 5 && off < 1e-6, "{actual:?}, expected {expected:?}");
+    }
+
+    #[test]
+    fn groups_attend_to_their_keys() {
+        // Two queries of four heads, three keys of two; vectors of two numbers.
+        let queries: Vec<f32> = (0..16).map(|i| i as f32 * 0.1).collect();
+        let keys: Vec<f32> = (0..12).map(|i| (i * i % 7) as f32 * 0.3).collect();
+        let heads = Heads { queries: rows(&queries, 4, 2), keys: rows(&keys, 2, 2) };
+        for head in 0..4 {
+            let query = &queries[(head * 2 + 1) * 2..][..2];
+            let logit = |token: usize| {
+                let key = &keys[(head / 2 * 3 + token) * 2..][..2];
+                f64::from(query[0] * key[0] + query[1] * key[1]) / 2f64.sqrt()
+            };
+            let exponents = [0, 1, 2].map(|token| logit(token).exp());
+            let attention = heads.attention((head, 1, 2), None, 0..0);
+            for (actual, expected) in attention.iter().zip(exponents) {
+                let expected = expected / exponents.iter().sum::<f64>();
+                assert!((actual - expected).abs() < 1e-6, "head {head}: {attention:?}");
+            }
+        }
     }
 
     /// Attention of 3/4 and 1/4 becomes even.
@@ -282,12 +305,12 @@ mod tests {
     fn what_a_frozen_key_moves() {
         let third = 3f32.ln();
         // |q| |dk| = ln 3.
-        near(&moved(&[third, 0.0], &[0.0; 2], None, BOTH), [0.25, 1.0, 0.25, 0.0, 1.0, 0.0]);
+        near(&moved(&[third, 0.0], &[0.0; 2], None, BOTH), [0.25, 1.0, 0.25, 1.0, 0.0]);
         let small = 0.1 * third;
         let own = 1.0 / (1.0 + (-f64::from(small)).exp()) - 0.5;
-        // In the run the key is another, by more than the bound on this layer's.
+        // In the run the key is another.
         let moved = moved(&[small, 0.0], &[9f32.ln(), 0.0], None, BOTH);
-        near(&moved, [own, f64::from(small), 0.4 - own, 1.0, 0.0, 0.0]);
+        near(&moved, [own, f64::from(small), 0.4 - own, 0.0, 0.0]);
     }
 
     #[test]
@@ -296,12 +319,12 @@ mod tests {
         let window = VisibleWindow { from: Share::of_depth([1e-18, 1.0], 1, 0, 2), sinks: 0 };
         assert_eq!(window.from.first_seen(2), 1);
         let moved = moved(&[3f32.ln(), 0.0, 0.0], &[0.0; 3], Some(window), BOTH);
-        near(&moved, [0.6 - 1.0 / 3.0, 1.0, 0.6, 0.0, 1.0, 0.0]);
+        near(&moved, [0.6 - 1.0 / 3.0, 1.0, 0.6, 1.0, 0.0]);
     }
 
     #[test]
     fn constants_are_fitted_to_some_and_checked_on_others() {
-        let only = |fits: bool| Purpose { fits, checks: !fits };
+        let only = |fits: bool| Purpose { class: 0, fits, checks: !fits };
         let of = |purpose| moved(&[1.0, 0.0], &[0.0; 2], None, purpose);
         assert!(of(only(true)).is_empty(), "no queries");
         assert!(of(only(false)).is_empty(), "no constants");

@@ -4,9 +4,9 @@ use kv_core::{LayerCache, RangeSets};
 use kv_policies::certificates::{SharedStep, information_loss};
 use kv_policies::{LayerContext, Policy};
 
-use super::Purpose;
 use super::means::{Bound, Means};
 use super::windows::Hidden;
+use super::{Purpose, ROUNDING};
 use crate::record::metric;
 
 /// What a query head has read.
@@ -99,7 +99,8 @@ pub(super) fn take(
             let found = wanted.iter().filter(|at| read_at[**at]).count();
             means.take(metric::OVERLAP, found as f64 / wanted.len().max(1) as f64);
             // The bound grows up to there.
-            let lost = (1.0 - mass).clamp(0.0, tokens as f64 / (1.0 + tokens as f64));
+            let lost = (1.0 - mass).min(tokens as f64 / (1.0 + tokens as f64));
+            let lost = if lost > ROUNDING { lost } else { 0.0 };
             means.take(metric::INFORMATION_LOSS, information_loss(lost, tokens as f64));
             hidden.take(&attention, [sinks, seen], purpose);
             let Some(step) = &step else { continue };

@@ -1,14 +1,20 @@
 //! What windows hide (PrHS's PSAW), and the bound on it.
 
+use std::collections::BTreeMap;
+
 use kv_policies::Recency;
 
 use super::Purpose;
 use super::means::{Bound, Means};
 use crate::record::metric;
 
-/// Attention that one contender's windows hide from a head, and how its attention falls with distance.
+/// Attention that one contender's windows hide from a head, by prompts' class.
 #[derive(Clone, Default)]
-pub(super) struct Hidden {
+pub(super) struct Hidden(BTreeMap<usize, Class>);
+
+/// The same of prompts of about a length, and how attention falls with distance there.
+#[derive(Clone, Default)]
+struct Class {
     /// Of each query that the bound is checked on, how far away the nearest hidden token is, and the attention to all that
     /// are hidden.
     rows: Vec<(usize, f64)>,
@@ -26,28 +32,31 @@ impl Hidden {
         }
         let newest = attention.len() - 1;
         let distance = newest + 1 - seen;
+        let Class { rows, falls, nearest } = self.0.entry(purpose.class).or_default();
         if purpose.fits {
-            self.nearest = Some(self.nearest.map_or(distance, |nearest| nearest.min(distance)));
-            self.falls.resize(self.falls.len().max(attention.len()), 0.0);
+            *nearest = Some(nearest.map_or(distance, |nearest| nearest.min(distance)));
+            falls.resize(falls.len().max(attention.len()), 0.0);
             for (token, mass) in attention.iter().enumerate().skip(sinks) {
-                let fall = &mut self.falls[newest - token];
+                let fall = &mut falls[newest - token];
                 *fall = fall.max(*mass);
             }
         }
         if purpose.checks {
-            self.rows.push((distance, attention[sinks..seen].iter().sum()));
+            rows.push((distance, attention[sinks..seen].iter().sum()));
         }
     }
 
-    /// Theorem 7, of the fitted constants, on all queries that it is checked on.
+    /// Theorem 7, of the constants of each class, on all queries that it is checked on.
     pub(super) fn conclude(&self, means: &mut Means) {
-        let fit = self.nearest.and_then(|nearest| Recency::fit(&self.falls, nearest));
-        let Some(fit) = fit else { return };
-        for (distance, hidden) in &self.rows {
-            let bound = fit.dropped_mass(*distance);
-            means.take(metric::HIDDEN_MASS, *hidden);
-            means.take(metric::HIDDEN_BOUND, bound.min(1.0));
-            means.judge(Bound::Hidden, *hidden, [bound, bound]);
+        for Class { rows, falls, nearest } in self.0.values() {
+            let fit = nearest.and_then(|nearest| Recency::fit(falls, nearest));
+            let Some(fit) = fit else { continue };
+            for (distance, hidden) in rows {
+                let bound = fit.dropped_mass(*distance);
+                means.take(metric::HIDDEN_MASS, *hidden);
+                means.take(metric::HIDDEN_BOUND, bound.min(1.0));
+                means.judge(Bound::Hidden, *hidden, [bound, bound]);
+            }
         }
     }
 }
@@ -73,7 +82,7 @@ mod tests {
 
     #[test]
     fn what_is_hidden_is_bounded() {
-        let both = Purpose { fits: true, checks: true };
+        let both = Purpose { class: 0, fits: true, checks: true };
         let mut hidden = Hidden::default();
         for tokens in 20..40usize {
             hidden.take(&falling(tokens, 0.5), [1, tokens / 4], both);
@@ -88,15 +97,22 @@ mod tests {
         assert!(!means(&all).bounds(), "nothing is hidden");
     }
 
-    /// What is fitted to steep attention does not bound attention that is flatter.
+    /// What is fitted to steep attention does not bound attention that is flatter, and classes have constants of their own.
     #[test]
     fn bounds_are_checked_on_what_they_are_not_fitted_to() {
         let mut hidden = Hidden::default();
-        hidden.take(&falling(30, 0.5), [1, 10], Purpose { fits: true, checks: false });
-        assert!(!means(&hidden).bounds(), "nothing is checked");
-        hidden.take(&falling(30, 0.8), [1, 10], Purpose { fits: false, checks: true });
-        let own = means(&hidden);
+        let mut take = |ratio: f64, class: usize, fits: bool| {
+            let purpose = Purpose { class, fits, checks: !fits };
+            hidden.take(&falling(30, ratio), [1, 10], purpose);
+            means(&hidden)
+        };
+        assert!(!take(0.5, 0, true).bounds(), "nothing is checked");
+        assert!(!take(0.8, 1, false).bounds(), "nothing is fitted to");
+        let own = take(0.8, 0, false);
         assert!(own.of(metric::HIDDEN_MASS) > own.of(metric::HIDDEN_BOUND));
         assert_eq!(own.all()[2..], [(metric::VACUOUS, 0.0), (metric::BROKEN, 1.0)]);
+        // The other class's hold, and are half of all.
+        let both = take(0.8, 1, true);
+        assert_eq!(both.all()[3], (metric::BROKEN, 0.5));
     }
 }

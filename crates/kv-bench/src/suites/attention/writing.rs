@@ -8,12 +8,21 @@ use crate::record::{Case, metric};
 use crate::run::Bench;
 
 const SUITE: &str = "attention";
+/// What is of prompts alone that bounds are checked on.
+const CHECKED: [&str; 5] = [
+    metric::HIDDEN_MASS,
+    metric::HIDDEN_BOUND,
+    metric::MOVED_MASS,
+    metric::MOVED_BOUND,
+    metric::RUN_MOVED_MASS,
+];
 
 /// Sums of all layers.
 pub(super) struct Measured<'a> {
     pub(super) contenders: &'a [Contender],
-    /// How many prompts they are of, and where these are from.
+    /// How many prompts they are of, on how many of them bounds with constants are checked, and where these are from.
     pub(super) prompts: usize,
+    pub(super) checked: usize,
     pub(super) source: String,
     /// By layer and contender.
     pub(super) sums: &'a [Vec<Sums>],
@@ -37,10 +46,13 @@ impl Measured<'_> {
                     ..Case::default()
                 };
                 let (sums, heads) = (&self.sums[*layer][at], &heads[at][*layer]);
-                write_layer(bench, &case, contender, sums, heads, options.certificates);
+                let mut all = Means::default();
+                heads.iter().for_each(|means| all.add(means));
+                write_sums(bench, &case, contender, sums, &all);
+                self.write_means(bench, &case, contender, &all, options.certificates);
                 for (head, means) in heads.iter().enumerate().filter(|_| options.by_head) {
                     let case = Case { head: Some(head), ..case.clone() };
-                    write_means(bench, &case, contender, means, true);
+                    self.write_means(bench, &case, contender, means, true);
                 }
             }
         }
@@ -61,14 +73,40 @@ impl Measured<'_> {
         moved
     }
 
+    /// Writes what was read, and `certificates` of it.
+    fn write_means(
+        &self,
+        bench: &mut Bench<'_>,
+        case: &Case,
+        contender: &Contender,
+        means: &Means,
+        certificates: bool,
+    ) {
+        let setup = (contender.label.as_str(), contender.budget);
+        for (name, mean) in means.all() {
+            let (wanted, unit) = match name {
+                metric::RETAINED_MASS => (true, "share"),
+                // Of a budget's best tokens.
+                metric::OVERLAP => (contender.budget.is_some(), "share"),
+                metric::INFORMATION_LOSS => (certificates, "nats"),
+                _ => (certificates, "share"),
+            };
+            let samples = if CHECKED.contains(&name) { self.checked } else { self.prompts };
+            let case = Case { samples: Some(samples), ..case.clone() };
+            if wanted {
+                bench.record(SUITE, &case, setup, name, mean, unit);
+            }
+        }
+    }
+
     /// Says what there are no certificates of, and what their constants are from.
     fn remark(&self, bench: &mut Bench<'_>, heads: &[Vec<Vec<Means>>]) {
         let heads = || heads.iter().flatten().flatten();
         let measures = |sums: &Sums| !sums.measures.records().is_empty();
         if !heads().any(Means::bounds) && !self.sums.iter().flatten().any(measures) {
             let whose = "LongFlow's, of caches at their budget, and those of cis, psaw, etf and cpe where steps share sets, \
-                         and layers have windows or frozen tokens";
-            bench.note(format!("no certificates: they are {whose}"));
+                         and layers hide or freeze a part of such prompts";
+            bench.note(format!("no bounds: they are {whose}"));
         }
         let constants = [metric::HIDDEN_BOUND, metric::MOVED_BOUND];
         let fitted = |means: &Means| constants.iter().any(|metric| means.of(metric).is_some());
@@ -80,17 +118,14 @@ impl Measured<'_> {
     }
 }
 
-/// Writes what one contender did in a layer.
-fn write_layer(
+/// Writes what one contender did in a layer, beside the `means` of its heads.
+fn write_sums(
     bench: &mut Bench<'_>,
     case: &Case,
     contender: &Contender,
     sums: &Sums,
-    heads: &[Means],
-    certificates: bool,
+    means: &Means,
 ) {
-    let mut all = Means::default();
-    heads.iter().for_each(|means| all.add(means));
     let setup = (contender.label.as_str(), contender.budget);
     let error = (sums.difference / sums.norm.max(f64::MIN_POSITIVE)).sqrt();
     bench.record(SUITE, case, setup, metric::RELATIVE_ERROR, error, "ratio");
@@ -102,7 +137,7 @@ fn write_layer(
         bench.record(SUITE, case, setup, metric::QUERIES_ALIKE, alike, "share");
     }
     // What is kept says nothing where less is read.
-    if all.of(metric::RETAINED_MASS).is_none()
+    if means.of(metric::RETAINED_MASS).is_none()
         && let Some(mass) = sums.mass.value()
     {
         bench.record(SUITE, case, setup, metric::RETAINED_MASS, mass, "share");
@@ -111,29 +146,5 @@ fn write_layer(
         let (ratio, slots) = (sums.reads.ratio(), sums.reads.slots_each());
         bench.record(SUITE, case, setup, metric::RETRIEVAL_RATIO, ratio, "share");
         bench.record(SUITE, case, setup, metric::TOKENS_READ, slots, "tokens");
-    }
-    write_means(bench, case, contender, &all, certificates);
-}
-
-/// Writes what was read, and `certificates` of it.
-fn write_means(
-    bench: &mut Bench<'_>,
-    case: &Case,
-    contender: &Contender,
-    means: &Means,
-    certificates: bool,
-) {
-    let setup = (contender.label.as_str(), contender.budget);
-    for (name, mean) in means.all() {
-        let (wanted, unit) = match name {
-            metric::RETAINED_MASS => (true, "share"),
-            // Of a budget's best tokens.
-            metric::OVERLAP => (contender.budget.is_some(), "share"),
-            metric::INFORMATION_LOSS => (certificates, "nats"),
-            _ => (certificates, "share"),
-        };
-        if wanted {
-            bench.record(SUITE, case, setup, name, mean, unit);
-        }
     }
 }

@@ -56,5 +56,9 @@ fn configs(quick: bool) -> Vec<Value> {
         shared["threshold"] = json!(-1.0);
         configs.push(shared);
     }
+    // Sets of an eighth with the neighbours that they bring along.
+    let mut star = cis("cis-star", &budget, 16);
+    star["threshold"] = json!(-1.0);
+    configs.push(star);
     configs
 }
