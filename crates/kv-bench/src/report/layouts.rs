@@ -142,9 +142,11 @@ fn attention(records: &[&Record], by_layer: bool) -> Vec<Table> {
         let constants = [metric::HIDDEN_BOUND, metric::MOVED_BOUND];
         let checked = certified.iter().filter(|r| constants.contains(&r.metric.as_str()));
         if let Some(checked) = checked.filter_map(|r| r.case.samples).max() {
-            let what = "hidden and moved mass and their bounds, each at most 1";
             let unit = samples::unit(&checked.to_string());
-            table.caption = format!("{what}: {checked} {unit}, on which constants are checked");
+            table.caption = format!(
+                "all prompts; hidden and moved mass and their bounds, each at most 1, over {checked} {unit} that \
+                 constants are checked on"
+            );
         }
         tables.push(table);
     }

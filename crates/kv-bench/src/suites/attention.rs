@@ -3,6 +3,7 @@
 mod frozen;
 mod means;
 mod measures;
+mod purpose;
 mod queries;
 mod reading;
 mod windows;
@@ -26,6 +27,7 @@ use crate::run::Bench;
 use frozen::{Freezing, Heads, Moved};
 use means::Mean;
 use measures::Measures;
+use purpose::Purpose;
 use queries::Similarity;
 use reading::{Exact, Reading};
 use writing::Measured;
@@ -40,50 +42,6 @@ const BETWEEN_LAYERS: [&str; 3] = ["etf", "cpe", "hshare"];
 const AMISS: f64 = 0.1;
 /// Rounding of masses in f32.
 const ROUNDING: f64 = 1e-5;
-
-/// The least length of a prompt, of the longest of its class.
-const ALIKE: f64 = 0.9;
-
-/// What a prompt is for, where bounds have constants: to fit these, or to check the bounds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Purpose {
-    /// Prompts of about a length: how attention falls with distance at one says little of another.
-    class: usize,
-    fits: bool,
-    checks: bool,
-}
-
-impl Purpose {
-    /// Those of prompts of so many tokens, longest first: every second one of a class is fitted to and the others are
-    /// checked. A prompt that has no other of its length is in a class with the next shorter or longer one; a single one
-    /// is for both.
-    fn of(lengths: &[usize]) -> Vec<Self> {
-        let mut by_length: Vec<usize> = (0..lengths.len()).collect();
-        by_length.sort_by_key(|prompt| std::cmp::Reverse(lengths[*prompt]));
-        let mut classes: Vec<Vec<usize>> = Vec::new();
-        for (rank, &prompt) in by_length.iter().enumerate() {
-            let last = rank + 1 == by_length.len();
-            match classes.last_mut() {
-                Some(class) => {
-                    let alike = lengths[prompt] as f64 >= ALIKE * lengths[class[0]] as f64;
-                    if alike || last || class.len() < 2 {
-                        class.push(prompt);
-                    } else {
-                        classes.push(vec![prompt]);
-                    }
-                }
-                None => classes.push(vec![prompt]),
-            }
-        }
-        let mut purposes = vec![Self { class: 0, fits: true, checks: true }; lengths.len()];
-        for (class, prompts) in classes.iter().enumerate().filter(|_| lengths.len() > 1) {
-            for (rank, prompt) in prompts.iter().enumerate() {
-                purposes[*prompt] = Self { class, fits: rank % 2 == 0, checks: rank % 2 == 1 };
-            }
-        }
-        purposes
-    }
-}
 
 /// One contender's sums over steps in a layer.
 #[derive(Clone, Default)]
@@ -384,22 +342,8 @@ fn freeze(
 
 #[cfg(test)]
 mod tests {
-    use super::Purpose;
     use crate::record::{Record, metric};
     use crate::testing::ran;
-
-    #[test]
-    fn prompts_of_a_length_are_fitted_to_and_checked() {
-        let of = |lengths: &[usize]| -> Vec<(usize, bool, bool)> {
-            Purpose::of(lengths).into_iter().map(|own| (own.class, own.fits, own.checks)).collect()
-        };
-        let (fit, check) = (|class| (class, true, false), |class| (class, false, true));
-        assert_eq!(of(&[100, 95, 205, 200, 92]), [fit(1), check(1), fit(0), check(0), fit(1)]);
-        // None is left alone.
-        assert_eq!(of(&[100, 400, 390, 50]), [fit(1), fit(0), check(0), check(1)]);
-        assert_eq!(of(&[400, 390, 50]), [fit(0), check(0), fit(0)]);
-        assert_eq!(of(&[10]), [(0, true, true)]);
-    }
 
     #[test]
     fn heads_are_shown_apart() {
@@ -427,6 +371,7 @@ mod tests {
             assert!(mean > 0.0 && (mean - layer[0]).abs() < 1e-12, "{policy}: {heads:?}");
         }
         assert!(report.contains("by head") && !report.contains("the one prompt"));
+        assert!(report.contains("over 1 prompt that constants are checked on"));
         let (records, report) = run("attention --certificates --limit 1 --steps 8");
         assert!(records.iter().all(|record| record.case.head.is_none()));
         assert!(report.contains("fitted to the one prompt"));

@@ -11,8 +11,8 @@ use kv_policies::{
     FrozenTokens, KeyDrift, LayerContext, Needs, Observation, Policy, VisibleWindow,
 };
 
-use super::Purpose;
 use super::means::{Bound, Means};
+use super::purpose::Purpose;
 use crate::record::metric;
 
 /// A layer's queries of the last tokens and the keys of all, each `[heads, tokens, head_dim]`, on the host.

@@ -4,9 +4,10 @@ use kv_core::{LayerCache, RangeSets};
 use kv_policies::certificates::{SharedStep, information_loss};
 use kv_policies::{LayerContext, Policy};
 
+use super::ROUNDING;
 use super::means::{Bound, Means};
+use super::purpose::Purpose;
 use super::windows::Hidden;
-use super::{Purpose, ROUNDING};
 use crate::record::metric;
 
 /// What a query head has read.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use kv_policies::Recency;
 
-use super::Purpose;
 use super::means::{Bound, Means};
+use super::purpose::Purpose;
 use crate::record::metric;
 
 /// Attention that one contender's windows hide from a head, by prompts' class.

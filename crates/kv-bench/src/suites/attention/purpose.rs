@@ -1,0 +1,62 @@
+//! Which prompts the constants of bounds are fitted to, and which the bounds are checked on.
+
+/// The least length of a prompt, of the longest of its class.
+const ALIKE: f64 = 0.9;
+
+/// What a prompt is for, where bounds have constants: to fit these, or to check the bounds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Purpose {
+    /// Prompts of about a length: how attention falls with distance at one says little of another.
+    pub(super) class: usize,
+    pub(super) fits: bool,
+    pub(super) checks: bool,
+}
+
+impl Purpose {
+    /// Those of prompts of so many tokens, longest first: every second one of a class is fitted to and the others are
+    /// checked. A prompt that has no other of its length is checked with those of the next length, and has the next shorter
+    /// one checked where it is the longest; a single one is for both.
+    pub(super) fn of(lengths: &[usize]) -> Vec<Self> {
+        let alike = |prompt: usize, class: &[usize]| {
+            lengths[prompt] as f64 >= ALIKE * lengths[class[0]] as f64
+        };
+        let mut by_length: Vec<usize> = (0..lengths.len()).collect();
+        by_length.sort_by_key(|prompt| std::cmp::Reverse(lengths[*prompt]));
+        let mut classes: Vec<Vec<usize>> = Vec::new();
+        for (rank, &prompt) in by_length.iter().enumerate() {
+            let last = rank + 1 == lengths.len();
+            match classes.last_mut() {
+                Some(class) if last || class.len() < 2 || alike(prompt, class) => {
+                    class.push(prompt)
+                }
+                _ => classes.push(vec![prompt]),
+            }
+        }
+        let mut purposes = vec![Self { class: 0, fits: true, checks: true }; lengths.len()];
+        for (class, prompts) in classes.iter().enumerate().filter(|_| lengths.len() > 1) {
+            for (rank, &prompt) in prompts.iter().enumerate() {
+                let fits = rank % 2 == 0 && alike(prompt, prompts);
+                purposes[prompt] = Self { class, fits, checks: !fits };
+            }
+        }
+        purposes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Purpose;
+
+    #[test]
+    fn prompts_of_a_length_are_fitted_to_and_checked() {
+        let of = |lengths: &[usize]| -> Vec<(usize, bool, bool)> {
+            Purpose::of(lengths).into_iter().map(|own| (own.class, own.fits, own.checks)).collect()
+        };
+        let (fit, check) = (|class| (class, true, false), |class| (class, false, true));
+        assert_eq!(of(&[100, 95, 205, 200, 92]), [fit(1), check(1), fit(0), check(0), fit(1)]);
+        // None is left alone.
+        assert_eq!(of(&[100, 400, 390, 50]), [fit(1), fit(0), check(0), check(1)]);
+        assert_eq!(of(&[400, 390, 50]), [fit(0), check(0), check(0)]);
+        assert_eq!(of(&[10]), [(0, true, true)]);
+    }
+}
