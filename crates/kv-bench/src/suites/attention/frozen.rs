@@ -157,8 +157,8 @@ impl Freezing<'_> {
     }
 }
 
-/// Theorem 8, of constants that are fitted to the updates of all `layers`, on all queries that it is checked on: of a layer
-/// the means of each query head.
+/// Theorem 8, of constants that are fitted to the updates of all `layers`, on all queries that it is checked on, each with
+/// its own norm in place of the largest: of a layer the means of each query head.
 pub(super) fn conclude(layers: &[&Moved], head_dim: usize) -> Vec<Vec<Means>> {
     let first = layers.iter().position(|moved| moved.update > 0.0).unwrap_or(0);
     let freezing = layers.iter().enumerate().filter(|(_, moved)| moved.update > 0.0);
