@@ -14,13 +14,16 @@ impl Share {
         Self((share * 2f64.powi(32)).round() as u32)
     }
 
-    /// `1 - base^(exponent (l - from) / (N - from))` of layer `l`, counted from 0, of `N`; 0 for the
-    /// layers before `from`. Eq. (15) and (16) of PrHS.
+    /// `1 - base^(exponent (l - from) / (N - from))` for layer `l` of `N`, and 0 for `l <= from`.
+    /// Eq. (15) and (16) of PrHS.
+    ///
+    /// The paper counts layers from 1: `layer`, an index from 0, is the paper's layer `l = layer + 1`.
+    /// The top layer, `l = N`, has the share `1 - base^exponent` (appendix C).
     pub fn of_depth([base, exponent]: [f64; 2], layer: usize, from: usize, layers: usize) -> Self {
         if layer < from || layer >= layers {
             return Self::default();
         }
-        let depth = (layer - from) as f64 / (layers - from) as f64;
+        let depth = (layer + 1 - from) as f64 / (layers - from) as f64;
         Self::new(1.0 - base.powf(exponent * depth))
     }
 

@@ -35,12 +35,17 @@ fn shares_stay_below_one_and_no_layer_is_outside() {
         assert!(Share::new(share).is_zero());
         assert_eq!((Share::new(share).reaches(0), Share::new(share).reaches(1)), (Some(0), None));
     }
-    // Models of one layer, layers before the first, layers that are not there.
-    for (layer, from, layers) in [(0, 0, 1), (0, 1, 2), (2, 3, 4), (5, 2, 5), (0, 0, 0), (1, 7, 4)]
+    // Layers before the first, layers that are not there, schedules behind the last layer.
+    for (layer, from, layers) in [(0, 1, 2), (2, 3, 4), (5, 2, 5), (0, 0, 0), (1, 7, 4), (3, 4, 4)]
     {
         assert!(Share::of_depth([0.5, 1.0], layer, from, layers).is_zero());
     }
-    assert_eq!(Share::of_depth([0.25, 1.0], 1, 0, 2), Share::new(0.5));
+    assert_eq!(Share::of_depth([0.25, 1.0], 0, 0, 2), Share::new(0.5));
+    // The top layer sees `base^exponent` of the tokens, however many layers there are.
+    for (from, layers) in [(0, 1), (2, 3), (3, 4), (6, 8), (24, 32)] {
+        let top = Share::of_depth([0.7, 2.0], layers - 1, from, layers);
+        assert_eq!(top, Share::new(1.0 - 0.49), "{layers} layers");
+    }
 }
 
 proptest! {
@@ -57,7 +62,7 @@ proptest! {
         let (layer, from) =
             ((place * layers as f64) as usize, (start * layers as f64) as usize);
         let share = Share::of_depth([base, exponent], layer, from, layers);
-        let depth = (layer as f64 - from as f64) / (layers - from) as f64;
+        let depth = (layer as f64 + 1.0 - from as f64) / (layers - from) as f64;
         let exact = if layer < from { 0.0 } else { 1.0 - base.powf(exponent * depth) };
         let end = exact * tokens as f64;
         if (end - end.round()).abs() > 1e-4 {

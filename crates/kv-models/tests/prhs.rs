@@ -62,13 +62,13 @@ fn etf(psi: f64, start: usize, reuse: Reuse) -> Option<kv_policies::Etf> {
     Some(kv_policies::Etf { psi, start: Some(start), reuse, ..Default::default() })
 }
 
-/// `floor((1 - base^((l - start) / (N - start))) count)`, in floats.
+/// `floor((1 - base^((l - start) / (N - start))) count)` with `l = layer + 1`, in floats.
 fn end(base: f64, start: Option<usize>, layer: usize, count: usize) -> usize {
     let start = start.unwrap_or(3 * LAYERS / 4);
     if layer < start {
         return 0;
     }
-    let depth = (layer - start) as f64 / (LAYERS - start) as f64;
+    let depth = (layer + 1 - start) as f64 / (LAYERS - start) as f64;
     ((1.0 - base.powf(depth)) * count as f64).floor() as usize
 }
 
@@ -402,18 +402,18 @@ fn bounds_hold_on_real_attention() {
     for head in 0..4 {
         let at = head / 2 * dim;
         let key = |layer: usize, token: usize| &states[layer].keys[token][at..at + dim];
-        let updates: Vec<(usize, f64)> = (start + 1..LAYERS)
+        let updates: Vec<(usize, f64)> = (start..LAYERS)
             .map(|layer| {
                 let context = LayerContext { index: layer, count: LAYERS };
                 let largest = (0..etf.share(context).of(count)).map(|token| {
                     let pairs = key(layer, token).iter().zip(key(layer - 1, token));
                     norm(&pairs.map(|(a, b)| a - b).collect::<Vec<f64>>())
                 });
-                (layer - start, largest.fold(0.0, f64::max))
+                (layer + 1 - start, largest.fold(0.0, f64::max))
             })
             .collect();
         let drift = KeyDrift::fit(&updates).unwrap();
-        for (layer, state) in states.iter().enumerate().skip(start + 1) {
+        for (layer, state) in states.iter().enumerate().skip(start) {
             let context = LayerContext { index: layer, count: LAYERS };
             let attention = &state.attention[head];
             let mut most = vec![0.0f64; count];
@@ -438,7 +438,7 @@ fn bounds_hold_on_real_attention() {
                 let moved = softmax(logits);
                 let gap = attention[query].iter().zip(&moved).map(|(a, b)| (a - b).abs());
                 let gap = gap.sum::<f64>() / 2.0;
-                let bound = drift.gap(norm(own), dim, layer - start);
+                let bound = drift.gap(norm(own), dim, layer + 1 - start);
                 assert!(gap <= bound, "layer {layer}: gap {gap}, bound {bound}");
                 // What the window drops of the attention to frozen keys.
                 let both: f64 = moved[SINKS.min(first)..first].iter().sum();

@@ -2,18 +2,19 @@
 
 use crate::{PolicyError, Result};
 
-/// The first layer that is concerned: three quarters of the layers, rounded down, unless told.
+/// The layer `ℓ_s` behind which a schedule begins, counted from 1: three quarters of the layers, rounded
+/// down, unless told.
 pub(crate) fn start_layer(start: Option<usize>, layers: usize) -> usize {
     start.unwrap_or(3 * layers / 4)
 }
 
-/// What to say where a schedule leaves all of a model's layers as they are: the last must be behind the first.
+/// What to say where a schedule leaves all of a model's layers as they are.
 pub(crate) fn idle(what: &str, start: Option<usize>, layers: usize) -> Vec<String> {
-    let first = start_layer(start, layers);
-    let idle = (first + 1 >= layers).then(|| {
+    let start = start_layer(start, layers);
+    let idle = (start >= layers).then(|| {
         format!(
-            "{what} change nothing in this model: they begin behind layer {first}, and its {layers} layers are \
-             counted from 0; `start` may name an earlier one"
+            "{what} change nothing in this model: they begin behind layer {start} of {layers}; \
+             `start` may name an earlier one"
         )
     });
     idle.into_iter().collect()

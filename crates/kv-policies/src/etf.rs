@@ -6,8 +6,8 @@ use crate::{FrozenTokens, LayerContext, Needs, Observation, Plan, Policy, Result
 
 const NAME: &str = "etf";
 
-/// ETF: the early token freezing of PrHS, section IV-C. In layer `l` of `N`, a prompt of `T` tokens
-/// passes its tokens behind the first `sinks` up to number
+/// ETF: the early token freezing of PrHS, section IV-C. In layer `l` of `N`, counted from 1, a prompt of
+/// `T` tokens passes its tokens behind the first `sinks` up to number
 ///
 /// ```text
 /// E_l = floor((1 - psi^(gamma (l - start) / (N - start))) T) for l >= start, else 0    (eq. 16)
@@ -18,12 +18,12 @@ const NAME: &str = "etf";
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Etf {
-    /// What would still be computed behind the deepest layer, to the power of `gamma`; above 0, at
-    /// most 1.
+    /// The deepest layer, `l = N`, still computes `psi^gamma` of the tokens; above 0, at most 1.
     pub psi: f64,
     /// How fast the frozen part grows with depth.
     pub gamma: f64,
-    /// The first layer that freezes; `None` for three quarters of the layers, rounded down.
+    /// The layer behind which tokens freeze, `ℓ_s` of the paper, counted from 1; 0 begins with the first
+    /// layer. `None` for three quarters of the layers, rounded down.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<usize>,
     /// First tokens that are always computed.

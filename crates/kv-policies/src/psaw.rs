@@ -11,8 +11,9 @@ use crate::{LayerContext, Needs, Observation, Plan, Policy, Result, Step, Visibl
 
 const NAME: &str = "psaw";
 
-/// PSAW: the progressive sliding attention window of PrHS, section IV-B. With tokens counted from 1,
-/// the query of token `t` in layer `l` of `N` sees the first `sinks` tokens and those from `P_l(t)` on,
+/// PSAW: the progressive sliding attention window of PrHS, section IV-B. With tokens and layers counted
+/// from 1, the query of token `t` in layer `l` of `N` sees the first `sinks` tokens and all tokens from
+/// `P_l(t)` on,
 ///
 /// ```text
 /// P_l(t) = floor((1 - phi^(alpha (l - start) / (N - start))) t) for l >= start, else 0    (eq. 15)
@@ -23,11 +24,12 @@ const NAME: &str = "psaw";
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Psaw {
-    /// What the deepest layer would see of the tokens, to the power of `alpha`; above 0, at most 1.
+    /// The deepest layer, `l = N`, sees `phi^alpha` of the tokens; above 0, at most 1.
     pub phi: f64,
     /// How fast windows shrink with depth.
     pub alpha: f64,
-    /// The first layer whose window shrinks; `None` for three quarters of the layers, rounded down.
+    /// The layer behind which windows shrink, `ℓ_s` of the paper, counted from 1; 0 begins with the first
+    /// layer. `None` for three quarters of the layers, rounded down.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<usize>,
     /// First tokens that every query sees; slots, where another policy chose from the prompt.

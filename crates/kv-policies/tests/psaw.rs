@@ -101,7 +101,7 @@ fn first_visible(psaw: &Psaw, layer: LayerContext, number: usize) -> usize {
     if layer.index < start {
         return 0;
     }
-    let depth = (layer.index - start) as f64 / (layer.count - start) as f64;
+    let depth = (layer.index + 1 - start) as f64 / (layer.count - start) as f64;
     number - (psaw.phi.powf(psaw.alpha * depth) * number as f64).ceil() as usize
 }
 
@@ -280,21 +280,25 @@ fn gaps_in_a_prompt_are_seen_by_position() {
 #[test]
 fn schedules_that_change_nothing_say_so() {
     for (config, layers, says) in [
-        (json!({"policy": "psaw"}), 4, true),
+        (json!({"policy": "psaw"}), 4, false),
         (json!({"policy": "psaw"}), 8, false),
         (json!({"policy": "psaw", "start": 0}), 4, false),
-        (json!({"policy": "psaw", "start": 7}), 8, true),
+        (json!({"policy": "psaw", "start": 7}), 8, false),
+        (json!({"policy": "psaw", "start": 8}), 8, true),
+        (json!({"policy": "psaw", "start": 40}), 8, true),
         // Fewer layers than quarters of them.
-        (json!({"policy": "psaw"}), 1, true),
-        (json!({"policy": "psaw"}), 3, true),
-        (json!({"policy": "psaw", "start": 0}), 1, true),
-        (json!({"policy": "psaw", "start": 0}), 2, false),
-        (json!({"policy": "etf"}), 2, true),
+        (json!({"policy": "psaw"}), 1, false),
+        (json!({"policy": "psaw"}), 3, false),
+        (json!({"policy": "psaw", "start": 1}), 1, true),
+        (json!({"policy": "etf"}), 2, false),
         (json!({"policy": "etf", "start": 0}), 3, false),
-        (json!({"policy": "cpe", "budget": 64}), 3, true),
-        (json!({"policy": "etf"}), 4, true),
-        (json!({"policy": "etf"}), 5, false),
-        (json!({"policy": "cpe", "budget": 64}), 4, true),
+        (json!({"policy": "etf", "start": 3}), 3, true),
+        (json!({"policy": "cpe", "budget": 64}), 3, false),
+        (
+            json!({"policy": "cpe", "budget": 64, "psaw": {"start": 4}, "etf": {"start": 5}}),
+            4,
+            true,
+        ),
         (json!({"policy": "cpe", "budget": 64}), 32, false),
         (json!({"policy": "cis", "budget": 64}), 4, false),
     ] {

@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn windows_hide_in_the_run() {
         // The first of three tokens is out of sight.
-        let window = VisibleWindow { from: Share::of_depth([1e-18, 1.0], 1, 0, 2), sinks: 0 };
+        let window = VisibleWindow { from: Share::of_depth([1e-18, 1.0], 0, 0, 2), sinks: 0 };
         assert_eq!(window.from.first_seen(2), 1);
         let moved = moved(&[3f32.ln(), 0.0, 0.0], &[0.0; 3], Some(window), BOTH);
         near(&moved, [0.6 - 1.0 / 3.0, 1.0, 0.6, 1.0, 0.0]);
