@@ -154,7 +154,8 @@ pub fn kvpress_pyramid(
     if !(tokens >= most && most >= least && least >= window) {
         return vec![((tokens * kept).round_ties_even() as usize).max(1); layers];
     }
-    let step = (most - least) / (layers as f64 - 1.0);
+    // One layer has no line to fall on: it takes the line's beginning.
+    let step = if layers > 1 { (most - least) / (layers as f64 - 1.0) } else { 0.0 };
     (0..layers).map(|layer| (most - layer as f64 * step).round_ties_even() as usize).collect()
 }
 

@@ -176,8 +176,10 @@ fn golden_vatp_official() {
             let prompt = |x: &Tensor<4>| x.clone().narrow(2, 0, tokens);
             let (heavy, recent) =
                 (golden.number("heavy_budget") as usize, golden.number("recent_budget") as usize);
+            // Without values their code is H2O with sinks.
+            let by_values = golden.parameter("applyval") == Some(json!(true));
             let mut config = json!({
-                "policy": "vatp",
+                "policy": if by_values { "vatp" } else { "h2o" },
                 "budget": heavy + recent,
                 "recents": recent,
                 "sinks": golden.number("sink_len") as usize,

@@ -18,6 +18,10 @@ pub struct OfficialWalk {
     pub rounds: usize,
     /// `γ`.
     pub gamma: f64,
+    /// The factor `τ` of `exp(τ <k_i, k_j> / sqrt(D) - β)`, 1 by the authors' default.
+    pub temperature: f64,
+    /// `β` of the exponent above, 0 by the authors' default.
+    pub beta: f64,
     /// Added to the values' products.
     pub value_offset: f32,
 }
@@ -52,6 +56,9 @@ impl OfficialWalk {
         let floats = |values: &[f32], shape: [usize; 2]| {
             Tensor::<1>::from_data(values, (&device, DType::F32)).reshape(shape)
         };
+        // `γ exp(x - β) = exp(ln γ - β) exp(x)`
+        let log_gamma = (self.gamma.ln() - self.beta) as f32;
+        let scale = (self.temperature / (head_dim as f64).sqrt()) as f32;
         let mut lists = vec![OfficialList::default(); pairs];
         for list in &mut lists {
             list.kept = (0..tokens as u32).collect();
@@ -90,8 +97,8 @@ impl OfficialWalk {
             }
             let options = BalanceOptions {
                 block: self.block,
-                scale: None,
-                log_gamma: Tensor::full([pairs], self.gamma.ln() as f32, (&device, DType::F32)),
+                scale: Some(scale),
+                log_gamma: Tensor::full([pairs], log_gamma, (&device, DType::F32)),
                 value_offset: if values.is_some() { self.value_offset } else { 0.0 },
                 centre: Centre::Block(means.squeeze_dim(2)),
                 weights: values.map(|_| floats(&weights, [pairs, count])),

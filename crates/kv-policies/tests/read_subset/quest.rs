@@ -57,25 +57,24 @@ fn golden_quest() {
             let context = format!("{} on {}", golden.name, tested.name);
             let [k, v] = ["k", "v"].map(|name| golden.tensor(name).on::<4>(device));
             let q: Tensor<3> = golden.tensor("q").on(device);
-            let ([_, heads, _], [_, kv_heads, tokens, dim]) = (q.dims(), k.dims());
+            let ([batch, heads, _], [_, kv_heads, tokens, dim]) = (q.dims(), k.dims());
             let page = golden.number("chunk") as usize;
             let budget = golden.number("token_budget") as usize;
             // Scores of all pages, and without the last one.
             let pages = tokens.div_ceil(page);
-            let offsets = (0..kv_heads as i32).map(|head| head * tokens as i32).collect::<Vec<_>>();
+            let pairs = batch * kv_heads;
+            let offsets = (0..pairs as i32).map(|pair| pair * tokens as i32).collect::<Vec<_>>();
             let ints = |values: &[i32]| {
-                Tensor::<1, Int>::from_data(values, (device, DType::I32)).reshape([1, kv_heads])
+                Tensor::<1, Int>::from_data(values, (device, DType::I32)).reshape([batch, kv_heads])
             };
-            let ranges = SlotRanges {
-                offsets: ints(&offsets),
-                lengths: ints(&vec![tokens as i32; kv_heads]),
-            };
-            let pool = k.clone().reshape([kv_heads * tokens, dim]);
-            let rows = page_rows(kv_heads * tokens, kv_heads, page);
+            let ranges =
+                SlotRanges { offsets: ints(&offsets), lengths: ints(&vec![tokens as i32; pairs]) };
+            let pool = k.clone().reshape([pairs * tokens, dim]);
+            let rows = page_rows(pairs * tokens, pairs, page);
             let mut bounds = Tensor::zeros([rows, dim], (device, DType::F32));
             page_bounds(&pool, &ranges, &mut bounds, page, PageSpan::All { longest: tokens })
                 .unwrap();
-            let budgets = Tensor::full([1, heads, 3], budget as f32, (device, DType::F32));
+            let budgets = Tensor::full([batch, heads, 3], budget as f32, (device, DType::F32));
             for (always_last, name) in
                 [(false, "page_score"), (true, "page_score_ref_cpu_estimate_without_last")]
             {
@@ -95,7 +94,7 @@ fn golden_quest() {
             let mut cache =
                 Prompt::new(queries.clone(), prompt(&k), prompt(&v)).compress(&*quest, 1);
             let last = |x: &Tensor<4>| x.clone().narrow(2, tokens - 1, 1).squeeze_dim::<3>(2);
-            let position = Tensor::full([1], tokens as i32 - 1, (device, DType::I32));
+            let position = Tensor::full([batch], tokens as i32 - 1, (device, DType::I32));
             let step = Step::new(q.clone(), last(&k), last(&v), position);
             let output = quest.step(support::LAYER, &mut cache, step).unwrap();
             let output = read_f32("output", output).unwrap();
@@ -108,7 +107,7 @@ fn golden_quest() {
             let (slots, counts) =
                 (read_i32("slots", slots).unwrap(), read_i32("counts", counts).unwrap());
             let mask = golden.tensor("mask");
-            for head in 0..heads {
+            for head in 0..batch * heads {
                 let offset = cache.layout().offsets()[head / (heads / kv_heads)];
                 let own = slots[head * width..][..counts[head] as usize].iter();
                 let own: Vec<usize> = own.map(|&slot| slot as usize - offset).collect();
