@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use burn::tensor::{DType, Device, Tensor};
 use follow::{Followed, Layer, Steps, attended, follow, follow_steps, ints, options, rule};
 use kv_kernels::{
-    DecodeAttentionOptions, IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SetRule, Share,
-    SimilarityReduction, SlotRanges, SlotView, decode_attention, retrieve_slots,
-    retrieving_attention,
+    DecodeAttentionOptions, Dilation, Earlier, IndexSets, RangeSets, RetrieveOptions,
+    ScoreReduction, SetRule, Share, SimilarityReduction, SlotRanges, SlotView, decode_attention,
+    retrieve_slots, retrieving_attention,
 };
 use kv_testing::{Golden, Numbers, devices, golden_files, relative_error};
 
@@ -15,20 +15,36 @@ use kv_testing::{Golden, Numbers, devices, golden_files, relative_error};
 fn steps_attend_as_the_paper_says() {
     for tested in devices() {
         let device = &tested.device;
-        let mut shares = false;
+        let (mut shares, mut chains) = (false, false);
         for (group, reduction, similarity) in [
             (1, ScoreReduction::Sum, SimilarityReduction::Mean),
             (4, ScoreReduction::Sum, SimilarityReduction::Mean),
             (2, ScoreReduction::Max, SimilarityReduction::Min),
         ] {
             let layer = Layer::new(2, 2, group, 32, 300);
-            let options = RetrieveOptions { reduction, similarity, ..options() };
-            let context = format!("{} {reduction:?} {similarity:?}", tested.name);
-            let retrieved =
-                follow(&layer, &[190, 20], 0, 20, (rule(24), &options), device, &context);
-            shares |= retrieved < 4 * 20 / 2;
+            let mut retrieved = Vec::new();
+            for (earlier, dilation) in [
+                (Earlier::Any, Dilation::Shared),
+                (Earlier::Retrieved, Dilation::All),
+                (Earlier::Any, Dilation::All),
+                (Earlier::Retrieved, Dilation::Shared),
+            ] {
+                let options =
+                    RetrieveOptions { reduction, similarity, earlier, dilation, ..options() };
+                let context = format!(
+                    "{} {reduction:?} {similarity:?} {earlier:?} {dilation:?}",
+                    tested.name
+                );
+                let rules = (rule(24), &options);
+                retrieved.push(follow(&layer, &[190, 20], 0, 20, rules, device, &context));
+            }
+            let [any, only, ..] = retrieved[..] else { unreachable!() };
+            assert!(any <= only, "{}: {retrieved:?} retrieve", tested.name);
+            chains |= any < only;
+            shares |= only < 4 * 20 / 2;
         }
         assert!(shares, "{}: hardly any set is shared", tested.name);
+        assert!(chains, "{}: no step shares with one that shared", tested.name);
     }
 }
 
@@ -39,10 +55,11 @@ fn windows_hide_and_freed_tokens_have_no_slots() {
         let layer = Layer::new(2, 1, 1, 32, 300);
         let hidden = Share::new(0.3);
         for certified in [true, false] {
+            let context = |what: &str| format!("{} {what}, certified {certified}", tested.name);
             let options = RetrieveOptions { hidden, certified, ..options() };
-            follow(&layer, &[200, 280], 0, 10, (rule(16), &options), device, "hidden");
+            follow(&layer, &[200, 280], 0, 10, (rule(16), &options), device, &context("hidden"));
             // What the window hides may be gone: tokens 4 to 53 of 200.
-            follow(&layer, &[200, 230], 50, 20, (rule(16), &options), device, "freed");
+            follow(&layer, &[200, 230], 50, 20, (rule(16), &options), device, &context("freed"));
         }
     }
 }
@@ -233,8 +250,9 @@ fn sizes_come_to_what_is_wanted() {
         let mut sizes = Vec::new();
         for _ in 0..40 {
             let query = numbers.normal(16);
-            sizes
-                .push(one_step(query, keys.clone(), &mut sets, 399, true, device).set.len() as f64);
+            let all = RetrieveOptions { dilation: Dilation::All, ..options() };
+            let step = one_step(query, keys.clone(), &mut sets, 399, all, device);
+            sizes.push(step.set.len() as f64);
         }
         assert!(sizes[0] > 45.0, "{}: {sizes:?}", tested.name);
         let mean = sizes[8..].iter().sum::<f64>() / 32.0;
@@ -248,7 +266,7 @@ fn one_step(
     keys: Vec<f32>,
     sets: &mut IndexSets,
     at: i32,
-    certified: bool,
+    options: RetrieveOptions,
     device: &Device,
 ) -> RangeSets {
     let dim = query.len();
@@ -257,7 +275,7 @@ fn one_step(
     let int = |value: i32| Tensor::full([1, 1], value, (device, DType::I32));
     let ranges = SlotRanges { offsets: int(0), lengths: int(tokens as i32) };
     let keys = Tensor::<1>::from_data(keys.as_slice(), (device, DType::F32)).reshape([tokens, dim]);
-    let options = RetrieveOptions { block: sets.sets(), certified, ..options() };
+    let options = RetrieveOptions { block: sets.sets(), ..options };
     retrieve_slots(on.clone(), on, keys, &ranges, ints(&[at], device), sets, options, false)
         .unwrap();
     sets.read().unwrap().remove(0)
@@ -270,7 +288,8 @@ fn equal_weights_go_by_index_and_zero_queries_are_like_none() {
         for certified in [true, false] {
             let mut sets = IndexSets::new(&[rule(9)], 8, rule(9).width(1), 1, 4, device);
             let mut step = |query: f32| {
-                one_step(vec![query; 4], vec![1.0; 64 * 4], &mut sets, 63, certified, device)
+                let options = RetrieveOptions { certified, ..options() };
+                one_step(vec![query; 4], vec![1.0; 64 * 4], &mut sets, 63, options, device)
             };
             let first = step(1.0);
             // Nine, of which the first three bring a neighbour along; the lowest is behind the sinks.
@@ -300,15 +319,16 @@ fn selections(file: &Golden, device: &Device, context: &str) {
     let query = file.tensor("q").on::<3>(device);
     let group = heads / kv_heads;
     let newest = ints(&vec![tokens as i32 - 1; batch], device);
-    let threshold = 1.0;
     let dilated = number("m") as f32 / number("k") as f32;
     let (sinks, locals) = (number("C_sink"), number("C_local"));
-    let rule = SetRule { sinks, locals, top: number("k"), dilated, threshold, wanted: None };
-    let base = RetrieveOptions { radius: number("r"), block: 1, ..options() };
-    let choose = |rule: SetRule, of: usize| {
-        let (pairs, options) = (batch * of, base);
-        let width = rule.width(base.radius);
-        let mut sets = IndexSets::new(&vec![rule; pairs], 1, width, heads / of, dim, device);
+    let top = number("k");
+    let rule = SetRule { sinks, locals, top, dilated, threshold: -1.0, wanted: None };
+    // A step retrieves, and its queries' next step shares.
+    let choose = |shares: bool, of: usize| {
+        let pairs = batch * of;
+        let options = RetrieveOptions { radius: number("r"), block: tokens, ..options() };
+        let width = rule.width(options.radius);
+        let mut sets = IndexSets::new(&vec![rule; pairs], tokens, width, heads / of, dim, device);
         let offset =
             |pair: usize| ((pair / of * kv_heads + pair % of * kv_heads / of) * tokens) as i32;
         let offsets: Vec<i32> = (0..pairs).map(offset).collect();
@@ -318,27 +338,25 @@ fn selections(file: &Golden, device: &Device, context: &str) {
         };
         let vectors = query.clone().reshape([pairs, heads / of, dim]);
         let (keys, newest) = (keys.clone(), newest.clone());
-        let sums = retrieve_slots(
-            query.clone(),
-            vectors,
-            keys.clone(),
-            &ranges,
-            newest,
-            &mut sets,
-            options,
-            true,
-        );
+        let step = |sets: &mut IndexSets| {
+            let (query, vectors, newest) = (query.clone(), vectors.clone(), newest.clone());
+            retrieve_slots(query, vectors, keys.clone(), &ranges, newest, sets, options, true)
+                .unwrap()
+        };
+        let mut sums = step(&mut sets);
+        if shares {
+            sums = step(&mut sets);
+        }
         let view = SlotView::Sets(sets.clone());
         let asked = DecodeAttentionOptions { view, log_sum_exp: true, ..Default::default() };
         let own =
             decode_attention(query.clone(), keys.clone(), keys, None, &ranges, asked).unwrap();
-        let dropped =
-            (own.log_sum_exp.unwrap() - sums.unwrap().unwrap()).exp().neg().add_scalar(1.0);
+        let dropped = (own.log_sum_exp.unwrap() - sums.unwrap()).exp().neg().add_scalar(1.0);
         (sets.read().unwrap(), dropped.reshape([-1]).try_into_vec_as::<f32>().unwrap())
     };
-    // A list a query head; without neighbours, and with.
-    for (kind, mask, dilated) in [(0, "mask_topk", 0.0), (2, "mask_cis_clip_all", rule.dilated)] {
-        let (sets, dropped) = choose(SetRule { dilated, ..rule }, heads);
+    // A list a query head: neighbours are read by the step that shares.
+    for (kind, mask, shares) in [(0, "mask_topk", false), (2, "mask_cis_clip_all", true)] {
+        let (sets, dropped) = choose(shares, heads);
         let expected = file.tensor(mask).indices();
         let delta = file.tensor("delta").values;
         for (head, own) in sets.iter().enumerate() {
@@ -350,7 +368,7 @@ fn selections(file: &Golden, device: &Device, context: &str) {
             assert!((f64::from(dropped[head]) - delta).abs() < 1e-5, "{context} {kind} {head}");
         }
     }
-    let (sets, _) = choose(SetRule { dilated: 0.0, ..rule }, kv_heads);
+    let (sets, _) = choose(false, kv_heads);
     let expected = file.tensor("topk_group_mean").indices();
     for (pair, own) in sets.iter().enumerate() {
         let mut best = expected[pair * rule.top..][..rule.top].to_vec();

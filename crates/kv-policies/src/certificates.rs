@@ -40,6 +40,14 @@ impl SharedStep {
         2.0 * self.logit_change()
     }
 
+    /// The most that attention can have changed, in the L1 norm, without the paper's factor: where no logit
+    /// changes by more than `ε`, a set's mass `p` becomes at most `p e^ε / (p e^ε + (1 - p) e^-ε)`, which
+    /// exceeds `p` by at most `tanh(ε / 2)`, and the L1 norm is twice that. Below `Δ_att / 2`, and never
+    /// above 2.
+    pub fn attention_change_at_most(&self) -> f64 {
+        2.0 * (self.logit_change() / 2.0).tanh()
+    }
+
     /// The paper's bound on the attention dropped by the step, `δ + Δ_att` (lemma 9): vacuous above 1.
     pub fn dropped_by_paper(&self) -> f64 {
         self.dropped + self.attention_change()
@@ -59,5 +67,11 @@ impl SharedStep {
     /// `β_th <= 2 Δ_att`: how much less than the oracle the step can retain (equation 42).
     pub fn gap(&self) -> f64 {
         2.0 * self.attention_change()
+    }
+
+    /// How much less than the oracle the step can retain: the best tokens gain, and the retained ones lose, at
+    /// most half of the change in the L1 norm each. Never above 2, and at most a quarter of [`Self::gap`].
+    pub fn gap_at_most(&self) -> f64 {
+        self.attention_change_at_most()
     }
 }

@@ -6,11 +6,15 @@ use burn::tensor::Tensor;
 use kv_core::{IndexSets, LayerCache, Selection, SetRule, Share};
 
 use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
-pub use options::{CisOptions, GroupScore, GroupSimilarity, SetsOf, Similarity};
+pub use options::{
+    CisOptions, Compared, GroupScore, GroupSimilarity, Neighbours, SetsOf, Similarity,
+};
 
-/// CIS: the whole cache stays, and each head attends to sinks, locals and a set of tokens in between. The set is
-/// shared with the most recent step of its block whose query is similar, or retrieved: the `k` tokens of highest
-/// attention, and the neighbours of the best.
+/// CIS: the whole cache stays, and each head attends to sinks, locals and a set of tokens in between.
+///
+/// A step shares the set of the most recent step of its block whose query is similar (eq. 12): the `k` tokens of highest
+/// attention of the step that retrieved the set, and the neighbours of the best of them (eq. 13). A step that finds no
+/// similar one retrieves, and reads the `k` tokens alone.
 ///
 /// All of a step is decided on the device.
 #[derive(Debug, Clone)]
@@ -173,9 +177,8 @@ fn vectors(
             spread(keys.reshape([batch * kv_heads, head_dim]), kv_heads)
         }
         Similarity::Hidden => {
-            let what = "hidden states";
-            let hidden = step.hidden.clone();
-            spread(hidden.ok_or(PolicyError::MissingObservation { policy, what })?, 1)
+            let missing = PolicyError::MissingObservation { policy, what: "hidden states" };
+            spread(step.input.as_ref().ok_or(missing)?.normed()?, 1)
         }
     })
 }

@@ -11,7 +11,8 @@ use kv_core::{Budget, CacheOptions, LIST_HEADER, LISTS, LayerCache, Selection, S
 use serde::{Deserialize, Serialize};
 
 use crate::channels::{CHANNELS, Channels};
-use crate::subset::{BUDGETS, dense, state, tokens_of};
+use crate::set_parts::SetParts;
+use crate::subset::{BUDGETS, check_countable, dense, state, tokens_of};
 use crate::{
     LayerContext, Needs, Observation, Observed, Plan, Policy, PolicyError, Reads, Result, Step,
 };
@@ -33,10 +34,12 @@ const PROMPT: &str = "prompt";
 pub struct HShare {
     /// Tokens attended to per query head, sinks and recents included.
     pub budget: Budget,
-    /// First tokens, always attended to; a sixteenth of the budget by default.
+    /// `C_sink`, first tokens that are always attended to. By default `sqrt(budget / 2)`, the rule of CIS:
+    /// 8 of 128 and 16 of 512.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sinks: Option<usize>,
-    /// Last tokens, always attended to; a quarter of the budget by default.
+    /// `C_local`, last tokens that are always attended to. By default four times the sinks, the rule of
+    /// CIS: 32 of 128 and 64 of 512.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
     /// Share of the layers that choose for themselves.
@@ -107,17 +110,9 @@ impl HShare {
         Ok(Self { channels, ..self })
     }
 
-    /// Tokens to choose, sinks, recents.
-    fn parts(&self, budget: usize) -> Result<[usize; 3]> {
-        let sinks = self.sinks.unwrap_or(budget / 16);
-        let recents = self.recents.unwrap_or(budget / 4);
-        if sinks.saturating_add(recents) >= budget {
-            let reason = format!(
-                "{sinks} sinks and {recents} recents leave none of {budget} tokens to choose"
-            );
-            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
-        }
-        Ok([budget - sinks - recents, sinks, recents])
+    /// What a budget is divided into: PrHS compares HShare and CIS with equal parts (section V-C).
+    fn parts(&self, budget: usize) -> Result<SetParts> {
+        SetParts::of(NAME, self.budget, budget, [self.sinks, self.recents])
     }
 
     /// Steps between choices.
@@ -157,6 +152,7 @@ impl Policy for HShare {
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let [batch, kv_heads, tokens, _] = observation.dims();
+        check_countable(NAME, tokens)?;
         self.parts(tokens_of(self.budget, observation))?;
         Ok(Selection::all(batch * kv_heads, tokens).into())
     }
@@ -219,7 +215,8 @@ impl Policy for HShare {
             Reads { retrieved: counts.iter().sum::<usize>() as u64, ..Reads::default() };
         for (row, prompt) in prompts.iter().enumerate() {
             let of = |all: usize| row * all / prompts.len()..(row + 1) * all / prompts.len();
-            let steps = (lengths[of(lengths.len()).start] - *prompt as usize) as u64;
+            let length = lengths[of(lengths.len()).start];
+            let steps = length.saturating_sub(*prompt as usize) as u64;
             let own = &rows[of(rows.len())];
             reads.steps += steps * of(counts.len()).len() as u64;
             reads.slots += steps * own.iter().map(|row| row.len() as u64).sum::<u64>();
@@ -251,7 +248,7 @@ impl Policy for HShare {
             period: self.period(),
             board: reads_others.then_some(&mut *board),
         };
-        let ends = self.most_ends(cache);
+        let ends = self.most_ends(cache)?;
         let parts = [&channels, &budgets, &sources];
         let list = cache.choose_shared(query.clone(), parts, ends, sharing)?;
         drop(board);
@@ -261,11 +258,12 @@ impl Policy for HShare {
 
 impl HShare {
     /// Sinks and recents together, at most.
-    fn most_ends(&self, cache: &LayerCache) -> usize {
+    fn most_ends(&self, cache: &LayerCache) -> Result<usize> {
         let budget = match self.budget {
             Budget::Tokens(count) => count,
             Budget::Ratio(_) => self.budget.resolve(longest(cache)),
         };
-        self.sinks.unwrap_or(budget / 16) + self.recents.unwrap_or(budget / 4)
+        let parts = self.parts(budget)?;
+        Ok(parts.sinks + parts.recents)
     }
 }

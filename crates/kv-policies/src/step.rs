@@ -1,7 +1,7 @@
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{Int, Tensor};
-use kv_core::{HeadLayout, LayerCache, ListBoard, split_heads};
+use kv_core::{HeadLayout, LayerCache, ListBoard, RowNorm, rms_norm, split_heads};
 
 use crate::Result;
 
@@ -14,11 +14,30 @@ pub struct Step {
     pub position: Tensor<1, Int>,
     /// RoPE's inverse frequencies, `[D / 2]`, for policies that look ahead; may be empty.
     pub inverse_frequencies: Arc<[f64]>,
-    /// The hidden states that the layer projects, before its norm, `[B, hidden]`, for policies that compare
-    /// them.
-    pub hidden: Option<Tensor<2>>,
+    /// What the layer projects, for policies that compare it.
+    pub input: Option<LayerInput>,
     /// What layers of one step read of those before them; one board for all of them.
     pub board: Arc<Mutex<ListBoard>>,
+}
+
+/// What a layer projects, `x` of `q = x W_Q` (PrHS, eq. 1): hidden states behind the layer's norm.
+#[derive(Debug, Clone)]
+pub struct LayerInput {
+    /// Hidden states before the norm, `[B, hidden]`.
+    pub hidden: Tensor<2>,
+    /// The layer's norm.
+    pub norm: RowNorm,
+}
+
+impl LayerInput {
+    /// The hidden states behind the norm, `[B, hidden]`.
+    ///
+    /// # Errors
+    /// [`kv_core::KernelError`] for a weight of another length.
+    pub fn normed(&self) -> Result<Tensor<2>> {
+        let RowNorm { weight, epsilon } = self.norm.clone();
+        Ok(rms_norm(self.hidden.clone(), weight, epsilon)?)
+    }
 }
 
 /// One new token a sequence.
@@ -56,7 +75,7 @@ impl Step {
     ) -> Self {
         let heads = NewHeads::Rotated { query, key, value, raw_query: None };
         let (inverse_frequencies, board) = (Arc::default(), Arc::default());
-        Self { heads, position, inverse_frequencies, hidden: None, board }
+        Self { heads, position, inverse_frequencies, input: None, board }
     }
 
     /// A step of a layer's joint projection of queries, keys and values, `[B, (Hq + 2 Hkv) D]`.
@@ -67,13 +86,13 @@ impl Step {
         inverse_frequencies: Arc<[f64]>,
     ) -> Self {
         let heads = NewHeads::Projected { projected, layout };
-        Self { heads, position, inverse_frequencies, hidden: None, board: Arc::default() }
+        Self { heads, position, inverse_frequencies, input: None, board: Arc::default() }
     }
 
-    /// The same with the hidden states that were projected, `[B, hidden]`.
+    /// The same with what was projected.
     #[must_use]
-    pub fn with_hidden(self, hidden: Tensor<2>) -> Self {
-        Self { hidden: Some(hidden), ..self }
+    pub fn with_input(self, input: LayerInput) -> Self {
+        Self { input: Some(input), ..self }
     }
 
     /// The same as one of a model's layers, which share a board in every step.
@@ -124,6 +143,12 @@ impl Step {
         match &self.heads {
             NewHeads::Rotated { query, raw_query, .. } => {
                 Ok(raw_query.as_ref().unwrap_or(query).clone())
+            }
+            NewHeads::Projected { projected, layout } if layout.norms.is_none() => {
+                let [batch, _] = projected.dims();
+                let HeadLayout { query_heads, head_dim, .. } = **layout;
+                let queries = projected.clone().narrow(1, 0, query_heads * head_dim);
+                Ok(queries.reshape([batch, query_heads, head_dim]))
             }
             NewHeads::Projected { projected, layout } => {
                 let layout = HeadLayout { rope: None, ..HeadLayout::clone(layout) };

@@ -1,9 +1,11 @@
 //! CIS over a cache: its options, batches, files; the sets themselves are the kernel's tests'.
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{CacheOptions, DecodeAttentionOptions, KvCache, LayerCache, Origin, read_f32};
+use kv_core::{
+    CacheOptions, DecodeAttentionOptions, KvCache, LayerCache, Origin, RowNorm, read_f32,
+};
 use kv_policies::certificates::{SharedStep, binary_entropy, information_loss};
-use kv_policies::{LayerContext, Observation, Policy, Step, build};
+use kv_policies::{LayerContext, LayerInput, Observation, Policy, Step, build};
 use kv_testing::{Numbers, devices, golden_files};
 use serde_json::{Value, json};
 
@@ -33,8 +35,10 @@ fn run(rows: std::ops::Range<usize>, group: usize, device: &burn::tensor::Device
         let row = |tensor: Tensor<4>| tensor.squeeze_dim::<3>(2);
         let position = Tensor::full([rows.len()], (TOKENS + index) as i32, (device, DType::I32));
         let hidden = row(now.clone()).reshape([rows.len(), kv_heads * group * DIM]);
+        let weight = Tensor::ones([kv_heads * group * DIM], (device, DType::F32));
+        let norm = RowNorm { weight, epsilon: 1e-6 };
         Step::new(row(now.clone()), row(draw(kv_heads, 1)), row(draw(kv_heads, 1)), position)
-            .with_hidden(hidden)
+            .with_input(LayerInput { hidden, norm })
     });
     let steps = steps.collect();
     Run { prompt: Prompt { raw_query: None, ..Prompt::new(query, keys, values) }, steps }
@@ -276,7 +280,8 @@ fn what_cannot_be_is_refused_by_name() {
     refused(json!({"policy": "cis", "budget": 64, "recents": 0}), "`recents` is 0");
     // What bounds do not cover.
     let certified = |more: Value| {
-        let mut config = json!({"policy": "cis", "budget": 64, "certified": true});
+        let mut config =
+            json!({"policy": "cis", "budget": 64, "certified": true, "similarity": "query"});
         config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         config
     };
@@ -336,7 +341,7 @@ fn what_cannot_be_is_refused_by_name() {
     let policy = policy(json!({"policy": "cis", "budget": 40, "similarity": "hidden"}));
     let run = run(0..1, 1, &tested.device);
     let mut cache = run.prompt.compress(&*policy, STEPS);
-    let step = Step { hidden: None, ..run.steps[0].clone() };
+    let step = Step { input: None, ..run.steps[0].clone() };
     let error = policy.step(LAYER, &mut cache, step).unwrap_err().to_string();
     assert!(error.contains("hidden states"), "{error}");
 }
@@ -358,6 +363,31 @@ fn golden_bounds_on_information() {
     let far = SharedStep { dropped: 0.1, distance: 1e6, key_norm: 1e3, scale: 0.1 };
     assert_eq!(far.dropped_by_odds(), 1.0);
     assert!(far.dropped_by_paper() > 1.0 && far.gap() > far.dropped_by_paper());
+    assert!((far.gap_at_most() - 2.0).abs() < 1e-12);
+    for epsilon in [0.01f64, 0.3, 2.0] {
+        let step = SharedStep { dropped: 0.1, distance: epsilon, key_norm: 1.0, scale: 1.0 };
+        // Two tokens whose logits differ by epsilon one way, and then the other: the bound is met.
+        let share = |difference: f64| 1.0 / (1.0 + (-difference).exp());
+        let change = 2.0 * (share(epsilon) - share(-epsilon));
+        assert!((change - step.attention_change_at_most()).abs() < 1e-12);
+        assert!(step.attention_change_at_most() <= epsilon);
+        assert!(4.0 * step.gap_at_most() <= step.gap() + 1e-12);
+        // Softmax of random logits never moves further.
+        let mut numbers = Numbers::new(7);
+        for _ in 0..200 {
+            let logits: Vec<f64> = numbers.normal(9).iter().map(|x| f64::from(*x)).collect();
+            let moved: Vec<f64> = logits
+                .iter()
+                .map(|x| x + epsilon * (numbers.below(201) as f64 / 100.0 - 1.0))
+                .collect();
+            let [before, after] = [&logits, &moved].map(|logits| {
+                let sum: f64 = logits.iter().map(|x| x.exp()).sum();
+                logits.iter().map(|x| x.exp() / sum).collect::<Vec<f64>>()
+            });
+            let change: f64 = before.iter().zip(&after).map(|(a, b)| (a - b).abs()).sum();
+            assert!(change <= step.attention_change_at_most() + 1e-12, "{change} for {epsilon}");
+        }
+    }
     let near = SharedStep { distance: 0.0, ..far };
     assert!((near.dropped_by_odds() - 0.1).abs() < 1e-12 && near.dropped_by_paper() == 0.1);
 }

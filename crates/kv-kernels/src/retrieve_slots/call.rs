@@ -5,9 +5,9 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::RetrieveConfig;
 use super::kernel::Blueprint;
 use super::tiles::{HEADS as TILE_HEADS, TEAM as TEAM_OF_TILES, VECTOR as TILE_VECTOR};
+use super::{Earlier, RetrieveConfig};
 use crate::extension::Retrieval;
 use crate::gpu::{empty_like, is_cuda, multiplies, vector_lanes};
 
@@ -93,6 +93,8 @@ impl Call {
             reduction: options.reduction,
             similarity: options.similarity,
             shares: options.block > 1,
+            chains: options.earlier == Earlier::Any,
+            reads_choice: options.reads_choice(),
             certified: options.certified,
             measures: self.config.measures,
             scores,

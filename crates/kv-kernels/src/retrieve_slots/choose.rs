@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::ScoreReduction;
 use super::kernel::Blueprint;
-use super::list::{Listed, list_marked};
+use super::list::{Listed, Lists, list_marked};
 use super::marks::{compared, lowest_bits, own_words};
 use super::radix::edges;
 use super::sight::Sight;
@@ -29,7 +29,7 @@ pub(super) fn retrieve(
     pair: usize,
     stride: usize,
     sight: &Sight,
-    to: usize,
+    lists: &Lists,
     wanted: &Wanted,
     radius: usize,
     block: usize,
@@ -43,8 +43,8 @@ pub(super) fn retrieve(
     mark_highest(&*keys, base, marks, marked, words, sight, wanted, blueprint);
     sync_scratch(blueprint);
     list_marked(
-        logits, marks, marked, words, table, sums, pair, stride, sight, to, radius, block, hidden,
-        false, blueprint,
+        logits, marks, marked, words, table, sums, pair, stride, sight, lists, radius, block,
+        hidden, false, blueprint,
     )
 }
 

@@ -1,4 +1,4 @@
-//! The end of a range's step: a new set kept, and what the step reads of its set, written down and counted.
+//! The end of a range's step: a new set or an entry kept, and what the step reads, written down and counted.
 
 use cubecl::prelude::*;
 
@@ -33,7 +33,7 @@ pub(super) fn all_of(sight: &Sight) -> Chosen {
     }
 }
 
-/// Writes what the step reads of its set, and counts.
+/// Writes what a step reads of a list, and counts.
 #[cube]
 pub(super) fn conclude(
     table: &mut [i32],
@@ -48,11 +48,18 @@ pub(super) fn conclude(
     let totals = Totals::of(&*table, own);
     let fields = own + FIELDS + set * SET_FIELDS;
     let key_norm = table[fields + KEY_NORM];
-    let dropped = table[fields + DROPPED];
+    let mut dropped = table[fields + DROPPED];
     let some = decided != i32::new(ALL as i64);
+    let retrieves = decided == i32::new(RETRIEVES as i64);
     let mut chosen = all_of(sight);
-    if some {
-        let list = comptime!(FIELDS + sets * SET_FIELDS) + set * width;
+    if comptime!(blueprint.reads_choice) && retrieves {
+        // All of it is in sight, and none of it local.
+        chosen.first = comptime!(list(sets, width, sets)).runtime();
+        chosen.count = decision.choice;
+        chosen.local = sight.local;
+        dropped = i32::reinterpret(decision.dropped_now);
+    } else if some {
+        let list = comptime!(list(sets, width, 0)) + set * width;
         let from = i32::cast_from(sight.start + sight.freed);
         let to = i32::cast_from(sight.local + sight.freed);
         // Tokens ascend: those out of sight come first, those that are locals by now last.
@@ -135,21 +142,12 @@ pub(super) fn keep<F: Float>(
     scored_parts: usize,
     #[comptime] blueprint: Blueprint,
 ) {
-    let sets = blueprint.sets.comptime();
-    let parts = comptime!(blueprint.parts * blueprint.length);
     let (own, top) = (outset.own, outset.top);
-    let unit = UNIT_POS as usize;
-    if comptime!(blueprint.shares) {
-        let mut i = unit;
-        while i < parts {
-            set_vectors[(pair * sets + set) * parts + i] =
-                f32::cast_from(vectors[pair * parts + i]);
-            i += blueprint.units.comptime();
-        }
-    }
-    if unit == 0 {
+    enter::<F>(vectors, set_vectors, pair, set, blueprint);
+    if UNIT_POS == 0 {
         let fields = own + FIELDS + set * SET_FIELDS;
         table[fields + COUNT] = i32::cast_from(count);
+        table[fields + LIST] = i32::cast_from(set);
         if comptime!(blueprint.certified) {
             let mut most = 0.0f32;
             for part in 0..scored_parts {
@@ -170,5 +168,54 @@ pub(super) fn keep<F: Float>(
         }
         table[own + BLOCK] = outset.block;
         table[own + SETS] = i32::cast_from(set + 1);
+    }
+}
+
+/// Keeps the vectors of an entry.
+#[cube]
+fn enter<F: Float>(
+    vectors: &[F],
+    set_vectors: &mut [f32],
+    pair: usize,
+    entry: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let sets = blueprint.sets.comptime();
+    let parts = comptime!(blueprint.parts * blueprint.length);
+    if comptime!(blueprint.shares) {
+        let mut i = UNIT_POS as usize;
+        while i < parts {
+            set_vectors[(pair * sets + entry) * parts + i] =
+                f32::cast_from(vectors[pair * parts + i]);
+            i += blueprint.units.comptime();
+        }
+    }
+}
+
+/// Keeps the entry of a step that shares, where later steps are compared with it too. All must have compared.
+#[cube]
+pub(super) fn keep_shared<F: Float>(
+    vectors: &[F],
+    set_vectors: &mut [f32],
+    table: &mut [i32],
+    outset: &Outset,
+    pair: usize,
+    decided: i32,
+    #[comptime] blueprint: Blueprint,
+) {
+    if comptime!(blueprint.chains && blueprint.shares) && decided >= 0 {
+        let entry = min(outset.held, comptime!(blueprint.sets - 1));
+        enter::<F>(vectors, set_vectors, pair, entry, blueprint);
+        if UNIT_POS == 0 {
+            let own = outset.own;
+            let from = own + FIELDS + decided as usize * SET_FIELDS;
+            let to = own + FIELDS + entry * SET_FIELDS;
+            #[unroll]
+            for field in 0..SET_FIELDS {
+                table[to + field] = table[from + field];
+            }
+            table[own + BLOCK] = outset.block;
+            table[own + SETS] = i32::cast_from(entry + 1);
+        }
     }
 }

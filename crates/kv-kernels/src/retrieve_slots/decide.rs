@@ -11,25 +11,29 @@ use super::table::*;
 /// What a range's step does.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Decision {
-    /// The most recent of its sets whose vectors are similar enough, [`RETRIEVES`] or [`ALL`].
+    /// The list of the most recent entry whose vectors are similar enough, [`RETRIEVES`] or [`ALL`].
     pub(super) decided: i32,
-    /// By how much the vectors differ, for certificates.
+    /// By how much the vectors differ from those of the step that made the list, for certificates.
     pub(super) distance: f32,
-    /// Tokens of that set.
+    /// Tokens of that list.
     pub(super) count: usize,
+    /// Tokens of the step's own choice, where it retrieves and reads that, and what is dropped then, for certificates.
+    pub(super) choice: usize,
+    pub(super) dropped_now: f32,
 }
 
-/// What a unit has seen of a set: its own shares of sums, and the number of tokens.
+/// What a unit has seen of an entry: its own shares of sums, its list and the number of tokens.
 #[derive(CubeType)]
 pub(super) struct Glimpse {
     dots: Array<f32>,
     own_norms: Array<f32>,
     norms: Array<f32>,
     aparts: Array<f32>,
+    list: i32,
     count: i32,
 }
 
-/// A glimpse at the set of the unit's plane, before it is known whether it is held, so that neither waits for the other.
+/// A glimpse at the entry of the unit's plane, before it is known whether it is held, so that neither waits for the other.
 ///
 /// # Shapes
 /// `vectors` `[P, parts, length]`, `set_vectors` `[P, sets, parts, length]`.
@@ -66,6 +70,7 @@ fn glimpse_at<F: Float>(
         own_norms: Array::new(parts),
         norms: Array::new(parts),
         aparts: Array::new(parts),
+        list: table[row + FIELDS + set * SET_FIELDS + LIST],
         count: table[row + FIELDS + set * SET_FIELDS + COUNT],
     };
     #[unroll]
@@ -118,7 +123,8 @@ pub(super) fn decide<F: Float>(
         let mut similarities = Shared::<[f32]>::new_slice(sets);
         let mut distances = Shared::<[f32]>::new_slice(sets);
         let mut counts = Shared::<[i32]>::new_slice(sets);
-        // A plane a set.
+        let mut lists = Shared::<[i32]>::new_slice(sets);
+        // A plane an entry.
         let plane = (UNIT_POS / PLANE_DIM) as usize;
         let planes = (CUBE_DIM / PLANE_DIM) as usize;
         let (similarity, farthest) = compare(first, blueprint);
@@ -126,6 +132,7 @@ pub(super) fn decide<F: Float>(
             similarities[plane] = similarity;
             distances[plane] = farthest;
             counts[plane] = first.count;
+            lists[plane] = first.list;
         }
         for round in 1..outset.held.div_ceil(planes) {
             let set = round * planes + plane;
@@ -135,13 +142,14 @@ pub(super) fn decide<F: Float>(
                 similarities[set] = similarity;
                 distances[set] = farthest;
                 counts[set] = seen.count;
+                lists[set] = seen.list;
             }
         }
         sync_cube();
         for set in 0..outset.held {
             if similarities[set] > outset.threshold || outset.threshold <= -1.0f32 {
-                decided = i32::cast_from(set);
-                distance = distances[set];
+                decided = lists[set];
+                distance = distances[decided as usize];
                 count = counts[set] as usize;
             }
         }
@@ -150,10 +158,10 @@ pub(super) fn decide<F: Float>(
         decided = i32::new(ALL as i64);
         distance = 0.0f32;
     }
-    Decision { decided, distance, count }
+    Decision { decided, distance, count, choice: 0usize, dropped_now: 0.0f32 }
 }
 
-/// How similar a set's vectors are, and, for certificates, by how much they differ, the most of the parts.
+/// How similar an entry's vectors are, and, for certificates, by how much they differ, the most of the parts.
 #[cube]
 fn compare(seen: &Glimpse, #[comptime] blueprint: Blueprint) -> (f32, f32) {
     let parts = blueprint.parts.comptime();

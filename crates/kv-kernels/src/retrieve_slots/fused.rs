@@ -16,6 +16,7 @@ use crate::decode_attention::blueprint::{Blueprint, Logits, Parts};
 use crate::decode_attention::plan::{Kernel, for_choices, kernel, room, splits};
 use crate::decode_attention::shared::seen_chosen;
 use crate::decode_attention::tensor_core::attend;
+use crate::decode_attention::together::Sequence;
 use crate::decode_attention::{DecodeConfig, launch as attention};
 use crate::extension::Retrieval;
 use crate::gpu::{elem_type, empty_like, grid, processors};
@@ -253,9 +254,10 @@ fn fused_kernel<E: Float, N: Size, W: Size>(
         choice,
     );
     let own = pair * comptime!(row(choice.sets, choice.width));
+    let alone = Sequence::of(lengths, lengths, pair, 0usize, 0usize);
     let seen = seen_chosen(&chosen, start, max(length, 0i32) as usize, own);
     attend::<E, W>(
         query, keys, values, none, none, &*table, output, sums, norms, logits, spare, &seen,
-        length, pair, 0usize, 1usize, slots, scale, blueprint,
+        &alone, length, pair, 0usize, 1usize, slots, scale, blueprint,
     );
 }

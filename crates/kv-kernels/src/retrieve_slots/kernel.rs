@@ -3,8 +3,9 @@
 use cubecl::prelude::*;
 
 use super::choose::{retrieve, wanted_of};
-use super::conclude::{Chosen, conclude, keep};
+use super::conclude::{Chosen, conclude, keep, keep_shared};
 use super::decide::{Decision, decide, glimpse};
+use super::list::Lists;
 use super::log_sums::log_sums;
 use super::marks::{CHUNK, MARKS, WORD};
 use super::score::score_split;
@@ -35,8 +36,11 @@ pub(crate) struct Blueprint {
     pub(crate) width: usize,
     pub(crate) reduction: ScoreReduction,
     pub(crate) similarity: SimilarityReduction,
-    /// Whether sets are shared at all.
+    /// Whether sets are shared at all, and with steps that shared themselves.
     pub(crate) shares: bool,
+    pub(crate) chains: bool,
+    /// Whether steps that retrieve read their own choice rather than their set.
+    pub(crate) reads_choice: bool,
     pub(crate) certified: bool,
     /// Whether all ranges are scored.
     pub(crate) measures: bool,
@@ -197,6 +201,13 @@ pub(crate) fn step<F: Float, N: Size>(
         }
     }
     let retrieves = decided == i32::new(RETRIEVES as i64);
+    if comptime!(blueprint.chains && blueprint.shares && !blueprint.scores) {
+        // All have read the range's fields, as they have where they compared.
+        sync_cube();
+    }
+    keep_shared::<F>(vectors, set_vectors, table, &outset, pair, decided, blueprint);
+    let mut choice = 0usize;
+    let mut dropped_now = 0.0f32;
     let mut set = 0usize;
     if decided > 0 {
         set = decided as usize;
@@ -224,7 +235,10 @@ pub(crate) fn step<F: Float, N: Size>(
         }
         if retrieves {
             set = min(outset.held, comptime!(sets - 1));
-            let to = own + comptime!(FIELDS + sets * SET_FIELDS) + set * width;
+            let lists = Lists {
+                set: own + comptime!(list(sets, width, 0)) + set * width,
+                choice: own + comptime!(list(sets, width, sets)),
+            };
             if comptime!(direct && staged > 0 && !blueprint.scores) {
                 let mut i = sight.start + unit;
                 while i < sight.local {
@@ -251,8 +265,10 @@ pub(crate) fn step<F: Float, N: Size>(
             };
             let listed = retrieve(
                 &*logits, scores, scores_at, bits, bits_at, words, table, &sums, pair, stride,
-                sight, to, &wanted, radius, block, hidden, blueprint,
+                sight, &lists, &wanted, radius, block, hidden, blueprint,
             );
+            choice = listed.chosen;
+            dropped_now = listed.dropped_now;
             keep::<F>(
                 vectors,
                 set_vectors,
@@ -270,6 +286,6 @@ pub(crate) fn step<F: Float, N: Size>(
         }
     }
     let count = table[own + FIELDS + set * SET_FIELDS + COUNT] as usize;
-    let decision = Decision { decided, distance, count };
+    let decision = Decision { decided, distance, count, choice, dropped_now };
     conclude(table, own, sight, &decision, set, blueprint)
 }

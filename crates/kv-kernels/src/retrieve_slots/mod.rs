@@ -84,6 +84,24 @@ pub enum SimilarityReduction {
     Min,
 }
 
+/// Which earlier steps of its block a step may share a set with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Earlier {
+    /// All of them, those that shared included: they hand on the set that they shared.
+    Any,
+    /// Those that retrieved.
+    Retrieved,
+}
+
+/// Which steps read the neighbours that the best of a set bring along.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Dilation {
+    /// Steps that share the set. The step that retrieves it reads the highest scores alone.
+    Shared,
+    /// The step that retrieves the set, too.
+    All,
+}
+
 /// What a step retrieves and when it shares.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RetrieveOptions {
@@ -91,8 +109,12 @@ pub struct RetrieveOptions {
     pub scale: Option<f32>,
     /// `r`: neighbours on each side that the best bring along.
     pub radius: usize,
+    /// Who reads them.
+    pub dilation: Dilation,
     /// Steps of a block, within which sets are shared; 1 for never.
     pub block: usize,
+    /// Which earlier steps of the block sets are shared with.
+    pub earlier: Earlier,
     /// One score of a group's.
     pub reduction: ScoreReduction,
     /// One similarity of a group's.
@@ -106,9 +128,16 @@ pub struct RetrieveOptions {
     pub longest: Option<usize>,
 }
 
-/// Chooses what a step attends to, in place: shares the most recent set of the block whose vectors are similar to
-/// the step's, else retrieves the tokens of highest attention between sinks and locals, ties by the lowest
-/// index, and with them the neighbours of the best. [`crate::SlotView::Sets`] attends to it.
+impl RetrieveOptions {
+    /// Whether steps that retrieve read something else than their sets.
+    pub(crate) fn reads_choice(&self) -> bool {
+        self.dilation == Dilation::Shared && self.radius > 0
+    }
+}
+
+/// Chooses what a step attends to, in place: shares the set of the most recent step of the block whose vectors are similar
+/// to the step's, else retrieves the tokens of highest attention between sinks and locals, ties by the lowest
+/// index, and with them, for steps that share the set, the neighbours of the best. [`crate::SlotView::Sets`] attends to it.
 ///
 /// A range's slots are its tokens in order, but for first ones behind the sinks that may have been freed.
 ///

@@ -1,7 +1,7 @@
 //! Retrieval and sharing in plain loops: the CPU path, and the oracle of the kernels' tests.
 
 use super::table::*;
-use super::{RetrieveConfig, ScoreReduction, SetRule, SimilarityReduction};
+use super::{Earlier, RetrieveConfig, ScoreReduction, SetRule, SimilarityReduction};
 
 /// One call's arguments, as slices in row-major order.
 pub(crate) struct Problem<'a> {
@@ -65,7 +65,7 @@ impl Problem<'_> {
         let newest = self.newest[pair / kv_heads];
         let sight = self.sight(pair, newest, own);
         let block = newest / options.block as i32;
-        let mut held = if own[BLOCK] == block { own[SETS] as usize } else { 0 };
+        let held = if own[BLOCK] == block { own[SETS] as usize } else { 0 };
         let (mut decided, mut distance) = (RETRIEVES, 0.0);
         let rule = SetRule {
             sinks: sight.sinks,
@@ -78,7 +78,7 @@ impl Problem<'_> {
         if sight.local - sight.start <= rule.top {
             decided = ALL;
         } else if options.block > 1 {
-            (decided, distance) = self.decide(pair, vectors, held, rule.threshold);
+            (decided, distance) = self.decide(pair, own, vectors, held, rule.threshold);
         }
         let logits = if measures || decided == RETRIEVES {
             let logits = self.logits(pair, &sight, sums);
@@ -86,48 +86,69 @@ impl Problem<'_> {
         } else {
             None
         };
+        // What a step that retrieves reads, where that is not its set.
+        let mut choice = None;
+        let entry = held.min(sets - 1);
+        let enters = decided == RETRIEVES || decided != ALL && options.earlier == Earlier::Any;
         if decided == RETRIEVES {
-            let set = held.min(sets - 1);
-            held = set + 1;
             let logits = logits.as_deref().unwrap_or_default();
-            let mut chosen = self.choose(&sight, logits, sums, rule);
-            chosen.truncate(width);
-            let from = FIELDS + sets * SET_FIELDS + set * width;
-            for (entry, slot) in own[from..].iter_mut().zip(&chosen) {
-                *entry = (slot + sight.freed) as i32;
-            }
-            let fields = &mut own[FIELDS + set * SET_FIELDS..][..SET_FIELDS];
-            fields[COUNT] = chosen.len() as i32;
+            let mut lists = self.choose(&sight, logits, sums, rule);
+            lists.iter_mut().for_each(|list| list.truncate(width));
+            let [best, set] = lists;
+            write_tokens(&mut own[list(sets, width, entry)..], &set, sight.freed);
+            let mut fields = [0; SET_FIELDS];
+            fields[COUNT] = set.len() as i32;
+            fields[LIST] = entry as i32;
             if options.certified {
-                let dropped = self.dropped(&sight, logits, sums, &chosen);
+                let dropped = self.dropped(&sight, logits, sums, &set);
                 fields[KEY_NORM] = self.key_norm(pair, &sight).to_bits() as i32;
                 fields[DROPPED] = dropped.to_bits() as i32;
             }
-            let length = self.length();
-            vectors[set * length..][..length]
-                .copy_from_slice(&self.vectors[pair * length..][..length]);
+            own[FIELDS + entry * SET_FIELDS..][..SET_FIELDS].copy_from_slice(&fields);
             if let Some(wanted) = rule.wanted {
-                own[TOP] = next_top(rule.top, chosen.len(), wanted) as i32;
+                own[TOP] = next_top(rule.top, set.len(), wanted) as i32;
             }
+            if options.reads_choice() {
+                write_tokens(&mut own[list(sets, width, sets)..], &best, sight.freed);
+                let dropped = self.dropped_now(&sight, logits, sums, &best);
+                choice = Some((best.len(), dropped));
+            }
+        } else if enters {
+            // The entry's list is the shared one, and so is all that is known of it.
+            let shared = FIELDS + decided as usize * SET_FIELDS;
+            own.copy_within(shared..shared + SET_FIELDS, FIELDS + entry * SET_FIELDS);
+        }
+        if enters {
+            let length = self.length();
+            vectors[entry * length..][..length]
+                .copy_from_slice(&self.vectors[pair * length..][..length]);
             own[BLOCK] = block;
-            own[SETS] = held as i32;
+            own[SETS] = entry as i32 + 1;
         }
         own[DECIDED] = decided;
         let distance = if options.certified { distance } else { 0.0 };
         own[DISTANCE] = f32::to_bits(distance) as i32;
-        let set = if decided == RETRIEVES { held - 1 } else { decided.max(0) as usize };
+        let set = if decided == RETRIEVES { entry } else { decided.max(0) as usize };
         let (mut first, mut read) = (0, 0);
         let mut local = sight.start;
         if decided != ALL {
-            let from = FIELDS + sets * SET_FIELDS + set * width;
             let fields = FIELDS + set * SET_FIELDS;
-            let tokens = &own[from..from + own[fields + COUNT] as usize];
-            let behind = |slot: usize| (slot + sight.freed) as i32;
-            let skipped = tokens.iter().take_while(|token| **token < behind(sight.start)).count();
-            let end = tokens.iter().take_while(|token| **token < behind(sight.local)).count();
-            (first, read, local) = (from + skipped, end.saturating_sub(skipped), sight.local);
-            own[OWN_KEY_NORM] = own[fields + KEY_NORM];
-            own[OWN_DROPPED] = own[fields + DROPPED];
+            (own[OWN_KEY_NORM], own[OWN_DROPPED]) = (own[fields + KEY_NORM], own[fields + DROPPED]);
+            local = sight.local;
+            if let Some((count, dropped)) = choice {
+                (first, read) = (list(sets, width, sets), count);
+                if options.certified {
+                    own[OWN_DROPPED] = dropped.to_bits() as i32;
+                }
+            } else {
+                let from = list(sets, width, set);
+                let tokens = &own[from..from + own[fields + COUNT] as usize];
+                let behind = |slot: usize| (slot + sight.freed) as i32;
+                let hidden = tokens.iter().take_while(|token| **token < behind(sight.start));
+                let hidden = hidden.count();
+                let end = tokens.iter().take_while(|token| **token < behind(sight.local)).count();
+                (first, read) = (from + hidden, end.saturating_sub(hidden));
+            }
         }
         own[FIRST] = first as i32;
         own[READ] = read as i32;
@@ -153,31 +174,40 @@ impl Problem<'_> {
         Sight { sinks, start, local, length, freed, tokens }
     }
 
-    /// The most recent set of similar vectors, and by how much these differ.
-    fn decide(&self, pair: usize, vectors: &[f32], held: usize, threshold: f32) -> (i32, f32) {
+    /// The list of the most recent entry of similar vectors, and by how much the vectors of the step that made that list
+    /// differ.
+    fn decide(
+        &self,
+        pair: usize,
+        row: &[i32],
+        vectors: &[f32],
+        held: usize,
+        threshold: f32,
+    ) -> (i32, f32) {
         let options = self.config.options;
         let length = self.length();
         let part = length / self.parts;
         let own = &self.vectors[pair * length..][..length];
-        for set in (0..held).rev() {
-            let others = &vectors[set * length..][..length];
-            let mut similarity: f32 =
-                if options.similarity == SimilarityReduction::Min { 1.0 } else { 0.0 };
-            let mut distance = 0.0f32;
-            for (a, b) in own.chunks_exact(part).zip(others.chunks_exact(part)) {
-                let sum = |f: &dyn Fn(f32, f32) -> f32| -> f32 {
-                    a.iter().zip(b).map(|(a, b)| f(*a, *b)).sum()
-                };
-                let norms = (sum(&|a, _| a * a) * sum(&|_, b| b * b)).sqrt();
-                let cosine = if norms > 0.0 { (sum(&|a, b| a * b) / norms).min(1.0) } else { 0.0 };
-                similarity = match options.similarity {
-                    SimilarityReduction::Min => similarity.min(cosine),
-                    SimilarityReduction::Mean => similarity + cosine / self.parts as f32,
-                };
-                distance = distance.max(sum(&|a, b| (a - b) * (a - b)).sqrt());
-            }
+        let parts = |entry: usize| {
+            let others = &vectors[entry * length..][..length];
+            own.chunks_exact(part).zip(others.chunks_exact(part))
+        };
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+        for entry in (0..held).rev() {
+            let cosines = parts(entry).map(|(a, b)| {
+                let norms = (dot(a, a) * dot(b, b)).sqrt();
+                if norms > 0.0 { (dot(a, b) / norms).min(1.0) } else { 0.0 }
+            });
+            let similarity = match options.similarity {
+                SimilarityReduction::Min => cosines.fold(1.0, f32::min),
+                SimilarityReduction::Mean => cosines.map(|cosine| cosine / self.parts as f32).sum(),
+            };
             if similarity.min(1.0) > threshold || threshold <= -1.0 {
-                return (set as i32, distance);
+                let list = row[FIELDS + entry * SET_FIELDS + LIST];
+                let apart = parts(list as usize).map(|(a, b)| {
+                    a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum::<f32>().sqrt()
+                });
+                return (list, apart.fold(0.0, f32::max));
             }
         }
         (RETRIEVES, 0.0)
@@ -207,8 +237,14 @@ impl Problem<'_> {
         logits
     }
 
-    /// Slots of the highest scores, and neighbours of the best, ascending.
-    fn choose(&self, sight: &Sight, logits: &[f32], sums: &[f32], rule: SetRule) -> Vec<usize> {
+    /// Slots of the highest scores, and these with the neighbours of the best, both ascending.
+    fn choose(
+        &self,
+        sight: &Sight,
+        logits: &[f32],
+        sums: &[f32],
+        rule: SetRule,
+    ) -> [Vec<usize>; 2] {
         let options = self.config.options;
         let score = |slot: usize| {
             let own = sums.iter().enumerate().map(|(g, sum)| logits[g * sight.length + slot] - sum);
@@ -226,7 +262,9 @@ impl Problem<'_> {
         ranked.sort_by(|a, b| {
             b.0.partial_cmp(&a.0).unwrap_or_else(|| a.0.is_nan().cmp(&b.0.is_nan()))
         });
-        let mut chosen: Vec<usize> = ranked.iter().take(rule.top).map(|(_, slot)| *slot).collect();
+        let mut highest: Vec<usize> = ranked.iter().take(rule.top).map(|(_, slot)| *slot).collect();
+        highest.sort_unstable();
+        let mut chosen = highest.clone();
         for (_, slot) in ranked.iter().take(rule.best()) {
             let first = slot.saturating_sub(options.radius).max(sight.start);
             let last = (slot + options.radius).min(sight.length - 1);
@@ -234,7 +272,7 @@ impl Problem<'_> {
         }
         chosen.sort_unstable();
         chosen.dedup();
-        chosen
+        [highest, chosen]
     }
 
     /// The most attention that a query does not give to what the block's steps surely attend to: sinks, the
@@ -248,12 +286,31 @@ impl Problem<'_> {
             let listed = slot >= sight.start && chosen.binary_search(&slot).is_ok();
             slot < sight.sinks || (slot >= start && (listed || slot >= local))
         };
-        let dropped = sums.iter().enumerate().map(|(g, sum)| {
-            let own = (0..sight.sinks).chain(sight.start..sight.length);
-            let own = own.filter(|slot| !kept(*slot));
-            own.map(|slot| (logits[g * sight.length + slot] - sum).exp()).sum::<f32>()
+        self.mass_of_others(sight, logits, sums, kept)
+    }
+
+    /// The most attention that a query does not give to sinks, the chosen and locals.
+    fn dropped_now(&self, sight: &Sight, logits: &[f32], sums: &[f32], chosen: &[usize]) -> f32 {
+        let kept = |slot: usize| {
+            slot < sight.sinks || slot >= sight.local || chosen.binary_search(&slot).is_ok()
+        };
+        self.mass_of_others(sight, logits, sums, kept)
+    }
+
+    /// The most attention that a query gives to what is in sight and not `kept`.
+    fn mass_of_others(
+        &self,
+        sight: &Sight,
+        logits: &[f32],
+        sums: &[f32],
+        kept: impl Fn(usize) -> bool,
+    ) -> f32 {
+        let masses = sums.iter().enumerate().map(|(g, sum)| {
+            let others = (0..sight.sinks).chain(sight.start..sight.length);
+            let others = others.filter(|slot| !kept(*slot));
+            others.map(|slot| (logits[g * sight.length + slot] - sum).exp()).sum::<f32>()
         });
-        dropped.fold(0.0, f32::max)
+        masses.fold(0.0, f32::max)
     }
 
     fn key_norm(&self, pair: usize, sight: &Sight) -> f32 {
@@ -263,6 +320,12 @@ impl Problem<'_> {
             key.iter().map(|k| k * k).sum::<f32>()
         });
         norms.fold(0.0, f32::max).sqrt()
+    }
+}
+
+fn write_tokens(list: &mut [i32], slots: &[usize], freed: usize) {
+    for (entry, slot) in list.iter_mut().zip(slots) {
+        *entry = (slot + freed) as i32;
     }
 }
 

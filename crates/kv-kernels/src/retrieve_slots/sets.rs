@@ -36,7 +36,7 @@ impl SetRule {
     }
 }
 
-/// Index sets of a layer's ranges, and of each set the vectors that later steps are compared with.
+/// Index sets of a layer's ranges, and the vectors of the block's steps that later ones are compared with.
 #[derive(Debug, Clone)]
 pub struct IndexSets {
     pub(crate) table: Tensor<2, Int>,
@@ -75,13 +75,14 @@ pub struct RangeSets {
     /// Where sizes are steered: the attention, to what was in sight, that the last measured step dropped, exactly, a mean
     /// over the queries that share the set; 0 before the first.
     pub measured: f32,
-    /// For certificates: the norm of the largest difference between the last step's vectors and its set's; 0 where it
-    /// retrieved.
+    /// For certificates: the norm of the largest difference between the vectors of the last step and of the step that
+    /// retrieved its set; 0 where it retrieved itself.
     pub distance: f32,
     /// For certificates: the largest norm of a key that was seen when the set was retrieved.
     pub key_norm: f32,
     /// For certificates: the most attention that any query of the set's own does not give to what the block's steps
-    /// surely attend to.
+    /// surely attend to. Where the last step retrieved and read its own choice: the most that any of its queries does not
+    /// give to that choice, sinks and locals.
     pub dropped: f32,
 }
 
@@ -94,8 +95,8 @@ impl RangeSets {
 }
 
 impl IndexSets {
-    /// Room for up to `sets` sets a block of steps, of up to `width` tokens each, for a range of each of
-    /// `rules`; steps are compared by `parts` vectors of `length` numbers. Of sets that find no room, the last
+    /// Room for up to `sets` steps of a block that later ones are compared with, and as many sets, of up to `width` tokens
+    /// each, for a range of each of `rules`; steps are compared by `parts` vectors of `length` numbers. Of sets that find no room, the last
     /// tokens are left out.
     pub fn new(
         rules: &[SetRule],
@@ -143,8 +144,7 @@ impl IndexSets {
         device: &Device,
     ) -> Result<Self, KernelError> {
         let row = table.len() / ranges.max(1);
-        let width =
-            (row.saturating_sub(table::FIELDS) / sets.max(1)).saturating_sub(table::SET_FIELDS);
+        let width = table::width(sets, row);
         let fits = width > 0
             && tokens.len() == ranges
             && table.len() == ranges * table::row(sets, width)
@@ -186,12 +186,14 @@ impl IndexSets {
         }
         let [ranges, _] = self.table.dims();
         let head = table::FIELDS + self.sets * table::SET_FIELDS;
-        let sets = self.table.clone().narrow(1, head, self.sets * self.width);
-        let more = [ranges, self.sets, width - self.width];
+        // The sets' and the step's own.
+        let lists = self.sets + 1;
+        let tokens = self.table.clone().narrow(1, head, lists * self.width);
+        let more = [ranges, lists, width - self.width];
         let more = Tensor::<3, Int>::zeros(more, (&self.table.device(), DType::I32));
-        let sets = Tensor::cat(vec![sets.reshape([ranges, self.sets, self.width]), more], 2);
-        let sets = sets.reshape([ranges, self.sets * width]);
-        let table = Tensor::cat(vec![self.table.narrow(1, 0, head), sets], 1);
+        let tokens = Tensor::cat(vec![tokens.reshape([ranges, lists, self.width]), more], 2);
+        let tokens = tokens.reshape([ranges, lists * width]);
+        let table = Tensor::cat(vec![self.table.narrow(1, 0, head), tokens], 1);
         Self { table, width, ..self }
     }
 

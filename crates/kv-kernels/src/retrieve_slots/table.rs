@@ -1,10 +1,14 @@
 //! How a range's index sets lie in their table, a row of 32-bit integers a range.
 //!
-//! Fields of the range, then fields of each set, then each set's tokens, ascending.
+//! Fields of the range, then fields of each entry, then the tokens of each set, ascending, and last those of the step's own
+//! choice.
+//!
+//! A step of the block that is compared with later ones has an entry: the list that it read, and vectors. A step that
+//! retrieves makes the list of its entry's number; the entry of a step that shares names the list of another.
 
 /// The block of steps that the sets are of; `-1` before the first.
 pub(crate) const BLOCK: usize = 0;
-/// Sets of the block so far.
+/// Entries of the block so far.
 pub(crate) const SETS: usize = 1;
 /// Where the step's set begins in the row, tokens that are no longer read left out.
 pub(crate) const FIRST: usize = 2;
@@ -21,12 +25,12 @@ pub(crate) const RETRIEVED: usize = 7;
 /// Tokens attended to so far: below `1 << TOKEN_BITS`, and multiples of that.
 pub(crate) const TOKENS: usize = 8;
 pub(crate) const TOKENS_HIGH: usize = 9;
-/// What the step does: the set that it shares, [`RETRIEVES`] or [`ALL`].
+/// What the step does: the list that it shares, [`RETRIEVES`] or [`ALL`].
 pub(crate) const DECIDED: usize = 10;
 /// Bits of an f32: by how much the step's queries differ from those of the set, the norm of the largest
 /// difference.
 pub(crate) const DISTANCE: usize = 11;
-/// Bits of f32 numbers of the step's set: [`KEY_NORM`] and [`DROPPED`].
+/// Bits of f32 numbers: [`KEY_NORM`] and [`DROPPED`] of the set that the step shares, or of what a step that retrieves reads.
 pub(crate) const OWN_KEY_NORM: usize = 12;
 pub(crate) const OWN_DROPPED: usize = 13;
 /// What the range's steps retrieve, and when they share: [`crate::SetRule`], shares and thresholds as bits of
@@ -53,8 +57,10 @@ pub(crate) const KEY_NORM: usize = 1;
 /// Bits of an f32: the most attention that any query of the set's own does not give to what the block's steps
 /// surely attend to.
 pub(crate) const DROPPED: usize = 2;
-/// Fields of a set.
-pub(crate) const SET_FIELDS: usize = 3;
+/// The list that the entry's step read: its own number where it retrieved.
+pub(crate) const LIST: usize = 3;
+/// Fields of an entry.
+pub(crate) const SET_FIELDS: usize = 4;
 
 /// A new set is retrieved.
 pub(crate) const RETRIEVES: i32 = -1;
@@ -69,18 +75,32 @@ pub(crate) const TOKEN_BITS: u32 = 24;
 
 /// Integers of a row.
 pub(crate) fn row(sets: usize, width: usize) -> usize {
-    FIELDS + sets * (SET_FIELDS + width)
+    list(sets, width, sets) + width
+}
+
+/// Where a list begins in the row; behind those of all `sets` lies the step's own choice.
+pub(crate) fn list(sets: usize, width: usize, at: usize) -> usize {
+    FIELDS + sets * SET_FIELDS + at * width
+}
+
+/// The tokens that a list of a row of so many integers has room for.
+pub(super) fn width(sets: usize, row: usize) -> usize {
+    row.saturating_sub(FIELDS + sets * SET_FIELDS) / (sets + 1)
 }
 
 /// Whether a row's sets are of tokens below `tokens`, ascending.
 pub(super) fn is_sound(own: &[i32], sets: usize, width: usize, tokens: usize) -> bool {
     let within = |value: i32, most: usize| usize::try_from(value).is_ok_and(|value| value <= most);
     let sound = |set: usize| {
-        let count = own[FIELDS + set * SET_FIELDS + COUNT];
+        let fields = &own[FIELDS + set * SET_FIELDS..][..SET_FIELDS];
+        let count = fields[COUNT];
+        if !usize::try_from(fields[LIST]).is_ok_and(|list| list < sets) {
+            return false;
+        }
         let Some(count) = usize::try_from(count).ok().filter(|count| *count <= width) else {
             return false;
         };
-        let listed = &own[FIELDS + sets * SET_FIELDS + set * width..][..count];
+        let listed = &own[list(sets, width, fields[LIST] as usize)..][..count];
         listed.windows(2).all(|pair| pair[0] < pair[1])
             && listed.first().is_none_or(|first| *first >= 0)
             && listed.last().is_none_or(|last| (*last as usize) < tokens)
@@ -90,5 +110,5 @@ pub(super) fn is_sound(own: &[i32], sets: usize, width: usize, tokens: usize) ->
         && own[WANTED] >= 0
         && own[SINKS] >= 0
         && own[LOCALS] >= 1
-        && (0..sets).all(sound)
+        && (0..own[SETS] as usize).all(sound)
 }

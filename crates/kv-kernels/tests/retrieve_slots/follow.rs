@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use burn::tensor::{DType, Device, Int, Tensor};
 use half::{bf16, f16};
 use kv_kernels::{
-    DecodeAttentionOptions, IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SetRule, Share,
-    SimilarityReduction, SlotRanges, SlotView, decode_attention, retrieve_slots,
+    DecodeAttentionOptions, Dilation, Earlier, IndexSets, RangeSets, RetrieveOptions,
+    ScoreReduction, SetRule, Share, SimilarityReduction, SlotRanges, SlotView, decode_attention,
+    retrieve_slots,
 };
 use kv_testing::{Numbers, relative_error};
 
@@ -18,7 +19,9 @@ pub(crate) fn options() -> RetrieveOptions {
     RetrieveOptions {
         scale: None,
         radius: 1,
+        dilation: Dilation::Shared,
         block: 8,
+        earlier: Earlier::Any,
         reduction: ScoreReduction::Sum,
         similarity: SimilarityReduction::Mean,
         hidden: Share::default(),
@@ -170,6 +173,11 @@ impl Memory {
                 || (options.block > 1 && threshold < 1.0 && similar(others) > threshold)
         });
         if let Some((_, set)) = shared {
+            let set = set.clone();
+            if options.earlier == Earlier::Any {
+                let own = queries.iter().map(|query| query.to_vec()).collect();
+                self.sets.push((own, set.clone()));
+            }
             let set =
                 set.iter().filter(|token| **token >= freed + start).map(|token| token - freed);
             return Expected { slots: always.chain(set).collect(), seen, retrieved: Some(false) };
@@ -201,7 +209,14 @@ impl Memory {
         let set: BTreeSet<usize> = set.into_iter().take(width).collect();
         let tokens = set.iter().map(|slot| slot + freed).collect();
         self.sets.push((queries.iter().map(|query| query.to_vec()).collect(), tokens));
-        Expected { slots: always.chain(set).collect(), seen, retrieved: Some(true) }
+        let reads = match options.dilation {
+            Dilation::All => set,
+            Dilation::Shared => {
+                let best: BTreeSet<usize> = ranked.into_iter().collect();
+                best.into_iter().take(width).collect()
+            }
+        };
+        Expected { slots: always.chain(reads).collect(), seen, retrieved: Some(true) }
     }
 }
 
@@ -365,6 +380,11 @@ pub(crate) fn follow_steps(
                     let kept: f64 = slots.iter().map(|slot| whole[*slot]).sum();
                     let error = (dropped - (1.0 - kept)).abs();
                     assert!(error < 1e-5, "{context}: {dropped} is off by {error}");
+                    if options.certified && own.retrieves == Some(true) {
+                        let most = f64::from(own.dropped);
+                        // Sums of thousands of weights, in f32.
+                        assert!(most > dropped - 5e-5, "{context}: {dropped} above {most}");
+                    }
                     // The bound of shared sets: softmax cannot move faster than its logits.
                     if options.certified && own.retrieves == Some(false) {
                         let apart = own.distance * own.key_norm / (dim as f32).sqrt();

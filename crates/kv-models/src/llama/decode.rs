@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use kv_core::KvCache;
 use kv_kernels::split_heads;
-use kv_policies::{LayerContext, Policy, Step};
+use kv_policies::{LayerContext, LayerInput, Policy, Step};
 
 use super::Llama;
 use crate::{ModelError, Result};
@@ -52,8 +52,9 @@ impl Llama {
             let projected = layer.project(hidden.clone())?;
             let heads = Arc::new(layer.heads(config, &self.rope));
             let frequencies = self.frequencies.clone();
+            let input = LayerInput { hidden: hidden.clone(), norm: layer.attention_norm.of_rows() };
             let step = Step::projected(projected, heads, positions.clone(), frequencies)
-                .with_hidden(hidden.clone())
+                .with_input(input)
                 .with_board(Arc::clone(&board));
             let attention = policy.step(LayerContext { index, count }, slots, step)?;
             hidden = layer.finish(hidden, attention.reshape([batch, width]))?;

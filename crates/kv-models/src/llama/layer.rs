@@ -33,7 +33,7 @@ impl RmsNorm {
     }
 
     /// For the product that it goes before.
-    fn of_rows(&self) -> RowNorm {
+    pub(crate) fn of_rows(&self) -> RowNorm {
         RowNorm { weight: self.weight.val(), epsilon: self.epsilon as f32 }
     }
 }

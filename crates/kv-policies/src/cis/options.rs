@@ -1,25 +1,49 @@
 //! CIS's options.
 
 use kv_core::{
-    Budget, RetrieveOptions, ScoreReduction, SetRule, Share, SimilarityReduction, SteerOptions,
+    Budget, Dilation, Earlier, RetrieveOptions, ScoreReduction, SetRule, Share,
+    SimilarityReduction, SteerOptions,
 };
 use serde::{Deserialize, Serialize};
 
+use crate::set_parts::SetParts;
 use crate::{PolicyError, Result};
 
 /// What two steps are compared by (table VII).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Similarity {
-    /// Queries after RoPE, as attention takes them (equation 12).
+    /// Queries before RoPE, `q = x W_Q` (eq. 1 and 12).
     #[default]
-    Query,
-    /// Queries before RoPE; ours.
     RawQuery,
+    /// Queries after RoPE, as attention takes them.
+    Query,
     /// Keys after RoPE.
     Key,
-    /// Hidden states that a layer projects, before its norm. Needs a model, or steps that bring them.
+    /// Hidden states behind the layer's norm, `x` of eq. 1. Needs a model, or steps that bring them.
     Hidden,
+}
+
+/// Which earlier steps of its block a step is compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Compared {
+    /// All of them: one that shared hands its set on (section IV-A).
+    #[default]
+    Any,
+    /// Those that retrieved, the anchors of definition 3.2.
+    Retrieved,
+}
+
+/// Which steps read the neighbours of the best.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Neighbours {
+    /// Steps that share a set: neighbours make up for how far queries drift (eq. 13).
+    #[default]
+    Sharing,
+    /// The step that retrieves it, too.
+    All,
 }
 
 /// Which heads have a set of their own.
@@ -73,12 +97,18 @@ pub struct CisOptions {
     /// `τ`: cosine above which a set is shared; from 1 on never, from -1 down always.
     #[serde(default = "threshold")]
     pub threshold: f32,
+    /// Which earlier steps of the block are compared.
+    #[serde(default)]
+    pub compared: Compared,
     /// `m / k`: share of a retrieved set that brings its neighbours along, the best first.
     #[serde(default = "dilated")]
     pub dilated: f32,
     /// `r`: neighbours on each side.
     #[serde(default = "radius")]
     pub radius: usize,
+    /// Who reads neighbours.
+    #[serde(default)]
+    pub neighbours: Neighbours,
     /// What steps are compared by.
     #[serde(default)]
     pub similarity: Similarity,
@@ -91,8 +121,8 @@ pub struct CisOptions {
     /// How scores of a group become one.
     #[serde(default)]
     pub group_score: GroupScore,
-    /// Whether steps note what certificates take, see [`crate::certificates`]. Needs similarity of queries, and locals
-    /// for all but the first of a block's tokens.
+    /// Whether steps note what certificates take, see [`crate::certificates`]. Needs `similarity` of queries after RoPE,
+    /// and locals for all but the first of a block's tokens.
     #[serde(default)]
     pub certified: bool,
     /// The share of attention, to what is in sight, that heads are to drop: `k`, which begins with the budget's, is
@@ -139,15 +169,6 @@ fn radius() -> usize {
     1
 }
 
-/// A budget's parts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct CisParts {
-    pub(crate) sinks: usize,
-    pub(crate) recents: usize,
-    /// `k`
-    pub(crate) top: usize,
-}
-
 impl CisOptions {
     /// The paper's `τ`.
     pub const THRESHOLD: f32 = 0.8;
@@ -160,8 +181,10 @@ impl CisOptions {
             recents: None,
             block: block(),
             threshold: Self::THRESHOLD,
+            compared: Compared::default(),
             dilated: dilated(),
             radius: radius(),
+            neighbours: Neighbours::default(),
             similarity: Similarity::default(),
             group_similarity: GroupSimilarity::default(),
             sets: SetsOf::default(),
@@ -181,8 +204,8 @@ impl CisOptions {
         }
         if self.certified && self.similarity != Similarity::Query {
             return invalid(
-                "`certified` is true, expected false where `similarity` is not `query`: bounds take how far queries are \
-                 apart"
+                "`certified` is true, expected false where `similarity` is not `query`: bounds take how far queries \
+                 after RoPE are apart"
                     .into(),
             );
         }
@@ -219,15 +242,9 @@ impl CisOptions {
     }
 
     /// Sinks, recents, and `k` of a budget.
-    pub(crate) fn parts(&self, policy: &'static str, budget: usize) -> Result<CisParts> {
-        // A root of half, so that both of the paper's budgets come out.
-        let usual = (budget / 2).isqrt();
-        let sinks = self.sinks.unwrap_or(usual);
-        let left = budget.saturating_sub(sinks.saturating_add(1));
-        let recents = self.recents.unwrap_or((4 * usual).min(left).max(1));
-        if self.sinks.is_some() || self.recents.is_some() {
-            PolicyError::check_protected(policy, sinks, recents, budget)?;
-        }
+    pub(crate) fn parts(&self, policy: &'static str, budget: usize) -> Result<SetParts> {
+        let parts = SetParts::of(policy, self.budget, budget, [self.sinks, self.recents])?;
+        let recents = parts.recents;
         if self.certified && recents + 1 < self.block {
             // What leaves the locals within its block is in no bound.
             return Err(PolicyError::InvalidConfig {
@@ -238,15 +255,13 @@ impl CisOptions {
                 ),
             });
         }
-        // At least one token in between, however small the budget.
-        let top = budget.saturating_sub(sinks.saturating_add(recents)).max(1);
-        Ok(CisParts { sinks, recents, top })
+        Ok(parts)
     }
 
     /// What a range of such parts retrieves; where sets have the budget's size, `k` begins about where the paper has it.
-    pub(crate) fn rule(&self, parts: CisParts, star: bool) -> SetRule {
+    pub(crate) fn rule(&self, parts: SetParts, star: bool) -> SetRule {
         let (dilated, threshold) = (self.dilated, self.threshold);
-        let CisParts { sinks, recents: locals, top } = parts;
+        let SetParts { sinks, recents: locals, top } = parts;
         let wanted = star.then_some(top);
         let new = 2.0 * self.radius as f32 * dilated * NEW_NEIGHBOURS;
         let top = if star { ((top as f32 / (1.0 + new)) as usize).max(1) } else { top };
@@ -276,7 +291,15 @@ impl CisOptions {
         RetrieveOptions {
             scale: None,
             radius: self.radius,
+            dilation: match self.neighbours {
+                Neighbours::Sharing => Dilation::Shared,
+                Neighbours::All => Dilation::All,
+            },
             block: self.block,
+            earlier: match self.compared {
+                Compared::Any => Earlier::Any,
+                Compared::Retrieved => Earlier::Retrieved,
+            },
             reduction: match self.group_score {
                 GroupScore::Sum => ScoreReduction::Sum,
                 GroupScore::Max => ScoreReduction::Max,

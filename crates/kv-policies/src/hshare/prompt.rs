@@ -24,7 +24,7 @@ impl HShare {
         let head_dim = observation.dims()[3];
         let labels = self.labels.unwrap_or((head_dim / 4).clamp(1, 32));
         let channels = channels(NAME, self.channels.as_ref(), observation, labels, self.window)?;
-        let [heavy, ..] = self.parts(tokens_of(self.budget, observation))?;
+        let heavy = self.parts(tokens_of(self.budget, observation))?.top;
         let queries = observation.last_queries(NAME, self.window)?;
         let critical = Critical::of(&queries, observation.keys, &channels, heavy)?;
         let [batch, heads, _] = channels.dims();
@@ -62,9 +62,9 @@ impl HShare {
         let lengths = cache.layout().lengths().chunks(cache.layout().pairs() / batch);
         let prompts: Vec<f32> = lengths.map(|lengths| lengths[0] as f32).collect();
         cache.set_state(PROMPT, numbers(&prompts, [batch, 1, 1], &device));
-        set_budgets(cache, count, parts);
+        set_budgets(cache, count, [parts.top, parts.sinks, parts.recents]);
         cache.set_state(CHANNELS, shares.channels.clone());
-        let width = LIST_HEADER + parts[0].min(longest(cache));
+        let width = LIST_HEADER + parts.top.min(longest(cache));
         let mut list = vec![0.0; width];
         // Nothing is chosen yet: the first step does.
         list[0] = -1.0;

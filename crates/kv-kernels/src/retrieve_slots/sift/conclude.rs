@@ -10,7 +10,7 @@ use super::{EDGE_WITHIN, EDGES, highest};
 use crate::retrieve_slots::choose::{mark_highest, wanted_of};
 use crate::retrieve_slots::conclude::{Chosen, Totals, keep, write_step};
 use crate::retrieve_slots::kernel::Blueprint;
-use crate::retrieve_slots::list::{Listed, list_marked};
+use crate::retrieve_slots::list::{Listed, Lists, list_marked};
 use crate::retrieve_slots::marks::{MARKS, WORD, within};
 use crate::retrieve_slots::sight::{Outset, outset_of};
 use crate::retrieve_slots::table::*;
@@ -90,23 +90,12 @@ pub(super) fn conclude_kernel<F: Float>(
             }
             sync_cube();
             let set = min(outset.held, comptime!(sets - 1));
-            let list = comptime!(FIELDS + sets * SET_FIELDS) + set * width;
+            let first = comptime!(list(sets, width, 0)) + set * width;
+            let choice = comptime!(list(sets, width, sets)).runtime();
+            let lists = Lists { set: own + first, choice: own + choice };
             let listed = list_marked(
-                logits,
-                &mut near,
-                0usize,
-                words,
-                table,
-                &logs,
-                pair,
-                stride,
-                sight,
-                own + list,
-                radius,
-                block,
-                hidden,
-                gathers,
-                blueprint,
+                logits, &mut near, 0usize, words, table, &logs, pair, stride, sight, &lists,
+                radius, block, hidden, gathers, blueprint,
             );
             // All have listed their words.
             sync_cube();
@@ -127,7 +116,12 @@ pub(super) fn conclude_kernel<F: Float>(
                 let fields = own + FIELDS + set * SET_FIELDS;
                 table[own + OWN_KEY_NORM] = table[fields + KEY_NORM];
                 table[own + OWN_DROPPED] = table[fields + DROPPED];
-                let chosen = chosen_of(&near, &outset, list, &listed, radius, words);
+                let mut chosen = chosen_of(&near, &outset, first, &listed, radius, words);
+                if comptime!(blueprint.reads_choice) {
+                    chosen.first = choice;
+                    chosen.count = listed.chosen;
+                    table[own + OWN_DROPPED] = i32::reinterpret(listed.dropped_now);
+                }
                 let decided = i32::new(RETRIEVES as i64);
                 write_step(table, own, sight, decided, 0.0f32, &chosen, &totals);
             }

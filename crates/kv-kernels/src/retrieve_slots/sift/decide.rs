@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::queue;
-use crate::retrieve_slots::conclude::conclude;
+use crate::retrieve_slots::conclude::{conclude, keep_shared};
 use crate::retrieve_slots::decide::{decide, glimpse};
 use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::sight::outset_of;
@@ -17,7 +17,7 @@ use crate::retrieve_slots::table::RETRIEVES;
 #[allow(clippy::too_many_arguments)]
 pub(super) fn decide_kernel<F: Float>(
     vectors: &[F],
-    set_vectors: &[f32],
+    set_vectors: &mut [f32],
     lengths: &[i32],
     newest: &[i32],
     table: &mut [i32],
@@ -34,11 +34,12 @@ pub(super) fn decide_kernel<F: Float>(
         terminate!();
     }
     let (length, position) = (lengths[pair], newest[pair / kv_heads]);
-    let first = glimpse::<F>(vectors, set_vectors, &*table, pair, blueprint);
+    let first = glimpse::<F>(vectors, &*set_vectors, &*table, pair, blueprint);
     let outset = outset_of(&*table, pair, length, position, block, hidden, blueprint);
-    let decision = decide::<F>(&first, vectors, set_vectors, &*table, pair, &outset, blueprint);
+    let decision = decide::<F>(&first, vectors, &*set_vectors, &*table, pair, &outset, blueprint);
     let decided = decision.decided;
     let retrieves = decided == i32::new(RETRIEVES as i64);
+    keep_shared::<F>(vectors, set_vectors, table, &outset, pair, decided, blueprint);
     if !retrieves {
         let set = max(decided, 0i32) as usize;
         let (own, sight) = (outset.own, &outset.sight);
