@@ -49,13 +49,13 @@ pub use tensors::{read_f32, read_i32};
 /// Re-exported for callers that use a cache without depending on the kernels' crate.
 pub use kv_kernels::{
     ABSENT, AttentionOutput, AverageWeights, BalanceOptions, Balanced, Centre, Choice, Chosen,
-    DecodeAttentionOptions, Draws, EvictingOutput, EvictionOptions, EvictionScope, GUARD,
-    GroupReduction, Guard, HeadLayout, HeadNorms, IndexSets, KernelError, KeyRule, LIST_HEADER,
-    MAX_BUCKETS, MergeLists, MergeOptions, Merged, Nearest, NearestOptions, PageHeads, PageOptions,
-    RangeSets, RetrieveOptions, RotaryTable, ScoreReduction, SetRule, Share, SimilarityReduction,
-    SlotLists, SlotRanges, SlotView, SteerOptions, StepLogits, StepScores, VOTES_RADIX, balance,
-    merge_slots, nearest_slots, rankings, split_heads, top_slots, turns_of_groups, uniform,
-    uniforms,
+    DecodeAttentionOptions, Dilation, Draws, Earlier, EvictingOutput, EvictionOptions,
+    EvictionScope, GUARD, GroupReduction, Guard, HeadLayout, HeadNorms, IndexSets, KernelError,
+    KeyRule, LIST_HEADER, MAX_BUCKETS, MergeLists, MergeOptions, Merged, Nearest, NearestOptions,
+    PageHeads, PageOptions, RangeSets, RetrieveOptions, RotaryTable, RowNorm, ScoreReduction,
+    SetRule, Share, SimilarityReduction, SlotLists, SlotRanges, SlotView, SteerOptions, StepLogits,
+    StepScores, VOTES_RADIX, balance, merge_slots, nearest_slots, rankings, rms_norm, split_heads,
+    top_slots, turns_of_groups, uniform, uniforms,
 };
 
 /// `Result` with this crate's [`Error`].

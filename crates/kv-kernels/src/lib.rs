@@ -101,8 +101,8 @@ pub use random::{uniform, uniforms};
 pub use rankings::{rankings, turns_of_groups};
 pub use reading::Reading;
 pub use retrieve_slots::{
-    IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SetRule, SimilarityReduction,
-    SteerOptions, retrieve_slots, retrieving_attention, steer_sets,
+    Dilation, Earlier, IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SetRule,
+    SimilarityReduction, SteerOptions, retrieve_slots, retrieving_attention, steer_sets,
 };
 pub use revise_sketch::{ABSENT, ReviseOptions, RevisedScores, StepLogits, revise_sketch};
 pub use rms_norm::{add_rms_norm, rms_norm};

@@ -153,3 +153,41 @@ pub(crate) fn scaled_halves(a: u32, b: u32, #[comptime] halves: Halves) -> u32 {
     );
     product
 }
+
+/// Adds 1 to a number in memory, a bit pattern of 32 bits, and returns what it was. All that the cube wrote before its last
+/// barrier is seen by those that arrive later, and so is what those before have written by this unit's cube behind its next
+/// barrier.
+#[cube]
+pub(crate) fn arrive_at(counters: &[f32], at: usize) -> u32 {
+    let place = counters[at..at + 1].as_ptr();
+    let mut before = 0u32;
+    gpu_asm!("atom.acq_rel.gpu.global.add.u32 {}, [{}], 1;", out(_) before, in(_) place);
+    before
+}
+
+/// Raises a number of 64 bits in memory, of the words `at` (low) and behind it, to at least this one. `at` is even.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn raise(numbers: &[f32], at: usize, high: u32, low: u32) {
+    let place = numbers[at..at + 1].as_ptr();
+    let (high, low) = (high | 0u32, low | 0u32);
+    gpu_asm!(
+        "{{\n .reg .b64 both, before;\n mov.b64 both, {{{}, {}}};\n",
+        "atom.relaxed.gpu.global.max.u64 before, [{}], both;\n }}",
+        in(_) low, in(_) high, in(_) place
+    );
+}
+
+/// Takes such a number out of memory and leaves 0: its upper and its lower word.
+#[cube]
+pub(crate) fn take_raised(numbers: &[f32], at: usize) -> (u32, u32) {
+    let place = numbers[at..at + 1].as_ptr();
+    let mut high = 0u32;
+    let mut low = 0u32;
+    gpu_asm!(
+        "{{\n .reg .b64 both;\n mov.b64 both, 0;\n",
+        "atom.relaxed.gpu.global.exch.b64 both, [{}], both;\n mov.b64 {{{}, {}}}, both;\n }}",
+        in(_) place, out(_) low, out(_) high
+    );
+    (high, low)
+}

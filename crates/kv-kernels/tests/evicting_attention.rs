@@ -23,6 +23,11 @@ struct Case {
     log_weights: Option<Vec<f32>>,
 }
 
+/// Counters before a step.
+fn arrivals(batch: usize, device: &Device) -> Tensor<2, Int> {
+    Tensor::zeros([batch, HeldSlots::ARRIVALS], (device, DType::I32))
+}
+
 impl Case {
     /// Random tensors; every head is full, its newest token in the middle.
     fn random(seed: u64, kv_heads: usize, group: usize, dim: usize, lengths: &[usize]) -> Self {
@@ -66,15 +71,23 @@ impl Case {
         let keys = float(&self.keys, dtype).reshape([slots, self.dim]);
         let norms = log_norms(values.clone());
         let mut places = ints(&self.places);
+        let mut arrivals = arrivals(batch, device);
         let heads = self.kv_heads * self.group;
         let output = evicting_attention(
             float(&self.query, dtype).reshape([batch, heads, self.dim]),
             [keys, values],
             self.log_weights.as_deref().map(|weights| float(weights, DType::F32)),
             &ranges,
-            HeldSlots { log_norms: norms, limits: ints(&self.limits), places: &mut places },
+            HeldSlots {
+                log_norms: norms,
+                limits: ints(&self.limits),
+                places: &mut places,
+                arrivals: &mut arrivals,
+            },
             options,
         );
+        let counted = arrivals.try_into_vec_as::<i32>().unwrap();
+        assert!(counted.iter().all(|count| *count == 0), "arrivals are left: {counted:?}");
         (output.unwrap(), places.try_into_vec_as::<i32>().unwrap())
     }
 
@@ -307,6 +320,75 @@ fn agrees_with_f64_on_every_device_and_dtype() {
     }
 }
 
+/// All heads of a sequence give up the same place, whatever kernel decides: of cubes that have a whole head, of clusters
+/// that share one, and of launches behind the attention.
+#[test]
+fn heads_decide_together_on_every_device_and_dtype() {
+    for tested in devices() {
+        let longs = |heads: usize, sequences: &[usize]| -> Vec<usize> {
+            sequences.iter().flat_map(|length| vec![*length; heads]).collect()
+        };
+        let mut many: Vec<usize> = (0..150).map(|at| 1 + at * 7 % 90).collect();
+        many[3] = 400;
+        let cases = [
+            (2, 2, 64, longs(2, &[70, 300, 1])),
+            (8, 4, 128, longs(8, &[2_100])),
+            (8, 4, 64, longs(8, &[1_300, 900])),
+            (3, 1, 32, longs(3, &[640, 64, 65])),
+            (2, 3, 64, longs(2, &many)),
+            (12, 1, 64, longs(12, &[130, 131])),
+        ];
+        for dtype in tested.float_dtypes() {
+            // Kernels are compiled anew for every dtype, which takes software drivers seconds.
+            let every = if dtype != DType::F32 && tested.name == "wgpu" { 3 } else { 1 };
+            for (at, (heads, group, dim, lengths)) in cases.iter().enumerate().step_by(every) {
+                let case = Case::random(50 + at as u64, *heads, *group, *dim, lengths);
+                let mut case = case.rounded(&tested.device, dtype);
+                // One sequence is below its limit.
+                let last = lengths.len() - heads..lengths.len();
+                if lengths.len() > *heads {
+                    case.limits[last.clone()].iter_mut().for_each(|limit| *limit += 2);
+                }
+                let (_, importances) = case.exact();
+                let longest = lengths.iter().max().copied();
+                let context =
+                    format!("{} {dtype:?}, {heads} heads of {group} by {dim}", tested.name);
+                for evict_newest in [false, true] {
+                    let options = EvictionOptions {
+                        scope: EvictionScope::Layer,
+                        longest,
+                        evict_newest,
+                        ..Default::default()
+                    };
+                    let (result, places) = case.run(&tested.device, dtype, options);
+                    let alone = EvictionOptions { longest, ..Default::default() };
+                    let (expected, _) = case.run(&tested.device, dtype, alone);
+                    let [actual, expected] = [result, expected]
+                        .map(|result| result.output.try_into_vec_as::<f32>().unwrap());
+                    assert_eq!(actual, expected, "{context}: outputs");
+                    for (first, own) in importances.chunks(*heads).enumerate() {
+                        let first = first * heads;
+                        let same = places[first..first + heads].iter();
+                        assert!(same.clone().all(|place| *place == places[first]), "{context}");
+                        if case.limits[first] > case.lengths[first] {
+                            assert_eq!(places[first], case.lengths[first], "{context}");
+                            continue;
+                        }
+                        let sums = (0..own[0].len()).map(|place| {
+                            let own: Vec<f64> = own.iter().filter_map(|head| head[place]).collect();
+                            (!own.is_empty()).then(|| log_sum_exp(&own))
+                        });
+                        let sums: Vec<Option<f64>> = sums.collect();
+                        let newest = case.places[first] as usize;
+                        let may_go = |place: usize| evict_newest || place != newest;
+                        case.assert_weakest(&sums, places[first], first, may_go, 1e-3, &context);
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// All heads give up the same place: that of the least sum.
 #[test]
 fn heads_may_decide_together() {
@@ -522,9 +604,9 @@ fn arguments_that_do_not_fit_are_refused() {
         let pool = Tensor::<2>::zeros([4, 8], (&device, DType::F32));
         let ranges = SlotRanges { offsets: ints(1), lengths: ints(1) };
         let options = EvictionOptions::default();
-        let mut places = ints(places);
+        let (mut places, mut arrivals) = (ints(places), arrivals(1, &device));
         let (log_norms, limits) = (floats(norms), ints(limits));
-        let held = HeldSlots { log_norms, limits, places: &mut places };
+        let held = HeldSlots { log_norms, limits, places: &mut places, arrivals: &mut arrivals };
         evicting_attention(query, [pool.clone(), pool], None, &ranges, held, options).map(|_| ())
     };
     assert!(call(4, 1, 1).is_ok());

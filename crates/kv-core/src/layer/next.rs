@@ -21,19 +21,32 @@ pub(crate) struct Next {
     pub(crate) places: Tensor<2, Int>,
     /// The cache's limits on the device, `[B, Hkv]`.
     limits: Tensor<2, Int>,
+    /// What a step's heads count their arrivals by, 0 between steps: `[B, HeldSlots::ARRIVALS]`.
+    arrivals: Tensor<2, Int>,
+}
+
+/// Counters of `batch` sequences before a step.
+fn no_arrivals(batch: usize, device: &Device) -> Tensor<2, Int> {
+    Tensor::zeros([batch, HeldSlots::ARRIVALS], (device, DType::I32))
 }
 
 impl Next {
     pub(super) fn to_device(&self, device: &Device) -> Self {
         let (places, limits) = (self.places.clone(), self.limits.clone());
-        Self { places: places.to_device(device), limits: limits.to_device(device) }
+        let arrivals = no_arrivals(places.dims()[0], device);
+        Self { places: places.to_device(device), limits: limits.to_device(device), arrivals }
     }
 }
 
 impl Clone for Next {
     /// A copy: places are written in place.
     fn clone(&self) -> Self {
-        Self { places: self.places.clone().add_scalar(0), limits: self.limits.clone() }
+        let [batch, _] = self.places.dims();
+        Self {
+            places: self.places.clone().add_scalar(0),
+            limits: self.limits.clone(),
+            arrivals: no_arrivals(batch, &self.places.device()),
+        }
     }
 }
 
@@ -163,7 +176,8 @@ impl LayerCache {
         let weights = self.log_weights.clone();
         let Some(next) = &mut self.next else { return Err(not_held()) };
         let limits = next.limits.clone();
-        let held = HeldSlots { log_norms: norms, limits, places: &mut next.places };
+        let (places, arrivals) = (&mut next.places, &mut next.arrivals);
+        let held = HeldSlots { log_norms: norms, limits, places, arrivals };
         Ok(evicting_attention(query, pool, weights, &self.ranges, held, options)?)
     }
 
@@ -189,7 +203,8 @@ impl LayerCache {
         let limits = self.checked_limits()?.iter();
         let limits = limits.map(|&limit| i32::try_from(limit).unwrap_or(i32::MAX)).collect();
         let limits = ints(limits, shape, &self.options.device);
-        self.next = Some(Next { places, limits });
+        let arrivals = no_arrivals(shape[0], &self.options.device);
+        self.next = Some(Next { places, limits, arrivals });
         Ok(())
     }
 

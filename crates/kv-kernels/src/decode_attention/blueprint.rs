@@ -83,5 +83,18 @@ pub(crate) enum Logits {
     Weighed {
         /// Whether the newest token is no candidate.
         spares_newest: bool,
+        /// Heads of a sequence that give up the same slot, or 0 where each head has its own. Then importances go to
+        /// `scores`, `[pairs, stride]`, and `stats` counts a sequence's arrivals, `[B, ARRIVALS]`.
+        together: usize,
     },
+}
+
+impl Logits {
+    /// Heads that give up a slot together, 0 for none.
+    pub(super) fn together(self) -> usize {
+        match self {
+            Self::Weighed { together, .. } => together,
+            _ => 0,
+        }
+    }
 }

@@ -53,9 +53,12 @@ pub(crate) struct Evicts {
     pub(crate) places: CubeTensor,
     /// Whether the newest token is no candidate.
     pub(crate) spares_newest: bool,
-    /// Whether nothing else is kept, each head decides by itself, and importances are not wanted: the
-    /// kernel may decide then.
+    /// Whether nothing else is kept, and importances are not wanted: the kernel may decide then.
     pub(crate) alone: bool,
+    /// Heads of a sequence that give up the same slot, or 0 where each has its own.
+    pub(crate) together: usize,
+    /// A sequence's arrivals, `[B, ARRIVALS]`, contiguous: 0 before and behind the kernel.
+    pub(crate) arrivals: CubeTensor,
 }
 
 /// How ranges are attended to.
@@ -144,7 +147,11 @@ impl Call {
         let decided = deciding.is_some();
         let split = parts == Parts::Written;
         let scores = scores.unwrap_or_else(|| {
-            let shape = if decided { [1, 1] } else { self.scores_shape() };
+            let shape = match logits {
+                Logits::Weighed { together: 0, .. } => [1, 1],
+                Logits::Weighed { .. } => [pairs, self.config.longest.max(1)],
+                _ => self.scores_shape(),
+            };
             empty_like(query, Shape::from(shape), DType::F32)
         });
         let output = empty_like(query, query.shape(), query.dtype);
@@ -155,7 +162,10 @@ impl Call {
             Some(evicts) => evicts.places.clone(),
             None => empty_like(query, Shape::from([sums * head_dim]), DType::F32),
         };
-        let stats = empty_like(query, Shape::from([sums * 2]), DType::F32);
+        let stats = match deciding {
+            Some(evicts) => evicts.arrivals.clone(),
+            None => empty_like(query, Shape::from([sums * 2]), DType::F32),
+        };
 
         let count = grid(pairs * splits);
         let dtype = elem_type(query.dtype);
@@ -304,8 +314,8 @@ impl Call {
             return Logits::Written;
         }
         match evicts {
-            Some(&Evicts { spares_newest, alone: true, .. }) if splits == 1 || joined => {
-                Logits::Weighed { spares_newest }
+            Some(&Evicts { spares_newest, alone: true, together, .. }) if splits == 1 || joined => {
+                Logits::Weighed { spares_newest, together }
             }
             _ => Logits::Collected,
         }

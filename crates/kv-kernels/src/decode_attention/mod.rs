@@ -33,6 +33,8 @@ pub(crate) mod tensor_core;
 #[cfg(feature = "gpu")]
 pub(crate) mod tiles;
 #[cfg(feature = "gpu")]
+pub(crate) mod together;
+#[cfg(feature = "gpu")]
 mod weakest;
 
 use burn::backend::Dispatch;

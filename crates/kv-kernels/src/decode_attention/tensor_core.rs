@@ -10,6 +10,7 @@ use super::meet::{PLANE, Sums, elect, exchange, meet, nominate, write_joined, wr
 use super::products::{Rows, dots_of, nothing_yet, read_queries, take_values};
 use super::shared::{LOWEST, Seen, seen_of, slot_at};
 use super::tiles::{place_of, read_keys, read_values, read_weights};
+use super::together::{Sequence, give_up_together, publish};
 use super::weakest::{Weighed, norms_ahead, weakest};
 use crate::cluster::arrive_at_cluster;
 use crate::evicting_attention::weigh::next_place;
@@ -18,7 +19,8 @@ use crate::evicting_attention::weigh::next_place;
 /// In pairs of elements, as 32-bit words: `query` `[B, Hkv, G, D / 2]`, `keys` `[S, D / 2]`,
 /// `values` `[S, D / 2]` in vectors of `N` words, so that 8 lanes take a multiple of a row. In f32:
 /// `log_sum_exp` `[B, Hkv, G]`, `scores` `[S, G]`; where the range is split, `partial`
-/// `[B, Hkv, splits, G, D]` and `stats` `[B, Hkv, splits, G, 2]` (maximum, sum).
+/// `[B, Hkv, splits, G, D]` and `stats` `[B, Hkv, splits, G, 2]` (maximum, sum). Where slots are given up, `scores`,
+/// `partial`, `stats` and `view` are as [`Logits::Weighed`] says.
 #[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn tensor_core_kernel<E: Float, N: Size>(
@@ -51,6 +53,8 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     let pair = cube / splits;
     let kind = blueprint.features.view.comptime();
     let seen = seen_of(view, offsets, lengths, pair, width, sinks, kind);
+    let heads = comptime!(blueprint.logits.together());
+    let sequence = Sequence::of(lengths, view, pair, scores.len() / pairs, heads);
     attend::<E, N>(
         query,
         keys,
@@ -64,6 +68,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
         partial,
         stats,
         &seen,
+        &sequence,
         lengths[pair],
         pair,
         cube % splits,
@@ -114,6 +119,8 @@ pub(super) fn joined_kernel<E: Float, N: Size>(
     let pair = cube / splits;
     let kind = blueprint.features.view.comptime();
     let seen = seen_of(view, offsets, lengths, pair, width, sinks, kind);
+    let heads = comptime!(blueprint.logits.together());
+    let sequence = Sequence::of(lengths, view, pair, scores.len() / pairs, heads);
     attend::<E, N>(
         query,
         keys,
@@ -127,6 +134,7 @@ pub(super) fn joined_kernel<E: Float, N: Size>(
         partial,
         stats,
         &seen,
+        &sequence,
         lengths[pair],
         pair,
         cube % splits,
@@ -156,6 +164,7 @@ pub(crate) fn attend<E: Float, N: Size>(
     partial: &mut [f32],
     stats: &mut [f32],
     seen: &Seen,
+    sequence: &Sequence,
     length: i32,
     pair: usize,
     split: usize,
@@ -351,7 +360,11 @@ pub(crate) fn attend<E: Float, N: Size>(
         log_sum_exp: features.log_sum_exp,
     });
     // A head below its limit has nothing to look for.
-    let full = length >= limit;
+    let mut full = length >= limit;
+    let together = comptime!(blueprint.logits.together());
+    if comptime!(together > 0) {
+        full = sequence.full;
+    }
     let weighed = Weighed {
         start,
         first,
@@ -370,11 +383,43 @@ pub(crate) fn attend<E: Float, N: Size>(
         }
     }
     let cubes = blueprint.cubes().comptime();
-    let spares = comptime!(blueprint.logits == Logits::Weighed { spares_newest: true });
+    let spares = comptime!(matches!(blueprint.logits, Logits::Weighed { spares_newest: true, .. }));
     if joined {
         let received =
             exchange(&totals, &mut joint_maxima, &mut joint_weights, split, cubes, joint);
-        if weighs {
+        if comptime!(together > 0) {
+            // While the number of those before travels, the output is written.
+            let arrival = publish(
+                &totals,
+                &joint_maxima,
+                &joint_weights,
+                &norms,
+                numerators,
+                &weighed,
+                scores,
+                &*stats,
+                sequence,
+                pair,
+                split,
+                true,
+                joint,
+            );
+            write_joined::<E>(
+                &received,
+                &joint_maxima,
+                &joint_weights,
+                output,
+                log_sum_exp,
+                pair,
+                split,
+                cubes,
+                joint,
+            );
+            give_up_together(
+                &arrival, &*scores, stats, partial, &weighed, sequence, pair, length, split,
+                splits, together, spares, true, joint,
+            );
+        } else if weighs {
             let (key, place) = weakest(
                 &totals,
                 &joint_maxima,
@@ -416,6 +461,39 @@ pub(crate) fn attend<E: Float, N: Size>(
                 joint,
             );
         }
+    } else if comptime!(together > 0) {
+        let arrival = publish(
+            &totals,
+            &joint_maxima,
+            &joint_weights,
+            &norms,
+            numerators,
+            &weighed,
+            scores,
+            &*stats,
+            sequence,
+            pair,
+            split,
+            false,
+            joint,
+        );
+        write_met::<E>(
+            &totals,
+            &joint_maxima,
+            &joint_weights,
+            output,
+            log_sum_exp,
+            partial,
+            stats,
+            pair,
+            cube,
+            false,
+            joint,
+        );
+        give_up_together(
+            &arrival, &*scores, stats, partial, &weighed, sequence, pair, length, split, splits,
+            together, spares, false, joint,
+        );
     } else if weighs {
         let (_, place) = weakest(
             &totals,
@@ -432,7 +510,7 @@ pub(crate) fn attend<E: Float, N: Size>(
             partial[pair] = f32::reinterpret(next_place(place, newest, full, length));
         }
     }
-    if !joined {
+    if comptime!(!joined && together == 0) {
         let is_part = comptime!(blueprint.parts == Parts::Written);
         write_met::<E>(
             &totals,

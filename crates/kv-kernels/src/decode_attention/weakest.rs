@@ -12,16 +12,16 @@ use crate::evicting_attention::weigh::{NOWHERE, WEIGHTLESS};
 use crate::nvidia::{exp2, least_of_plane, log2};
 
 /// `log2 e`
-const LOG2_E: f32 = std::f32::consts::LOG2_E;
+pub(super) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// What no importance is: above all of them.
 pub(super) const NO_KEY: u32 = u32::MAX;
 /// Slots whose norms are read ahead, of a cube with a whole range and of one with a part.
 const AHEAD: [usize; 2] = [4096, 2048];
 /// Slots that a unit weighs between two looks at whether there are more.
-const TOGETHER: usize = 4;
+pub(super) const TOGETHER: usize = 4;
 
 /// Slots of a unit whose norms are read ahead.
-fn ahead(joined: bool, sums: Sums) -> usize {
+pub(super) fn ahead(joined: bool, sums: Sums) -> usize {
     AHEAD[joined as usize] / (sums.planes * PLANE)
 }
 
@@ -110,12 +110,19 @@ pub(super) fn weakest(
         slot += units;
     }
 
+    least_of_cube(best, weighed.first + best_slot, sums)
+}
+
+/// The least of the units' importances, as a key that orders as importances do, and the lowest place that has it. Only the
+/// first plane knows them.
+#[cube]
+pub(super) fn least_of_cube(best: f32, place: usize, #[comptime] sums: Sums) -> (u32, i32) {
     let mut keys = Shared::<[u32]>::new_slice(sums.planes);
     let mut places = Shared::<[u32]>::new_slice(sums.planes);
     let own = select(best < f32::new(f32::MAX), key_of(best), u32::new(NO_KEY as i64));
     let key = least_of_plane(own);
     let nowhere = u32::new(NOWHERE as i64);
-    let place = (weighed.first + best_slot) as u32;
+    let place = place as u32;
     let place = least_of_plane(select(own == key && key != NO_KEY, place, nowhere));
     let plane = UNIT_POS as usize / PLANE;
     if UNIT_POS as usize == plane * PLANE {
@@ -136,7 +143,7 @@ pub(super) fn weakest(
 
 /// `log2 Σ_g α_g ‖v‖₁` of a slot of the cube's; above all others for what is no candidate.
 #[cube]
-fn importance(
+pub(super) fn importance(
     totals: &Shared<[f32]>,
     normalisers: &Array<f32>,
     log_norm: f32,
@@ -146,7 +153,9 @@ fn importance(
     #[comptime] group: usize,
 ) -> f32 {
     let at = weighed.logits_at + min(slot, weighed.count - 1);
-    let mut goes = slot < weighed.count && totals[at] >= f32::new(WEIGHTLESS);
+    // What is no number is not without weight; it is below nothing, and never the least.
+    let weightless = totals[at] < f32::new(WEIGHTLESS);
+    let mut goes = slot < weighed.count && !weightless;
     if spares_newest {
         goes = goes && (weighed.first + slot) as i32 != weighed.newest;
     }

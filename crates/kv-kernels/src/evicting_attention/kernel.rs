@@ -373,7 +373,7 @@ pub(super) fn decide_together_kernel(
 
 /// Whether a slot may be given up.
 #[cube]
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, clippy::eq_op)]
 fn may_go(
     positions: &[i32],
     importance: f32,
@@ -385,7 +385,8 @@ fn may_go(
     recents: i32,
     #[comptime] rules: Rules,
 ) -> bool {
-    let mut goes = importance != f32::new(ABSENT);
+    // What is no number equals nothing.
+    let mut goes = importance != f32::new(ABSENT) && importance == importance;
     if comptime!(rules.spares_newest) {
         goes = goes && i32::cast_from(place) != newest;
     }

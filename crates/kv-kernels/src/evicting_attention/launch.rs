@@ -19,12 +19,12 @@ const MOST_SLICES: usize = 64;
 /// Heads whose candidates a cube compares.
 const CHOOSERS: usize = 64;
 
-/// Returns output, places, and log-importances if asked for.
+/// Returns output, places and arrivals, and log-importances if asked for.
 pub(crate) fn run(
     call: Call,
     eviction: Eviction<CubeBackend>,
     config: EvictionConfig,
-) -> (CubeTensor, CubeTensor, CubeTensor) {
+) -> (CubeTensor, [CubeTensor; 2], CubeTensor) {
     let query = call.query.clone();
     let [_, _, head_dim] = query.shape().dims();
     let [batch, kv_heads] = eviction.offsets.shape().dims();
@@ -32,15 +32,23 @@ pub(crate) fn run(
     let client = query.client.clone();
     let longest = config.attention.longest;
     let together = config.scope == EvictionScope::Layer;
-    let alone = !together && !config.guarded && !config.importance;
-    let places = into_contiguous(eviction.places);
-    let evicts = Evicts { places: places.clone(), spares_newest: config.spares_newest, alone };
+    let alone = !config.guarded && !config.importance;
+    let [places, arrivals] = [eviction.places, eviction.arrivals].map(into_contiguous);
+    let evicts = Evicts {
+        places: places.clone(),
+        spares_newest: config.spares_newest,
+        alone,
+        together: if together { kv_heads } else { 0 },
+        arrivals: arrivals.clone(),
+    };
     let attended = call.run_evicting(&evicts);
 
-    let shape = Shape::from([if config.importance { slots } else { 1 }]);
-    let importance = empty_like(&query, shape, DType::F32);
+    // Heads that give up a slot together sum their importances up.
+    let importance = config.importance || together;
+    let shape = Shape::from([if importance && !attended.decided { slots } else { 1 }]);
+    let importances = empty_like(&query, shape, DType::F32);
     if attended.decided {
-        return (attended.output, places, importance);
+        return (attended.output, [places, arrivals], importances);
     }
     let pairs = batch * kv_heads;
     // Heads that do not fill the device get as many units as one cube can have. Longer ones are
@@ -60,7 +68,7 @@ pub(crate) fn run(
         planes: planes(units),
         split: attended.splits > 1,
         whole: slices == 1 && !together,
-        importance: config.importance,
+        importance,
         rules,
     };
     let log_norms = into_contiguous(eviction.log_norms);
@@ -86,7 +94,7 @@ pub(crate) fn run(
             now.clone().into_buffer_arg(),
             attended.output.clone().into_buffer_arg(),
             places.clone().into_buffer_arg(),
-            importance.clone().into_buffer_arg(),
+            importances.clone().into_buffer_arg(),
             candidates.clone().into_buffer_arg(),
             pairs,
             kv_heads,
@@ -102,7 +110,7 @@ pub(crate) fn run(
                 &client,
                 grid(batch),
                 CubeDim::new_1d(widest as u32),
-                importance.clone().into_buffer_arg(),
+                importances.clone().into_buffer_arg(),
                 offsets.into_buffer_arg(),
                 lengths.clone().into_buffer_arg(),
                 limits.clone().into_buffer_arg(),
@@ -131,5 +139,5 @@ pub(crate) fn run(
             );
         }
     }
-    (attended.output, places, importance)
+    (attended.output, [places, arrivals], importances)
 }

@@ -6,9 +6,9 @@
 //! slots and no value is looked at twice. Importances are compared as logarithms: where the paper
 //! drops the softmax's maximum, logits of any size are told apart here.
 //!
-//! On CubeCL devices this is the kernel of [`crate::decode_attention`]. Where a cube has a whole head
-//! and room for its logits, it decides too; else it leaves them, and `kernel.rs` joins the parts of a
-//! head and decides.
+//! On CubeCL devices this is the kernel of [`crate::decode_attention`]. Where a cube, or a cluster of them, has a whole
+//! head and room for its logits, it decides too: for its head, or, as the last of a sequence's, for all heads. Else it
+//! leaves logits, and `kernel.rs` joins the parts of a head and decides.
 
 #[cfg(feature = "gpu")]
 mod kernel;
@@ -33,11 +33,11 @@ const OP: &str = "evicting_attention";
 /// Which heads give up a slot together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EvictionScope {
-    /// Every key-value head its own: what the paper's algorithm states.
+    /// Every key-value head its own.
     #[default]
     Head,
-    /// All heads of a sequence the slot at the same place, by their summed importance: what the
-    /// authors' code does. Heads must be equally long.
+    /// All heads of a sequence the slot at the same place, by their summed importance: the paper's Algorithm 1 and its
+    /// authors' code. Heads must be equally long.
     Layer,
 }
 
@@ -51,6 +51,14 @@ pub struct HeldSlots<'a> {
     /// Places of the newest tokens, `[B, Hkv]`, 32-bit, counted from each range's first slot; those
     /// of the next ones are written over them.
     pub places: &'a mut Tensor<2, Int>,
+    /// Counters of a sequence's heads, `[B, ARRIVALS]`, 32-bit: 0 before each call and behind it. Kernels that decide for
+    /// all heads of a sequence at once know by them which head is the last.
+    pub arrivals: &'a mut Tensor<2, Int>,
+}
+
+impl HeldSlots<'_> {
+    /// Counters of a sequence.
+    pub const ARRIVALS: usize = 16;
 }
 
 /// Slots that are kept whatever their importance.
@@ -97,8 +105,8 @@ pub struct EvictingOutput {
 ///
 /// The places of the newest tokens in `held` become those of the next ones, in place: behind the
 /// live slots for a head below its limit, else the place of the least important slot (the lowest
-/// among equals). Slots of weight 0 are not given up while another is left. Where nothing may be
-/// given up, the newest token is.
+/// among equals). Slots of weight 0, and those whose importance is no number, are not given up. Where
+/// nothing may be given up, the newest token is.
 ///
 /// # Shapes
 /// As [`crate::decode_attention`]'s.
@@ -113,7 +121,7 @@ pub fn evicting_attention(
     held: HeldSlots<'_>,
     options: EvictionOptions,
 ) -> Result<EvictingOutput, KernelError> {
-    let HeldSlots { log_norms: norms, limits, places } = held;
+    let HeldSlots { log_norms: norms, limits, places, arrivals } = held;
     let [batch, _, head_dim] = query.dims();
     let [slots, _] = keys.dims();
     let [_, kv_heads] = ranges.offsets.dims();
@@ -126,6 +134,8 @@ pub fn evicting_attention(
     check.int("limits", &limits)?;
     check.shape("places", places, &pairs)?;
     check.int("places", places)?;
+    check.shape("arrivals", arrivals, &[batch, HeldSlots::ARRIVALS])?;
+    check.int("arrivals", arrivals)?;
     if let Some(guard) = &options.guard {
         check.shape("positions", &guard.positions, &[slots])?;
         check.int("positions", &guard.positions)?;
@@ -155,7 +165,7 @@ pub fn evicting_attention(
         recents: protected(guard.map_or(0, |guard| guard.recents)),
         spares_newest: !options.evict_newest,
         scope: options.scope,
-        importance: options.importance || options.scope == EvictionScope::Layer,
+        importance: options.importance,
     };
     // An extension takes no optional tensors: where nothing is read, any tensor serves.
     let device = query.device();
@@ -163,7 +173,7 @@ pub fn evicting_attention(
     let (positions, now) =
         options.guard.map_or_else(|| (none(), none()), |guard| (guard.positions, guard.now));
     let log_weights = log_weights.unwrap_or_else(|| Tensor::<1>::empty([1], (&device, DType::F32)));
-    let (output, next, importance) = <Dispatch as AttentionOps>::evicting_attention(
+    let (output, next, counters, importance) = <Dispatch as AttentionOps>::evicting_attention(
         query.into_dispatch(),
         keys.into_dispatch(),
         values.into_dispatch(),
@@ -174,12 +184,14 @@ pub fn evicting_attention(
             lengths: ranges.lengths.clone().into_dispatch(),
             limits: limits.into_dispatch(),
             places: check.take_ints(places).into_dispatch(),
+            arrivals: check.take_ints(arrivals).into_dispatch(),
             positions: positions.into_dispatch(),
             now: now.into_dispatch(),
         },
         config,
     );
     *places = Tensor::from_dispatch(next);
+    *arrivals = Tensor::from_dispatch(counters);
     Ok(EvictingOutput {
         output: Tensor::from_dispatch(output),
         log_importance: options.importance.then(|| Tensor::from_dispatch(importance)),

@@ -102,6 +102,7 @@ impl Decision<'_> {
             let place = place as i32;
             let stays = self.spares_newest && place == newest
                 || importance == ABSENT
+                || importance.is_nan()
                 || self.guard.as_ref().is_some_and(|guard| {
                     let now = guard.now[pair / self.kv_heads];
                     let position = guard.positions[slot];

@@ -20,6 +20,8 @@ pub(crate) struct Eviction<B: Backend> {
     pub(crate) limits: IntTensor<B>,
     /// `[B, Hkv]`, written in place.
     pub(crate) places: IntTensor<B>,
+    /// `[B, ARRIVALS]`, 0 before and behind.
+    pub(crate) arrivals: IntTensor<B>,
     /// `[S]`
     pub(crate) positions: IntTensor<B>,
     /// `[B]`
@@ -43,8 +45,8 @@ pub(crate) trait AttentionOps: Backend {
         config: DecodeConfig,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// Returns output `[B, Hq, D]`, the next tokens' places `[B, Hkv]` and log-importances `[S]`, a
-    /// placeholder where `config` does not ask for them.
+    /// Returns output `[B, Hq, D]`, the next tokens' places `[B, Hkv]`, the counters of arrivals, and log-importances
+    /// `[S]`, a placeholder where `config` does not ask for them.
     fn evicting_attention(
         query: FloatTensor<Self>,
         keys: FloatTensor<Self>,
@@ -52,7 +54,7 @@ pub(crate) trait AttentionOps: Backend {
         log_weights: FloatTensor<Self>,
         #[extension_type] eviction: Eviction<Self>,
         config: EvictionConfig,
-    ) -> (FloatTensor<Self>, IntTensor<Self>, FloatTensor<Self>);
+    ) -> (FloatTensor<Self>, IntTensor<Self>, IntTensor<Self>, FloatTensor<Self>);
 
     /// Adds probabilities of logits `[S, G]` to `sums` `[S]`, in place.
     fn add_probabilities(

@@ -42,7 +42,7 @@ impl AttentionOps for Flex {
         log_weights: FlexTensor,
         eviction: Eviction<Self>,
         config: EvictionConfig,
-    ) -> (FlexTensor, FlexTensor, FlexTensor) {
+    ) -> (FlexTensor, FlexTensor, FlexTensor, FlexTensor) {
         let [pairs @ .., kv_heads] = eviction.offsets.layout().shape().dims::<2>();
         let group = query.layout().shape()[1] / kv_heads;
         let args = Args {
@@ -90,7 +90,8 @@ impl AttentionOps for Flex {
         let next = TensorData::new(decision.next(&importance), Shape::from([pairs[0], kv_heads]));
         let slots = importance.len();
         let importance = TensorData::new(importance, [slots]);
-        (output, FlexTensor::from_data(next), FlexTensor::from_data(importance))
+        let (next, importance) = (FlexTensor::from_data(next), FlexTensor::from_data(importance));
+        (output, next, eviction.arrivals, importance)
     }
 
     fn add_probabilities(

@@ -34,7 +34,7 @@ impl AttentionOps for CubeBackend {
         log_weights: CubeTensor,
         eviction: Eviction<Self>,
         config: EvictionConfig,
-    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+    ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
         let call = Call {
             query,
             keys,
@@ -46,7 +46,9 @@ impl AttentionOps for CubeBackend {
             view: eviction.limits.clone(),
             config: config.attention,
         };
-        evicting_attention::launch::run(call, eviction, config)
+        let (output, [places, arrivals], importances) =
+            evicting_attention::launch::run(call, eviction, config);
+        (output, places, arrivals, importances)
     }
 
     fn add_probabilities(
