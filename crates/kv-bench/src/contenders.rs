@@ -158,6 +158,10 @@ impl Contender {
         let mut config = self.policy.config();
         config.get("certified")?;
         config["certified"] = json!(true);
+        // Bounds take how far apart queries after RoPE are; those before it are the default.
+        if config["similarity"] == "raw-query" {
+            config["similarity"] = json!("query");
+        }
         let mut shortest = config.clone();
         if let Ok(budget) = serde_json::from_value::<Budget>(config["budget"].clone()) {
             shortest["budget"] = json!(Budget::Tokens(budget.resolve(tokens)));

@@ -168,6 +168,11 @@ pub enum Pooling {
     Max,
 }
 
+/// An observation window that takes at most half of a budget, and at least one token.
+pub(crate) fn fitted_window(window: usize, budget: usize) -> usize {
+    window.min((budget / 2).max(1))
+}
+
 /// Checks an observation window and the pooling's width.
 pub(crate) fn check_window(window: usize, kernel: usize) -> Result<(), String> {
     if window == 0 {

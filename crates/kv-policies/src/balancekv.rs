@@ -10,14 +10,16 @@ use std::f32::consts::LN_2;
 use std::ops::Range;
 
 use burn::tensor::Tensor;
-use kv_core::{Budget, Selection};
+use kv_core::{Budget, CacheOptions, LayerCache, Selection};
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 
+use crate::policy::fill;
 use crate::scorers::generator;
-use crate::{Needs, Observation, Plan, Policy, PolicyError, Result};
+use crate::{Needs, Observation, Observed, Plan, Policy, PolicyError, Result};
 
-use anchors::{anchors, without};
+pub use anchors::AnchorRule;
+use anchors::{by_block_mean, by_key_diff, without};
 use compressed::{Compressed, Kept};
 pub(crate) use ends::exact_ends;
 pub use official::{OfficialList, OfficialWalk};
@@ -71,11 +73,14 @@ pub struct BalanceKv {
     /// What keys are centred by.
     #[serde(default)]
     pub centring: Centring,
-    /// Share of the slots between the ends that hold, exactly, the tokens whose keys point away from
-    /// the others' most (lowest cosine to the mean direction, as [`crate::KeyDiff`] scores): the paper's
-    /// augmented form for retrieval (section 4.3), which names neither number nor criterion.
+    /// Share of the slots between the ends that hold tokens exactly, those whose keys stand apart: the
+    /// augmented form for retrieval (section 4.3, "a small set of tokens whose key embeddings are
+    /// strongly anti-correlated with the rest"; the paper names no number).
     #[serde(default)]
     pub anchors: f64,
+    /// Which tokens stand apart.
+    #[serde(default)]
+    pub anchors_by: AnchorRule,
     /// The authors' code to the letter instead, see [`OfficialWalk`]: it takes whole rounds alone, so
     /// that less than the budget may be kept.
     #[serde(default)]
@@ -107,6 +112,7 @@ impl BalanceKv {
             value_offset: default_value_offset(),
             centring: Centring::default(),
             anchors: 0.0,
+            anchors_by: AnchorRule::default(),
             official: false,
         }
     }
@@ -154,30 +160,128 @@ impl Policy for BalanceKv {
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
-        let budget = self.budget.resolve(tokens);
-        if budget >= tokens {
-            return Ok(Selection::all(batch * kv_heads, tokens).into());
-        }
-        let [sinks, recents] = exact_ends(self.name(), [self.sinks, self.recents], budget)?;
-        let target = budget - sinks - recents;
-        let middle = sinks..tokens - recents;
-        let compressed = if self.official {
-            self.official(observation, middle, target)?
-        } else {
-            let pairs = batch * kv_heads;
-            let count = (target as f64 * self.anchors) as usize;
-            let anchors = anchors(observation, &middle, count)?;
-            let lists = without(&anchors, &middle, &observation.keys.device())?;
-            let own = target - anchors.total() / pairs;
-            let mut compressed = self.walk().compress(observation, lists, own)?;
-            for (kept, anchors) in compressed.kept.iter_mut().zip(anchors.kept()?) {
-                let tokens = anchors.iter().map(|at| middle.start as u32 + at);
-                kept.extend(tokens.map(Kept::exact));
-            }
-            compressed
+        self.plan(observation, None)
+    }
+
+    /// The authors' anchors are one layer's, for all layers behind it.
+    fn defers(&self) -> bool {
+        self.anchors > 0.0 && self.anchors_by == AnchorRule::BlockMean
+    }
+
+    fn prefill_layers(
+        &self,
+        layers: &[Observed],
+        new_tokens: usize,
+        options: CacheOptions,
+    ) -> Result<Vec<LayerCache>> {
+        let shared = match layers.get(anchors::LAYER) {
+            Some(layer) if self.defers() => self.block_anchors(&layer.view())?,
+            _ => None,
         };
-        compressed.plan([sinks, recents], tokens)
+        let plain = BalanceKv { anchors: 0.0, ..self.clone() };
+        let each = layers.iter().enumerate().map(|(index, layer)| {
+            let observation = layer.view();
+            let plan = match &shared {
+                Some(_) if index < anchors::LAYER => plain.plan(&observation, None)?,
+                shared => self.plan(&observation, shared.as_deref())?,
+            };
+            fill(self, plan, &observation, new_tokens, options.clone())
+        });
+        each.collect()
+    }
+}
+
+/// A prompt's tokens, as a budget divides them.
+struct Parts {
+    /// First and last tokens that are kept exactly.
+    ends: [usize; 2],
+    /// The tokens between them.
+    middle: Range<usize>,
+    /// How many of those are kept.
+    target: usize,
+    /// How many of these may be anchors.
+    anchors: usize,
+}
+
+impl BalanceKv {
+    /// What a prompt is divided into; `None` where all of it stays.
+    fn parts(&self, tokens: usize) -> Result<Option<Parts>> {
+        let slots = self.budget.resolve(tokens);
+        if slots >= tokens {
+            return Ok(None);
+        }
+        let ends = exact_ends(self.name(), [self.sinks, self.recents], self.budget, slots)?;
+        let [sinks, recents] = ends;
+        let target = slots - sinks - recents;
+        let anchors = (target as f64 * self.anchors) as usize;
+        Ok(Some(Parts { ends, middle: sinks..tokens - recents, target, anchors }))
+    }
+
+    /// A layer's anchors by the authors' rule, of each sequence; `None` where all of the prompt stays.
+    fn block_anchors(&self, observation: &Observation<'_>) -> Result<Option<Vec<Selection>>> {
+        let parts = self.parts(observation.tokens())?;
+        let of =
+            |parts: Parts| by_block_mean(observation, &parts.middle, self.block, parts.anchors);
+        parts.map(of).transpose()
+    }
+
+    /// What is kept, with anchors of the authors' rule that are another layer's or the layer's own.
+    fn plan(&self, observation: &Observation<'_>, shared: Option<&[Selection]>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let Some(Parts { ends, middle, target, anchors }) = self.parts(tokens)? else {
+            return Ok(Selection::all(batch * kv_heads, tokens).into());
+        };
+        if self.official {
+            return self.official(observation, middle, target)?.plan(ends, tokens);
+        }
+        if !self.defers() {
+            let anchors = by_key_diff(observation, &middle, anchors)?;
+            return self.beside(observation, &middle, target, &anchors)?.plan(ends, tokens);
+        }
+        let own;
+        let shared = match shared {
+            Some(shared) => shared,
+            None => {
+                own = by_block_mean(observation, &middle, self.block, anchors)?;
+                &own
+            }
+        };
+        // Sequences may have different numbers of anchors, so that each is walked by itself.
+        let mut kept = Vec::with_capacity(batch * kv_heads);
+        for (row, anchors) in shared.iter().enumerate() {
+            let part = |tensor: &Tensor<4>| tensor.clone().narrow(0, row, 1);
+            let (keys, values) = (part(observation.keys), part(observation.values));
+            let positions = observation.positions.clone().narrow(0, row, 1);
+            let seeds = observation.seeds.get(row..row + 1).unwrap_or_default();
+            let own = Observation {
+                keys: &keys,
+                values: &values,
+                positions: &positions,
+                seeds,
+                ..observation.clone()
+            };
+            kept.extend(self.beside(&own, &middle, target, anchors)?.kept);
+        }
+        Compressed { kept, separate: false }.plan(ends, tokens)
+    }
+
+    /// Anchors, equally many a head, and what the walk leaves of the other tokens of `middle`: `target`
+    /// together.
+    fn beside(
+        &self,
+        observation: &Observation<'_>,
+        middle: &Range<usize>,
+        target: usize,
+        anchors: &Selection,
+    ) -> Result<Compressed> {
+        let lists = without(anchors, middle, &observation.keys.device())?;
+        let own = target - anchors.total() / anchors.pairs().max(1);
+        let mut compressed = self.walk().compress(observation, lists, own)?;
+        for (kept, anchors) in compressed.kept.iter_mut().zip(anchors.kept()?) {
+            let tokens = anchors.iter().map(|at| middle.start as u32 + at);
+            kept.extend(tokens.map(Kept::exact));
+        }
+        Ok(compressed)
     }
 }
 
@@ -202,6 +306,8 @@ impl BalanceKv {
             block: self.block,
             rounds,
             gamma: self.gamma,
+            temperature: 1.0,
+            beta: 0.0,
             value_offset: self.value_offset,
         };
         let (keys, values) = (part(observation.keys), part(observation.values));

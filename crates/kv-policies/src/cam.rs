@@ -31,8 +31,9 @@ const SEEDS: &str = "seeds";
 /// dropped. Keys stay as they are, heads draw for themselves, and survivors receive a prompt's values
 /// as they were, not as merged.
 ///
-/// `A` is the attention that each token has had from the last query, as in the authors' form around H2O with a `spread`
-/// of 32, or from all queries, as in their form around StreamingLLM with one of 16.
+/// `A` is the attention that each token has had from the last query, as in the authors' generation code (HELM) with a
+/// `spread` of 32, or from all queries, as in their streaming code with one of 16. Both keep sinks and recents, and
+/// merge nothing of the prompt: one token a decode step.
 #[derive(Debug, Clone)]
 pub struct Cam {
     evictor: Arc<dyn Evictor>,
@@ -47,13 +48,34 @@ pub struct CamOptions {
     pub spread: usize,
     /// What probabilities come from.
     pub attention: CamAttention,
-    /// How many of a prompt's victims may be spread, those of the highest scores (`n_steps` of
-    /// kvpress's form); `None` for all.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub candidates: Option<usize>,
+    /// Which of a prompt's victims may be spread; none in the authors' code.
+    pub candidates: Candidates,
     /// Whether a victim is compared with all survivors behind it rather than the next ones, and each
-    /// share is `1 / spread` even where fewer receive one, as in the authors' code around H2O.
+    /// share is `1 / spread` even where fewer receive one, as in the authors' generation code.
     pub official: bool,
+}
+
+/// Which of a prompt's victims may be spread: a number or `"all"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Candidates {
+    /// So many, those of the highest scores (`n_steps` of kvpress's form); 0 for none.
+    Most(usize),
+    /// All of them. Ours.
+    All(All),
+}
+
+/// The word `"all"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum All {
+    /// All.
+    All,
+}
+
+impl Candidates {
+    /// All of them.
+    pub const ALL: Self = Self::All(All::All);
 }
 
 /// Whose attention decides what is spread.
@@ -70,7 +92,7 @@ pub enum CamAttention {
 impl Default for CamOptions {
     fn default() -> Self {
         let attention = CamAttention::default();
-        Self { spread: 32, attention, candidates: None, official: false }
+        Self { spread: 32, attention, candidates: Candidates::Most(0), official: false }
     }
 }
 
@@ -80,12 +102,9 @@ impl Cam {
     /// range.
     pub fn new(evictor: Arc<dyn Policy>, options: CamOptions) -> Result<Self> {
         let evictor = evictor_of(evictor, NAME)?;
-        for (name, count) in [("spread", Some(options.spread)), ("candidates", options.candidates)]
-        {
-            if count == Some(0) {
-                let reason = format!("`{name}` is 0, expected at least 1");
-                return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
-            }
+        if options.spread == 0 {
+            let reason = "`spread` is 0, expected at least 1".into();
+            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
         }
         Ok(Self { evictor, options })
     }
@@ -113,10 +132,17 @@ impl Cam {
         let seeds = Tensor::<1>::from_data(seeds.as_slice(), (&device, DType::F32));
         cache.set_state(SEEDS, seeds.reshape([batch, kv_heads, 2]));
 
+        let spreads = self.options.candidates != Candidates::Most(0);
+        if !spreads && self.options.attention == CamAttention::Step {
+            return Ok(());
+        }
         let attention = self.prompt_attention(observation)?;
         if self.options.attention == CamAttention::Accumulated {
             let attention = attention.clone().flatten(0, 1);
             cache.set_kept_track(ATTENTION, attention, selection, 0.0)?;
+        }
+        if !spreads {
+            return Ok(());
         }
         let attention = read_f32("attention", attention)?;
         self.spread_prompt(cache, observation, selection, &attention, uniform)

@@ -49,18 +49,3 @@ pub enum PolicyError {
         what: &'static str,
     },
 }
-
-impl PolicyError {
-    /// Checks that a budget holds its protected tokens.
-    pub(crate) fn check_protected(
-        policy: &'static str,
-        sinks: usize,
-        recents: usize,
-        budget: usize,
-    ) -> Result<(), Self> {
-        if sinks.saturating_add(recents) > budget {
-            return Err(Self::ProtectedOverBudget { policy, sinks, recents, budget });
-        }
-        Ok(())
-    }
-}

@@ -5,14 +5,16 @@ mod family;
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use kv_core::{
     AttentionOutput, Budget, DecodeAttentionOptions, HeadAllocation, LayerAllocation, LayerCache,
     Room, Selection, read_f32,
 };
 
 use crate::attention::last_queries;
-use crate::rescore::{remember, remembers, rescore};
+use crate::ends::fit_ends;
+use crate::notice::warn_once;
+use crate::rescore::{last_of, remember, rescore};
 use crate::{
     Attended, DecodeView, Decoding, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy,
     PolicyError, QUERIES, RAW_QUERIES, Reduction, Result, SCORE, Scorer, Step, VALUE_NORMS,
@@ -47,7 +49,7 @@ impl<S: Scorer> KeepTop<S> {
         scorer.validate().map_err(invalid)?;
         let policy = Self { family, scorer, name };
         if let Budget::Tokens(budget) = policy.family.budget {
-            policy.check_protected(budget)?;
+            policy.ends(budget, budget)?;
         }
         Ok(policy)
     }
@@ -62,10 +64,31 @@ impl<S: Scorer> KeepTop<S> {
         &self.scorer
     }
 
-    fn check_protected(&self, budget: usize) -> Result<(usize, usize)> {
-        let (sinks, recents) = (self.family.sinks_of::<S>(budget), self.family.recents_of(budget));
-        PolicyError::check_protected(self.name, sinks, recents, budget)?;
-        Ok((sinks, recents))
+    /// Sinks and recents of a layer's `budget`, where layers have `base` slots a head on average.
+    fn ends(&self, budget: usize, base: usize) -> Result<[usize; 2]> {
+        let sinks = match self.family.sinks {
+            Some(sinks) => sinks,
+            // What a cut window protects follows from the mean, as the window does.
+            None => self.family.sinks_of(&self.scorer, base).min(budget / 4),
+        };
+        let ends = [sinks, self.family.recents_of(budget)];
+        fit_ends(self.name, self.family.budget, budget, ends)
+    }
+
+    /// The scorer for a mean budget.
+    fn fitted(&self, base: usize) -> S {
+        let fitted = self.scorer.fitted(base);
+        let (own, window) = (self.scorer.window(), fitted.window());
+        if window < own {
+            warn_once(self.name, "window", || {
+                format!(
+                    "a budget of {base} slots is less than twice its window of {own}: the last \
+                     {window} and the first {} tokens are kept (`fit_window`)",
+                    self.family.sinks_of(&self.scorer, base)
+                )
+            });
+        }
+        fitted
     }
 
     /// Whether steps evict.
@@ -128,10 +151,7 @@ impl<S: Scorer> KeepTop<S> {
         }
         let missing =
             PolicyError::MissingObservation { policy: self.name, what: "the last queries" };
-        let last = last_queries(queries.ok_or(missing)?, count);
-        let [batch, heads, held, head_dim] = last.dims();
-        // A copy: a view would keep the whole prompt's queries alive.
-        let last = last.cast(DType::F32).mul_scalar(1.0).reshape([batch, heads, held * head_dim]);
+        let last = last_of(last_queries(queries.ok_or(missing)?, count), count);
         cache.set_state(name, last);
         Ok(())
     }
@@ -142,15 +162,13 @@ impl<S: Scorer> KeepTop<S> {
         observation: &Observation<'_>,
         budget: usize,
     ) -> Result<(Tensor<3>, [usize; 2])> {
-        let (sinks, recents) = self.check_protected(budget)?;
-        let recents = recents.max(self.window(budget - sinks)).min(observation.tokens());
-        let scores = protected(self.scorer.prefill(observation, budget)?, sinks, recents);
+        let base = self.family.budget.resolve(observation.tokens());
+        let scorer = self.fitted(base);
+        let [sinks, recents] = self.ends(budget, base)?;
+        let window = scorer.window().min(budget - sinks);
+        let recents = recents.max(window).min(observation.tokens());
+        let scores = protected(scorer.prefill(observation, budget)?, sinks, recents);
         Ok((scores, [sinks, recents]))
-    }
-
-    /// The scorer's own window, as far as the budget reaches.
-    fn window(&self, budget: usize) -> usize {
-        self.scorer.window().min(budget)
     }
 }
 
@@ -216,7 +234,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
             return Ok(());
         }
         let limit = self.family.decode_budget(&self.scorer, observation)?;
-        self.check_protected(limit)?;
+        self.ends(limit, limit)?;
         let kept = selection.lengths().iter().map(|&kept| kept.max(limit));
         cache.set_limits(kept.collect())?;
         match decoding {
@@ -255,11 +273,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
         let between = self.family.interval > 1 && !self.evicts(cache, 1).contains(&true);
         let steady = match self.decoding() {
             Decoding::None => true,
-            Decoding::Rescore { window, raw_queries } => {
-                between
-                    && remembers(cache, QUERIES, window)
-                    && remembers(cache, RAW_QUERIES, raw_queries)
-            }
+            Decoding::Rescore { .. } => between,
             Decoding::BeforeAttention | Decoding::AfterAttention { .. } => {
                 between || self.family.interval == 1 && cache.at_limits()
             }
@@ -372,10 +386,10 @@ impl<S: Scorer> KeepTop<S> {
             }
             Decoding::Rescore { window, raw_queries } => {
                 if window > 0 {
-                    remember(cache, QUERIES, query, window)?;
+                    remember(self.name, cache, QUERIES, query)?;
                 }
                 if raw_queries > 0 {
-                    remember(cache, RAW_QUERIES, &step.raw_query()?, raw_queries)?;
+                    remember(self.name, cache, RAW_QUERIES, &step.raw_query()?)?;
                 }
                 let group = query.dims()[1] / cache.layout().kv_heads();
                 let scores = |cache: &LayerCache| rescore(&self.scorer, layer, cache, step, group);

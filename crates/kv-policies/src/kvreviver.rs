@@ -11,6 +11,7 @@ use rand::Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::keep_top::protected;
+use crate::notice::warn_once;
 use crate::scorers::generator;
 use crate::{
     Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reduction, Result, Step,
@@ -171,7 +172,15 @@ impl KvReviver {
         let budget = match self.options.budget {
             // Budgets in tokens fill up even after short prompts.
             Budget::Tokens(budget) => layers.spread(count, budget, least, usize::MAX)?[index],
-            budget => layers.spread(count, budget.resolve(tokens), least, tokens)?[index],
+            budget => {
+                let slots = layers.spread(count, budget.resolve(tokens), least, tokens)?[index];
+                if slots < least {
+                    warn_once(NAME, "least", || {
+                        format!("a budget of {slots} slots is below its least: it takes {least}")
+                    });
+                }
+                slots.max(least)
+            }
         };
         Ok((budget, self.options.shares().of(budget, self.options.buckets)?))
     }

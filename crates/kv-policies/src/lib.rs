@@ -64,6 +64,7 @@ mod depth;
 mod depth_bounds;
 mod double_sparsity;
 mod duo_attention;
+mod ends;
 mod error;
 mod etf;
 mod evictor;
@@ -75,6 +76,7 @@ mod kvmerger;
 mod kvreviver;
 mod longflow;
 mod merge_groups;
+mod notice;
 mod observed;
 mod policy;
 mod prompt;
@@ -87,16 +89,19 @@ mod rerotated;
 mod rescore;
 mod scorer;
 mod scorers;
+mod set_parts;
 mod step;
 mod subset;
 mod top_k_oracle;
 mod uniform;
 
 pub use attention::{Pooling, Reduction, pool_scores, window_attention};
-pub use balancekv::{BalanceKv, BalanceKvStream, Centring, OfficialList, OfficialWalk};
-pub use cam::{Cam, CamAttention, CamOptions};
+pub use balancekv::{AnchorRule, BalanceKv, BalanceKvStream, Centring, OfficialList, OfficialWalk};
+pub use cam::{Cam, CamAttention, CamOptions, Candidates};
 pub use channels::{ChannelStatistic, Channels, by_importance};
-pub use cis::{Cis, CisOptions, GroupScore, GroupSimilarity, SetsOf, Similarity};
+pub use cis::{
+    Cis, CisOptions, Compared, GroupScore, GroupSimilarity, Neighbours, SetsOf, Similarity,
+};
 pub use combine::Combine;
 pub use compressed_attention::CompressedAttention;
 pub use cpe::Cpe;
@@ -129,7 +134,7 @@ pub use scorer::{
     DecodeView, Decoding, FamilyDefaults, QUERIES, RAW_QUERIES, SCORE, Scorer, VALUE_NORMS,
 };
 pub use scorers::*;
-pub use step::{NewHeads, Step};
+pub use step::{LayerInput, NewHeads, Step};
 pub use top_k_oracle::TopKOracle;
 pub use uniform::Uniform;
 

@@ -7,6 +7,7 @@ use burn::tensor::{Int, Tensor};
 use kv_core::{Budget, EvictionOptions, EvictionScope, Guard, LayerCache, Room, Selection};
 use serde::{Deserialize, Serialize};
 
+use crate::ends::{first_tokens, fit_ends};
 use crate::keep_top::protected;
 use crate::{
     Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Scorer, SnapKv,
@@ -25,9 +26,12 @@ const NAME: &str = "longflow";
 /// Prompts over the budget are first compressed to it by SnapKV (section 4.1); the last prompt
 /// token's query then chooses the first slot to overwrite.
 ///
-/// Under grouped queries a slot's importance is the sum over its group. The paper lets a step evict
-/// any token, and its authors' code evicts the one just written now and then: here that is the last
-/// resort unless `evict_newest`.
+/// All heads of a layer give up the same token, the one of least importance summed over them: a step
+/// "overwrites a single historical token", and Algorithm 1 has one mask. Each head for itself is an
+/// option ([`Scope::Head`]).
+///
+/// The paper lets a step evict any token, and its authors' code evicts the one just written now and then:
+/// here that is the last resort unless `evict_newest`.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LongFlow {
@@ -54,12 +58,12 @@ pub struct LongFlow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scope {
-    /// Every key-value head its own, as the paper's algorithm states.
+    /// All heads of a layer the same token, by their summed importance, as in the paper's text and its
+    /// authors' code; a prompt is compressed to the same tokens everywhere.
     #[default]
-    Head,
-    /// All heads of a layer the same token, by their summed importance, as the authors' code does;
-    /// a prompt is then compressed to the same tokens everywhere.
     Layer,
+    /// Every key-value head its own, by the sum over its group. Ours.
+    Head,
 }
 
 impl LongFlow {
@@ -87,8 +91,12 @@ impl LongFlow {
         }
     }
 
-    /// Some slot must be free to be overwritten; that of a single one is.
+    /// Some slot must be free to be overwritten; that of a single one is. A share of a short prompt may
+    /// leave none: then each step overwrites the newest.
     fn check_protected(&self, budget: usize) -> Result<()> {
+        if let Budget::Ratio(_) = self.budget {
+            return Ok(());
+        }
         let newest = usize::from(!self.evict_newest && budget > 1);
         let held = self.sinks.saturating_add(self.recents.max(newest));
         if held < budget {
@@ -110,14 +118,19 @@ impl LongFlow {
             return Ok(None);
         }
         self.check_protected(budget)?;
+        let fitted = self.prefill.fitted(budget);
+        let cut = fitted.window < self.prefill.window;
+        let first = if cut { first_tokens(budget) } else { 0 };
+        let ends = [self.sinks.max(first), self.recents];
+        let [sinks, recents] = fit_ends(NAME, self.budget, budget, ends)?;
         // The observed window stays as far as the sinks leave room for it.
-        let window = self.prefill.window.min(budget - self.sinks);
-        let mut scores = SnapKv { window, ..self.prefill }.prefill(observation, budget)?;
+        let window = fitted.window.min(budget - sinks).max(1);
+        let mut scores = SnapKv { window, ..fitted }.prefill(observation, budget)?;
         if self.scope == Scope::Layer {
             scores = scores.mean_dim(1).expand([batch, kv_heads, tokens]);
         }
-        let recents = self.recents.max(window).min(tokens);
-        Ok(Some((protected(scores, self.sinks, recents), budget)))
+        let recents = recents.max(window).min(tokens);
+        Ok(Some((protected(scores, sinks, recents), budget)))
     }
 
     /// Slots of a head, for which short prompts leave room.
@@ -216,6 +229,6 @@ impl Policy for LongFlow {
     }
 
     fn into_evictor(self: Arc<Self>) -> Option<Arc<dyn Evictor>> {
-        (*self).evictor()
+        Some((*self).evictor())
     }
 }

@@ -278,24 +278,7 @@ pub trait Policy: Debug + Send + Sync {
         new_tokens: usize,
         options: CacheOptions,
     ) -> Result<LayerCache> {
-        let plan = self.select(observation)?;
-        let room = self.room(observation, new_tokens)?;
-        let mut cache = LayerCache::from_prefill(
-            observation.keys,
-            observation.values,
-            observation.positions,
-            &plan.selection,
-            room,
-            options,
-        )?;
-        if let Some(weights) = &plan.log_weights {
-            cache.set_live_log_weights(weights)?;
-        }
-        if let Some(numerators) = &plan.numerators {
-            cache.set_live_track(NUMERATORS, numerators, 1.0)?;
-        }
-        self.prime(&mut cache, observation, &plan.selection)?;
-        Ok(cache)
+        fill(self, self.select(observation)?, observation, new_tokens, options)
     }
 
     /// Whether layers are compressed together, when the whole prompt has been prefilled
@@ -317,4 +300,26 @@ pub trait Policy: Debug + Send + Sync {
         let each = layers.iter();
         each.map(|layer| self.prefill(&layer.view(), new_tokens, options.clone())).collect()
     }
+}
+
+/// A cache of what a plan keeps of a prompt, ready for a policy's decode steps.
+pub(crate) fn fill<P: Policy + ?Sized>(
+    policy: &P,
+    plan: Plan,
+    observation: &Observation<'_>,
+    new_tokens: usize,
+    options: CacheOptions,
+) -> Result<LayerCache> {
+    let room = policy.room(observation, new_tokens)?;
+    let Observation { keys, values, positions, .. } = *observation;
+    let mut cache =
+        LayerCache::from_prefill(keys, values, positions, &plan.selection, room, options)?;
+    if let Some(weights) = &plan.log_weights {
+        cache.set_live_log_weights(weights)?;
+    }
+    if let Some(numerators) = &plan.numerators {
+        cache.set_live_track(NUMERATORS, numerators, 1.0)?;
+    }
+    policy.prime(&mut cache, observation, &plan.selection)?;
+    Ok(cache)
 }

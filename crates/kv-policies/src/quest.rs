@@ -2,6 +2,7 @@ use burn::tensor::Tensor;
 use kv_core::{Budget, LayerCache, PageHeads, PageOptions, Selection};
 use serde::{Deserialize, Serialize};
 
+use crate::notice::warn_once;
 use crate::subset::{BUDGETS, dense, most_tokens, set_budgets, state, tokens_of};
 use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
 
@@ -72,18 +73,23 @@ impl Quest {
             return invalid("`page` is 0, expected at least 1".into());
         }
         match self.budget {
-            Budget::Tokens(tokens) => self.check_budget(tokens),
-            Budget::Ratio(_) => Ok(()),
+            Budget::Tokens(tokens) if tokens < self.page => invalid(format!(
+                "a budget of {tokens} tokens is below a page, expected at least {}",
+                self.page
+            )),
+            _ => Ok(()),
         }
     }
 
-    fn check_budget(&self, tokens: usize) -> Result<()> {
-        if tokens >= self.page {
-            return Ok(());
+    /// What a budget has come to: at least a page, where a share of a short prompt is less.
+    fn whole_page(&self, tokens: usize) -> usize {
+        let page = self.page;
+        if tokens < page {
+            warn_once(NAME, "page", || {
+                format!("a budget of {tokens} tokens is below a page: it reads a page of {page}")
+            });
         }
-        let reason =
-            format!("a budget of {tokens} tokens is below a page, expected at least {}", self.page);
-        Err(PolicyError::InvalidConfig { policy: NAME.into(), reason })
+        tokens.max(page)
     }
 
     fn options(&self) -> PageOptions {
@@ -115,7 +121,6 @@ impl Policy for Quest {
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let [batch, kv_heads, tokens, _] = observation.dims();
-        self.check_budget(tokens_of(self.budget, observation))?;
         Ok(Selection::all(batch * kv_heads, tokens).into())
     }
 
@@ -132,7 +137,8 @@ impl Policy for Quest {
             Choosers::Query => observation.last_queries(NAME, 1)?.dims()[1],
             Choosers::Max | Choosers::Mean => cache.layout().kv_heads(),
         };
-        set_budgets(cache, heads, [tokens_of(self.budget, observation), 0, 0]);
+        let tokens = self.whole_page(tokens_of(self.budget, observation));
+        set_budgets(cache, heads, [tokens, 0, 0]);
         Ok(cache.set_pages(self.page)?)
     }
 
@@ -156,7 +162,7 @@ impl Policy for Quest {
         }
         cache.update_page()?;
         let budgets = state(NAME, cache, BUDGETS)?;
-        let most = most_tokens(self.budget, cache);
+        let most = most_tokens(self.budget, cache).max(self.page);
         let list = cache.choose_pages(query.clone(), &budgets, most, self.options())?;
         Ok(cache.attend_listed(query, list)?.output)
     }

@@ -9,11 +9,11 @@ use serde_json::Value;
 
 use crate::kvreviver::FOREIGN;
 use crate::{
-    BalanceKv, BalanceKvStream, Cam, CamOptions, Cis, CisOptions, Combine, Cpe, D2o, D2oOptions,
-    DoubleSparsity, DuoAttention, Etf, Evictor, ExpectedAttention, Full, H2o, HShare, KNorm,
-    KeepKv, KeepKvOptions, KeyDiff, KvMerger, KvReviver, KvReviverOptions, LagKv, LongFlow, Policy,
-    PolicyError, Psaw, PyramidInfer, Quest, RKv, Random, RecentAttention, Result, Scorer, SnapKv,
-    StreamingLlm, TopKOracle, Tova, Uniform, Vatp,
+    AnchorRule, BalanceKv, BalanceKvStream, Cam, CamOptions, Cis, CisOptions, Combine, Cpe, D2o,
+    D2oOptions, DoubleSparsity, DuoAttention, Etf, Evictor, ExpectedAttention, Full, H2o, HShare,
+    KNorm, KeepKv, KeepKvOptions, KeyDiff, KvMerger, KvReviver, KvReviverOptions, LagKv, LongFlow,
+    Policy, PolicyError, Psaw, PyramidInfer, Quest, RKv, Random, RecentAttention, Result, Scorer,
+    SnapKv, StreamingLlm, TopKOracle, Tova, Uniform, Vatp,
 };
 use config::{Config, family, invalid};
 
@@ -160,8 +160,8 @@ pub const POLICIES: &[Entry] = &[
         build: |config| {
             let policy: BalanceKv = config.take_all("balancekv")?;
             policy.validate()?;
-            if policy.anchors > 0.0 {
-                let reason = "`anchors` are of `balancekv-augmented`";
+            if policy.anchors > 0.0 || policy.anchors_by != AnchorRule::default() {
+                let reason = "`anchors` and `anchors_by` are of `balancekv-augmented`";
                 return Err(invalid("balancekv", reason.into()));
             }
             Ok(Arc::new(policy))
@@ -213,10 +213,10 @@ pub const POLICIES: &[Entry] = &[
     },
     Entry {
         name: "cam",
-        summary: "H2O whose victims' values are spread on what follows",
+        summary: "sinks and recents; what decode steps evict is spread on what follows",
         paper: "https://github.com/zyxxmu/cam",
         build: |config| {
-            let evictor = evictor(config, H2o::NAME)?;
+            let evictor = evictor(config, StreamingLlm::NAME)?;
             Ok(Arc::new(Cam::new(evictor, config.take_all::<CamOptions>("cam")?)?))
         },
     },
@@ -247,7 +247,7 @@ pub const POLICIES: &[Entry] = &[
         paper: "https://arxiv.org/abs/2405.12532",
         build: |config| {
             family::<RecentAttention>("recent-attention", config, |family, _| {
-                family.layers = LayerAllocation::Cosine { gamma: 0.4 };
+                family.layers = LayerAllocation::Cosine { gamma: RecentAttention::GAMMA };
             })
         },
     },

@@ -3,36 +3,38 @@
 use burn::tensor::{DType, Tensor};
 use kv_core::LayerCache;
 
+use crate::subset::state;
 use crate::{LayerContext, Observation, QUERIES, RAW_QUERIES, Result, Scorer, Step};
 
-/// Appends a step's queries to a state of the last `count` ones, `[B, Hq, count * D]`; in place, once there are so many.
-pub(crate) fn remember(
-    cache: &mut LayerCache,
-    name: &str,
-    query: &Tensor<3>,
-    count: usize,
-) -> Result<()> {
-    let query = query.clone().cast(DType::F32);
-    let full = remembers(cache, name, count);
-    let all = match cache.state(name) {
-        Some(seen) => Tensor::cat(vec![seen.clone(), query], 2),
-        None => query,
-    };
-    let width = all.dims()[2];
-    let most = (count * cache.head_dim()).min(width);
-    let last = all.narrow(2, width - most, most);
-    if full {
-        cache.assign_state(name, last)?;
-    } else {
-        cache.set_state(name, last);
+/// A state of the last `count` queries, `[B, Hq, count * D]`, of a prompt's last ones `[B, Hq, N, D]`. A prompt with fewer
+/// leaves zeros before them, so that sequences of all lengths can be joined.
+pub(crate) fn last_of(queries: Tensor<4>, count: usize) -> Tensor<3> {
+    let [batch, heads, held, head_dim] = queries.dims();
+    // A copy: a view would keep the whole prompt's queries alive.
+    let held_queries = queries.cast(DType::F32).mul_scalar(1.0);
+    let held_queries = held_queries.reshape([batch, heads, held * head_dim]);
+    if held == count {
+        return held_queries;
     }
-    Ok(())
+    let missing = [batch, heads, (count - held) * head_dim];
+    let missing = Tensor::zeros(missing, (&held_queries.device(), DType::F32));
+    Tensor::cat(vec![missing, held_queries], 2)
 }
 
-/// Whether a state has as many queries as it remembers.
-pub(crate) fn remembers(cache: &LayerCache, name: &str, count: usize) -> bool {
-    let held = cache.state(name).map_or(0, |seen| seen.dims()[2]);
-    held == count * cache.head_dim()
+/// Takes a step's queries into a state of the last ones, in place of the oldest.
+pub(crate) fn remember(
+    policy: &'static str,
+    cache: &mut LayerCache,
+    name: &'static str,
+    query: &Tensor<3>,
+) -> Result<()> {
+    let seen = state(policy, cache, name)?;
+    let [_, _, width] = seen.dims();
+    let query = query.clone().cast(DType::F32);
+    let [_, _, head_dim] = query.dims();
+    let last = Tensor::cat(vec![seen.narrow(2, head_dim, width - head_dim), query], 2);
+    cache.assign_state(name, last)?;
+    Ok(())
 }
 
 /// The most slots whose scores are computed together, unless a head alone has more: what scorers make of them beside
@@ -77,10 +79,12 @@ pub(crate) fn rescore<S: Scorer>(
             let positions = positions.reshape([pairs, capacity]).narrow(1, 0, count);
             let queries = |name: &str| {
                 cache.state(name).map(|state| {
-                    let [batch, _, held] = state.dims();
-                    let all =
-                        state.clone().reshape([batch * kv_heads, group, held / head_dim, head_dim]);
-                    all.narrow(0, first, pairs)
+                    let [batch, _, width] = state.dims();
+                    let most = width / head_dim;
+                    let all = state.clone().reshape([batch * kv_heads, group, most, head_dim]);
+                    // Every token so far had a query.
+                    let held = most.min(last_seen as usize + 1);
+                    all.narrow(0, first, pairs).narrow(2, most - held, held)
                 })
             };
             let observation = Observation {

@@ -34,6 +34,12 @@ pub trait Scorer:
         0
     }
 
+    /// The scorer with an observation window that leaves room in a budget of so many slots a head.
+    fn fitted(&self, budget: usize) -> Self {
+        let _ = budget;
+        self.clone()
+    }
+
     /// Whether all heads of a layer keep the same tokens.
     fn heads_agree(&self) -> bool {
         false

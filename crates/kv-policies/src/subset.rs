@@ -25,11 +25,26 @@ pub(crate) fn most_tokens(budget: Budget, cache: &LayerCache) -> usize {
     }
 }
 
+/// Tokens up to which f32 tells every count and position apart.
+const EXACT: usize = 1 << 24;
+
+/// Checks that a prompt's tokens can be counted in f32, as tracks and states do.
+///
+/// # Errors
+/// [`PolicyError::InvalidConfig`] beyond 2^24 tokens.
+pub(crate) fn check_countable(policy: &'static str, tokens: usize) -> Result<()> {
+    if tokens <= EXACT {
+        return Ok(());
+    }
+    let reason = format!("a prompt of {tokens} tokens, expected at most {EXACT}: f32 counts them");
+    Err(PolicyError::InvalidConfig { policy: policy.into(), reason })
+}
+
 /// Budgets of equal heads, as the state [`BUDGETS`] has them.
 pub(crate) fn set_budgets(cache: &mut LayerCache, heads: usize, budget: [usize; 3]) {
     let batch = cache.layout().batch();
-    // Beyond 2^24 f32 counts in steps; no cache is that long.
-    let row = budget.map(|count| count.min(1 << 24) as f32);
+    // A budget beyond what f32 counts is one beyond any prompt.
+    let row = budget.map(|count| count.min(EXACT) as f32);
     let rows = row.repeat(batch * heads);
     let state = numbers(&rows, [batch, heads, row.len()], &cache.options().device);
     cache.set_state(BUDGETS, state);

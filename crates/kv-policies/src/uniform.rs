@@ -42,7 +42,8 @@ impl Policy for Uniform {
         if budget >= tokens {
             return Ok(Selection::all(batch * kv_heads, tokens).into());
         }
-        let [sinks, recents] = exact_ends(self.name(), [self.sinks, self.recents], budget)?;
+        let [sinks, recents] =
+            exact_ends(self.name(), [self.sinks, self.recents], self.budget, budget)?;
         let drawn = budget - sinks - recents;
         let middle = tokens - sinks - recents;
         let weight = if drawn > 0 { (middle as f32 / drawn as f32).ln() } else { 0.0 };

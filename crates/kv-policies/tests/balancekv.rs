@@ -26,7 +26,9 @@ fn golden_balancekv() {
                 block,
                 rounds,
                 gamma: golden.number("gamma"),
-                value_offset: (0.025 + 1e-8) as f32,
+                temperature: golden.number("temp"),
+                beta: golden.number("beta"),
+                value_offset: (golden.number("const_denom") + 1e-8) as f32,
             };
             let uniforms: Vec<_> = (0..rounds)
                 .map(|round| golden.tensor(&format!("it{round}.uniform")).f32())

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{CacheOptions, LayerCache, Room, Selection, read_f32};
-use kv_policies::{Cam, CamAttention, CamOptions, Observation, Policy, build};
+use kv_policies::{Cam, CamAttention, CamOptions, Candidates, Observation, Policy, build};
 use kv_testing::{Numbers, devices, exact_devices, golden_files, relative_error};
 use serde_json::json;
 
@@ -45,7 +45,7 @@ fn golden_kvpress_prompts() {
             let given = Given { scores, ..Given::new(rows.clone(), width) };
             let options = CamOptions {
                 spread: spread as usize,
-                candidates: Some(candidates as usize),
+                candidates: Candidates::Most(candidates as usize),
                 attention: CamAttention::Accumulated,
                 ..Default::default()
             };
@@ -192,7 +192,7 @@ fn golden_official_streaming() {
 fn options_out_of_range_are_refused() {
     for (option, value) in [
         ("spread", json!(0)),
-        ("candidates", json!(0)),
+        ("candidates", json!("some")),
         ("attention", json!("none")),
         ("evictor", json!("full")),
     ] {
@@ -201,9 +201,31 @@ fn options_out_of_range_are_refused() {
         let error = build(&config).map(|policy| policy.name()).unwrap_err().to_string();
         assert!(error.contains(option) || error.contains("variant"), "{option}: {error}");
     }
-    let config = json!({"policy": "cam", "budget": 0.5, "evictor": "snapkv", "candidates": 9});
-    let built = policy(config);
-    assert_eq!(policy(built.config()).config(), built.config());
+    for candidates in [json!(9), json!(0), json!("all")] {
+        let config =
+            json!({"policy": "cam", "budget": 0.5, "evictor": "snapkv", "candidates": candidates});
+        let built = policy(config);
+        assert_eq!(built.config()["candidates"], candidates);
+        assert_eq!(policy(built.config()).config(), built.config());
+    }
+}
+
+/// The authors' generation code keeps sinks and recents, and leaves a prompt's values as they are.
+#[test]
+fn by_default_prompts_are_those_of_streaming_llm() {
+    for tested in devices() {
+        let mut numbers = Numbers::new(4);
+        let mut draw = |heads: usize| numbers.tensor::<4>([2, heads, 60, 16], &tested.device);
+        let prompt = Prompt::new(draw(4), draw(2), draw(2));
+        let [cam, streaming] = ["cam", "streaming-llm"].map(|name| {
+            let cache = prompt.compress(&*policy(json!({"policy": name, "budget": 20})), 4);
+            (0..4).map(|pair| ordered(&cache, cache.values(), pair)).collect::<Vec<_>>()
+        });
+        assert_eq!(cam, streaming, "{}", tested.name);
+        let all = json!({"policy": "cam", "budget": 20, "candidates": "all"});
+        let cache = prompt.compress(&*policy(all), 4);
+        assert_ne!(ordered(&cache, cache.values(), 0), cam[0], "{}", tested.name);
+    }
 }
 
 /// One head in f64: tokens in the order of their positions.

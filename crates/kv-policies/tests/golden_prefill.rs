@@ -70,6 +70,7 @@ fn golden_adakv_official() {
                 pooling: pooling(&golden),
                 reduction,
                 reduce_before_pooling: true,
+                fit_window: false,
             };
             let prompt = Prompt::new(query, keys.clone(), keys);
             let [_, heads, tokens, _] = prompt.keys.dims();
@@ -113,6 +114,7 @@ fn golden_rkv_official() {
                 lambda: golden.number("mix_lambda"),
                 threshold: golden.number("threshold") as f32,
                 official: true,
+                fit_window: false,
             };
             let [_, _, tokens, _] = keys.dims();
             let context = format!("{} on {}", golden.name, tested.name);

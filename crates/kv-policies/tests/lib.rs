@@ -23,4 +23,5 @@ mod pyramid_infer;
 mod read_subset;
 mod readme;
 mod refused;
+mod short_prompts;
 mod support;

@@ -40,11 +40,13 @@ pub(crate) fn attention(criterion: &mut Criterion, name: &str, inputs: &mut Inpu
     }
     let norms = log_norms(values.clone());
     let mut places = inputs.ints([BATCH, KV_HEADS], |_| CAPACITY - 1);
+    let mut arrivals = inputs.ints([BATCH, HeldSlots::ARRIVALS], |_| 0);
     bench(criterion, "evicting_attention", name, &device, || {
         let held = HeldSlots {
             log_norms: norms.clone(),
             limits: ranges.lengths.clone(),
             places: &mut places,
+            arrivals: &mut arrivals,
         };
         let pool = [keys.clone(), values.clone()];
         let options = EvictionOptions::default();

@@ -263,7 +263,7 @@ fn compare(
         let position = Tensor::full([1], at as i32, (&device, DType::I32));
         let inverse_frequencies = observation.inverse_frequencies.into();
         let board = Arc::default();
-        let now = Step { heads, position, inverse_frequencies, hidden: None, board };
+        let now = Step { heads, position, inverse_frequencies, input: None, board };
         // The full cache, which runs first, gives what the others are compared with.
         let mut exact = Vec::new();
         let (mut probabilities, mut of_queries) = (Vec::new(), Vec::new());

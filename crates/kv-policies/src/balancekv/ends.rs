@@ -1,19 +1,23 @@
-use crate::{PolicyError, Result};
+use kv_core::Budget;
 
-/// Tokens that the paper keeps exactly at either end of a prompt.
+use crate::Result;
+use crate::ends::fit_ends;
+
+/// Tokens that the paper's single-layer experiments keep exactly at either end of a prompt
+/// (section 4.1). Its long-context runs keep 32 and 32.
 const PAPER: usize = 256;
 
-/// Sinks and recents of a budget: as configured, else the paper's, cut to a quarter of the budget
-/// each so that small budgets still sample.
+/// Sinks and recents of the `slots` that a budget has come to: as configured, else the paper's, cut to
+/// a quarter of the slots each so that small budgets still sample.
 ///
 /// # Errors
-/// [`PolicyError::ProtectedOverBudget`].
+/// [`crate::PolicyError::ProtectedOverBudget`].
 pub(crate) fn exact_ends(
     policy: &'static str,
     configured: [Option<usize>; 2],
-    budget: usize,
+    budget: Budget,
+    slots: usize,
 ) -> Result<[usize; 2]> {
-    let [sinks, recents] = configured.map(|count| count.unwrap_or(PAPER.min(budget / 4)));
-    PolicyError::check_protected(policy, sinks, recents, budget)?;
-    Ok([sinks, recents])
+    let ends = configured.map(|count| count.unwrap_or(PAPER.min(slots / 4)));
+    fit_ends(policy, budget, slots, ends)
 }

@@ -20,10 +20,11 @@ const NAME: &str = "balancekv-stream";
 /// Tokens to a slot of a budget in slots for which `batch` is chosen.
 const NOMINAL: usize = 16;
 
-/// BalanceKV (<https://arxiv.org/abs/2502.07861>) as a stream, Algorithm 1: one MergeAndReduce
-/// (Algorithm 4) for the denominator and one for each power of two of the values' norms, whose levels
-/// hold tokens with weights `2^l`; a slot is kept while any of them holds its token, and attention
-/// takes numerators and denominator by their own weights. It runs through prompts and decoding alike,
+/// BalanceKV (<https://arxiv.org/abs/2502.07861>) as a stream: MergeAndReduce (Algorithm 4), whose levels
+/// hold tokens with weights `2^l`. By default one instance serves numerator and denominator
+/// ([`Self::joint`]). Algorithm 1 has one for the denominator and one for each power of two of the
+/// values' norms; a slot is then kept while any of them holds its token, and attention takes
+/// numerators and denominator by their own weights. It runs through prompts and decoding alike,
 /// and what it keeps depends on the tokens alone, not on how they came (where the
 /// budget is a share of the prompt, given `batch`, `sinks` and `recents`).
 ///
@@ -51,9 +52,10 @@ pub struct BalanceKvStream {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<usize>,
     /// One instance for numerator and denominator, whose walk adds `value_offset` to the values'
-    /// products, instead of the paper's many: half as many slots, and errors of numerator and
-    /// denominator that cancel.
-    #[serde(default)]
+    /// products: half as many slots, and errors of numerator and denominator that cancel. `false` is
+    /// Algorithm 1 with its many instances, which needs keys and queries of small norms: at the norms of
+    /// real keys its outputs are off by several times their own norm.
+    #[serde(default = "joint")]
     pub joint: bool,
     /// See `joint`.
     #[serde(default = "super::default_value_offset")]
@@ -72,6 +74,10 @@ pub struct BalanceKvStream {
     pub epsilon: f64,
 }
 
+fn joint() -> bool {
+    true
+}
+
 fn default_epsilon() -> f64 {
     0.1
 }
@@ -85,7 +91,7 @@ impl BalanceKvStream {
             sinks: None,
             recents: None,
             max_tokens: None,
-            joint: false,
+            joint: joint(),
             value_offset: super::default_value_offset(),
             gamma: super::default_gamma(),
             delta: None,
@@ -109,7 +115,7 @@ impl BalanceKvStream {
                 format!("`delta` is {delta}, expected between 0 and 1")
             }
             Self { delta: Some(_), joint: true, .. } => {
-                "`delta` goes without `joint`: its bounds are of the paper's instances".into()
+                "`delta` needs `joint` of false: its bounds are of the paper's instances".into()
             }
             Self { value_offset, .. } if !(value_offset >= 0.0 && value_offset.is_finite()) => {
                 format!("`value_offset` is {value_offset}, expected at least 0")
@@ -137,7 +143,7 @@ impl BalanceKvStream {
             }
             Budget::Ratio(_) => (self.budget.resolve(tokens), tokens),
         };
-        let [sinks, recents] = exact_ends(NAME, [self.sinks, self.recents], budget)?;
+        let [sinks, recents] = exact_ends(NAME, [self.sinks, self.recents], self.budget, budget)?;
         let instances = if self.joint { 1 } else { 2 };
         let sizes = |half: usize| Sizes { sinks, recents, batch: 2 * half, instances };
         if let Some(batch) = self.batch {

@@ -7,7 +7,7 @@ use kv_core::{
     read_f32,
 };
 
-use super::{Cam, NAME, SEEDS};
+use super::{Cam, Candidates, NAME, SEEDS};
 use crate::{Observation, PolicyError, Result};
 
 /// The logarithm of a weight of nothing.
@@ -51,11 +51,11 @@ impl Cam {
             return Ok(());
         }
         let scores = match self.options.candidates {
-            Some(_) => match self.evictor.rank(observation)? {
+            Candidates::Most(_) => match self.evictor.rank(observation)? {
                 Some((scores, _)) => Some(read_f32("scores", scores)?),
                 None => Some(attention.to_vec()),
             },
-            None => None,
+            Candidates::All(_) => None,
         };
         let offsets = cache.layout().offsets().to_vec();
         let lines = selection.kept()?.iter().enumerate().map(|(pair, kept)| {
@@ -113,7 +113,7 @@ impl Cam {
 
     /// Which victims may be spread: the best scored, the later ones among equals.
     fn candidates(&self, stays: &[bool], scores: Option<&[f32]>) -> Vec<bool> {
-        let (Some(most), Some(scores)) = (self.options.candidates, scores) else {
+        let (Candidates::Most(most), Some(scores)) = (self.options.candidates, scores) else {
             return vec![true; stays.len()];
         };
         let reversed: Vec<f32> = scores.iter().rev().copied().collect();

@@ -26,11 +26,15 @@ impl<S: Scorer> KeepTop<S> {
         if !due.contains(&true) {
             return Ok(None);
         }
-        let of_heads = |count: &dyn Fn(usize) -> usize| -> Vec<usize> {
-            limits.iter().map(|&limit| count(limit)).collect()
-        };
-        let sinks = of_heads(&|limit| self.family.sinks_of::<S>(limit));
-        let recents = of_heads(&|limit| self.family.recents_of(limit).max(self.window(limit)));
+        let ends = limits.iter().map(|&limit| self.ends(limit, limit));
+        let ends = ends.collect::<Result<Vec<_>>>()?;
+        let window = |limit: usize| self.scorer.fitted(limit).window().min(limit);
+        let sinks: Vec<usize> = ends.iter().map(|[sinks, _]| *sinks).collect();
+        let recents: Vec<usize> = ends
+            .iter()
+            .zip(&limits)
+            .map(|([_, recents], &limit)| window(limit).max(*recents))
+            .collect();
         let scores = scores(cache)?;
         let ordered = matches!(self.decoding(), Decoding::Rescore { .. });
         if self.family.interval == 1 && !ordered {

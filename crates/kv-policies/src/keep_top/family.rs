@@ -3,6 +3,7 @@
 use kv_core::{Budget, HeadAllocation, LayerAllocation};
 use serde::{Deserialize, Serialize};
 
+use crate::ends::first_tokens;
 use crate::{LayerContext, Observation, Result, Scorer};
 
 /// Options that every policy of the family takes.
@@ -12,7 +13,7 @@ pub struct Family {
     /// Slots per key-value head, protected ones included.
     pub budget: Budget,
     /// First tokens that are always kept; `None` takes the paper's number, but at most a quarter of
-    /// the budget.
+    /// the budget. Where an observation window is cut, `None` takes at least 4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sinks: Option<usize>,
     /// Last tokens that are always kept; `None` takes `recent_share` of the budget.
@@ -76,13 +77,16 @@ impl Family {
         base: usize,
         tokens: usize,
     ) -> Result<usize> {
-        let spread = self.layers.spread(layer.count, base, scorer.window().max(1), tokens)?;
+        let window = scorer.fitted(base).window().max(1);
+        let spread = self.layers.spread(layer.count, base, window, tokens)?;
         Ok(spread[layer.index])
     }
 
     /// Protected first tokens under a budget.
-    pub(super) fn sinks_of<S: Scorer>(&self, budget: usize) -> usize {
-        self.sinks.unwrap_or(S::defaults().sinks.min(budget / 4))
+    pub(super) fn sinks_of<S: Scorer>(&self, scorer: &S, budget: usize) -> usize {
+        let cut = scorer.fitted(budget).window() < scorer.window();
+        let kept = if cut { first_tokens(budget) } else { 0 };
+        self.sinks.unwrap_or(S::defaults().sinks.min(budget / 4).max(kept))
     }
 
     /// Protected last tokens under a budget.

@@ -53,7 +53,7 @@ impl KeepKv {
         if let Some(archive) = cache.archive_mut() {
             archive.push(keys, values, step.position.clone())?;
         }
-        remember(cache, LAST_QUERIES, query, self.options.window)
+        remember(NAME, cache, LAST_QUERIES, query)
     }
 
     /// Whether the cache is rebuilt at the step that makes `pushed` tokens behind the prompt. Layers take

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 use kv_core::{
     AttentionOutput, Budget, DecodeAttentionOptions, GroupReduction, LayerCache, Room, Selection,
 };
@@ -13,17 +13,36 @@ use crate::{
     Scope, Step,
 };
 
-/// Each head gives up the slot of least `Σ_g α ‖v‖₁` behind every step: the same choice as
-/// [`LongFlow`]'s with a head's scope, made behind the attention rather than within it, so that
-/// someone else can do something with the slot before its place is free.
+/// The slot of least `Σ α ‖v‖₁` is given up behind every step: [`LongFlow`]'s choice, made behind the
+/// attention rather than within it, so that someone else can do something with the slot before its
+/// place is free.
 #[derive(Debug)]
 struct Behind(LongFlow);
 
 impl LongFlow {
-    /// The policy as an evictor; heads that give up a slot together do not choose for themselves.
-    pub(super) fn evictor(self) -> Option<Arc<dyn Evictor>> {
-        (self.scope == Scope::Head).then(|| Arc::new(Behind(self)) as Arc<dyn Evictor>)
+    /// The policy as an evictor.
+    pub(super) fn evictor(self) -> Arc<dyn Evictor> {
+        Arc::new(Behind(self))
     }
+}
+
+/// Each slot's score summed over the heads of its layer, which hold equally many slots in one order.
+fn over_heads(cache: &LayerCache, scores: &Tensor<1>) -> Tensor<1> {
+    let (batch, heads) = (cache.layout().batch(), cache.layout().kv_heads());
+    let offsets = cache.ranges().offsets.clone().reshape([batch, heads]);
+    let slots = scores.dims()[0];
+    let device = scores.device();
+    let pairs = cache.slot_pairs().clone();
+    // Where a slot is within its head's range.
+    let slot = Tensor::<1, Int>::arange(0..slots as i64, (&device, DType::I32));
+    let place = slot - offsets.clone().reshape([batch * heads]).select(0, pairs.clone());
+    let rows = pairs.div_scalar(heads as i32);
+    let of_head = |head: usize| {
+        let first = offsets.clone().narrow(1, head, 1).reshape([batch]).select(0, rows.clone());
+        // Beyond a range there is nothing that counts.
+        scores.clone().select(0, (first + place.clone()).clamp(0, slots as i32 - 1))
+    };
+    (1..heads).fold(of_head(0), |sum, head| sum + of_head(head))
 }
 
 impl Policy for Behind {
@@ -92,7 +111,11 @@ impl Evictor for Behind {
     }
 
     fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
-        self.0.rank(observation)
+        if self.heads_choose() { self.0.rank(observation) } else { Ok(None) }
+    }
+
+    fn heads_choose(&self) -> bool {
+        self.0.scope == Scope::Head
     }
 
     fn attend(
@@ -115,7 +138,10 @@ impl Evictor for Behind {
             let sum = GroupReduction::Sum;
             let shares = cache.probabilities(logits.clone(), log_sum_exp.clone(), sum)?;
             let norms = cache.values().clone().cast(DType::F32).abs().sum_dim(1);
-            let scores = shares * norms.squeeze_dim(1);
+            let mut scores = shares * norms.squeeze_dim(1);
+            if self.0.scope == Scope::Layer {
+                scores = over_heads(cache, &scores);
+            }
             let newest = usize::from(!self.0.evict_newest);
             let protected = [self.0.sinks, self.0.recents.max(newest)];
             let victims = cache.lowest_unprotected(scores, &step.position, protected)?;

@@ -3,7 +3,7 @@ use burn::tensor::{DType, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::keydiff::unit_rows;
-use crate::attention::{Pooling, check_window, logits};
+use crate::attention::{Pooling, check_window, fitted_window, logits};
 use crate::{Decoding, FamilyDefaults, Needs, Observation, Result, Scorer, pool_scores};
 
 /// R-KV (Cai et al., 2025, section 3): importance against redundancy,
@@ -27,11 +27,21 @@ pub struct RKv {
     pub threshold: f32,
     /// The authors' code's handling of keys without a similar one.
     pub official: bool,
+    /// Whether a window above half of the budget is cut to that half; then the first 4 tokens, at most a
+    /// quarter of the budget, are always kept. `false` is the paper's form.
+    pub fit_window: bool,
 }
 
 impl Default for RKv {
     fn default() -> Self {
-        Self { window: 8, kernel: 7, lambda: 0.1, threshold: 0.5, official: false }
+        Self {
+            window: 8,
+            kernel: 7,
+            lambda: 0.1,
+            threshold: 0.5,
+            official: false,
+            fit_window: true,
+        }
     }
 }
 
@@ -48,6 +58,11 @@ impl Scorer for RKv {
 
     fn window(&self) -> usize {
         self.window
+    }
+
+    fn fitted(&self, budget: usize) -> Self {
+        let window = if self.fit_window { fitted_window(self.window, budget) } else { self.window };
+        Self { window, ..*self }
     }
 
     fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {

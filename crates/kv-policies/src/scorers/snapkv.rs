@@ -1,7 +1,7 @@
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::attention::{Pooling, check_window};
+use crate::attention::{Pooling, check_window, fitted_window};
 use crate::{Needs, Observation, Reduction, Result, Scorer, pool_scores, window_attention};
 
 /// SnapKV (Li et al., 2024, section 4): attention of the last `window` queries, averaged, pooled
@@ -12,8 +12,11 @@ use crate::{Needs, Observation, Reduction, Result, Scorer, pool_scores, window_a
 /// code's default, as it is kvpress's.
 ///
 /// Under grouped queries scores are averaged over the group after pooling, as kvpress does; AdaKV's
-/// and KVCache-Factory's order is `reduce_before_pooling`. Budgets below the window keep the last
-/// tokens alone.
+/// and KVCache-Factory's order is `reduce_before_pooling`.
+///
+/// A budget below the window would keep the last tokens alone, and lose the first ones, which attention
+/// falls back on. So a window takes at most half of the budget, and first tokens are protected where it is
+/// cut (`fit_window`).
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SnapKv {
@@ -27,6 +30,9 @@ pub struct SnapKv {
     pub reduction: Reduction,
     /// Whether that happens before pooling.
     pub reduce_before_pooling: bool,
+    /// Whether a window above half of the budget is cut to that half; then the first 4 tokens, at most a
+    /// quarter of the budget, are always kept. `false` is the paper's form.
+    pub fit_window: bool,
 }
 
 impl SnapKv {
@@ -44,6 +50,7 @@ impl Default for SnapKv {
             pooling: Pooling::Avg,
             reduction: Reduction::Mean,
             reduce_before_pooling: false,
+            fit_window: true,
         }
     }
 }
@@ -61,6 +68,11 @@ impl Scorer for SnapKv {
 
     fn window(&self) -> usize {
         self.window
+    }
+
+    fn fitted(&self, budget: usize) -> Self {
+        let window = if self.fit_window { fitted_window(self.window, budget) } else { self.window };
+        Self { window, ..*self }
     }
 
     fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {

@@ -1,6 +1,7 @@
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
+use crate::subset::check_countable;
 use crate::{DecodeView, Decoding, FamilyDefaults, Observation, Result, Scorer};
 
 /// StreamingLLM (Xiao et al., 2023, section 3.2): the first 4 tokens (attention sinks) and the most
@@ -18,6 +19,7 @@ impl Scorer for StreamingLlm {
 
     fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {
         let [batch, kv_heads, tokens, _] = observation.dims();
+        check_countable(Self::NAME, observation.prompt_tokens)?;
         let positions = observation.positions.clone().float().cast(DType::F32);
         Ok(positions.unsqueeze_dim::<3>(1).expand([batch, kv_heads, tokens]))
     }

@@ -2,8 +2,9 @@
 
 use burn::tensor::{DType, Distribution, Int, Tensor, TensorData};
 use kv_kernels::{
-    DecodeAttentionOptions, EvictionOptions, HeldSlots, PrefillOptions, PrefillWindow, Share,
-    SlotRanges, SlotView, decode_attention, evicting_attention, log_norms, prefill_attention,
+    DecodeAttentionOptions, EvictionOptions, EvictionScope, HeldSlots, PrefillOptions,
+    PrefillWindow, Share, SlotRanges, SlotView, decode_attention, evicting_attention, log_norms,
+    prefill_attention,
 };
 
 use super::Lab;
@@ -85,19 +86,32 @@ fn evicting(
     let norms: Vec<Tensor<1>> = norms.collect();
     let limits = ranges.lengths.clone();
     let mut places = ranges.lengths.clone().sub_scalar(1);
+    let counters = [case.batch, HeldSlots::ARRIVALS];
+    let mut arrivals = Tensor::<2, Int>::zeros(counters, (&places.device(), DType::I32));
     let bytes = 2 * case.pairs() * case.tokens * case.head_dim * lab.dtype.size();
     let task = format!("decode_attention {}", case.name());
-    lab.measure(&task, "evicting", pools.len(), [bytes as f64, 0.0], |i| {
-        let done = evicting_attention(
-            query.clone(),
-            pools[i].clone(),
-            None,
-            ranges,
-            HeldSlots { log_norms: norms[i].clone(), limits: limits.clone(), places: &mut places },
-            EvictionOptions { longest: Some(case.tokens), ..EvictionOptions::default() },
-        )?;
-        Ok(done.output)
-    })
+    let scopes =
+        [("evicting", EvictionScope::Head), ("evicting for a layer", EvictionScope::Layer)];
+    for (variant, scope) in scopes {
+        lab.measure(&task, variant, pools.len(), [bytes as f64, 0.0], |i| {
+            let longest = Some(case.tokens);
+            let done = evicting_attention(
+                query.clone(),
+                pools[i].clone(),
+                None,
+                ranges,
+                HeldSlots {
+                    log_norms: norms[i].clone(),
+                    limits: limits.clone(),
+                    places: &mut places,
+                    arrivals: &mut arrivals,
+                },
+                EvictionOptions { longest, scope, ..EvictionOptions::default() },
+            )?;
+            Ok(done.output)
+        })?;
+    }
+    Ok(())
 }
 
 /// Causal attention of a prompt, and its column sums.

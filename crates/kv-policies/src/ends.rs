@@ -1,0 +1,66 @@
+//! First and last tokens that are always kept.
+
+use kv_core::Budget;
+
+use crate::notice::warn_once;
+use crate::{PolicyError, Result};
+
+/// First tokens that are kept where a policy's own choice would lose them: attention falls back on
+/// them (StreamingLLM, section 3.1).
+const FIRST: usize = 4;
+
+/// How many first tokens a budget of so many slots protects where nothing else is said.
+pub(crate) fn first_tokens(slots: usize) -> usize {
+    FIRST.min(slots / 4)
+}
+
+/// Sinks and recents within the `slots` that a `budget` has come to.
+///
+/// A budget in tokens must hold what it protects. A share of a short prompt may come to less: then
+/// recents are cut to what sinks leave, and sinks to a quarter of the slots or to what recents leave.
+///
+/// # Errors
+/// [`PolicyError::ProtectedOverBudget`] for a budget in tokens.
+pub(crate) fn fit_ends(
+    policy: &'static str,
+    budget: Budget,
+    slots: usize,
+    [sinks, recents]: [usize; 2],
+) -> Result<[usize; 2]> {
+    if sinks.saturating_add(recents) <= slots {
+        return Ok([sinks, recents]);
+    }
+    if let Budget::Tokens(_) = budget {
+        return Err(PolicyError::ProtectedOverBudget { policy, sinks, recents, budget: slots });
+    }
+    let first = sinks.min((slots / 4).max(slots.saturating_sub(recents)));
+    let last = recents.min(slots - first);
+    warn_once(policy, "ends", || {
+        format!(
+            "a budget of {slots} slots is below its {sinks} sinks and {recents} recents: {first} and \
+             {last} are kept"
+        )
+    });
+    Ok([first, last])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_of_short_prompts_keep_both_ends() {
+        let share = "0.25".parse().unwrap();
+        for (slots, ends, expected) in [
+            (100, [4, 64], [4, 64]),
+            (15, [4, 64], [3, 12]),
+            (15, [20, 4], [11, 4]),
+            (3, [4, 8], [0, 3]),
+            (0, [4, 8], [0, 0]),
+        ] {
+            assert_eq!(fit_ends("test", share, slots, ends).unwrap(), expected);
+        }
+        let error = fit_ends("test", Budget::Tokens(15), 15, [4, 64]).unwrap_err();
+        assert!(matches!(error, PolicyError::ProtectedOverBudget { budget: 15, .. }), "{error}");
+    }
+}
