@@ -215,6 +215,37 @@ fn stop_strings_and_end_tokens_end() {
     }
 }
 
+/// Streams show what later tokens cannot take back, and in the end all of the text.
+#[test]
+fn streams_hold_back_the_beginning_of_a_stop_string() {
+    let tested = devices().remove(0);
+    let model = embedded(&tested);
+    let prompt = prompts(&model).remove(0);
+    let stream = |stop: &[&str], new_tokens: usize| {
+        let stop = stop.iter().map(ToString::to_string).collect();
+        let request = Request { stop, ..Request::greedy(prompt.clone(), new_tokens) };
+        let policy = build(&json!({"policy": "full"})).unwrap();
+        let mut events = Vec::new();
+        let outputs = generate(&model, policy, &[request], |event| {
+            events.push((event.token.is_some(), event.text.clone().unwrap()));
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        (events, outputs[0].text.clone().unwrap(), outputs[0].finish)
+    };
+    let texts = |texts: &[&str]| -> Vec<(bool, String)> {
+        texts.iter().map(|text| (true, text.to_string())).collect()
+    };
+    // The answer is 21963.
+    let (events, text, finish) = stream(&["196"], 5);
+    assert_eq!((events, text.as_str(), finish), (texts(&["2", "", "", ""]), "2", Finish::Stop));
+    // No token is left to complete the stop string.
+    let (events, text, finish) = stream(&["196"], 3);
+    let mut expected = texts(&["2", "", ""]);
+    expected.push((false, "19".into()));
+    assert_eq!((events, text.as_str(), finish), (expected, "219", Finish::Length));
+}
+
 /// Cancelling ends the call; model and policy serve the next one as if nothing had been.
 #[test]
 fn a_cancelled_generation_leaves_everything_usable() {
