@@ -4,6 +4,7 @@ use std::path::Path;
 use std::thread::{self, ThreadId};
 
 use burn::tensor::{DType, Device};
+use serde_json::{Map, Value};
 
 use crate::{
     ChatTemplate, Llama, Message, ModelConfig, ModelError, PRESETS, Result, Tokenizer, Weights,
@@ -28,7 +29,9 @@ pub struct Model {
     name: String,
     llama: Llama,
     tokenizer: Option<Tokenizer>,
-    chat: Option<ChatTemplate>,
+    /// `None` without a chat template, an error's reason for one that does not parse: it fails
+    /// where it is used, not where the model is loaded.
+    chat: Option<std::result::Result<ChatTemplate, String>>,
     /// The thread that loaded it.
     home: ThreadId,
 }
@@ -77,8 +80,9 @@ impl Model {
         let weights = Weights::open(folder)?;
         let tokenizer = folder.join("tokenizer.json");
         let chat = match ChatTemplate::from_folder(folder) {
-            Ok(chat) => Some(chat),
+            Ok(chat) => Some(Ok(chat)),
             Err(ModelError::MissingChatTemplate { .. }) => None,
+            Err(ModelError::ChatTemplate { reason }) => Some(Err(reason)),
             Err(error) => return Err(error),
         };
         let name = folder.file_name().unwrap_or(folder.as_os_str());
@@ -154,15 +158,43 @@ impl Model {
         self.need_tokenizer()?.decode(tokens, true)
     }
 
-    /// Tokens of a conversation, by the model's own chat template.
+    /// Tokens of a conversation, by the model's own chat template, ending with what makes the model
+    /// answer.
     ///
     /// # Errors
-    /// [`ModelError::MissingChatTemplate`], [`ModelError::ChatTemplate`],
-    /// [`ModelError::Tokenizer`].
+    /// [`ModelError::MissingChatTemplate`]; [`ModelError::ChatTemplate`], also for a template that
+    /// does not parse; [`ModelError::Tokenizer`].
     pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        let missing = || ModelError::MissingChatTemplate { path: self.name.clone().into() };
-        let text = self.chat.as_ref().ok_or_else(missing)?.render(messages, true)?;
-        self.encode_continuation(&text)
+        self.encode_chat_with(messages, &Map::new())
+    }
+
+    /// [`Self::encode_chat`] with variables of the template, such as `enable_thinking` of Qwen3.
+    ///
+    /// # Errors
+    /// As [`Self::encode_chat`].
+    pub fn encode_chat_with(
+        &self,
+        messages: &[Message],
+        variables: &Map<String, Value>,
+    ) -> Result<Vec<u32>> {
+        let template =
+            variables.iter().fold(self.chat_template()?.clone(), |template, (name, value)| {
+                template.with_variable(name, value)
+            });
+        self.encode_continuation(&template.render(messages, true)?)
+    }
+
+    /// The model's own chat template.
+    ///
+    /// # Errors
+    /// [`ModelError::MissingChatTemplate`]; [`ModelError::ChatTemplate`] for one that does not
+    /// parse.
+    pub fn chat_template(&self) -> Result<&ChatTemplate> {
+        match &self.chat {
+            Some(Ok(template)) => Ok(template),
+            Some(Err(reason)) => Err(ModelError::ChatTemplate { reason: reason.clone() }),
+            None => Err(ModelError::MissingChatTemplate { path: self.name.clone().into() }),
+        }
     }
 
     fn need_tokenizer(&self) -> Result<&Tokenizer> {

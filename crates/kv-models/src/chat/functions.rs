@@ -13,6 +13,12 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     environment.add_filter("tojson", tojson);
+    environment.add_test("iterable", is_iterable);
+}
+
+/// As in Jinja, where `none` cannot be iterated over.
+fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {
