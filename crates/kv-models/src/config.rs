@@ -123,8 +123,9 @@ pub struct ModelConfig {
     pub bos_token_id: Option<u32>,
     /// The tokens that end one; empty if there is none.
     pub eos_token_ids: Vec<u32>,
-    /// The type that the weights were published in: f32, f16 or bf16.
-    pub dtype: DType,
+    /// The type that the weights were published in: f32, f16 or bf16. `None` where the
+    /// configuration leaves it to the weights.
+    pub dtype: Option<DType>,
 }
 
 impl ModelConfig {

@@ -46,7 +46,7 @@ impl Model {
     pub fn load(name: &str, device: &Device, dtype: Option<DType>) -> Result<Self> {
         if let Some(preset_name) = name.strip_prefix(RANDOM) {
             let config = preset(preset_name)?;
-            let dtype = dtype.unwrap_or_else(|| default_dtype(&config, device));
+            let dtype = dtype.unwrap_or_else(|| default_dtype(config.dtype, device));
             let llama = Llama::random(config, dtype, device)?;
             let home = thread::current().id();
             return Ok(Self { name: name.into(), llama, tokenizer: None, chat: None, home });
@@ -55,7 +55,8 @@ impl Model {
         if name == embedded::NAME && !Path::new(name).is_dir() {
             let config = ModelConfig::from_json(embedded::CONFIG)?;
             let weights = Weights::from_bytes(embedded::WEIGHTS)?;
-            let dtype = dtype.unwrap_or_else(|| default_dtype(&config, device));
+            let own = config.dtype.or(weights.dtype());
+            let dtype = dtype.unwrap_or_else(|| default_dtype(own, device));
             return Ok(Self {
                 name: name.into(),
                 llama: Llama::from_weights(config, &weights, dtype, device)?,
@@ -76,8 +77,9 @@ impl Model {
     /// As [`Self::load`].
     pub fn from_folder(folder: &Path, device: &Device, dtype: Option<DType>) -> Result<Self> {
         let config = ModelConfig::from_folder(folder)?;
-        let dtype = dtype.unwrap_or_else(|| default_dtype(&config, device));
         let weights = Weights::open(folder)?;
+        let own = config.dtype.or(weights.dtype());
+        let dtype = dtype.unwrap_or_else(|| default_dtype(own, device));
         let tokenizer = folder.join("tokenizer.json");
         let chat = match ChatTemplate::from_folder(folder) {
             Ok(chat) => Some(Ok(chat)),
@@ -227,9 +229,8 @@ pub fn model_names() -> Vec<String> {
     embedded.into_iter().chain(PRESETS.iter().map(|name| format!("{RANDOM}{name}"))).collect()
 }
 
-/// f32 where half precision is slow or unknown to the device.
-fn default_dtype(config: &ModelConfig, device: &Device) -> DType {
-    let own = config.dtype;
+/// A model's own type; f32 where half precision is slow or unknown to the device.
+fn default_dtype(own: Option<DType>, device: &Device) -> DType {
     let cpu = kv_core::device_name(device) == "cpu";
-    if cpu || !device.supports_dtype(own) { DType::F32 } else { own }
+    own.filter(|own| !cpu && device.supports_dtype(*own)).unwrap_or(DType::F32)
 }

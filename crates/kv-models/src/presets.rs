@@ -36,7 +36,7 @@ pub fn preset(name: &str) -> Result<ModelConfig> {
             rope_theta: 10_000.0,
             bos_token_id: Some(1),
             eos_token_ids: vec![2],
-            dtype: DType::F16,
+            dtype: Some(DType::F16),
             ..llama3()
         },
         "llama-3.1-8b" | "deepseek-r1-distill-llama-8b" => ModelConfig {
@@ -98,7 +98,7 @@ fn llama3() -> ModelConfig {
         qk_norm: false,
         bos_token_id: Some(128_000),
         eos_token_ids: vec![128_001],
-        dtype: DType::BF16,
+        dtype: Some(DType::BF16),
     }
 }
 

@@ -1,4 +1,5 @@
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::DType;
 use kv_models::{Generated, Model, Request, generate};
@@ -124,4 +125,31 @@ pub(crate) fn run_requests(model: &Model, config: &Value, requests: &[Request]) 
     let policy = build(config).unwrap();
     generate(model, policy, requests, |_| std::ops::ControlFlow::Continue(()))
         .unwrap_or_else(|error| panic!("{config}: {error}"))
+}
+
+/// What is logged as a warning meanwhile.
+pub(crate) fn warnings_of(run: impl FnOnce()) -> String {
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+        .with_writer(move || writer.clone())
+        .finish();
+    tracing::subscriber::with_default(subscriber, run);
+    let bytes = log.0.lock().unwrap().clone();
+    String::from_utf8(bytes).unwrap()
 }

@@ -168,14 +168,15 @@ fn token_ids(settings: &Settings, key: &str) -> Result<Option<Vec<u32>>> {
     }
 }
 
-fn dtype(settings: &Settings) -> Result<DType> {
+fn dtype(settings: &Settings) -> Result<Option<DType>> {
     // transformers 4 writes `torch_dtype`, transformers 5 `dtype`.
     let key = if settings.value("dtype").is_some() { "dtype" } else { "torch_dtype" };
     let name: Option<String> = settings.get(key, "a string")?;
     match name.as_deref().map(|name| name.trim_start_matches("torch.")) {
-        None | Some("float32") => Ok(DType::F32),
-        Some("float16") => Ok(DType::F16),
-        Some("bfloat16") => Ok(DType::BF16),
-        Some(_) => Err(settings.unsupported(key, "float32, float16, bfloat16")),
+        None | Some("auto") => Ok(None),
+        Some("float32") => Ok(Some(DType::F32)),
+        Some("float16") => Ok(Some(DType::F16)),
+        Some("bfloat16") => Ok(Some(DType::BF16)),
+        Some(_) => Err(settings.unsupported(key, "float32, float16, bfloat16, auto")),
     }
 }

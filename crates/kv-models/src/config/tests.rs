@@ -50,7 +50,7 @@ fn reads_a_real_model() {
     assert_eq!((config.max_positions, config.vocab_size), (2048, 1024));
     assert_eq!((config.bos_token_id, config.eos_token_ids.as_slice()), (Some(0), &[0][..]));
     assert!(config.tie_embeddings && !config.qkv_bias && !config.qk_norm);
-    assert_eq!(config.dtype, DType::BF16);
+    assert_eq!(config.dtype, Some(DType::BF16));
     // The file holds two bytes a parameter behind an 8-byte length and a header.
     assert_eq!(config.parameter_count(), 869_504);
     assert_eq!(config.kv_bytes_per_token(DType::BF16), 2 * 4 * 2 * 32 * 2);
@@ -65,7 +65,9 @@ fn absent_keys_have_the_defaults_of_transformers() {
     assert_eq!((c.rms_norm_eps, c.rope_theta, c.rope_scaling), (1e-6, 1e4, RopeScaling::None));
     assert_eq!((c.bos_token_id, c.eos_token_ids), (Some(1), vec![2]));
     assert!(!c.tie_embeddings && !c.mlp_bias && !c.output_bias);
-    assert_eq!(c.dtype, DType::F32);
+    assert_eq!(c.dtype, None);
+    assert_eq!(llama(json!({"torch_dtype": "auto"})).unwrap().dtype, None);
+    assert_eq!(llama(json!({"dtype": "torch.float16"})).unwrap().dtype, Some(DType::F16));
     assert_eq!(config("Qwen3ForCausalLM", absent).unwrap().head_dim, 128);
     let null = json!({"num_key_value_heads": null, "head_dim": null, "eos_token_id": null});
     let c = config("MistralForCausalLM", null).unwrap();
