@@ -80,6 +80,41 @@ pub enum RopeScaling {
         /// The context of the first training, in tokens.
         original_max_positions: usize,
     },
+    /// YaRN ([2309.00071](https://arxiv.org/abs/2309.00071)): pairs of elements that turn slowly
+    /// have their frequencies divided, those that turn fast keep them, those between are
+    /// interpolated. Queries and keys are scaled besides, which makes attention sharper.
+    Yarn {
+        /// The divisor of low frequencies.
+        factor: f64,
+        /// The context of the first training, in tokens.
+        original_max_positions: usize,
+        /// Factor of cosines and sines, so that attention logits grow by its square.
+        attention_factor: f64,
+        /// Pairs that turn more often than this within the first context keep their frequency.
+        beta_fast: f64,
+        /// Pairs that turn less often than this have theirs divided.
+        beta_slow: f64,
+        /// Whether the bounds between these pairs are rounded outwards to whole pairs.
+        truncate: bool,
+    },
+    /// Dynamic NTK: sequences beyond the trained context have a larger base, which grows with
+    /// their length. See [`crate::inverse_frequencies_of`].
+    Dynamic {
+        /// How far beyond the trained context sequences may reach.
+        factor: f64,
+        /// The trained context, in tokens.
+        original_max_positions: usize,
+    },
+}
+
+impl RopeScaling {
+    /// The factor of cosines and sines.
+    pub const fn attention_factor(self) -> f64 {
+        match self {
+            Self::Yarn { attention_factor, .. } => attention_factor,
+            _ => 1.0,
+        }
+    }
 }
 
 /// The shape of a Llama-family model.
@@ -101,7 +136,8 @@ pub struct ModelConfig {
     pub num_kv_heads: usize,
     /// Elements of one head `D`, even.
     pub head_dim: usize,
-    /// Longest sequence, in tokens.
+    /// Longest sequence, in tokens: `max_position_embeddings`, or as far as the rotary embedding's
+    /// scaling reaches.
     pub max_positions: usize,
     /// Epsilon of every RMS norm.
     pub rms_norm_eps: f64,

@@ -191,6 +191,20 @@ pub enum ModelError {
         positions: usize,
     },
 
+    /// A policy that moves tokens to new positions met a rotary embedding whose frequencies depend
+    /// on the sequence's length (dynamic NTK).
+    #[error(
+        "a prompt of {tokens} tokens is beyond the trained context of {trained}, where the model's \
+             RoPE frequencies depend on the length: policies that renumber tokens (`rerotate`) \
+             cannot rotate its keys anew; shorten the prompt or leave `rerotate` out"
+    )]
+    LengthDependentRope {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// The trained context, in tokens.
+        trained: usize,
+    },
+
     /// A sampling parameter is outside its range.
     #[error("sampling parameter `{parameter}` is {value}, expected {expected}")]
     InvalidSampling {

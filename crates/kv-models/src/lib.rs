@@ -52,7 +52,7 @@ pub use llama::{KvGradients, Llama, PrefillPass, Prefilled};
 pub use model::{Model, model_names};
 pub use output::TextOutput;
 pub use presets::{PRESETS, preset};
-pub use rope::{inverse_frequencies, rotary_table};
+pub use rope::{inverse_frequencies, inverse_frequencies_of, rotary_table};
 pub use sampling::Sampling;
 pub use session::{Decoder, Session};
 pub use tokenizer::{TextStream, Tokenizer};

@@ -14,6 +14,7 @@ use kv_policies::Policy;
 
 pub use decoder::Decoder;
 
+use crate::rope::trained_context;
 use crate::{Model, ModelError, Result};
 use prefill::prefill;
 
@@ -72,6 +73,9 @@ impl<'a> Session<'a> {
         }
         for prompt in prompts {
             model.llama().check_prompt(prompt)?;
+        }
+        if policies.iter().any(|policy| policy.renumbers()) {
+            check_renumbered(model, prompts)?;
         }
         let _work = device_work();
         let mut sessions: Vec<Option<Self>> = policies.iter().map(|_| None).collect();
@@ -244,6 +248,15 @@ impl<'a> Session<'a> {
         let logits = model.llama().decode(last, &mut cache, &*policy)?;
         let (home, ended) = (thread::current().id(), Vec::new());
         Ok(Self { model, policy, cache, logits, steps: 1, ended, home, scratch: 0 })
+    }
+}
+
+/// Checks that keys of prompts can be rotated to other positions.
+fn check_renumbered(model: &Model, prompts: &[Vec<u32>]) -> Result<()> {
+    let Some(trained) = trained_context(model.config()) else { return Ok(()) };
+    match prompts.iter().map(Vec::len).find(|tokens| *tokens > trained) {
+        Some(tokens) => Err(ModelError::LengthDependentRope { tokens, trained }),
+        None => Ok(()),
     }
 }
 

@@ -196,9 +196,9 @@ fn models_that_are_not_supported_are_refused_by_name() {
     };
     let error = with("architectures", json!(["GPT2LMHeadModel"]));
     assert!(error.to_string().contains("GPT2LMHeadModel"), "{error}");
-    let error = with("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0}));
+    let error = with("rope_scaling", json!({"rope_type": "longrope", "factor": 4.0}));
     assert!(matches!(error, ModelError::UnsupportedSetting { .. }), "{error}");
-    assert!(error.to_string().contains("yarn"), "{error}");
+    assert!(error.to_string().contains("longrope"), "{error}");
     let error = with("hidden_act", json!("gelu"));
     assert!(matches!(error, ModelError::UnsupportedSetting { .. }), "{error}");
 }

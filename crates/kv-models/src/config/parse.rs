@@ -48,7 +48,7 @@ pub(super) fn config(json: &str) -> Result<ModelConfig> {
     let hidden_size = settings.required_size("hidden_size")?;
     let num_query_heads = settings.required_size("num_attention_heads")?;
     let (num_kv_heads, head_dim) = heads(&settings, &defaults, hidden_size, num_query_heads)?;
-    let (rope_theta, rope_scaling) = rope::rope(&settings)?;
+    let rope = rope::rope(&settings, max_positions)?;
     let (qkv_bias, output_bias) = attention_bias(&settings, architecture)?;
     let mlp_bias = settings.flag("mlp_bias", false)?;
     if mlp_bias && architecture != Architecture::Llama {
@@ -63,10 +63,10 @@ pub(super) fn config(json: &str) -> Result<ModelConfig> {
         num_query_heads,
         num_kv_heads,
         head_dim,
-        max_positions,
+        max_positions: rope.max_positions,
         rms_norm_eps: settings.positive("rms_norm_eps")?.unwrap_or(1e-6),
-        rope_theta,
-        rope_scaling,
+        rope_theta: rope.theta,
+        rope_scaling: rope.scaling,
         tie_embeddings: settings.flag("tie_word_embeddings", false)?,
         qkv_bias,
         output_bias,

@@ -119,6 +119,69 @@ fn rope_settings_of_both_transformers() {
 }
 
 #[test]
+fn yarn_in_old_and_new_spelling() {
+    let yarn = |attention_factor| RopeScaling::Yarn {
+        factor: 4.0,
+        original_max_positions: 32_768,
+        attention_factor,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        truncate: true,
+    };
+    let parameters = json!({
+        "factor": 4.0, "original_max_position_embeddings": 32768, "rope_type": "yarn"
+    });
+    let mut old = parameters.clone();
+    old.as_object_mut().unwrap().remove("rope_type");
+    old["type"] = json!("yarn");
+    for changes in [
+        json!({"rope_scaling": old, "max_position_embeddings": 32768}),
+        json!({"rope_scaling": parameters, "max_position_embeddings": 40960}),
+        json!({"rope_parameters": parameters, "max_position_embeddings": 131072}),
+        // The factor follows from both contexts.
+        json!({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 32768},
+            "max_position_embeddings": 131072}),
+        // A first context beside the object.
+        json!({"rope_scaling": {"type": "yarn", "factor": 4},
+            "original_max_position_embeddings": 32768, "max_position_embeddings": 40960}),
+    ] {
+        let config = llama(changes.clone()).unwrap();
+        assert_eq!(config.rope_scaling, yarn(0.1 * 4f64.ln() + 1.0), "{changes}");
+        assert_eq!(config.max_positions, 131_072, "{changes}");
+    }
+    // A context that is longer than the scaled one stays.
+    let longer = json!({"rope_scaling": parameters, "max_position_embeddings": 200_000});
+    assert_eq!(llama(longer).unwrap().max_positions, 200_000);
+    let with = |key: &str, value: Value| {
+        let mut parameters = parameters.clone();
+        parameters[key] = value;
+        llama(json!({"rope_scaling": parameters, "max_position_embeddings": 32768}))
+    };
+    assert_eq!(with("attention_factor", json!(0.5)).unwrap().rope_scaling, yarn(0.5));
+    for (key, value) in [
+        ("factor", json!(-4.0)),
+        ("factor", json!(1e9)),
+        ("beta_fast", json!(0.5)),
+        ("beta_slow", json!("1")),
+        ("truncate", json!(1)),
+        ("mscale", json!(-1.0)),
+        ("short_factor", json!([1.0])),
+    ] {
+        assert_refused(with(key, value), &format!("rope_scaling.{key}"));
+    }
+}
+
+#[test]
+fn dynamic_scaling_reaches_beyond_the_trained_context() {
+    let scaling = json!({"type": "dynamic", "factor": 2.5});
+    let config = llama(json!({"rope_scaling": scaling, "max_position_embeddings": 1001})).unwrap();
+    let dynamic = RopeScaling::Dynamic { factor: 2.5, original_max_positions: 1001 };
+    assert_eq!((config.rope_scaling, config.max_positions), (dynamic, 2502));
+    let error = llama(json!({"rope_scaling": {"type": "dynamic"}})).unwrap_err();
+    assert!(matches!(error, ModelError::MissingSetting { .. }), "{error}");
+}
+
+#[test]
 fn unsupported_settings_are_refused_by_name() {
     for (key, value) in [
         ("hidden_act", json!("gelu")),
@@ -141,7 +204,7 @@ fn unsupported_settings_are_refused_by_name() {
     ] {
         assert_refused(llama(json!({ key: value })), key);
     }
-    for kind in ["dynamic", "yarn", "longrope", "su", "mrope"] {
+    for kind in ["longrope", "su", "mrope", "proportional"] {
         let scaling = json!({"rope_scaling": {"type": kind, "factor": 4.0}});
         assert_refused(llama(scaling), "rope_scaling.type");
     }
