@@ -12,9 +12,9 @@ use std::path::Path;
 
 use minijinja::{Environment, Value, context};
 use serde::{Deserialize, Serialize};
-use serde_json::Map;
 
 use crate::error::{ModelError, Result};
+use crate::special_tokens::{SpecialTokens, read_if_there, read_object};
 
 const TEMPLATE: &str = "chat";
 
@@ -93,11 +93,8 @@ impl ChatTemplate {
         let source =
             source.ok_or_else(|| ModelError::MissingChatTemplate { path: folder.into() })?;
         let mut template = Self::new(source)?;
-        let special = read_object(&folder.join("special_tokens_map.json"))?;
-        for (key, value) in special.iter().chain(&config) {
-            if let (true, Some(token)) = (key.ends_with("_token"), token_of(value)) {
-                template = template.with_variable(key, token);
-            }
+        for (role, token) in SpecialTokens::from_folder(folder)?.iter() {
+            template = template.with_variable(role, token);
         }
         Ok(template)
     }
@@ -136,23 +133,6 @@ fn failed(error: minijinja::Error) -> ModelError {
     ModelError::ChatTemplate { reason: error.to_string() }
 }
 
-fn read_if_there(path: &Path) -> Result<Option<String>> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(ModelError::io(path, source)),
-    }
-}
-
-/// A JSON object; an empty one if there is no such file.
-fn read_object(path: &Path) -> Result<Map<String, serde_json::Value>> {
-    let Some(text) = read_if_there(path)? else { return Ok(Map::new()) };
-    serde_json::from_str(&text).map_err(|error| ModelError::InvalidJson {
-        file: path.display().to_string(),
-        reason: error.to_string(),
-    })
-}
-
 /// A template, or the default one of a list of `{name, template}`.
 fn template_of(value: &serde_json::Value) -> Option<String> {
     if let Some(list) = value.as_array() {
@@ -160,9 +140,4 @@ fn template_of(value: &serde_json::Value) -> Option<String> {
         return Some(default.or(list.first())?.get("template")?.as_str()?.to_string());
     }
     Some(value.as_str()?.to_string())
-}
-
-/// A special token: a string, or an object with its `content`.
-fn token_of(value: &serde_json::Value) -> Option<&str> {
-    value.as_str().or_else(|| value.get("content")?.as_str())
 }

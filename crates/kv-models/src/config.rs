@@ -6,6 +6,7 @@ mod rope;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::fmt;
 use std::path::Path;
@@ -20,8 +21,10 @@ use crate::error::{ModelError, Result};
 pub enum Architecture {
     /// Llama 2, 3, 3.1, 3.2 and their distillations.
     Llama,
-    /// Mistral, without sliding window.
+    /// Mistral, without sliding window or within it.
     Mistral,
+    /// Ministral, within the sliding window of those layers that have one.
+    Ministral,
     /// Qwen2 and Qwen2.5: biases on query, key and value.
     Qwen2,
     /// Qwen3: RMS norm on every head's query and key.
@@ -29,13 +32,15 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    pub(crate) const ALL: [Self; 4] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Llama, Self::Mistral, Self::Ministral, Self::Qwen2, Self::Qwen3];
 
     /// The name in `architectures` of `config.json`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Llama => "LlamaForCausalLM",
             Self::Mistral => "MistralForCausalLM",
+            Self::Ministral => "MinistralForCausalLM",
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
         }
@@ -46,6 +51,7 @@ impl Architecture {
         match self {
             Self::Llama => "llama",
             Self::Mistral => "mistral",
+            Self::Ministral => "ministral",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
         }
@@ -137,8 +143,12 @@ pub struct ModelConfig {
     /// Elements of one head `D`, even.
     pub head_dim: usize,
     /// Longest sequence, in tokens: `max_position_embeddings`, or as far as the rotary embedding's
-    /// scaling reaches.
+    /// scaling reaches, or the sliding window.
     pub max_positions: usize,
+    /// How many tokens attention of some layers reaches back, where that is less than the positions
+    /// that the model has otherwise. Windows that slide are not implemented: sequences end where
+    /// the first token would leave the window, up to where all layers attend to all tokens.
+    pub sliding_window: Option<usize>,
     /// Epsilon of every RMS norm.
     pub rms_norm_eps: f64,
     /// Base of the rotary embedding.
@@ -157,7 +167,8 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     /// The token that starts a sequence.
     pub bos_token_id: Option<u32>,
-    /// The tokens that end one; empty if there is none.
+    /// The tokens that end one; empty if there is none. [`crate::Model`] takes the tokenizer's where
+    /// the configuration names none.
     pub eos_token_ids: Vec<u32>,
     /// The type that the weights were published in: f32, f16 or bf16. `None` where the
     /// configuration leaves it to the weights.
@@ -167,7 +178,8 @@ pub struct ModelConfig {
 impl ModelConfig {
     /// Reads the text of a Hugging Face `config.json`.
     ///
-    /// Keys that are absent have the value that `transformers` gives them for the architecture.
+    /// Keys that are absent have the value that `transformers` gives them for the architecture, but
+    /// for `eos_token_id`: an id that the model's files do not name is no end token.
     ///
     /// # Errors
     /// [`ModelError::InvalidJson`]; [`ModelError::UnknownArchitecture`];
@@ -206,6 +218,22 @@ impl ModelConfig {
             config.eos_token_ids = ids;
         }
         Ok(config)
+    }
+
+    /// Checks that a sequence fits.
+    ///
+    /// # Errors
+    /// [`ModelError::BeyondSlidingWindow`], [`ModelError::PromptTooLong`].
+    pub fn check_length(&self, tokens: usize) -> Result<()> {
+        match self.sliding_window {
+            Some(window) if tokens > window => {
+                Err(ModelError::BeyondSlidingWindow { tokens, window })
+            }
+            None if tokens > self.max_positions => {
+                Err(ModelError::PromptTooLong { tokens, positions: self.max_positions })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Query heads per key-value head `G = Hq / Hkv`.

@@ -191,6 +191,19 @@ pub enum ModelError {
         positions: usize,
     },
 
+    /// A sequence that a model with a sliding window could attend to only in part.
+    #[error(
+        "{tokens} tokens (prompt and output) do not fit into the model's sliding window of \
+             {window}, beyond which it is not supported; shorten the prompt, or ask for fewer new \
+             tokens"
+    )]
+    BeyondSlidingWindow {
+        /// Tokens of the prompt, and of what follows it.
+        tokens: usize,
+        /// The window, in tokens.
+        window: usize,
+    },
+
     /// A policy that moves tokens to new positions met a rotary embedding whose frequencies depend
     /// on the sequence's length (dynamic NTK).
     #[error(

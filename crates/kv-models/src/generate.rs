@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use kv_policies::Policy;
 
-use crate::{Model, Result, Sampling, Session, TextOutput, Tokenizer};
+use crate::{Model, ModelError, Result, Sampling, Session, TextOutput, Tokenizer};
 
 /// One prompt of a batch.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// The prompt's tokens.
     pub tokens: Vec<u32>,
-    /// At most this many new tokens.
+    /// At most this many new tokens, and at most as many as the model has positions for. Models with
+    /// a sliding window refuse more than fit into it.
     pub new_tokens: usize,
     /// How to choose them; its seed also serves policies that draw.
     pub sampling: Sampling,
@@ -92,12 +93,12 @@ pub fn generate(
 ) -> Result<Vec<Generated>> {
     let prompts: Vec<Vec<u32>> = requests.iter().map(|request| request.tokens.clone()).collect();
     let seeds: Vec<u64> = requests.iter().map(|request| request.sampling.seed).collect();
-    let most = requests.iter().map(|request| request.new_tokens).max().unwrap_or_default();
+    let new_tokens: Vec<usize> = requests.iter().map(|request| request.new_tokens).collect();
     let mut running: Vec<Running<'_>> = requests.iter().map(|r| Running::new(model, r)).collect();
     let samplings: Vec<Sampling> = requests.iter().map(|request| request.sampling).collect();
     samplings.iter().try_for_each(Sampling::validate)?;
-    let mut decoder =
-        Session::start(model, policy, &prompts, &seeds, most)?.decoder(&samplings)?.ahead();
+    let started = Session::start_rows(model, &[policy], &prompts, &seeds, &new_tokens)?.pop();
+    let mut decoder = started.ok_or(ModelError::EmptyPrompt)?.decoder(&samplings)?.ahead();
     for (row, sequence) in running.iter().enumerate() {
         if sequence.finish.is_some() {
             decoder.end(row)?;

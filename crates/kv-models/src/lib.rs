@@ -38,6 +38,7 @@ mod presets;
 mod rope;
 mod sampling;
 mod session;
+mod special_tokens;
 mod tokenizer;
 mod weights;
 

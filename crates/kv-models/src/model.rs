@@ -6,6 +6,7 @@ use std::thread::{self, ThreadId};
 use burn::tensor::{DType, Device};
 use serde_json::{Map, Value};
 
+use crate::special_tokens::SpecialTokens;
 use crate::{
     ChatTemplate, Llama, Message, ModelConfig, ModelError, PRESETS, Result, Tokenizer, Weights,
     preset, resolve,
@@ -76,11 +77,18 @@ impl Model {
     /// # Errors
     /// As [`Self::load`].
     pub fn from_folder(folder: &Path, device: &Device, dtype: Option<DType>) -> Result<Self> {
-        let config = ModelConfig::from_folder(folder)?;
+        let mut config = ModelConfig::from_folder(folder)?;
+        let tokenizer = folder.join("tokenizer.json");
+        let tokenizer =
+            tokenizer.is_file().then(|| Tokenizer::from_file(&tokenizer)).transpose()?;
+        if config.eos_token_ids.is_empty() {
+            let special = SpecialTokens::from_folder(folder)?;
+            let id = |tokenizer: &Tokenizer| tokenizer.token_id(special.get("eos_token")?);
+            config.eos_token_ids.extend(tokenizer.as_ref().and_then(id));
+        }
         let weights = Weights::open(folder)?;
         let own = config.dtype.or(weights.dtype());
         let dtype = dtype.unwrap_or_else(|| default_dtype(own, device));
-        let tokenizer = folder.join("tokenizer.json");
         let chat = match ChatTemplate::from_folder(folder) {
             Ok(chat) => Some(Ok(chat)),
             Err(ModelError::MissingChatTemplate { .. }) => None,
@@ -91,7 +99,7 @@ impl Model {
         Ok(Self {
             name: name.to_string_lossy().into_owned(),
             llama: Llama::from_weights(config, &weights, dtype, device)?,
-            tokenizer: tokenizer.is_file().then(|| Tokenizer::from_file(&tokenizer)).transpose()?,
+            tokenizer,
             chat,
             home: thread::current().id(),
         })

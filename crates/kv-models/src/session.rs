@@ -38,13 +38,16 @@ pub struct Session<'a> {
 
 impl<'a> Session<'a> {
     /// Prefills prompts of any lengths, compresses them under `policy` and reserves room for
-    /// `new_tokens` more. `seeds` has one seed a prompt.
+    /// `new_tokens` more, at most as many as the model has positions for. `seeds` has one seed a
+    /// prompt.
     ///
     /// Neighbouring prompts of equal length go through a layer together, up to 32,768 tokens or one
     /// prompt at a time; nothing is ever padded.
     ///
     /// # Errors
-    /// [`ModelError`] for prompts that are empty or too long, and those of the policy.
+    /// [`ModelError`] for prompts that are empty or too long,
+    /// [`ModelError::BeyondSlidingWindow`] where a prompt and its new tokens are, and those of the
+    /// policy.
     pub fn start(
         model: &'a Model,
         policy: Arc<dyn Policy>,
@@ -68,11 +71,25 @@ impl<'a> Session<'a> {
         seeds: &[u64],
         new_tokens: usize,
     ) -> Result<Vec<Self>> {
+        Self::start_rows(model, policies, prompts, seeds, &vec![new_tokens; prompts.len()])
+    }
+
+    /// The same with numbers of new tokens for each prompt.
+    pub(crate) fn start_rows(
+        model: &'a Model,
+        policies: &[Arc<dyn Policy>],
+        prompts: &[Vec<u32>],
+        seeds: &[u64],
+        new_tokens: &[usize],
+    ) -> Result<Vec<Self>> {
         if prompts.is_empty() {
             return Err(ModelError::EmptyPrompt);
         }
-        for prompt in prompts {
+        for (prompt, new_tokens) in prompts.iter().zip(new_tokens) {
             model.llama().check_prompt(prompt)?;
+            if model.config().sliding_window.is_some() {
+                model.config().check_length(prompt.len().saturating_add(*new_tokens))?;
+            }
         }
         if policies.iter().any(|policy| policy.renumbers()) {
             check_renumbered(model, prompts)?;

@@ -11,7 +11,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
 
-use super::support::{embedded, embedded_folder, warnings_of};
+use super::support::{configure, embedded, embedded_folder, warnings_of};
 
 fn load(folder: &Path, tested: &TestDevice) -> Result<Model, ModelError> {
     Model::from_folder(folder, &tested.device, Some(DType::F32))
@@ -61,15 +61,6 @@ fn add_bytes(folder: &Path, name: &str, shape: &[usize], data: Vec<u8>) {
     views.insert(name.into(), TensorView::new(Dtype::BF16, shape.to_vec(), &data).unwrap());
     let written = safetensors::serialize(views, None).unwrap();
     std::fs::write(&path, written).unwrap();
-}
-
-/// Changes the copy's configuration.
-fn configure(folder: &Path, key: &str, value: serde_json::Value) {
-    let path = folder.join("config.json");
-    let text = std::fs::read_to_string(&path).unwrap();
-    let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
-    config[key] = value;
-    std::fs::write(&path, config.to_string()).unwrap();
 }
 
 const NORM: &str = "model.norm.weight";

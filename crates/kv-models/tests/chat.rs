@@ -4,7 +4,7 @@ use kv_models::{Message, Model, ModelError};
 use kv_testing::devices;
 use serde_json::json;
 
-use super::support::embedded_folder;
+use super::support::{configure, embedded_folder};
 
 #[test]
 fn a_folder_s_own_template_makes_the_prompt() {
@@ -49,4 +49,21 @@ fn a_template_that_does_not_parse_is_an_error_where_it_is_used() {
     assert!(model.encode("The sea").is_ok());
     let error = model.encode_chat(&[Message::user("The sea")]).unwrap_err();
     assert!(matches!(error, ModelError::ChatTemplate { .. }), "{error}");
+}
+
+/// Where the configuration names no end token, the tokenizer's own ends a text.
+#[test]
+fn the_end_token_is_the_tokenizer_s_where_the_configuration_names_none() {
+    let tested = &devices()[0];
+    let folder = embedded_folder();
+    configure(folder.path(), "eos_token_id", json!(null));
+    let load = || Model::from_folder(folder.path(), &tested.device, None).unwrap();
+    assert!(load().config().eos_token_ids.is_empty());
+    let tokenizer = folder.path().join("tokenizer_config.json");
+    std::fs::write(&tokenizer, r#"{"eos_token": "<|endoftext|>"}"#).unwrap();
+    let model = load();
+    let end = model.tokenizer().unwrap().token_id("<|endoftext|>").unwrap();
+    assert_eq!(model.config().eos_token_ids, [end]);
+    std::fs::write(&tokenizer, r#"{"eos_token": "no such token"}"#).unwrap();
+    assert!(load().config().eos_token_ids.is_empty());
 }

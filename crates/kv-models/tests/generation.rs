@@ -1,12 +1,14 @@
 use std::ops::ControlFlow;
 
 use kv_core::MemoryReport;
-use kv_models::{Finish, Request, Sampling, Session, generate};
+use kv_models::{Finish, Model, ModelError, Request, Sampling, Session, generate};
 use kv_policies::build;
 use kv_testing::devices;
 use serde_json::json;
 
-use super::support::{embedded, embedded_in_f32, every_policy, prompts, run, run_requests};
+use super::support::{
+    configure, embedded, embedded_folder, embedded_in_f32, every_policy, prompts, run, run_requests,
+};
 
 const NEW: usize = 12;
 
@@ -83,6 +85,79 @@ fn sequences_end_at_the_last_position() {
         let alone = generate(&model, policy(), &[request], go_on).unwrap();
         assert_eq!(alone[0].tokens, result.tokens);
     }
+}
+
+/// More new tokens than the model has positions for need no more room than these.
+#[test]
+fn room_is_bounded_by_the_positions() {
+    let tested = devices().remove(0);
+    let model = embedded(&tested);
+    let (config, dtype) = (model.config(), model.llama().dtype());
+    let shape = (config.num_layers, config.num_kv_heads, config.head_dim);
+    let whole = MemoryReport::full(config.max_positions, shape.0, shape.1, shape.2, dtype);
+    let prompt = prompts(&model).remove(0);
+    for policy in ["full", "snapkv", "h2o", "longflow", "d2o", "kvreviver", "balancekv-stream"] {
+        let policy = build(&json!({"policy": policy, "budget": 0.5})).unwrap();
+        let prompts = [prompt.clone(), prompt[..100].to_vec()];
+        let session = Session::start(&model, policy, &prompts, &[0, 1], 1_000_000_000).unwrap();
+        let (name, memory) = (session.policy().name(), session.memory());
+        assert!(memory.allocated <= 2 * whole, "{name}: {memory:?}, at most 2 * {whole}");
+    }
+    let new_tokens = usize::MAX;
+    let request = Request { stop: vec!["\n".into()], ..Request::greedy(prompt, new_tokens) };
+    let outputs = run_requests(&model, &json!({"policy": "full"}), &[request]);
+    assert!(outputs[0].tokens.len() < config.max_positions);
+}
+
+/// Renumbered tokens take positions anew, so that sequences go on.
+#[test]
+fn renumbered_sequences_go_on_beyond_the_positions() {
+    let tested = devices().remove(0);
+    let model = embedded(&tested);
+    let positions = model.config().max_positions;
+    let prompt = prompts(&model).concat().repeat(positions / 100)[..positions - 5].to_vec();
+    let request = Request { stop_at_end: false, ..Request::greedy(prompt, 40) };
+    let policy = json!({"policy": "streaming-llm", "budget": 64, "rerotate": true});
+    assert_eq!(run_requests(&model, &policy, &[request])[0].tokens.len(), 40);
+}
+
+/// A model with a sliding window serves what fits into it and refuses by name what does not.
+#[test]
+fn sequences_stay_within_the_sliding_window() {
+    let tested = devices().remove(0);
+    let folder = embedded_folder();
+    configure(folder.path(), "architectures", json!(["MistralForCausalLM"]));
+    configure(folder.path(), "sliding_window", json!(300));
+    let windowed = Model::from_folder(folder.path(), &tested.device, None).unwrap();
+    let whole = embedded(&tested);
+    let text = prompts(&whole).concat();
+    let full = || build(&json!({"policy": "full"})).unwrap();
+    let request = |tokens: usize, new_tokens: usize| Request {
+        stop_at_end: false,
+        ..Request::greedy(text[..tokens].to_vec(), new_tokens)
+    };
+    let go_on = |_: &_| ControlFlow::Continue(());
+    let fitting = [request(290, 10), request(20, 100)];
+    assert_eq!(
+        generate(&windowed, full(), &fitting, go_on).unwrap(),
+        generate(&whole, full(), &fitting, go_on).unwrap()
+    );
+    let is_refused = |error: ModelError, expected: usize| {
+        assert!(
+            matches!(error, ModelError::BeyondSlidingWindow { tokens, window: 300 } if tokens == expected),
+            "{error}"
+        );
+    };
+    is_refused(generate(&windowed, full(), &[request(290, 11)], go_on).unwrap_err(), 301);
+    is_refused(generate(&windowed, full(), &[request(301, 0)], go_on).unwrap_err(), 301);
+    let start = |new_tokens: usize| {
+        Session::start(&windowed, full(), &[text[..290].to_vec()], &[0], new_tokens)
+    };
+    is_refused(start(11).unwrap_err(), 301);
+    // What was not asked for at first is refused later on.
+    let mut session = start(10).unwrap();
+    (0..10).for_each(|_| session.step(&[7]).unwrap());
+    is_refused(session.step(&[7]).unwrap_err(), 301);
 }
 
 /// A compressed cache saved, loaded and continued gives identical tokens.

@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::DType;
@@ -31,6 +31,15 @@ pub(crate) fn embedded_folder() -> tempfile::TempDir {
         std::fs::write(folder.path().join(name), bytes).unwrap();
     }
     folder
+}
+
+/// Changes the configuration of a copy.
+pub(crate) fn configure(folder: &Path, key: &str, value: serde_json::Value) {
+    let path = folder.join("config.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    config[key] = value;
+    std::fs::write(&path, config.to_string()).unwrap();
 }
 
 /// Where larger models lie: `KV_MODELS_DIR`, or `../shared/models` beside the workspace.

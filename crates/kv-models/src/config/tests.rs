@@ -63,7 +63,7 @@ fn absent_keys_have_the_defaults_of_transformers() {
     let c = llama(absent.clone()).unwrap();
     assert_eq!((c.num_kv_heads, c.head_dim, c.max_positions), (8, 8, 2048));
     assert_eq!((c.rms_norm_eps, c.rope_theta, c.rope_scaling), (1e-6, 1e4, RopeScaling::None));
-    assert_eq!((c.bos_token_id, c.eos_token_ids), (Some(1), vec![2]));
+    assert_eq!((c.bos_token_id, c.eos_token_ids), (Some(1), vec![]));
     assert!(!c.tie_embeddings && !c.mlp_bias && !c.output_bias);
     assert_eq!(c.dtype, None);
     assert_eq!(llama(json!({"torch_dtype": "auto"})).unwrap().dtype, None);
@@ -218,16 +218,49 @@ fn unsupported_settings_are_refused_by_name() {
     assert_refused(config("Qwen3ForCausalLM", json!({"mlp_bias": true})), "mlp_bias");
 }
 
+/// The window, and the longest sequence.
+fn window(architecture: &str, changes: Value) -> (Option<usize>, usize) {
+    let config = config(architecture, changes).unwrap();
+    (config.sliding_window, config.max_positions)
+}
+
 #[test]
-fn sliding_window_counts_only_where_it_is_in_use() {
-    let mistral = |changes| config("MistralForCausalLM", changes);
-    assert_refused(mistral(json!({"sliding_window": 4096})), "sliding_window");
+fn sequences_end_at_the_sliding_window() {
+    let mistral = |changes| window("MistralForCausalLM", changes);
+    let positions = 131_072;
+    assert_eq!(mistral(json!({})), (None, positions));
+    assert_eq!(mistral(json!({"sliding_window": 4000})), (Some(4000), 4000));
     // Absent means 4096 in transformers.
-    assert_refused(mistral(json!({"sliding_window": "absent"})), "sliding_window");
-    let short = json!({"sliding_window": 4096, "max_position_embeddings": 4096});
-    assert!(mistral(short).is_ok());
-    let qwen = json!({"sliding_window": 512, "use_sliding_window": false});
-    assert!(config("Qwen2ForCausalLM", qwen).is_ok());
+    assert_eq!(mistral(json!({"sliding_window": "absent"})), (Some(4096), 4096));
+    // A window that holds all positions is none.
+    let all = json!({"sliding_window": 4096, "max_position_embeddings": 4096});
+    assert_eq!(mistral(all), (None, 4096));
+    // All layers of Mistral have it, those of Ministral as `layer_types` says.
+    let types = |kinds: [&str; 2]| json!({"sliding_window": 512, "layer_types": kinds});
+    let (full, mixed) = (
+        types(["full_attention", "full_attention"]),
+        types(["full_attention", "sliding_attention"]),
+    );
+    assert_eq!(mistral(full.clone()), (Some(512), 512));
+    let ministral = |changes| window("MinistralForCausalLM", changes);
+    assert_eq!(ministral(full), (None, positions));
+    assert_eq!(ministral(mixed), (Some(512), 512));
+    assert_eq!(ministral(json!({"sliding_window": 512})), (Some(512), 512));
+    let by_type = json!({"architectures": "absent", "model_type": "ministral"});
+    assert_eq!(llama(by_type).unwrap().architecture, Architecture::Ministral);
+
+    for name in ["Qwen2ForCausalLM", "Qwen3ForCausalLM"] {
+        let qwen = |changes| window(name, changes);
+        let off = json!({"sliding_window": 512, "use_sliding_window": false});
+        assert_eq!(qwen(off), (None, 32_768));
+        let on = |layers: usize| json!({"sliding_window": 512, "use_sliding_window": true, "max_window_layers": layers});
+        assert_eq!(qwen(on(1)), (Some(512), 512));
+        // The layers from this one on have it, and there are two.
+        assert_eq!(qwen(on(2)), (None, 32_768));
+    }
+    let error = config("MinistralForCausalLM", json!({"layer_types": ["chunked_attention"]}));
+    assert_refused(error, "layer_types");
+    assert_refused(config("MistralForCausalLM", json!({"sliding_window": 0})), "sliding_window");
 }
 
 #[test]

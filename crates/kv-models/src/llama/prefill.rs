@@ -172,10 +172,7 @@ impl Llama {
         if prompt.is_empty() {
             return Err(ModelError::EmptyPrompt);
         }
-        let (tokens, positions) = (prompt.len(), self.config.max_positions);
-        if tokens > positions {
-            return Err(ModelError::PromptTooLong { tokens, positions });
-        }
+        self.config.check_length(prompt.len())?;
         self.check_tokens(prompt)
     }
 
