@@ -229,6 +229,13 @@ pub enum ModelError {
         expected: &'static str,
     },
 
+    /// A repetition penalty in a session that does not know its sequences' tokens.
+    #[error(
+        "a repetition penalty counts all tokens of a sequence, which a resumed session does not \
+             know; give them by `Session::with_history`"
+    )]
+    UnknownHistory,
+
     /// A decoder that failed in the midst of a step was asked for another.
     #[error("an earlier step of this decoder failed; start the sequences anew")]
     DecoderFailed,

@@ -1,6 +1,7 @@
 //! A batch of sequences in progress: prefilled, compressed, and ready to decode.
 
 mod decoder;
+mod penalty;
 mod prefill;
 
 use std::path::Path;
@@ -24,6 +25,8 @@ pub struct Session<'a> {
     model: &'a Model,
     policy: Arc<dyn Policy>,
     cache: KvCache,
+    /// The sequences' tokens, whatever the cache has kept of them; `None` in a resumed session.
+    history: Option<Vec<Vec<u32>>>,
     /// Logits of the next tokens, `[B, vocabulary]`.
     logits: Tensor<2>,
     steps: usize,
@@ -159,6 +162,7 @@ impl<'a> Session<'a> {
         for &row in &self.ended {
             self.cache.seen[row] = before[row];
         }
+        self.remember(tokens);
         self.steps += 1;
         Ok(())
     }
@@ -201,6 +205,9 @@ impl<'a> Session<'a> {
             }
         } else if count > 0 {
             let logits = self.model.llama().extend(tokens, &mut self.cache)?;
+            (0..count).for_each(|index| {
+                self.remember(&tokens.iter().map(|tokens| tokens[index]).collect::<Vec<_>>());
+            });
             let [batch, added, vocabulary] = logits.dims();
             before.extend(
                 (0..added)
@@ -231,12 +238,36 @@ impl<'a> Session<'a> {
             model: self.model,
             policy: self.policy.clone(),
             cache: self.cache.clone(),
+            history: self.history.clone(),
             // A copy: a recorded step writes every step's logits into the same place.
             logits: self.logits.clone().mul_scalar(1.0),
             steps: self.steps,
             ended: self.ended.clone(),
             home: thread::current().id(),
             scratch: self.scratch,
+        }
+    }
+
+    /// Says which tokens the sequences have, prompts included: a resumed session does not know them,
+    /// and a repetition penalty needs them.
+    ///
+    /// # Errors
+    /// [`ModelError::UnequalPrompts`] for another number of sequences,
+    /// [`ModelError::TokenOutOfRange`].
+    pub fn with_history(mut self, tokens: Vec<Vec<u32>>) -> Result<Self> {
+        let (expected, actual) = (self.cache.batch(), tokens.len());
+        if expected != actual {
+            return Err(ModelError::UnequalPrompts { expected, actual });
+        }
+        tokens.iter().try_for_each(|tokens| self.model.llama().check_tokens(tokens))?;
+        self.history = Some(tokens);
+        Ok(self)
+    }
+
+    /// Adds a token to each sequence's history.
+    fn remember(&mut self, tokens: &[u32]) {
+        for (history, token) in self.history.iter_mut().flatten().zip(tokens) {
+            history.push(*token);
         }
     }
 
@@ -264,7 +295,7 @@ impl<'a> Session<'a> {
         cache.expect_origin(&origin(model, &*policy)?)?;
         let logits = model.llama().decode(last, &mut cache, &*policy)?;
         let (home, ended) = (thread::current().id(), Vec::new());
-        Ok(Self { model, policy, cache, logits, steps: 1, ended, home, scratch: 0 })
+        Ok(Self { model, policy, cache, history: None, logits, steps: 1, ended, home, scratch: 0 })
     }
 }
 

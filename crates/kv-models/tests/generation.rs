@@ -3,7 +3,7 @@ use std::ops::ControlFlow;
 use kv_core::MemoryReport;
 use kv_models::{Finish, Model, ModelError, Request, Sampling, Session, generate};
 use kv_policies::build;
-use kv_testing::devices;
+use kv_testing::{devices, exact_devices};
 use serde_json::json;
 
 use super::support::{
@@ -270,6 +270,75 @@ fn sampling_is_seeded_and_streams() {
         assert_eq!(sample(1).0, first);
         assert_ne!(sample(2).0.tokens, first.tokens);
         assert!(first.text.as_ref().unwrap().starts_with(&streamed));
+    }
+}
+
+/// A repetition penalty lowers the logits of all tokens of a sequence, prompt included.
+#[test]
+fn repetition_is_penalised_as_in_transformers() {
+    for tested in exact_devices("repetition penalty") {
+        let model = embedded_in_f32(&tested);
+        let prompts = prompts(&model);
+        let full = || build(&json!({"policy": "full"})).unwrap();
+        let request = |row: usize, repetition_penalty: f64| {
+            let sampling = Sampling { repetition_penalty, ..Sampling::greedy() };
+            Request { sampling, stop_at_end: false, ..Request::greedy(prompts[row].clone(), NEW) }
+        };
+        let requests = [request(0, 1.3), request(1, 1.0), request(2, 0.9)];
+        let outputs = run_requests(&model, &json!({"policy": "full"}), &requests);
+        for (row, (request, output)) in requests.iter().zip(&outputs).enumerate() {
+            let mut tokens = request.tokens.clone();
+            let mut session =
+                Session::start(&model, full(), std::slice::from_ref(&tokens), &[0], NEW).unwrap();
+            for (step, &token) in output.tokens.iter().enumerate() {
+                let mut logits = session.read_logits().unwrap().remove(0);
+                let penalty = request.sampling.repetition_penalty as f32;
+                for (id, logit) in logits.iter_mut().enumerate() {
+                    if tokens.contains(&(id as u32)) {
+                        *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
+                    }
+                }
+                let best = (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+                assert_eq!(best, Some(token as usize), "{} row {row} step {step}", tested.name);
+                tokens.push(token);
+                session.step(&[token]).unwrap();
+            }
+        }
+        let plain = run_requests(&model, &json!({"policy": "full"}), &[request(0, 1.0)]);
+        assert_ne!(plain[0].tokens, outputs[0].tokens);
+        // Random draws take the penalty too.
+        let mut drawn = request(0, 1.3);
+        drawn.sampling = Sampling { temperature: 1e-4, ..drawn.sampling };
+        assert_eq!(run_requests(&model, &json!({"policy": "full"}), &[drawn])[0], outputs[0]);
+    }
+}
+
+/// A resumed session knows no tokens but those that it is told.
+#[test]
+fn a_penalty_needs_the_tokens_of_a_resumed_session() {
+    let tested = devices().remove(0);
+    let model = embedded(&tested);
+    let prompt = prompts(&model).remove(0);
+    let policy = || build(&json!({"policy": "snapkv", "budget": 64})).unwrap();
+    let samplings = [Sampling { repetition_penalty: 1.2, ..Sampling::greedy() }];
+    let start =
+        || Session::start(&model, policy(), std::slice::from_ref(&prompt), &[0], 9).unwrap();
+    let mut decoder = start().decoder(&samplings).unwrap();
+    let expected: Vec<u32> = (0..5).map(|_| decoder.next_tokens().unwrap()[0]).collect();
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session.safetensors");
+    start().save(&path).unwrap();
+    let resume = || Session::resume(&model, policy(), &path, &expected[..1]).unwrap();
+    let error = resume().decoder(&samplings).unwrap_err();
+    assert!(matches!(error, ModelError::UnknownHistory), "{error}");
+    assert!(resume().with_history(vec![]).is_err());
+    assert!(resume().with_history(vec![vec![5000]]).is_err());
+    let history = [&prompt[..], &expected[..1]].concat();
+    let resumed = resume().with_history(vec![history]).unwrap();
+    let mut decoder = resumed.decoder(&samplings).unwrap();
+    for token in &expected[1..] {
+        assert_eq!(decoder.next_tokens().unwrap(), [*token]);
     }
 }
 

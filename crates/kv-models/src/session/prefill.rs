@@ -103,7 +103,17 @@ pub(super) fn prefill<'a>(
             };
             let scratch = MemoryReport::full(longest, whole, heads, dim, llama.dtype());
             let (home, ended) = (thread::current().id(), Vec::new());
-            Ok(Session { model, policy, cache, logits, steps: 0, ended, home, scratch })
+            Ok(Session {
+                model,
+                policy,
+                cache,
+                history: Some(prompts.to_vec()),
+                logits,
+                steps: 0,
+                ended,
+                home,
+                scratch,
+            })
         })
         .collect()
 }
