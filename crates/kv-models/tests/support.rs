@@ -34,10 +34,10 @@ pub(crate) fn embedded_folder() -> tempfile::TempDir {
 }
 
 /// Changes the configuration of a copy.
-pub(crate) fn configure(folder: &Path, key: &str, value: serde_json::Value) {
+pub(crate) fn configure(folder: &Path, key: &str, value: Value) {
     let path = folder.join("config.json");
     let text = std::fs::read_to_string(&path).unwrap();
-    let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
     config[key] = value;
     std::fs::write(&path, config.to_string()).unwrap();
 }
