@@ -167,8 +167,8 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     /// The token that starts a sequence.
     pub bos_token_id: Option<u32>,
-    /// The tokens that end one; empty if there is none. [`crate::Model`] takes the tokenizer's where
-    /// the configuration names none.
+    /// The tokens that end one; empty if there is none. [`crate::Model`] takes the tokenizer's
+    /// where the configuration names none.
     pub eos_token_ids: Vec<u32>,
     /// The type that the weights were published in: f32, f16 or bf16. `None` where the
     /// configuration leaves it to the weights.

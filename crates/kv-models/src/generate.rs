@@ -12,8 +12,8 @@ use crate::{Model, ModelError, Result, Sampling, Session, TextOutput, Tokenizer}
 pub struct Request {
     /// The prompt's tokens.
     pub tokens: Vec<u32>,
-    /// At most this many new tokens, and at most as many as the model has positions for. Models with
-    /// a sliding window refuse more than fit into it.
+    /// At most this many new tokens, and at most as many as the model has positions for. Models
+    /// with a sliding window refuse more than fit into it.
     pub new_tokens: usize,
     /// How to choose them; its seed also serves policies that draw.
     pub sampling: Sampling,

@@ -1,6 +1,6 @@
 //! Llama-family models in Burn, with pluggable KV-cache compression.
 //!
-//! One decoder serves Llama 2 and 3, Mistral, Qwen2, Qwen2.5, Qwen3 and the DeepSeek-R1
+//! One decoder serves Llama 2 and 3, Mistral, Ministral, Qwen2, Qwen2.5, Qwen3 and the DeepSeek-R1
 //! distillations, configured by the model's own `config.json`. [`Model::load`] takes a local
 //! folder, a hub id, `random:PRESET` (random weights, for speed work) or `needle-1m` (embedded).
 //!

@@ -248,8 +248,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Says which tokens the sequences have, prompts included: a resumed session does not know them,
-    /// and a repetition penalty needs them.
+    /// Says which tokens the sequences have, prompts included: a resumed session does not know
+    /// them, and a repetition penalty needs them.
     ///
     /// # Errors
     /// [`ModelError::UnequalPrompts`] for another number of sequences,

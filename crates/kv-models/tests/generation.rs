@@ -142,11 +142,11 @@ fn sequences_stay_within_the_sliding_window() {
         generate(&windowed, full(), &fitting, go_on).unwrap(),
         generate(&whole, full(), &fitting, go_on).unwrap()
     );
-    let is_refused = |error: ModelError, expected: usize| {
-        assert!(
-            matches!(error, ModelError::BeyondSlidingWindow { tokens, window: 300 } if tokens == expected),
-            "{error}"
-        );
+    let is_refused = |error: ModelError, expected: usize| match error {
+        ModelError::BeyondSlidingWindow { tokens, window } => {
+            assert_eq!((tokens, window), (expected, 300));
+        }
+        error => panic!("{error}"),
     };
     is_refused(generate(&windowed, full(), &[request(290, 11)], go_on).unwrap_err(), 301);
     is_refused(generate(&windowed, full(), &[request(301, 0)], go_on).unwrap_err(), 301);
@@ -388,6 +388,52 @@ fn streams_hold_back_the_beginning_of_a_stop_string() {
     let mut expected = texts(&["2", "", ""]);
     expected.push((false, "19".into()));
     assert_eq!((events, text.as_str(), finish), (expected, "219", Finish::Length));
+}
+
+/// A tokenizer with a token for each byte, as Llama 2's and Mistral's: random tokens are invalid
+/// bytes and characters that are cut, which fail nothing.
+#[test]
+fn any_bytes_are_text() {
+    let tested = devices().remove(0);
+    let folder = embedded_folder();
+    let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));
+    let words = (256..1024).map(|word| format!("▁{word}"));
+    let vocabulary: serde_json::Map<String, serde_json::Value> =
+        bytes.chain(words).zip(0..).map(|(token, id): (_, u32)| (token, id.into())).collect();
+    let tokenizer = json!({
+        "version": "1.0",
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ]},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [], "byte_fallback": true},
+    });
+    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let model = Model::from_folder(folder.path(), &tested.device, None).unwrap();
+    let requests: Vec<Request> = (0..16)
+        .map(|seed| {
+            let sampling = Sampling { temperature: 50.0, seed, ..Sampling::greedy() };
+            Request { sampling, stop_at_end: false, ..Request::greedy(vec![7, 8], 25) }
+        })
+        .collect();
+    let mut streamed = vec![String::new(); requests.len()];
+    let outputs =
+        generate(&model, build(&json!({"policy": "full"})).unwrap(), &requests, |event| {
+            streamed[event.request] += event.text.as_deref().unwrap();
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    let mut cut = 0;
+    for (output, streamed) in outputs.iter().zip(&streamed) {
+        let text = output.text.as_deref().unwrap();
+        assert_eq!(text, model.decode(&output.tokens).unwrap());
+        // A character that is cut at the end is not shown.
+        assert_eq!(streamed, text.trim_end_matches(char::REPLACEMENT_CHARACTER));
+        cut += usize::from(streamed != text);
+    }
+    assert!(cut > 0 && streamed.concat().contains(char::REPLACEMENT_CHARACTER));
 }
 
 /// Cancelling ends the call; model and policy serve the next one as if nothing had been.

@@ -253,7 +253,11 @@ fn sequences_end_at_the_sliding_window() {
         let qwen = |changes| window(name, changes);
         let off = json!({"sliding_window": 512, "use_sliding_window": false});
         assert_eq!(qwen(off), (None, 32_768));
-        let on = |layers: usize| json!({"sliding_window": 512, "use_sliding_window": true, "max_window_layers": layers});
+        let on = |layers: usize| {
+            json!({
+                "sliding_window": 512, "use_sliding_window": true, "max_window_layers": layers
+            })
+        };
         assert_eq!(qwen(on(1)), (Some(512), 512));
         // The layers from this one on have it, and there are two.
         assert_eq!(qwen(on(2)), (None, 32_768));

@@ -103,17 +103,18 @@ fn marks_for_training_render_what_is_inside() {
         ),
         (
             QWEN2_5,
-            "<|start|>user\n Hi <you> & 'me'? <|end|>\n<|start|>assistant\n<think>\nhm\n</think>\n\n\
-             Hello é<|end|>\n<|start|>user\nBye\n<|end|>\n<|start|>assistant\n",
+            "<|start|>user\n Hi <you> & 'me'? <|end|>\n<|start|>assistant\n\
+             <think>\nhm\n</think>\n\nHello é<|end|>\n<|start|>user\nBye\n<|end|>\n<|start|>assistant\n",
         ),
         (
             QWEN3,
-            "<|start|>user\n Hi <you> & 'me'? <|end|>\n<|start|>assistant\n<think>\nhm\n</think>\n\n\
-             Hello é<|end|>\n<|start|>user\nBye\n<|end|>\n<|start|>assistant\n",
+            "<|start|>user\n Hi <you> & 'me'? <|end|>\n<|start|>assistant\n\
+             <think>\nhm\n</think>\n\nHello é<|end|>\n<|start|>user\nBye\n<|end|>\n<|start|>assistant\n",
         ),
         (
             SMOLLM3,
-            "<|start|>system\nReasoning Mode: /think<|end|>\n<|start|>user\n Hi <you> & 'me'? <|end|>\n\
+            "<|start|>system\nReasoning Mode: /think<|end|>\n\
+             <|start|>user\n Hi <you> & 'me'? <|end|>\n\
              <|start|>assistant\n<think>\nhm\n</think>\n\nHello é<|end|>\n\
              <|start|>user\nBye\n<|end|>\n<|start|>assistant\n",
         ),
