@@ -81,7 +81,8 @@ fn interpolated(frequency: f64, factor: f64, kept: f64) -> f64 {
 }
 
 /// Cosines and sines of the positions `0..positions` of tokens that follow each other one by one,
-/// in f32 (computed in f64 on the host). See [`prompt_table`] for prompts.
+/// in f32 (computed in f64 on the host). Under dynamic NTK, prompts beyond the trained context have
+/// others: those of [`inverse_frequencies_of`] their length.
 pub fn rotary_table(config: &ModelConfig, positions: usize, device: &Device) -> RotaryTable {
     let usual = inverse_frequencies(config);
     let trained = trained_context(config).unwrap_or(positions);
