@@ -156,6 +156,9 @@ fn a_head_that_differs_from_the_embedding_it_is_tied_to_is_used() {
     let mut equal = (Vec::new(), false);
     assert_eq!(warnings_of(|| equal = logits(folder.path())), "");
     assert_eq!(equal, (expected.clone(), true));
+    // One of the two is enough.
+    rewrite(folder.path(), "model.embed_tokens.weight", |_| None);
+    assert_eq!(logits(folder.path()), (expected.clone(), true));
 
     let folder = embedded_folder();
     add(folder.path(), "lm_head.weight", &shape);

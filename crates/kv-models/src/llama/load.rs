@@ -20,8 +20,8 @@ const HEAD: &str = "lm_head.weight";
 trait Source {
     fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<2>>;
     fn vector(&self, name: &str, shape: [usize; 1]) -> Result<Tensor<1>>;
-    /// Whether the output projection is the embedding.
-    fn ties(&self, config: &ModelConfig) -> Result<bool>;
+    /// The matrix that is embedding and output projection in one; `None` where these are two.
+    fn shared(&self, config: &ModelConfig) -> Result<Option<&'static str>>;
 }
 
 struct File<'a> {
@@ -49,20 +49,25 @@ impl Source for File<'_> {
     }
 
     /// As `transformers` does it: a head that is there and differs is used, whatever the
-    /// configuration says.
-    fn ties(&self, config: &ModelConfig) -> Result<bool> {
-        if !config.tie_embeddings || !self.weights.contains(HEAD) {
-            return Ok(config.tie_embeddings);
+    /// configuration says, and of two tied matrices either may be the one that is there.
+    fn shared(&self, config: &ModelConfig) -> Result<Option<&'static str>> {
+        let there = |name: &str| self.weights.contains(name);
+        match (config.tie_embeddings, there(EMBEDDING), there(HEAD)) {
+            (false, ..) => Ok(None),
+            (true, false, true) => Ok(Some(HEAD)),
+            (true, _, false) => Ok(Some(EMBEDDING)),
+            (true, true, true) if self.weights.are_equal(HEAD, EMBEDDING)? => {
+                self.used.borrow_mut().insert(HEAD.to_string());
+                Ok(Some(EMBEDDING))
+            }
+            (true, true, true) => {
+                tracing::warn!(
+                    "`tie_word_embeddings` is true, but `{HEAD}` differs from `{EMBEDDING}`: both \
+                     are used"
+                );
+                Ok(None)
+            }
         }
-        let equal = self.weights.are_equal(HEAD, EMBEDDING)?;
-        if equal {
-            self.used.borrow_mut().insert(HEAD.to_string());
-        } else {
-            tracing::warn!(
-                "`tie_word_embeddings` is true, but `{HEAD}` differs from `{EMBEDDING}`: it is used"
-            );
-        }
-        Ok(equal)
     }
 }
 
@@ -84,8 +89,8 @@ impl Source for Random<'_> {
         Ok(Tensor::full(shape, value, (self.device, self.dtype)))
     }
 
-    fn ties(&self, config: &ModelConfig) -> Result<bool> {
-        Ok(config.tie_embeddings)
+    fn shared(&self, config: &ModelConfig) -> Result<Option<&'static str>> {
+        Ok(config.tie_embeddings.then_some(EMBEDDING))
     }
 }
 
@@ -125,16 +130,17 @@ impl Llama {
     ) -> Result<Self> {
         let _work = device_work();
         let hidden = config.hidden_size;
-        let embedding = source.matrix(EMBEDDING, [config.vocab_size, hidden])?;
+        let shared = source.shared(&config)?;
+        config.tie_embeddings = shared.is_some();
+        let shape = [config.vocab_size, hidden];
+        let embedding = source.matrix(shared.unwrap_or(EMBEDDING), shape)?;
         let layers = (0..config.num_layers)
             .map(|index| build_layer(&config, source, index))
             .collect::<Result<_>>()?;
         let norm = source.vector("model.norm.weight", [hidden])?;
-        config.tie_embeddings = source.ties(&config)?;
-        let head = if config.tie_embeddings {
-            None
-        } else {
-            Some(Linear::new(source.matrix(HEAD, [config.vocab_size, hidden])?, None))
+        let head = match shared {
+            Some(_) => None,
+            None => Some(Linear::new(source.matrix(HEAD, shape)?, None)),
         };
         Ok(Self {
             embedding: Param::from_tensor(packed(embedding)),

@@ -152,9 +152,17 @@ fn line_ends_are_jinja_s() {
 }
 
 #[test]
-fn what_can_be_iterated_over_is_as_in_jinja() {
-    let template = "{% for x in [none, y, 'a', [], {}, 1, messages[0]] %}\
-                    {{ 1 if x is iterable else 0 }}{% endfor %}";
-    let text = ChatTemplate::new(template).unwrap().render(&[Message::user("x")], false).unwrap();
-    assert_eq!(text, "0111101");
+fn kinds_of_values_are_jinja_s() {
+    for (kind, expected) in [
+        ("iterable", "01111001"),
+        ("sequence", "01111001"),
+        ("mapping", "00001001"),
+        ("string", "00100000"),
+    ] {
+        let values = "[none, y, 'a', [], {}, 1, true, messages[0]]";
+        let template =
+            format!("{{% for x in {values} %}}{{{{ 1 if x is {kind} else 0 }}}}{{% endfor %}}");
+        let template = ChatTemplate::new(template).unwrap();
+        assert_eq!(template.render(&[Message::user("x")], false).unwrap(), expected, "{kind}");
+    }
 }
