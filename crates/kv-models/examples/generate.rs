@@ -5,20 +5,25 @@
 //!     --model FOLDER_OR_HUB_ID --policy snapkv --budget 0.25 --prompt "..." --chat
 //! ```
 
-use std::io::Write;
+use std::io::{BufRead, Read, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
+use burn::tensor::DType;
+use clap::{ArgGroup, Parser, ValueEnum};
 use kv_core::{Budget, DeviceChoice, MemoryReport, device_name, select_device};
-use kv_models::{Message, Model, Sampling, Session};
+use kv_models::{Message, Model, Sampling, Session, TextOutput};
 use kv_policies::{Policy, build, build_named};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// Generate text with a compressed KV cache.
 #[derive(Parser)]
+#[command(group(
+    ArgGroup::new("input").required(true).multiple(true).args(["prompt", "file", "interactive"])
+))]
 struct Args {
     /// A model folder, a hub id (`organisation/name`), or `needle-1m`
     #[arg(long, default_value = "needle-1m")]
@@ -29,32 +34,77 @@ struct Args {
     /// What to keep: a share of the prompt (0.25) or tokens (512)
     #[arg(long, default_value = "0.25")]
     budget: Budget,
-    /// The prompt
-    #[arg(long)]
-    prompt: String,
+    /// The prompt; with --chat several make a conversation, each answered before the next
+    #[arg(long, conflicts_with = "file")]
+    prompt: Vec<String>,
+    /// A file with the prompt, `-` for stdin
+    #[arg(long, value_name = "PATH")]
+    file: Option<PathBuf>,
     /// Put the prompt into the model's chat template
     #[arg(long)]
     chat: bool,
-    /// At most this many new tokens
+    /// Go on with the conversation: every line of stdin is a turn
+    #[arg(long, requires = "chat")]
+    interactive: bool,
+    /// What the conversation's system message says
+    #[arg(long, requires = "chat")]
+    system: Option<String>,
+    /// A variable of the chat template, its value as JSON or text: `enable_thinking=false`
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable, requires = "chat")]
+    chat_variable: Vec<(String, Value)>,
+    /// At most this many new tokens a turn
     #[arg(long, default_value_t = 128)]
     new_tokens: usize,
+    /// A text at which to stop, which is not shown; may be given several times
+    #[arg(long)]
+    stop: Vec<String>,
     /// 0 always takes the likeliest token
     #[arg(long, default_value_t = 0.0)]
     temperature: f64,
+    /// Only the likeliest so many tokens
+    #[arg(long)]
+    top_k: Option<usize>,
     /// Only the likeliest tokens that together reach this probability
     #[arg(long)]
     top_p: Option<f64>,
+    /// Only tokens of at least this fraction of the likeliest one's probability
+    #[arg(long)]
+    min_p: Option<f64>,
+    /// Above 1, tokens that are in the prompt or were generated become less likely
+    #[arg(long, default_value_t = 1.0)]
+    repetition_penalty: f64,
     /// Seed of sampling, and of policies that draw
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// auto, cpu, wgpu[:i], vulkan[:i], metal[:i] or cuda[:i]
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
+    /// Type of weights and cache; without it f32 on the CPU, the model's own elsewhere
+    #[arg(long)]
+    dtype: Option<Float>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Float {
+    /// Single precision
+    F32,
+    /// Half precision; on the CPU by far the slowest, as its numbers are converted one by one
+    F16,
+    /// Half precision with the range of f32; on the CPU the fastest
+    Bf16,
 }
 
 fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+        .without_time()
+        .with_target(false)
+        .init();
     match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
+        // Who reads the text, such as `head`, has had enough.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
@@ -63,67 +113,140 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
+    // All that can be wrong is said before the model is loaded, which takes a while.
     ensure!(args.new_tokens > 0, "--new-tokens is 0, expected at least 1");
+    ensure!(
+        args.chat || args.prompt.len() < 2,
+        "--prompt is given {} times: several are the turns of a conversation, add --chat",
+        args.prompt.len()
+    );
+    let prompts = match &args.file {
+        Some(path) => vec![read(path)?],
+        None => args.prompt.clone(),
+    };
     let policy = policy(&args.policy, args.budget)?;
-    let device = select_device(args.device)?;
-    eprintln!("loading {} on {}", args.model, device_name(&device));
-    let model = Model::load(&args.model, &device, None)?;
-    let tokenizer = model.tokenizer().context("this model has no tokenizer")?;
-    let prompt = if args.chat {
-        model.encode_chat(&[Message::user(&args.prompt)])?
-    } else {
-        model.encode(&args.prompt)?
-    };
     let sampling = Sampling {
+        repetition_penalty: args.repetition_penalty,
         temperature: args.temperature,
+        top_k: args.top_k,
         top_p: args.top_p,
+        min_p: args.min_p,
         seed: args.seed,
-        ..Sampling::greedy()
     };
+    sampling.validate()?;
+    let device = select_device(args.device)?;
+    let dtype = args.dtype.map(|dtype| match dtype {
+        Float::F32 => DType::F32,
+        Float::F16 => DType::F16,
+        Float::Bf16 => DType::BF16,
+    });
+    eprintln!("loading {} on {}", args.model, device_name(&device));
+    let model = Model::load(&args.model, &device, dtype)?;
+    let turn = Turn { args, model: &model, policy, sampling };
 
-    let start = Instant::now();
-    let prompt_tokens = prompt.len();
-    let seeds = [args.seed];
-    let session = Session::start(&model, policy, &[prompt], &seeds, args.new_tokens)?;
-    let mut decoder = session.decoder(&[sampling])?;
-    let mut token = decoder.next_tokens()?[0];
-    let prefill = start.elapsed().as_secs_f64();
-
-    let start = Instant::now();
-    let mut text = tokenizer.stream(true);
-    let mut steps = 0;
-    for index in 0..args.new_tokens {
-        if model.config().eos_token_ids.contains(&token) {
-            break;
-        }
-        show(text.push(token)?)?;
-        if !decoder.session().has_position(0) {
-            eprint!("\n(the model's last position is reached)");
-            break;
-        }
-        if index + 1 < args.new_tokens {
-            token = decoder.next_tokens()?[0];
-            steps += 1;
+    if !args.chat {
+        return prompts.iter().try_for_each(|prompt| turn.run(model.encode(prompt)?).map(drop));
+    }
+    let variables: Map<String, Value> = args.chat_variable.iter().cloned().collect();
+    let mut messages: Vec<Message> = args.system.iter().map(Message::system).collect();
+    let mut answer = |prompt: String| {
+        messages.push(Message::user(prompt));
+        let text = turn.run(model.encode_chat_with(&messages, &variables)?)?;
+        messages.push(Message::assistant(text));
+        anyhow::Ok(())
+    };
+    prompts.into_iter().try_for_each(&mut answer)?;
+    if args.interactive {
+        for line in std::io::stdin().lock().lines() {
+            answer(line.context("cannot read stdin")?)?;
         }
     }
-    let decode = start.elapsed().as_secs_f64();
-    show(text.finish()?)?;
-    println!();
-
-    let rate = |tokens: usize, seconds: f64| tokens as f64 / seconds.max(1e-9);
-    eprintln!(
-        "prompt: {prompt_tokens} tokens, {:.1} tokens/s; decode: {steps} steps, {:.1} tokens/s",
-        rate(prompt_tokens, prefill),
-        rate(steps, decode),
-    );
-    report_memory(decoder.session(), &model);
     Ok(())
 }
 
+/// What all turns share.
+struct Turn<'a> {
+    args: &'a Args,
+    model: &'a Model,
+    policy: Arc<dyn Policy>,
+    sampling: Sampling,
+}
+
+impl Turn<'_> {
+    /// Answers a prompt, shows the answer as it comes, and returns it.
+    fn run(&self, prompt: Vec<u32>) -> Result<String> {
+        let Self { args, model, .. } = self;
+        let tokenizer = model.tokenizer().context("this model has no tokenizer")?;
+        let start = Instant::now();
+        let (prompt_tokens, seeds) = (prompt.len(), [args.seed]);
+        let session =
+            Session::start(model, self.policy.clone(), &[prompt], &seeds, args.new_tokens)?;
+        let mut decoder = session.decoder(&[self.sampling])?;
+        let mut token = decoder.next_tokens()?[0];
+        let prefill = start.elapsed().as_secs_f64();
+
+        let start = Instant::now();
+        let mut output = TextOutput::new(tokenizer.stream(true), args.stop.clone());
+        let mut steps = 0;
+        for index in 0..args.new_tokens {
+            if model.config().eos_token_ids.contains(&token) {
+                break;
+            }
+            show(&output.push(token)?)?;
+            if output.is_stopped() {
+                break;
+            }
+            if !decoder.session().has_position(0) {
+                eprint!("\n(the model's last position is reached)");
+                break;
+            }
+            if index + 1 < args.new_tokens {
+                token = decoder.next_tokens()?[0];
+                steps += 1;
+            }
+        }
+        let decode = start.elapsed().as_secs_f64();
+        show(&output.finish()?)?;
+        show("\n")?;
+
+        let rate = |tokens: usize, seconds: f64| tokens as f64 / seconds.max(1e-9);
+        eprintln!(
+            "prompt: {prompt_tokens} tokens, {:.1} tokens/s; decode: {steps} steps, {:.1} tokens/s",
+            rate(prompt_tokens, prefill),
+            rate(steps, decode),
+        );
+        report_memory(decoder.session(), model);
+        Ok(output.into_text())
+    }
+}
+
 /// Prints text as it comes.
-fn show(piece: Option<String>) -> Result<()> {
-    print!("{}", piece.unwrap_or_default());
-    Ok(std::io::stdout().flush()?)
+fn show(piece: &str) -> Result<()> {
+    let mut stdout = std::io::stdout();
+    stdout.write_all(piece.as_bytes())?;
+    Ok(stdout.flush()?)
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let io = error.downcast_ref::<std::io::Error>();
+    io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// A file's text, or that of stdin.
+fn read(path: &Path) -> Result<String> {
+    let mut text = String::new();
+    if path == Path::new("-") {
+        std::io::stdin().read_to_string(&mut text).context("cannot read stdin")?;
+        return Ok(text);
+    }
+    std::fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))
+}
+
+/// `NAME=VALUE`, the value as JSON, or as text where it is not.
+fn variable(text: &str) -> Result<(String, Value)> {
+    let (name, value) = text.split_once('=').context("expected NAME=VALUE")?;
+    let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
+    Ok((name.to_string(), value))
 }
 
 /// A policy by name, or from JSON; a configuration may carry its own budget.

@@ -2,6 +2,7 @@
 
 mod date;
 mod functions;
+mod source;
 #[cfg(test)]
 mod tests;
 
@@ -11,9 +12,9 @@ use std::path::Path;
 
 use minijinja::{Environment, Value, context};
 use serde::{Deserialize, Serialize};
-use serde_json::Map;
 
 use crate::error::{ModelError, Result};
+use crate::special_tokens::{SpecialTokens, read_if_there, read_object};
 
 const TEMPLATE: &str = "chat";
 
@@ -56,7 +57,8 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles a template, without special tokens.
+    /// Compiles a template, without special tokens. `{% generation %}` blocks, which mark for
+    /// training what the model says, render what is inside.
     ///
     /// # Errors
     /// [`ModelError::ChatTemplate`] names the line that does not parse.
@@ -67,27 +69,23 @@ impl ChatTemplate {
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         functions::add_to(&mut environment);
-        environment.add_template_owned(TEMPLATE, source.into()).map_err(failed)?;
+        environment
+            .add_template_owned(TEMPLATE, source::readable(&source.into())?)
+            .map_err(failed)?;
         Ok(Self { environment, variables: BTreeMap::new() })
     }
 
     /// Reads the template of a model's folder: `chat_template.jinja`, or `chat_template` of
     /// `tokenizer_config.json` (of several the one named `default`, else the first), with the
-    /// special tokens of `tokenizer_config.json`.
+    /// special tokens of `tokenizer_config.json` and, where it does not name them, of
+    /// `special_tokens_map.json`.
     ///
     /// # Errors
     /// [`ModelError::MissingChatTemplate`] if there is none; [`ModelError::InvalidJson`];
     /// [`ModelError::Io`]; those of [`Self::new`].
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
-        let path = folder.join("tokenizer_config.json");
-        let config = match read_if_there(&path)? {
-            Some(text) => serde_json::from_str(&text).map_err(|error| ModelError::InvalidJson {
-                file: path.display().to_string(),
-                reason: error.to_string(),
-            })?,
-            None => Map::new(),
-        };
+        let config = read_object(&folder.join("tokenizer_config.json"))?;
         let source = match read_if_there(&folder.join("chat_template.jinja"))? {
             Some(source) => Some(source),
             None => config.get("chat_template").and_then(template_of),
@@ -95,10 +93,8 @@ impl ChatTemplate {
         let source =
             source.ok_or_else(|| ModelError::MissingChatTemplate { path: folder.into() })?;
         let mut template = Self::new(source)?;
-        for (key, value) in &config {
-            if let (true, Some(token)) = (key.ends_with("_token"), token_of(value)) {
-                template = template.with_variable(key, token);
-            }
+        for (role, token) in SpecialTokens::from_folder(folder)?.iter() {
+            template = template.with_variable(role, token);
         }
         Ok(template)
     }
@@ -137,14 +133,6 @@ fn failed(error: minijinja::Error) -> ModelError {
     ModelError::ChatTemplate { reason: error.to_string() }
 }
 
-fn read_if_there(path: &Path) -> Result<Option<String>> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(ModelError::io(path, source)),
-    }
-}
-
 /// A template, or the default one of a list of `{name, template}`.
 fn template_of(value: &serde_json::Value) -> Option<String> {
     if let Some(list) = value.as_array() {
@@ -152,9 +140,4 @@ fn template_of(value: &serde_json::Value) -> Option<String> {
         return Some(default.or(list.first())?.get("template")?.as_str()?.to_string());
     }
     Some(value.as_str()?.to_string())
-}
-
-/// A special token: a string, or an object with its `content`.
-fn token_of(value: &serde_json::Value) -> Option<&str> {
-    value.as_str().or_else(|| value.get("content")?.as_str())
 }

@@ -6,6 +6,7 @@ mod rope;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::fmt;
 use std::path::Path;
@@ -20,8 +21,10 @@ use crate::error::{ModelError, Result};
 pub enum Architecture {
     /// Llama 2, 3, 3.1, 3.2 and their distillations.
     Llama,
-    /// Mistral, without sliding window.
+    /// Mistral, without sliding window or within it.
     Mistral,
+    /// Ministral, within the sliding window of those layers that have one.
+    Ministral,
     /// Qwen2 and Qwen2.5: biases on query, key and value.
     Qwen2,
     /// Qwen3: RMS norm on every head's query and key.
@@ -29,13 +32,15 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    pub(crate) const ALL: [Self; 4] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Llama, Self::Mistral, Self::Ministral, Self::Qwen2, Self::Qwen3];
 
     /// The name in `architectures` of `config.json`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Llama => "LlamaForCausalLM",
             Self::Mistral => "MistralForCausalLM",
+            Self::Ministral => "MinistralForCausalLM",
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
         }
@@ -46,6 +51,7 @@ impl Architecture {
         match self {
             Self::Llama => "llama",
             Self::Mistral => "mistral",
+            Self::Ministral => "ministral",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
         }
@@ -80,6 +86,41 @@ pub enum RopeScaling {
         /// The context of the first training, in tokens.
         original_max_positions: usize,
     },
+    /// YaRN ([2309.00071](https://arxiv.org/abs/2309.00071)): pairs of elements that turn slowly
+    /// have their frequencies divided, those that turn fast keep them, those between are
+    /// interpolated. Queries and keys are scaled besides, which makes attention sharper.
+    Yarn {
+        /// The divisor of low frequencies.
+        factor: f64,
+        /// The context of the first training, in tokens.
+        original_max_positions: usize,
+        /// Factor of cosines and sines, so that attention logits grow by its square.
+        attention_factor: f64,
+        /// Pairs that turn more often than this within the first context keep their frequency.
+        beta_fast: f64,
+        /// Pairs that turn less often than this have theirs divided.
+        beta_slow: f64,
+        /// Whether the bounds between these pairs are rounded outwards to whole pairs.
+        truncate: bool,
+    },
+    /// Dynamic NTK: sequences beyond the trained context have a larger base, which grows with
+    /// their length. See [`crate::inverse_frequencies_of`].
+    Dynamic {
+        /// How far beyond the trained context sequences may reach.
+        factor: f64,
+        /// The trained context, in tokens.
+        original_max_positions: usize,
+    },
+}
+
+impl RopeScaling {
+    /// The factor of cosines and sines.
+    pub const fn attention_factor(self) -> f64 {
+        match self {
+            Self::Yarn { attention_factor, .. } => attention_factor,
+            _ => 1.0,
+        }
+    }
 }
 
 /// The shape of a Llama-family model.
@@ -101,8 +142,13 @@ pub struct ModelConfig {
     pub num_kv_heads: usize,
     /// Elements of one head `D`, even.
     pub head_dim: usize,
-    /// Longest sequence, in tokens.
+    /// Longest sequence, in tokens: `max_position_embeddings`, or as far as the rotary embedding's
+    /// scaling reaches, or the sliding window.
     pub max_positions: usize,
+    /// How many tokens attention of some layers reaches back, where that is less than the positions
+    /// that the model has otherwise. Windows that slide are not implemented: sequences end where
+    /// the first token would leave the window, up to where all layers attend to all tokens.
+    pub sliding_window: Option<usize>,
     /// Epsilon of every RMS norm.
     pub rms_norm_eps: f64,
     /// Base of the rotary embedding.
@@ -121,16 +167,19 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     /// The token that starts a sequence.
     pub bos_token_id: Option<u32>,
-    /// The tokens that end one; empty if there is none.
+    /// The tokens that end one; empty if there is none. [`crate::Model`] takes the tokenizer's
+    /// where the configuration names none.
     pub eos_token_ids: Vec<u32>,
-    /// The type that the weights were published in: f32, f16 or bf16.
-    pub dtype: DType,
+    /// The type that the weights were published in: f32, f16 or bf16. `None` where the
+    /// configuration leaves it to the weights.
+    pub dtype: Option<DType>,
 }
 
 impl ModelConfig {
     /// Reads the text of a Hugging Face `config.json`.
     ///
-    /// Keys that are absent have the value that `transformers` gives them for the architecture.
+    /// Keys that are absent have the value that `transformers` gives them for the architecture, but
+    /// for `eos_token_id`: an id that the model's files do not name is no end token.
     ///
     /// # Errors
     /// [`ModelError::InvalidJson`]; [`ModelError::UnknownArchitecture`];
@@ -169,6 +218,22 @@ impl ModelConfig {
             config.eos_token_ids = ids;
         }
         Ok(config)
+    }
+
+    /// Checks that a sequence fits.
+    ///
+    /// # Errors
+    /// [`ModelError::BeyondSlidingWindow`], [`ModelError::PromptTooLong`].
+    pub fn check_length(&self, tokens: usize) -> Result<()> {
+        match self.sliding_window {
+            Some(window) if tokens > window => {
+                Err(ModelError::BeyondSlidingWindow { tokens, window })
+            }
+            None if tokens > self.max_positions => {
+                Err(ModelError::PromptTooLong { tokens, positions: self.max_positions })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Query heads per key-value head `G = Hq / Hkv`.

@@ -191,6 +191,33 @@ pub enum ModelError {
         positions: usize,
     },
 
+    /// A sequence that a model with a sliding window could attend to only in part.
+    #[error(
+        "{tokens} tokens (prompt and output) do not fit into the model's sliding window of \
+             {window}, beyond which it is not supported; shorten the prompt, or ask for fewer new \
+             tokens"
+    )]
+    BeyondSlidingWindow {
+        /// Tokens of the prompt, and of what follows it.
+        tokens: usize,
+        /// The window, in tokens.
+        window: usize,
+    },
+
+    /// A policy that moves tokens to new positions met a rotary embedding whose frequencies depend
+    /// on the sequence's length (dynamic NTK).
+    #[error(
+        "a prompt of {tokens} tokens is beyond the trained context of {trained}, where the model's \
+             RoPE frequencies depend on the length: policies that renumber tokens (`rerotate`) \
+             cannot rotate its keys anew; shorten the prompt or leave `rerotate` out"
+    )]
+    LengthDependentRope {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// The trained context, in tokens.
+        trained: usize,
+    },
+
     /// A sampling parameter is outside its range.
     #[error("sampling parameter `{parameter}` is {value}, expected {expected}")]
     InvalidSampling {
@@ -201,6 +228,13 @@ pub enum ModelError {
         /// Its range.
         expected: &'static str,
     },
+
+    /// A repetition penalty in a session that does not know its sequences' tokens.
+    #[error(
+        "a repetition penalty counts all tokens of a sequence, which a resumed session does not \
+             know; give them by `Session::with_history`"
+    )]
+    UnknownHistory,
 
     /// A decoder that failed in the midst of a step was asked for another.
     #[error("an earlier step of this decoder failed; start the sequences anew")]

@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use kv_policies::Policy;
 
-use crate::{Model, Result, Sampling, Session, TextStream};
+use crate::{Model, ModelError, Result, Sampling, Session, TextOutput, Tokenizer};
 
 /// One prompt of a batch.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// The prompt's tokens.
     pub tokens: Vec<u32>,
-    /// At most this many new tokens.
+    /// At most this many new tokens, and at most as many as the model has positions for. Models
+    /// with a sliding window refuse more than fit into it.
     pub new_tokens: usize,
     /// How to choose them; its seed also serves policies that draw.
     pub sampling: Sampling,
@@ -43,14 +44,15 @@ pub enum Finish {
     Cancelled,
 }
 
-/// A token as it is generated.
+/// What a request has got: a token, or the rest of its text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
     /// Which request.
     pub request: usize,
-    /// The token.
-    pub token: u32,
-    /// Text that became complete with it (never half a character); `None` without a tokenizer.
+    /// The token; `None` where the sequence has ended and text that was held back follows.
+    pub token: Option<u32>,
+    /// Text that no later token can take back (never half a character, never the beginning of a
+    /// stop string that may follow); `None` without a tokenizer.
     pub text: Option<String>,
 }
 
@@ -59,20 +61,25 @@ pub struct Event {
 pub struct Generated {
     /// New tokens, without the end-of-sequence token.
     pub tokens: Vec<u32>,
-    /// Their text, cut at the stop string; `None` without a tokenizer.
+    /// Their text, cut at the stop string; a character cut by the last token ends as `U+FFFD`.
+    /// `None` without a tokenizer.
     pub text: Option<String>,
     /// Why it ended.
     pub finish: Finish,
 }
 
-struct Running {
-    stream: Option<TextStream>,
-    result: Generated,
-    done: bool,
+/// A request on its way.
+struct Running<'a> {
+    request: &'a Request,
+    tokens: Vec<u32>,
+    output: Option<TextOutput>,
+    /// `None` while it goes on.
+    finish: Option<Finish>,
 }
 
-/// Generates for a batch of requests under one policy. `on_token` sees every token and may break
-/// off, which ends all sequences with [`Finish::Cancelled`].
+/// Generates for a batch of requests under one policy. `on_event` sees every token, and
+/// the text that was held back where a sequence ends. It may break off, which ends all open
+/// sequences with [`Finish::Cancelled`].
 ///
 /// Each request gets the tokens that it would get alone.
 ///
@@ -82,97 +89,89 @@ pub fn generate(
     model: &Model,
     policy: Arc<dyn Policy>,
     requests: &[Request],
-    mut on_token: impl FnMut(&Event) -> ControlFlow<()>,
+    mut on_event: impl FnMut(&Event) -> ControlFlow<()>,
 ) -> Result<Vec<Generated>> {
     let prompts: Vec<Vec<u32>> = requests.iter().map(|request| request.tokens.clone()).collect();
     let seeds: Vec<u64> = requests.iter().map(|request| request.sampling.seed).collect();
-    let most = requests.iter().map(|request| request.new_tokens).max().unwrap_or_default();
-    let mut running = requests
-        .iter()
-        .map(|request| {
-            let text = model.tokenizer().map(|_| String::new());
-            let result = Generated { tokens: Vec::new(), text, finish: Finish::Length };
-            let stream = model.tokenizer().map(|tokenizer| tokenizer.stream(true));
-            Ok(Running { stream, result, done: request.new_tokens == 0 })
-        })
-        .collect::<Result<Vec<_>>>()?;
+    let new_tokens: Vec<usize> = requests.iter().map(|request| request.new_tokens).collect();
+    let mut running: Vec<Running<'_>> = requests.iter().map(|r| Running::new(model, r)).collect();
     let samplings: Vec<Sampling> = requests.iter().map(|request| request.sampling).collect();
     samplings.iter().try_for_each(Sampling::validate)?;
-    let mut decoder =
-        Session::start(model, policy, &prompts, &seeds, most)?.decoder(&samplings)?.ahead();
-    while running.iter().any(|sequence| !sequence.done) {
-        let tokens = decoder.next_tokens()?;
-        for (index, (sequence, token)) in running.iter_mut().zip(tokens).enumerate() {
-            if sequence.done {
+    let started = Session::start_rows(model, &[policy], &prompts, &seeds, &new_tokens)?.pop();
+    let mut decoder = started.ok_or(ModelError::EmptyPrompt)?.decoder(&samplings)?.ahead();
+    for (row, sequence) in running.iter().enumerate() {
+        if sequence.finish.is_some() {
+            decoder.end(row)?;
+        }
+    }
+    while running.iter().any(|sequence| sequence.finish.is_none()) {
+        for (row, token) in decoder.next_tokens()?.into_iter().enumerate() {
+            let sequence = &mut running[row];
+            if sequence.finish.is_some() {
                 // Its row goes on with any token; nothing of it is seen.
                 continue;
             }
-            let event = sequence.take(model, &requests[index], index, token)?;
-            if let Some(event) = event
-                && on_token(&event).is_break()
-            {
-                let open = running.iter_mut().filter(|sequence| !sequence.done);
-                open.for_each(|sequence| sequence.result.finish = Finish::Cancelled);
-                return finish(running);
-            }
-        }
-        for (row, sequence) in running.iter_mut().enumerate() {
+            let mut events = Vec::from_iter(sequence.take(model, row, token)?);
             // A step that ran ahead has drawn another token already.
-            sequence.done |= !decoder.session().has_position(row) && !decoder.is_ahead();
-            if sequence.done {
+            if !decoder.session().has_position(row) && !decoder.is_ahead() {
+                sequence.finish.get_or_insert(Finish::Length);
+            }
+            if sequence.finish.is_some() {
                 decoder.end(row)?;
+                events.extend(sequence.rest(row)?);
+            }
+            if events.iter().any(|event| on_event(event).is_break()) {
+                return running.into_iter().map(Running::result).collect();
             }
         }
     }
-    finish(running)
+    running.into_iter().map(Running::result).collect()
 }
 
-fn finish(running: Vec<Running>) -> Result<Vec<Generated>> {
-    running
-        .into_iter()
-        .map(|mut sequence| {
-            if sequence.result.finish != Finish::Stop
-                && let (Some(stream), Some(text)) =
-                    (&mut sequence.stream, &mut sequence.result.text)
-            {
-                text.push_str(&stream.finish()?.unwrap_or_default());
-            }
-            Ok(sequence.result)
-        })
-        .collect()
-}
+impl<'a> Running<'a> {
+    fn new(model: &Model, request: &'a Request) -> Self {
+        let output =
+            |tokenizer: &Tokenizer| TextOutput::new(tokenizer.stream(true), request.stop.clone());
+        Self {
+            request,
+            tokens: Vec::new(),
+            output: model.tokenizer().map(output),
+            finish: (request.new_tokens == 0).then_some(Finish::Length),
+        }
+    }
 
-impl Running {
     /// Records a token; `None` if it ended the sequence without being part of it.
-    fn take(
-        &mut self,
-        model: &Model,
-        request: &Request,
-        index: usize,
-        token: u32,
-    ) -> Result<Option<Event>> {
-        if request.stop_at_end && model.config().eos_token_ids.contains(&token) {
-            self.result.finish = Finish::End;
-            self.done = true;
+    fn take(&mut self, model: &Model, row: usize, token: u32) -> Result<Option<Event>> {
+        if self.request.stop_at_end && model.config().eos_token_ids.contains(&token) {
+            self.finish = Some(Finish::End);
             return Ok(None);
         }
-        self.result.tokens.push(token);
-        self.done = self.result.tokens.len() == request.new_tokens;
-        let mut text = None;
-        if let (Some(stream), Some(whole)) = (&mut self.stream, &mut self.result.text) {
-            let piece = stream.push(token)?.unwrap_or_default();
-            whole.push_str(&piece);
-            let stop = request.stop.iter().filter(|stop| !stop.is_empty());
-            if let Some(at) = stop.filter_map(|stop| whole.find(stop.as_str())).min() {
-                let before = whole.len() - piece.len();
-                text = Some(whole[before.min(at)..at].to_string());
-                whole.truncate(at);
-                self.result.finish = Finish::Stop;
-                self.done = true;
-            } else {
-                text = Some(piece);
-            }
+        self.tokens.push(token);
+        let text = self.output.as_mut().map(|output| output.push(token)).transpose()?;
+        if self.output.as_ref().is_some_and(TextOutput::is_stopped) {
+            self.finish = Some(Finish::Stop);
+        } else if self.tokens.len() == self.request.new_tokens {
+            self.finish = Some(Finish::Length);
         }
-        Ok(Some(Event { request: index, token, text }))
+        Ok(Some(Event { request: row, token: Some(token), text }))
+    }
+
+    /// The text that was held back, where the sequence has ended.
+    fn rest(&mut self, row: usize) -> Result<Option<Event>> {
+        let text = self.output.as_mut().map(TextOutput::finish).transpose()?;
+        let text = text.filter(|text| !text.is_empty());
+        Ok(text.map(|text| Event { request: row, token: None, text: Some(text) }))
+    }
+
+    /// What came of it; a sequence that could have gone on was cancelled.
+    fn result(mut self) -> Result<Generated> {
+        if let Some(output) = &mut self.output {
+            output.finish()?;
+        }
+        Ok(Generated {
+            tokens: self.tokens,
+            text: self.output.map(TextOutput::into_text),
+            finish: self.finish.unwrap_or(Finish::Cancelled),
+        })
     }
 }

@@ -13,8 +13,12 @@ use crate::weights;
 pub use error::HubError;
 
 const REQUIRED: [&str; 2] = ["config.json", "tokenizer.json"];
-const OPTIONAL: [&str; 3] =
-    ["generation_config.json", "tokenizer_config.json", "chat_template.jinja"];
+const OPTIONAL: [&str; 4] = [
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+];
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 

@@ -1,6 +1,6 @@
 //! Llama-family models in Burn, with pluggable KV-cache compression.
 //!
-//! One decoder serves Llama 2 and 3, Mistral, Qwen2, Qwen2.5, Qwen3 and the DeepSeek-R1
+//! One decoder serves Llama 2 and 3, Mistral, Ministral, Qwen2, Qwen2.5, Qwen3 and the DeepSeek-R1
 //! distillations, configured by the model's own `config.json`. [`Model::load`] takes a local
 //! folder, a hub id, `random:PRESET` (random weights, for speed work) or `needle-1m` (embedded).
 //!
@@ -33,10 +33,12 @@ mod generate;
 mod hub;
 mod llama;
 mod model;
+mod output;
 mod presets;
 mod rope;
 mod sampling;
 mod session;
+mod special_tokens;
 mod tokenizer;
 mod weights;
 
@@ -49,8 +51,9 @@ pub use generate::{Event, Finish, Generated, Request, generate};
 pub use hub::{HubError, resolve};
 pub use llama::{KvGradients, Llama, PrefillPass, Prefilled};
 pub use model::{Model, model_names};
+pub use output::TextOutput;
 pub use presets::{PRESETS, preset};
-pub use rope::{inverse_frequencies, rotary_table};
+pub use rope::{inverse_frequencies, inverse_frequencies_of, rotary_table};
 pub use sampling::Sampling;
 pub use session::{Decoder, Session};
 pub use tokenizer::{TextStream, Tokenizer};

@@ -20,6 +20,7 @@ pub use gradients::KvGradients;
 pub(crate) use prefill::PromptGroup;
 pub use prefill::{PrefillPass, Prefilled};
 
+use crate::rope::prompt_table;
 use crate::{ModelConfig, Result};
 use layer::{Layer, RmsNorm};
 use linear::Linear;
@@ -62,6 +63,11 @@ impl Llama {
     /// The last norm's weights, read to the host.
     pub(crate) fn last_norm(&self) -> Result<Vec<f32>> {
         Ok(read_f32("norm", self.norm.weight())?)
+    }
+
+    /// Rotations of a prompt's tokens.
+    pub(crate) fn prompt_rope(&self, tokens: usize) -> RotaryTable {
+        prompt_table(&self.config, tokens, &self.device()).unwrap_or_else(|| self.rope.clone())
     }
 
     /// Logits of hidden states that went through the final norm, f32.

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::thread::{self, ThreadId};
 
 use burn::tensor::{DType, Device};
+use serde_json::{Map, Value};
 
+use crate::special_tokens::SpecialTokens;
 use crate::{
     ChatTemplate, Llama, Message, ModelConfig, ModelError, PRESETS, Result, Tokenizer, Weights,
     preset, resolve,
@@ -28,7 +30,9 @@ pub struct Model {
     name: String,
     llama: Llama,
     tokenizer: Option<Tokenizer>,
-    chat: Option<ChatTemplate>,
+    /// `None` without a chat template, an error's reason for one that does not parse: it fails
+    /// where it is used, not where the model is loaded.
+    chat: Option<std::result::Result<ChatTemplate, String>>,
     /// The thread that loaded it.
     home: ThreadId,
 }
@@ -36,14 +40,15 @@ pub struct Model {
 impl Model {
     /// Loads a model: a local folder, a hub id (`org/name`), `random:PRESET`, or `needle-1m`, which
     /// is embedded. `dtype` is that of weights and activations; `None` takes f32 on the CPU and the
-    /// model's own elsewhere.
+    /// model's own elsewhere. On the CPU bf16 decodes faster than f32, which has twice its bytes,
+    /// and f16 several times slower, as its numbers are converted one by one.
     ///
     /// # Errors
     /// [`ModelError`] says what is missing or unsupported.
     pub fn load(name: &str, device: &Device, dtype: Option<DType>) -> Result<Self> {
         if let Some(preset_name) = name.strip_prefix(RANDOM) {
             let config = preset(preset_name)?;
-            let dtype = dtype.unwrap_or_else(|| default_dtype(&config, device));
+            let dtype = dtype.unwrap_or_else(|| default_dtype(config.dtype, device));
             let llama = Llama::random(config, dtype, device)?;
             let home = thread::current().id();
             return Ok(Self { name: name.into(), llama, tokenizer: None, chat: None, home });
@@ -52,7 +57,8 @@ impl Model {
         if name == embedded::NAME && !Path::new(name).is_dir() {
             let config = ModelConfig::from_json(embedded::CONFIG)?;
             let weights = Weights::from_bytes(embedded::WEIGHTS)?;
-            let dtype = dtype.unwrap_or_else(|| default_dtype(&config, device));
+            let own = config.dtype.or(weights.dtype());
+            let dtype = dtype.unwrap_or_else(|| default_dtype(own, device));
             return Ok(Self {
                 name: name.into(),
                 llama: Llama::from_weights(config, &weights, dtype, device)?,
@@ -72,20 +78,29 @@ impl Model {
     /// # Errors
     /// As [`Self::load`].
     pub fn from_folder(folder: &Path, device: &Device, dtype: Option<DType>) -> Result<Self> {
-        let config = ModelConfig::from_folder(folder)?;
-        let dtype = dtype.unwrap_or_else(|| default_dtype(&config, device));
-        let weights = Weights::open(folder)?;
+        let mut config = ModelConfig::from_folder(folder)?;
         let tokenizer = folder.join("tokenizer.json");
+        let tokenizer =
+            tokenizer.is_file().then(|| Tokenizer::from_file(&tokenizer)).transpose()?;
+        if config.eos_token_ids.is_empty() {
+            let special = SpecialTokens::from_folder(folder)?;
+            let id = |tokenizer: &Tokenizer| tokenizer.token_id(special.get("eos_token")?);
+            config.eos_token_ids.extend(tokenizer.as_ref().and_then(id));
+        }
+        let weights = Weights::open(folder)?;
+        let own = config.dtype.or(weights.dtype());
+        let dtype = dtype.unwrap_or_else(|| default_dtype(own, device));
         let chat = match ChatTemplate::from_folder(folder) {
-            Ok(chat) => Some(chat),
+            Ok(chat) => Some(Ok(chat)),
             Err(ModelError::MissingChatTemplate { .. }) => None,
+            Err(ModelError::ChatTemplate { reason }) => Some(Err(reason)),
             Err(error) => return Err(error),
         };
         let name = folder.file_name().unwrap_or(folder.as_os_str());
         Ok(Self {
             name: name.to_string_lossy().into_owned(),
             llama: Llama::from_weights(config, &weights, dtype, device)?,
-            tokenizer: tokenizer.is_file().then(|| Tokenizer::from_file(&tokenizer)).transpose()?,
+            tokenizer,
             chat,
             home: thread::current().id(),
         })
@@ -154,15 +169,43 @@ impl Model {
         self.need_tokenizer()?.decode(tokens, true)
     }
 
-    /// Tokens of a conversation, by the model's own chat template.
+    /// Tokens of a conversation, by the model's own chat template, ending with what makes the model
+    /// answer.
     ///
     /// # Errors
-    /// [`ModelError::MissingChatTemplate`], [`ModelError::ChatTemplate`],
-    /// [`ModelError::Tokenizer`].
+    /// [`ModelError::MissingChatTemplate`]; [`ModelError::ChatTemplate`], also for a template that
+    /// does not parse; [`ModelError::Tokenizer`].
     pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        let missing = || ModelError::MissingChatTemplate { path: self.name.clone().into() };
-        let text = self.chat.as_ref().ok_or_else(missing)?.render(messages, true)?;
-        self.encode_continuation(&text)
+        self.encode_chat_with(messages, &Map::new())
+    }
+
+    /// [`Self::encode_chat`] with variables of the template, such as `enable_thinking` of Qwen3.
+    ///
+    /// # Errors
+    /// As [`Self::encode_chat`].
+    pub fn encode_chat_with(
+        &self,
+        messages: &[Message],
+        variables: &Map<String, Value>,
+    ) -> Result<Vec<u32>> {
+        let template =
+            variables.iter().fold(self.chat_template()?.clone(), |template, (name, value)| {
+                template.with_variable(name, value)
+            });
+        self.encode_continuation(&template.render(messages, true)?)
+    }
+
+    /// The model's own chat template.
+    ///
+    /// # Errors
+    /// [`ModelError::MissingChatTemplate`]; [`ModelError::ChatTemplate`] for one that does not
+    /// parse.
+    pub fn chat_template(&self) -> Result<&ChatTemplate> {
+        match &self.chat {
+            Some(Ok(template)) => Ok(template),
+            Some(Err(reason)) => Err(ModelError::ChatTemplate { reason: reason.clone() }),
+            None => Err(ModelError::MissingChatTemplate { path: self.name.clone().into() }),
+        }
     }
 
     fn need_tokenizer(&self) -> Result<&Tokenizer> {
@@ -195,9 +238,8 @@ pub fn model_names() -> Vec<String> {
     embedded.into_iter().chain(PRESETS.iter().map(|name| format!("{RANDOM}{name}"))).collect()
 }
 
-/// f32 where half precision is slow or unknown to the device.
-fn default_dtype(config: &ModelConfig, device: &Device) -> DType {
-    let own = config.dtype;
+/// A model's own type; f32 where half precision is slow or unknown to the device.
+fn default_dtype(own: Option<DType>, device: &Device) -> DType {
     let cpu = kv_core::device_name(device) == "cpu";
-    if cpu || !device.supports_dtype(own) { DType::F32 } else { own }
+    own.filter(|own| !cpu && device.supports_dtype(*own)).unwrap_or(DType::F32)
 }

@@ -36,7 +36,7 @@ pub fn preset(name: &str) -> Result<ModelConfig> {
             rope_theta: 10_000.0,
             bos_token_id: Some(1),
             eos_token_ids: vec![2],
-            dtype: DType::F16,
+            dtype: Some(DType::F16),
             ..llama3()
         },
         "llama-3.1-8b" | "deepseek-r1-distill-llama-8b" => ModelConfig {
@@ -88,6 +88,7 @@ fn llama3() -> ModelConfig {
         num_kv_heads: 8,
         head_dim: 128,
         max_positions: 8192,
+        sliding_window: None,
         rms_norm_eps: 1e-5,
         rope_theta: 500_000.0,
         rope_scaling: RopeScaling::None,
@@ -98,7 +99,7 @@ fn llama3() -> ModelConfig {
         qk_norm: false,
         bos_token_id: Some(128_000),
         eos_token_ids: vec![128_001],
-        dtype: DType::BF16,
+        dtype: Some(DType::BF16),
     }
 }
 
@@ -111,6 +112,7 @@ fn qwen2_5(intermediate_size: usize, num_layers: usize) -> ModelConfig {
         num_layers,
         num_query_heads: 40,
         max_positions: 131_072,
+        sliding_window: None,
         rope_theta: 1_000_000.0,
         qkv_bias: true,
         bos_token_id: Some(151_643),
@@ -133,6 +135,7 @@ fn qwen3(
         num_layers,
         num_query_heads,
         max_positions: 40_960,
+        sliding_window: None,
         rms_norm_eps: 1e-6,
         rope_theta: 1_000_000.0,
         tie_embeddings: true,

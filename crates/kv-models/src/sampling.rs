@@ -5,13 +5,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{ModelError, Result};
 
-/// How the next token is chosen. The restrictions apply in the order of the fields, as in Hugging
-/// Face's `generate`.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+/// How the next token is chosen. What the fields say applies in their order, as in Hugging Face's
+/// `generate`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sampling {
+    /// Makes tokens less likely that are in the prompt or were generated: a positive logit is
+    /// divided by it, a negative one multiplied, once a token. 1 changes nothing, less than 1 makes
+    /// them likelier. Steps with a penalty are not recorded.
+    pub repetition_penalty: f64,
     /// Divides the logits; 0 takes the likeliest token (the lowest id of equals) and makes the
-    /// other fields irrelevant.
+    /// fields below irrelevant.
     pub temperature: f64,
     /// Only the `k` likeliest tokens, `k >= 1`.
     pub top_k: Option<usize>,
@@ -21,6 +25,19 @@ pub struct Sampling {
     pub min_p: Option<f64>,
     /// Seed of the request's own random numbers.
     pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            repetition_penalty: 1.0,
+            temperature: 0.0,
+            top_k: None,
+            top_p: None,
+            min_p: None,
+            seed: 0,
+        }
+    }
 }
 
 impl Sampling {
@@ -37,6 +54,13 @@ impl Sampling {
         let invalid = |parameter, value: String, expected| {
             Err(ModelError::InvalidSampling { parameter, value, expected })
         };
+        if !(self.repetition_penalty.is_finite() && self.repetition_penalty > 0.0) {
+            return invalid(
+                "repetition_penalty",
+                self.repetition_penalty.to_string(),
+                "a finite number above 0",
+            );
+        }
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
             return invalid(
                 "temperature",

@@ -1,6 +1,7 @@
 //! A batch of sequences in progress: prefilled, compressed, and ready to decode.
 
 mod decoder;
+mod penalty;
 mod prefill;
 
 use std::path::Path;
@@ -14,6 +15,7 @@ use kv_policies::Policy;
 
 pub use decoder::Decoder;
 
+use crate::rope::trained_context;
 use crate::{Model, ModelError, Result};
 use prefill::prefill;
 
@@ -23,6 +25,8 @@ pub struct Session<'a> {
     model: &'a Model,
     policy: Arc<dyn Policy>,
     cache: KvCache,
+    /// The sequences' tokens, whatever the cache has kept of them; `None` in a resumed session.
+    history: Option<Vec<Vec<u32>>>,
     /// Logits of the next tokens, `[B, vocabulary]`.
     logits: Tensor<2>,
     steps: usize,
@@ -37,13 +41,16 @@ pub struct Session<'a> {
 
 impl<'a> Session<'a> {
     /// Prefills prompts of any lengths, compresses them under `policy` and reserves room for
-    /// `new_tokens` more. `seeds` has one seed a prompt.
+    /// `new_tokens` more, at most as many as the model has positions for. `seeds` has one seed a
+    /// prompt.
     ///
     /// Neighbouring prompts of equal length go through a layer together, up to 32,768 tokens or one
     /// prompt at a time; nothing is ever padded.
     ///
     /// # Errors
-    /// [`ModelError`] for prompts that are empty or too long, and those of the policy.
+    /// [`ModelError`] for prompts that are empty or too long,
+    /// [`ModelError::BeyondSlidingWindow`] where a prompt and its new tokens are, and those of the
+    /// policy.
     pub fn start(
         model: &'a Model,
         policy: Arc<dyn Policy>,
@@ -67,11 +74,28 @@ impl<'a> Session<'a> {
         seeds: &[u64],
         new_tokens: usize,
     ) -> Result<Vec<Self>> {
+        Self::start_rows(model, policies, prompts, seeds, &vec![new_tokens; prompts.len()])
+    }
+
+    /// The same with numbers of new tokens for each prompt.
+    pub(crate) fn start_rows(
+        model: &'a Model,
+        policies: &[Arc<dyn Policy>],
+        prompts: &[Vec<u32>],
+        seeds: &[u64],
+        new_tokens: &[usize],
+    ) -> Result<Vec<Self>> {
         if prompts.is_empty() {
             return Err(ModelError::EmptyPrompt);
         }
-        for prompt in prompts {
+        for (prompt, new_tokens) in prompts.iter().zip(new_tokens) {
             model.llama().check_prompt(prompt)?;
+            if model.config().sliding_window.is_some() {
+                model.config().check_length(prompt.len().saturating_add(*new_tokens))?;
+            }
+        }
+        if policies.iter().any(|policy| policy.renumbers()) {
+            check_renumbered(model, prompts)?;
         }
         let _work = device_work();
         let mut sessions: Vec<Option<Self>> = policies.iter().map(|_| None).collect();
@@ -138,6 +162,7 @@ impl<'a> Session<'a> {
         for &row in &self.ended {
             self.cache.seen[row] = before[row];
         }
+        self.remember(tokens);
         self.steps += 1;
         Ok(())
     }
@@ -180,6 +205,9 @@ impl<'a> Session<'a> {
             }
         } else if count > 0 {
             let logits = self.model.llama().extend(tokens, &mut self.cache)?;
+            (0..count).for_each(|index| {
+                self.remember(&tokens.iter().map(|tokens| tokens[index]).collect::<Vec<_>>());
+            });
             let [batch, added, vocabulary] = logits.dims();
             before.extend(
                 (0..added)
@@ -210,12 +238,36 @@ impl<'a> Session<'a> {
             model: self.model,
             policy: self.policy.clone(),
             cache: self.cache.clone(),
+            history: self.history.clone(),
             // A copy: a recorded step writes every step's logits into the same place.
             logits: self.logits.clone().mul_scalar(1.0),
             steps: self.steps,
             ended: self.ended.clone(),
             home: thread::current().id(),
             scratch: self.scratch,
+        }
+    }
+
+    /// Says which tokens the sequences have, prompts included: a resumed session does not know
+    /// them, and a repetition penalty needs them.
+    ///
+    /// # Errors
+    /// [`ModelError::UnequalPrompts`] for another number of sequences,
+    /// [`ModelError::TokenOutOfRange`].
+    pub fn with_history(mut self, tokens: Vec<Vec<u32>>) -> Result<Self> {
+        let (expected, actual) = (self.cache.batch(), tokens.len());
+        if expected != actual {
+            return Err(ModelError::UnequalPrompts { expected, actual });
+        }
+        tokens.iter().try_for_each(|tokens| self.model.llama().check_tokens(tokens))?;
+        self.history = Some(tokens);
+        Ok(self)
+    }
+
+    /// Adds a token to each sequence's history.
+    fn remember(&mut self, tokens: &[u32]) {
+        for (history, token) in self.history.iter_mut().flatten().zip(tokens) {
+            history.push(*token);
         }
     }
 
@@ -243,7 +295,16 @@ impl<'a> Session<'a> {
         cache.expect_origin(&origin(model, &*policy)?)?;
         let logits = model.llama().decode(last, &mut cache, &*policy)?;
         let (home, ended) = (thread::current().id(), Vec::new());
-        Ok(Self { model, policy, cache, logits, steps: 1, ended, home, scratch: 0 })
+        Ok(Self { model, policy, cache, history: None, logits, steps: 1, ended, home, scratch: 0 })
+    }
+}
+
+/// Checks that keys of prompts can be rotated to other positions.
+fn check_renumbered(model: &Model, prompts: &[Vec<u32>]) -> Result<()> {
+    let Some(trained) = trained_context(model.config()) else { return Ok(()) };
+    match prompts.iter().map(Vec::len).find(|tokens| *tokens > trained) {
+        Some(tokens) => Err(ModelError::LengthDependentRope { tokens, trained }),
+        None => Ok(()),
     }
 }
 

@@ -75,6 +75,15 @@ impl Tokenizer {
         self.inner.id_to_token(id).is_some_and(|token| !(skip_special && special(&token)))
     }
 
+    /// Whether a token is a single byte of text in the notation of byte fallback (`<0xE6>`).
+    fn is_byte(&self, id: u32) -> bool {
+        let byte = |token: String| {
+            let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+            (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok())?
+        };
+        self.inner.id_to_token(id).and_then(byte).is_some()
+    }
+
     /// Starts to decode token by token.
     pub fn stream(&self, skip_special: bool) -> TextStream {
         TextStream {
@@ -93,12 +102,14 @@ fn failed(error: tokenizers::Error) -> ModelError {
 
 /// Decodes token by token, never splitting a character.
 ///
-/// The pieces joined are what [`Tokenizer::decode`] gives for all tokens at once.
+/// The pieces joined are what [`Tokenizer::decode`] gives for all tokens at once. Text that a later
+/// token may change is held back: the end of a character of which bytes are still to come, and
+/// bytes that are tokens of their own (byte fallback), which decode together.
 #[derive(Debug, Clone)]
 pub struct TextStream {
     tokenizer: Tokenizer,
     skip_special: bool,
-    /// The tokens of the last piece, then those that are still without text.
+    /// The tokens of the last piece, then those whose text is held back.
     ids: Vec<u32>,
     /// How many of `ids` are of the last piece. They are kept because a token's text may depend
     /// on the one before it (a leading space, for some tokenizers).
@@ -117,16 +128,34 @@ impl TextStream {
             return Ok(None);
         }
         self.ids.push(id);
-        let text = self.tokenizer.decode(&self.ids, self.skip_special)?;
-        // A replacement character at the end may be a character of which bytes are still to come.
-        if text.len() <= self.context.len() || text.ends_with(char::REPLACEMENT_CHARACTER) {
+        if self.tokenizer.is_byte(id) {
             return Ok(None);
         }
-        let piece = self.new_part(&text)?;
+        let piece = self.held_back()?;
+        // A replacement character at the end may be a character of which bytes are still to come.
+        if piece.is_empty() || piece.ends_with(char::REPLACEMENT_CHARACTER) {
+            return Ok(None);
+        }
         self.ids.drain(..self.emitted);
         self.emitted = self.ids.len();
         self.context = self.tokenizer.decode(&self.ids, self.skip_special)?;
         Ok(Some(piece))
+    }
+
+    /// The text that is held back, as it would be without any further token. Characters of which
+    /// bytes are missing are `U+FFFD`.
+    ///
+    /// # Errors
+    /// [`ModelError::Tokenizer`].
+    pub fn held_back(&self) -> Result<String> {
+        if self.ids.len() == self.emitted {
+            return Ok(String::new());
+        }
+        let text = self.tokenizer.decode(&self.ids, self.skip_special)?;
+        // A decoder may rewrite text across tokens. What has been returned stays as it is.
+        let same = text.chars().zip(self.context.chars()).take_while(|(new, old)| new == old);
+        let start = same.map(|(new, _)| new.len_utf8()).sum();
+        Ok(text[start..].to_string())
     }
 
     /// Returns what is left: bytes of a character that never was completed, as `U+FFFD`. The
@@ -135,19 +164,9 @@ impl TextStream {
     /// # Errors
     /// [`ModelError::Tokenizer`].
     pub fn finish(&mut self) -> Result<Option<String>> {
-        let text = self.tokenizer.decode(&self.ids, self.skip_special)?;
-        let rest = self.new_part(&text)?;
+        let rest = self.held_back()?;
         *self = self.tokenizer.stream(self.skip_special);
         Ok(Some(rest).filter(|rest| !rest.is_empty()))
-    }
-
-    fn new_part(&self, text: &str) -> Result<String> {
-        text.strip_prefix(&self.context).map(str::to_string).ok_or_else(|| ModelError::Tokenizer {
-            reason: format!(
-                "a later token changed the text `{}` to `{text}`; decode all tokens at once instead",
-                self.context
-            ),
-        })
     }
 }
 

@@ -5,16 +5,23 @@ mod error;
 mod file;
 #[cfg(test)]
 mod tests;
+mod unused;
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{DType, Device, Tensor};
+use safetensors::Dtype;
+use safetensors::tensor::TensorInfo;
 use serde::Deserialize;
 
 use crate::error::{ModelError, Result};
 pub use error::WeightsError;
 use file::SafetensorsFile;
+
+/// Bytes of a tensor that are read at a time.
+const PIECE: usize = 1 << 20;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -93,6 +100,18 @@ impl Weights {
         Ok(Self { files, tensors })
     }
 
+    /// Where a tensor is.
+    fn find(&self, name: &str) -> Result<(&SafetensorsFile, &TensorInfo)> {
+        let file = self.tensors.get(name).map(|file| &self.files[*file]);
+        let found = file.and_then(|file| Some((file, file.info(name)?)));
+        let missing = || WeightsError::MissingTensor {
+            name: name.to_string(),
+            files: self.files.len(),
+            tensors: self.tensors.len(),
+        };
+        Ok(found.ok_or_else(missing)?)
+    }
+
     /// Reads one tensor.
     ///
     /// The file may hold it in f32, f16 or bf16; it comes back as `dtype`, one of the same three,
@@ -109,16 +128,7 @@ impl Weights {
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor<D>> {
-        let file = self.tensors.get(name).map(|file| &self.files[*file]);
-        let found = file.and_then(|file| Some((file, file.info(name)?)));
-        let Some((file, info)) = found else {
-            return Err(WeightsError::MissingTensor {
-                name: name.to_string(),
-                files: self.files.len(),
-                tensors: self.tensors.len(),
-            }
-            .into());
-        };
+        let (file, info) = self.find(name)?;
         if info.shape != expected {
             return Err(WeightsError::WrongShape {
                 name: name.to_string(),
@@ -130,6 +140,41 @@ impl Weights {
         let mut reader = file.read(info)?;
         let data = decode::decode(&mut *reader, name, info, dtype, file.path())?;
         Ok(Tensor::from_data(data, (device, dtype)))
+    }
+
+    /// Whether two tensors hold the same numbers in the same type and shape.
+    ///
+    /// # Errors
+    /// [`WeightsError::MissingTensor`]; [`ModelError::Io`].
+    pub fn are_equal(&self, one: &str, other: &str) -> Result<bool> {
+        let ((file, info), (other_file, other_info)) = (self.find(one)?, self.find(other)?);
+        if (info.dtype, &info.shape) != (other_info.dtype, &other_info.shape) {
+            return Ok(false);
+        }
+        let (mut left, mut right) = (file.read(info)?, other_file.read(other_info)?);
+        let (mut pieces, mut bytes) = ([vec![0; PIECE], vec![0; PIECE]], info.data_offsets);
+        while bytes.0 < bytes.1 {
+            let size = PIECE.min(bytes.1 - bytes.0);
+            let [one, other] = pieces.each_mut().map(|piece| &mut piece[..size]);
+            left.read_exact(one).map_err(|source| ModelError::io(file.path(), source))?;
+            right.read_exact(other).map_err(|source| ModelError::io(other_file.path(), source))?;
+            if one != other {
+                return Ok(false);
+            }
+            bytes.0 += size;
+        }
+        Ok(true)
+    }
+
+    /// The type of the first tensor of numbers in f32, f16 or bf16, by name: that of a model whose
+    /// configuration does not name one.
+    pub fn dtype(&self) -> Option<DType> {
+        self.tensors.iter().find_map(|(name, file)| match self.files[*file].info(name)?.dtype {
+            Dtype::F32 => Some(DType::F32),
+            Dtype::F16 => Some(DType::F16),
+            Dtype::BF16 => Some(DType::BF16),
+            _ => None,
+        })
     }
 
     /// The names of all tensors, sorted.
@@ -195,9 +240,10 @@ fn only_file(folder: &Path) -> Result<PathBuf> {
             hint: format!("neither is `{INDEX}` nor any other *.safetensors file there"),
         }),
         several => Err(ModelError::MissingFile {
-            path: folder.join(INDEX),
+            path: folder.join(SINGLE),
             hint: format!(
-                "without it, which of {} safetensors files to read is unclear",
+                "of the {} *.safetensors files there it is unclear which to read: name one \
+                 `{SINGLE}`, leave only one in the folder, or add the `{INDEX}` of shards",
                 several.len()
             ),
         }),

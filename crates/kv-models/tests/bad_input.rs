@@ -11,7 +11,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
 
-use super::support::{embedded, embedded_folder};
+use super::support::{configure, embedded, embedded_folder, warnings_of};
 
 fn load(folder: &Path, tested: &TestDevice) -> Result<Model, ModelError> {
     Model::from_folder(folder, &tested.device, Some(DType::F32))
@@ -48,6 +48,21 @@ fn rewrite(
     serialize_to_file(views, None, &path).unwrap();
 }
 
+/// Adds a tensor of zeros in bf16.
+fn add(folder: &Path, name: &str, shape: &[usize]) {
+    add_bytes(folder, name, shape, vec![0; 2 * shape.iter().product::<usize>()]);
+}
+
+fn add_bytes(folder: &Path, name: &str, shape: &[usize], data: Vec<u8>) {
+    let path = folder.join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut views: HashMap<String, TensorView<'_>> = file.tensors().into_iter().collect();
+    views.insert(name.into(), TensorView::new(Dtype::BF16, shape.to_vec(), &data).unwrap());
+    let written = safetensors::serialize(views, None).unwrap();
+    std::fs::write(&path, written).unwrap();
+}
+
 const NORM: &str = "model.norm.weight";
 
 #[test]
@@ -80,6 +95,92 @@ fn weights_that_are_missing_damaged_or_of_the_wrong_kind() {
 }
 
 #[test]
+fn weights_that_do_not_fit_the_configuration_are_refused() {
+    let tested = &devices()[0];
+    let folder = embedded_folder();
+    configure(folder.path(), "num_hidden_layers", json!(3));
+    let error = load(folder.path(), tested).unwrap_err();
+    let more = WeightsError::MoreLayers { expected: 3, actual: 4 };
+    assert_eq!(error.to_string(), more.to_string());
+
+    for (name, shape) in [
+        ("model.layers.0.self_attn.q_proj.bias", &[128][..]),
+        ("model.layers.3.mlp.down_proj.bias", &[128]),
+        ("model.layers.1.self_attn.k_norm.weight", &[32]),
+        ("lm_head.bias", &[1024]),
+    ] {
+        let folder = embedded_folder();
+        add(folder.path(), name, shape);
+        match load(folder.path(), tested).unwrap_err() {
+            ModelError::Weights(WeightsError::NotAnnounced { names }) => assert_eq!(names, [name]),
+            error => panic!("{name}: {error}"),
+        }
+    }
+}
+
+/// What follows from the configuration is passed over in silence, other tensors are named.
+#[test]
+fn tensors_that_no_part_of_the_model_uses_are_named() {
+    let tested = &devices()[0];
+    let folder = embedded_folder();
+    add(folder.path(), "model.layers.0.self_attn.rotary_emb.inv_freq", &[16]);
+    add(folder.path(), "model.layers.0.self_attn.bias", &[1, 1, 8, 8]);
+    add(folder.path(), "model.causal_mask", &[8, 8]);
+    assert_eq!(warnings_of(|| drop(load(folder.path(), tested).unwrap())), "");
+    add(folder.path(), "value_head.weight", &[1, 128]);
+    let warnings = warnings_of(|| drop(load(folder.path(), tested).unwrap()));
+    assert!(warnings.contains("value_head.weight"), "{warnings}");
+    assert!(!warnings.contains("inv_freq"), "{warnings}");
+}
+
+/// A head in the file is used where it is not the embedding, as `transformers` does it.
+#[test]
+fn a_head_that_differs_from_the_embedding_it_is_tied_to_is_used() {
+    let tested = &devices()[0];
+    let folder = embedded_folder();
+    let logits = |folder: &Path| {
+        let model = load(folder, tested).unwrap();
+        let full = build(&json!({"policy": "full"})).unwrap();
+        let session = Session::start(&model, full, &[vec![7, 8, 9]], &[0], 1).unwrap();
+        (session.read_logits().unwrap(), model.config().tie_embeddings)
+    };
+    let (expected, tied) = logits(folder.path());
+    assert!(tied);
+
+    let path = folder.path().join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let embedding = file.tensor("model.embed_tokens.weight").unwrap();
+    let (shape, data) = (embedding.shape().to_vec(), embedding.data().to_vec());
+    add_bytes(folder.path(), "lm_head.weight", &shape, data);
+    let mut equal = (Vec::new(), false);
+    assert_eq!(warnings_of(|| equal = logits(folder.path())), "");
+    assert_eq!(equal, (expected.clone(), true));
+    // One of the two is enough.
+    rewrite(folder.path(), "model.embed_tokens.weight", |_| None);
+    assert_eq!(logits(folder.path()), (expected.clone(), true));
+
+    let folder = embedded_folder();
+    add(folder.path(), "lm_head.weight", &shape);
+    let mut zero = (Vec::new(), false);
+    let warnings = warnings_of(|| zero = logits(folder.path()));
+    assert!(warnings.contains("lm_head.weight"), "{warnings}");
+    assert!(!zero.1 && zero.0[0].iter().all(|logit| *logit == 0.0));
+}
+
+/// A configuration that names no type has the weights' own.
+#[test]
+fn the_type_of_the_weights_is_read_from_them() {
+    let tested = &devices()[0];
+    let folder = embedded_folder();
+    configure(folder.path(), "torch_dtype", json!("auto"));
+    configure(folder.path(), "dtype", json!(null));
+    assert_eq!(ModelConfig::from_folder(folder.path()).unwrap().dtype, None);
+    let model = load(folder.path(), tested).unwrap();
+    assert_eq!(model.config().dtype, Some(DType::BF16));
+}
+
+#[test]
 fn models_that_are_not_supported_are_refused_by_name() {
     let text = std::fs::read_to_string(embedded_folder().path().join("config.json")).unwrap();
     let with = |key: &str, value: serde_json::Value| {
@@ -89,9 +190,9 @@ fn models_that_are_not_supported_are_refused_by_name() {
     };
     let error = with("architectures", json!(["GPT2LMHeadModel"]));
     assert!(error.to_string().contains("GPT2LMHeadModel"), "{error}");
-    let error = with("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0}));
+    let error = with("rope_scaling", json!({"rope_type": "longrope", "factor": 4.0}));
     assert!(matches!(error, ModelError::UnsupportedSetting { .. }), "{error}");
-    assert!(error.to_string().contains("yarn"), "{error}");
+    assert!(error.to_string().contains("longrope"), "{error}");
     let error = with("hidden_act", json!("gelu"));
     assert!(matches!(error, ModelError::UnsupportedSetting { .. }), "{error}");
 }

@@ -1,12 +1,14 @@
 use std::ops::ControlFlow;
 
 use kv_core::MemoryReport;
-use kv_models::{Finish, Request, Sampling, Session, generate};
+use kv_models::{Finish, Model, ModelError, Request, Sampling, Session, generate};
 use kv_policies::build;
-use kv_testing::devices;
+use kv_testing::{devices, exact_devices};
 use serde_json::json;
 
-use super::support::{embedded, embedded_in_f32, every_policy, prompts, run, run_requests};
+use super::support::{
+    configure, embedded, embedded_folder, embedded_in_f32, every_policy, prompts, run, run_requests,
+};
 
 const NEW: usize = 12;
 
@@ -83,6 +85,79 @@ fn sequences_end_at_the_last_position() {
         let alone = generate(&model, policy(), &[request], go_on).unwrap();
         assert_eq!(alone[0].tokens, result.tokens);
     }
+}
+
+/// More new tokens than the model has positions for need no more room than these.
+#[test]
+fn room_is_bounded_by_the_positions() {
+    let tested = devices().remove(0);
+    let model = embedded(&tested);
+    let (config, dtype) = (model.config(), model.llama().dtype());
+    let shape = (config.num_layers, config.num_kv_heads, config.head_dim);
+    let whole = MemoryReport::full(config.max_positions, shape.0, shape.1, shape.2, dtype);
+    let prompt = prompts(&model).remove(0);
+    for policy in ["full", "snapkv", "h2o", "longflow", "d2o", "kvreviver", "balancekv-stream"] {
+        let policy = build(&json!({"policy": policy, "budget": 0.5})).unwrap();
+        let prompts = std::slice::from_ref(&prompt);
+        let session = Session::start(&model, policy, prompts, &[0], 1_000_000_000).unwrap();
+        let (name, memory) = (session.policy().name(), session.memory());
+        assert!(memory.allocated <= whole, "{name}: {memory:?}, at most {whole}");
+    }
+    let new_tokens = usize::MAX;
+    let request = Request { stop: vec!["\n".into()], ..Request::greedy(prompt, new_tokens) };
+    let outputs = run_requests(&model, &json!({"policy": "full"}), &[request]);
+    assert!(outputs[0].tokens.len() < config.max_positions);
+}
+
+/// Renumbered tokens take positions anew, so that sequences go on.
+#[test]
+fn renumbered_sequences_go_on_beyond_the_positions() {
+    let tested = devices().remove(0);
+    let model = embedded(&tested);
+    let positions = model.config().max_positions;
+    let prompt = prompts(&model).concat().repeat(positions / 100)[..positions - 5].to_vec();
+    let request = Request { stop_at_end: false, ..Request::greedy(prompt, 40) };
+    let policy = json!({"policy": "streaming-llm", "budget": 64, "rerotate": true});
+    assert_eq!(run_requests(&model, &policy, &[request])[0].tokens.len(), 40);
+}
+
+/// A model with a sliding window serves what fits into it and refuses by name what does not.
+#[test]
+fn sequences_stay_within_the_sliding_window() {
+    let tested = devices().remove(0);
+    let folder = embedded_folder();
+    configure(folder.path(), "architectures", json!(["MistralForCausalLM"]));
+    configure(folder.path(), "sliding_window", json!(300));
+    let windowed = Model::from_folder(folder.path(), &tested.device, None).unwrap();
+    let whole = embedded(&tested);
+    let text = prompts(&whole).concat();
+    let full = || build(&json!({"policy": "full"})).unwrap();
+    let request = |tokens: usize, new_tokens: usize| Request {
+        stop_at_end: false,
+        ..Request::greedy(text[..tokens].to_vec(), new_tokens)
+    };
+    let go_on = |_: &_| ControlFlow::Continue(());
+    let fitting = [request(290, 10), request(20, 100)];
+    assert_eq!(
+        generate(&windowed, full(), &fitting, go_on).unwrap(),
+        generate(&whole, full(), &fitting, go_on).unwrap()
+    );
+    let is_refused = |error: ModelError, expected: usize| match error {
+        ModelError::BeyondSlidingWindow { tokens, window } => {
+            assert_eq!((tokens, window), (expected, 300));
+        }
+        error => panic!("{error}"),
+    };
+    is_refused(generate(&windowed, full(), &[request(290, 11)], go_on).unwrap_err(), 301);
+    is_refused(generate(&windowed, full(), &[request(301, 0)], go_on).unwrap_err(), 301);
+    let start = |new_tokens: usize| {
+        Session::start(&windowed, full(), &[text[..290].to_vec()], &[0], new_tokens)
+    };
+    is_refused(start(11).unwrap_err(), 301);
+    // What was not asked for at first is refused later on.
+    let mut session = start(10).unwrap();
+    (0..10).for_each(|_| session.step(&[7]).unwrap());
+    is_refused(session.step(&[7]).unwrap_err(), 301);
 }
 
 /// A compressed cache saved, loaded and continued gives identical tokens.
@@ -198,6 +273,75 @@ fn sampling_is_seeded_and_streams() {
     }
 }
 
+/// A repetition penalty lowers the logits of all tokens of a sequence, prompt included.
+#[test]
+fn repetition_is_penalised_as_in_transformers() {
+    for tested in exact_devices("repetition penalty") {
+        let model = embedded_in_f32(&tested);
+        let prompts = prompts(&model);
+        let full = || build(&json!({"policy": "full"})).unwrap();
+        let request = |row: usize, repetition_penalty: f64| {
+            let sampling = Sampling { repetition_penalty, ..Sampling::greedy() };
+            Request { sampling, stop_at_end: false, ..Request::greedy(prompts[row].clone(), NEW) }
+        };
+        let requests = [request(0, 1.3), request(1, 1.0), request(2, 0.9)];
+        let outputs = run_requests(&model, &json!({"policy": "full"}), &requests);
+        for (row, (request, output)) in requests.iter().zip(&outputs).enumerate() {
+            let mut tokens = request.tokens.clone();
+            let mut session =
+                Session::start(&model, full(), std::slice::from_ref(&tokens), &[0], NEW).unwrap();
+            for (step, &token) in output.tokens.iter().enumerate() {
+                let mut logits = session.read_logits().unwrap().remove(0);
+                let penalty = request.sampling.repetition_penalty as f32;
+                for (id, logit) in logits.iter_mut().enumerate() {
+                    if tokens.contains(&(id as u32)) {
+                        *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
+                    }
+                }
+                let best = (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+                assert_eq!(best, Some(token as usize), "{} row {row} step {step}", tested.name);
+                tokens.push(token);
+                session.step(&[token]).unwrap();
+            }
+        }
+        let plain = run_requests(&model, &json!({"policy": "full"}), &[request(0, 1.0)]);
+        assert_ne!(plain[0].tokens, outputs[0].tokens);
+        // Random draws take the penalty too.
+        let mut drawn = request(0, 1.3);
+        drawn.sampling = Sampling { temperature: 1e-4, ..drawn.sampling };
+        assert_eq!(run_requests(&model, &json!({"policy": "full"}), &[drawn])[0], outputs[0]);
+    }
+}
+
+/// A resumed session knows no tokens but those that it is told.
+#[test]
+fn a_penalty_needs_the_tokens_of_a_resumed_session() {
+    let tested = devices().remove(0);
+    let model = embedded(&tested);
+    let prompt = prompts(&model).remove(0);
+    let policy = || build(&json!({"policy": "snapkv", "budget": 64})).unwrap();
+    let samplings = [Sampling { repetition_penalty: 1.2, ..Sampling::greedy() }];
+    let start =
+        || Session::start(&model, policy(), std::slice::from_ref(&prompt), &[0], 9).unwrap();
+    let mut decoder = start().decoder(&samplings).unwrap();
+    let expected: Vec<u32> = (0..5).map(|_| decoder.next_tokens().unwrap()[0]).collect();
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session.safetensors");
+    start().save(&path).unwrap();
+    let resume = || Session::resume(&model, policy(), &path, &expected[..1]).unwrap();
+    let error = resume().decoder(&samplings).unwrap_err();
+    assert!(matches!(error, ModelError::UnknownHistory), "{error}");
+    assert!(resume().with_history(vec![]).is_err());
+    assert!(resume().with_history(vec![vec![5000]]).is_err());
+    let history = [&prompt[..], &expected[..1]].concat();
+    let resumed = resume().with_history(vec![history]).unwrap();
+    let mut decoder = resumed.decoder(&samplings).unwrap();
+    for token in &expected[1..] {
+        assert_eq!(decoder.next_tokens().unwrap(), [*token]);
+    }
+}
+
 #[test]
 fn stop_strings_and_end_tokens_end() {
     for tested in devices() {
@@ -213,6 +357,83 @@ fn stop_strings_and_end_tokens_end() {
         assert_eq!(stopped[0].text.as_deref(), Some(&text[..2]));
         assert_eq!(stopped[0].finish, Finish::Stop);
     }
+}
+
+/// Streams show what later tokens cannot take back, and in the end all of the text.
+#[test]
+fn streams_hold_back_the_beginning_of_a_stop_string() {
+    let tested = devices().remove(0);
+    let model = embedded(&tested);
+    let prompt = prompts(&model).remove(0);
+    let stream = |stop: &[&str], new_tokens: usize| {
+        let stop = stop.iter().map(ToString::to_string).collect();
+        let request = Request { stop, ..Request::greedy(prompt.clone(), new_tokens) };
+        let policy = build(&json!({"policy": "full"})).unwrap();
+        let mut events = Vec::new();
+        let outputs = generate(&model, policy, &[request], |event| {
+            events.push((event.token.is_some(), event.text.clone().unwrap()));
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        (events, outputs[0].text.clone().unwrap(), outputs[0].finish)
+    };
+    let texts = |texts: &[&str]| -> Vec<(bool, String)> {
+        texts.iter().map(|text| (true, text.to_string())).collect()
+    };
+    // The answer is 21963.
+    let (events, text, finish) = stream(&["196"], 5);
+    assert_eq!((events, text.as_str(), finish), (texts(&["2", "", "", ""]), "2", Finish::Stop));
+    // No token is left to complete the stop string.
+    let (events, text, finish) = stream(&["196"], 3);
+    let mut expected = texts(&["2", "", ""]);
+    expected.push((false, "19".into()));
+    assert_eq!((events, text.as_str(), finish), (expected, "219", Finish::Length));
+}
+
+/// A tokenizer with a token for each byte, as Llama 2's and Mistral's: random tokens are invalid
+/// bytes and characters that are cut, which fail nothing.
+#[test]
+fn any_bytes_are_text() {
+    let tested = devices().remove(0);
+    let folder = embedded_folder();
+    let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));
+    let words = (256..1024).map(|word| format!("▁{word}"));
+    let vocabulary: serde_json::Map<String, serde_json::Value> =
+        bytes.chain(words).zip(0..).map(|(token, id): (_, u32)| (token, id.into())).collect();
+    let tokenizer = json!({
+        "version": "1.0",
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ]},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [], "byte_fallback": true},
+    });
+    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let model = Model::from_folder(folder.path(), &tested.device, None).unwrap();
+    let requests: Vec<Request> = (0..16)
+        .map(|seed| {
+            let sampling = Sampling { temperature: 50.0, seed, ..Sampling::greedy() };
+            Request { sampling, stop_at_end: false, ..Request::greedy(vec![7, 8], 25) }
+        })
+        .collect();
+    let mut streamed = vec![String::new(); requests.len()];
+    let outputs =
+        generate(&model, build(&json!({"policy": "full"})).unwrap(), &requests, |event| {
+            streamed[event.request] += event.text.as_deref().unwrap();
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    let mut cut = 0;
+    for (output, streamed) in outputs.iter().zip(&streamed) {
+        let text = output.text.as_deref().unwrap();
+        assert_eq!(text, model.decode(&output.tokens).unwrap());
+        // A character that is cut at the end is not shown.
+        assert_eq!(streamed, text.trim_end_matches(char::REPLACEMENT_CHARACTER));
+        cut += usize::from(streamed != text);
+    }
+    assert!(cut > 0 && streamed.concat().contains(char::REPLACEMENT_CHARACTER));
 }
 
 /// Cancelling ends the call; model and policy serve the next one as if nothing had been.

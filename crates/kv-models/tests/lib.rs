@@ -14,4 +14,5 @@ mod parity;
 mod plain;
 mod prhs;
 mod recorded;
+mod rope;
 mod support;

@@ -1,4 +1,5 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::DType;
 use kv_models::{Generated, Model, Request, generate};
@@ -30,6 +31,15 @@ pub(crate) fn embedded_folder() -> tempfile::TempDir {
         std::fs::write(folder.path().join(name), bytes).unwrap();
     }
     folder
+}
+
+/// Changes the configuration of a copy.
+pub(crate) fn configure(folder: &Path, key: &str, value: Value) {
+    let path = folder.join("config.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    config[key] = value;
+    std::fs::write(&path, config.to_string()).unwrap();
 }
 
 /// Where larger models lie: `KV_MODELS_DIR`, or `../shared/models` beside the workspace.
@@ -124,4 +134,31 @@ pub(crate) fn run_requests(model: &Model, config: &Value, requests: &[Request]) 
     let policy = build(config).unwrap();
     generate(model, policy, requests, |_| std::ops::ControlFlow::Continue(()))
         .unwrap_or_else(|error| panic!("{config}: {error}"))
+}
+
+/// What is logged as a warning meanwhile.
+pub(crate) fn warnings_of(run: impl FnOnce()) -> String {
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+        .with_writer(move || writer.clone())
+        .finish();
+    tracing::subscriber::with_default(subscriber, run);
+    let bytes = log.0.lock().unwrap().clone();
+    String::from_utf8(bytes).unwrap()
 }

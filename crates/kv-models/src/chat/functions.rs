@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use minijinja::value::Kwargs;
+use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter};
@@ -13,6 +13,19 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     environment.add_filter("tojson", tojson);
+    environment.add_test("iterable", is_iterable);
+    environment.add_test("sequence", is_sequence);
+}
+
+/// As in Jinja, where `none` cannot be iterated over.
+fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
+}
+
+/// As in Jinja, where whatever has a length and items is one.
+fn is_sequence(value: &Value) -> bool {
+    use ValueKind::{Bytes, Map, Seq, String, Undefined};
+    matches!(value.kind(), Bytes | Map | Seq | String | Undefined)
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {

@@ -1,5 +1,7 @@
 //! The expected prompts come from Python's jinja2, set up as `transformers` sets it up.
 
+mod training;
+
 use std::fs;
 
 use super::{ChatTemplate, Message};
@@ -176,6 +178,15 @@ fn templates_of_a_folder() {
     assert_eq!(render().unwrap(), "plain");
     fs::write(path.join("chat_template.jinja"), "file: {{ messages[0].role }}\n").unwrap();
     assert_eq!(render().unwrap(), "file: user");
+    // Special tokens that another file alone names; `tokenizer_config.json` goes first.
+    fs::write(path.join("chat_template.jinja"), "{{ bos_token }}{{ eos_token }}").unwrap();
+    config(r#"{"bos_token": null, "eos_token": "</s>"}"#);
+    let map = path.join("special_tokens_map.json");
+    fs::write(&map, r#"{"bos_token": {"content": "<s>"}, "eos_token": "<end>"}"#).unwrap();
+    assert_eq!(render().unwrap(), "<s></s>");
+    fs::write(&map, "[]").unwrap();
+    assert!(matches!(render(), Err(ModelError::InvalidJson { .. })));
+    fs::remove_file(&map).unwrap();
     config("{");
     assert!(matches!(render(), Err(ModelError::InvalidJson { .. })));
 }

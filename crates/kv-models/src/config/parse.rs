@@ -4,7 +4,7 @@ use burn::tensor::DType;
 use serde_json::Value;
 
 use super::settings::Settings;
-use super::{Architecture, ModelConfig, refuse, rope};
+use super::{Architecture, ModelConfig, refuse, rope, window};
 use crate::error::{ModelError, Result};
 
 /// What `transformers` assumes where a key is absent.
@@ -13,22 +13,15 @@ struct Defaults {
     head_dim: Option<usize>,
     max_positions: usize,
     bos: Option<u32>,
-    eos: Option<u32>,
 }
 
 impl Defaults {
     const fn of(architecture: Architecture) -> Self {
-        let llama = Self {
-            num_kv_heads: None,
-            head_dim: None,
-            max_positions: 2048,
-            bos: Some(1),
-            eos: Some(2),
-        };
-        let qwen = Self { max_positions: 32_768, bos: None, eos: None, ..llama };
+        let llama = Self { num_kv_heads: None, head_dim: None, max_positions: 2048, bos: Some(1) };
+        let qwen = Self { max_positions: 32_768, bos: None, ..llama };
         match architecture {
             Architecture::Llama => llama,
-            Architecture::Mistral => {
+            Architecture::Mistral | Architecture::Ministral => {
                 Self { num_kv_heads: Some(8), max_positions: 131_072, ..llama }
             }
             Architecture::Qwen2 => qwen,
@@ -43,12 +36,13 @@ pub(super) fn config(json: &str) -> Result<ModelConfig> {
     let defaults = Defaults::of(architecture);
     let max_positions = settings.size("max_position_embeddings")?.unwrap_or(defaults.max_positions);
     refuse::unsupported(&settings)?;
-    refuse::sliding_window(&settings, architecture, max_positions)?;
 
     let hidden_size = settings.required_size("hidden_size")?;
     let num_query_heads = settings.required_size("num_attention_heads")?;
     let (num_kv_heads, head_dim) = heads(&settings, &defaults, hidden_size, num_query_heads)?;
-    let (rope_theta, rope_scaling) = rope::rope(&settings)?;
+    let rope = rope::rope(&settings, max_positions)?;
+    let sliding_window = window::sliding_window(&settings, architecture)?;
+    let sliding_window = sliding_window.filter(|window| *window < rope.max_positions);
     let (qkv_bias, output_bias) = attention_bias(&settings, architecture)?;
     let mlp_bias = settings.flag("mlp_bias", false)?;
     if mlp_bias && architecture != Architecture::Llama {
@@ -63,10 +57,11 @@ pub(super) fn config(json: &str) -> Result<ModelConfig> {
         num_query_heads,
         num_kv_heads,
         head_dim,
-        max_positions,
+        max_positions: sliding_window.unwrap_or(rope.max_positions),
+        sliding_window,
         rms_norm_eps: settings.positive("rms_norm_eps")?.unwrap_or(1e-6),
-        rope_theta,
-        rope_scaling,
+        rope_theta: rope.theta,
+        rope_scaling: rope.scaling,
         tie_embeddings: settings.flag("tie_word_embeddings", false)?,
         qkv_bias,
         output_bias,
@@ -76,10 +71,7 @@ pub(super) fn config(json: &str) -> Result<ModelConfig> {
             true => settings.get("bos_token_id", "a token id or null")?,
             false => defaults.bos,
         },
-        eos_token_ids: match settings.has("eos_token_id") {
-            true => token_ids(&settings, "eos_token_id")?.unwrap_or_default(),
-            false => defaults.eos.into_iter().collect(),
-        },
+        eos_token_ids: token_ids(&settings, "eos_token_id")?.unwrap_or_default(),
         dtype: dtype(&settings)?,
     })
 }
@@ -147,14 +139,14 @@ fn attention_bias(settings: &Settings, architecture: Architecture) -> Result<(bo
             let bias = settings.flag(key, false)?;
             Ok((bias, bias))
         }
-        // The two that have no such setting: what it might say must be what they do.
-        Architecture::Mistral if settings.flag(key, false)? => {
+        // Those that have no such setting: what it might say must be what they do.
+        Architecture::Mistral | Architecture::Ministral if settings.flag(key, false)? => {
             Err(settings.unsupported(key, format!("false for {architecture}")))
         }
         Architecture::Qwen2 if !settings.flag(key, true)? => {
             Err(settings.unsupported(key, format!("true for {architecture}")))
         }
-        Architecture::Mistral => Ok((false, false)),
+        Architecture::Mistral | Architecture::Ministral => Ok((false, false)),
         Architecture::Qwen2 => Ok((true, false)),
     }
 }
@@ -168,14 +160,15 @@ fn token_ids(settings: &Settings, key: &str) -> Result<Option<Vec<u32>>> {
     }
 }
 
-fn dtype(settings: &Settings) -> Result<DType> {
+fn dtype(settings: &Settings) -> Result<Option<DType>> {
     // transformers 4 writes `torch_dtype`, transformers 5 `dtype`.
     let key = if settings.value("dtype").is_some() { "dtype" } else { "torch_dtype" };
     let name: Option<String> = settings.get(key, "a string")?;
     match name.as_deref().map(|name| name.trim_start_matches("torch.")) {
-        None | Some("float32") => Ok(DType::F32),
-        Some("float16") => Ok(DType::F16),
-        Some("bfloat16") => Ok(DType::BF16),
-        Some(_) => Err(settings.unsupported(key, "float32, float16, bfloat16")),
+        None | Some("auto") => Ok(None),
+        Some("float32") => Ok(Some(DType::F32)),
+        Some("float16") => Ok(Some(DType::F16)),
+        Some("bfloat16") => Ok(Some(DType::BF16)),
+        Some(_) => Err(settings.unsupported(key, "float32, float16, bfloat16, auto")),
     }
 }

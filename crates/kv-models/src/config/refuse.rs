@@ -1,11 +1,8 @@
 //! Settings that would change the computation in a way that is not implemented.
 
+use super::rope;
 use super::settings::Settings;
-use super::{Architecture, rope};
 use crate::error::Result;
-
-/// What `transformers` assumes for Mistral where the key is absent (`null` means no window).
-const MISTRAL_SLIDING_WINDOW: usize = 4096;
 
 /// Refuses what is the same for all architectures.
 pub(super) fn unsupported(settings: &Settings) -> Result<()> {
@@ -21,34 +18,4 @@ pub(super) fn unsupported(settings: &Settings) -> Result<()> {
         }
     }
     rope::whole_rotation(settings)
-}
-
-/// Refuses attention that does not reach back to the first token.
-pub(super) fn sliding_window(
-    settings: &Settings,
-    architecture: Architecture,
-    max_positions: usize,
-) -> Result<()> {
-    let layers: Vec<String> = settings.get("layer_types", "a list")?.unwrap_or_default();
-    if layers.iter().any(|layer| layer != "full_attention") {
-        return Err(settings.unsupported("layer_types", "full_attention in every layer"));
-    }
-    if settings.flag("use_sliding_window", false)? {
-        return Err(settings.unsupported("use_sliding_window", "false"));
-    }
-    // Qwen has a window only where `use_sliding_window` says so, Llama none at all.
-    if architecture != Architecture::Mistral {
-        return Ok(());
-    }
-    let window = match settings.has("sliding_window") {
-        true => settings.get("sliding_window", "null or a number of tokens")?,
-        false => Some(MISTRAL_SLIDING_WINDOW),
-    };
-    match window {
-        Some(window) if window < max_positions => {
-            let all = format!("null, or at least max_position_embeddings ({max_positions})");
-            Err(settings.unsupported("sliding_window", all))
-        }
-        _ => Ok(()),
-    }
 }

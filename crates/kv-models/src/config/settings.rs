@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use crate::error::{ModelError, Result};
 
 /// Sizes beyond this are taken for mistakes (and would overflow products).
-const MAX_SIZE: usize = 1 << 24;
+pub(super) const MAX_SIZE: usize = 1 << 24;
 
 /// A JSON object of settings.
 pub(super) struct Settings {

@@ -50,7 +50,7 @@ fn reads_a_real_model() {
     assert_eq!((config.max_positions, config.vocab_size), (2048, 1024));
     assert_eq!((config.bos_token_id, config.eos_token_ids.as_slice()), (Some(0), &[0][..]));
     assert!(config.tie_embeddings && !config.qkv_bias && !config.qk_norm);
-    assert_eq!(config.dtype, DType::BF16);
+    assert_eq!(config.dtype, Some(DType::BF16));
     // The file holds two bytes a parameter behind an 8-byte length and a header.
     assert_eq!(config.parameter_count(), 869_504);
     assert_eq!(config.kv_bytes_per_token(DType::BF16), 2 * 4 * 2 * 32 * 2);
@@ -63,9 +63,11 @@ fn absent_keys_have_the_defaults_of_transformers() {
     let c = llama(absent.clone()).unwrap();
     assert_eq!((c.num_kv_heads, c.head_dim, c.max_positions), (8, 8, 2048));
     assert_eq!((c.rms_norm_eps, c.rope_theta, c.rope_scaling), (1e-6, 1e4, RopeScaling::None));
-    assert_eq!((c.bos_token_id, c.eos_token_ids), (Some(1), vec![2]));
+    assert_eq!((c.bos_token_id, c.eos_token_ids), (Some(1), vec![]));
     assert!(!c.tie_embeddings && !c.mlp_bias && !c.output_bias);
-    assert_eq!(c.dtype, DType::F32);
+    assert_eq!(c.dtype, None);
+    assert_eq!(llama(json!({"torch_dtype": "auto"})).unwrap().dtype, None);
+    assert_eq!(llama(json!({"dtype": "torch.float16"})).unwrap().dtype, Some(DType::F16));
     assert_eq!(config("Qwen3ForCausalLM", absent).unwrap().head_dim, 128);
     let null = json!({"num_key_value_heads": null, "head_dim": null, "eos_token_id": null});
     let c = config("MistralForCausalLM", null).unwrap();
@@ -117,6 +119,69 @@ fn rope_settings_of_both_transformers() {
 }
 
 #[test]
+fn yarn_in_old_and_new_spelling() {
+    let yarn = |attention_factor| RopeScaling::Yarn {
+        factor: 4.0,
+        original_max_positions: 32_768,
+        attention_factor,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        truncate: true,
+    };
+    let parameters = json!({
+        "factor": 4.0, "original_max_position_embeddings": 32768, "rope_type": "yarn"
+    });
+    let mut old = parameters.clone();
+    old.as_object_mut().unwrap().remove("rope_type");
+    old["type"] = json!("yarn");
+    for changes in [
+        json!({"rope_scaling": old, "max_position_embeddings": 32768}),
+        json!({"rope_scaling": parameters, "max_position_embeddings": 40960}),
+        json!({"rope_parameters": parameters, "max_position_embeddings": 131072}),
+        // The factor follows from both contexts.
+        json!({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 32768},
+            "max_position_embeddings": 131072}),
+        // A first context beside the object.
+        json!({"rope_scaling": {"type": "yarn", "factor": 4},
+            "original_max_position_embeddings": 32768, "max_position_embeddings": 40960}),
+    ] {
+        let config = llama(changes.clone()).unwrap();
+        assert_eq!(config.rope_scaling, yarn(0.1 * 4f64.ln() + 1.0), "{changes}");
+        assert_eq!(config.max_positions, 131_072, "{changes}");
+    }
+    // A context that is longer than the scaled one stays.
+    let longer = json!({"rope_scaling": parameters, "max_position_embeddings": 200_000});
+    assert_eq!(llama(longer).unwrap().max_positions, 200_000);
+    let with = |key: &str, value: Value| {
+        let mut parameters = parameters.clone();
+        parameters[key] = value;
+        llama(json!({"rope_scaling": parameters, "max_position_embeddings": 32768}))
+    };
+    assert_eq!(with("attention_factor", json!(0.5)).unwrap().rope_scaling, yarn(0.5));
+    for (key, value) in [
+        ("factor", json!(-4.0)),
+        ("factor", json!(1e9)),
+        ("beta_fast", json!(0.5)),
+        ("beta_slow", json!("1")),
+        ("truncate", json!(1)),
+        ("mscale", json!(-1.0)),
+        ("short_factor", json!([1.0])),
+    ] {
+        assert_refused(with(key, value), &format!("rope_scaling.{key}"));
+    }
+}
+
+#[test]
+fn dynamic_scaling_reaches_beyond_the_trained_context() {
+    let scaling = json!({"type": "dynamic", "factor": 2.5});
+    let config = llama(json!({"rope_scaling": scaling, "max_position_embeddings": 1001})).unwrap();
+    let dynamic = RopeScaling::Dynamic { factor: 2.5, original_max_positions: 1001 };
+    assert_eq!((config.rope_scaling, config.max_positions), (dynamic, 2502));
+    let error = llama(json!({"rope_scaling": {"type": "dynamic"}})).unwrap_err();
+    assert!(matches!(error, ModelError::MissingSetting { .. }), "{error}");
+}
+
+#[test]
 fn unsupported_settings_are_refused_by_name() {
     for (key, value) in [
         ("hidden_act", json!("gelu")),
@@ -139,7 +204,7 @@ fn unsupported_settings_are_refused_by_name() {
     ] {
         assert_refused(llama(json!({ key: value })), key);
     }
-    for kind in ["dynamic", "yarn", "longrope", "su", "mrope"] {
+    for kind in ["longrope", "su", "mrope", "proportional"] {
         let scaling = json!({"rope_scaling": {"type": kind, "factor": 4.0}});
         assert_refused(llama(scaling), "rope_scaling.type");
     }
@@ -153,16 +218,53 @@ fn unsupported_settings_are_refused_by_name() {
     assert_refused(config("Qwen3ForCausalLM", json!({"mlp_bias": true})), "mlp_bias");
 }
 
+/// The window, and the longest sequence.
+fn window(architecture: &str, changes: Value) -> (Option<usize>, usize) {
+    let config = config(architecture, changes).unwrap();
+    (config.sliding_window, config.max_positions)
+}
+
 #[test]
-fn sliding_window_counts_only_where_it_is_in_use() {
-    let mistral = |changes| config("MistralForCausalLM", changes);
-    assert_refused(mistral(json!({"sliding_window": 4096})), "sliding_window");
+fn sequences_end_at_the_sliding_window() {
+    let mistral = |changes| window("MistralForCausalLM", changes);
+    let positions = 131_072;
+    assert_eq!(mistral(json!({})), (None, positions));
+    assert_eq!(mistral(json!({"sliding_window": 4000})), (Some(4000), 4000));
     // Absent means 4096 in transformers.
-    assert_refused(mistral(json!({"sliding_window": "absent"})), "sliding_window");
-    let short = json!({"sliding_window": 4096, "max_position_embeddings": 4096});
-    assert!(mistral(short).is_ok());
-    let qwen = json!({"sliding_window": 512, "use_sliding_window": false});
-    assert!(config("Qwen2ForCausalLM", qwen).is_ok());
+    assert_eq!(mistral(json!({"sliding_window": "absent"})), (Some(4096), 4096));
+    // A window that holds all positions is none.
+    let all = json!({"sliding_window": 4096, "max_position_embeddings": 4096});
+    assert_eq!(mistral(all), (None, 4096));
+    // All layers of Mistral have it, those of Ministral as `layer_types` says.
+    let types = |kinds: [&str; 2]| json!({"sliding_window": 512, "layer_types": kinds});
+    let (full, mixed) = (
+        types(["full_attention", "full_attention"]),
+        types(["full_attention", "sliding_attention"]),
+    );
+    assert_eq!(mistral(full.clone()), (Some(512), 512));
+    let ministral = |changes| window("MinistralForCausalLM", changes);
+    assert_eq!(ministral(full), (None, positions));
+    assert_eq!(ministral(mixed), (Some(512), 512));
+    assert_eq!(ministral(json!({"sliding_window": 512})), (Some(512), 512));
+    let by_type = json!({"architectures": "absent", "model_type": "ministral"});
+    assert_eq!(llama(by_type).unwrap().architecture, Architecture::Ministral);
+
+    for name in ["Qwen2ForCausalLM", "Qwen3ForCausalLM"] {
+        let qwen = |changes| window(name, changes);
+        let off = json!({"sliding_window": 512, "use_sliding_window": false});
+        assert_eq!(qwen(off), (None, 32_768));
+        let on = |layers: usize| {
+            json!({
+                "sliding_window": 512, "use_sliding_window": true, "max_window_layers": layers
+            })
+        };
+        assert_eq!(qwen(on(1)), (Some(512), 512));
+        // The layers from this one on have it, and there are two.
+        assert_eq!(qwen(on(2)), (None, 32_768));
+    }
+    let error = config("MinistralForCausalLM", json!({"layer_types": ["chunked_attention"]}));
+    assert_refused(error, "layer_types");
+    assert_refused(config("MistralForCausalLM", json!({"sliding_window": 0})), "sliding_window");
 }
 
 #[test]

@@ -115,12 +115,7 @@ impl Llama {
 
     /// Checks that the model has positions for `added` more tokens.
     pub(crate) fn check_positions(&self, cache: &KvCache, added: usize) -> Result<()> {
-        let most = cache.seen.iter().max().copied().unwrap_or_default() + added;
-        let positions = self.config.max_positions;
-        if most > positions {
-            return Err(ModelError::PromptTooLong { tokens: most, positions });
-        }
-        Ok(())
+        self.config.check_length(cache.seen.iter().max().copied().unwrap_or_default() + added)
     }
 
     /// The next `added` positions of each sequence, `[B, added]`.

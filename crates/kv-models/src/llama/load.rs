@@ -1,5 +1,8 @@
 //! Building the decoder from weights, or from random numbers.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use burn::module::Param;
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use kv_kernels::device_work;
@@ -10,25 +13,61 @@ use super::linear::{Linear, packed};
 use crate::rope::{inverse_frequencies, rotary_table};
 use crate::{ModelConfig, Result, Weights};
 
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
+
 /// Where tensors come from.
 trait Source {
     fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<2>>;
     fn vector(&self, name: &str, shape: [usize; 1]) -> Result<Tensor<1>>;
+    /// The matrix that is embedding and output projection in one; `None` where these are two.
+    fn shared(&self, config: &ModelConfig) -> Result<Option<&'static str>>;
 }
 
 struct File<'a> {
     weights: &'a Weights,
     dtype: DType,
     device: &'a Device,
+    /// The tensors that were asked for.
+    used: RefCell<BTreeSet<String>>,
+}
+
+impl File<'_> {
+    fn tensor<const D: usize>(&self, name: &str, shape: [usize; D]) -> Result<Tensor<D>> {
+        self.used.borrow_mut().insert(name.to_string());
+        self.weights.tensor(name, shape, self.dtype, self.device)
+    }
 }
 
 impl Source for File<'_> {
     fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<2>> {
-        self.weights.tensor(name, shape, self.dtype, self.device)
+        self.tensor(name, shape)
     }
 
     fn vector(&self, name: &str, shape: [usize; 1]) -> Result<Tensor<1>> {
-        self.weights.tensor(name, shape, self.dtype, self.device)
+        self.tensor(name, shape)
+    }
+
+    /// As `transformers` does it: a head that is there and differs is used, whatever the
+    /// configuration says, and of two tied matrices either may be the one that is there.
+    fn shared(&self, config: &ModelConfig) -> Result<Option<&'static str>> {
+        let there = |name: &str| self.weights.contains(name);
+        match (config.tie_embeddings, there(EMBEDDING), there(HEAD)) {
+            (false, ..) => Ok(None),
+            (true, false, true) => Ok(Some(HEAD)),
+            (true, _, false) => Ok(Some(EMBEDDING)),
+            (true, true, true) if self.weights.are_equal(HEAD, EMBEDDING)? => {
+                self.used.borrow_mut().insert(HEAD.to_string());
+                Ok(Some(EMBEDDING))
+            }
+            (true, true, true) => {
+                tracing::warn!(
+                    "`tie_word_embeddings` is true, but `{HEAD}` differs from `{EMBEDDING}`: both \
+                     are used"
+                );
+                Ok(None)
+            }
+        }
     }
 }
 
@@ -49,20 +88,30 @@ impl Source for Random<'_> {
         let value = if name.ends_with("bias") { 0.0 } else { 1.0 };
         Ok(Tensor::full(shape, value, (self.device, self.dtype)))
     }
+
+    fn shared(&self, config: &ModelConfig) -> Result<Option<&'static str>> {
+        Ok(config.tie_embeddings.then_some(EMBEDDING))
+    }
 }
 
 impl Llama {
-    /// Loads the decoder.
+    /// Loads the decoder. Its configuration says afterwards what the weights are where `config`
+    /// left it open: their type, and whether the output projection is the embedding.
     ///
     /// # Errors
-    /// [`crate::WeightsError`] for tensors that are missing or do not fit.
+    /// [`crate::WeightsError`] for tensors that are missing, do not fit, or have no place in the
+    /// decoder.
     pub fn from_weights(
         config: ModelConfig,
         weights: &Weights,
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        Self::build(config, &File { weights, dtype, device }, dtype, device)
+        let file = File { weights, dtype, device, used: RefCell::default() };
+        let mut llama = Self::build(config, &file, dtype, device)?;
+        weights.check_unused(&file.used.borrow(), llama.config.num_layers)?;
+        llama.config.dtype = llama.config.dtype.or(weights.dtype());
+        Ok(llama)
     }
 
     /// A decoder of random weights.
@@ -74,23 +123,24 @@ impl Llama {
     }
 
     fn build(
-        config: ModelConfig,
+        mut config: ModelConfig,
         source: &impl Source,
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
         let _work = device_work();
         let hidden = config.hidden_size;
-        let embedding = source.matrix("model.embed_tokens.weight", [config.vocab_size, hidden])?;
+        let shared = source.shared(&config)?;
+        config.tie_embeddings = shared.is_some();
+        let shape = [config.vocab_size, hidden];
+        let embedding = source.matrix(shared.unwrap_or(EMBEDDING), shape)?;
         let layers = (0..config.num_layers)
             .map(|index| build_layer(&config, source, index))
             .collect::<Result<_>>()?;
         let norm = source.vector("model.norm.weight", [hidden])?;
-        let head = if config.tie_embeddings {
-            None
-        } else {
-            let head = source.matrix("lm_head.weight", [config.vocab_size, hidden])?;
-            Some(Linear::new(head, None))
+        let head = match shared {
+            Some(_) => None,
+            None => Some(Linear::new(source.matrix(HEAD, shape)?, None)),
         };
         Ok(Self {
             embedding: Param::from_tensor(packed(embedding)),

@@ -20,8 +20,9 @@ pub(super) struct Plain<'a> {
 
 impl<'a> Plain<'a> {
     pub(super) fn new(llama: &'a Llama, tokens: usize) -> Self {
-        let rows = |table: &Tensor<2>| table.clone().narrow(0, 0, tokens);
-        Self { llama, cos: rows(&llama.rope.cos), sin: rows(&llama.rope.sin) }
+        let rope = llama.prompt_rope(tokens);
+        let rows = |table: Tensor<2>| table.narrow(0, 0, tokens);
+        Self { llama, cos: rows(rope.cos), sin: rows(rope.sin) }
     }
 
     fn config(&self) -> &ModelConfig {

@@ -2,12 +2,15 @@
 //! whole.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
-use kv_kernels::{HeadLayout, PrefillOptions, PrefillWindow, split_heads, split_keys_values};
+use kv_kernels::{
+    HeadLayout, PrefillOptions, PrefillWindow, RotaryTable, split_heads, split_keys_values,
+};
 use kv_policies::{FrozenTokens, LayerContext, Needs, Observation, Policy, Reuse, VisibleWindow};
 
 use super::Llama;
 use super::computed::Computed;
 use super::layer::Layer;
+use crate::rope::inverse_frequencies_of;
 use crate::{ModelError, Result};
 
 /// What to compute in a prefill pass, beside the hidden states.
@@ -93,6 +96,10 @@ struct Passing<'a> {
     hidden: Tensor<2>,
     /// `[B, left]`
     positions: Tensor<2, Int>,
+    /// Rotations of these positions.
+    rope: RotaryTable,
+    /// `[D / 2]`
+    frequencies: Vec<f64>,
     /// The last token's states so far.
     trace: Vec<Tensor<2>>,
     /// Keys and values of the layer before, where the next one reuses them.
@@ -165,10 +172,7 @@ impl Llama {
         if prompt.is_empty() {
             return Err(ModelError::EmptyPrompt);
         }
-        let (tokens, positions) = (prompt.len(), self.config.max_positions);
-        if tokens > positions {
-            return Err(ModelError::PromptTooLong { tokens, positions });
-        }
+        self.config.check_length(prompt.len())?;
         self.check_tokens(prompt)
     }
 
@@ -195,8 +199,18 @@ impl<'a> Passing<'a> {
         let hidden = llama.embedding.val().select(0, llama.upload(&group.prompts.concat()));
         let positions = Tensor::<1, Int>::arange(0..tokens as i64, (&llama.device(), DType::I32));
         let positions = positions.unsqueeze_dim::<2>(0).expand([batch, tokens]);
-        let (trace, below) = (Vec::new(), None);
-        Self { seeds: group.seeds, batch, tokens, left: tokens, hidden, positions, trace, below }
+        Self {
+            seeds: group.seeds,
+            batch,
+            tokens,
+            left: tokens,
+            hidden,
+            positions,
+            rope: llama.prompt_rope(tokens),
+            frequencies: inverse_frequencies_of(&llama.config, tokens),
+            trace: Vec::new(),
+            below: None,
+        }
     }
 
     /// Goes through one layer.
@@ -223,11 +237,15 @@ impl<'a> Passing<'a> {
         let (own, own_positions) =
             (computed.rows(&self.hidden), computed.positions(&self.positions));
         let projected = layer.project(own.clone())?;
-        let heads = layer.heads(&llama.config, &llama.rope);
+        let heads = layer.heads(&llama.config, &self.rope);
         let raw_queries = if pass.needs.raw_queries {
             let unrotated = HeadLayout { rope: None, ..heads.clone() };
             let [query, ..] = split_heads(projected.clone(), own_positions.clone(), &unrotated)?;
-            Some(query)
+            // Attention sees queries at the rotary embedding's scale.
+            Some(match llama.config.rope_scaling.attention_factor() {
+                1.0 => query,
+                factor => query.mul_scalar(factor),
+            })
         } else {
             None
         };
@@ -260,7 +278,7 @@ impl<'a> Passing<'a> {
             column_sums: attention.column_sums,
             raw_queries,
             decoding: false,
-            inverse_frequencies: &llama.frequencies,
+            inverse_frequencies: &self.frequencies,
             seeds: self.seeds,
         };
         let pruned = observe(&observation)?;

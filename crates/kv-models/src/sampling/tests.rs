@@ -1,12 +1,20 @@
 use super::Sampling;
 use crate::error::ModelError;
 
-const ONE: Sampling = Sampling { temperature: 1.0, top_k: None, top_p: None, min_p: None, seed: 1 };
+const ONE: Sampling = Sampling {
+    repetition_penalty: 1.0,
+    temperature: 1.0,
+    top_k: None,
+    top_p: None,
+    min_p: None,
+    seed: 1,
+};
 
 #[test]
 fn ranges_are_checked() {
     for (json, name) in [
         (r#"{"temperature": -1.0}"#, "temperature"),
+        (r#"{"repetition_penalty": 0.0}"#, "repetition_penalty"),
         (r#"{"top_k": 0}"#, "top_k"),
         (r#"{"top_p": 0.0}"#, "top_p"),
         (r#"{"top_p": 1.1}"#, "top_p"),
@@ -19,6 +27,7 @@ fn ranges_are_checked() {
     }
     for bad in [f64::NAN, f64::INFINITY] {
         let (temperature, top_p, min_p) = (bad, Some(bad), Some(bad));
+        assert!(Sampling { repetition_penalty: bad, ..ONE }.settings().is_err());
         assert!(Sampling { temperature, ..ONE }.settings().is_err());
         assert!(Sampling { top_p, ..ONE }.settings().is_err());
         assert!(Sampling { min_p, ..ONE }.settings().is_err());

@@ -5,6 +5,7 @@ use burn::tensor::{Int, Tensor};
 use kv_kernels::{DrawState, Reading, Recording, StepGraph, device_work, draw};
 
 use super::Session;
+use super::penalty::Penalty;
 use crate::{ModelError, Result, Sampling};
 
 /// Steps before one is recorded: kernels are compiled and tuned at their first use.
@@ -24,6 +25,8 @@ pub struct Decoder<'a> {
     stage: Stage,
     session: Session<'a>,
     state: DrawState,
+    /// `None` where no sequence has one.
+    penalty: Option<Penalty>,
     drawn: usize,
     /// Whether steps begin before the host has read the tokens that they decode.
     runs_ahead: bool,
@@ -56,8 +59,9 @@ impl<'a> Session<'a> {
     /// Goes on with drawn tokens; one way of drawing a sequence.
     ///
     /// # Errors
-    /// [`ModelError::InvalidSampling`], and [`ModelError::UnequalPrompts`] for another number of
-    /// samplings than sequences.
+    /// [`ModelError::InvalidSampling`]; [`ModelError::UnequalPrompts`] for another number of
+    /// samplings than sequences; [`ModelError::UnknownHistory`] for a repetition penalty in a
+    /// resumed session without [`Session::with_history`].
     pub fn decoder(self, samplings: &[Sampling]) -> Result<Decoder<'a>> {
         let _work = device_work();
         let (expected, actual) = (self.cache.batch(), samplings.len());
@@ -67,16 +71,31 @@ impl<'a> Session<'a> {
         let rows = samplings.iter().map(Sampling::settings).collect::<Result<Vec<_>>>()?;
         let mut state = DrawState::new(&rows, &self.cache.seen, &self.model.llama().device())?;
         self.ended.iter().try_for_each(|&row| state.end(row, self.cache.seen[row]))?;
-        let stage = Stage::Counting(0);
+        let penalty = self.penalty(samplings)?;
+        // A penalty's tensors are made anew by every step.
+        let stage = if penalty.is_some() { Stage::Eager } else { Stage::Counting(0) };
         Ok(Decoder {
             stage,
             session: self,
             state,
+            penalty,
             drawn: 0,
             runs_ahead: false,
             ahead: None,
             failed: false,
         })
+    }
+}
+
+impl Session<'_> {
+    fn penalty(&self, samplings: &[Sampling]) -> Result<Option<Penalty>> {
+        if samplings.iter().all(|sampling| sampling.repetition_penalty == 1.0) {
+            return Ok(None);
+        }
+        let history = self.history.as_ref().ok_or(ModelError::UnknownHistory)?;
+        let [_, vocabulary] = self.logits.dims();
+        let device = self.model.llama().device();
+        Ok(Some(Penalty::new(samplings, history, vocabulary, &device)))
     }
 }
 
@@ -150,7 +169,7 @@ impl<'a> Decoder<'a> {
             Some(drawn) => drawn?,
             None if self.drawn == 0 => {
                 let _work = device_work();
-                draw(self.session.logits.clone(), &mut self.state)?
+                self.draw()?
             }
             None => self.decode()?,
         };
@@ -169,7 +188,9 @@ impl<'a> Decoder<'a> {
             self.ahead = None;
             return Err(ModelError::NonFinite { step });
         }
-        Ok(tokens.into_iter().map(|token| token.max(0) as u32).collect())
+        let tokens: Vec<u32> = tokens.into_iter().map(|token| token.max(0) as u32).collect();
+        self.session.remember(&tokens);
+        Ok(tokens)
     }
 
     /// Whether there can be another step, without the host.
@@ -282,6 +303,19 @@ impl<'a> Decoder<'a> {
         let Session { model, policy, cache, logits, .. } = &mut self.session;
         let tokens = self.state.tokens().clone();
         *logits = model.llama().decode_at(tokens, positions, cache, &**policy)?;
-        Ok(draw(logits.clone(), &mut self.state)?)
+        if let Some(penalty) = &mut self.penalty {
+            penalty.add(self.state.tokens().clone());
+        }
+        self.draw()
+    }
+
+    /// Draws the next tokens from the session's logits.
+    fn draw(&mut self) -> Result<Tensor<1, Int>> {
+        let logits = self.session.logits.clone();
+        let logits = match &self.penalty {
+            Some(penalty) => penalty.apply(logits),
+            None => logits,
+        };
+        Ok(draw(logits, &mut self.state)?)
     }
 }

@@ -22,10 +22,13 @@ pub(super) fn prefill<'a>(
     policies: &[Arc<dyn Policy>],
     prompts: &[Vec<u32>],
     seeds: &[u64],
-    new_tokens: usize,
+    new_tokens: &[usize],
 ) -> Result<Vec<Session<'a>>> {
     let llama: &Llama = model.llama();
     let needs = policies.iter().fold(Needs::default(), |needs, policy| needs.union(policy.needs()));
+    let positions = llama.config().max_positions;
+    let rooms: Vec<usize> =
+        policies.iter().map(|policy| room(&**policy, prompts, new_tokens, positions)).collect();
     let options = CacheOptions::new(&llama.device(), llama.dtype());
     let count = llama.config().num_layers;
     // Policy -> layer -> one cache a group of prompts.
@@ -48,13 +51,14 @@ pub(super) fn prefill<'a>(
         policies.iter().map(|_| groups.iter().map(|_| Vec::new()).collect()).collect();
     let prefilled = llama.prefill_groups(&groups, pass, &mut |group, observation| {
         let layer = observation.layer.index;
-        for ((policy, parts), seen) in policies.iter().zip(&mut parts).zip(&mut seen) {
+        let each = policies.iter().zip(&rooms);
+        for (((policy, room), parts), seen) in each.zip(&mut parts).zip(&mut seen) {
             if policy.defers() {
                 seen[group].push(Observed::new(observation, policy.needs()));
                 continue;
             }
             let parts = &mut parts[layer];
-            parts.push(policy.prefill(observation, new_tokens, options.clone())?);
+            parts.push(policy.prefill(observation, *room, options.clone())?);
             if parts.len() == groups.len() {
                 // At once, so that the next layer's parts take the place of these.
                 *parts = vec![LayerCache::concat(std::mem::take(parts))?];
@@ -65,9 +69,9 @@ pub(super) fn prefill<'a>(
             _ => Ok(None),
         }
     })?;
-    for ((policy, parts), seen) in policies.iter().zip(&mut parts).zip(seen) {
+    for (((policy, room), parts), seen) in policies.iter().zip(&rooms).zip(&mut parts).zip(seen) {
         for seen in seen.into_iter().filter(|_| policy.defers()) {
-            let caches = policy.prefill_layers(&seen, new_tokens, options.clone())?;
+            let caches = policy.prefill_layers(&seen, *room, options.clone())?;
             parts.iter_mut().zip(caches).for_each(|(parts, cache)| parts.push(cache));
         }
     }
@@ -99,9 +103,35 @@ pub(super) fn prefill<'a>(
             };
             let scratch = MemoryReport::full(longest, whole, heads, dim, llama.dtype());
             let (home, ended) = (thread::current().id(), Vec::new());
-            Ok(Session { model, policy, cache, logits, steps: 0, ended, home, scratch })
+            Ok(Session {
+                model,
+                policy,
+                cache,
+                history: Some(prompts.to_vec()),
+                logits,
+                steps: 0,
+                ended,
+                home,
+                scratch,
+            })
         })
         .collect()
+}
+
+/// The most new tokens of a prompt: no more than the model has positions for.
+fn room(
+    policy: &dyn Policy,
+    prompts: &[Vec<u32>],
+    new_tokens: &[usize],
+    positions: usize,
+) -> usize {
+    let left = |prompt: &Vec<u32>| match policy.renumbers() {
+        // How many positions its kept tokens take is for the policy to say.
+        true => positions,
+        false => positions.saturating_sub(prompt.len()),
+    };
+    let rooms = prompts.iter().zip(new_tokens).map(|(prompt, new)| left(prompt).min(*new));
+    rooms.max().unwrap_or_default()
 }
 
 /// Neighbouring prompts of equal length that go through a layer together: as many as have

@@ -82,6 +82,102 @@ fn any_tokens_join_to_their_text() {
     }
 }
 
+/// A tokenizer in the form of Llama 2's and Mistral's: pieces of text with `▁` for spaces, and a
+/// token for each byte.
+fn byte_fallback() -> Tokenizer {
+    let mut vocabulary = serde_json::Map::new();
+    let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));
+    let pieces = ["<unk>", "▁", "a", "▁b", "1"].map(String::from);
+    for (id, token) in pieces.into_iter().chain(bytes).enumerate() {
+        vocabulary.insert(token, id.into());
+    }
+    let json = serde_json::json!({
+        "version": "1.0",
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "▁"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        ]},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ]},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [], "unk_token": "<unk>",
+            "byte_fallback": true, "fuse_unk": true},
+    });
+    Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap()
+}
+
+/// Token of a byte of [`byte_fallback`].
+fn byte(value: u8) -> u32 {
+    5 + u32::from(value)
+}
+
+#[test]
+fn characters_of_byte_tokens_are_whole() {
+    let tokenizer = byte_fallback();
+    let ids = tokenizer.encode("a漢🦀 b\n1", false).unwrap();
+    let mut stream = tokenizer.stream(true);
+    let mut pieces: Vec<_> = ids.iter().filter_map(|id| stream.push(*id).unwrap()).collect();
+    pieces.extend(stream.finish().unwrap());
+    assert_eq!(pieces.concat(), "a漢🦀 b\n1");
+    assert!(pieces.iter().all(|piece| !piece.contains(char::REPLACEMENT_CHARACTER)));
+}
+
+#[test]
+fn cut_characters_and_invalid_bytes_of_byte_tokens_are_replaced() {
+    let tokenizer = byte_fallback();
+    let crab = "🦀".as_bytes();
+    let (a, one) = (2, 4);
+    for ids in [
+        // A character cut by the last token, and by text.
+        vec![a, byte(crab[0]), byte(crab[1])],
+        vec![a, byte(crab[0]), byte(crab[1]), one],
+        // A byte that starts no character, alone and behind bytes that are characters.
+        vec![byte(0xff), a],
+        vec![a, byte(b'\n'), byte(0xff), one],
+        vec![byte(crab[0]), byte(crab[1]), byte(crab[2]), byte(crab[3]), byte(0x80), a],
+    ] {
+        let mut stream = tokenizer.stream(true);
+        let mut text: String = ids.iter().filter_map(|id| stream.push(*id).unwrap()).collect();
+        text.extend(stream.finish().unwrap());
+        assert_eq!(text, tokenizer.decode(&ids, true).unwrap(), "{ids:?}");
+        assert!(text.contains(char::REPLACEMENT_CHARACTER));
+    }
+}
+
+#[test]
+fn any_byte_tokens_join_to_their_text() {
+    let tokenizer = byte_fallback();
+    let mut state = 3u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 16) % 261
+    };
+    for _ in 0..50 {
+        let ids: Vec<u32> = (0..60).map(|_| next()).collect();
+        let mut stream = tokenizer.stream(true);
+        let mut text: String = ids.iter().filter_map(|id| stream.push(*id).unwrap()).collect();
+        text.extend(stream.finish().unwrap());
+        assert_eq!(text, tokenizer.decode(&ids, true).unwrap());
+    }
+}
+
+/// A decoder that rewrites text across tokens: what was returned stays, nothing fails.
+#[test]
+fn text_that_is_rewritten_is_no_error() {
+    let mut json: serde_json::Value = serde_json::from_slice(JSON).unwrap();
+    json["decoder"] = serde_json::json!({"type": "Sequence", "decoders": [
+        {"type": "Fuse"}, {"type": "Replace", "pattern": {"String": "40"}, "content": "x"},
+    ]});
+    let tokenizer = Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap();
+    let ids = tokenizer.encode("407", false).unwrap();
+    let mut stream = tokenizer.stream(true);
+    let text: String = ids.iter().filter_map(|id| stream.push(*id).unwrap()).collect();
+    assert_eq!(text, "4x7");
+}
+
 #[test]
 fn limits_of_the_file_are_lifted() {
     let mut json: serde_json::Value = serde_json::from_slice(JSON).unwrap();

@@ -7,7 +7,7 @@ use burn::tensor::{DType, TensorData};
 use half::{bf16, f16};
 use safetensors::{Dtype, tensor::TensorInfo};
 
-use super::WeightsError;
+use super::{PIECE, WeightsError};
 use crate::error::{ModelError, Result};
 
 const SUPPORTED: &str = "F32, F16, BF16";
@@ -64,14 +64,12 @@ pub(super) fn decode(
     })
 }
 
-/// Exactly `count` elements of `N` bytes.
+/// Exactly `count` elements of `N` bytes, a divisor of [`PIECE`].
 fn elements<const N: usize, T>(
     reader: &mut dyn Read,
     count: usize,
     element: impl Fn([u8; N]) -> T,
 ) -> io::Result<Vec<T>> {
-    /// A multiple of every element size.
-    const PIECE: usize = 1 << 20;
     let mut values = Vec::with_capacity(count);
     let mut piece = vec![0; PIECE.min(count * N)];
     while values.len() < count {

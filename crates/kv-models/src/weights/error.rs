@@ -42,6 +42,30 @@ pub enum WeightsError {
         tensors: usize,
     },
 
+    /// The model's files hold more layers than the configuration says.
+    #[error(
+        "the weights have {actual} layers, `num_hidden_layers` is {expected}; `config.json` and \
+             the weights must belong to the same model"
+    )]
+    MoreLayers {
+        /// Layers that the configuration says.
+        expected: usize,
+        /// Layers in the files.
+        actual: usize,
+    },
+
+    /// The model's files hold tensors that the configuration does not announce and that would
+    /// change what the model computes.
+    #[error(
+        "the weights hold tensors that `config.json` does not announce and that would change the \
+             model's output: {}; `config.json` and the weights must belong to the same model",
+        listed(.names)
+    )]
+    NotAnnounced {
+        /// The tensors, sorted.
+        names: Vec<String>,
+    },
+
     /// A tensor has another shape than the configuration says.
     #[error(
         "tensor `{name}` has shape {actual:?}, expected {expected:?}; `config.json` and the \
@@ -82,4 +106,14 @@ pub enum WeightsError {
         /// What it became.
         value: f32,
     },
+}
+
+/// The first few of many names.
+pub(super) fn listed(names: &[String]) -> String {
+    const SHOWN: usize = 4;
+    let quoted: Vec<String> = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect();
+    match names.len().saturating_sub(SHOWN) {
+        0 => quoted.join(", "),
+        more => format!("{} and {more} more", quoted.join(", ")),
+    }
 }

@@ -77,7 +77,24 @@ fn a_single_file_of_another_name() {
     assert!(open(folder.path(), "consolidated.safetensors", &bytes).unwrap().contains("a"));
     assert!(Weights::open(folder.path().join("consolidated.safetensors")).unwrap().contains("a"));
     let error = open(folder.path(), "other.safetensors", &bytes).unwrap_err();
-    assert!(error.to_string().contains("2 safetensors files"), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("2 *.safetensors files") && text.contains(INDEX), "{text}");
+}
+
+#[test]
+fn equal_tensors_and_the_type_of_all() {
+    let folder = tempdir().unwrap();
+    let bytes = file(&[("a", Dtype::I64), ("b", Dtype::F16), ("c", Dtype::F32), ("d", Dtype::F32)]);
+    let weights = open(folder.path(), "model.safetensors", &bytes).unwrap();
+    assert_eq!(weights.dtype(), Some(DType::F16));
+    assert!(weights.are_equal("c", "d").unwrap());
+    assert!(!weights.are_equal("b", "c").unwrap());
+    assert!(weights.are_equal("c", "z").is_err());
+    // The last number differs.
+    let mut bytes = file(&[("c", Dtype::F32), ("d", Dtype::F32)]);
+    *bytes.last_mut().unwrap() ^= 1;
+    let weights = open(folder.path(), "model.safetensors", &bytes).unwrap();
+    assert!(!weights.are_equal("c", "d").unwrap());
 }
 
 #[test]
