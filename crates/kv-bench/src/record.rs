@@ -27,6 +27,11 @@ pub(crate) mod metric {
     pub(crate) const AGREEMENT: &str = "agreement";
     /// The same, of the tokens of the text whose perplexity is measured.
     pub(crate) const TEXT_AGREEMENT: &str = "text_agreement";
+    /// Kullback-Leibler divergence of the policy's next-token distributions from the full cache's, in
+    /// nats, a mean over an answer's tokens.
+    pub(crate) const KL_DIVERGENCE: &str = "kl_divergence";
+    /// The same, a mean over the tokens of the text whose perplexity is measured.
+    pub(crate) const TEXT_KL_DIVERGENCE: &str = "text_kl_divergence";
     /// Relative Frobenius error of the attention output.
     pub(crate) const RELATIVE_ERROR: &str = "relative_error";
     /// Standard deviation of the relative error over seeds.

@@ -2,6 +2,7 @@
 
 pub(crate) mod attention;
 mod conversation;
+mod divergence;
 pub(crate) mod kernels;
 pub(crate) mod long_output;
 pub(crate) mod paper;

@@ -35,6 +35,8 @@ pub(crate) fn info(name: &str) -> Info<'_> {
         metric::PERPLEXITY => ("perplexity", Plain, Some(false)),
         metric::AGREEMENT => ("agreement", Share, Some(true)),
         metric::TEXT_AGREEMENT => ("agreement on text", Share, Some(true)),
+        metric::KL_DIVERGENCE => ("KL nats", Plain, Some(false)),
+        metric::TEXT_KL_DIVERGENCE => ("KL on text", Plain, Some(false)),
         metric::RELATIVE_ERROR => ("relative error", Plain, Some(false)),
         metric::RETAINED_MASS => ("retained mass", Share, Some(true)),
         metric::RETRIEVAL_RATIO => ("retrieval ratio", Plain, Some(false)),

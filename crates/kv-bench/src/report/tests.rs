@@ -14,7 +14,7 @@ fn every_section_has_one_figure() {
     let html = html(&sample::records());
     let quality = ["exact-match", "answer-logprob", "perplexity", "perplexity-by-position"];
     let more = ["retrieval-question-aware", "retrieval-question-agnostic", "agreement", "memory"];
-    let text = ["text-agreement"];
+    let text = ["text-agreement", "kl-divergence", "text-kl-divergence"];
     let attention = ["relative-error", "relative-error-by-layer", "retained-mass"];
     let throughput = ["memory", "peak-memory", "decode", "prefill", "first-token"];
     let sections = [("quality", &quality[..]), ("quality", &more), ("quality", &text)];

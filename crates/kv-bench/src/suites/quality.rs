@@ -8,6 +8,7 @@ use kv_core::{MemoryReport, read_f32};
 use kv_models::Session;
 use kv_policies::{Policy, Reads};
 
+use super::divergence::by_position;
 use super::perplexity::{self, Text};
 use super::{Votes, conversation, judge, long_output, reads_of, record_memory, record_reads};
 use crate::args::{Mode, Quality, Task};
@@ -122,6 +123,7 @@ pub(crate) fn retrieval(
                 let setup = (contender.label.as_str(), contender.budget);
                 bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact, "share");
                 bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, answered.logprob, "nats");
+                bench.record(SUITE, &case, setup, metric::KL_DIVERGENCE, answered.divergence, "nats");
                 bench.record(SUITE, &case, setup, metric::AGREEMENT, agreement, "share");
             }
             progress.step();
@@ -146,6 +148,8 @@ struct Answered {
     exact: bool,
     /// Mean log-probability of the answer's tokens.
     logprob: f64,
+    /// Mean divergence of the answer's tokens from the full cache's, in nats.
+    divergence: f64,
     /// The most likely token before each of the answer's, which are fed one by one.
     best: Vec<u32>,
     memory: MemoryReport,
@@ -175,6 +179,9 @@ fn answer(
         contenders.iter().map(|contender| contender.policy.clone()).collect();
     let room = question.len() + answer.len();
     let sessions = Session::start_many(model, &policies, &[context], &[seed], room)?;
+    let vocabulary = model.config().vocab_size;
+    // The full cache's, which answers first: as many rows of a vocabulary as the answer has tokens.
+    let mut full = Vec::new();
     sessions
         .into_iter()
         .map(|mut session| {
@@ -188,7 +195,7 @@ fn answer(
             let memory = MemoryReport { policy: session.memory().policy, ..kept };
             let rows = read_f32("logits", Tensor::cat(before, 0))?;
             let judged: Vec<(f64, u32)> = rows
-                .chunks(model.config().vocab_size)
+                .chunks(vocabulary)
                 .zip(&answer)
                 .map(|(logits, &token)| judge(logits, token))
                 .collect();
@@ -197,7 +204,13 @@ fn answer(
             let logprob = logprob / judged.len() as f64;
             ensure!(logprob.is_finite(), "the model's output holds NaN or Inf");
             let reads = reads_of(&session)?;
-            Ok(Answered { exact: best == answer, logprob, best, memory, votes, reads })
+            if full.is_empty() {
+                full.clone_from(&rows);
+            }
+            let divergences = by_position(&full, &rows, vocabulary);
+            let divergence = divergences.iter().sum::<f64>() / divergences.len() as f64;
+            let exact = best == answer;
+            Ok(Answered { exact, logprob, divergence, best, memory, votes, reads })
         })
         .collect()
 }
