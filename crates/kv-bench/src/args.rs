@@ -6,14 +6,19 @@ mod paper;
 
 use std::path::PathBuf;
 
+use anyhow::ensure;
 use burn::tensor::DType;
 use clap::{Parser, Subcommand, ValueEnum};
 use kv_core::{Budget, DeviceChoice};
+
+use crate::prompts::Wanted;
 
 pub(crate) use calibrate::CalibrateArgs;
 pub(crate) use fisher::FisherArgs;
 pub(crate) use paper::{Figure, Paper};
 
+/// Prompts of `quality` in its quick form.
+const QUICK_PROMPTS: usize = 16;
 /// The embedded model.
 const MODEL: &str = "needle-1m";
 
@@ -99,7 +104,8 @@ pub(crate) struct Quality {
     /// Something else than retrieval and perplexity behind a compressed prompt.
     #[arg(long, value_enum)]
     pub(crate) task: Option<Task>,
-    /// Prompts: JSON lines with task, length, depth, prompt, answer.
+    /// Prompts: JSON lines with `task`, `length`, `depth` (optional), `context`, `question` and
+    /// `answer`; or `prompt` in place of context and question.
     #[arg(long, value_name = "FILE.jsonl")]
     pub(crate) prompts: Option<PathBuf>,
     /// At most this many prompts, spread over tasks and lengths.
@@ -124,6 +130,52 @@ pub(crate) struct Quality {
     /// Leave perplexity out.
     #[arg(long)]
     pub(crate) no_perplexity: bool,
+}
+
+impl Quality {
+    /// The prompts that it asks for.
+    pub(crate) fn wanted(&self, quick: bool) -> Wanted<'_> {
+        Wanted {
+            file: self.prompts.as_deref(),
+            lengths: &self.lengths,
+            tasks: &self.tasks,
+            limit: self.limit.or(quick.then_some(QUICK_PROMPTS)),
+            // Conversations tell on their own which prompts they can have.
+            mode: self.task.is_none().then_some(self.mode),
+        }
+    }
+
+    /// Refuses options that do not go together.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        let plain = self.contexts.is_empty()
+            && self.tasks.is_empty()
+            && !self.no_perplexity
+            && self.mode == Mode::Both;
+        match self.task {
+            Some(Task::LongOutput) => ensure!(
+                plain && self.prompts.is_none() && self.lengths.is_empty(),
+                "--task long-output takes --text and --limit, none of the options of retrieval"
+            ),
+            Some(Task::Conversation) => ensure!(
+                plain && self.text.is_none(),
+                "--task conversation takes --prompts, --lengths and --limit, none of the other \
+                 options"
+            ),
+            None => ensure!(
+                !self.no_perplexity || (self.contexts.is_empty() && self.text.is_none()),
+                "--text, --contexts: --no-perplexity reads no text"
+            ),
+        }
+        Ok(())
+    }
+}
+
+impl Attention {
+    /// The prompts that it asks for.
+    pub(crate) fn wanted(&self) -> Wanted<'_> {
+        let (file, limit) = (self.prompts.as_deref(), Some(self.limit));
+        Wanted { file, limit, ..Wanted::default() }
+    }
 }
 
 /// Tasks of `quality` that have a run of their own.

@@ -4,6 +4,7 @@ mod args;
 mod calibrate;
 mod contenders;
 mod fisher;
+mod inputs;
 mod journal;
 mod progress;
 mod prompts;

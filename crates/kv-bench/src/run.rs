@@ -14,7 +14,7 @@ use crate::contenders::Contender;
 use crate::journal::Records;
 use crate::record::{Case, Record};
 use crate::sources::{Source, check_writable, merge};
-use crate::{calibrate, fisher, report, suites, table};
+use crate::{calibrate, fisher, inputs, report, suites, table};
 
 /// What every suite works with.
 pub(crate) struct Bench<'a> {
@@ -108,6 +108,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         Some(Suite::Paper(options)) => options.check(common)?,
         _ => drop(common.contenders(&[0.5])?),
     }
+    inputs::check(common, args.suite.as_ref())?;
     let device = select_device(common.device)?;
     let device_name = device_name(&device);
     if let Some(Suite::Paper(options)) = &args.suite {

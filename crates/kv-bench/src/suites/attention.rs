@@ -93,8 +93,7 @@ pub(crate) fn measure(
                 .into(),
         );
     }
-    let mut prompts = Prompts::load(options.prompts.as_deref())?;
-    prompts.limit(options.limit);
+    let mut prompts = Prompts::read(&options.wanted())?;
     if let Some(note) = prompts.fit(&bench.model)? {
         bench.note(note);
     }

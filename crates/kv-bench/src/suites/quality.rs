@@ -25,46 +25,16 @@ const QUICK_BUDGETS: [f64; 2] = [0.5, 0.25];
 
 /// Runs the suite.
 pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()> {
-    if let Some(Task::LongOutput) = options.task {
-        ensure!(
-            options.prompts.is_none()
-                && options.lengths.is_empty()
-                && options.contexts.is_empty()
-                && options.tasks.is_empty()
-                && !options.no_perplexity
-                && options.mode == Mode::Both,
-            "--task long-output takes --text and --limit, none of the options of retrieval"
-        );
-        return long_output::run(bench, options);
-    }
-    if let Some(Task::Conversation) = options.task {
-        ensure!(
-            options.text.is_none()
-                && options.contexts.is_empty()
-                && options.tasks.is_empty()
-                && !options.no_perplexity
-                && options.mode == Mode::Both,
-            "--task conversation takes --prompts, --lengths and --limit, none of the other options"
-        );
-        return conversation::run(bench, options);
+    match options.task {
+        Some(Task::LongOutput) => return long_output::run(bench, options),
+        Some(Task::Conversation) => return conversation::run(bench, options),
+        None => {}
     }
     let quick = bench.common.quick;
     let budgets: &[f64] = if quick { &QUICK_BUDGETS } else { &BUDGETS };
     let contenders = bench.common.contenders(budgets)?;
-    let mut prompts = Prompts::load(options.prompts.as_deref())?;
-    prompts.list.retain(|prompt| {
-        (options.lengths.is_empty() || options.lengths.contains(&prompt.length))
-            && (options.tasks.is_empty() || options.tasks.contains(&prompt.task))
-    });
-    ensure!(!prompts.list.is_empty(), "no prompt is left after --lengths and --tasks");
-    if let Some(limit) = options.limit.or(quick.then_some(16)) {
-        prompts.limit(limit);
-    }
-    ensure!(
-        !options.no_perplexity || options.contexts.is_empty(),
-        "--contexts: --no-perplexity reads no text"
-    );
-    // Read first: a text that is not there must not cost a finished retrieval.
+    let prompts = Prompts::read(&options.wanted(quick))?;
+    // Read first: a text that is too short must not cost a finished retrieval.
     let texts = match options.no_perplexity {
         true => None,
         false => Some(Text::read(bench, options.text.as_deref(), &options.contexts)?),
@@ -168,12 +138,11 @@ fn answer(
     let model = &bench.model;
     let answer = model.encode_continuation(&prompt.answer)?;
     ensure!(!answer.is_empty(), "its answer is empty");
-    let (context, question) = match prompt.split() {
-        // A prompt that is all question has nothing to compress before it.
-        (context, question) if !aware && !context.is_empty() => {
-            (model.encode(context)?, model.encode_continuation(question)?)
-        }
-        _ => (model.encode(&prompt.prompt)?, Vec::new()),
+    let (context, question) = if aware {
+        (model.encode(&prompt.prompt)?, Vec::new())
+    } else {
+        let (context, question) = prompt.split().context("nothing marks its question")?;
+        (model.encode(context)?, model.encode_continuation(question)?)
     };
     let policies: Vec<Arc<dyn Policy>> =
         contenders.iter().map(|contender| contender.policy.clone()).collect();
