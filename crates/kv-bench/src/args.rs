@@ -31,6 +31,9 @@ pub(crate) struct Args {
     /// What to measure.
     #[command(subcommand)]
     pub(crate) suite: Option<Suite>,
+    /// Without a suite: shows all tables of the overview rather than the best policy of each family.
+    #[arg(long)]
+    pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) common: Common,
 }
@@ -47,7 +50,7 @@ pub(crate) enum Suite {
     Throughput(Throughput),
     /// Kernels on bare tensors, on GPUs: time, bandwidth, rate.
     Kernels(Kernels),
-    /// A paper's table or figure, at the paper's settings.
+    /// A paper's table or figure; its notes say what differs from the paper's.
     Paper(Paper),
     /// Measures the Fisher information of a model's keys and values, layer by layer, by which
     /// policies with `"layers": "fisher"` share their budget.
@@ -139,6 +142,7 @@ impl Quality {
             file: self.prompts.as_deref(),
             lengths: &self.lengths,
             tasks: &self.tasks,
+            with_depth: false,
             limit: self.limit.or(quick.then_some(QUICK_PROMPTS)),
             // Conversations tell on their own which prompts they can have.
             mode: self.task.is_none().then_some(self.mode),
@@ -174,7 +178,7 @@ impl Attention {
     /// The prompts that it asks for.
     pub(crate) fn wanted(&self) -> Wanted<'_> {
         let (file, limit) = (self.prompts.as_deref(), Some(self.limit));
-        Wanted { file, limit, ..Wanted::default() }
+        Wanted { file, lengths: &self.lengths, limit, ..Wanted::default() }
     }
 }
 
@@ -191,6 +195,9 @@ pub(crate) enum Task {
 /// Options of `attention`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Attention {
+    /// Only prompts of these lengths.
+    #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
+    pub(crate) lengths: Vec<usize>,
     /// Layers, all by default.
     #[arg(long, value_delimiter = ',', allow_hyphen_values = true)]
     pub(crate) layers: Vec<usize>,

@@ -73,6 +73,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) lengths: &'a [usize],
     /// Only prompts of these tasks, if any are given.
     pub(crate) tasks: &'a [String],
+    /// Only prompts that say where their answer lies.
+    pub(crate) with_depth: bool,
     /// At most so many.
     pub(crate) limit: Option<usize>,
     /// How questions are asked, where they are.
@@ -138,8 +140,14 @@ impl Prompts {
         prompts.list.retain(|prompt| {
             (wanted.lengths.is_empty() || wanted.lengths.contains(&prompt.length))
                 && (wanted.tasks.is_empty() || wanted.tasks.contains(&prompt.task))
+                && (!wanted.with_depth || prompt.depth.is_some())
         });
-        ensure!(!prompts.list.is_empty(), "no prompt is left after --lengths and --tasks");
+        let source = &prompts.source;
+        let depth = if wanted.with_depth { " that says its `depth`" } else { "" };
+        ensure!(
+            !prompts.list.is_empty(),
+            "{source} has no prompt{depth} of the lengths and tasks that are asked for"
+        );
         if let Some(limit) = wanted.limit {
             prompts.limit(limit);
         }
@@ -168,7 +176,8 @@ impl Prompts {
         let prompt = |(index, text): (usize, &str)| {
             let line = index + 1;
             let read = serde_json::from_str::<Line>(text).map_err(anyhow::Error::from);
-            read.and_then(|read| read.prompt(line)).with_context(|| format!("{source}, line {line}"))
+            read.and_then(|read| read.prompt(line))
+                .with_context(|| format!("{source}, line {line}"))
         };
         let list = lines.map(prompt).collect::<anyhow::Result<Vec<_>>>()?;
         ensure!(!list.is_empty(), "{source} holds no prompts");

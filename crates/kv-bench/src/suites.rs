@@ -7,6 +7,7 @@ pub(crate) mod kernels;
 pub(crate) mod long_output;
 pub(crate) mod paper;
 pub(crate) mod perplexity;
+mod prefill_perplexity;
 pub(crate) mod quality;
 pub(crate) mod quick;
 pub(crate) mod throughput;

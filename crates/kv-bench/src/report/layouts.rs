@@ -72,6 +72,7 @@ fn quality(records: &[&Record]) -> Vec<Table> {
     }
     let more = [
         metric::PERPLEXITY,
+        metric::PREFILL_PERPLEXITY,
         metric::TEXT_KL_DIVERGENCE,
         metric::RETRIEVAL_RATIO,
         metric::TOKENS_READ,

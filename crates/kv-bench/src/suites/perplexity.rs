@@ -28,6 +28,7 @@ const BUCKET: usize = 64;
 const TASK: &str = "perplexity";
 
 /// A text, its context to be compressed.
+#[derive(Debug, Clone)]
 pub(crate) struct Text {
     source: String,
     context: Vec<u32>,
@@ -35,6 +36,16 @@ pub(crate) struct Text {
 }
 
 impl Text {
+    /// The file's name.
+    pub(crate) fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The context and what follows it.
+    pub(crate) fn tokens(&self) -> Vec<u32> {
+        [&self.context[..], &self.next].concat()
+    }
+
     /// Reads a file, or the embedded text, for each of `contexts`; for one that fits, where there are none.
     ///
     /// # Errors
@@ -90,10 +101,8 @@ fn measure(bench: &mut Bench<'_>, contenders: &[Contender], text: Text) -> anyho
     for mut session in sessions {
         let before = session.append(&[&next])?;
         let rows = read_f32("logits", Tensor::cat(before, 0))?;
-        let judged = rows
-            .chunks(vocabulary)
-            .zip(&next)
-            .map(|(logits, &token)| judge(logits, token));
+        let judged =
+            rows.chunks(vocabulary).zip(&next).map(|(logits, &token)| judge(logits, token));
         results.push(judged.collect::<Vec<(f64, u32)>>());
         // The full cache runs first.
         if full.is_empty() {
@@ -155,7 +164,8 @@ mod tests {
     #[test]
     fn divergences_are_from_the_full_cache() {
         let (records, report) =
-            ran(&["quality", "--quick", "--policy", "streaming-llm", "--budget", "1.0,0.1"]).unwrap();
+            ran(&["quality", "--quick", "--policy", "streaming-llm", "--budget", "1.0,0.1"])
+                .unwrap();
         for name in [metric::KL_DIVERGENCE, metric::TEXT_KL_DIVERGENCE] {
             let of = |budget: Option<f64>| -> Vec<f64> {
                 let own = records.iter().filter(|r| r.metric == name && r.budget == budget);
@@ -164,8 +174,8 @@ mod tests {
             let (full, all, tenth) = (of(None), of(Some(1.0)), of(Some(0.1)));
             assert!(!full.is_empty() && full.len() == all.len() && full.len() == tenth.len());
             assert!(full.iter().all(|value| *value == 0.0), "{name}: {full:?}");
-            // All tokens are kept, in other launches.
-            assert!(all.iter().all(|value| (0.0..1e-6).contains(value)), "{name}: {all:?}");
+            // All tokens are kept: logits differ by the rounding of other launches, about 1e-3.
+            assert!(all.iter().all(|value| (0.0..1e-5).contains(value)), "{name}: {all:?}");
             let mean = tenth.iter().sum::<f64>() / tenth.len() as f64;
             assert!(mean > 0.01 && tenth.iter().all(|value| *value >= 0.0), "{name}: {tenth:?}");
         }

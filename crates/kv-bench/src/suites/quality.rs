@@ -55,12 +55,15 @@ pub(crate) fn retrieval(
         Mode::QuestionAgnostic => vec![false],
         Mode::Both => vec![true, false],
     };
-    bench.remark(contenders)?;
     if let Some(note) = prompts.fit(&bench.model)? {
         bench.note(note);
     }
     let Prompts { source, list: prompts } = prompts;
-    let mut progress = Progress::new(prompts.len() * modes.len(), "retrieval");
+    let longest = prompts.iter().map(|prompt| prompt.length).max().unwrap_or_default();
+    bench.remark(contenders, longest)?;
+    // Bytes of text, as prompts of some lengths take several times as long as others.
+    let work: usize = prompts.iter().map(|prompt| prompt.prompt.len()).sum();
+    let mut progress = Progress::new(work * modes.len(), "retrieval");
     let mut memory: Vec<Vec<MemoryReport>> = vec![Vec::new(); contenders.len()];
     let mut reads = vec![Reads::default(); contenders.len()];
     let mut votes = vec![Votes::default(); contenders.len()];
@@ -93,10 +96,17 @@ pub(crate) fn retrieval(
                 let setup = (contender.label.as_str(), contender.budget);
                 bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact, "share");
                 bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, answered.logprob, "nats");
-                bench.record(SUITE, &case, setup, metric::KL_DIVERGENCE, answered.divergence, "nats");
+                bench.record(
+                    SUITE,
+                    &case,
+                    setup,
+                    metric::KL_DIVERGENCE,
+                    answered.divergence,
+                    "nats",
+                );
                 bench.record(SUITE, &case, setup, metric::AGREEMENT, agreement, "share");
             }
-            progress.step();
+            progress.advance(prompt.prompt.len());
         }
     }
     progress.finish();
