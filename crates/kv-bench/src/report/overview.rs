@@ -7,13 +7,18 @@ use crate::table::{Column, Row, Table};
 
 /// The columns: metric, mode, and a heading in plain words.
 const COLUMNS: [(&str, Option<&str>, &str); 6] = [
-    (metric::EXACT_MATCH, Some(mode::AWARE), "answers,\nquestion seen"),
-    (metric::EXACT_MATCH, Some(mode::AGNOSTIC), "answers,\nnot seen"),
-    (metric::KL_DIVERGENCE, None, "KL from full\nnats"),
-    (metric::PERPLEXITY, None, "perplexity"),
-    (metric::HELD_BYTES, None, "memory held"),
+    (metric::EXACT_MATCH, Some(mode::AWARE), "question\nseen"),
+    (metric::EXACT_MATCH, Some(mode::AGNOSTIC), "question\nunseen"),
+    (metric::KL_DIVERGENCE, None, "KL\nnats"),
+    (metric::PERPLEXITY, None, "per-\nplexity"),
+    (metric::HELD_BYTES, None, "memory\nheld"),
     (metric::DECODE_TOKENS_PER_SECOND, None, "decode\ntok/s"),
 ];
+
+/// What the columns are.
+const CAPTION: &str = "question seen, unseen: right answers where the question is known when the prompt is \
+    compressed, and where not\nKL: divergence of the answer's tokens from the full cache's; perplexity: of a \
+    text";
 
 /// A row a family: at the smallest budget that most policies ran at, the one with most right answers,
 /// and of those with equally many the one closest to the full cache. `None` where no family ran.
@@ -63,7 +68,7 @@ pub(crate) fn table(records: &[Record]) -> Option<Table> {
     let families = Family::ALL.map(|family| format!("{} {}", family.name(), family.does()));
     let table = Table {
         title: format!("The best of each family at {}", format::budget(Some(budget))),
-        caption: families.join("\n"),
+        caption: format!("{}\n{CAPTION}", families.join("\n")),
         keys: ["family", "best", "budget"].map(Into::into).to_vec(),
         columns: COLUMNS.iter().map(column).collect(),
         rows,
@@ -100,7 +105,7 @@ mod tests {
         assert_eq!(keys, ["all tokens full –", "drop h2o 25 %", "read cis 25 %"]);
         assert_eq!(table.text(1, 0), "50.0 %");
         let heads: Vec<_> = table.columns.iter().map(|column| column.head.as_str()).collect();
-        assert_eq!(heads, ["answers,\nquestion seen", "KL from full\nnats"]);
+        assert_eq!(heads, ["question\nseen", "KL\nnats"]);
         assert!(table.to_text().contains("read keeps all tokens and attends to some of them"));
         assert!(super::table(&records[..1]).is_none());
     }

@@ -208,15 +208,20 @@ fn target_of(contender: &Contender) -> Option<f64> {
 
 /// Says whose error is larger than the output that it is an error of.
 fn note_errors(bench: &mut Bench<'_>, contenders: &[Contender], sums: &[Vec<Sums>]) {
-    for (at, contender) in contenders.iter().enumerate() {
+    let errors = contenders.iter().enumerate().map(|(at, contender)| {
         let worst = sums.iter().map(|layer| layer[at].relative_error()).fold(0.0, f64::max);
-        if worst > 1.0 {
-            let (label, budget) = (&contender.label, format::budget(contender.budget));
-            bench.note(format!(
-                "{label} at {budget}: an attention error of {worst:.1} in a layer; above 1 it exceeds the output \
-                 itself, and an output of zeros would be closer"
-            ));
-        }
+        (contender, worst)
+    });
+    let told = errors.filter(|(_, worst)| *worst > 1.0).map(|(contender, worst)| {
+        format!("{} at {} {worst:.1}", contender.label, format::budget(contender.budget))
+    });
+    let told: Vec<String> = told.collect();
+    if !told.is_empty() {
+        bench.note(format!(
+            "attention errors above 1 exceed the output itself, to which zeros would be closer; the largest of a \
+             layer: {}",
+            told.join(", ")
+        ));
     }
 }
 
@@ -446,7 +451,9 @@ mod tests {
             let own =
                 |r: &&Record| r.policy.starts_with(name) && r.metric == metric::RELATIVE_ERROR;
             let worst = records.iter().filter(own).map(|r| r.value).fold(0.0, f64::max);
-            let told = format!("at 25 %: an attention error of {worst:.1} in a layer");
+            // The label says which options are no defaults.
+            let label = &records.iter().find(own).unwrap().policy;
+            let told = format!("{label} at 25 % {worst:.1}");
             assert_eq!(report.contains(&told), worst > 1.0, "{name}: {worst}");
             assert_eq!(worst > 1.0, name == "balancekv-stream", "{name}: {worst}");
         }
