@@ -134,6 +134,16 @@ impl Common {
         Ok(all)
     }
 
+    /// Builds what `--policy` holds besides names.
+    ///
+    /// # Errors
+    /// As [`Self::built`].
+    pub(crate) fn check_configurations(&self) -> anyhow::Result<()> {
+        let entries = self.policy.as_deref().map_or_else(|| Ok(Vec::new()), entries)?;
+        let configs = entries.into_iter().filter(Value::is_object).collect();
+        self.built(configs, &[Budget::Ratio(0.5)]).map(drop)
+    }
+
     /// Configurations, a name standing for one without options.
     fn wanted(&self) -> anyhow::Result<Vec<Value>> {
         let named = |name: &str| json!({"policy": name.trim()});

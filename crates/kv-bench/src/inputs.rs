@@ -3,11 +3,16 @@
 use crate::args::{Common, Suite, Task};
 use crate::prompts::{self, Prompts};
 
-/// Reads the files of prompts and texts that a suite is given.
+/// Reads the files of prompts and texts that a suite is given, and builds the policies.
 ///
 /// # Errors
-/// Where one cannot be read, a line is no prompt, or the prompts cannot be asked as they should be.
+/// Where a policy is refused, a file cannot be read, a line is no prompt, or the prompts cannot be asked as they should be.
 pub(crate) fn check(common: &Common, suite: Option<&Suite>) -> anyhow::Result<()> {
+    match suite {
+        // Papers' tables have policies of their own.
+        Some(Suite::Paper(_)) => common.check_configurations()?,
+        _ => drop(common.contenders(&[0.5])?),
+    }
     let (wanted, text) = match suite {
         Some(Suite::Quality(options)) => {
             options.check()?;
@@ -52,6 +57,10 @@ mod tests {
             ("attention --prompts no-prompts.jsonl", "no-prompts.jsonl"),
             ("paper keepkv-fig5 --prompts no-prompts.jsonl", "no-prompts.jsonl"),
             ("paper prhs-table6 --text no-text.txt", "no-text.txt"),
+            (
+                r#"paper kvreviver-fig5 --policy {"policy":"duo-attention","alpha":"no-gates.tsv"}"#,
+                "no-gates.tsv",
+            ),
             (&format!("quality --prompts {unmarked}"), "unmarked.jsonl, line 1"),
         ] {
             let common = ["--model", "no-model", "--device", "cpu", "--report", &report];

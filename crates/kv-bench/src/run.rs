@@ -129,10 +129,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     for path in common.json.iter().chain([&report]) {
         check_writable(path)?;
     }
-    // Papers' tables have policies of their own.
-    if !matches!(&args.suite, Some(Suite::Paper(_))) {
-        common.contenders(&[0.5])?;
-    }
     inputs::check(common, args.suite.as_ref())?;
     let mut records = Records::begin(common.json.as_deref());
     let notes = measure(args, &mut records)?;

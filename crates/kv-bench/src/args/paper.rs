@@ -223,7 +223,7 @@ impl Paper {
         let mut notes = Vec::new();
         let differs = self.figure.definition().differs;
         if !differs.is_empty() {
-            notes.push(format!("{} is not the paper's: {differs}", self.figure.name()));
+            notes.push(format!("{} differs from the paper: {differs}", self.figure.name()));
         }
         if quick {
             notes.push("--quick: small sizes and few cases, a first look and no comparison".into());

@@ -318,10 +318,10 @@ impl Figure {
             },
             Self::PrhsTable6 => Definition {
                 measures: "retrieval, perplexity and prefill perplexity of CIS*, PSAW, ETF and CPE",
-                differs: "exact match of short answers in place of GSM8K; prefill perplexity, of the tokens \
-                          of a prompt that is one text, is measured as the paper's, on the text at hand in \
-                          place of WikiText, and is the full cache's for CIS*, which leaves prefill as it \
-                          is; perplexity is of tokens decoded behind the text's context",
+                differs: "exact match of short answers in place of GSM8K; prefill perplexity is of the one \
+                          text at hand in place of WikiText, counts all of its tokens, frozen ones \
+                          included, and is the full cache's for CIS*, which leaves prefill as it is; \
+                          perplexity is of tokens decoded behind the text's context",
                 mode: Some(Mode::QuestionAware),
                 budgets: &[Budget::Tokens(128)],
                 ..QUALITY

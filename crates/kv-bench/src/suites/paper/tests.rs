@@ -48,7 +48,7 @@ fn figures_say_what_they_measure_and_what_is_not_the_paper_s() {
     let (_, report) = quick("kvreviver-bounds");
     let title = "burn-kv: kvreviver-bounds: variance of the sketch&#39;s estimates";
     assert!(report.contains(&format!("<h1>{title}")), "the title says what is measured");
-    assert!(report.contains("kvreviver-bounds is not the paper&#39;s: the paper proves the bound"));
+    assert!(report.contains("kvreviver-bounds differs from the paper: the paper proves the bound"));
     assert!(report.contains("--quick: small sizes"));
 }
 
