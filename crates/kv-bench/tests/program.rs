@@ -1,5 +1,6 @@
 //! The program as a whole: what it leaves behind where a run ends early or a disk is full.
 #![cfg(unix)]
+#![allow(clippy::unwrap_used)]
 
 use std::fs::{File, OpenOptions};
 use std::path::Path;

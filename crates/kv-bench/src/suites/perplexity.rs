@@ -101,7 +101,8 @@ fn measure(bench: &mut Bench<'_>, contenders: &[Contender], text: Text) -> anyho
     let mut progress = Progress::new(all, TASK);
     let sessions = Session::start_many(&bench.model, &policies, &[prompt], &[seed], continued)?;
     let vocabulary = bench.model.config().vocab_size;
-    let (mut results, mut divergences): (Vec<Vec<(f64, u32)>>, Vec<Vec<f64>>) = Default::default();
+    let mut results: Vec<Vec<(f64, u32)>> = Vec::new();
+    let mut divergences: Vec<Vec<f64>> = Vec::new();
     let mut full: Vec<f32> = Vec::new();
     for mut session in sessions {
         let first = results.is_empty();
