@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 
-use crate::util;
+use crate::util::{self, Feature};
 
 /// Pack `kv-bench` and the tests into one archive that runs on another machine.
 #[derive(clap::Args)]
@@ -41,10 +41,10 @@ impl Device {
     }
 }
 
-/// Cargo's list of features for `devices`; the CPU backend is always built.
-fn features(devices: &[Device]) -> String {
+/// The features for `devices`; the CPU backend is always built.
+fn features(devices: &[Device]) -> Vec<Feature> {
     let devices = devices.iter().filter(|device| !matches!(device, Device::Cpu));
-    devices.map(|device| device.name()).collect::<Vec<_>>().join(",")
+    devices.map(|device| Feature::new(device.name(), "--device asks for it")).collect()
 }
 
 /// An archive above this is a mistake: it travels to machines over slow lines.
@@ -61,7 +61,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     fs::create_dir_all(&folder)?;
 
     let features = features(&args.device);
-    eprintln!("building kv-bench and the tests (release, {})", devices.join(" and "));
+    let shown = util::show_features(&features);
+    eprintln!("building kv-bench and the tests (release) with {shown}");
+    let features = util::feature_list(&features);
     add(&util::build_bench(&features)?, &folder.join("kv-bench"))?;
     add_tests(&features, &folder)?;
     fs::write(folder.join("README"), readme(&devices))?;

@@ -7,7 +7,8 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, Result};
 
 use crate::report::{Counts, Report};
-use crate::{util, vulkan};
+use crate::util::{self, Feature};
+use crate::vulkan;
 
 /// Run everything that can run on this machine, and say what was skipped and why.
 ///
@@ -44,7 +45,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     std::fs::create_dir_all(&folder)?;
     std::fs::write(&report_file, "")?;
 
-    let features = features.join(",");
+    eprintln!("building and running all tests (release) with {}", util::show_features(&features));
+    let features = util::feature_list(&features);
     let line = format!("test --release --workspace --no-fail-fast --features={features}");
     let mut cargo = util::cargo(&line);
     cargo.env("KV_TEST_REPORT", &report_file);
@@ -68,15 +70,16 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// The cargo features of the run; what they leave out goes to the notes.
-fn features(args: &Args, notes: &mut Notes) -> Result<Vec<&'static str>> {
+fn features(args: &Args, notes: &mut Notes) -> Result<Vec<Feature>> {
     let mut features = Vec::new();
     if args.cuda {
-        features.push("cuda");
+        features.push(Feature::new("cuda", "--cuda: kernels on an NVIDIA GPU"));
         notes.skipped.push("wgpu kernels: --cuda replaces them".to_string());
     } else {
         notes.skipped.push("CUDA kernels: need an NVIDIA GPU and --cuda".to_string());
         match vulkan::ensure() {
-            Ok(()) => features.push("wgpu"),
+            Ok(()) => features
+                .push(Feature::new("wgpu", "kernels through Vulkan, on a GPU or in software")),
             Err(error) => {
                 eprintln!("wgpu tests will be skipped: {error:#}");
                 notes.skipped.push(format!("wgpu kernels: {error:#}"));
@@ -85,7 +88,7 @@ fn features(args: &Args, notes: &mut Notes) -> Result<Vec<&'static str>> {
     }
     if has_slow_tests()? {
         if args.slow {
-            features.push(SLOW);
+            features.push(Feature::new(SLOW, "--slow"));
         } else {
             notes.skipped.push("slow tests: need --slow".to_string());
         }

@@ -84,6 +84,31 @@ pub(crate) fn build(line: &str) -> Result<Vec<Executable>> {
     Ok(messages.filter_map(|message: Value| executable(&message)).collect())
 }
 
+/// A cargo feature of a build, and why it has it.
+pub(crate) struct Feature {
+    name: String,
+    reason: String,
+}
+
+impl Feature {
+    pub(crate) fn new(name: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { name: name.into(), reason: reason.into() }
+    }
+}
+
+/// Features as cargo takes them.
+pub(crate) fn feature_list(features: &[Feature]) -> String {
+    features.iter().map(|feature| feature.name.as_str()).collect::<Vec<_>>().join(",")
+}
+
+/// Features and their reasons, in words; the CPU's is a default of all crates.
+pub(crate) fn show_features(features: &[Feature]) -> String {
+    let cpu = Feature::new("flex", "the CPU: always");
+    let all = std::iter::once(&cpu).chain(features);
+    let all: Vec<_> = all.map(|Feature { name, reason }| format!("{name} ({reason})")).collect();
+    format!("the cargo features {}", all.join(", "))
+}
+
 /// Builds `kv-bench` in release with some cargo features, and returns the executable.
 ///
 /// # Errors

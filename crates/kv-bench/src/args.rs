@@ -6,14 +6,19 @@ mod paper;
 
 use std::path::PathBuf;
 
+use anyhow::ensure;
 use burn::tensor::DType;
 use clap::{Parser, Subcommand, ValueEnum};
 use kv_core::{Budget, DeviceChoice};
+
+use crate::prompts::Wanted;
 
 pub(crate) use calibrate::CalibrateArgs;
 pub(crate) use fisher::FisherArgs;
 pub(crate) use paper::{Figure, Paper};
 
+/// Prompts of `quality` in its quick form.
+const QUICK_PROMPTS: usize = 16;
 /// The embedded model.
 const MODEL: &str = "needle-1m";
 
@@ -26,6 +31,9 @@ pub(crate) struct Args {
     /// What to measure.
     #[command(subcommand)]
     pub(crate) suite: Option<Suite>,
+    /// Without a suite: shows all tables of the overview rather than the best policy of each family.
+    #[arg(long)]
+    pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) common: Common,
 }
@@ -42,7 +50,7 @@ pub(crate) enum Suite {
     Throughput(Throughput),
     /// Kernels on bare tensors, on GPUs: time, bandwidth, rate.
     Kernels(Kernels),
-    /// A paper's table or figure, at the paper's settings.
+    /// A paper's table or figure; its notes say what differs from the paper's.
     Paper(Paper),
     /// Measures the Fisher information of a model's keys and values, layer by layer, by which
     /// policies with `"layers": "fisher"` share their budget.
@@ -99,7 +107,8 @@ pub(crate) struct Quality {
     /// Something else than retrieval and perplexity behind a compressed prompt.
     #[arg(long, value_enum)]
     pub(crate) task: Option<Task>,
-    /// Prompts: JSON lines with task, length, depth, prompt, answer.
+    /// Prompts: JSON lines with `task`, `length`, `depth` (optional), `context`, `question` and
+    /// `answer`; or `prompt` in place of context and question.
     #[arg(long, value_name = "FILE.jsonl")]
     pub(crate) prompts: Option<PathBuf>,
     /// At most this many prompts, spread over tasks and lengths.
@@ -126,6 +135,53 @@ pub(crate) struct Quality {
     pub(crate) no_perplexity: bool,
 }
 
+impl Quality {
+    /// The prompts that it asks for.
+    pub(crate) fn wanted(&self, quick: bool) -> Wanted<'_> {
+        Wanted {
+            file: self.prompts.as_deref(),
+            lengths: &self.lengths,
+            tasks: &self.tasks,
+            with_depth: false,
+            limit: self.limit.or(quick.then_some(QUICK_PROMPTS)),
+            // Conversations tell on their own which prompts they can have.
+            mode: self.task.is_none().then_some(self.mode),
+        }
+    }
+
+    /// Refuses options that do not go together.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        let plain = self.contexts.is_empty()
+            && self.tasks.is_empty()
+            && !self.no_perplexity
+            && self.mode == Mode::Both;
+        match self.task {
+            Some(Task::LongOutput) => ensure!(
+                plain && self.prompts.is_none() && self.lengths.is_empty(),
+                "--task long-output takes --text and --limit, none of the options of retrieval"
+            ),
+            Some(Task::Conversation) => ensure!(
+                plain && self.text.is_none(),
+                "--task conversation takes --prompts, --lengths and --limit, none of the other \
+                 options"
+            ),
+            None => ensure!(
+                !self.no_perplexity || (self.contexts.is_empty() && self.text.is_none()),
+                "--text, --contexts: --no-perplexity reads no text"
+            ),
+        }
+        Ok(())
+    }
+}
+
+impl Attention {
+    /// The prompts that it asks for.
+    pub(crate) fn wanted(&self) -> Wanted<'_> {
+        let (file, limit) = (self.prompts.as_deref(), Some(self.limit));
+        Wanted { file, lengths: &self.lengths, limit, ..Wanted::default() }
+    }
+}
+
 /// Tasks of `quality` that have a run of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Task {
@@ -139,6 +195,9 @@ pub(crate) enum Task {
 /// Options of `attention`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Attention {
+    /// Only prompts of these lengths.
+    #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
+    pub(crate) lengths: Vec<usize>,
     /// Layers, all by default.
     #[arg(long, value_delimiter = ',', allow_hyphen_values = true)]
     pub(crate) layers: Vec<usize>,

@@ -7,9 +7,10 @@ use kv_core::{device_name, select_device};
 use kv_models::{Calibration, Model, TextWindows};
 
 use crate::args::{CalibrateArgs, Common};
+use crate::console::{print, say};
+use crate::files::check_writable;
 use crate::progress::Progress;
 use crate::prompts;
-use crate::sources::check_writable;
 
 /// Why a run without `--output` ends.
 const NEEDED: &str = "--output is needed";
@@ -31,7 +32,7 @@ pub(crate) fn run(common: &Common, options: &CalibrateArgs) -> anyhow::Result<()
     check_writable(&output).context(if options.output.is_none() { NEEDED } else { "--output" })?;
     let (source, text) = prompts::text(Some(&options.text))?;
     let device = select_device(common.device)?;
-    eprintln!("loading {} on {}", common.model, device_name(&device));
+    say!("loading {} on {}", common.model, device_name(&device));
     let model = Model::load(&common.model, &device, common.dtype.map(Into::into))
         .with_context(|| format!("model {}", common.model))?;
     let windows = TextWindows::new(&model, &text, options.window, options.samples)?;
@@ -40,15 +41,17 @@ pub(crate) fn run(common: &Common, options: &CalibrateArgs) -> anyhow::Result<()
     let found = Calibration::measure(&model, &source, &windows, statistic, || progress.step())?;
     progress.finish();
     found.save(&output)?;
-    println!("channels of {} on {source}", found.model);
-    println!("mean of {} windows of {} tokens", found.samples, found.window);
+    say!("written to {}", output.display());
+    say!("{:.0} s in all", started.elapsed().as_secs_f64());
+    let mut text = format!(
+        "channels of {} on {source}\nmean of {} windows of {} tokens\n",
+        found.model, found.samples, found.window
+    );
     for (layer, heads) in found.layers.iter().enumerate() {
         let first = heads.first().map_or(&[][..], |head| &head[..SHOWN.min(head.len())]);
-        println!("layer {layer}, head 0: {first:?} ...");
+        text += &format!("layer {layer}, head 0: {first:?} ...\n");
     }
-    eprintln!("written to {}", output.display());
-    eprintln!("{:.0} s in all", started.elapsed().as_secs_f64());
-    Ok(())
+    print(&text)
 }
 
 #[cfg(test)]

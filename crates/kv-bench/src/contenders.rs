@@ -61,9 +61,21 @@ impl Common {
         if budgets.contains(&Budget::Tokens(1)) {
             bail!("{ONE_TOKEN}");
         }
+        self.built(self.wanted()?, budgets)
+    }
+
+    /// The full cache, and what configurations come to at these budgets where they leave theirs open.
+    ///
+    /// # Errors
+    /// As [`Self::contenders`].
+    pub(crate) fn built(
+        &self,
+        configs: Vec<Value>,
+        budgets: &[Budget],
+    ) -> anyhow::Result<Vec<Contender>> {
         let mut contenders = vec![Contender::of(&json!({"policy": FULL}))?];
         let mut fisher = FisherLayers::of(&self.model);
-        for config in self.wanted()? {
+        for config in configs {
             let written = config.clone();
             let config = fisher.resolved(config)?;
             let configs = match lacks_budget(&config) {
@@ -93,32 +105,43 @@ impl Common {
     ///
     /// # Errors
     /// For names that the table does not have.
-    pub(crate) fn chosen(&self, mut contenders: Vec<Contender>) -> anyhow::Result<Vec<Contender>> {
-        let Some(list) = &self.policy else { return Ok(contenders) };
-        let labels = |contenders: &[Contender]| {
-            let mut labels: Vec<_> = contenders.iter().map(|own| own.label.clone()).collect();
-            labels.dedup();
-            labels.join(", ")
-        };
-        if list.trim_start().starts_with(['{', '[']) {
-            bail!(
-                "--policy: the table has its own configurations, expected names of {}",
-                labels(&contenders)
-            );
+    pub(crate) fn chosen(&self, contenders: Vec<Contender>) -> anyhow::Result<Vec<Contender>> {
+        match &self.policy {
+            None => Ok(contenders),
+            Some(list) => named(contenders, &list.split(',').map(str::trim).collect::<Vec<_>>()),
         }
-        let called = |own: &Contender, name: &str| {
-            own.label
-                .strip_prefix(name)
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
-        };
-        let named: Vec<&str> = list.split(',').map(str::trim).collect();
-        if let Some(unknown) =
-            named.iter().find(|name| !contenders.iter().any(|own| called(own, name)))
-        {
-            bail!("--policy: the table has no `{unknown}`, but {}", labels(&contenders));
+    }
+
+    /// The same, behind the full cache, with the configurations that `--policy` holds besides names: at `budgets` where
+    /// they leave theirs open.
+    ///
+    /// # Errors
+    /// As [`Self::chosen`] and [`Self::built`].
+    pub(crate) fn chosen_or_added(
+        &self,
+        own: Vec<Contender>,
+        budgets: &[Budget],
+    ) -> anyhow::Result<Vec<Contender>> {
+        let Some(text) = &self.policy else { return Ok(own) };
+        let (names, configs): (Vec<Value>, Vec<Value>) =
+            entries(text)?.into_iter().partition(Value::is_string);
+        let names: Vec<&str> = names.iter().filter_map(Value::as_str).map(str::trim).collect();
+        let mut all = self.built(configs, budgets)?;
+        if !names.is_empty() {
+            let own = named(own, &names)?.into_iter().filter(|own| own.label != FULL);
+            all.splice(1..1, own);
         }
-        contenders.retain(|own| named.iter().any(|name| called(own, name)));
-        Ok(contenders)
+        Ok(all)
+    }
+
+    /// Builds what `--policy` holds besides names.
+    ///
+    /// # Errors
+    /// As [`Self::built`].
+    pub(crate) fn check_configurations(&self) -> anyhow::Result<()> {
+        let entries = self.policy.as_deref().map_or_else(|| Ok(Vec::new()), entries)?;
+        let configs = entries.into_iter().filter(Value::is_object).collect();
+        self.built(configs, &[Budget::Ratio(0.5)]).map(drop)
     }
 
     /// Configurations, a name standing for one without options.
@@ -128,21 +151,43 @@ impl Common {
             let runnable = POLICIES.iter().filter(|entry| entry.needs_no_more());
             return Ok(runnable.map(|entry| named(entry.name)).collect());
         };
-        if !text.trim_start().starts_with(['{', '[']) {
-            return Ok(text.split(',').map(named).collect());
-        }
-        let list = match serde_json::from_str(text).context("--policy is not valid JSON")? {
-            Value::Array(list) if list.is_empty() => bail!("--policy is an empty list"),
-            Value::Array(list) => list,
-            one => vec![one],
-        };
         let config = |entry| match entry {
-            Value::String(name) => Ok(named(&name)),
-            Value::Object(_) => Ok(entry),
-            other => bail!("--policy holds {other}, which is neither a name nor a configuration"),
+            Value::String(name) => named(&name),
+            config => config,
         };
-        list.into_iter().map(config).collect()
+        Ok(entries(text)?.into_iter().map(config).collect())
     }
+}
+
+/// What `--policy` lists: names as strings, configurations as objects.
+fn entries(text: &str) -> anyhow::Result<Vec<Value>> {
+    if !text.trim_start().starts_with(['{', '[']) {
+        return Ok(text.split(',').map(|name| json!(name.trim())).collect());
+    }
+    let list = match serde_json::from_str(text).context("--policy is not valid JSON")? {
+        Value::Array(list) if list.is_empty() => bail!("--policy is an empty list"),
+        Value::Array(list) => list,
+        one => vec![one],
+    };
+    if let Some(other) = list.iter().find(|entry| !entry.is_string() && !entry.is_object()) {
+        bail!("--policy holds {other}, which is neither a name nor a configuration");
+    }
+    Ok(list)
+}
+
+/// Those of a table's own that have these names.
+fn named(mut contenders: Vec<Contender>, names: &[&str]) -> anyhow::Result<Vec<Contender>> {
+    let called = |own: &Contender, name: &str| {
+        own.label.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
+    };
+    if let Some(unknown) = names.iter().find(|name| !contenders.iter().any(|own| called(own, name)))
+    {
+        let mut labels: Vec<_> = contenders.iter().map(|own| own.label.as_str()).collect();
+        labels.dedup();
+        bail!("--policy: the table has no `{unknown}`, but {}", labels.join(", "));
+    }
+    contenders.retain(|own| names.iter().any(|name| called(own, name)));
+    Ok(contenders)
 }
 
 impl Contender {
@@ -175,6 +220,17 @@ impl Contender {
     pub(crate) fn tokens(&self, prompt: usize) -> Option<usize> {
         let budget: Budget = serde_json::from_value(self.decoding()["budget"].take()).ok()?;
         Some(budget.resolve(prompt))
+    }
+
+    /// Tokens that share an entry of its sketch behind a prompt of so many tokens, if it keeps one:
+    /// `r (T - E) / N`, where `N` entries in `r` buckets stand for all but `E` of `T` tokens.
+    pub(crate) fn sketch_load(&self, prompt: usize) -> Option<f64> {
+        let config = self.decoding();
+        let slots = self.tokens(prompt)? as f64;
+        let entries = slots * config["vague"].as_f64()?;
+        let buckets = config["buckets"].as_f64()?;
+        let sketched = prompt as f64 - (slots - entries);
+        (sketched > 0.0).then(|| buckets * sketched / entries.max(buckets))
     }
 
     /// Tokens of a block whose steps share sets of one size, each of the highest sums over a group's heads.
@@ -309,6 +365,8 @@ mod tests {
     use clap::Parser;
     use serde_json::json;
 
+    use kv_core::Budget;
+
     use super::Contender;
     use crate::args::Args;
     use crate::record::FULL;
@@ -378,6 +436,46 @@ mod tests {
         assert_eq!(chosen("h2o").unwrap(), ["h2o interval=8", "h2o"]);
         let unknown = chosen("full,d2o").unwrap_err().to_string();
         assert!(unknown.contains("no `d2o`, but full, keepkv(h2o), keepkv"), "{unknown}");
+    }
+
+    #[test]
+    fn configurations_join_those_that_a_table_names() {
+        let chosen = |policy: &str| {
+            let own = [
+                json!({"policy": FULL}),
+                json!({"policy": "snapkv", "budget": 0.2}),
+                json!({"policy": "h2o", "budget": 0.2}),
+            ];
+            let own = own.iter().map(Contender::of).collect::<anyhow::Result<_>>()?;
+            let args = Args::try_parse_from(["kv-bench", "--policy", policy])?;
+            let budgets = [Budget::Ratio(0.2), Budget::Tokens(64)];
+            let chosen = args.common.chosen_or_added(own, &budgets)?;
+            anyhow::Ok(chosen.into_iter().map(|c| (c.label, c.budget)).collect::<Vec<_>>())
+        };
+        let at = |label: &str, budget| (label.to_string(), Some(budget));
+        let full = ("full".to_string(), None);
+        let added = r#"["h2o", {"policy": "h2o", "interval": 8}]"#;
+        let expected =
+            [full.clone(), at("h2o", 0.2), at("h2o interval=8", 0.2), at("h2o interval=8", 64.0)];
+        assert_eq!(chosen(added).unwrap(), expected);
+        assert_eq!(chosen("snapkv").unwrap(), [full.clone(), at("snapkv", 0.2)]);
+        let alone = r#"{"policy": "tova", "budget": 0.5}"#;
+        assert_eq!(chosen(alone).unwrap(), [full, at("tova", 0.5)]);
+        let unknown = chosen(r#"["tova"]"#).unwrap_err().to_string();
+        assert!(unknown.contains("no `tova`, but full, snapkv, h2o"), "{unknown}");
+    }
+
+    #[test]
+    fn entries_of_sketches_are_shared_by_tokens() {
+        let load = |config| Contender::of(&config).unwrap().sketch_load(2_000);
+        // 300 slots keep tokens as they are; 200 entries in 2 buckets stand for the other 1,700.
+        let options = json!({"policy": "kvreviver", "budget": 0.25, "buckets": 2, "vague": 0.4,
+            "candidate": 0.3, "recent": 0.3});
+        assert!((load(options).unwrap() - 17.0).abs() < 1e-9);
+        assert_eq!(load(json!({"policy": "h2o", "budget": 0.25})), None);
+        // The paper's shares at its quarter.
+        let paper = load(json!({"policy": "kvreviver", "budget": 0.25})).unwrap();
+        assert!((paper - 93.0).abs() < 1e-9, "{paper}");
     }
 
     #[test]

@@ -9,9 +9,10 @@ use kv_core::{device_name, select_device};
 use kv_models::{Fisher, Model, TextWindows};
 
 use crate::args::{Common, FisherArgs};
+use crate::console::{print, say};
+use crate::files::check_writable;
 use crate::progress::Progress;
 use crate::prompts;
-use crate::sources::check_writable;
 
 /// Why a run without `--output` ends.
 const NEEDED: &str = "--output is needed";
@@ -31,7 +32,7 @@ pub(crate) fn run(common: &Common, options: &FisherArgs) -> anyhow::Result<()> {
     check_writable(&output).context(if options.output.is_none() { NEEDED } else { "--output" })?;
     let (source, text) = prompts::text(Some(&options.text))?;
     let device = select_device(common.device)?;
-    eprintln!("loading {} on {}", common.model, device_name(&device));
+    say!("loading {} on {}", common.model, device_name(&device));
     let model = Model::load(&common.model, &device, common.dtype.map(Into::into))
         .with_context(|| format!("model {}", common.model))?;
     let windows = TextWindows::new(&model, &text, options.window, options.samples)?;
@@ -39,12 +40,15 @@ pub(crate) fn run(common: &Common, options: &FisherArgs) -> anyhow::Result<()> {
     let fisher = Fisher::measure(&model, &source, &windows, || progress.step())?;
     progress.finish();
     fisher.save(&output)?;
-    println!("Fisher information of {} on {source}", fisher.model);
-    println!("mean of {} windows of {} tokens", fisher.samples, fisher.window);
-    println!("{}", table(&fisher));
-    eprintln!("written to {}", output.display());
-    eprintln!("{:.0} s in all", started.elapsed().as_secs_f64());
-    Ok(())
+    say!("written to {}", output.display());
+    say!("{:.0} s in all", started.elapsed().as_secs_f64());
+    print(&format!(
+        "Fisher information of {} on {source}\nmean of {} windows of {} tokens\n{}\n",
+        fisher.model,
+        fisher.samples,
+        fisher.window,
+        table(&fisher)
+    ))
 }
 
 /// One row a layer.

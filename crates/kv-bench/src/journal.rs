@@ -1,10 +1,12 @@
 //! What a run has measured so far, kept in a file while it goes on: a run that ends early loses nothing.
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use crate::console::say;
+use crate::interrupt::Left;
 use crate::record::{Record, write_json};
 
 /// The records of a run.
@@ -16,11 +18,18 @@ pub(crate) struct Records {
 
 /// The file beside the one that the records will go to, a record a line.
 enum Journal {
-    /// From the first record on: what an earlier run left stays until there is something better.
+    /// From the first record on, beside this file: what an earlier run left stays until there is something better.
     Waits(PathBuf),
-    Open(PathBuf, File),
+    Open(Partial),
     /// The records go to no file, or to one that is none, or the journal cannot be written.
     None,
+}
+
+/// The journal's file, which no other run writes.
+struct Partial {
+    path: PathBuf,
+    file: File,
+    _left: Left,
 }
 
 impl Records {
@@ -28,7 +37,7 @@ impl Records {
     pub(crate) fn begin(target: Option<&Path>) -> Self {
         // Beside a pipe or a device there is no place.
         let journal = match target {
-            Some(path) if !path.exists() || path.is_file() => Journal::Waits(partial(path)),
+            Some(path) if !path.exists() || path.is_file() => Journal::Waits(path.into()),
             _ => Journal::None,
         };
         Self { all: Vec::new(), target: target.map(Into::into), journal }
@@ -37,57 +46,80 @@ impl Records {
     /// Adds a record. A journal that cannot be written is told once: what was measured is worth more.
     pub(crate) fn push(&mut self, record: Record) {
         if let Err(error) = self.journal.note(&record) {
-            eprintln!("records are not kept while the run goes on: {error:#}");
+            say!("records are not kept while the run goes on: {error:#}");
             self.journal = Journal::None;
         }
         self.all.push(record);
     }
 
-    /// Writes the file, and removes the one that stood for it.
-    ///
-    /// # Errors
-    /// If the file cannot be written; the other stays then.
-    pub(crate) fn finish(mut self) -> anyhow::Result<Vec<Record>> {
-        if let Some(target) = &self.target {
-            write_json(target, &self.all)?;
-        }
-        if let Journal::Open(path, _) = std::mem::replace(&mut self.journal, Journal::None)
-            && let Err(error) = std::fs::remove_file(&path)
+    /// Writes the file, and removes the one that stood for it. The records come back in any case, beside
+    /// the error of a file that cannot be written; the journal stays then.
+    pub(crate) fn finish(mut self) -> (Vec<Record>, anyhow::Result<()>) {
+        let saved = match &self.target {
+            Some(target) => write_json(target, &self.all),
+            None => Ok(()),
+        };
+        if saved.is_ok()
+            && let Journal::Open(partial) = std::mem::replace(&mut self.journal, Journal::None)
+            && let Err(error) = std::fs::remove_file(&partial.path)
         {
-            eprintln!("{} is left behind: {error}", path.display());
+            say!("{} is left behind: {error}", partial.path.display());
         }
-        Ok(std::mem::take(&mut self.all))
+        (std::mem::take(&mut self.all), saved)
     }
 }
 
 impl Drop for Records {
     /// Says where the records of a run are that has not finished.
     fn drop(&mut self) {
-        if let Journal::Open(path, _) = &self.journal {
-            eprintln!("records so far, which --merge reads: {}", path.display());
+        if let Journal::Open(partial) = &self.journal {
+            say!("records so far, which --merge reads: {}", partial.path.display());
         }
     }
 }
 
 impl Journal {
     fn note(&mut self, record: &Record) -> anyhow::Result<()> {
-        if let Self::Waits(path) = self {
-            let file = File::create(&*path)?;
-            *self = Self::Open(std::mem::take(path), file);
+        if let Self::Waits(target) = self {
+            *self = Self::Open(Partial::beside(target)?);
         }
-        if let Self::Open(_, file) = self {
+        if let Self::Open(partial) = self {
             let mut line = serde_json::to_vec(record)?;
             line.push(b'\n');
             // At once, so that a run that is killed leaves whole lines.
-            file.write_all(&line)?;
+            partial.file.write_all(&line)?;
         }
         Ok(())
     }
 }
 
-/// `FILE.partial`
-fn partial(target: &Path) -> PathBuf {
+impl Partial {
+    /// `FILE.partial`, or with a number before the ending where another run is writing that one.
+    fn beside(target: &Path) -> std::io::Result<Self> {
+        let mut others = 0;
+        loop {
+            let path = partial(target, others);
+            let file = OpenOptions::new().create(true).write(true).truncate(false).open(&path)?;
+            match file.try_lock() {
+                // Unless the run that wrote it has just removed it.
+                Ok(()) if path.exists() => {
+                    file.set_len(0)?;
+                    return Ok(Self { _left: Left::new(path.clone()), path, file });
+                }
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => others += 1,
+                Err(TryLockError::Error(error)) => return Err(error),
+            }
+        }
+    }
+}
+
+/// `FILE.partial`, `FILE.1.partial`, ...
+fn partial(target: &Path, others: usize) -> PathBuf {
     let mut name = OsString::from(target);
+    if others > 0 {
+        name.push(format!(".{others}"));
+    }
     name.push(".partial");
     name.into()
 }
@@ -110,33 +142,72 @@ mod tests {
         records.push(of(1.0));
         records.push(of(f64::NAN));
         drop(records);
-        let left = read_json(&partial(&target)).unwrap();
+        let left = read_json(&partial(&target, 0)).unwrap();
         assert_eq!(left[0], of(1.0));
         assert!(left.len() == 2 && left[1].value.is_nan());
         assert!(!target.exists());
 
         // A run that measures nothing leaves it alone.
         drop(Records::begin(Some(&target)));
-        assert_eq!(read_json(&partial(&target)).unwrap().len(), 2);
+        assert_eq!(read_json(&partial(&target, 0)).unwrap().len(), 2);
         let mut records = Records::begin(Some(&target));
         records.push(of(3.0));
-        assert_eq!(records.finish().unwrap(), [of(3.0)]);
+        let (all, saved) = records.finish();
+        saved.unwrap();
+        assert_eq!(all, [of(3.0)]);
         assert_eq!(read_json(&target).unwrap(), [of(3.0)]);
-        assert!(!partial(&target).exists());
+        assert!(!partial(&target, 0).exists());
     }
 
     #[test]
     fn a_journal_that_cannot_be_written_costs_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("records.json");
-        std::fs::create_dir(partial(&target)).unwrap();
+        std::fs::create_dir(partial(&target, 0)).unwrap();
         let mut records = Records::begin(Some(&target));
         records.push(of(1.0));
         records.push(of(2.0));
-        assert_eq!(records.finish().unwrap().len(), 2);
+        let (all, saved) = records.finish();
+        assert!(all.len() == 2 && saved.is_ok());
         assert_eq!(read_json(&target).unwrap().len(), 2);
         let mut records = Records::begin(None);
         records.push(of(1.0));
-        assert_eq!(records.finish().unwrap().len(), 1);
+        assert_eq!(records.finish().0.len(), 1);
+    }
+
+    #[test]
+    fn two_runs_at_once_keep_their_records_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("records.json");
+        let [mut one, mut other] = [(); 2].map(|()| Records::begin(Some(&target)));
+        for at in 0..3 {
+            one.push(of(f64::from(at)));
+            other.push(of(10.0 + f64::from(at)));
+        }
+        let values = |path: &Path| -> Vec<f64> {
+            read_json(path).unwrap().into_iter().map(|record| record.value).collect()
+        };
+        assert_eq!(values(&partial(&target, 0)), [0.0, 1.0, 2.0]);
+        assert_eq!(values(&partial(&target, 1)), [10.0, 11.0, 12.0]);
+        one.finish().1.unwrap();
+        assert_eq!(values(&target), [0.0, 1.0, 2.0]);
+        other.finish().1.unwrap();
+        // The last one to finish, whole.
+        assert_eq!(values(&target), [10.0, 11.0, 12.0]);
+        assert!(!partial(&target, 0).exists() && !partial(&target, 1).exists());
+    }
+
+    #[test]
+    fn records_that_cannot_be_written_stay_in_the_journal() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("records.json");
+        let mut records = Records::begin(Some(&target));
+        records.push(of(1.0));
+        // No file can take its place.
+        std::fs::create_dir(&target).unwrap();
+        let (all, saved) = records.finish();
+        assert_eq!(all, [of(1.0)]);
+        assert!(saved.unwrap_err().to_string().contains("records.json"));
+        assert_eq!(read_json(&partial(&target, 0)).unwrap(), [of(1.0)]);
     }
 }

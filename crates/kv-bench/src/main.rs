@@ -2,8 +2,13 @@
 
 mod args;
 mod calibrate;
+mod console;
 mod contenders;
+mod families;
+mod files;
 mod fisher;
+mod inputs;
+mod interrupt;
 mod journal;
 mod progress;
 mod prompts;
@@ -25,10 +30,11 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .init();
-    match run::run(&args::Args::parse()) {
+    let args = args::Args::parse();
+    match interrupt::tell().and_then(|()| run::run(&args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            console::say!("error: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -2,9 +2,11 @@
 
 use std::path::Path;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use kv_models::Model;
 use serde::Deserialize;
+
+use crate::args::Mode;
 
 /// The source of prompts and texts that come without a file.
 pub(crate) const EMBEDDED: &str = "embedded";
@@ -25,35 +27,145 @@ pub(crate) struct Prompts {
 }
 
 /// One prompt.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone)]
 pub(crate) struct Prompt {
     /// Its name; its line where the file gives none.
-    #[serde(default)]
     pub(crate) id: String,
+    /// Its line in the file, from 1.
+    pub(crate) line: usize,
     /// The kind of task, such as `niah_single`.
     pub(crate) task: String,
     /// Its nominal length in tokens.
     pub(crate) length: usize,
     /// Where the answer lies, from 0 (first) to 1 (last).
-    #[serde(default)]
     pub(crate) depth: Option<f64>,
-    /// The text.
+    /// The text, context and question together.
     pub(crate) prompt: String,
+    /// The byte of the text at which the question begins, where that is known.
+    question_at: Option<usize>,
     /// What the model should say next.
     pub(crate) answer: String,
 }
 
+/// One line of a file.
+#[derive(Debug, Deserialize)]
+struct Line {
+    #[serde(default)]
+    id: String,
+    task: String,
+    length: usize,
+    depth: Option<f64>,
+    prompt: Option<String>,
+    context: Option<String>,
+    question: Option<String>,
+    answer: String,
+}
+
+/// What begins a question in prompts that do not say where it begins.
+const MARKS: [&str; 2] = ["\nQuestion:", "\nKey: \""];
+
+/// Which prompts a suite asks for.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Wanted<'a> {
+    /// The file; the embedded prompts without one.
+    pub(crate) file: Option<&'a Path>,
+    /// Only prompts of these nominal lengths, if any are given.
+    pub(crate) lengths: &'a [usize],
+    /// Only prompts of these tasks, if any are given.
+    pub(crate) tasks: &'a [String],
+    /// Only prompts that say where their answer lies.
+    pub(crate) with_depth: bool,
+    /// At most so many.
+    pub(crate) limit: Option<usize>,
+    /// How questions are asked, where they are.
+    pub(crate) mode: Option<Mode>,
+}
+
+impl Line {
+    /// The prompt that a line describes.
+    ///
+    /// # Errors
+    /// For fields that do not go together or are empty.
+    fn prompt(self, line: usize) -> anyhow::Result<Prompt> {
+        let (prompt, question_at) = match (self.prompt, self.context, self.question) {
+            (None, Some(context), Some(question)) => {
+                ensure!(!context.is_empty(), "`context` is empty");
+                ensure!(!question.is_empty(), "`question` is empty");
+                (context.clone() + &question, Some(context.len()))
+            }
+            (Some(prompt), None, Some(question)) => {
+                ensure!(!question.is_empty(), "`question` is empty");
+                let context = prompt.strip_suffix(&question);
+                let context = context.context("`prompt` does not end with its `question`")?.len();
+                (prompt, Some(context))
+            }
+            (Some(prompt), None, None) => {
+                let at = MARKS.iter().filter_map(|mark| prompt.rfind(mark)).max();
+                (prompt, at)
+            }
+            _ => bail!("expected `context` and `question`, or `prompt`, which `question` may end"),
+        };
+        ensure!(!prompt.is_empty(), "`prompt` is empty");
+        ensure!(!self.answer.is_empty(), "`answer` is empty");
+        let id = if self.id.is_empty() { format!("line {line}") } else { self.id };
+        Ok(Prompt {
+            id,
+            line,
+            task: self.task,
+            length: self.length,
+            depth: self.depth,
+            prompt,
+            // Nothing could be compressed before it.
+            question_at: question_at.filter(|at| *at > 0),
+            answer: self.answer,
+        })
+    }
+}
+
 impl Prompt {
-    /// Context and question: the question begins at the last `\nQuestion:` or `\nKey: "`; a prompt
-    /// without either is all question.
-    pub(crate) fn split(&self) -> (&str, &str) {
-        let marks = ["\nQuestion:", "\nKey: \""];
-        let at = marks.iter().filter_map(|mark| self.prompt.rfind(mark)).max();
-        self.prompt.split_at(at.unwrap_or_default())
+    /// Context and question, neither of them empty; `None` where it is not known where the question
+    /// begins.
+    pub(crate) fn split(&self) -> Option<(&str, &str)> {
+        Some(self.prompt.split_at(self.question_at?))
     }
 }
 
 impl Prompts {
+    /// Reads the prompts that are wanted.
+    ///
+    /// # Errors
+    /// As [`Self::load`]; where none is left, and where a mode cannot be had.
+    pub(crate) fn read(wanted: &Wanted<'_>) -> anyhow::Result<Self> {
+        let mut prompts = Self::load(wanted.file)?;
+        prompts.list.retain(|prompt| {
+            (wanted.lengths.is_empty() || wanted.lengths.contains(&prompt.length))
+                && (wanted.tasks.is_empty() || wanted.tasks.contains(&prompt.task))
+                && (!wanted.with_depth || prompt.depth.is_some())
+        });
+        let source = &prompts.source;
+        let depth = if wanted.with_depth { " that says its `depth`" } else { "" };
+        ensure!(
+            !prompts.list.is_empty(),
+            "{source} has no prompt{depth} of the lengths and tasks that are asked for"
+        );
+        if let Some(limit) = wanted.limit {
+            prompts.limit(limit);
+        }
+        let aware_only = matches!(wanted.mode, None | Some(Mode::QuestionAware));
+        if let Some(unmarked) = prompts.list.iter().find(|prompt| prompt.split().is_none())
+            && !aware_only
+        {
+            let (source, line) = (&prompts.source, unmarked.line);
+            let marks = MARKS.map(|mark| format!("{mark:?}")).join(" or ");
+            bail!(
+                "{source}, line {line}: nothing says where the question begins (a `question`, or one \
+                 of {marks} in the prompt), so that no context can be compressed before it: give \
+                 `context` and `question` in place of `prompt`, or take --mode question-aware"
+            );
+        }
+        Ok(prompts)
+    }
+
     /// Reads prompts from a file, or the embedded ones.
     ///
     /// # Errors
@@ -61,14 +173,11 @@ impl Prompts {
     pub(crate) fn load(path: Option<&Path>) -> anyhow::Result<Self> {
         let (source, text) = read(path, EMBEDDED_PROMPTS)?;
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-        let prompt = |(index, line): (usize, &str)| {
-            let place = format!("line {}", index + 1);
-            let mut prompt: Prompt =
-                serde_json::from_str(line).with_context(|| format!("{source}, {place}"))?;
-            if prompt.id.is_empty() {
-                prompt.id = place;
-            }
-            Ok(prompt)
+        let prompt = |(index, text): (usize, &str)| {
+            let line = index + 1;
+            let read = serde_json::from_str::<Line>(text).map_err(anyhow::Error::from);
+            read.and_then(|read| read.prompt(line))
+                .with_context(|| format!("{source}, line {line}"))
         };
         let list = lines.map(prompt).collect::<anyhow::Result<Vec<_>>>()?;
         ensure!(!list.is_empty(), "{source} holds no prompts");
@@ -124,8 +233,11 @@ impl Prompts {
         let mut fitting = Vec::new();
         for prompt in std::mem::take(&mut self.list) {
             let tokens = |text: &str| anyhow::Ok(model.encode(text)?.len());
-            let (context, question) = prompt.split();
-            let parts = tokens(context)? + tokens(question)?;
+            // Apart they may be more tokens than together.
+            let parts = match prompt.split() {
+                Some((context, question)) => tokens(context)? + tokens(question)?,
+                None => 0,
+            };
             match parts.max(tokens(&prompt.prompt)?) + tokens(&prompt.answer)? <= positions {
                 true => fitting.push(prompt),
                 false => long.push(prompt.id),

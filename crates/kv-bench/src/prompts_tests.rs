@@ -2,13 +2,14 @@ use super::*;
 
 fn prompt(task: &str, length: usize, id: usize) -> Prompt {
     let (prompt, answer) = ("a\nQuestion: b".into(), "c".into());
-    Prompt { id: id.to_string(), task: task.into(), length, depth: None, prompt, answer }
+    let (id, task, line) = (id.to_string(), task.into(), id + 1);
+    Prompt { id, line, task, length, depth: None, prompt, question_at: Some(1), answer }
 }
 
 #[test]
 fn embedded_prompts_have_context_and_question() {
     for prompt in Prompts::load(None).unwrap().list {
-        let (context, question) = prompt.split();
+        let (context, question) = prompt.split().unwrap();
         assert!(context.len() > question.len(), "{}", prompt.id);
         assert!(question.starts_with("\nQuestion:") || question.starts_with("\nKey: \""));
     }
@@ -25,6 +26,76 @@ fn lines_are_named() {
     std::fs::write(&path, format!("\n{line}\n")).unwrap();
     let prompts = Prompts::load(Some(&path)).unwrap();
     assert_eq!((prompts.list[0].id.as_str(), prompts.source.as_str()), ("line 2", "prompts.jsonl"));
+}
+
+/// A file of prompts with these fields beside task and length.
+fn file(folder: &Path, fields: &[&str]) -> std::path::PathBuf {
+    let path = folder.join("prompts.jsonl");
+    let line = |fields: &&str| format!("{{\"task\": \"t\", \"length\": 3, {fields}}}\n");
+    std::fs::write(&path, fields.iter().map(line).collect::<String>()).unwrap();
+    path
+}
+
+#[test]
+fn a_file_says_where_questions_begin() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(
+        folder.path(),
+        &[
+            r#""context": "A dog. ", "question": "Who?", "answer": "b""#,
+            r#""prompt": "A dog. Who? Who?", "question": "Who?", "answer": "b""#,
+            r#""prompt": "A dog.\nQuestion: who?", "answer": "b""#,
+            r#""prompt": "Who is a dog?", "answer": "b""#,
+            r#""prompt": "\nQuestion: who?", "answer": "b""#,
+        ],
+    );
+    let prompts = Prompts::load(Some(&path)).unwrap().list;
+    assert_eq!(prompts[0].prompt, "A dog. Who?");
+    assert_eq!(prompts[0].split(), Some(("A dog. ", "Who?")));
+    assert_eq!(prompts[1].split(), Some(("A dog. Who? ", "Who?")));
+    assert_eq!(prompts[2].split(), Some(("A dog.", "\nQuestion: who?")));
+    // With neither a field nor a mark, and with nothing before the mark.
+    assert_eq!([&prompts[3], &prompts[4]].map(Prompt::split), [None, None]);
+}
+
+#[test]
+fn lines_that_are_no_prompts_say_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = r#""context": "a", "question": "b", "answer": "c""#;
+    for (fields, part) in [
+        (r#""prompt": "a", "question": "b", "answer": "c""#, "does not end with its `question`"),
+        (r#""context": "a", "answer": "c""#, "expected `context` and `question`"),
+        (r#""question": "a", "answer": "c""#, "expected `context` and `question`"),
+        (r#""prompt": "ab", "context": "a", "question": "b", "answer": "c""#, "expected `context`"),
+        (r#""context": "", "question": "b", "answer": "c""#, "`context` is empty"),
+        (r#""context": "a", "question": "", "answer": "c""#, "`question` is empty"),
+        (r#""prompt": "", "answer": "c""#, "`prompt` is empty"),
+        (r#""prompt": "a", "answer": """#, "`answer` is empty"),
+        (r#""prompt": "a""#, "missing field `answer`"),
+    ] {
+        let path = file(folder.path(), &[good, fields]);
+        let error = format!("{:#}", Prompts::load(Some(&path)).unwrap_err());
+        assert!(error.contains("prompts.jsonl, line 2: ") && error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn modes_that_cannot_be_had_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let marked = r#""context": "a", "question": "b", "answer": "c""#;
+    let path = file(folder.path(), &[marked, r#""prompt": "a b", "answer": "c""#]);
+    let read = |mode| Prompts::read(&Wanted { file: Some(&path), mode, ..Wanted::default() });
+    for mode in [Mode::QuestionAgnostic, Mode::Both] {
+        let error = format!("{:#}", read(Some(mode)).unwrap_err());
+        assert!(error.contains("prompts.jsonl, line 2: "), "{error}");
+        assert!(error.contains("`context` and `question`") && error.contains("question-aware"));
+    }
+    for mode in [None, Some(Mode::QuestionAware)] {
+        assert_eq!(read(mode).unwrap().list.len(), 2);
+    }
+    // Those that are left out may lack a question.
+    let wanted = Wanted { file: Some(&path), limit: Some(1), ..Wanted::default() };
+    assert_eq!(Prompts::read(&wanted).unwrap().list.len(), 1);
 }
 
 #[test]

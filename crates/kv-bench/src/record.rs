@@ -1,11 +1,12 @@
 //! What a suite writes down: one measured number, with everything needed to know what it is.
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use anyhow::Context;
 use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::console::say;
+use crate::files::replace;
 
 /// The name of the policy that keeps everything, and to which the others are compared.
 pub(crate) const FULL: &str = "full";
@@ -23,16 +24,31 @@ pub(crate) mod metric {
     pub(crate) const ANSWER_LOGPROB: &str = "answer_logprob";
     /// Exponential of the mean negative log-likelihood of a token.
     pub(crate) const PERPLEXITY: &str = "perplexity";
+    /// Perplexity of a prompt's own tokens in prefill, as policies change it.
+    pub(crate) const PREFILL_PERPLEXITY: &str = "prefill_perplexity";
     /// Share of an answer's tokens on which the policy and the full cache agree, 0 to 1.
     pub(crate) const AGREEMENT: &str = "agreement";
     /// The same, of the tokens of the text whose perplexity is measured.
     pub(crate) const TEXT_AGREEMENT: &str = "text_agreement";
+    /// Kullback-Leibler divergence of the policy's next-token distributions from the full cache's, in
+    /// nats, a mean over an answer's tokens.
+    pub(crate) const KL_DIVERGENCE: &str = "kl_divergence";
+    /// The same, a mean over the tokens of the text whose perplexity is measured.
+    pub(crate) const TEXT_KL_DIVERGENCE: &str = "text_kl_divergence";
     /// Relative Frobenius error of the attention output.
     pub(crate) const RELATIVE_ERROR: &str = "relative_error";
     /// Standard deviation of the relative error over seeds.
     pub(crate) const ERROR_DEVIATION: &str = "relative_error_deviation";
     /// Error of the attention output over the softmax's norm times the values', BalanceKV's ε.
     pub(crate) const EPSILON: &str = "epsilon";
+    /// Mean norms of queries, of keys less their head's mean, and of values, and half the widths of the
+    /// means' 95 % confidence intervals.
+    pub(crate) const QUERY_NORM: &str = "query_norm";
+    pub(crate) const QUERY_NORM_INTERVAL: &str = "query_norm_interval";
+    pub(crate) const SHIFTED_KEY_NORM: &str = "shifted_key_norm";
+    pub(crate) const SHIFTED_KEY_NORM_INTERVAL: &str = "shifted_key_norm_interval";
+    pub(crate) const VALUE_NORM: &str = "value_norm";
+    pub(crate) const VALUE_NORM_INTERVAL: &str = "value_norm_interval";
     /// Log-sum-exp of a query's weighted logits, less that over all tokens, a mean; 0 where nothing is
     /// lost.
     pub(crate) const SAG: &str = "attention_sag";
@@ -245,16 +261,16 @@ fn null_as_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Err
 /// Writes the records as a JSON list, one record a line.
 ///
 /// # Errors
-/// If the file cannot be written.
+/// If the file cannot be written; one that was there stays as it was.
 pub(crate) fn write_json(path: &Path, records: &[Record]) -> anyhow::Result<()> {
-    let context = || format!("writing records to {}", path.display());
-    let mut file = BufWriter::new(File::create(path).with_context(context)?);
-    for (i, record) in records.iter().enumerate() {
-        file.write_all(if i == 0 { b"[\n" } else { b",\n" }).with_context(context)?;
-        serde_json::to_writer(&mut file, record).with_context(context)?;
-    }
-    file.write_all(if records.is_empty() { b"[]\n" } else { b"\n]\n" }).with_context(context)?;
-    file.flush().with_context(context)
+    let written = replace(path, |mut file| {
+        for (i, record) in records.iter().enumerate() {
+            file.write_all(if i == 0 { b"[\n" } else { b",\n" })?;
+            serde_json::to_writer(&mut file, record)?;
+        }
+        file.write_all(if records.is_empty() { b"[]\n" } else { b"\n]\n" })
+    });
+    written.with_context(|| format!("writing records to {}", path.display()))
 }
 
 /// What files of records are.
@@ -275,7 +291,7 @@ pub(crate) fn read_json(path: &Path) -> anyhow::Result<Vec<Record>> {
     for record in serde_json::Deserializer::from_str(&text).into_iter() {
         match record {
             Err(error) if error.is_eof() && !records.is_empty() => {
-                eprintln!("{}: the last record is cut off", path.display())
+                say!("{}: the last record is cut off", path.display())
             }
             record => records.push(record.with_context(context).context(HINT)?),
         }
@@ -314,7 +330,8 @@ pub(crate) fn by_setup<'a>(records: &[&'a Record]) -> Vec<(&'a str, Option<f64>,
 /// The mean of the records' numbers, or `None` without records. Perplexities are averaged as
 /// log-likelihoods, which is the perplexity of equally long texts taken together.
 pub(crate) fn mean(records: &[&Record]) -> Option<f64> {
-    let geometric = records.first()?.metric == metric::PERPLEXITY;
+    let metric = records.first()?.metric.as_str();
+    let geometric = [metric::PERPLEXITY, metric::PREFILL_PERPLEXITY].contains(&metric);
     let number = |r: &&Record| if geometric { r.number().ln() } else { r.number() };
     let mean = records.iter().map(number).sum::<f64>() / records.len() as f64;
     Some(if geometric { mean.exp() } else { mean })

@@ -8,6 +8,7 @@ pub(crate) mod format;
 mod heatmap;
 pub(crate) mod layouts;
 mod lines;
+pub(crate) mod overview;
 mod page;
 mod policies;
 #[cfg(test)]
@@ -21,11 +22,14 @@ use std::path::Path;
 
 use anyhow::Context;
 
+use crate::files::replace;
 use crate::record::Record;
+use crate::table::Table;
 
 /// Writes the report of some records.
 ///
-/// Notes are shown above the numbers. The folder of `path` must exist.
+/// Notes are shown above the numbers, and the table `first`, if there is one, before all others. The
+/// folder of `path` must exist.
 ///
 /// # Errors
 /// If a figure cannot be drawn or the file cannot be written.
@@ -34,9 +38,11 @@ pub(crate) fn write_html(
     title: &str,
     notes: &[String],
     records: &[Record],
+    first: Option<&Table>,
 ) -> anyhow::Result<()> {
-    let html = page::page(title, notes, records)?;
-    std::fs::write(path, html).with_context(|| format!("writing the report to {}", path.display()))
+    let html = page::page(title, notes, records, first)?;
+    replace(path, |file| file.write_all(html.as_bytes()))
+        .with_context(|| format!("writing the report to {}", path.display()))
 }
 
 #[cfg(test)]

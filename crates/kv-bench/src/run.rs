@@ -3,18 +3,26 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use burn::tensor::{DType, Device};
 use kv_core::{available_devices, device_name, select_device};
 use kv_models::{Calibration, Model, model_names};
 use kv_policies::POLICIES;
 
 use crate::args::{Args, Common, Figure, Paper, Suite};
+use crate::console::{print, say};
 use crate::contenders::Contender;
+use crate::files::check_writable;
 use crate::journal::Records;
 use crate::record::{Case, Record};
-use crate::sources::{Source, check_writable, merge};
-use crate::{calibrate, fisher, report, suites, table};
+use crate::report::{format, overview};
+use crate::sources::{Source, merge};
+use crate::table::Table;
+use crate::{calibrate, fisher, inputs, report, suites, table};
+
+/// Tokens that share an entry of a sketch from which on estimates vary more than what is estimated:
+/// the median of three sums has 0.448 of an entry's variance.
+const CROWDED: f64 = 1.0 / 0.448;
 
 /// What every suite works with.
 pub(crate) struct Bench<'a> {
@@ -26,7 +34,18 @@ pub(crate) struct Bench<'a> {
     notes: Vec<String>,
 }
 
-impl Bench<'_> {
+impl<'a> Bench<'a> {
+    /// A model on a device, and nothing measured yet.
+    pub(crate) fn new(
+        common: &'a Common,
+        model: Model,
+        device: Device,
+        device_name: String,
+        records: &'a mut Records,
+    ) -> Self {
+        Self { common, model, device, device_name, records, notes: Vec::new() }
+    }
+
     /// Adds a measured number.
     pub(crate) fn record(
         &mut self,
@@ -50,12 +69,19 @@ impl Bench<'_> {
         });
     }
 
-    /// Notes what a reader must know of policies in this model.
-    pub(crate) fn remark(&mut self, contenders: &[Contender]) -> anyhow::Result<()> {
+    /// Notes what a reader must know of policies in this model, behind prompts of up to so many tokens.
+    pub(crate) fn remark(&mut self, contenders: &[Contender], tokens: usize) -> anyhow::Result<()> {
         let layers = self.model.config().num_layers;
         for contender in contenders {
             for remark in contender.policy.remarks(layers) {
                 self.note(remark);
+            }
+            if let Some(load) = contender.sketch_load(tokens).filter(|load| *load > CROWDED) {
+                let (label, budget) = (&contender.label, format::budget(contender.budget));
+                self.note(format!(
+                    "{label} at {budget}: about {load:.0} tokens share an entry of the sketch, whose \
+                     estimates are noise then; it does not keep answers, and is here to be studied"
+                ));
             }
             let Some(path) = &contender.channels else { continue };
             // Files of channels alone, which policies take too, do not say whose they are.
@@ -71,7 +97,7 @@ impl Bench<'_> {
     /// Adds what a reader of the numbers must know; once is enough.
     pub(crate) fn note(&mut self, note: String) {
         if !self.notes.contains(&note) {
-            eprintln!("note: {note}");
+            say!("note: {note}");
             self.notes.push(note);
         }
     }
@@ -83,9 +109,9 @@ impl Bench<'_> {
 /// With what is missing or unsupported.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let common = &args.common;
+    ensure!(args.suite.is_none() || !args.all, "--all: suites show all of their tables");
     if let Some(Suite::List) = args.suite {
-        list();
-        return Ok(());
+        return print(&list());
     }
     if let Some(Suite::Fisher(options)) = &args.suite {
         return fisher::run(common, options);
@@ -103,29 +129,76 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     for path in common.json.iter().chain([&report]) {
         check_writable(path)?;
     }
-    match &args.suite {
-        // Whose tables have policies of their own.
-        Some(Suite::Paper(options)) => options.check(common)?,
-        _ => drop(common.contenders(&[0.5])?),
+    inputs::check(common, args.suite.as_ref())?;
+    let mut records = Records::begin(common.json.as_deref());
+    let notes = measure(args, &mut records)?;
+    let (own, saved) = records.finish();
+    let records = merge(own, others);
+    let title = title_of(args.suite.as_ref());
+    let first = args.suite.is_none().then(|| overview::table(&records)).flatten();
+    let reported =
+        report::write_html(&report, &format!("burn-kv: {title}"), &notes, &records, first.as_ref());
+    // Numbers that were measured are shown, whatever became of the files.
+    let printed = print(&text(args, &title, &notes, &records, first.as_ref()));
+    if let (Some(path), Ok(())) = (&common.json, &saved) {
+        say!("records: {}", path.display());
     }
+    if reported.is_ok() {
+        say!("report: {}", report.display());
+    }
+    say!("{:.0} s in all", started.elapsed().as_secs_f64());
+    let mut failures = [saved, reported, printed].into_iter().filter_map(Result::err);
+    let Some(last) = failures.next_back() else { return Ok(()) };
+    failures.for_each(|error| say!("error: {error:#}"));
+    Err(last)
+}
+
+/// What a run shows: of the overview its first table alone, unless all are asked for.
+fn text(
+    args: &Args,
+    title: &str,
+    notes: &[String],
+    records: &[Record],
+    first: Option<&Table>,
+) -> String {
+    let by_layer = matches!(&args.suite, Some(Suite::Attention(options)) if options.by_layer);
+    let mut text = format!("{title}\n\n");
+    if let Some(table) = first {
+        text += &(table.to_text() + "\n");
+    }
+    if first.is_none() || args.all {
+        text += &table::text(records, by_layer);
+    } else {
+        text += "All policies and budgets: in the report, or here with --all.\n";
+    }
+    notes.iter().for_each(|note| text += &format!("note: {note}\n"));
+    text
+}
+
+/// Runs a suite; returns notes.
+fn measure(args: &Args, records: &mut Records) -> anyhow::Result<Vec<String>> {
+    let common = &args.common;
     let device = select_device(common.device)?;
     let device_name = device_name(&device);
     if let Some(Suite::Paper(options)) = &args.suite {
         options.check_device(&device_name, common.quick)?;
     }
     let dtype = common.dtype.map(Into::into);
-    let mut records = Records::begin(common.json.as_deref());
-    let notes = match &args.suite {
+    let mut notes = match &args.suite {
+        Some(Suite::Paper(options)) => options.notes(common.quick),
+        _ => Vec::new(),
+    };
+    let more = match &args.suite {
         Some(Suite::Kernels(options)) => {
-            suites::kernels::run(device, device_name, dtype, options, common.quick, &mut records)?;
+            suites::kernels::run(device, device_name, dtype, options, common.quick, records)?;
             Vec::new()
         }
         Some(Suite::Paper(Paper { figure: Figure::LongflowFig1, .. })) => {
             let quick = common.quick;
-            suites::paper::longflow_fig1::run(&device, &device_name, dtype, quick, &mut records)?;
+            suites::paper::longflow_fig1::run(&device, &device_name, dtype, quick, records)?;
             Vec::new()
         }
-        Some(Suite::Paper(Paper { figure: Figure::BalancekvFig3, .. })) => {
+        Some(Suite::Paper(options)) if options.is_made_up(common) => {
             let quick = common.quick;
             suites::paper::balancekv_fig3::run(
                 &device,
@@ -133,13 +206,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 dtype,
                 quick,
                 common.seed,
-                &mut records,
+                records,
             )?;
             Vec::new()
         }
         Some(Suite::Paper(Paper { figure: Figure::BalancekvStream, .. })) => {
             let (quick, seed) = (common.quick, common.seed);
-            suites::paper::balancekv_stream::run(&device, &device_name, quick, seed, &mut records)?
+            suites::paper::balancekv_stream::run(&device, &device_name, quick, seed, records)?
         }
         Some(Suite::Paper(Paper {
             figure: Figure::KvreviverAttention, lengths, batches, ..
@@ -150,7 +223,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 &device_name,
                 dtype,
                 &cases,
-                &mut records,
+                records,
             )?;
             Vec::new()
         }
@@ -168,29 +241,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 dtype,
                 &cases,
                 common,
-                &mut records,
+                records,
             )?
         }
         Some(Suite::Paper(Paper { figure: Figure::KvreviverBounds, .. })) => {
             let (quick, seed) = (common.quick, common.seed);
-            suites::paper::kvreviver::bounds::run(&device, &device_name, quick, seed, &mut records)?
+            suites::paper::kvreviver::bounds::run(&device, &device_name, quick, seed, records)?
         }
-        suite => with_model(common, suite.as_ref(), device, device_name, dtype, &mut records)?,
+        suite => with_model(common, suite.as_ref(), device, device_name, dtype, records)?,
     };
-    let by_layer = matches!(&args.suite, Some(Suite::Attention(options)) if options.by_layer);
-    let records = merge(records.finish()?, others);
-    let title = format!("burn-kv: {}", name_of(args.suite.as_ref()));
-    report::write_html(&report, &title, &notes, &records)?;
-    table::print(&records, by_layer);
-    for note in &notes {
-        println!("note: {note}");
-    }
-    if let Some(path) = &common.json {
-        eprintln!("records: {}", path.display());
-    }
-    eprintln!("report: {}", report.display());
-    eprintln!("{:.0} s in all", started.elapsed().as_secs_f64());
-    Ok(())
+    notes.extend(more);
+    Ok(notes)
 }
 
 /// Runs a suite that needs a model; returns notes.
@@ -206,9 +267,9 @@ fn with_model(
         Some(Suite::Paper(options)) => options.figure.model(&common.model, common.quick),
         _ => &common.model,
     };
-    eprintln!("loading {name} on {device_name}");
+    say!("loading {name} on {device_name}");
     let model = Model::load(name, &device, dtype).with_context(|| format!("model {name}"))?;
-    let mut bench = Bench { common, model, device, device_name, records, notes: Vec::new() };
+    let mut bench = Bench::new(common, model, device, device_name, records);
     match suite {
         Some(Suite::Quality(options)) => suites::quality::run(&mut bench, options)?,
         Some(Suite::Attention(options)) => suites::attention::run(&mut bench, options)?,
@@ -234,6 +295,16 @@ fn name_of(suite: Option<&Suite>) -> String {
     name.into()
 }
 
+/// A suite's title: its name, and of a paper's figure what it measures.
+fn title_of(suite: Option<&Suite>) -> String {
+    match suite {
+        Some(Suite::Paper(options)) => {
+            format!("{}: {}", options.figure.name(), options.figure.definition().measures)
+        }
+        suite => name_of(suite),
+    }
+}
+
 /// `kv-bench/SUITE.html` in cargo's target folder, where `cargo xtask bench` names it, or in the
 /// current folder's `target`.
 fn default_report(suite: &str) -> anyhow::Result<PathBuf> {
@@ -244,14 +315,15 @@ fn default_report(suite: &str) -> anyhow::Result<PathBuf> {
     Ok(folder.join(format!("{suite}.html")))
 }
 
-fn list() {
-    println!("policies:");
+/// Policies, models and devices, as lines.
+fn list() -> String {
+    let mut text = String::from("policies:\n");
     for entry in POLICIES {
-        println!("  {:<20} {:<52} {}", entry.name, entry.summary, entry.paper);
+        text += &format!("  {:<20} {:<52} {}\n", entry.name, entry.summary, entry.paper);
     }
-    println!("models: a folder, a hub id, or");
+    text += "models: a folder, a hub id, or\n";
     for name in model_names() {
-        println!("  {name}");
+        text += &format!("  {name}\n");
     }
-    println!("devices: {}", available_devices().join(", "));
+    text + &format!("devices: {}\n", available_devices().join(", "))
 }

@@ -1,10 +1,7 @@
-//! Records of other runs beside this one's, and files that are checked before hours are spent.
+//! Records of other runs beside this one's.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
-
-use anyhow::Context;
 
 use crate::record::{Case, Record, read_json};
 
@@ -77,23 +74,6 @@ fn measurement(record: &Record) -> String {
     format!("{} {:?}", setup(record), (&record.metric, case))
 }
 
-/// Checks that a file can be written, and leaves what is there as it is: where nothing is, a file of
-/// another name is tried, as another run may write this one by now.
-///
-/// # Errors
-/// If it cannot.
-pub(crate) fn check_writable(path: &Path) -> anyhow::Result<()> {
-    let context = || format!("cannot write to {}", path.display());
-    if path.exists() {
-        OpenOptions::new().append(true).open(path).with_context(context)?;
-        return Ok(());
-    }
-    let name = path.file_name().with_context(context)?.to_string_lossy();
-    let probe = path.with_file_name(format!(".{name}.{}", std::process::id()));
-    File::create(&probe).with_context(context)?;
-    std::fs::remove_file(&probe).with_context(context)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,19 +107,5 @@ mod tests {
         assert_eq!(policies, expected);
         let missing = Source::read_all(&[folder.path().join("none.json")]).unwrap_err();
         assert!(format!("{missing:#}").contains("none.json"));
-    }
-
-    #[test]
-    fn files_are_checked_and_left_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("records.json");
-        check_writable(&path).unwrap();
-        assert!(!path.exists());
-        std::fs::write(&path, "earlier").unwrap();
-        check_writable(&path).unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "earlier");
-        let error = check_writable(&folder.path().join("no/records.json")).unwrap_err();
-        assert!(error.to_string().starts_with("cannot write to"), "{error}");
-        assert!(check_writable(folder.path()).is_err());
     }
 }

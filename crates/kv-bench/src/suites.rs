@@ -2,10 +2,12 @@
 
 pub(crate) mod attention;
 mod conversation;
+mod divergence;
 pub(crate) mod kernels;
 pub(crate) mod long_output;
 pub(crate) mod paper;
 pub(crate) mod perplexity;
+mod prefill_perplexity;
 pub(crate) mod quality;
 pub(crate) mod quick;
 pub(crate) mod throughput;

@@ -63,11 +63,9 @@ pub(crate) fn tables(records: &[Record], by_layer: bool) -> Vec<Table> {
     all
 }
 
-/// Prints the tables of some records on stdout.
-pub(crate) fn print(records: &[Record], by_layer: bool) {
-    for table in tables(records, by_layer) {
-        println!("{}", table.to_text());
-    }
+/// The tables of some records as lines of text.
+pub(crate) fn text(records: &[Record], by_layer: bool) -> String {
+    tables(records, by_layer).iter().map(|table| table.to_text() + "\n").collect()
 }
 
 impl Table {

@@ -1,14 +1,21 @@
 //! Papers' tables and figures, and what each of them takes.
 
+mod definition;
+
 use std::path::PathBuf;
 
 use anyhow::ensure;
 use clap::ValueEnum;
+use kv_core::Budget;
 
-use super::{Common, MODEL, gibibytes, positive};
+use super::{Common, MODEL, Mode, gibibytes, positive};
+use crate::prompts::Wanted;
+use definition::{ModelChoice, PolicyChoice};
 
 /// The CPU's name as a device.
 const CPU: &str = "cpu";
+/// Prompts of the quick forms of figures that take many.
+const QUICK_PROMPTS: usize = 4;
 
 /// Options of `paper`.
 #[derive(Debug, Clone, clap::Args)]
@@ -19,23 +26,27 @@ pub(crate) struct Paper {
     /// Memory in GiB that a run may take; by default that of the paper's GPU.
     #[arg(long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
     pub(crate) memory_cap: Option<f64>,
-    /// Figures of KeepKV, KVReviver and PrHS: prompts, as in `quality`.
+    /// Figures of prompts: a file, as in `quality`.
     #[arg(long, value_name = "FILE.jsonl")]
     pub(crate) prompts: Option<PathBuf>,
-    /// Figures of KeepKV, KVReviver and PrHS: at most this many prompts, spread over tasks and lengths.
+    /// Figures of prompts: at most this many, spread over tasks and lengths.
     #[arg(long, value_parser = positive, allow_negative_numbers = true)]
     pub(crate) limit: Option<usize>,
-    /// Figures of KeepKV, KVReviver and PrHS: held-out text, as in `quality`.
+    /// Figures of retrieval: when compression happens, in place of the figure's own.
+    #[arg(long, value_enum)]
+    pub(crate) mode: Option<Mode>,
+    /// Figures of perplexity: held-out text, as in `quality`.
     #[arg(long, value_name = "FILE.txt")]
     pub(crate) text: Option<PathBuf>,
-    /// Figures of KeepKV, KVReviver and PrHS: tokens of the text that are contexts, as in `quality`.
+    /// Figures of perplexity: tokens of the text that are contexts, as in `quality`.
     #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
     pub(crate) contexts: Vec<usize>,
-    /// `kvreviver-attention`, `prhs-table4`, `prhs-long` and `prhs-table5`: tokens, in place of the figure's own.
+    /// Figures of prompts: only those of these lengths. `kvreviver-attention`, `prhs-table4`, `prhs-long` and
+    /// `prhs-table5`: tokens, in place of the figure's own.
     #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
     pub(crate) lengths: Vec<usize>,
-    /// The same figures: sequences at once, in place of the figure's own; `keepkv-table1` and `kvreviver-table1`: in place
-    /// of batches that grow until memory ends.
+    /// `kvreviver-attention`, `prhs-table4`, `prhs-long` and `prhs-table5`: sequences at once, in place of the figure's
+    /// own; `keepkv-table1` and `kvreviver-table1`: in place of batches that grow until memory ends.
     #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
     pub(crate) batches: Vec<usize>,
 }
@@ -55,6 +66,8 @@ pub(crate) enum Figure {
     BalancekvStream,
     /// Prefill and decode speed: full, SnapKV, PyramidKV, StreamingLLM, BalanceKV.
     BalancekvTable2,
+    /// Norms of queries, shifted keys and values, prompt by prompt.
+    BalancekvTable3,
     /// Retrieval by share dropped: the same, the augmented form and uniform sampling.
     BalancekvNeedle,
     /// Throughput and memory by batch, and what merging costs of a step: full, H2O, D2O, KeepKV.
@@ -103,56 +116,119 @@ impl Paper {
     /// Refuses what the figure does not take.
     pub(crate) fn check(&self, common: &Common) -> anyhow::Result<()> {
         let name = self.figure.name();
+        let takes = self.figure.definition();
         ensure!(
-            common.model == MODEL || self.figure.takes_models(),
+            common.model == MODEL || takes.model == ModelChoice::Any,
             "--model: {name} runs at its paper's size"
         );
-        ensure!(common.budget.is_none(), "--budget: {name} has its paper's budgets");
         ensure!(
-            common.policy.is_none() || self.figure.chooses(),
+            common.budget.is_none() || !takes.budgets.is_empty(),
+            "--budget: {name} has its paper's budgets"
+        );
+        let policy = common.policy.as_deref();
+        ensure!(
+            policy.is_none() || takes.policies != PolicyChoice::Fixed,
             "--policy: {name} runs all of its own"
         );
-        if !self.figure.climbs() && self.figure != Figure::LongflowFig4 {
+        let json = policy.is_some_and(|text| text.trim_start().starts_with(['{', '[']));
+        ensure!(
+            !json || takes.policies == PolicyChoice::Configurations,
+            "--policy: {name} has its own configurations, expected names of them"
+        );
+        if !takes.climbs && self.figure != Figure::LongflowFig4 {
             ensure!(self.memory_cap.is_none(), "--memory-cap: {name} has one size");
         }
-        if !self.figure.reads() {
-            ensure!(self.prompts.is_none(), "--prompts: {name} has its own");
-            ensure!(self.limit.is_none(), "--limit: {name} has its own prompts");
+        if !takes.prompts {
+            ensure!(self.prompts.is_none(), "--prompts: {name} has none");
+            ensure!(self.limit.is_none(), "--limit: {name} has no prompts");
         }
-        if !self.figure.reads_text() {
+        ensure!(self.mode.is_none() || takes.mode.is_some(), "--mode: {name} asks no questions");
+        if !takes.text {
             ensure!(self.text.is_none(), "--text: {name} reads no text");
             ensure!(self.contexts.is_empty(), "--contexts: {name} reads no text");
         }
-        if !self.figure.sized() || common.quick {
-            let one = common.quick && self.figure.sized();
+        if !takes.sized || common.quick {
+            let one = common.quick && takes.sized;
             let why = if one { "--quick has one size" } else { "it has the paper's sizes" };
-            ensure!(self.lengths.is_empty(), "--lengths: {name}: {why}");
-            let grows = self.figure.climbs() && !common.quick;
+            ensure!(self.lengths.is_empty() || takes.prompts, "--lengths: {name}: {why}");
+            let grows = takes.climbs && !common.quick;
             ensure!(grows || self.batches.is_empty(), "--batches: {name}: {why}");
         }
-        if matches!(self.figure, Figure::BalancekvStream | Figure::KvreviverBounds) {
+        if takes.single_precision {
             ensure!(common.dtype.is_none(), "--dtype: {name} is in f32");
         }
         ensure!(
-            self.memory_cap.is_none() || !common.quick || self.figure.climbs(),
+            self.memory_cap.is_none() || !common.quick || takes.climbs,
             "--memory-cap: with --quick no batch is the largest"
         );
         Ok(())
     }
-}
 
-impl Paper {
     /// Refuses what would take a CPU hours.
     pub(crate) fn check_device(&self, device_name: &str, quick: bool) -> anyhow::Result<()> {
+        let takes = self.figure.definition();
         // Whole models are beyond it at any length.
-        let sized = !self.lengths.is_empty() && !self.figure.takes_models();
+        let sized = !self.lengths.is_empty() && takes.model == ModelChoice::Own;
         let on_cpu = device_name == CPU && !quick && !sized;
         ensure!(
-            !(on_cpu && self.figure.wants_gpu()),
+            !(on_cpu && takes.wants_gpu),
             "{} has the paper's sizes, for GPUs; on the CPU, add --quick",
             self.figure.name()
         );
         Ok(())
+    }
+
+    /// Whether it is BalanceKV's figure 3 on a made-up layer: neither a model nor prompts are asked for.
+    pub(crate) fn is_made_up(&self, common: &Common) -> bool {
+        let asked = self.prompts.is_some() || !self.lengths.is_empty() || self.limit.is_some();
+        self.figure == Figure::BalancekvFig3 && common.model == MODEL && !asked
+    }
+
+    /// The prompts that it asks for, if it takes any.
+    pub(crate) fn wanted(&self, quick: bool) -> Option<Wanted<'_>> {
+        let takes = self.figure.definition();
+        takes.prompts.then(|| Wanted {
+            file: self.prompts.as_deref(),
+            lengths: &self.lengths,
+            tasks: &[],
+            // Its rows and columns are lengths and depths.
+            with_depth: self.figure == Figure::KvreviverFig5,
+            limit: self.limit.or((quick && takes.mode.is_some()).then_some(QUICK_PROMPTS)),
+            mode: self.mode(quick),
+        })
+    }
+
+    /// How its prompts' questions are asked, where they are.
+    pub(crate) fn mode(&self, quick: bool) -> Option<Mode> {
+        let own = self.figure.definition().mode?;
+        let quick_own = if own == Mode::Both { Mode::QuestionAware } else { own };
+        Some(self.mode.unwrap_or(if quick { quick_own } else { own }))
+    }
+
+    /// What is kept, in place of what is its own where `--budget` says so.
+    pub(crate) fn budgets(&self, common: &Common) -> Vec<Budget> {
+        let takes = self.figure.definition();
+        let small = common.quick && !takes.quick_budgets.is_empty();
+        let own = if small { takes.quick_budgets } else { takes.budgets };
+        common.budget.clone().unwrap_or_else(|| own.to_vec())
+    }
+
+    /// Whether it measures perplexity.
+    pub(crate) fn reads_text(&self) -> bool {
+        self.figure.definition().text
+    }
+
+    /// What a reader of its numbers must know.
+    pub(crate) fn notes(&self, quick: bool) -> Vec<String> {
+        let mut notes = Vec::new();
+        let differs = self.figure.definition().differs;
+        if !differs.is_empty() {
+            notes.push(format!("{} differs from the paper: {differs}", self.figure.name()));
+        }
+        if quick {
+            notes.push("--quick: small sizes and few cases, a first look and no comparison".into());
+        }
+        notes
     }
 }
 
@@ -162,74 +238,13 @@ impl Figure {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().into())
     }
 
-    /// Whether any model may run it.
-    fn takes_models(self) -> bool {
-        let more = [Self::BalancekvFig1, Self::BalancekvNeedle, Self::PrhsTable5];
-        self.reads() || self.climbs() || more.contains(&self)
-    }
-
-    /// Whether it measures perplexity.
-    fn reads_text(self) -> bool {
-        let prompts_alone = [Self::KvreviverFig5, Self::PrhsFig7, Self::PrhsFig8];
-        self.reads() && !prompts_alone.contains(&self)
-    }
-
-    /// Whether it takes prompts.
-    fn reads(self) -> bool {
-        use Figure::{
-            KeepkvFig2, KeepkvFig5, KeepkvLossless, KeepkvTable3, KeepkvTable4, KvreviverFig5,
-            KvreviverFig6, KvreviverTable2, KvreviverTable3, PrhsFig7, PrhsFig8, PrhsTable2,
-            PrhsTable6,
-        };
-        [
-            KeepkvFig2,
-            KeepkvFig5,
-            KeepkvTable3,
-            KeepkvTable4,
-            KeepkvLossless,
-            KvreviverTable2,
-            KvreviverTable3,
-            KvreviverFig5,
-            KvreviverFig6,
-            PrhsTable2,
-            PrhsTable6,
-            PrhsFig7,
-            PrhsFig8,
-        ]
-        .contains(&self)
-    }
-
-    /// Whether `--policy` chooses among those that it runs.
-    fn chooses(self) -> bool {
-        self.climbs() || self == Self::LongflowFig4 || self.name().starts_with("prhs")
-    }
-
-    /// Whether lengths and batches may be others than its own.
-    fn sized(self) -> bool {
-        matches!(
-            self,
-            Self::KvreviverAttention | Self::PrhsTable4 | Self::PrhsLong | Self::PrhsTable5
-        )
-    }
-
-    /// Whether its sizes are out of a CPU's reach.
-    fn wants_gpu(self) -> bool {
-        let times = [Self::LongflowFig1, Self::LongflowFig4, Self::BalancekvTable2];
-        self.climbs() || self.sized() || times.contains(&self)
-    }
-
-    /// Whether it grows batches until memory ends.
-    fn climbs(self) -> bool {
-        matches!(self, Self::KeepkvTable1 | Self::KvreviverTable1)
-    }
-
     /// The model that it runs, given the one that was asked for.
     pub(crate) fn model(self, asked: &str, quick: bool) -> &str {
         match (self, quick) {
             (Self::LongflowFig4, false) => "random:qwen3-1.7b",
             (Self::BalancekvTable2, false) => "random:llama-3.1-8b",
             (Self::PrhsTable5, false) if asked == MODEL => "random:llama-2-7b",
-            (figure, false) if figure.climbs() && asked == MODEL => "random:llama-2-7b",
+            (figure, false) if figure.definition().climbs && asked == MODEL => "random:llama-2-7b",
             _ => asked,
         }
     }

@@ -61,6 +61,7 @@ fn quality(records: &[&Record]) -> Vec<Table> {
     let metrics = [
         (metric::EXACT_MATCH, "exact\nmatch"),
         (metric::ANSWER_LOGPROB, "answer\nlogprob"),
+        (metric::KL_DIVERGENCE, "KL\nnats"),
         (metric::AGREEMENT, "agree-\nment"),
     ];
     for (metric, head) in metrics {
@@ -71,6 +72,8 @@ fn quality(records: &[&Record]) -> Vec<Table> {
     }
     let more = [
         metric::PERPLEXITY,
+        metric::PREFILL_PERPLEXITY,
+        metric::TEXT_KL_DIVERGENCE,
         metric::RETRIEVAL_RATIO,
         metric::TOKENS_READ,
         metric::DROPPED_VOTES,

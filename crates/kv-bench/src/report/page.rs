@@ -11,9 +11,23 @@ use crate::table::Table;
 ///
 /// # Errors
 /// If a figure cannot be drawn.
-pub(crate) fn page(title: &str, notes: &[String], records: &[Record]) -> anyhow::Result<String> {
+pub(crate) fn page(
+    title: &str,
+    notes: &[String],
+    records: &[Record],
+    first: Option<&Table>,
+) -> anyhow::Result<String> {
     let policies = Policies::of(records);
     let (mut contents, mut body) = (String::new(), String::new());
+    if let Some(table) = first {
+        let title = escape(&table.title);
+        contents += &format!(r##"<li><a href="#first">{title}</a></li>"##);
+        let caption = escape(&table.caption).replace('\n', "<br>");
+        body += &format!(
+            r#"<section id="first"><h2>{title}</h2>{}<p class="note">{caption}</p></section>"#,
+            rows_html(table, &policies)
+        );
+    }
     let mut means = Vec::new();
     let settings = group_by(records, |r| (r.model.as_str(), r.device.as_str()));
     for (i, ((model, device), of_setting)) in settings.iter().enumerate() {
@@ -108,6 +122,18 @@ fn suite_section(
 }
 
 fn table_html(table: &Table, policies: &Policies) -> String {
+    format!(
+        r#"{}
+<p class="note">{}Bold: the best policies at a budget, unless most are.</p>"#,
+        rows_html(table, policies),
+        match table.caption.as_str() {
+            "" => String::new(),
+            caption => format!("Means over {}. ", escape(caption)),
+        }
+    )
+}
+
+fn rows_html(table: &Table, policies: &Policies) -> String {
     let heads: String = table
         .keys
         .iter()
@@ -147,12 +173,7 @@ fn table_html(table: &Table, policies: &Policies) -> String {
     }
     format!(
         r#"<div class="table" tabindex="0"><table><thead><tr>{heads}</tr></thead>
-{bodies}</table></div>
-<p class="note">{}Bold: the best policies at a budget, unless most are.</p>"#,
-        match table.caption.as_str() {
-            "" => String::new(),
-            caption => format!("Means over {}. ", escape(caption)),
-        }
+{bodies}</table></div>"#
     )
 }
 

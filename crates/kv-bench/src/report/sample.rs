@@ -94,6 +94,7 @@ fn quality(push: &mut impl FnMut(&str, &Case, &str, f64), loss: f64, share: f64)
                     };
                     push("quality", &case, metric::EXACT_MATCH, (right * 20.0).round() / 20.0);
                     push("quality", &case, metric::ANSWER_LOGPROB, -0.05 - 5.0 * loss * hard);
+                    push("quality", &case, metric::KL_DIVERGENCE, 3.0 * loss * hard);
                     push("quality", &case, metric::AGREEMENT, 1.0 - 0.4 * loss * hard);
                 }
             }
@@ -104,6 +105,7 @@ fn quality(push: &mut impl FnMut(&str, &Case, &str, f64), loss: f64, share: f64)
         let start = 4.0 + 6.0 * (-(position as f64) / 700.0).exp();
         let drift = if position < 1024 { 0.0 } else { 8.0 * loss };
         push("quality", &case, metric::PERPLEXITY, start + drift);
+        push("quality", &case, metric::TEXT_KL_DIVERGENCE, 0.02 * drift);
     }
     push("quality", &Case::default(), metric::TEXT_AGREEMENT, 1.0 - 0.8 * loss);
     push("quality", &Case::default(), metric::HELD_BYTES, 1.2e7 * share);

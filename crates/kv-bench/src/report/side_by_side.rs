@@ -5,7 +5,13 @@ use crate::contenders::inside_keepkv;
 use crate::record::{Record, group_by, is_full, metric, summary};
 use crate::table::{Column, Row, Table};
 
-const METRICS: [&str; 3] = [metric::EXACT_MATCH, metric::ANSWER_LOGPROB, metric::PERPLEXITY];
+const METRICS: [&str; 5] = [
+    metric::EXACT_MATCH,
+    metric::ANSWER_LOGPROB,
+    metric::KL_DIVERGENCE,
+    metric::PERPLEXITY,
+    metric::TEXT_KL_DIVERGENCE,
+];
 
 /// A table a metric and mode, where at least two policies ran alone and inside KeepKV: a row a policy,
 /// two columns a budget. Other methods, which ran alone only, stand below them.

@@ -69,6 +69,25 @@ pub(crate) fn figures(records: &[&Record], policies: &Policies) -> anyhow::Resul
     figures
         .extend(chart(metric::PERPLEXITY, "perplexity", scale).by_case(&frame, positions, axis)?);
     figures.extend(budget(
+        metric::KL_DIVERGENCE,
+        "divergence from the full cache (nats)",
+        Scale::Log,
+        "kl-divergence",
+        "KL divergence from the full cache",
+        "How far the distributions of an answer's tokens are from the full cache's, in nats a token; \
+         lower is better. 0, which has no place on a logarithmic axis, says that nothing is lost.",
+    )?);
+    figures.extend(budget(
+        metric::TEXT_KL_DIVERGENCE,
+        "divergence from the full cache (nats)",
+        Scale::Log,
+        "text-kl-divergence",
+        "KL divergence on text",
+        "How far the distributions of the text's next tokens are from the full cache's, in nats a \
+         token; lower is better. Perplexity judges a policy by the text, which it may hit by chance; \
+         this judges it by the model that it stands for.",
+    )?);
+    figures.extend(budget(
         metric::AGREEMENT,
         "agreement with the full cache",
         Scale::Fit,

@@ -5,7 +5,8 @@ use sample::record;
 fn html(records: &[Record]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report.html");
-    write_html(&path, "A <title>", &["A <note>".into()], records).unwrap();
+    let first = overview::table(records);
+    write_html(&path, "A <title>", &["A <note>".into()], records, first.as_ref()).unwrap();
     std::fs::read_to_string(path).unwrap()
 }
 
@@ -14,7 +15,7 @@ fn every_section_has_one_figure() {
     let html = html(&sample::records());
     let quality = ["exact-match", "answer-logprob", "perplexity", "perplexity-by-position"];
     let more = ["retrieval-question-aware", "retrieval-question-agnostic", "agreement", "memory"];
-    let text = ["text-agreement"];
+    let text = ["text-agreement", "kl-divergence", "text-kl-divergence"];
     let attention = ["relative-error", "relative-error-by-layer", "retained-mass"];
     let throughput = ["memory", "peak-memory", "decode", "prefill", "first-token"];
     let sections = [("quality", &quality[..]), ("quality", &more), ("quality", &text)];
@@ -35,6 +36,7 @@ fn every_section_has_one_figure() {
     assert_eq!(html.matches("<figure").count(), count);
     assert!(html.contains("A &lt;title&gt;") && html.contains("A &lt;note&gt;"));
     assert!(html.contains("<dt>samples</dt><dd>quality: 80 embedded prompts"));
+    assert!(html.contains(r#"<section id="first"><h2>The best of each family at 5 %</h2>"#));
     assert!(!html.contains("http://www.w3.org") && !html.contains("<script"));
 }
 
@@ -95,6 +97,6 @@ fn odd_values_are_drawn_around() {
 #[test]
 fn a_report_can_be_looked_at() {
     if let Some(path) = std::env::var_os("KV_BENCH_REPORT") {
-        write_html(Path::new(&path), "Made-up report", &[], &sample::records()).unwrap();
+        write_html(Path::new(&path), "Made-up report", &[], &sample::records(), None).unwrap();
     }
 }

@@ -23,6 +23,7 @@ use crate::args::Attention;
 use crate::contenders::Contender;
 use crate::progress::Progress;
 use crate::prompts::Prompts;
+use crate::report::format;
 use crate::run::Bench;
 use frozen::{Freezing, Heads, Moved};
 use means::Mean;
@@ -62,6 +63,13 @@ struct Sums {
     similarity: Similarity,
 }
 
+impl Sums {
+    /// `‖output − exact‖ / ‖exact‖` over all steps.
+    fn relative_error(&self) -> f64 {
+        (self.difference / self.norm.max(f64::MIN_POSITIVE)).sqrt()
+    }
+}
+
 /// Runs the suite: the end of each prompt is decoded step by step, each layer by itself, and
 /// compared with the full cache's attention.
 pub(crate) fn run(bench: &mut Bench<'_>, options: &Attention) -> anyhow::Result<()> {
@@ -76,7 +84,6 @@ pub(crate) fn measure(
     contenders: &[Contender],
     options: &Attention,
 ) -> anyhow::Result<()> {
-    bench.remark(contenders)?;
     let compares_hidden =
         |contender: &&Contender| contender.policy.config()["similarity"] == "hidden";
     if let Some(contender) = contenders.iter().find(compares_hidden) {
@@ -93,8 +100,7 @@ pub(crate) fn measure(
                 .into(),
         );
     }
-    let mut prompts = Prompts::load(options.prompts.as_deref())?;
-    prompts.limit(options.limit);
+    let mut prompts = Prompts::read(&options.wanted())?;
     if let Some(note) = prompts.fit(&bench.model)? {
         bench.note(note);
     }
@@ -105,6 +111,8 @@ pub(crate) fn measure(
         ensure!(tokens.len() > options.steps, "prompt {} is shorter than --steps", prompt.id);
         prompts.push(tokens);
     }
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
+    bench.remark(contenders, longest)?;
     let shortest = prompts.iter().map(Vec::len).min().unwrap_or_default() - options.steps;
     let mut contenders = contenders.to_vec();
     let mut uncovered = Vec::new();
@@ -180,6 +188,7 @@ pub(crate) fn measure(
     }
     progress.finish();
     note_targets(bench, contenders, &sums);
+    note_errors(bench, contenders, &sums);
     let checked = purposes.iter().filter(|purpose| purpose.checks).count();
     let measured = Measured { contenders, prompts: prompts.len(), checked, source, sums: &sums };
     measured.write(bench, options, &wanted);
@@ -195,6 +204,25 @@ fn takes_from_layers(config: &Value) -> bool {
 /// What a policy's heads are to drop.
 fn target_of(contender: &Contender) -> Option<f64> {
     contender.policy.config()["target"].as_f64()
+}
+
+/// Says whose error is larger than the output that it is an error of.
+fn note_errors(bench: &mut Bench<'_>, contenders: &[Contender], sums: &[Vec<Sums>]) {
+    let errors = contenders.iter().enumerate().map(|(at, contender)| {
+        let worst = sums.iter().map(|layer| layer[at].relative_error()).fold(0.0, f64::max);
+        (contender, worst)
+    });
+    let told = errors.filter(|(_, worst)| *worst > 1.0).map(|(contender, worst)| {
+        format!("{} at {} {worst:.1}", contender.label, format::budget(contender.budget))
+    });
+    let told: Vec<String> = told.collect();
+    if !told.is_empty() {
+        bench.note(format!(
+            "attention errors above 1 exceed the output itself, to which zeros would be closer; the largest of a \
+             layer: {}",
+            told.join(", ")
+        ));
+    }
 }
 
 /// Says which targets were not met.
@@ -410,6 +438,25 @@ mod tests {
             ran(&words).unwrap().1.contains(&format!("for a target of {target:.3}"))
         };
         assert!(told(0.001) && !told(0.9));
+    }
+
+    #[test]
+    fn errors_above_the_output_are_told() {
+        // Buckets of norms far apart, whose numerators and denominators lose different tokens.
+        let policy = r#"[{"policy": "balancekv-stream", "joint": false}, "streaming-llm"]"#;
+        let line = "attention --limit 1 --steps 8 --budget 0.25 --policy";
+        let words: Vec<&str> = line.split(' ').chain([policy]).collect();
+        let (records, report) = ran(&words).unwrap();
+        for name in ["balancekv-stream", "streaming-llm"] {
+            let own =
+                |r: &&Record| r.policy.starts_with(name) && r.metric == metric::RELATIVE_ERROR;
+            let worst = records.iter().filter(own).map(|r| r.value).fold(0.0, f64::max);
+            // The label says which options are no defaults.
+            let label = &records.iter().find(own).unwrap().policy;
+            let told = format!("{label} at 25 % {worst:.1}");
+            assert_eq!(report.contains(&told), worst > 1.0, "{name}: {worst}");
+            assert_eq!(worst > 1.0, name == "balancekv-stream", "{name}: {worst}");
+        }
     }
 
     #[test]

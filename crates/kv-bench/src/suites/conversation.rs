@@ -13,7 +13,7 @@ use super::judge;
 use crate::args::Quality;
 use crate::contenders::Contender;
 use crate::progress::Progress;
-use crate::prompts::{Prompt, Prompts};
+use crate::prompts::{Prompt, Prompts, Wanted};
 use crate::record::{Case, metric};
 use crate::run::Bench;
 
@@ -42,11 +42,8 @@ struct Fact {
 pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()> {
     let quick = bench.common.quick;
     let contenders = bench.common.contenders(&BUDGETS)?;
-    let mut prompts = Prompts::load(options.prompts.as_deref())?;
-    prompts.list.retain(|prompt| {
-        let wanted = options.lengths.is_empty() || options.lengths.contains(&prompt.length);
-        wanted && conversation(prompt).is_some()
-    });
+    let mut prompts = Prompts::read(&Wanted { limit: None, ..options.wanted(quick) })?;
+    prompts.list.retain(|prompt| conversation(prompt).is_some());
     ensure!(
         !prompts.list.is_empty(),
         "no prompt of {} tells {QUESTIONS} facts as `{TELLS}…{IS}…`",
@@ -91,7 +88,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
 
 /// A prompt's own question, and others that its context answers, evenly spread over it.
 fn conversation(prompt: &Prompt) -> Option<Vec<Fact>> {
-    let (context, own) = prompt.split();
+    let (context, own) = prompt.split()?;
     let told = context.split(TELLS).skip(1).filter_map(|rest| {
         let (name, rest) = rest.split_once(IS)?;
         let digits = rest.find(|c: char| !c.is_ascii_digit())?;

@@ -12,6 +12,7 @@ use burn::tensor::{DType, Device};
 use kv_kernels::largest_tensor;
 
 use crate::args::{Kernels, Op};
+use crate::console::say;
 use crate::journal::Records;
 use crate::progress::Progress;
 use crate::record::{Case, Record, metric};
@@ -125,10 +126,7 @@ pub(crate) fn run(
             if lab.holds(case) {
                 attention::decode(&mut lab, case)?;
             } else {
-                eprintln!(
-                    "decode_attention {}: more than this device holds in a tensor",
-                    case.name()
-                );
+                say!("decode_attention {}: more than this device holds in a tensor", case.name());
             }
             progress.step();
         }

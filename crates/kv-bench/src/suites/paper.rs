@@ -1,9 +1,10 @@
-//! Papers' tables and figures at their settings.
+//! Papers' tables and figures.
 
 pub(crate) mod balancekv_end_to_end;
 pub(crate) mod balancekv_fig1;
 pub(crate) mod balancekv_fig3;
 pub(crate) mod balancekv_stream;
+pub(crate) mod balancekv_table3;
 mod by_batch;
 mod keepkv;
 pub(crate) mod kvreviver;
@@ -13,8 +14,11 @@ pub(crate) mod longflow_fig4;
 #[cfg(test)]
 mod longflow_tests;
 pub(crate) mod prhs;
+mod quality;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 use crate::args::{Figure, Paper};
 use crate::run::Bench;
@@ -27,9 +31,11 @@ const SUITE: &str = "paper";
 /// Where a policy or the device refuses.
 pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
     match options.figure {
-        Figure::BalancekvFig1 => balancekv_fig1::run(bench),
+        Figure::BalancekvFig1 => balancekv_fig1::run(bench, options),
+        Figure::BalancekvFig3 => balancekv_fig3::run_on_prompts(bench, options),
         Figure::BalancekvTable2 => balancekv_end_to_end::table2(bench),
-        Figure::BalancekvNeedle => balancekv_end_to_end::needle(bench),
+        Figure::BalancekvTable3 => balancekv_table3::run(bench, options),
+        Figure::BalancekvNeedle => balancekv_end_to_end::needle(bench, options),
         Figure::LongflowFig4 => longflow_fig4::run(bench, options),
         Figure::KeepkvTable1 => keepkv::table1::run(bench, options),
         Figure::KeepkvFig2 => keepkv::fig2::run(bench, options),
@@ -47,7 +53,6 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
         Figure::PrhsFig7 | Figure::PrhsFig8 => prhs::overlap::run(bench, options),
         // Those of bare tensors have run without a model.
         Figure::LongflowFig1
-        | Figure::BalancekvFig3
         | Figure::BalancekvStream
         | Figure::KvreviverAttention
         | Figure::KvreviverBounds

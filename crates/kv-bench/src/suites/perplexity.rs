@@ -1,4 +1,9 @@
-//! Perplexity of real text behind a compressed context, by position.
+//! Perplexity of real text behind a compressed context, by position, and the divergence from the full
+//! cache's next-token distributions.
+//!
+//! The full cache's logits stay in host memory while the policies are compared with them: a row of the
+//! vocabulary for each token behind the context in f32, 96 MiB for 512 tokens and 49,152 entries. Those
+//! of the policies are there for a bucket of tokens at a time. No policy prefills for it again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,6 +14,7 @@ use kv_core::read_f32;
 use kv_models::Session;
 use kv_policies::Policy;
 
+use super::divergence::by_position;
 use super::judge;
 use crate::contenders::Contender;
 use crate::progress::Progress;
@@ -20,8 +26,12 @@ const SUITE: &str = "quality";
 /// Tokens of a bucket of positions.
 const BUCKET: usize = 64;
 const TASK: &str = "perplexity";
+/// How much longer a bucket takes policies that decode it token by token than those that take it at
+/// once: about as many times on CPUs.
+const TOKEN_BY_TOKEN: usize = 8;
 
 /// A text, its context to be compressed.
+#[derive(Debug, Clone)]
 pub(crate) struct Text {
     source: String,
     context: Vec<u32>,
@@ -29,6 +39,16 @@ pub(crate) struct Text {
 }
 
 impl Text {
+    /// The file's name.
+    pub(crate) fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The context and what follows it.
+    pub(crate) fn tokens(&self) -> Vec<u32> {
+        [&self.context[..], &self.next].concat()
+    }
+
     /// Reads a file, or the embedded text, for each of `contexts`; for one that fits, where there are none.
     ///
     /// # Errors
@@ -75,23 +95,37 @@ fn measure(bench: &mut Bench<'_>, contenders: &[Contender], text: Text) -> anyho
     let policies: Vec<Arc<dyn Policy>> =
         contenders.iter().map(|contender| contender.policy.clone()).collect();
     let seed = bench.common.seed;
-    let mut progress = Progress::new(contenders.len() + 1, TASK);
+    let work = |policy: &dyn Policy| if policy.changes_decode() { TOKEN_BY_TOKEN } else { 1 };
+    let buckets = continued.div_ceil(BUCKET);
+    let all = policies.iter().map(|policy| work(&**policy) * buckets).sum();
+    let mut progress = Progress::new(all, TASK);
     let sessions = Session::start_many(&bench.model, &policies, &[prompt], &[seed], continued)?;
-    progress.step();
-    let mut results = Vec::new();
+    let vocabulary = bench.model.config().vocab_size;
+    let mut results: Vec<Vec<(f64, u32)>> = Vec::new();
+    let mut divergences: Vec<Vec<f64>> = Vec::new();
+    let mut full: Vec<f32> = Vec::new();
     for mut session in sessions {
-        let before = session.append(&[&next])?;
-        let rows = read_f32("logits", Tensor::cat(before, 0))?;
-        let judged = rows
-            .chunks(bench.model.config().vocab_size)
-            .zip(&next)
-            .map(|(logits, &token)| judge(logits, token));
-        results.push(judged.collect::<Vec<(f64, u32)>>());
-        progress.step();
+        let first = results.is_empty();
+        let (mut judged, mut divergence) = (Vec::new(), Vec::new());
+        for (index, tokens) in next.chunks(BUCKET).enumerate() {
+            let before = session.append(&[tokens])?;
+            let rows = read_f32("logits", Tensor::cat(before, 0))?;
+            let rated = rows.chunks(vocabulary).zip(tokens);
+            judged.extend(rated.map(|(logits, &token)| judge(logits, token)));
+            // The full cache runs first.
+            if first {
+                full.extend_from_slice(&rows);
+            }
+            let full = &full[index * BUCKET * vocabulary..][..rows.len()];
+            divergence.extend(by_position(full, &rows, vocabulary));
+            progress.advance(work(session.policy()));
+        }
+        results.push(judged);
+        divergences.push(divergence);
     }
     progress.finish();
     let full: Vec<u32> = results[0].iter().map(|(_, best)| *best).collect();
-    for (contender, judged) in contenders.iter().zip(&results) {
+    for ((contender, judged), divergences) in contenders.iter().zip(&results).zip(&divergences) {
         let setup = (contender.label.as_str(), contender.budget);
         let perplexity = |judged: &[(f64, u32)]| {
             (-judged.iter().map(|(logprob, _)| logprob).sum::<f64>() / judged.len() as f64).exp()
@@ -107,10 +141,15 @@ fn measure(bench: &mut Bench<'_>, contenders: &[Contender], text: Text) -> anyho
         let same = judged.iter().zip(&full).filter(|((_, best), full)| best == *full).count();
         let agreement = same as f64 / full.len() as f64;
         bench.record(SUITE, &case, setup, metric::TEXT_AGREEMENT, agreement, "share");
-        for (index, bucket) in judged.chunks(BUCKET).enumerate() {
+        let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+        let name = metric::TEXT_KL_DIVERGENCE;
+        bench.record(SUITE, &case, setup, name, mean(divergences), "nats");
+        let buckets = judged.chunks(BUCKET).zip(divergences.chunks(BUCKET));
+        for (index, (bucket, divergences)) in buckets.enumerate() {
             let (position, samples) = (Some(context + index * BUCKET), Some(bucket.len()));
             let case = Case { position, samples, ..case.clone() };
             bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity(bucket), "perplexity");
+            bench.record(SUITE, &case, setup, name, mean(divergences), "nats");
         }
     }
     Ok(())
@@ -123,6 +162,7 @@ mod tests {
     use super::TASK;
     use crate::args::Args;
     use crate::record::{metric, read_json};
+    use crate::testing::ran;
 
     fn quality(options: &str, json: &std::path::Path) -> anyhow::Result<()> {
         let line = format!(
@@ -131,6 +171,27 @@ mod tests {
             json.with_extension("html").display()
         );
         crate::run::run(&Args::try_parse_from(line.split_whitespace())?)
+    }
+
+    #[test]
+    fn divergences_are_from_the_full_cache() {
+        let policy = r#"{"policy": "streaming-llm", "decode": false}"#;
+        let (records, report) =
+            ran(&["quality", "--quick", "--policy", policy, "--budget", "1.0,0.1"]).unwrap();
+        for name in [metric::KL_DIVERGENCE, metric::TEXT_KL_DIVERGENCE] {
+            let of = |budget: Option<f64>| -> Vec<f64> {
+                let own = records.iter().filter(|r| r.metric == name && r.budget == budget);
+                own.map(|r| r.value).collect()
+            };
+            let (full, all, tenth) = (of(None), of(Some(1.0)), of(Some(0.1)));
+            assert!(!full.is_empty() && full.len() == all.len() && full.len() == tenth.len());
+            assert!(full.iter().all(|value| *value == 0.0), "{name}: {full:?}");
+            // All tokens are kept: logits differ by the rounding of other launches, about 1e-3.
+            assert!(all.iter().all(|value| (0.0..1e-5).contains(value)), "{name}: {all:?}");
+            let mean = tenth.iter().sum::<f64>() / tenth.len() as f64;
+            assert!(mean > 0.01 && tenth.iter().all(|value| *value >= 0.0), "{name}: {tenth:?}");
+        }
+        assert!(report.contains("KL<br>on text"));
     }
 
     #[test]

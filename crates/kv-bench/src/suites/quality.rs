@@ -8,6 +8,7 @@ use kv_core::{MemoryReport, read_f32};
 use kv_models::Session;
 use kv_policies::{Policy, Reads};
 
+use super::divergence::by_position;
 use super::perplexity::{self, Text};
 use super::{Votes, conversation, judge, long_output, reads_of, record_memory, record_reads};
 use crate::args::{Mode, Quality, Task};
@@ -24,46 +25,16 @@ const QUICK_BUDGETS: [f64; 2] = [0.5, 0.25];
 
 /// Runs the suite.
 pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()> {
-    if let Some(Task::LongOutput) = options.task {
-        ensure!(
-            options.prompts.is_none()
-                && options.lengths.is_empty()
-                && options.contexts.is_empty()
-                && options.tasks.is_empty()
-                && !options.no_perplexity
-                && options.mode == Mode::Both,
-            "--task long-output takes --text and --limit, none of the options of retrieval"
-        );
-        return long_output::run(bench, options);
-    }
-    if let Some(Task::Conversation) = options.task {
-        ensure!(
-            options.text.is_none()
-                && options.contexts.is_empty()
-                && options.tasks.is_empty()
-                && !options.no_perplexity
-                && options.mode == Mode::Both,
-            "--task conversation takes --prompts, --lengths and --limit, none of the other options"
-        );
-        return conversation::run(bench, options);
+    match options.task {
+        Some(Task::LongOutput) => return long_output::run(bench, options),
+        Some(Task::Conversation) => return conversation::run(bench, options),
+        None => {}
     }
     let quick = bench.common.quick;
     let budgets: &[f64] = if quick { &QUICK_BUDGETS } else { &BUDGETS };
     let contenders = bench.common.contenders(budgets)?;
-    let mut prompts = Prompts::load(options.prompts.as_deref())?;
-    prompts.list.retain(|prompt| {
-        (options.lengths.is_empty() || options.lengths.contains(&prompt.length))
-            && (options.tasks.is_empty() || options.tasks.contains(&prompt.task))
-    });
-    ensure!(!prompts.list.is_empty(), "no prompt is left after --lengths and --tasks");
-    if let Some(limit) = options.limit.or(quick.then_some(16)) {
-        prompts.limit(limit);
-    }
-    ensure!(
-        !options.no_perplexity || options.contexts.is_empty(),
-        "--contexts: --no-perplexity reads no text"
-    );
-    // Read first: a text that is not there must not cost a finished retrieval.
+    let prompts = Prompts::read(&options.wanted(quick))?;
+    // Read first: a text that is too short must not cost a finished retrieval.
     let texts = match options.no_perplexity {
         true => None,
         false => Some(Text::read(bench, options.text.as_deref(), &options.contexts)?),
@@ -84,12 +55,15 @@ pub(crate) fn retrieval(
         Mode::QuestionAgnostic => vec![false],
         Mode::Both => vec![true, false],
     };
-    bench.remark(contenders)?;
     if let Some(note) = prompts.fit(&bench.model)? {
         bench.note(note);
     }
     let Prompts { source, list: prompts } = prompts;
-    let mut progress = Progress::new(prompts.len() * modes.len(), "retrieval");
+    let longest = prompts.iter().map(|prompt| prompt.length).max().unwrap_or_default();
+    bench.remark(contenders, longest)?;
+    // Bytes of text, as prompts of some lengths take several times as long as others.
+    let work: usize = prompts.iter().map(|prompt| prompt.prompt.len()).sum();
+    let mut progress = Progress::new(work * modes.len(), "retrieval");
     let mut memory: Vec<Vec<MemoryReport>> = vec![Vec::new(); contenders.len()];
     let mut reads = vec![Reads::default(); contenders.len()];
     let mut votes = vec![Votes::default(); contenders.len()];
@@ -122,9 +96,17 @@ pub(crate) fn retrieval(
                 let setup = (contender.label.as_str(), contender.budget);
                 bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact, "share");
                 bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, answered.logprob, "nats");
+                bench.record(
+                    SUITE,
+                    &case,
+                    setup,
+                    metric::KL_DIVERGENCE,
+                    answered.divergence,
+                    "nats",
+                );
                 bench.record(SUITE, &case, setup, metric::AGREEMENT, agreement, "share");
             }
-            progress.step();
+            progress.advance(prompt.prompt.len());
         }
     }
     progress.finish();
@@ -146,6 +128,8 @@ struct Answered {
     exact: bool,
     /// Mean log-probability of the answer's tokens.
     logprob: f64,
+    /// Mean divergence of the answer's tokens from the full cache's, in nats.
+    divergence: f64,
     /// The most likely token before each of the answer's, which are fed one by one.
     best: Vec<u32>,
     memory: MemoryReport,
@@ -164,17 +148,19 @@ fn answer(
     let model = &bench.model;
     let answer = model.encode_continuation(&prompt.answer)?;
     ensure!(!answer.is_empty(), "its answer is empty");
-    let (context, question) = match prompt.split() {
-        // A prompt that is all question has nothing to compress before it.
-        (context, question) if !aware && !context.is_empty() => {
-            (model.encode(context)?, model.encode_continuation(question)?)
-        }
-        _ => (model.encode(&prompt.prompt)?, Vec::new()),
+    let (context, question) = if aware {
+        (model.encode(&prompt.prompt)?, Vec::new())
+    } else {
+        let (context, question) = prompt.split().context("nothing marks its question")?;
+        (model.encode(context)?, model.encode_continuation(question)?)
     };
     let policies: Vec<Arc<dyn Policy>> =
         contenders.iter().map(|contender| contender.policy.clone()).collect();
     let room = question.len() + answer.len();
     let sessions = Session::start_many(model, &policies, &[context], &[seed], room)?;
+    let vocabulary = model.config().vocab_size;
+    // The full cache's, which answers first: as many rows of a vocabulary as the answer has tokens.
+    let mut full = Vec::new();
     sessions
         .into_iter()
         .map(|mut session| {
@@ -188,7 +174,7 @@ fn answer(
             let memory = MemoryReport { policy: session.memory().policy, ..kept };
             let rows = read_f32("logits", Tensor::cat(before, 0))?;
             let judged: Vec<(f64, u32)> = rows
-                .chunks(model.config().vocab_size)
+                .chunks(vocabulary)
                 .zip(&answer)
                 .map(|(logits, &token)| judge(logits, token))
                 .collect();
@@ -197,7 +183,13 @@ fn answer(
             let logprob = logprob / judged.len() as f64;
             ensure!(logprob.is_finite(), "the model's output holds NaN or Inf");
             let reads = reads_of(&session)?;
-            Ok(Answered { exact: best == answer, logprob, best, memory, votes, reads })
+            if full.is_empty() {
+                full.clone_from(&rows);
+            }
+            let divergences = by_position(&full, &rows, vocabulary);
+            let divergence = divergences.iter().sum::<f64>() / divergences.len() as f64;
+            let exact = best == answer;
+            Ok(Answered { exact, logprob, divergence, best, memory, votes, reads })
         })
         .collect()
 }

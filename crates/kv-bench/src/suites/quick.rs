@@ -8,13 +8,15 @@ use crate::run::Bench;
 /// Shares kept where no budget is given.
 const BUDGETS: [f64; 2] = [0.5, 0.25];
 
+/// Prompts, so that two processor cores are done within two minutes.
+const PROMPTS: usize = 16;
+const QUICK_PROMPTS: usize = 8;
+
 /// Runs the overview.
 pub(crate) fn run(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     let contenders = bench.common.contenders(&BUDGETS)?;
     let mut prompts = Prompts::load(None)?;
-    if bench.common.quick {
-        prompts.limit(8);
-    }
+    prompts.limit(if bench.common.quick { QUICK_PROMPTS } else { PROMPTS });
     quality::retrieval(bench, &contenders, prompts, Mode::Both)?;
     let texts = perplexity::Text::read(bench, None, &[])?;
     perplexity::run(bench, &contenders, texts)?;

@@ -32,7 +32,7 @@ pub(crate) fn measure(
     contenders: &[Contender],
     options: &Throughput,
 ) -> anyhow::Result<()> {
-    bench.remark(contenders)?;
+    bench.remark(contenders, options.lengths.iter().copied().max().unwrap_or_default())?;
     let steps = if bench.common.quick { options.steps.min(16) } else { options.steps };
     let (new, positions) = (WARM_UP + steps, bench.model.config().max_positions);
     if let Some(length) = options.lengths.iter().find(|length| *length + new > positions) {

@@ -127,8 +127,7 @@ fn write_sums(
     means: &Means,
 ) {
     let setup = (contender.label.as_str(), contender.budget);
-    let error = (sums.difference / sums.norm.max(f64::MIN_POSITIVE)).sqrt();
-    bench.record(SUITE, case, setup, metric::RELATIVE_ERROR, error, "ratio");
+    bench.record(SUITE, case, setup, metric::RELATIVE_ERROR, sums.relative_error(), "ratio");
     for (name, value, unit) in sums.measures.records() {
         bench.record(SUITE, case, setup, name, value, unit);
     }

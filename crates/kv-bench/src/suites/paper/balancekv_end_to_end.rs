@@ -2,20 +2,16 @@
 
 use serde_json::json;
 
-use crate::args::{Mode, Throughput};
+use super::quality;
+use crate::args::{Paper, Throughput};
 use crate::contenders::Contender;
-use crate::prompts::Prompts;
 use crate::record::FULL;
 use crate::run::Bench;
-use crate::suites::{quality, throughput};
+use crate::suites::throughput;
 
 /// What the paper's table 2 shows, on an A6000.
 const PUBLISHED: &str = "the paper, 16,384 + 1,024 tokens: prefill 3.03 s exact, 3.76 SnapKV, 3.75 \
     PyramidKV, 3.68 StreamingLLM, 3.66 BalanceKV; decoding 37.8, 40.4, 37.2, 40.3 and 38.1 s";
-/// Shares kept.
-const BUDGETS: [f64; 4] = [0.95, 0.8, 0.5, 0.25];
-/// Prompts of the needle's quick form.
-const QUICK_PROMPTS: usize = 16;
 
 /// Prefill and decode time at a quarter of the cache.
 ///
@@ -37,23 +33,15 @@ pub(crate) fn table2(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Retrieval at several rates, beside the methods that the paper compares.
+/// Retrieval at several budgets, beside the methods that the paper compares.
 ///
 /// # Errors
 /// Where a policy or the device refuses.
-pub(crate) fn needle(bench: &mut Bench<'_>) -> anyhow::Result<()> {
+pub(crate) fn needle(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
     let names =
         ["balancekv", "balancekv-augmented", "uniform", "snapkv", "pyramidkv", "streaming-llm"];
-    let mut contenders = vec![Contender::of(&json!({"policy": FULL}))?];
-    for name in names {
-        for budget in BUDGETS {
-            contenders.push(Contender::of(&json!({"policy": name, "budget": budget}))?);
-        }
-    }
-    let mut prompts = Prompts::load(None)?;
-    if bench.common.quick {
-        prompts.limit(QUICK_PROMPTS);
-        bench.note("three or four prompts a task: a first look, no comparison".into());
-    }
-    quality::retrieval(bench, &contenders, prompts, Mode::Both)
+    let budgets = options.budgets(bench.common);
+    let own = names.iter().map(|name| json!({"policy": name})).collect();
+    let own = bench.common.built(own, &budgets)?;
+    quality::run(bench, options, own, &budgets).map(drop)
 }

@@ -1,16 +1,13 @@
 //! BalanceKV, figure 1: relative error of one layer's attention by rate, beside uniform sampling, on
 //! real queries, keys and values and on made-up ones.
 
-use anyhow::ensure;
-use kv_models::PrefillPass;
-use kv_policies::Needs;
 use serde_json::json;
 
 use super::SUITE;
-use super::layer::{Clustered, LayerPrompt, relative_error, spread};
+use super::layer::{self, Clustered, LayerPrompt, relative_error, spread};
+use crate::args::Paper;
 use crate::contenders::Contender;
 use crate::progress::Progress;
-use crate::prompts::Prompts;
 use crate::record::{Case, FULL, metric};
 use crate::run::Bench;
 
@@ -32,51 +29,29 @@ struct Size {
 ///
 /// # Errors
 /// Where a policy or the device refuses.
-pub(crate) fn run(bench: &mut Bench<'_>) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
     let size = if bench.common.quick { QUICK } else { PAPER };
-    let mut prompts = Prompts::load(None)?;
-    let longest = prompts.list.iter().map(|prompt| prompt.length).max().unwrap_or_default();
-    prompts.list.retain(|prompt| prompt.length == longest);
-    prompts.limit(size.prompts);
-    let layers = bench.model.config().num_layers;
-    let mut progress = Progress::new(prompts.list.len() * layers + 1, "balancekv-fig1");
-    let mut sums: Vec<Vec<Vec<f64>>> = Vec::new();
-    for prompt in &prompts.list {
-        let tokens = bench.model.encode(&prompt.prompt)?;
-        ensure!(tokens.len() > 2 * size.window, "the prompts are shorter than two windows");
-        let mut observed = Vec::new();
-        let pass = PrefillPass {
-            needs: Needs { window: usize::MAX, column_sums: false, raw_queries: false },
-            ..PrefillPass::default()
-        };
-        bench.model.llama().prefill(&[&tokens], pass, &mut |observation| {
-            if let Some(queries) = &observation.window {
-                observed.push(LayerPrompt {
-                    queries: queries.clone(),
-                    keys: observation.keys.clone(),
-                    values: observation.values.clone(),
-                    layer: observation.layer,
-                });
-            }
-            Ok(None)
-        })?;
-        for (layer, prompt) in observed.iter().enumerate() {
-            if sums.len() <= layer {
-                sums.push(Vec::new());
-            }
-            add(&mut sums[layer], errors(prompt, &size)?);
+    let (source, prompts) = layer::prompts(bench, options, size.prompts, size.window)?;
+    let count = bench.model.config().num_layers;
+    let layers: Vec<usize> = (0..count).collect();
+    let mut progress = Progress::new(prompts.len() * count + 1, "balancekv-fig1");
+    let mut sums: Vec<Vec<Vec<f64>>> = vec![Vec::new(); count];
+    for tokens in &prompts {
+        layer::observe(bench, tokens, &layers, &mut |prompt| {
+            add(&mut sums[prompt.layer.index], errors(prompt, &size)?);
             progress.step();
-        }
+            Ok(())
+        })?;
     }
-    let count = prompts.list.len();
     for (layer, sums) in sums.iter().enumerate() {
         let case = Case {
             task: Some("balancekv-fig1".into()),
             layer: Some(layer),
-            samples: Some(count),
+            source: Some(source.clone()),
+            samples: Some(prompts.len()),
             ..Case::default()
         };
-        record(bench, &case, sums, count);
+        record(bench, &case, sums, prompts.len());
     }
     let clustered = Clustered { query_heads: 8, kv_heads: 2, tokens: 4096, head_dim: 128 };
     let device = bench.device.clone();

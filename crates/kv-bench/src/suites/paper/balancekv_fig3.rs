@@ -1,15 +1,17 @@
-//! BalanceKV, figure 3: error and run time of one layer's compression by block and rate, at the size of
-//! Llama 3.1 8B's layers.
+//! BalanceKV, figure 3: error and run time of one layer's compression by block and rate, on the keys and
+//! values of prompts, or on made-up ones at the size of Llama 3.1 8B's layers.
 
 use burn::tensor::{DType, Device};
 use serde_json::json;
 
 use super::SUITE;
-use super::layer::{Clustered, relative_error, spread};
+use super::layer::{self, Clustered, LayerPrompt, relative_error, spread};
+use crate::args::Paper;
 use crate::contenders::Contender;
 use crate::journal::Records;
 use crate::progress::Progress;
 use crate::record::{Case, FULL, Record, metric};
+use crate::run::Bench;
 
 const BLOCKS: [usize; 3] = [64, 128, 256];
 const ROUNDS: [u32; 3] = [1, 2, 3];
@@ -20,8 +22,39 @@ const PUBLISHED: [(&str, [f64; 3]); 2] = [
 ];
 const WINDOW: usize = 256;
 const SEEDS: u64 = 5;
+/// The paper's layers, as far as a model has them.
+const LAYERS: [usize; 2] = [1, 15];
+/// Prompts over which errors are means.
+const PROMPTS: usize = 4;
+const QUICK_PROMPTS: usize = 1;
 
-/// Runs the figure.
+/// What a setting comes to.
+struct Measured {
+    block: usize,
+    rounds: u32,
+    /// Relative errors, a seed each.
+    errors: Vec<f64>,
+    /// Times of the compression.
+    seconds: Vec<f64>,
+}
+
+impl Measured {
+    fn label(&self) -> String {
+        format!("balancekv block={}", self.block)
+    }
+
+    fn rate(&self) -> f64 {
+        0.5f64.powi(self.rounds as i32)
+    }
+
+    fn median_seconds(&self) -> f64 {
+        let mut seconds = self.seconds.clone();
+        seconds.sort_by(f64::total_cmp);
+        seconds[seconds.len() / 2]
+    }
+}
+
+/// Runs the figure on a made-up layer.
 ///
 /// # Errors
 /// Where a policy or the device refuses.
@@ -39,8 +72,9 @@ pub(crate) fn run(
     };
     let dtype = dtype.unwrap_or(if device_name == "cpu" { DType::F32 } else { DType::BF16 });
     let prompt = layer.draw(seed, device, dtype);
-    let full = Contender::of(&json!({"policy": FULL}))?;
-    let exact = prompt.run(&*full.policy, WINDOW, 0)?.output;
+    let mut progress = Progress::new(BLOCKS.len() * ROUNDS.len(), "balancekv-fig3");
+    let measured = measure(&prompt, seed, &mut progress)?;
+    progress.finish();
     let mut record = |policy: &str, rate: f64, metric: &str, value: f64, unit: &str| {
         records.push(Record {
             suite: SUITE.into(),
@@ -58,33 +92,11 @@ pub(crate) fn run(
             unit: unit.into(),
         });
     };
-    let mut progress = Progress::new(BLOCKS.len() * ROUNDS.len(), "balancekv-fig3");
-    let tokens = layer.tokens - WINDOW;
-    for block in BLOCKS {
-        for rounds in ROUNDS {
-            let budget = WINDOW + ((tokens - WINDOW) >> rounds);
-            let config = json!({
-                "policy": "balancekv", "budget": budget, "block": block, "sinks": WINDOW, "recents": 0,
-            });
-            let contender = Contender::of(&config)?;
-            let (mut errors, mut seconds) = (Vec::new(), Vec::new());
-            // The first run compiles.
-            for turn in 0..=SEEDS {
-                let outcome = prompt.run(&*contender.policy, WINDOW, seed + turn)?;
-                if turn > 0 {
-                    errors.push(relative_error(&outcome.output, &exact));
-                    seconds.push(outcome.seconds);
-                }
-            }
-            seconds.sort_by(f64::total_cmp);
-            let median = seconds[seconds.len() / 2];
-            let (label, rate) = (format!("balancekv block={block}"), 0.5f64.powi(rounds as i32));
-            record(&label, rate, metric::RELATIVE_ERROR, spread(&errors).0, "ratio");
-            record(&label, rate, metric::TIME_US, median * 1e6, "us");
-            progress.step();
-        }
+    for setting in &measured {
+        let (label, rate) = (setting.label(), setting.rate());
+        record(&label, rate, metric::RELATIVE_ERROR, spread(&setting.errors).0, "ratio");
+        record(&label, rate, metric::TIME_US, setting.median_seconds() * 1e6, "us");
     }
-    progress.finish();
     if !quick {
         for (label, seconds) in PUBLISHED {
             for (rounds, seconds) in ROUNDS.into_iter().zip(seconds) {
@@ -93,4 +105,123 @@ pub(crate) fn run(
         }
     }
     Ok(())
+}
+
+/// Runs the figure on the paper's layers of prompts.
+///
+/// # Errors
+/// Where a policy or the device refuses, and where the prompts are too short.
+pub(crate) fn run_on_prompts(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
+    let limit = if bench.common.quick { QUICK_PROMPTS } else { PROMPTS };
+    let (source, prompts) = layer::prompts(bench, options, limit, WINDOW)?;
+    let count = bench.model.config().num_layers;
+    let layers: Vec<usize> = LAYERS.into_iter().filter(|layer| *layer < count).collect();
+    let steps = prompts.len() * layers.len() * BLOCKS.len() * ROUNDS.len();
+    let mut progress = Progress::new(steps, "balancekv-fig3");
+    let mut all: Vec<Vec<Measured>> = layers.iter().map(|_| Vec::new()).collect();
+    let seed = bench.common.seed;
+    for tokens in &prompts {
+        layer::observe(bench, tokens, &layers, &mut |prompt| {
+            let at = layers.iter().position(|layer| *layer == prompt.layer.index);
+            let measured = measure(prompt, seed, &mut progress)?;
+            if let Some(all) = at.map(|at| &mut all[at]) {
+                join(all, measured);
+            }
+            Ok(())
+        })?;
+    }
+    progress.finish();
+    let length = prompts.iter().map(Vec::len).sum::<usize>() / prompts.len();
+    for (layer, measured) in layers.into_iter().zip(&all) {
+        let case = Case {
+            task: Some("balancekv-fig3".into()),
+            length: Some(length),
+            layer: Some(layer),
+            source: Some(source.clone()),
+            samples: Some(prompts.len()),
+            ..Case::default()
+        };
+        for setting in measured {
+            let label = setting.label();
+            let setup = (label.as_str(), Some(setting.rate()));
+            let (error, micros) = (spread(&setting.errors).0, setting.median_seconds() * 1e6);
+            bench.record(SUITE, &case, setup, metric::RELATIVE_ERROR, error, "ratio");
+            bench.record(SUITE, &case, setup, metric::TIME_US, micros, "us");
+        }
+    }
+    Ok(())
+}
+
+/// Adds another prompt's measurements.
+fn join(all: &mut Vec<Measured>, more: Vec<Measured>) {
+    if all.is_empty() {
+        *all = more;
+        return;
+    }
+    for (all, more) in all.iter_mut().zip(more) {
+        all.errors.extend(more.errors);
+        all.seconds.extend(more.seconds);
+    }
+}
+
+/// Compresses a layer in blocks of every size at every rate.
+fn measure(
+    prompt: &LayerPrompt,
+    seed: u64,
+    progress: &mut Progress,
+) -> anyhow::Result<Vec<Measured>> {
+    let full = Contender::of(&json!({"policy": FULL}))?;
+    let exact = prompt.run(&*full.policy, WINDOW, 0)?.output;
+    let tokens = prompt.keys.dims()[2] - WINDOW;
+    let mut all = Vec::new();
+    for block in BLOCKS {
+        for rounds in ROUNDS {
+            let budget = WINDOW + ((tokens - WINDOW) >> rounds);
+            let config = json!({
+                "policy": "balancekv", "budget": budget, "block": block, "sinks": WINDOW, "recents": 0,
+            });
+            let contender = Contender::of(&config)?;
+            let mut measured = Measured { block, rounds, errors: Vec::new(), seconds: Vec::new() };
+            // The first run compiles.
+            for turn in 0..=SEEDS {
+                let outcome = prompt.run(&*contender.policy, WINDOW, seed + turn)?;
+                if turn > 0 {
+                    measured.errors.push(relative_error(&outcome.output, &exact));
+                    measured.seconds.push(outcome.seconds);
+                }
+            }
+            all.push(measured);
+            progress.step();
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::record::metric;
+    use crate::suites::paper::testing::quick;
+    use crate::testing::ran;
+
+    #[test]
+    fn blocks_are_measured_on_made_up_layers_and_on_prompts() {
+        let (made_up, report) = quick("balancekv-fig3");
+        assert!(made_up.iter().all(|r| r.case.layer.is_none() && r.model.is_empty()));
+        assert!(report.contains("made-up clusters"));
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("own.jsonl");
+        let prompt = "The sea was calm that day, and the old boat lay upon the sand. ".repeat(70);
+        let line = serde_json::json!({"task": "t", "length": 900, "prompt": prompt, "answer": "a"});
+        std::fs::write(&file, format!("{line}\n")).unwrap();
+        let file = file.display().to_string();
+        let (real, _) = ran(&["paper", "balancekv-fig3", "--quick", "--prompts", &file]).unwrap();
+        let errors: Vec<_> = real.iter().filter(|r| r.metric == metric::RELATIVE_ERROR).collect();
+        // One of the paper's two layers is in a model of four.
+        assert_eq!(errors.len(), 9);
+        for record in errors {
+            assert_eq!((record.case.layer, record.model.as_str()), (Some(1), "needle-1m"));
+            assert_eq!(record.case.source.as_deref(), Some("own.jsonl"));
+            assert!(record.value > 0.0 && record.value < 1.0, "{}", record.value);
+        }
+    }
 }

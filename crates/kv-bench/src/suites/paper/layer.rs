@@ -2,13 +2,86 @@
 
 use std::time::Instant;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{CacheOptions, read_f32};
-use kv_policies::{LayerContext, Observation, Policy};
+use kv_models::PrefillPass;
+use kv_policies::{LayerContext, Needs, Observation, Policy};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
+
+use crate::args::Paper;
+use crate::prompts::{Prompts, Wanted};
+use crate::run::Bench;
+
+/// The prompts of a figure of single layers, and their tokens: the longest unless lengths are asked for, `limit` of them
+/// unless another number is, each longer than two `window`s.
+///
+/// # Errors
+/// Where a file has none such.
+pub(super) fn prompts(
+    bench: &mut Bench<'_>,
+    options: &Paper,
+    limit: usize,
+    window: usize,
+) -> anyhow::Result<(String, Vec<Vec<u32>>)> {
+    let wanted = options.wanted(bench.common.quick).unwrap_or_default();
+    let mut prompts = Prompts::read(&Wanted { limit: None, ..wanted })?;
+    if let Some(note) = prompts.fit(&bench.model)? {
+        bench.note(note);
+    }
+    if options.lengths.is_empty() {
+        let longest = prompts.list.iter().map(|prompt| prompt.length).max().unwrap_or_default();
+        prompts.list.retain(|prompt| prompt.length == longest);
+    }
+    prompts.limit(options.limit.unwrap_or(limit));
+    let mut all = Vec::new();
+    for prompt in &prompts.list {
+        let tokens = bench.model.encode(&prompt.prompt)?;
+        ensure!(
+            tokens.len() > 2 * window,
+            "{}, line {}: the prompt has {} tokens, expected more than {}",
+            prompts.source,
+            prompt.line,
+            tokens.len(),
+            2 * window
+        );
+        all.push(tokens);
+    }
+    Ok((prompts.source, all))
+}
+
+/// Shows some layers of a prompt as the model computes them, one at a time.
+///
+/// # Errors
+/// Those of the model and of `see`.
+pub(super) fn observe(
+    bench: &Bench<'_>,
+    tokens: &[u32],
+    layers: &[usize],
+    see: &mut dyn FnMut(&LayerPrompt) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let pass = PrefillPass {
+        needs: Needs { window: usize::MAX, column_sums: false, raw_queries: false },
+        ..PrefillPass::default()
+    };
+    let mut failed = None;
+    bench.model.llama().prefill(&[tokens], pass, &mut |observation| {
+        let wanted = layers.contains(&observation.layer.index) && failed.is_none();
+        if let Some(queries) = observation.window.as_ref().filter(|_| wanted) {
+            let prompt = LayerPrompt {
+                queries: queries.clone(),
+                keys: observation.keys.clone(),
+                values: observation.values.clone(),
+                layer: observation.layer,
+            };
+            failed = see(&prompt).err();
+        }
+        Ok(None)
+    })?;
+    failed.map_or(Ok(()), Err)
+}
 
 /// One layer's prompt after RoPE.
 pub(super) struct LayerPrompt {

@@ -14,7 +14,7 @@ use super::fig2::Size;
 use crate::args::Paper;
 use crate::contenders::Contender;
 use crate::progress::Progress;
-use crate::prompts::Prompts;
+use crate::prompts::{Prompts, Wanted};
 use crate::record::{Case, FULL, metric};
 use crate::run::Bench;
 use crate::suites::Votes;
@@ -75,7 +75,8 @@ pub(super) fn run(bench: &mut Bench<'_>, options: &Paper, size: &Size) -> anyhow
         let sums = vec![Sums::default(); contenders.len()];
         settings.push((setting, contenders, sums));
     }
-    let mut prompts = Prompts::load(options.prompts.as_deref())?;
+    let wanted = options.wanted(bench.common.quick).unwrap_or_default();
+    let mut prompts = Prompts::read(&Wanted { limit: None, ..wanted })?;
     if let Some(note) = prompts.fit(&bench.model)? {
         bench.note(note);
     }

@@ -43,6 +43,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
         limit: options.limit.unwrap_or(limit),
         steps,
         prompts: options.prompts.clone(),
+        lengths: options.lengths.clone(),
         certificates: true,
         ..Attention::default()
     };

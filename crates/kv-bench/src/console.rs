@@ -1,0 +1,31 @@
+//! Lines for people. A run does not end because nobody reads its progress, nor without an error line
+//! because its tables cannot be printed.
+
+use std::fmt::Arguments;
+use std::io::{ErrorKind, Write, stderr, stdout};
+
+use anyhow::Context;
+
+/// Writes a line to stderr, as `eprintln!` does, which would panic where nobody reads it.
+macro_rules! say {
+    ($($line:tt)*) => { $crate::console::say_line(format_args!($($line)*)) };
+}
+pub(crate) use say;
+
+/// What [`say!`] calls.
+pub(crate) fn say_line(line: Arguments<'_>) {
+    // There is no other place to tell that this one is closed or full.
+    let _ = writeln!(stderr().lock(), "{line}");
+}
+
+/// Prints a text on stdout. A reader that has gone away has read enough.
+///
+/// # Errors
+/// Where stdout takes no more, as a file on a full disk.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        printed => printed.context("printing on standard output"),
+    }
+}

@@ -1,0 +1,82 @@
+//! What an interrupted run says of what it leaves behind.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Files of records that are being written, each after a whole number of them readable.
+static OPEN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// A file of records that an interrupt would leave.
+#[derive(Debug)]
+pub(crate) struct Left(PathBuf);
+
+impl Left {
+    /// From now on.
+    pub(crate) fn new(path: PathBuf) -> Self {
+        open().push(path.clone());
+        Self(path)
+    }
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        open().retain(|path| *path != self.0);
+    }
+}
+
+fn open() -> MutexGuard<'static, Vec<PathBuf>> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends the program at the next interrupt (Ctrl-C, or a request to end), with a line on what is left.
+/// Elsewhere than on Unix an interrupt ends it without.
+///
+/// # Errors
+/// Where the system takes no handler.
+#[cfg(unix)]
+pub(crate) fn tell() -> anyhow::Result<()> {
+    use anyhow::Context;
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    use signal_hook::iterator::Signals;
+
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("handling interrupts")?;
+    std::thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            let left = open();
+            crate::console::say!("\ninterrupted: {}", sentence(&left));
+            // As shells have it of programs that a signal ended.
+            std::process::exit(128 + signal);
+        }
+    });
+    Ok(())
+}
+
+#[cfg(not(unix))]
+pub(crate) fn tell() -> anyhow::Result<()> {
+    Ok(())
+}
+
+#[cfg(any(unix, test))]
+fn sentence(left: &[PathBuf]) -> String {
+    if left.is_empty() {
+        return "no records are left, which --json FILE would keep while a run goes on".into();
+    }
+    let names: Vec<_> = left.iter().map(|path| path.display().to_string()).collect();
+    format!("records so far, which --merge reads: {}", names.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_named() {
+        assert!(sentence(&[]).contains("--json"));
+        assert!(sentence(&["a.json.partial".into()]).ends_with("--merge reads: a.json.partial"));
+        let path = PathBuf::from("of-this-test.partial");
+        let left = Left::new(path.clone());
+        assert!(open().contains(&path));
+        drop(left);
+        assert!(!open().contains(&path));
+    }
+}

@@ -1,0 +1,112 @@
+//! The overview's first table: the best policy of each family, beside the full cache.
+
+use super::format::{self, info};
+use crate::families::Family;
+use crate::record::{Record, by_setup, is_full, metric, mode, summary};
+use crate::table::{Column, Row, Table};
+
+/// The columns: metric, mode, and a heading in plain words.
+const COLUMNS: [(&str, Option<&str>, &str); 6] = [
+    (metric::EXACT_MATCH, Some(mode::AWARE), "question\nseen"),
+    (metric::EXACT_MATCH, Some(mode::AGNOSTIC), "question\nunseen"),
+    (metric::KL_DIVERGENCE, None, "KL\nnats"),
+    (metric::PERPLEXITY, None, "per-\nplexity"),
+    (metric::HELD_BYTES, None, "memory\nheld"),
+    (metric::DECODE_TOKENS_PER_SECOND, None, "decode\ntok/s"),
+];
+
+/// What the columns are.
+const CAPTION: &str = "question seen, unseen: right answers where the question is known when the prompt is \
+    compressed, and where not\nKL: divergence of the answer's tokens from the full cache's; perplexity: of a \
+    text";
+
+/// A row a family: at the smallest budget that most policies ran at, the one with most right answers,
+/// and of those with equally many the one closest to the full cache. `None` where no family ran.
+pub(crate) fn table(records: &[Record]) -> Option<Table> {
+    let records: Vec<&Record> = records.iter().collect();
+    let setups = by_setup(&records);
+    let budgets = setups.iter().filter_map(|(_, budget, _)| *budget);
+    let budget = budgets.min_by(f64::total_cmp)?;
+    let row = |family: &str, policy: &str, budget: Option<f64>, records: &[&Record]| {
+        let cell = |(metric, mode, _): &(&str, Option<&str>, &str)| {
+            let fits = |r: &&Record| mode.is_none() || r.case.mode.as_deref() == *mode;
+            summary(&records.iter().copied().filter(fits).collect::<Vec<_>>(), metric)
+        };
+        Row {
+            keys: vec![family.into(), policy.into(), format::budget(budget)],
+            cells: COLUMNS.iter().map(cell).collect(),
+        }
+    };
+    let mut rows = Vec::new();
+    if let Some((policy, budget, records)) = setups.iter().find(|(policy, ..)| is_full(policy)) {
+        rows.push(row("all tokens", policy, *budget, records));
+    }
+    let of_full = rows.len();
+    for family in Family::ALL {
+        let own = setups.iter().filter(|(policy, own, _)| {
+            *own == Some(budget) && Family::of_label(policy) == Some(family)
+        });
+        // NaN is no merit.
+        let number = |records: &[&Record], metric| {
+            summary(records, metric).filter(|value| value.is_finite())
+        };
+        let ranked = own.filter_map(|(policy, budget, records)| {
+            let right = number(records, metric::EXACT_MATCH)?;
+            let distance = number(records, metric::KL_DIVERGENCE).unwrap_or(f64::INFINITY);
+            Some(((right, -distance), (policy, budget, records)))
+        });
+        let best = ranked.max_by(|((a, b), _), ((c, d), _)| a.total_cmp(c).then(b.total_cmp(d)));
+        if let Some((_, (policy, budget, records))) = best {
+            rows.push(row(family.name(), policy, *budget, records));
+        }
+    }
+    let column = |(metric, _, head): &(&str, Option<&str>, &str)| {
+        let info = info(metric);
+        let head = (*head).into();
+        Column { head, kind: info.kind, higher_is_better: info.higher_is_better }
+    };
+    let families = Family::ALL.map(|family| format!("{} {}", family.name(), family.does()));
+    let table = Table {
+        title: format!("The best of each family at {}", format::budget(Some(budget))),
+        caption: format!("{}\n{CAPTION}", families.join("\n")),
+        keys: ["family", "best", "budget"].map(Into::into).to_vec(),
+        columns: COLUMNS.iter().map(column).collect(),
+        rows,
+    };
+    (table.rows.len() > of_full).then(|| table.without_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::sample::record;
+
+    #[test]
+    fn a_family_is_shown_by_its_best_policy() {
+        let at = |policy: &str, budget, metric: &str, value| record(policy, budget, metric, value);
+        let quarter = Some(0.25);
+        let mut records = vec![
+            at("full", None, metric::EXACT_MATCH, 1.0),
+            at("snapkv", quarter, metric::EXACT_MATCH, 0.5),
+            at("h2o", quarter, metric::EXACT_MATCH, 0.5),
+            at("tova", quarter, metric::EXACT_MATCH, 0.25),
+            // Of another budget, and no method.
+            at("tova", Some(0.5), metric::EXACT_MATCH, 1.0),
+            at("top-k-oracle", quarter, metric::EXACT_MATCH, 1.0),
+            at("psaw", None, metric::EXACT_MATCH, 1.0),
+            at("cis", quarter, metric::EXACT_MATCH, 0.75),
+            at("kvreviver", quarter, metric::EXACT_MATCH, f64::NAN),
+        ];
+        records.iter_mut().for_each(|r| r.case.mode = Some(mode::AWARE.into()));
+        records.push(at("snapkv", quarter, metric::KL_DIVERGENCE, 0.2));
+        records.push(at("h2o", quarter, metric::KL_DIVERGENCE, 0.1));
+        let table = table(&records).unwrap();
+        let keys: Vec<_> = table.rows.iter().map(|row| row.keys.join(" ")).collect();
+        assert_eq!(keys, ["all tokens full –", "drop h2o 25 %", "read cis 25 %"]);
+        assert_eq!(table.text(1, 0), "50.0 %");
+        let heads: Vec<_> = table.columns.iter().map(|column| column.head.as_str()).collect();
+        assert_eq!(heads, ["question\nseen", "KL\nnats"]);
+        assert!(table.to_text().contains("read keeps all tokens and attends to some of them"));
+        assert!(super::table(&records[..1]).is_none());
+    }
+}
