@@ -23,22 +23,16 @@ fn steps_attend_as_the_paper_says() {
         ] {
             let layer = Layer::new(2, 2, group, 32, 300);
             let mut retrieved = Vec::new();
-            for (earlier, dilation) in [
-                (Earlier::Any, Dilation::Shared),
-                (Earlier::Retrieved, Dilation::All),
-                (Earlier::Any, Dilation::All),
-                (Earlier::Retrieved, Dilation::Shared),
-            ] {
+            for (earlier, dilation) in
+                [(Earlier::Any, Dilation::Shared), (Earlier::Retrieved, Dilation::All)]
+            {
                 let options =
                     RetrieveOptions { reduction, similarity, earlier, dilation, ..options() };
-                let context = format!(
-                    "{} {reduction:?} {similarity:?} {earlier:?} {dilation:?}",
-                    tested.name
-                );
+                let context = format!("{} {reduction:?} {similarity:?} {earlier:?}", tested.name);
                 let rules = (rule(24), &options);
                 retrieved.push(follow(&layer, &[190, 20], 0, 20, rules, device, &context));
             }
-            let [any, only, ..] = retrieved[..] else { unreachable!() };
+            let [any, only] = retrieved[..] else { unreachable!() };
             assert!(any <= only, "{}: {retrieved:?} retrieve", tested.name);
             chains |= any < only;
             shares |= only < 4 * 20 / 2;

@@ -47,9 +47,12 @@ fn a_thousand_real_steps_give_up_the_slots_of_an_f64_reference() {
                 let data = tensor.into_data();
                 Tensor::<4>::from_data(data, (&tested.device, DType::F32)).reshape(shape)
             });
-            let context = format!("layer {layer} on {}", tested.name);
-            let ties = follow(&Trace { query, keys, values }, PROMPT, BUDGET, &context);
-            assert!(ties <= STEPS / 100, "{context}: {ties} near-ties");
+            let trace = Trace { query, keys, values };
+            for scope in ["layer", "head"] {
+                let context = format!("layer {layer}, {scope}, on {}", tested.name);
+                let ties = follow(&trace, PROMPT, BUDGET, scope, &context);
+                assert!(ties <= STEPS / 100, "{context}: {ties} near-ties");
+            }
         }
     }
 }

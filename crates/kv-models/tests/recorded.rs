@@ -78,7 +78,7 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
             (json!({"policy": "cpe", "budget": 64, "psaw": {"phi": 0.2, "start": 0}}), long),
             // Rows fill up at different steps.
             (json!({"policy": "longflow", "budget": 300}), long),
-            (json!({"policy": "longflow", "budget": 64, "scope": "layer", "recents": 8}), 60),
+            (json!({"policy": "longflow", "budget": 64, "scope": "head", "recents": 8}), 60),
             (
                 json!({"policy": "combine", "prefill": {"policy": "snapkv", "budget": 64},
                     "decode": {"policy": "h2o", "budget": 70}}),

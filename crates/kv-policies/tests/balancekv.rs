@@ -234,13 +234,13 @@ fn streams_do_not_depend_on_chunks() {
         let tokens = 400;
         let prompt = of_many_norms(20, [2, 1, tokens, 16], &tested.device);
         for options in [
-            json!({}),
+            json!({"joint": false}),
             json!({"joint": true}),
-            json!({"max_tokens": 64}),
-            json!({"norm_bound": 1.0, "epsilon": 100.0}),
+            json!({"joint": false, "max_tokens": 64}),
+            json!({"joint": false, "norm_bound": 1.0, "epsilon": 100.0}),
         ] {
             // What the host decides is the same everywhere.
-            if tested.name != "cpu" && options != json!({}) {
+            if tested.name != "cpu" && options != json!({"joint": false}) {
                 continue;
             }
             let mut config = json!({
@@ -388,7 +388,7 @@ fn numerators_apart_are_refused_where_steps_overwrite() {
     let device = &devices()[0].device;
     let prompt = clustered(41, [1, 2, 300, 16], device);
     let official = json!({"policy": "balancekv", "official": true, "budget": 100});
-    let decode = json!({"policy": "longflow", "budget": 100});
+    let decode = json!({"policy": "longflow", "scope": "head", "budget": 100});
     let combined = policy(json!({"policy": "combine", "prefill": official, "decode": decode}));
     let options = CacheOptions::new(device, DType::F32);
     let refused = prompt.observed(|seen| combined.prefill(seen, 4, options)).unwrap_err();

@@ -59,9 +59,8 @@ struct Head {
 }
 
 impl Head {
-    /// Attends with the group's queries, chooses the next place, and returns outputs and the margin
-    /// between the two least important slots, as a difference of logarithms.
-    fn attend(&mut self, queries: &[Vec<f64>], newest: usize) -> (Vec<f64>, f64) {
+    /// Attends with the group's queries; returns outputs and the importance of every slot.
+    fn attend(&self, queries: &[Vec<f64>]) -> (Vec<f64>, Vec<f64>) {
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let mut importance = vec![0.0; self.keys.len()];
         let mut outputs = Vec::new();
@@ -79,15 +78,20 @@ impl Head {
             }
             outputs.extend(output);
         }
+        (outputs, importance)
+    }
+
+    /// Chooses the next place by importances; returns the margin between the two least important slots, as a difference
+    /// of logarithms.
+    fn choose(&mut self, importance: &[f64], newest: usize) -> f64 {
         let mut order: Vec<usize> = (0..importance.len()).filter(|&i| i != newest).collect();
         order.sort_by(|&a, &b| importance[a].total_cmp(&importance[b]));
         let full = self.keys.len() >= self.limit;
         self.place = if full { *order.first().unwrap_or(&newest) } else { self.keys.len() };
-        let margin = match order[..] {
+        match order[..] {
             [first, second, ..] if full => importance[second].ln() - importance[first].ln(),
             _ => f64::INFINITY,
-        };
-        (outputs, margin)
+        }
     }
 
     fn write(&mut self, key: Vec<f64>, value: Vec<f64>) {
@@ -111,11 +115,43 @@ fn rows(tensor: &Tensor<4>) -> Vec<Vec<Vec<f64>>> {
     all.chunks(tokens * dim).map(head).collect()
 }
 
-/// Decodes the trace behind a prompt under LongFlow and in f64. The places must be the same, but
+/// One step of all heads, of which those of a layer decide `together` or each by itself; returns all outputs, and every
+/// head's margin.
+fn advance(
+    heads: &mut [Head],
+    queries: impl Fn(usize) -> Vec<Vec<f64>>,
+    newest: &[usize],
+    together: usize,
+) -> (Vec<f64>, Vec<f64>) {
+    let (mut outputs, mut importances) = (Vec::new(), Vec::new());
+    for (pair, head) in heads.iter().enumerate() {
+        let (output, importance) = head.attend(&queries(pair));
+        outputs.extend(output);
+        importances.push(importance);
+    }
+    let mut margins = Vec::new();
+    for (pair, head) in heads.iter_mut().enumerate() {
+        let layer = pair / together * together..(pair / together + 1) * together;
+        let summed = (0..importances[pair].len())
+            .map(|slot| layer.clone().map(|pair| importances[pair][slot]).sum());
+        margins.push(head.choose(&summed.collect::<Vec<f64>>(), newest[pair]));
+    }
+    (outputs, margins)
+}
+
+/// Decodes the trace behind a prompt under LongFlow, by scope, and in f64. The places must be the same, but
 /// where two slots differ by less than rounding; those steps are counted and go on alike.
-pub(crate) fn follow(trace: &Trace, prompt: usize, budget: usize, context: &str) -> usize {
-    let policy = build(&json!({"policy": "longflow", "budget": budget})).unwrap();
+pub(crate) fn follow(
+    trace: &Trace,
+    prompt: usize,
+    budget: usize,
+    scope: &str,
+    context: &str,
+) -> usize {
+    let config = json!({"policy": "longflow", "budget": budget, "scope": scope});
+    let policy = build(&config).unwrap();
     let [batch, kv_heads, tokens, dim] = trace.keys.dims();
+    let together = if scope == "layer" { kv_heads } else { 1 };
     let group = trace.query.dims()[1] / kv_heads;
     let mut cache = trace.compress(&*policy, prompt);
     let (queries, keys, values) = (rows(&trace.query), rows(&trace.keys), rows(&trace.values));
@@ -128,23 +164,24 @@ pub(crate) fn follow(trace: &Trace, prompt: usize, budget: usize, context: &str)
             let live = cache.layout().live(pair).map(|slot| positions[slot] as usize);
             let live: Vec<usize> = live.collect();
             let of = |all: &[Vec<Vec<f64>>]| live.iter().map(|&t| all[pair][t].clone()).collect();
-            let mut head = Head { keys: of(&keys), values: of(&values), limit: budget, place: 0 };
-            head.attend(&group_at(pair, prompt - 1), live.len() - 1);
-            head
+            Head { keys: of(&keys), values: of(&values), limit: budget, place: 0 }
         })
         .collect();
+    let last: Vec<usize> = heads.iter().map(|head| head.keys.len() - 1).collect();
+    advance(&mut heads, |pair| group_at(pair, prompt - 1), &last, together);
     let mut ties = 0;
     for token in prompt..tokens {
         let step = trace.step(token);
         let output = read_f32("output", policy.step(LAYER, &mut cache, step).unwrap()).unwrap();
         let places = read_i32("places", cache.next_places().unwrap().clone()).unwrap();
-        let mut exact = Vec::new();
+        let newest: Vec<usize> = heads.iter().map(|head| head.place).collect();
         for (pair, head) in heads.iter_mut().enumerate() {
-            let newest = head.place;
             head.write(keys[pair][token].clone(), values[pair][token].clone());
-            let (output, margin) = head.attend(&group_at(pair, token), newest);
-            exact.extend(output);
+        }
+        let (exact, margins) = advance(&mut heads, |pair| group_at(pair, token), &newest, together);
+        for (pair, head) in heads.iter_mut().enumerate() {
             if places[pair] as usize != head.place {
+                let margin = margins[pair];
                 assert!(margin < 1e-4, "{context}: step {token}, head {pair}, margin {margin}");
                 ties += 1;
                 head.place = places[pair] as usize;

@@ -33,8 +33,10 @@ impl Trace {
 fn a_thousand_steps_give_up_the_slots_of_an_f64_reference() {
     for tested in devices() {
         let trace = Trace::random(2, 1_070, &tested.device);
-        let ties = follow(&trace, 70, 48, tested.name);
-        assert!(ties <= 4, "{}: {ties} near-ties", tested.name);
+        for scope in ["layer", "head"] {
+            let ties = follow(&trace, 70, 48, scope, &format!("{} {scope}", tested.name));
+            assert!(ties <= 4, "{} {scope}: {ties} near-ties", tested.name);
+        }
     }
 }
 
@@ -44,7 +46,10 @@ fn budgets_around_the_prompt() {
     for tested in devices() {
         let trace = Trace::random(1, 60, &tested.device);
         for (prompt, budget) in [(40, 41), (40, 40), (40, 39), (40, 50), (40, 1), (1, 1), (1, 2)] {
-            follow(&trace, prompt, budget, &format!("{prompt} under {budget}"));
+            for scope in ["layer", "head"] {
+                let context = format!("{prompt} under {budget}, {scope}");
+                follow(&trace, prompt, budget, scope, &context);
+            }
         }
     }
 }
