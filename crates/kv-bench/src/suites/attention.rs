@@ -319,7 +319,13 @@ fn compare(
             let positions = read_i32("positions", cache.positions().clone())?;
             let capacity = probabilities.len() / cache.layout().pairs();
             let policy = (&*contender.policy, observation.layer);
-            let exact = Exact { probabilities: &of_queries, capacity, tokens: at + 1, purpose };
+            let exact = Exact {
+                probabilities: &of_queries,
+                capacity,
+                tokens: at + 1,
+                purpose,
+                all: certificates,
+            };
             let budget = contender.tokens(tokens).unwrap_or(tokens);
             let block = contender.block_of_sums();
             let heads = &mut sums.reading;
@@ -427,6 +433,31 @@ mod tests {
         let [moved, run] =
             [metric::MOVED_MASS, metric::RUN_MOVED_MASS].map(|name| of(keys, 3, name));
         assert!((moved - run).abs() > 0.01, "{moved}, in the run {run}");
+    }
+
+    #[test]
+    fn what_is_dropped_stands_beside_the_least_that_must_be() {
+        let line =
+            "attention --certificates --budget 64 --limit 1 --steps 8 --policy h2o,top-k-oracle";
+        let (records, _) = ran(&line.split(' ').collect::<Vec<_>>()).unwrap();
+        let of = |policy: &str, name: &str| -> Vec<f64> {
+            let own = records.iter().filter(|r| r.policy == policy && r.metric == name);
+            own.map(|r| r.value).collect()
+        };
+        let [gaps, masses] =
+            [metric::ORACLE_GAP, metric::RETAINED_MASS].map(|name| of("h2o", name));
+        // A group's heads share the oracle's choice, so that it is each one's best no more than nearly.
+        let [least, best] =
+            [metric::ORACLE_GAP, metric::RETAINED_MASS].map(|name| of("top-k-oracle", name));
+        assert!(gaps.len() == 4 && least.len() == 4, "a layer each");
+        for layer in 0..4 {
+            assert!(gaps[layer] > 2.0 * least[layer], "{gaps:?}, {least:?}");
+            // Both are of as many tokens.
+            let sums = (gaps[layer] + masses[layer], least[layer] + best[layer]);
+            assert!((sums.0 - sums.1).abs() < 0.02, "{sums:?}");
+        }
+        assert!(of("full", metric::ORACLE_GAP).iter().all(|gap| gap.abs() < 1e-6));
+        assert!(of("h2o", metric::INFORMATION_LOSS).iter().all(|loss| *loss > 0.0));
     }
 
     #[test]

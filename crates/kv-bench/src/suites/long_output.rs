@@ -1,15 +1,19 @@
 //! Long outputs under a fixed budget: the model goes on with a book, fed its own text (teacher
 //! forcing), and is asked in the end for a fact of the prompt and for one of what came later.
+//!
+//! All policies go on together, a few tokens at a time, so that they can be compared with the full
+//! cache's distributions of those tokens: their caches are held at once.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::ensure;
 use burn::tensor::Tensor;
-use kv_core::{Budget, read_f32};
+use kv_core::{Budget, MemoryReport, read_f32};
 use kv_models::Session;
 use kv_policies::Policy;
 
+use super::divergence::by_position;
 use super::{judge, record_memory};
 use crate::args::Quality;
 use crate::contenders::Contender;
@@ -51,12 +55,38 @@ struct Text {
     questions: [[Vec<u32>; 2]; 2],
 }
 
-/// What one contender did.
-struct Outcome {
-    /// Negative log-likelihoods of a bucket's tokens, and their number.
-    buckets: Vec<(f64, usize)>,
-    /// Whether each fact was found, and the log-probability of its number, by text.
-    found: [Vec<(bool, f64)>; 2],
+/// Sums over some tokens.
+#[derive(Debug, Default, Clone, Copy)]
+struct Sums {
+    /// Of negative log-likelihoods.
+    surprise: f64,
+    /// Of divergences from the full cache.
+    divergence: f64,
+    tokens: usize,
+}
+
+/// What one contender does.
+struct Run<'a> {
+    session: Session<'a>,
+    /// By bucket of positions.
+    buckets: Vec<Sums>,
+    /// The most that was held.
+    memory: MemoryReport,
+}
+
+/// An answer that was fed token by token.
+#[derive(Clone)]
+struct Answer {
+    tokens: Vec<u32>,
+    /// The logits before each of them, `[N, V]`.
+    rows: Vec<f32>,
+}
+
+/// How an answer is rated: the log-probability and the divergence are means over its tokens.
+struct Rated {
+    right: bool,
+    logprob: f64,
+    divergence: f64,
 }
 
 /// Runs the task.
@@ -83,38 +113,60 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
             POLICIES.join(", ")
         ));
     }
+    let length = prompt + output;
+    let vocabulary = bench.model.config().vocab_size;
     let mut progress = Progress::new(contenders.len() * output.div_ceil(CHUNK), TASK);
-    for contender in &contenders {
-        let outcome = decode(bench, contender, &texts, prompt, &mut progress)?;
-        let setup = (contender.label.as_str(), contender.budget);
-        let case = Case {
-            task: Some(TASK.into()),
-            length: Some(prompt + output),
-            source: Some(source.clone()),
-            samples: Some(outcome.buckets.iter().map(|(_, tokens)| tokens).sum()),
-            ..Case::default()
-        };
-        let mean = |buckets: &[(f64, usize)]| {
-            let (sum, count) = buckets.iter().fold((0.0, 0), |(a, n), (b, m)| (a + b, n + m));
-            (sum / count.max(1) as f64).exp()
-        };
-        let perplexity = mean(&outcome.buckets);
-        bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity, "perplexity");
-        for (index, bucket) in outcome.buckets.iter().enumerate() {
-            let (position, samples) = (Some(prompt + index * BUCKET), Some(bucket.1));
-            let case = Case { position, samples, ..case.clone() };
-            bench.record(SUITE, &case, setup, metric::PERPLEXITY, mean(&[*bucket]), "perplexity");
-        }
-        for (place, found) in PLACES.iter().zip(&outcome.found) {
-            for (right, logprob) in found {
-                let case = Case { task: Some((*place).into()), samples: Some(1), ..case.clone() };
-                let right = f64::from(u8::from(*right));
-                bench.record(SUITE, &case, setup, metric::EXACT_MATCH, right, "share");
-                bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, *logprob, "nats");
-            }
+    let runs = contenders.iter().map(|own| Run::start(bench, own, &texts, prompt));
+    let mut runs = runs.collect::<anyhow::Result<Vec<_>>>()?;
+    for start in (prompt..length).step_by(CHUNK) {
+        let tokens = start..(start + CHUNK).min(length);
+        let mut full = None;
+        for run in &mut runs {
+            let rows = run.feed(&texts, tokens.clone())?;
+            // The full cache runs first.
+            let full = full.get_or_insert_with(|| rows.clone());
+            run.rate(&texts, prompt, start, [&full[..], &rows], vocabulary)?;
+            progress.step();
         }
     }
     progress.finish();
+    let mut full = None;
+    let mut done = Vec::new();
+    for Run { session, buckets, memory } in runs {
+        let [prompted, generated] = [0, 1].map(|fact| ask(&session, &texts, fact, vocabulary));
+        let found = [prompted?, generated?];
+        let full = full.get_or_insert_with(|| found.clone());
+        let answers = found.iter().zip(&*full).map(|(own, full)| {
+            own.iter().zip(full).map(|(own, full)| own.rated(full, vocabulary)).collect()
+        });
+        done.push((buckets, memory, answers.collect::<Vec<Vec<Rated>>>()));
+    }
+    for (contender, (buckets, memory, answers)) in contenders.iter().zip(done) {
+        record_memory(bench, SUITE, &Case::default(), contender, &[memory]);
+        let case = Case {
+            task: Some(TASK.into()),
+            length: Some(length),
+            source: Some(source.clone()),
+            ..Case::default()
+        };
+        let mut whole = Sums::default();
+        buckets.iter().for_each(|bucket| whole.add(*bucket));
+        whole.record(bench, contender, &case);
+        for (index, bucket) in buckets.iter().enumerate() {
+            let position = Some(prompt + index * BUCKET);
+            bucket.record(bench, contender, &Case { position, ..case.clone() });
+        }
+        let setup = (contender.label.as_str(), contender.budget);
+        for (place, answers) in PLACES.iter().zip(answers) {
+            for Rated { right, logprob, divergence } in answers {
+                let case = Case { task: Some((*place).into()), samples: Some(1), ..case.clone() };
+                let right = f64::from(u8::from(right));
+                bench.record(SUITE, &case, setup, metric::EXACT_MATCH, right, "share");
+                bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, logprob, "nats");
+                bench.record(SUITE, &case, setup, metric::KL_DIVERGENCE, divergence, "nats");
+            }
+        }
+    }
     Ok(())
 }
 
@@ -190,58 +242,105 @@ fn texts(
     (0..count).map(of).collect()
 }
 
-fn decode(
-    bench: &mut Bench<'_>,
-    contender: &Contender,
-    texts: &[Text],
-    prompt: usize,
-    progress: &mut Progress,
-) -> anyhow::Result<Outcome> {
-    let model = &bench.model;
-    let length = texts[0].tokens.len();
-    let room = room(texts);
-    let prompts: Vec<Vec<u32>> = texts.iter().map(|text| text.tokens[..prompt].to_vec()).collect();
-    let seeds = vec![bench.common.seed; texts.len()];
-    let policy: Arc<dyn Policy> = contender.policy.clone();
-    let mut session = Session::start(model, policy, &prompts, &seeds, length - prompt + room)?;
-    let vocabulary = model.config().vocab_size;
-    let mut memory = session.memory();
-    let mut buckets = vec![(0.0, 0); (length - prompt).div_ceil(BUCKET)];
-    for start in (prompt..length).step_by(CHUNK) {
-        let end = (start + CHUNK).min(length);
-        let next: Vec<&[u32]> = texts.iter().map(|text| &text.tokens[start..end]).collect();
-        let before = session.append(&next)?;
-        let rows = read_f32("logits", Tensor::cat(before, 0))?;
-        // Token after token, the batch's rows beside each other.
-        for (index, logits) in rows.chunks(vocabulary).enumerate() {
-            let (at, row) = (start + index / texts.len(), index % texts.len());
-            let text = &texts[row];
+impl Sums {
+    fn add(&mut self, other: Self) {
+        self.surprise += other.surprise;
+        self.divergence += other.divergence;
+        self.tokens += other.tokens;
+    }
+
+    /// Records perplexity and divergence, means over the tokens.
+    fn record(self, bench: &mut Bench<'_>, contender: &Contender, case: &Case) {
+        let setup = (contender.label.as_str(), contender.budget);
+        let case = Case { samples: Some(self.tokens), ..case.clone() };
+        let tokens = self.tokens.max(1) as f64;
+        let (perplexity, divergence) = ((self.surprise / tokens).exp(), self.divergence / tokens);
+        bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity, "perplexity");
+        bench.record(SUITE, &case, setup, metric::TEXT_KL_DIVERGENCE, divergence, "nats");
+    }
+}
+
+impl<'a> Run<'a> {
+    /// Prefills the texts' first `prompt` tokens.
+    fn start(
+        bench: &'a Bench<'_>,
+        contender: &Contender,
+        texts: &[Text],
+        prompt: usize,
+    ) -> anyhow::Result<Self> {
+        let length = texts[0].tokens.len();
+        let prompts: Vec<Vec<u32>> =
+            texts.iter().map(|text| text.tokens[..prompt].to_vec()).collect();
+        let seeds = vec![bench.common.seed; texts.len()];
+        let policy: Arc<dyn Policy> = contender.policy.clone();
+        let new = length - prompt + room(texts);
+        let session = Session::start(&bench.model, policy, &prompts, &seeds, new)?;
+        let buckets = vec![Sums::default(); (length - prompt).div_ceil(BUCKET)];
+        let memory = session.memory();
+        Ok(Self { session, buckets, memory })
+    }
+
+    /// Feeds some tokens of every text; returns the logits before them, token after token, the texts' rows
+    /// beside each other.
+    fn feed(&mut self, texts: &[Text], tokens: Range<usize>) -> anyhow::Result<Vec<f32>> {
+        let next: Vec<&[u32]> = texts.iter().map(|text| &text.tokens[tokens.clone()]).collect();
+        let before = self.session.append(&next)?;
+        // Those that evict in bulks hold more in between.
+        let now = self.session.memory();
+        self.memory = if now.in_use > self.memory.in_use { now } else { self.memory };
+        Ok(read_f32("logits", Tensor::cat(before, 0))?)
+    }
+
+    /// Adds what the logits from token `start` on say of the texts, and how far they are from the full cache's.
+    fn rate(
+        &mut self,
+        texts: &[Text],
+        prompt: usize,
+        start: usize,
+        [full, own]: [&[f32]; 2],
+        vocabulary: usize,
+    ) -> anyhow::Result<()> {
+        let rated = own.chunks(vocabulary).zip(by_position(full, own, vocabulary));
+        for (index, (logits, divergence)) in rated.enumerate() {
+            let (at, text) = (start + index / texts.len(), &texts[index % texts.len()]);
             if text.told.iter().all(|told| !told.contains(&at)) {
                 let (logprob, _) = judge(logits, text.tokens[at]);
                 ensure!(logprob.is_finite(), "the model's output holds NaN or Inf");
-                let bucket = &mut buckets[(at - prompt) / BUCKET];
-                *bucket = (bucket.0 - logprob, bucket.1 + 1);
+                let sums = Sums { surprise: -logprob, divergence, tokens: 1 };
+                self.buckets[(at - prompt) / BUCKET].add(sums);
             }
         }
-        // Those that evict in bulks hold more in between.
-        let now = session.memory();
-        memory = if now.in_use > memory.in_use { now } else { memory };
-        progress.step();
+        Ok(())
     }
-    let found = [0, 1].map(|fact| ask(&session, texts, fact, vocabulary));
-    let [prompted, generated] = found;
-    drop(session);
-    record_memory(bench, SUITE, &Case::default(), contender, &[memory]);
-    Ok(Outcome { buckets, found: [prompted?, generated?] })
 }
 
-/// Asks every text's sequence for a fact: whether the answer is right, and its log-probability.
+impl Answer {
+    /// Beside the full cache's.
+    fn rated(&self, full: &Self, vocabulary: usize) -> Rated {
+        let judged = self.rows.chunks(vocabulary).zip(&self.tokens);
+        let judged: Vec<(f64, bool)> = judged
+            .map(|(logits, &token)| {
+                let (logprob, best) = judge(logits, token);
+                (logprob, best == token)
+            })
+            .collect();
+        let count = judged.len() as f64;
+        let divergences = by_position(&full.rows, &self.rows, vocabulary);
+        Rated {
+            right: judged.iter().all(|(_, right)| *right),
+            logprob: judged.iter().map(|(logprob, _)| logprob).sum::<f64>() / count,
+            divergence: divergences.iter().sum::<f64>() / count,
+        }
+    }
+}
+
+/// Asks every text's sequence for a fact.
 fn ask(
     session: &Session<'_>,
     texts: &[Text],
     fact: usize,
     vocabulary: usize,
-) -> anyhow::Result<Vec<(bool, f64)>> {
+) -> anyhow::Result<Vec<Answer>> {
     let mut answers = Vec::new();
     // Questions differ in length, so that each is asked alone, of all rows, and one row listens.
     for (row, text) in texts.iter().enumerate() {
@@ -251,15 +350,7 @@ fn ask(
         let before = session.append(&vec![&answer[..]; texts.len()])?;
         let rows = read_f32("logits", Tensor::cat(before, 0))?;
         let own = rows.chunks(vocabulary).skip(row).step_by(texts.len());
-        let judged: Vec<(f64, bool)> = own
-            .zip(answer)
-            .map(|(logits, &token)| {
-                let (logprob, best) = judge(logits, token);
-                (logprob, best == token)
-            })
-            .collect();
-        let logprob = judged.iter().map(|(logprob, _)| logprob).sum::<f64>() / judged.len() as f64;
-        answers.push((judged.iter().all(|(_, right)| *right), logprob));
+        answers.push(Answer { tokens: answer.clone(), rows: own.flatten().copied().collect() });
     }
     Ok(answers)
 }
@@ -293,6 +384,11 @@ mod tests {
             all
         };
         let [more, all, fifth] = budgets[..] else { panic!("{budgets:?}") };
+        let (full, held) = (
+            mean("full", None, metric::TEXT_KL_DIVERGENCE),
+            mean("longflow", Some(fifth), metric::TEXT_KL_DIVERGENCE),
+        );
+        assert!(full == 0.0 && held > 1e-3, "{full}, {held}");
         // A number of tokens is that number, and a share of 1 has room for the question.
         assert_eq!(more, 5_000.0);
         for budget in [more, all] {

@@ -1,4 +1,5 @@
-//! What policies that keep more than they read have read, and their certificates.
+//! What policies have read beside the best that they could have read, and certificates of those that keep more than they
+//! read.
 
 use kv_core::{LayerCache, RangeSets};
 use kv_policies::certificates::{SharedStep, information_loss};
@@ -28,6 +29,9 @@ pub(super) struct Exact<'a> {
     pub(super) tokens: usize,
     /// What the prompt is for.
     pub(super) purpose: Purpose,
+    /// Whether policies that read all they keep are looked at, too: the attention that a choice of as many tokens would
+    /// have kept beyond theirs is equation (6) of PrHS.
+    pub(super) all: bool,
 }
 
 impl Exact<'_> {
@@ -38,7 +42,7 @@ impl Exact<'_> {
     }
 }
 
-/// Takes a step of all `heads` in, which are by query head and none as yet; whether the policy reads less than it keeps.
+/// Takes a step of all `heads` in, which are by query head and none as yet; whether there was anything to take in.
 /// `block` is what sets are shared within, where they are of the highest sums: see
 /// [`crate::contenders::Contender::block_of_sums`].
 ///
@@ -53,8 +57,14 @@ pub(super) fn take(
     budget: usize,
     block: Option<usize>,
 ) -> anyhow::Result<bool> {
-    let Some(attended) = policy.attended(layer, cache)? else { return Ok(false) };
-    let Exact { probabilities, capacity, tokens, purpose } = *exact;
+    let Exact { probabilities, capacity, tokens, purpose, all } = *exact;
+    let attended = match policy.attended(layer, cache)? {
+        Some(attended) => attended,
+        None if all => (0..cache.layout().pairs())
+            .map(|pair| (0..cache.layout().live(pair).len()).collect())
+            .collect(),
+        None => return Ok(false),
+    };
     // Of tokens that others left out it is not known whether a window hides them, nor of steps that retrieved how far
     // they are from anything.
     let known = |own: &&RangeSets| own.freed == 0 || own.seen > own.sinks;
