@@ -24,11 +24,17 @@ mod testing;
 use std::process::ExitCode;
 
 use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+/// What is told where `RUST_LOG` does not say it: warnings of this project, errors of others.
+const WARNINGS: &str = "error,kv_core=warn,kv_models=warn,kv_policies=warn";
 
 fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_env_filter(
+            EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(WARNINGS)),
+        )
         .init();
     let args = args::Args::parse();
     match interrupt::tell().and_then(|()| run::run(&args)) {

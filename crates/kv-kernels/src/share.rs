@@ -8,10 +8,13 @@
 pub struct Share(u32);
 
 impl Share {
-    /// The nearest share: 0 for what is negative or no number, just below 1 for 1 and more.
+    /// The share, rounded up: 0 for what is negative or no number, just below 1 for 1 and more.
+    ///
+    /// Rounded up, a share such as 0.7 has 7 of 10 tokens, as in exact arithmetic; rounded down it would
+    /// have 6.
     pub fn new(share: f64) -> Self {
         // The conversion saturates, and takes NaN as 0.
-        Self((share * 2f64.powi(32)).round() as u32)
+        Self((share * 2f64.powi(32)).ceil() as u32)
     }
 
     /// `1 - base^(exponent (l - from) / (N - from))` for layer `l` of `N`, and 0 for `l <= from`.

@@ -35,6 +35,11 @@ fn shares_stay_below_one_and_no_layer_is_outside() {
         assert!(Share::new(share).is_zero());
         assert_eq!((Share::new(share).reaches(0), Share::new(share).reaches(1)), (Some(0), None));
     }
+    // Whole products of decimal shares are reached, as in exact arithmetic.
+    for tenths in 0..10 {
+        let share = Share::new(tenths as f64 / 10.0);
+        (0..1_000).for_each(|tens| assert_eq!(share.of(10 * tens), tenths * tens));
+    }
     // Layers before the first, layers that are not there, schedules behind the last layer.
     for (layer, from, layers) in [(0, 1, 2), (2, 3, 4), (5, 2, 5), (0, 0, 0), (1, 7, 4), (3, 4, 4)]
     {

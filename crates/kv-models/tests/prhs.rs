@@ -209,9 +209,9 @@ fn schedules_of_nothing_change_nothing() {
         };
         let expected = logits(json!({"policy": "full"}));
         for config in [
-            // Of four layers, the last is the first that is concerned.
-            json!({"policy": "psaw"}),
-            json!({"policy": "etf"}),
+            // They would begin behind the last of four layers.
+            json!({"policy": "psaw", "start": 4}),
+            json!({"policy": "etf", "start": 4}),
             json!({"policy": "psaw", "phi": 1.0, "start": 0}),
             json!({"policy": "etf", "psi": 1.0, "start": 0, "reuse": "keys-values"}),
             json!({"policy": "etf", "psi": 0.1, "start": 0, "sinks": 100_000}),
