@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 
 use super::{HSHARE, cis, hshare};
 use crate::args::{Figure, Paper};
-use crate::contenders::Contender;
 use crate::record::FULL;
 use crate::run::Bench;
 use crate::suites::paper::quality;
@@ -25,7 +24,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
         Figure::PrhsTable6 => table6(&budgets, bench.model.config().num_layers, quick),
         _ => table2(&budgets),
     };
-    let own = configs.iter().map(Contender::of).collect::<anyhow::Result<_>>()?;
+    let own = bench.common.built(configs, &budgets)?;
     let (contenders, texts) = quality::run(bench, options, own, &budgets)?;
     if options.figure == Figure::PrhsTable6 {
         prefill_perplexity::run(bench, &contenders, &texts)?;
@@ -72,7 +71,8 @@ fn shared(budget: &Value) -> Vec<Value> {
         config["radius"] = json!(radius);
         config
     });
-    let similarities = ["key", "hidden", "raw-query"].map(|similarity| {
+    // In place of queries before RoPE.
+    let similarities = ["query", "key", "hidden"].map(|similarity| {
         let mut config = cis("cis-star", budget, 8);
         config["similarity"] = json!(similarity);
         config
