@@ -31,7 +31,8 @@ pub(crate) struct Args {
     /// What to measure.
     #[command(subcommand)]
     pub(crate) suite: Option<Suite>,
-    /// Without a suite: shows all tables of the overview rather than the best policy of each family.
+    /// Without a suite: shows all tables of the overview rather than the best policy of each
+    /// family.
     #[arg(long)]
     pub(crate) all: bool,
     #[command(flatten)]
@@ -126,8 +127,9 @@ pub(crate) struct Quality {
     /// Text whose perplexity to measure behind a compressed context.
     #[arg(long, value_name = "FILE.txt")]
     pub(crate) text: Option<PathBuf>,
-    /// Tokens of the text that are the context, compressed once for each number; by default one context of
-    /// 1,536 (512 with `--quick`), of at most half the text and 3/4 of the model's positions.
+    /// Tokens of the text that are the context, compressed once for each number; by default one
+    /// context of 1,536 (512 with `--quick`), of at most half the text and 3/4 of the model's
+    /// positions.
     #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
     pub(crate) contexts: Vec<usize>,
     /// Leave perplexity out.
@@ -213,12 +215,13 @@ pub(crate) struct Attention {
     /// Also shows a row for each layer.
     #[arg(long)]
     pub(crate) by_layer: bool,
-    /// Also shows bounds beside what they bound: of LongFlow's measure of slots, of the attention that CIS drops, PSAW
-    /// hides and ETF moves. Constants of the last two are fitted to one half of the prompts and checked on the other; slow.
+    /// Also shows bounds beside what they bound: of LongFlow's measure of slots, of the attention
+    /// that CIS drops, PSAW hides and ETF moves. Constants of the last two are fitted to one half
+    /// of the prompts and checked on the other; slow.
     #[arg(long)]
     pub(crate) certificates: bool,
-    /// Also shows a row for each query head, of what policies that keep more than they read have read, and of the bounds
-    /// of CIS, PSAW and ETF.
+    /// Also shows a row for each query head, of what policies that keep more than they read have
+    /// read, and of the bounds of CIS, PSAW and ETF.
     #[arg(long, requires = "certificates")]
     pub(crate) by_head: bool,
 }

@@ -19,7 +19,8 @@ const ONE_TOKEN: &str =
 /// The parts of a `combine`.
 const PARTS: [&str; 2] = ["prefill", "decode"];
 
-/// The part of a policy around another, by whichever name; other policies have numbers by these names.
+/// The part of a policy around another, by whichever name; other policies have numbers by these
+/// names.
 const INNER: [&str; 2] = ["evictor", "candidates"];
 
 /// The gates of DuoAttention.
@@ -64,7 +65,8 @@ impl Common {
         self.built(self.wanted()?, budgets)
     }
 
-    /// The full cache, and what configurations come to at these budgets where they leave theirs open.
+    /// The full cache, and what configurations come to at these budgets where they leave theirs
+    /// open.
     ///
     /// # Errors
     /// As [`Self::contenders`].
@@ -100,8 +102,8 @@ impl Common {
         Ok(contenders)
     }
 
-    /// Those of a table's own that `--policy` names, with whatever options, all of them without it. A policy around
-    /// another is named by both, as in the table.
+    /// Those of a table's own that `--policy` names, with whatever options, all of them without it.
+    /// A policy around another is named by both, as in the table.
     ///
     /// # Errors
     /// For names that the table does not have.
@@ -112,8 +114,8 @@ impl Common {
         }
     }
 
-    /// The same, behind the full cache, with the configurations that `--policy` holds besides names: at `budgets` where
-    /// they leave theirs open.
+    /// The same, behind the full cache, with the configurations that `--policy` holds besides
+    /// names: at `budgets` where they leave theirs open.
     ///
     /// # Errors
     /// As [`Self::chosen`] and [`Self::built`].
@@ -198,7 +200,8 @@ impl Contender {
         Ok(Self { label: label(&config)?, budget: budget(&config), policy, channels: None })
     }
 
-    /// The same with what its certificates take, where there is any and bounds cover prompts from so many tokens on.
+    /// The same with what its certificates take, where there is any and bounds cover prompts from
+    /// so many tokens on.
     pub(crate) fn certified(&self, tokens: usize) -> Option<Self> {
         let mut config = self.policy.config();
         config.get("certified")?;
@@ -215,8 +218,8 @@ impl Contender {
         Some(Self { policy: build(&config).ok()?, ..self.clone() })
     }
 
-    /// Slots that it holds or reads behind a prompt of so many tokens, if it has a budget: a combination's are those of
-    /// its decode steps.
+    /// Slots that it holds or reads behind a prompt of so many tokens, if it has a budget: a
+    /// combination's are those of its decode steps.
     pub(crate) fn tokens(&self, prompt: usize) -> Option<usize> {
         let budget: Budget = serde_json::from_value(self.decoding()["budget"].take()).ok()?;
         Some(budget.resolve(prompt))
@@ -233,7 +236,8 @@ impl Contender {
         (sketched > 0.0).then(|| buckets * sketched / entries.max(buckets))
     }
 
-    /// Tokens of a block whose steps share sets of one size, each of the highest sums over a group's heads.
+    /// Tokens of a block whose steps share sets of one size, each of the highest sums over a
+    /// group's heads.
     pub(crate) fn block_of_sums(&self) -> Option<usize> {
         let config = self.decoding();
         let sized = matches!(config["policy"].as_str(), Some("cis" | "cpe"));

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use tempfile::NamedTempFile;
 
-/// Writes a file by `write`. What is there stays until the new file is whole on the disk. What is no
-/// file, such as a pipe or a device, is written as it is.
+/// Writes a file by `write`. What is there stays until the new file is whole on the disk. What is
+/// no file, such as a pipe or a device, is written as it is.
 ///
 /// # Errors
 /// If the file cannot be written; the old one is as it was then.
@@ -34,7 +34,8 @@ fn write_to(file: impl Write, write: impl FnOnce(&mut dyn Write) -> Result<()>) 
     file.flush()
 }
 
-/// A new file in a path's folder, whose name no other run takes. It is removed where it is not renamed.
+/// A new file in a path's folder, whose name no other run takes. It is removed where it is not
+/// renamed.
 fn beside(path: &Path) -> Result<NamedTempFile> {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder.to_path_buf(),

@@ -1,4 +1,5 @@
-//! What a suite will read, tried before a model is loaded: a path that is not there must not cost minutes.
+//! What a suite will read, tried before a model is loaded: a path that is not there must not cost
+//! minutes.
 
 use crate::args::{Common, Suite, Task};
 use crate::prompts::{self, Prompts};
@@ -6,7 +7,8 @@ use crate::prompts::{self, Prompts};
 /// Reads the files of prompts and texts that a suite is given, and builds the policies.
 ///
 /// # Errors
-/// Where a policy is refused, a file cannot be read, a line is no prompt, or the prompts cannot be asked as they should be.
+/// Where a policy is refused, a file cannot be read, a line is no prompt, or the prompts cannot be
+/// asked as they should be.
 pub(crate) fn check(common: &Common, suite: Option<&Suite>) -> anyhow::Result<()> {
     match suite {
         // Papers' tables have policies of their own.

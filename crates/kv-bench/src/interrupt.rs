@@ -28,8 +28,8 @@ fn open() -> MutexGuard<'static, Vec<PathBuf>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends the program at the next interrupt (Ctrl-C, or a request to end), with a line on what is left.
-/// Elsewhere than on Unix an interrupt ends it without.
+/// Ends the program at the next interrupt (Ctrl-C, or a request to end), with a line on what is
+/// left. Elsewhere than on Unix an interrupt ends it without.
 ///
 /// # Errors
 /// Where the system takes no handler.

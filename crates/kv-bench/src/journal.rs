@@ -1,4 +1,5 @@
-//! What a run has measured so far, kept in a file while it goes on: a run that ends early loses nothing.
+//! What a run has measured so far, kept in a file while it goes on: a run that ends early loses
+//! nothing.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -18,7 +19,8 @@ pub(crate) struct Records {
 
 /// The file beside the one that the records will go to, a record a line.
 enum Journal {
-    /// From the first record on, beside this file: what an earlier run left stays until there is something better.
+    /// From the first record on, beside this file: what an earlier run left stays until there is
+    /// something better.
     Waits(PathBuf),
     Open(Partial),
     /// The records go to no file, or to one that is none, or the journal cannot be written.
@@ -43,7 +45,8 @@ impl Records {
         Self { all: Vec::new(), target: target.map(Into::into), journal }
     }
 
-    /// Adds a record. A journal that cannot be written is told once: what was measured is worth more.
+    /// Adds a record. A journal that cannot be written is told once: what was measured is worth
+    /// more.
     pub(crate) fn push(&mut self, record: Record) {
         if let Err(error) = self.journal.note(&record) {
             say!("records are not kept while the run goes on: {error:#}");
@@ -52,8 +55,8 @@ impl Records {
         self.all.push(record);
     }
 
-    /// Writes the file, and removes the one that stood for it. The records come back in any case, beside
-    /// the error of a file that cannot be written; the journal stays then.
+    /// Writes the file, and removes the one that stood for it. The records come back in any case,
+    /// beside the error of a file that cannot be written; the journal stays then.
     pub(crate) fn finish(mut self) -> (Vec<Record>, anyhow::Result<()>) {
         let saved = match &self.target {
             Some(target) => write_json(target, &self.all),

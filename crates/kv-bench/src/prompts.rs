@@ -158,9 +158,9 @@ impl Prompts {
             let (source, line) = (&prompts.source, unmarked.line);
             let marks = MARKS.map(|mark| format!("{mark:?}")).join(" or ");
             bail!(
-                "{source}, line {line}: nothing says where the question begins (a `question`, or one \
-                 of {marks} in the prompt), so that no context can be compressed before it: give \
-                 `context` and `question` in place of `prompt`, or take --mode question-aware"
+                "{source}, line {line}: nothing says where the question begins (a `question`, or \
+                 one of {marks} in the prompt), so that no context can be compressed before it: \
+                 give `context` and `question` in place of `prompt`, or take --mode question-aware"
             );
         }
         Ok(prompts)

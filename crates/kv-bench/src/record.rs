@@ -30,8 +30,8 @@ pub(crate) mod metric {
     pub(crate) const AGREEMENT: &str = "agreement";
     /// The same, of the tokens of the text whose perplexity is measured.
     pub(crate) const TEXT_AGREEMENT: &str = "text_agreement";
-    /// Kullback-Leibler divergence of the policy's next-token distributions from the full cache's, in
-    /// nats, a mean over an answer's tokens.
+    /// Kullback-Leibler divergence of the policy's next-token distributions from the full cache's,
+    /// in nats, a mean over an answer's tokens.
     pub(crate) const KL_DIVERGENCE: &str = "kl_divergence";
     /// The same, a mean over the tokens of the text whose perplexity is measured.
     pub(crate) const TEXT_KL_DIVERGENCE: &str = "text_kl_divergence";
@@ -41,16 +41,16 @@ pub(crate) mod metric {
     pub(crate) const ERROR_DEVIATION: &str = "relative_error_deviation";
     /// Error of the attention output over the softmax's norm times the values', BalanceKV's ε.
     pub(crate) const EPSILON: &str = "epsilon";
-    /// Mean norms of queries, of keys less their head's mean, and of values, and half the widths of the
-    /// means' 95 % confidence intervals.
+    /// Mean norms of queries, of keys less their head's mean, and of values, and half the widths of
+    /// the means' 95 % confidence intervals.
     pub(crate) const QUERY_NORM: &str = "query_norm";
     pub(crate) const QUERY_NORM_INTERVAL: &str = "query_norm_interval";
     pub(crate) const SHIFTED_KEY_NORM: &str = "shifted_key_norm";
     pub(crate) const SHIFTED_KEY_NORM_INTERVAL: &str = "shifted_key_norm_interval";
     pub(crate) const VALUE_NORM: &str = "value_norm";
     pub(crate) const VALUE_NORM_INTERVAL: &str = "value_norm_interval";
-    /// Log-sum-exp of a query's weighted logits, less that over all tokens, a mean; 0 where nothing is
-    /// lost.
+    /// Log-sum-exp of a query's weighted logits, less that over all tokens, a mean; 0 where nothing
+    /// is lost.
     pub(crate) const SAG: &str = "attention_sag";
     /// The one furthest from 0.
     pub(crate) const WORST_SAG: &str = "attention_sag_worst";
@@ -84,7 +84,8 @@ pub(crate) mod metric {
     pub(crate) const DRIFT_BOUND: &str = "drift_bound";
     /// Share of the full cache's attention mass that lies on what was kept, 0 to 1.
     pub(crate) const RETAINED_MASS: &str = "retained_mass";
-    /// Share of a step's heads that looked for what to read, rather than sharing what others had found.
+    /// Share of a step's heads that looked for what to read, rather than sharing what others had
+    /// found.
     pub(crate) const RETRIEVAL_RATIO: &str = "retrieval_ratio";
     /// Of as many tokens as the budget has, those of most attention, the share that steps read.
     pub(crate) const OVERLAP: &str = "overlap";
@@ -106,7 +107,8 @@ pub(crate) mod metric {
     pub(crate) const MOVED_BOUND: &str = "moved_bound";
     /// The same of queries and keys of a run in which the policy has its way in all layers.
     pub(crate) const RUN_MOVED_MASS: &str = "run_moved_mass";
-    /// Share of the attention to what is in sight that steps did not read, of those with a certificate.
+    /// Share of the attention to what is in sight that steps did not read, of those with a
+    /// certificate.
     pub(crate) const DROPPED_MASS: &str = "dropped_mass";
     /// Its bound by the paper's Lipschitz constant, where above 1 without a meaning.
     pub(crate) const DROPPED_BOUND: &str = "dropped_bound";
@@ -114,8 +116,8 @@ pub(crate) mod metric {
     pub(crate) const VACUOUS: &str = "vacuous_bounds";
     /// Its bound by odds, which is never above 1.
     pub(crate) const ODDS_BOUND: &str = "odds_bound";
-    /// Attention to the best as many tokens of those that a shared set was chosen from, beyond that to the set, and the
-    /// paper's bound on it.
+    /// Attention to the best as many tokens of those that a shared set was chosen from, beyond that
+    /// to the set, and the paper's bound on it.
     pub(crate) const SET_GAP: &str = "set_gap";
     pub(crate) const SET_GAP_BOUND: &str = "set_gap_bound";
     /// The share of steps that dropped, hid or moved more than a bound.
@@ -142,7 +144,8 @@ pub(crate) mod metric {
     pub(crate) const PEAK_BYTES: &str = "peak_bytes";
     /// Bytes of weights and caches.
     pub(crate) const TOTAL_BYTES: &str = "total_bytes";
-    /// Bytes of the slots that hold a token, of all slots' metadata, and of what the policy keeps beside them.
+    /// Bytes of the slots that hold a token, of all slots' metadata, and of what the policy keeps
+    /// beside them.
     pub(crate) const HELD_BYTES: &str = "held_bytes";
     /// The same with the slots that are free to decode into.
     pub(crate) const CACHE_BYTES: &str = "cache_bytes";
@@ -276,8 +279,8 @@ pub(crate) fn write_json(path: &Path, records: &[Record]) -> anyhow::Result<()> 
 /// What files of records are.
 const HINT: &str = "this takes files that `--json` writes, or the scripts in `peers`";
 
-/// Reads a JSON list of records, or records one after the other, as a run that ended early leaves them: there, a last
-/// one that is cut off is left out.
+/// Reads a JSON list of records, or records one after the other, as a run that ended early leaves
+/// them: there, a last one that is cut off is left out.
 ///
 /// # Errors
 /// If the file cannot be read or does not hold records.
@@ -338,7 +341,8 @@ pub(crate) fn mean(records: &[&Record]) -> Option<f64> {
 }
 
 /// The mean of one metric over whole runs: the records of single layers or positions count only
-/// where there is no record of the whole, and those of single heads where there is none of their layers.
+/// where there is no record of the whole, and those of single heads where there is none of their
+/// layers.
 pub(crate) fn summary(records: &[&Record], metric: &str) -> Option<f64> {
     let depth = |r: &Record| match &r.case {
         Case { head: Some(_), .. } => 2,

@@ -28,8 +28,8 @@ use crate::table::Table;
 
 /// Writes the report of some records.
 ///
-/// Notes are shown above the numbers, and the table `first`, if there is one, before all others. The
-/// folder of `path` must exist.
+/// Notes are shown above the numbers, and the table `first`, if there is one, before all others.
+/// The folder of `path` must exist.
 ///
 /// # Errors
 /// If a figure cannot be drawn or the file cannot be written.

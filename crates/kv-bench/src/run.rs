@@ -69,7 +69,8 @@ impl<'a> Bench<'a> {
         });
     }
 
-    /// Notes what a reader must know of policies in this model, behind prompts of up to so many tokens.
+    /// Notes what a reader must know of policies in this model, behind prompts of up to so many
+    /// tokens.
     pub(crate) fn remark(&mut self, contenders: &[Contender], tokens: usize) -> anyhow::Result<()> {
         let layers = self.model.config().num_layers;
         for contender in contenders {
@@ -79,8 +80,9 @@ impl<'a> Bench<'a> {
             if let Some(load) = contender.sketch_load(tokens).filter(|load| *load > CROWDED) {
                 let (label, budget) = (&contender.label, format::budget(contender.budget));
                 self.note(format!(
-                    "{label} at {budget}: about {load:.0} tokens share an entry of the sketch, whose \
-                     estimates are noise then; it does not keep answers, and is here to be studied"
+                    "{label} at {budget}: about {load:.0} tokens share an entry of the sketch, \
+                     whose estimates are noise then; it does not keep answers, and is here to be \
+                     studied"
                 ));
             }
             let Some(path) = &contender.channels else { continue };

@@ -2,9 +2,9 @@
 
 use criterion::Criterion;
 use kv_kernels::{
-    Choice, IndexSets, ListTable, PageHeads, PageOptions, PageSpan, RetrieveOptions,
-    ScoreReduction, SetRule, Share, SimilarityReduction, SteerOptions, keep_lists, label_scores,
-    list_slots, page_bounds, page_rows, page_scores, page_slots, retrieve_slots,
+    Choice, Dilation, Earlier, IndexSets, ListTable, PageHeads, PageOptions, PageSpan,
+    RetrieveOptions, ScoreReduction, SetRule, Share, SimilarityReduction, SteerOptions, keep_lists,
+    label_scores, list_slots, page_bounds, page_rows, page_scores, page_slots, retrieve_slots,
     retrieving_attention, steer_sets, top_slots,
 };
 
@@ -63,6 +63,8 @@ pub(crate) fn reading(criterion: &mut Criterion, name: &str, inputs: &mut Inputs
     let options = RetrieveOptions {
         scale: None,
         radius: 1,
+        dilation: Dilation::Shared,
+        earlier: Earlier::Any,
         block: 8,
         reduction: ScoreReduction::Sum,
         similarity: SimilarityReduction::Mean,

@@ -41,12 +41,13 @@ pub(crate) struct Paper {
     /// Figures of perplexity: tokens of the text that are contexts, as in `quality`.
     #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
     pub(crate) contexts: Vec<usize>,
-    /// Figures of prompts: only those of these lengths. `kvreviver-attention`, `prhs-table4`, `prhs-long` and
-    /// `prhs-table5`: tokens, in place of the figure's own.
+    /// Figures of prompts: only those of these lengths. `kvreviver-attention`, `prhs-table4`,
+    /// `prhs-long` and `prhs-table5`: tokens, in place of the figure's own.
     #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
     pub(crate) lengths: Vec<usize>,
-    /// `kvreviver-attention`, `prhs-table4`, `prhs-long` and `prhs-table5`: sequences at once, in place of the figure's
-    /// own; `keepkv-table1` and `kvreviver-table1`: in place of batches that grow until memory ends.
+    /// `kvreviver-attention`, `prhs-table4`, `prhs-long` and `prhs-table5`: sequences at once, in
+    /// place of the figure's own; `keepkv-table1` and `kvreviver-table1`: in place of batches that
+    /// grow until memory ends.
     #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
     pub(crate) batches: Vec<usize>,
 }
@@ -96,9 +97,11 @@ pub(crate) enum Figure {
     KvreviverAttention,
     /// Variance of the sketch's estimates against the paper's bound.
     KvreviverBounds,
-    /// Retrieval and perplexity, and how often heads retrieve: CIS, HShare, Quest, Double Sparsity, H2O.
+    /// Retrieval and perplexity, and how often heads retrieve: CIS, HShare, Quest, Double Sparsity,
+    /// H2O.
     PrhsTable2,
-    /// Time of a step's attention, choices included: CIS, CPE, HShare, Quest, Double Sparsity, H2O, the oracle.
+    /// Time of a step's attention, choices included: CIS, CPE, HShare, Quest, Double Sparsity, H2O,
+    /// the oracle.
     PrhsTable4,
     /// The same beyond the paper: 8k to 128k tokens, groups of 4 and 8.
     PrhsLong,
@@ -106,7 +109,8 @@ pub(crate) enum Figure {
     PrhsTable5,
     /// Retrieval and perplexity of CIS*, PSAW, ETF and CPE with other parameters.
     PrhsTable6,
-    /// Attention that is read of real prompts, by how often heads retrieve; bounds on what is dropped.
+    /// Attention that is read of real prompts, by how often heads retrieve; bounds on what is
+    /// dropped.
     PrhsFig7,
     /// The same by how many tokens bring their neighbours along.
     PrhsFig8,
@@ -178,7 +182,8 @@ impl Paper {
         Ok(())
     }
 
-    /// Whether it is BalanceKV's figure 3 on a made-up layer: neither a model nor prompts are asked for.
+    /// Whether it is BalanceKV's figure 3 on a made-up layer: neither a model nor prompts are asked
+    /// for.
     pub(crate) fn is_made_up(&self, common: &Common) -> bool {
         let asked = self.prompts.is_some() || !self.lengths.is_empty() || self.limit.is_some();
         self.figure == Figure::BalancekvFig3 && common.model == MODEL && !asked

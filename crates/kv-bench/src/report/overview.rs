@@ -16,12 +16,13 @@ const COLUMNS: [(&str, Option<&str>, &str); 6] = [
 ];
 
 /// What the columns are.
-const CAPTION: &str = "question seen, unseen: right answers where the question is known when the prompt is \
-    compressed, and where not\nKL: divergence of the answer's tokens from the full cache's; perplexity: of a \
-    text";
+const CAPTION: &str = "question seen, unseen: right answers where the question is known when the \
+    prompt is compressed, and where not\nKL: divergence of the answer's tokens from the full \
+    cache's; perplexity: of a text";
 
-/// A row a family: at the smallest budget that most policies ran at, the one with most right answers,
-/// and of those with equally many the one closest to the full cache. `None` where no family ran.
+/// A row a family: at the smallest budget that most policies ran at, the one with most right
+/// answers, and of those with equally many the one closest to the full cache. `None` where no
+/// family ran.
 pub(crate) fn table(records: &[Record]) -> Option<Table> {
     let records: Vec<&Record> = records.iter().collect();
     let setups = by_setup(&records);

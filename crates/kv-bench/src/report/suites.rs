@@ -52,8 +52,8 @@ pub(crate) fn figures(records: &[&Record], policies: &Policies) -> anyhow::Resul
     let frame = Frame {
         id: "perplexity-by-period",
         title: "Perplexity against the period",
-        caption: "Lower is better. Every so many steps the cache is compressed anew, from all tokens; policies \
-                  without such rebuilds are level lines.",
+        caption: "Lower is better. Every so many steps the cache is compressed anew, from all \
+                  tokens; policies without such rebuilds are level lines.",
     };
     let label = "steps from one rebuild to the next (log scale)";
     figures
@@ -74,8 +74,9 @@ pub(crate) fn figures(records: &[&Record], policies: &Policies) -> anyhow::Resul
         Scale::Log,
         "kl-divergence",
         "KL divergence from the full cache",
-        "How far the distributions of an answer's tokens are from the full cache's, in nats a token; \
-         lower is better. 0, which has no place on a logarithmic axis, says that nothing is lost.",
+        "How far the distributions of an answer's tokens are from the full cache's, in nats a \
+         token; lower is better. 0, which has no place on a logarithmic axis, says that nothing is \
+         lost.",
     )?);
     figures.extend(budget(
         metric::TEXT_KL_DIVERGENCE,
@@ -84,8 +85,8 @@ pub(crate) fn figures(records: &[&Record], policies: &Policies) -> anyhow::Resul
         "text-kl-divergence",
         "KL divergence on text",
         "How far the distributions of the text's next tokens are from the full cache's, in nats a \
-         token; lower is better. Perplexity judges a policy by the text, which it may hit by chance; \
-         this judges it by the model that it stands for.",
+         token; lower is better. Perplexity judges a policy by the text, which it may hit by \
+         chance; this judges it by the model that it stands for.",
     )?);
     figures.extend(budget(
         metric::AGREEMENT,
@@ -170,14 +171,14 @@ fn merging(records: &[&Record], policies: &Policies) -> anyhow::Result<Vec<Figur
     metrics.into_iter().filter_map(figure).collect()
 }
 
-const SAG: &str = "Log-sum-exp of a prompt's last query over the compressed cache, weights included, \
-    less that over all tokens. 0: attention on what was merged is what it was. Below: a merged slot \
-    counts less than its tokens did, or some were dropped.";
+const SAG: &str = "Log-sum-exp of a prompt's last query over the compressed cache, weights \
+    included, less that over all tokens. 0: attention on what was merged is what it was. Below: a \
+    merged slot counts less than its tokens did, or some were dropped.";
 const QUERY_ERROR: &str = "Relative error of the same query's attention output; lower is better.";
-const PREDICTION: &str = "Relative error of a slot's unnormalised score, predicted from those before \
-    it on the full cache; lower is better. Merges are as exact as the scores are foreseen.";
-const SPEED_UP: &str = "Tokens generated in a second at each policy's largest batch, over those of the \
-    full cache at its own.";
+const PREDICTION: &str = "Relative error of a slot's unnormalised score, predicted from those \
+    before it on the full cache; lower is better. Merges are as exact as the scores are foreseen.";
+const SPEED_UP: &str = "Tokens generated in a second at each policy's largest batch, over those of \
+    the full cache at its own.";
 
 /// Memory and speed.
 fn costs(records: &[&Record], policies: &Policies) -> anyhow::Result<Vec<Figure>> {
@@ -186,10 +187,10 @@ fn costs(records: &[&Record], policies: &Policies) -> anyhow::Result<Vec<Figure>
     let frame = Frame {
         id: "memory",
         title: "Cache memory",
-        caption: "Solid: bytes of the slots in use, of all slots' metadata and of what the policy keeps \
-                  beside them, and the number. Pale, where it was measured: the same with the room to \
-                  decode. A pale bar much longer than its solid one is memory that compression did \
-                  not give back.",
+        caption: "Solid: bytes of the slots in use, of all slots' metadata and of what the policy \
+                  keeps beside them, and the number. Pale, where it was measured: the same with \
+                  the room to decode. A pale bar much longer than its solid one is memory that \
+                  compression did not give back.",
     };
     let memory = chart(metric::HELD_BYTES, "cache");
     figures.extend(memory.bars(&frame, metric::CACHE_BYTES)?);

@@ -88,15 +88,15 @@ pub(crate) fn measure(
         |contender: &&Contender| contender.policy.config()["similarity"] == "hidden";
     if let Some(contender) = contenders.iter().find(compares_hidden) {
         bail!(
-            "policy `{}`: attention observes queries, keys and values, not the hidden states that `similarity` \
-             compares; quality runs whole models",
+            "policy `{}`: attention observes queries, keys and values, not the hidden states that \
+             `similarity` compares; quality runs whole models",
             contender.label
         );
     }
     if contenders.iter().any(|contender| takes_from_layers(&contender.policy.config())) {
         bench.note(
-            "attention: errors, retained mass and what is read are of every layer by itself, without etf's frozen \
-             tokens, and hshare's layers choose for themselves"
+            "attention: errors, retained mass and what is read are of every layer by itself, \
+             without etf's frozen tokens, and hshare's layers choose for themselves"
                 .into(),
         );
     }
@@ -128,8 +128,8 @@ pub(crate) fn measure(
     uncovered.dedup();
     if !uncovered.is_empty() {
         bench.note(format!(
-            "no certificates of {} at some budgets: fewer recents than a block has tokens, or another similarity than \
-             queries'",
+            "no certificates of {} at some budgets: fewer recents than a block has tokens, or \
+             another similarity than queries'",
             uncovered.join(", ")
         ));
     }
@@ -218,8 +218,8 @@ fn note_errors(bench: &mut Bench<'_>, contenders: &[Contender], sums: &[Vec<Sums
     let told: Vec<String> = told.collect();
     if !told.is_empty() {
         bench.note(format!(
-            "attention errors above 1 exceed the output itself, to which zeros would be closer; the largest of a \
-             layer: {}",
+            "attention errors above 1 exceed the output itself, to which zeros would be closer; \
+             the largest of a layer: {}",
             told.join(", ")
         ));
     }
@@ -234,8 +234,9 @@ fn note_targets(bench: &mut Bench<'_>, contenders: &[Contender], sums: &[Vec<Sum
             && dropped > (1.0 + AMISS) * target
         {
             bench.note(format!(
-                "{}: heads dropped {dropped:.3} when they were last measured, for a target of {target:.3}: sets grow to \
-                 eight times the budget's at most, and take steps to do so",
+                "{}: heads dropped {dropped:.3} when they were last measured, for a target of \
+                 {target:.3}: sets grow to eight times the budget's at most, and take steps to do \
+                 so",
                 contender.label
             ));
         }
@@ -352,8 +353,8 @@ fn compare(
     Ok(())
 }
 
-/// One layer of one prompt: what contenders' frozen tokens change. `runs` are the layers where each has its way, `own` and
-/// `below` this layer and the one below as the model computes them.
+/// One layer of one prompt: what contenders' frozen tokens change. `runs` are the layers where each
+/// has its way, `own` and `below` this layer and the one below as the model computes them.
 fn freeze(
     observation: &Observation<'_>,
     contenders: &[Contender],
@@ -411,8 +412,8 @@ mod tests {
         assert!(report.contains("fitted to the one prompt"));
     }
 
-    /// In the first layer that freezes, all that is below is as ever: reused hidden states give the same keys, and keys of
-    /// the layer below are what the bound is of.
+    /// In the first layer that freezes, all that is below is as ever: reused hidden states give the
+    /// same keys, and keys of the layer below are what the bound is of.
     #[test]
     fn runs_begin_where_bounds_do() {
         let policies = r#"[{"policy": "etf", "start": 1}, {"policy": "etf", "start": 1, "reuse": "keys-values"}]"#;
@@ -446,7 +447,8 @@ mod tests {
         };
         let [gaps, masses] =
             [metric::ORACLE_GAP, metric::RETAINED_MASS].map(|name| of("h2o", name));
-        // A group's heads share the oracle's choice, so that it is each one's best no more than nearly.
+        // A group's heads share the oracle's choice, so that it is each one's best no more than
+        // nearly.
         let [least, best] =
             [metric::ORACLE_GAP, metric::RETAINED_MASS].map(|name| of("top-k-oracle", name));
         assert!(gaps.len() == 4 && least.len() == 4, "a layer each");

@@ -170,8 +170,8 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
     Ok(())
 }
 
-/// The full cache and every policy at every budget, shares being of prompt and output together; a share of 1 has room for
-/// a question, too.
+/// The full cache and every policy at every budget, shares being of prompt and output together; a
+/// share of 1 has room for a question, too.
 fn contenders(bench: &Bench<'_>, tokens: usize, room: usize) -> anyhow::Result<Vec<Contender>> {
     let mut common = bench.common.clone();
     let shares = common.budget.clone().unwrap_or_else(|| BUDGETS.map(Budget::Ratio).to_vec());
@@ -280,8 +280,8 @@ impl<'a> Run<'a> {
         Ok(Self { session, buckets, memory })
     }
 
-    /// Feeds some tokens of every text; returns the logits before them, token after token, the texts' rows
-    /// beside each other.
+    /// Feeds some tokens of every text; returns the logits before them, token after token, the
+    /// texts' rows beside each other.
     fn feed(&mut self, texts: &[Text], tokens: Range<usize>) -> anyhow::Result<Vec<f32>> {
         let next: Vec<&[u32]> = texts.iter().map(|text| &text.tokens[tokens.clone()]).collect();
         let before = self.session.append(&next)?;
@@ -291,7 +291,8 @@ impl<'a> Run<'a> {
         Ok(read_f32("logits", Tensor::cat(before, 0))?)
     }
 
-    /// Adds what the logits from token `start` on say of the texts, and how far they are from the full cache's.
+    /// Adds what the logits from token `start` on say of the texts, and how far they are from the
+    /// full cache's.
     fn rate(
         &mut self,
         texts: &[Text],

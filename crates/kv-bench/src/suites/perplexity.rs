@@ -1,9 +1,10 @@
-//! Perplexity of real text behind a compressed context, by position, and the divergence from the full
-//! cache's next-token distributions.
+//! Perplexity of real text behind a compressed context, by position, and the divergence from the
+//! full cache's next-token distributions.
 //!
-//! The full cache's logits stay in host memory while the policies are compared with them: a row of the
-//! vocabulary for each token behind the context in f32, 96 MiB for 512 tokens and 49,152 entries. Those
-//! of the policies are there for a bucket of tokens at a time. No policy prefills for it again.
+//! The full cache's logits stay in host memory while the policies are compared with them: a row of
+//! the vocabulary for each token behind the context in f32, 96 MiB for 512 tokens and 49,152
+//! entries. Those of the policies are there for a bucket of tokens at a time. No policy prefills
+//! for it again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -49,7 +50,8 @@ impl Text {
         [&self.context[..], &self.next].concat()
     }
 
-    /// Reads a file, or the embedded text, for each of `contexts`; for one that fits, where there are none.
+    /// Reads a file, or the embedded text, for each of `contexts`; for one that fits, where there
+    /// are none.
     ///
     /// # Errors
     /// Where the file cannot be read, is too short, or a context leaves the model no positions.
@@ -68,8 +70,8 @@ impl Text {
             let most = positions.min(tokens.len());
             ensure!(
                 context + continued <= most || contexts == own,
-                "{source} has {} tokens and the model {positions} positions: no perplexity of {continued} \
-                 tokens behind {context}",
+                "{source} has {} tokens and the model {positions} positions: no perplexity of \
+                 {continued} tokens behind {context}",
                 tokens.len()
             );
             let next = tokens[context..most.min(context + continued)].to_vec();

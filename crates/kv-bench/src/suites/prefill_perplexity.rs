@@ -1,5 +1,5 @@
-//! Perplexity of a text's own tokens in prefill, under policies that change a prompt's computation by
-//! windows or frozen tokens: frozen tokens' own predictions count.
+//! Perplexity of a text's own tokens in prefill, under policies that change a prompt's computation
+//! by windows or frozen tokens: frozen tokens' own predictions count.
 
 use anyhow::ensure;
 use burn::tensor::Tensor;
@@ -19,9 +19,9 @@ const TASK: &str = "prefill-perplexity";
 /// Tokens whose logits are on the host at a time.
 const CHUNK: usize = 256;
 
-/// Prefills every text, context and continuation together, as the model does it and as each policy does
-/// that changes prefill. Policies that prune tokens are left out, and told: pruned tokens predict
-/// nothing.
+/// Prefills every text, context and continuation together, as the model does it and as each policy
+/// does that changes prefill. Policies that prune tokens are left out, and told: pruned tokens
+/// predict nothing.
 ///
 /// # Errors
 /// Where a policy refuses, and for NaN in the model's output.
@@ -60,7 +60,8 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// The perplexity of all tokens but the first, given those before them; `None` where some are pruned.
+/// The perplexity of all tokens but the first, given those before them; `None` where some are
+/// pruned.
 fn perplexity(
     bench: &Bench<'_>,
     policy: &dyn Policy,

@@ -1,5 +1,5 @@
-//! What policies have read beside the best that they could have read, and certificates of those that keep more than they
-//! read.
+//! What policies have read beside the best that they could have read, and certificates of those
+//! that keep more than they read.
 
 use kv_core::{LayerCache, RangeSets};
 use kv_policies::certificates::{SharedStep, information_loss};
@@ -29,8 +29,8 @@ pub(super) struct Exact<'a> {
     pub(super) tokens: usize,
     /// What the prompt is for.
     pub(super) purpose: Purpose,
-    /// Whether policies that read all they keep are looked at, too: the attention that a choice of as many tokens would
-    /// have kept beyond theirs is equation (6) of PrHS.
+    /// Whether policies that read all they keep are looked at, too: the attention that a choice of
+    /// as many tokens would have kept beyond theirs is equation (6) of PrHS.
     pub(super) all: bool,
 }
 
@@ -42,9 +42,9 @@ impl Exact<'_> {
     }
 }
 
-/// Takes a step of all `heads` in, which are by query head and none as yet; whether there was anything to take in.
-/// `block` is what sets are shared within, where they are of the highest sums: see
-/// [`crate::contenders::Contender::block_of_sums`].
+/// Takes a step of all `heads` in, which are by query head and none as yet; whether there was
+/// anything to take in. `block` is what sets are shared within, where they are of the highest sums:
+/// see [`crate::contenders::Contender::block_of_sums`].
 ///
 /// # Errors
 /// Where the device gives nothing back.
@@ -65,8 +65,8 @@ pub(super) fn take(
             .collect(),
         None => return Ok(false),
     };
-    // Of tokens that others left out it is not known whether a window hides them, nor of steps that retrieved how far
-    // they are from anything.
+    // Of tokens that others left out it is not known whether a window hides them, nor of steps that
+    // retrieved how far they are from anything.
     let known = |own: &&RangeSets| own.freed == 0 || own.seen > own.sinks;
     let shares = |own: &&RangeSets| own.retrieves == Some(false) && own.key_norm > 0.0;
     let layout = cache.layout();
@@ -96,8 +96,8 @@ pub(super) fn take(
         });
         // The queries that read this list.
         let queries = if each == 1 { 0..group } else { range % each..range % each + 1 };
-        // Heads that share a set give the tokens since then different shares, so that what was best together need not
-        // be any more.
+        // Heads that share a set give the tokens since then different shares, so that what was best
+        // together need not be any more.
         let alone = queries.len() == 1;
         for query in queries {
             let Reading { means, hidden } = &mut heads[pair * group + query];
@@ -130,7 +130,8 @@ pub(super) fn take(
     Ok(true)
 }
 
-/// Takes in a head's shared set beside the best that could have been chosen in its place (equation 42).
+/// Takes in a head's shared set beside the best that could have been chosen in its place (equation
+/// 42).
 fn take_set(
     means: &mut Means,
     step: &SharedStep,
@@ -138,7 +139,8 @@ fn take_set(
     attention: &[f64],
     block: usize,
 ) {
-    // Of what has gone out of sight, it is not known how much was chosen and how much were neighbours.
+    // Of what has gone out of sight, it is not known how much was chosen and how much were
+    // neighbours.
     if own.seen > own.sinks || own.freed > 0 {
         return;
     }
@@ -153,7 +155,8 @@ fn take_set(
     means.judge(Bound::Set, best - held, [bound, bound]);
 }
 
-/// Of the tokens that are read through a window, how many first ones there are before the gap, and the first one behind.
+/// Of the tokens that are read through a window, how many first ones there are before the gap, and
+/// the first one behind.
 fn window_of(read: &[usize]) -> (usize, usize) {
     let sinks = read.iter().zip(0..).take_while(|(token, at)| **token == *at).count();
     (sinks, read.get(sinks).copied().unwrap_or(sinks))
@@ -177,8 +180,8 @@ mod tests {
     use super::{Means, best_of, take_set, window_of};
     use crate::record::metric;
 
-    /// A set of tokens 2 and 4 of a block's eleventh step, in blocks of 4: sinks are 0 and 1, locals the last three, and
-    /// tokens from 6 on were no candidates when the block began.
+    /// A set of tokens 2 and 4 of a block's eleventh step, in blocks of 4: sinks are 0 and 1,
+    /// locals the last three, and tokens from 6 on were no candidates when the block began.
     #[test]
     fn gaps_of_sets_are_of_what_was_chosen_from() {
         let own = RangeSets {

@@ -1,5 +1,5 @@
-//! BalanceKV, figure 3: error and run time of one layer's compression by block and rate, on the keys and
-//! values of prompts, or on made-up ones at the size of Llama 3.1 8B's layers.
+//! BalanceKV, figure 3: error and run time of one layer's compression by block and rate, on the
+//! keys and values of prompts, or on made-up ones at the size of Llama 3.1 8B's layers.
 
 use burn::tensor::{DType, Device};
 use serde_json::json;

@@ -1,5 +1,5 @@
-//! BalanceKV, table 3: norms of queries, of keys shifted by their head's mean, and of values, prompt by
-//! prompt, over all layers and heads: `r` and the values' bound of theorem 3.1.
+//! BalanceKV, table 3: norms of queries, of keys shifted by their head's mean, and of values,
+//! prompt by prompt, over all layers and heads: `r` and the values' bound of theorem 3.1.
 
 use burn::tensor::{DType, Tensor};
 use kv_core::read_f32;

@@ -15,8 +15,8 @@ use crate::args::Paper;
 use crate::prompts::{Prompts, Wanted};
 use crate::run::Bench;
 
-/// The prompts of a figure of single layers, and their tokens: the longest unless lengths are asked for, `limit` of them
-/// unless another number is, each longer than two `window`s.
+/// The prompts of a figure of single layers, and their tokens: the longest unless lengths are asked
+/// for, `limit` of them unless another number is, each longer than two `window`s.
 ///
 /// # Errors
 /// Where a file has none such.

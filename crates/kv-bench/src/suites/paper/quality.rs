@@ -9,8 +9,8 @@ use crate::run::Bench;
 use crate::suites::perplexity::{self, Text};
 use crate::suites::quality;
 
-/// Runs a figure's own contenders, the full cache first, as far as `--policy` names them, and those that
-/// it adds. Returns who ran, and the texts.
+/// Runs a figure's own contenders, the full cache first, as far as `--policy` names them, and those
+/// that it adds. Returns who ran, and the texts.
 ///
 /// # Errors
 /// Where a policy or the device refuses.
