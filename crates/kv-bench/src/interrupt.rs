@@ -44,8 +44,9 @@ pub(crate) fn tell() -> anyhow::Result<()> {
         if let Some(signal) = signals.forever().next() {
             let left = open();
             crate::console::say!("\ninterrupted: {}", sentence(&left));
-            // As shells have it of programs that a signal ended.
-            std::process::exit(128 + signal);
+            // As shells have it of programs that a signal ended. At once: handlers of a process's end would take the
+            // device from threads that still use it.
+            signal_hook::low_level::exit(128 + signal);
         }
     });
     Ok(())
@@ -59,7 +60,7 @@ pub(crate) fn tell() -> anyhow::Result<()> {
 #[cfg(any(unix, test))]
 fn sentence(left: &[PathBuf]) -> String {
     if left.is_empty() {
-        return "no records are left, which --json FILE would keep while a run goes on".into();
+        return "no records are left: --json FILE keeps them from the first one measured on".into();
     }
     let names: Vec<_> = left.iter().map(|path| path.display().to_string()).collect();
     format!("records so far, which --merge reads: {}", names.join(", "))

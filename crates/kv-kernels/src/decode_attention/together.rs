@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 
 use super::meet::{PLANE, Sums};
 use super::shared::{LOWEST, larger};
-use super::weakest::{LOG2_E, TOGETHER, Weighed, ahead, importance, least_of_cube};
+use super::weakest::{LOG2_E, Weighed, ahead, importance, least_of_cube};
 use crate::cluster::LARGEST_CLUSTER;
 use crate::evicting_attention::weigh::{NOWHERE, next_place};
 use crate::nvidia::{arrive_at, exp2, least_of_plane, log2, raise, take_raised};
@@ -20,8 +20,10 @@ pub(crate) const ARRIVALS: usize = 16;
 const LEAST: usize = LARGEST_CLUSTER;
 const THROUGH: usize = LARGEST_CLUSTER + 2;
 
-/// Importances that a unit reads before it waits for the first.
-const MOST_READ: usize = 32;
+/// Importances that a unit reads before it waits for the first: as many as registers hold, as the last cube to arrive waits for
+/// little else. Of one head, fewer are enough.
+const MOST_READ: usize = 96;
+const MOST_SLOTS: usize = 16;
 
 /// A sequence whose heads give up a slot together.
 #[derive(CubeType, Clone, Copy)]
@@ -201,8 +203,7 @@ fn least_of_part(
     #[comptime] sums: Sums,
 ) -> (u32, i32) {
     let units = comptime!(sums.planes * PLANE);
-    // As many as registers hold.
-    let each = comptime!((MOST_READ / heads).clamp(1, TOGETHER));
+    let each = comptime!((MOST_READ / heads).clamp(1, MOST_SLOTS));
     let from = sequence.first * sequence.stride + weighed.first;
     let common = sequence.length - min(sequence.length, weighed.first);
     let count = min(weighed.count, common);
