@@ -182,12 +182,12 @@ pub(crate) fn raise(numbers: &[f32], at: usize, high: u32, low: u32) {
 #[cube]
 pub(crate) fn take_raised(numbers: &[f32], at: usize) -> (u32, u32) {
     let place = numbers[at..at + 1].as_ptr();
-    let mut high = 0u32;
-    let mut low = 0u32;
+    // The compiler knows instructions of one result only: both words are one vector's.
+    let mut both = Vector::<u32, Const<2>>::empty();
     gpu_asm!(
-        "{{\n .reg .b64 both;\n mov.b64 both, 0;\n",
-        "atom.relaxed.gpu.global.exch.b64 both, [{}], both;\n mov.b64 {{{}, {}}}, both;\n }}",
-        in(_) place, out(_) low, out(_) high
+        "{{\n .reg .b64 taken;\n mov.b64 taken, 0;\n",
+        "atom.relaxed.gpu.global.exch.b64 taken, [{place}], taken;\n mov.b64 {both}, taken;\n }}",
+        both = out(_) both, place = in(_) place
     );
-    (high, low)
+    (both.extract(1usize), both.extract(0usize))
 }

@@ -69,7 +69,8 @@ fn end(base: f64, start: Option<usize>, layer: usize, count: usize) -> usize {
         return 0;
     }
     let depth = (layer + 1 - start) as f64 / (LAYERS - start) as f64;
-    ((1.0 - base.powf(depth)) * count as f64).floor() as usize
+    // Floats may be just below a whole product.
+    ((1.0 - base.powf(depth)) * count as f64 + 1e-9).floor() as usize
 }
 
 /// What a policy makes of a prompt of `tokens` tokens, straight from eq. (15) and (16).
@@ -78,11 +79,12 @@ fn with_changes<T>(policy: &Both, tokens: usize, run: impl FnOnce(&Changes<'_>) 
         let first = policy.psaw.map_or(0, |psaw| end(psaw.phi, psaw.start, layer, query + 1));
         key < SINKS || key + 1 >= first
     };
+    let copies = policy.etf.is_some_and(|etf| etf.reuse == Reuse::KeysValues);
     let frozen = |layer: usize, token: usize| {
         let last = policy.etf.map_or(0, |etf| end(etf.psi, etf.start, layer, tokens));
-        (SINKS..last).contains(&token)
+        // The first layer has nothing below it to copy.
+        (SINKS..last).contains(&token) && (layer > 0 || !copies)
     };
-    let copies = policy.etf.is_some_and(|etf| etf.reuse == Reuse::KeysValues);
     run(&Changes { sees: &sees, frozen: &frozen, copies })
 }
 

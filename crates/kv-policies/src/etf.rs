@@ -58,6 +58,10 @@ impl Etf {
 
     /// What a layer freezes of a prompt of `tokens` tokens; `None` where it is nothing.
     pub fn frozen(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
+        // The first layer has no keys below it to copy.
+        if self.reuse == Reuse::KeysValues && layer.index == 0 {
+            return None;
+        }
         let end = self.share(layer).of(tokens);
         (end > self.sinks).then_some(FrozenTokens { tokens: self.sinks..end, reuse: self.reuse })
     }

@@ -13,7 +13,7 @@ use kv_core::{
 
 use crate::attention::last_queries;
 use crate::ends::fit_ends;
-use crate::notice::warn_once;
+use crate::notice::warn_of_window;
 use crate::rescore::{last_of, remember, rescore};
 use crate::{
     Attended, DecodeView, Decoding, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy,
@@ -80,13 +80,7 @@ impl<S: Scorer> KeepTop<S> {
         let fitted = self.scorer.fitted(base);
         let (own, window) = (self.scorer.window(), fitted.window());
         if window < own {
-            warn_once(self.name, "window", || {
-                format!(
-                    "a budget of {base} slots is less than twice its window of {own}: the last \
-                     {window} and the first {} tokens are kept (`fit_window`)",
-                    self.family.sinks_of(&self.scorer, base)
-                )
-            });
+            warn_of_window(self.name, base, own, window);
         }
         fitted
     }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ends::{first_tokens, fit_ends};
 use crate::keep_top::protected;
+use crate::notice::warn_of_window;
 use crate::{
     Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Scorer, SnapKv,
     Step,
@@ -120,6 +121,9 @@ impl LongFlow {
         self.check_protected(budget)?;
         let fitted = self.prefill.fitted(budget);
         let cut = fitted.window < self.prefill.window;
+        if cut {
+            warn_of_window(NAME, budget, self.prefill.window, fitted.window);
+        }
         let first = if cut { first_tokens(budget) } else { 0 };
         let ends = [self.sinks.max(first), self.recents];
         let [sinks, recents] = fit_ends(NAME, self.budget, budget, ends)?;

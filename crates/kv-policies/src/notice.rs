@@ -17,3 +17,13 @@ pub(crate) fn warn_once(
         tracing::warn!("policy `{policy}`: {}", message());
     }
 }
+
+/// Warns that a policy looks at `window` last queries instead of `own`, as its budget of `slots` is small.
+pub(crate) fn warn_of_window(policy: &'static str, slots: usize, own: usize, window: usize) {
+    warn_once(policy, "window", || {
+        format!(
+            "a budget of {slots} slots is less than twice its window of {own}: it observes the last {window} \
+             queries, and keeps first tokens beside them (`fit_window`)"
+        )
+    });
+}

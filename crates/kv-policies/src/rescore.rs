@@ -32,7 +32,10 @@ pub(crate) fn remember(
     let [_, _, width] = seen.dims();
     let query = query.clone().cast(DType::F32);
     let [_, _, head_dim] = query.dims();
-    let last = Tensor::cat(vec![seen.narrow(2, head_dim, width - head_dim), query], 2);
+    let last = match width - head_dim {
+        0 => query,
+        others => Tensor::cat(vec![seen.narrow(2, head_dim, others), query], 2),
+    };
     cache.assign_state(name, last)?;
     Ok(())
 }

@@ -2,8 +2,8 @@
 
 use kv_core::Budget;
 
-use crate::Result;
 use crate::ends::fit_ends;
+use crate::{PolicyError, Result};
 
 /// The parts of what a head reads in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +39,15 @@ impl SetParts {
         let ends = [wanted, recents.unwrap_or(usual_recents(wanted))];
         let [sinks, recents] = match (sinks, recents) {
             (None, None) => ends,
+            _ if matches!(budget, Budget::Tokens(_))
+                && ends[0].saturating_add(ends[1]) == tokens =>
+            {
+                let [sinks, recents] = ends;
+                let reason = format!(
+                    "{sinks} sinks and {recents} recents leave none of {tokens} slots to choose"
+                );
+                return Err(PolicyError::InvalidConfig { policy: policy.into(), reason });
+            }
             _ => fit_ends(policy, budget, tokens, ends)?,
         };
         let top = tokens.saturating_sub(sinks.saturating_add(recents)).max(1);

@@ -362,6 +362,7 @@ fn seeds_decide_what_is_spread() {
     {
         let config = json!({
             "policy": "cam", "budget": 16, "evictor": evictor, "attention": attention, "spread": 4,
+            "candidates": "all",
         });
         let mut outcomes: Vec<Vec<f32>> = Vec::new();
         for tested in devices() {

@@ -54,7 +54,7 @@ fn golden_kvpress_scores() {
                 vec![
                     ("knorm", KNorm {}.prefill(seen, 0).unwrap()),
                     ("keydiff", KeyDiff {}.prefill(seen, 0).unwrap()),
-                    ("snapkv", snapkv.prefill(seen, 0).unwrap()),
+                    ("snapkv", snapkv.prefill(seen, seen.tokens()).unwrap()),
                     ("tova", Tova {}.prefill(seen, 0).unwrap()),
                     ("expected_attention", expected_attention.prefill(seen, 0).unwrap()),
                     ("expected_attention_nocov_novnorm", plain.prefill(seen, 0).unwrap()),

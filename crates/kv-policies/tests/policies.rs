@@ -208,8 +208,10 @@ fn rows_do_not_leak() {
 
 #[test]
 fn a_budget_beyond_the_prompt_keeps_everything() {
+    // Whatever the budget, windows hide tokens of a model's top layer.
+    let hides = |config: &Value| ["psaw", "cpe"].iter().any(|name| config["policy"] == *name);
     for tested in devices() {
-        for config in all(json!(1000)) {
+        for config in all(json!(1000)).into_iter().filter(|config| !hides(config)) {
             let policy = policy(config.clone());
             let run = run(0..1, 2, &tested.device);
             let cache = run.prompt.compress(&*policy, STEPS);

@@ -251,7 +251,6 @@ fn what_cannot_be_is_refused() {
             "expected 1 different ones below 16",
         ),
         (json!({"policy": "double-sparsity", "budget": 20, "labels": 17}), "`labels` is 17"),
-        (json!({"policy": "quest", "budget": 0.1}), "9 tokens is below a page"),
         (json!({"policy": "duo-attention", "alpha": [[0.1, 0.2]]}), "`alpha` has 1 layers"),
     ] {
         let policy = policy(config.clone());

@@ -61,23 +61,27 @@ fn bad_configurations_name_the_parameter() {
 }
 
 #[test]
-fn protected_tokens_over_a_ratio_budget_are_an_error() {
+fn protected_tokens_over_a_budget_in_tokens_are_an_error() {
     let device = &devices()[0].device;
     let mut numbers = Numbers::new(1);
     let mut draw = || numbers.tensor([1, 1, 40, 8], device);
     let prompt = Prompt::new(draw(), draw(), draw());
-    let uniform = json!({"policy": "uniform", "budget": 0.25, "sinks": usize::MAX, "recents": 1});
-    let options = CacheOptions::new(device, burn::tensor::DType::F32);
-    let error = prompt.observed(|seen| policy(uniform).prefill(seen, 0, options)).unwrap_err();
-    assert!(matches!(error, PolicyError::ProtectedOverBudget { .. }), "{error}");
-
-    let vatp = policy(json!({"policy": "vatp", "budget": 0.25, "sinks": 20}));
-    let options = CacheOptions::new(device, burn::tensor::DType::F32);
-    let error = prompt.observed(|seen| vatp.prefill(seen, 0, options)).unwrap_err();
-    assert!(
-        matches!(error, PolicyError::ProtectedOverBudget { sinks: 20, budget: 10, .. }),
-        "{error}"
-    );
+    for config in [
+        json!({"policy": "uniform", "budget": 10, "sinks": usize::MAX, "recents": 1}),
+        json!({"policy": "vatp", "budget": 10, "sinks": 20}),
+    ] {
+        let refused = |error: &PolicyError| {
+            matches!(error, PolicyError::ProtectedOverBudget { budget: 10, .. })
+        };
+        let error = match build(&config) {
+            Err(error) => error,
+            Ok(policy) => {
+                let options = CacheOptions::new(device, burn::tensor::DType::F32);
+                prompt.observed(|seen| policy.prefill(seen, 0, options)).unwrap_err()
+            }
+        };
+        assert!(refused(&error), "{config}: {error}");
+    }
 }
 
 #[test]

@@ -75,13 +75,19 @@ impl Scorer for SnapKv {
         Self { window, ..*self }
     }
 
-    fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {
+    fn prefill(&self, observation: &Observation<'_>, budget: usize) -> Result<Tensor<3>> {
         let queries = observation.last_queries(Self::NAME, self.window)?;
         let [batch, kv_heads, tokens, _] = observation.dims();
         let (heads, window) = (queries.dims()[1], queries.dims()[2]);
         let device = queries.device();
-        let protected =
-            Tensor::full([batch, kv_heads, window], f32::INFINITY, (&device, DType::F32));
+        // Of a window that is longer than the budget, the last tokens are protected.
+        let count = window.min(budget.max(1));
+        let shape = |count| [batch, kv_heads, count];
+        let full = |value: f32, count| Tensor::full(shape(count), value, (&device, DType::F32));
+        let mut protected = full(f32::INFINITY, count);
+        if count < window {
+            protected = Tensor::cat(vec![full(0.0, window - count), protected], 2);
+        }
         if window == tokens {
             return Ok(protected);
         }
