@@ -57,7 +57,7 @@ pub struct CamOptions {
 
 /// Which of a prompt's victims may be spread: a number or `"all"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "`candidates` is neither a number of tokens nor \"all\"")]
 pub enum Candidates {
     /// So many, those of the highest scores (`n_steps` of kvpress's form); 0 for none.
     Most(usize),
