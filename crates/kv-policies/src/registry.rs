@@ -232,7 +232,7 @@ pub const POLICIES: &[Entry] = &[
     },
     Entry {
         name: "kvreviver",
-        summary: "a sketch from which dropped tokens are estimated",
+        summary: "a sketch from which dropped tokens are estimated; keeps no answers on small models",
         paper: "",
         build: |config| {
             let candidates = candidates(config)?;
