@@ -245,12 +245,12 @@ impl Prompts {
         }
         self.list = fitting;
         let which = format!("{} of {all} prompts of {}", long.len(), self.source);
-        let names = long.join(", ");
+        let (names, longest) = (long.join(", "), model.config().longest());
         ensure!(
             !self.list.is_empty(),
-            "{which} exceed the model's {positions} positions, none is left: {names}"
+            "{which} exceed the model's {longest}, none is left: {names}"
         );
-        let note = format!("{which} exceed the model's {positions} positions, left out: {names}");
+        let note = format!("{which} exceed the model's {longest}, left out: {names}");
         Ok((!long.is_empty()).then_some(note))
     }
 }

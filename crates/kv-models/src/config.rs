@@ -236,6 +236,14 @@ impl ModelConfig {
         }
     }
 
+    /// What bounds a sequence, in words: `sliding window of 256 tokens` or `2048 positions`.
+    pub fn longest(&self) -> String {
+        match self.sliding_window {
+            Some(window) => format!("sliding window of {window} tokens"),
+            None => format!("{} positions", self.max_positions),
+        }
+    }
+
     /// Query heads per key-value head `G = Hq / Hkv`.
     pub const fn group_size(&self) -> usize {
         self.num_query_heads / self.num_kv_heads

@@ -193,7 +193,7 @@ pub enum ModelError {
 
     /// A sequence that a model with a sliding window could attend to only in part.
     #[error(
-        "{tokens} tokens (prompt and output) do not fit into the model's sliding window of \
+        "{tokens} tokens of a sequence do not fit into the model's sliding window of \
              {window}, beyond which it is not supported; shorten the prompt, or ask for fewer new \
              tokens"
     )]

@@ -36,9 +36,8 @@ pub(crate) fn measure(
     let steps = if bench.common.quick { options.steps.min(16) } else { options.steps };
     let (new, positions) = (WARM_UP + steps, bench.model.config().max_positions);
     if let Some(length) = options.lengths.iter().find(|length| *length + new > positions) {
-        bail!(
-            "a prompt of {length} tokens and {new} steps exceed the model's {positions} positions"
-        );
+        let longest = bench.model.config().longest();
+        bail!("a prompt of {length} tokens and {new} steps exceed the model's {longest}");
     }
     let runs = contenders.len() * options.lengths.len() * options.batches.len();
     let mut progress = Progress::new(runs, "throughput");

@@ -230,6 +230,9 @@ fn sequences_end_at_the_sliding_window() {
     let positions = 131_072;
     assert_eq!(mistral(json!({})), (None, positions));
     assert_eq!(mistral(json!({"sliding_window": 4000})), (Some(4000), 4000));
+    let windowed = config("MistralForCausalLM", json!({"sliding_window": 4000})).unwrap();
+    assert_eq!(windowed.longest(), "sliding window of 4000 tokens");
+    assert_eq!(config("MistralForCausalLM", json!({})).unwrap().longest(), "131072 positions");
     // Absent means 4096 in transformers.
     assert_eq!(mistral(json!({"sliding_window": "absent"})), (Some(4096), 4096));
     // A window that holds all positions is none.
