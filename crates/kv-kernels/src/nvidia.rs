@@ -165,6 +165,23 @@ pub(crate) fn arrive_at(counters: &[f32], at: usize) -> u32 {
     before
 }
 
+/// Reads four numbers from `at` on, a multiple of four, as bits. They may be what other cubes have written.
+#[cube]
+pub(crate) fn read_four(from: &[f32], at: usize) -> Vector<u32, Const<4>> {
+    let place = from[at..at + 1].as_ptr();
+    let mut v = Vector::<u32, Const<4>>::empty();
+    gpu_asm!("ld.global.v4.u32 {v}, [{place}];", v = out(_) v, place = in(_) place);
+    v
+}
+
+/// Discards the 128 bytes from `at` on, a line of the L2 cache: nobody reads them again, and the device need not write them
+/// to memory. Of compute capability 8.0 on.
+#[cube]
+pub(crate) fn discard(numbers: &[f32], at: usize) {
+    let place = numbers[at..at + 1].as_ptr();
+    gpu_asm!("discard.global.L2 [{}], 128;", in(_) place);
+}
+
 /// Raises a number of 64 bits in memory, of the words `at` (low) and behind it, to at least this one. `at` is even.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]

@@ -389,6 +389,37 @@ fn heads_decide_together_on_every_device_and_dtype() {
     }
 }
 
+/// A slot whose importance is no number in one head stays, however little it adds in the others, and hides no other slot.
+#[test]
+fn heads_that_decide_together_pass_over_what_is_no_number() {
+    for tested in devices() {
+        for dtype in tested.float_dtypes() {
+            let case = Case::random(60, 2, 2, 64, &[300, 300]);
+            let mut case = case.rounded(&tested.device, dtype);
+            let (first, second) = (5 * case.dim, (case.capacity + 5) * case.dim);
+            case.values[first] = f32::NAN;
+            case.values[second..][..case.dim].fill(1e-4);
+            let (_, importances) = case.exact();
+            let sums = (0..300).map(|place| {
+                let own: Vec<f64> = importances.iter().filter_map(|head| head[place]).collect();
+                Some(log_sum_exp(&own))
+            });
+            let sums: Vec<Option<f64>> = sums.collect();
+            let options = EvictionOptions {
+                scope: EvictionScope::Layer,
+                longest: Some(300),
+                ..Default::default()
+            };
+            let (_, places) = case.run(&tested.device, dtype, options);
+            let context = format!("{} {dtype:?}", tested.name);
+            assert_eq!(places[0], places[1], "{context}");
+            let newest = case.places[0] as usize;
+            let may_go = |place: usize| place != newest && place != 5;
+            case.assert_weakest(&sums, places[0], 0, may_go, 1e-3, &context);
+        }
+    }
+}
+
 /// All heads give up the same place: that of the least sum.
 #[test]
 fn heads_may_decide_together() {

@@ -9,7 +9,7 @@ use super::blueprint::{self, Blueprint, Logits, Parts};
 use super::combine::combine_kernel;
 use super::plan::{Kernel, cluster, kernel, pays, room, splits};
 use super::teams::TeamShape;
-use super::{DecodeConfig, ViewKind, normalise, plain, tensor_core};
+use super::{DecodeConfig, ViewKind, normalise, plain, tensor_core, together};
 use crate::gpu::{elem_type, empty_like, grid, widest_cube, zeros_like};
 
 /// A call's tensors, all contiguous.
@@ -149,7 +149,10 @@ impl Call {
         let scores = scores.unwrap_or_else(|| {
             let shape = match logits {
                 Logits::Weighed { together: 0, .. } => [1, 1],
-                Logits::Weighed { .. } => [pairs, self.config.longest.max(1)],
+                Logits::Weighed { .. } => [
+                    pairs,
+                    self.config.longest.next_multiple_of(together::LINE).max(together::LINE),
+                ],
                 _ => self.scores_shape(),
             };
             empty_like(query, Shape::from(shape), DType::F32)

@@ -184,44 +184,59 @@ pub(crate) fn write_met<E: Float>(
 }
 
 /// What a cluster's cubes have sent to one of them: of every part the numbers of its share of the output, and all
-/// query heads' maxima, as `[cubes, ..]`.
+/// query heads' maxima and sums of weights, as `[cubes, ..]`.
 #[derive(CubeType)]
 pub(crate) struct Received {
     totals: Shared<[f32]>,
     maxima: Shared<[f32]>,
+    weights: Shared<[f32]>,
+}
+
+#[cube]
+impl Received {
+    /// Room for what so many cubes send; for hardly anything where a cube is alone.
+    pub(crate) fn room(#[comptime] cubes: usize, #[comptime] sums: Sums) -> Received {
+        let (totals, heads) = comptime!(match cubes {
+            1 => (1, 1),
+            _ => (cubes * sums.share(cubes), cubes * sums.group),
+        });
+        Received {
+            totals: Shared::<[f32]>::new_slice(totals),
+            maxima: Shared::<[f32]>::new_slice(heads),
+            weights: Shared::<[f32]>::new_slice(heads),
+        }
+    }
 }
 
 /// The cubes of a cluster, of which each has a part of a range, exchange their sums. `maxima` and `weights` are those of
 /// this cube's part before, and of the whole range after.
 #[cube]
 pub(crate) fn exchange(
+    received: &Received,
     totals: &Shared<[f32]>,
     maxima: &mut Shared<[f32]>,
     weights: &mut Shared<[f32]>,
     rank: usize,
     #[comptime] cubes: usize,
     #[comptime] sums: Sums,
-) -> Received {
+) {
     let group = sums.group.comptime();
     let share = comptime!(sums.share(cubes));
     let units = comptime!(sums.planes * PLANE);
     let unit = UNIT_POS as usize;
-    let parts = Shared::<[f32]>::new_slice(comptime!(cubes * share));
-    let parts_maxima = Shared::<[f32]>::new_slice(comptime!(cubes * sums.group));
-    let parts_weights = Shared::<[f32]>::new_slice(comptime!(cubes * sums.group));
 
     // All of them have begun.
     wait_for_cluster();
     let mut i = unit;
     while i < comptime!(sums.group * sums.dim) {
         let total = sum_of(totals, i, sums);
-        send(total, parts.as_ptr(), rank * share + i % share, i / share);
+        send(total, received.totals.as_ptr(), rank * share + i % share, i / share);
         i += units;
     }
     if unit < comptime!(cubes * sums.group) {
         let (to, head) = (unit / group, unit % group);
-        send(maxima[head], parts_maxima.as_ptr(), rank * group + head, to);
-        send(weights[head], parts_weights.as_ptr(), rank * group + head, to);
+        send(maxima[head], received.maxima.as_ptr(), rank * group + head, to);
+        send(weights[head], received.weights.as_ptr(), rank * group + head, to);
     }
     arrive_at_cluster();
     wait_for_cluster();
@@ -229,19 +244,18 @@ pub(crate) fn exchange(
         let mut top = f32::new(LOWEST);
         #[unroll]
         for cube in 0..cubes {
-            top = larger(top, parts_maxima[cube * group + unit]);
+            top = larger(top, received.maxima[cube * group + unit]);
         }
         let mut sum = 0.0f32;
         #[unroll]
         for cube in 0..cubes {
             let part = cube * group + unit;
-            sum += parts_weights[part] * (parts_maxima[part] - top).exp();
+            sum += received.weights[part] * (received.maxima[part] - top).exp();
         }
         maxima[unit] = top;
         weights[unit] = sum;
     }
     sync_cube();
-    Received { totals: parts, maxima: parts_maxima }
 }
 
 /// Joins what was received, and writes this cube's share of the output; `maxima` and `weights` are the whole range's.
@@ -275,24 +289,32 @@ pub(crate) fn write_joined<E: Float>(
     }
 }
 
-/// Tells the first of a cluster's cubes a part's place of least importance, and the key of that importance.
-#[cube]
-pub(super) fn nominate(key: u32, place: i32, rank: usize, #[comptime] cubes: usize) -> Nominees {
-    let keys = Shared::<[f32]>::new_slice(cubes);
-    let places = Shared::<[f32]>::new_slice(cubes);
-    if UNIT_POS == 0 {
-        send(f32::reinterpret(key), keys.as_ptr(), rank, 0);
-        send(f32::reinterpret(place), places.as_ptr(), rank, 0);
-    }
-    arrive_at_cluster();
-    Nominees { keys, places }
-}
-
 /// The parts' places of least importance, as the first of a cluster's cubes is told of them, and these importances' keys.
 #[derive(CubeType)]
 pub(super) struct Nominees {
     keys: Shared<[f32]>,
     places: Shared<[f32]>,
+}
+
+#[cube]
+impl Nominees {
+    /// Room for those of so many cubes.
+    pub(super) fn room(#[comptime] cubes: usize) -> Nominees {
+        Nominees {
+            keys: Shared::<[f32]>::new_slice(cubes),
+            places: Shared::<[f32]>::new_slice(cubes),
+        }
+    }
+}
+
+/// Tells the first of a cluster's cubes a part's place of least importance, and the key of that importance.
+#[cube]
+pub(super) fn nominate(nominees: &Nominees, key: u32, place: i32, rank: usize) {
+    if UNIT_POS == 0 {
+        send(f32::reinterpret(key), nominees.keys.as_ptr(), rank, 0);
+        send(f32::reinterpret(place), nominees.places.as_ptr(), rank, 0);
+    }
+    arrive_at_cluster();
 }
 
 /// The place of least importance among the cluster's, which its first cube knows then.

@@ -6,14 +6,16 @@ use cubecl::prelude::*;
 
 use super::ViewKind;
 use super::blueprint::{Blueprint, Logits, PLANES, Parts, TILE, stride_of};
-use super::meet::{PLANE, Sums, elect, exchange, meet, nominate, write_joined, write_met};
+use super::meet::{
+    Nominees, PLANE, Received, Sums, elect, exchange, meet, nominate, write_joined, write_met,
+};
 use super::products::{Rows, dots_of, nothing_yet, read_queries, take_values};
 use super::shared::{LOWEST, Seen, seen_of, slot_at};
 use super::tiles::{place_of, read_keys, read_values, read_weights};
 use super::together::{Sequence, give_up_together, publish};
 use super::weakest::{Weighed, norms_ahead, weakest};
 use crate::cluster::arrive_at_cluster;
-use crate::evicting_attention::weigh::next_place;
+use crate::evicting_attention::weigh::{NOWHERE, next_place};
 
 /// # Shapes
 /// In pairs of elements, as 32-bit words: `query` `[B, Hkv, G, D / 2]`, `keys` `[S, D / 2]`,
@@ -383,86 +385,18 @@ pub(crate) fn attend<E: Float, N: Size>(
         }
     }
     let cubes = blueprint.cubes().comptime();
-    let spares = comptime!(matches!(blueprint.logits, Logits::Weighed { spares_newest: true, .. }));
+    let received = Received::room(cubes, joint);
     if joined {
-        let received =
-            exchange(&totals, &mut joint_maxima, &mut joint_weights, split, cubes, joint);
-        if comptime!(together > 0) {
-            // While the number of those before travels, the output is written.
-            let arrival = publish(
-                &totals,
-                &joint_maxima,
-                &joint_weights,
-                &norms,
-                numerators,
-                &weighed,
-                scores,
-                &*stats,
-                sequence,
-                pair,
-                split,
-                true,
-                joint,
-            );
-            write_joined::<E>(
-                &received,
-                &joint_maxima,
-                &joint_weights,
-                output,
-                log_sum_exp,
-                pair,
-                split,
-                cubes,
-                joint,
-            );
-            give_up_together(
-                &arrival, &*scores, stats, partial, &weighed, sequence, pair, length, split,
-                splits, together, spares, true, joint,
-            );
-        } else if weighs {
-            let (key, place) = weakest(
-                &totals,
-                &joint_maxima,
-                &joint_weights,
-                &norms,
-                numerators,
-                &weighed,
-                spares,
-                true,
-                joint,
-            );
-            // While they travel, the output is written.
-            let nominees = nominate(key, place, split, cubes);
-            write_joined::<E>(
-                &received,
-                &joint_maxima,
-                &joint_weights,
-                output,
-                log_sum_exp,
-                pair,
-                split,
-                cubes,
-                joint,
-            );
-            let place = elect(&nominees, split, cubes);
-            if unit == 0 && split == 0 {
-                partial[pair] = f32::reinterpret(next_place(place, newest, full, length));
-            }
-        } else {
-            write_joined::<E>(
-                &received,
-                &joint_maxima,
-                &joint_weights,
-                output,
-                log_sum_exp,
-                pair,
-                split,
-                cubes,
-                joint,
-            );
-        }
-    } else if comptime!(together > 0) {
-        let arrival = publish(
+        exchange(&received, &totals, &mut joint_maxima, &mut joint_weights, split, cubes, joint);
+    }
+
+    // What other cubes are told or asked travels while the output is written.
+    let spares = comptime!(matches!(blueprint.logits, Logits::Weighed { spares_newest: true, .. }));
+    let nominees = Nominees::room(cubes);
+    let mut arrived = 0u32;
+    let mut place = i32::new(NOWHERE as i64);
+    if comptime!(together > 0) {
+        arrived = publish(
             &totals,
             &joint_maxima,
             &joint_weights,
@@ -474,28 +408,11 @@ pub(crate) fn attend<E: Float, N: Size>(
             sequence,
             pair,
             split,
-            false,
+            joined,
             joint,
-        );
-        write_met::<E>(
-            &totals,
-            &joint_maxima,
-            &joint_weights,
-            output,
-            log_sum_exp,
-            partial,
-            stats,
-            pair,
-            cube,
-            false,
-            joint,
-        );
-        give_up_together(
-            &arrival, &*scores, stats, partial, &weighed, sequence, pair, length, split, splits,
-            together, spares, false, joint,
         );
     } else if weighs {
-        let (_, place) = weakest(
+        let (key, weakest) = weakest(
             &totals,
             &joint_maxima,
             &joint_weights,
@@ -503,14 +420,27 @@ pub(crate) fn attend<E: Float, N: Size>(
             numerators,
             &weighed,
             spares,
-            false,
+            joined,
             joint,
         );
-        if unit == 0 {
-            partial[pair] = f32::reinterpret(next_place(place, newest, full, length));
+        place = weakest;
+        if joined {
+            nominate(&nominees, key, weakest, split);
         }
     }
-    if comptime!(!joined && together == 0) {
+    if joined {
+        write_joined::<E>(
+            &received,
+            &joint_maxima,
+            &joint_weights,
+            output,
+            log_sum_exp,
+            pair,
+            split,
+            cubes,
+            joint,
+        );
+    } else {
         let is_part = comptime!(blueprint.parts == Parts::Written);
         write_met::<E>(
             &totals,
@@ -525,5 +455,18 @@ pub(crate) fn attend<E: Float, N: Size>(
             is_part,
             joint,
         );
+    }
+    if comptime!(together > 0) {
+        give_up_together(
+            arrived, &*scores, stats, partial, &weighed, sequence, pair, length, split, splits,
+            together, spares, joined, joint,
+        );
+    } else if weighs {
+        if joined {
+            place = elect(&nominees, split, cubes);
+        }
+        if unit == 0 && split == 0 {
+            partial[pair] = f32::reinterpret(next_place(place, newest, full, length));
+        }
     }
 }

@@ -84,7 +84,8 @@ pub(super) fn weakest(
     for g in 0..group {
         normalisers[g] = maxima[g] * LOG2_E + log2(weights[g]);
     }
-    let mut best = f32::new(f32::MAX);
+    let absent = f32::new(f32::MAX);
+    let mut best = absent;
     let mut best_slot = usize::new(0);
     #[unroll]
     for round in 0..comptime!(ahead.div_ceil(TOGETHER)) {
@@ -93,8 +94,16 @@ pub(super) fn weakest(
             #[unroll]
             for c in comptime!(round * TOGETHER)..comptime!(((round + 1) * TOGETHER).min(ahead)) {
                 let slot = c * units + UNIT_POS as usize;
-                let value =
-                    importance(totals, &normalisers, norms[c], slot, weighed, spares_newest, group);
+                let value = importance(
+                    totals,
+                    &normalisers,
+                    norms[c],
+                    slot,
+                    weighed,
+                    absent,
+                    spares_newest,
+                    group,
+                );
                 // Slots ascend, so `<` keeps the lowest among equals.
                 best_slot = select(value < best, slot, best_slot);
                 best = min(best, value);
@@ -104,7 +113,8 @@ pub(super) fn weakest(
     let mut slot = comptime!(ahead * units) + UNIT_POS as usize;
     while slot < weighed.count {
         let norm = log_norms[weighed.start + weighed.first + slot];
-        let value = importance(totals, &normalisers, norm, slot, weighed, spares_newest, group);
+        let value =
+            importance(totals, &normalisers, norm, slot, weighed, absent, spares_newest, group);
         best_slot = select(value < best, slot, best_slot);
         best = min(best, value);
         slot += units;
@@ -141,7 +151,7 @@ pub(super) fn least_of_cube(best: f32, place: usize, #[comptime] sums: Sums) -> 
     (least, least_place as i32)
 }
 
-/// `log2 Σ_g α_g ‖v‖₁` of a slot of the cube's; above all others for what is no candidate.
+/// `log2 Σ_g α_g ‖v‖₁` of a slot of the cube's; `absent` for what is no candidate.
 #[cube]
 pub(super) fn importance(
     totals: &Shared<[f32]>,
@@ -149,6 +159,7 @@ pub(super) fn importance(
     log_norm: f32,
     slot: usize,
     weighed: &Weighed,
+    absent: f32,
     #[comptime] spares_newest: bool,
     #[comptime] group: usize,
 ) -> f32 {
@@ -176,7 +187,7 @@ pub(super) fn importance(
         }
         value += log2(sum);
     }
-    select(goes, value, f32::new(f32::MAX))
+    select(goes, value, absent)
 }
 
 /// A whole number that orders as `x` does.

@@ -259,43 +259,68 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
     }
 }
 
-/// One unit a head: the best of its candidates.
+/// A cube for `heads` heads that give up one slot: the best of their candidates.
 ///
 /// # Shapes
-/// As for [`decide_kernel`].
+/// `candidates` `[choices, slices, 2]`, of as many choices as cubes; the others as for [`decide_kernel`].
 #[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
 pub(super) fn choose_kernel(
     candidates: &[f32],
     lengths: &[i32],
     limits: &[i32],
     places: &mut [i32],
-    pairs: usize,
+    choices: usize,
     slices: usize,
+    #[comptime] heads: usize,
+    #[comptime] planes: usize,
 ) {
-    let pair = ABSOLUTE_POS;
-    if pair >= pairs {
+    let choice = CUBE_POS;
+    if choice >= choices {
         terminate!();
     }
+    let newest = places[choice * heads];
     let mut best = f32::new(ABSENT);
     let mut best_place = i32::new(NOWHERE as i64);
     // Slices ascend, so `<` keeps the lowest among equals.
-    for slice in 0..slices {
-        let at = (pair * slices + slice) * 2;
+    let mut slice = UNIT_POS as usize;
+    while slice < slices {
+        let at = (choice * slices + slice) * 2;
         let value = candidates[at];
         let place = i32::reinterpret(candidates[at + 1]);
         if place != NOWHERE && (value < best || best_place == NOWHERE) {
             best = value;
             best_place = place;
         }
+        slice += CUBE_DIM as usize;
     }
-    let full = lengths[pair] >= limits[pair];
-    places[pair] = next_place(best_place, places[pair], full, lengths[pair]);
+    let (_, weakest) = weakest_of(best, best_place, planes);
+    write_places(places, lengths, limits, choice * heads, weakest, newest, heads);
 }
 
-/// One cube a sequence, whose heads are equally long.
+/// Writes where the next tokens of `heads` heads go. All units have read `newest` and know `weakest`.
+#[cube]
+fn write_places(
+    places: &mut [i32],
+    lengths: &[i32],
+    limits: &[i32],
+    first: usize,
+    weakest: i32,
+    newest: i32,
+    #[comptime] heads: usize,
+) {
+    let mut head = UNIT_POS as usize;
+    while head < heads {
+        let own = lengths[first + head];
+        places[first + head] = next_place(weakest, newest, own >= limits[first + head], own);
+        head += CUBE_DIM as usize;
+    }
+}
+
+/// `slices` cubes a sequence, whose heads are equally long, each with its share of the slots.
 ///
 /// # Shapes
-/// As for [`decide_kernel`].
+/// As for [`decide_kernel`], but `candidates` `[B, slices, 2]`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn decide_together_kernel(
@@ -306,23 +331,28 @@ pub(super) fn decide_together_kernel(
     positions: &[i32],
     now: &[i32],
     places: &mut [i32],
+    candidates: &mut [f32],
     batch: usize,
-    kv_heads: usize,
+    slices: usize,
     sinks: i32,
     recents: i32,
-    #[comptime] units: usize,
+    #[comptime] heads: usize,
+    #[comptime] whole: bool,
     #[comptime] planes: usize,
     #[comptime] rules: Rules,
 ) {
-    let sequence = CUBE_POS;
-    if sequence >= batch {
+    let cube = CUBE_POS;
+    if cube >= batch * slices {
         terminate!();
     }
-    let first = sequence * kv_heads;
+    let (sequence, slice) = (cube / slices, cube % slices);
+    let first = sequence * heads;
     let mut length = lengths[first];
-    for head in 1..kv_heads {
+    #[unroll]
+    for head in 1..heads {
         length = min(length, lengths[first + head]);
     }
+    let length = max(length, 0i32) as usize;
     let newest = places[first];
     let mut today = 0i32;
     if comptime!(rules.guarded) {
@@ -331,25 +361,25 @@ pub(super) fn decide_together_kernel(
     let mut best = f32::new(ABSENT);
     let mut best_place = i32::new(NOWHERE as i64);
     let start = offsets[first] as usize;
-    let mut place = UNIT_POS as usize;
-    while place < length as usize {
+    let share = length.div_ceil(slices);
+    let end = min((slice + 1) * share, length);
+    let mut place = slice * share + UNIT_POS as usize;
+    while place < end {
+        let mut terms = Array::<f32>::new(heads);
         let mut top = f32::new(LOWEST);
-        let mut there = false;
-        for head in 0..kv_heads {
+        #[unroll]
+        for head in 0..heads {
+            // Slots of no weight add nothing.
             let own = importance[offsets[first + head] as usize + place];
-            if own != f32::new(ABSENT) {
-                top = larger(top, own);
-                there = true;
-            }
+            terms[head] = select(own == f32::new(ABSENT), f32::new(LOWEST), own);
+            top = larger(top, terms[head]);
         }
         let mut all = f32::new(ABSENT);
-        if there {
+        if top > f32::new(LOWEST) {
             let mut sum = 0.0f32;
-            for head in 0..kv_heads {
-                let own = importance[offsets[first + head] as usize + place];
-                if own != f32::new(ABSENT) {
-                    sum += (own - top).exp();
-                }
+            #[unroll]
+            for head in 0..heads {
+                sum += (terms[head] - top).exp();
             }
             all = top + sum.ln();
         }
@@ -358,16 +388,14 @@ pub(super) fn decide_together_kernel(
             best = all;
             best_place = i32::cast_from(place);
         }
-        place += units;
+        place += CUBE_DIM as usize;
     }
-    let (_, weakest) = weakest_of(best, best_place, planes);
-    // Everybody has read the newest token's place by then.
-    let mut head = UNIT_POS as usize;
-    while head < kv_heads {
-        let own = lengths[first + head];
-        let full = own >= limits[first + head];
-        places[first + head] = next_place(weakest, newest, full, own);
-        head += units;
+    let (value, weakest) = weakest_of(best, best_place, planes);
+    if whole {
+        write_places(places, lengths, limits, first, weakest, newest, heads);
+    } else if UNIT_POS == 0 {
+        candidates[cube * 2] = value;
+        candidates[cube * 2 + 1] = f32::reinterpret(weakest);
     }
 }
 

@@ -16,8 +16,8 @@ use crate::gpu::{elem_type, empty_like, grid, processors, widest_cube};
 const UNITS: usize = 256;
 /// Cubes that share a head, at most.
 const MOST_SLICES: usize = 64;
-/// Heads whose candidates a cube compares.
-const CHOOSERS: usize = 64;
+/// Units of a cube that compares candidates: one for each.
+const CHOOSERS: usize = MOST_SLICES;
 
 /// Returns output, places and arrivals, and log-importances if asked for.
 pub(crate) fn run(
@@ -105,37 +105,50 @@ pub(crate) fn run(
             blueprint,
             elem_type(query.dtype),
         );
-        if together {
-            kernel::decide_together_kernel::launch_unchecked(
-                &client,
-                grid(batch),
-                CubeDim::new_1d(widest as u32),
-                importances.clone().into_buffer_arg(),
-                offsets.into_buffer_arg(),
-                lengths.clone().into_buffer_arg(),
-                limits.clone().into_buffer_arg(),
-                positions.into_buffer_arg(),
-                now.into_buffer_arg(),
-                places.clone().into_buffer_arg(),
-                batch,
-                kv_heads,
-                config.sinks,
-                config.recents,
-                widest,
-                planes(widest),
-                rules,
-            );
-        } else if slices > 1 {
+        // Of the heads that give up a slot together, each cube reads a share of the slots.
+        let (choices, heads, slices, candidates) = match together {
+            true => {
+                let slices = longest.div_ceil(widest).clamp(1, MOST_SLICES);
+                let shape = Shape::from([batch * slices * 2]);
+                let candidates = empty_like(&query, shape, DType::F32);
+                kernel::decide_together_kernel::launch_unchecked(
+                    &client,
+                    grid(batch * slices),
+                    CubeDim::new_1d(widest as u32),
+                    importances.clone().into_buffer_arg(),
+                    offsets.into_buffer_arg(),
+                    lengths.clone().into_buffer_arg(),
+                    limits.clone().into_buffer_arg(),
+                    positions.into_buffer_arg(),
+                    now.into_buffer_arg(),
+                    places.clone().into_buffer_arg(),
+                    candidates.clone().into_buffer_arg(),
+                    batch,
+                    slices,
+                    config.sinks,
+                    config.recents,
+                    kv_heads,
+                    slices == 1,
+                    planes(widest),
+                    rules,
+                );
+                (batch, kv_heads, slices, candidates)
+            }
+            false => (pairs, 1, slices, candidates),
+        };
+        if slices > 1 {
             kernel::choose_kernel::launch_unchecked(
                 &client,
-                grid(pairs.div_ceil(CHOOSERS)),
+                grid(choices),
                 CubeDim::new_1d(CHOOSERS as u32),
                 candidates.into_buffer_arg(),
                 lengths.into_buffer_arg(),
                 limits.into_buffer_arg(),
                 places.clone().into_buffer_arg(),
-                pairs,
+                choices,
                 slices,
+                heads,
+                planes(CHOOSERS),
             );
         }
     }

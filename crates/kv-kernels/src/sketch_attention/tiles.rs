@@ -12,7 +12,9 @@ use crate::cluster::arrive_at_cluster;
 use crate::count_sketch::{HEAD_FIELDS, SketchConfig};
 use crate::decode_attention::ViewKind;
 use crate::decode_attention::blueprint::{Parts, TILE};
-use crate::decode_attention::meet::{PLANE, Sums, exchange, meet, write_joined, write_met};
+use crate::decode_attention::meet::{
+    PLANE, Received, Sums, exchange, meet, write_joined, write_met,
+};
 use crate::decode_attention::products::{Rows, dots_of, nothing_yet, read_queries, take_values};
 use crate::decode_attention::shared::{LOWEST, seen_of};
 use crate::decode_attention::tiles::{place_of, read_keys, read_values};
@@ -329,7 +331,8 @@ fn attend<E: Float>(
     let (mut maxima, mut weights) = meet(&running, &mut totals, rows, joint);
     if joined {
         let cubes = blueprint.cubes().comptime();
-        let received = exchange(&totals, &mut maxima, &mut weights, split, cubes, joint);
+        let received = Received::room(cubes, joint);
+        exchange(&received, &totals, &mut maxima, &mut weights, split, cubes, joint);
         write_joined::<E>(
             &received,
             &maxima,
