@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod balancekv;
+mod block_anchors;
 mod cam;
 mod cis;
 mod d2o;
