@@ -25,4 +25,5 @@ mod read_subset;
 mod readme;
 mod refused;
 mod short_prompts;
+mod spared;
 mod support;
