@@ -53,8 +53,8 @@ pub struct D2oOptions {
     /// their mean cosine. With dynamic budgets, the first two layers and the last stay whole, and
     /// what a layer may have least and most is not made up for by others.
     pub official: bool,
-    /// Whether first and last tokens that the evictor always keeps take no merges, so that they stay as
-    /// they are. The paper and the authors' code merge into all that is kept.
+    /// Whether first and last tokens that the evictor always keeps take no merges, so that they
+    /// stay as they are. The paper and the authors' code merge into all that is kept.
     pub spare_protected: bool,
 }
 

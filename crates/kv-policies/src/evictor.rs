@@ -21,7 +21,8 @@ pub trait Evictor: Policy {
         true
     }
 
-    /// First and last tokens that a head of so many `slots` always keeps: of a prompt, or while decoding.
+    /// First and last tokens that a head of so many `slots` always keeps: of a prompt, or while
+    /// decoding.
     ///
     /// # Errors
     /// [`PolicyError::ProtectedOverBudget`].

@@ -64,7 +64,8 @@ impl Groups {
         self
     }
 
-    /// Spares all of what stays in a cache but the slots that `open` names, by their places among what stays.
+    /// Spares all of what stays in a cache but the slots that `open` names, by their places among
+    /// what stays.
     pub(crate) fn sparing_all_but(mut self, open: &[Vec<u32>]) -> Self {
         let device = self.kept_rows.slots.device();
         let width = open.iter().map(Vec::len).max().unwrap_or_default().max(1);
@@ -189,9 +190,9 @@ pub(crate) struct Read<'a> {
     pub(crate) targets: Vec<Vec<i32>>,
 }
 
-/// Every ranked one's most similar one among those that rank higher, as a place among them, `[P, T]`; −1 where the cosine
-/// is not above the threshold. `ranked` are places of heads of `T` rows each, of which the first `spared` neither lead
-/// nor follow.
+/// Every ranked one's most similar one among those that rank higher, as a place among them,
+/// `[P, T]`; −1 where the cosine is not above the threshold. `ranked` are places of heads of `T`
+/// rows each, of which the first `spared` neither lead nor follow.
 pub(crate) fn leaders(
     keys: &Tensor<2>,
     ranked: &Tensor<2, Int>,
@@ -221,8 +222,8 @@ pub(crate) fn leaders(
     Ok(Tensor::cat(vec![alone.cast(leaders.dtype()), leaders], 1))
 }
 
-/// Places of a cache's kept slots, `kept[pair]` of each head, that are neither among its sequence's first tokens nor
-/// among its last ones, as `ends` says for each head. Waits for the device.
+/// Places of a cache's kept slots, `kept[pair]` of each head, that are neither among its sequence's
+/// first tokens nor among its last ones, as `ends` says for each head. Waits for the device.
 pub(crate) fn unprotected(
     cache: &LayerCache,
     kept: &[Vec<u32>],

@@ -9,8 +9,8 @@ use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result,
 const NAME: &str = "quest";
 /// State of each sequence's slots of a page, `[B, 1, 1]`.
 const PAGE: &str = "page";
-/// Pages that a budget holds at least, where pages are fitted to it: as many as the least budget of the
-/// paper's kernels holds, 64 tokens in pages of 16.
+/// Pages that a budget holds at least, where pages are fitted to it: the last one, and three that are
+/// chosen, which the authors' evaluation reads at least.
 const LEAST_PAGES: usize = 4;
 
 /// Quest (Tang et al., 2024, section 3.2): the whole cache stays, in pages of consecutive slots, with
@@ -18,8 +18,8 @@ const LEAST_PAGES: usize = 4;
 /// of the highest `sum_d max(q_d min_d, q_d max_d)`, which no product with a key of the page exceeds.
 /// The first layers attend to everything, and so do all while a prompt is read.
 ///
-/// A budget of one or two pages leaves nothing to choose: the last page takes one. So pages are halved
-/// until the budget holds 4 of them (`fit_page`).
+/// A budget of one or two pages leaves nothing to choose: the last page takes one. So pages are
+/// halved until the budget holds 4 of them (`fit_page`).
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quest {
@@ -28,7 +28,8 @@ pub struct Quest {
     /// Slots of a page.
     #[serde(default = "sixteen")]
     pub page: usize,
-    /// Whether pages are halved until a sequence's budget holds 4 of them; `false` is the paper's form.
+    /// Whether pages are halved until a sequence's budget holds 4 of them; `false` is the paper's
+    /// form.
     #[serde(default = "yes")]
     pub fit_page: bool,
     /// Who chooses pages.
@@ -80,7 +81,8 @@ fn yes() -> bool {
 
 impl Quest {
     /// # Errors
-    /// [`PolicyError::InvalidConfig`] for pages of no slots, and for budgets below a page that is not fitted.
+    /// [`PolicyError::InvalidConfig`] for pages of no slots, and for budgets below a page that is not
+    /// fitted.
     pub fn validate(&self) -> Result<()> {
         self.budget.validate()?;
         let invalid = |reason| Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
@@ -96,8 +98,8 @@ impl Quest {
         }
     }
 
-    /// Slots of a page for a budget of so many tokens, and the tokens: at least a page, where a share of a
-    /// short prompt is less.
+    /// Slots of a page for a budget of so many tokens, and the tokens: at least a page, where a
+    /// share of a short prompt is less.
     fn fitted(&self, tokens: usize) -> [usize; 2] {
         let mut page = self.page;
         while self.fit_page && page > 1 && tokens / page < LEAST_PAGES {
@@ -107,8 +109,8 @@ impl Quest {
             let own = self.page;
             warn_once(NAME, "fitted page", || {
                 format!(
-                    "a budget of {tokens} tokens holds fewer than {LEAST_PAGES} pages of {own}: its \
-                     pages have {page} (`fit_page`)"
+                    "a budget of {tokens} tokens holds fewer than {LEAST_PAGES} pages of {own}: \
+                     its pages have {page} (`fit_page`)"
                 )
             });
         }
@@ -120,8 +122,8 @@ impl Quest {
         [page, tokens.max(page)]
     }
 
-    /// What each query may read. Sequences of a batch may have pages of different sizes: then each has
-    /// the list that is of its own.
+    /// What each query may read. Sequences of a batch may have pages of different sizes: then each
+    /// has the list that is of its own.
     fn list(&self, cache: &LayerCache, query: &Tensor<3>) -> Result<SlotList> {
         let budgets = state(NAME, cache, BUDGETS)?;
         let most = most_tokens(self.budget, cache);

@@ -19,8 +19,8 @@ const BLOCK: usize = 64;
 const HEADS: usize = 2;
 const DIM: usize = 16;
 const LAYERS: usize = 3;
-/// Tokens between the ends whose keys point away from their block's, by layer and head. Only those of
-/// the second layer count.
+/// Tokens between the ends whose keys point away from their block's, by layer and head. Only those
+/// of the second layer count.
 const APART: [[&[usize]; HEADS]; LAYERS] = [[&[60], &[]], [&[5, 100], &[290]], [&[180], &[180]]];
 /// A block whose keys point away from all others, but not from each other.
 const REVERSED: usize = 3;
@@ -87,8 +87,8 @@ fn means(keys: &[Vec<f64>]) -> Vec<f64> {
     means
 }
 
-/// The anchors of every head: tokens within 25 of one whose mean is not above 0, and the next lowest
-/// means where another head has more.
+/// The anchors of every head: tokens within 25 of one whose mean is not above 0, and the next
+/// lowest means where another head has more.
 fn anchors(keys: &[Vec<Vec<f64>>]) -> Vec<BTreeSet<usize>> {
     let means: Vec<Vec<f64>> = keys.iter().map(|keys| means(keys)).collect();
     let mut heads = Vec::new();

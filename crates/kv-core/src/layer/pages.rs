@@ -38,8 +38,8 @@ impl Clone for Pages {
 }
 
 impl LayerCache {
-    /// Keeps bounds of the keys of every `page` slots from now on, beside those of pages of other sizes;
-    /// steps bring them up to date by [`Self::update_pages`].
+    /// Keeps bounds of the keys of every `page` slots from now on, beside those of pages of other
+    /// sizes; steps bring them up to date by [`Self::update_pages`].
     ///
     /// # Errors
     /// Those of [`page_bounds`].
@@ -61,7 +61,8 @@ impl LayerCache {
         self.pages.iter().map(|pages| pages.page).collect()
     }
 
-    /// Brings the bounds of each head's last pages up to date, in place, after a token was appended.
+    /// Brings the bounds of each head's last pages up to date, in place, after a token was
+    /// appended.
     ///
     /// # Errors
     /// [`crate::Error::InvalidPlan`] for caches without pages.

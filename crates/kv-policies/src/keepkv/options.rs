@@ -31,9 +31,9 @@ pub struct KeepKvOptions {
     pub epsilon: f64,
     /// Whether similar tokens of a prompt are merged before or behind the eviction.
     pub order: Order,
-    /// Whether first and last tokens that the evictor always keeps take no merges, so that they stay as
-    /// they are. The paper and the authors' code merge into all that is kept. Decode steps wait for the
-    /// device then, and are not recorded.
+    /// Whether first and last tokens that the evictor always keeps take no merges, so that they
+    /// stay as they are. The paper and the authors' code merge into all that is kept. Decode steps
+    /// wait for the device then, and are not recorded.
     pub spare_protected: bool,
     /// Every so many steps the cache is rebuilt from all tokens, which are in host memory then (periodic
     /// lossless compression); 0 for never.
