@@ -29,8 +29,8 @@ pub struct HostLayer {
     pub(crate) log_weights: Option<TensorData>,
     pub(crate) tracks: BTreeMap<String, (f32, TensorData)>,
     pub(crate) state: BTreeMap<String, TensorData>,
-    /// Slots of a page, where bounds of pages are kept.
-    pub(crate) page: Option<usize>,
+    /// Slots of a page, for each size of pages whose bounds are kept.
+    pub(crate) pages: Vec<usize>,
     /// Where the next tokens go, `[B, Hkv]`.
     pub(crate) next: Option<TensorData>,
     /// All tokens that the layer stands for.
@@ -120,7 +120,7 @@ impl HostLayer {
             state: state
                 .map(|(name, tensor)| Ok((name.clone(), read("state", tensor.clone())?)))
                 .collect::<Result<_>>()?,
-            page: cache.page(),
+            pages: cache.page_sizes(),
             next: cache.next_places().map(|next| read_int("places", next.clone())).transpose()?,
             archive: cache.archive.clone().map(|archive| archive.moved_to(&options.device)),
             sketch: cache.sketch.as_ref().map(HostSketch::read).transpose()?,
@@ -163,7 +163,7 @@ impl HostLayer {
             };
             cache.write_slots(&cache.live_slots(), rows)?;
         }
-        if let Some(page) = self.page {
+        for page in self.pages {
             cache.set_pages(page)?;
         }
         for (name, data) in self.state {

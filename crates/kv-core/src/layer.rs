@@ -65,8 +65,8 @@ pub struct LayerCache {
     pub(crate) sets: Option<IndexSets>,
     /// What the last step attended to, where that was a list: to be looked at, no part of the cache.
     pub(crate) listed: Option<SlotList>,
-    /// Bounds of the keys of every page, where a policy reads by pages.
-    pub(crate) pages: Option<Pages>,
+    /// Bounds of the keys of every page, for each size of pages that a policy reads by.
+    pub(crate) pages: Vec<Pages>,
     /// The (sequence, head) of every slot, `[S]`, made when first asked for.
     pub(crate) slot_pairs: OnceLock<Tensor<1, Int>>,
     /// A flag for every head, `[B, Hkv]`, made when first asked for.
@@ -96,7 +96,7 @@ impl LayerCache {
             sketch: None,
             sets: None,
             listed: None,
-            pages: None,
+            pages: Vec::new(),
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
             layout,
@@ -248,7 +248,7 @@ impl LayerCache {
             sketch: self.sketch.map(|sketch| sketch.to_device(device)),
             sets: self.sets.map(|sets| sets.to_device(device)),
             listed: None,
-            pages: self.pages.map(|pages| pages.to_device(device)),
+            pages: self.pages.iter().map(|pages| pages.to_device(device)).collect(),
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
             options: CacheOptions { device: device.clone(), ..self.options },

@@ -72,7 +72,7 @@ impl MemoryReport {
                 + archive.map_or(0, Archive::device_bytes)
                 + cache.sketch().map_or(0, Sketch::bytes)
                 + cache.index_sets().map_or(0, IndexSets::bytes)
-                + cache.pages.as_ref().map_or(0, Pages::bytes),
+                + cache.pages.iter().map(Pages::bytes).sum::<usize>(),
             host: archive.map_or(0, Archive::host_bytes),
             scratch: cache.sketch().map_or(0, |sketch| sketch.scratch_bytes(cache.options().dtype)),
         }

@@ -44,9 +44,9 @@ struct LayerHeader {
     /// The shape of the index sets' vectors, and integers of a row of their table.
     #[serde(default)]
     sets: Option<([usize; 4], usize)>,
-    /// Slots of a page, where bounds of pages are kept.
+    /// Slots of a page, for each size of pages whose bounds are kept.
     #[serde(default)]
-    page: Option<usize>,
+    pages: Vec<usize>,
 }
 
 impl KvCache {
@@ -125,7 +125,7 @@ impl HostCache {
                 next: layer.next.is_some(),
                 sketch: layer.sketch.as_ref().map(|sketch| sketch.header.clone()),
                 sets: layer.sets.as_ref().map(|sets| (sets.shape, sets.table.shape()[1])),
-                page: layer.page,
+                pages: layer.pages.clone(),
             });
         }
         let header = Header {
@@ -190,7 +190,7 @@ impl HostCache {
             let pairs = layer.capacities.len();
             let fits = layer.lengths.len() == pairs
                 && layer.kv_heads > 0
-                && layer.page != Some(0)
+                && !layer.pages.contains(&0)
                 && pairs == header.seen.len() * layer.kv_heads
                 && layer.limits.as_ref().is_none_or(|limits| limits.len() == pairs)
                 && layer.lengths.iter().zip(&layer.capacities).all(|(l, c)| l <= c);
@@ -226,7 +226,7 @@ impl HostCache {
                     })
                     .collect::<Result<_>>()?,
                 archive: None,
-                page: layer.page,
+                pages: layer.pages,
                 sketch: layer
                     .sketch
                     .map(|header| {

@@ -181,9 +181,9 @@ impl Policy for BalanceKv {
         let plain = BalanceKv { anchors: 0.0, ..self.clone() };
         let each = layers.iter().enumerate().map(|(index, layer)| {
             let observation = layer.view();
-            let plan = match &shared {
-                Some(_) if index < anchors::LAYER => plain.plan(&observation, None)?,
-                shared => self.plan(&observation, shared.as_deref())?,
+            let plan = match index < anchors::LAYER {
+                true => plain.plan(&observation, None)?,
+                false => self.plan(&observation, shared.as_deref())?,
             };
             fill(self, plan, &observation, new_tokens, options.clone())
         });

@@ -53,11 +53,14 @@ pub struct D2oOptions {
     /// their mean cosine. With dynamic budgets, the first two layers and the last stay whole, and
     /// what a layer may have least and most is not made up for by others.
     pub official: bool,
+    /// Whether first and last tokens that the evictor always keeps take no merges, so that they
+    /// stay as they are. The paper and the authors' code merge into all that is kept.
+    pub spare_protected: bool,
 }
 
 impl Default for D2oOptions {
     fn default() -> Self {
-        Self { momentum: 0.5, dynamic_layers: true, official: false }
+        Self { momentum: 0.5, dynamic_layers: true, official: false, spare_protected: false }
     }
 }
 
@@ -95,11 +98,15 @@ impl D2o {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
         let pairs = batch * kv_heads;
         let device = cache.options().device.clone();
-        let groups = Groups::of_prompts(selection, tokens, &device)?;
+        let mut groups = Groups::of_prompts(selection, tokens, &device)?;
         if groups.is_empty() {
             let none_yet = Tensor::full([batch, 1, 1], NONE_YET, (&device, DType::F32));
             cache.set_state(THRESHOLD, none_yet);
             return Ok(());
+        }
+        if self.options.spare_protected {
+            let slots = selection.lengths().iter().copied().min().unwrap_or_default();
+            groups = groups.sparing_ends(self.evictor.protected(slots, false)?);
         }
         let flat = |tensor: &Tensor<4>| {
             let rows = tensor.clone().reshape([pairs * tokens, head_dim]);

@@ -21,6 +21,13 @@ pub trait Evictor: Policy {
         true
     }
 
+    /// First and last tokens that a head of so many `slots` always keeps: of a prompt, or while
+    /// decoding.
+    ///
+    /// # Errors
+    /// [`PolicyError::ProtectedOverBudget`].
+    fn protected(&self, slots: usize, decoding: bool) -> Result<[usize; 2]>;
+
     /// Slots per head and layer.
     fn budget(&self) -> Budget;
 

@@ -307,6 +307,12 @@ impl<S: Scorer> Evictor for KeepTop<S> {
         self.family.heads == HeadAllocation::Uniform && !self.scorer.heads_agree()
     }
 
+    fn protected(&self, slots: usize, _decoding: bool) -> Result<[usize; 2]> {
+        let [sinks, recents] = self.ends(slots, slots)?;
+        let window = self.scorer.fitted(slots).window().min(slots - sinks);
+        Ok([sinks, recents.max(window)])
+    }
+
     fn budget(&self) -> Budget {
         self.family.budget
     }

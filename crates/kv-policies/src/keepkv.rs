@@ -145,7 +145,7 @@ impl Policy for KeepKv {
     }
 
     fn records(&self, cache: &LayerCache) -> bool {
-        let waits = self.options.predictor == Predictor::Window || self.rebuilds();
+        let waits = self.merges_on_host() || self.rebuilds();
         !waits && self.evictor.changes_decode() && self.evictor.records(cache)
     }
 
@@ -178,11 +178,16 @@ impl Policy for KeepKv {
 }
 
 impl KeepKv {
+    /// Whether the host lists what a step merges.
+    fn merges_on_host(&self) -> bool {
+        self.options.predictor == Predictor::Window || self.options.spare_protected
+    }
+
     /// A step's scores, where the kernel that merges takes them, too: single slots, but where rebuilds ask for the
     /// averages before.
     fn taken_by_merges(&self, attended: &Attended) -> Option<StepScores> {
         let single = matches!(attended.due, Some(Due::Slots { .. }));
-        let taken = single && self.options.predictor != Predictor::Window && !self.rebuilds();
+        let taken = single && !self.merges_on_host() && !self.rebuilds();
         taken.then(|| self.step_scores(attended))
     }
 
@@ -196,7 +201,7 @@ impl KeepKv {
         let before = self.weights_before(cache);
         match attended.due {
             None => {}
-            Some(Due::Slots { victims, limits }) if self.options.predictor == Predictor::Window => {
+            Some(Due::Slots { victims, limits }) if self.merges_on_host() => {
                 let kept = others(cache, victims, &limits)?;
                 self.merge_others(cache, &kept, attended.query)?;
                 self.remember_merges(cache, before)?;

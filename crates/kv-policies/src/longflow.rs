@@ -119,6 +119,16 @@ impl LongFlow {
             return Ok(None);
         }
         self.check_protected(budget)?;
+        let (scorer, [sinks, recents]) = self.fitted(budget)?;
+        let mut scores = scorer.prefill(observation, budget)?;
+        if self.scope == Scope::Layer {
+            scores = scores.mean_dim(1).expand([batch, kv_heads, tokens]);
+        }
+        Ok(Some((protected(scores, sinks, recents.min(tokens)), budget)))
+    }
+
+    /// How prompts are scored that are compressed to so many slots, and their sinks and recents.
+    fn fitted(&self, budget: usize) -> Result<(SnapKv, [usize; 2])> {
         let fitted = self.prefill.fitted(budget);
         let cut = fitted.window < self.prefill.window;
         if cut {
@@ -129,12 +139,12 @@ impl LongFlow {
         let [sinks, recents] = fit_ends(NAME, self.budget, budget, ends)?;
         // The observed window stays as far as the sinks leave room for it.
         let window = fitted.window.min(budget - sinks).max(1);
-        let mut scores = SnapKv { window, ..fitted }.prefill(observation, budget)?;
-        if self.scope == Scope::Layer {
-            scores = scores.mean_dim(1).expand([batch, kv_heads, tokens]);
-        }
-        let recents = recents.max(window).min(tokens);
-        Ok(Some((protected(scores, sinks, recents), budget)))
+        Ok((SnapKv { window, ..fitted }, [sinks, recents.max(window)]))
+    }
+
+    /// First and last tokens that no step overwrites.
+    fn guarded(&self) -> [usize; 2] {
+        [self.sinks, self.recents.max(usize::from(!self.evict_newest))]
     }
 
     /// Slots of a head, for which short prompts leave room.

@@ -14,6 +14,15 @@ pub(crate) struct Groups {
     /// The same as rows of the pool that victims are in.
     kept_rows: SlotLists,
     victims: SlotLists,
+    /// Those of what stays that victims may go into, where not all of it.
+    open: Option<Open>,
+}
+
+/// Kept ones that victims may go into.
+struct Open {
+    rows: SlotLists,
+    /// Their places among all that stay, `[P, N]`.
+    places: Tensor<2, Int>,
 }
 
 /// Kept slots that victims went into.
@@ -34,7 +43,44 @@ impl Groups {
     ) -> Result<Self> {
         let others = kept.others(lengths)?;
         let (kept_rows, victims) = (kept.lists(firsts, device)?, others.lists(firsts, device)?);
-        Ok(Self { kept: kept.clone(), others, kept_rows, victims })
+        Ok(Self { kept: kept.clone(), others, kept_rows, victims, open: None })
+    }
+
+    /// Spares the first and the last `[sinks, recents]` of what stays of a prompt.
+    pub(crate) fn sparing_ends(mut self, [sinks, recents]: [usize; 2]) -> Self {
+        let [pairs, width] = self.kept_rows.slots.dims();
+        let counts = self.kept.lengths().iter();
+        let counts: Vec<usize> =
+            counts.map(|count| count.saturating_sub(sinks + recents)).collect();
+        // One at least, which need not count.
+        let most = counts.iter().copied().max().unwrap_or_default().max(1);
+        let first = sinks.min(width.saturating_sub(most));
+        let device = self.kept_rows.slots.device();
+        let places = Tensor::<1, Int>::arange(0..most as i64, (&device, DType::I32));
+        let places = places.add_scalar(first as i32).unsqueeze_dim::<2>(0).expand([pairs, most]);
+        let slots = self.kept_rows.slots.clone().narrow(1, first, most);
+        self.open =
+            Some(Open { rows: SlotLists { slots, counts: ints(&counts, &device) }, places });
+        self
+    }
+
+    /// Spares all of what stays in a cache but the slots that `open` names, by their places among
+    /// what stays.
+    pub(crate) fn sparing_all_but(mut self, open: &[Vec<u32>]) -> Self {
+        let device = self.kept_rows.slots.device();
+        let width = open.iter().map(Vec::len).max().unwrap_or_default().max(1);
+        let rows = open.iter().flat_map(|own| {
+            let filled = own.iter().map(|&place| place as i32);
+            filled.chain(std::iter::repeat(0)).take(width)
+        });
+        let rows: Vec<i32> = rows.collect();
+        let places = Tensor::<1, Int>::from_data(rows.as_slice(), (&device, DType::I32));
+        let places = places.reshape([open.len(), width]);
+        let slots = self.kept_rows.slots.clone().gather(1, places.clone());
+        let counts: Vec<usize> = open.iter().map(Vec::len).collect();
+        self.open =
+            Some(Open { rows: SlotLists { slots, counts: ints(&counts, &device) }, places });
+        self
     }
 
     /// Of prompts of so many tokens, whose rows follow each other.
@@ -76,8 +122,13 @@ impl Groups {
     /// Each victim's most similar kept one, as a place among these, and the cosine, `[P, N]`; behind a head's last victim
     /// anything.
     pub(crate) fn nearest(&self, keys: &Tensor<2>) -> Result<Nearest> {
-        let near = nearest_slots(keys.clone(), &self.victims, &self.kept_rows, false);
-        Ok(near.map_err(kv_core::Error::from)?)
+        let among = self.open.as_ref().map_or(&self.kept_rows, |open| &open.rows);
+        let near = nearest_slots(keys.clone(), &self.victims, among, false);
+        let Nearest { places, cosines } = near.map_err(kv_core::Error::from)?;
+        let Some(open) = &self.open else { return Ok(Nearest { places, cosines }) };
+        let none = places.clone().lower_elem(0);
+        let places = open.places.clone().gather(1, places.clamp_min(0)).mask_fill(none, -1);
+        Ok(Nearest { places, cosines })
     }
 
     /// Where each victim goes, `[P, N]`: its most similar kept one, as a place among these, −1 where the cosine is not
@@ -139,22 +190,62 @@ pub(crate) struct Read<'a> {
     pub(crate) targets: Vec<Vec<i32>>,
 }
 
-/// Every ranked one's most similar one among those that rank higher, as a place among them, `[P, T]`; −1 where the cosine
-/// is not above the threshold. `ranked` are places of heads of `T` rows each.
+/// Every ranked one's most similar one among those that rank higher, as a place among them,
+/// `[P, T]`; −1 where the cosine is not above the threshold. `ranked` are places of heads of `T`
+/// rows each, of which the first `spared` neither lead nor follow.
 pub(crate) fn leaders(
     keys: &Tensor<2>,
     ranked: &Tensor<2, Int>,
     threshold: f32,
+    spared: usize,
 ) -> Result<Tensor<2, Int>> {
     let [pairs, tokens] = ranked.dims();
+    let spared = spared.min(tokens);
+    let rest = tokens - spared;
     let device = keys.device();
+    let alone = Tensor::full([pairs, spared], -1, (&device, ranked.dtype()));
+    if rest == 0 {
+        return Ok(alone);
+    }
     let firsts = Tensor::<1, Int>::arange(0..pairs as i64, (&device, DType::I32));
-    let firsts = firsts.mul_scalar(tokens as i32).unsqueeze_dim::<2>(1).expand([pairs, tokens]);
-    let counts = Tensor::full([pairs], tokens as i32, (&device, DType::I32));
-    let lists = SlotLists { slots: ranked.clone() + firsts, counts };
+    let firsts = firsts.mul_scalar(tokens as i32).unsqueeze_dim::<2>(1).expand([pairs, rest]);
+    let slots = ranked.clone().narrow(1, spared, rest) + firsts;
+    let lists = SlotLists { slots, counts: ints(&vec![rest; pairs], &device) };
     let nearest =
         nearest_slots(keys.clone(), &lists, &lists, true).map_err(kv_core::Error::from)?;
-    Ok(above(nearest, threshold))
+    let leaders = above(nearest, threshold);
+    if spared == 0 {
+        return Ok(leaders);
+    }
+    let none = leaders.clone().lower_elem(0);
+    let leaders = leaders.add_scalar(spared as i32).mask_fill(none, -1);
+    Ok(Tensor::cat(vec![alone.cast(leaders.dtype()), leaders], 1))
+}
+
+/// Places of a cache's kept slots, `kept[pair]` of each head, that are neither among its sequence's
+/// first tokens nor among its last ones, as `ends` says for each head. Waits for the device.
+pub(crate) fn unprotected(
+    cache: &LayerCache,
+    kept: &[Vec<u32>],
+    ends: &[[usize; 2]],
+) -> Result<Vec<Vec<u32>>> {
+    let positions = cache.read_positions()?;
+    let heads = kept.iter().zip(ends).enumerate().map(|(pair, (kept, &[sinks, recents]))| {
+        let live = &positions[cache.layout().live(pair)];
+        let newest = live.iter().copied().max().unwrap_or_default() as usize;
+        let open = |at: u32| {
+            let position = live[at as usize] as usize;
+            position >= sinks && position + recents <= newest
+        };
+        let places = kept.iter().enumerate().filter(|(_, at)| open(**at));
+        places.map(|(place, _)| place as u32).collect()
+    });
+    Ok(heads.collect())
+}
+
+fn ints(counts: &[usize], device: &Device) -> Tensor<1, Int> {
+    let counts: Vec<i32> = counts.iter().map(|&count| count as i32).collect();
+    Tensor::from_data(counts.as_slice(), (device, DType::I32))
 }
 
 /// Places whose cosines are above a threshold, −1 else.

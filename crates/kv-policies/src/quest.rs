@@ -1,17 +1,25 @@
-use burn::tensor::Tensor;
-use kv_core::{Budget, LayerCache, PageHeads, PageOptions, Selection};
+use burn::tensor::{Bool, Int, Tensor};
+use kv_core::{Budget, LayerCache, PageHeads, PageOptions, Selection, SlotList};
 use serde::{Deserialize, Serialize};
 
 use crate::notice::warn_once;
-use crate::subset::{BUDGETS, dense, most_tokens, set_budgets, state, tokens_of};
+use crate::subset::{BUDGETS, dense, most_tokens, numbers, set_budgets, state, tokens_of};
 use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
 
 const NAME: &str = "quest";
+/// State of each sequence's slots of a page, `[B, 1, 1]`.
+const PAGE: &str = "page";
+/// Pages that a budget holds at least, where pages are fitted to it: the last one, and three that are
+/// chosen, which the authors' evaluation reads at least.
+const LEAST_PAGES: usize = 4;
 
 /// Quest (Tang et al., 2024, section 3.2): the whole cache stays, in pages of consecutive slots, with
 /// the minimum and the maximum of each channel of a page's keys. A decode step attends to the pages
 /// of the highest `sum_d max(q_d min_d, q_d max_d)`, which no product with a key of the page exceeds.
 /// The first layers attend to everything, and so do all while a prompt is read.
+///
+/// A budget of one or two pages leaves nothing to choose: the last page takes one. So pages are
+/// halved until the budget holds 4 of them (`fit_page`).
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quest {
@@ -20,6 +28,10 @@ pub struct Quest {
     /// Slots of a page.
     #[serde(default = "sixteen")]
     pub page: usize,
+    /// Whether pages are halved until a sequence's budget holds 4 of them; `false` is the paper's
+    /// form.
+    #[serde(default = "yes")]
+    pub fit_page: bool,
     /// Who chooses pages.
     #[serde(default)]
     pub heads: Choosers,
@@ -63,9 +75,14 @@ fn two() -> usize {
     2
 }
 
+fn yes() -> bool {
+    true
+}
+
 impl Quest {
     /// # Errors
-    /// [`PolicyError::InvalidConfig`] for pages of no slots, and for budgets below a page.
+    /// [`PolicyError::InvalidConfig`] for pages of no slots, and for budgets below a page that is not
+    /// fitted.
     pub fn validate(&self) -> Result<()> {
         self.budget.validate()?;
         let invalid = |reason| Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
@@ -73,7 +90,7 @@ impl Quest {
             return invalid("`page` is 0, expected at least 1".into());
         }
         match self.budget {
-            Budget::Tokens(tokens) if tokens < self.page => invalid(format!(
+            Budget::Tokens(tokens) if tokens < self.page && !self.fit_page => invalid(format!(
                 "a budget of {tokens} tokens is below a page, expected at least {}",
                 self.page
             )),
@@ -81,20 +98,54 @@ impl Quest {
         }
     }
 
-    /// What a budget has come to: at least a page, where a share of a short prompt is less.
-    fn whole_page(&self, tokens: usize) -> usize {
-        let page = self.page;
+    /// Slots of a page for a budget of so many tokens, and the tokens: at least a page, where a
+    /// share of a short prompt is less.
+    fn fitted(&self, tokens: usize) -> [usize; 2] {
+        let mut page = self.page;
+        while self.fit_page && page > 1 && tokens / page < LEAST_PAGES {
+            page /= 2;
+        }
+        if page < self.page {
+            let own = self.page;
+            warn_once(NAME, "fitted page", || {
+                format!(
+                    "a budget of {tokens} tokens holds fewer than {LEAST_PAGES} pages of {own}: \
+                     its pages have {page} (`fit_page`)"
+                )
+            });
+        }
         if tokens < page {
             warn_once(NAME, "page", || {
                 format!("a budget of {tokens} tokens is below a page: it reads a page of {page}")
             });
         }
-        tokens.max(page)
+        [page, tokens.max(page)]
     }
 
-    fn options(&self) -> PageOptions {
+    /// What each query may read. Sequences of a batch may have pages of different sizes: then each
+    /// has the list that is of its own.
+    fn list(&self, cache: &LayerCache, query: &Tensor<3>) -> Result<SlotList> {
+        let budgets = state(NAME, cache, BUDGETS)?;
+        let most = most_tokens(self.budget, cache);
+        let choose = |page: usize| {
+            let (query, most) = (query.clone(), most.max(page));
+            let list = cache.choose_pages(query, &budgets, most, self.options(page));
+            list.map_err(PolicyError::from)
+        };
+        let mut sizes = cache.page_sizes().into_iter();
+        let first = sizes.next().unwrap_or(self.page);
+        sizes.try_fold(choose(first)?, |list, page| {
+            let rows = list.counts.dims()[0];
+            let batch = cache.layout().batch();
+            let own = state(NAME, cache, PAGE)?.equal_scalar(page as f32).reshape([batch, 1]);
+            let own = own.expand([batch, rows / batch.max(1)]).reshape([rows]);
+            Ok(either(own, choose(page)?, list))
+        })
+    }
+
+    fn options(&self, page: usize) -> PageOptions {
         PageOptions {
-            page: self.page,
+            page,
             heads: match self.heads {
                 Choosers::Query => PageHeads::Query,
                 Choosers::Max => PageHeads::Max,
@@ -102,6 +153,25 @@ impl Quest {
             },
             always_last: self.last_page == LastPage::Always,
         }
+    }
+}
+
+/// The rows of one list where `own`, of the other elsewhere.
+fn either(own: Tensor<1, Bool>, list: SlotList, other: SlotList) -> SlotList {
+    let [rows] = list.counts.dims();
+    let width = list.slots.dims()[1].max(other.slots.dims()[1]);
+    let filled = |slots: Tensor<2, Int>| {
+        let missing = width - slots.dims()[1];
+        if missing == 0 {
+            return slots;
+        }
+        let none = Tensor::full([rows, missing], -1, (&slots.device(), slots.dtype()));
+        Tensor::cat(vec![slots, none], 1)
+    };
+    let wide = own.clone().unsqueeze_dim::<2>(1).expand([rows, width]);
+    SlotList {
+        slots: filled(other.slots).mask_where(wide, filled(list.slots)),
+        counts: other.counts.mask_where(own, list.counts),
     }
 }
 
@@ -137,9 +207,12 @@ impl Policy for Quest {
             Choosers::Query => observation.last_queries(NAME, 1)?.dims()[1],
             Choosers::Max | Choosers::Mean => cache.layout().kv_heads(),
         };
-        let tokens = self.whole_page(tokens_of(self.budget, observation));
+        let [page, tokens] = self.fitted(tokens_of(self.budget, observation));
         set_budgets(cache, heads, [tokens, 0, 0]);
-        Ok(cache.set_pages(self.page)?)
+        let batch = cache.layout().batch();
+        let pages = numbers(&vec![page as f32; batch], [batch, 1, 1], &cache.options().device);
+        cache.set_state(PAGE, pages);
+        Ok(cache.set_pages(page)?)
     }
 
     fn changes_decode(&self) -> bool {
@@ -160,10 +233,8 @@ impl Policy for Quest {
         if layer.index < self.dense_layers {
             return dense(cache, query);
         }
-        cache.update_page()?;
-        let budgets = state(NAME, cache, BUDGETS)?;
-        let most = most_tokens(self.budget, cache).max(self.page);
-        let list = cache.choose_pages(query.clone(), &budgets, most, self.options())?;
+        cache.update_pages()?;
+        let list = self.list(cache, &query)?;
         Ok(cache.attend_listed(query, list)?.output)
     }
 }

@@ -76,7 +76,7 @@ fn clustered(seed: u64, [batch, heads, tokens, dim]: [usize; 4], device: &Device
 const CLUSTERS: usize = 8;
 
 /// Live slots of a head: position, denominator's weight, numerator's.
-fn weights(cache: &LayerCache, pair: usize) -> Vec<(i32, f32, f32)> {
+pub(crate) fn weights(cache: &LayerCache, pair: usize) -> Vec<(i32, f32, f32)> {
     let positions = cache.read_positions().unwrap();
     let denominators = cache.read_weights().unwrap();
     let numerators = match cache.track(NUMERATORS) {

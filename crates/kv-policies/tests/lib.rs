@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod balancekv;
+mod block_anchors;
 mod cam;
 mod cis;
 mod d2o;
@@ -24,4 +25,5 @@ mod read_subset;
 mod readme;
 mod refused;
 mod short_prompts;
+mod spared;
 mod support;

@@ -25,6 +25,9 @@ pub(crate) fn all(budget: Value) -> Vec<Value> {
     }));
     configs.push(json!({"policy": "h2o", "budget": budget, "interval": 16}));
     configs.push(json!({"policy": "quest", "budget": budget, "dense_layers": 0}));
+    configs.push(json!({
+        "policy": "balancekv-augmented", "budget": budget, "anchors_by": "block-mean",
+    }));
     configs.push(json!({"policy": "double-sparsity", "budget": budget, "dense_layers": 0}));
     configs.push(json!({"policy": "duo-attention", "budget": budget, "alpha": [[0.3, 0.8]]}));
     configs

@@ -212,7 +212,7 @@ fn what_cannot_be_is_refused() {
     };
     let (no_json, no_gates) = (file("a.json", "{"), file("b.tsv", "0.5\t0.1\n0.2\tx\n"));
     for (config, expected) in [
-        (json!({"policy": "quest", "budget": 15}), "15 tokens is below a page"),
+        (json!({"policy": "quest", "budget": 15, "fit_page": false}), "15 tokens is below a page"),
         (json!({"policy": "quest", "budget": 64, "page": 0}), "`page` is 0"),
         (json!({"policy": "quest", "budget": 64, "heads": "min"}), "unknown variant `min`"),
         (json!({"policy": "double-sparsity", "budget": 64, "labels": 0}), "`labels` is 0"),

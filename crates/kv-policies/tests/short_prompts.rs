@@ -170,6 +170,7 @@ fn budgets_in_tokens_must_hold_what_they_protect() {
         let error = refused(config.clone());
         assert!(error.contains("exceed the budget of 16"), "{config}: {error}");
     }
-    assert!(refused(json!({"policy": "quest", "budget": 8})).contains("below a page"));
+    let quest = json!({"policy": "quest", "budget": 8, "fit_page": false});
+    assert!(refused(quest).contains("below a page"));
     assert!(refused(json!({"policy": "kvreviver", "budget": 4})).contains("at least 5"));
 }

@@ -125,11 +125,13 @@ pub(crate) struct Given {
     pub(crate) scores: Vec<f32>,
     /// The position that each head evicts next; the oldest where there are none.
     pub(crate) victims: Vec<i32>,
+    /// First and last tokens that are said to be protected.
+    pub(crate) protected: [usize; 2],
 }
 
 impl Given {
     pub(crate) fn new(kept: Vec<Vec<u32>>, limit: usize) -> Self {
-        Self { kept, limit, scores: Vec::new(), victims: Vec::new() }
+        Self { kept, limit, scores: Vec::new(), victims: Vec::new(), protected: [0, 0] }
     }
 }
 
@@ -176,6 +178,10 @@ impl Evictor for Given {
         scores.resize(batch * heads * tokens, 0.0);
         let scores = Tensor::<1>::from_data(scores.as_slice(), (&device, DType::F32));
         Ok(Some((scores.reshape([batch, heads, tokens]), self.limit)))
+    }
+
+    fn protected(&self, _slots: usize, _decoding: bool) -> Result<[usize; 2]> {
+        Ok(self.protected)
     }
 
     fn budget(&self) -> Budget {

@@ -1,6 +1,6 @@
 //! Pools of other capacities: growing, shrinking, batching.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use burn::tensor::{DType, Tensor};
 use kv_kernels::IndexSets;
@@ -41,7 +41,7 @@ impl LayerCache {
         resized.archive = self.archive.take();
         resized.sketch = self.sketch.take();
         resized.sets = self.sets.take();
-        resized.pages = self.pages.take();
+        resized.pages = std::mem::take(&mut self.pages);
         *self = resized;
         self.renew_pages()
     }
@@ -221,13 +221,12 @@ impl LayerCache {
             all_or_none("places", places.len(), parts.len())?;
             joined.set_next(Tensor::cat(places, 0))?;
         }
-        let pages: Vec<_> = parts.iter().filter_map(Self::page).collect();
-        if !pages.is_empty() {
-            all_or_none("pages", pages.len(), parts.len())?;
+        let paged = parts.iter().filter(|part| !part.pages.is_empty()).count();
+        if paged > 0 {
+            all_or_none("pages", paged, parts.len())?;
         }
-        if let Some(&page) = pages.first() {
-            joined.set_pages(page)?;
-        }
+        let sizes: BTreeSet<usize> = parts.iter().flat_map(Self::page_sizes).collect();
+        sizes.into_iter().try_for_each(|page| joined.set_pages(page))?;
         Ok(joined)
     }
 

@@ -38,8 +38,8 @@ impl Clone for Pages {
 }
 
 impl LayerCache {
-    /// Keeps bounds of the keys of every `page` slots from now on; steps bring them up to date by
-    /// [`Self::update_page`].
+    /// Keeps bounds of the keys of every `page` slots from now on, beside those of pages of other
+    /// sizes; steps bring them up to date by [`Self::update_pages`].
     ///
     /// # Errors
     /// Those of [`page_bounds`].
@@ -49,23 +49,31 @@ impl LayerCache {
         let mut bounds = zero_rows(rows, self.head_dim(), device, *dtype);
         let span = PageSpan::All { longest: self.longest_capacity() };
         page_bounds(&self.keys, &self.ranges, &mut bounds, page, span)?;
-        self.pages = Some(Pages { page, bounds });
+        match self.pages.iter_mut().find(|pages| pages.page == page) {
+            Some(pages) => pages.bounds = bounds,
+            None => self.pages.push(Pages { page, bounds }),
+        }
         Ok(())
     }
 
-    /// Slots of a page, where the cache keeps bounds of pages.
-    pub fn page(&self) -> Option<usize> {
-        self.pages.as_ref().map(|pages| pages.page)
+    /// Slots of a page, one number for each size of pages that the cache keeps bounds of.
+    pub fn page_sizes(&self) -> Vec<usize> {
+        self.pages.iter().map(|pages| pages.page).collect()
     }
 
-    /// Brings the bounds of each head's last page up to date, in place, after a token was appended.
+    /// Brings the bounds of each head's last pages up to date, in place, after a token was
+    /// appended.
     ///
     /// # Errors
     /// [`crate::Error::InvalidPlan`] for caches without pages.
-    pub fn update_page(&mut self) -> Result<()> {
-        let pages = self.pages.as_mut().ok_or_else(|| missing("pages"))?;
-        let bounds = &mut pages.bounds;
-        Ok(page_bounds(&self.keys, &self.ranges, bounds, pages.page, PageSpan::Last)?)
+    pub fn update_pages(&mut self) -> Result<()> {
+        if self.pages.is_empty() {
+            return Err(missing("pages"));
+        }
+        for Pages { page, bounds } in &mut self.pages {
+            page_bounds(&self.keys, &self.ranges, bounds, *page, PageSpan::Last)?;
+        }
+        Ok(())
     }
 
     /// The slots of the pages that each head's query may attend to most, as [`page_scores`] says;
@@ -84,7 +92,7 @@ impl LayerCache {
         options: PageOptions,
     ) -> Result<SlotList> {
         let PageOptions { page, always_last, .. } = options;
-        let pages = self.pages.as_ref().filter(|pages| pages.page == page);
+        let pages = self.pages.iter().find(|pages| pages.page == page);
         let bounds = &pages.ok_or_else(|| missing("pages of this size"))?.bounds;
         let all = self.longest_capacity().div_ceil(page).max(1);
         let scored = page_scores(query, bounds, &self.ranges, budgets, all, options)?;
@@ -104,9 +112,6 @@ impl LayerCache {
 
     /// Makes the bounds of pages anew, if the cache keeps them, after slots have moved.
     pub(crate) fn renew_pages(&mut self) -> Result<()> {
-        match self.page() {
-            Some(page) => self.set_pages(page),
-            None => Ok(()),
-        }
+        self.page_sizes().into_iter().try_for_each(|page| self.set_pages(page))
     }
 }

@@ -1,10 +1,11 @@
 //! Merges during decode, and the thresholds that follow them.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{LayerCache, MergeLists, SlotLists, nearest_slots};
+use kv_core::{LayerCache, MergeLists, Selection, SlotLists, nearest_slots};
 
 use super::{D2o, NONE_YET, THRESHOLD};
 use crate::Result;
+use crate::merge_groups::unprotected;
 
 impl D2o {
     /// Merges one victim, `[B, Hkv]`, of every head over its limit, without waiting for the device.
@@ -22,15 +23,13 @@ impl D2o {
             return Ok(());
         };
         let device = cache.options().device.clone();
-        let offsets = cache.ranges().offsets.clone().reshape([pairs, 1]);
-        let place = Tensor::<1, Int>::arange(0..longest as i64, (&device, DType::I32));
-        let all = offsets.clone().expand([pairs, longest])
-            + place.unsqueeze_dim::<2>(0).expand([pairs, longest]);
         let ones = Tensor::<1, Int>::ones([pairs], (&device, DType::I32));
         let victims = victims.clone().reshape([pairs, 1]).clamp_min(0);
         let of = SlotLists { slots: victims, counts: ones.clone() };
-        let counts = cache.ranges().lengths.clone().reshape([pairs]);
-        let among = SlotLists { slots: all, counts };
+        let among = match self.options.spare_protected {
+            true => self.open_slots(cache)?,
+            false => all_slots(cache, longest),
+        };
         let nearest = nearest_slots(cache.keys().clone(), &of, &among, false)
             .map_err(kv_core::Error::from)?;
         let cosines = nearest.cosines.clamp_min(-1.0);
@@ -71,7 +70,10 @@ impl D2o {
             let within = Tensor::<1, Int>::from_data(within.as_slice(), (&device, DType::I32));
             stays = stays.bool_or(within.equal_scalar(1).reshape([pairs, 1]));
         }
-        let slots = offsets + nearest.places.clamp_min(0);
+        // Where there is no other slot.
+        stays = stays.bool_or(nearest.places.clone().lower_elem(0));
+        let first = cache.ranges().offsets.clone().reshape([pairs, 1]);
+        let slots = among.slots.gather(1, nearest.places.clamp_min(0)).max_pair(first);
         let kept = slots.clone().reshape([pairs]);
         let weigh = |scores: Tensor<2>| {
             let scores = scores.reshape([pairs, 1, 1]);
@@ -92,4 +94,26 @@ impl D2o {
         }
         Ok(())
     }
+
+    /// Live slots that the evictor does not protect. Waits for the device.
+    fn open_slots(&self, cache: &LayerCache) -> Result<SlotLists> {
+        let layout = cache.layout();
+        let all: Vec<Vec<u32>> =
+            layout.lengths().iter().map(|&length| (0..length as u32).collect()).collect();
+        let limits = cache.limits().unwrap_or(layout.lengths());
+        let ends = limits.iter().map(|&slots| self.evictor.protected(slots, true));
+        let open = unprotected(cache, &all, &ends.collect::<Result<Vec<_>>>()?)?;
+        let offsets = layout.offsets();
+        Ok(Selection::new(open)?.lists(offsets, &cache.options().device)?)
+    }
+}
+
+/// All live slots of heads of up to `longest` slots.
+fn all_slots(cache: &LayerCache, longest: usize) -> SlotLists {
+    let pairs = cache.layout().pairs();
+    let place = Tensor::<1, Int>::arange(0..longest as i64, (&cache.options().device, DType::I32));
+    let place = place.unsqueeze_dim::<2>(0).expand([pairs, longest]);
+    let offsets = cache.ranges().offsets.clone().reshape([pairs, 1]).expand([pairs, longest]);
+    let counts = cache.ranges().lengths.clone().reshape([pairs]);
+    SlotLists { slots: offsets + place, counts }
 }

@@ -6,7 +6,7 @@ use kv_core::{LayerCache, NearestOptions, Selection, StepScores, read_f32, read_
 use super::scores::{LOG_SAMPLES, LOG_SCORES, TRACKS, mean_queries, weigh, weights};
 use super::{KeepKv, Predictor, VOTES, VOTES_HIGH, window};
 use crate::Result;
-use crate::merge_groups::Groups;
+use crate::merge_groups::{Groups, unprotected};
 
 impl KeepKv {
     /// Merges one victim, `[B, Hkv]`, of every head over its limit into the head's most similar slot,
@@ -50,9 +50,15 @@ impl KeepKv {
         query: Tensor<3>,
     ) -> Result<()> {
         let kv_heads = cache.layout().kv_heads();
-        let groups = Groups::of_slots(kept, cache)?;
+        let mut groups = Groups::of_slots(kept, cache)?;
         if groups.is_empty() {
             return Ok(());
+        }
+        if self.options.spare_protected {
+            let limits = cache.limits().unwrap_or(kept.lengths());
+            let ends = limits.iter().map(|&slots| self.evictor.protected(slots, true));
+            let ends = ends.collect::<Result<Vec<_>>>()?;
+            groups = groups.sparing_all_but(&unprotected(cache, kept.kept()?, &ends)?);
         }
         let targets = groups.targets(cache.keys(), self.options.threshold)?;
         let weights = self.weights_of(cache);

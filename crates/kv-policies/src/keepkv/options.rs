@@ -31,6 +31,10 @@ pub struct KeepKvOptions {
     pub epsilon: f64,
     /// Whether similar tokens of a prompt are merged before or behind the eviction.
     pub order: Order,
+    /// Whether first and last tokens that the evictor always keeps take no merges, so that they
+    /// stay as they are. The paper and the authors' code merge into all that is kept. Decode steps
+    /// wait for the device then, and are not recorded.
+    pub spare_protected: bool,
     /// Every so many steps the cache is rebuilt from all tokens, which are in host memory then (periodic
     /// lossless compression); 0 for never.
     pub period: usize,
@@ -81,6 +85,7 @@ impl Default for KeepKvOptions {
             window: 32,
             epsilon: 0.0,
             order: Order::default(),
+            spare_protected: false,
             period: 0,
             staggered: true,
             rebuild_above: 0.0,

@@ -35,7 +35,11 @@ impl KeepKv {
         let scores = scores.reshape([pairs, tokens]);
         let ranked = rankings(scores.clone()).map_err(kv_core::Error::from)?;
         let keys = observation.keys.clone().reshape([pairs * tokens, head_dim]);
-        let leaders = leaders(&keys, &ranked, self.options.threshold)?;
+        let spared = match self.options.spare_protected {
+            true => self.evictor.protected(budget, false)?.iter().sum(),
+            false => 0,
+        };
+        let leaders = leaders(&keys, &ranked, self.options.threshold, spared)?;
         let turns = turns_of_groups(scores, ranked, leaders).map_err(kv_core::Error::from)?;
         Ok(Selection::highest(turns.reshape([batch, kv_heads, tokens]), budget)?)
     }
@@ -59,7 +63,11 @@ impl KeepKv {
             // There from the start, so that steps make nothing new.
             cache.set_live_log_weights(&vec![0.0; selection.total()])?;
         }
-        let groups = Groups::of_prompts(selection, tokens, &observation.keys.device())?;
+        let mut groups = Groups::of_prompts(selection, tokens, &observation.keys.device())?;
+        let slots = selection.lengths().iter().copied().min().unwrap_or_default();
+        if self.options.spare_protected && !groups.is_empty() {
+            groups = groups.sparing_ends(self.evictor.protected(slots, false)?);
+        }
         let flat = |tensor: &Tensor<4>| {
             tensor.clone().reshape([rows, head_dim]).cast(cache.options().dtype)
         };

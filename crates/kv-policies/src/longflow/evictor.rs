@@ -100,6 +100,14 @@ impl Policy for Behind {
 }
 
 impl Evictor for Behind {
+    fn protected(&self, slots: usize, decoding: bool) -> Result<[usize; 2]> {
+        if decoding {
+            return Ok(self.0.guarded());
+        }
+        let (_, ends) = self.0.fitted(slots)?;
+        Ok(ends)
+    }
+
     fn budget(&self) -> Budget {
         self.0.budget
     }
@@ -142,9 +150,7 @@ impl Evictor for Behind {
             if self.0.scope == Scope::Layer {
                 scores = over_heads(cache, &scores);
             }
-            let newest = usize::from(!self.0.evict_newest);
-            let protected = [self.0.sinks, self.0.recents.max(newest)];
-            let victims = cache.lowest_unprotected(scores, &step.position, protected)?;
+            let victims = cache.lowest_unprotected(scores, &step.position, self.0.guarded())?;
             Some(Due::Slots { victims, limits })
         } else {
             None

@@ -2,50 +2,87 @@
 
 use super::*;
 
+/// How the reference chooses pages.
+struct Pages<'a> {
+    heads: &'a str,
+    always_last: bool,
+    page: usize,
+    /// Pages that are read.
+    count: usize,
+}
+
+/// Slots of the pages of the highest bounds, of one query head.
+fn pages_of(trace: &Trace, head: usize, length: usize, how: &Pages<'_>) -> Vec<usize> {
+    let &Pages { heads, always_last, page: each, count } = how;
+    let group = trace.heads[0].len() / KV_HEADS;
+    let pages = length.div_ceil(each);
+    let score = |head: usize, page: usize| -> f64 {
+        let query = trace.query(head, length - 1);
+        let span = &trace.keys(head)[page * each..((page + 1) * each).min(length)];
+        let bound = |d: usize| {
+            let products = span.iter().map(|key| query[d] * key[d]);
+            products.fold(f64::MIN, f64::max)
+        };
+        (0..DIM).map(bound).sum()
+    };
+    let members = head / group * group..(head / group + 1) * group;
+    let open = if always_last { pages - 1 } else { pages };
+    let scores: Vec<f64> = (0..open)
+        .map(|page| match heads {
+            "query" => score(head, page),
+            "max" => members.clone().map(|h| score(h, page)).fold(f64::MIN, f64::max),
+            _ => members.clone().map(|h| score(h, page)).sum(),
+        })
+        .collect();
+    let mut chosen = best(&scores, if always_last { count - 1 } else { count });
+    if always_last {
+        chosen.push(pages - 1);
+    }
+    chosen.into_iter().flat_map(|page| page * each..((page + 1) * each).min(length)).collect()
+}
+
 #[test]
 fn quest_reads_the_pages_of_an_f64_reference() {
     for tested in devices() {
         for group in [1, 2, 4] {
             let traces = traces(group, &tested.device);
             for heads in ["query", "max", "mean"] {
-                for (last, budget) in [("always", json!(32)), ("scored", json!(40))] {
+                for (last, budget) in [("always", 32), ("scored", 40)] {
                     let config = json!({"policy": "quest", "budget": budget, "page": 8,
                         "heads": heads, "last_page": last});
+                    let always_last = last == "always";
+                    let how = Pages { heads, always_last, page: 8, count: budget / 8 };
                     follow(&config, &traces, DEEP, &mut |_, row, head, length| {
-                        let trace = &traces[row];
-                        let pages = length.div_ceil(8);
-                        let score = |head: usize, page: usize| -> f64 {
-                            let query = trace.query(head, length - 1);
-                            let span = &trace.keys(head)[page * 8..((page + 1) * 8).min(length)];
-                            let bound = |d: usize| {
-                                let products = span.iter().map(|key| query[d] * key[d]);
-                                products.fold(f64::MIN, f64::max)
-                            };
-                            (0..DIM).map(bound).sum()
-                        };
-                        let members = head / group * group..(head / group + 1) * group;
-                        let open = if last == "always" { pages - 1 } else { pages };
-                        let scores: Vec<f64> = (0..open)
-                            .map(|page| match heads {
-                                "query" => score(head, page),
-                                "max" => {
-                                    members.clone().map(|h| score(h, page)).fold(f64::MIN, f64::max)
-                                }
-                                _ => members.clone().map(|h| score(h, page)).sum(),
-                            })
-                            .collect();
-                        let mut chosen = best(&scores, if last == "always" { 3 } else { 5 });
-                        if last == "always" {
-                            chosen.push(pages - 1);
-                        }
-                        chosen
-                            .into_iter()
-                            .flat_map(|page| page * 8..((page + 1) * 8).min(length))
-                            .collect()
+                        pages_of(&traces[row], head, length, &how)
                     });
                 }
             }
         }
+    }
+}
+
+/// Pages are halved until a sequence's own budget holds four of them, in a batch too.
+#[test]
+fn pages_fit_short_prompts() {
+    for tested in devices() {
+        let traces = traces(2, &tested.device);
+        let config = |fit: bool| json!({"policy": "quest", "budget": 0.2, "fit_page": fit});
+        // A fifth of 90 tokens is 18, four pages of 4; that of 61 is 12, six pages of 2.
+        let fitted = [(4, 4), (2, 6)];
+        // The paper's form: the last page of 16.
+        for (fit, own) in [(true, fitted), (false, [(16, 1), (16, 1)])] {
+            follow(&config(fit), &traces, DEEP, &mut |_, row, head, length| {
+                let (page, count) = own[row];
+                let how = Pages { heads: "query", always_last: true, page, count };
+                pages_of(&traces[row], head, length, &how)
+            });
+        }
+        let sizes = |config: Value| traces[0].prefill(&*policy(config), DEEP).page_sizes();
+        for (budget, page) in [(64, 16), (63, 8), (32, 8), (31, 4), (15, 2), (7, 1), (1, 1)] {
+            assert_eq!(sizes(json!({"policy": "quest", "budget": budget})), [page], "{budget}");
+        }
+        let paper = json!({"policy": "quest", "budget": 16, "fit_page": false});
+        assert_eq!(sizes(paper), [16]);
     }
 }
 
@@ -90,7 +127,7 @@ fn golden_quest() {
             let prompt = |x: &Tensor<4>| x.clone().narrow(2, 0, tokens - 1);
             let queries = q.clone().unsqueeze_dim::<4>(2);
             let quest = policy(json!({"policy": "quest", "budget": budget, "page": page,
-                "last_page": "scored", "dense_layers": 0}));
+                "last_page": "scored", "dense_layers": 0, "fit_page": false}));
             let mut cache =
                 Prompt::new(queries.clone(), prompt(&k), prompt(&v)).compress(&*quest, 1);
             let last = |x: &Tensor<4>| x.clone().narrow(2, tokens - 1, 1).squeeze_dim::<3>(2);
@@ -125,11 +162,12 @@ fn bounds_of_pages_are_counted() {
     let device = &devices()[0].device;
     let trace = Trace::new(1, 2, 90, device);
     let bytes = |name: &str| {
-        let policy = policy(json!({"policy": name, "budget": 32}));
+        let policy = policy(json!({"policy": name, "budget": 64}));
         trace.prefill(&*policy, DEEP).memory().policy
     };
     // Two rows a page: 198 slots in 12 pages, and one more for each range and at the end.
     let bounds = 2 * (198 / 16 + 2 + 1) * DIM * 4;
-    assert_eq!(bytes("quest"), bounds + 4 * 3 * 4);
+    // A head's budgets, and the sequence's page.
+    assert_eq!(bytes("quest"), bounds + (4 * 3 + 1) * 4);
     assert_eq!(bytes("full"), 0);
 }
