@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::layer::expect_shape;
 use crate::tensors::{packed, read_f32, read_i32, zero_rows};
-use crate::{Error, Result, Selection};
+use crate::{Error, Result, Selection, counted};
 
 pub(crate) use host::{HostSketch, SketchHeader};
 
@@ -101,7 +101,8 @@ impl Sketch {
         }
         if let Some(at) = heads.iter().position(|head| head.recents > head.limit) {
             let SketchHead { limit, recents, .. } = heads[at];
-            let reason = format!("head {at} keeps {limit} slots, of which {recents} are recents");
+            let kept = counted(limit, "slot");
+            let reason = format!("head {at} keeps {kept}, of which {recents} are recents");
             return Err(Error::InvalidPlan { what: "sketch", reason });
         }
         let entries = heads.iter().map(|head| head.entries * options.buckets).sum::<usize>().max(1);

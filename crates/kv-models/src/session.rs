@@ -11,7 +11,7 @@ use std::thread::{self, ThreadId};
 use burn::tensor::Tensor;
 use kv_core::{KvCache, MemoryReport, Origin, read_f32};
 use kv_kernels::device_work;
-use kv_policies::Policy;
+use kv_policies::{Policy, warn_of_remarks};
 
 pub use decoder::Decoder;
 
@@ -97,6 +97,7 @@ impl<'a> Session<'a> {
         if policies.iter().any(|policy| policy.renumbers()) {
             check_renumbered(model, prompts)?;
         }
+        policies.iter().for_each(|policy| warn_of_remarks(&**policy, model.config().num_layers));
         let _work = device_work();
         let mut sessions: Vec<Option<Self>> = policies.iter().map(|_| None).collect();
         let shared: Vec<usize> =

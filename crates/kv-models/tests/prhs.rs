@@ -11,7 +11,7 @@ use kv_testing::{TestDevice, devices, exact_devices, relative_error, skip};
 use serde_json::{Value, json};
 
 use super::plain::{Changes, PlainModel, softmax};
-use super::support::{embedded, embedded_in_f32, prompts};
+use super::support::{embedded, embedded_in_f32, prompts, warnings_of};
 
 const LAYERS: usize = 4;
 const SINKS: usize = 16;
@@ -448,4 +448,23 @@ fn bounds_hold_on_real_attention() {
             }
         }
     }
+}
+
+/// Settings that leave every layer as it is are told once, however many sessions there are.
+#[test]
+fn windows_that_begin_behind_the_last_layer_are_told_once() {
+    let tested = &devices()[0];
+    let model = embedded(tested);
+    let prompt = prompts(&model).remove(0);
+    let told = |start: usize| {
+        let policy = build(&json!({"policy": "psaw", "start": start})).unwrap();
+        let prompts = [prompt.clone()];
+        warnings_of(|| drop(Session::start(&model, policy.clone(), &prompts, &[0], 1).unwrap()))
+    };
+    let warning = told(17);
+    let expected = "policy `psaw`: psaw's windows change nothing in this model: they begin behind \
+                    layer 17 of 4";
+    assert!(warning.contains(expected), "{warning}");
+    assert_eq!(told(17), "");
+    assert_eq!(told(3), "");
 }

@@ -1,7 +1,7 @@
 //! The channels by which Double Sparsity and HShare approximate products of queries and keys.
 
 use burn::tensor::{DType, Tensor};
-use kv_core::read_f32;
+use kv_core::{counted, read_f32};
 use serde::{Deserialize, Serialize};
 
 use crate::attention::last_queries;
@@ -66,14 +66,14 @@ impl Channels {
             return Err(invalid("`channels` is a file that was not read".into()));
         };
         if lists.len() != layer.count {
-            let (actual, expected) = (lists.len(), layer.count);
-            return Err(invalid(format!("`channels` has {actual} layers, expected {expected}")));
+            let (actual, expected) = (counted(lists.len(), "layer"), layer.count);
+            return Err(invalid(format!("`channels` has {actual}, expected {expected}")));
         }
         let own = &lists[layer.index];
         if own.len() != heads && own.len() != kv_heads {
-            let (index, actual) = (layer.index, own.len());
+            let (index, actual) = (layer.index, counted(own.len(), "head"));
             return Err(invalid(format!(
-                "`channels` of layer {index} has {actual} heads, expected {heads} or {kv_heads}"
+                "`channels` of layer {index} has {actual}, expected {heads} or {kv_heads}"
             )));
         }
         let each = heads / own.len();

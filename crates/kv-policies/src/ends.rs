@@ -1,6 +1,6 @@
 //! First and last tokens that are always kept.
 
-use kv_core::Budget;
+use kv_core::{Budget, counted};
 
 use crate::notice::warn_once;
 use crate::{PolicyError, Result};
@@ -36,9 +36,10 @@ pub(crate) fn fit_ends(
     let first = sinks.min((slots / 4).max(slots.saturating_sub(recents)));
     let last = recents.min(slots - first);
     warn_once(policy, "ends", || {
+        let [slots, sinks, recents] =
+            [(slots, "slot"), (sinks, "sink"), (recents, "recent")].map(|(n, of)| counted(n, of));
         format!(
-            "a budget of {slots} slots is below its {sinks} sinks and {recents} recents: {first} and \
-             {last} are kept"
+            "a budget of {slots} is below its {sinks} and {recents}: {first} and {last} are kept"
         )
     });
     Ok([first, last])
@@ -62,5 +63,7 @@ mod tests {
         }
         let error = fit_ends("test", Budget::Tokens(15), 15, [4, 64]).unwrap_err();
         assert!(matches!(error, PolicyError::ProtectedOverBudget { budget: 15, .. }), "{error}");
+        let error = fit_ends("test", Budget::Tokens(1), 1, [1, 2]).unwrap_err().to_string();
+        assert!(error.contains("1 sink and 2 recents exceed the budget of 1 slot;"), "{error}");
     }
 }

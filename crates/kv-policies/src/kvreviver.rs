@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Tensor};
 use kv_core::{
     ACCUMULATED, Budget, CacheOptions, LayerAllocation, LayerCache, Room, Selection, Sketch,
-    SketchHead, SketchOptions,
+    SketchHead, SketchOptions, counted,
 };
 use rand::Rng;
 use serde::{Deserialize, Serialize};
@@ -176,7 +176,8 @@ impl KvReviver {
                 let slots = layers.spread(count, budget.resolve(tokens), least, tokens)?[index];
                 if slots < least {
                     warn_once(NAME, "least", || {
-                        format!("a budget of {slots} slots is below its least: it takes {least}")
+                        let slots = counted(slots, "slot");
+                        format!("a budget of {slots} is below its least: it takes {least}")
                     });
                 }
                 slots.max(least)

@@ -4,7 +4,9 @@ mod evictor;
 use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
-use kv_core::{Budget, EvictionOptions, EvictionScope, Guard, LayerCache, Room, Selection};
+use kv_core::{
+    Budget, EvictionOptions, EvictionScope, Guard, LayerCache, Room, Selection, counted,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::ends::{first_tokens, fit_ends};
@@ -105,9 +107,9 @@ impl LongFlow {
         }
         let Self { sinks, recents, .. } = *self;
         let newest = if newest > 0 { " and the newest token" } else { "" };
-        let reason = format!(
-            "{sinks} sinks, {recents} recents{newest} leave none of {budget} slots to overwrite"
-        );
+        let [sinks, recents, slots] =
+            [(sinks, "sink"), (recents, "recent"), (budget, "slot")].map(|(n, of)| counted(n, of));
+        let reason = format!("{sinks}, {recents}{newest} leave none of {slots} to overwrite");
         Err(PolicyError::InvalidConfig { policy: NAME.into(), reason })
     }
 

@@ -1,5 +1,5 @@
 use burn::tensor::Tensor;
-use kv_core::{Budget, LayerCache, PageHeads, PageOptions, Selection};
+use kv_core::{Budget, LayerCache, PageHeads, PageOptions, Selection, counted};
 use serde::{Deserialize, Serialize};
 
 use crate::notice::warn_once;
@@ -74,7 +74,8 @@ impl Quest {
         }
         match self.budget {
             Budget::Tokens(tokens) if tokens < self.page => invalid(format!(
-                "a budget of {tokens} tokens is below a page, expected at least {}",
+                "a budget of {} is below a page, expected at least {}",
+                counted(tokens, "token"),
                 self.page
             )),
             _ => Ok(()),
@@ -86,7 +87,8 @@ impl Quest {
         let page = self.page;
         if tokens < page {
             warn_once(NAME, "page", || {
-                format!("a budget of {tokens} tokens is below a page: it reads a page of {page}")
+                let tokens = counted(tokens, "token");
+                format!("a budget of {tokens} is below a page: it reads a page of {page}")
             });
         }
         tokens.max(page)

@@ -1,6 +1,6 @@
 //! How a budget of tokens that a step reads is divided (PrHS, section V).
 
-use kv_core::Budget;
+use kv_core::{Budget, counted};
 
 use crate::ends::fit_ends;
 use crate::{PolicyError, Result};
@@ -42,10 +42,10 @@ impl SetParts {
             _ if matches!(budget, Budget::Tokens(_))
                 && ends[0].saturating_add(ends[1]) == tokens =>
             {
-                let [sinks, recents] = ends;
-                let reason = format!(
-                    "{sinks} sinks and {recents} recents leave none of {tokens} slots to choose"
-                );
+                let [sinks, recents] =
+                    [(ends[0], "sink"), (ends[1], "recent")].map(|(count, of)| counted(count, of));
+                let slots = counted(tokens, "slot");
+                let reason = format!("{sinks} and {recents} leave none of {slots} to choose");
                 return Err(PolicyError::InvalidConfig { policy: policy.into(), reason });
             }
             _ => fit_ends(policy, budget, tokens, ends)?,

@@ -116,6 +116,27 @@ pub(crate) fn info(name: &str) -> Info<'_> {
     Info { label, kind, higher_is_better }
 }
 
+/// What a metric is, in a line below a table's title, where its heading does not say it.
+pub(crate) fn legend(name: &str) -> Option<&'static str> {
+    Some(match name {
+        metric::RETAINED_MASS => {
+            "retained mass: share of the full cache's attention that goes to the tokens that a \
+             policy reads"
+        }
+        metric::RETRIEVAL_RATIO => {
+            "retrieval ratio: share of the heads that choose in a step what to read, as others \
+             share a choice"
+        }
+        metric::DROPPED_VOTES => {
+            "dropped votes: share of a prompt's tokens for which no slot stands any more"
+        }
+        metric::HELD_BYTES => {
+            "memory held: keys and values in use, all slots' metadata and the policy's own state"
+        }
+        _ => return None,
+    })
+}
+
 /// A number of a metric, with its unit unless the metric's name carries it.
 pub(crate) fn value(kind: Kind, value: f64) -> String {
     match kind {

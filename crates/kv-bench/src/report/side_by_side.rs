@@ -67,7 +67,8 @@ fn table(
     let mode = mode.map(|mode| format!(" · {mode}")).unwrap_or_default();
     Table {
         title: format!("Alone and within KeepKV · {}{mode}", info.label),
-        caption: String::new(),
+        means_over: String::new(),
+        legend: Vec::new(),
         keys: vec!["policy".into()],
         columns: heads.map(column).collect(),
         rows: policies.iter().map(row).collect(),

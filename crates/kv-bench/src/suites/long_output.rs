@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::ensure;
 use burn::tensor::Tensor;
-use kv_core::{Budget, MemoryReport, read_f32};
+use kv_core::{Budget, MemoryReport, counted, read_f32};
 use kv_models::Session;
 use kv_policies::Policy;
 
@@ -213,8 +213,8 @@ fn texts(
     let length = prompt + output;
     ensure!(
         book.len() > length + count,
-        "the text has {} tokens, a prompt of {prompt} and an output of {output} need more",
-        book.len()
+        "the text has {}, a prompt of {prompt} and an output of {output} need more",
+        counted(book.len(), "token")
     );
     let stride = (book.len() - length) / count;
     let of = |index: usize| {

@@ -9,7 +9,7 @@ use kv_kernels::{
 
 use super::{NUMERATORS, Track, expect_shape};
 use crate::tensors::ints;
-use crate::{Error, LayerCache, Result};
+use crate::{Error, LayerCache, Result, counted};
 
 /// The track of `ln ‖v‖₁`.
 pub(crate) const LOG_NORMS: &str = "value_log_norm";
@@ -214,7 +214,8 @@ impl LayerCache {
         let mut heads = limits.iter().zip(self.layout.lengths()).enumerate();
         match heads.find(|(_, (limit, length))| limit < length || **limit == 0) {
             Some((head, (limit, length))) => Err(invalid(format!(
-                "that of head {head} is {limit} slots, expected at least {}",
+                "that of head {head} is {}, expected at least {}",
+                counted(*limit, "slot"),
                 length.max(&1)
             ))),
             None => Ok(limits),

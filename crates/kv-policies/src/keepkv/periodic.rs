@@ -1,7 +1,7 @@
 //! Rebuilding the compressed cache from all tokens, which are in host memory.
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{Archive, Budget, Complete, LayerCache, Room, Selection};
+use kv_core::{Archive, Budget, Complete, LayerCache, Room, Selection, counted};
 
 use super::{KeepKv, NAME};
 use crate::attention::{last_queries, window_attention};
@@ -185,8 +185,10 @@ impl KeepKv {
             Some((length, limit)) => Err(PolicyError::InvalidConfig {
                 policy: NAME.into(),
                 reason: format!(
-                    "rebuilt of {tokens} tokens, a head would hold {length} slots of {limit}: expected \
-                     heads that choose for themselves"
+                    "rebuilt of {}, a head would hold {} of {limit}: expected heads that choose for \
+                     themselves",
+                    counted(tokens, "token"),
+                    counted(*length, "slot")
                 ),
             }),
             None => Ok(selection),

@@ -1,5 +1,7 @@
 //! How a budget is shared among the exact parts and the sketch.
 
+use kv_core::counted;
+
 use super::NAME;
 use crate::{PolicyError, Result};
 
@@ -52,8 +54,10 @@ impl Shares {
             return Err(PolicyError::InvalidConfig {
                 policy: NAME.into(),
                 reason: format!(
-                    "a budget of {budget} slots per head, expected at least {least}: an entry in each \
-                     of {buckets} buckets, a recent token and a candidate"
+                    "a budget of {} per head, expected at least {least}: an entry in each of {}, a \
+                     recent token and a candidate",
+                    counted(budget, "slot"),
+                    counted(buckets, "bucket")
                 ),
             });
         }

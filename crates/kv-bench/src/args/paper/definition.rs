@@ -287,7 +287,8 @@ impl Figure {
             Self::PrhsTable2 => Definition {
                 measures: "retrieval and perplexity, and how often heads retrieve",
                 differs: "exact match of short answers and one text's perplexity in place of GSM8K \
-                          and CoQA; answers end before a block of 8 steps is full, texts do not; \
+                          and CoQA; retrieval ratio and tokens read are of the answers' steps, \
+                          which end before a block of 8 steps is full, not of the text's; \
                           Double Sparsity takes the channels of the prompt's own keys unless \
                           --policy names a calibrated one, {\"policy\": \"double-sparsity\", \
                           \"channels\": \"FILE.json\"}; Quest and Double Sparsity read all tokens \
@@ -301,7 +302,9 @@ impl Figure {
             Self::PrhsTable4 => Definition {
                 measures: "time of a step's attention, choices included",
                 differs: "one layer of made-up queries, keys and values, in which a fixed share of \
-                          the heads retrieves; H2O neither accumulates scores nor evicts",
+                          the heads retrieves; the layer is the last of 32, where CPE's window is \
+                          narrowest; HShare's layers choose for themselves, in place of taking \
+                          other layers' lists; H2O neither accumulates scores nor evicts",
                 policies: PolicyChoice::Names,
                 sized: true,
                 wants_gpu: true,
@@ -311,6 +314,8 @@ impl Figure {
                 measures: "time of a step's attention, choices included, at long lengths",
                 differs: "no table of the paper, which ends at 4k tokens; one layer of made-up \
                           queries, keys and values, in which a fixed share of the heads retrieves; \
+                          the layer is the last of 32, where CPE's window is narrowest; HShare's \
+                          layers choose for themselves, in place of taking other layers' lists; \
                           H2O neither accumulates scores nor evicts",
                 policies: PolicyChoice::Names,
                 sized: true,

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_core::{CacheOptions, read_f32};
+use kv_core::{CacheOptions, counted, read_f32};
 use kv_models::PrefillPass;
 use kv_policies::{LayerContext, Needs, Observation, Policy};
 use rand::{Rng, SeedableRng};
@@ -41,10 +41,10 @@ pub(super) fn prompts(
         let tokens = bench.model.encode(&prompt.prompt)?;
         ensure!(
             tokens.len() > 2 * window,
-            "{}, line {}: the prompt has {} tokens, expected more than {}",
+            "{}, line {}: the prompt has {}, expected more than {}",
             prompts.source,
             prompt.line,
-            tokens.len(),
+            counted(tokens.len(), "token"),
             2 * window
         );
         all.push(tokens);

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, ensure};
 use burn::tensor::{DType, Tensor};
-use kv_core::read_f32;
+use kv_core::{counted, read_f32};
 use kv_models::PrefillPass;
 use kv_policies::{KeepKvOptions, Needs, Observation};
 
@@ -114,9 +114,10 @@ pub(super) fn run(bench: &mut Bench<'_>, options: &Paper, size: &Size) -> anyhow
     failed.map_or(Ok(()), Err)?;
     progress.finish();
     let (count, steps) = (tokens.len(), size.steps);
-    bench.note(format!("scores: {steps} steps of {count} tokens, {source}, all layers and heads"));
+    let [of_steps, of_tokens] = [(steps, "step"), (count, "token")].map(|(n, of)| counted(n, of));
+    bench.note(format!("scores: {of_steps} of {of_tokens}, {source}, all layers and heads"));
     for (at, distance) in DISTANCES.into_iter().enumerate() {
-        let steps = if distance == 1 { "1 step".into() } else { format!("{distance} steps") };
+        let steps = counted(distance, "step");
         let case = Case {
             task: Some(format!("keepkv-fig2 predictors, {steps} ahead")),
             source: Some(source.clone()),

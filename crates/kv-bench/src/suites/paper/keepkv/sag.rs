@@ -4,7 +4,7 @@
 
 use anyhow::Context;
 use burn::tensor::Tensor;
-use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32};
+use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, counted, read_f32};
 use kv_models::PrefillPass;
 use kv_policies::{Needs, Observation};
 use serde_json::{Value, json};
@@ -107,7 +107,8 @@ pub(super) fn run(bench: &mut Bench<'_>, options: &Paper, size: &Size) -> anyhow
     }
     progress.finish();
     let (count, source) = (prompts.list.len(), prompts.source.clone());
-    bench.note(format!("sag: means over layers and heads of {count} prompts, {source}"));
+    let of_prompts = counted(count, "prompt");
+    bench.note(format!("sag: means over layers and heads of {of_prompts}, {source}"));
     for (setting, contenders, sums) in &settings {
         let case = Case {
             task: Some(format!("keepkv-fig2 sag, {}", setting.name)),
