@@ -26,8 +26,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-/// What is told where `RUST_LOG` does not say it: warnings of this project, errors of others. Notes of
-/// suites have the policies' remarks.
+/// What is told where `RUST_LOG` does not say it: warnings of this project, errors of others. Notes
+/// of suites have the policies' remarks.
 const WARNINGS: &str =
     "error,kv_core=warn,kv_models=warn,kv_policies=warn,kv_policies::remarks=off";
 

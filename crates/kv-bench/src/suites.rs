@@ -68,7 +68,8 @@ pub(crate) fn reads_of(session: &Session<'_>) -> anyhow::Result<Reads> {
     reads.map(|reads| Ok(reads?.unwrap_or_default())).sum()
 }
 
-/// Records how often heads retrieved and how much they read, of policies that read less than they keep.
+/// Records how often heads retrieved and how much they read, of policies that read less than they
+/// keep.
 pub(crate) fn record_reads(
     bench: &mut Bench<'_>,
     suite: &str,

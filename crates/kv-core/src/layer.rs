@@ -63,7 +63,8 @@ pub struct LayerCache {
     pub(crate) sketch: Option<Sketch>,
     /// What steps attend to, where a policy chooses on the device.
     pub(crate) sets: Option<IndexSets>,
-    /// What the last step attended to, where that was a list: to be looked at, no part of the cache.
+    /// What the last step attended to, where that was a list: to be looked at, no part of the
+    /// cache.
     pub(crate) listed: Option<SlotList>,
     /// Bounds of the keys of every page, where a policy reads by pages.
     pub(crate) pages: Option<Pages>,

@@ -1,4 +1,5 @@
-//! Windows that shrink with depth and frozen tokens against plain loops in f64, on the embedded model.
+//! Windows that shrink with depth and frozen tokens against plain loops in f64, on the embedded
+//! model.
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{MemoryReport, read_f32};
@@ -251,8 +252,8 @@ fn policies_that_change_a_prompt_prefill_alone() {
     assert_eq!(logits[2], logits[3]);
 }
 
-/// Freeing gives the same tokens in fewer bytes, prompt and decode; copied keys and values hold a second
-/// layer while the prompt is computed.
+/// Freeing gives the same tokens in fewer bytes, prompt and decode; copied keys and values hold a
+/// second layer while the prompt is computed.
 #[test]
 fn bytes_follow_the_schedule() {
     for tested in devices() {

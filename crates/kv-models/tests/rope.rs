@@ -135,8 +135,8 @@ fn logits_are_those_of_transformers() {
     }
 }
 
-/// YaRN's attention factor is in the queries that Expected Attention remembers of decode steps, as in
-/// those of a prompt: the last one is the same whether its token came in a prompt or in a step.
+/// YaRN's attention factor is in the queries that Expected Attention remembers of decode steps, as
+/// in those of a prompt: the last one is the same whether its token came in a prompt or in a step.
 #[test]
 fn queries_of_steps_have_the_attention_factor_of_a_prompt_s() {
     let (_, golden) = goldens().find(|(name, _)| *name == "yarn").unwrap();

@@ -95,9 +95,9 @@ impl Channels {
     }
 }
 
-/// `count` channels of every query head, `[B, Hq, count]`, ascending: those that were calibrated, or
-/// else those of the prompt's last `window` tokens, by the mean of `|q_c k_c|` of a token's own query
-/// and key.
+/// `count` channels of every query head, `[B, Hq, count]`, ascending: those that were calibrated,
+/// or else those of the prompt's last `window` tokens, by the mean of `|q_c k_c|` of a token's own
+/// query and key.
 pub(crate) fn channels(
     policy: &'static str,
     calibrated: Option<&Channels>,
@@ -162,8 +162,8 @@ impl ChannelStatistic {
     }
 }
 
-/// The `count` channels of the highest numbers in each row of `head_dim`, highest first; the lower one
-/// among equals.
+/// The `count` channels of the highest numbers in each row of `head_dim`, highest first; the lower
+/// one among equals.
 pub fn by_importance(numbers: &[f32], head_dim: usize, count: usize) -> Vec<Vec<u32>> {
     let rows = numbers.chunks_exact(head_dim).map(|row| {
         let mut order: Vec<u32> = (0..head_dim as u32).collect();

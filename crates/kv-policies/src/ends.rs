@@ -17,7 +17,8 @@ pub(crate) fn first_tokens(slots: usize) -> usize {
 /// Sinks and recents within the `slots` that a `budget` has come to.
 ///
 /// A budget in tokens must hold what it protects. A share of a short prompt may come to less: then
-/// recents are cut to what sinks leave, and sinks to a quarter of the slots or to what recents leave.
+/// recents are cut to what sinks leave, and sinks to a quarter of the slots or to what recents
+/// leave.
 ///
 /// # Errors
 /// [`PolicyError::ProtectedOverBudget`] for a budget in tokens.

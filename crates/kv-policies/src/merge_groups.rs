@@ -64,7 +64,8 @@ impl Groups {
         Ok(self.others.kept()?)
     }
 
-    /// What stays and what goes, as places, and where it goes, as places among what stays. Waits for the device.
+    /// What stays and what goes, as places, and where it goes, as places among what stays. Waits
+    /// for the device.
     pub(crate) fn read(&self, targets: &Tensor<2, Int>) -> Result<Read<'_>> {
         let [_, width] = targets.dims();
         let targets = read_i32("merges", targets.clone())?;
@@ -73,20 +74,21 @@ impl Groups {
         Ok(Read { kept: self.kept.kept()?, victims: self.others.kept()?, targets })
     }
 
-    /// Each victim's most similar kept one, as a place among these, and the cosine, `[P, N]`; behind a head's last victim
-    /// anything.
+    /// Each victim's most similar kept one, as a place among these, and the cosine, `[P, N]`;
+    /// behind a head's last victim anything.
     pub(crate) fn nearest(&self, keys: &Tensor<2>) -> Result<Nearest> {
         let near = nearest_slots(keys.clone(), &self.victims, &self.kept_rows, false);
         Ok(near.map_err(kv_core::Error::from)?)
     }
 
-    /// Where each victim goes, `[P, N]`: its most similar kept one, as a place among these, −1 where the cosine is not
-    /// above the threshold.
+    /// Where each victim goes, `[P, N]`: its most similar kept one, as a place among these, −1
+    /// where the cosine is not above the threshold.
     pub(crate) fn targets(&self, keys: &Tensor<2>, threshold: f32) -> Result<Tensor<2, Int>> {
         Ok(above(self.nearest(keys)?, threshold))
     }
 
-    /// What victims and kept ones weigh, `[P, N, 4]` and `[P, M, 4]`, of what all rows there are do, `[S, 4]`.
+    /// What victims and kept ones weigh, `[P, N, 4]` and `[P, M, 4]`, of what all rows there are
+    /// do, `[S, 4]`.
     pub(crate) fn weights(&self, all: &Tensor<2>) -> [Tensor<3>; 2] {
         [&self.victims, &self.kept_rows].map(|lists| {
             let [pairs, width] = lists.slots.dims();
@@ -96,9 +98,9 @@ impl Groups {
         })
     }
 
-    /// Merges victims into the cache's kept slots, which stand in order at the beginning of every head
-    /// where victims come from elsewhere (`from`). Weights are those of victims and of kept ones, with votes, as
-    /// [`MergeLists`] has them.
+    /// Merges victims into the cache's kept slots, which stand in order at the beginning of every
+    /// head where victims come from elsewhere (`from`). Weights are those of victims and of kept
+    /// ones, with votes, as [`MergeLists`] has them.
     pub(crate) fn merge(
         &self,
         cache: &mut LayerCache,
@@ -139,8 +141,9 @@ pub(crate) struct Read<'a> {
     pub(crate) targets: Vec<Vec<i32>>,
 }
 
-/// Every ranked one's most similar one among those that rank higher, as a place among them, `[P, T]`; −1 where the cosine
-/// is not above the threshold. `ranked` are places of heads of `T` rows each.
+/// Every ranked one's most similar one among those that rank higher, as a place among them,
+/// `[P, T]`; −1 where the cosine is not above the threshold. `ranked` are places of heads of `T`
+/// rows each.
 pub(crate) fn leaders(
     keys: &Tensor<2>,
     ranked: &Tensor<2, Int>,

@@ -8,10 +8,10 @@ use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result,
 
 const NAME: &str = "quest";
 
-/// Quest (Tang et al., 2024, section 3.2): the whole cache stays, in pages of consecutive slots, with
-/// the minimum and the maximum of each channel of a page's keys. A decode step attends to the pages
-/// of the highest `sum_d max(q_d min_d, q_d max_d)`, which no product with a key of the page exceeds.
-/// The first layers attend to everything, and so do all while a prompt is read.
+/// Quest (Tang et al., 2024, section 3.2): the whole cache stays, in pages of consecutive slots,
+/// with the minimum and the maximum of each channel of a page's keys. A decode step attends to the
+/// pages of the highest `sum_d max(q_d min_d, q_d max_d)`, which no product with a key of the page
+/// exceeds. The first layers attend to everything, and so do all while a prompt is read.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quest {

@@ -17,15 +17,16 @@ pub(crate) struct SetParts {
 }
 
 impl SetParts {
-    /// The parts of the `tokens` that a `budget` has come to, where `sinks` and `recents` may be given.
+    /// The parts of the `tokens` that a `budget` has come to, where `sinks` and `recents` may be
+    /// given.
     ///
-    /// By default `C_sink = sqrt(tokens / 2)` and `C_local = 4 C_sink`. That gives the paper's numbers
-    /// at both budgets that it names: 8, 32 and `k = 88` of 128, and 16, 64 and `k = 432` of 512.
-    /// At least one token is chosen, however small the budget.
+    /// By default `C_sink = sqrt(tokens / 2)` and `C_local = 4 C_sink`. That gives the paper's
+    /// numbers at both budgets that it names: 8, 32 and `k = 88` of 128, and 16, 64 and `k = 432`
+    /// of 512. At least one token is chosen, however small the budget.
     ///
     /// # Errors
-    /// [`crate::PolicyError::ProtectedOverBudget`] where `sinks` or `recents` are given and a budget in
-    /// tokens does not hold them.
+    /// [`crate::PolicyError::ProtectedOverBudget`] where `sinks` or `recents` are given and a
+    /// budget in tokens does not hold them.
     pub(crate) fn of(
         policy: &'static str,
         budget: Budget,

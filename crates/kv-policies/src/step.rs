@@ -80,8 +80,8 @@ impl Step {
         Self { heads, position, inverse_frequencies, input: None, board }
     }
 
-    /// A step of a layer's joint projection of queries, keys and values, `[B, (Hq + 2 Hkv) D]`, of a
-    /// model whose RoPE only rotates.
+    /// A step of a layer's joint projection of queries, keys and values, `[B, (Hq + 2 Hkv) D]`, of
+    /// a model whose RoPE only rotates.
     pub fn projected(
         projected: Tensor<2>,
         layout: Arc<HeadLayout>,

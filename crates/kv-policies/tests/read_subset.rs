@@ -129,8 +129,8 @@ fn joined(a: &Step, b: &Step) -> Step {
 /// What a query head may read at a token: sequence, head, slots there are.
 type Select<'a> = dyn FnMut(&LayerCache, usize, usize, usize) -> Vec<usize> + 'a;
 
-/// Decodes both sequences as one batch, a part of the steps from a saved and loaded cache, and compares
-/// with attention over what `select` says.
+/// Decodes both sequences as one batch, a part of the steps from a saved and loaded cache, and
+/// compares with attention over what `select` says.
 fn follow(config: &Value, traces: &[Trace; 2], layer: LayerContext, select: &mut Select<'_>) {
     let policy = policy(config.clone());
     let parts = traces.iter().map(|trace| trace.prefill(&*policy, layer)).collect();

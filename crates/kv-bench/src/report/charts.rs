@@ -44,8 +44,8 @@ impl Scale {
 }
 
 impl Chart<'_> {
-    /// The metric against the budget: a line a policy, a panel a mode; bars where there is one budget.
-    /// `None` without data.
+    /// The metric against the budget: a line a policy, a panel a mode; bars where there is one
+    /// budget. `None` without data.
     pub(crate) fn by_budget(&self, frame: &Frame) -> anyhow::Result<Option<Figure>> {
         let mut budgets = self.taken().filter_map(|r| r.budget);
         if budgets.next().is_some_and(|first| budgets.all(|budget| budget == first)) {
@@ -102,8 +102,9 @@ impl Chart<'_> {
         self.lines(frame, panels)
     }
 
-    /// The metric along a number that is an option of policies: a line for policies that differ in it alone, and levels
-    /// for those without it, a panel a budget. `None` if it has fewer than two values at any.
+    /// The metric along a number that is an option of policies: a line for policies that differ in
+    /// it alone, and levels for those without it, a panel a budget. `None` if it has fewer than two
+    /// values at any.
     pub(crate) fn by_option(
         &self,
         frame: &Frame,

@@ -1,5 +1,5 @@
-//! Several questions in one conversation: a prompt is compressed with the first of them in sight, and
-//! later ones ask for facts that it had no use for.
+//! Several questions in one conversation: a prompt is compressed with the first of them in sight,
+//! and later ones ask for facts that it had no use for.
 
 use std::sync::Arc;
 
@@ -108,7 +108,8 @@ fn conversation(prompt: &Prompt) -> Option<Vec<Fact>> {
     Some(std::iter::once(first).chain(others).collect())
 }
 
-/// Whether every contender answers each question, and the mean log-probability of its answer's tokens.
+/// Whether every contender answers each question, and the mean log-probability of its answer's
+/// tokens.
 fn converse(
     bench: &Bench<'_>,
     contenders: &[Contender],

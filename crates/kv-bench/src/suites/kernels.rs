@@ -64,8 +64,8 @@ impl<'a> Lab<'a> {
         largest_tensor(&self.device).is_none_or(|most| bytes <= most)
     }
 
-    /// Times `call`, which rotates among `sets` inputs, and records it. The bytes of `work` must move in one call, and
-    /// its operations be done.
+    /// Times `call`, which rotates among `sets` inputs, and records it. The bytes of `work` must
+    /// move in one call, and its operations be done.
     fn measure<L: Left>(
         &mut self,
         task: &str,

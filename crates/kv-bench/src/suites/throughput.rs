@@ -127,8 +127,8 @@ fn time(
     Ok(memory)
 }
 
-/// Gives back what earlier runs left in the device's pool, which from then on holds the most that it
-/// ever needed.
+/// Gives back what earlier runs left in the device's pool, which from then on holds the most that
+/// it ever needed.
 pub(crate) fn empty_pool(device: &Device) -> anyhow::Result<()> {
     sync(device)?;
     device.memory_cleanup();

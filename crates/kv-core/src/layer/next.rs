@@ -56,8 +56,8 @@ impl LayerCache {
     /// newest token.
     ///
     /// # Errors
-    /// [`Error::InvalidPlan`] without limits ([`Self::set_limits`]), where one is 0 or below what its
-    /// head holds, or where numerators have weights of their own, which no such step looks at.
+    /// [`Error::InvalidPlan`] without limits ([`Self::set_limits`]), where one is 0 or below what
+    /// its head holds, or where numerators have weights of their own, which no such step looks at.
     pub fn hold_at_limits(&mut self) -> Result<()> {
         if self.track(NUMERATORS).is_some() {
             return Err(Error::InvalidPlan {
@@ -164,7 +164,8 @@ impl LayerCache {
     /// `query` `[B, Hq, D]`.
     ///
     /// # Errors
-    /// See [`evicting_attention`]; [`Error::InvalidPlan`] for a cache that is not held at its limits.
+    /// See [`evicting_attention`]; [`Error::InvalidPlan`] for a cache that is not held at its
+    /// limits.
     pub fn attend_evicting(
         &mut self,
         query: Tensor<3>,
@@ -181,9 +182,9 @@ impl LayerCache {
         Ok(evicting_attention(query, pool, weights, &self.ranges, held, options)?)
     }
 
-    /// Moves each head's place on by one slot, in place: behind the live slots, or, from its limit on,
-    /// round to its slot `first` `[B, Hkv]`, 32-bit. So heads that are full overwrite their oldest
-    /// slot behind the first ones.
+    /// Moves each head's place on by one slot, in place: behind the live slots, or, from its limit
+    /// on, round to its slot `first` `[B, Hkv]`, 32-bit. So heads that are full overwrite their
+    /// oldest slot behind the first ones.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] for a cache that is not held at its limits, [`Error::Shape`].

@@ -33,8 +33,8 @@ impl LayerCache {
     /// The same in heads of these capacities, `[B * Hkv]`.
     ///
     /// # Errors
-    /// As [`Self::from_prefill`], and [`Error::InvalidPlan`] where a head keeps more than it has room
-    /// for.
+    /// As [`Self::from_prefill`], and [`Error::InvalidPlan`] where a head keeps more than it has
+    /// room for.
     pub fn from_prefill_within(
         keys: &Tensor<4>,
         values: &Tensor<4>,

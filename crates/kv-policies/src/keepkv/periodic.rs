@@ -56,8 +56,8 @@ impl KeepKv {
         remember(NAME, cache, LAST_QUERIES, query)
     }
 
-    /// Whether the cache is rebuilt at the step that makes `pushed` tokens behind the prompt. Layers take
-    /// turns, so that a step waits for the copies of a few of them at most.
+    /// Whether the cache is rebuilt at the step that makes `pushed` tokens behind the prompt.
+    /// Layers take turns, so that a step waits for the copies of a few of them at most.
     fn is_due(&self, layer: LayerContext, pushed: usize) -> bool {
         let period = self.options.period;
         let turn =
@@ -173,7 +173,8 @@ impl KeepKv {
         if most >= tokens {
             return Ok(Selection::all(rows * kv_heads, tokens));
         }
-        // A share of the prompt is no share of what came behind it, nor are the tokens protected under it.
+        // A share of the prompt is no share of what came behind it, nor are the tokens protected
+        // under it.
         let mean = limits.iter().sum::<usize>() / limits.len().max(1);
         let evictor = self.evictor.with_budget(Budget::Tokens(mean))?;
         let selection = match evictor.rank(observation)?.filter(|_| alike) {

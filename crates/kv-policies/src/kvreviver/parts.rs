@@ -46,8 +46,8 @@ impl Shares {
         Ok(())
     }
 
-    /// Parts of `budget` slots: the sketch gets its share in whole entries of all buckets, at least one;
-    /// the exact parts get the rest, at least a slot each.
+    /// Parts of `budget` slots: the sketch gets its share in whole entries of all buckets, at least
+    /// one; the exact parts get the rest, at least a slot each.
     pub(super) fn of(self, budget: usize, buckets: usize) -> Result<Parts> {
         let least = least(buckets);
         if budget < least {

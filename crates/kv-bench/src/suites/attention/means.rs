@@ -60,8 +60,8 @@ impl Means {
         self.means.entry(metric).or_default().take(value);
     }
 
-    /// Takes what was observed of something that is bounded: `bound` is what is judged by whether it is above 1, which says
-    /// nothing, `least` the tightest that is known, which must hold.
+    /// Takes what was observed of something that is bounded: `bound` is what is judged by whether
+    /// it is above 1, which says nothing, `least` the tightest that is known, which must hold.
     pub(super) fn judge(&mut self, of: Bound, observed: f64, [bound, least]: [f64; 2]) {
         let verdicts = self.verdicts.entry(of).or_default();
         verdicts.vacuous.take(f64::from(u8::from(bound > 1.0)));

@@ -13,9 +13,10 @@ pub(super) struct Purpose {
 }
 
 impl Purpose {
-    /// Those of prompts of so many tokens, longest first: every second one of a class is fitted to and the others are
-    /// checked. A prompt that has no other of its length is checked with those of the next length, and has the next shorter
-    /// one checked where it is the longest; a single one is for both.
+    /// Those of prompts of so many tokens, longest first: every second one of a class is fitted to
+    /// and the others are checked. A prompt that has no other of its length is checked with those
+    /// of the next length, and has the next shorter one checked where it is the longest; a single
+    /// one is for both.
     pub(super) fn of(lengths: &[usize]) -> Vec<Self> {
         let alike = |prompt: usize, class: &[usize]| {
             lengths[prompt] as f64 >= ALIKE * lengths[class[0]] as f64

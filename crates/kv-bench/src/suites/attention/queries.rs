@@ -1,4 +1,5 @@
-//! How alike the queries of consecutive decode steps are, by which steps can share what they choose.
+//! How alike the queries of consecutive decode steps are, by which steps can share what they
+//! choose.
 
 use burn::tensor::{DType, Tensor};
 use kv_core::read_f32;

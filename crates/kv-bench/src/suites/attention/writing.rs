@@ -20,7 +20,8 @@ const CHECKED: [&str; 5] = [
 /// Sums of all layers.
 pub(super) struct Measured<'a> {
     pub(super) contenders: &'a [Contender],
-    /// How many prompts they are of, on how many of them bounds with constants are checked, and where these are from.
+    /// How many prompts they are of, on how many of them bounds with constants are checked, and
+    /// where these are from.
     pub(super) prompts: usize,
     pub(super) checked: usize,
     pub(super) source: String,
@@ -58,7 +59,8 @@ impl Measured<'_> {
         }
     }
 
-    /// A contender's means of each layer's query heads, with the bounds of what windows hide and frozen tokens move.
+    /// A contender's means of each layer's query heads, with the bounds of what windows hide and
+    /// frozen tokens move.
     fn heads(&self, at: usize, head_dim: usize) -> Vec<Vec<Means>> {
         let moved = self.sums.iter().map(|layer| &layer[at].moved).collect::<Vec<_>>();
         let mut moved = frozen::conclude(&moved, head_dim);

@@ -1,5 +1,5 @@
-//! LongFlow, figure 4: throughput and memory of long outputs. The time of a step is measured at some
-//! lengths and integrated over the output.
+//! LongFlow, figure 4: throughput and memory of long outputs. The time of a step is measured at
+//! some lengths and integrated over the output.
 
 use std::time::Instant;
 
@@ -41,7 +41,8 @@ const WINDOW: usize = 64;
 const WARM_UP: usize = 6;
 /// The paper's GPU.
 const MEMORY_GIB: f64 = 40.0;
-/// Share of the memory that caches and weights may take, beside activations and what pools round up.
+/// Share of the memory that caches and weights may take, beside activations and what pools round
+/// up.
 const FILLED: f64 = 0.94;
 
 const GIB: f64 = (1u64 << 30) as f64;

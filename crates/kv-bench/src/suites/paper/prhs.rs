@@ -15,7 +15,8 @@ use crate::contenders::Contender;
 /// The full cache, which is the first of them, and those of the others that `--policy` names.
 fn contenders(common: &Common, configs: &[Value]) -> anyhow::Result<Vec<Contender>> {
     let full = Contender::of(&configs[0])?;
-    // Only what is asked for must be possible; names that the table lacks are refused beside all that it has.
+    // Only what is asked for must be possible; names that the table lacks are refused beside all
+    // that it has.
     let list = common.policy.as_deref();
     let names: Option<Vec<&str>> = list
         .map(|list| list.split(',').filter_map(|name| name.split_whitespace().next()).collect());

@@ -180,8 +180,8 @@ fn foretell(scores: &[Vec<f64>], prompt: usize, now: usize, table: &mut Table) {
     }
 }
 
-/// Scores `exp(q·k/√D)` of one key-value head's slots, each since its token came: means over the group's
-/// query heads, as KeepKV takes them, and all divided by one number.
+/// Scores `exp(q·k/√D)` of one key-value head's slots, each since its token came: means over the
+/// group's query heads, as KeepKV takes them, and all divided by one number.
 fn scores(queries: &Tensor<4>, keys: &Tensor<4>, head: usize) -> anyhow::Result<Vec<Vec<f64>>> {
     let [_, heads, tokens, head_dim] = queries.dims();
     let group = heads / keys.dims()[1];

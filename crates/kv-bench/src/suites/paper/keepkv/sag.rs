@@ -1,6 +1,6 @@
 //! What a prompt's merges do to the attention of its last query: the log-sum-exp of the compressed
-//! cache, weights included, less that of all tokens. Evictions lose what they drop; merges that count
-//! as one slot what they stood for lose the rest (theorem 2).
+//! cache, weights included, less that of all tokens. Evictions lose what they drop; merges that
+//! count as one slot what they stood for lose the rest (theorem 2).
 
 use anyhow::Context;
 use burn::tensor::Tensor;
@@ -26,8 +26,8 @@ struct Setting {
     name: &'static str,
     /// Whether KeepKV predicts the query's own scores, and drops nothing.
     for_query: bool,
-    /// Whether each query head has keys and values of its own: exactness for all heads of a group is
-    /// impossible.
+    /// Whether each query head has keys and values of its own: exactness for all heads of a group
+    /// is impossible.
     ungrouped: bool,
 }
 

@@ -1,5 +1,5 @@
-//! KeepKV, table 1: tokens a second and memory by batch, each policy up to the largest that fits, and
-//! the share of a step that merging takes.
+//! KeepKV, table 1: tokens a second and memory by batch, each policy up to the largest that fits,
+//! and the share of a step that merging takes.
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,5 @@
-//! KVReviver's attention in a decode step: over the sketch, over the cache rebuilt from it, and over a full
-//! cache.
+//! KVReviver's attention in a decode step: over the sketch, over the cache rebuilt from it, and
+//! over a full cache.
 
 use anyhow::ensure;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};

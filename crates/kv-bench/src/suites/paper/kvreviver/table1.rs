@@ -1,5 +1,5 @@
-//! KVReviver, table 1: tokens a second and memory by batch, attending to the sketch and rebuilding the
-//! cache, each up to the largest batch that fits.
+//! KVReviver, table 1: tokens a second and memory by batch, attending to the sketch and rebuilding
+//! the cache, each up to the largest batch that fits.
 
 use serde_json::json;
 

@@ -1,5 +1,5 @@
-//! PrHS, table 4: time of a step's attention, choices included, over caches that are kept whole; and the same
-//! beyond the paper's lengths.
+//! PrHS, table 4: time of a step's attention, choices included, over caches that are kept whole;
+//! and the same beyond the paper's lengths.
 
 use anyhow::{bail, ensure};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
@@ -36,14 +36,15 @@ const QUICK: Heads = Heads { name: "small", query: 4, kv: 2, dim: 64 };
 const PAPER: ([usize; 3], [usize; 2]) = ([1_024, 2_048, 4_096], [8, 16]);
 /// Beyond it.
 const LONG: ([usize; 3], [usize; 3]) = ([8_192, 32_768, 131_072], [1, 8, 16]);
-/// Tokens of all key-value heads and sequences beyond which a case is left out: with 128 numbers each, kernels could not
-/// count them in 32 bits.
+/// Tokens of all key-value heads and sequences beyond which a case is left out: with 128 numbers
+/// each, kernels could not count them in 32 bits.
 const MOST: usize = 16 << 20;
 /// Share of the tokens that is read.
 const SHARE: f64 = 0.125;
 /// Steps of a block.
 const BLOCKS: [usize; 2] = [8, 16];
-/// Share of a step's heads that retrieve within a block: the paper's 8.7 % of all at 16 steps a block.
+/// Share of a step's heads that retrieve within a block: the paper's 8.7 % of all at 16 steps a
+/// block.
 const JUMPING: f64 = 0.026;
 /// HShare's steps choose at every second token.
 const PERIOD: usize = 2;
@@ -212,7 +213,8 @@ impl Lab<'_> {
         let sets = ROTATED.div_ceil(read).clamp(1, 24).next_multiple_of(PERIOD);
         // Two of the longest blocks: a cycle must not come back to the sets of its own.
         let block = 2 * BLOCKS[1];
-        // Nothing is appended, so that a cache's steps would all choose, or none, where every second one does.
+        // Nothing is appended, so that a cache's steps would all choose, or none, where every
+        // second one does.
         let caches = (0..sets).map(|i| self.cache(policy, layer, self.length - i % PERIOD));
         let mut caches = caches.collect::<anyhow::Result<Vec<_>>>()?;
         let steps = (0..block).map(|step| self.step(step)).collect::<anyhow::Result<Vec<_>>>()?;

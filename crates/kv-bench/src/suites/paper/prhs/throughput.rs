@@ -51,7 +51,8 @@ fn configs(quick: bool) -> Vec<Value> {
     let blocks = if quick { &[16][..] } else { &[8, 16] };
     for name in ["cis", "cpe"] {
         configs.extend(blocks.iter().map(|&block| cis(name, &budget, block)));
-        // Queries of random weights are hardly alike: here all steps of a block share, as most do in a trained model.
+        // Queries of random weights are hardly alike: here all steps of a block share, as most do
+        // in a trained model.
         let mut shared = cis(name, &budget, 16);
         shared["threshold"] = json!(-1.0);
         configs.push(shared);
