@@ -115,12 +115,12 @@ impl<'a> Bench<'a> {
 fn why_it_fails(label: &str) -> Option<&'static str> {
     Some(match label {
         "knorm" => {
-            "knorm keeps the keys of smallest norm, but needle-1m attends to keys of large norm: of \
-             the attention, knorm keeps a smaller share than of the tokens"
+            "knorm keeps the keys of smallest norm, but needle-1m attends to keys of large norm: \
+             of the attention, knorm keeps a smaller share than of the tokens"
         }
         "double-sparsity" => {
-            "double-sparsity chooses tokens by a sixteenth of a head's channels, in needle-1m by 2 of \
-             32, which is too few to find a token: with `\"labels\": 8` it finds most answers"
+            "double-sparsity chooses tokens by a sixteenth of a head's channels, in needle-1m by 2 \
+             of 32, which is too few to find a token: with `\"labels\": 8` it finds most answers"
         }
         _ => return None,
     })

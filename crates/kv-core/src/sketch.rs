@@ -98,7 +98,8 @@ impl Sketch {
             let SketchOptions { slack, .. } = options;
             let most = Self::MOST_SLACK;
             let reason = format!(
-                "a replace rate of {rate}, expected at least 1, or a slack of {slack}, expected at most {most}"
+                "a replace rate of {rate}, expected at least 1, or a slack of {slack}, expected at \
+                 most {most}"
             );
             return Err(Error::InvalidPlan { what: "sketch", reason });
         }

@@ -47,7 +47,8 @@ impl Cis {
         if let Some(target) = options.target.filter(|_| star) {
             // Both would steer `k`.
             let reason = format!(
-                "`target` is {target}, expected none, as sets are brought to the budget's size; `cis` has targets"
+                "`target` is {target}, expected none, as sets are brought to the budget's size; \
+                 `cis` has targets"
             );
             return Err(PolicyError::InvalidConfig { policy: name.into(), reason });
         }

@@ -74,8 +74,8 @@ impl Policy for Cpe {
         if !share.is_zero() && !selection.kept()?.iter().all(whole) {
             let layer = observation.layer.index;
             let reason = format!(
-                "its windows count tokens, and layer {layer} keeps {} of {tokens} for a head, not all that is in sight: \
-                 expected a prompt kept whole, or `phi` of 1 in `psaw`",
+                "its windows count tokens, and layer {layer} keeps {} of {tokens} for a head, not \
+                 all that is in sight: expected a prompt kept whole, or `phi` of 1 in `psaw`",
                 selection.lengths().iter().min().copied().unwrap_or_default()
             );
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });

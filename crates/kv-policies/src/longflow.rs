@@ -23,8 +23,9 @@ const NAME: &str = "longflow";
 
 /// LongFlow (2026): a static cache for long outputs. Each decode step writes its token over the
 /// slot that the step before chose, attends, and chooses the slot of least `‖α_i v_i‖₁`
-/// (equation 6) for the next one, by one fused operator ([`kv_core::LayerCache::attend_evicting`]). Below the
-/// budget nothing is chosen and the cache fills.
+/// (equation 6) for the next one, by one fused operator
+/// ([`kv_core::LayerCache::attend_evicting`]). Below the budget nothing is chosen and the cache
+/// fills.
 ///
 /// Prompts over the budget are first compressed to it by SnapKV (section 4.1); the last prompt
 /// token's query then chooses the first slot to overwrite.
@@ -200,8 +201,8 @@ impl Policy for LongFlow {
             || Ok::<_, PolicyError>(selection.kept()?.chunks(cache.layout().kv_heads().max(1)));
         let alike = |heads: &[Vec<u32>]| heads.iter().all(|kept| *kept == heads[0]);
         if self.scope == Scope::Layer && !heads()?.into_iter().all(alike) {
-            let reason = "`scope` is `layer`, where all heads overwrite the same token, but heads keep different \
-                          tokens of the prompt: expected `head`";
+            let reason = "`scope` is `layer`, where all heads overwrite the same token, but heads \
+                          keep different tokens of the prompt: expected `head`";
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason: reason.into() });
         }
         let limits = selection.lengths().iter().map(|&kept| kept.max(limit));

@@ -232,7 +232,8 @@ pub const POLICIES: &[Entry] = &[
     },
     Entry {
         name: "kvreviver",
-        summary: "a sketch from which dropped tokens are estimated; keeps no answers on small models",
+        summary: "a sketch from which dropped tokens are estimated; keeps no answers on small \
+            models",
         paper: "",
         build: |config| {
             let candidates = candidates(config)?;

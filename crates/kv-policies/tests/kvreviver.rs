@@ -211,7 +211,12 @@ fn rebuilding_changes_nothing() {
     for tested in devices() {
         for buckets in [1, 2, 3, 5] {
             let run = Run::new(2, 2, 130, 50, &tested.device);
-            let config = |rebuild: bool| json!({"policy": "kvreviver", "budget": 50, "buckets": buckets, "rebuild": rebuild, "signed_keys": buckets == 5});
+            let config = |rebuild: bool| {
+                json!({
+                    "policy": "kvreviver", "budget": 50, "buckets": buckets, "rebuild": rebuild,
+                    "signed_keys": buckets == 5
+                })
+            };
             let (fused, rebuilt) = (policy(config(false)), policy(config(true)));
             let mut caches =
                 [&fused, &rebuilt].map(|policy| run.prompt.compress(&**policy, run.steps()));

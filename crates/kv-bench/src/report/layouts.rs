@@ -38,8 +38,8 @@ impl<'a> Pick<'a> {
 }
 
 /// What of the quality suite's columns is not of the text.
-const OF_ANSWERS: &str = "retrieval ratio and tokens read are of the steps of answers; steps of the \
-    text are not counted";
+const OF_ANSWERS: &str = "retrieval ratio and tokens read are of the steps of answers; steps of \
+    the text are not counted";
 
 /// The tables of one suite's records.
 pub(crate) fn tables(suite: &str, records: &[&Record], by_layer: bool) -> Vec<Table> {

@@ -21,7 +21,8 @@ const COLUMNS: [(&str, Option<&str>, &str); 6] = [
 
 /// What the columns are.
 const COLUMNS_ARE: [&str; 4] = [
-    "question seen: share of right answers where the question is known when the prompt is compressed",
+    "question seen: share of right answers where the question is known when the prompt is \
+     compressed",
     "question unseen: share of right answers where the prompt is compressed before the question",
     "KL: divergence of the answer's tokens from the full cache's; perplexity: of a text",
     "decode: tokens generated in a second",

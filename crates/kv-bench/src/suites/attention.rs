@@ -416,7 +416,8 @@ mod tests {
     /// same keys, and keys of the layer below are what the bound is of.
     #[test]
     fn runs_begin_where_bounds_do() {
-        let policies = r#"[{"policy": "etf", "start": 1}, {"policy": "etf", "start": 1, "reuse": "keys-values"}]"#;
+        let policies = r#"[{"policy": "etf", "start": 1},
+            {"policy": "etf", "start": 1, "reuse": "keys-values"}]"#;
         let line = "attention --certificates --limit 1 --steps 8 --policy";
         let words: Vec<&str> = line.split(' ').chain([policies]).collect();
         let (records, _) = ran(&words).unwrap();

@@ -79,8 +79,8 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
     }
     progress.finish();
     bench.note(format!(
-        "each prompt is compressed with its first question in sight; the {} others ask for facts of the \
-         same context, and see all questions and right answers before them",
+        "each prompt is compressed with its first question in sight; the {} others ask for facts \
+         of the same context, and see all questions and right answers before them",
         QUESTIONS - 1
     ));
     Ok(())

@@ -109,7 +109,8 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
     if !grown.is_empty() {
         let names = grown.join(", ");
         bench.note(format!(
-            "{names}: no eviction while decoding, every token of the output is kept; caches of {} stay at their budgets",
+            "{names}: no eviction while decoding, every token of the output is kept; caches of {} \
+             stay at their budgets",
             POLICIES.join(", ")
         ));
     }
@@ -188,7 +189,8 @@ fn contenders(bench: &Bench<'_>, tokens: usize, room: usize) -> anyhow::Result<V
         let budget = &policy.config()["budget"];
         ensure!(
             !budget.is_f64(),
-            "budget {budget} of {label} would be a share of the prompt alone: expected tokens, or none there and --budget"
+            "budget {budget} of {label} would be a share of the prompt alone: expected tokens, or \
+             none there and --budget"
         );
     }
     Ok(contenders)

@@ -169,7 +169,8 @@ mod tests {
 
     fn quality(options: &str, json: &std::path::Path) -> anyhow::Result<()> {
         let line = format!(
-            "kv-bench quality --quick --device cpu --policy full --limit 1 {options} --json {} --report {}",
+            "kv-bench quality --quick --device cpu --policy full --limit 1 {options} --json {} \
+             --report {}",
             json.display(),
             json.with_extension("html").display()
         );

@@ -10,8 +10,8 @@ use kv_core::counted;
 pub enum FisherError {
     /// The windows together are longer than the text.
     #[error(
-        "the text has {}, {samples} windows need {samples} x {window}; give a longer text, or fewer \
-         or shorter windows",
+        "the text has {}, {samples} windows need {samples} x {window}; give a longer text, or \
+         fewer or shorter windows",
         counted(*.tokens, "token")
     )]
     TextTooShort {

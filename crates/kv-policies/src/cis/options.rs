@@ -205,8 +205,8 @@ impl CisOptions {
         }
         if self.certified && self.similarity != Similarity::Query {
             return invalid(
-                "`certified` is true, expected false where `similarity` is not `query`: bounds take how far queries \
-                 after RoPE are apart"
+                "`certified` is true, expected false where `similarity` is not `query`: bounds \
+                 take how far queries after RoPE are apart"
                     .into(),
             );
         }
@@ -252,7 +252,8 @@ impl CisOptions {
             return Err(PolicyError::InvalidConfig {
                 policy: policy.into(),
                 reason: format!(
-                    "`certified` needs `recents` of at least {}, one less than `block`: they are {recents}",
+                    "`certified` needs `recents` of at least {}, one less than `block`: they are \
+                     {recents}",
                     self.block - 1
                 ),
             });

@@ -186,8 +186,8 @@ impl KeepKv {
             Some((length, limit)) => Err(PolicyError::InvalidConfig {
                 policy: NAME.into(),
                 reason: format!(
-                    "rebuilt of {}, a head would hold {} of {limit}: expected heads that choose for \
-                     themselves",
+                    "rebuilt of {}, a head would hold {} of {limit}: expected heads that choose \
+                     for themselves",
                     counted(tokens, "token"),
                     counted(*length, "slot")
                 ),

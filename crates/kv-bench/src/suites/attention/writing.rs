@@ -106,15 +106,17 @@ impl Measured<'_> {
         let heads = || heads.iter().flatten().flatten();
         let measures = |sums: &Sums| !sums.measures.records().is_empty();
         if !heads().any(Means::bounds) && !self.sums.iter().flatten().any(measures) {
-            let whose = "LongFlow's, of caches at their budget, and those of cis, psaw, etf and cpe where steps share sets, \
-                         and layers hide or freeze a part of such prompts";
+            let whose = "LongFlow's, of caches at their budget, and those of cis, psaw, etf and \
+                         cpe where steps share sets, and layers hide or freeze a part of such \
+                         prompts";
             bench.note(format!("no bounds: they are {whose}"));
         }
         let constants = [metric::HIDDEN_BOUND, metric::MOVED_BOUND];
         let fitted = |means: &Means| constants.iter().any(|metric| means.of(metric).is_some());
         if self.prompts == 1 && heads().any(fitted) {
-            let note = "constants of the bounds of psaw and etf are fitted to the one prompt that they are checked on, \
-                        and hold there in any case: `--limit 2` or more fits and checks apart";
+            let note = "constants of the bounds of psaw and etf are fitted to the one prompt that \
+                        they are checked on, and hold there in any case: `--limit 2` or more fits \
+                        and checks apart";
             bench.note(note.into());
         }
     }

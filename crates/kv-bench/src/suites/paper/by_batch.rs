@@ -42,8 +42,8 @@ const QUICK_SEQUENCES: f64 = 2.5;
 /// up.
 const FILLED: f64 = 0.94;
 /// What all runs on a device with a pool have in common.
-const APART: &str = "policies share the device's pool, which keeps pages of the largest size so far: each may hold \
-    larger batches in a run of its own, by --policy";
+const APART: &str = "policies share the device's pool, which keeps pages of the largest size so \
+    far: each may hold larger batches in a run of its own, by --policy";
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// One policy at one batch.

@@ -32,8 +32,8 @@ const QUICK: Size = Size { input: 64, output: 1_800, budget: 360, interval: 16, 
 /// Tokens that are prefilled; the rest of the input is assumed, as prefill is not what is compared.
 const PROMPT: usize = 32;
 /// What the paper's figure shows.
-const PUBLISHED: &str = "the paper, on an A100 of 40 GB: LongFlow generates 11.8 times as many tokens \
-    as the full cache, and about 4.0 times as many as H2O, VATP and R-KV";
+const PUBLISHED: &str = "the paper, on an A100 of 40 GB: LongFlow generates 11.8 times as many \
+    tokens as the full cache, and about 4.0 times as many as H2O, VATP and R-KV";
 /// Lengths at which steps are timed.
 const POINTS: usize = 8;
 /// Steps that are timed, and those before, in which a step is recorded.

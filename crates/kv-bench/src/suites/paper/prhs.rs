@@ -41,7 +41,9 @@ fn cis(name: &str, budget: &Value, block: usize) -> Value {
 
 /// HShare with one of the paper's two ratios.
 fn hshare(budget: &Value, [layers, heads, queries]: [f64; 3]) -> Value {
-    json!({"policy": "hshare", "budget": budget, "layers": layers, "heads": heads, "queries": queries})
+    json!({
+        "policy": "hshare", "budget": budget, "layers": layers, "heads": heads, "queries": queries
+    })
 }
 
 /// HShare's ratios of layers, heads and queries.

@@ -62,7 +62,8 @@ pub(crate) fn cases(
     let all: Vec<_> = sizes.filter(|(_, length, batch)| length * batch <= MOST).collect();
     ensure!(
         !all.is_empty(),
-        "--lengths, --batches: kvreviver-attention times up to {MOST} tokens of all sequences together"
+        "--lengths, --batches: kvreviver-attention times up to {MOST} tokens of all sequences \
+         together"
     );
     Ok(all)
 }

@@ -83,8 +83,8 @@ pub(crate) fn run(
     }
     progress.finish();
     let note = format!(
-        "{BUCKETS} buckets of {ENTRIES} entries; length: the tokens that share them with the one that is \
-         estimated"
+        "{BUCKETS} buckets of {ENTRIES} entries; length: the tokens that share them with the one \
+         that is estimated"
     );
     Ok(vec![note])
 }

@@ -113,7 +113,8 @@ pub(crate) fn run(
     let mut notes = Vec::new();
     if cases.left_out > 0 {
         notes.push(format!(
-            "{} cases of more than {MOST} tokens of all key-value heads and sequences together are left out",
+            "{} cases of more than {MOST} tokens of all key-value heads and sequences together are \
+             left out",
             cases.left_out
         ));
     }
@@ -148,7 +149,8 @@ pub(crate) fn cases(
     let batches = if batches.is_empty() { own_batches } else { batches };
     if let Some(short) = lengths.iter().find(|length| **length < FEWEST) {
         bail!(
-            "--lengths: {short} tokens, of which {figure} reads an eighth; expected {FEWEST}, at least"
+            "--lengths: {short} tokens, of which {figure} reads an eighth; expected {FEWEST}, at \
+             least"
         );
     }
     let heads: &[Heads] = if long { &[LLAMA_2, GROUPED[0], GROUPED[1]] } else { &[LLAMA_2] };
@@ -161,7 +163,8 @@ pub(crate) fn cases(
     all.retain(|(heads, length, batch)| heads.kv * length * batch <= MOST);
     ensure!(
         !all.is_empty(),
-        "--lengths, --batches: {figure} times up to {MOST} tokens of all key-value heads and sequences together"
+        "--lengths, --batches: {figure} times up to {MOST} tokens of all key-value heads and \
+         sequences together"
     );
     Ok(Cases { figure, left_out: asked - all.len(), all })
 }

@@ -80,7 +80,11 @@ fn fig7(budget: usize) -> Vec<Value> {
 /// CIS, and CIS* as in the paper, by how many bring their neighbours along.
 fn fig8(budget: usize) -> Vec<Value> {
     let of = |name: &str| {
-        let cis = |dilated: f64, radius: usize| json!({"policy": name, "budget": budget, "dilated": dilated, "radius": radius});
+        let cis = |dilated: f64, radius: usize| {
+            json!({
+                "policy": name, "budget": budget, "dilated": dilated, "radius": radius
+            })
+        };
         let mut configs: Vec<Value> = DILATED.iter().map(|&dilated| cis(dilated, 1)).collect();
         configs.extend([2, 4].map(|radius| cis(1.0 / 3.0, radius)));
         configs
