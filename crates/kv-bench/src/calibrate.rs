@@ -20,7 +20,7 @@ const SHOWN: usize = 8;
 /// Runs `calibrate`.
 ///
 /// # Errors
-/// With what is missing or unsupported.
+/// Where something is missing or unsupported; the error names it.
 pub(crate) fn run(common: &Common, options: &CalibrateArgs) -> anyhow::Result<()> {
     let started = Instant::now();
     options.check(common)?;

@@ -20,7 +20,7 @@ const NEEDED: &str = "--output is needed";
 /// Runs `fisher`.
 ///
 /// # Errors
-/// With what is missing or unsupported.
+/// Where something is missing or unsupported; the error names it.
 pub(crate) fn run(common: &Common, options: &FisherArgs) -> anyhow::Result<()> {
     let started = Instant::now();
     options.check(common)?;

@@ -1,4 +1,4 @@
-//! What an interrupted run says of what it leaves behind.
+//! The message of an interrupted run, which names the files that it leaves.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};

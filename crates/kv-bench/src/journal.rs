@@ -1,4 +1,4 @@
-//! What a run has measured so far, kept in a file while it goes on: a run that ends early loses
+//! The records of a run, kept in a file while the run goes on: a run that ends early loses
 //! nothing.
 
 use std::ffi::OsString;

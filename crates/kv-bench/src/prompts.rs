@@ -45,7 +45,7 @@ pub(crate) struct Prompt {
     pub(crate) prompt: String,
     /// The byte of the text at which the question begins, where that is known.
     question_at: Option<usize>,
-    /// What the model should say next.
+    /// The text that the model should say next.
     pub(crate) answer: String,
 }
 

@@ -21,8 +21,8 @@ use crate::sources::{Source, merge};
 use crate::table::Table;
 use crate::{calibrate, fisher, inputs, report, suites, table};
 
-/// Tokens that share an entry of a sketch from which on estimates vary more than what is estimated:
-/// the median of three sums has 0.448 of an entry's variance.
+/// Tokens that share an entry of a sketch from which on estimates vary more than the keys and
+/// values: the median of three sums has 0.448 of an entry's variance.
 const CROWDED: f64 = 1.0 / 0.448;
 
 /// What every suite works with.
@@ -70,8 +70,8 @@ impl<'a> Bench<'a> {
         });
     }
 
-    /// Notes what a reader must know of policies in this model, behind prompts of up to so many
-    /// tokens.
+    /// Notes remarks on policies in this model, behind prompts of up to so many tokens, for readers
+    /// of their numbers.
     pub(crate) fn remark(&mut self, contenders: &[Contender], tokens: usize) -> anyhow::Result<()> {
         let layers = self.model.config().num_layers;
         for contender in contenders {
@@ -102,7 +102,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Adds what a reader of the numbers must know; once is enough.
+    /// Adds a note for readers of the numbers, once.
     pub(crate) fn note(&mut self, note: String) {
         if !self.notes.contains(&note) {
             say!("note: {note}");
@@ -129,7 +129,7 @@ fn why_it_fails(label: &str) -> Option<&'static str> {
 /// Runs the suite that the arguments name.
 ///
 /// # Errors
-/// With what is missing or unsupported.
+/// Where something is missing or unsupported; the error names it.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let common = &args.common;
     ensure!(args.suite.is_none() || !args.all, "--all: suites show all of their tables");
@@ -176,7 +176,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Err(last)
 }
 
-/// What a run shows: of the overview its first table alone, unless all are asked for.
+/// The text that a run prints. The overview prints its first table alone, unless `--all` is given.
 fn text(
     args: &Args,
     title: &str,
@@ -318,7 +318,7 @@ fn name_of(suite: Option<&Suite>) -> String {
     name.into()
 }
 
-/// A suite's title: its name, and of a paper's figure what it measures.
+/// A suite's title: its name; for a paper's figure, the measured quantity too.
 fn title_of(suite: Option<&Suite>) -> String {
     match suite {
         Some(Suite::Paper(options)) => {

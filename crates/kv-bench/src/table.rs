@@ -1,4 +1,4 @@
-//! Tables of records: what the terminal and the report show as rows of numbers.
+//! Tables of records, which the terminal and the report show as rows of numbers.
 
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{Cell, CellAlignment};
@@ -13,7 +13,7 @@ const WIDTH: usize = 110;
 /// One row a case, one column a metric; the first key is the policy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
-    /// What the table shows.
+    /// The title.
     pub(crate) title: String,
     /// What its numbers are means over; it may be empty.
     pub(crate) means_over: String,

@@ -8,7 +8,7 @@ use super::lines::{Panel, Series};
 use super::policies::Policies;
 use crate::record::{Record, by_setup, group_by, summary};
 
-/// Records and what a figure shows of them.
+/// Records and the metric of them that a figure shows.
 pub(crate) struct Chart<'a> {
     /// The records of one suite.
     pub(crate) records: &'a [&'a Record],
@@ -18,7 +18,7 @@ pub(crate) struct Chart<'a> {
     pub(crate) metric: &'a str,
     /// The label of the metric's axis.
     pub(crate) label: &'a str,
-    /// What the metric's axis shows.
+    /// The label of the metric's axis.
     pub(crate) scale: Scale,
 }
 

@@ -26,7 +26,7 @@ pub(crate) struct Info<'a> {
     pub(crate) higher_is_better: Option<bool>,
 }
 
-/// What is known of a metric; one that is not known is shown under its own name.
+/// The label and form of a metric; an unknown metric is shown under its own name.
 pub(crate) fn info(name: &str) -> Info<'_> {
     use Kind::{Bytes, LogProb, Plain, Share};
     let (label, kind, higher_is_better) = match name {
@@ -116,7 +116,7 @@ pub(crate) fn info(name: &str) -> Info<'_> {
     Info { label, kind, higher_is_better }
 }
 
-/// What a metric is, in a line below a table's title, where its heading does not say it.
+/// A line of a table's legend for a metric whose heading does not explain it.
 pub(crate) fn legend(name: &str) -> Option<&'static str> {
     Some(match name {
         metric::RETAINED_MASS => {

@@ -37,7 +37,7 @@ impl<'a> Pick<'a> {
     }
 }
 
-/// What of the quality suite's columns is not of the text.
+/// Columns of the quality suite that are not of the text.
 const OF_ANSWERS: &str = "retrieval ratio and tokens read are of the steps of answers; steps of \
     the text are not counted";
 

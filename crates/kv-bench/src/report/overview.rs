@@ -19,7 +19,7 @@ const COLUMNS: [(&str, Option<&str>, &str); 6] = [
     (metric::DECODE_TOKENS_PER_SECOND, None, "decode\ntok/s"),
 ];
 
-/// What the columns are.
+/// The legend of the columns.
 const COLUMNS_ARE: [&str; 4] = [
     "question seen: share of right answers where the question is known when the prompt is \
      compressed",

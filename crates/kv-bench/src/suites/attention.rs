@@ -39,7 +39,7 @@ const QUICK_BUDGETS: [f64; 2] = [0.5, 0.25];
 /// Policies of which a part is what layers take from each other.
 const BETWEEN_LAYERS: [&str; 3] = ["etf", "cpe", "hshare"];
 
-/// The share by which a target may be exceeded in silence.
+/// The share by which a target may be exceeded without a note.
 const AMISS: f64 = 0.1;
 /// Rounding of masses in f32.
 const ROUNDING: f64 = 1e-5;
@@ -201,7 +201,7 @@ fn takes_from_layers(config: &Value) -> bool {
     named || config.as_object().is_some_and(|parts| parts.values().any(takes_from_layers))
 }
 
-/// What a policy's heads are to drop.
+/// The share of the attention that a policy's heads are to drop.
 fn target_of(contender: &Contender) -> Option<f64> {
     contender.policy.config()["target"].as_f64()
 }

@@ -29,7 +29,7 @@ const QUICK_PROMPTS: usize = 2;
 const TELLS: &str = "The secret number of the ";
 const IS: &str = " is ";
 
-/// What a context tells of a thing, and how it is asked for.
+/// A sentence that tells a fact, and the question for it.
 struct Fact {
     question: String,
     answer: String,

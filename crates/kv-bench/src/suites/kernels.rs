@@ -24,7 +24,7 @@ const SUITE: &str = "kernels";
 /// How this project appears beside its peers.
 const OURS: &str = "burn-kv";
 
-/// What the cases run with.
+/// The device, dtype and clock of the cases.
 pub(crate) struct Lab<'a> {
     device: Device,
     device_name: String,

@@ -1,5 +1,5 @@
 //! Long outputs under a fixed budget: the model goes on with a book, fed its own text (teacher
-//! forcing), and is asked in the end for a fact of the prompt and for one of what came later.
+//! forcing), and is asked in the end for a fact of the prompt and for a fact of the output.
 //!
 //! All policies go on together, a few tokens at a time, so that they can be compared with the full
 //! cache's distributions of those tokens: their caches are held at once.
@@ -28,7 +28,7 @@ const TASK: &str = "long-output";
 const POLICIES: [&str; 5] = ["longflow", "h2o", "vatp", "r-kv", "streaming-llm"];
 /// Slots as shares of prompt and output: 3,200, 2,400 and 1,600 of LongFlow's 16,000.
 const BUDGETS: [f64; 3] = [0.2, 0.15, 0.1];
-/// Tokens of a prompt, and of what follows, where the model has the positions.
+/// Tokens of a prompt and of the output, where the model has the positions.
 const PROMPT: usize = 1_000;
 const OUTPUT: usize = 6_000;
 /// Texts that are continued side by side.

@@ -1,4 +1,5 @@
-//! What each table and figure measures here, how that differs from the paper's, and what it takes.
+//! The quantities that tables and figures measure here, the differences from the papers, and the
+//! options that they take.
 
 use kv_core::Budget;
 
@@ -8,7 +9,7 @@ use crate::args::Mode;
 /// A table or figure.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Definition {
-    /// What is measured, as it stands behind the name in titles.
+    /// The measured quantity, as it stands behind the name in titles.
     pub(crate) measures: &'static str,
     /// What differs from the paper, as a note says it; empty where it is the paper's measurement on
     /// another device.
@@ -21,9 +22,9 @@ pub(crate) struct Definition {
     pub(super) mode: Option<Mode>,
     /// Whether it takes a text, and contexts in it.
     pub(super) text: bool,
-    /// What is kept, where `--budget` may say otherwise.
+    /// The budgets, which `--budget` replaces; empty where it is refused.
     pub(super) budgets: &'static [Budget],
-    /// The same with `--quick`, where it differs.
+    /// The budgets of `--quick`, where they differ.
     pub(super) quick_budgets: &'static [Budget],
     /// What `--policy` may name.
     pub(super) policies: PolicyChoice,
@@ -37,7 +38,7 @@ pub(crate) struct Definition {
     pub(super) single_precision: bool,
 }
 
-/// What a figure runs on.
+/// The model that a figure runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ModelChoice {
     /// No model, or its paper's with random weights, whatever is asked for.
@@ -101,7 +102,7 @@ const SHARES: &[Budget] =
 const QUICK_SHARES: &[Budget] = &[Budget::Ratio(0.25), Budget::Ratio(0.1)];
 
 impl Figure {
-    /// What it measures and takes.
+    /// Its definition.
     pub(crate) fn definition(self) -> Definition {
         match self {
             Self::LongflowFig1 => Definition {

@@ -46,7 +46,7 @@ impl Rows {
 }
 
 impl Heads {
-    /// Those of at most `last` tokens, and of all.
+    /// Queries of at most `last` tokens, and keys of all.
     pub(super) fn read(observation: &Observation<'_>, last: usize) -> anyhow::Result<Self> {
         let queries = observation.window.as_ref().context("queries were not observed")?;
         let tokens = queries.dims()[2];
@@ -82,7 +82,7 @@ impl Heads {
 /// What one contender freezes in a layer, of a prompt.
 pub(super) struct Freezing<'a> {
     pub(super) frozen: &'a FrozenTokens,
-    /// What the layer's queries see, where that is not all.
+    /// The window of the layer's queries, where they do not see all tokens.
     pub(super) window: Option<VisibleWindow>,
     /// The layer as the model computes it, and the one below.
     pub(super) own: &'a Heads,

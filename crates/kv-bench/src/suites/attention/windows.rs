@@ -12,7 +12,8 @@ use crate::record::metric;
 #[derive(Clone, Default)]
 pub(super) struct Hidden(BTreeMap<usize, Class>);
 
-/// The same of prompts of about a length, and how attention falls with distance there.
+/// The attention that windows hide in prompts of about a length, and how attention falls with
+/// distance there.
 #[derive(Clone, Default)]
 struct Class {
     /// Of each query that the bound is checked on, how far away the nearest hidden token is, and

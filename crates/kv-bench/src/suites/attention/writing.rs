@@ -1,4 +1,4 @@
-//! What the suite writes down of what it measured.
+//! The suite's records and notes.
 
 use super::means::Means;
 use super::{Sums, frozen};
@@ -8,7 +8,7 @@ use crate::record::{Case, metric};
 use crate::run::Bench;
 
 const SUITE: &str = "attention";
-/// What is of prompts alone that bounds are checked on.
+/// Metrics of the prompts alone that bounds are checked on.
 const CHECKED: [&str; 5] = [
     metric::HIDDEN_MASS,
     metric::HIDDEN_BOUND,
@@ -75,7 +75,7 @@ impl Measured<'_> {
         moved
     }
 
-    /// Writes what was read, and `certificates` of it.
+    /// Writes the means of the reads, and their `certificates`.
     fn write_means(
         &self,
         bench: &mut Bench<'_>,
@@ -139,7 +139,7 @@ fn write_sums(
         bench.record(SUITE, case, setup, metric::QUERY_COSINE, cosine, "cosine");
         bench.record(SUITE, case, setup, metric::QUERIES_ALIKE, alike, "share");
     }
-    // What is kept says nothing where less is read.
+    // The kept mass says nothing where steps read less than is kept.
     if means.of(metric::RETAINED_MASS).is_none()
         && let Some(mass) = sums.mass.value()
     {

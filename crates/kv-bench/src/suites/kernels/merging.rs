@@ -1,4 +1,4 @@
-//! What a decode step of KeepKV does behind its attention.
+//! The kernels of a decode step of KeepKV behind its attention.
 
 use burn::tensor::{DType, Distribution, Int, Tensor};
 use kv_kernels::{

@@ -14,8 +14,8 @@ use crate::suites::paper::SUITE;
 use crate::suites::throughput::empty_pool;
 use crate::suites::varied_prompts;
 
-/// Tokens of prompt and output, where the model has the positions, and those of the output that are
-/// timed.
+/// Tokens of prompt and output, where the model has the positions, and tokens of the output that
+/// are timed.
 #[derive(Clone, Copy)]
 pub(super) struct Size {
     pub(super) context: usize,
@@ -23,7 +23,7 @@ pub(super) struct Size {
 }
 
 impl Size {
-    /// The same within a model's positions.
+    /// The size within a model's positions.
     ///
     /// # Errors
     /// Where the model has too few of them.
@@ -70,10 +70,10 @@ impl Memory {
     }
 }
 
-/// Contenders with what each of them did at its batches.
+/// Contenders with the measurements at their batches.
 pub(super) type Runs = Vec<(Contender, Vec<Run>)>;
 
-/// Runs contenders, of which the first is the full cache; `--policy` chooses among them by name,
+/// Runs contenders, the full cache first; `--policy` chooses among them by name,
 /// and without `--memory-cap` they have `gib`.
 ///
 /// # Errors
@@ -136,9 +136,9 @@ pub(super) fn case(options: &Paper, size: &Size, part: &str, batch: usize) -> Ca
     }
 }
 
-/// Powers of two below half of what should fit, and then an eighth of it more at a time: nothing is
-/// to be measured behind a batch that does not fit, as the device's pool keeps pages of the size
-/// that it needed.
+/// Powers of two below half of the batch that should fit, and then an eighth of it more at a time:
+/// nothing is to be measured behind a batch that does not fit, as the device's pool keeps pages of
+/// the size that it needed.
 fn batches(most: usize) -> Vec<usize> {
     let powers = std::iter::successors(Some(1), |batch| Some(2 * batch));
     let mut batches: Vec<usize> = powers.take_while(|batch| 2 * batch < most).collect();

@@ -55,7 +55,7 @@ pub(super) fn prompts(
 /// Shows some layers of a prompt as the model computes them, one at a time.
 ///
 /// # Errors
-/// Those of the model and of `see`.
+/// Errors of the model and of `see`.
 pub(super) fn observe(
     bench: &Bench<'_>,
     tokens: &[u32],
@@ -94,7 +94,7 @@ pub(super) struct LayerPrompt {
     pub(super) layer: LayerContext,
 }
 
-/// What a policy made of a prompt.
+/// A prompt's cache under a policy.
 pub(super) struct Outcome {
     /// Attention of the last queries, `[B, Hq, N, D]`.
     pub(super) output: Vec<f32>,

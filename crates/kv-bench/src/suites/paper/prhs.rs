@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::args::Common;
 use crate::contenders::Contender;
 
-/// The full cache, which is the first of them, and those of the others that `--policy` names.
+/// The contenders that `--policy` names, behind the full cache, which is the first of them.
 fn contenders(common: &Common, configs: &[Value]) -> anyhow::Result<Vec<Contender>> {
     let full = Contender::of(&configs[0])?;
     // Only what is asked for must be possible; names that the table lacks are refused beside all

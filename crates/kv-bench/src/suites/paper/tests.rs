@@ -1,4 +1,4 @@
-//! What figures take, and what they say of themselves.
+//! The options that figures take, and their titles and notes.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -24,7 +24,8 @@ const WIDTH: usize = 32;
 enum Predictor {
     /// A moving average over the samples that it has seen.
     Ema,
-    /// The same, corrected as if it had seen all since the text's first token (equation 8).
+    /// The moving average, corrected as if it had seen all since the text's first token (equation
+    /// 8).
     EmaAbsoluteStep,
     /// The mean of all scores, as in policies that accumulate them.
     Cumulative,
@@ -103,7 +104,7 @@ pub(super) fn run(bench: &mut Bench<'_>, options: &Paper, size: &Size) -> anyhow
         ..PrefillPass::default()
     };
     let mut failed = None;
-    // A prefill's queries are those that a decode would have, fed the same text.
+    // A prefill has the queries that decode steps would have if this text were fed to them.
     bench.model.llama().prefill(&[&tokens], pass, &mut |observation| {
         if failed.is_none() {
             failed = measure(observation, size.steps, &mut table).err();

@@ -1,6 +1,6 @@
-//! What a prompt's merges do to the attention of its last query: the log-sum-exp of the compressed
-//! cache, weights included, less that of all tokens. Evictions lose what they drop; merges that
-//! count as one slot what they stood for lose the rest (theorem 2).
+//! The sag that a prompt's merges cause in the attention of its last query: the log-sum-exp of the
+//! compressed cache, weights included, less that of all tokens. Evictions lose what they drop;
+//! merges that count as one slot what they stood for lose the rest (theorem 2).
 
 use anyhow::Context;
 use burn::tensor::Tensor;
@@ -20,7 +20,7 @@ use crate::run::Bench;
 use crate::suites::Votes;
 use crate::suites::paper::SUITE;
 
-/// What the merges were made for.
+/// The query heads that the merges were made for.
 #[derive(Clone, Copy)]
 struct Setting {
     name: &'static str,

@@ -41,10 +41,11 @@ pub(super) const SLACK: usize = 16;
 /// Heads, tokens and sequences at once.
 pub(crate) type Sizes = (Heads, usize, usize);
 
-/// What is timed, of the `lengths` and `batches` that are asked for, or else of the figure's own.
+/// The cases that are timed, of the `lengths` and `batches` that are asked for, or else of the
+/// figure's own.
 ///
 /// # Errors
-/// Where all of them are beyond what is measured.
+/// Where all of them are too large to be measured.
 pub(crate) fn cases(
     quick: bool,
     lengths: &[usize],
@@ -121,7 +122,7 @@ pub(super) struct Lab<'a> {
 }
 
 impl Lab<'_> {
-    /// Policies, what they did, and its seconds.
+    /// Policies, their cases, and the seconds.
     fn measure(&self) -> anyhow::Result<Vec<(&'static str, &'static str, f64)>> {
         let Heads { query, kv, dim, .. } = self.heads;
         let query = self.random(self.batch * query).reshape([self.batch, query, dim]);
@@ -169,7 +170,7 @@ impl Lab<'_> {
         Ok(cache)
     }
 
-    /// The same, of which the sketch has all but the share that is kept exactly.
+    /// The cache with a sketch, which has all tokens but the share that is kept exactly.
     fn sketched(&self, rebuild: bool) -> anyhow::Result<LayerCache> {
         let Heads { kv, dim, .. } = self.heads;
         let (entries, limit) = self.parts();

@@ -16,7 +16,7 @@ const QUICK: Size = Size { context: 512, steps: 16 };
 const BUDGET: f64 = 0.1;
 /// The paper's GPU.
 const MEMORY_GIB: f64 = 80.0;
-/// What the paper's table shows.
+/// Results of the paper's table.
 const PUBLISHED: &str = "the paper, Llama-2-7B on an A100 of 80 GB, at 10 %: full cache 12.7 \
     tokens/s at batch 1 and 21.5 at batch 2; KVReviver, which rebuilds, 6.5 at batch 1, 10.2 at 2, \
     19.1 at 8, 22.5 at 16";

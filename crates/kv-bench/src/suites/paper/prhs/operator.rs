@@ -1,5 +1,5 @@
 //! PrHS, table 4: time of a step's attention, choices included, over caches that are kept whole;
-//! and the same beyond the paper's lengths.
+//! and times at lengths beyond the paper's.
 
 use anyhow::{bail, ensure};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
@@ -53,7 +53,7 @@ const FEWEST: usize = 128;
 /// Bytes that a rotation reads, at least: beyond any cache.
 const ROTATED: usize = 200 << 20;
 
-/// Runs the table; what it leaves out is told.
+/// Runs the table; a note says how many cases it leaves out.
 ///
 /// # Errors
 /// Where the device refuses.
@@ -121,7 +121,7 @@ pub(crate) fn run(
     Ok(notes)
 }
 
-/// What is timed: heads, tokens and sequences.
+/// The cases that are timed: heads, tokens and sequences.
 pub(crate) struct Cases {
     figure: &'static str,
     pub(super) all: Vec<(Heads, usize, usize)>,
@@ -132,7 +132,7 @@ pub(crate) struct Cases {
 /// The figure's cases, of the `lengths` and `batches` that are asked for, or else of its own.
 ///
 /// # Errors
-/// Where all of them are beyond what is measured.
+/// Where all of them are too large to be measured.
 pub(crate) fn cases(
     long: bool,
     quick: bool,
@@ -199,7 +199,7 @@ struct Lab<'a> {
 
 struct Measured {
     seconds: f64,
-    /// What a step must read, where that is known.
+    /// Bytes that a step must read, where they are known.
     bytes: Option<f64>,
     reads: Reads,
 }
@@ -238,7 +238,7 @@ impl Lab<'_> {
                 policy.attend_appended(layer, cache, query.clone(), step)?
             })
         };
-        // What a cache's first steps make must be there before steps are recorded.
+        // A cache's first steps allocate tensors that must be there before steps are recorded.
         for step in &steps[..2] {
             caches.iter_mut().try_for_each(|cache| run(cache, step).map(drop))?;
         }
@@ -251,7 +251,7 @@ impl Lab<'_> {
         let bytes = match reads.steps {
             0 if contender.budget.is_none() => Some(all as f64),
             0 => None,
-            // Other lists are chosen by what is not counted: parts of keys, pages' bounds.
+            // Other lists are chosen by parts of keys or pages' bounds, which are not counted.
             _ if caches[0].index_sets().is_none() => None,
             // Listed tokens with their places, and the keys of those that retrieve.
             _ => {
@@ -329,7 +329,7 @@ impl Lab<'_> {
         Ok((Step::new(queries.clone(), rows(kv), rows(kv), position), queries))
     }
 
-    /// Keys or values `[B, H, T, D]`: neighbours are alike, as those of real prompts are.
+    /// Keys or values `[B, H, T, D]`: neighbours are alike, as in real prompts.
     fn rows(&self, heads: usize) -> Tensor<4> {
         let (length, dim) = (self.length, self.heads.dim);
         let all = self.random(self.batch * heads * (length + 2));

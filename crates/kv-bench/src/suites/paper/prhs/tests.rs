@@ -29,7 +29,7 @@ fn shared_sets_read_almost_what_the_oracle_does() {
     assert!(report.contains("top-k-oracle"), "the report shows who ran");
 }
 
-/// Bounds beside what they bound, of all that PrHS drops, hides and moves.
+/// Bounds of the attention that PrHS drops, hides and moves, beside the measured attention.
 #[test]
 fn certificates_hold() {
     let policies = r#"["cis", {"policy": "cis", "sets": "query-heads"},

@@ -14,7 +14,7 @@ const BATCHES: [usize; 2] = [8, 16];
 const QUICK: (usize, usize) = (256, 2);
 const SHARE: f64 = 0.125;
 const STEPS: usize = 64;
-/// What the paper's table shows.
+/// Results of the paper's table.
 const PUBLISHED: &str = "the paper, Llama-2-7B on an A100 of 80 GB, tokens/s at batch 16 and 4k: \
     GPT-Fast 136, H2O 396, Quest 175, Double Sparsity 286, HShare 350 and 365, CIS 352 and 364, \
     CPE 362 and 384";
