@@ -221,7 +221,7 @@ impl Archive {
         Ok(Some(joined))
     }
 
-    /// The same for another device, with nothing left on this one.
+    /// The archive for another device, with nothing left on this one.
     pub fn moved_to(mut self, device: &Device) -> Self {
         for run in &mut self.runs {
             run.flush();
@@ -253,7 +253,7 @@ impl Run {
         }
     }
 
-    /// The same, if there are many.
+    /// Begins to copy the gathered tokens if there are many.
     fn flush_full(&mut self) {
         if self.on_device() >= GATHERED {
             self.flush();

@@ -202,7 +202,7 @@ impl LayerCache {
         self.archive.as_ref()
     }
 
-    /// The same to be changed.
+    /// The archive, to be changed.
     pub fn archive_mut(&mut self) -> Option<&mut Archive> {
         self.archive.as_mut()
     }

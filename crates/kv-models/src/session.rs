@@ -62,7 +62,7 @@ impl<'a> Session<'a> {
         sessions.pop().ok_or(ModelError::EmptyPrompt)
     }
 
-    /// The same under several policies at once: they share the prefill, but for those that
+    /// [`Self::start`] under several policies at once: they share the prefill, but for those that
     /// change it (that prune hidden states, freeze them or narrow windows), which prefill alone.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl<'a> Session<'a> {
         Self::start_rows(model, policies, prompts, seeds, &vec![new_tokens; prompts.len()])
     }
 
-    /// The same with numbers of new tokens for each prompt.
+    /// [`Self::start_many`] with numbers of new tokens for each prompt.
     pub(crate) fn start_rows(
         model: &'a Model,
         policies: &[Arc<dyn Policy>],

@@ -40,7 +40,7 @@ pub enum Choosers {
     Query,
     /// The query heads of a group together, by the highest of their scores.
     Max,
-    /// Likewise, by the mean.
+    /// The query heads of a group together, by the mean of their scores.
     Mean,
 }
 

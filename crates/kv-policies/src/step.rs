@@ -101,13 +101,13 @@ impl Step {
         self
     }
 
-    /// The same with what was projected.
+    /// The step with the hidden states that were projected.
     #[must_use]
     pub fn with_input(self, input: LayerInput) -> Self {
         Self { input: Some(input), ..self }
     }
 
-    /// The same as one of a model's layers, which share a board in every step.
+    /// The step of one of a model's layers, which share a board in every step.
     #[must_use]
     pub fn with_board(self, board: Arc<Mutex<ListBoard>>) -> Self {
         Self { board, ..self }
@@ -130,7 +130,8 @@ impl Step {
         }
     }
 
-    /// The same, to the places that a cache held at its limits has chosen.
+    /// Writes the tokens to the places that a cache held at its limits has chosen, and returns
+    /// their queries after RoPE, `[B, Hq, D]`.
     ///
     /// # Errors
     /// Those of [`LayerCache::write_next`] and [`LayerCache::write_next_projected`].

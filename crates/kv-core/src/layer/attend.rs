@@ -29,8 +29,8 @@ impl LayerCache {
         self.attend_weighted(query, self.log_weights.clone(), options)
     }
 
-    /// The same with other log-weights `[S]` than the cache's own, such as −∞ for slots that a
-    /// policy does not read.
+    /// [`Self::attend`] with other log-weights `[S]` than the cache's own, such as −∞ for slots
+    /// that a policy does not read.
     ///
     /// # Errors
     /// See [`decode_attention`].

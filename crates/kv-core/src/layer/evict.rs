@@ -35,8 +35,8 @@ impl LayerCache {
         Ok(argmin_slots(scores, &self.ranges, None)?)
     }
 
-    /// The same, where the first positions and the last ones of every sequence go behind all
-    /// others; `newest` is each sequence's newest position, `[B]`, 32-bit.
+    /// [`Self::lowest_slots`], where the first positions and the last ones of every sequence go
+    /// behind all others; `newest` is each sequence's newest position, `[B]`, 32-bit.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Kernel`].

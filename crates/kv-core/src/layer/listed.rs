@@ -124,9 +124,9 @@ impl LayerCache {
         Ok(SlotList { slots: slots.reshape([batch * heads, most]), counts: chosen.counts })
     }
 
-    /// The same between sinks and recents, in lists that heads and layers share and that stay for
-    /// several steps, in the state [`LISTS`]; tokens that have left the recents since stay
-    /// readable. `ends` is the most that any budget has of sinks and recents together.
+    /// [`Self::choose_by_channels`] between sinks and recents, in lists that heads and layers share
+    /// and that stay for several steps, in the state [`LISTS`]; tokens that have left the recents
+    /// since stay readable. `ends` is the most that any budget has of sinks and recents together.
     ///
     /// # Shapes
     /// As [`Self::choose_by_channels`]'s; `sources` `[B, Hq, 1]`, f32, and `[B, Hq, 2]` with a

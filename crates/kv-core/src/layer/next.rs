@@ -122,8 +122,8 @@ impl LayerCache {
         Ok(())
     }
 
-    /// The same for tokens as a layer projects them, in one launch; returns their queries,
-    /// `[B, Hq, D]`.
+    /// [`Self::write_next`] for tokens as a layer projects them, in one launch; returns their
+    /// queries, `[B, Hq, D]`.
     ///
     /// # Shapes
     /// As for [`Self::append_projected`].

@@ -30,7 +30,7 @@ impl LayerCache {
         Self::from_prefill_within(keys, values, positions, selection, capacities, options)
     }
 
-    /// The same in heads of these capacities, `[B * Hkv]`.
+    /// [`Self::from_prefill`] in heads of these capacities, `[B * Hkv]`.
     ///
     /// # Errors
     /// As [`Self::from_prefill`], and [`Error::InvalidPlan`] where a head keeps more than it has

@@ -60,8 +60,8 @@ impl LayerCache {
         })
     }
 
-    /// The same times norms of values, which a track of their own has ([`Self::set_value_norms`]);
-    /// see [`add_contributions`].
+    /// [`Self::add_probabilities`] of probabilities times norms of values, which a track of their
+    /// own has ([`Self::set_value_norms`]); see [`add_contributions`].
     ///
     /// # Errors
     /// As [`Self::add_probabilities`].
@@ -95,7 +95,8 @@ impl LayerCache {
         self.set_track(track, value_norms(self.values.clone()), 0.0)
     }
 
-    /// The same probabilities by themselves, `[S]`, 0 for slots that are not live.
+    /// The probabilities that [`Self::add_probabilities`] adds, `[S]`, 0 for slots that are not
+    /// live.
     ///
     /// # Errors
     /// [`Error::Kernel`].
