@@ -1,7 +1,7 @@
 mod gates;
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{Budget, CacheOptions, DecodeAttentionOptions, LayerCache, Selection};
+use kv_core::{Budget, CacheOptions, DecodeAttentionOptions, LayerCache, Selection, counted};
 use serde::{Deserialize, Serialize};
 
 use crate::subset::{numbers, state, tokens_of};
@@ -106,9 +106,9 @@ impl DuoAttention {
         let own = lists.get(index).map_or(0, Vec::len);
         if lists.len() != count || own != kv_heads {
             let reason = format!(
-                "`alpha` has {} layers, layer {index} has {own} heads, expected {count} layers of \
-                 {kv_heads}",
-                lists.len()
+                "`alpha` has {}, layer {index} has {}, expected {count} layers of {kv_heads}",
+                counted(lists.len(), "layer"),
+                counted(own, "head")
             );
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
         }
