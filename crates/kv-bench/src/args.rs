@@ -22,7 +22,7 @@ const QUICK_PROMPTS: usize = 16;
 /// The embedded model.
 const MODEL: &str = "needle-1m";
 
-/// What each KV-cache compression policy costs and keeps.
+/// Measures the cost and the quality of KV-cache compression policies.
 ///
 /// Without a suite: a quick comparison of all policies on the embedded model and prompts.
 #[derive(Debug, Parser)]
@@ -51,13 +51,13 @@ pub(crate) enum Suite {
     Throughput(Throughput),
     /// Kernels on bare tensors, on GPUs: time, bandwidth, rate.
     Kernels(Kernels),
-    /// A paper's table or figure; its notes say what differs from the paper's.
+    /// A paper's table or figure; its notes list the differences from the paper.
     Paper(Paper),
-    /// Measures the Fisher information of a model's keys and values, layer by layer, by which
-    /// policies with `"layers": "fisher"` share their budget.
+    /// Measures the Fisher information of a model's keys and values, layer by layer. Policies with
+    /// `"layers": "fisher"` share their budget in proportion to it.
     Fisher(FisherArgs),
-    /// Finds the channels of queries and keys that matter most, head by head, which policies with
-    /// `"channels": "FILE.json"` approximate attention by.
+    /// Finds the channels of queries and keys that matter most, head by head. Policies with
+    /// `"channels": "FILE.json"` approximate attention by these channels.
     Calibrate(CalibrateArgs),
     /// Lists policies, models and devices.
     List,
@@ -83,8 +83,8 @@ pub(crate) struct Common {
     #[arg(long, global = true, value_delimiter = ',', value_name = "0.25,512")]
     #[arg(allow_hyphen_values = true)]
     pub(crate) budget: Option<Vec<Budget>>,
-    /// Writes this run's records here. A run that ends early leaves what it measured in
-    /// `FILE.partial`, which `--merge` reads.
+    /// Writes this run's records here. A run that ends early leaves the records so
+    /// far in `FILE.partial`, which `--merge` reads.
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Adds records of other runs, such as another device's or a peer's, to tables and report.
@@ -215,13 +215,13 @@ pub(crate) struct Attention {
     /// Also shows a row for each layer.
     #[arg(long)]
     pub(crate) by_layer: bool,
-    /// Also shows bounds beside what they bound: of LongFlow's measure of slots, of the attention
-    /// that CIS drops, PSAW hides and ETF moves. Constants of the last two are fitted to one half
-    /// of the prompts and checked on the other; slow.
+    /// Also shows bounds beside the bounded quantities: of LongFlow's measure of slots, of the
+    /// attention that CIS drops, PSAW hides and ETF moves. Constants of the last two are fitted to
+    /// one half of the prompts and checked on the other; slow.
     #[arg(long)]
     pub(crate) certificates: bool,
-    /// Also shows a row for each query head, of what policies that keep more than they read have
-    /// read, and of the bounds of CIS, PSAW and ETF.
+    /// Also shows a row for each query head: the attention that policies read which keep more than
+    /// they read, and the bounds of CIS, PSAW and ETF.
     #[arg(long, requires = "certificates")]
     pub(crate) by_head: bool,
 }
@@ -253,7 +253,7 @@ pub(crate) struct Kernels {
     pub(crate) ops: Vec<Op>,
 }
 
-/// What the suite `kernels` times.
+/// Ops that the suite `kernels` times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub(crate) enum Op {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Context;
-use kv_core::{device_name, select_device};
+use kv_core::{counted, device_name, select_device};
 use kv_models::{Calibration, Model, TextWindows};
 
 use crate::args::{CalibrateArgs, Common};
@@ -20,7 +20,7 @@ const SHOWN: usize = 8;
 /// Runs `calibrate`.
 ///
 /// # Errors
-/// With what is missing or unsupported.
+/// Where something is missing or unsupported; the error names it.
 pub(crate) fn run(common: &Common, options: &CalibrateArgs) -> anyhow::Result<()> {
     let started = Instant::now();
     options.check(common)?;
@@ -44,8 +44,10 @@ pub(crate) fn run(common: &Common, options: &CalibrateArgs) -> anyhow::Result<()
     say!("written to {}", output.display());
     say!("{:.0} s in all", started.elapsed().as_secs_f64());
     let mut text = format!(
-        "channels of {} on {source}\nmean of {} windows of {} tokens\n",
-        found.model, found.samples, found.window
+        "channels of {} on {source}\nmean of {} of {}\n",
+        found.model,
+        counted(found.samples, "window"),
+        counted(found.window, "token")
     );
     for (layer, heads) in found.layers.iter().enumerate() {
         let first = heads.first().map_or(&[][..], |head| &head[..SHOWN.min(head.len())]);

@@ -1,4 +1,4 @@
-//! Which policies run, at which budgets, and what they are called.
+//! The policies that run, their budgets and their labels.
 
 mod fisher;
 
@@ -102,8 +102,8 @@ impl Common {
         Ok(contenders)
     }
 
-    /// Those of a table's own that `--policy` names, with whatever options, all of them without it.
-    /// A policy around another is named by both, as in the table.
+    /// The table's own contenders that `--policy` names, with whatever options; all of them without
+    /// it. A policy around another is named by both, as in the table.
     ///
     /// # Errors
     /// For names that the table does not have.
@@ -114,8 +114,8 @@ impl Common {
         }
     }
 
-    /// The same, behind the full cache, with the configurations that `--policy` holds besides
-    /// names: at `budgets` where they leave theirs open.
+    /// [`Self::chosen`], behind the full cache, with the configurations that `--policy` holds
+    /// besides names: at `budgets` where they leave theirs open.
     ///
     /// # Errors
     /// As [`Self::chosen`] and [`Self::built`].
@@ -177,7 +177,7 @@ fn entries(text: &str) -> anyhow::Result<Vec<Value>> {
     Ok(list)
 }
 
-/// Those of a table's own that have these names.
+/// The table's own contenders that have these names.
 fn named(mut contenders: Vec<Contender>, names: &[&str]) -> anyhow::Result<Vec<Contender>> {
     let called = |own: &Contender, name: &str| {
         own.label.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
@@ -200,8 +200,8 @@ impl Contender {
         Ok(Self { label: label(&config)?, budget: budget(&config), policy, channels: None })
     }
 
-    /// The same with what its certificates take, where there is any and bounds cover prompts from
-    /// so many tokens on.
+    /// The contender with the options that certificates need, where its policy has certificates and
+    /// bounds cover prompts from so many tokens on.
     pub(crate) fn certified(&self, tokens: usize) -> Option<Self> {
         let mut config = self.policy.config();
         config.get("certified")?;
@@ -219,7 +219,7 @@ impl Contender {
     }
 
     /// Slots that it holds or reads behind a prompt of so many tokens, if it has a budget: a
-    /// combination's are those of its decode steps.
+    /// combination has the slots of its decode steps.
     pub(crate) fn tokens(&self, prompt: usize) -> Option<usize> {
         let budget: Budget = serde_json::from_value(self.decoding()["budget"].take()).ok()?;
         Some(budget.resolve(prompt))
@@ -252,7 +252,8 @@ impl Contender {
     }
 }
 
-/// A configuration, in which files stand as they were written rather than with what they hold.
+/// A configuration in which files stand by their names, as they were written, not with their
+/// contents.
 fn with_files(mut config: Value, written: &Value) -> Value {
     for (key, written) in written.as_object().into_iter().flatten() {
         let Some(own) = config.get_mut(key.as_str()) else { continue };
@@ -273,7 +274,7 @@ fn lacks_budget(config: &Value) -> bool {
     }
 }
 
-/// The same with a budget wherever there is none.
+/// The configuration with a budget wherever there is none.
 fn with_budget(config: &Value, budget: Budget) -> Value {
     let mut config = config.clone();
     if config["policy"] == "combine" {
@@ -336,7 +337,8 @@ fn label(config: &Value) -> anyhow::Result<String> {
     Ok(format!("{name}{around}{}", options.collect::<String>()))
 }
 
-/// The label of what KeepKV is around, given the label of KeepKV with no options of its own.
+/// The label of the policy that KeepKV is around, given the label of KeepKV with no options of its
+/// own.
 pub(crate) fn inside_keepkv(label: &str) -> Option<String> {
     let inner = label.strip_prefix("keepkv(").and_then(|rest| rest.strip_suffix(')'));
     if inner.is_some() {

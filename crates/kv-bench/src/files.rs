@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use tempfile::NamedTempFile;
 
-/// Writes a file by `write`. What is there stays until the new file is whole on the disk. What is
-/// no file, such as a pipe or a device, is written as it is.
+/// Writes a file by `write`. An old file stays until the new one is whole on the disk. A path that
+/// is no file, such as a pipe or a device, is written directly.
 ///
 /// # Errors
 /// If the file cannot be written; the old one is as it was then.
@@ -54,7 +54,7 @@ fn beside(path: &Path) -> Result<NamedTempFile> {
     builder.tempfile_in(folder)
 }
 
-/// Checks that a file can be written, and leaves what is there as it is.
+/// Checks that a file can be written, and leaves an existing file as it is.
 ///
 /// # Errors
 /// If it cannot.

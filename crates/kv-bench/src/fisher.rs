@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::Context;
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{CellAlignment, Table};
-use kv_core::{device_name, select_device};
+use kv_core::{counted, device_name, select_device};
 use kv_models::{Fisher, Model, TextWindows};
 
 use crate::args::{Common, FisherArgs};
@@ -20,7 +20,7 @@ const NEEDED: &str = "--output is needed";
 /// Runs `fisher`.
 ///
 /// # Errors
-/// With what is missing or unsupported.
+/// Where something is missing or unsupported; the error names it.
 pub(crate) fn run(common: &Common, options: &FisherArgs) -> anyhow::Result<()> {
     let started = Instant::now();
     options.check(common)?;
@@ -43,10 +43,10 @@ pub(crate) fn run(common: &Common, options: &FisherArgs) -> anyhow::Result<()> {
     say!("written to {}", output.display());
     say!("{:.0} s in all", started.elapsed().as_secs_f64());
     print(&format!(
-        "Fisher information of {} on {source}\nmean of {} windows of {} tokens\n{}\n",
+        "Fisher information of {} on {source}\nmean of {} of {}\n{}\n",
         fisher.model,
-        fisher.samples,
-        fisher.window,
+        counted(fisher.samples, "window"),
+        counted(fisher.window, "token"),
         table(&fisher)
     ))
 }

@@ -1,5 +1,5 @@
-//! What a suite will read, tried before a model is loaded: a path that is not there must not cost
-//! minutes.
+//! Files that a suite will read, tried before a model is loaded: a path that is not there must not
+//! cost minutes.
 
 use crate::args::{Common, Suite, Task};
 use crate::prompts::{self, Prompts};

@@ -1,4 +1,4 @@
-//! What an interrupted run says of what it leaves behind.
+//! The message of an interrupted run, which names the files that it leaves.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -44,8 +44,8 @@ pub(crate) fn tell() -> anyhow::Result<()> {
         if let Some(signal) = signals.forever().next() {
             let left = open();
             crate::console::say!("\ninterrupted: {}", sentence(&left));
-            // As shells have it of programs that a signal ended. At once: handlers of a process's end would take the
-            // device from threads that still use it.
+            // As shells have it of programs that a signal ended. At once: handlers of a process's
+            // end would take the device from threads that still use it.
             signal_hook::low_level::exit(128 + signal);
         }
     });

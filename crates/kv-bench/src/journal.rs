@@ -1,4 +1,4 @@
-//! What a run has measured so far, kept in a file while it goes on: a run that ends early loses
+//! The records of a run, kept in a file while the run goes on: a run that ends early loses
 //! nothing.
 
 use std::ffi::OsString;
@@ -23,6 +23,8 @@ enum Journal {
     /// something better.
     Waits(PathBuf),
     Open(Partial),
+    /// Its last record could not be written; those before it are whole.
+    Stopped(Partial),
     /// The records go to no file, or to one that is none, or the journal cannot be written.
     None,
 }
@@ -31,6 +33,8 @@ enum Journal {
 struct Partial {
     path: PathBuf,
     file: File,
+    /// Whole records in the file.
+    records: usize,
     _left: Left,
 }
 
@@ -50,7 +54,7 @@ impl Records {
     pub(crate) fn push(&mut self, record: Record) {
         if let Err(error) = self.journal.note(&record) {
             say!("records are not kept while the run goes on: {error:#}");
-            self.journal = Journal::None;
+            self.journal.stop();
         }
         self.all.push(record);
     }
@@ -63,10 +67,10 @@ impl Records {
             None => Ok(()),
         };
         if saved.is_ok()
-            && let Journal::Open(partial) = std::mem::replace(&mut self.journal, Journal::None)
-            && let Err(error) = std::fs::remove_file(&partial.path)
+            && let Journal::Open(partial) | Journal::Stopped(partial) =
+                std::mem::replace(&mut self.journal, Journal::None)
         {
-            say!("{} is left behind: {error}", partial.path.display());
+            partial.remove();
         }
         (std::mem::take(&mut self.all), saved)
     }
@@ -75,7 +79,7 @@ impl Records {
 impl Drop for Records {
     /// Says where the records of a run are that has not finished.
     fn drop(&mut self) {
-        if let Journal::Open(partial) = &self.journal {
+        if let Journal::Open(partial) | Journal::Stopped(partial) = &self.journal {
             say!("records so far, which --merge reads: {}", partial.path.display());
         }
     }
@@ -91,8 +95,19 @@ impl Journal {
             line.push(b'\n');
             // At once, so that a run that is killed leaves whole lines.
             partial.file.write_all(&line)?;
+            partial.records += 1;
         }
         Ok(())
+    }
+
+    /// Writes no more. A file without a whole record is removed, such as a full disk leaves.
+    fn stop(&mut self) {
+        if let Self::Open(partial) = std::mem::replace(self, Self::None) {
+            match partial.records {
+                0 => partial.remove(),
+                _ => *self = Self::Stopped(partial),
+            }
+        }
     }
 }
 
@@ -107,12 +122,18 @@ impl Partial {
                 // Unless the run that wrote it has just removed it.
                 Ok(()) if path.exists() => {
                     file.set_len(0)?;
-                    return Ok(Self { _left: Left::new(path.clone()), path, file });
+                    return Ok(Self { _left: Left::new(path.clone()), path, file, records: 0 });
                 }
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => others += 1,
                 Err(TryLockError::Error(error)) => return Err(error),
             }
+        }
+    }
+
+    fn remove(self) {
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            say!("{} is left behind: {error}", self.path.display());
         }
     }
 }
@@ -176,6 +197,35 @@ mod tests {
         let mut records = Records::begin(None);
         records.push(of(1.0));
         assert_eq!(records.finish().0.len(), 1);
+    }
+
+    /// A file that is open for reading alone takes no record, as none fits on a full disk.
+    #[test]
+    fn a_journal_without_a_record_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("records.json");
+        let path = partial(&target, 0);
+        let begin = |lines: &[Record]| {
+            let mut records = Records::begin(Some(&target));
+            lines.iter().for_each(|line| records.push(line.clone()));
+            if lines.is_empty() {
+                records.journal = Journal::Open(Partial::beside(&target).unwrap());
+            }
+            let Journal::Open(partial) = &mut records.journal else { panic!("no journal") };
+            partial.file = File::open(&path).unwrap();
+            records.push(of(2.0));
+            records
+        };
+        let records = begin(&[]);
+        assert!(!path.exists(), "an empty file is left");
+        drop(records);
+
+        let records = begin(&[of(1.0)]);
+        assert_eq!(read_json(&path).unwrap(), [of(1.0)]);
+        let (all, saved) = records.finish();
+        saved.unwrap();
+        assert_eq!(all, [of(1.0), of(2.0)]);
+        assert!(!path.exists(), "the whole file stands in its place");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `kv-bench`: what each KV-cache compression policy costs and keeps, measured.
+//! `kv-bench` measures the cost and the quality of KV-cache compression policies.
 
 mod args;
 mod calibrate;
@@ -26,8 +26,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-/// What is told where `RUST_LOG` does not say it: warnings of this project, errors of others.
-const WARNINGS: &str = "error,kv_core=warn,kv_models=warn,kv_policies=warn";
+/// The log without `RUST_LOG`: warnings of this project, errors of others. The policies' remarks
+/// are left out, as suites note them.
+const WARNINGS: &str =
+    "error,kv_core=warn,kv_models=warn,kv_policies=warn,kv_policies::remarks=off";
 
 fn main() -> ExitCode {
     tracing_subscriber::fmt()

@@ -18,7 +18,7 @@ enum Output {
     Log(Log),
 }
 
-/// What the lines of a log are made of.
+/// The parts of a log's lines.
 struct Log {
     what: String,
     done: usize,

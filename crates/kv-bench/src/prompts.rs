@@ -3,8 +3,10 @@
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
+use kv_core::counted;
 use kv_models::Model;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::args::Mode;
 
@@ -43,12 +45,13 @@ pub(crate) struct Prompt {
     pub(crate) prompt: String,
     /// The byte of the text at which the question begins, where that is known.
     question_at: Option<usize>,
-    /// What the model should say next.
+    /// The text that the model should say next.
     pub(crate) answer: String,
 }
 
 /// One line of a file.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Line {
     #[serde(default)]
     id: String,
@@ -59,6 +62,11 @@ struct Line {
     context: Option<String>,
     question: Option<String>,
     answer: String,
+    /// Notes of who made the prompt, which nothing reads.
+    #[serde(default, rename = "prompt_tokens")]
+    _prompt_tokens: IgnoredAny,
+    #[serde(default, rename = "hops")]
+    _hops: IgnoredAny,
 }
 
 /// What begins a question in prompts that do not say where it begins.
@@ -85,16 +93,16 @@ impl Line {
     /// The prompt that a line describes.
     ///
     /// # Errors
-    /// For fields that do not go together or are empty.
+    /// For fields that do not go together or are blank.
     fn prompt(self, line: usize) -> anyhow::Result<Prompt> {
         let (prompt, question_at) = match (self.prompt, self.context, self.question) {
             (None, Some(context), Some(question)) => {
-                ensure!(!context.is_empty(), "`context` is empty");
-                ensure!(!question.is_empty(), "`question` is empty");
+                check_text("context", &context)?;
+                check_text("question", &question)?;
                 (context.clone() + &question, Some(context.len()))
             }
             (Some(prompt), None, Some(question)) => {
-                ensure!(!question.is_empty(), "`question` is empty");
+                check_text("question", &question)?;
                 let context = prompt.strip_suffix(&question);
                 let context = context.context("`prompt` does not end with its `question`")?.len();
                 (prompt, Some(context))
@@ -105,8 +113,8 @@ impl Line {
             }
             _ => bail!("expected `context` and `question`, or `prompt`, which `question` may end"),
         };
-        ensure!(!prompt.is_empty(), "`prompt` is empty");
-        ensure!(!self.answer.is_empty(), "`answer` is empty");
+        check_text("prompt", &prompt)?;
+        check_text("answer", &self.answer)?;
         let id = if self.id.is_empty() { format!("line {line}") } else { self.id };
         Ok(Prompt {
             id,
@@ -120,6 +128,12 @@ impl Line {
             answer: self.answer,
         })
     }
+}
+
+/// Refuses a field without text.
+fn check_text(field: &str, text: &str) -> anyhow::Result<()> {
+    ensure!(!text.trim().is_empty(), "`{field}` is {text:?}, expected more than blanks");
+    Ok(())
 }
 
 impl Prompt {
@@ -143,10 +157,17 @@ impl Prompts {
                 && (!wanted.with_depth || prompt.depth.is_some())
         });
         let source = &prompts.source;
-        let depth = if wanted.with_depth { " that says its `depth`" } else { "" };
+        let (depth, advice) = match wanted.with_depth {
+            true => (
+                " that says its `depth`",
+                ": give each prompt a `depth` from 0 to 1, where in the context its answer lies, \
+                 or run `quality`, which takes prompts without",
+            ),
+            false => ("", ""),
+        };
         ensure!(
             !prompts.list.is_empty(),
-            "{source} has no prompt{depth} of the lengths and tasks that are asked for"
+            "{source} has no prompt{depth} of the lengths and tasks that are asked for{advice}"
         );
         if let Some(limit) = wanted.limit {
             prompts.limit(limit);
@@ -244,7 +265,7 @@ impl Prompts {
             }
         }
         self.list = fitting;
-        let which = format!("{} of {all} prompts of {}", long.len(), self.source);
+        let which = format!("{} of {} of {}", long.len(), counted(all, "prompt"), self.source);
         let (names, longest) = (long.join(", "), model.config().longest());
         ensure!(
             !self.list.is_empty(),

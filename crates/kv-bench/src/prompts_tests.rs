@@ -67,16 +67,38 @@ fn lines_that_are_no_prompts_say_why() {
         (r#""context": "a", "answer": "c""#, "expected `context` and `question`"),
         (r#""question": "a", "answer": "c""#, "expected `context` and `question`"),
         (r#""prompt": "ab", "context": "a", "question": "b", "answer": "c""#, "expected `context`"),
-        (r#""context": "", "question": "b", "answer": "c""#, "`context` is empty"),
-        (r#""context": "a", "question": "", "answer": "c""#, "`question` is empty"),
-        (r#""prompt": "", "answer": "c""#, "`prompt` is empty"),
-        (r#""prompt": "a", "answer": """#, "`answer` is empty"),
+        (r#""context": "", "question": "b", "answer": "c""#, "`context` is \"\", expected more"),
+        (r#""context": "a", "question": "  ", "answer": "c""#, "`question` is \"  \", expected"),
+        (r#""prompt": "a  ", "question": "  ", "answer": "c""#, "`question` is \"  \", expected"),
+        (r#""prompt": "\n", "answer": "c""#, "`prompt` is \"\\n\", expected more"),
+        (r#""prompt": "a", "answer": " ""#, "`answer` is \" \", expected more"),
+        (r#""context": "a", "questoin": "b", "answer": "c""#, "unknown field `questoin`"),
+        (r#""context": "a", "questoin": "b", "answer": "c""#, "`context`, `question`, `answer`"),
         (r#""prompt": "a""#, "missing field `answer`"),
     ] {
         let path = file(folder.path(), &[good, fields]);
         let error = format!("{:#}", Prompts::load(Some(&path)).unwrap_err());
         assert!(error.contains("prompts.jsonl, line 2: ") && error.contains(part), "{error}");
     }
+}
+
+#[test]
+fn notes_of_a_prompt_s_maker_may_stand_in_a_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let fields = r#""prompt": "a", "answer": "b", "prompt_tokens": 3, "hops": null"#;
+    assert_eq!(Prompts::load(Some(&file(folder.path(), &[fields]))).unwrap().list.len(), 1);
+}
+
+#[test]
+fn prompts_without_a_depth_say_how_to_get_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), &[r#""prompt": "a", "answer": "b""#]);
+    let wanted = Wanted { file: Some(&path), with_depth: true, ..Wanted::default() };
+    let error = Prompts::read(&wanted).unwrap_err().to_string();
+    assert!(error.contains("give each prompt a `depth` from 0 to 1"), "{error}");
+    assert!(error.contains("or run `quality`"), "{error}");
+    let error = Prompts::read(&Wanted { lengths: &[9], with_depth: false, ..wanted });
+    assert!(!error.unwrap_err().to_string().contains("depth"));
 }
 
 #[test]

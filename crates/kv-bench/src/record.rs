@@ -1,4 +1,4 @@
-//! What a suite writes down: one measured number, with everything needed to know what it is.
+//! Records: a measured number each, with its metric, unit, policy, budget, model, device and case.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ pub(crate) fn is_full(policy: &str) -> bool {
     policy.strip_prefix(FULL).is_some_and(|rest| rest.is_empty() || rest.starts_with(" · "))
 }
 
-/// Names of what is measured. They are stable: `--json` files of different versions compare.
+/// Names of metrics. They are stable: `--json` files of different versions compare.
 pub(crate) mod metric {
     /// Share of the answers that are right, 0 to 1.
     pub(crate) const EXACT_MATCH: &str = "exact_match";
@@ -28,12 +28,13 @@ pub(crate) mod metric {
     pub(crate) const PREFILL_PERPLEXITY: &str = "prefill_perplexity";
     /// Share of an answer's tokens on which the policy and the full cache agree, 0 to 1.
     pub(crate) const AGREEMENT: &str = "agreement";
-    /// The same, of the tokens of the text whose perplexity is measured.
+    /// Agreement with the full cache over the tokens of the text whose perplexity is measured.
     pub(crate) const TEXT_AGREEMENT: &str = "text_agreement";
     /// Kullback-Leibler divergence of the policy's next-token distributions from the full cache's,
     /// in nats, a mean over an answer's tokens.
     pub(crate) const KL_DIVERGENCE: &str = "kl_divergence";
-    /// The same, a mean over the tokens of the text whose perplexity is measured.
+    /// KL divergence from the full cache, a mean over the tokens of the text whose perplexity is
+    /// measured.
     pub(crate) const TEXT_KL_DIVERGENCE: &str = "text_kl_divergence";
     /// Relative Frobenius error of the attention output.
     pub(crate) const RELATIVE_ERROR: &str = "relative_error";
@@ -60,15 +61,15 @@ pub(crate) mod metric {
     pub(crate) const DROPPED_VOTES: &str = "dropped_votes";
     /// Relative error of predicted scores, the median over slots and steps.
     pub(crate) const PREDICTION_MEDIAN: &str = "prediction_error_median";
-    /// The same, a mean weighted by attention.
+    /// Relative error of predicted scores, a mean weighted by attention.
     pub(crate) const PREDICTION_MEAN: &str = "prediction_error_mean";
-    /// Variance of a sketch's estimates, over that of what is estimated.
+    /// Variance of a sketch's estimates, over the variance of the estimated keys or values.
     pub(crate) const VARIANCE: &str = "variance";
-    /// What it exceeds with little probability only.
+    /// The bound that this variance exceeds with little probability only.
     pub(crate) const VARIANCE_BOUND: &str = "variance_bound";
-    /// Share of sketches whose variance exceeds it.
+    /// Share of sketches whose variance exceeds the bound.
     pub(crate) const ABOVE_BOUND: &str = "above_bound";
-    /// The share below which that must be.
+    /// The share of sketches above the bound that the paper predicts at most.
     pub(crate) const ABOVE_BOUND_PREDICTED: &str = "above_bound_predicted";
     /// Slots held.
     pub(crate) const SLOTS: &str = "slots";
@@ -76,18 +77,19 @@ pub(crate) mod metric {
     pub(crate) const ERROR_BOUND: &str = "error_bound";
     /// That error.
     pub(crate) const OBSERVED_ERROR: &str = "observed_error";
-    /// What the measure leaves out of an eviction's effect on the output, and its bound.
+    /// The part of an eviction's effect on the output that LongFlow's measure leaves out, and its
+    /// bound.
     pub(crate) const REMAINDER: &str = "remainder";
     pub(crate) const REMAINDER_BOUND: &str = "remainder_bound";
     /// The largest change of a logit from one query to the next, and its bound.
     pub(crate) const DRIFT: &str = "drift";
     pub(crate) const DRIFT_BOUND: &str = "drift_bound";
-    /// Share of the full cache's attention mass that lies on what was kept, 0 to 1.
+    /// Share of the full cache's attention that goes to the tokens that a policy reads, 0 to 1.
     pub(crate) const RETAINED_MASS: &str = "retained_mass";
     /// Share of a step's heads that looked for what to read, rather than sharing what others had
     /// found.
     pub(crate) const RETRIEVAL_RATIO: &str = "retrieval_ratio";
-    /// Of as many tokens as the budget has, those of most attention, the share that steps read.
+    /// Share of the budget's best tokens that steps read; the best are those of most attention.
     pub(crate) const OVERLAP: &str = "overlap";
     /// Tokens that a head attends to in a step.
     pub(crate) const TOKENS_READ: &str = "tokens_read";
@@ -105,9 +107,10 @@ pub(crate) mod metric {
     /// Share of the attention that keys frozen from the layer below would move, and its bound.
     pub(crate) const MOVED_MASS: &str = "moved_mass";
     pub(crate) const MOVED_BOUND: &str = "moved_bound";
-    /// The same of queries and keys of a run in which the policy has its way in all layers.
+    /// Share of the attention that frozen keys move in a run in which the policy freezes tokens in
+    /// all layers.
     pub(crate) const RUN_MOVED_MASS: &str = "run_moved_mass";
-    /// Share of the attention to what is in sight that steps did not read, of those with a
+    /// Share of the attention to visible tokens that steps did not read, of those with a
     /// certificate.
     pub(crate) const DROPPED_MASS: &str = "dropped_mass";
     /// Its bound by the paper's Lipschitz constant, where above 1 without a meaning.
@@ -126,7 +129,7 @@ pub(crate) mod metric {
     pub(crate) const PREFILL_TOKENS_PER_SECOND: &str = "prefill_tokens_per_second";
     /// Tokens generated in a second, over the batch.
     pub(crate) const DECODE_TOKENS_PER_SECOND: &str = "decode_tokens_per_second";
-    /// Tokens generated in a second, over those of the full cache.
+    /// Tokens generated in a second, over the full cache's number of tokens.
     pub(crate) const SPEED_UP: &str = "speed_up";
     /// Share of a decode step that merging takes.
     pub(crate) const MERGING_SHARE: &str = "merging_share";
@@ -147,7 +150,7 @@ pub(crate) mod metric {
     /// Bytes of the slots that hold a token, of all slots' metadata, and of what the policy keeps
     /// beside them.
     pub(crate) const HELD_BYTES: &str = "held_bytes";
-    /// The same with the slots that are free to decode into.
+    /// [`HELD_BYTES`] and the bytes of the slots that are free to decode into.
     pub(crate) const CACHE_BYTES: &str = "cache_bytes";
     /// Bytes of the slots that hold a token.
     pub(crate) const BYTES_IN_USE: &str = "bytes_in_use";
@@ -173,7 +176,7 @@ pub(crate) mod metric {
     pub(crate) const MOVED_BYTES: &str = "moved_bytes";
     /// Bytes that must move over the time, in 10^9 a second.
     pub(crate) const BANDWIDTH: &str = "bandwidth";
-    /// The same, as a share of what a copy moves in a second.
+    /// The bandwidth as a share of the bandwidth of a copy.
     pub(crate) const BANDWIDTH_FRACTION: &str = "bandwidth_fraction";
 }
 
@@ -190,7 +193,7 @@ pub(crate) mod mode {
 pub(crate) struct Record {
     /// The suite that measured it.
     pub(crate) suite: String,
-    /// What was run.
+    /// The case: prompt, layer, batch and so on.
     pub(crate) case: Case,
     /// The model's name.
     pub(crate) model: String,
@@ -200,7 +203,7 @@ pub(crate) struct Record {
     pub(crate) policy: String,
     /// Share of the cache kept (at most 1) or tokens kept (above 1); `None` for the full cache.
     pub(crate) budget: Option<f64>,
-    /// What was measured, one of [`metric`].
+    /// The metric, one of [`metric`].
     pub(crate) metric: String,
     /// The number; one that is not finite is `null` in JSON and comes back as NaN.
     #[serde(deserialize_with = "null_as_nan")]
@@ -209,7 +212,7 @@ pub(crate) struct Record {
     pub(crate) unit: String,
 }
 
-/// What was run, as far as it applies.
+/// The case of a measurement; fields that do not apply are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Case {
@@ -341,7 +344,7 @@ pub(crate) fn mean(records: &[&Record]) -> Option<f64> {
 }
 
 /// The mean of one metric over whole runs: the records of single layers or positions count only
-/// where there is no record of the whole, and those of single heads where there is none of their
+/// where there is no record of the whole, and records of single heads where there is none of their
 /// layers.
 pub(crate) fn summary(records: &[&Record], metric: &str) -> Option<f64> {
     let depth = |r: &Record| match &r.case {

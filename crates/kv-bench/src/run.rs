@@ -14,14 +14,15 @@ use crate::console::{print, say};
 use crate::contenders::Contender;
 use crate::files::check_writable;
 use crate::journal::Records;
+use crate::prompts::EMBEDDED_FOR;
 use crate::record::{Case, Record};
 use crate::report::{format, overview};
 use crate::sources::{Source, merge};
 use crate::table::Table;
 use crate::{calibrate, fisher, inputs, report, suites, table};
 
-/// Tokens that share an entry of a sketch from which on estimates vary more than what is estimated:
-/// the median of three sums has 0.448 of an entry's variance.
+/// Tokens that share an entry of a sketch from which on estimates vary more than the keys and
+/// values: the median of three sums has 0.448 of an entry's variance.
 const CROWDED: f64 = 1.0 / 0.448;
 
 /// What every suite works with.
@@ -69,13 +70,18 @@ impl<'a> Bench<'a> {
         });
     }
 
-    /// Notes what a reader must know of policies in this model, behind prompts of up to so many
-    /// tokens.
+    /// Notes remarks on policies in this model, behind prompts of up to so many tokens, for readers
+    /// of their numbers.
     pub(crate) fn remark(&mut self, contenders: &[Contender], tokens: usize) -> anyhow::Result<()> {
         let layers = self.model.config().num_layers;
         for contender in contenders {
             for remark in contender.policy.remarks(layers) {
                 self.note(remark);
+            }
+            if self.model.name() == EMBEDDED_FOR
+                && let Some(reason) = why_it_fails(&contender.label)
+            {
+                self.note(reason.into());
             }
             if let Some(load) = contender.sketch_load(tokens).filter(|load| *load > CROWDED) {
                 let (label, budget) = (&contender.label, format::budget(contender.budget));
@@ -96,7 +102,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Adds what a reader of the numbers must know; once is enough.
+    /// Adds a note for readers of the numbers, once.
     pub(crate) fn note(&mut self, note: String) {
         if !self.notes.contains(&note) {
             say!("note: {note}");
@@ -105,10 +111,25 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// Why a policy, as it is without options, finds hardly an answer in the embedded model.
+fn why_it_fails(label: &str) -> Option<&'static str> {
+    Some(match label {
+        "knorm" => {
+            "knorm keeps the keys of smallest norm, but needle-1m attends to keys of large norm: \
+             of the attention, knorm keeps a smaller share than of the tokens"
+        }
+        "double-sparsity" => {
+            "double-sparsity chooses tokens by a sixteenth of a head's channels, in needle-1m by 2 \
+             of 32, which is too few to find a token: with `\"labels\": 8` it finds most answers"
+        }
+        _ => return None,
+    })
+}
+
 /// Runs the suite that the arguments name.
 ///
 /// # Errors
-/// With what is missing or unsupported.
+/// Where something is missing or unsupported; the error names it.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let common = &args.common;
     ensure!(args.suite.is_none() || !args.all, "--all: suites show all of their tables");
@@ -155,7 +176,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Err(last)
 }
 
-/// What a run shows: of the overview its first table alone, unless all are asked for.
+/// The text that a run prints. The overview prints its first table alone, unless `--all` is given.
 fn text(
     args: &Args,
     title: &str,
@@ -297,7 +318,7 @@ fn name_of(suite: Option<&Suite>) -> String {
     name.into()
 }
 
-/// A suite's title: its name, and of a paper's figure what it measures.
+/// A suite's title: its name; for a paper's figure, the measured quantity too.
 fn title_of(suite: Option<&Suite>) -> String {
     match suite {
         Some(Suite::Paper(options)) => {
@@ -328,4 +349,39 @@ fn list() -> String {
         text += &format!("  {name}\n");
     }
     text + &format!("devices: {}\n", available_devices().join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::record::{Record, mean, metric};
+    use crate::testing::ran;
+
+    fn mean_of(records: &[Record], policy: &str, metric: &str) -> f64 {
+        let own = records.iter().filter(|r| r.policy == policy && r.metric == metric);
+        mean(&own.collect::<Vec<_>>()).unwrap()
+    }
+
+    /// The reasons that are given are what is measured.
+    #[test]
+    fn reasons_of_policies_that_fail_in_the_embedded_model_are_true() {
+        let policies =
+            r#"["knorm", "double-sparsity", {"policy": "double-sparsity", "labels": 8}]"#;
+        let run = |line: &str| {
+            let words: Vec<&str> = line.split(' ').chain(["--policy", policies]).collect();
+            ran(&words).unwrap()
+        };
+        let line = "quality --budget 0.25 --limit 4 --no-perplexity --mode question-aware";
+        let (records, report) = run(line);
+        let right = |policy: &str| mean_of(&records, policy, metric::EXACT_MATCH);
+        assert_eq!(right("full"), 1.0);
+        assert!(right("knorm") <= 0.25 && right("double-sparsity") <= 0.25);
+        assert!(right("double-sparsity labels=8") >= 0.75);
+        for reason in ["needle-1m attends to keys of large norm", "in needle-1m by 2 of 32"] {
+            assert_eq!(report.matches(reason).count(), 1, "{reason}");
+        }
+        let (records, _) = run("attention --budget 0.25 --limit 2 --steps 8");
+        let kept = |policy: &str| mean_of(&records, policy, metric::RETAINED_MASS);
+        assert!(kept("knorm") < 0.25, "{}", kept("knorm"));
+        assert!(kept("double-sparsity labels=8") > kept("double-sparsity") + 0.1);
+    }
 }

@@ -34,8 +34,8 @@ impl Source {
     }
 }
 
-/// All records. What was measured more than once is not averaged: where a file holds a case that
-/// this run or another file also holds, the policy's name there is followed by the file's.
+/// All records. A case that was measured more than once is not averaged: where a file holds a case
+/// that this run or another file also holds, the policy's name there is followed by the file's.
 pub(crate) fn merge(own: Vec<Record>, others: Vec<Source>) -> Vec<Record> {
     let mut holders: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
     let lists = std::iter::once(&own).chain(others.iter().map(|source| &source.records));
@@ -62,13 +62,13 @@ pub(crate) fn merge(own: Vec<Record>, others: Vec<Source>) -> Vec<Record> {
     all
 }
 
-/// What a record says was run, whatever was measured.
+/// The run that a record is of, whatever its metric.
 fn setup(record: &Record) -> String {
     let Record { suite, model, device, policy, budget, .. } = record;
     format!("{:?}", (suite, model, device, policy, budget))
 }
 
-/// What a record says was measured, whatever the prompts.
+/// The metric and case of a record, whatever the prompts.
 fn measurement(record: &Record) -> String {
     let case = Case { source: None, samples: None, ..record.case.clone() };
     format!("{} {:?}", setup(record), (&record.metric, case))

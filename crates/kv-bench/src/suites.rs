@@ -61,14 +61,15 @@ pub(crate) fn record_memory(
     }
 }
 
-/// What a session's decode steps have read, over its layers.
+/// Reads of a session's decode steps, over its layers.
 pub(crate) fn reads_of(session: &Session<'_>) -> anyhow::Result<Reads> {
     let layers = session.cache().layers.iter();
     let reads = layers.map(|layer| session.policy().reads(layer));
     reads.map(|reads| Ok(reads?.unwrap_or_default())).sum()
 }
 
-/// Records how often heads retrieved and how much they read, of policies that read less than they keep.
+/// Records how often heads retrieved and how much they read, of policies that read less than they
+/// keep.
 pub(crate) fn record_reads(
     bench: &mut Bench<'_>,
     suite: &str,
@@ -91,7 +92,7 @@ pub(crate) struct Votes {
 }
 
 impl Votes {
-    /// Those of a cache that has seen `tokens` tokens, a row.
+    /// The votes of a cache that has seen `tokens` tokens, a row.
     pub(crate) fn of(cache: &LayerCache, tokens: usize) -> anyhow::Result<Self> {
         if cache.track(VOTES).is_none() {
             return Ok(Self::default());
@@ -100,7 +101,7 @@ impl Votes {
         Ok(Self { tokens: (tokens * cache.layout().pairs()) as u64, represented })
     }
 
-    /// Those of all layers of a session.
+    /// The votes of all layers of a session.
     pub(crate) fn of_session(session: &Session<'_>) -> anyhow::Result<Self> {
         let cache = session.cache();
         let tokens = cache.seen.iter().sum::<usize>() / cache.batch().max(1);

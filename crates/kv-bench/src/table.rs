@@ -1,4 +1,4 @@
-//! Tables of records: what the terminal and the report show as rows of numbers.
+//! Tables of records, which the terminal and the report show as rows of numbers.
 
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{Cell, CellAlignment};
@@ -13,10 +13,12 @@ const WIDTH: usize = 110;
 /// One row a case, one column a metric; the first key is the policy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
-    /// What the table shows.
+    /// The title.
     pub(crate) title: String,
     /// What its numbers are means over; it may be empty.
-    pub(crate) caption: String,
+    pub(crate) means_over: String,
+    /// Lines that say what its columns are.
+    pub(crate) legend: Vec<String>,
     /// Headings of the columns that name a row.
     pub(crate) keys: Vec<String>,
     /// The columns of numbers.
@@ -141,8 +143,10 @@ impl Table {
             chunks.last_mut().into_iter().for_each(|chunk| chunk.push(i));
         }
         let chunks: Vec<String> = chunks.iter().map(|chunk| self.chunk(chunk)).collect();
-        let caption = if self.caption.is_empty() { "" } else { "\n" };
-        format!("{}{caption}{}\n{}\n", self.title, self.caption, chunks.join("\n"))
+        let above = [self.title.as_str(), &self.means_over];
+        let above = above.into_iter().filter(|text| !text.is_empty());
+        let above: Vec<&str> = above.chain(self.legend.iter().map(String::as_str)).collect();
+        format!("{}\n{}\n", above.join("\n"), chunks.join("\n"))
     }
 
     fn chunk(&self, columns: &[usize]) -> String {

@@ -8,7 +8,7 @@ use crate::{Error, Result};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LayerAllocation {
-    /// The same for every layer.
+    /// Every layer has an equal budget.
     #[default]
     Uniform,
     /// Falls linearly with depth, from `2 * budget - budget / beta` to `budget / beta` (PyramidKV,
@@ -94,7 +94,7 @@ impl LayerAllocation {
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeadAllocation {
-    /// The same for every head.
+    /// Every head has an equal budget.
     #[default]
     Uniform,
     /// Heads compete for slots by score, each keeping at least `floor * budget` of its own best

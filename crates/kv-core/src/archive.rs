@@ -1,8 +1,8 @@
 //! The host tier of single layers: all tokens that a compressed cache stands for.
 //!
-//! Copies are made by threads of their own, which have streams of the device to themselves and run beside
-//! the kernels of those who wait for none of them. What is read from a CUDA device stays in the
-//! page-locked memory that it was read into, from which it is written without another copy.
+//! Copies are made by threads of their own, which have streams of the device to themselves and run
+//! beside the kernels of those who wait for none of them. What is read from a CUDA device stays in
+//! the page-locked memory that it was read into, from which it is written without another copy.
 
 mod copier;
 
@@ -17,7 +17,8 @@ use copier::{Coming, Direction};
 /// New tokens that are gathered on the device before they are copied to the host.
 const GATHERED: usize = 64;
 
-/// A layer's complete keys and values in host memory, whatever the cache on the device keeps of them.
+/// A layer's complete keys and values in host memory, whatever the cache on the device keeps of
+/// them.
 #[derive(Debug, Clone)]
 pub struct Archive {
     device: Device,
@@ -62,8 +63,8 @@ struct Segment<K, P = K> {
     positions: P,
 }
 
-/// The last tokens of a run, in tensors with room for more, so that neither adding one nor reading all takes a launch for
-/// each of them.
+/// The last tokens of a run, in tensors with room for more, so that neither adding one nor reading
+/// all takes a launch for each of them.
 #[derive(Debug, Clone)]
 struct Gathered {
     room: OnDevice,
@@ -134,7 +135,8 @@ impl Archive {
         self.bytes_of(|run| run.tokens - run.on_device())
     }
 
-    /// Bytes of keys and values on the device: the last tokens with room for more, and what was asked for ahead.
+    /// Bytes of keys and values on the device: the last tokens with room for more, and what was
+    /// asked for ahead.
     pub fn device_bytes(&self) -> usize {
         let room = |run: &Run| run.gathered.as_ref().map_or(0, |own| own.room.keys.dims()[2]);
         self.bytes_of(|run| room(run) + run.ahead.as_ref().map_or(0, |(held, _)| *held))
@@ -182,8 +184,8 @@ impl Archive {
         Ok(())
     }
 
-    /// Begins to copy everything back to the device; [`Self::fetch`] then waits for no more than what
-    /// is left to do.
+    /// Begins to copy everything back to the device; [`Self::fetch`] then waits for no more than
+    /// what is left to do.
     pub fn fetch_ahead(&mut self) {
         for run in &mut self.runs {
             run.ahead = Some(run.upload(&self.device));
@@ -219,7 +221,7 @@ impl Archive {
         Ok(Some(joined))
     }
 
-    /// The same for another device, with nothing left on this one.
+    /// The archive for another device, with nothing left on this one.
     pub fn moved_to(mut self, device: &Device) -> Self {
         for run in &mut self.runs {
             run.flush();
@@ -251,7 +253,7 @@ impl Run {
         }
     }
 
-    /// The same, if there are many.
+    /// Begins to copy the gathered tokens if there are many.
     fn flush_full(&mut self) {
         if self.on_device() >= GATHERED {
             self.flush();

@@ -85,11 +85,12 @@ impl KvCache {
     }
 
     /// The host's part of a step that the device runs by itself: lengths change by `growth`, a list
-    /// `[B * Hkv]` a layer, as the device's do. Heads with sketches know by themselves: a token comes,
-    /// and what is over their slack goes.
+    /// `[B * Hkv]` a layer, as the device's do. Heads with sketches know by themselves: a token
+    /// comes, and what is over their slack goes.
     ///
     /// # Errors
-    /// [`Error::CapacityExhausted`] where a head has no room, [`Error::Shape`]; nothing changes then.
+    /// [`Error::CapacityExhausted`] where a head has no room, [`Error::Shape`]; nothing changes
+    /// then.
     pub fn advance(&mut self, growth: &[Vec<isize>]) -> Result<()> {
         let lengths = self.advanced(growth)?;
         for (layer, lengths) in self.layers.iter_mut().zip(lengths) {

@@ -3,6 +3,8 @@ use std::path::PathBuf;
 use burn::tensor::DType;
 use kv_kernels::KernelError;
 
+use crate::counted;
+
 /// What can go wrong with a cache. The cache is unchanged after an error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -32,8 +34,9 @@ pub enum Error {
     },
     /// A head has no free slot.
     #[error(
-        "sequence {sequence}, key-value head {head}: {requested} slots requested, capacity is \
-         {capacity}; reserve more room or build the cache growable"
+        "sequence {sequence}, key-value head {head}: {} requested, capacity is {capacity}; \
+         reserve more room or build the cache growable",
+        counted(*.requested, "slot")
     )]
     CapacityExhausted {
         /// The sequence.

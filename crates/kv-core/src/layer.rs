@@ -63,7 +63,8 @@ pub struct LayerCache {
     pub(crate) sketch: Option<Sketch>,
     /// What steps attend to, where a policy chooses on the device.
     pub(crate) sets: Option<IndexSets>,
-    /// What the last step attended to, where that was a list: to be looked at, no part of the cache.
+    /// What the last step attended to, where that was a list: to be looked at, no part of the
+    /// cache.
     pub(crate) listed: Option<SlotList>,
     /// Bounds of the keys of every page, for each size of pages that a policy reads by.
     pub(crate) pages: Vec<Pages>,
@@ -201,7 +202,7 @@ impl LayerCache {
         self.archive.as_ref()
     }
 
-    /// The same to be changed.
+    /// The archive, to be changed.
     pub fn archive_mut(&mut self) -> Option<&mut Archive> {
         self.archive.as_mut()
     }

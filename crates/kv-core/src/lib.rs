@@ -13,6 +13,7 @@ mod allocation;
 mod archive;
 mod budget;
 mod cache;
+mod counted;
 mod device;
 mod error;
 mod host;
@@ -31,6 +32,7 @@ pub use allocation::{HeadAllocation, LayerAllocation, apportion, kvpress_pyramid
 pub use archive::{Archive, Complete, Transfers};
 pub use budget::Budget;
 pub use cache::{KvCache, Mirror, Origin};
+pub use counted::counted;
 pub use device::{DeviceChoice, available_devices, device_name, select_device};
 pub use error::Error;
 pub use host::{HostCache, HostLayer};

@@ -24,8 +24,8 @@ pub struct MemoryReport {
     #[serde(default)]
     pub host: usize,
     /// Working memory that is not part of the cache: the prompt's keys and values of one layer
-    /// during prefill, or of all layers under policies that compress them together; the rebuilt cache
-    /// of one layer under policies that rebuild it.
+    /// during prefill, or of all layers under policies that compress them together; the rebuilt
+    /// cache of one layer under policies that rebuild it.
     pub scratch: usize,
 }
 

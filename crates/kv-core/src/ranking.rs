@@ -24,7 +24,8 @@ pub fn top(scores: &[f32], count: usize) -> Vec<u32> {
     best
 }
 
-/// Numbers that ascend from the best score to the worst, an index in each: they are compared faster than scores.
+/// Numbers that ascend from the best score to the worst, an index in each: they are compared faster
+/// than scores.
 fn keys(scores: &[f32]) -> impl Iterator<Item = u64> {
     (0u64..).zip(scores).map(|(index, &score)| (u64::from(rank_bits(score)) << 32) | index)
 }
@@ -33,7 +34,8 @@ fn index_of(key: u64) -> u32 {
     key as u32
 }
 
-/// Bits that ascend from the highest float to the lowest, equal for equal ones (`-0.0` and `0.0` too), NaN last.
+/// Bits that ascend from the highest float to the lowest, equal for equal ones (`-0.0` and `0.0`
+/// too), NaN last.
 fn rank_bits(score: f32) -> u32 {
     if score.is_nan() {
         return u32::MAX;

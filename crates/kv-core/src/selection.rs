@@ -13,9 +13,9 @@ use crate::{Error, Result, read_i32};
 /// Tokens (or live slots) to keep, per (sequence, key-value head), ascending. Heads may keep
 /// different numbers.
 ///
-/// What was chosen on the device stays there: whoever asks for [`Self::kept`] waits for it, a cache that is filled or
-/// compacted by it does not. How many there are of each head is known without. It fits only heads of at least as many
-/// tokens as it was chosen among.
+/// What was chosen on the device stays there: whoever asks for [`Self::kept`] waits for it, a cache
+/// that is filled or compacted by it does not. How many there are of each head is known without. It
+/// fits only heads of at least as many tokens as it was chosen among.
 #[derive(Debug, Clone)]
 pub struct Selection {
     lengths: Vec<usize>,
@@ -69,7 +69,8 @@ impl Selection {
         Self::of(scores.chunks(tokens.max(1)).map(|scores| top(scores, budget)).collect())
     }
 
-    /// The highest `budget` scores of each head, found on the device without waiting for it; see [`top`] for ties.
+    /// The highest `budget` scores of each head, found on the device without waiting for it; see
+    /// [`top`] for ties.
     ///
     /// # Shapes
     /// `scores` `[B, Hkv, T]`, f32.
@@ -89,7 +90,8 @@ impl Selection {
         )
     }
 
-    /// The highest of the first `among` scores of each row, `[pairs, T]`; `counts` of them, but no more than there are.
+    /// The highest of the first `among` scores of each row, `[pairs, T]`; `counts` of them, but no
+    /// more than there are.
     pub(crate) fn highest_of(scores: Tensor<2>, among: &[usize], counts: &[usize]) -> Result<Self> {
         let lengths: Vec<usize> = among.iter().zip(counts).map(|(&a, &b)| a.min(b)).collect();
         let most = lengths.iter().copied().max().unwrap_or_default();
@@ -107,7 +109,8 @@ impl Selection {
     /// What is not kept of heads of `lengths` tokens, in their order; found where the selection is.
     ///
     /// # Errors
-    /// [`Error::InvalidPlan`] and [`Error::IndexOutOfRange`] where the selection does not fit these, [`Error::Kernel`].
+    /// [`Error::InvalidPlan`] and [`Error::IndexOutOfRange`] where the selection does not fit
+    /// these, [`Error::Kernel`].
     pub fn others(&self, lengths: &[usize]) -> Result<Self> {
         self.check(lengths)?;
         let counts: Vec<usize> = lengths.iter().zip(&self.lengths).map(|(a, b)| a - b).collect();
@@ -242,8 +245,8 @@ impl Selection {
         self.lengths.iter().sum()
     }
 
-    /// Kept tokens as rows of a pool in which heads begin at `firsts`, `[B * Hkv]`: slots `[B * Hkv, most]`, at least one
-    /// a head, and −1 behind a head's last one.
+    /// Kept tokens as rows of a pool in which heads begin at `firsts`, `[B * Hkv]`: slots
+    /// `[B * Hkv, most]`, at least one a head, and −1 behind a head's last one.
     ///
     /// # Errors
     /// [`Error::Shape`] for another number of heads.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::layer::expect_shape;
 use crate::tensors::{packed, read_f32, read_i32, zero_rows};
-use crate::{Error, Result, Selection};
+use crate::{Error, Result, Selection, counted};
 
 pub(crate) use host::{HostSketch, SketchHeader};
 
@@ -22,10 +22,11 @@ pub struct SketchOptions {
     pub buckets: usize,
     /// Whether keys have random signs as values have.
     pub signed_keys: bool,
-    /// Slots that a head may hold beyond what it keeps exactly, before they go into the sketch in bulk.
+    /// Slots that a head may hold beyond what it keeps exactly, before they go into the sketch in
+    /// bulk.
     pub slack: usize,
-    /// A token changes places with the slot that matters least if it matters this many times more; never
-    /// for `None`.
+    /// A token changes places with the slot that matters least if it matters this many times more;
+    /// never for `None`.
     pub replace_rate: Option<f32>,
     /// Whether attention rebuilds the whole cache in scratch memory first.
     pub rebuild: bool,
@@ -42,8 +43,8 @@ pub struct SketchHead {
     pub recents: usize,
 }
 
-/// The sketches of a layer, one for every (sequence, head), and what is known of the tokens in them:
-/// four bytes each, wherever they are. A token's index is its logical position.
+/// The sketches of a layer, one for every (sequence, head), and what is known of the tokens in
+/// them: four bytes each, wherever they are. A token's index is its logical position.
 #[derive(Debug)]
 pub struct Sketch {
     options: SketchOptions,
@@ -76,11 +77,13 @@ impl Sketch {
     /// The most slots beyond those that are kept.
     pub const MOST_SLACK: usize = 1 << 16;
 
-    /// Empty sketches for heads `[B * Hkv]`, with room for `tokens` tokens each. `seeds` has one a head.
+    /// Empty sketches for heads `[B * Hkv]`, with room for `tokens` tokens each. `seeds` has one a
+    /// head.
     ///
     /// # Errors
-    /// [`Error::Shape`] for another number of seeds; [`Error::InvalidPlan`] where a head keeps fewer slots
-    /// than it has recents, for a replace rate below 1 and a slack above [`Self::MOST_SLACK`].
+    /// [`Error::Shape`] for another number of seeds; [`Error::InvalidPlan`] where a head keeps
+    /// fewer slots than it has recents, for a replace rate below 1 and a slack above
+    /// [`Self::MOST_SLACK`].
     pub fn new(
         heads: Vec<SketchHead>,
         tokens: usize,
@@ -95,13 +98,15 @@ impl Sketch {
             let SketchOptions { slack, .. } = options;
             let most = Self::MOST_SLACK;
             let reason = format!(
-                "a replace rate of {rate}, expected at least 1, or a slack of {slack}, expected at most {most}"
+                "a replace rate of {rate}, expected at least 1, or a slack of {slack}, expected at \
+                 most {most}"
             );
             return Err(Error::InvalidPlan { what: "sketch", reason });
         }
         if let Some(at) = heads.iter().position(|head| head.recents > head.limit) {
             let SketchHead { limit, recents, .. } = heads[at];
-            let reason = format!("head {at} keeps {limit} slots, of which {recents} are recents");
+            let kept = counted(limit, "slot");
+            let reason = format!("head {at} keeps {kept}, of which {recents} are recents");
             return Err(Error::InvalidPlan { what: "sketch", reason });
         }
         let entries = heads.iter().map(|head| head.entries * options.buckets).sum::<usize>().max(1);
@@ -140,8 +145,8 @@ impl Sketch {
     /// Puts a prompt's tokens into the sketches, but for those that are kept exactly.
     ///
     /// # Shapes
-    /// `keys`, `values` `[B, Hkv, T, D]`; `scores` `[B, Hkv, T]`, f32: what each token has accumulated, 0 or
-    /// more.
+    /// `keys`, `values` `[B, Hkv, T, D]`; `scores` `[B, Hkv, T]`, f32: what each token has
+    /// accumulated, 0 or more.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::CapacityExhausted`] for more tokens than there is room for.
@@ -190,8 +195,8 @@ impl Sketch {
         self.add(listed, rows(keys), rows(values), 1.0)
     }
 
-    /// Adds tokens to the entries, `sign` times each: 1 puts them in, −1 takes them out. What the sketch is
-    /// known to hold stays as it is.
+    /// Adds tokens to the entries, `sign` times each: 1 puts them in, −1 takes them out. What the
+    /// sketch is known to hold stays as it is.
     ///
     /// # Shapes
     /// `tokens` `[B * Hkv, M]`, 32-bit, negative for none; `keys`, `values` `[B * Hkv, M, D]`.
@@ -208,8 +213,8 @@ impl Sketch {
         Ok(sketch_insert(self.parts().pool, tokens, keys, values, sign)?)
     }
 
-    /// Estimates tokens, whether they are in the sketch or not: keys and values `[B * Hkv, M, D]` of
-    /// `dtype`; zeros for negative ones.
+    /// Estimates tokens, whether they are in the sketch or not: keys and values `[B * Hkv, M, D]`
+    /// of `dtype`; zeros for negative ones.
     ///
     /// # Shapes
     /// `tokens` `[B * Hkv, M]`, 32-bit.
@@ -220,8 +225,8 @@ impl Sketch {
         Ok(sketch_query(self.source(), tokens, dtype)?)
     }
 
-    /// What every token has accumulated, read to the host, `[B * Hkv, tokens]`: negative for those that are
-    /// not in the sketch.
+    /// What every token has accumulated, read to the host, `[B * Hkv, tokens]`: negative for those
+    /// that are not in the sketch.
     ///
     /// # Errors
     /// [`Error::Read`].
@@ -230,8 +235,8 @@ impl Sketch {
         Ok(scores.chunks(self.tokens.max(1)).map(<[f32]>::to_vec).collect())
     }
 
-    /// Tokens that decode steps moved into the sketch, and that changed places with slots, per head, read to
-    /// the host, `[B * Hkv]`.
+    /// Tokens that decode steps moved into the sketch, and that changed places with slots, per
+    /// head, read to the host, `[B * Hkv]`.
     ///
     /// # Errors
     /// [`Error::Read`].
@@ -296,8 +301,8 @@ impl Sketch {
         self.seen = seen;
     }
 
-    /// Counts so many more tokens as being in the sketch, whatever it holds of them: for measurements of what
-    /// long contexts cost.
+    /// Counts so many more tokens as being in the sketch, whatever it holds of them: for
+    /// measurements of what long contexts cost.
     ///
     /// # Errors
     /// [`Error::CapacityExhausted`].

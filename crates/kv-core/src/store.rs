@@ -53,8 +53,8 @@ impl KvCache {
     /// Saves the cache; [`Self::load`] continues it with identical output.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Read`]; [`Error::InvalidPlan`] for a cache with an [`crate::Archive`],
-    /// which is not saved.
+    /// [`Error::Io`], [`Error::Read`]; [`Error::InvalidPlan`] for a cache with an
+    /// [`crate::Archive`], which is not saved.
     pub fn save(&self, path: &Path) -> Result<()> {
         // Before anything is read.
         check_saved(self.layers.iter().any(|layer| layer.archive().is_some()))?;

@@ -31,8 +31,8 @@ pub(crate) fn ints<const D: usize>(
     Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
 }
 
-/// Places of rows that begin at `firsts`, `[R, W]`, as places in all; −1 from each row's count on. `firsts` and `counts`
-/// are `[R]`.
+/// Places of rows that begin at `firsts`, `[R, W]`, as places in all; −1 from each row's count on.
+/// `firsts` and `counts` are `[R]`.
 pub(crate) fn listed(
     places: Tensor<2, Int>,
     firsts: Tensor<1, Int>,

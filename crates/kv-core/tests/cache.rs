@@ -128,7 +128,8 @@ fn plans_that_contradict_themselves_change_nothing() {
     }
 }
 
-/// What a device has chosen is what the host would have, whoever looks at it: by itself, by what is left, and as rows.
+/// What a device has chosen is what the host would have, whoever looks at it: by itself, by what is
+/// left, and as rows.
 #[test]
 fn selections_of_a_device_are_those_of_the_host() {
     let mut numbers = Numbers::new(9);

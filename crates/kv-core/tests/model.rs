@@ -115,7 +115,8 @@ impl Pair {
         self.cache.retain(&Selection::new(kept).unwrap()).unwrap();
     }
 
-    /// Keeps so many slots of the highest scores of every head, among few scores, so that most are equal to another.
+    /// Keeps so many slots of the highest scores of every head, among few scores, so that most are
+    /// equal to another.
     pub(crate) fn retain_highest(&mut self, count: usize) {
         let layout = self.cache.layout();
         // What lies behind a head's slots must not count.

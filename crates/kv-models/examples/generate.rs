@@ -14,8 +14,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use burn::tensor::DType;
 use clap::{ArgGroup, Parser, ValueEnum};
-use kv_core::{Budget, DeviceChoice, MemoryReport, device_name, select_device};
-use kv_models::{Message, Model, Sampling, Session, TextOutput};
+use kv_core::{Budget, DeviceChoice, MemoryReport, counted, device_name, select_device};
+use kv_models::{ChatTemplate, Message, Model, Sampling, Session, TextOutput};
 use kv_policies::{Policy, build, build_named};
 use serde_json::{Map, Value, json};
 
@@ -134,6 +134,9 @@ fn run(args: &Args) -> Result<()> {
         seed: args.seed,
     };
     sampling.validate()?;
+    if args.chat {
+        ChatTemplate::from_name(&args.model)?;
+    }
     let device = select_device(args.device)?;
     let dtype = args.dtype.map(|dtype| match dtype {
         Float::F32 => DType::F32,
@@ -211,8 +214,10 @@ impl Turn<'_> {
 
         let rate = |tokens: usize, seconds: f64| tokens as f64 / seconds.max(1e-9);
         eprintln!(
-            "prompt: {prompt_tokens} tokens, {:.1} tokens/s; decode: {steps} steps, {:.1} tokens/s",
+            "prompt: {}, {:.1} tokens/s; decode: {}, {:.1} tokens/s",
+            counted(prompt_tokens, "token"),
             rate(prompt_tokens, prefill),
+            counted(steps, "step"),
             rate(steps, decode),
         );
         report_memory(decoder.session(), model);
@@ -278,11 +283,12 @@ fn report_memory(session: &Session<'_>, model: &Model) {
     let memory = session.memory();
     let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
     eprintln!(
-        "cache under {}: {:.2} MiB in use, {:.2} MiB with room and metadata; a full cache of \
-         {seen} tokens: {:.2} MiB",
+        "cache under {}: {:.2} MiB in use, {:.2} MiB with room and metadata; a full cache of {}: \
+         {:.2} MiB",
         session.policy().name(),
         mib(memory.in_use),
         mib(memory.total() - memory.scratch),
+        counted(seen, "token"),
         mib(full),
     );
 }

@@ -1,5 +1,5 @@
-//! Which channels of queries and keys matter most, measured on a text: what Double Sparsity and HShare
-//! approximate attention by.
+//! Which channels of queries and keys matter most, measured on a text: what Double Sparsity and
+//! HShare approximate attention by.
 
 use std::path::{Path, PathBuf};
 

@@ -12,6 +12,7 @@ use std::fmt;
 use std::path::Path;
 
 use burn::tensor::DType;
+use kv_core::counted;
 
 use crate::error::{ModelError, Result};
 
@@ -239,8 +240,8 @@ impl ModelConfig {
     /// What bounds a sequence, in words: `sliding window of 256 tokens` or `2048 positions`.
     pub fn longest(&self) -> String {
         match self.sliding_window {
-            Some(window) => format!("sliding window of {window} tokens"),
-            None => format!("{} positions", self.max_positions),
+            Some(window) => format!("sliding window of {}", counted(window, "token")),
+            None => counted(self.max_positions, "position"),
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use kv_core::counted;
+
 use crate::fisher::FisherError;
 use crate::hub::HubError;
 use crate::weights::WeightsError;
@@ -128,7 +130,10 @@ pub enum ModelError {
     EmptyPrompt,
 
     /// Prompts that should be equally long are not, or there are not as many tokens as sequences.
-    #[error("{actual} tokens where {expected} were expected; one for each sequence, equally many")]
+    #[error(
+        "{} where {expected} were expected; one for each sequence, equally many",
+        counted(*.actual, "token")
+    )]
     UnequalPrompts {
         /// Tokens expected.
         expected: usize,
@@ -182,7 +187,9 @@ pub enum ModelError {
 
     /// A sequence that does not fit into the model's positions.
     #[error(
-        "{tokens} tokens do not fit into the model's {positions} positions; shorten the prompt"
+        "{} do not fit into the model's {}; shorten the prompt",
+        counted(*.tokens, "token"),
+        counted(*.positions, "position")
     )]
     PromptTooLong {
         /// Tokens of the prompt, and of what was appended.

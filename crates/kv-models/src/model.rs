@@ -232,6 +232,23 @@ impl ModelConfig {
     }
 }
 
+impl ChatTemplate {
+    /// The chat template of a model by the name that [`Model::load`] takes, without its weights
+    /// (though a model of the hub is downloaded with them): who needs a template can ask for it
+    /// before the weights are loaded.
+    ///
+    /// # Errors
+    /// [`ModelError::MissingChatTemplate`] for models without one, random and embedded ones among
+    /// them; [`ModelError::ChatTemplate`] for one that does not parse; those of finding the model.
+    pub fn from_name(name: &str) -> Result<Self> {
+        let embedded = model_names().iter().any(|known| known == name) && !Path::new(name).is_dir();
+        if embedded || name.starts_with(RANDOM) {
+            return Err(ModelError::MissingChatTemplate { path: name.into() });
+        }
+        Self::from_folder(&resolve(name)?)
+    }
+}
+
 /// Names that [`Model::load`] takes without a folder or a hub.
 pub fn model_names() -> Vec<String> {
     let embedded = cfg!(feature = "needle-1m").then(|| "needle-1m".to_string());

@@ -11,7 +11,7 @@ use std::thread::{self, ThreadId};
 use burn::tensor::Tensor;
 use kv_core::{KvCache, MemoryReport, Origin, read_f32};
 use kv_kernels::device_work;
-use kv_policies::Policy;
+use kv_policies::{Policy, warn_of_remarks};
 
 pub use decoder::Decoder;
 
@@ -62,7 +62,7 @@ impl<'a> Session<'a> {
         sessions.pop().ok_or(ModelError::EmptyPrompt)
     }
 
-    /// The same under several policies at once: they share the prefill, but for those that
+    /// [`Self::start`] under several policies at once: they share the prefill, but for those that
     /// change it (that prune hidden states, freeze them or narrow windows), which prefill alone.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl<'a> Session<'a> {
         Self::start_rows(model, policies, prompts, seeds, &vec![new_tokens; prompts.len()])
     }
 
-    /// The same with numbers of new tokens for each prompt.
+    /// [`Self::start_many`] with numbers of new tokens for each prompt.
     pub(crate) fn start_rows(
         model: &'a Model,
         policies: &[Arc<dyn Policy>],
@@ -97,6 +97,7 @@ impl<'a> Session<'a> {
         if policies.iter().any(|policy| policy.renumbers()) {
             check_renumbered(model, prompts)?;
         }
+        policies.iter().for_each(|policy| warn_of_remarks(&**policy, model.config().num_layers));
         let _work = device_work();
         let mut sessions: Vec<Option<Self>> = policies.iter().map(|_| None).collect();
         let shared: Vec<usize> =

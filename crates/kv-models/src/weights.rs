@@ -118,9 +118,9 @@ impl Weights {
     /// rounded to nearest.
     ///
     /// # Errors
-    /// [`WeightsError::MissingTensor`]; [`WeightsError::WrongShape`] if the shape is not `expected`;
-    /// [`WeightsError::WrongDtype`]; [`WeightsError::OutOfRange`] if conversion to a narrower
-    /// type overflows; [`ModelError::Io`].
+    /// [`WeightsError::MissingTensor`]; [`WeightsError::WrongShape`] if the shape is not
+    /// `expected`; [`WeightsError::WrongDtype`]; [`WeightsError::OutOfRange`] if conversion to a
+    /// narrower type overflows; [`ModelError::Io`].
     pub fn tensor<const D: usize>(
         &self,
         name: &str,

@@ -1,6 +1,6 @@
 //! A model folder with a chat template.
 
-use kv_models::{Message, Model, ModelError};
+use kv_models::{ChatTemplate, Message, Model, ModelError};
 use kv_testing::devices;
 use serde_json::json;
 
@@ -37,6 +37,22 @@ fn variables_of_the_template_can_be_set() {
     };
     assert_eq!(text(json!({})), "hm");
     assert_eq!(text(json!({"enable_thinking": false})), "hm!");
+}
+
+/// Models whose weights cannot be loaded say whether they have a template.
+#[test]
+fn a_template_is_found_without_the_weights() {
+    let folder = embedded_folder();
+    std::fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    let name = folder.path().to_str().unwrap();
+    for name in [name, "needle-1m", "random:llama-3.1-8b"] {
+        let error = ChatTemplate::from_name(name).unwrap_err();
+        let ModelError::MissingChatTemplate { path } = error else { panic!("{error}") };
+        assert_eq!(path.to_str().unwrap(), name);
+    }
+    std::fs::write(folder.path().join("chat_template.jinja"), "{{ messages[0].content }}").unwrap();
+    let template = ChatTemplate::from_name(name).unwrap();
+    assert_eq!(template.render(&[Message::user("hm")], true).unwrap(), "hm");
 }
 
 /// Who does not use a template does not need one that parses.

@@ -206,8 +206,8 @@ fn a_saved_session_goes_on_identically() {
     }
 }
 
-/// At a budget of 25 % the bytes allocated are at most 26 % of the full cache; what prefill took beside
-/// them is one layer's, or all layers' where these are compressed together.
+/// At a budget of 25 % the bytes allocated are at most 26 % of the full cache; what prefill took
+/// beside them is one layer's, or all layers' where these are compressed together.
 #[test]
 fn memory_is_really_smaller() {
     for tested in devices() {

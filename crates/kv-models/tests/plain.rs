@@ -1,5 +1,5 @@
-//! The embedded model in plain loops over f64, with windows and frozen tokens: nothing is shared with
-//! the decoder but the weights.
+//! The embedded model in plain loops over f64, with windows and frozen tokens: nothing is shared
+//! with the decoder but the weights.
 
 use burn::tensor::{DType, Device};
 use kv_core::read_f32;
@@ -33,7 +33,8 @@ impl Changes<'_> {
 
 /// What a layer leaves.
 pub(crate) struct LayerState {
-    /// Queries after RoPE, `[T]` of `[Hq * D]`; those of frozen tokens are not computed by the model.
+    /// Queries after RoPE, `[T]` of `[Hq * D]`; those of frozen tokens are not computed by the
+    /// model.
     pub(crate) queries: Rows,
     /// Keys that are attended to, `[T]` of `[Hkv * D]`.
     pub(crate) keys: Rows,

@@ -1,4 +1,5 @@
-//! Windows that shrink with depth and frozen tokens against plain loops in f64, on the embedded model.
+//! Windows that shrink with depth and frozen tokens against plain loops in f64, on the embedded
+//! model.
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{MemoryReport, read_f32};
@@ -11,7 +12,7 @@ use kv_testing::{TestDevice, devices, exact_devices, relative_error, skip};
 use serde_json::{Value, json};
 
 use super::plain::{Changes, PlainModel, softmax};
-use super::support::{embedded, embedded_in_f32, prompts};
+use super::support::{embedded, embedded_in_f32, prompts, warnings_of};
 
 const LAYERS: usize = 4;
 const SINKS: usize = 16;
@@ -251,8 +252,8 @@ fn policies_that_change_a_prompt_prefill_alone() {
     assert_eq!(logits[2], logits[3]);
 }
 
-/// Freeing gives the same tokens in fewer bytes, prompt and decode; copied keys and values hold a second
-/// layer while the prompt is computed.
+/// Freeing gives the same tokens in fewer bytes, prompt and decode; copied keys and values hold a
+/// second layer while the prompt is computed.
 #[test]
 fn bytes_follow_the_schedule() {
     for tested in devices() {
@@ -448,4 +449,23 @@ fn bounds_hold_on_real_attention() {
             }
         }
     }
+}
+
+/// Settings that leave every layer as it is are told once, however many sessions there are.
+#[test]
+fn windows_that_begin_behind_the_last_layer_are_told_once() {
+    let tested = &devices()[0];
+    let model = embedded(tested);
+    let prompt = prompts(&model).remove(0);
+    let told = |start: usize| {
+        let policy = build(&json!({"policy": "psaw", "start": start})).unwrap();
+        let prompts = [prompt.clone()];
+        warnings_of(|| drop(Session::start(&model, policy.clone(), &prompts, &[0], 1).unwrap()))
+    };
+    let warning = told(17);
+    let expected = "policy `psaw`: psaw's windows change nothing in this model: they begin behind \
+                    layer 17 of 4";
+    assert!(warning.contains(expected), "{warning}");
+    assert_eq!(told(17), "");
+    assert_eq!(told(3), "");
 }

@@ -36,8 +36,8 @@ fn decoder<'a>(session: &Session<'a>) -> Decoder<'a> {
     session.fork().decoder(&samplings).unwrap()
 }
 
-/// The same tokens over up to 500 steps of growing context, greedy and drawn rows together, with rows that
-/// end on the way.
+/// The same tokens over up to 500 steps of growing context, greedy and drawn rows together, with
+/// rows that end on the way.
 #[test]
 fn recorded_steps_give_the_tokens_of_launched_ones() {
     for tested in gpus("recorded_steps_give_the_tokens_of_launched_ones") {
@@ -71,7 +71,8 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
             (json!({"policy": "double-sparsity", "budget": 64}), 60),
             (json!({"policy": "hshare", "budget": 64, "layers": 0.5}), 60),
             (json!({"policy": "duo-attention", "budget": 0.4, "alpha": GATES}), 60),
-            // Blocks of steps share sets, and rows end in the midst of one; windows that move on with the context.
+            // Blocks of steps share sets, and rows end in the midst of one; windows that move on
+            // with the context.
             (json!({"policy": "cis", "budget": 64}), long),
             (json!({"policy": "cis-star", "budget": 64}), 60),
             (json!({"policy": "psaw", "phi": 0.2, "start": 0}), long),
@@ -150,7 +151,8 @@ fn replayed_steps_allocate_nothing() {
     }
 }
 
-/// Steps that begin before the host has read what they decode draw the same tokens, which are in the caches then.
+/// Steps that begin before the host has read what they decode draw the same tokens, which are in
+/// the caches then.
 #[test]
 fn steps_ahead_of_the_host_draw_the_same() {
     for tested in gpus("steps_ahead_of_the_host_draw_the_same") {

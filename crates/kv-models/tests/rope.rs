@@ -3,8 +3,9 @@
 use std::fs;
 
 use burn::tensor::DType;
+use kv_core::read_f32;
 use kv_models::{Model, ModelConfig, ModelError, Session, inverse_frequencies_of};
-use kv_policies::build;
+use kv_policies::{RAW_QUERIES, build};
 use kv_testing::{devices, exact_devices};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::{Value, json};
@@ -131,6 +132,40 @@ fn logits_are_those_of_transformers() {
                 assert!(rows.next().is_none());
             }
         }
+    }
+}
+
+/// YaRN's attention factor is in the queries that Expected Attention remembers of decode steps, as
+/// in those of a prompt: the last one is the same whether its token came in a prompt or in a step.
+#[test]
+fn queries_of_steps_have_the_attention_factor_of_a_prompt_s() {
+    let (_, golden) = goldens().find(|(name, _)| *name == "yarn").unwrap();
+    let folder = folder(&golden["config"]);
+    let tokens: Vec<u32> = numbers(&golden["tokens"]).iter().map(|x| *x as u32).collect();
+    let tokens = &tokens[..24];
+    for tested in exact_devices("rope") {
+        let model = Model::from_folder(folder.path(), &tested.device, Some(DType::F32)).unwrap();
+        let factor = model.config().rope_scaling.attention_factor();
+        assert!(factor > 1.05, "{factor}");
+        let config = json!({"policy": "expected-attention", "budget": 64});
+        let start = |prompt: &[u32]| {
+            let policy = build(&config).unwrap();
+            Session::start(&model, policy, &[prompt.to_vec()], &[0], 4).unwrap()
+        };
+        let last = |session: &Session<'_>| {
+            let queries = session.cache().layers[0].state(RAW_QUERIES).unwrap().clone();
+            let ([_, _, width], dim) = (queries.dims(), model.config().head_dim);
+            let last = queries.narrow(2, width - dim, dim);
+            let [batch, heads, dim] = last.dims();
+            read_f32("queries", last.reshape([batch * heads * dim])).unwrap()
+        };
+        let whole = last(&start(tokens));
+        let mut session = start(&tokens[..23]);
+        session.step(&tokens[23..]).unwrap();
+        let stepped = last(&session);
+        let size = whole.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let worst = whole.iter().zip(&stepped).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+        assert!(size > 0.01 && worst < 1e-4 * size, "{}: {worst} of {size}", tested.name);
     }
 }
 

@@ -12,8 +12,8 @@ pub(crate) fn embedded(tested: &TestDevice) -> Model {
     Model::load("needle-1m", &tested.device, None).unwrap()
 }
 
-/// The same with weights and cache in f32, for tests that compare what is computed in different orders: in bf16 a logit's
-/// last bit is more than many differences between tokens.
+/// The same with weights and cache in f32, for tests that compare what is computed in different
+/// orders: in bf16 a logit's last bit is more than many differences between tokens.
 pub(crate) fn embedded_in_f32(tested: &TestDevice) -> Model {
     Model::load("needle-1m", &tested.device, Some(DType::F32)).unwrap()
 }
@@ -54,8 +54,8 @@ pub(crate) fn model_folder(name: &str) -> Option<PathBuf> {
 pub(crate) const GATES: [[f64; 2]; 4] = [[0.1, 0.7], [0.9, 0.2], [0.4, 0.5], [0.3, 0.8]];
 
 /// Every policy of the registry at a budget, and some that combine or space out decisions. On
-/// devices other than the CPU, one of each mechanism unless `slow-tests` is on: a software GPU takes
-/// minutes for all of them.
+/// devices other than the CPU, one of each mechanism unless `slow-tests` is on: a software GPU
+/// takes minutes for all of them.
 pub(crate) fn every_policy(budget: f64, tested: &TestDevice) -> Vec<Value> {
     let mechanisms = [
         "full",

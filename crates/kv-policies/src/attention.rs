@@ -97,8 +97,8 @@ pub fn window_attention(queries: &Tensor<4>, keys: &Tensor<4>) -> Tensor<4> {
 }
 
 /// Mean attention of the last `W` queries, weighted from 1 for the first to `last` for the last of
-/// them, as PyramidInfer's; sequence by sequence and block by block, so that few rows of the matrix are
-/// there at a time.
+/// them, as PyramidInfer's; sequence by sequence and block by block, so that few rows of the matrix
+/// are there at a time.
 ///
 /// # Shapes
 /// `queries` `[B, Hq, W, D]`, `keys` `[B, Hkv, T, D]`; returns `[B, Hq, T]`.
@@ -133,8 +133,8 @@ fn recent_attention_of_one(queries: &Tensor<4>, keys: &Tensor<4>, last: f32) -> 
     sum.div_scalar(rows as f64)
 }
 
-/// `ln Σ w exp(q . k / sqrt(D))` over the last `W` queries, weighted likewise; later keys have no score of
-/// earlier queries. Logarithms, since sums of exponentials know no bounds.
+/// `ln Σ w exp(q . k / sqrt(D))` over the last `W` queries, weighted likewise; later keys have no
+/// score of earlier queries. Logarithms, since sums of exponentials know no bounds.
 ///
 /// # Shapes
 /// As [`recent_attention`]'s.

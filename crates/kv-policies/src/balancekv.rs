@@ -32,16 +32,18 @@ const AUGMENTED: &str = "balancekv-augmented";
 
 /// BalanceKV (<https://arxiv.org/abs/2502.07861>) in its block-parallel form (appendix B): of the
 /// tokens between sinks and recents, a self-balancing walk ([`kv_core::balance`], Algorithm 2)
-/// halves every block of 256 so that both halves attend alike, for every query; survivors carry twice
-/// the weight. Rounds follow one another until the budget is met. Prefill only, as in the paper's
-/// end-to-end experiments.
+/// halves every block of 256 so that both halves attend alike, for every query; survivors carry
+/// twice the weight. Rounds follow one another until the budget is met. Prefill only, as in the
+/// paper's end-to-end experiments.
 ///
-/// Any budget is met exactly: of `n` tokens, all take `T` rounds while `n / 2^T` is not below it, and
-/// of those that are left the oldest take one more, the paper's form for low compression (section 4.5).
+/// Any budget is met exactly: of `n` tokens, all take `T` rounds while `n / 2^T` is not below it,
+/// and of those that are left the oldest take one more, the paper's form for low compression
+/// (section 4.5).
 ///
-/// Where the paper leaves it open: each half has exactly half of its block (when a class is full, the
-/// rest joins the other), keys are centred by the mean of all tokens that are compressed, and the
-/// first and last 256 tokens that the paper keeps exactly are cut to a quarter of the budget each.
+/// Where the paper leaves it open: each half has exactly half of its block (when a class is full,
+/// the rest joins the other), keys are centred by the mean of all tokens that are compressed, and
+/// the first and last 256 tokens that the paper keeps exactly are cut to a quarter of the budget
+/// each.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BalanceKv {
@@ -61,9 +63,9 @@ pub struct BalanceKv {
     #[serde(default = "default_gamma")]
     pub gamma: f64,
     /// Algorithm 2's probabilities instead, failing with this probability: `1/2 − Σ / (2 c R²)`,
-    /// `c = 30 ln(n / δ)` for blocks of `n`, `R` by the norms that are there. Its FAIL is logged, and
-    /// such a token takes the likelier sign. At the norms of real keys this is a fair coin to within
-    /// 1e-6.
+    /// `c = 30 ln(n / δ)` for blocks of `n`, `R` by the norms that are there. Its FAIL is logged,
+    /// and such a token takes the likelier sign. At the norms of real keys this is a fair coin to
+    /// within 1e-6.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta: Option<f64>,
     /// Added to the values' products, so that denominators are balanced too: 0.025 in the authors'
@@ -73,16 +75,16 @@ pub struct BalanceKv {
     /// What keys are centred by.
     #[serde(default)]
     pub centring: Centring,
-    /// Share of the slots between the ends that hold tokens exactly, those whose keys stand apart: the
-    /// augmented form for retrieval (section 4.3, "a small set of tokens whose key embeddings are
-    /// strongly anti-correlated with the rest"; the paper names no number).
+    /// Share of the slots between the ends that hold tokens exactly, those whose keys stand apart:
+    /// the augmented form for retrieval (section 4.3, "a small set of tokens whose key embeddings
+    /// are strongly anti-correlated with the rest"; the paper names no number).
     #[serde(default)]
     pub anchors: f64,
     /// Which tokens stand apart.
     #[serde(default)]
     pub anchors_by: AnchorRule,
-    /// The authors' code to the letter instead, see [`OfficialWalk`]: it takes whole rounds alone, so
-    /// that less than the budget may be kept.
+    /// The authors' code to the letter instead, see [`OfficialWalk`]: it takes whole rounds alone,
+    /// so that less than the budget may be kept.
     #[serde(default)]
     pub official: bool,
 }
@@ -217,7 +219,8 @@ impl BalanceKv {
         Ok(Some(Parts { ends, middle: sinks..tokens - recents, target, anchors }))
     }
 
-    /// A layer's anchors by the authors' rule, of each sequence; `None` where all of the prompt stays.
+    /// A layer's anchors by the authors' rule, of each sequence; `None` where all of the prompt
+    /// stays.
     fn block_anchors(&self, observation: &Observation<'_>) -> Result<Option<Vec<Selection>>> {
         let parts = self.parts(observation.tokens())?;
         let of =
@@ -265,8 +268,8 @@ impl BalanceKv {
         Compressed { kept, separate: false }.plan(ends, tokens)
     }
 
-    /// Anchors, equally many a head, and what the walk leaves of the other tokens of `middle`: `target`
-    /// together.
+    /// Anchors, equally many a head, and what the walk leaves of the other tokens of `middle`:
+    /// `target` together.
     fn beside(
         &self,
         observation: &Observation<'_>,

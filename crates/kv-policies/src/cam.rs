@@ -26,14 +26,14 @@ const ATTENTION: &str = "attention";
 const SEEDS: &str = "seeds";
 
 /// CaM (Zhang et al., 2024) around any policy that evicts by scores: with probability
-/// `clamp(A_e / mean(A_next), 0, 1)` the value of a victim `e` is spread evenly on the next `spread`
-/// survivors in the order of positions, `v_j + v_e / m` for each of the `m` that there are; else it is
-/// dropped. Keys stay as they are, heads draw for themselves, and survivors receive a prompt's values
-/// as they were, not as merged.
+/// `clamp(A_e / mean(A_next), 0, 1)` the value of a victim `e` is spread evenly on the next
+/// `spread` survivors in the order of positions, `v_j + v_e / m` for each of the `m` that there
+/// are; else it is dropped. Keys stay as they are, heads draw for themselves, and survivors receive
+/// a prompt's values as they were, not as merged.
 ///
-/// `A` is the attention that each token has had from the last query, as in the authors' generation code (HELM) with a
-/// `spread` of 32, or from all queries, as in their streaming code with one of 16. Both keep sinks and recents, and
-/// merge nothing of the prompt: one token a decode step.
+/// `A` is the attention that each token has had from the last query, as in the authors' generation
+/// code (HELM) with a `spread` of 32, or from all queries, as in their streaming code with one
+/// of 16. Both keep sinks and recents, and merge nothing of the prompt: one token a decode step.
 #[derive(Debug, Clone)]
 pub struct Cam {
     evictor: Arc<dyn Evictor>,
@@ -50,8 +50,8 @@ pub struct CamOptions {
     pub attention: CamAttention,
     /// Which of a prompt's victims may be spread; none in the authors' code.
     pub candidates: Candidates,
-    /// Whether a victim is compared with all survivors behind it rather than the next ones, and each
-    /// share is `1 / spread` even where fewer receive one, as in the authors' generation code.
+    /// Whether a victim is compared with all survivors behind it rather than the next ones, and
+    /// each share is `1 / spread` even where fewer receive one, as in the authors' generation code.
     pub official: bool,
 }
 
@@ -109,7 +109,8 @@ impl Cam {
         Ok(Self { evictor, options })
     }
 
-    /// [`Policy::prime`] with numbers in `[0, 1)` of one's own: that of a (sequence, head) and token.
+    /// [`Policy::prime`] with numbers in `[0, 1)` of one's own: that of a (sequence, head) and
+    /// token.
     ///
     /// # Errors
     /// As [`Policy::prime`].

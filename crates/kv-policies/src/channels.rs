@@ -1,7 +1,7 @@
 //! The channels by which Double Sparsity and HShare approximate products of queries and keys.
 
 use burn::tensor::{DType, Tensor};
-use kv_core::read_f32;
+use kv_core::{counted, read_f32};
 use serde::{Deserialize, Serialize};
 
 use crate::attention::last_queries;
@@ -66,14 +66,14 @@ impl Channels {
             return Err(invalid("`channels` is a file that was not read".into()));
         };
         if lists.len() != layer.count {
-            let (actual, expected) = (lists.len(), layer.count);
-            return Err(invalid(format!("`channels` has {actual} layers, expected {expected}")));
+            let (actual, expected) = (counted(lists.len(), "layer"), layer.count);
+            return Err(invalid(format!("`channels` has {actual}, expected {expected}")));
         }
         let own = &lists[layer.index];
         if own.len() != heads && own.len() != kv_heads {
-            let (index, actual) = (layer.index, own.len());
+            let (index, actual) = (layer.index, counted(own.len(), "head"));
             return Err(invalid(format!(
-                "`channels` of layer {index} has {actual} heads, expected {heads} or {kv_heads}"
+                "`channels` of layer {index} has {actual}, expected {heads} or {kv_heads}"
             )));
         }
         let each = heads / own.len();
@@ -95,9 +95,9 @@ impl Channels {
     }
 }
 
-/// `count` channels of every query head, `[B, Hq, count]`, ascending: those that were calibrated, or
-/// else those of the prompt's last `window` tokens, by the mean of `|q_c k_c|` of a token's own query
-/// and key.
+/// `count` channels of every query head, `[B, Hq, count]`, ascending: those that were calibrated,
+/// or else those of the prompt's last `window` tokens, by the mean of `|q_c k_c|` of a token's own
+/// query and key.
 pub(crate) fn channels(
     policy: &'static str,
     calibrated: Option<&Channels>,
@@ -162,8 +162,8 @@ impl ChannelStatistic {
     }
 }
 
-/// The `count` channels of the highest numbers in each row of `head_dim`, highest first; the lower one
-/// among equals.
+/// The `count` channels of the highest numbers in each row of `head_dim`, highest first; the lower
+/// one among equals.
 pub fn by_importance(numbers: &[f32], head_dim: usize, count: usize) -> Vec<Vec<u32>> {
     let rows = numbers.chunks_exact(head_dim).map(|row| {
         let mut order: Vec<u32> = (0..head_dim as u32).collect();

@@ -10,11 +10,13 @@ pub use options::{
     CisOptions, Compared, GroupScore, GroupSimilarity, Neighbours, SetsOf, Similarity,
 };
 
-/// CIS: the whole cache stays, and each head attends to sinks, locals and a set of tokens in between.
+/// CIS: the whole cache stays, and each head attends to sinks, locals and a set of tokens in
+/// between.
 ///
-/// A step shares the set of the most recent step of its block whose query is similar (eq. 12): the `k` tokens of highest
-/// attention of the step that retrieved the set, and the neighbours of the best of them (eq. 13). A step that finds no
-/// similar one retrieves, and reads the `k` tokens alone.
+/// A step shares the set of the most recent step of its block whose query is similar (eq. 12): the
+/// `k` tokens of highest attention of the step that retrieved the set, and the neighbours of the
+/// best of them (eq. 13). A step that finds no similar one retrieves, and reads the `k` tokens
+/// alone.
 ///
 /// All of a step is decided on the device.
 #[derive(Debug, Clone)]
@@ -45,7 +47,8 @@ impl Cis {
         if let Some(target) = options.target.filter(|_| star) {
             // Both would steer `k`.
             let reason = format!(
-                "`target` is {target}, expected none, as sets are brought to the budget's size; `cis` has targets"
+                "`target` is {target}, expected none, as sets are brought to the budget's size; \
+                 `cis` has targets"
             );
             return Err(PolicyError::InvalidConfig { policy: name.into(), reason });
         }
@@ -107,7 +110,8 @@ impl Policy for Cis {
 }
 
 impl Cis {
-    /// A step whose tokens are appended, where `hidden` is the share of tokens that are out of sight.
+    /// A step whose tokens are appended, where `hidden` is the share of tokens that are out of
+    /// sight.
     pub(crate) fn attend_within(
         &self,
         hidden: Share,

@@ -8,8 +8,9 @@ use crate::{
 
 const NAME: &str = "cpe";
 
-/// CPE, PrHS's three selectors together (section IV-D): steps share index sets (CIS) among the tokens that their
-/// layer's window shows (PSAW), which holds in prefill too, where deep layers leave early tokens as they are (ETF).
+/// CPE, PrHS's three selectors together (section IV-D): steps share index sets (CIS) among the
+/// tokens that their layer's window shows (PSAW), which holds in prefill too, where deep layers
+/// leave early tokens as they are (ETF).
 ///
 /// The window is known before the step: what it hides is neither scored nor read.
 #[derive(Debug, Clone)]
@@ -73,8 +74,8 @@ impl Policy for Cpe {
         if !share.is_zero() && !selection.kept()?.iter().all(whole) {
             let layer = observation.layer.index;
             let reason = format!(
-                "its windows count tokens, and layer {layer} keeps {} of {tokens} for a head, not all that is in sight: \
-                 expected a prompt kept whole, or `phi` of 1 in `psaw`",
+                "its windows count tokens, and layer {layer} keeps {} of {tokens} for a head, not \
+                 all that is in sight: expected a prompt kept whole, or `phi` of 1 in `psaw`",
                 selection.lengths().iter().min().copied().unwrap_or_default()
             );
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
@@ -113,8 +114,8 @@ impl Policy for Cpe {
     }
 }
 
-/// Whether slots of `kept` tokens, of `tokens`, are all of them but for a gap behind the sinks that the next step's window
-/// hides: where a token's slot is follows from how many are missing.
+/// Whether slots of `kept` tokens, of `tokens`, are all of them but for a gap behind the sinks that
+/// the next step's window hides: where a token's slot is follows from how many are missing.
 fn in_sight_whole(kept: &[u32], tokens: usize, hidden: Share, sinks: usize) -> bool {
     let gap = kept.iter().zip(0..).take_while(|(token, at)| **token == *at).count();
     let freed = tokens - kept.len().min(tokens);

@@ -23,16 +23,16 @@ const THRESHOLD: &str = "threshold";
 /// The threshold of a sequence that has had no victims: below all cosines.
 const NONE_YET: f32 = -2.0;
 
-/// D2O (Wan et al., 2024): each victim of H2O is merged into the kept slot of the most similar key, if
-/// the cosine reaches a threshold, else dropped. The threshold starts as the mean of the prompt's
-/// victims' highest cosines and follows those of the steps (equation 7). Keys and values are averaged
-/// with weights `exp(cos)`, and `e` for the kept slot itself (equations 8 and 9); a merged slot counts
-/// as one in attention.
+/// D2O (Wan et al., 2024): each victim of H2O is merged into the kept slot of the most similar key,
+/// if the cosine reaches a threshold, else dropped. The threshold starts as the mean of the
+/// prompt's victims' highest cosines and follows those of the steps (equation 7). Keys and values
+/// are averaged with weights `exp(cos)`, and `e` for the kept slot itself (equations 8 and 9); a
+/// merged slot counts as one in attention.
 ///
 /// Layers have budgets by how much their attention varies from token to token, the more the less it
-/// does: in proportion to `softmax(−f)`. That is known when the whole prompt has been
-/// prefilled, so that layers are compressed together ([`Policy::prefill_layers`]); a layer alone has
-/// its own equal share.
+/// does: in proportion to `softmax(−f)`. That is known when the whole prompt has been prefilled, so
+/// that layers are compressed together ([`Policy::prefill_layers`]); a layer alone has its own
+/// equal share.
 #[derive(Debug, Clone)]
 pub struct D2o {
     evictor: Arc<dyn Evictor>,
@@ -48,10 +48,10 @@ pub struct D2oOptions {
     /// Whether layers have budgets by how much their attention varies, rather than as the evictor's
     /// `layers` says.
     pub dynamic_layers: bool,
-    /// Whether keys and values are summed and compared as in the authors' code: weights `cos` and 1,
-    /// divided by the number of tokens; and the `i`-th victims of all heads stay or go together, by
-    /// their mean cosine. With dynamic budgets, the first two layers and the last stay whole, and
-    /// what a layer may have least and most is not made up for by others.
+    /// Whether keys and values are summed and compared as in the authors' code: weights `cos` and
+    /// 1, divided by the number of tokens; and the `i`-th victims of all heads stay or go together,
+    /// by their mean cosine. With dynamic budgets, the first two layers and the last stay whole,
+    /// and what a layer may have least and most is not made up for by others.
     pub official: bool,
     /// Whether first and last tokens that the evictor always keeps take no merges, so that they
     /// stay as they are. The paper and the authors' code merge into all that is kept.
@@ -156,7 +156,8 @@ impl D2o {
         if !self.options.official {
             return Ok(());
         }
-        // The authors divide by the number of tokens rather than by the weights: the mean of these is the slot's score.
+        // The authors divide by the number of tokens rather than by the weights: the mean of these
+        // is the slot's score.
         let count = merged.slots.dims()[0];
         let factors = merged.weights.narrow(1, 1, 1).reshape([count]).exp();
         Ok(cache.scale_slots(&merged.slots, factors)?)

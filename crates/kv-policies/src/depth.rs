@@ -2,8 +2,8 @@
 
 use crate::{PolicyError, Result};
 
-/// The layer `ℓ_s` behind which a schedule begins, counted from 1: three quarters of the layers, rounded
-/// down, unless told.
+/// The layer `ℓ_s` behind which a schedule begins, counted from 1: three quarters of the layers,
+/// rounded down, unless told.
 pub(crate) fn start_layer(start: Option<usize>, layers: usize) -> usize {
     start.unwrap_or(3 * layers / 4)
 }

@@ -1,8 +1,8 @@
 //! How much attention PSAW and ETF may change (PrHS, appendices B to E), in f64 on the host.
 
 /// Attention that falls with distance at least as fast as a geometric tail: a query at distance `d`
-/// gives a token behind the sinks at most `kappa (1 - rho) rho^d`, `rho = exp(-lambda)`. Eq. (44) of
-/// PrHS.
+/// gives a token behind the sinks at most `kappa (1 - rho) rho^d`, `rho = exp(-lambda)`. Eq. (44)
+/// of PrHS.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Recency {
     /// `lambda > 0`
@@ -11,8 +11,8 @@ pub struct Recency {
     pub log_kappa: f64,
 }
 
-/// Key updates between layers that shrink with depth: at most `scale exp(-rate (l - start))` in layer
-/// `l`. Eq. (45) of PrHS, with `B` the scale and `mu` the rate.
+/// Key updates between layers that shrink with depth: at most `scale exp(-rate (l - start))` in
+/// layer `l`. Eq. (45) of PrHS, with `B` the scale and `mu` the rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct KeyDrift {
     /// `B`
@@ -30,8 +30,8 @@ const SLACK: f64 = 1e-9;
 
 impl Recency {
     /// The constants that dominate all of `attention` and bound what is `distance` tokens away or
-    /// further tightest. `attention[d]` is the most that any query of a layer gives a token behind the
-    /// sinks at distance `d`, 0 for its own.
+    /// further tightest. `attention[d]` is the most that any query of a layer gives a token behind
+    /// the sinks at distance `d`, 0 for its own.
     ///
     /// `None` for attention that is nowhere above 0, which every tail dominates, or is not finite.
     pub fn fit(attention: &[f64], distance: usize) -> Option<Self> {
@@ -54,12 +54,12 @@ impl Recency {
         Some(Self { lambda, log_kappa: log_kappa(lambda) + SLACK })
     }
 
-    /// What a query may give at most to all tokens behind the sinks that are `distance` tokens away or
-    /// further, `kappa exp(-lambda distance)`: theorem 7 by its proof, eq. (46).
+    /// What a query may give at most to all tokens behind the sinks that are `distance` tokens away
+    /// or further, `kappa exp(-lambda distance)`: theorem 7 by its proof, eq. (46).
     ///
-    /// The theorem itself has `1 - τ_sink` in place of `kappa`, on the ground that this were the larger
-    /// one. But (44), summed over all distances, makes `kappa` the larger one, and mass that is all far
-    /// away satisfies (44) and breaks that form.
+    /// The theorem itself has `1 - τ_sink` in place of `kappa`, on the ground that this were the
+    /// larger one. But (44), summed over all distances, makes `kappa` the larger one, and mass that
+    /// is all far away satisfies (44) and breaks that form.
     pub fn dropped_mass(&self, distance: usize) -> f64 {
         (self.log_kappa - self.lambda * distance as f64).exp()
     }
@@ -67,8 +67,8 @@ impl Recency {
 
 impl KeyDrift {
     /// The constants that dominate all updates, and lie least above them on average, in logarithms.
-    /// `updates` has `(l - start, max ‖k_i^(l) - k_i^(l-1)‖)` of every layer that freezes, over what it
-    /// freezes.
+    /// `updates` has `(l - start, max ‖k_i^(l) - k_i^(l-1)‖)` of every layer that freezes, over
+    /// what it freezes.
     ///
     /// `None` for updates that are all 0, or not finite.
     pub fn fit(updates: &[(usize, f64)]) -> Option<Self> {
@@ -90,9 +90,9 @@ impl KeyDrift {
         Some(Self { scale: (log_scale(rate) + SLACK).exp(), rate })
     }
 
-    /// By how much attention may change at most, half of the sum of all absolute changes, where a layer
-    /// `depth` layers behind the first attends to frozen keys in place of its own: theorem 8, for
-    /// queries of a norm up to `query_norm` and heads of `head_dim`.
+    /// By how much attention may change at most, half of the sum of all absolute changes, where a
+    /// layer `depth` layers behind the first attends to frozen keys in place of its own: theorem 8,
+    /// for queries of a norm up to `query_norm` and heads of `head_dim`.
     pub fn gap(&self, query_norm: f64, head_dim: usize, depth: usize) -> f64 {
         query_norm / (head_dim as f64).sqrt() * self.scale * (-self.rate * depth as f64).exp()
     }

@@ -8,9 +8,9 @@ use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result,
 
 const NAME: &str = "double-sparsity";
 
-/// Double Sparsity (Yang et al., 2024, section 3): the whole cache stays; a decode step scores every
-/// token by the few channels of each query head that matter most, and attends to the best ones
-/// exactly. The first layers attend to everything, and so do all while a prompt is read.
+/// Double Sparsity (Yang et al., 2024, section 3): the whole cache stays; a decode step scores
+/// every token by the few channels of each query head that matter most, and attends to the best
+/// ones exactly. The first layers attend to everything, and so do all while a prompt is read.
 ///
 /// Channels are calibrated offline ([`Channels`]). Without that they are those of the prompt's own
 /// last tokens, which is ours.

@@ -1,7 +1,7 @@
 mod gates;
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{Budget, CacheOptions, DecodeAttentionOptions, LayerCache, Selection};
+use kv_core::{Budget, CacheOptions, DecodeAttentionOptions, LayerCache, Selection, counted};
 use serde::{Deserialize, Serialize};
 
 use crate::subset::{numbers, state, tokens_of};
@@ -15,9 +15,9 @@ const FIRST: &str = "first";
 /// Slots of a head that keeps everything.
 const ENDLESS: usize = i32::MAX as usize;
 
-/// DuoAttention (Xiao et al., 2024, section 2): retrieval heads keep everything, streaming heads the
-/// first tokens and the most recent ones, which the incoming token joins before the attention. Which
-/// are which say gates that were trained, one for each key-value head.
+/// DuoAttention (Xiao et al., 2024, section 2): retrieval heads keep everything, streaming heads
+/// the first tokens and the most recent ones, which the incoming token joins before the attention.
+/// Which are which say gates that were trained, one for each key-value head.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DuoAttention {
@@ -106,9 +106,9 @@ impl DuoAttention {
         let own = lists.get(index).map_or(0, Vec::len);
         if lists.len() != count || own != kv_heads {
             let reason = format!(
-                "`alpha` has {} layers, layer {index} has {own} heads, expected {count} layers of \
-                 {kv_heads}",
-                lists.len()
+                "`alpha` has {}, layer {index} has {}, expected {count} layers of {kv_heads}",
+                counted(lists.len(), "layer"),
+                counted(own, "head")
             );
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
         }

@@ -1,6 +1,6 @@
 //! First and last tokens that are always kept.
 
-use kv_core::Budget;
+use kv_core::{Budget, counted};
 
 use crate::notice::warn_once;
 use crate::{PolicyError, Result};
@@ -17,7 +17,8 @@ pub(crate) fn first_tokens(slots: usize) -> usize {
 /// Sinks and recents within the `slots` that a `budget` has come to.
 ///
 /// A budget in tokens must hold what it protects. A share of a short prompt may come to less: then
-/// recents are cut to what sinks leave, and sinks to a quarter of the slots or to what recents leave.
+/// recents are cut to what sinks leave, and sinks to a quarter of the slots or to what recents
+/// leave.
 ///
 /// # Errors
 /// [`PolicyError::ProtectedOverBudget`] for a budget in tokens.
@@ -36,9 +37,10 @@ pub(crate) fn fit_ends(
     let first = sinks.min((slots / 4).max(slots.saturating_sub(recents)));
     let last = recents.min(slots - first);
     warn_once(policy, "ends", || {
+        let [slots, sinks, recents] =
+            [(slots, "slot"), (sinks, "sink"), (recents, "recent")].map(|(n, of)| counted(n, of));
         format!(
-            "a budget of {slots} slots is below its {sinks} sinks and {recents} recents: {first} and \
-             {last} are kept"
+            "a budget of {slots} is below its {sinks} and {recents}: {first} and {last} are kept"
         )
     });
     Ok([first, last])
@@ -62,5 +64,7 @@ mod tests {
         }
         let error = fit_ends("test", Budget::Tokens(15), 15, [4, 64]).unwrap_err();
         assert!(matches!(error, PolicyError::ProtectedOverBudget { budget: 15, .. }), "{error}");
+        let error = fit_ends("test", Budget::Tokens(1), 1, [1, 2]).unwrap_err().to_string();
+        assert!(error.contains("1 sink and 2 recents exceed the budget of 1 slot;"), "{error}");
     }
 }

@@ -1,3 +1,5 @@
+use kv_core::counted;
+
 /// Why a policy could not be built or could not do its step. Caches are unchanged after an error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -28,7 +30,11 @@ pub enum PolicyError {
     },
     /// Sinks and recents alone exceed the budget.
     #[error(
-        "policy `{policy}`: {sinks} sinks and {recents} recents exceed the budget of {budget} slots"
+        "policy `{policy}`: {} and {} exceed the budget of {}; protect fewer tokens or raise the \
+         budget",
+        counted(*.sinks, "sink"),
+        counted(*.recents, "recent"),
+        counted(*.budget, "slot")
     )]
     ProtectedOverBudget {
         /// The policy.

@@ -6,15 +6,15 @@ use crate::{FrozenTokens, LayerContext, Needs, Observation, Plan, Policy, Result
 
 const NAME: &str = "etf";
 
-/// ETF: the early token freezing of PrHS, section IV-C. In layer `l` of `N`, counted from 1, a prompt of
-/// `T` tokens passes its tokens behind the first `sinks` up to number
+/// ETF: the early token freezing of PrHS, section IV-C. In layer `l` of `N`, counted from 1, a
+/// prompt of `T` tokens passes its tokens behind the first `sinks` up to number
 ///
 /// ```text
 /// E_l = floor((1 - psi^(gamma (l - start) / (N - start))) T) for l >= start, else 0    (eq. 16)
 /// ```
 ///
-/// on as they are: neither their attention nor their MLP is computed. All others attend to everything,
-/// and nothing changes while decoding.
+/// on as they are: neither their attention nor their MLP is computed. All others attend to
+/// everything, and nothing changes while decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Etf {
@@ -22,14 +22,14 @@ pub struct Etf {
     pub psi: f64,
     /// How fast the frozen part grows with depth.
     pub gamma: f64,
-    /// The layer behind which tokens freeze, `ℓ_s` of the paper, counted from 1; 0 begins with the first
-    /// layer. `None` for three quarters of the layers, rounded down.
+    /// The layer behind which tokens freeze, `ℓ_s` of the paper, counted from 1; 0 begins with the
+    /// first layer. `None` for three quarters of the layers, rounded down.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<usize>,
     /// First tokens that are always computed.
     pub sinks: usize,
-    /// Where frozen tokens' keys and values come from: their hidden states (section IV-C), or the layer
-    /// below (appendix D).
+    /// Where frozen tokens' keys and values come from: their hidden states (section IV-C), or the
+    /// layer below (appendix D).
     pub reuse: Reuse,
 }
 
@@ -44,8 +44,8 @@ impl Etf {
     /// Checks the parameters, as those of `policy`.
     ///
     /// # Errors
-    /// [`crate::PolicyError::InvalidConfig`] for a `psi` that is not above 0 and at most 1, and for a
-    /// `gamma` that is negative or not finite.
+    /// [`crate::PolicyError::InvalidConfig`] for a `psi` that is not above 0 and at most 1, and for
+    /// a `gamma` that is negative or not finite.
     pub fn validate(&self, policy: &str) -> Result<()> {
         check_schedule(policy, [("psi", self.psi), ("gamma", self.gamma)])
     }

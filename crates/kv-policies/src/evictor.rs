@@ -31,7 +31,7 @@ pub trait Evictor: Policy {
     /// Slots per head and layer.
     fn budget(&self) -> Budget;
 
-    /// The same policy with another budget, the same for all layers.
+    /// This policy with another budget, equal for all layers.
     ///
     /// # Errors
     /// [`PolicyError`] where the budget does not hold what the policy protects.

@@ -22,24 +22,26 @@ pub use maps::{copies, share_map};
 const NAME: &str = "hshare";
 /// State of whose list each query head reads, `[B, Hq, 1 or 2]`: the head's, and the layer's.
 const SOURCES: &str = "sources";
-/// State of how long each sequence's prompt was, `[B, 1, 1]`: steps since are all that came behind it.
+/// State of how long each sequence's prompt was, `[B, 1, 1]`: steps since are all that came behind
+/// it.
 const PROMPT: &str = "prompt";
 
-/// HShare (Wu et al., ICLR 2025): the whole cache stays; a decode step attends to sinks, recents and
-/// the critical tokens between them, which a few channels of queries and keys choose. Heads take the
-/// lists of other heads of their layer, layers those of earlier layers, and all keep theirs for some
-/// steps. Who takes whose list is decided by how many critical tokens of the prompt they share.
+/// HShare (Wu et al., ICLR 2025): the whole cache stays; a decode step attends to sinks, recents
+/// and the critical tokens between them, which a few channels of queries and keys choose. Heads
+/// take the lists of other heads of their layer, layers those of earlier layers, and all keep
+/// theirs for some steps. Who takes whose list is decided by how many critical tokens of the prompt
+/// they share.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HShare {
     /// Tokens attended to per query head, sinks and recents included.
     pub budget: Budget,
-    /// `C_sink`, first tokens that are always attended to. By default `sqrt(budget / 2)`, the rule of CIS:
-    /// 8 of 128 and 16 of 512.
+    /// `C_sink`, first tokens that are always attended to. By default `sqrt(budget / 2)`, the rule
+    /// of CIS: 8 of 128 and 16 of 512.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sinks: Option<usize>,
-    /// `C_local`, last tokens that are always attended to. By default four times the sinks, the rule of
-    /// CIS: 32 of 128 and 64 of 512.
+    /// `C_local`, last tokens that are always attended to. By default four times the sinks, the
+    /// rule of CIS: 32 of 128 and 64 of 512.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
     /// Share of the layers that choose for themselves.
@@ -57,8 +59,8 @@ pub struct HShare {
     /// Calibrated channels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub channels: Option<Channels>,
-    /// Last queries of the prompt whose critical tokens are compared, and which choose channels where
-    /// none are calibrated.
+    /// Last queries of the prompt whose critical tokens are compared, and which choose channels
+    /// where none are calibrated.
     #[serde(default = "window")]
     pub window: usize,
     /// First layers that attend to everything.
@@ -202,8 +204,8 @@ impl Policy for HShare {
         self.attend_appended(layer, cache, query, &step)
     }
 
-    /// Of layers that do not attend to everything, those that take another's lists among them; what is read is that
-    /// of the last step.
+    /// Of layers that do not attend to everything, those that take another's lists among them; what
+    /// is read is that of the last step.
     fn reads(&self, cache: &LayerCache) -> Result<Option<Reads>> {
         let (Some(rows), Some(prompts)) = (cache.read_listed()?, cache.state(PROMPT)) else {
             return Ok(None);

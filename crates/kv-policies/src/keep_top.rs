@@ -261,8 +261,8 @@ impl<S: Scorer> Policy for KeepTop<S> {
         self.decoding() != Decoding::None
     }
 
-    /// Once every head is at the same limit, each step appends a slot and evicts one; where many go at once, steps in
-    /// between append alone.
+    /// Once every head is at the same limit, each step appends a slot and evicts one; where many go
+    /// at once, steps in between append alone.
     fn records(&self, cache: &LayerCache) -> bool {
         let between = self.family.interval > 1 && !self.evicts(cache, 1).contains(&true);
         let steady = match self.decoding() {

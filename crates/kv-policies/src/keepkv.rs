@@ -32,11 +32,11 @@ pub use votes::{VOTES, VOTES_HIGH, read_votes};
 
 const NAME: &str = "keepkv";
 
-/// KeepKV (Tian et al., 2025) around any policy that evicts by scores: every victim is merged into the
-/// kept slot of the most similar key (Algorithm 1), if the cosine exceeds a threshold, else dropped.
-/// A merged slot carries the votes of all its tokens, which multiply its attention (equation 6), and
-/// its key and value are such that the attention does not change for scores as they are predicted
-/// (ZIP merging, equations 7 and 25; [`kv_core::MergeOptions`]).
+/// KeepKV (Tian et al., 2025) around any policy that evicts by scores: every victim is merged into
+/// the kept slot of the most similar key (Algorithm 1), if the cosine exceeds a threshold, else
+/// dropped. A merged slot carries the votes of all its tokens, which multiply its attention
+/// (equation 6), and its key and value are such that the attention does not change for scores as
+/// they are predicted (ZIP merging, equations 7 and 25; [`kv_core::MergeOptions`]).
 ///
 /// Under grouped queries one key serves several query heads, and exactness for all of them is
 /// impossible: scores are the group's mean, and the additive rule's query is its mean query.

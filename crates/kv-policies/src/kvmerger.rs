@@ -14,19 +14,19 @@ use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reducti
 use sets::Sets;
 
 const NAME: &str = "kvmerger";
-/// Track of each slot's attention, the group's mean, summed since the prompt's first query; a merged
-/// slot has what its tokens had.
+/// Track of each slot's attention, the group's mean, summed since the prompt's first query; a
+/// merged slot has what its tokens had.
 const ATTENTION: &str = "attention";
 
-/// KVMerger (Wang et al., 2024): consecutive tokens whose neighbouring keys have a cosine above `ε` form
-/// a set, but for the most recent tokens and those of most attention, which stay as they are. A set
-/// becomes one slot in the place of its pivot, the token of most attention: key and value are averages
-/// with the weights `exp(−‖k_p − k_i‖² / 2σ²)`, where `σ` is the mean distance from the pivot. A merged
-/// slot counts as one in attention.
+/// KVMerger (Wang et al., 2024): consecutive tokens whose neighbouring keys have a cosine above `ε`
+/// form a set, but for the most recent tokens and those of most attention, which stay as they are.
+/// A set becomes one slot in the place of its pivot, the token of most attention: key and value are
+/// averages with the weights `exp(−‖k_p − k_i‖² / 2σ²)`, where `σ` is the mean distance from the
+/// pivot. A merged slot counts as one in attention.
 ///
-/// The paper fixes `ε`, from which the number of slots follows. Here each head joins its most similar
-/// neighbours until the budget is met, which is the same as searching its `ε`; below `threshold` it
-/// joins no further, and drops the sets of least attention instead.
+/// The paper fixes `ε`, from which the number of slots follows. Here each head joins its most
+/// similar neighbours until the budget is met, which is the same as searching its `ε`; below
+/// `threshold` it joins no further, and drops the sets of least attention instead.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KvMerger {

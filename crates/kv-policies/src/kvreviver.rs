@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Tensor};
 use kv_core::{
     ACCUMULATED, Budget, CacheOptions, LayerAllocation, LayerCache, Room, Selection, Sketch,
-    SketchHead, SketchOptions,
+    SketchHead, SketchOptions, counted,
 };
 use rand::Rng;
 use serde::{Deserialize, Serialize};
@@ -19,26 +19,30 @@ use crate::{
 use parts::{Parts, Shares, least};
 
 const NAME: &str = "kvreviver";
-/// Options of policies that are none of `candidates`, which score prompts: how much is kept, where, and when.
+/// Options of policies that are none of `candidates`, which score prompts: how much is kept, where,
+/// and when.
 pub(crate) const FOREIGN: [&str; 4] = ["budget", "layers", "decode", "interval"];
 
-/// KVReviver (2026): what others drop goes into a count-sketch, out of which it is estimated again at
-/// every step, so that attention sees all tokens (algorithms 1 to 4).
+/// KVReviver (2026): what others drop goes into a count-sketch, out of which it is estimated again
+/// at every step, so that attention sees all tokens (algorithms 1 to 4).
 ///
-/// A head's budget is shared (technical appendix, table 2) among *Recent* tokens, *Candidates* of the
-/// highest accumulated attention, and the *Vague* part: `r` buckets of `b` entries that all other tokens
-/// share. Surplus recents become candidates in bulk, beyond a slack; the weakest candidates go into the
-/// sketch; a token in the sketch whose score is `replace_rate` times that of the weakest candidate changes
-/// places with it, as its estimate, which is also what is taken out of the sketch.
+/// A head's budget is shared (technical appendix, table 2) among *Recent* tokens, *Candidates* of
+/// the highest accumulated attention, and the *Vague* part: `r` buckets of `b` entries that all
+/// other tokens share. Surplus recents become candidates in bulk, beyond a slack; the weakest
+/// candidates go into the sketch; a token in the sketch whose score is `replace_rate` times that of
+/// the weakest candidate changes places with it, as its estimate, which is also what is taken out
+/// of the sketch.
 ///
-/// Attention estimates tokens on the fly ([`kv_core::LayerCache::attend_sketched`]); `rebuild` writes the
-/// whole cache of one layer at a time to scratch memory first, as the paper does, with the same result.
+/// Attention estimates tokens on the fly ([`kv_core::LayerCache::attend_sketched`]); `rebuild`
+/// writes the whole cache of one layer at a time to scratch memory first, as the paper does, with
+/// the same result.
 ///
-/// Where the paper leaves something open: scores are sums over the query heads of a group. A token goes
-/// into the sketch once Recent and Candidate hold more than both budgets and the slack together; algorithm 3
-/// counts the slack of recents alone, so that the first of its bulks comes up to a slack of steps earlier, and
-/// later ones at other steps. The sketch is kept in f32, so that tokens go in and out with hardly a trace; its
-/// bytes are reported, and beside caches of 16 bits are twice those of its share.
+/// Where the paper leaves something open: scores are sums over the query heads of a group. A token
+/// goes into the sketch once Recent and Candidate hold more than both budgets and the slack
+/// together; algorithm 3 counts the slack of recents alone, so that the first of its bulks comes up
+/// to a slack of steps earlier, and later ones at other steps. The sketch is kept in f32, so that
+/// tokens go in and out with hardly a trace; its bytes are reported, and beside caches of 16 bits
+/// are twice those of its share.
 #[derive(Debug, Clone)]
 pub struct KvReviver {
     options: KvReviverOptions,
@@ -74,8 +78,8 @@ pub struct KvReviverOptions {
     /// `null` for never.
     #[serde(default = "replace_rate")]
     pub replace_rate: Option<f32>,
-    /// Whether keys have random signs too. The paper's have not: what shares an entry then adds up, and
-    /// estimates are off by as many mean keys as there are tokens to an entry.
+    /// Whether keys have random signs too. The paper's have not: what shares an entry then adds up,
+    /// and estimates are off by as many mean keys as there are tokens to an entry.
     #[serde(default)]
     pub signed_keys: bool,
     /// Whether every step rebuilds a layer's whole cache before it attends.
@@ -126,14 +130,15 @@ impl KvReviverOptions {
 }
 
 impl KvReviver {
-    /// `candidates` scores prompts in place of accumulated attention; its scores, from their lowest one on
-    /// and scaled to the mass of the prompt's attention (one query head's, where it looks at no queries), go on to grow by
-    /// the attention of every step.
+    /// `candidates` scores prompts in place of accumulated attention; its scores, from their lowest
+    /// one on and scaled to the mass of the prompt's attention (one query head's, where it looks at
+    /// no queries), go on to grow by the attention of every step.
     ///
     /// # Errors
-    /// [`PolicyError::InvalidConfig`] for shares that do not add up to 1, a number of buckets outside 1 to
-    /// [`kv_core::MAX_BUCKETS`], a replace rate below 1, a slack above [`Sketch::MOST_SLACK`], a budget in tokens below an
-    /// entry in each bucket, a recent token and a candidate, and for candidates whose heads choose together.
+    /// [`PolicyError::InvalidConfig`] for shares that do not add up to 1, a number of buckets
+    /// outside 1 to [`kv_core::MAX_BUCKETS`], a replace rate below 1, a slack above
+    /// [`Sketch::MOST_SLACK`], a budget in tokens below an entry in each bucket, a recent token and
+    /// a candidate, and for candidates whose heads choose together.
     pub fn new(options: KvReviverOptions, candidates: Option<Arc<dyn Evictor>>) -> Result<Self> {
         let invalid = |reason: String| PolicyError::InvalidConfig { policy: NAME.into(), reason };
         options.budget.validate()?;
@@ -176,7 +181,8 @@ impl KvReviver {
                 let slots = layers.spread(count, budget.resolve(tokens), least, tokens)?[index];
                 if slots < least {
                     warn_once(NAME, "least", || {
-                        format!("a budget of {slots} slots is below its least: it takes {least}")
+                        let slots = counted(slots, "slot");
+                        format!("a budget of {slots} is below its least: it takes {least}")
                     });
                 }
                 slots.max(least)
@@ -226,8 +232,8 @@ fn joint(name: &str) -> PolicyError {
     PolicyError::InvalidConfig { policy: NAME.into(), reason }
 }
 
-/// The tokens of a prompt that are kept exactly: all of a short one, else the most recent and, of the others,
-/// those of the highest scores.
+/// The tokens of a prompt that are kept exactly: all of a short one, else the most recent and, of
+/// the others, those of the highest scores.
 fn exact_tokens(
     observation: &Observation<'_>,
     budget: usize,

@@ -121,6 +121,7 @@ pub use keepkv::{
 pub use kvmerger::KvMerger;
 pub use kvreviver::{KvReviver, KvReviverOptions};
 pub use longflow::{Certificate, LongFlow, Scope, certify};
+pub use notice::warn_of_remarks;
 pub use observed::Observed;
 pub use policy::{LayerContext, Needs, Observation, Plan, Policy};
 pub use prompt::{FrozenTokens, Reuse, VisibleWindow};

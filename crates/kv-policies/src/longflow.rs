@@ -4,7 +4,9 @@ mod evictor;
 use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
-use kv_core::{Budget, EvictionOptions, EvictionScope, Guard, LayerCache, Room, Selection};
+use kv_core::{
+    Budget, EvictionOptions, EvictionScope, Guard, LayerCache, Room, Selection, counted,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::ends::{first_tokens, fit_ends};
@@ -19,20 +21,21 @@ pub use certificate::{Certificate, certify};
 
 const NAME: &str = "longflow";
 
-/// LongFlow (2026): a static cache for long outputs. Each decode step writes its token over the slot
-/// that the step before chose, attends, and chooses the slot of least `‖α_i v_i‖₁` (equation 6) for
-/// the next one, by one fused operator ([`kv_core::LayerCache::attend_evicting`]). Below the budget
-/// nothing is chosen and the cache fills.
+/// LongFlow (2026): a static cache for long outputs. Each decode step writes its token over the
+/// slot that the step before chose, attends, and chooses the slot of least `‖α_i v_i‖₁`
+/// (equation 6) for the next one, by one fused operator
+/// ([`kv_core::LayerCache::attend_evicting`]). Below the budget nothing is chosen and the cache
+/// fills.
 ///
 /// Prompts over the budget are first compressed to it by SnapKV (section 4.1); the last prompt
 /// token's query then chooses the first slot to overwrite.
 ///
-/// All heads of a layer give up the same token, the one of least importance summed over them: a step
-/// "overwrites a single historical token", and Algorithm 1 has one mask. Each head for itself is an
-/// option ([`Scope::Head`]).
+/// All heads of a layer give up the same token, the one of least importance summed over them: a
+/// step "overwrites a single historical token", and Algorithm 1 has one mask. Each head for itself
+/// is an option ([`Scope::Head`]).
 ///
-/// The paper lets a step evict any token, and its authors' code evicts the one just written now and then:
-/// here that is the last resort unless `evict_newest`.
+/// The paper lets a step evict any token, and its authors' code evicts the one just written now and
+/// then: here that is the last resort unless `evict_newest`.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LongFlow {
@@ -59,8 +62,8 @@ pub struct LongFlow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scope {
-    /// All heads of a layer the same token, by their summed importance, as in the paper's text and its
-    /// authors' code; a prompt is compressed to the same tokens everywhere.
+    /// All heads of a layer the same token, by their summed importance, as in the paper's text and
+    /// its authors' code; a prompt is compressed to the same tokens everywhere.
     #[default]
     Layer,
     /// Every key-value head its own, by the sum over its group. Ours.
@@ -92,8 +95,8 @@ impl LongFlow {
         }
     }
 
-    /// Some slot must be free to be overwritten; that of a single one is. A share of a short prompt may
-    /// leave none: then each step overwrites the newest.
+    /// Some slot must be free to be overwritten; that of a single one is. A share of a short prompt
+    /// may leave none: then each step overwrites the newest.
     fn check_protected(&self, budget: usize) -> Result<()> {
         if let Budget::Ratio(_) = self.budget {
             return Ok(());
@@ -105,13 +108,14 @@ impl LongFlow {
         }
         let Self { sinks, recents, .. } = *self;
         let newest = if newest > 0 { " and the newest token" } else { "" };
-        let reason = format!(
-            "{sinks} sinks, {recents} recents{newest} leave none of {budget} slots to overwrite"
-        );
+        let [sinks, recents, slots] =
+            [(sinks, "sink"), (recents, "recent"), (budget, "slot")].map(|(n, of)| counted(n, of));
+        let reason = format!("{sinks}, {recents}{newest} leave none of {slots} to overwrite");
         Err(PolicyError::InvalidConfig { policy: NAME.into(), reason })
     }
 
-    /// Scores of a prompt's tokens, `[B, Hkv, T]`, and how many a head keeps; `None` where all stay.
+    /// Scores of a prompt's tokens, `[B, Hkv, T]`, and how many a head keeps; `None` where all
+    /// stay.
     fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
         let [batch, kv_heads, tokens, _] = observation.dims();
         let budget = self.budget.resolve(tokens);
@@ -207,8 +211,8 @@ impl Policy for LongFlow {
             || Ok::<_, PolicyError>(selection.kept()?.chunks(cache.layout().kv_heads().max(1)));
         let alike = |heads: &[Vec<u32>]| heads.iter().all(|kept| *kept == heads[0]);
         if self.scope == Scope::Layer && !heads()?.into_iter().all(alike) {
-            let reason = "`scope` is `layer`, where all heads overwrite the same token, but heads keep different \
-                          tokens of the prompt: expected `head`";
+            let reason = "`scope` is `layer`, where all heads overwrite the same token, but heads \
+                          keep different tokens of the prompt: expected `head`";
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason: reason.into() });
         }
         let limits = selection.lengths().iter().map(|&kept| kept.max(limit));

@@ -110,7 +110,8 @@ impl Groups {
         Ok(self.others.kept()?)
     }
 
-    /// What stays and what goes, as places, and where it goes, as places among what stays. Waits for the device.
+    /// What stays and what goes, as places, and where it goes, as places among what stays. Waits
+    /// for the device.
     pub(crate) fn read(&self, targets: &Tensor<2, Int>) -> Result<Read<'_>> {
         let [_, width] = targets.dims();
         let targets = read_i32("merges", targets.clone())?;
@@ -119,8 +120,8 @@ impl Groups {
         Ok(Read { kept: self.kept.kept()?, victims: self.others.kept()?, targets })
     }
 
-    /// Each victim's most similar kept one, as a place among these, and the cosine, `[P, N]`; behind a head's last victim
-    /// anything.
+    /// Each victim's most similar kept one, as a place among these, and the cosine, `[P, N]`;
+    /// behind a head's last victim anything.
     pub(crate) fn nearest(&self, keys: &Tensor<2>) -> Result<Nearest> {
         let among = self.open.as_ref().map_or(&self.kept_rows, |open| &open.rows);
         let near = nearest_slots(keys.clone(), &self.victims, among, false);
@@ -131,13 +132,14 @@ impl Groups {
         Ok(Nearest { places, cosines })
     }
 
-    /// Where each victim goes, `[P, N]`: its most similar kept one, as a place among these, −1 where the cosine is not
-    /// above the threshold.
+    /// Where each victim goes, `[P, N]`: its most similar kept one, as a place among these, −1
+    /// where the cosine is not above the threshold.
     pub(crate) fn targets(&self, keys: &Tensor<2>, threshold: f32) -> Result<Tensor<2, Int>> {
         Ok(above(self.nearest(keys)?, threshold))
     }
 
-    /// What victims and kept ones weigh, `[P, N, 4]` and `[P, M, 4]`, of what all rows there are do, `[S, 4]`.
+    /// What victims and kept ones weigh, `[P, N, 4]` and `[P, M, 4]`, of what all rows there are
+    /// do, `[S, 4]`.
     pub(crate) fn weights(&self, all: &Tensor<2>) -> [Tensor<3>; 2] {
         [&self.victims, &self.kept_rows].map(|lists| {
             let [pairs, width] = lists.slots.dims();
@@ -147,9 +149,9 @@ impl Groups {
         })
     }
 
-    /// Merges victims into the cache's kept slots, which stand in order at the beginning of every head
-    /// where victims come from elsewhere (`from`). Weights are those of victims and of kept ones, with votes, as
-    /// [`MergeLists`] has them.
+    /// Merges victims into the cache's kept slots, which stand in order at the beginning of every
+    /// head where victims come from elsewhere (`from`). Weights are those of victims and of kept
+    /// ones, with votes, as [`MergeLists`] has them.
     pub(crate) fn merge(
         &self,
         cache: &mut LayerCache,

@@ -3,6 +3,16 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
+use kv_core::counted;
+
+use crate::Policy;
+
+/// Whether something is said of a policy for the first time in this process.
+fn is_first(policy: &'static str, what: &str) -> bool {
+    static SAID: Mutex<BTreeSet<(&str, String)>> = Mutex::new(BTreeSet::new());
+    SAID.lock().unwrap_or_else(PoisonError::into_inner).insert((policy, what.into()))
+}
+
 /// Warns of something about a policy, the first time that it is said in this process.
 ///
 /// `what` names the kind of thing; `message` has the numbers of the first time.
@@ -11,19 +21,29 @@ pub(crate) fn warn_once(
     what: &'static str,
     message: impl FnOnce() -> String,
 ) {
-    static SAID: Mutex<BTreeSet<(&str, &str)>> = Mutex::new(BTreeSet::new());
-    let first = SAID.lock().unwrap_or_else(PoisonError::into_inner).insert((policy, what));
-    if first {
+    if is_first(policy, what) {
         tracing::warn!("policy `{policy}`: {}", message());
     }
 }
 
-/// Warns that a policy looks at `window` last queries instead of `own`, as its budget of `slots` is small.
+/// Warns of what a policy remarks ([`Policy::remarks`]) of a model with so many layers, such as
+/// that it does nothing there: each remark once in this process. The target of these warnings is
+/// `kv_policies::remarks`, so that who shows remarks elsewhere can leave them out of the log.
+pub fn warn_of_remarks(policy: &dyn Policy, layers: usize) {
+    let name = policy.name();
+    for remark in policy.remarks(layers).iter().filter(|remark| is_first(name, remark)) {
+        tracing::warn!(target: "kv_policies::remarks", "policy `{name}`: {remark}");
+    }
+}
+
+/// Warns that a policy looks at `window` last queries instead of `own`, as its budget of `slots` is
+/// small.
 pub(crate) fn warn_of_window(policy: &'static str, slots: usize, own: usize, window: usize) {
     warn_once(policy, "window", || {
+        let (slots, tokens) = (counted(slots, "slot"), counted(window, "token"));
         format!(
-            "a budget of {slots} slots is less than twice its window of {own}: it observes the last {window} \
-             queries, and keeps first tokens beside them (`fit_window`)"
+            "a budget of {slots} is less than twice its window of {own}: it observes the queries \
+             of the last {tokens}, and keeps first tokens beside them (`fit_window`)"
         )
     });
 }

@@ -4,7 +4,8 @@ use burn::tensor::{DType, Int, Tensor};
 
 use crate::{LayerContext, Needs, Observation};
 
-/// An observation that outlives the pass that made it, for policies that compress all layers together.
+/// An observation that outlives the pass that made it, for policies that compress all layers
+/// together.
 #[derive(Debug, Clone)]
 pub struct Observed {
     layer: LayerContext,

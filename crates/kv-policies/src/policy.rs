@@ -59,8 +59,8 @@ pub struct Observation<'a> {
     /// Column sums of the causal attention of each query head, `[B, Hq, T]`, f32, over the queries
     /// that were computed.
     pub column_sums: Option<Tensor<3>>,
-    /// Queries before RoPE, `[B, Hq, N, D]`: all `T` of a prompt, but for frozen tokens; the last ones
-    /// during decode.
+    /// Queries before RoPE, `[B, Hq, N, D]`: all `T` of a prompt, but for frozen tokens; the last
+    /// ones during decode.
     pub raw_queries: Option<Tensor<4>>,
     /// Whether these are a cache's slots during decode, shown as if they were a prompt.
     pub decoding: bool,
@@ -154,13 +154,14 @@ pub trait Policy: Debug + Send + Sync {
         Ok(Room::Extra(new_tokens))
     }
 
-    /// Whether [`Self::select`], or the decode steps behind another's, make sense by themselves, so that it may be a part
-    /// of [`crate::Combine`].
+    /// Whether [`Self::select`], or the decode steps behind another's, make sense by themselves, so
+    /// that it may be a part of [`crate::Combine`].
     fn combines(&self) -> bool {
         true
     }
 
-    /// What a user should know of this policy in a model of so many layers, such as that it does nothing there.
+    /// What a user should know of this policy in a model of so many layers, such as that it does
+    /// nothing there.
     fn remarks(&self, layers: usize) -> Vec<String> {
         let _ = layers;
         Vec::new()
@@ -172,10 +173,11 @@ pub trait Policy: Debug + Send + Sync {
         false
     }
 
-    /// Whether the next step of this layer launches the same kernels as all others of which this is said, whatever they
-    /// compute, so that one can be recorded and replayed: no decision of the host's, no new tensor in
-    /// the cache. Asked before every step: what was recorded is given up where the host must decide, as where many slots
-    /// go at once. By default, for policies whose steps only append and attend.
+    /// Whether the next step of this layer launches the same kernels as all others of which this is
+    /// said, whatever they compute, so that one can be recorded and replayed: no decision of the
+    /// host's, no new tensor in the cache. Asked before every step: what was recorded is given up
+    /// where the host must decide, as where many slots go at once. By default, for policies whose
+    /// steps only append and attend.
     fn records(&self, cache: &LayerCache) -> bool {
         !self.changes_decode() && !cache.options().growable
     }
@@ -195,8 +197,8 @@ pub trait Policy: Debug + Send + Sync {
         self.attend_appended(layer, cache, query, &step)
     }
 
-    /// What is left of a step whose tokens are appended, where that is all of it: the attention of their
-    /// queries `[B, Hq, D]` after RoPE.
+    /// What is left of a step whose tokens are appended, where that is all of it: the attention of
+    /// their queries `[B, Hq, D]` after RoPE.
     ///
     /// # Errors
     /// As [`Self::step`].
@@ -210,7 +212,8 @@ pub trait Policy: Debug + Send + Sync {
         Ok(cache.attend(query, DecodeAttentionOptions::default())?.output)
     }
 
-    /// What decode steps have read so far, for reports; `None` where they read all slots. Waits for the device.
+    /// What decode steps have read so far, for reports; `None` where they read all slots. Waits for
+    /// the device.
     ///
     /// # Errors
     /// Where the device gives nothing back.
@@ -218,8 +221,8 @@ pub trait Policy: Debug + Send + Sync {
         Reads::of_sets(cache)
     }
 
-    /// Slots that the last step attended to, likewise: of each key-value head of each sequence, or of each query
-    /// head, counted from the first slot of its range.
+    /// Slots that the last step attended to, likewise: of each key-value head of each sequence, or
+    /// of each query head, counted from the first slot of its range.
     ///
     /// # Errors
     /// As [`Self::reads`].
@@ -246,8 +249,8 @@ pub trait Policy: Debug + Send + Sync {
         false
     }
 
-    /// What a layer's queries see of a prompt; `None` for everything. Tokens count within the layer,
-    /// where earlier ones pruned hidden states.
+    /// What a layer's queries see of a prompt; `None` for everything. Tokens count within the
+    /// layer, where earlier ones pruned hidden states.
     fn visible_window(&self, _layer: LayerContext) -> Option<VisibleWindow> {
         None
     }
@@ -257,8 +260,8 @@ pub trait Policy: Debug + Send + Sync {
         None
     }
 
-    /// Whether a prompt's own computation depends on the policy, which then prefills alone: whether it
-    /// prunes, narrows what queries see, or freezes tokens.
+    /// Whether a prompt's own computation depends on the policy, which then prefills alone: whether
+    /// it prunes, narrows what queries see, or freezes tokens.
     fn changes_prefill(&self) -> bool {
         self.prunes()
     }

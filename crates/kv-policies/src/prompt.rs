@@ -5,8 +5,8 @@ use std::ops::Range;
 use kv_core::Share;
 use serde::{Deserialize, Serialize};
 
-/// What a layer's queries see of a prompt: the first tokens, and those from a share of the tokens so
-/// far on.
+/// What a layer's queries see of a prompt: the first tokens, and those from a share of the tokens
+/// so far on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VisibleWindow {
     /// Query `i` sees the tokens from [`Share::first_seen`] of `i` on.

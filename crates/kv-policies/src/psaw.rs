@@ -11,16 +11,16 @@ use crate::{LayerContext, Needs, Observation, Plan, Policy, Result, Step, Visibl
 
 const NAME: &str = "psaw";
 
-/// PSAW: the progressive sliding attention window of PrHS, section IV-B. With tokens and layers counted
-/// from 1, the query of token `t` in layer `l` of `N` sees the first `sinks` tokens and all tokens from
-/// `P_l(t)` on,
+/// PSAW: the progressive sliding attention window of PrHS, section IV-B. With tokens and layers
+/// counted from 1, the query of token `t` in layer `l` of `N` sees the first `sinks` tokens and all
+/// tokens from `P_l(t)` on,
 ///
 /// ```text
 /// P_l(t) = floor((1 - phi^(alpha (l - start) / (N - start))) t) for l >= start, else 0    (eq. 15)
 /// ```
 ///
-/// in prefill and in decode. Everything stays in the cache, unless `free` is set: what no later query
-/// of a layer can see is then freed, behind the prompt and, in bulks, while decoding.
+/// in prefill and in decode. Everything stays in the cache, unless `free` is set: what no later
+/// query of a layer can see is then freed, behind the prompt and, in bulks, while decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Psaw {
@@ -28,8 +28,8 @@ pub struct Psaw {
     pub phi: f64,
     /// How fast windows shrink with depth.
     pub alpha: f64,
-    /// The layer behind which windows shrink, `ℓ_s` of the paper, counted from 1; 0 begins with the first
-    /// layer. `None` for three quarters of the layers, rounded down.
+    /// The layer behind which windows shrink, `ℓ_s` of the paper, counted from 1; 0 begins with the
+    /// first layer. `None` for three quarters of the layers, rounded down.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<usize>,
     /// First tokens that every query sees; slots, where another policy chose from the prompt.
@@ -49,8 +49,8 @@ impl Psaw {
     /// Checks the parameters, as those of `policy`.
     ///
     /// # Errors
-    /// [`crate::PolicyError::InvalidConfig`] for a `phi` that is not above 0 and at most 1, and for an
-    /// `alpha` that is negative or not finite.
+    /// [`crate::PolicyError::InvalidConfig`] for a `phi` that is not above 0 and at most 1, and for
+    /// an `alpha` that is negative or not finite.
     pub fn validate(&self, policy: &str) -> Result<()> {
         check_schedule(policy, [("phi", self.phi), ("alpha", self.alpha)])
     }
@@ -67,8 +67,8 @@ impl Psaw {
         (!from.is_zero()).then_some(VisibleWindow { from, sinks: self.sinks })
     }
 
-    /// A layer's window in a decode step whose token is appended; `newest` has the tokens' positions,
-    /// `[B]`. The device computes it.
+    /// A layer's window in a decode step whose token is appended; `newest` has the tokens'
+    /// positions, `[B]`. The device computes it.
     ///
     /// # Errors
     /// Those of [`LayerCache::window_starts`].

@@ -52,7 +52,7 @@ pub enum Choosers {
     Query,
     /// The query heads of a group together, by the highest of their scores.
     Max,
-    /// Likewise, by the mean.
+    /// The query heads of a group together, by the mean of their scores.
     Mean,
 }
 
@@ -116,7 +116,8 @@ impl Quest {
         }
         if tokens < page {
             warn_once(NAME, "page", || {
-                format!("a budget of {tokens} tokens is below a page: it reads a page of {page}")
+                let tokens = counted(tokens, "token");
+                format!("a budget of {tokens} is below a page: it reads a page of {page}")
             });
         }
         [page, tokens.max(page)]

@@ -38,7 +38,8 @@ impl Reads {
         }))
     }
 
-    /// What the index sets of a cache have come to, or what the last step's list has. Waits for the device.
+    /// What the index sets of a cache have come to, or what the last step's list has. Waits for the
+    /// device.
     ///
     /// # Errors
     /// Where the device gives nothing back.
@@ -76,7 +77,8 @@ impl Sum for Reads {
     }
 }
 
-/// Slots that the last step attended to, by its index sets or its list: of each range, counted from its first.
+/// Slots that the last step attended to, by its index sets or its list: of each range, counted from
+/// its first.
 pub(crate) fn attended_by_sets(cache: &LayerCache) -> Result<Option<Vec<Vec<usize>>>> {
     let Some(sets) = cache.index_sets() else { return Ok(cache.read_listed()?) };
     let read = sets.read()?;

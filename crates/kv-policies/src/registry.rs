@@ -232,7 +232,8 @@ pub const POLICIES: &[Entry] = &[
     },
     Entry {
         name: "kvreviver",
-        summary: "a sketch from which dropped tokens are estimated; keeps no answers on small models",
+        summary: "a sketch from which dropped tokens are estimated; keeps no answers on small \
+            models",
         paper: "",
         build: |config| {
             let candidates = candidates(config)?;
@@ -284,7 +285,7 @@ pub const POLICIES: &[Entry] = &[
     },
     Entry {
         name: "hshare",
-        summary: "the same with choices that queries, heads and layers share",
+        summary: "Double Sparsity with choices that queries, heads and layers share",
         paper: "https://github.com/wuhuaijin/HShare",
         build: |config| {
             let policy: HShare = config.take_all("hshare")?;

@@ -6,8 +6,9 @@ use kv_core::LayerCache;
 use crate::subset::state;
 use crate::{LayerContext, Observation, QUERIES, RAW_QUERIES, Result, Scorer, Step};
 
-/// A state of the last `count` queries, `[B, Hq, count * D]`, of a prompt's last ones `[B, Hq, N, D]`. A prompt with fewer
-/// leaves zeros before them, so that sequences of all lengths can be joined.
+/// A state of the last `count` queries, `[B, Hq, count * D]`, of a prompt's last ones
+/// `[B, Hq, N, D]`. A prompt with fewer leaves zeros before them, so that sequences of all lengths
+/// can be joined.
 pub(crate) fn last_of(queries: Tensor<4>, count: usize) -> Tensor<3> {
     let [batch, heads, held, head_dim] = queries.dims();
     // A copy: a view would keep the whole prompt's queries alive.
@@ -40,12 +41,13 @@ pub(crate) fn remember(
     Ok(())
 }
 
-/// The most slots whose scores are computed together, unless a head alone has more: what scorers make of them beside
-/// is several times their keys.
+/// The most slots whose scores are computed together, unless a head alone has more: what scorers
+/// make of them beside is several times their keys.
 const TOGETHER: usize = 1 << 16;
 
 /// Scores of all slots, `[S]`: each (sequence, head) by itself, since they may hold different
-/// numbers of slots. Slots beyond a head's length get −∞. `group` query heads share a key-value head.
+/// numbers of slots. Slots beyond a head's length get −∞. `group` query heads share a key-value
+/// head.
 ///
 /// Neighbours that hold as many slots go together, each as a sequence of one head.
 pub(crate) fn rescore<S: Scorer>(

@@ -96,7 +96,8 @@ pub enum Decoding {
         /// Whether steps add to the track [`SCORE`], as [`Scorer::adds`] says.
         accumulate: bool,
     },
-    /// Every `interval` steps, [`Scorer::prefill`] scores each head's slots as if they were a prompt.
+    /// Every `interval` steps, [`Scorer::prefill`] scores each head's slots as if they were a
+    /// prompt.
     Rescore {
         /// Last queries that it is shown.
         window: usize,

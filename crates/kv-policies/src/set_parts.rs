@@ -1,6 +1,6 @@
 //! How a budget of tokens that a step reads is divided (PrHS, section V).
 
-use kv_core::Budget;
+use kv_core::{Budget, counted};
 
 use crate::ends::fit_ends;
 use crate::{PolicyError, Result};
@@ -17,15 +17,16 @@ pub(crate) struct SetParts {
 }
 
 impl SetParts {
-    /// The parts of the `tokens` that a `budget` has come to, where `sinks` and `recents` may be given.
+    /// The parts of the `tokens` that a `budget` has come to, where `sinks` and `recents` may be
+    /// given.
     ///
-    /// By default `C_sink = sqrt(tokens / 2)` and `C_local = 4 C_sink`. That gives the paper's numbers
-    /// at both budgets that it names: 8, 32 and `k = 88` of 128, and 16, 64 and `k = 432` of 512.
-    /// At least one token is chosen, however small the budget.
+    /// By default `C_sink = sqrt(tokens / 2)` and `C_local = 4 C_sink`. That gives the paper's
+    /// numbers at both budgets that it names: 8, 32 and `k = 88` of 128, and 16, 64 and `k = 432`
+    /// of 512. At least one token is chosen, however small the budget.
     ///
     /// # Errors
-    /// [`crate::PolicyError::ProtectedOverBudget`] where `sinks` or `recents` are given and a budget in
-    /// tokens does not hold them.
+    /// [`crate::PolicyError::ProtectedOverBudget`] where `sinks` or `recents` are given and a
+    /// budget in tokens does not hold them.
     pub(crate) fn of(
         policy: &'static str,
         budget: Budget,
@@ -42,10 +43,10 @@ impl SetParts {
             _ if matches!(budget, Budget::Tokens(_))
                 && ends[0].saturating_add(ends[1]) == tokens =>
             {
-                let [sinks, recents] = ends;
-                let reason = format!(
-                    "{sinks} sinks and {recents} recents leave none of {tokens} slots to choose"
-                );
+                let [sinks, recents] =
+                    [(ends[0], "sink"), (ends[1], "recent")].map(|(count, of)| counted(count, of));
+                let slots = counted(tokens, "slot");
+                let reason = format!("{sinks} and {recents} leave none of {slots} to choose");
                 return Err(PolicyError::InvalidConfig { policy: policy.into(), reason });
             }
             _ => fit_ends(policy, budget, tokens, ends)?,

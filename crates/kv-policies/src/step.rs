@@ -61,6 +61,8 @@ pub enum NewHeads {
         projected: Tensor<2>,
         /// How to read it.
         layout: Arc<HeadLayout>,
+        /// What RoPE multiplies queries by besides rotating them: YaRN's attention factor, else 1.
+        rope_factor: f64,
     },
 }
 
@@ -78,24 +80,34 @@ impl Step {
         Self { heads, position, inverse_frequencies, input: None, board }
     }
 
-    /// A step of a layer's joint projection of queries, keys and values, `[B, (Hq + 2 Hkv) D]`.
+    /// A step of a layer's joint projection of queries, keys and values, `[B, (Hq + 2 Hkv) D]`, of
+    /// a model whose RoPE only rotates.
     pub fn projected(
         projected: Tensor<2>,
         layout: Arc<HeadLayout>,
         position: Tensor<1, Int>,
         inverse_frequencies: Arc<[f64]>,
     ) -> Self {
-        let heads = NewHeads::Projected { projected, layout };
+        let heads = NewHeads::Projected { projected, layout, rope_factor: 1.0 };
         Self { heads, position, inverse_frequencies, input: None, board: Arc::default() }
     }
 
-    /// The same with what was projected.
+    /// The step of a model whose RoPE multiplies what it rotates by a factor, as YaRN's does.
+    #[must_use]
+    pub fn with_rope_factor(mut self, factor: f64) -> Self {
+        if let NewHeads::Projected { rope_factor, .. } = &mut self.heads {
+            *rope_factor = factor;
+        }
+        self
+    }
+
+    /// The step with the hidden states that were projected.
     #[must_use]
     pub fn with_input(self, input: LayerInput) -> Self {
         Self { input: Some(input), ..self }
     }
 
-    /// The same as one of a model's layers, which share a board in every step.
+    /// The step of one of a model's layers, which share a board in every step.
     #[must_use]
     pub fn with_board(self, board: Arc<Mutex<ListBoard>>) -> Self {
         Self { board, ..self }
@@ -111,14 +123,15 @@ impl Step {
                 cache.append(key.clone(), value.clone(), self.position.clone())?;
                 Ok(query.clone())
             }
-            NewHeads::Projected { projected, layout } => {
+            NewHeads::Projected { projected, layout, .. } => {
                 let (projected, position) = (projected.clone(), self.position.clone());
                 Ok(cache.append_projected(projected, position, layout)?)
             }
         }
     }
 
-    /// The same, to the places that a cache held at its limits has chosen.
+    /// Writes the tokens to the places that a cache held at its limits has chosen, and returns
+    /// their queries after RoPE, `[B, Hq, D]`.
     ///
     /// # Errors
     /// Those of [`LayerCache::write_next`] and [`LayerCache::write_next_projected`].
@@ -128,35 +141,39 @@ impl Step {
                 cache.write_next(key.clone(), value.clone(), self.position.clone())?;
                 Ok(query.clone())
             }
-            NewHeads::Projected { projected, layout } => {
+            NewHeads::Projected { projected, layout, .. } => {
                 let (projected, position) = (projected.clone(), self.position.clone());
                 Ok(cache.write_next_projected(projected, position, layout)?)
             }
         }
     }
 
-    /// The queries before RoPE, `[B, Hq, D]`; those after it where a step was made without them.
+    /// The queries before RoPE, `[B, Hq, D]`, at the scale at which attention sees them: YaRN's
+    /// attention factor is in them. Queries after RoPE where a step was made without those before.
     ///
     /// # Errors
     /// [`kv_core::KernelError`] for a projection that is not of its layout.
     pub fn raw_query(&self) -> Result<Tensor<3>> {
-        match &self.heads {
+        let (projected, layout, factor) = match &self.heads {
             NewHeads::Rotated { query, raw_query, .. } => {
-                Ok(raw_query.as_ref().unwrap_or(query).clone())
+                return Ok(raw_query.as_ref().unwrap_or(query).clone());
             }
-            NewHeads::Projected { projected, layout } if layout.norms.is_none() => {
-                let [batch, _] = projected.dims();
-                let HeadLayout { query_heads, head_dim, .. } = **layout;
-                let queries = projected.clone().narrow(1, 0, query_heads * head_dim);
-                Ok(queries.reshape([batch, query_heads, head_dim]))
+            NewHeads::Projected { projected, layout, rope_factor } => {
+                (projected.clone(), layout, *rope_factor)
             }
-            NewHeads::Projected { projected, layout } => {
-                let layout = HeadLayout { rope: None, ..HeadLayout::clone(layout) };
-                let position = self.position.clone().unsqueeze_dim(1);
-                let [query, ..] = split_heads(projected.clone(), position, &layout)
-                    .map_err(kv_core::Error::from)?;
-                Ok(query.squeeze_dim(2))
-            }
-        }
+        };
+        let query = if layout.norms.is_none() {
+            let [batch, _] = projected.dims();
+            let HeadLayout { query_heads, head_dim, .. } = **layout;
+            let queries = projected.narrow(1, 0, query_heads * head_dim);
+            queries.reshape([batch, query_heads, head_dim])
+        } else {
+            let layout = HeadLayout { rope: None, ..HeadLayout::clone(layout) };
+            let position = self.position.clone().unsqueeze_dim(1);
+            let [query, ..] =
+                split_heads(projected, position, &layout).map_err(kv_core::Error::from)?;
+            query.squeeze_dim(2)
+        };
+        Ok(if factor == 1.0 { query } else { query.mul_scalar(factor) })
     }
 }

@@ -277,8 +277,8 @@ fn streams_do_not_depend_on_chunks() {
     }
 }
 
-/// Budgets that are shares of the prompt, as benchmarks take them, and values of any norm: heads get
-/// the slots that they need.
+/// Budgets that are shares of the prompt, as benchmarks take them, and values of any norm: heads
+/// get the slots that they need.
 #[test]
 fn streams_find_room_for_their_buckets() {
     for tested in devices() {
@@ -337,8 +337,8 @@ fn streams_err_less_than_coins() {
     assert!(sums[2] < 0.7 * sums[4], "{sums:?}");
 }
 
-/// The authors' code keeps whole halves, all with the same weight in the denominator and products of
-/// ones and twos in the numerator; its attention is of those.
+/// The authors' code keeps whole halves, all with the same weight in the denominator and products
+/// of ones and twos in the numerator; its attention is of those.
 #[test]
 fn the_official_walk_weighs_numerators_apart() {
     for tested in devices() {

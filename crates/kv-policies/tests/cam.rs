@@ -346,8 +346,8 @@ fn steps_spread_what_h2o_evicts() {
     }
 }
 
-/// Whatever evicts, and however often: only values change, by the request's seed alone, and on every
-/// device alike.
+/// Whatever evicts, and however often: only values change, by the request's seed alone, and on
+/// every device alike.
 #[test]
 fn seeds_decide_what_is_spread() {
     let inner = [

@@ -43,8 +43,8 @@ fn golden_official_prefill() {
     }
 }
 
-/// The paper's weights, by hand: `e` for the kept token, `exp(cos)` for what goes into it; below the
-/// mean cosine a victim is dropped.
+/// The paper's weights, by hand: `e` for the kept token, `exp(cos)` for what goes into it; below
+/// the mean cosine a victim is dropped.
 #[test]
 fn weights_are_the_papers() {
     for tested in exact_devices("weights_are_the_papers") {
@@ -68,7 +68,8 @@ fn weights_are_the_papers() {
     }
 }
 
-/// A prompt within the budget leaves the threshold to the first victims; cosines below 0 do no harm.
+/// A prompt within the budget leaves the threshold to the first victims; cosines below 0 do no
+/// harm.
 #[test]
 fn thresholds_start_with_the_first_victims() {
     for tested in devices() {
@@ -245,8 +246,8 @@ fn shares(layers: &[Observed]) -> [Vec<f64>; 2] {
     })
 }
 
-/// Each sequence's layers share the budget by how much their attention varies: exactly, in memory too,
-/// and while decoding.
+/// Each sequence's layers share the budget by how much their attention varies: exactly, in memory
+/// too, and while decoding.
 #[test]
 fn layers_share_the_budget_by_their_attention() {
     for tested in devices() {

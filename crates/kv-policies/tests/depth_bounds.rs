@@ -9,8 +9,8 @@ fn softmax(logits: &[f64]) -> Vec<f64> {
     logits.iter().map(|logit| (logit - max).exp() / sum).collect()
 }
 
-/// Attention under a geometric tail, the rest of it on a sink: theorem 7 with the tail's own constants
-/// and with fitted ones, which are no worse.
+/// Attention under a geometric tail, the rest of it on a sink: theorem 7 with the tail's own
+/// constants and with fitted ones, which are no worse.
 #[test]
 fn what_windows_drop_is_bounded() {
     let mut numbers = Numbers::new(7);
@@ -48,8 +48,8 @@ fn what_windows_drop_is_bounded() {
     }
 }
 
-/// As it is printed, with the mass beside the sinks in place of `kappa`, theorem 7 does not follow from
-/// its assumption: mass that is all far away.
+/// As it is printed, with the mass beside the sinks in place of `kappa`, theorem 7 does not follow
+/// from its assumption: mass that is all far away.
 #[test]
 fn the_printed_form_of_theorem_7_does_not_hold() {
     let (kappa, distance, length) = (0.9f64, 20, 200);

@@ -81,8 +81,8 @@ impl Head {
         (outputs, importance)
     }
 
-    /// Chooses the next place by importances; returns the margin between the two least important slots, as a difference
-    /// of logarithms.
+    /// Chooses the next place by importances; returns the margin between the two least important
+    /// slots, as a difference of logarithms.
     fn choose(&mut self, importance: &[f64], newest: usize) -> f64 {
         let mut order: Vec<usize> = (0..importance.len()).filter(|&i| i != newest).collect();
         order.sort_by(|&a, &b| importance[a].total_cmp(&importance[b]));
@@ -115,8 +115,8 @@ fn rows(tensor: &Tensor<4>) -> Vec<Vec<Vec<f64>>> {
     all.chunks(tokens * dim).map(head).collect()
 }
 
-/// One step of all heads, of which those of a layer decide `together` or each by itself; returns all outputs, and every
-/// head's margin.
+/// One step of all heads, of which those of a layer decide `together` or each by itself; returns
+/// all outputs, and every head's margin.
 fn advance(
     heads: &mut [Head],
     queries: impl Fn(usize) -> Vec<Vec<f64>>,
@@ -139,8 +139,8 @@ fn advance(
     (outputs, margins)
 }
 
-/// Decodes the trace behind a prompt under LongFlow, by scope, and in f64. The places must be the same, but
-/// where two slots differ by less than rounding; those steps are counted and go on alike.
+/// Decodes the trace behind a prompt under LongFlow, by scope, and in f64. The places must be the
+/// same, but where two slots differ by less than rounding; those steps are counted and go on alike.
 pub(crate) fn follow(
     trace: &Trace,
     prompt: usize,

@@ -76,7 +76,8 @@ fn prefill_leaves_the_last_query_as_it_was() {
     }
 }
 
-/// Every decode step's merge leaves that step's attention as it was, and votes add up to all tokens.
+/// Every decode step's merge leaves that step's attention as it was, and votes add up to all
+/// tokens.
 #[test]
 fn steps_leave_their_query_as_it_was() {
     for tested in exact_devices("steps_leave_their_query_as_it_was") {
@@ -227,7 +228,8 @@ fn a_single_slot_takes_everything() {
     }
 }
 
-/// A head without room for a token refuses it before anything is merged, and goes on once it has room.
+/// A head without room for a token refuses it before anything is merged, and goes on once it has
+/// room.
 #[test]
 fn a_full_cache_refuses_the_next_token_and_stays_as_it_was() {
     for tested in devices() {
@@ -352,7 +354,8 @@ fn options_out_of_range_are_refused() {
     assert_eq!(policy(built.config()).config(), built.config());
 }
 
-/// What each predictor says of a slot is the average of the scores that it has had, prompt and steps.
+/// What each predictor says of a slot is the average of the scores that it has had, prompt and
+/// steps.
 #[test]
 fn predictors_average_what_slots_have_had() {
     const WINDOW: usize = 3;
@@ -394,8 +397,8 @@ fn predictors_average_what_slots_have_had() {
                     let (sum, total) = ages.fold((0.0, 0.0), |(sum, total), (age, score)| {
                         (sum + weigh(age) * score, total + weigh(age))
                     });
-                    // Equation 8 divides by what a token of the first step has seen, and new ones as if they came
-                    // behind endless steps.
+                    // Equation 8 divides by what a token of the first step has seen, and new ones
+                    // as if they came behind endless steps.
                     let steps = if key < 6 { 0.7f64.powi(11) } else { 0.0 };
                     let total = if absolute_step { (1.0 - steps) / 0.3 } else { total };
                     let actual = f64::from(scores[slot] - samples[slot]);
@@ -437,8 +440,8 @@ fn longflow_gives_up_what_it_would_overwrite() {
     }
 }
 
-/// By default around PyramidInfer's tokens as the authors' code has them: budgets fall to 0.84 of the first along a cosine
-/// with depth, four sinks stay, and a fifth of the budget is recent.
+/// By default around PyramidInfer's tokens as the authors' code has them: budgets fall to 0.84 of
+/// the first along a cosine with depth, four sinks stay, and a fifth of the budget is recent.
 #[test]
 fn defaults_are_those_of_the_authors_code() {
     const LAYERS: usize = 4;

@@ -10,7 +10,8 @@ use serde_json::json;
 use super::keepkv::{around, floats};
 use super::support::{Given, LAYER, Prompt, kept, policy, step};
 
-/// The authors' merge of a prompt: votes, keys and values, by mean keys and the window's mean scores.
+/// The authors' merge of a prompt: votes, keys and values, by mean keys and the window's mean
+/// scores.
 #[test]
 fn golden_official_prefill() {
     for golden in golden_files("golden_official_prefill", "keepkv_official_kv_update") {
@@ -56,8 +57,8 @@ fn golden_official_prefill() {
     }
 }
 
-/// Which tokens the authors keep: those of the highest scores, summed without normalising, behind sinks
-/// and recents.
+/// Which tokens the authors keep: those of the highest scores, summed without normalising, behind
+/// sinks and recents.
 #[test]
 fn golden_official_selection() {
     for golden in golden_files("golden_official_selection", "keepkv_official_kv_update") {
@@ -83,8 +84,8 @@ fn golden_official_selection() {
     }
 }
 
-/// The authors' steps: outputs, and what the cache holds in the end. Their scores are means over the
-/// last queries.
+/// The authors' steps: outputs, and what the cache holds in the end. Their scores are means over
+/// the last queries.
 #[test]
 fn golden_official_steps() {
     for golden in golden_files("golden_official_steps", "keepkv_official_kv_update") {

@@ -59,7 +59,8 @@ fn errors(
     (errors.collect(), cache)
 }
 
-/// Rebuilt for every step's own scores, attention is that of all tokens, whatever became of the keys.
+/// Rebuilt for every step's own scores, attention is that of all tokens, whatever became of the
+/// keys.
 #[test]
 fn rebuilt_at_every_step_nothing_is_lost() {
     for tested in exact_devices("rebuilt_at_every_step_nothing_is_lost") {
@@ -101,8 +102,8 @@ fn every_period_comes_back_to_all_tokens() {
     }
 }
 
-/// Where the estimate passes a bound, the cache is rebuilt at once; without merges there is nothing to
-/// estimate.
+/// Where the estimate passes a bound, the cache is rebuilt at once; without merges there is nothing
+/// to estimate.
 #[test]
 fn caches_that_stray_too_far_are_rebuilt() {
     for tested in devices() {
@@ -123,8 +124,9 @@ fn caches_that_stray_too_far_are_rebuilt() {
     }
 }
 
-/// No step strays further than is allowed but one whose estimate is beyond it too, so that the cache is rebuilt: of
-/// every head, what is observed is compared with the full cache's output, in units of its largest value's norm.
+/// No step strays further than is allowed but one whose estimate is beyond it too, so that the
+/// cache is rebuilt: of every head, what is observed is compared with the full cache's output, in
+/// units of its largest value's norm.
 #[test]
 fn steps_that_stray_further_than_allowed_rebuild_the_cache() {
     const DIM: usize = 16;
@@ -227,8 +229,8 @@ fn caches_that_move_take_their_tokens_along() {
     }
 }
 
-/// A budget that is a share of the prompt stays one: of a head's slots as many are for the newest tokens,
-/// however long the output.
+/// A budget that is a share of the prompt stays one: of a head's slots as many are for the newest
+/// tokens, however long the output.
 #[test]
 fn shares_of_the_prompt_stay_what_they_are() {
     for tested in devices() {
@@ -272,7 +274,8 @@ fn long_periods_come_back_too() {
     }
 }
 
-/// Prompts that are shorter than the window, and than each other; rows pass their limits one by one.
+/// Prompts that are shorter than the window, and than each other; rows pass their limits one by
+/// one.
 #[test]
 fn short_prompts_share_a_batch() {
     for tested in devices() {
@@ -350,8 +353,8 @@ fn archives_give_back_what_they_were_given() {
     }
 }
 
-/// Theorem 5: over the steps behind a merge, the output stays within the bound of the predictions' error, that of the
-/// merged slot's own among them, and the spread of the values.
+/// Theorem 5: over the steps behind a merge, the output stays within the bound of the predictions'
+/// error, that of the merged slot's own among them, and the spread of the values.
 #[test]
 fn perturbation_stays_below_its_bound() {
     let mut numbers = Numbers::new(6);

@@ -179,7 +179,8 @@ fn same(context: &str, cache: &LayerCache, pair: usize, expected: &[Slot]) {
     assert!(relative_error(&track, &expected) < 1e-5, "{context} head {pair}: attention");
 }
 
-/// Prompts and steps beside a sweep with a searched `ε` in f64: thresholds that suffice and that do not.
+/// Prompts and steps beside a sweep with a searched `ε` in f64: thresholds that suffice and that do
+/// not.
 #[test]
 fn sets_are_those_of_the_definition() {
     let (heads, group, tokens, prompt, budget) = (3, 2, 70, 45, 20);
@@ -294,7 +295,8 @@ fn a_single_slot_is_left() {
     }
 }
 
-/// Prompts of different lengths in one batch, one of them within the budget, go on as they would alone.
+/// Prompts of different lengths in one batch, one of them within the budget, go on as they would
+/// alone.
 #[test]
 fn prompts_of_different_lengths_do_not_mix() {
     for tested in devices() {

@@ -1,4 +1,5 @@
-//! KVReviver: against its algorithms in plain loops, in batches, across files, and where it refuses.
+//! KVReviver: against its algorithms in plain loops, in batches, across files, and where it
+//! refuses.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{CacheOptions, KvCache, LayerCache, Origin, read_f32, read_i32};
@@ -115,8 +116,8 @@ impl Reference {
     }
 }
 
-/// Which tokens are exact, step by step, follows the algorithms on the attention that is really given; the
-/// output is the attention over the revived cache.
+/// Which tokens are exact, step by step, follows the algorithms on the attention that is really
+/// given; the output is the attention over the revived cache.
 #[test]
 fn steps_follow_the_algorithms() {
     for tested in devices() {
@@ -210,7 +211,12 @@ fn rebuilding_changes_nothing() {
     for tested in devices() {
         for buckets in [1, 2, 3, 5] {
             let run = Run::new(2, 2, 130, 50, &tested.device);
-            let config = |rebuild: bool| json!({"policy": "kvreviver", "budget": 50, "buckets": buckets, "rebuild": rebuild, "signed_keys": buckets == 5});
+            let config = |rebuild: bool| {
+                json!({
+                    "policy": "kvreviver", "budget": 50, "buckets": buckets, "rebuild": rebuild,
+                    "signed_keys": buckets == 5
+                })
+            };
             let (fused, rebuilt) = (policy(config(false)), policy(config(true)));
             let mut caches =
                 [&fused, &rebuilt].map(|policy| run.prompt.compress(&**policy, run.steps()));
@@ -531,7 +537,8 @@ fn refuses_what_cannot_be() {
     assert_eq!(cache.layout().lengths(), [2, 2]);
 }
 
-/// Beyond what was asked for there is no room, unless the cache may grow; either way nothing is lost.
+/// Beyond what was asked for there is no room, unless the cache may grow; either way nothing is
+/// lost.
 #[test]
 fn tokens_beyond_the_room_are_refused() {
     for tested in devices() {
@@ -561,7 +568,8 @@ fn tokens_beyond_the_room_are_refused() {
     }
 }
 
-/// A sequence that has ended goes on at its last position: its slots do not grow into its neighbours'.
+/// A sequence that has ended goes on at its last position: its slots do not grow into its
+/// neighbours'.
 #[test]
 fn ended_sequences_stay_within_their_slots() {
     for tested in devices() {

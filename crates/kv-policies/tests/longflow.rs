@@ -217,8 +217,8 @@ fn certificates_bound_what_they_say() {
     assert_eq!(seen, 40 * 2 * 4);
 }
 
-/// Section 3.3 in sums over single slots: the remainder and its bound, the drift of logits and its bound, the error and
-/// its bound, of every query head.
+/// Section 3.3 in sums over single slots: the remainder and its bound, the drift of logits and its
+/// bound, the error and its bound, of every query head.
 fn certified(cache: &LayerCache, before: &Tensor<3>, after: &Tensor<3>) -> Vec<[f64; 6]> {
     let read = |values: Vec<f32>| values.into_iter().map(f64::from).collect::<Vec<f64>>();
     let [keys, values] = [cache.keys(), cache.values()]
@@ -254,7 +254,8 @@ fn certified(cache: &LayerCache, before: &Tensor<3>, after: &Tensor<3>) -> Vec<[
             let others = |slot: usize| slot != victim;
             let change: Vec<f64> =
                 (0..dim).map(|c| output(c, &|_| true) - output(c, &others)).collect();
-            // Equation 12: what is left of the change is alpha / (1 - alpha) (o - alpha v), scaled by what was left.
+            // Equation 12: what is left of the change is alpha / (1 - alpha) (o - alpha v), scaled
+            // by what was left.
             let left: Vec<f64> =
                 (0..dim).map(|c| change[c] - share(next) * values[victim * dim + c]).collect();
             let rows = |pool: &[f64]| {
@@ -282,8 +283,8 @@ fn certified(cache: &LayerCache, before: &Tensor<3>, after: &Tensor<3>) -> Vec<[
     all
 }
 
-/// Where all other values agree, the remainder, which is the share times the output of the others, is as much as it can
-/// be: half of its bound.
+/// Where all other values agree, the remainder, which is the share times the output of the others,
+/// is as much as it can be: half of its bound.
 #[test]
 fn the_bound_of_the_remainder_is_near() {
     let device = &devices().remove(0).device;

@@ -106,7 +106,8 @@ fn budgets_hold_in_prefill_and_decode() {
             let config = policy.config();
             let interval = config["interval"].as_u64().or(config["slack"].as_u64().map(|n| n + 1));
             let interval = interval.unwrap_or(1) as usize;
-            // PyramidInfer has no budget for generated tokens; it thins them. Streams grow by levels.
+            // PyramidInfer has no budget for generated tokens; it thins them. Streams grow by
+            // levels.
             let bounded = policy.changes_decode() && name != "pyramidinfer" && !streams;
             for &length in cache.layout().lengths() {
                 if bounded && !keeps_all {
@@ -120,8 +121,8 @@ fn budgets_hold_in_prefill_and_decode() {
     }
 }
 
-/// A head that keeps more of a prompt than its share, or than the decode policy's budget, holds that
-/// many.
+/// A head that keeps more of a prompt than its share, or than the decode policy's budget, holds
+/// that many.
 #[test]
 fn heads_over_their_share_decode_on() {
     let ada = json!({"ada": {"floor": 0.2}});

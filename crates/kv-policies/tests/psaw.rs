@@ -12,7 +12,8 @@ const HEADS: usize = 2;
 const GROUP: usize = 2;
 const DIM: usize = 16;
 
-/// Queries, keys and values of a prompt of `tokens` and of what follows, `[1, H, tokens + steps, D]`.
+/// Queries, keys and values of a prompt of `tokens` and of what follows,
+/// `[1, H, tokens + steps, D]`.
 struct Sequence {
     tokens: usize,
     all: [Tensor<4>; 3],
@@ -67,7 +68,8 @@ impl Sequence {
     }
 }
 
-/// Decodes sequences of different lengths as one batch; `see` gets each step's outputs and the cache.
+/// Decodes sequences of different lengths as one batch; `see` gets each step's outputs and the
+/// cache.
 fn decode(
     sequences: &[Sequence],
     policy: &dyn Policy,
@@ -105,8 +107,8 @@ fn first_visible(psaw: &Psaw, layer: LayerContext, number: usize) -> usize {
     number - (psaw.phi.powf(psaw.alpha * depth) * number as f64).ceil() as usize
 }
 
-/// Parameters, layers, and prompt lengths: prompts shorter than the sinks, models of fewer than four
-/// layers, windows of hardly a token.
+/// Parameters, layers, and prompt lengths: prompts shorter than the sinks, models of fewer than
+/// four layers, windows of hardly a token.
 fn cases() -> Vec<(Value, LayerContext, Vec<usize>)> {
     let layer = |index: usize, count: usize| LayerContext { index, count };
     vec![
@@ -153,8 +155,8 @@ fn decode_is_masked_attention() {
     }
 }
 
-/// With `free`, the outputs are the same, and the slots are those of the schedule: exactly behind the
-/// prompt, up to a bulk more while decoding. Rows of different lengths free at their own steps.
+/// With `free`, the outputs are the same, and the slots are those of the schedule: exactly behind
+/// the prompt, up to a bulk more while decoding. Rows of different lengths free at their own steps.
 #[test]
 fn freeing_changes_bytes_alone() {
     const STEPS: usize = 260;
@@ -212,7 +214,8 @@ fn freeing_changes_bytes_alone() {
     }
 }
 
-/// A row that has ended goes on at its position; it neither fills the cache nor disturbs the others.
+/// A row that has ended goes on at its position; it neither fills the cache nor disturbs the
+/// others.
 #[test]
 fn rows_that_end_keep_within_their_room() {
     let layer = LayerContext { index: 3, count: 4 };

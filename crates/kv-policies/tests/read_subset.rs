@@ -129,8 +129,8 @@ fn joined(a: &Step, b: &Step) -> Step {
 /// What a query head may read at a token: sequence, head, slots there are.
 type Select<'a> = dyn FnMut(&LayerCache, usize, usize, usize) -> Vec<usize> + 'a;
 
-/// Decodes both sequences as one batch, a part of the steps from a saved and loaded cache, and compares
-/// with attention over what `select` says.
+/// Decodes both sequences as one batch, a part of the steps from a saved and loaded cache, and
+/// compares with attention over what `select` says.
 fn follow(config: &Value, traces: &[Trace; 2], layer: LayerContext, select: &mut Select<'_>) {
     let policy = policy(config.clone());
     let parts = traces.iter().map(|trace| trace.prefill(&*policy, layer)).collect();
@@ -239,7 +239,7 @@ fn what_cannot_be_is_refused() {
     let device = &devices()[0].device;
     let trace = Trace::new(1, 2, 90, device);
     for (config, expected) in [
-        (json!({"policy": "double-sparsity", "budget": 20, "channels": [[[0]]]}), "has 1 layers"),
+        (json!({"policy": "double-sparsity", "budget": 20, "channels": [[[0]]]}), "has 1 layer,"),
         (
             json!({"policy": "double-sparsity", "budget": 20,
                 "channels": [[[0]], [[0]], [[0], [1], [2]]]}),
@@ -251,7 +251,7 @@ fn what_cannot_be_is_refused() {
             "expected 1 different ones below 16",
         ),
         (json!({"policy": "double-sparsity", "budget": 20, "labels": 17}), "`labels` is 17"),
-        (json!({"policy": "duo-attention", "alpha": [[0.1, 0.2]]}), "`alpha` has 1 layers"),
+        (json!({"policy": "duo-attention", "alpha": [[0.1, 0.2]]}), "`alpha` has 1 layer,"),
     ] {
         let policy = policy(config.clone());
         let options = CacheOptions::new(device, DType::F32);

@@ -11,7 +11,7 @@ use super::{Common, positive};
 /// Options of `calibrate`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct CalibrateArgs {
-    /// Text to measure on, such as what the model will read.
+    /// Text to measure on, best of the kind that the model will read.
     #[arg(long, value_name = "FILE.txt")]
     pub(crate) text: PathBuf,
     /// Tokens of a window.

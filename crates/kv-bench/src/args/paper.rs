@@ -1,4 +1,4 @@
-//! Papers' tables and figures, and what each of them takes.
+//! Papers' tables and figures, and the options that each of them takes.
 
 mod definition;
 
@@ -23,7 +23,7 @@ pub(crate) struct Paper {
     /// Which one; `--quick` takes sizes for small machines.
     #[arg(value_enum)]
     pub(crate) figure: Figure,
-    /// Memory in GiB that a run may take; by default that of the paper's GPU.
+    /// Memory in GiB that a run may take; by default the memory of the paper's GPU.
     #[arg(long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
     pub(crate) memory_cap: Option<f64>,
     /// Figures of prompts: a file, as in `quality`.
@@ -69,7 +69,8 @@ pub(crate) enum Figure {
     BalancekvTable2,
     /// Norms of queries, shifted keys and values, prompt by prompt.
     BalancekvTable3,
-    /// Retrieval by share dropped: the same, the augmented form and uniform sampling.
+    /// Retrieval by share dropped: full, SnapKV, PyramidKV, StreamingLLM, BalanceKV and its
+    /// augmented form, uniform sampling.
     BalancekvNeedle,
     /// Throughput and memory by batch, and what merging costs of a step: full, H2O, D2O, KeepKV.
     KeepkvTable1,
@@ -77,17 +78,17 @@ pub(crate) enum Figure {
     KeepkvFig2,
     /// Retrieval and perplexity of evictions with and without KeepKV.
     KeepkvFig5,
-    /// The same of KeepKV that merges before and behind the eviction.
+    /// Retrieval and perplexity of KeepKV that merges before and behind the eviction.
     KeepkvTable3,
-    /// The same of KeepKV by the cosine that merged keys must exceed.
+    /// Retrieval and perplexity of KeepKV by the cosine that merged keys must exceed.
     KeepkvTable4,
-    /// The same, and attention error, by the period of KeepKV's lossless mode.
+    /// Retrieval, perplexity and attention error by the period of KeepKV's lossless mode.
     KeepkvLossless,
     /// Throughput and memory by batch: full, and KVReviver that attends to its sketch or rebuilds.
     KvreviverTable1,
     /// Retrieval and perplexity of KVReviver by the sketch's share.
     KvreviverTable2,
-    /// The same by the shares of candidates and recents.
+    /// Retrieval and perplexity of KVReviver by the shares of candidates and recents.
     KvreviverTable3,
     /// Retrieval by length and depth at 25 %: KVReviver and others.
     KvreviverFig5,
@@ -103,21 +104,22 @@ pub(crate) enum Figure {
     /// Time of a step's attention, choices included: CIS, CPE, HShare, Quest, Double Sparsity, H2O,
     /// the oracle.
     PrhsTable4,
-    /// The same beyond the paper: 8k to 128k tokens, groups of 4 and 8.
+    /// Time of a step's attention at lengths beyond the paper's: 8k to 128k tokens, groups of 4
+    /// and 8.
     PrhsLong,
-    /// Decode throughput at 1/8: the same.
+    /// Decode throughput at 1/8: CIS, CPE, HShare, Quest, Double Sparsity, H2O, the full cache.
     PrhsTable5,
     /// Retrieval and perplexity of CIS*, PSAW, ETF and CPE with other parameters.
     PrhsTable6,
     /// Attention that is read of real prompts, by how often heads retrieve; bounds on what is
     /// dropped.
     PrhsFig7,
-    /// The same by how many tokens bring their neighbours along.
+    /// Attention that is read of real prompts, by how many tokens bring their neighbours along.
     PrhsFig8,
 }
 
 impl Paper {
-    /// Refuses what the figure does not take.
+    /// Refuses options that the figure does not take.
     pub(crate) fn check(&self, common: &Common) -> anyhow::Result<()> {
         let name = self.figure.name();
         let takes = self.figure.definition();
@@ -210,7 +212,7 @@ impl Paper {
         Some(self.mode.unwrap_or(if quick { quick_own } else { own }))
     }
 
-    /// What is kept, in place of what is its own where `--budget` says so.
+    /// The budgets: those of `--budget`, or the figure's own without it.
     pub(crate) fn budgets(&self, common: &Common) -> Vec<Budget> {
         let takes = self.figure.definition();
         let small = common.quick && !takes.quick_budgets.is_empty();
@@ -223,7 +225,7 @@ impl Paper {
         self.figure.definition().text
     }
 
-    /// What a reader of its numbers must know.
+    /// Notes for readers of its numbers.
     pub(crate) fn notes(&self, quick: bool) -> Vec<String> {
         let mut notes = Vec::new();
         let differs = self.figure.definition().differs;

@@ -9,7 +9,7 @@ use super::format::{self, Kind};
 /// One axis. Its coordinates are the values, or their logarithms on a logarithmic axis.
 #[derive(Clone, Debug)]
 pub(crate) struct Axis {
-    /// What it shows, with the unit.
+    /// The quantity, with the unit.
     pub(crate) label: String,
     /// The lowest coordinate.
     pub(crate) low: f64,

@@ -23,7 +23,7 @@ pub(crate) struct Bar {
 const ROW: f64 = 21.0;
 const TOP: f64 = 32.0;
 const BOTTOM: f64 = 44.0;
-/// The names' width, more where a name is longer, as those of configurations are.
+/// The names' width, more where a name is longer, such as a configuration's.
 const NAMES: f64 = 132.0;
 const LETTER: f64 = 7.0;
 const NUMBERS: f64 = 66.0;

@@ -8,7 +8,7 @@ use super::lines::{Panel, Series};
 use super::policies::Policies;
 use crate::record::{Record, by_setup, group_by, summary};
 
-/// Records and what a figure shows of them.
+/// Records and the metric of them that a figure shows.
 pub(crate) struct Chart<'a> {
     /// The records of one suite.
     pub(crate) records: &'a [&'a Record],
@@ -18,7 +18,7 @@ pub(crate) struct Chart<'a> {
     pub(crate) metric: &'a str,
     /// The label of the metric's axis.
     pub(crate) label: &'a str,
-    /// What the metric's axis shows.
+    /// The label of the metric's axis.
     pub(crate) scale: Scale,
 }
 
@@ -44,8 +44,8 @@ impl Scale {
 }
 
 impl Chart<'_> {
-    /// The metric against the budget: a line a policy, a panel a mode; bars where there is one budget.
-    /// `None` without data.
+    /// The metric against the budget: a line a policy, a panel a mode; bars where there is one
+    /// budget. `None` without data.
     pub(crate) fn by_budget(&self, frame: &Frame) -> anyhow::Result<Option<Figure>> {
         let mut budgets = self.taken().filter_map(|r| r.budget);
         if budgets.next().is_some_and(|first| budgets.all(|budget| budget == first)) {
@@ -102,8 +102,9 @@ impl Chart<'_> {
         self.lines(frame, panels)
     }
 
-    /// The metric along a number that is an option of policies: a line for policies that differ in it alone, and levels
-    /// for those without it, a panel a budget. `None` if it has fewer than two values at any.
+    /// The metric along a number that is an option of policies: a line for policies that differ in
+    /// it alone, and levels for those without it, a panel a budget. `None` if it has fewer than two
+    /// values at any.
     pub(crate) fn by_option(
         &self,
         frame: &Frame,

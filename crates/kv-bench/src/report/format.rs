@@ -26,7 +26,7 @@ pub(crate) struct Info<'a> {
     pub(crate) higher_is_better: Option<bool>,
 }
 
-/// What is known of a metric; one that is not known is shown under its own name.
+/// The label and form of a metric; an unknown metric is shown under its own name.
 pub(crate) fn info(name: &str) -> Info<'_> {
     use Kind::{Bytes, LogProb, Plain, Share};
     let (label, kind, higher_is_better) = match name {
@@ -114,6 +114,27 @@ pub(crate) fn info(name: &str) -> Info<'_> {
         _ => (name, Plain, None),
     };
     Info { label, kind, higher_is_better }
+}
+
+/// A line of a table's legend for a metric whose heading does not explain it.
+pub(crate) fn legend(name: &str) -> Option<&'static str> {
+    Some(match name {
+        metric::RETAINED_MASS => {
+            "retained mass: share of the full cache's attention that goes to the tokens that a \
+             policy reads"
+        }
+        metric::RETRIEVAL_RATIO => {
+            "retrieval ratio: share of the heads that choose in a step what to read, as others \
+             share a choice"
+        }
+        metric::DROPPED_VOTES => {
+            "dropped votes: share of a prompt's tokens for which no slot stands any more"
+        }
+        metric::HELD_BYTES => {
+            "memory held: keys and values in use, all slots' metadata and the policy's own state"
+        }
+        _ => return None,
+    })
 }
 
 /// A number of a metric, with its unit unless the metric's name carries it.

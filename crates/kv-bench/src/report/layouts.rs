@@ -37,6 +37,10 @@ impl<'a> Pick<'a> {
     }
 }
 
+/// Columns of the quality suite that are not of the text.
+const OF_ANSWERS: &str = "retrieval ratio and tokens read are of the steps of answers; steps of \
+    the text are not counted";
+
 /// The tables of one suite's records.
 pub(crate) fn tables(suite: &str, records: &[&Record], by_layer: bool) -> Vec<Table> {
     let mut tables = match suite {
@@ -49,7 +53,7 @@ pub(crate) fn tables(suite: &str, records: &[&Record], by_layer: bool) -> Vec<Ta
     };
     // The first table sums up; the others say it of each number.
     if let Some(first) = tables.first_mut() {
-        first.caption = samples::samples(records);
+        first.means_over = samples::samples(records);
     }
     tables.retain(|table| !table.rows.is_empty());
     tables
@@ -80,7 +84,12 @@ fn quality(records: &[&Record]) -> Vec<Table> {
         metric::HELD_BYTES,
     ];
     picks.extend(more.map(Pick::all));
-    let mut tables = vec![build("Quality".into(), records, &[Key::Budget], &picks)];
+    let mut first = build("Quality".into(), records, &[Key::Budget], &picks);
+    let has = |metric: &str| records.iter().any(|r| r.metric == metric);
+    if has(metric::RETRIEVAL_RATIO) && has(metric::PERPLEXITY) {
+        first.legend.push(OF_ANSWERS.into());
+    }
+    let mut tables = vec![first];
     tables.extend(side_by_side::tables(records));
 
     let matches = records.iter().copied().filter(|r| r.metric == metric::EXACT_MATCH);
@@ -146,9 +155,9 @@ fn attention(records: &[&Record], by_layer: bool) -> Vec<Table> {
         let checked = certified.iter().filter(|r| constants.contains(&r.metric.as_str()));
         if let Some(checked) = checked.filter_map(|r| r.case.samples).max() {
             let unit = samples::unit(&checked.to_string());
-            table.caption = format!(
-                "all prompts; hidden and moved mass and their bounds, each at most 1, over {checked} {unit} that \
-                 constants are checked on"
+            table.means_over = format!(
+                "all prompts; hidden and moved mass and their bounds, each at most 1, over \
+                 {checked} {unit} that constants are checked on"
             );
         }
         tables.push(table);
@@ -291,9 +300,14 @@ fn build(title: String, records: &[&Record], keys: &[Key], picks: &[Pick]) -> Ta
         let head = pick.head.clone();
         Column { head, kind: info.kind, higher_is_better: info.higher_is_better }
     };
+    let seen = |pick: &&Pick| records.iter().any(|r| r.metric == pick.metric && (pick.takes)(r));
+    let legend = picks.iter().filter(seen).filter_map(|pick| format::legend(pick.metric));
+    let mut legend: Vec<String> = legend.map(Into::into).collect();
+    legend.dedup();
     Table {
         title,
-        caption: String::new(),
+        means_over: String::new(),
+        legend,
         keys: ["policy"].into_iter().chain(keys.iter().map(Key::head)).map(Into::into).collect(),
         columns: picks.iter().map(column).collect(),
         rows: group_by(ordered, texts).into_iter().map(row).collect(),

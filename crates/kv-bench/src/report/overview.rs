@@ -1,9 +1,13 @@
 //! The overview's first table: the best policy of each family, beside the full cache.
 
 use super::format::{self, info};
+use super::samples;
 use crate::families::Family;
-use crate::record::{Record, by_setup, is_full, metric, mode, summary};
+use crate::record::{Record, by_setup, group_by, is_full, metric, mode, summary};
 use crate::table::{Column, Row, Table};
+
+/// The suite that asks prompts.
+const SUITE: &str = "quality";
 
 /// The columns: metric, mode, and a heading in plain words.
 const COLUMNS: [(&str, Option<&str>, &str); 6] = [
@@ -15,10 +19,14 @@ const COLUMNS: [(&str, Option<&str>, &str); 6] = [
     (metric::DECODE_TOKENS_PER_SECOND, None, "decode\ntok/s"),
 ];
 
-/// What the columns are.
-const CAPTION: &str = "question seen, unseen: right answers where the question is known when the \
-    prompt is compressed, and where not\nKL: divergence of the answer's tokens from the full \
-    cache's; perplexity: of a text";
+/// The legend of the columns.
+const COLUMNS_ARE: [&str; 4] = [
+    "question seen: share of right answers where the question is known when the prompt is \
+     compressed",
+    "question unseen: share of right answers where the prompt is compressed before the question",
+    "KL: divergence of the answer's tokens from the full cache's; perplexity: of a text",
+    "decode: tokens generated in a second",
+];
 
 /// A row a family: at the smallest budget that most policies ran at, the one with most right
 /// answers, and of those with equally many the one closest to the full cache. `None` where no
@@ -66,10 +74,16 @@ pub(crate) fn table(records: &[Record]) -> Option<Table> {
         let head = (*head).into();
         Column { head, kind: info.kind, higher_is_better: info.higher_is_better }
     };
-    let families = Family::ALL.map(|family| format!("{} {}", family.name(), family.does()));
+    let quality: Vec<&Record> = records.iter().copied().filter(|r| r.suite == SUITE).collect();
+    let models = group_by(quality.iter().copied(), |r| r.model.as_str());
+    let models: Vec<&str> = models.into_iter().map(|(model, _)| model).collect();
+    let means_over = [format!("model {}", models.join(" and ")), samples::samples(&quality)];
+    let families = Family::ALL.map(|family| format!("{}: {}", family.name(), family.does()));
+    let columns = COLUMNS_ARE.into_iter().chain(format::legend(metric::HELD_BYTES));
     let table = Table {
         title: format!("The best of each family at {}", format::budget(Some(budget))),
-        caption: format!("{}\n{CAPTION}", families.join("\n")),
+        means_over: means_over.join(": "),
+        legend: families.into_iter().chain(columns.map(Into::into)).collect(),
         keys: ["family", "best", "budget"].map(Into::into).to_vec(),
         columns: COLUMNS.iter().map(column).collect(),
         rows,
@@ -107,7 +121,28 @@ mod tests {
         assert_eq!(table.text(1, 0), "50.0 %");
         let heads: Vec<_> = table.columns.iter().map(|column| column.head.as_str()).collect();
         assert_eq!(heads, ["question\nseen", "KL\nnats"]);
-        assert!(table.to_text().contains("read keeps all tokens and attends to some of them"));
+        let text = table.to_text();
+        assert!(text.contains("\nread: keeps all tokens and attends to some of them\n"));
+        assert!(text.contains("\nmemory held: keys and values in use"), "{text}");
         assert!(super::table(&records[..1]).is_none());
+    }
+
+    /// The two prompts of a model are counted once for all policies.
+    #[test]
+    fn the_model_and_its_prompts_are_named() {
+        let mut records = Vec::new();
+        for (policy, budget) in [("full", None), ("h2o", Some(0.25))] {
+            records.extend([1.0, 0.0].map(|right| {
+                let mut record = record(policy, budget, metric::EXACT_MATCH, right);
+                record.case.mode = Some(mode::AWARE.into());
+                record.case.source = Some("embedded".into());
+                record.case.samples = Some(1);
+                record
+            }));
+        }
+        let line = |records: &[Record]| table(records).unwrap().means_over;
+        assert_eq!(line(&records), "model needle-1m: 2 embedded prompts");
+        records[3].model = "other".into();
+        assert!(line(&records).starts_with("model needle-1m and other: "), "{}", line(&records));
     }
 }

@@ -22,10 +22,11 @@ pub(crate) fn page(
     if let Some(table) = first {
         let title = escape(&table.title);
         contents += &format!(r##"<li><a href="#first">{title}</a></li>"##);
-        let caption = escape(&table.caption).replace('\n', "<br>");
         body += &format!(
-            r#"<section id="first"><h2>{title}</h2>{}<p class="note">{caption}</p></section>"#,
-            rows_html(table, &policies)
+            r#"<section id="first"><h2>{title}</h2>{}<p class="note">{}{}</p></section>"#,
+            rows_html(table, &policies),
+            means_over(table),
+            legend(table)
         );
     }
     let mut means = Vec::new();
@@ -124,13 +125,22 @@ fn suite_section(
 fn table_html(table: &Table, policies: &Policies) -> String {
     format!(
         r#"{}
-<p class="note">{}Bold: the best policies at a budget, unless most are.</p>"#,
+<p class="note">{}Bold: the best policies at a budget, unless most are.{}</p>"#,
         rows_html(table, policies),
-        match table.caption.as_str() {
-            "" => String::new(),
-            caption => format!("Means over {}. ", escape(caption)),
-        }
+        means_over(table),
+        legend(table)
     )
+}
+
+fn means_over(table: &Table) -> String {
+    match table.means_over.as_str() {
+        "" => String::new(),
+        over => format!("Means over {}. ", escape(over)),
+    }
+}
+
+fn legend(table: &Table) -> String {
+    table.legend.iter().map(|line| format!("<br>{}", escape(line))).collect()
 }
 
 fn rows_html(table: &Table, policies: &Policies) -> String {

@@ -13,8 +13,8 @@ const METRICS: [&str; 5] = [
     metric::TEXT_KL_DIVERGENCE,
 ];
 
-/// A table a metric and mode, where at least two policies ran alone and inside KeepKV: a row a policy,
-/// two columns a budget. Other methods, which ran alone only, stand below them.
+/// A table a metric and mode, where at least two policies ran alone and inside KeepKV: a row a
+/// policy, two columns a budget. Other methods, which ran alone only, stand below them.
 pub(super) fn tables(records: &[&Record]) -> Vec<Table> {
     let names = group_by(records.iter().copied(), |r| r.policy.as_str());
     let names: Vec<&str> = names.into_iter().map(|(name, _)| name).collect();
@@ -67,7 +67,8 @@ fn table(
     let mode = mode.map(|mode| format!(" · {mode}")).unwrap_or_default();
     Table {
         title: format!("Alone and within KeepKV · {}{mode}", info.label),
-        caption: String::new(),
+        means_over: String::new(),
+        legend: Vec::new(),
         keys: vec!["policy".into()],
         columns: heads.map(column).collect(),
         rows: policies.iter().map(row).collect(),

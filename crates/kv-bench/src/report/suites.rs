@@ -94,7 +94,8 @@ pub(crate) fn figures(records: &[&Record], policies: &Policies) -> anyhow::Resul
         Scale::Fit,
         "agreement",
         "Agreement with the full cache",
-        "Share of an answer's tokens at which the compressed and the full cache choose the same one.",
+        "Share of an answer's tokens at which the compressed and the full cache choose the same \
+         one.",
     )?);
     figures.extend(budget(
         metric::TEXT_AGREEMENT,
@@ -117,7 +118,8 @@ pub(crate) fn figures(records: &[&Record], policies: &Policies) -> anyhow::Resul
     let frame = Frame {
         id: "relative-error-by-period",
         title: "Attention error against the period",
-        caption: "Lower is better. What decode steps lose between two rebuilds of the cache from all tokens.",
+        caption: "Lower is better. What decode steps lose between two rebuilds of the cache from \
+            all tokens.",
     };
     let label = "steps from one rebuild to the next (log scale)";
     figures.extend(chart(error, "relative error", Scale::Log).by_option(&frame, PERIOD, label)?);

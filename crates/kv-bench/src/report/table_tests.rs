@@ -74,6 +74,29 @@ fn tables_stay_narrow() {
 }
 
 #[test]
+fn columns_that_do_not_explain_themselves_have_a_legend() {
+    let table = |metrics: &[&str]| {
+        let records: Vec<_> =
+            metrics.iter().map(|metric| record("a", Some(0.5), metric, 0.5)).collect();
+        tables(&records, false).remove(0)
+    };
+    let all = [metric::HELD_BYTES, metric::DROPPED_VOTES, metric::RETRIEVAL_RATIO];
+    let legend = table(&all).legend;
+    let begins = |line: &str| legend.iter().filter(|own| own.starts_with(line)).count();
+    assert_eq!(legend.len(), 3, "{legend:?}");
+    for name in ["memory held: ", "dropped votes: ", "retrieval ratio: "] {
+        assert_eq!(begins(name), 1, "{legend:?}");
+    }
+    assert!(table(&[metric::PERPLEXITY]).legend.is_empty());
+    // Beside columns of a text.
+    let text = table(&[metric::RETRIEVAL_RATIO, metric::PERPLEXITY]).to_text();
+    assert!(
+        text.contains("\nretrieval ratio and tokens read are of the steps of answers;"),
+        "{text}"
+    );
+}
+
+#[test]
 fn other_suites_have_a_row_a_case() {
     let mut records = vec![record("full", None, "launches", 3.0)];
     records[0].suite = "other".into();

@@ -39,7 +39,7 @@ const QUICK_BUDGETS: [f64; 2] = [0.5, 0.25];
 /// Policies of which a part is what layers take from each other.
 const BETWEEN_LAYERS: [&str; 3] = ["etf", "cpe", "hshare"];
 
-/// The share by which a target may be exceeded in silence.
+/// The share by which a target may be exceeded without a note.
 const AMISS: f64 = 0.1;
 /// Rounding of masses in f32.
 const ROUNDING: f64 = 1e-5;
@@ -201,7 +201,7 @@ fn takes_from_layers(config: &Value) -> bool {
     named || config.as_object().is_some_and(|parts| parts.values().any(takes_from_layers))
 }
 
-/// What a policy's heads are to drop.
+/// The share of the attention that a policy's heads are to drop.
 fn target_of(contender: &Contender) -> Option<f64> {
     contender.policy.config()["target"].as_f64()
 }
@@ -416,7 +416,8 @@ mod tests {
     /// same keys, and keys of the layer below are what the bound is of.
     #[test]
     fn runs_begin_where_bounds_do() {
-        let policies = r#"[{"policy": "etf", "start": 1}, {"policy": "etf", "start": 1, "reuse": "keys-values"}]"#;
+        let policies = r#"[{"policy": "etf", "start": 1},
+            {"policy": "etf", "start": 1, "reuse": "keys-values"}]"#;
         let line = "attention --certificates --limit 1 --steps 8 --policy";
         let words: Vec<&str> = line.split(' ').chain([policies]).collect();
         let (records, _) = ran(&words).unwrap();

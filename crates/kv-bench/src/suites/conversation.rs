@@ -1,5 +1,5 @@
-//! Several questions in one conversation: a prompt is compressed with the first of them in sight, and
-//! later ones ask for facts that it had no use for.
+//! Several questions in one conversation: a prompt is compressed with the first of them in sight,
+//! and later ones ask for facts that it had no use for.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ const QUICK_PROMPTS: usize = 2;
 const TELLS: &str = "The secret number of the ";
 const IS: &str = " is ";
 
-/// What a context tells of a thing, and how it is asked for.
+/// A sentence that tells a fact, and the question for it.
 struct Fact {
     question: String,
     answer: String,
@@ -79,8 +79,8 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
     }
     progress.finish();
     bench.note(format!(
-        "each prompt is compressed with its first question in sight; the {} others ask for facts of the \
-         same context, and see all questions and right answers before them",
+        "each prompt is compressed with its first question in sight; the {} others ask for facts \
+         of the same context, and see all questions and right answers before them",
         QUESTIONS - 1
     ));
     Ok(())
@@ -108,7 +108,8 @@ fn conversation(prompt: &Prompt) -> Option<Vec<Fact>> {
     Some(std::iter::once(first).chain(others).collect())
 }
 
-/// Whether every contender answers each question, and the mean log-probability of its answer's tokens.
+/// Whether every contender answers each question, and the mean log-probability of its answer's
+/// tokens.
 fn converse(
     bench: &Bench<'_>,
     contenders: &[Contender],

@@ -24,7 +24,7 @@ const SUITE: &str = "kernels";
 /// How this project appears beside its peers.
 const OURS: &str = "burn-kv";
 
-/// What the cases run with.
+/// The device, dtype and clock of the cases.
 pub(crate) struct Lab<'a> {
     device: Device,
     device_name: String,
@@ -64,8 +64,8 @@ impl<'a> Lab<'a> {
         largest_tensor(&self.device).is_none_or(|most| bytes <= most)
     }
 
-    /// Times `call`, which rotates among `sets` inputs, and records it. The bytes of `work` must move in one call, and
-    /// its operations be done.
+    /// Times `call`, which rotates among `sets` inputs, and records it. The bytes of `work` must
+    /// move in one call, and its operations be done.
     fn measure<L: Left>(
         &mut self,
         task: &str,

@@ -1,5 +1,5 @@
 //! Long outputs under a fixed budget: the model goes on with a book, fed its own text (teacher
-//! forcing), and is asked in the end for a fact of the prompt and for one of what came later.
+//! forcing), and is asked in the end for a fact of the prompt and for a fact of the output.
 //!
 //! All policies go on together, a few tokens at a time, so that they can be compared with the full
 //! cache's distributions of those tokens: their caches are held at once.
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::ensure;
 use burn::tensor::Tensor;
-use kv_core::{Budget, MemoryReport, read_f32};
+use kv_core::{Budget, MemoryReport, counted, read_f32};
 use kv_models::Session;
 use kv_policies::Policy;
 
@@ -28,7 +28,7 @@ const TASK: &str = "long-output";
 const POLICIES: [&str; 5] = ["longflow", "h2o", "vatp", "r-kv", "streaming-llm"];
 /// Slots as shares of prompt and output: 3,200, 2,400 and 1,600 of LongFlow's 16,000.
 const BUDGETS: [f64; 3] = [0.2, 0.15, 0.1];
-/// Tokens of a prompt, and of what follows, where the model has the positions.
+/// Tokens of a prompt and of the output, where the model has the positions.
 const PROMPT: usize = 1_000;
 const OUTPUT: usize = 6_000;
 /// Texts that are continued side by side.
@@ -109,7 +109,8 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
     if !grown.is_empty() {
         let names = grown.join(", ");
         bench.note(format!(
-            "{names}: no eviction while decoding, every token of the output is kept; caches of {} stay at their budgets",
+            "{names}: no eviction while decoding, every token of the output is kept; caches of {} \
+             stay at their budgets",
             POLICIES.join(", ")
         ));
     }
@@ -188,7 +189,8 @@ fn contenders(bench: &Bench<'_>, tokens: usize, room: usize) -> anyhow::Result<V
         let budget = &policy.config()["budget"];
         ensure!(
             !budget.is_f64(),
-            "budget {budget} of {label} would be a share of the prompt alone: expected tokens, or none there and --budget"
+            "budget {budget} of {label} would be a share of the prompt alone: expected tokens, or \
+             none there and --budget"
         );
     }
     Ok(contenders)
@@ -213,8 +215,8 @@ fn texts(
     let length = prompt + output;
     ensure!(
         book.len() > length + count,
-        "the text has {} tokens, a prompt of {prompt} and an output of {output} need more",
-        book.len()
+        "the text has {}, a prompt of {prompt} and an output of {output} need more",
+        counted(book.len(), "token")
     );
     let stride = (book.len() - length) / count;
     let of = |index: usize| {

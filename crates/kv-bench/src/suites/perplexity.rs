@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use anyhow::ensure;
 use burn::tensor::Tensor;
-use kv_core::read_f32;
+use kv_core::{counted, read_f32};
 use kv_models::Session;
 use kv_policies::Policy;
 
@@ -70,9 +70,10 @@ impl Text {
             let most = positions.min(tokens.len());
             ensure!(
                 context + continued <= most || contexts == own,
-                "{source} has {} tokens and the model {positions} positions: no perplexity of \
-                 {continued} tokens behind {context}",
-                tokens.len()
+                "{source} has {} and the model {}: no perplexity of {continued} tokens behind \
+                 {context}",
+                counted(tokens.len(), "token"),
+                counted(positions, "position")
             );
             let next = tokens[context..most.min(context + continued)].to_vec();
             Ok(Self { source: source.clone(), context: tokens[..context].to_vec(), next })
@@ -168,7 +169,8 @@ mod tests {
 
     fn quality(options: &str, json: &std::path::Path) -> anyhow::Result<()> {
         let line = format!(
-            "kv-bench quality --quick --device cpu --policy full --limit 1 {options} --json {} --report {}",
+            "kv-bench quality --quick --device cpu --policy full --limit 1 {options} --json {} \
+             --report {}",
             json.display(),
             json.with_extension("html").display()
         );

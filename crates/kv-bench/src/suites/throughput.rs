@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::bail;
 use burn::tensor::Device;
-use kv_core::{Archive, MemoryReport};
+use kv_core::{Archive, MemoryReport, counted};
 use kv_models::{Sampling, Session};
 
 use super::{reads_of, record_memory, record_reads, varied_prompts};
@@ -37,7 +37,8 @@ pub(crate) fn measure(
     let (new, positions) = (WARM_UP + steps, bench.model.config().max_positions);
     if let Some(length) = options.lengths.iter().find(|length| *length + new > positions) {
         let longest = bench.model.config().longest();
-        bail!("a prompt of {length} tokens and {new} steps exceed the model's {longest}");
+        let [prompt, steps] = [(*length, "token"), (new, "step")].map(|(n, of)| counted(n, of));
+        bail!("a prompt of {prompt} and {steps} exceed the model's {longest}");
     }
     let runs = contenders.len() * options.lengths.len() * options.batches.len();
     let mut progress = Progress::new(runs, "throughput");
@@ -126,8 +127,8 @@ fn time(
     Ok(memory)
 }
 
-/// Gives back what earlier runs left in the device's pool, which from then on holds the most that it
-/// ever needed.
+/// Gives back what earlier runs left in the device's pool, which from then on holds the most that
+/// it ever needed.
 pub(crate) fn empty_pool(device: &Device) -> anyhow::Result<()> {
     sync(device)?;
     device.memory_cleanup();

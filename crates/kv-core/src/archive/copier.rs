@@ -1,5 +1,5 @@
-//! Threads that copy between host and device, one a direction, so that each has a stream of the device to
-//! itself.
+//! Threads that copy between host and device, one a direction, so that each has a stream of the
+//! device to itself.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Sender, channel};

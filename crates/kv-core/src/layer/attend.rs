@@ -13,8 +13,8 @@ use crate::{LayerCache, Result};
 pub const NUMERATORS: &str = "numerators";
 
 impl LayerCache {
-    /// Attention of one query per sequence over its live slots, with the track [`NUMERATORS`] if the
-    /// cache has one and `options` none.
+    /// Attention of one query per sequence over its live slots, with the track [`NUMERATORS`] if
+    /// the cache has one and `options` none.
     ///
     /// # Shapes
     /// `query` `[B, Hq, D]`.
@@ -29,8 +29,8 @@ impl LayerCache {
         self.attend_weighted(query, self.log_weights.clone(), options)
     }
 
-    /// The same with other log-weights `[S]` than the cache's own, such as −∞ for slots that a
-    /// policy does not read.
+    /// [`Self::attend`] with other log-weights `[S]` than the cache's own, such as −∞ for slots
+    /// that a policy does not read.
     ///
     /// # Errors
     /// See [`decode_attention`].
@@ -47,9 +47,10 @@ impl LayerCache {
         Ok(decode_attention(query, keys, values, log_weights, &self.ranges, options)?)
     }
 
-    /// Where each head's window begins that hides a share of the tokens so far from the newest ones, as
-    /// [`kv_kernels::SlotView::Window`] takes it, `[B, Hkv]`: without waiting for the device. Slots must
-    /// be in the order of their positions, as they are unless single ones were evicted.
+    /// Where each head's window begins that hides a share of the tokens so far from the newest
+    /// ones, as [`kv_kernels::SlotView::Window`] takes it, `[B, Hkv]`: without waiting for the
+    /// device. Slots must be in the order of their positions, as they are unless single ones were
+    /// evicted.
     ///
     /// # Shapes
     /// `newest` `[B]`, the newest tokens' positions, 32-bit.

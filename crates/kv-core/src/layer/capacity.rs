@@ -7,7 +7,7 @@ use kv_kernels::IndexSets;
 
 use super::{LISTS, Track, expect_shape};
 use crate::tensors::{packed, packed_state};
-use crate::{Archive, Error, LayerCache, Result, Sketch, SlotLayout};
+use crate::{Archive, Error, LayerCache, Result, Sketch, SlotLayout, counted};
 
 impl LayerCache {
     /// Moves the live slots into a new pool of other capacities (the old one is freed).
@@ -21,8 +21,8 @@ impl LayerCache {
             return Err(Error::InvalidPlan {
                 what: "resize",
                 reason: format!(
-                    "head {pair} holds {} slots, a capacity of {} was asked for",
-                    self.layout.lengths()[pair],
+                    "head {pair} holds {}, a capacity of {} was asked for",
+                    counted(self.layout.lengths()[pair], "slot"),
                     capacities[pair]
                 ),
             });

@@ -35,8 +35,8 @@ impl LayerCache {
         Ok(argmin_slots(scores, &self.ranges, None)?)
     }
 
-    /// The same, where the first positions and the last ones of every sequence go behind all others;
-    /// `newest` is each sequence's newest position, `[B]`, 32-bit.
+    /// [`Self::lowest_slots`], where the first positions and the last ones of every sequence go
+    /// behind all others; `newest` is each sequence's newest position, `[B]`, 32-bit.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Kernel`].
@@ -131,8 +131,8 @@ impl LayerCache {
         Ok(())
     }
 
-    /// The live slots of the highest scores, so many of every head, as [`Self::retain`] takes them; equal scores by
-    /// lower slot, NaN last. Does not wait for the device.
+    /// The live slots of the highest scores, so many of every head, as [`Self::retain`] takes them;
+    /// equal scores by lower slot, NaN last. Does not wait for the device.
     ///
     /// # Shapes
     /// `scores` `[S]`, f32; `counts` `[B * Hkv]`, those of more than a head holds are all of it.

@@ -11,8 +11,8 @@ use super::{NUMERATORS, expect_shape};
 use crate::tensors::read_i32;
 use crate::{Error, LayerCache, Result};
 
-/// The state of lists that are kept for several steps, `[B, Hq, 3 + M]`, as [`keep_lists`] has them.
-/// Where caches with lists of unequal room are batched, shorter ones are filled up.
+/// The state of lists that are kept for several steps, `[B, Hq, 3 + M]`, as [`keep_lists`] has
+/// them. Where caches with lists of unequal room are batched, shorter ones are filled up.
 pub const LISTS: &str = "lists";
 
 /// Slots that each query or key-value head attends to.
@@ -75,8 +75,8 @@ impl LayerCache {
         Ok(decode_attention(query, keys, values, weights, &ranges, options)?)
     }
 
-    /// What the last step attended to, where that was a list: slots of each key-value or query head of each
-    /// sequence, counted from the first of its range. Waits for the device.
+    /// What the last step attended to, where that was a list: slots of each key-value or query head
+    /// of each sequence, counted from the first of its range. Waits for the device.
     ///
     /// # Errors
     /// [`Error::Read`].
@@ -96,12 +96,12 @@ impl LayerCache {
         Ok(Some(rows.collect()))
     }
 
-    /// The `tokens` slots at most of the highest products of queries and keys over a few channels, as
-    /// [`label_scores`] says.
+    /// The `tokens` slots at most of the highest products of queries and keys over a few channels,
+    /// as [`label_scores`] says.
     ///
     /// # Shapes
-    /// `query` `[B, Hq, D]`; `channels` `[B, Hq, r]` and `budgets` `[B, Hq, 3]`, f32, without sinks and
-    /// recents.
+    /// `query` `[B, Hq, D]`; `channels` `[B, Hq, r]` and `budgets` `[B, Hq, 3]`, f32, without sinks
+    /// and recents.
     ///
     /// # Errors
     /// [`Error::Kernel`].
@@ -124,16 +124,17 @@ impl LayerCache {
         Ok(SlotList { slots: slots.reshape([batch * heads, most]), counts: chosen.counts })
     }
 
-    /// The same between sinks and recents, in lists that heads and layers share and that stay for
-    /// several steps, in the state [`LISTS`]; tokens that have left the recents since stay readable.
-    /// `ends` is the most that any budget has of sinks and recents together.
+    /// [`Self::choose_by_channels`] between sinks and recents, in lists that heads and layers share
+    /// and that stay for several steps, in the state [`LISTS`]; tokens that have left the recents
+    /// since stay readable. `ends` is the most that any budget has of sinks and recents together.
     ///
     /// # Shapes
-    /// As [`Self::choose_by_channels`]'s; `sources` `[B, Hq, 1]`, f32, and `[B, Hq, 2]` with a board.
+    /// As [`Self::choose_by_channels`]'s; `sources` `[B, Hq, 1]`, f32, and `[B, Hq, 2]` with a
+    /// board.
     ///
     /// # Errors
-    /// [`Error::InvalidPlan`] for caches without lists, and where layers before this one have not put
-    /// theirs on the board; [`Error::Kernel`].
+    /// [`Error::InvalidPlan`] for caches without lists, and where layers before this one have not
+    /// put theirs on the board; [`Error::Kernel`].
     pub fn choose_shared(
         &mut self,
         query: Tensor<3>,

@@ -9,7 +9,7 @@ use kv_kernels::{
 
 use super::{NUMERATORS, Track, expect_shape};
 use crate::tensors::ints;
-use crate::{Error, LayerCache, Result};
+use crate::{Error, LayerCache, Result, counted};
 
 /// The track of `ln ‖v‖₁`.
 pub(crate) const LOG_NORMS: &str = "value_log_norm";
@@ -56,8 +56,8 @@ impl LayerCache {
     /// newest token.
     ///
     /// # Errors
-    /// [`Error::InvalidPlan`] without limits ([`Self::set_limits`]), where one is 0 or below what its
-    /// head holds, or where numerators have weights of their own, which no such step looks at.
+    /// [`Error::InvalidPlan`] without limits ([`Self::set_limits`]), where one is 0 or below what
+    /// its head holds, or where numerators have weights of their own, which no such step looks at.
     pub fn hold_at_limits(&mut self) -> Result<()> {
         if self.track(NUMERATORS).is_some() {
             return Err(Error::InvalidPlan {
@@ -122,8 +122,8 @@ impl LayerCache {
         Ok(())
     }
 
-    /// The same for tokens as a layer projects them, in one launch; returns their queries,
-    /// `[B, Hq, D]`.
+    /// [`Self::write_next`] for tokens as a layer projects them, in one launch; returns their
+    /// queries, `[B, Hq, D]`.
     ///
     /// # Shapes
     /// As for [`Self::append_projected`].
@@ -164,7 +164,8 @@ impl LayerCache {
     /// `query` `[B, Hq, D]`.
     ///
     /// # Errors
-    /// See [`evicting_attention`]; [`Error::InvalidPlan`] for a cache that is not held at its limits.
+    /// See [`evicting_attention`]; [`Error::InvalidPlan`] for a cache that is not held at its
+    /// limits.
     pub fn attend_evicting(
         &mut self,
         query: Tensor<3>,
@@ -181,9 +182,9 @@ impl LayerCache {
         Ok(evicting_attention(query, pool, weights, &self.ranges, held, options)?)
     }
 
-    /// Moves each head's place on by one slot, in place: behind the live slots, or, from its limit on,
-    /// round to its slot `first` `[B, Hkv]`, 32-bit. So heads that are full overwrite their oldest
-    /// slot behind the first ones.
+    /// Moves each head's place on by one slot, in place: behind the live slots, or, from its limit
+    /// on, round to its slot `first` `[B, Hkv]`, 32-bit. So heads that are full overwrite their
+    /// oldest slot behind the first ones.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] for a cache that is not held at its limits, [`Error::Shape`].
@@ -214,7 +215,8 @@ impl LayerCache {
         let mut heads = limits.iter().zip(self.layout.lengths()).enumerate();
         match heads.find(|(_, (limit, length))| limit < length || **limit == 0) {
             Some((head, (limit, length))) => Err(invalid(format!(
-                "that of head {head} is {limit} slots, expected at least {}",
+                "that of head {head} is {}, expected at least {}",
+                counted(*limit, "slot"),
                 length.max(&1)
             ))),
             None => Ok(limits),

@@ -83,7 +83,8 @@ impl LayerCache {
     /// `query` `[B, Hq, D]`; `budgets` `[B, H, 3]`, f32.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidPlan`] for caches without pages of this size, [`crate::Error::Kernel`].
+    /// [`crate::Error::InvalidPlan`] for caches without pages of this size,
+    /// [`crate::Error::Kernel`].
     pub fn choose_pages(
         &self,
         query: Tensor<3>,

@@ -9,7 +9,8 @@ use kv_kernels::{
 use crate::{Error, LayerCache, Result};
 
 impl LayerCache {
-    /// What steps attend to, where a policy chooses on the device: a range a key-value head, or a query head.
+    /// What steps attend to, where a policy chooses on the device: a range a key-value head, or a
+    /// query head.
     pub fn index_sets(&self) -> Option<&IndexSets> {
         self.sets.as_ref()
     }
@@ -17,8 +18,8 @@ impl LayerCache {
     /// Gives steps something to choose from.
     ///
     /// # Errors
-    /// [`Error::Shape`] for ranges that are no multiple of the heads; [`Error::InvalidPlan`] for a cache with
-    /// weights.
+    /// [`Error::Shape`] for ranges that are no multiple of the heads; [`Error::InvalidPlan`] for a
+    /// cache with weights.
     pub fn set_index_sets(&mut self, sets: IndexSets) -> Result<()> {
         let (ranges, pairs) = (sets.tensors().0.dims()[0], self.layout.pairs());
         if ranges == 0 || !ranges.is_multiple_of(pairs) {
@@ -32,12 +33,12 @@ impl LayerCache {
         Ok(())
     }
 
-    /// Chooses what the step attends to ([`retrieve_slots`]), and attends to it. Also returns the log-sum-exp
-    /// of each query over all tokens in sight, `[B, Hq]`, where it `measures`.
+    /// Chooses what the step attends to ([`retrieve_slots`]), and attends to it. Also returns the
+    /// log-sum-exp of each query over all tokens in sight, `[B, Hq]`, where it `measures`.
     ///
     /// # Shapes
-    /// `query` `[B, Hq, D]`; `vectors` `[ranges, parts, length]`, what similarity is of; `newest` `[B]`, 32-bit,
-    /// the newest tokens' indices.
+    /// `query` `[B, Hq, D]`; `vectors` `[ranges, parts, length]`, what similarity is of; `newest`
+    /// `[B]`, 32-bit, the newest tokens' indices.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] without index sets; see [`retrieve_slots`] and [`decode_attention`].
@@ -87,8 +88,8 @@ impl LayerCache {
         Ok((decode_attention(query, keys, values, None, &ranges, attention)?, sums))
     }
 
-    /// Brings the sizes of sets to where a target share of attention is dropped ([`steer_sets`]), given the
-    /// log-sums of a step over what it read and over all in sight, `[B, Hq]`.
+    /// Brings the sizes of sets to where a target share of attention is dropped ([`steer_sets`]),
+    /// given the log-sums of a step over what it read and over all in sight, `[B, Hq]`.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] without index sets; see [`steer_sets`].

@@ -29,7 +29,8 @@ impl LayerCache {
     /// Gives dropped tokens a sketch to go into.
     ///
     /// # Errors
-    /// [`Error::Shape`] for sketches of other heads; [`Error::InvalidPlan`] for a cache with weights.
+    /// [`Error::Shape`] for sketches of other heads; [`Error::InvalidPlan`] for a cache with
+    /// weights.
     pub fn set_sketch(&mut self, sketch: Sketch) -> Result<()> {
         super::expect_shape("sketch heads", &[sketch.heads().len()], &[self.layout.pairs()])?;
         if self.log_weights.is_some() {
@@ -110,8 +111,8 @@ impl LayerCache {
     }
 
     /// Keys and values of all tokens that the cache stands for, each at its position,
-    /// `[B * Hkv, tokens, D]`: exact ones as they are, others estimated (KVReviver, algorithm 4). Zeros
-    /// where there is no token.
+    /// `[B * Hkv, tokens, D]`: exact ones as they are, others estimated (KVReviver, algorithm 4).
+    /// Zeros where there is no token.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] without sketches.
@@ -144,8 +145,8 @@ impl LayerCache {
         Ok([filled(keys, &self.keys)?, filled(values, &self.values)?])
     }
 
-    /// Ends a step: the track [`ACCUMULATED`] of slots and the scores of tokens in sketches grow by the step's
-    /// probabilities, surplus slots go into the sketches, and tokens change places, as
+    /// Ends a step: the track [`ACCUMULATED`] of slots and the scores of tokens in sketches grow by
+    /// the step's probabilities, surplus slots go into the sketches, and tokens change places, as
     /// [`revise_sketch`] says.
     ///
     /// # Errors

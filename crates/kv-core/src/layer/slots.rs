@@ -117,10 +117,12 @@ impl LayerCache {
         self.upload(self.layout.live_slots())
     }
 
-    /// The first `lengths` slots of every head, up to its capacity, `[B * Hkv, most]`, and −1 behind them.
+    /// The first `lengths` slots of every head, up to its capacity, `[B * Hkv, most]`, and −1
+    /// behind them.
     ///
     /// # Errors
-    /// [`Error::Shape`] for another number of heads, [`Error::IndexOutOfRange`] for more slots than a head has.
+    /// [`Error::Shape`] for another number of heads, [`Error::IndexOutOfRange`] for more slots than
+    /// a head has.
     pub fn first_slots(&self, lengths: &[usize]) -> Result<Tensor<2, Int>> {
         expect_shape("lengths", &[lengths.len()], &[self.layout.pairs()])?;
         let mut heads = lengths.iter().zip(self.layout.capacities());

@@ -55,7 +55,8 @@ impl LayerCache {
         Ok(())
     }
 
-    /// Sets a track from one value a live slot, in the order of [`crate::SlotLayout::live`] over all pairs.
+    /// Sets a track from one value a live slot, in the order of [`crate::SlotLayout::live`] over
+    /// all pairs.
     ///
     /// # Errors
     /// [`crate::Error::Shape`] where the number of values differs from the live slots.
@@ -64,15 +65,15 @@ impl LayerCache {
         self.set_track(name, values, initial)
     }
 
-    /// Sets a track from one value a token of a prompt, of which the cache holds what `selection` kept. Does not wait
-    /// for the device.
+    /// Sets a track from one value a token of a prompt, of which the cache holds what `selection`
+    /// kept. Does not wait for the device.
     ///
     /// # Shapes
     /// `of` `[B * Hkv, T]`, f32.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`] where the cache holds other numbers of slots, [`crate::Error::IndexOutOfRange`] for a
-    /// selection of more tokens, [`crate::Error::Kernel`].
+    /// [`crate::Error::Shape`] where the cache holds other numbers of slots,
+    /// [`crate::Error::IndexOutOfRange`] for a selection of more tokens, [`crate::Error::Kernel`].
     pub fn set_kept_track(
         &mut self,
         name: &str,
@@ -109,7 +110,8 @@ impl LayerCache {
     /// Overwrites a state tensor in its own buffer, as recorded steps must.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidPlan`] where there is none, [`crate::Error::Kernel`] for one of another shape or dtype.
+    /// [`crate::Error::InvalidPlan`] where there is none, [`crate::Error::Kernel`] for one of
+    /// another shape or dtype.
     pub fn assign_state(&mut self, name: &str, tensor: Tensor<3>) -> Result<()> {
         let held = self.state.get_mut(name).ok_or_else(|| crate::Error::InvalidPlan {
             what: "state",
@@ -123,8 +125,8 @@ impl LayerCache {
         self.limits.as_deref()
     }
 
-    /// Whether all heads are alike and hold as many slots as their limits let them: from then on, a step
-    /// that appends a token and evicts one leaves all lengths as they are.
+    /// Whether all heads are alike and hold as many slots as their limits let them: from then on, a
+    /// step that appends a token and evicts one leaves all lengths as they are.
     pub fn at_limits(&self) -> bool {
         self.layout.uniform_length().is_some() && self.limits() == Some(self.layout.lengths())
     }

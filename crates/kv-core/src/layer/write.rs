@@ -7,7 +7,7 @@ use super::expect_shape;
 use super::sketched::ACCUMULATED;
 use super::slots::Rows;
 use crate::tensors::ints;
-use crate::{CacheOptions, Error, LayerCache, Result, Room, Selection, SlotLayout};
+use crate::{CacheOptions, Error, LayerCache, Result, Room, Selection, SlotLayout, counted};
 
 impl LayerCache {
     /// A cache of what `selection` keeps of a prefilled prompt, allocated to that plus `room`.
@@ -30,11 +30,11 @@ impl LayerCache {
         Self::from_prefill_within(keys, values, positions, selection, capacities, options)
     }
 
-    /// The same in heads of these capacities, `[B * Hkv]`.
+    /// [`Self::from_prefill`] in heads of these capacities, `[B * Hkv]`.
     ///
     /// # Errors
-    /// As [`Self::from_prefill`], and [`Error::InvalidPlan`] where a head keeps more than it has room
-    /// for.
+    /// As [`Self::from_prefill`], and [`Error::InvalidPlan`] where a head keeps more than it has
+    /// room for.
     pub fn from_prefill_within(
         keys: &Tensor<4>,
         values: &Tensor<4>,
@@ -56,7 +56,8 @@ impl LayerCache {
         expect_shape("capacities", &[capacities.len()], &[lengths.len()])?;
         let mut heads = lengths.iter().zip(&capacities).enumerate();
         if let Some((head, (length, capacity))) = heads.find(|(_, (l, c))| l > c) {
-            let reason = format!("head {head} keeps {length} slots, room is for {capacity}");
+            let length = counted(*length, "slot");
+            let reason = format!("head {head} keeps {length}, room is for {capacity}");
             return Err(Error::InvalidPlan { what: "capacities", reason });
         }
         let layout = SlotLayout::new(kv_heads, capacities);

@@ -42,8 +42,8 @@ impl LayerCache {
         })
     }
 
-    /// Adds the probabilities of a step's attention, which asked for logits `[S, G]` and the log-sum-exp
-    /// `[B, Hq]`, to a track of its live slots; see [`add_probabilities`].
+    /// Adds the probabilities of a step's attention, which asked for logits `[S, G]` and the
+    /// log-sum-exp `[B, Hq]`, to a track of its live slots; see [`add_probabilities`].
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] for a track that the cache does not have, [`Error::Kernel`].
@@ -60,8 +60,8 @@ impl LayerCache {
         })
     }
 
-    /// The same times norms of values, which a track of their own has ([`Self::set_value_norms`]); see
-    /// [`add_contributions`].
+    /// [`Self::add_probabilities`] of probabilities times norms of values, which a track of their
+    /// own has ([`Self::set_value_norms`]); see [`add_contributions`].
     ///
     /// # Errors
     /// As [`Self::add_probabilities`].
@@ -95,7 +95,8 @@ impl LayerCache {
         self.set_track(track, value_norms(self.values.clone()), 0.0)
     }
 
-    /// The same probabilities by themselves, `[S]`, 0 for slots that are not live.
+    /// The probabilities that [`Self::add_probabilities`] adds, `[S]`, 0 for slots that are not
+    /// live.
     ///
     /// # Errors
     /// [`Error::Kernel`].
@@ -111,8 +112,9 @@ impl LayerCache {
     }
 
     /// Merges one victim a head, `[B, Hkv]`, of the heads that hold more than their limit, into the
-    /// most similar slot, in place and without waiting for the device, behind a step's averages where the
-    /// options have them; see [`merge_nearest`]. [`Self::evict_slots`] then drops the victims.
+    /// most similar slot, in place and without waiting for the device, behind a step's averages
+    /// where the options have them; see [`merge_nearest`]. [`Self::evict_slots`] then drops the
+    /// victims.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] for tracks or weights that the cache does not have, [`Error::Shape`],
@@ -169,8 +171,8 @@ impl LayerCache {
     }
 
     /// Merges victims, rows of `from` or slots of the cache itself, into kept slots, whose keys and
-    /// values are written in place; see [`merge_slots`]. Weights and tracks stay as they are, and so
-    /// do victims.
+    /// values are written in place; see [`merge_slots`]. Weights and tracks stay as they are, and
+    /// so do victims.
     ///
     /// # Errors
     /// Those of [`merge_slots`]; nothing is changed then.
@@ -203,8 +205,8 @@ impl LayerCache {
         }
     }
 
-    /// Multiplies keys and values of `slots` `[N]`, in place; negative slots are skipped. `factors` is
-    /// `[N]`, f32.
+    /// Multiplies keys and values of `slots` `[N]`, in place; negative slots are skipped. `factors`
+    /// is `[N]`, f32.
     ///
     /// # Errors
     /// [`Error::Shape`].
@@ -219,8 +221,8 @@ impl LayerCache {
         Ok(())
     }
 
-    /// Adds `rows` `[N, D]` to the values of `slots` `[N]`, none of them twice, in place; negative slots
-    /// are skipped. Sums are rounded once.
+    /// Adds `rows` `[N, D]` to the values of `slots` `[N]`, none of them twice, in place; negative
+    /// slots are skipped. Sums are rounded once.
     ///
     /// # Errors
     /// [`Error::Shape`].

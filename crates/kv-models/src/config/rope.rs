@@ -59,9 +59,7 @@ fn scaling(settings: &Settings, rope: &Settings, max_positions: usize) -> Result
     let kind: String = rope.get(key, "a string")?.unwrap_or_else(|| "default".into());
     let (scaling, parameters): (_, &[&str]) = match kind.as_str() {
         "default" => (RopeScaling::None, &[]),
-        "linear" => {
-            (RopeScaling::Linear { factor: rope.required_positive("factor")? }, &["factor"])
-        }
+        "linear" => (RopeScaling::Linear { factor: required_factor(rope)? }, &["factor"]),
         "llama3" => (llama3(rope)?, &["factor", "low_freq_factor", "high_freq_factor"]),
         "yarn" => {
             // A first context beside the object goes before one within.
@@ -70,7 +68,7 @@ fn scaling(settings: &Settings, rope: &Settings, max_positions: usize) -> Result
             (yarn(rope, max_positions, original)?, &YARN)
         }
         "dynamic" => {
-            let factor = rope.required_positive("factor")?;
+            let factor = required_factor(rope)?;
             (RopeScaling::Dynamic { factor, original_max_positions: max_positions }, &["factor"])
         }
         _ => return Err(rope.unsupported(key, "default, linear, llama3, yarn, dynamic")),
@@ -90,6 +88,19 @@ fn scaling(settings: &Settings, rope: &Settings, max_positions: usize) -> Result
     Ok(scaling)
 }
 
+/// The factor by which a context is stretched. Below 1 it would shrink the context, of which
+/// `transformers` warns.
+fn factor(rope: &Settings) -> Result<Option<f64>> {
+    match rope.positive("factor")? {
+        Some(factor) if factor < 1.0 => Err(rope.unsupported("factor", "a number of at least 1")),
+        factor => Ok(factor),
+    }
+}
+
+fn required_factor(rope: &Settings) -> Result<f64> {
+    factor(rope)?.ok_or_else(|| rope.missing("factor"))
+}
+
 /// Parameters of YaRN.
 const YARN: [&str; 7] = [
     "factor",
@@ -103,7 +114,7 @@ const YARN: [&str; 7] = [
 
 /// As `_compute_yarn_parameters` of `transformers` reads them.
 fn yarn(rope: &Settings, max_positions: usize, original: usize) -> Result<RopeScaling> {
-    let factor = rope.positive("factor")?.unwrap_or(max_positions as f64 / original as f64);
+    let factor = factor(rope)?.unwrap_or(max_positions as f64 / original as f64);
     let scale = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
     let inferred = match (rope.positive("mscale")?, rope.positive("mscale_all_dim")?) {
         (Some(mscale), Some(all_dim)) => scale(mscale) / scale(all_dim),
@@ -133,7 +144,7 @@ fn llama3(rope: &Settings) -> Result<RopeScaling> {
         return Err(rope.unsupported("high_freq_factor", above));
     }
     Ok(RopeScaling::Llama3 {
-        factor: rope.required_positive("factor")?,
+        factor: required_factor(rope)?,
         low_freq_factor,
         high_freq_factor,
         original_max_positions: rope.required_size("original_max_position_embeddings")?,

@@ -160,6 +160,7 @@ fn yarn_in_old_and_new_spelling() {
     assert_eq!(with("attention_factor", json!(0.5)).unwrap().rope_scaling, yarn(0.5));
     for (key, value) in [
         ("factor", json!(-4.0)),
+        ("factor", json!(0.5)),
         ("factor", json!(1e9)),
         ("beta_fast", json!(0.5)),
         ("beta_slow", json!("1")),
@@ -169,6 +170,23 @@ fn yarn_in_old_and_new_spelling() {
     ] {
         assert_refused(with(key, value), &format!("rope_scaling.{key}"));
     }
+}
+
+#[test]
+fn factors_below_one_are_refused() {
+    for kind in ["linear", "llama3", "yarn", "dynamic"] {
+        let scaling = json!({
+            "rope_type": kind, "factor": 0.5, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192
+        });
+        let error = llama(json!({"rope_scaling": scaling})).unwrap_err();
+        let told = error.to_string();
+        assert!(told.contains("`rope_scaling.factor` is 0.5"), "{kind}: {told}");
+        assert!(told.contains("supported: a number of at least 1"), "{kind}: {told}");
+    }
+    let one = json!({"type": "linear", "factor": 1.0});
+    let linear = llama(json!({"rope_scaling": one})).unwrap().rope_scaling;
+    assert_eq!(linear, RopeScaling::Linear { factor: 1.0 });
 }
 
 #[test]

@@ -2,14 +2,17 @@
 
 use std::path::PathBuf;
 
+use kv_core::counted;
+
 /// What is wrong with a text, with its windows, or with what was measured.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FisherError {
     /// The windows together are longer than the text.
     #[error(
-        "the text has {tokens} tokens, {samples} windows need {samples} x {window}; give a longer \
-         text, or fewer or shorter windows"
+        "the text has {}, {samples} windows need {samples} x {window}; give a longer text, or \
+         fewer or shorter windows",
+        counted(*.tokens, "token")
     )]
     TextTooShort {
         /// Tokens of the text.
@@ -22,7 +25,9 @@ pub enum FisherError {
 
     /// No windows, or windows in which nothing is predicted or that the model has no positions for.
     #[error(
-        "{samples} windows of {window} tokens; expected at least one, of {least} to {most} tokens"
+        "{} of {}; expected at least one, of {least} to {most} tokens",
+        counted(*.samples, "window"),
+        counted(*.window, "token")
     )]
     InvalidWindows {
         /// Windows asked for.
@@ -54,8 +59,8 @@ pub enum FisherError {
 
     /// The file is of a model with another number of layers.
     #[error(
-        "the Fisher information of {model} has {actual} layers, the model {expected}; measure this \
-         model's"
+        "the Fisher information of {model} has {}, the model {expected}; measure this model's",
+        counted(*.actual, "layer")
     )]
     WrongLayers {
         /// The model that was measured.

@@ -9,8 +9,8 @@ pub struct TextWindows {
 }
 
 impl TextWindows {
-    /// `samples` windows of `window` tokens each. Every window begins as a prompt of the model does,
-    /// with what its tokenizer puts before a text, which counts.
+    /// `samples` windows of `window` tokens each. Every window begins as a prompt of the model
+    /// does, with what its tokenizer puts before a text, which counts.
     ///
     /// # Errors
     /// [`FisherError::InvalidWindows`], [`FisherError::TextTooShort`]; those of [`Model::encode`].

@@ -19,7 +19,8 @@ pub(super) struct Computed {
 
 impl Computed {
     /// # Errors
-    /// [`ModelError::InvalidFrozen`] for frozen tokens that are not there, or the last one among them.
+    /// [`ModelError::InvalidFrozen`] for frozen tokens that are not there, or the last one among
+    /// them.
     pub(super) fn new(
         layer: usize,
         [batch, tokens]: [usize; 2],
@@ -111,7 +112,8 @@ impl Computed {
         self.with_frozen(computed, frozen, 2)
     }
 
-    /// Rows of all tokens `[B * T, W]`: the computed ones anew `[B * C, W]`, the others as they were.
+    /// Rows of all tokens `[B * T, W]`: the computed ones anew `[B * C, W]`, the others as they
+    /// were.
     pub(super) fn with_frozen_rows(&self, computed: Tensor<2>, before: &Tensor<2>) -> Tensor<2> {
         if self.is_all() {
             return computed;

@@ -48,12 +48,14 @@ impl Llama {
         let mut hidden = self.embedding.val().select(0, tokens);
         let count = self.layers.len();
         let board = Arc::default();
+        let factor = config.rope_scaling.attention_factor();
         for (index, (layer, slots)) in self.layers.iter().zip(&mut cache.layers).enumerate() {
             let projected = layer.project(hidden.clone())?;
             let heads = Arc::new(layer.heads(config, &self.rope));
             let frequencies = self.frequencies.clone();
             let input = LayerInput { hidden: hidden.clone(), norm: layer.attention_norm.of_rows() };
             let step = Step::projected(projected, heads, positions.clone(), frequencies)
+                .with_rope_factor(factor)
                 .with_input(input)
                 .with_board(Arc::clone(&board));
             let attention = policy.step(LayerContext { index, count }, slots, step)?;

@@ -82,8 +82,8 @@ impl<'a> Plain<'a> {
         }
     }
 
-    /// Mean negative log-likelihood of the tokens `next` `[T]` behind the last layer's hidden states
-    /// `[T, hidden]`, in nats, `[1]`.
+    /// Mean negative log-likelihood of the tokens `next` `[T]` behind the last layer's hidden
+    /// states `[T, hidden]`, in nats, `[1]`.
     pub(super) fn loss(&self, hidden: Tensor<2>, next: Tensor<1, Int>) -> Tensor<1> {
         log_softmax(self.logits(hidden), 1).gather(1, next.unsqueeze_dim(1)).mean().neg()
     }

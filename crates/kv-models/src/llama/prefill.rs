@@ -111,9 +111,9 @@ impl Llama {
     /// keys and values are complete; they are dropped when it returns.
     ///
     /// # Errors
-    /// [`ModelError::EmptyPrompt`], [`ModelError::PromptTooLong`],
-    /// [`ModelError::TokenOutOfRange`], [`ModelError::UnequalPrompts`], [`ModelError::InvalidFrozen`]
-    /// and [`ModelError::FrozenQueries`] for frozen tokens that the policy cannot have or needs the
+    /// [`ModelError::EmptyPrompt`], [`ModelError::PromptTooLong`], [`ModelError::TokenOutOfRange`],
+    /// [`ModelError::UnequalPrompts`], [`ModelError::InvalidFrozen`] and
+    /// [`ModelError::FrozenQueries`] for frozen tokens that the policy cannot have or needs the
     /// queries of, and those of `observe`.
     pub fn prefill(
         &self,
@@ -126,8 +126,9 @@ impl Llama {
         prefilled.pop().ok_or(ModelError::EmptyPrompt)
     }
 
-    /// Runs groups of prompts through the decoder, each layer for one group after the other, so that
-    /// only one group's activations are there at a time. `observe` is told whose layer it sees.
+    /// Runs groups of prompts through the decoder, each layer for one group after the other, so
+    /// that only one group's activations are there at a time. `observe` is told whose layer it
+    /// sees.
     ///
     /// # Errors
     /// As [`Self::prefill`].

@@ -14,11 +14,12 @@ const WARM_UP: usize = 2;
 /// Sequences that draw their own tokens.
 ///
 /// Where the device can record a step (CUDA graphs, and wgpu's counterpart) and the policy's steps
-/// ask nothing of the host ([`kv_policies::Policy::records`]), the third step is recorded behind its
-/// run, and later ones are one launch each, until one is the host's again, behind which the next is recorded: on the thread that loaded the model and started the
-/// session, since devices record no tensors of other threads' work. Elsewhere every kernel is
-/// launched by itself. While one records, other threads' sessions wait; other work of theirs on the
-/// same device should be announced ([`kv_kernels::device_work`]).
+/// ask nothing of the host ([`kv_policies::Policy::records`]), the third step is recorded behind
+/// its run, and later ones are one launch each, until one is the host's again, behind which the
+/// next is recorded: on the thread that loaded the model and started the session, since devices
+/// record no tensors of other threads' work. Elsewhere every kernel is launched by itself. While
+/// one records, other threads' sessions wait; other work of theirs on the same device should be
+/// announced ([`kv_kernels::device_work`]).
 #[derive(Debug)]
 pub struct Decoder<'a> {
     // Dropped first: it refers to tensors of the session and the state.
@@ -106,10 +107,11 @@ impl<'a> Decoder<'a> {
         self
     }
 
-    /// Begins every recorded step before the host reads the tokens that it decodes, so that the device does not wait
-    /// for the host: the tokens are the same. As many steps run as tokens are asked for, one more than otherwise:
-    /// caches and logits are one step further, the last tokens in them, where [`Self::is_ahead`] says so. Where there
-    /// is no room for that step it is left out.
+    /// Begins every recorded step before the host reads the tokens that it decodes, so that the
+    /// device does not wait for the host: the tokens are the same. As many steps run as tokens are
+    /// asked for, one more than otherwise: caches and logits are one step further, the last tokens
+    /// in them, where [`Self::is_ahead`] says so. Where there is no room for that step it is left
+    /// out.
     pub fn ahead(mut self) -> Self {
         self.runs_ahead = true;
         self
@@ -130,8 +132,8 @@ impl<'a> Decoder<'a> {
         &self.session
     }
 
-    /// The sequences, to go on with in another way. The last tokens drawn are not in their caches, unless the decoder
-    /// [is ahead](Self::is_ahead).
+    /// The sequences, to go on with in another way. The last tokens drawn are not in their caches,
+    /// unless the decoder [is ahead](Self::is_ahead).
     ///
     /// # Errors
     /// [`ModelError::DecoderFailed`] after an error in the midst of a step.
@@ -262,9 +264,9 @@ impl<'a> Decoder<'a> {
                 }
                 let _work = device_work();
                 self.session.cache.advance(&recorded.growth)?;
-                // SAFETY: the graph reads and writes the model's weights, which the session borrows,
-                // the cache and the state, which live as long as it does and are written in place,
-                // and tensors of its own; all on this thread.
+                // SAFETY: the graph reads and writes the model's weights, which the session
+                // borrows, the cache and the state, which live as long as it does and are written
+                // in place, and tensors of its own; all on this thread.
                 unsafe { recorded.graph.replay() }?;
                 let drawn = recorded.drawn.clone();
                 self.session.logits = recorded.logits.clone();

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 pub enum WeightsError {
     /// A safetensors file ends before the data that its header announces.
     #[error(
-        "`{path}` is truncated: its header announces {expected} bytes, it has {actual}; download it again"
+        "`{path}` is truncated: its header announces {expected} bytes, it has {actual}; download \
+         it again"
     )]
     Truncated {
         /// The file.

@@ -12,13 +12,13 @@ use crate::{KeyDiff, Observation, Result, Scorer};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AnchorRule {
-    /// The lowest cosines to the mean direction of the layer's keys, as [`KeyDiff`] scores them: each
-    /// layer's own, and as many as there are slots for. Ours.
+    /// The lowest cosines to the mean direction of the layer's keys, as [`KeyDiff`] scores them:
+    /// each layer's own, and as many as there are slots for. Ours.
     #[default]
     KeyDiff,
-    /// Keys whose mean inner product with the keys of their block is not above 0, and the 25 tokens on
-    /// each side of them: the authors' code, which finds them in the second layer and keeps them in
-    /// all layers behind it. There may be none.
+    /// Keys whose mean inner product with the keys of their block is not above 0, and the 25 tokens
+    /// on each side of them: the authors' code, which finds them in the second layer and keeps them
+    /// in all layers behind it. There may be none.
     BlockMean,
 }
 
@@ -29,7 +29,8 @@ const REACH: usize = 25;
 /// What the authors' code adds to every inner product.
 const OFFSET: f32 = 1e-8;
 
-/// The `count` tokens of `middle`, counted from its first, whose keys point away from the others' most.
+/// The `count` tokens of `middle`, counted from its first, whose keys point away from the others'
+/// most.
 pub(super) fn by_key_diff(
     observation: &Observation<'_>,
     middle: &Range<usize>,
@@ -46,9 +47,9 @@ pub(super) fn by_key_diff(
     Ok(Selection::highest(scores, count)?)
 }
 
-/// The tokens of `middle`, counted from its first, that stand apart from their block, at most `most` a
-/// head, for every sequence. All heads of a sequence have equally many: one with fewer takes those of
-/// the next lowest inner products.
+/// The tokens of `middle`, counted from its first, that stand apart from their block, at most
+/// `most` a head, for every sequence. All heads of a sequence have equally many: one with fewer
+/// takes those of the next lowest inner products.
 pub(super) fn by_block_mean(
     observation: &Observation<'_>,
     middle: &Range<usize>,
@@ -94,7 +95,8 @@ fn spans(marks: impl Iterator<Item = bool>) -> Vec<u32> {
     (0..marks.len()).filter(|at| near(*at)).map(|at| at as u32).collect()
 }
 
-/// The first `count` marked places, and those of the lowest products where there are fewer, ascending.
+/// The first `count` marked places, and those of the lowest products where there are fewer,
+/// ascending.
 fn filled(products: &[f32], mut marked: Vec<u32>, count: usize) -> Vec<u32> {
     marked.truncate(count);
     if marked.len() < count {
@@ -107,7 +109,8 @@ fn filled(products: &[f32], mut marked: Vec<u32>, count: usize) -> Vec<u32> {
     marked
 }
 
-/// The tokens of `middle` that are no anchors, which count from its first, `[P, n]`; there are some.
+/// The tokens of `middle` that are no anchors, which count from its first, `[P, n]`; there are
+/// some.
 pub(super) fn without(
     anchors: &Selection,
     middle: &Range<usize>,

@@ -7,8 +7,8 @@ use crate::ends::fit_ends;
 /// (section 4.1). Its long-context runs keep 32 and 32.
 const PAPER: usize = 256;
 
-/// Sinks and recents of the `slots` that a budget has come to: as configured, else the paper's, cut to
-/// a quarter of the slots each so that small budgets still sample.
+/// Sinks and recents of the `slots` that a budget has come to: as configured, else the paper's, cut
+/// to a quarter of the slots each so that small budgets still sample.
 ///
 /// # Errors
 /// [`crate::PolicyError::ProtectedOverBudget`].

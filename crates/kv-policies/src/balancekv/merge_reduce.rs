@@ -195,8 +195,8 @@ impl Reduction {
             scale: None,
             log_gamma: Tensor::from_data(log_gamma.as_slice(), (&device, DType::F32)),
             value_offset: self.joint.unwrap_or(0.0),
-            // Any shift serves a list, since it changes all of its attention weights alike; bounds of
-            // norms are of keys as they are.
+            // Any shift serves a list, since it changes all of its attention weights alike; bounds
+            // of norms are of keys as they are.
             centre: match self.form {
                 StreamForm::Exact { .. } => Centre::None,
                 StreamForm::Practical { .. } => Centre::List,

@@ -1,8 +1,8 @@
 //! The authors' code to the letter (`balanced_walk.py`), where it departs from the paper: keys are
-//! centred by the mean of their block, padding of a short last one counted in; a block's first token
-//! is always positive; classes are balanced over the whole list rather than a block; what follows
-//! when one has its half is kept with weight 1; lists of later rounds are in the order of weights;
-//! and values are multiplied by their weights from the second round on.
+//! centred by the mean of their block, padding of a short last one counted in; a block's first
+//! token is always positive; classes are balanced over the whole list rather than a block; what
+//! follows when one has its half is kept with weight 1; lists of later rounds are in the order of
+//! weights; and values are multiplied by their weights from the second round on.
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{BalanceOptions, Centre, Draws, balance, read_i32};

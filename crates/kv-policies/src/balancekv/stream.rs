@@ -20,25 +20,25 @@ const NAME: &str = "balancekv-stream";
 /// Tokens to a slot of a budget in slots for which `batch` is chosen.
 const NOMINAL: usize = 16;
 
-/// BalanceKV (<https://arxiv.org/abs/2502.07861>) as a stream: MergeAndReduce (Algorithm 4), whose levels
-/// hold tokens with weights `2^l`. By default one instance serves numerator and denominator
+/// BalanceKV (<https://arxiv.org/abs/2502.07861>) as a stream: MergeAndReduce (Algorithm 4), whose
+/// levels hold tokens with weights `2^l`. By default one instance serves numerator and denominator
 /// ([`Self::joint`]). Algorithm 1 has one for the denominator and one for each power of two of the
 /// values' norms; a slot is then kept while any of them holds its token, and attention takes
-/// numerators and denominator by their own weights. It runs through prompts and decoding alike,
-/// and what it keeps depends on the tokens alone, not on how they came (where the
-/// budget is a share of the prompt, given `batch`, `sinks` and `recents`).
+/// numerators and denominator by their own weights. It runs through prompts and decoding alike, and
+/// what it keeps depends on the tokens alone, not on how they came (where the budget is a share of
+/// the prompt, given `batch`, `sinks` and `recents`).
 ///
 /// Tokens are taken in batches of `t`, which wait behind the last `recents`; a full level is halved
-/// exactly, in blocks of 256 where it is longer. Steps that take a batch are decided by the host, which
-/// also gives heads the slots that they need then, so that steps are not recorded.
+/// exactly, in blocks of 256 where it is longer. Steps that take a batch are decided by the host,
+/// which also gives heads the slots that they need then, so that steps are not recorded.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BalanceKvStream {
     /// Slots per key-value head, from which `batch` follows where it is not given.
     pub budget: Budget,
-    /// `t`: even, at least 2. By default the largest whose levels fit the budget if all values are in
-    /// one bucket: of the prompt where the budget is a share, else of `max_tokens`, or 16 times the
-    /// budget. Each doubling of the stream adds up to half a batch an instance.
+    /// `t`: even, at least 2. By default the largest whose levels fit the budget if all values are
+    /// in one bucket: of the prompt where the budget is a share, else of `max_tokens`, or 16 times
+    /// the budget. Each doubling of the stream adds up to half a batch an instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<usize>,
     /// First tokens kept exactly; 256 by default, a quarter of the budget at most.
@@ -47,14 +47,14 @@ pub struct BalanceKvStream {
     /// Last tokens kept exactly, likewise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
-    /// The stream's length `n`, which fixes the levels, `T = log₂(n / t)`: the last one grows without
-    /// bound where the stream is longer. By default levels grow with the stream.
+    /// The stream's length `n`, which fixes the levels, `T = log₂(n / t)`: the last one grows
+    /// without bound where the stream is longer. By default levels grow with the stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<usize>,
     /// One instance for numerator and denominator, whose walk adds `value_offset` to the values'
-    /// products: half as many slots, and errors of numerator and denominator that cancel. `false` is
-    /// Algorithm 1 with its many instances, which needs keys and queries of small norms: at the norms of
-    /// real keys its outputs are off by several times their own norm.
+    /// products: half as many slots, and errors of numerator and denominator that cancel. `false`
+    /// is Algorithm 1 with its many instances, which needs keys and queries of small norms: at the
+    /// norms of real keys its outputs are off by several times their own norm.
     #[serde(default = "joint")]
     pub joint: bool,
     /// See `joint`.
@@ -66,7 +66,8 @@ pub struct BalanceKvStream {
     /// Algorithm 2's probability of failure, for its own walk; needs `norm_bound`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta: Option<f64>,
-    /// `r`, which bounds the norms of queries and keys. With it, buckets of small values are erased.
+    /// `r`, which bounds the norms of queries and keys. With it, buckets of small values are
+    /// erased.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm_bound: Option<f64>,
     /// `ε`, of which the erased buckets may take half.

@@ -10,8 +10,8 @@ use crate::Result;
 const NOWHERE: f32 = -1.0e30;
 
 impl Cam {
-    /// Spreads one victim, `[B, Hkv]`, of every head over its limit. `attention` is `[S]`, `uniforms`
-    /// `[B, Hkv]`.
+    /// Spreads one victim, `[B, Hkv]`, of every head over its limit. `attention` is `[S]`,
+    /// `uniforms` `[B, Hkv]`.
     pub(super) fn spread_victims(
         &self,
         cache: &mut LayerCache,

@@ -1,5 +1,5 @@
-//! Many victims at once: a prompt's, or those of an eviction every so many steps. They are chosen on
-//! the host; values stay on the device.
+//! Many victims at once: a prompt's, or those of an eviction every so many steps. They are chosen
+//! on the host; values stay on the device.
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{
@@ -191,8 +191,8 @@ impl Cam {
             slots: ints((0..(pairs * width) as i32).collect()).reshape([pairs, width]),
             counts: ints(counts.into_iter().map(|count| count as i32).collect()),
         };
-        // All that begin at one survivor are averaged there by their shares, in their order, so that the
-        // sums are the same every time.
+        // All that begin at one survivor are averaged there by their shares, in their order, so
+        // that the sums are the same every time.
         let rows = values.clone().select(0, padded(&|spread| spread.row as i32, 0));
         let rows = rows.cast(DType::F32);
         let lists = MergeLists {

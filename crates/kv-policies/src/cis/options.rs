@@ -20,7 +20,8 @@ pub enum Similarity {
     Query,
     /// Keys after RoPE.
     Key,
-    /// Hidden states behind the layer's norm, `x` of eq. 1. Needs a model, or steps that bring them.
+    /// Hidden states behind the layer's norm, `x` of eq. 1. Needs a model, or steps that bring
+    /// them.
     Hidden,
 }
 
@@ -121,13 +122,13 @@ pub struct CisOptions {
     /// How scores of a group become one.
     #[serde(default)]
     pub group_score: GroupScore,
-    /// Whether steps note what certificates take, see [`crate::certificates`]. Needs `similarity` of queries after RoPE,
-    /// and locals for all but the first of a block's tokens.
+    /// Whether steps note what certificates take, see [`crate::certificates`]. Needs `similarity`
+    /// of queries after RoPE, and locals for all but the first of a block's tokens.
     #[serde(default)]
     pub certified: bool,
-    /// The share of attention, to what is in sight, that heads are to drop: `k`, which begins with the budget's, is
-    /// raised and lowered until measured steps do. Ours; steps are not recorded then. Not for CIS*, whose `k` is brought
-    /// to a set's size.
+    /// The share of attention, to what is in sight, that heads are to drop: `k`, which begins with
+    /// the budget's, is raised and lowered until measured steps do. Ours; steps are not recorded
+    /// then. Not for CIS*, whose `k` is brought to a set's size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<f32>,
     /// Every how many tokens a step is measured, which reads all keys, where there is a target.
@@ -147,8 +148,8 @@ fn is_usual(every_so: &usize) -> bool {
 const MOST: usize = 8;
 /// The most steps of a block: each may have a set of its own.
 const LONGEST_BLOCK: usize = 1_024;
-/// Of the neighbours that a set may bring along, the share that the paper's CIS* has new: 16 of 48 (`k` of 72 for 88) and
-/// 44 of 258 (388 for 432).
+/// Of the neighbours that a set may bring along, the share that the paper's CIS* has new: 16 of 48
+/// (`k` of 72 for 88) and 44 of 258 (388 for 432).
 const NEW_NEIGHBOURS: f32 = 0.25;
 /// By how much it is changed where twice the target is dropped.
 const GAIN: f32 = 0.25;
@@ -204,8 +205,8 @@ impl CisOptions {
         }
         if self.certified && self.similarity != Similarity::Query {
             return invalid(
-                "`certified` is true, expected false where `similarity` is not `query`: bounds take how far queries \
-                 after RoPE are apart"
+                "`certified` is true, expected false where `similarity` is not `query`: bounds \
+                 take how far queries after RoPE are apart"
                     .into(),
             );
         }
@@ -233,7 +234,8 @@ impl CisOptions {
         Ok(())
     }
 
-    /// Tokens that heads attend to behind a prompt of so many: a number of them is that number, however short the prompt.
+    /// Tokens that heads attend to behind a prompt of so many: a number of them is that number,
+    /// however short the prompt.
     pub(crate) fn tokens(&self, prompt: usize) -> usize {
         match self.budget {
             Budget::Tokens(count) => count,
@@ -250,7 +252,8 @@ impl CisOptions {
             return Err(PolicyError::InvalidConfig {
                 policy: policy.into(),
                 reason: format!(
-                    "`certified` needs `recents` of at least {}, one less than `block`: they are {recents}",
+                    "`certified` needs `recents` of at least {}, one less than `block`: they are \
+                     {recents}",
                     self.block - 1
                 ),
             });
@@ -258,7 +261,8 @@ impl CisOptions {
         Ok(parts)
     }
 
-    /// What a range of such parts retrieves; where sets have the budget's size, `k` begins about where the paper has it.
+    /// What a range of such parts retrieves; where sets have the budget's size, `k` begins about
+    /// where the paper has it.
     pub(crate) fn rule(&self, parts: SetParts, star: bool) -> SetRule {
         let (dilated, threshold) = (self.dilated, self.threshold);
         let SetParts { sinks, recents: locals, top } = parts;

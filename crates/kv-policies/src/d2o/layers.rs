@@ -68,8 +68,8 @@ impl D2o {
     }
 }
 
-/// How much a layer's attention varies from token to token, one number a sequence, `[B]`: the variance
-/// of the prompt's column sums, brought to 0 to 1 in every query head, as the heads' mean.
+/// How much a layer's attention varies from token to token, one number a sequence, `[B]`: the
+/// variance of the prompt's column sums, brought to 0 to 1 in every query head, as the heads' mean.
 fn variation(observation: &Observation<'_>) -> Result<Vec<f32>> {
     let what = "column sums of attention";
     let missing = PolicyError::MissingObservation { policy: NAME, what };

@@ -59,8 +59,8 @@ impl Gates {
         }
     }
 
-    /// Which heads have the `count` lowest gates of all; among equals the lower layer, then the lower
-    /// head.
+    /// Which heads have the `count` lowest gates of all; among equals the lower layer, then the
+    /// lower head.
     pub(super) fn lowest(&self, count: usize) -> Vec<Vec<bool>> {
         let lists = self.lists();
         let heads = lists.iter().enumerate();

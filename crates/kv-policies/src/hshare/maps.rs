@@ -6,8 +6,9 @@ pub fn copies(count: usize, chooses: f64) -> usize {
 }
 
 /// Whose list each of `count` heads or layers takes, `copies` of them another's: the pair of the
-/// largest overlap, first the later one, `overlap(later, earlier)`; that one takes the earlier one's
-/// list, as do all that took its own, and is out of all further pairs. The first pair among equals.
+/// largest overlap, first the later one, `overlap(later, earlier)`; that one takes the earlier
+/// one's list, as do all that took its own, and is out of all further pairs. The first pair among
+/// equals.
 pub fn share_map(count: usize, copies: usize, overlap: impl Fn(usize, usize) -> u64) -> Vec<usize> {
     let mut map: Vec<usize> = (0..count).collect();
     let mut left: Vec<Vec<u64>> =

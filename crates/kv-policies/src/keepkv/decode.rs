@@ -9,8 +9,9 @@ use crate::Result;
 use crate::merge_groups::{Groups, unprotected};
 
 impl KeepKv {
-    /// Merges one victim, `[B, Hkv]`, of every head over its limit into the head's most similar slot,
-    /// without waiting for the device, behind averages of a step's scores where there are any.
+    /// Merges one victim, `[B, Hkv]`, of every head over its limit into the head's most similar
+    /// slot, without waiting for the device, behind averages of a step's scores where there are
+    /// any.
     pub(super) fn merge_victims(
         &self,
         cache: &mut LayerCache,

@@ -20,14 +20,14 @@ pub struct KeepKvOptions {
     /// How fast the moving average forgets (equation 8). The paper names no number: 0.9 is ours.
     pub alpha: f64,
     /// Whether the moving average is divided by `1 − α^t` with the absolute step `t`, as equation 8
-    /// has it, rather than with the number of scores that a slot has seen: at the end of a prompt the
-    /// former corrects nothing. New tokens start as if behind endless ones.
+    /// has it, rather than with the number of scores that a slot has seen: at the end of a prompt
+    /// the former corrects nothing. New tokens start as if behind endless ones.
     pub absolute_step: bool,
-    /// The prompt's last queries, whose scores the average starts with. The paper names no number: 32
-    /// is ours.
+    /// The prompt's last queries, whose scores the average starts with. The paper names no number:
+    /// 32 is ours.
     pub window: usize,
-    /// Added to scores when they weigh keys and values, as in the authors' code, which merges by all but
-    /// the mean so; the paper has no such thing.
+    /// Added to scores when they weigh keys and values, as in the authors' code, which merges by
+    /// all but the mean so; the paper has no such thing.
     pub epsilon: f64,
     /// Whether similar tokens of a prompt are merged before or behind the eviction.
     pub order: Order,
@@ -38,11 +38,12 @@ pub struct KeepKvOptions {
     /// Every so many steps the cache is rebuilt from all tokens, which are in host memory then (periodic
     /// lossless compression); 0 for never.
     pub period: usize,
-    /// Whether layers take turns within the period, rather than being rebuilt at the same step: each
-    /// one's tokens come back to the device while the step before runs.
+    /// Whether layers take turns within the period, rather than being rebuilt at the same step:
+    /// each one's tokens come back to the device while the step before runs.
     pub staggered: bool,
-    /// The estimated perturbation of a step, relative to the largest value's norm, above which the cache
-    /// is rebuilt (theorem 5, tracked at run time; every step then asks the host); 0 for never.
+    /// The estimated perturbation of a step, relative to the largest value's norm, above which the
+    /// cache is rebuilt (theorem 5, tracked at run time; every step then asks the host); 0 for
+    /// never.
     pub rebuild_above: f64,
 }
 
@@ -65,8 +66,8 @@ pub enum Key {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
-    /// Before: a token joins the most similar one that ranks higher, which gets its score too, so that
-    /// groups of similar tokens compete as one (section 3.3 finds this better).
+    /// Before: a token joins the most similar one that ranks higher, which gets its score too, so
+    /// that groups of similar tokens compete as one (section 3.3 finds this better).
     #[default]
     MergeFirst,
     /// Behind.

@@ -1,7 +1,7 @@
 //! Rebuilding the compressed cache from all tokens, which are in host memory.
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{Archive, Budget, Complete, LayerCache, Room, Selection};
+use kv_core::{Archive, Budget, Complete, LayerCache, Room, Selection, counted};
 
 use super::{KeepKv, NAME};
 use crate::attention::{last_queries, window_attention};
@@ -56,8 +56,8 @@ impl KeepKv {
         remember(NAME, cache, LAST_QUERIES, query)
     }
 
-    /// Whether the cache is rebuilt at the step that makes `pushed` tokens behind the prompt. Layers take
-    /// turns, so that a step waits for the copies of a few of them at most.
+    /// Whether the cache is rebuilt at the step that makes `pushed` tokens behind the prompt.
+    /// Layers take turns, so that a step waits for the copies of a few of them at most.
     fn is_due(&self, layer: LayerContext, pushed: usize) -> bool {
         let period = self.options.period;
         let turn =
@@ -173,7 +173,8 @@ impl KeepKv {
         if most >= tokens {
             return Ok(Selection::all(rows * kv_heads, tokens));
         }
-        // A share of the prompt is no share of what came behind it, nor are the tokens protected under it.
+        // A share of the prompt is no share of what came behind it, nor are the tokens protected
+        // under it.
         let mean = limits.iter().sum::<usize>() / limits.len().max(1);
         let evictor = self.evictor.with_budget(Budget::Tokens(mean))?;
         let selection = match evictor.rank(observation)?.filter(|_| alike) {
@@ -185,8 +186,10 @@ impl KeepKv {
             Some((length, limit)) => Err(PolicyError::InvalidConfig {
                 policy: NAME.into(),
                 reason: format!(
-                    "rebuilt of {tokens} tokens, a head would hold {length} slots of {limit}: expected \
-                     heads that choose for themselves"
+                    "rebuilt of {}, a head would hold {} of {limit}: expected heads that choose \
+                     for themselves",
+                    counted(tokens, "token"),
+                    counted(*length, "slot")
                 ),
             }),
             None => Ok(selection),

@@ -22,8 +22,8 @@ impl KeepKv {
         }
     }
 
-    /// What stays of a prompt where groups of similar tokens compete as one: a token that resembles one
-    /// that ranks higher hands its score on, and is chosen last. Those that always stay do not.
+    /// What stays of a prompt where groups of similar tokens compete as one: a token that resembles
+    /// one that ranks higher hands its score on, and is chosen last. Those that always stay do not.
     pub(super) fn by_groups(
         &self,
         observation: &Observation<'_>,

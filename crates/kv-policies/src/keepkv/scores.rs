@@ -28,8 +28,8 @@ pub enum Predictor {
     Ema,
     /// The mean of all.
     Cumulative,
-    /// The mean of the last `window` ones, as in the authors' code. Each slot keeps all of these, and
-    /// merges wait for the device.
+    /// The mean of the last `window` ones, as in the authors' code. Each slot keeps all of these,
+    /// and merges wait for the device.
     Window,
 }
 

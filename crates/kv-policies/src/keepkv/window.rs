@@ -1,5 +1,5 @@
-//! The last scores of every slot, for their mean as the authors' code has it: one track a query, the
-//! newest first. They are merged on the host.
+//! The last scores of every slot, for their mean as the authors' code has it: one track a query,
+//! the newest first. They are merged on the host.
 
 use std::collections::BTreeMap;
 

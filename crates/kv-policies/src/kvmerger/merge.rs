@@ -10,8 +10,8 @@ use crate::Result;
 use crate::merge_groups::{Groups, Merged};
 
 impl KvMerger {
-    /// The sets of heads whose `keys`, `[N, D]`, follow each other in the order of positions, with the
-    /// attention that each token has had, and the slots that each head may keep.
+    /// The sets of heads whose `keys`, `[N, D]`, follow each other in the order of positions, with
+    /// the attention that each token has had, and the slots that each head may keep.
     pub(super) fn sets(
         &self,
         keys: Tensor<2>,
@@ -46,8 +46,8 @@ impl KvMerger {
         Ok(Sets { pivots, log_weights })
     }
 
-    /// Merges sets into their pivots' slots: rows of `from`, or of the cache. `orders` are the places of
-    /// each head's tokens among its rows.
+    /// Merges sets into their pivots' slots: rows of `from`, or of the cache. `orders` are the
+    /// places of each head's tokens among its rows.
     pub(super) fn merge(
         &self,
         cache: &mut LayerCache,
@@ -126,8 +126,8 @@ fn neighbours(keys: &Tensor<2>) -> Tensor<1> {
     dots / both.clamp_min(f32::MIN_POSITIVE)
 }
 
-/// What tokens weigh in their sets: `−‖k_p − k_i‖² / 2σ²`, `σ` the mean distance of the others from the
-/// pivot; 0 where all are the same.
+/// What tokens weigh in their sets: `−‖k_p − k_i‖² / 2σ²`, `σ` the mean distance of the others from
+/// the pivot; 0 where all are the same.
 fn log_weights(
     keys: &Tensor<2>,
     pivots: &[Vec<Option<usize>>],

@@ -1,5 +1,7 @@
 //! How a budget is shared among the exact parts and the sketch.
 
+use kv_core::counted;
+
 use super::NAME;
 use crate::{PolicyError, Result};
 
@@ -44,16 +46,18 @@ impl Shares {
         Ok(())
     }
 
-    /// Parts of `budget` slots: the sketch gets its share in whole entries of all buckets, at least one;
-    /// the exact parts get the rest, at least a slot each.
+    /// Parts of `budget` slots: the sketch gets its share in whole entries of all buckets, at least
+    /// one; the exact parts get the rest, at least a slot each.
     pub(super) fn of(self, budget: usize, buckets: usize) -> Result<Parts> {
         let least = least(buckets);
         if budget < least {
             return Err(PolicyError::InvalidConfig {
                 policy: NAME.into(),
                 reason: format!(
-                    "a budget of {budget} slots per head, expected at least {least}: an entry in each \
-                     of {buckets} buckets, a recent token and a candidate"
+                    "a budget of {} per head, expected at least {least}: an entry in each of {}, a \
+                     recent token and a candidate",
+                    counted(budget, "slot"),
+                    counted(buckets, "bucket")
                 ),
             });
         }

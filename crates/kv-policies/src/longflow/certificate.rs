@@ -10,8 +10,8 @@ use crate::Result;
 /// the ideal measure is `‖o' − o'₋ᵢ‖²`, the practical one `‖α_i v_i‖²`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Certificate {
-    /// `2 V α'_i / (1 − α'_i)`, `V = max ‖v_j‖` (equation 13); infinite where the slot has all of the
-    /// attention.
+    /// `2 V α'_i / (1 − α'_i)`, `V = max ‖v_j‖` (equation 13); infinite where the slot has all of
+    /// the attention.
     pub remainder_bound: f64,
     /// What it bounds: `‖o' − o'₋ᵢ − α'_i v_i‖`.
     pub remainder: f64,
@@ -30,8 +30,8 @@ pub struct Certificate {
 /// next step will overwrite `cache`'s places. `chosen_by` and `next` are the queries of the step
 /// that chose them and of the next one, `[B, Hq, D]`.
 ///
-/// There are none for a cache that is not held at its limits. Rows of the whole cache are read: this
-/// is for studies, not for decoding.
+/// There are none for a cache that is not held at its limits. Rows of the whole cache are read:
+/// this is for studies, not for decoding.
 ///
 /// # Errors
 /// [`kv_core::Error::Read`].

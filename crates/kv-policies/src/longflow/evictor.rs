@@ -13,9 +13,9 @@ use crate::{
     Scope, Step,
 };
 
-/// The slot of least `Σ α ‖v‖₁` is given up behind every step: [`LongFlow`]'s choice, made behind the
-/// attention rather than within it, so that someone else can do something with the slot before its
-/// place is free.
+/// The slot of least `Σ α ‖v‖₁` is given up behind every step: [`LongFlow`]'s choice, made behind
+/// the attention rather than within it, so that someone else can do something with the slot before
+/// its place is free.
 #[derive(Debug)]
 struct Behind(LongFlow);
 
@@ -26,7 +26,8 @@ impl LongFlow {
     }
 }
 
-/// Each slot's score summed over the heads of its layer, which hold equally many slots in one order.
+/// Each slot's score summed over the heads of its layer, which hold equally many slots in one
+/// order.
 fn over_heads(cache: &LayerCache, scores: &Tensor<1>) -> Tensor<1> {
     let (batch, heads) = (cache.layout().batch(), cache.layout().kv_heads());
     let offsets = cache.ranges().offsets.clone().reshape([batch, heads]);

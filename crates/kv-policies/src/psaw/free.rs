@@ -7,8 +7,8 @@ use kv_core::{LayerCache, Room, Selection, read_i32};
 use super::Psaw;
 use crate::{LayerContext, Result};
 
-/// Slots of a head that go together while decoding, at least: freeing waits for the device and moves
-/// what stays.
+/// Slots of a head that go together while decoding, at least: freeing waits for the device and
+/// moves what stays.
 const BULK: usize = 64;
 /// Or one of so many of what a head holds, where that is more.
 const BULK_SHARE: usize = 32;
@@ -24,8 +24,8 @@ impl Psaw {
         self.share(layer).first_seen(tokens).max(self.sinks).min(tokens)
     }
 
-    /// What stays of `tokens` tokens: all of them, but for those that are hidden from all later queries
-    /// where slots are freed.
+    /// What stays of `tokens` tokens: all of them, but for those that are hidden from all later
+    /// queries where slots are freed.
     pub fn kept(&self, layer: LayerContext, tokens: usize) -> Vec<u32> {
         let sinks = self.sinks.min(tokens);
         let end = if self.free { self.hidden_end(layer, tokens) } else { sinks };
@@ -44,8 +44,8 @@ impl Psaw {
         Room::Total((held + bulk(held)).min(kept + new_tokens))
     }
 
-    /// Frees what no later query can see, where a step has filled a head up to its limit; `newest` has
-    /// the tokens' positions, `[B]`. Nothing without `free`.
+    /// Frees what no later query can see, where a step has filled a head up to its limit; `newest`
+    /// has the tokens' positions, `[B]`. Nothing without `free`.
     ///
     /// # Errors
     /// [`kv_core::Error::Read`].

@@ -49,8 +49,8 @@ impl Config {
         })
     }
 
-    /// The same for a policy without a budget: one is taken and ignored, as by the full cache, so that
-    /// lists of budgets apply to all.
+    /// The same for a policy without a budget: one is taken and ignored, as by the full cache, so
+    /// that lists of budgets apply to all.
     pub(super) fn take_without_budget<T: DeserializeOwned>(&mut self, policy: &str) -> Result<T> {
         self.0.remove("budget");
         self.take_all(policy)

@@ -11,9 +11,9 @@ use crate::{Decoding, FamilyDefaults, Observation, Result, Scorer};
 ///
 /// Scores are ranks within the chunk, so that keeping the top cuts the same share of every chunk
 /// (as in kvpress). Budgets too small for all that is always kept give up its oldest tokens, where
-/// kvpress leaves it to chance. Prompts of fewer than two chunks keep sinks and the newest tokens. Channels
-/// whose range is zero count as 0 instead of NaN. During decode the slots are re-scored every
-/// `interval` (128) steps, when a further chunk is full.
+/// kvpress leaves it to chance. Prompts of fewer than two chunks keep sinks and the newest tokens.
+/// Channels whose range is zero count as 0 instead of NaN. During decode the slots are re-scored
+/// every `interval` (128) steps, when a further chunk is full.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LagKv {

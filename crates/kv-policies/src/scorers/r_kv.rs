@@ -27,8 +27,8 @@ pub struct RKv {
     pub threshold: f32,
     /// The authors' code's handling of keys without a similar one.
     pub official: bool,
-    /// Whether a window above half of the budget is cut to that half; then the first 4 tokens, at most a
-    /// quarter of the budget, are always kept. `false` is the paper's form.
+    /// Whether a window above half of the budget is cut to that half; then the first 4 tokens, at
+    /// most a quarter of the budget, are always kept. `false` is the paper's form.
     pub fit_window: bool,
 }
 

@@ -6,15 +6,16 @@ use crate::attention::{recent_attention, recent_exponentials};
 use crate::pyramid_infer::LAST;
 use crate::{DecodeView, Decoding, FamilyDefaults, Needs, Observation, Reduction, Result, Scorer};
 
-/// The tokens that PyramidInfer chooses (Yang et al., 2024, section 4.2) without its pruning of hidden
-/// states, a head's own, as KeepKV's experiments have them: the attention of the prompt's last queries,
-/// weighted towards the last (1 to 1.2), summed on during decode; 4 sinks, and a fifth of the budget for
-/// recents.
+/// The tokens that PyramidInfer chooses (Yang et al., 2024, section 4.2) without its pruning of
+/// hidden states, a head's own, as KeepKV's experiments have them: the attention of the prompt's
+/// last queries, weighted towards the last (1 to 1.2), summed on during decode; 4 sinks, and a
+/// fifth of the budget for recents.
 ///
-/// KeepKV's paper says that "the ratio between the recent window and the heavy hitter varies between 5:1
-/// and 4:1" (appendix B.3). Its authors' code has a fifth of recents and four fifths of heavy hitters
-/// (`pyramidinfer_recent_ratio = 0.2`), whose share falls to 0.8 with depth: heavy hitters to recents
-/// from 4:1 to 3.2:1, all tokens to recents from 5:1 to 4.2:1. The code is followed here.
+/// KeepKV's paper says that "the ratio between the recent window and the heavy hitter varies
+/// between 5:1 and 4:1" (appendix B.3). Its authors' code has a fifth of recents and four fifths of
+/// heavy hitters (`pyramidinfer_recent_ratio = 0.2`), whose share falls to 0.8 with depth: heavy
+/// hitters to recents from 4:1 to 3.2:1, all tokens to recents from 5:1 to 4.2:1. The code is
+/// followed here.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RecentAttention {
@@ -25,8 +26,9 @@ pub struct RecentAttention {
     pub rows: Option<usize>,
     /// What the last query's attention weighs, the first one's being 1.
     pub last: f32,
-    /// Whether the scores `exp(q . k / sqrt(D))` are summed without dividing each query's by their sum,
-    /// as KeepKV's authors do; a head's are then scaled to the mass of as many queries' attention.
+    /// Whether the scores `exp(q . k / sqrt(D))` are summed without dividing each query's by their
+    /// sum, as KeepKV's authors do; a head's are then scaled to the mass of as many queries'
+    /// attention.
     pub unnormalised: bool,
 }
 
@@ -37,8 +39,8 @@ impl Default for RecentAttention {
 }
 
 impl RecentAttention {
-    /// What the last layer keeps of the first one's budget, by KeepKV's authors' code: recents of 0.2,
-    /// and heavy hitters that fall from 0.8 to 0.64 along a half cosine.
+    /// What the last layer keeps of the first one's budget, by KeepKV's authors' code: recents of
+    /// 0.2, and heavy hitters that fall from 0.8 to 0.64 along a half cosine.
     pub const GAMMA: f64 = 0.84;
 }
 

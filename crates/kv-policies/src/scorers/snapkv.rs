@@ -14,9 +14,9 @@ use crate::{Needs, Observation, Reduction, Result, Scorer, pool_scores, window_a
 /// Under grouped queries scores are averaged over the group after pooling, as kvpress does; AdaKV's
 /// and KVCache-Factory's order is `reduce_before_pooling`.
 ///
-/// A budget below the window would keep the last tokens alone, and lose the first ones, which attention
-/// falls back on. So a window takes at most half of the budget, and first tokens are protected where it is
-/// cut (`fit_window`).
+/// A budget below the window would keep the last tokens alone, and lose the first ones, which
+/// attention falls back on. So a window takes at most half of the budget, and first tokens are
+/// protected where it is cut (`fit_window`).
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SnapKv {
@@ -30,8 +30,8 @@ pub struct SnapKv {
     pub reduction: Reduction,
     /// Whether that happens before pooling.
     pub reduce_before_pooling: bool,
-    /// Whether a window above half of the budget is cut to that half; then the first 4 tokens, at most a
-    /// quarter of the budget, are always kept. `false` is the paper's form.
+    /// Whether a window above half of the budget is cut to that half; then the first 4 tokens, at
+    /// most a quarter of the budget, are always kept. `false` is the paper's form.
     pub fit_window: bool,
 }
 

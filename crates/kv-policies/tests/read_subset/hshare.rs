@@ -110,8 +110,8 @@ fn hshare_maps_follow_the_prompts_critical_tokens() {
     }
 }
 
-/// Layers read lists of layers before them, in the same step: of a batch whose rows have maps of their
-/// own, with the first layer dense.
+/// Layers read lists of layers before them, in the same step: of a batch whose rows have maps of
+/// their own, with the first layer dense.
 #[test]
 fn hshare_layers_read_each_others_lists() {
     for tested in devices() {

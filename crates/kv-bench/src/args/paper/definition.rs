@@ -1,4 +1,5 @@
-//! What each table and figure measures here, how that differs from the paper's, and what it takes.
+//! The quantities that tables and figures measure here, the differences from the papers, and the
+//! options that they take.
 
 use kv_core::Budget;
 
@@ -8,7 +9,7 @@ use crate::args::Mode;
 /// A table or figure.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Definition {
-    /// What is measured, as it stands behind the name in titles.
+    /// The measured quantity, as it stands behind the name in titles.
     pub(crate) measures: &'static str,
     /// What differs from the paper, as a note says it; empty where it is the paper's measurement on
     /// another device.
@@ -21,9 +22,9 @@ pub(crate) struct Definition {
     pub(super) mode: Option<Mode>,
     /// Whether it takes a text, and contexts in it.
     pub(super) text: bool,
-    /// What is kept, where `--budget` may say otherwise.
+    /// The budgets, which `--budget` replaces; empty where it is refused.
     pub(super) budgets: &'static [Budget],
-    /// The same with `--quick`, where it differs.
+    /// The budgets of `--quick`, where they differ.
     pub(super) quick_budgets: &'static [Budget],
     /// What `--policy` may name.
     pub(super) policies: PolicyChoice,
@@ -37,7 +38,7 @@ pub(crate) struct Definition {
     pub(super) single_precision: bool,
 }
 
-/// What a figure runs on.
+/// The model that a figure runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ModelChoice {
     /// No model, or its paper's with random weights, whatever is asked for.
@@ -101,7 +102,7 @@ const SHARES: &[Budget] =
 const QUICK_SHARES: &[Budget] = &[Budget::Ratio(0.25), Budget::Ratio(0.1)];
 
 impl Figure {
-    /// What it measures and takes.
+    /// Its definition.
     pub(crate) fn definition(self) -> Definition {
         match self {
             Self::LongflowFig1 => Definition {
@@ -287,7 +288,8 @@ impl Figure {
             Self::PrhsTable2 => Definition {
                 measures: "retrieval and perplexity, and how often heads retrieve",
                 differs: "exact match of short answers and one text's perplexity in place of GSM8K \
-                          and CoQA; answers end before a block of 8 steps is full, texts do not; \
+                          and CoQA; retrieval ratio and tokens read are of the answers' steps, \
+                          which end before a block of 8 steps is full, not of the text's; \
                           Double Sparsity takes the channels of the prompt's own keys unless \
                           --policy names a calibrated one, {\"policy\": \"double-sparsity\", \
                           \"channels\": \"FILE.json\"}; Quest and Double Sparsity read all tokens \
@@ -301,7 +303,9 @@ impl Figure {
             Self::PrhsTable4 => Definition {
                 measures: "time of a step's attention, choices included",
                 differs: "one layer of made-up queries, keys and values, in which a fixed share of \
-                          the heads retrieves; H2O neither accumulates scores nor evicts",
+                          the heads retrieves; the layer is the last of 32, where CPE's window is \
+                          narrowest; HShare's layers choose for themselves, in place of taking \
+                          other layers' lists; H2O neither accumulates scores nor evicts",
                 policies: PolicyChoice::Names,
                 sized: true,
                 wants_gpu: true,
@@ -311,6 +315,8 @@ impl Figure {
                 measures: "time of a step's attention, choices included, at long lengths",
                 differs: "no table of the paper, which ends at 4k tokens; one layer of made-up \
                           queries, keys and values, in which a fixed share of the heads retrieves; \
+                          the layer is the last of 32, where CPE's window is narrowest; HShare's \
+                          layers choose for themselves, in place of taking other layers' lists; \
                           H2O neither accumulates scores nor evicts",
                 policies: PolicyChoice::Names,
                 sized: true,

@@ -1,5 +1,5 @@
-//! What freezing tokens moves of a layer's attention (PrHS's ETF): by the layer's own keys alone, and where all layers
-//! freeze; and the bound on the former.
+//! What freezing tokens moves of a layer's attention (PrHS's ETF): by the layer's own keys alone,
+//! and where all layers freeze; and the bound on the former.
 
 use std::ops::Range;
 
@@ -15,7 +15,8 @@ use super::means::{Bound, Means};
 use super::purpose::Purpose;
 use crate::record::metric;
 
-/// A layer's queries of the last tokens and the keys of all, each `[heads, tokens, head_dim]`, on the host.
+/// A layer's queries of the last tokens and the keys of all, each `[heads, tokens, head_dim]`, on
+/// the host.
 pub(super) struct Heads {
     queries: Rows,
     keys: Rows,
@@ -45,7 +46,7 @@ impl Rows {
 }
 
 impl Heads {
-    /// Those of at most `last` tokens, and of all.
+    /// Queries of at most `last` tokens, and keys of all.
     pub(super) fn read(observation: &Observation<'_>, last: usize) -> anyhow::Result<Self> {
         let queries = observation.window.as_ref().context("queries were not observed")?;
         let tokens = queries.dims()[2];
@@ -54,8 +55,8 @@ impl Heads {
         Ok(Self { queries, keys: Rows::read(observation.keys)? })
     }
 
-    /// A head's attention to the tokens up to `newest`, by its `at`-th query. Keys of the tokens `taken` are those of
-    /// `below`, and nothing is given to tokens that are `hidden`.
+    /// A head's attention to the tokens up to `newest`, by its `at`-th query. Keys of the tokens
+    /// `taken` are those of `below`, and nothing is given to tokens that are `hidden`.
     fn attention(
         &self,
         (head, at, newest): (usize, usize, usize),
@@ -81,7 +82,7 @@ impl Heads {
 /// What one contender freezes in a layer, of a prompt.
 pub(super) struct Freezing<'a> {
     pub(super) frozen: &'a FrozenTokens,
-    /// What the layer's queries see, where that is not all.
+    /// The window of the layer's queries, where they do not see all tokens.
     pub(super) window: Option<VisibleWindow>,
     /// The layer as the model computes it, and the one below.
     pub(super) own: &'a Heads,
@@ -93,7 +94,8 @@ pub(super) struct Freezing<'a> {
 /// What one contender's frozen tokens move in a layer.
 #[derive(Clone, Default)]
 pub(super) struct Moved {
-    /// The largest difference between a frozen key and the layer's own, of what constants are fitted to.
+    /// The largest difference between a frozen key and the layer's own, of what constants are
+    /// fitted to.
     update: f64,
     /// By query head, of each query that the bound is checked on.
     heads: Vec<Vec<MovedQuery>>,
@@ -106,7 +108,8 @@ struct MovedQuery {
     norm: f64,
     /// By this layer's keys alone, taken from the layer below.
     keys: f64,
-    /// Where the policy has its way in all layers: each freezes as `reuse` tells, behind its window, if it has one.
+    /// Where the policy has its way in all layers: each freezes as `reuse` tells, behind its
+    /// window, if it has one.
     run: f64,
 }
 
@@ -157,8 +160,9 @@ impl Freezing<'_> {
     }
 }
 
-/// Theorem 8, of constants that are fitted to the updates of all `layers`, on all queries that it is checked on, each with
-/// its own norm in place of the largest: of a layer the means of each query head.
+/// Theorem 8, of constants that are fitted to the updates of all `layers`, on all queries that it
+/// is checked on, each with its own norm in place of the largest: of a layer the means of each
+/// query head.
 pub(super) fn conclude(layers: &[&Moved], head_dim: usize) -> Vec<Vec<Means>> {
     let first = layers.iter().position(|moved| moved.update > 0.0).unwrap_or(0);
     let freezing = layers.iter().enumerate().filter(|(_, moved)| moved.update > 0.0);
@@ -182,8 +186,9 @@ pub(super) fn conclude(layers: &[&Moved], head_dim: usize) -> Vec<Vec<Means>> {
     layers.iter().enumerate().map(heads).collect()
 }
 
-/// The layers of a prompt that a policy freezes tokens in, where it has its way in all layers: of each its queries of at
-/// most the last `steps` tokens, and its keys. Empty where the policy freezes nothing.
+/// The layers of a prompt that a policy freezes tokens in, where it has its way in all layers: of
+/// each its queries of at most the last `steps` tokens, and its keys. Empty where the policy
+/// freezes nothing.
 ///
 /// # Errors
 /// Where the model or the device refuses.
@@ -250,8 +255,8 @@ mod tests {
         Heads { queries: rows(queries, 1, 1), keys: rows(keys, 1, 1) }
     }
 
-    /// What is moved, of queries of 1, where the first of some keys is frozen at 0: by this layer's keys, the bound, in the
-    /// run.
+    /// What is moved, of queries of 1, where the first of some keys is frozen at 0: by this layer's
+    /// keys, the bound, in the run.
     fn moved(own: &[f32], run: &[f32], window: Option<VisibleWindow>, by: Purpose) -> Vec<f64> {
         let frozen = FrozenTokens { tokens: 0..1, reuse: Reuse::KeysValues };
         // The run computes the last of two queries alone.

@@ -1,4 +1,4 @@
-//! Means of what is measured of steps, and how often bounds hold and say anything.
+//! Means over steps, and the shares of bounds that are broken or above 1.
 
 use std::collections::BTreeMap;
 
@@ -28,20 +28,20 @@ impl Mean {
     }
 }
 
-/// What a bound is of.
+/// The quantity that a bound is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Bound {
-    /// What a shared set drops (lemma 9, and odds).
+    /// The attention that a shared set drops (lemma 9, and odds).
     Dropped,
     /// How far a shared set is from the best (equation 42).
     Set,
-    /// What a window hides (theorem 7).
+    /// The attention that a window hides (theorem 7).
     Hidden,
-    /// What frozen keys move (theorem 8).
+    /// The attention that frozen keys move (theorem 8).
     Moved,
 }
 
-/// How often a bound says nothing, and how often it does not hold.
+/// The share of bounds above 1, which say nothing, and the share that is broken.
 #[derive(Clone, Copy, Debug, Default)]
 struct Verdicts {
     vacuous: Mean,
@@ -60,8 +60,8 @@ impl Means {
         self.means.entry(metric).or_default().take(value);
     }
 
-    /// Takes what was observed of something that is bounded: `bound` is what is judged by whether it is above 1, which says
-    /// nothing, `least` the tightest that is known, which must hold.
+    /// Takes an observed quantity and its bounds. `bound` counts as vacuous above 1; `least` is the
+    /// tightest known bound, and counts as broken where `observed` exceeds it.
     pub(super) fn judge(&mut self, of: Bound, observed: f64, [bound, least]: [f64; 2]) {
         let verdicts = self.verdicts.entry(of).or_default();
         verdicts.vacuous.take(f64::from(u8::from(bound > 1.0)));

@@ -13,8 +13,9 @@ impl Measures {
         self.0.extend(certificates);
     }
 
-    /// Medians of what is bounded and of its bounds, as a few outliers would be most of any mean; and the share of
-    /// bounds on drift that say nothing, and of certificates that do not hold. Empty where there are none.
+    /// Medians of the bounded quantities and of their bounds, as a few outliers would dominate a
+    /// mean; the share of bounds on drift of at least 1, which say nothing; and the share of
+    /// certificates that are broken. Empty without certificates.
     pub(super) fn records(&self) -> Vec<(&'static str, f64, &'static str)> {
         if self.0.is_empty() {
             return Vec::new();

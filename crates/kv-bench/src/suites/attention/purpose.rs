@@ -3,7 +3,7 @@
 /// The least length of a prompt, of the longest of its class.
 const ALIKE: f64 = 0.9;
 
-/// What a prompt is for, where bounds have constants: to fit these, or to check the bounds.
+/// The purpose of a prompt, where bounds have constants: to fit these, or to check the bounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Purpose {
     /// Prompts of about a length: how attention falls with distance at one says little of another.
@@ -13,9 +13,10 @@ pub(super) struct Purpose {
 }
 
 impl Purpose {
-    /// Those of prompts of so many tokens, longest first: every second one of a class is fitted to and the others are
-    /// checked. A prompt that has no other of its length is checked with those of the next length, and has the next shorter
-    /// one checked where it is the longest; a single one is for both.
+    /// The purposes of prompts of so many tokens, longest first: every second one of a class is
+    /// fitted to and the others are checked. A prompt that has no other of its length is checked
+    /// with those of the next length, and has the next shorter one checked where it is the longest;
+    /// a single one is for both.
     pub(super) fn of(lengths: &[usize]) -> Vec<Self> {
         let alike = |prompt: usize, class: &[usize]| {
             lengths[prompt] as f64 >= ALIKE * lengths[class[0]] as f64

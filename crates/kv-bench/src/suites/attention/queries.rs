@@ -1,4 +1,5 @@
-//! How alike the queries of consecutive decode steps are, by which steps can share what they choose.
+//! Cosines of the queries of consecutive decode steps. Steps with similar queries can share their
+//! choices.
 
 use burn::tensor::{DType, Tensor};
 use kv_core::read_f32;
@@ -13,7 +14,8 @@ pub(super) struct Similarity {
 }
 
 impl Similarity {
-    /// Takes those of `queries` `[1, Hq, T, D]` whose last `steps` tokens are decoded, `T > steps`.
+    /// Takes the queries `[1, Hq, T, D]` of a prompt whose last `steps` tokens are decoded,
+    /// `T > steps`.
     pub(super) fn take(&mut self, queries: &Tensor<4>, steps: usize) -> anyhow::Result<()> {
         let last = queries.dims()[2] - steps;
         let part = |from: usize| queries.clone().narrow(2, from, steps).cast(DType::F32);

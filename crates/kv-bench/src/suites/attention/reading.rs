@@ -11,7 +11,7 @@ use super::purpose::Purpose;
 use super::windows::Hidden;
 use crate::record::metric;
 
-/// What a query head has read.
+/// The reads of a query head.
 #[derive(Clone, Default)]
 pub(super) struct Reading {
     /// Means over its steps.
@@ -27,7 +27,7 @@ pub(super) struct Exact<'a> {
     pub(super) capacity: usize,
     /// Tokens so far.
     pub(super) tokens: usize,
-    /// What the prompt is for.
+    /// The prompt's purpose.
     pub(super) purpose: Purpose,
     /// Whether policies that read all they keep are looked at, too: the attention that a choice of
     /// as many tokens would have kept beyond theirs is equation (6) of PrHS.

@@ -12,20 +12,24 @@ use crate::record::metric;
 #[derive(Clone, Default)]
 pub(super) struct Hidden(BTreeMap<usize, Class>);
 
-/// The same of prompts of about a length, and how attention falls with distance there.
+/// The attention that windows hide in prompts of about a length, and how attention falls with
+/// distance there.
 #[derive(Clone, Default)]
 struct Class {
-    /// Of each query that the bound is checked on, how far away the nearest hidden token is, and the attention to all that
-    /// are hidden.
+    /// Of each query that the bound is checked on, how far away the nearest hidden token is, and
+    /// the attention to all that are hidden.
     rows: Vec<(usize, f64)>,
-    /// The most that any query that constants are fitted to gives to a token behind the sinks, by distance.
+    /// The most that any query that constants are fitted to gives to a token behind the sinks, by
+    /// distance.
     falls: Vec<f64>,
-    /// How far away any of these queries' nearest hidden token is: where the bound is to be tightest.
+    /// How far away any of these queries' nearest hidden token is: where the bound is to be
+    /// tightest.
     nearest: Option<usize>,
 }
 
 impl Hidden {
-    /// Takes the attention of a query to all tokens, of which it sees the first `sinks` and those from `seen` on.
+    /// Takes the attention of a query to all tokens, of which it sees the first `sinks` and those
+    /// from `seen` on.
     pub(super) fn take(&mut self, attention: &[f64], [sinks, seen]: [usize; 2], purpose: Purpose) {
         if seen <= sinks {
             return;
@@ -97,7 +101,8 @@ mod tests {
         assert!(!means(&all).bounds(), "nothing is hidden");
     }
 
-    /// What is fitted to steep attention does not bound attention that is flatter, and classes have constants of their own.
+    /// What is fitted to steep attention does not bound attention that is flatter, and classes have
+    /// constants of their own.
     #[test]
     fn bounds_are_checked_on_what_they_are_not_fitted_to() {
         let mut hidden = Hidden::default();

@@ -1,4 +1,4 @@
-//! What the suite writes down of what it measured.
+//! The suite's records and notes.
 
 use super::means::Means;
 use super::{Sums, frozen};
@@ -8,7 +8,7 @@ use crate::record::{Case, metric};
 use crate::run::Bench;
 
 const SUITE: &str = "attention";
-/// What is of prompts alone that bounds are checked on.
+/// Metrics of the prompts alone that bounds are checked on.
 const CHECKED: [&str; 5] = [
     metric::HIDDEN_MASS,
     metric::HIDDEN_BOUND,
@@ -20,7 +20,8 @@ const CHECKED: [&str; 5] = [
 /// Sums of all layers.
 pub(super) struct Measured<'a> {
     pub(super) contenders: &'a [Contender],
-    /// How many prompts they are of, on how many of them bounds with constants are checked, and where these are from.
+    /// How many prompts they are of, on how many of them bounds with constants are checked, and
+    /// where these are from.
     pub(super) prompts: usize,
     pub(super) checked: usize,
     pub(super) source: String,
@@ -58,7 +59,8 @@ impl Measured<'_> {
         }
     }
 
-    /// A contender's means of each layer's query heads, with the bounds of what windows hide and frozen tokens move.
+    /// A contender's means of each layer's query heads, with the bounds of what windows hide and
+    /// frozen tokens move.
     fn heads(&self, at: usize, head_dim: usize) -> Vec<Vec<Means>> {
         let moved = self.sums.iter().map(|layer| &layer[at].moved).collect::<Vec<_>>();
         let mut moved = frozen::conclude(&moved, head_dim);
@@ -73,7 +75,7 @@ impl Measured<'_> {
         moved
     }
 
-    /// Writes what was read, and `certificates` of it.
+    /// Writes the means of the reads, and their `certificates`.
     fn write_means(
         &self,
         bench: &mut Bench<'_>,
@@ -104,15 +106,17 @@ impl Measured<'_> {
         let heads = || heads.iter().flatten().flatten();
         let measures = |sums: &Sums| !sums.measures.records().is_empty();
         if !heads().any(Means::bounds) && !self.sums.iter().flatten().any(measures) {
-            let whose = "LongFlow's, of caches at their budget, and those of cis, psaw, etf and cpe where steps share sets, \
-                         and layers hide or freeze a part of such prompts";
+            let whose = "LongFlow's, of caches at their budget, and those of cis, psaw, etf and \
+                         cpe where steps share sets, and layers hide or freeze a part of such \
+                         prompts";
             bench.note(format!("no bounds: they are {whose}"));
         }
         let constants = [metric::HIDDEN_BOUND, metric::MOVED_BOUND];
         let fitted = |means: &Means| constants.iter().any(|metric| means.of(metric).is_some());
         if self.prompts == 1 && heads().any(fitted) {
-            let note = "constants of the bounds of psaw and etf are fitted to the one prompt that they are checked on, \
-                        and hold there in any case: `--limit 2` or more fits and checks apart";
+            let note = "constants of the bounds of psaw and etf are fitted to the one prompt that \
+                        they are checked on, and hold there in any case: `--limit 2` or more fits \
+                        and checks apart";
             bench.note(note.into());
         }
     }
@@ -135,7 +139,7 @@ fn write_sums(
         bench.record(SUITE, case, setup, metric::QUERY_COSINE, cosine, "cosine");
         bench.record(SUITE, case, setup, metric::QUERIES_ALIKE, alike, "share");
     }
-    // What is kept says nothing where less is read.
+    // The kept mass says nothing where steps read less than is kept.
     if means.of(metric::RETAINED_MASS).is_none()
         && let Some(mass) = sums.mass.value()
     {

@@ -1,4 +1,4 @@
-//! The cases, which the peers' scripts read from the same file.
+//! The cases. The peers' scripts read them from `peers/cases.json` too.
 
 use anyhow::Context;
 use serde::Deserialize;

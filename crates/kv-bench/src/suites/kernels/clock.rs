@@ -18,8 +18,8 @@ const WARM_UP: usize = 2;
 /// Bytes of the copy that the others are beside.
 pub(super) const COPIED: usize = 256 << 20;
 
-/// What a timed call leaves, which shows whether its kernels ran: a launch that failed says so only where what it should
-/// have written is read.
+/// What a timed call leaves, which shows whether its kernels ran: a launch that failed says so only
+/// where what it should have written is read.
 pub(crate) trait Left {
     /// Reads a number of it.
     ///

@@ -1,4 +1,4 @@
-//! What a decode step of KeepKV does behind its attention.
+//! The kernels of a decode step of KeepKV behind its attention.
 
 use burn::tensor::{DType, Distribution, Int, Tensor};
 use kv_kernels::{
@@ -14,8 +14,8 @@ use super::clock::Clock;
 const ALPHA: f32 = 0.9;
 const GUARD: f32 = 8.0;
 
-/// A victim of every head sought its like among all of the head's slots, and merged into it. Calls of a set merge into what
-/// those before have merged: other numbers, and as much work.
+/// A victim of every head sought its like among all of the head's slots, and merged into it. Calls
+/// of a set merge into what those before have merged: other numbers, and as much work.
 pub(super) fn nearest(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()> {
     let (device, dtype) = (lab.device.clone(), lab.dtype);
     let slots = case.pairs() * case.tokens;

@@ -9,7 +9,7 @@ use crate::record::FULL;
 use crate::run::Bench;
 use crate::suites::throughput;
 
-/// What the paper's table 2 shows, on an A6000.
+/// Results of the paper's table 2, on an A6000.
 const PUBLISHED: &str = "the paper, 16,384 + 1,024 tokens: prefill 3.03 s exact, 3.76 SnapKV, 3.75 \
     PyramidKV, 3.68 StreamingLLM, 3.66 BalanceKV; decoding 37.8, 40.4, 37.2, 40.3 and 38.1 s";
 

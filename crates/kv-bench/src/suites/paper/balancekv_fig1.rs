@@ -1,5 +1,5 @@
-//! BalanceKV, figure 1: relative error of one layer's attention by rate, beside uniform sampling, on
-//! real queries, keys and values and on made-up ones.
+//! BalanceKV, figure 1: relative error of one layer's attention by rate, beside uniform sampling,
+//! on real queries, keys and values and on made-up ones.
 
 use serde_json::json;
 

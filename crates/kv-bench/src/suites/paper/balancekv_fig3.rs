@@ -15,7 +15,7 @@ use crate::run::Bench;
 
 const BLOCKS: [usize; 3] = [64, 128, 256];
 const ROUNDS: [u32; 3] = [1, 2, 3];
-/// What the paper's figure shows of blocks of 256, in seconds, on an A100: layers 1 and 15.
+/// Results of the paper's figure for blocks of 256, in seconds, on an A100: layers 1 and 15.
 const PUBLISHED: [(&str, [f64; 3]); 2] = [
     ("A100, published: layer 1", [0.0603, 0.1190, 0.1793]),
     ("A100, published: layer 15", [0.3920, 0.4505, 0.5096]),
@@ -28,7 +28,7 @@ const LAYERS: [usize; 2] = [1, 15];
 const PROMPTS: usize = 4;
 const QUICK_PROMPTS: usize = 1;
 
-/// What a setting comes to.
+/// The results of a setting.
 struct Measured {
     block: usize,
     rounds: u32,

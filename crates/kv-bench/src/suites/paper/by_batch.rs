@@ -14,8 +14,8 @@ use crate::suites::paper::SUITE;
 use crate::suites::throughput::empty_pool;
 use crate::suites::varied_prompts;
 
-/// Tokens of prompt and output, where the model has the positions, and those of the output that are
-/// timed.
+/// Tokens of prompt and output, where the model has the positions, and tokens of the output that
+/// are timed.
 #[derive(Clone, Copy)]
 pub(super) struct Size {
     pub(super) context: usize,
@@ -23,7 +23,7 @@ pub(super) struct Size {
 }
 
 impl Size {
-    /// The same within a model's positions.
+    /// The size within a model's positions.
     ///
     /// # Errors
     /// Where the model has too few of them.
@@ -38,11 +38,12 @@ impl Size {
 const WARM_UP: usize = 8;
 /// Full caches that the quick form's memory holds beside the weights.
 const QUICK_SEQUENCES: f64 = 2.5;
-/// Share of the memory that caches and weights may take, beside activations and what pools round up.
+/// Share of the memory that caches and weights may take, beside activations and what pools round
+/// up.
 const FILLED: f64 = 0.94;
 /// What all runs on a device with a pool have in common.
-const APART: &str = "policies share the device's pool, which keeps pages of the largest size so far: each may hold \
-    larger batches in a run of its own, by --policy";
+const APART: &str = "policies share the device's pool, which keeps pages of the largest size so \
+    far: each may hold larger batches in a run of its own, by --policy";
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// One policy at one batch.
@@ -69,11 +70,11 @@ impl Memory {
     }
 }
 
-/// Contenders with what each of them did at its batches.
+/// Contenders with the measurements at their batches.
 pub(super) type Runs = Vec<(Contender, Vec<Run>)>;
 
-/// Runs contenders, of which the first is the full cache; `--policy` chooses among them by name, and
-/// without `--memory-cap` they have `gib`.
+/// Runs contenders, the full cache first; `--policy` chooses among them by name,
+/// and without `--memory-cap` they have `gib`.
 ///
 /// # Errors
 /// Where a policy or the device refuses, and where not one sequence fits.
@@ -135,8 +136,9 @@ pub(super) fn case(options: &Paper, size: &Size, part: &str, batch: usize) -> Ca
     }
 }
 
-/// Powers of two below half of what should fit, and then an eighth of it more at a time: nothing is to be measured behind
-/// a batch that does not fit, as the device's pool keeps pages of the size that it needed.
+/// Powers of two below half of the batch that should fit, and then an eighth of it more at a time:
+/// nothing is to be measured behind a batch that does not fit, as the device's pool keeps pages of
+/// the size that it needed.
 fn batches(most: usize) -> Vec<usize> {
     let powers = std::iter::successors(Some(1), |batch| Some(2 * batch));
     let mut batches: Vec<usize> = powers.take_while(|batch| 2 * batch < most).collect();

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_core::{CacheOptions, read_f32};
+use kv_core::{CacheOptions, counted, read_f32};
 use kv_models::PrefillPass;
 use kv_policies::{LayerContext, Needs, Observation, Policy};
 use rand::{Rng, SeedableRng};
@@ -41,10 +41,10 @@ pub(super) fn prompts(
         let tokens = bench.model.encode(&prompt.prompt)?;
         ensure!(
             tokens.len() > 2 * window,
-            "{}, line {}: the prompt has {} tokens, expected more than {}",
+            "{}, line {}: the prompt has {}, expected more than {}",
             prompts.source,
             prompt.line,
-            tokens.len(),
+            counted(tokens.len(), "token"),
             2 * window
         );
         all.push(tokens);
@@ -55,7 +55,7 @@ pub(super) fn prompts(
 /// Shows some layers of a prompt as the model computes them, one at a time.
 ///
 /// # Errors
-/// Those of the model and of `see`.
+/// Errors of the model and of `see`.
 pub(super) fn observe(
     bench: &Bench<'_>,
     tokens: &[u32],
@@ -94,7 +94,7 @@ pub(super) struct LayerPrompt {
     pub(super) layer: LayerContext,
 }
 
-/// What a policy made of a prompt.
+/// A prompt's cache under a policy.
 pub(super) struct Outcome {
     /// Attention of the last queries, `[B, Hq, N, D]`.
     pub(super) output: Vec<f32>,

@@ -27,7 +27,7 @@ struct Size {
 /// Qwen3-8B at batch 128 and 3,200 tokens, as in the paper; small enough for a laptop.
 const PAPER: Size = Size { batch: 128, query_heads: 32, kv_heads: 8, tokens: 3200, head_dim: 128 };
 const QUICK: Size = Size { batch: 4, query_heads: 8, kv_heads: 2, tokens: 400, head_dim: 64 };
-/// What the paper's figure shows, in µs, on an A100.
+/// Results of the paper's figure, in µs, on an A100.
 const PUBLISHED: [(&str, f64); 2] =
     [("A100, published: h2o", 47e3), ("A100, published: longflow", 8e3)];
 const LAYER: LayerContext = LayerContext { index: 0, count: 1 };

@@ -1,5 +1,5 @@
-//! LongFlow, figure 4: throughput and memory of long outputs. The time of a step is measured at some
-//! lengths and integrated over the output.
+//! LongFlow, figure 4: throughput and memory of long outputs. The time of a step is measured at
+//! some lengths and integrated over the output.
 
 use std::time::Instant;
 
@@ -29,11 +29,12 @@ struct Size {
 const PAPER: Size =
     Size { input: 512, output: 16_000, budget: 3_200, interval: 128, batches: &[16] };
 const QUICK: Size = Size { input: 64, output: 1_800, budget: 360, interval: 16, batches: &[4] };
-/// Tokens that are prefilled; the rest of the input is assumed, as prefill is not what is compared.
+/// Tokens that are prefilled; the rest of the input is assumed, as the figure does not compare
+/// prefill.
 const PROMPT: usize = 32;
-/// What the paper's figure shows.
-const PUBLISHED: &str = "the paper, on an A100 of 40 GB: LongFlow generates 11.8 times as many tokens \
-    as the full cache, and about 4.0 times as many as H2O, VATP and R-KV";
+/// Results of the paper's figure.
+const PUBLISHED: &str = "the paper, on an A100 of 40 GB: LongFlow generates 11.8 times as many \
+    tokens as the full cache, and about 4.0 times as many as H2O, VATP and R-KV";
 /// Lengths at which steps are timed.
 const POINTS: usize = 8;
 /// Steps that are timed, and those before, in which a step is recorded.
@@ -41,12 +42,13 @@ const WINDOW: usize = 64;
 const WARM_UP: usize = 6;
 /// The paper's GPU.
 const MEMORY_GIB: f64 = 40.0;
-/// Share of the memory that caches and weights may take, beside activations and what pools round up.
+/// Share of the memory that caches and weights may take, beside activations and what pools round
+/// up.
 const FILLED: f64 = 0.94;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// What the figure needs of one contender.
+/// One contender's measurements.
 struct Run {
     contender: Contender,
     /// Slots that a head never exceeds.
@@ -122,7 +124,7 @@ fn at_largest_batch(
     }
 }
 
-/// Sequences whose caches fill what the weights leave, from the bytes of one.
+/// Sequences whose caches fill the memory beside the weights, from the bytes of one.
 fn largest_batch(bench: &Bench<'_>, size: &Size, run: &Run, gib: f64) -> anyhow::Result<usize> {
     let session = start(bench, size, run, 1)?;
     let memory = session.memory();
@@ -195,7 +197,7 @@ fn time(bench: &Bench<'_>, size: &Size, run: &Run, batch: usize) -> anyhow::Resu
     for point in 0..POINTS {
         let generated = size.output * point / (POINTS - 1);
         let full = |generated: usize| size.input + generated >= run.limit;
-        // At its limit a cache has the same steps from then on.
+        // A cache at its limit has equal steps from then on.
         if let Some((_, seconds)) = points.last().copied().filter(|(at, _)| full(*at)) {
             points.push((generated, seconds));
             continue;

@@ -12,10 +12,11 @@ use serde_json::{Value, json};
 use crate::args::Common;
 use crate::contenders::Contender;
 
-/// The full cache, which is the first of them, and those of the others that `--policy` names.
+/// The contenders that `--policy` names, behind the full cache, which is the first of them.
 fn contenders(common: &Common, configs: &[Value]) -> anyhow::Result<Vec<Contender>> {
     let full = Contender::of(&configs[0])?;
-    // Only what is asked for must be possible; names that the table lacks are refused beside all that it has.
+    // Only what is asked for must be possible; names that the table lacks are refused beside all
+    // that it has.
     let list = common.policy.as_deref();
     let names: Option<Vec<&str>> = list
         .map(|list| list.split(',').filter_map(|name| name.split_whitespace().next()).collect());
@@ -40,7 +41,9 @@ fn cis(name: &str, budget: &Value, block: usize) -> Value {
 
 /// HShare with one of the paper's two ratios.
 fn hshare(budget: &Value, [layers, heads, queries]: [f64; 3]) -> Value {
-    json!({"policy": "hshare", "budget": budget, "layers": layers, "heads": heads, "queries": queries})
+    json!({
+        "policy": "hshare", "budget": budget, "layers": layers, "heads": heads, "queries": queries
+    })
 }
 
 /// HShare's ratios of layers, heads and queries.

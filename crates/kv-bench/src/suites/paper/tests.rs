@@ -1,4 +1,4 @@
-//! What figures take, and what they say of themselves.
+//! The options that figures take, and their titles and notes.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -87,7 +87,8 @@ fn figures_of_quality_take_prompts_modes_budgets_and_texts() {
     let text = text.display().to_string();
     for figure in ["keepkv-table4", "kvreviver-table3", "prhs-table6", "balancekv-needle"] {
         let line = format!(
-            "paper {figure} --quick --budget 0.5 --mode question-agnostic --lengths 600 --prompts {own}"
+            "paper {figure} --quick --budget 0.5 --mode question-agnostic --lengths 600 --prompts \
+             {own}"
         );
         let reads = figure != "balancekv-needle";
         let line = if reads { format!("{line} --text {text} --contexts 200") } else { line };

@@ -4,7 +4,7 @@ use super::{predictors, sag};
 use crate::args::Paper;
 use crate::run::Bench;
 
-/// What the attention of prompts is measured on, and the scores of a text.
+/// The prompts and tokens that attention and predicted scores are measured on.
 pub(super) struct Size {
     /// Prompts.
     pub(super) prompts: usize,

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, ensure};
 use burn::tensor::{DType, Tensor};
-use kv_core::read_f32;
+use kv_core::{counted, read_f32};
 use kv_models::PrefillPass;
 use kv_policies::{KeepKvOptions, Needs, Observation};
 
@@ -24,7 +24,8 @@ const WIDTH: usize = 32;
 enum Predictor {
     /// A moving average over the samples that it has seen.
     Ema,
-    /// The same, corrected as if it had seen all since the text's first token (equation 8).
+    /// The moving average, corrected as if it had seen all since the text's first token (equation
+    /// 8).
     EmaAbsoluteStep,
     /// The mean of all scores, as in policies that accumulate them.
     Cumulative,
@@ -103,7 +104,7 @@ pub(super) fn run(bench: &mut Bench<'_>, options: &Paper, size: &Size) -> anyhow
         ..PrefillPass::default()
     };
     let mut failed = None;
-    // A prefill's queries are those that a decode would have, fed the same text.
+    // A prefill has the queries that decode steps would have if this text were fed to them.
     bench.model.llama().prefill(&[&tokens], pass, &mut |observation| {
         if failed.is_none() {
             failed = measure(observation, size.steps, &mut table).err();
@@ -114,9 +115,10 @@ pub(super) fn run(bench: &mut Bench<'_>, options: &Paper, size: &Size) -> anyhow
     failed.map_or(Ok(()), Err)?;
     progress.finish();
     let (count, steps) = (tokens.len(), size.steps);
-    bench.note(format!("scores: {steps} steps of {count} tokens, {source}, all layers and heads"));
+    let [of_steps, of_tokens] = [(steps, "step"), (count, "token")].map(|(n, of)| counted(n, of));
+    bench.note(format!("scores: {of_steps} of {of_tokens}, {source}, all layers and heads"));
     for (at, distance) in DISTANCES.into_iter().enumerate() {
-        let steps = if distance == 1 { "1 step".into() } else { format!("{distance} steps") };
+        let steps = counted(distance, "step");
         let case = Case {
             task: Some(format!("keepkv-fig2 predictors, {steps} ahead")),
             source: Some(source.clone()),
@@ -179,8 +181,8 @@ fn foretell(scores: &[Vec<f64>], prompt: usize, now: usize, table: &mut Table) {
     }
 }
 
-/// Scores `exp(q·k/√D)` of one key-value head's slots, each since its token came: means over the group's
-/// query heads, as KeepKV takes them, and all divided by one number.
+/// Scores `exp(q·k/√D)` of one key-value head's slots, each since its token came: means over the
+/// group's query heads, as KeepKV takes them, and all divided by one number.
 fn scores(queries: &Tensor<4>, keys: &Tensor<4>, head: usize) -> anyhow::Result<Vec<Vec<f64>>> {
     let [_, heads, tokens, head_dim] = queries.dims();
     let group = heads / keys.dims()[1];

@@ -11,7 +11,7 @@ use crate::suites::paper::quality;
 
 /// Policies that evict by scores.
 const EVICTORS: [&str; 5] = ["h2o", "snapkv", "recent-attention", "streaming-llm", "longflow"];
-/// Those of the tables: the paper's two.
+/// The tables' evictors: the paper's two.
 const OF_TABLES: [&str; 2] = ["recent-attention", "h2o"];
 /// Other methods that merge.
 const MERGING: [&str; 3] = ["d2o", "cam", "kvmerger"];

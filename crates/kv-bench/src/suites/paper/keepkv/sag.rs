@@ -1,10 +1,10 @@
-//! What a prompt's merges do to the attention of its last query: the log-sum-exp of the compressed
-//! cache, weights included, less that of all tokens. Evictions lose what they drop; merges that count
-//! as one slot what they stood for lose the rest (theorem 2).
+//! The sag that a prompt's merges cause in the attention of its last query: the log-sum-exp of the
+//! compressed cache, weights included, less that of all tokens. Evictions lose what they drop;
+//! merges that count as one slot what they stood for lose the rest (theorem 2).
 
 use anyhow::Context;
 use burn::tensor::Tensor;
-use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32};
+use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, counted, read_f32};
 use kv_models::PrefillPass;
 use kv_policies::{Needs, Observation};
 use serde_json::{Value, json};
@@ -20,14 +20,14 @@ use crate::run::Bench;
 use crate::suites::Votes;
 use crate::suites::paper::SUITE;
 
-/// What the merges were made for.
+/// The query heads that the merges were made for.
 #[derive(Clone, Copy)]
 struct Setting {
     name: &'static str,
     /// Whether KeepKV predicts the query's own scores, and drops nothing.
     for_query: bool,
-    /// Whether each query head has keys and values of its own: exactness for all heads of a group is
-    /// impossible.
+    /// Whether each query head has keys and values of its own: exactness for all heads of a group
+    /// is impossible.
     ungrouped: bool,
 }
 
@@ -107,7 +107,8 @@ pub(super) fn run(bench: &mut Bench<'_>, options: &Paper, size: &Size) -> anyhow
     }
     progress.finish();
     let (count, source) = (prompts.list.len(), prompts.source.clone());
-    bench.note(format!("sag: means over layers and heads of {count} prompts, {source}"));
+    let of_prompts = counted(count, "prompt");
+    bench.note(format!("sag: means over layers and heads of {of_prompts}, {source}"));
     for (setting, contenders, sums) in &settings {
         let case = Case {
             task: Some(format!("keepkv-fig2 sag, {}", setting.name)),

@@ -1,5 +1,5 @@
-//! KeepKV, table 1: tokens a second and memory by batch, each policy up to the largest that fits, and
-//! the share of a step that merging takes.
+//! KeepKV, table 1: tokens a second and memory by batch, each policy up to the largest that fits,
+//! and the share of a step that merging takes.
 
 use serde_json::{Value, json};
 
@@ -17,9 +17,9 @@ const MEMORY_GIB: f64 = 80.0;
 /// Who merges what whom evicts.
 const MERGING: [(&str, &str); 3] =
     [("d2o", "h2o"), ("keepkv(h2o)", "h2o"), ("keepkv", "recent-attention")];
-/// What the paper's table shows.
-const PUBLISHED: &str = "the paper, Llama-2-7B on an A100 of 80 GB: full cache 117 tokens/s at batch \
-    2; at batch 8 H2O 317, D2O 215, KeepKV 256";
+/// Results of the paper's table.
+const PUBLISHED: &str = "the paper, Llama-2-7B on an A100 of 80 GB: full cache 117 tokens/s at \
+    batch 2; at batch 8 H2O 317, D2O 215, KeepKV 256";
 
 /// Runs the table.
 ///

@@ -1,5 +1,5 @@
-//! KVReviver's attention in a decode step: over the sketch, over the cache rebuilt from it, and over a full
-//! cache.
+//! KVReviver's attention in a decode step: over the sketch, over the cache rebuilt from it, and
+//! over a full cache.
 
 use anyhow::ensure;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
@@ -41,10 +41,11 @@ pub(super) const SLACK: usize = 16;
 /// Heads, tokens and sequences at once.
 pub(crate) type Sizes = (Heads, usize, usize);
 
-/// What is timed, of the `lengths` and `batches` that are asked for, or else of the figure's own.
+/// The cases that are timed, of the `lengths` and `batches` that are asked for, or else of the
+/// figure's own.
 ///
 /// # Errors
-/// Where all of them are beyond what is measured.
+/// Where all of them are too large to be measured.
 pub(crate) fn cases(
     quick: bool,
     lengths: &[usize],
@@ -62,7 +63,8 @@ pub(crate) fn cases(
     let all: Vec<_> = sizes.filter(|(_, length, batch)| length * batch <= MOST).collect();
     ensure!(
         !all.is_empty(),
-        "--lengths, --batches: kvreviver-attention times up to {MOST} tokens of all sequences together"
+        "--lengths, --batches: kvreviver-attention times up to {MOST} tokens of all sequences \
+         together"
     );
     Ok(all)
 }
@@ -120,7 +122,7 @@ pub(super) struct Lab<'a> {
 }
 
 impl Lab<'_> {
-    /// Policies, what they did, and its seconds.
+    /// Policies, their cases, and the seconds.
     fn measure(&self) -> anyhow::Result<Vec<(&'static str, &'static str, f64)>> {
         let Heads { query, kv, dim, .. } = self.heads;
         let query = self.random(self.batch * query).reshape([self.batch, query, dim]);
@@ -168,7 +170,7 @@ impl Lab<'_> {
         Ok(cache)
     }
 
-    /// The same, of which the sketch has all but the share that is kept exactly.
+    /// The cache with a sketch, which has all tokens but the share that is kept exactly.
     fn sketched(&self, rebuild: bool) -> anyhow::Result<LayerCache> {
         let Heads { kv, dim, .. } = self.heads;
         let (entries, limit) = self.parts();

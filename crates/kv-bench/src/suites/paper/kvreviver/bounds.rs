@@ -1,4 +1,4 @@
-//! KVReviver's error bound: the variance of estimates against what the paper says of it.
+//! KVReviver's error bound: the measured variance of estimates against the paper's bound of it.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{Sketch, SketchHead, SketchOptions, read_f32};
@@ -83,8 +83,8 @@ pub(crate) fn run(
     }
     progress.finish();
     let note = format!(
-        "{BUCKETS} buckets of {ENTRIES} entries; length: the tokens that share them with the one that is \
-         estimated"
+        "{BUCKETS} buckets of {ENTRIES} entries; length: the tokens that share them with the one \
+         that is estimated"
     );
     Ok(vec![note])
 }

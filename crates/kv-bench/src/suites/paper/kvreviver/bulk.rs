@@ -9,8 +9,8 @@ use kv_kernels::{
 use super::attention::{BUCKETS, Lab, SLACK};
 
 impl Lab<'_> {
-    /// Seconds that the launch takes longer where every range holds one slot more than its slack allows, which every call
-    /// brings about anew. Nothing changes places.
+    /// Seconds that the launch takes longer where every range holds one slot more than its slack
+    /// allows, which every call brings about anew. Nothing changes places.
     pub(super) fn bulk(&self) -> anyhow::Result<f64> {
         let device: &Device = self.device;
         let pairs = self.batch * self.heads.kv;

@@ -13,13 +13,13 @@ const VAGUE: [f64; 5] = [0.1, 0.15, 0.2, 0.3, 0.4];
 /// Candidates' and recents' shares of table 3.
 const EXACT: [(f64, f64); 6] =
     [(0.7, 0.2), (0.6, 0.3), (0.5, 0.4), (0.45, 0.45), (0.4, 0.5), (0.3, 0.6)];
-/// What the paper compares with.
+/// The policies that the paper compares with.
 const OTHERS: [&str; 4] = ["streaming-llm", "h2o", "cam", "snapkv"];
 /// Where a model has no file of Fisher information.
 const UNIFORM: &str = "kvreviver's layers share the budget evenly, as the model's folder has no \
     fisher.json: the paper divides it by Fisher information, which `cargo xtask bench fisher` \
     measures";
-/// What the paper's tables show.
+/// Results of the paper's tables.
 const TABLE_2: &str = "the paper, ROUGE-1 on XSum at 10 %, by the sketch's share: 0.1 35.7, 0.15 \
     35.2, 0.2 34.4, 0.3 34.1, 0.4 33.3";
 const TABLE_3: &str = "the paper, ROUGE-1 on XSum at 10 %, by the shares of candidates and \

@@ -1,5 +1,5 @@
-//! KVReviver, table 1: tokens a second and memory by batch, attending to the sketch and rebuilding the
-//! cache, each up to the largest batch that fits.
+//! KVReviver, table 1: tokens a second and memory by batch, attending to the sketch and rebuilding
+//! the cache, each up to the largest batch that fits.
 
 use serde_json::json;
 
@@ -16,10 +16,10 @@ const QUICK: Size = Size { context: 512, steps: 16 };
 const BUDGET: f64 = 0.1;
 /// The paper's GPU.
 const MEMORY_GIB: f64 = 80.0;
-/// What the paper's table shows.
-const PUBLISHED: &str = "the paper, Llama-2-7B on an A100 of 80 GB, at 10 %: full cache 12.7 tokens/s \
-    at batch 1 and 21.5 at batch 2; KVReviver, which rebuilds, 6.5 at batch 1, 10.2 at 2, 19.1 at 8, 22.5 \
-    at 16";
+/// Results of the paper's table.
+const PUBLISHED: &str = "the paper, Llama-2-7B on an A100 of 80 GB, at 10 %: full cache 12.7 \
+    tokens/s at batch 1 and 21.5 at batch 2; KVReviver, which rebuilds, 6.5 at batch 1, 10.2 at 2, \
+    19.1 at 8, 22.5 at 16";
 
 /// Runs the table.
 ///

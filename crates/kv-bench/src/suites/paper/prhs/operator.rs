@@ -1,5 +1,5 @@
-//! PrHS, table 4: time of a step's attention, choices included, over caches that are kept whole; and the same
-//! beyond the paper's lengths.
+//! PrHS, table 4: time of a step's attention, choices included, over caches that are kept whole;
+//! and times at lengths beyond the paper's.
 
 use anyhow::{bail, ensure};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
@@ -36,14 +36,15 @@ const QUICK: Heads = Heads { name: "small", query: 4, kv: 2, dim: 64 };
 const PAPER: ([usize; 3], [usize; 2]) = ([1_024, 2_048, 4_096], [8, 16]);
 /// Beyond it.
 const LONG: ([usize; 3], [usize; 3]) = ([8_192, 32_768, 131_072], [1, 8, 16]);
-/// Tokens of all key-value heads and sequences beyond which a case is left out: with 128 numbers each, kernels could not
-/// count them in 32 bits.
+/// Tokens of all key-value heads and sequences beyond which a case is left out: with 128 numbers
+/// each, kernels could not count them in 32 bits.
 const MOST: usize = 16 << 20;
 /// Share of the tokens that is read.
 const SHARE: f64 = 0.125;
 /// Steps of a block.
 const BLOCKS: [usize; 2] = [8, 16];
-/// Share of a step's heads that retrieve within a block: the paper's 8.7 % of all at 16 steps a block.
+/// Share of a step's heads that retrieve within a block: the paper's 8.7 % of all at 16 steps a
+/// block.
 const JUMPING: f64 = 0.026;
 /// HShare's steps choose at every second token.
 const PERIOD: usize = 2;
@@ -52,7 +53,7 @@ const FEWEST: usize = 128;
 /// Bytes that a rotation reads, at least: beyond any cache.
 const ROTATED: usize = 200 << 20;
 
-/// Runs the table; what it leaves out is told.
+/// Runs the table; a note says how many cases it leaves out.
 ///
 /// # Errors
 /// Where the device refuses.
@@ -112,14 +113,15 @@ pub(crate) fn run(
     let mut notes = Vec::new();
     if cases.left_out > 0 {
         notes.push(format!(
-            "{} cases of more than {MOST} tokens of all key-value heads and sequences together are left out",
+            "{} cases of more than {MOST} tokens of all key-value heads and sequences together are \
+             left out",
             cases.left_out
         ));
     }
     Ok(notes)
 }
 
-/// What is timed: heads, tokens and sequences.
+/// The cases that are timed: heads, tokens and sequences.
 pub(crate) struct Cases {
     figure: &'static str,
     pub(super) all: Vec<(Heads, usize, usize)>,
@@ -130,7 +132,7 @@ pub(crate) struct Cases {
 /// The figure's cases, of the `lengths` and `batches` that are asked for, or else of its own.
 ///
 /// # Errors
-/// Where all of them are beyond what is measured.
+/// Where all of them are too large to be measured.
 pub(crate) fn cases(
     long: bool,
     quick: bool,
@@ -147,7 +149,8 @@ pub(crate) fn cases(
     let batches = if batches.is_empty() { own_batches } else { batches };
     if let Some(short) = lengths.iter().find(|length| **length < FEWEST) {
         bail!(
-            "--lengths: {short} tokens, of which {figure} reads an eighth; expected {FEWEST}, at least"
+            "--lengths: {short} tokens, of which {figure} reads an eighth; expected {FEWEST}, at \
+             least"
         );
     }
     let heads: &[Heads] = if long { &[LLAMA_2, GROUPED[0], GROUPED[1]] } else { &[LLAMA_2] };
@@ -160,7 +163,8 @@ pub(crate) fn cases(
     all.retain(|(heads, length, batch)| heads.kv * length * batch <= MOST);
     ensure!(
         !all.is_empty(),
-        "--lengths, --batches: {figure} times up to {MOST} tokens of all key-value heads and sequences together"
+        "--lengths, --batches: {figure} times up to {MOST} tokens of all key-value heads and \
+         sequences together"
     );
     Ok(Cases { figure, left_out: asked - all.len(), all })
 }
@@ -195,7 +199,7 @@ struct Lab<'a> {
 
 struct Measured {
     seconds: f64,
-    /// What a step must read, where that is known.
+    /// Bytes that a step must read, where they are known.
     bytes: Option<f64>,
     reads: Reads,
 }
@@ -212,7 +216,8 @@ impl Lab<'_> {
         let sets = ROTATED.div_ceil(read).clamp(1, 24).next_multiple_of(PERIOD);
         // Two of the longest blocks: a cycle must not come back to the sets of its own.
         let block = 2 * BLOCKS[1];
-        // Nothing is appended, so that a cache's steps would all choose, or none, where every second one does.
+        // Nothing is appended, so that a cache's steps would all choose, or none, where every
+        // second one does.
         let caches = (0..sets).map(|i| self.cache(policy, layer, self.length - i % PERIOD));
         let mut caches = caches.collect::<anyhow::Result<Vec<_>>>()?;
         let steps = (0..block).map(|step| self.step(step)).collect::<anyhow::Result<Vec<_>>>()?;
@@ -233,7 +238,7 @@ impl Lab<'_> {
                 policy.attend_appended(layer, cache, query.clone(), step)?
             })
         };
-        // What a cache's first steps make must be there before steps are recorded.
+        // A cache's first steps allocate tensors that must be there before steps are recorded.
         for step in &steps[..2] {
             caches.iter_mut().try_for_each(|cache| run(cache, step).map(drop))?;
         }
@@ -246,7 +251,7 @@ impl Lab<'_> {
         let bytes = match reads.steps {
             0 if contender.budget.is_none() => Some(all as f64),
             0 => None,
-            // Other lists are chosen by what is not counted: parts of keys, pages' bounds.
+            // Other lists are chosen by parts of keys or pages' bounds, which are not counted.
             _ if caches[0].index_sets().is_none() => None,
             // Listed tokens with their places, and the keys of those that retrieve.
             _ => {
@@ -324,7 +329,7 @@ impl Lab<'_> {
         Ok((Step::new(queries.clone(), rows(kv), rows(kv), position), queries))
     }
 
-    /// Keys or values `[B, H, T, D]`: neighbours are alike, as those of real prompts are.
+    /// Keys or values `[B, H, T, D]`: neighbours are alike, as in real prompts.
     fn rows(&self, heads: usize) -> Tensor<4> {
         let (length, dim) = (self.length, self.heads.dim);
         let all = self.random(self.batch * heads * (length + 2));

@@ -1,5 +1,6 @@
-//! PrHS, figures 7 and 8: what is read of real prompts, its attention mass and how much of it are tokens of most
-//! attention, by retrieval ratio and by how many tokens bring their neighbours along.
+//! PrHS, figures 7 and 8: what is read of real prompts, its attention mass and how much of it are
+//! tokens of most attention, by retrieval ratio and by how many tokens bring their neighbours
+//! along.
 
 use serde_json::{Value, json};
 
@@ -13,7 +14,8 @@ use crate::suites::attention;
 const BUDGETS: [usize; 2] = [128, 512];
 /// Steps of a block, at the paper's threshold.
 const BLOCKS: [usize; 3] = [8, 16, 32];
-/// Steps of a block that all share, whatever their queries, for ever fewer retrievals: 0.25 to 0.0625 of the steps.
+/// Steps of a block that all share, whatever their queries, for ever fewer retrievals: 0.25 to
+/// 0.0625 of the steps.
 const SHARED_BLOCKS: [usize; 4] = [4, 6, 12, 16];
 /// HShare's shares of heads and of queries, for as many retrievals. Layers are seen by themselves.
 const HSHARE: [[f64; 2]; 5] = [[0.75, 0.5], [0.5, 0.5], [0.75, 0.25], [0.375, 0.25], [0.5, 0.125]];
@@ -78,7 +80,11 @@ fn fig7(budget: usize) -> Vec<Value> {
 /// CIS, and CIS* as in the paper, by how many bring their neighbours along.
 fn fig8(budget: usize) -> Vec<Value> {
     let of = |name: &str| {
-        let cis = |dilated: f64, radius: usize| json!({"policy": name, "budget": budget, "dilated": dilated, "radius": radius});
+        let cis = |dilated: f64, radius: usize| {
+            json!({
+                "policy": name, "budget": budget, "dilated": dilated, "radius": radius
+            })
+        };
         let mut configs: Vec<Value> = DILATED.iter().map(|&dilated| cis(dilated, 1)).collect();
         configs.extend([2, 4].map(|radius| cis(1.0 / 3.0, radius)));
         configs

@@ -61,7 +61,7 @@ fn table6(budgets: &[Budget], layers: usize, quick: bool) -> Vec<Value> {
     configs
 }
 
-/// CIS* by block, threshold, radius, and by what is compared.
+/// CIS* by block, threshold, radius, and by the vectors that are compared.
 fn shared(budget: &Value) -> Vec<Value> {
     let parameters =
         [(4, 0.8, 1), (8, 0.8, 1), (8, 0.7, 1), (8, 0.8, 2), (16, 0.8, 1), (32, 0.8, 1)];

@@ -29,11 +29,13 @@ fn shared_sets_read_almost_what_the_oracle_does() {
     assert!(report.contains("top-k-oracle"), "the report shows who ran");
 }
 
-/// Bounds beside what they bound, of all that PrHS drops, hides and moves.
+/// Bounds of the attention that PrHS drops, hides and moves, beside the measured attention.
 #[test]
 fn certificates_hold() {
-    let policies = r#"["cis", {"policy": "cis", "sets": "query-heads"}, {"policy": "psaw", "start": 0, "phi": 0.5}, {"policy": "etf", "start": 1},
-        {"policy": "cpe", "threshold": -1.0, "psaw": {"start": 0, "phi": 0.3}, "etf": {"start": 1}}]"#;
+    let policies = r#"["cis", {"policy": "cis", "sets": "query-heads"},
+        {"policy": "psaw", "start": 0, "phi": 0.5}, {"policy": "etf", "start": 1},
+        {"policy": "cpe", "threshold": -1.0, "psaw": {"start": 0, "phi": 0.3},
+         "etf": {"start": 1}}]"#;
     let line = "attention --certificates --budget 64 --limit 4 --steps 24 --policy";
     let words: Vec<&str> = line.split(' ').chain([policies]).collect();
     let (records, _) = ran(&words).unwrap();

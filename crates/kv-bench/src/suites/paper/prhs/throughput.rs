@@ -14,9 +14,10 @@ const BATCHES: [usize; 2] = [8, 16];
 const QUICK: (usize, usize) = (256, 2);
 const SHARE: f64 = 0.125;
 const STEPS: usize = 64;
-/// What the paper's table shows.
-const PUBLISHED: &str = "the paper, Llama-2-7B on an A100 of 80 GB, tokens/s at batch 16 and 4k: GPT-Fast 136, \
-    H2O 396, Quest 175, Double Sparsity 286, HShare 350 and 365, CIS 352 and 364, CPE 362 and 384";
+/// Results of the paper's table.
+const PUBLISHED: &str = "the paper, Llama-2-7B on an A100 of 80 GB, tokens/s at batch 16 and 4k: \
+    GPT-Fast 136, H2O 396, Quest 175, Double Sparsity 286, HShare 350 and 365, CIS 352 and 364, \
+    CPE 362 and 384";
 
 /// Runs the table.
 ///
@@ -51,7 +52,8 @@ fn configs(quick: bool) -> Vec<Value> {
     let blocks = if quick { &[16][..] } else { &[8, 16] };
     for name in ["cis", "cpe"] {
         configs.extend(blocks.iter().map(|&block| cis(name, &budget, block)));
-        // Queries of random weights are hardly alike: here all steps of a block share, as most do in a trained model.
+        // Queries of random weights are hardly alike: here all steps of a block share, as most do
+        // in a trained model.
         let mut shared = cis(name, &budget, 16);
         shared["threshold"] = json!(-1.0);
         configs.push(shared);
