@@ -1,5 +1,5 @@
 use burn::tensor::{Bool, Int, Tensor};
-use kv_core::{Budget, LayerCache, PageHeads, PageOptions, Selection, SlotList};
+use kv_core::{Budget, LayerCache, PageHeads, PageOptions, Selection, SlotList, counted};
 use serde::{Deserialize, Serialize};
 
 use crate::notice::warn_once;
