@@ -1,5 +1,6 @@
-//! Cubes of a cluster: they wait for each other, and write into each other's shared memory. CubeCL compiles clusters for
-//! NVIDIA's Hopper and what came after, but knows no such writes, which are PTX here.
+//! Cubes of a cluster: they wait for each other, and write into each other's shared memory. CubeCL
+//! compiles clusters for NVIDIA's Hopper and what came after, but knows no such writes, which are
+//! PTX here.
 
 // What PTX writes looks unwritten to the compiler.
 #![allow(unused_assignments)]
@@ -27,7 +28,8 @@ pub(crate) fn wait_for_cluster() {
     gpu_asm!("barrier.cluster.wait.acquire;");
 }
 
-/// Writes a number into the cluster's cube `to`: the `at`-th from `base` on, as `base` lies in this cube.
+/// Writes a number into the cluster's cube `to`: the `at`-th from `base` on, as `base` lies in this
+/// cube.
 #[cube]
 pub(crate) fn send(number: f32, base: *const f32, at: usize, to: usize) {
     // Operations make values of what may be variables.

@@ -58,14 +58,14 @@ pub struct DeviceWork {
 }
 
 /// Announces work on a device, and waits while another thread records: CUDA refuses allocations and
-/// reads then, and what is being recorded is lost with them. Sessions of models and caches' reads do
-/// this by themselves; other work on a device on which another thread may record should.
+/// reads then, and what is being recorded is lost with them. Sessions of models and caches' reads
+/// do this by themselves; other work on a device on which another thread may record should.
 pub fn device_work() -> DeviceWork {
     announce(|work| work.recorded || work.waiting > 0)
 }
 
-/// The same for a thread whose work others wait for who have announced theirs: a recording that waits
-/// for them must not go before it.
+/// The same for a thread whose work others wait for who have announced theirs: a recording that
+/// waits for them must not go before it.
 pub fn awaited_device_work() -> DeviceWork {
     announce(|work| work.recorded)
 }
@@ -161,8 +161,8 @@ impl Recording {
     /// its caller, keeps.
     ///
     /// # Errors
-    /// [`KernelError::Unsupported`] where the device could not record it; what the step was to write
-    /// is lost then.
+    /// [`KernelError::Unsupported`] where the device could not record it; what the step was to
+    /// write is lost then.
     pub fn record<T>(mut self, step: impl FnOnce() -> T) -> Result<(T, StepGraph), KernelError> {
         let dispatch = self.device.as_dispatch();
         Dispatch::graph_start_capture(dispatch).map_err(|error| failed(&error.to_string()))?;
@@ -193,8 +193,8 @@ impl StepGraph {
     /// would not order against the graph's, and where the device fails.
     ///
     /// # Safety
-    /// Every tensor that the step read or wrote must still exist, but for those that it made itself,
-    /// and no other thread may use them until the graph's work is done.
+    /// Every tensor that the step read or wrote must still exist, but for those that it made
+    /// itself, and no other thread may use them until the graph's work is done.
     pub unsafe fn replay(&self) -> Result<(), KernelError> {
         if !self.is_own_thread() {
             return Err(failed("recorded on another thread"));

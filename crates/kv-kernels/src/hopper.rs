@@ -18,12 +18,14 @@ pub(crate) fn is_hopper(client: &Client) -> bool {
     client.properties().identity.fingerprint == "ptx_sm90"
 }
 
-/// Whether copies move tiles of rows of so many elements of 2 bytes: pieces of 16 bytes, and a tile's width.
+/// Whether copies move tiles of rows of so many elements of 2 bytes: pieces of 16 bytes, and a
+/// tile's width.
 pub(crate) fn copies_rows_of(columns: usize) -> bool {
     columns.is_multiple_of(8) && columns >= TILE_COLUMNS
 }
 
-/// The tensor with rows of consecutive elements that begin at multiples of 16 bytes: as tensor maps take it.
+/// The tensor with rows of consecutive elements that begin at multiples of 16 bytes: as tensor maps
+/// take it.
 pub(crate) fn with_rows(tensor: CubeTensor) -> CubeTensor {
     let strides = tensor.meta.strides();
     let rank = strides.len();
@@ -55,7 +57,8 @@ pub(crate) fn init_barrier(barrier: u32, count: u32) {
     gpu_asm!("mbarrier.init.shared::cta.b64 [{}], {};", in(_) barrier, in(_) count);
 }
 
-/// Makes initialised barriers visible to the copy engine; a barrier of all who use them must follow.
+/// Makes initialised barriers visible to the copy engine; a barrier of all who use them must
+/// follow.
 #[cube]
 pub(crate) fn publish_barriers() {
     gpu_asm!("fence.mbarrier_init.release.cluster;");

@@ -2,7 +2,8 @@
 
 use burn::tensor::Device;
 
-/// The most bytes of one tensor, where a device limits them below its memory's size; the CPU does not.
+/// The most bytes of one tensor, where a device limits them below its memory's size; the CPU does
+/// not.
 pub fn largest_tensor(device: &Device) -> Option<usize> {
     match device.as_dispatch() {
         #[cfg(feature = "gpu")]

@@ -47,7 +47,8 @@ pub(crate) fn least_of_plane(x: u32) -> u32 {
     y
 }
 
-/// Reads a vector of two or four words that hardly anything reads again soon: it is the first to leave the second cache.
+/// Reads a vector of two or four words that hardly anything reads again soon: it is the first to
+/// leave the second cache.
 #[cube]
 pub(crate) fn read_fleeting<N: Size>(
     from: &[Vector<u32, N>],
@@ -76,8 +77,9 @@ pub(crate) fn shared_address<T: CubePrimitive>(base: *const T) -> u32 {
     at
 }
 
-/// Reads a vector of two or four words of shared memory, `offset` bytes from `at`. The compiler takes it for what may write
-/// memory, so that it stays behind the barrier that what is read was written before.
+/// Reads a vector of two or four words of shared memory, `offset` bytes from `at`. The compiler
+/// takes it for what may write memory, so that it stays behind the barrier that what is read was
+/// written before.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
 pub(crate) fn read_shared<N: Size>(
@@ -154,9 +156,9 @@ pub(crate) fn scaled_halves(a: u32, b: u32, #[comptime] halves: Halves) -> u32 {
     product
 }
 
-/// Adds 1 to a number in memory, a bit pattern of 32 bits, and returns what it was. All that the cube wrote before its last
-/// barrier is seen by those that arrive later, and so is what those before have written by this unit's cube behind its next
-/// barrier.
+/// Adds 1 to a number in memory, a bit pattern of 32 bits, and returns what it was. All that the
+/// cube wrote before its last barrier is seen by those that arrive later, and so is what those
+/// before have written by this unit's cube behind its next barrier.
 #[cube]
 pub(crate) fn arrive_at(counters: &[f32], at: usize) -> u32 {
     let place = counters[at..at + 1].as_ptr();
@@ -165,7 +167,8 @@ pub(crate) fn arrive_at(counters: &[f32], at: usize) -> u32 {
     before
 }
 
-/// Reads four numbers from `at` on, a multiple of four, as bits. They may be what other cubes have written.
+/// Reads four numbers from `at` on, a multiple of four, as bits. They may be what other cubes have
+/// written.
 #[cube]
 pub(crate) fn read_four(from: &[f32], at: usize) -> Vector<u32, Const<4>> {
     let place = from[at..at + 1].as_ptr();
@@ -174,15 +177,16 @@ pub(crate) fn read_four(from: &[f32], at: usize) -> Vector<u32, Const<4>> {
     v
 }
 
-/// Discards the 128 bytes from `at` on, a line of the L2 cache: nobody reads them again, and the device need not write them
-/// to memory. Of compute capability 8.0 on.
+/// Discards the 128 bytes from `at` on, a line of the L2 cache: nobody reads them again, and the
+/// device need not write them to memory. Of compute capability 8.0 on.
 #[cube]
 pub(crate) fn discard(numbers: &[f32], at: usize) {
     let place = numbers[at..at + 1].as_ptr();
     gpu_asm!("discard.global.L2 [{}], 128;", in(_) place);
 }
 
-/// Raises a number of 64 bits in memory, of the words `at` (low) and behind it, to at least this one. `at` is even.
+/// Raises a number of 64 bits in memory, of the words `at` (low) and behind it, to at least this
+/// one. `at` is even.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
 pub(crate) fn raise(numbers: &[f32], at: usize, high: u32, low: u32) {

@@ -13,8 +13,9 @@ const OP: &str = "reading";
 
 type Wait = Box<dyn FnOnce() -> Result<Vec<i32>, String> + Send>;
 
-/// A tensor's integers as they were when the read began: work launched behind it may change the tensor, and does not
-/// wait for the host. One that is dropped waits too, since the device still writes.
+/// A tensor's integers as they were when the read began: work launched behind it may change the
+/// tensor, and does not wait for the host. One that is dropped waits too, since the device still
+/// writes.
 #[must_use = "the integers come from `wait`"]
 pub struct Reading(Option<Wait>);
 

@@ -32,8 +32,8 @@ pub(crate) fn weight(logit: f32, max: f32, temperature: f32) -> f32 {
     weight
 }
 
-/// The highest place `(high, low)` from which on a row's first `length` numbers, but for those below
-/// the floor, come to `wanted`: in count, or in weight.
+/// The highest place `(high, low)` from which on a row's first `length` numbers, but for those
+/// below the floor, come to `wanted`: in count, or in weight.
 ///
 /// # Shapes
 /// `numbers` in vectors, `columns` of them from `start` on.

@@ -2,16 +2,16 @@
 
 /// A share of a sequence, below 1, as a multiple of 2⁻³².
 ///
-/// Windows and frozen prefixes end at `floor(share * tokens)`. As a fixed-point number the product is
-/// exact, so that the host and all devices agree on every end, whatever their floats do.
+/// Windows and frozen prefixes end at `floor(share * tokens)`. As a fixed-point number the product
+/// is exact, so that the host and all devices agree on every end, whatever their floats do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Share(u32);
 
 impl Share {
     /// The share, rounded up: 0 for what is negative or no number, just below 1 for 1 and more.
     ///
-    /// Rounded up, a share such as 0.7 has 7 of 10 tokens, as in exact arithmetic; rounded down it would
-    /// have 6.
+    /// Rounded up, a share such as 0.7 has 7 of 10 tokens, as in exact arithmetic; rounded down it
+    /// would have 6.
     pub fn new(share: f64) -> Self {
         // The conversion saturates, and takes NaN as 0.
         Self((share * 2f64.powi(32)).ceil() as u32)
@@ -20,8 +20,8 @@ impl Share {
     /// `1 - base^(exponent (l - from) / (N - from))` for layer `l` of `N`, and 0 for `l <= from`.
     /// Eq. (15) and (16) of PrHS.
     ///
-    /// The paper counts layers from 1: `layer`, an index from 0, is the paper's layer `l = layer + 1`.
-    /// The top layer, `l = N`, has the share `1 - base^exponent` (appendix C).
+    /// The paper counts layers from 1: `layer`, an index from 0, is the paper's layer `l = layer +
+    /// 1`. The top layer, `l = N`, has the share `1 - base^exponent` (appendix C).
     pub fn of_depth([base, exponent]: [f64; 2], layer: usize, from: usize, layers: usize) -> Self {
         if layer < from || layer >= layers {
             return Self::default();
@@ -54,8 +54,8 @@ impl Share {
         self.0
     }
 
-    /// The index of the first token that query `index` sees, both counted from 0: with tokens counted
-    /// from 1, query `t` sees those from `floor(share * t)` on.
+    /// The index of the first token that query `index` sees, both counted from 0: with tokens
+    /// counted from 1, query `t` sees those from `floor(share * t)` on.
     pub fn first_seen(self, index: usize) -> usize {
         self.of(index + 1).saturating_sub(1)
     }

@@ -16,8 +16,8 @@ pub struct SlotRanges {
 }
 
 impl SlotRanges {
-    /// Checks that all ranges lie within a pool of `slots`, for those who make ranges of their own. Waits for the
-    /// device, which ops do not: they take ranges at their word.
+    /// Checks that all ranges lie within a pool of `slots`, for those who make ranges of their own.
+    /// Waits for the device, which ops do not: they take ranges at their word.
     ///
     /// # Errors
     /// [`KernelError::OutOfRange`] for the first slot that is not there, and for a negative length;

@@ -85,7 +85,8 @@ fn probabilities_add_up_over_live_slots() {
     }
 }
 
-/// The norms of the slots before a range's last one are taken from the track, whatever it holds; the last one's is found.
+/// The norms of the slots before a range's last one are taken from the track, whatever it holds;
+/// the last one's is found.
 #[test]
 fn contributions_are_weighed_by_values() {
     let step = Step::new();

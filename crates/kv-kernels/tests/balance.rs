@@ -407,8 +407,8 @@ fn growth(dim: usize, valued: bool, sizes: &[usize], log_gamma: impl Fn(usize) -
     covariance / points.iter().map(|point| (point.0 - x).powi(2)).sum::<f64>()
 }
 
-/// Discrepancies of balanced signs grow like log n, whose exponent falls to 0; those of random signs
-/// like √n.
+/// Discrepancies of balanced signs grow like log n, whose exponent falls to 0; those of random
+/// signs like √n.
 #[test]
 fn discrepancies_do_not_grow_like_roots() {
     const DELTA: f64 = 0.01;

@@ -259,8 +259,8 @@ fn deletions_undo_insertions() {
     assert!(left <= 1e-5 * largest, "{left} is left of {largest}");
 }
 
-/// Tokens that come and go one by one, as decode steps move them, leave hardly more: as many at a time as a tenth of
-/// 32,000 tokens' slots has in its sketch.
+/// Tokens that come and go one by one, as decode steps move them, leave hardly more: as many at a
+/// time as a tenth of 32,000 tokens' slots has in its sketch.
 #[test]
 fn tokens_that_come_and_go_leave_nothing() {
     let (operations, live) = (100_000, 29_000);
@@ -293,8 +293,9 @@ fn tokens_that_come_and_go_leave_nothing() {
     assert!(left <= 1e-5 * largest, "{left} is left of {largest}");
 }
 
-/// Two tokens that change places a thousand times, each put in as it came out. Where they share no entry, they come back
-/// as they did first; where they do, what one leaves behind is the other's, as in plain arithmetic.
+/// Two tokens that change places a thousand times, each put in as it came out. Where they share no
+/// entry, they come back as they did first; where they do, what one leaves behind is the other's,
+/// as in plain arithmetic.
 #[test]
 fn tokens_that_change_places() {
     let (buckets, entries, head_dim, tokens) = (3usize, 3usize, 4usize, 3usize);
@@ -352,8 +353,8 @@ fn tokens_that_change_places() {
     }
 }
 
-/// Two tokens meet in a bucket with probability `1 / b`; entries and signs are even; ranges and buckets
-/// differ.
+/// Two tokens meet in a bucket with probability `1 / b`; entries and signs are even; ranges and
+/// buckets differ.
 #[test]
 fn hashes_are_universal() {
     let (buckets, entries, tokens) = (3usize, 13usize, 2_000usize);

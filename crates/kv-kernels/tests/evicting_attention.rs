@@ -145,8 +145,8 @@ impl Case {
         (output, importances)
     }
 
-    /// Asserts that a full head gives up a slot whose importance is the least of those that `may_go`, to within
-    /// `tolerance`; the newest token where none may.
+    /// Asserts that a full head gives up a slot whose importance is the least of those that
+    /// `may_go`, to within `tolerance`; the newest token where none may.
     fn assert_weakest(
         &self,
         importances: &[Option<f64>],
@@ -221,7 +221,8 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// As many heads as clusters split into 7, 6, 5, 4, 3 and 2 parts on 132 processors, of any length up to 1,030.
+/// As many heads as clusters split into 7, 6, 5, 4, 3 and 2 parts on 132 processors, of any length
+/// up to 1,030.
 fn some_long_heads(heads: usize) -> Case {
     let mut numbers = Numbers::new(heads as u64);
     let mut lengths: Vec<usize> = (0..heads).map(|_| numbers.below(400)).collect();
@@ -264,7 +265,8 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                 let actual = result.output.try_into_vec_as::<f32>().unwrap();
                 let error = relative_error(&actual, &output);
                 assert!(error < limit, "{context}: output off by {error}");
-                // Without importances, and knowing how long heads are, the attention may decide by itself.
+                // Without importances, and knowing how long heads are, the attention may decide by
+                // itself.
                 let longest = case.lengths.iter().max().map(|length| *length as usize);
                 let options = EvictionOptions { longest, ..Default::default() };
                 let (whole, alone) = case.run(&tested.device, dtype, options);
@@ -320,8 +322,8 @@ fn agrees_with_f64_on_every_device_and_dtype() {
     }
 }
 
-/// All heads of a sequence give up the same place, whatever kernel decides: of cubes that have a whole head, of clusters
-/// that share one, and of launches behind the attention.
+/// All heads of a sequence give up the same place, whatever kernel decides: of cubes that have a
+/// whole head, of clusters that share one, and of launches behind the attention.
 #[test]
 fn heads_decide_together_on_every_device_and_dtype() {
     for tested in devices() {
@@ -389,7 +391,8 @@ fn heads_decide_together_on_every_device_and_dtype() {
     }
 }
 
-/// A slot whose importance is no number in one head stays, however little it adds in the others, and hides no other slot.
+/// A slot whose importance is no number in one head stays, however little it adds in the others,
+/// and hides no other slot.
 #[test]
 fn heads_that_decide_together_pass_over_what_is_no_number() {
     for tested in devices() {

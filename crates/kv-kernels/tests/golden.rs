@@ -46,7 +46,8 @@ fn golden_weighted_attention() {
                         options,
                     )
                 };
-                // Values narrower than keys are refused by name. With columns of zeros they are served.
+                // Values narrower than keys are refused by name. With columns of zeros they are
+                // served.
                 let mut values = rows("v", value_dim);
                 if value_dim < dim {
                     let refused = attend(&values, None).unwrap_err();

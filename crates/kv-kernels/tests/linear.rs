@@ -2,8 +2,8 @@ use burn::tensor::{DType, Device, Tensor};
 use kv_kernels::{KernelError, LinearOptions, RowNorm, linear};
 use kv_testing::{Numbers, TestDevice, devices, relative_error};
 
-/// Rows, inputs, outputs: each side of every kernel's borders, sums longer than rings of stages, and more outputs than
-/// processors take at once.
+/// Rows, inputs, outputs: each side of every kernel's borders, sums longer than rings of stages,
+/// and more outputs than processors take at once.
 const CASES: [[usize; 3]; 14] = [
     [1, 64, 40],
     [2, 1096, 9000],
@@ -20,8 +20,8 @@ const CASES: [[usize; 3]; 14] = [
     [150, 320, 260],
     [300, 72, 130],
 ];
-/// As models have them: more rows than a band of tiles, outputs for wide tiles on every processor, and for several
-/// units of products of few rows at a time.
+/// As models have them: more rows than a band of tiles, outputs for wide tiles on every processor,
+/// and for several units of products of few rows at a time.
 const LARGE: [[usize; 3]; 4] =
     [[2_100, 256, 130], [300, 64, 12_000], [16, 256, 4_096], [16, 128, 28_672]];
 /// What products do besides, beginning with a bias: norm, gate, residual.
@@ -144,8 +144,8 @@ fn agrees(tested: &TestDevice, dtype: DType, cases: &[[usize; 3]], variants: &[[
     }
 }
 
-/// A few rows are computed as each is alone, bit for bit, however many outputs a kernel takes at once: on the CPU, and
-/// where matrix instructions sum in one order.
+/// A few rows are computed as each is alone, bit for bit, however many outputs a kernel takes at
+/// once: on the CPU, and where matrix instructions sum in one order.
 #[test]
 fn rows_do_not_depend_on_each_other() {
     for tested in devices() {

@@ -282,8 +282,8 @@ impl Slots {
 
 #[test]
 fn the_first_of_equals_is_merged_into_wherever_it_is() {
-    // Few long heads and many short ones; in rows that one unit has, and several; keys that are all the same but for odd
-    // ones, and a head of zeros.
+    // Few long heads and many short ones; in rows that one unit has, and several; keys that are all
+    // the same but for odd ones, and a head of zeros.
     for (tested, (heads, length, dim)) in devices().iter().flat_map(|tested| {
         [(3, 1500, 8), (3, 700, 20), (3, 700, 128), (400, 90, 64)].map(|shape| (tested, shape))
     }) {
@@ -316,7 +316,8 @@ fn the_first_of_equals_is_merged_into_wherever_it_is() {
     }
 }
 
-/// A victim that nobody attends to adds its vote and nothing else; where neither has a score, votes alone weigh.
+/// A victim that nobody attends to adds its vote and nothing else; where neither has a score, votes
+/// alone weigh.
 #[test]
 fn tokens_without_score_merge_as_nothing() {
     const NOTHING: f32 = -1.0e30;

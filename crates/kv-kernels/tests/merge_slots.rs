@@ -82,7 +82,8 @@ impl Group {
         merge_group(&members, Some(&self.query), rule, guard, scale)
     }
 
-    /// Attention over the tokens and a slot that weighs as much as they do: the output, and the tokens' own log-sum-exp.
+    /// Attention over the tokens and a slot that weighs as much as they do: the output, and the
+    /// tokens' own log-sum-exp.
     fn before(&self) -> (Vec<f64>, f64) {
         let tokens = (0..self.keys.len())
             .map(|i| (self.log_weights[i], self.keys[i].as_slice(), self.values[i].as_slice()));

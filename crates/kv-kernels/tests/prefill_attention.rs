@@ -47,8 +47,8 @@ fn exact(q: &[f32], k: &[f32], v: &[f32], dims: [usize; 6], options: &PrefillOpt
     [output, log_sum_exp, sums]
 }
 
-/// Batch, key-value heads, group, queries, tokens, head dim: rows at borders, head dims with kernels
-/// of their own, more queries than a tile, chunks of a longer prompt.
+/// Batch, key-value heads, group, queries, tokens, head dim: rows at borders, head dims with
+/// kernels of their own, more queries than a tile, chunks of a longer prompt.
 const CASES: [[usize; 6]; 7] = [
     [1, 1, 1, 1, 1, 32],
     [2, 2, 2, 37, 37, 16],
@@ -123,7 +123,8 @@ fn agrees_with_f64() {
     }
 }
 
-/// Logits of tens, of which halves have few digits left, and sums of more than halves hold: neither is rounded to them.
+/// Logits of tens, of which halves have few digits left, and sums of more than halves hold: neither
+/// is rounded to them.
 #[test]
 fn large_numbers_keep_their_digits() {
     for tested in devices() {

@@ -56,8 +56,8 @@ fn rows_are_ranked_as_sorting_ranks_them() {
     }
 }
 
-/// Groups in groups, over several tiles: a leader has what all below it handed on, and those who joined another have
-/// their turns behind everybody else.
+/// Groups in groups, over several tiles: a leader has what all below it handed on, and those who
+/// joined another have their turns behind everybody else.
 #[test]
 fn groups_compete_with_what_joined_them() {
     for tested in devices() {

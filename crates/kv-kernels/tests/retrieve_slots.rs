@@ -58,7 +58,8 @@ fn windows_hide_and_freed_tokens_have_no_slots() {
     }
 }
 
-/// Of queries so small that bounds say something: they hold, within windows too, and are not far from what is dropped.
+/// Of queries so small that bounds say something: they hold, within windows too, and are not far
+/// from what is dropped.
 #[test]
 fn bounds_on_what_is_dropped_are_near() {
     for tested in devices() {
@@ -87,7 +88,8 @@ fn bounds_on_what_is_dropped_are_near() {
 fn long_ranges_are_scored_in_parts() {
     for tested in devices() {
         let device = &tested.device;
-        // One range on many processors, ranges longer than a part, than shared memory has room for, and than are sifted.
+        // One range on many processors, ranges longer than a part, than shared memory has room for,
+        // and than are sifted.
         for (group, room, longest, certified) in [
             (2, 5_000, None, true),
             (1, 5_000, None, false),
@@ -108,7 +110,8 @@ fn long_ranges_are_scored_in_parts() {
 fn long_ranges_are_sifted_by_many_cubes() {
     for tested in devices() {
         let device = &tested.device;
-        // Lengths about the one from which on ranges are sifted, of groups that fill a team and that do not.
+        // Lengths about the one from which on ranges are sifted, of groups that fill a team and
+        // that do not.
         for (group, lengths, certified, reduction) in [
             (1, [9_000, 200], false, ScoreReduction::Sum),
             (2, [8_500, 19_000], true, ScoreReduction::Sum),
@@ -124,7 +127,8 @@ fn long_ranges_are_sifted_by_many_cubes() {
             // The fourth step measures what it shares, too.
             follow(&layer, &lengths, 0, 4, (rule(700), &options), device, &context);
         }
-        // Many ranges, of few parts each, whose cubes go round; none of the best brings its neighbours along.
+        // Many ranges, of few parts each, whose cubes go round; none of the best brings its
+        // neighbours along.
         let layer = Layer::new(2, 40, 2, 16, 4_300);
         let alone = SetRule { dilated: 0.0, ..rule(300) };
         let few = RetrieveOptions { longest: Some(4_300), ..options() };
@@ -138,7 +142,8 @@ fn long_ranges_are_sifted_by_many_cubes() {
             let lengths = [2_150, 2_100, 3, 1_000];
             follow(&layer, &lengths, 0, 1, (rule(100), &options), device, &context);
         }
-        // The best bring more neighbours along, of which some are locals, and more than a narrow set has room for.
+        // The best bring more neighbours along, of which some are locals, and more than a narrow
+        // set has room for.
         for width in [None, Some(500)] {
             let layer = Layer::new(1, 2, 2, 32, 2_500);
             let wide = RetrieveOptions {
@@ -169,7 +174,8 @@ fn long_ranges_are_sifted_by_many_cubes() {
         let hidden = RetrieveOptions { hidden, longest, ..options() };
         let context = format!("{} hidden", tested.name);
         follow(&layer, &[9_000], 500, 3, (rule(300), &hidden), device, &context);
-        // Lists so long that not all of their tokens are read for those that are hidden, or locals, by now.
+        // Lists so long that not all of their tokens are read for those that are hidden, or locals,
+        // by now.
         let context = format!("{} long lists", tested.name);
         follow(&layer, &[9_000], 0, 8, (rule(2_500), &hidden), device, &context);
         // Unless it is more of them than are looked at first.
@@ -185,9 +191,9 @@ fn halves_are_scored_in_full() {
     for tested in devices() {
         let device = &tested.device;
         for dtype in tested.float_dtypes().into_iter().filter(|dtype| *dtype != DType::F32) {
-            // Groups that fill half a tile's columns and that do not, ranges that are sifted and that are not.
-            // Groups that fill half a tile's columns and that do not, ranges that are sifted and that are not, and rows
-            // that are no whole number of a team's vectors.
+            // Groups that fill half a tile's columns and that do not, ranges that are sifted and
+            // that are not. Groups that fill half a tile's columns and that do not, ranges that are
+            // sifted and that are not, and rows that are no whole number of a team's vectors.
             let cases = [
                 (1, 128, [9_000, 300], false),
                 (2, 64, [2_500, 40], true),
@@ -286,7 +292,8 @@ fn equal_weights_go_by_index_and_zero_queries_are_like_none() {
                 one_step(vec![query; 4], vec![1.0; 64 * 4], &mut sets, 63, options, device)
             };
             let first = step(1.0);
-            // Nine, of which the first three bring a neighbour along; the lowest is behind the sinks.
+            // Nine, of which the first three bring a neighbour along; the lowest is behind the
+            // sinks.
             assert_eq!(first.set, (4..13).collect::<Vec<u32>>(), "{}", tested.name);
             assert_eq!(step(0.0).retrieves, Some(true), "{}", tested.name);
             assert_eq!(step(0.0).retrieves, Some(true), "{}", tested.name);
@@ -405,7 +412,8 @@ fn refuses_what_does_not_fit() {
     }
 }
 
-/// A launch that chooses and attends does both as one for each does: where heads fill the device, it is one launch.
+/// A launch that chooses and attends does both as one for each does: where heads fill the device,
+/// it is one launch.
 #[test]
 fn choosing_and_attending_at_once_changes_nothing() {
     for tested in devices() {

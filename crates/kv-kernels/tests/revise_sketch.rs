@@ -31,7 +31,8 @@ const PAPER: Kind = Kind {
     head_dim: 8,
     attends: true,
 };
-/// Further ones: odd and even numbers of buckets, keys with signs, tokens that come back early and never.
+/// Further ones: odd and even numbers of buckets, keys with signs, tokens that come back early and
+/// never.
 const OTHERS: [Kind; 4] = [
     Kind { buckets: 1, ..PAPER },
     Kind { buckets: 2, signed_keys: true, replace_rate: 1.0, ..PAPER },
@@ -232,8 +233,8 @@ fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.cast(DType::F32).try_into_vec_as::<f32>().unwrap()
 }
 
-/// Steps of an empty cache up to many times its limit: the same on every device, and every token in one
-/// part alone.
+/// Steps of an empty cache up to many times its limit: the same on every device, and every token in
+/// one part alone.
 #[test]
 fn devices_move_the_same_tokens() {
     let (limit, recents, steps) = (12, 5, 70);
@@ -317,8 +318,8 @@ fn check(caches: &Caches, limit: usize, slack: usize, seen: usize, name: &str) {
     }
 }
 
-/// A sketch holds what went into it less what was taken out: the sums of a sketch that is made anew of
-/// every token's rows as they went in, less those as which it came back, however often.
+/// A sketch holds what went into it less what was taken out: the sums of a sketch that is made anew
+/// of every token's rows as they went in, less those as which it came back, however often.
 #[test]
 fn sums_are_those_of_a_sketch_made_anew() {
     let steps = if cfg!(feature = "slow-tests") { 1_000_000 } else { 20_000 };

@@ -258,8 +258,8 @@ fn channels_score_what_is_between_the_ends() {
     }
 }
 
-/// A layer of 2 sequences with 2 query heads each on one key-value head, the second of which takes the
-/// first one's list, over steps in which lists are chosen every third.
+/// A layer of 2 sequences with 2 query heads each on one key-value head, the second of which takes
+/// the first one's list, over steps in which lists are chosen every third.
 #[test]
 fn lists_stay_and_are_shared() {
     for tested in devices() {

@@ -1,4 +1,5 @@
-//! Attention probabilities added to what slots have, straight from logits, by themselves or weighed by values.
+//! Attention probabilities added to what slots have, straight from logits, by themselves or weighed
+//! by values.
 
 #[cfg(feature = "gpu")]
 mod kernel;
@@ -27,8 +28,8 @@ pub enum GroupReduction {
     Sum,
 }
 
-/// Adds every live slot's attention probability to its number, in place: `sum += reduce_g exp(l_g − L_g)`
-/// of logits `l` and their log-sum-exp `L`.
+/// Adds every live slot's attention probability to its number, in place: `sum += reduce_g exp(l_g −
+/// L_g)` of logits `l` and their log-sum-exp `L`.
 ///
 /// # Shapes
 /// `sums` `[S]`, `logits` `[S, G]` and `log_sum_exp` `[B, Hq]` as
@@ -55,9 +56,9 @@ pub fn add_probabilities(
     Ok(())
 }
 
-/// The same, each probability times the norm of the slot's value: `sum += ‖v‖₁ reduce_g exp(l_g − L_g)`. Norms are read,
-/// but for that of each range's last slot, the token that a step has appended: it is found here, and written beside the
-/// others.
+/// The same, each probability times the norm of the slot's value: `sum += ‖v‖₁ reduce_g exp(l_g −
+/// L_g)`. Norms are read, but for that of each range's last slot, the token that a step has
+/// appended: it is found here, and written beside the others.
 ///
 /// # Shapes
 /// As [`add_probabilities`]; `norms` `[S]`, f32, and `values` `[S, D]`.

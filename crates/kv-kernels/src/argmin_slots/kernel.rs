@@ -3,8 +3,8 @@
 use cubecl::prelude::*;
 
 /// # Shapes
-/// `offsets`, `lengths`, `output` `[pairs]`; `positions` `[S]` and `newest` `[pairs / kv_heads]` where
-/// it `protects`. `units` of a cube are a power of two.
+/// `offsets`, `lengths`, `output` `[pairs]`; `positions` `[S]` and `newest` `[pairs / kv_heads]`
+/// where it `protects`. `units` of a cube are a power of two.
 #[cube(launch)]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn argmin_slots_kernel(

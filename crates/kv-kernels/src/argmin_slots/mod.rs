@@ -27,8 +27,8 @@ pub struct Protected<'a> {
 }
 
 /// The slot with the lowest score in each range; the lowest slot among equals, and `-1` for an
-/// empty range. Scores of +∞ protect a slot as long as another is left; those that `protected` names
-/// go behind all others.
+/// empty range. Scores of +∞ protect a slot as long as another is left; those that `protected`
+/// names go behind all others.
 ///
 /// # Shapes
 /// `scores` `[S]` f32, `ranges` `[B, Hkv]`; returns slots of the pool, `[B, Hkv]`.

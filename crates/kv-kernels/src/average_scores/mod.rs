@@ -22,8 +22,8 @@ pub struct AverageWeights {
     pub old: f32,
 }
 
-/// Takes a step's scores into every slot's average, in place: `S ← old S + new s` with the mean `s` of
-/// the group's scores, and the sum of the weights likewise, all as logarithms.
+/// Takes a step's scores into every slot's average, in place: `S ← old S + new s` with the mean `s`
+/// of the group's scores, and the sum of the weights likewise, all as logarithms.
 ///
 /// # Shapes
 /// `logits` `[S, G]` with the slots' `log_weights` `[S]` in them, where there are any, as

@@ -39,8 +39,8 @@ pub(crate) fn run(
     // Both kernels take the same arguments.
     macro_rules! balance {
         ($kernel:path, $units:expr, [$($lanes:expr)?], $blueprint:expr) => {
-            // SAFETY: shapes were checked; the kernel stays within the lists and the slots that they
-            // name.
+            // SAFETY: shapes were checked; the kernel stays within the lists and the slots that
+            // they name.
             unsafe {
                 $kernel(
                     &client,

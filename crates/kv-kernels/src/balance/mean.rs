@@ -33,7 +33,8 @@ pub(super) fn chunk_sums_kernel<F: Float, N: Size>(
     let first = chunk * CHUNK;
     let end = min(first + CHUNK, min(counts[row] as usize, longest));
     let unit = UNIT_POS as usize;
-    // So many tokens at a time as units have whole rows; more columns than units are taken in turns.
+    // So many tokens at a time as units have whole rows; more columns than units are taken in
+    // turns.
     let width = min(columns, UNITS.runtime());
     let teams = UNITS.runtime() / width;
     let (team, lane) = (unit / width, unit % width);

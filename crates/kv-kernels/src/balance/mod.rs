@@ -70,12 +70,12 @@ pub enum Draws {
 pub struct Balanced {
     /// `±1` for every token, `[P, N]`, 32-bit; 0 behind a list's end.
     pub signs: Tensor<2, Int>,
-    /// The slots of each block's smaller class (the positive one of equals), `[P, N / 2]` (at
-    /// least 1), 32-bit, in the list's order: `⌊n / 2⌋` of `n` with `halves`. Without, a class may be
+    /// The slots of each block's smaller class (the positive one of equals), `[P, N / 2]` (at least
+    /// 1), 32-bit, in the list's order: `⌊n / 2⌋` of `n` with `halves`. Without, a class may be
     /// smaller; `-1` fills its block's half, as it fills what is behind a list's end.
     pub kept: Tensor<2, Int>,
-    /// Whether a probability of the block was outside `[0, 1]`, `[P, ⌈N / block⌉]`, 32-bit: what the
-    /// paper's algorithm calls FAIL. Such a token took the likelier sign.
+    /// Whether a probability of the block was outside `[0, 1]`, `[P, ⌈N / block⌉]`, 32-bit: what
+    /// the paper's algorithm calls FAIL. Such a token took the likelier sign.
     pub failed: Tensor<2, Int>,
 }
 
@@ -85,8 +85,8 @@ pub struct Balanced {
 /// other for every query. BalanceKV's Algorithm 2, whose `γ` is `1 / (2 c R²)`; blocks are
 /// appendix B's.
 ///
-/// Sums carry an exponent of their own: for keys of any norm nothing overflows, and signs are those of
-/// exact arithmetic but for the rounding of f32 sums.
+/// Sums carry an exponent of their own: for keys of any norm nothing overflows, and signs are those
+/// of exact arithmetic but for the rounding of f32 sums.
 ///
 /// # Shapes
 /// `keys` `[S, D]`, f32, f16 or bf16; `values` the same, or `None` where all are 1 (denominators);

@@ -1,9 +1,9 @@
 //! The portable kernel: a cube a block, a unit a token.
 //!
 //! The Gram matrix is never whole: it is made in strips of 32 tokens against all behind them, which
-//! each unit keeps of its own token in registers. A token's sign is known when the units behind have
-//! added the signs of all before it to their sums, so nothing is reduced; a step of the walk is one
-//! unit's decision that everybody reads.
+//! each unit keeps of its own token in registers. A token's sign is known when the units behind
+//! have added the signs of all before it to their sums, so nothing is reduced; a step of the walk
+//! is one unit's decision that everybody reads.
 
 use cubecl::prelude::*;
 

@@ -1,8 +1,9 @@
-//! The kernel for matrix instructions, f16 and bf16, in planes of 32: a cube a block, a unit a token.
+//! The kernel for matrix instructions, f16 and bf16, in planes of 32: a cube a block, a unit a
+//! token.
 //!
 //! A strip of the Gram matrix is 32 tokens against all behind them; each plane makes the columns of
-//! its own 32. Products are of the keys as they are, exact in f32, and centred afterwards. The strip's
-//! tokens are one plane's, which walks them without the others: a sign is one shuffle.
+//! its own 32. Products are of the keys as they are, exact in f32, and centred afterwards. The
+//! strip's tokens are one plane's, which walks them without the others: a sign is one shuffle.
 
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
@@ -34,8 +35,8 @@ pub(super) struct Blueprint {
 }
 
 /// # Shapes
-/// In eights of elements, as 32-bit words: `keys`, `values` `[S, D / 8]`. `means` `[P, centres, D]`;
-/// the others as the portable kernel has them.
+/// In eights of elements, as 32-bit words: `keys`, `values` `[S, D / 8]`. `means` `[P, centres,
+/// D]`; the others as the portable kernel has them.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn tensor_core_kernel<E: Float>(
@@ -203,8 +204,8 @@ pub(super) fn tensor_core_kernel<E: Float>(
 
 /// Products of a unit's row with the rows of a strip.
 ///
-/// In a plane, lane `4 r + j` has rows `r` and `r + 8` of a product and columns `2 j`, `2 j + 1`. The
-/// order of the summed dimension is ours, so that both sides come in pieces of 16 bytes.
+/// In a plane, lane `4 r + j` has rows `r` and `r + 8` of a product and columns `2 j`, `2 j + 1`.
+/// The order of the summed dimension is ours, so that both sides come in pieces of 16 bytes.
 #[cube]
 fn strip<E: Float>(
     pool: &[Vector<u32, Const<4>>],

@@ -1,4 +1,5 @@
-//! What both kernels do with a Gram matrix: a token's place in its list, its sign, and what is left.
+//! What both kernels do with a Gram matrix: a token's place in its list, its sign, and what is
+//! left.
 
 use cubecl::prelude::*;
 
@@ -53,7 +54,8 @@ pub(super) fn place_of(
     Place { row, first, tokens, slot, draw }
 }
 
-/// Factors of a sum with the exponent `top`, and of what it is compared with, that keep both finite.
+/// Factors of a sum with the exponent `top`, and of what it is compared with, that keep both
+/// finite.
 #[cube]
 pub(super) fn factors_of(top: f32, log_gamma: f32) -> (f32, f32) {
     let exponent = top + log_gamma;

@@ -1,10 +1,10 @@
 //! Which entry of a bucket a token goes into, and with which sign.
 //!
-//! A token's hash in a bucket is the upper half of `a J + c` in 64 bits, with `a` and `c` drawn once from
-//! the seed: strongly universal (Dietzfelbinger, 1996), so that two tokens meet in a bucket of `b` entries
-//! with probability `1 / b`. That alone spreads consecutive tokens evenly rather than at random, hence a
-//! bijection that mixes all bits behind it, which leaves the guarantee as it is. The hash's upper bits
-//! choose the entry, its lowest one the sign.
+//! A token's hash in a bucket is the upper half of `a J + c` in 64 bits, with `a` and `c` drawn
+//! once from the seed: strongly universal (Dietzfelbinger, 1996), so that two tokens meet in a
+//! bucket of `b` entries with probability `1 / b`. That alone spreads consecutive tokens evenly
+//! rather than at random, hence a bijection that mixes all bits behind it, which leaves the
+//! guarantee as it is. The hash's upper bits choose the entry, its lowest one the sign.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 
@@ -20,8 +20,8 @@ const WORDS: usize = 4;
 pub enum SketchHashes {
     /// Hash functions of each range and bucket, `[P, r, 4]`, 32-bit ([`SketchHashes::seeded`]).
     Seeded(Tensor<3, Int>),
-    /// The same for all ranges, `[r, T]`, 32-bit, for every token: twice its entry in the bucket, plus 1
-    /// where its sign is negative ([`SketchHashes::table`]).
+    /// The same for all ranges, `[r, T]`, 32-bit, for every token: twice its entry in the bucket,
+    /// plus 1 where its sign is negative ([`SketchHashes::table`]).
     Table(Tensor<2, Int>),
 }
 
@@ -38,12 +38,13 @@ impl SketchHashes {
         Self::Seeded(words.reshape([seeds.len(), buckets, WORDS]))
     }
 
-    /// Given entries (within their buckets) and signs (of which negative ones count as −1), `[r, T]`,
-    /// row-major. Entries must lie within their buckets, and tokens within the table: neither is checked
-    /// where it is used.
+    /// Given entries (within their buckets) and signs (of which negative ones count as −1), `[r,
+    /// T]`, row-major. Entries must lie within their buckets, and tokens within the table: neither
+    /// is checked where it is used.
     ///
     /// # Errors
-    /// [`KernelError::Unsupported`] for lists of unequal length, and of one that `buckets` do not share.
+    /// [`KernelError::Unsupported`] for lists of unequal length, and of one that `buckets` do not
+    /// share.
     pub fn table(
         entries: &[u32],
         signs: &[f32],

@@ -9,8 +9,8 @@ use super::{HEAD_FIELDS, SketchConfig};
 pub(crate) const UNITS: usize = 128;
 
 /// # Shapes
-/// In vectors of 4: `sketch_keys`, `sketch_values` `[N, columns]`, `keys`, `values`
-/// `[P, count, columns]`; `tokens` `[P, count]`, `heads` `[P, 6]`. `most` entries of a range at most.
+/// In vectors of 4: `sketch_keys`, `sketch_values` `[N, columns]`, `keys`, `values` `[P, count,
+/// columns]`; `tokens` `[P, count]`, `heads` `[P, 6]`. `most` entries of a range at most.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn insert_kernel<F: Float>(

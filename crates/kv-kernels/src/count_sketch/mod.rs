@@ -1,10 +1,10 @@
 //! Count-sketches of tokens: many tokens in a few entries, out of which each can be estimated again
 //! (KVReviver, algorithms 1 and 2).
 //!
-//! A range's sketch has `r` buckets of `b` entries, each a key and a value. A token goes into one entry
-//! of every bucket, which one a hash of its index says; its estimate is the elementwise median of what
-//! these entries hold. `hash.rs` says where and with which sign, `insert.rs` and `query.rs` are the
-//! kernels.
+//! A range's sketch has `r` buckets of `b` entries, each a key and a value. A token goes into one
+//! entry of every bucket, which one a hash of its index says; its estimate is the elementwise
+//! median of what these entries hold. `hash.rs` says where and with which sign, `insert.rs` and
+//! `query.rs` are the kernels.
 
 pub(crate) mod hash;
 #[cfg(feature = "gpu")]
@@ -37,8 +37,8 @@ pub struct SketchSource<'a> {
     pub keys: &'a Tensor<2>,
     /// The same, `[N, D]`.
     pub values: &'a Tensor<2>,
-    /// What is whose, `[P, 6]`, 32-bit, for every range: its first entry, its entries a bucket, its first
-    /// token among those of all ranges, the tokens that it has room for, and, for
+    /// What is whose, `[P, 6]`, 32-bit, for every range: its first entry, its entries a bucket, its
+    /// first token among those of all ranges, the tokens that it has room for, and, for
     /// [`crate::revise_sketch`], the slots that it keeps exactly and how many of them for the most
     /// recent tokens. A range without entries has no sketch.
     pub heads: &'a Tensor<2, Int>,
@@ -46,8 +46,8 @@ pub struct SketchSource<'a> {
     pub most_entries: usize,
     /// Where tokens go.
     pub hashes: &'a SketchHashes,
-    /// Whether keys have signs as values have. Without, as the paper has it, what shares an entry adds
-    /// up, and estimates of keys are biased by its mean.
+    /// Whether keys have signs as values have. Without, as the paper has it, what shares an entry
+    /// adds up, and estimates of keys are biased by its mean.
     pub signed_keys: bool,
 }
 
@@ -78,17 +78,17 @@ pub(crate) struct SketchConfig {
     pub(crate) tabled: Option<usize>,
 }
 
-/// Adds tokens to the sketches of their ranges, in place: `sign` times each, so that −1 takes out what
-/// +1 put in. The tokens of an entry are summed in their order, whatever the device, and added to it at
-/// once.
+/// Adds tokens to the sketches of their ranges, in place: `sign` times each, so that −1 takes out
+/// what +1 put in. The tokens of an entry are summed in their order, whatever the device, and added
+/// to it at once.
 ///
 /// # Shapes
-/// `tokens` `[P, M]`, 32-bit: indices of the tokens, negative for none; `keys`, `values` `[P, M, D]`, of
-/// one dtype (f32, f16 or bf16).
+/// `tokens` `[P, M]`, 32-bit: indices of the tokens, negative for none; `keys`, `values` `[P, M,
+/// D]`, of one dtype (f32, f16 or bf16).
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed. What `heads` says is on
-/// the device and is not checked.
+/// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed. What `heads`
+/// says is on the device and is not checked.
 pub fn sketch_insert(
     pool: SketchPool<'_>,
     tokens: Tensor<2, Int>,
@@ -122,8 +122,8 @@ pub fn sketch_insert(
     Ok(())
 }
 
-/// Estimates tokens: the elementwise median over the buckets, the mean of the middle two where `r` is
-/// even. Returns keys and values `[P, M, D]` of `dtype`, zeros for negative tokens.
+/// Estimates tokens: the elementwise median over the buckets, the mean of the middle two where `r`
+/// is even. Returns keys and values `[P, M, D]` of `dtype`, zeros for negative tokens.
 ///
 /// # Shapes
 /// `tokens` `[P, M]`, 32-bit.

@@ -77,14 +77,15 @@ pub(crate) enum Logits {
     /// They stay in shared memory, which has room for a cube's part, and are written in the end: a
     /// fraction of the cost.
     Collected,
-    /// They stay there, and the cube or cluster, which has its whole head, finds the slot of least importance,
-    /// for which `numerators` holds logarithms of the values' norms, `view` the heads' limits, and `partial` the
-    /// bits of the newest tokens' places, which become the next ones'.
+    /// They stay there, and the cube or cluster, which has its whole head, finds the slot of least
+    /// importance, for which `numerators` holds logarithms of the values' norms, `view` the heads'
+    /// limits, and `partial` the bits of the newest tokens' places, which become the next ones'.
     Weighed {
         /// Whether the newest token is no candidate.
         spares_newest: bool,
-        /// Heads of a sequence that give up the same slot, or 0 where each head has its own. Then importances go to
-        /// `scores`, `[pairs, stride]`, and `stats` counts a sequence's arrivals, `[B, ARRIVALS]`.
+        /// Heads of a sequence that give up the same slot, or 0 where each head has its own. Then
+        /// importances go to `scores`, `[pairs, stride]`, and `stats` counts a sequence's arrivals,
+        /// `[B, ARRIVALS]`.
         together: usize,
     },
 }

@@ -49,7 +49,8 @@ pub(crate) struct Attended {
 
 /// What an eviction asks of the attention kernel.
 pub(crate) struct Evicts {
-    /// Places of the newest tokens, `[B, Hkv]`, contiguous; the next ones' where the kernel decides.
+    /// Places of the newest tokens, `[B, Hkv]`, contiguous; the next ones' where the kernel
+    /// decides.
     pub(crate) places: CubeTensor,
     /// Whether the newest token is no candidate.
     pub(crate) spares_newest: bool,
@@ -204,8 +205,8 @@ impl Call {
                 )
             };
         }
-        // SAFETY: shapes were checked; the kernels read and write within them, given ranges that end
-        // within the pool.
+        // SAFETY: shapes were checked; the kernels read and write within them, given ranges that
+        // end within the pool.
         unsafe {
             match chosen {
                 Kernel::TensorCore { words, planes } => {
@@ -350,8 +351,8 @@ impl Call {
     }
 }
 
-/// Sums the parts of each head: of `partial` `[pairs, splits, G, D]` and `stats` `[pairs, splits, G, 2]` to
-/// output `[B, Hq, D]` and, where it is wanted, log-sum-exp `[B, Hq]`.
+/// Sums the parts of each head: of `partial` `[pairs, splits, G, D]` and `stats` `[pairs, splits,
+/// G, 2]` to output `[B, Hq, D]` and, where it is wanted, log-sum-exp `[B, Hq]`.
 pub(crate) fn combine(
     [partial, stats]: [&CubeTensor; 2],
     [output, log_sum_exp]: [&CubeTensor; 2],

@@ -1,7 +1,9 @@
-//! What follows the last tile of the kernel for matrix instructions: a cube's planes meet, and what they have goes
-//! to the output, to a kernel behind, or to the other cubes of a cluster, which have the other parts of the range.
+//! What follows the last tile of the kernel for matrix instructions: a cube's planes meet, and what
+//! they have goes to the output, to a kernel behind, or to the other cubes of a cluster, which have
+//! the other parts of the range.
 //!
-//! Cubes of a cluster write into each other's shared memory, so that whole heads come out of one launch.
+//! Cubes of a cluster write into each other's shared memory, so that whole heads come out of one
+//! launch.
 
 use cubecl::prelude::*;
 
@@ -38,8 +40,8 @@ impl Sums {
     }
 }
 
-/// A cube's planes meet: each scales its sums to the common maximum and leaves them in `totals`, as `[planes, group, D]`.
-/// Returns the query heads' maxima and sums of weights.
+/// A cube's planes meet: each scales its sums to the common maximum and leaves them in `totals`, as
+/// `[planes, group, D]`. Returns the query heads' maxima and sums of weights.
 #[cube]
 pub(crate) fn meet(
     running: &Running,
@@ -143,8 +145,8 @@ fn write_output<E: Float>(
     }
 }
 
-/// Writes what a cube has of a range, when its planes have met: the output, or one of the parts that a kernel behind joins.
-/// `maxima` and `weights` are those of its query heads.
+/// Writes what a cube has of a range, when its planes have met: the output, or one of the parts
+/// that a kernel behind joins. `maxima` and `weights` are those of its query heads.
 ///
 /// # Shapes
 /// `partial` `[parts, G, D]`, `stats` `[parts, G, 2]` (maximum, sum).
@@ -183,8 +185,8 @@ pub(crate) fn write_met<E: Float>(
     }
 }
 
-/// What a cluster's cubes have sent to one of them: of every part the numbers of its share of the output, and all
-/// query heads' maxima and sums of weights, as `[cubes, ..]`.
+/// What a cluster's cubes have sent to one of them: of every part the numbers of its share of the
+/// output, and all query heads' maxima and sums of weights, as `[cubes, ..]`.
 #[derive(CubeType)]
 pub(crate) struct Received {
     totals: Shared<[f32]>,
@@ -208,8 +210,8 @@ impl Received {
     }
 }
 
-/// The cubes of a cluster, of which each has a part of a range, exchange their sums. `maxima` and `weights` are those of
-/// this cube's part before, and of the whole range after.
+/// The cubes of a cluster, of which each has a part of a range, exchange their sums. `maxima` and
+/// `weights` are those of this cube's part before, and of the whole range after.
 #[cube]
 pub(crate) fn exchange(
     received: &Received,
@@ -258,7 +260,8 @@ pub(crate) fn exchange(
     sync_cube();
 }
 
-/// Joins what was received, and writes this cube's share of the output; `maxima` and `weights` are the whole range's.
+/// Joins what was received, and writes this cube's share of the output; `maxima` and `weights` are
+/// the whole range's.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn write_joined<E: Float>(
@@ -289,7 +292,8 @@ pub(crate) fn write_joined<E: Float>(
     }
 }
 
-/// The parts' places of least importance, as the first of a cluster's cubes is told of them, and these importances' keys.
+/// The parts' places of least importance, as the first of a cluster's cubes is told of them, and
+/// these importances' keys.
 #[derive(CubeType)]
 pub(super) struct Nominees {
     keys: Shared<[f32]>,
@@ -307,7 +311,8 @@ impl Nominees {
     }
 }
 
-/// Tells the first of a cluster's cubes a part's place of least importance, and the key of that importance.
+/// Tells the first of a cluster's cubes a part's place of least importance, and the key of that
+/// importance.
 #[cube]
 pub(super) fn nominate(nominees: &Nominees, key: u32, place: i32, rank: usize) {
     if UNIT_POS == 0 {

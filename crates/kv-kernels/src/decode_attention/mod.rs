@@ -1,10 +1,10 @@
 //! Weighted decode attention over slots: ragged lengths, grouped queries, optional weights, index
 //! lists and windows.
 //!
-//! On CubeCL devices a call is one kernel that splits the slots among cubes (`tensor_core.rs`, with `blueprint.rs`,
-//! `tiles.rs`, `products.rs` and `meet.rs`, where matrix instructions serve, else `plain.rs`, with `teams.rs`), then `combine.rs` if a head was
-//! split and its parts not joined by a cluster of cubes, and `normalise.rs` if probabilities are wanted. `plan.rs`
-//! chooses.
+//! On CubeCL devices a call is one kernel that splits the slots among cubes (`tensor_core.rs`, with
+//! `blueprint.rs`, `tiles.rs`, `products.rs` and `meet.rs`, where matrix instructions serve, else
+//! `plain.rs`, with `teams.rs`), then `combine.rs` if a head was split and its parts not joined by
+//! a cluster of cubes, and `normalise.rs` if probabilities are wanted. `plan.rs` chooses.
 
 #[cfg(feature = "gpu")]
 pub(crate) mod blueprint;
@@ -66,13 +66,14 @@ const MAX_HEAD_DIM: usize = 256;
 /// - `query`: `[B, Hq, D]`, `keys` and `values`: `[S, D]`, all of one dtype (f32, f16 or bf16)
 /// - `log_weights`: `[S]`, f32, `ln w_i` (−∞ for a weight of 0); `None` means all weights are 1
 /// - `ranges`: `[B, Hkv]`, with `Hq` a multiple `G <= 8` of `Hkv`; slots of different pairs may
-///   overlap (sequences may share a prefix), unless logits or probabilities are wanted, of which a slot has one row:
-///   then no list may name a slot twice either
+///   overlap (sequences may share a prefix), unless logits or probabilities are wanted, of which a
+///   slot has one row: then no list may name a slot twice either
 ///
 /// # Errors
-/// [`KernelError`] for shapes, dtypes, devices or sizes that do not fit; `D` must be a multiple of 4
-/// of at most 256. What ranges and views hold is on the device, and is not waited for: a range must end within the
-/// pool ([`SlotRanges::validate`]), and slots of lists outside it are absent ([`SlotView::validate`]).
+/// [`KernelError`] for shapes, dtypes, devices or sizes that do not fit; `D` must be a multiple of
+/// 4 of at most 256. What ranges and views hold is on the device, and is not waited for: a range
+/// must end within the pool ([`SlotRanges::validate`]), and slots of lists outside it are absent
+/// ([`SlotView::validate`]).
 pub fn decode_attention(
     query: Tensor<3>,
     keys: Tensor<2>,

@@ -17,8 +17,9 @@ pub struct DecodeAttentionOptions {
     pub numerator_weights: Option<Tensor<1>>,
     /// Which slots of a range are read.
     pub view: SlotView,
-    /// The most slots that any range holds, if known, which none may exceed: ranges are split among the device's
-    /// processors, and shared memory is taken, accordingly. By default the pool's slots.
+    /// The most slots that any range holds, if known, which none may exceed: ranges are split among
+    /// the device's processors, and shared memory is taken, accordingly. By default the pool's
+    /// slots.
     pub longest: Option<usize>,
     /// Also return the log-sum-exp.
     pub log_sum_exp: bool,
@@ -54,12 +55,13 @@ pub enum SlotView {
 }
 
 impl SlotView {
-    /// Checks that lists name slots of a pool of `slots` alone, for those who make lists of their own. Waits for the
-    /// device, which ops do not: slots that are not there are absent to them. Other views name no slots.
+    /// Checks that lists name slots of a pool of `slots` alone, for those who make lists of their
+    /// own. Waits for the device, which ops do not: slots that are not there are absent to them.
+    /// Other views name no slots.
     ///
     /// # Errors
-    /// [`KernelError::OutOfRange`] for the first slot that is not there and for counts beyond a list's end;
-    /// [`KernelError::Shape`] and [`KernelError::Dtype`].
+    /// [`KernelError::OutOfRange`] for the first slot that is not there and for counts beyond a
+    /// list's end; [`KernelError::Shape`] and [`KernelError::Dtype`].
     pub fn validate(&self, slots: usize) -> Result<(), KernelError> {
         const OP: &str = "slot_view";
         let Self::List { slots: list, counts } = self else { return Ok(()) };

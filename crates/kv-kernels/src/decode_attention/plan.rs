@@ -17,8 +17,8 @@ pub(crate) enum Kernel {
     Plain { lanes: usize, team: usize },
 }
 
-/// Cubes on a processor: of the kernel for matrix instructions, which takes the room for two, and of
-/// the portable one, about.
+/// Cubes on a processor: of the kernel for matrix instructions, which takes the room for two, and
+/// of the portable one, about.
 const CUBES_EACH: [usize; 2] = [2, 5];
 /// Slots below which a part is not worth a cube.
 const SMALLEST_PART: usize = 64;
@@ -90,12 +90,12 @@ pub(crate) fn splits(
 
 /// Cubes that a cluster may have, of which the most that fit are taken.
 const CLUSTERS: RangeInclusive<usize> = 2..=LARGEST_CLUSTER;
-/// Slots that a cube may read more than if no processor were idle, of a range and of a list: reading them takes as long
-/// as another launch, which joins parts that are written.
+/// Slots that a cube may read more than if no processor were idle, of a range and of a list:
+/// reading them takes as long as another launch, which joins parts that are written.
 const MOST_MORE: [usize; 2] = [100, 200];
 
-/// Cubes of a cluster that join the parts of each range in one launch, and what launches them, where a device can do
-/// that: one cube a processor, with twice the planes.
+/// Cubes of a cluster that join the parts of each range in one launch, and what launches them,
+/// where a device can do that: one cube a processor, with twice the planes.
 pub(crate) fn cluster(
     query: &CubeTensor,
     kernel: Kernel,
@@ -115,9 +115,9 @@ pub(crate) fn cluster(
     Some((cubes, Kernel::TensorCore { words, planes }))
 }
 
-/// Whether so many `clusters` of `cubes`, of which each takes a processor, are under way at once. Processors come in pairs,
-/// and larger clusters must find theirs within a group of sixteen or eighteen, not all of which are there: a second wave
-/// would take as long again.
+/// Whether so many `clusters` of `cubes`, of which each takes a processor, are under way at once.
+/// Processors come in pairs, and larger clusters must find theirs within a group of sixteen or
+/// eighteen, not all of which are there: a second wave would take as long again.
 pub(crate) fn fit_clusters(processors: usize, cubes: usize, clusters: usize) -> bool {
     clusters <= if cubes == 2 { processors / 2 } else { processors / cubes * 7 / 8 }
 }
@@ -139,10 +139,10 @@ const SMALLEST_LIST: usize = 1_024;
 /// Planes of the kernel for matrix instructions that a processor has registers for.
 const PLANES_EACH: usize = 12;
 
-/// For lists of up to `longest` places that cubes choose themselves, where heads are many: cubes of so few planes that
-/// all are under way at once, as one behind another would have to choose first. (Given lists are read faster by fewer,
-/// wider cubes.) Their places take no more shared memory than needed, since reads under way take the rest of it, which
-/// is the first cache.
+/// For lists of up to `longest` places that cubes choose themselves, where heads are many: cubes of
+/// so few planes that all are under way at once, as one behind another would have to choose first.
+/// (Given lists are read faster by fewer, wider cubes.) Their places take no more shared memory
+/// than needed, since reads under way take the rest of it, which is the first cache.
 pub(crate) fn for_choices(
     query: &CubeTensor,
     kernel: Kernel,

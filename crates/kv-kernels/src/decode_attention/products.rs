@@ -1,12 +1,14 @@
-//! What a plane does with a tile of 16 slots: the product of queries and keys, and that of weights and values, by matrix
-//! instructions.
+//! What a plane does with a tile of 16 slots: the product of queries and keys, and that of weights
+//! and values, by matrix instructions.
 //!
 //! Logits are `Q Kᵀ` with the group's query heads as rows (padded to 16) and 8 slots as columns, so
-//! that weights come out in the layout in which they go into the second product, `Vᵀ Pᵀ`: columns of
-//! values as rows, query heads as columns. Nothing is exchanged between the products, because the order of the summed
-//! dimension, and which column of the values is which row, are ours to choose.
+//! that weights come out in the layout in which they go into the second product, `Vᵀ Pᵀ`: columns
+//! of values as rows, query heads as columns. Nothing is exchanged between the products, because
+//! the order of the summed dimension, and which column of the values is which row, are ours to
+//! choose.
 //!
-//! In a plane, lane `4 r + j` holds row `r` (a query head) and columns `2 j`, `2 j + 1` of a result.
+//! In a plane, lane `4 r + j` holds row `r` (a query head) and columns `2 j`, `2 j + 1` of a
+//! result.
 
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
@@ -43,8 +45,8 @@ impl Rows {
 /// A plane's sums over the tiles so far.
 #[derive(CubeType)]
 pub(crate) struct Running {
-    /// Weights times values, two registers for each word of a lane's values: rows `r` and `r + 8` of a product, whose
-    /// columns are query heads.
+    /// Weights times values, two registers for each word of a lane's values: rows `r` and `r + 8`
+    /// of a product, whose columns are query heads.
     pub(crate) sums: Array<Vector<f32, Const<2>>>,
     /// The largest logit of query head `r`.
     pub(crate) max: f32,
@@ -96,7 +98,8 @@ pub(crate) fn read_queries<E: Float>(
     q
 }
 
-/// Scaled products of query head `r` with the tile's keys: those of the slots `2 j`, `2 j + 1`, `2 j + 8` and `2 j + 9`.
+/// Scaled products of query head `r` with the tile's keys: those of the slots `2 j`, `2 j + 1`, `2
+/// j + 8` and `2 j + 9`.
 #[cube]
 pub(crate) fn dots_of<E: Float>(
     q: &Array<Vector<E, Const<2>>>,
@@ -138,8 +141,9 @@ pub(crate) fn dots_of<E: Float>(
     dots
 }
 
-/// Takes a tile's values into the sums: `exp` of the slots' logits times their values. Where numerators are `separate`,
-/// `exp` of the products alone times `numerators` weighs values, and logits the denominator.
+/// Takes a tile's values into the sums: `exp` of the slots' logits times their values. Where
+/// numerators are `separate`, `exp` of the products alone times `numerators` weighs values, and
+/// logits the denominator.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn take_values<E: Float, N: Size>(

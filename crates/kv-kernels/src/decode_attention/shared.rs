@@ -148,10 +148,17 @@ pub(crate) fn divisor(sum: f32) -> f32 {
     select(u32::reinterpret(sum) == 0u32, 1.0f32, sum)
 }
 
-/// What a weighted sum is worth over a sum of weights: nothing where nothing was attended to, whatever numerators add.
+/// What a weighted sum is worth over a sum of weights: nothing where nothing was attended to,
+/// whatever numerators add.
 #[cube]
 pub(crate) fn presence(sum: f32) -> f32 {
     select(u32::reinterpret(sum) == 0u32, 0.0f32, 1.0f32)
+}
+
+/// Whether a number is one, told by its bits: WGSL's compilers take it for granted that `x == x`.
+#[cube]
+pub(crate) fn is_number(x: f32) -> bool {
+    u32::reinterpret(x) & 0x7fff_ffffu32 <= 0x7f80_0000u32
 }
 
 /// The larger, where NaN is never the larger: it stays in the sums.

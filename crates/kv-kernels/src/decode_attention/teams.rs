@@ -1,8 +1,8 @@
 //! The online softmax of a team of units, for the query heads of a group.
 //!
-//! A team takes a few rows at a time. Each unit has some columns of a row, and so a part of each of its
-//! dot products, one a row and query head. Units exchange halves of what they have until each is left with
-//! whole products of its own: an exponential is taken once, not by every unit.
+//! A team takes a few rows at a time. Each unit has some columns of a row, and so a part of each of
+//! its dot products, one a row and query head. Units exchange halves of what they have until each
+//! is left with whole products of its own: an exponential is taken once, not by every unit.
 
 use cubecl::prelude::*;
 
@@ -106,9 +106,9 @@ impl TeamShape {
 /// Takes rows into the sums: logits of their keys, `exp` of them times their values.
 ///
 /// # Shapes
-/// In vectors: `q` and `acc` `[group, own]`, `k` and `v` `[ahead, own]`; `at` `[ahead]`, where a row's
-/// logits go, `none` for no row, with `log_weights` and `numerators`, where there are any; `maxima` and `sums` `[heads]`,
-/// of the products that the unit has. `logits` `[.., group]`.
+/// In vectors: `q` and `acc` `[group, own]`, `k` and `v` `[ahead, own]`; `at` `[ahead]`, where a
+/// row's logits go, `none` for no row, with `log_weights` and `numerators`, where there are any;
+/// `maxima` and `sums` `[heads]`, of the products that the unit has. `logits` `[.., group]`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn take_rows<F: Float, N: Size>(

@@ -1,6 +1,7 @@
 //! The kernel for matrix instructions: f16 and bf16, 16 slots at a time in each plane of 32.
 //!
-//! Keys and values go from memory to registers in 16-byte pieces, in the layout in which the products take them.
+//! Keys and values go from memory to registers in 16-byte pieces, in the layout in which the
+//! products take them.
 
 use cubecl::prelude::*;
 
@@ -20,9 +21,9 @@ use crate::evicting_attention::weigh::{NOWHERE, next_place};
 /// # Shapes
 /// In pairs of elements, as 32-bit words: `query` `[B, Hkv, G, D / 2]`, `keys` `[S, D / 2]`,
 /// `values` `[S, D / 2]` in vectors of `N` words, so that 8 lanes take a multiple of a row. In f32:
-/// `log_sum_exp` `[B, Hkv, G]`, `scores` `[S, G]`; where the range is split, `partial`
-/// `[B, Hkv, splits, G, D]` and `stats` `[B, Hkv, splits, G, 2]` (maximum, sum). Where slots are given up, `scores`,
-/// `partial`, `stats` and `view` are as [`Logits::Weighed`] says.
+/// `log_sum_exp` `[B, Hkv, G]`, `scores` `[S, G]`; where the range is split, `partial` `[B, Hkv,
+/// splits, G, D]` and `stats` `[B, Hkv, splits, G, 2]` (maximum, sum). Where slots are given up,
+/// `scores`, `partial`, `stats` and `view` are as [`Logits::Weighed`] says.
 #[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn tensor_core_kernel<E: Float, N: Size>(
@@ -219,7 +220,8 @@ pub(crate) fn attend<E: Float, N: Size>(
         sync_cube();
     }
 
-    // Reads that are marked so take 40 registers more: of cubes of fewer planes, fewer would share a processor.
+    // Reads that are marked so take 40 registers more: of cubes of fewer planes, fewer would share
+    // a processor.
     let fleeting = comptime!(blueprint.planes >= PLANES);
     // Always one tile ahead: memory is never idle while a tile is worked on.
     let mut k = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pieces));

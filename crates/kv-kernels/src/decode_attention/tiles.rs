@@ -2,7 +2,8 @@
 //! products take them.
 //!
 //! Lane `4 r + j` of a plane has the keys of slots `r` and `r + 8`, every fourth piece from `j` on,
-//! and the values of slots `2 j`, `2 j + 1`, `2 j + 8` and `2 j + 9`, every eighth piece from `r` on.
+//! and the values of slots `2 j`, `2 j + 1`, `2 j + 8` and `2 j + 9`, every eighth piece from `r`
+//! on.
 
 use cubecl::prelude::*;
 
@@ -10,7 +11,8 @@ use super::ViewKind;
 use super::shared::{Seen, slot_at};
 use crate::nvidia::read_fleeting;
 
-/// Where in the range a tile's `u`-th logit of this lane is: `2 j`, `2 j + 1`, `2 j + 8`, `2 j + 9`.
+/// Where in the range a tile's `u`-th logit of this lane is: `2 j`, `2 j + 1`, `2 j + 8`, `2 j +
+/// 9`.
 #[cube]
 pub(crate) fn place_of(tile: usize, #[comptime] u: usize, j: usize) -> usize {
     tile + 2 * j + comptime!(u % 2 + (u / 2) * 8)
@@ -33,7 +35,8 @@ pub(super) fn read_weights(
     }
 }
 
-/// The `i`-th slot that a query attends to: where lists are `staged`, the cube has its part's in shared memory.
+/// The `i`-th slot that a query attends to: where lists are `staged`, the cube has its part's in
+/// shared memory.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn place(
@@ -84,7 +87,8 @@ pub(crate) fn read_keys(
 }
 
 /// Reads a tile's values: slots `2 j`, `2 j + 1`, `2 j + 8` and `2 j + 9`, which are those of this
-/// lane's logits too; `at` gets their slots, `slots` for none. `fleeting` values are the first to leave the second cache.
+/// lane's logits too; `at` gets their slots, `slots` for none. `fleeting` values are the first to
+/// leave the second cache.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn read_values<N: Size>(

@@ -1,13 +1,13 @@
-//! One slot for all heads of a sequence, in the kernel for matrix instructions: each head's cube writes its importances, and
-//! the last of them to arrive sums them up.
+//! One slot for all heads of a sequence, in the kernel for matrix instructions: each head's cube
+//! writes its importances, and the last of them to arrive sums them up.
 //!
-//! Heads in parts arrive part by part, so that the last cube of each part looks through its own slots alone; the last of
-//! the parts concludes. Counters are 0 again behind it.
+//! Heads in parts arrive part by part, so that the last cube of each part looks through its own
+//! slots alone; the last of the parts concludes. Counters are 0 again behind it.
 
 use cubecl::prelude::*;
 
 use super::meet::{PLANE, Sums};
-use super::shared::LOWEST;
+use super::shared::{LOWEST, is_number};
 use super::weakest::{LOG2_E, TOGETHER, Weighed, ahead, importance, least_of_cube};
 use crate::cluster::LARGEST_CLUSTER;
 use crate::evicting_attention::weigh::{NOWHERE, next_place};
@@ -16,21 +16,22 @@ use crate::nvidia::{
 };
 use crate::select::{high_of, number_of};
 
-/// Numbers that count a sequence's arrivals: one for each part, the least importance of those that are through (two words),
-/// and how many parts these are.
+/// Numbers that count a sequence's arrivals: one for each part, the least importance of those that
+/// are through (two words), and how many parts these are.
 pub(crate) const ARRIVALS: usize = 16;
 const LEAST: usize = LARGEST_CLUSTER;
 const THROUGH: usize = LARGEST_CLUSTER + 2;
 
-/// Importances that a unit reads before it waits for the first: as many as registers hold, as the last cube to arrive waits for
-/// little else. Of one head, fewer are enough.
+/// Importances that a unit reads before it waits for the first: as many as registers hold, as the
+/// last cube to arrive waits for little else. Of one head, fewer are enough.
 const MOST_READ: usize = 128;
 const MOST_FOURS: usize = 4;
 /// Importances of a read.
 const FOUR: usize = 4;
 /// Importances of a line of the L2 cache. Each head's importances begin with a line of their own.
 pub(super) const LINE: usize = 32;
-/// What sums of exponentials, as the device finds them, may be off by, in logarithms to base 2, and more.
+/// What sums of exponentials, as the device finds them, may be off by, in logarithms to base 2, and
+/// more.
 const SLACK: f32 = 1e-3;
 
 /// A sequence whose heads give up a slot together.
@@ -67,8 +68,9 @@ impl Sequence {
             for head in 0..heads {
                 let own = lengths[sequence.first + head];
                 length = min(length, own);
-                // All cubes of the sequence find the same, even of heads that are not equally long. A name for the
-                // comparison keeps `||` from branching: limits are read at once, not one behind another.
+                // All cubes of the sequence find the same, even of heads that are not equally long.
+                // A name for the comparison keeps `||` from branching: limits are read at once, not
+                // one behind another.
                 let full = own >= limits[sequence.first + head];
                 sequence.full = sequence.full || full;
             }
@@ -78,8 +80,8 @@ impl Sequence {
     }
 }
 
-/// Writes a cube's importances, and arrives. Returns how many heads' cubes have arrived before: only the first unit
-/// knows.
+/// Writes a cube's importances, and arrives. Returns how many heads' cubes have arrived before:
+/// only the first unit knows.
 ///
 /// # Shapes
 /// As [`Logits::Weighed`](super::blueprint::Logits::Weighed) says.
@@ -161,13 +163,12 @@ pub(super) fn publish(
 
 /// What is no number counts as the most: such a slot is not given up.
 #[cube]
-#[allow(clippy::eq_op)]
 fn number_or_most(value: f32) -> f32 {
-    select(value == value, value, f32::new(f32::MAX))
+    select(is_number(value), value, f32::new(f32::MAX))
 }
 
-/// Finds the slot that all heads give up, in the last cube to have arrived, and writes its place for all of them. The first
-/// unit knows how many heads' cubes have `arrived` before this one.
+/// Finds the slot that all heads give up, in the last cube to have arrived, and writes its place
+/// for all of them. The first unit knows how many heads' cubes have `arrived` before this one.
 ///
 /// # Shapes
 /// As for [`publish`]; `places` `[B, Hkv]`.
@@ -205,8 +206,8 @@ pub(super) fn give_up_together(
             let counters = sequence.index * ARRIVALS;
             let (key, place) =
                 least_of_part(importances, weighed, sequence, heads, spares_newest, sums);
-            // Else the device writes all importances to memory: 1.4 % of the time at 128x32x8x3200, 2.5 % at
-            // 16x32x8x3200. Parts share lines.
+            // Else the device writes all importances to memory: 1.4 % of the time at 128x32x8x3200,
+            // 2.5 % at 16x32x8x3200. Parts share lines.
             if comptime!(!joined) {
                 let lines = heads * sequence.stride / LINE;
                 let mut line = unit;
@@ -220,7 +221,8 @@ pub(super) fn give_up_together(
                 let mut done = true;
                 let mut chosen = place;
                 if joined {
-                    // Inverted, so that 0 is nothing, and the lowest place is the highest among equals.
+                    // Inverted, so that 0 is nothing, and the lowest place is the highest among
+                    // equals.
                     raise(&*arrivals, counters + LEAST, !key, !(place as u32));
                     let through = arrive_at(&*arrivals, counters + THROUGH) as usize;
                     done = through + 1 == splits;
@@ -262,8 +264,8 @@ fn least_of_part(
     let nothing = f32::new(f32::MAX);
     let mut best = nothing;
     let mut best_slot = 0usize;
-    // No sum is below the largest of its terms, nor above as many of it: only slots whose largest term is below the bound
-    // that follows need exponentials.
+    // No sum is below the largest of its terms, nor above as many of it: only slots whose largest
+    // term is below the bound that follows need exponentials.
     let mut bound = nothing;
     // All units go as many rounds.
     let unit = UNIT_POS as usize;

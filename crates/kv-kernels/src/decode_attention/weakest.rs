@@ -1,8 +1,9 @@
-//! Which slot of a part adds least to the output, in the kernel for matrix instructions: a cube looks through the logits
-//! that it has kept in shared memory, when its planes have met.
+//! Which slot of a part adds least to the output, in the kernel for matrix instructions: a cube
+//! looks through the logits that it has kept in shared memory, when its planes have met.
 //!
-//! Nothing is under way in memory then, so that every instruction counts: importances are logarithms to base 2, which
-//! the device's own exponentials are of, and are compared as whole numbers.
+//! Nothing is under way in memory then, so that every instruction counts: importances are
+//! logarithms to base 2, which the device's own exponentials are of, and are compared as whole
+//! numbers.
 
 use cubecl::prelude::*;
 
@@ -39,7 +40,8 @@ pub(super) struct Weighed {
     pub(super) newest: i32,
 }
 
-/// Logarithms of the norms of the first values that a unit weighs. They are on their way while planes meet.
+/// Logarithms of the norms of the first values that a unit weighs. They are on their way while
+/// planes meet.
 #[cube]
 pub(super) fn norms_ahead(
     log_norms: &[f32],
@@ -61,8 +63,8 @@ pub(super) fn norms_ahead(
     norms
 }
 
-/// The least importance, as a key that orders as importances do, and the lowest place that has it. Only the first plane
-/// knows them. `maxima` and `weights` are those of the query heads' logits.
+/// The least importance, as a key that orders as importances do, and the lowest place that has it.
+/// Only the first plane knows them. `maxima` and `weights` are those of the query heads' logits.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn weakest(
@@ -123,8 +125,8 @@ pub(super) fn weakest(
     least_of_cube(best, weighed.first + best_slot, sums)
 }
 
-/// The least of the units' importances, as a key that orders as importances do, and the lowest place that has it. Only the
-/// first plane knows them.
+/// The least of the units' importances, as a key that orders as importances do, and the lowest
+/// place that has it. Only the first plane knows them.
 #[cube]
 pub(super) fn least_of_cube(best: f32, place: usize, #[comptime] sums: Sums) -> (u32, i32) {
     let mut keys = Shared::<[u32]>::new_slice(sums.planes);

@@ -3,12 +3,12 @@
 use cubecl::prelude::*;
 
 use super::weigh::{ABSENT, NOWHERE, importance_of, next_place, weakest_of};
-use crate::decode_attention::shared::{LOWEST, divisor, larger};
+use crate::decode_attention::shared::{LOWEST, divisor, is_number, larger};
 
 /// Units that join the parts' sums of one query head; a power of two.
 const JOINERS: usize = 32;
-/// Slots, and parts of the output, that a unit reads before anything else: all that a cube waits for
-/// is under way at once then.
+/// Slots, and parts of the output, that a unit reads before anything else: all that a cube waits
+/// for is under way at once then.
 pub(super) const AHEAD: usize = 4;
 
 /// What fixes the generated code of one head's decision.
@@ -262,7 +262,8 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
 /// A cube for `heads` heads that give up one slot: the best of their candidates.
 ///
 /// # Shapes
-/// `candidates` `[choices, slices, 2]`, of as many choices as cubes; the others as for [`decide_kernel`].
+/// `candidates` `[choices, slices, 2]`, of as many choices as cubes; the others as for
+/// [`decide_kernel`].
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn choose_kernel(
@@ -298,7 +299,8 @@ pub(super) fn choose_kernel(
     write_places(places, lengths, limits, choice * heads, weakest, newest, heads);
 }
 
-/// Writes where the next tokens of `heads` heads go. All units have read `newest` and know `weakest`.
+/// Writes where the next tokens of `heads` heads go. All units have read `newest` and know
+/// `weakest`.
 #[cube]
 fn write_places(
     places: &mut [i32],
@@ -401,7 +403,7 @@ pub(super) fn decide_together_kernel(
 
 /// Whether a slot may be given up.
 #[cube]
-#[allow(clippy::too_many_arguments, clippy::eq_op)]
+#[allow(clippy::too_many_arguments)]
 fn may_go(
     positions: &[i32],
     importance: f32,
@@ -413,8 +415,7 @@ fn may_go(
     recents: i32,
     #[comptime] rules: Rules,
 ) -> bool {
-    // What is no number equals nothing.
-    let mut goes = importance != f32::new(ABSENT) && importance == importance;
+    let mut goes = importance != f32::new(ABSENT) && is_number(importance);
     if comptime!(rules.spares_newest) {
         goes = goes && i32::cast_from(place) != newest;
     }

@@ -1,14 +1,15 @@
 //! Decode attention that also says which slot the next token takes: LongFlow's fused operator
 //! (section 3.4 and algorithm 1).
 //!
-//! A slot's importance is what it adds to the output, `‖α_i v_i‖₁ = α_i ‖v_i‖₁` (equation 6), summed
-//! over the query heads of its group. Values' norms never change, so that they are kept beside the
-//! slots and no value is looked at twice. Importances are compared as logarithms: where the paper
-//! drops the softmax's maximum, logits of any size are told apart here.
+//! A slot's importance is what it adds to the output, `‖α_i v_i‖₁ = α_i ‖v_i‖₁` (equation 6),
+//! summed over the query heads of its group. Values' norms never change, so that they are kept
+//! beside the slots and no value is looked at twice. Importances are compared as logarithms: where
+//! the paper drops the softmax's maximum, logits of any size are told apart here.
 //!
-//! On CubeCL devices this is the kernel of [`crate::decode_attention`]. Where a cube, or a cluster of them, has a whole
-//! head and room for its logits, it decides too: for its head, or, as the last of a sequence's, for all heads. Else it
-//! leaves logits, and `kernel.rs` joins the parts of a head and decides.
+//! On CubeCL devices this is the kernel of [`crate::decode_attention`]. Where a cube, or a cluster
+//! of them, has a whole head and room for its logits, it decides too: for its head, or, as the last
+//! of a sequence's, for all heads. Else it leaves logits, and `kernel.rs` joins the parts of a head
+//! and decides.
 
 #[cfg(feature = "gpu")]
 mod kernel;
@@ -36,8 +37,8 @@ pub enum EvictionScope {
     /// Every key-value head its own.
     #[default]
     Head,
-    /// All heads of a sequence the slot at the same place, by their summed importance: the paper's Algorithm 1 and its
-    /// authors' code. Heads must be equally long.
+    /// All heads of a sequence the slot at the same place, by their summed importance: the paper's
+    /// Algorithm 1 and its authors' code. Heads must be equally long.
     Layer,
 }
 
@@ -51,8 +52,8 @@ pub struct HeldSlots<'a> {
     /// Places of the newest tokens, `[B, Hkv]`, 32-bit, counted from each range's first slot; those
     /// of the next ones are written over them.
     pub places: &'a mut Tensor<2, Int>,
-    /// Counters of a sequence's heads, `[B, ARRIVALS]`, 32-bit: 0 before each call and behind it. Kernels that decide for
-    /// all heads of a sequence at once know by them which head is the last.
+    /// Counters of a sequence's heads, `[B, ARRIVALS]`, 32-bit: 0 before each call and behind it.
+    /// Kernels that decide for all heads of a sequence at once know by them which head is the last.
     pub arrivals: &'a mut Tensor<2, Int>,
 }
 
@@ -105,8 +106,8 @@ pub struct EvictingOutput {
 ///
 /// The places of the newest tokens in `held` become those of the next ones, in place: behind the
 /// live slots for a head below its limit, else the place of the least important slot (the lowest
-/// among equals). Slots of weight 0, and those whose importance is no number, are not given up. Where
-/// nothing may be given up, the newest token is.
+/// among equals). Slots of weight 0, and those whose importance is no number, are not given up.
+/// Where nothing may be given up, the newest token is.
 ///
 /// # Shapes
 /// As [`crate::decode_attention`]'s.

@@ -45,8 +45,8 @@ pub(crate) trait AttentionOps: Backend {
         config: DecodeConfig,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// Returns output `[B, Hq, D]`, the next tokens' places `[B, Hkv]`, the counters of arrivals, and log-importances
-    /// `[S]`, a placeholder where `config` does not ask for them.
+    /// Returns output `[B, Hq, D]`, the next tokens' places `[B, Hkv]`, the counters of arrivals,
+    /// and log-importances `[S]`, a placeholder where `config` does not ask for them.
     fn evicting_attention(
         query: FloatTensor<Self>,
         keys: FloatTensor<Self>,
@@ -66,8 +66,8 @@ pub(crate) trait AttentionOps: Backend {
         reduction: GroupReduction,
     ) -> FloatTensor<Self>;
 
-    /// The same times norms of values `[S, D]`; returns sums and norms `[S]`, in which those of ranges' last slots are
-    /// new.
+    /// The same times norms of values `[S, D]`; returns sums and norms `[S]`, in which those of
+    /// ranges' last slots are new.
     #[allow(clippy::too_many_arguments)]
     fn add_contributions(
         sums: FloatTensor<Self>,

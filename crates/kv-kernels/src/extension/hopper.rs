@@ -8,7 +8,8 @@ use crate::prefill_attention::PrefillConfig;
 
 #[backend_extension(Cube)]
 pub(crate) trait HopperOps: Backend {
-    /// [`SlotOps::skinny_product`] in f16 or bf16; where there is an `epsilon`, of normalised rows times `gain` `[K]`.
+    /// [`SlotOps::skinny_product`] in f16 or bf16; where there is an `epsilon`, of normalised rows
+    /// times `gain` `[K]`.
     fn streamed_product(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -20,8 +21,9 @@ pub(crate) trait HopperOps: Backend {
     /// `x` `[N, K]` times the transpose of `weight` `[M, K]`, in f16 or bf16.
     fn wide_product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// Causal attention of `query` `[B, Hq, N, D]` over `[B, Hkv, T, D]`, the last query at the last
-    /// key; returns output, log-sum-exp `[B, Hq, N]` and, where asked for, column sums `[B, Hq, T]`.
+    /// Causal attention of `query` `[B, Hq, N, D]` over `[B, Hkv, T, D]`, the last query at the
+    /// last key; returns output, log-sum-exp `[B, Hq, N]` and, where asked for, column sums `[B,
+    /// Hq, T]`.
     fn causal_attention(
         query: FloatTensor<Self>,
         keys: FloatTensor<Self>,

@@ -104,7 +104,8 @@ pub(crate) trait MergeOps: Backend {
         config: WalkConfig,
     ) -> Classes<Self>;
 
-    /// Places among `among` `[P, M]` whose keys are most alike to those of `of` `[P, N]`, and cosines.
+    /// Places among `among` `[P, M]` whose keys are most alike to those of `of` `[P, N]`, and
+    /// cosines.
     fn nearest_slots(
         keys: FloatTensor<Self>,
         of: IntTensor<Self>,
@@ -132,8 +133,8 @@ pub(crate) trait MergeOps: Backend {
         config: MergeConfig,
     ) -> MergedPools<Self>;
 
-    /// Merges one victim of every range into its most similar slot, in place, behind averages of logits where there are
-    /// any.
+    /// Merges one victim of every range into its most similar slot, in place, behind averages of
+    /// logits where there are any.
     fn merge_nearest(
         #[extension_type] pools: MergingPools<Self>,
         #[extension_type] merges: StepMerges<Self>,

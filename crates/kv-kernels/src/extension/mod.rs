@@ -1,6 +1,6 @@
-//! The backend extension: one method an op, in a trait a family of them, implemented for the CPU (`flex`) by the
-//! references and for CubeCL devices (`gpu`) by the kernels. Public functions validate first; an implementation may rely
-//! on shapes, dtypes and devices.
+//! The backend extension: one method an op, in a trait a family of them, implemented for the CPU
+//! (`flex`) by the references and for CubeCL devices (`gpu`) by the kernels. Public functions
+//! validate first; an implementation may rely on shapes, dtypes and devices.
 
 mod attention;
 #[cfg(feature = "cuda")]

@@ -91,7 +91,8 @@ pub(crate) struct Revised<B: Backend> {
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait SketchOps: Backend {
-    /// Adds tokens `[P, M]`, `sign` times each, to sketches, in place; returns their keys and values.
+    /// Adds tokens `[P, M]`, `sign` times each, to sketches, in place; returns their keys and
+    /// values.
     fn sketch_insert(
         #[extension_type] sketch: SketchTensors<Self>,
         tokens: IntTensor<Self>,

@@ -40,8 +40,8 @@ pub(crate) struct Drops<B: Backend> {
     pub(crate) goes: IntTensor<B>,
 }
 
-/// Up to [`SCALARS`] pools of one number a slot, written in place, as an extension takes no lists; those
-/// from `count` on are any tensor.
+/// Up to [`SCALARS`] pools of one number a slot, written in place, as an extension takes no lists;
+/// those from `count` on are any tensor.
 #[derive(ExtensionType)]
 pub(crate) struct Scalars<B: Backend> {
     pub(crate) first: FloatTensor<B>,
@@ -110,8 +110,8 @@ pub(crate) trait SlotOps: Backend {
         #[extension_type] lists: Lists<Self>,
     ) -> SlotPools<Self>;
 
-    /// Moves the last slot of each range into its victim's place, in place: the `whole` slot, after which the
-    /// lengths, also returned, are one less, or its scalars alone.
+    /// Moves the last slot of each range into its victim's place, in place: the `whole` slot, after
+    /// which the lengths, also returned, are one less, or its scalars alone.
     fn drop_slots(
         #[extension_type] pools: SlotPools<Self>,
         #[extension_type] scalars: Scalars<Self>,
@@ -127,8 +127,8 @@ pub(crate) trait SlotOps: Backend {
         lengths: IntTensor<Self>,
     ) -> Scalars<Self>;
 
-    /// Ascending indices `[R, most]` of the best among the first `lengths` scores of every row, `-1`
-    /// behind them, and their number `[R]`: the highest `counts`, or all from `bounds` on.
+    /// Ascending indices `[R, most]` of the best among the first `lengths` scores of every row,
+    /// `-1` behind them, and their number `[R]`: the highest `counts`, or all from `bounds` on.
     fn top_slots(
         scores: FloatTensor<Self>,
         lengths: IntTensor<Self>,

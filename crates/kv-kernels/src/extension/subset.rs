@@ -30,7 +30,8 @@ pub(crate) struct Retrieval<B: Backend> {
     pub(crate) config: RetrieveConfig,
 }
 
-/// What scores by channels look at, as [`crate::label_scores`] takes it; what is not used is any tensor.
+/// What scores by channels look at, as [`crate::label_scores`] takes it; what is not used is any
+/// tensor.
 #[derive(ExtensionType)]
 pub(crate) struct LabelTensors<B: Backend> {
     /// `[B, Hq, r]`
@@ -49,7 +50,8 @@ pub(crate) struct LabelTensors<B: Backend> {
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait SubsetOps: Backend {
-    /// Chooses what a step attends to: changes table and vectors in place, returned with log-sums `[P, G]`.
+    /// Chooses what a step attends to: changes table and vectors in place, returned with log-sums
+    /// `[P, G]`.
     fn retrieve_slots(
         #[extension_type] retrieval: Retrieval<Self>,
     ) -> (IntTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
@@ -61,14 +63,16 @@ pub(crate) trait SubsetOps: Backend {
         attention: DecodeConfig,
     ) -> (IntTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// Changes the sizes of sets in their table `[P, row]`, in place, given what was dropped `[P, G]`.
+    /// Changes the sizes of sets in their table `[P, row]`, in place, given what was dropped `[P,
+    /// G]`.
     fn steer_sets(
         table: IntTensor<Self>,
         dropped: FloatTensor<Self>,
         options: SteerOptions,
     ) -> IntTensor<Self>;
 
-    /// Writes the bounds of up to `pages` pages of every range, of its last one where `last`, in place.
+    /// Writes the bounds of up to `pages` pages of every range, of its last one where `last`, in
+    /// place.
     fn page_bounds(
         keys: FloatTensor<Self>,
         offsets: IntTensor<Self>,

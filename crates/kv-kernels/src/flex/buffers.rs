@@ -102,8 +102,8 @@ pub(super) fn scatter_into<E: Element + Pod>(
     pool
 }
 
-/// The tensor without gaps, to be written: `to_contiguous` would share the buffer with the original,
-/// which then is copied on write.
+/// The tensor without gaps, to be written: `to_contiguous` would share the buffer with the
+/// original, which then is copied on write.
 pub(super) fn owned(tensor: FlexTensor) -> FlexTensor {
     if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
 }

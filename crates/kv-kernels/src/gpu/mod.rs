@@ -32,8 +32,8 @@ pub(crate) fn packed(pools: SlotPools<CubeBackend>) -> SlotPools<CubeBackend> {
     }
 }
 
-/// Processors of a device that does not tell, as those behind wgpu do not: many, since parts of ranges cost small devices
-/// less than idle processors cost large ones.
+/// Processors of a device that does not tell, as those behind wgpu do not: many, since parts of
+/// ranges cost small devices less than idle processors cost large ones.
 const UNKNOWN_PROCESSORS: usize = 128;
 
 /// Processors that run cubes.

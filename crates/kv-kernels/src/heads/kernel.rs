@@ -26,8 +26,8 @@ impl Blueprint {
     }
 }
 
-/// Elements `i` and `i + D / 2` of head `head` (queries, keys, values) of a token, as attention takes
-/// them. All units of a cube must call it, `live` or not.
+/// Elements `i` and `i + D / 2` of head `head` (queries, keys, values) of a token, as attention
+/// takes them. All units of a cube must call it, `live` or not.
 #[cube]
 fn head_pair<E: Float>(
     projected: &[E],

@@ -80,8 +80,8 @@ pub(crate) enum Place {
 /// Splits projections into queries `[B, Hq, T, D]`, keys and values `[B, Hkv, T, D]`.
 ///
 /// # Shapes
-/// `projected` `[B * T, (Hq + 2 Hkv) D]`, `positions` `[B, T]` below the table's `P` (on the device,
-/// not checked), 32-bit.
+/// `projected` `[B * T, (Hq + 2 Hkv) D]`, `positions` `[B, T]` below the table's `P` (on the
+/// device, not checked), 32-bit.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.

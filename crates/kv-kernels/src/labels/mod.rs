@@ -1,4 +1,5 @@
-//! Approximate logits from a few channels: Double Sparsity's, and HShare's of the rows that are due.
+//! Approximate logits from a few channels: Double Sparsity's, and HShare's of the rows that are
+//! due.
 
 #[cfg(feature = "gpu")]
 mod kernel;
@@ -18,8 +19,8 @@ const OP: &str = "label_scores";
 /// Numbers of a row of budgets: tokens to choose, sinks, recents.
 pub(crate) const BUDGETS: usize = 3;
 
-/// Scores of every row's candidates, and how many of these are wanted, as [`crate::top_slots`] takes
-/// them.
+/// Scores of every row's candidates, and how many of these are wanted, as [`crate::top_slots`]
+/// takes them.
 #[derive(Debug, Clone)]
 pub struct ScoredRows {
     /// `[R, T]`, f32; what is behind a row's candidates means nothing.
@@ -35,8 +36,8 @@ pub struct ScoredRows {
 pub struct DueRows<'a> {
     /// Kept lists, `[B, Hq, 3 + M]`, as [`crate::keep_lists`] has them.
     pub lists: &'a Tensor<3>,
-    /// The query head whose list each one reads, and in a second column, if there is one, its layer:
-    /// `[B, Hq, 1 or 2]`, f32. A row that reads another's is never due.
+    /// The query head whose list each one reads, and in a second column, if there is one, its
+    /// layer: `[B, Hq, 1 or 2]`, f32. A row that reads another's is never due.
     pub sources: &'a Tensor<3>,
     /// The layer.
     pub layer: usize,
@@ -44,14 +45,15 @@ pub struct DueRows<'a> {
     pub period: usize,
 }
 
-/// `sum_c q_c k_c` over each query head's channels `c`, for the slots of its range between the sinks
-/// and the recents that its budget names: Double Sparsity (Yang et al., 2024), section 3. Column 0 is
-/// the first slot behind the sinks. Rows that are not due have no candidates and want nothing.
+/// `sum_c q_c k_c` over each query head's channels `c`, for the slots of its range between the
+/// sinks and the recents that its budget names: Double Sparsity (Yang et al., 2024), section 3.
+/// Column 0 is the first slot behind the sinks. Rows that are not due have no candidates and want
+/// nothing.
 ///
 /// # Shapes
-/// `query` `[B, Hq, D]`, `keys` `[S, D]` of its dtype; `channels` `[B, Hq, r]`, f32, below `D` (on the
-/// device, not checked); `budgets` `[B, Hq, 3]`, f32: tokens to choose (at least 1), sinks, recents;
-/// `ranges` `[B, Hkv]` of up to `longest` slots, which is `T`. `R` is `B * Hq`.
+/// `query` `[B, Hq, D]`, `keys` `[S, D]` of its dtype; `channels` `[B, Hq, r]`, f32, below `D` (on
+/// the device, not checked); `budgets` `[B, Hq, 3]`, f32: tokens to choose (at least 1), sinks,
+/// recents; `ranges` `[B, Hkv]` of up to `longest` slots, which is `T`. `R` is `B * Hq`.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.

@@ -18,8 +18,8 @@ pub(super) fn added_to<E: Float>(
     added
 }
 
-/// Output `output` of `outputs` from its sum; where gated, from the gate's and that of what it gates. `added` is
-/// [`added_to`]'s.
+/// Output `output` of `outputs` from its sum; where gated, from the gate's and that of what it
+/// gates. `added` is [`added_to`]'s.
 #[cube]
 pub(super) fn finish<E: Float>(
     bias: &[E],

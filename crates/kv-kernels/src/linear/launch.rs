@@ -87,7 +87,8 @@ pub(crate) fn skinny(
     y
 }
 
-/// As [`skinny`], on Hopper, for f16 and bf16, behind a normalisation of the rows where there is an `epsilon`.
+/// As [`skinny`], on Hopper, for f16 and bf16, behind a normalisation of the rows where there is an
+/// `epsilon`.
 #[cfg(feature = "cuda")]
 pub(crate) fn streamed(
     x: CubeTensor,

@@ -46,8 +46,9 @@ pub struct LinearOptions {
     pub residual: Option<Tensor<2>>,
 }
 
-/// A normalisation of rows, RMSNorm, as by [`rms_norm`]. Where a Hopper GPU has it in the product (f16 and bf16, up to
-/// 32 rows), rows times weights are rounded, and sums divided by the root: in f16, such a product may not exceed 65,504.
+/// A normalisation of rows, RMSNorm, as by [`rms_norm`]. Where a Hopper GPU has it in the product
+/// (f16 and bf16, up to 32 rows), rows times weights are rounded, and sums divided by the root: in
+/// f16, such a product may not exceed 65,504.
 #[derive(Debug, Clone)]
 pub struct RowNorm {
     /// `[in]`, of the rows' dtype.
@@ -58,9 +59,10 @@ pub struct RowNorm {
 
 /// `y = x Wᵀ`, and what `options` add to it.
 ///
-/// Up to 32 rows, all is one kernel; the normalisation is another, but on Hopper GPUs in f16 and bf16 with a multiple of
-/// 8 inputs, at least 64. On the CPU, and with matrix instructions, such rows are summed in one order, so that a row's
-/// result does not depend on the others: a batch gives each sequence exactly what it gets alone.
+/// Up to 32 rows, all is one kernel; the normalisation is another, but on Hopper GPUs in f16 and
+/// bf16 with a multiple of 8 inputs, at least 64. On the CPU, and with matrix instructions, such
+/// rows are summed in one order, so that a row's result does not depend on the others: a batch
+/// gives each sequence exactly what it gets alone.
 ///
 /// # Shapes
 /// `x` `[N, in]`, `weight` `[out, in]` of the same dtype, as bias and residual; returns `[N, out]`,

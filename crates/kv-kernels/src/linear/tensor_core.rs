@@ -1,6 +1,6 @@
 //! Few rows times a weight matrix, with matrix instructions: f16 and bf16. A plane has 16 outputs;
-//! planes of a cube share the sum, or the rows. Weights go from memory to registers in 16-byte pieces; every output is
-//! summed in the same order however many rows there are.
+//! planes of a cube share the sum, or the rows. Weights go from memory to registers in 16-byte
+//! pieces; every output is summed in the same order however many rows there are.
 //!
 //! In a plane, lane `4 r + j` holds outputs `r` and `r + 8` of rows `2 j` and `2 j + 1`. Of a gated
 //! product, `r` is a gate and `r + 8` what it gates.
@@ -14,7 +14,8 @@ use crate::extension::EpilogueConfig;
 /// Outputs of a plane.
 const OUTPUTS: usize = 16;
 const PLANE: usize = 32;
-/// Planes of a cube: cubes of them end at about the same time, where sixteen leave a wave half empty.
+/// Planes of a cube: cubes of them end at about the same time, where sixteen leave a wave half
+/// empty.
 pub(super) const PLANES: usize = 8;
 /// Pieces of 32 elements that a plane takes at a time.
 const PIECES: usize = 2;
@@ -57,8 +58,8 @@ impl Blueprint {
 }
 
 /// # Shapes
-/// In vectors of four pairs of elements: `x` `[M, K / 8]`, `weight` `[N, K / 8]`; `y` `[M, outputs]`,
-/// where `N` is `outputs`, or twice as many where gated. `tiles` times 8 rows.
+/// In vectors of four pairs of elements: `x` `[M, K / 8]`, `weight` `[N, K / 8]`; `y` `[M,
+/// outputs]`, where `N` is `outputs`, or twice as many where gated. `tiles` times 8 rows.
 #[cube(launch_unchecked)]
 pub(super) fn tensor_core_kernel<E: Float>(
     x: &[Vector<u32, Const<4>>],

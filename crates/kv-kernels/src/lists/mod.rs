@@ -17,8 +17,8 @@ use crate::{Chosen, KernelError, SlotRanges};
 
 const KEEP: &str = "keep_lists";
 const SLOTS: &str = "list_slots";
-/// Numbers of a list before its tokens: how many there are, below 0 where nothing was chosen yet; the
-/// first recent slot; how often it was chosen.
+/// Numbers of a list before its tokens: how many there are, below 0 where nothing was chosen yet;
+/// the first recent slot; how often it was chosen.
 pub const HEADER: usize = 3;
 
 /// Takes over the lists of the rows that were due, in place: their tokens, counted from behind the
@@ -26,8 +26,8 @@ pub const HEADER: usize = 3;
 /// layer's part of `board`, if there is one.
 ///
 /// # Shapes
-/// `lists` `[B, Hq, 3 + M]`, f32; `chosen` of `R = B * Hq` rows of `M`, `wanted` `[R]`, 0 for rows that
-/// were not due; `budgets` as for [`crate::label_scores`]; `ranges` `[B, Hkv]`; `board`
+/// `lists` `[B, Hq, 3 + M]`, f32; `chosen` of `R = B * Hq` rows of `M`, `wanted` `[R]`, 0 for rows
+/// that were not due; `budgets` as for [`crate::label_scores`]; `ranges` `[B, Hkv]`; `board`
 /// `[layers, B, Hq, 3 + M]`, f32, with the layer.
 ///
 /// # Errors
@@ -104,8 +104,8 @@ pub enum ListTable<'a> {
 }
 
 /// What each query head attends to, slots of the pool `[B * Hq, W]`, 32-bit, `-1` behind them, and
-/// their number `[B * Hq]`: the sinks, the list that it reads, and all slots from the first recent one
-/// of that list on.
+/// their number `[B * Hq]`: the sinks, the list that it reads, and all slots from the first recent
+/// one of that list on.
 ///
 /// # Shapes
 /// `sources` `[B, Hq, 1]`, f32, of [`ListTable::Own`] and `[B, Hq, 2]` of [`ListTable::Board`], as

@@ -39,9 +39,9 @@ pub(super) fn keys_of_round<F: Float, N: Size>(
     held
 }
 
-/// The negated cosine of the key that is most like `q`, of which a unit has its team's columns, and its place in the
-/// range; [`NOWHERE`] where there is but the victim. `k` has those of
-/// the [`last_round`].
+/// The negated cosine of the key that is most like `q`, of which a unit has its team's columns, and
+/// its place in the range; [`NOWHERE`] where there is but the victim. `k` has those of the
+/// [`last_round`].
 #[cube]
 pub(super) fn most_alike<F: Float, N: Size>(
     keys: &[Vector<F, N>],
@@ -66,7 +66,8 @@ pub(super) fn most_alike<F: Float, N: Size>(
     }
     let scale = select(square > f32::new(f32::MIN_POSITIVE), square.inverse_sqrt(), 0.0f32);
 
-    // The least of negated cosines. Rounds descend, since what attention has read last may still be in a cache.
+    // The least of negated cosines. Rounds descend, since what attention has read last may still be
+    // in a cache.
     let mut best = f32::new(ABSENT);
     let mut best_place = i32::new(NOWHERE as i64);
     let mut round = last_round(length, blueprint);
@@ -144,8 +145,9 @@ fn compare<F: Float, N: Size>(
     (least, least_place)
 }
 
-/// Sums over a team's units, of which each then has but some, from the returned one on, in its first elements: what a
-/// unit hands on in a step, it has no more, so that there is half as much left to add.
+/// Sums over a team's units, of which each then has but some, from the returned one on, in its
+/// first elements: what a unit hands on in a step, it has no more, so that there is half as much
+/// left to add.
 #[cube]
 fn shared_out(
     dots: &mut Array<f32>,

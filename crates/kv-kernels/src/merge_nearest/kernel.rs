@@ -1,5 +1,5 @@
-//! The CubeCL kernel: a cube a range, whose teams compare keys, whose first plane merges, and whose others take scores
-//! into averages meanwhile.
+//! The CubeCL kernel: a cube a range, whose teams compare keys, whose first plane merges, and whose
+//! others take scores into averages meanwhile.
 
 use cubecl::prelude::*;
 
@@ -41,8 +41,8 @@ impl Blueprint {
 }
 
 /// # Shapes
-/// In vectors of `N`: `keys` and `values` `[S, columns]`, `queries` `[B * Hkv, group, columns]`; the others as
-/// [`super::merge_nearest`] has them.
+/// In vectors of `N`: `keys` and `values` `[S, columns]`, `queries` `[B * Hkv, group, columns]`;
+/// the others as [`super::merge_nearest`] has them.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
@@ -98,8 +98,8 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
             target = start + place as usize;
         }
     }
-    // All know the target: the first plane merges, while the others take averages of all but what it merges. A cube of one
-    // plane does both, one after the other.
+    // All know the target: the first plane merges, while the others take averages of all but what
+    // it merges. A cube of one plane does both, one after the other.
     let merges = target != victim;
     let alone = CUBE_DIM <= PLANE_DIM;
     let merging = select(merges && !alone, PLANE_DIM, 0u32);

@@ -1,6 +1,6 @@
-//! One slot of every (sequence, key-value head) merged into the one whose key is most alike, with all
-//! that both carry: what a decode step's eviction does in place of dropping. The step's scores may go into the slots'
-//! averages before, in the same launch.
+//! One slot of every (sequence, key-value head) merged into the one whose key is most alike, with
+//! all that both carry: what a decode step's eviction does in place of dropping. The step's scores
+//! may go into the slots' averages before, in the same launch.
 
 #[cfg(feature = "gpu")]
 mod alike;
@@ -25,8 +25,8 @@ pub const VOTES_RADIX: f32 = 4096.0;
 /// Below all logarithms of scores.
 const NOTHING: f32 = -3.0e38;
 
-/// A cache's slots and what merges need of each, `[S]`, f32 but for keys and values `[S, D]`; all is
-/// written in place.
+/// A cache's slots and what merges need of each, `[S]`, f32 but for keys and values `[S, D]`; all
+/// is written in place.
 #[derive(Debug)]
 pub struct MergingSlots<'a> {
     /// Keys.
@@ -70,14 +70,15 @@ pub struct StepScores {
     pub weights: AverageWeights,
 }
 
-/// Merges one victim of every range into the slot of the highest cosine, if that exceeds the threshold
-/// (the first among equals): key and value as [`crate::merge_slots`] has them, votes and weights add
-/// up. Victims stay where they are, to be dropped. Where the options have a step's scores, all live slots take them into
-/// their averages before, those of heads of which nothing goes, too.
+/// Merges one victim of every range into the slot of the highest cosine, if that exceeds the
+/// threshold (the first among equals): key and value as [`crate::merge_slots`] has them, votes and
+/// weights add up. Victims stay where they are, to be dropped. Where the options have a step's
+/// scores, all live slots take them into their averages before, those of heads of which nothing
+/// goes, too.
 ///
 /// # Shapes
-/// `victims` `[B, Hkv]`, slots of their ranges, 32-bit; `goes` `[B, Hkv]`, 32-bit: 0 for heads of which
-/// nothing goes. Contents are on the device and are not checked.
+/// `victims` `[B, Hkv]`, slots of their ranges, 32-bit; `goes` `[B, Hkv]`, 32-bit: 0 for heads of
+/// which nothing goes. Contents are on the device and are not checked.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.

@@ -1,5 +1,5 @@
-//! The CubeCL kernel: a team of units a kept slot, which sums its victims online, as attention does. A cube looks for
-//! its slots' victims together.
+//! The CubeCL kernel: a team of units a kept slot, which sums its victims online, as attention
+//! does. A cube looks for its slots' victims together.
 
 use cubecl::prelude::*;
 

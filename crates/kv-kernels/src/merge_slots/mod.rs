@@ -20,17 +20,18 @@ use crate::nearest_slots::SlotLists;
 
 const OP: &str = "merge_slots";
 
-/// What becomes of a merged slot's key. Keys that are all the same stay as they are, and their weights add
-/// up, whatever their scores (lemma 6). Else, with `k̄` the group's mean key, weighted by `w = p ŝ`,
-/// `a = ln(Σ w / Σ p)` the logit that it should have and `b = Σ w ln ŝ / Σ w` the one of `k̄`:
+/// What becomes of a merged slot's key. Keys that are all the same stay as they are, and their
+/// weights add up, whatever their scores (lemma 6). Else, with `k̄` the group's mean key, weighted
+/// by `w = p ŝ`, `a = ln(Σ w / Σ p)` the logit that it should have and `b = Σ w ln ŝ / Σ w` the one
+/// of `k̄`:
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KeyRule {
     /// `(a / b) k̄`, KeepKV's equation 25; where the guard trips, the additive rule.
     Paper,
-    /// `k̄ + (a − b) √D q/‖q‖²` for the query `q` that the merge is made for: the paper's constraint
-    /// without its singularity, as `b = q·k̄/√D` where scores are that query's. Without a query, or
-    /// with one so short that the key would move by more than `guard ‖k̄‖` (heads of a group that
-    /// cancel), as [`Self::Votes`].
+    /// `k̄ + (a − b) √D q/‖q‖²` for the query `q` that the merge is made for: the paper's
+    /// constraint without its singularity, as `b = q·k̄/√D` where scores are that query's. Without
+    /// a query, or with one so short that the key would move by more than `guard ‖k̄‖` (heads of a
+    /// group that cancel), as [`Self::Votes`].
     Additive,
     /// `k̄`, and a weight of `Σ p exp(a − b)` makes up for it.
     Votes,
@@ -43,8 +44,8 @@ pub enum KeyRule {
 pub struct MergeOptions {
     /// The rule for keys.
     pub rule: KeyRule,
-    /// The paper's factor `a / b` is taken from `1 / guard` to `guard`; elsewhere it flips the key or
-    /// makes it all but vanish or explode. Infinity for the equation as it is.
+    /// The paper's factor `a / b` is taken from `1 / guard` to `guard`; elsewhere it flips the key
+    /// or makes it all but vanish or explode. Infinity for the equation as it is.
     pub guard: f32,
     /// Factor of logits; `1/√D` by default.
     pub scale: Option<f32>,
@@ -107,8 +108,8 @@ pub struct MergeLists {
     /// Each victim's place in the row's list of kept slots, `[P, N]`, 32-bit; it is dropped where
     /// that is none.
     pub targets: Tensor<2, Int>,
-    /// `ln p` and `ln ŝ` of the victims, `[P, N, 2]`, f32. Where votes are counted, too, `[P, N, 4]`: the tokens that
-    /// each stands for follow, modulo [`VOTES_RADIX`] and in multiples of it.
+    /// `ln p` and `ln ŝ` of the victims, `[P, N, 2]`, f32. Where votes are counted, too, `[P, N,
+    /// 4]`: the tokens that each stands for follow, modulo [`VOTES_RADIX`] and in multiples of it.
     pub victim_weights: Tensor<3>,
     /// Kept slots, `[P, M]`, in the pool that is written to; none twice.
     pub kept: SlotLists,
@@ -125,18 +126,18 @@ pub struct Merged {
     pub guarded: Tensor<2, Int>,
 }
 
-/// Merges victims into kept slots, whose keys and values in `into` are written in place:
-/// `v = Σ w v / Σ w` with `w = p ŝ`, the key by [`KeyRule`], so that one slot of weight `Σ p` has the
-/// attention that the group had for scores `ŝ` (KeepKV, equations 7 and 25). Its own score is
-/// `Σ w / Σ p`. Slots that nothing goes into stay as they are.
+/// Merges victims into kept slots, whose keys and values in `into` are written in place: `v = Σ w v
+/// / Σ w` with `w = p ŝ`, the key by [`KeyRule`], so that one slot of weight `Σ p` has the
+/// attention that the group had for scores `ŝ` (KeepKV, equations 7 and 25). Its own score is `Σ w
+/// / Σ p`. Slots that nothing goes into stay as they are.
 ///
-/// Weights and scores are logarithms, sums are kept in f32 relative to their largest term: scores of
-/// `exp(±200)` and `exp(−∞)` do no harm. A group without any mass is averaged by its weights `p`. Votes are added up as
-/// whole numbers, exact up to 2³⁶.
+/// Weights and scores are logarithms, sums are kept in f32 relative to their largest term: scores
+/// of `exp(±200)` and `exp(−∞)` do no harm. A group without any mass is averaged by its weights
+/// `p`. Votes are added up as whole numbers, exact up to 2³⁶.
 ///
 /// # Shapes
-/// `from` keys and values `[Sv, D]`, `into` `[S, D]`; all of one dtype, f32, f16 or bf16, with `D` up
-/// to 256. Without `from`, victims are slots of `into`.
+/// `from` keys and values `[Sv, D]`, `into` `[S, D]`; all of one dtype, f32, f16 or bf16, with `D`
+/// up to 256. Without `from`, victims are slots of `into`.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.

@@ -31,8 +31,8 @@ pub struct MergedSlot {
     pub guarded: bool,
 }
 
-/// Merges a group into one slot, as [`super::merge_slots`] does; `query` is the one that the merge is
-/// made for, where there is one.
+/// Merges a group into one slot, as [`super::merge_slots`] does; `query` is the one that the merge
+/// is made for, where there is one.
 pub fn merge_group(
     members: &[Member<'_>],
     query: Option<&[f64]>,
@@ -45,7 +45,8 @@ pub fn merge_group(
         (log_sum_exp(log_masses()), log_sum_exp(members.iter().map(|member| member.log_weight)));
     // A group without any mass is averaged by its votes.
     let massless = log_mass == f64::NEG_INFINITY;
-    // Relative to the largest, so that shares add up to 1 where a logarithm is too large to tell one from two.
+    // Relative to the largest, so that shares add up to 1 where a logarithm is too large to tell
+    // one from two.
     let top = log_masses().fold(f64::NEG_INFINITY, f64::max);
     let total: f64 = log_masses().map(|mass| (mass - top).exp()).sum();
     let share = |member: &Member<'_>| match massless {

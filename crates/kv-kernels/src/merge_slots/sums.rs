@@ -127,9 +127,9 @@ pub(crate) fn outcome(
     result
 }
 
-/// Decides what depends on keys and query, of which these are the squares of norms: keys that are all the
-/// same stay, whatever their scores; and where the query is too short for its step, as that of a group
-/// whose heads cancel, the weight makes up for it.
+/// Decides what depends on keys and query, of which these are the squares of norms: keys that are
+/// all the same stay, whatever their scores; and where the query is too short for its step, as that
+/// of a group whose heads cancel, the weight makes up for it.
 ///
 /// `spread` is the sum of the keys' squared distances from the first.
 #[cube]

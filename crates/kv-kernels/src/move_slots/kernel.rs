@@ -88,7 +88,8 @@ pub(crate) fn compact_kernel<E: Float, N: Size>(
     if CUBE_POS % 2 == 1 {
         close_up::<Vector<E, N>>(values, kept, &range, columns, cube);
     } else {
-        // The numbers beside the slots go with the keys, and before them: nobody is to wait for them in the end.
+        // The numbers beside the slots go with the keys, and before them: nobody is to wait for
+        // them in the end.
         close_up::<i32>(positions, kept, &range, 1, cube);
         if weighted {
             close_up::<f32>(log_weights, kept, &range, 1, cube);
@@ -107,7 +108,8 @@ pub(crate) struct CompactCube {
     pub(crate) fenced: bool,
 }
 
-/// The slots of a range that stay: `count` indices from `start` on, of slots from `offset` on; `most`, of any range.
+/// The slots of a range that stay: `count` indices from `start` on, of slots from `offset` on;
+/// `most`, of any range.
 #[derive(CubeType)]
 struct Kept {
     offset: usize,
@@ -116,8 +118,9 @@ struct Kept {
     most: usize,
 }
 
-/// Moves the kept rows of a pool to their range's beginning. A round is read while the one before it is in hand, and
-/// written when all units have read it: kept slots ascend, so that no round reads what an earlier one has written.
+/// Moves the kept rows of a pool to their range's beginning. A round is read while the one before
+/// it is in hand, and written when all units have read it: kept slots ascend, so that no round
+/// reads what an earlier one has written.
 #[cube]
 fn close_up<T: CubePrimitive>(
     pool: &mut [T],
@@ -209,8 +212,8 @@ fn put<T: CubePrimitive>(
 /// Moves the last slot of each range, of which a cube has one, into its victim's place.
 ///
 /// # Shapes
-/// In vectors: `keys`, `values` `[S, columns]`; `scalars` `[S]` each; `offsets`, `lengths`, `victims`, `goes`
-/// `[pairs]`.
+/// In vectors: `keys`, `values` `[S, columns]`; `scalars` `[S]` each; `offsets`, `lengths`,
+/// `victims`, `goes` `[pairs]`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn drop_kernel<E: Float, N: Size>(

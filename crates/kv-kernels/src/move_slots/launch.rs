@@ -11,7 +11,8 @@ use super::kernel::{self, CompactCube};
 use crate::extension::{Drops, Lists, Scalars, SlotPools};
 use crate::gpu::{elem_type, grid, is_cuda, packed, vector_lanes};
 
-/// Units of a compaction's cube, at most, and the vectors that each reads at once: few enough to be held in registers.
+/// Units of a compaction's cube, at most, and the vectors that each reads at once: few enough to be
+/// held in registers.
 const COMPACT_UNITS: usize = 512;
 const COMPACT_AHEAD: usize = 4;
 
@@ -105,8 +106,8 @@ pub(crate) fn compact(
     pools
 }
 
-/// The last slot of each range moved into its victim's place, in the pools' own buffers: the `whole` slot, after which
-/// the lengths are one less, or its scalars.
+/// The last slot of each range moved into its victim's place, in the pools' own buffers: the
+/// `whole` slot, after which the lengths are one less, or its scalars.
 pub(crate) fn drop(
     pools: SlotPools<CubeBackend>,
     scalars: Scalars<CubeBackend>,

@@ -27,8 +27,8 @@ pub struct KeepLists {
     pub most: usize,
 }
 
-/// Copies row `rows[n]` of `from` into slot `slots[n]` of `to`: key, value, position, weight. Dtypes
-/// may differ. Rows of a source without weights weigh 1; a pool without weights takes none.
+/// Copies row `rows[n]` of `from` into slot `slots[n]` of `to`: key, value, position, weight.
+/// Dtypes may differ. Rows of a source without weights weigh 1; a pool without weights takes none.
 ///
 /// Negative slots are skipped. A slot that occurs twice gets either row.
 ///
@@ -68,8 +68,8 @@ pub fn copy_slots(
 /// then, and the caller's lengths are to follow.
 ///
 /// # Shapes
-/// `offsets` `[B, Hkv]`, 32-bit. Indices are on the device and not checked: they must ascend and lie
-/// within their ranges.
+/// `offsets` `[B, Hkv]`, 32-bit. Indices are on the device and not checked: they must ascend and
+/// lie within their ranges.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
@@ -108,13 +108,14 @@ pub fn compact_slots(
     Ok(())
 }
 
-/// Moves the last slot of each range into a victim's place, in place, where one goes: key, value, position, weight, and
-/// its number in each of the `scalars`, `[S]`, f32. The lengths of ranges of which something goes then are one less, in
-/// place, too. One launch, for up to six scalars; rows of no columns are left as they are, with all beside them.
+/// Moves the last slot of each range into a victim's place, in place, where one goes: key, value,
+/// position, weight, and its number in each of the `scalars`, `[S]`, f32. The lengths of ranges of
+/// which something goes then are one less, in place, too. One launch, for up to six scalars; rows
+/// of no columns are left as they are, with all beside them.
 ///
 /// # Shapes
-/// `victims` `[B, Hkv]`, slots of their ranges, 32-bit, negative for none; `goes` `[B, Hkv]`, 32-bit: 0
-/// for ranges of which nothing goes. Contents are on the device and are not checked.
+/// `victims` `[B, Hkv]`, slots of their ranges, 32-bit, negative for none; `goes` `[B, Hkv]`,
+/// 32-bit: 0 for ranges of which nothing goes. Contents are on the device and are not checked.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
@@ -165,8 +166,8 @@ pub fn drop_slots(
     Ok(())
 }
 
-/// Sets the number of every range's last slot in pools of one number a slot, `[S]`, f32, each to its
-/// own `initial`, in one launch: what new tokens start with.
+/// Sets the number of every range's last slot in pools of one number a slot, `[S]`, f32, each to
+/// its own `initial`, in one launch: what new tokens start with.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.

@@ -25,8 +25,8 @@ pub(crate) fn compact<E: Copy>(
     }
 }
 
-/// The last row of each range to its victim's place, where one goes; the lists are offsets, lengths,
-/// victims, and whether one goes.
+/// The last row of each range to its victim's place, where one goes; the lists are offsets,
+/// lengths, victims, and whether one goes.
 pub(crate) fn drop_rows<E: Copy>(
     pool: &mut [E],
     [offsets, lengths, victims, goes]: [&[i32]; 4],

@@ -1,5 +1,6 @@
-//! Slots paired with the ones whose keys are most alike, without the matrix of all similarities: by matrix instructions
-//! where a device has them for the keys (`tiles.rs`), else in plain arithmetic (`kernel.rs`).
+//! Slots paired with the ones whose keys are most alike, without the matrix of all similarities: by
+//! matrix instructions where a device has them for the keys (`tiles.rs`), else in plain arithmetic
+//! (`kernel.rs`).
 
 #[cfg(feature = "gpu")]
 mod kernel;
@@ -59,8 +60,8 @@ pub struct Nearest {
 /// the most similar of those that rank higher.
 ///
 /// # Shapes
-/// `keys` `[S, D]`, f32, f16 or bf16; `of` `[P, N]`, `among` `[P, M]`; their slots and counts are on
-/// the device and are not checked.
+/// `keys` `[S, D]`, f32, f16 or bf16; `of` `[P, N]`, `among` `[P, M]`; their slots and counts are
+/// on the device and are not checked.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.

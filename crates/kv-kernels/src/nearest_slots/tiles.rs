@@ -1,9 +1,11 @@
-//! Similarities by matrix instructions: slots of one list as rows, 8 of the other at a time as columns.
+//! Similarities by matrix instructions: slots of one list as rows, 8 of the other at a time as
+//! columns.
 //!
-//! Which elements of a row meet which of a column is ours to choose, so that keys go from memory to registers in whole
-//! vectors. In a plane, lane `4 r + j` reads every fourth vector, from `j` on, of the keys of every eighth slot of the
-//! plane's from `r` on, which stay in its registers, and of slot `r` of the others; it gets the products of its own
-//! slots with the others' `2 j` and `2 j + 1`. Norms of the others are a cube's work.
+//! Which elements of a row meet which of a column is ours to choose, so that keys go from memory to
+//! registers in whole vectors. In a plane, lane `4 r + j` reads every fourth vector, from `j` on,
+//! of the keys of every eighth slot of the plane's from `r` on, which stay in its registers, and of
+//! slot `r` of the others; it gets the products of its own slots with the others' `2 j` and `2 j +
+//! 1`. Norms of the others are a cube's work.
 
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
@@ -195,7 +197,8 @@ pub(super) fn nearest_tiles_kernel<F: Float, N: Size>(
                     if comptime!(blueprint.earlier) {
                         fits = fits && other < begin + i * COLUMNS;
                     }
-                    // The own length is the same for all. Places ascend, so `>` keeps the first among equals.
+                    // The own length is the same for all. Places ascend, so `>` keeps the first
+                    // among equals.
                     let likeness = acc[i].extract(e) * length;
                     let wins = fits && likeness > best[i];
                     best[i] = select(wins, likeness, best[i]);

@@ -53,8 +53,8 @@ pub(crate) fn page_bounds_kernel<E: Numeric>(
 }
 
 /// # Shapes
-/// In vectors: `query` `[B, Hq, columns]`, `bounds` `[N, columns]`; `scores` `[rows, pages]`. `each`
-/// query heads choose together.
+/// In vectors: `query` `[B, Hq, columns]`, `bounds` `[N, columns]`; `scores` `[rows, pages]`.
+/// `each` query heads choose together.
 #[cube(launch)]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn page_scores_kernel<E: Float, N: Size>(

@@ -104,17 +104,17 @@ pub fn page_bounds(
     Ok(())
 }
 
-/// What a query's products with the keys of each page are at most, `sum_d max(q_d min_d, q_d max_d)`:
-/// Quest (Tang et al., 2024), section 3.2.
+/// What a query's products with the keys of each page are at most, `sum_d max(q_d min_d, q_d
+/// max_d)`: Quest (Tang et al., 2024), section 3.2.
 ///
 /// Of a budget of `n` tokens `n / page` pages are wanted, all where the range has no more than `n`
 /// slots: with [`PageOptions::always_last`] at least one and the last page is one of them, else at
 /// least 3.
 ///
 /// # Shapes
-/// `query` `[B, Hq, D]`; `bounds` as [`page_bounds`] has them; `budgets` `[B, H, 3]`, f32, tokens first,
-/// of `H = Hq` or, where a group chooses together, `Hkv` heads, as `R = B * H`; `pages` is the most
-/// that a range has.
+/// `query` `[B, Hq, D]`; `bounds` as [`page_bounds`] has them; `budgets` `[B, H, 3]`, f32, tokens
+/// first, of `H = Hq` or, where a group chooses together, `Hkv` heads, as `R = B * H`; `pages` is
+/// the most that a range has.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.
@@ -164,8 +164,8 @@ pub fn page_scores(
 /// with `always_last` those of the last page too.
 ///
 /// # Shapes
-/// `pages` `[R, M]`, 32-bit, ascending, of which `found` `[R]` count; `ranges` `[B, Hkv]`, with `R` a
-/// multiple of `B * Hkv`. `W` is `M * page`, a page more with `always_last`.
+/// `pages` `[R, M]`, 32-bit, ascending, of which `found` `[R]` count; `ranges` `[B, Hkv]`, with `R`
+/// a multiple of `B * Hkv`. `W` is `M * page`, a page more with `always_last`.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.

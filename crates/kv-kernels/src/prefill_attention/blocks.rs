@@ -27,7 +27,8 @@ pub(super) fn attend(
     let mask = options.mask();
     let counted = options.column_sums.map_or(0, |counted| counted.min(queries));
 
-    // A product has its factors' dtype: logits must not be rounded to halves, of which large ones have few digits left.
+    // A product has its factors' dtype: logits must not be rounded to halves, of which large ones
+    // have few digits left.
     let keys = keys.clone().cast(DType::F32);
     let query = query.clone().cast(DType::F32).mul_scalar(scale);
     let query = query.reshape([batch, kv_heads, group, queries, head_dim]);

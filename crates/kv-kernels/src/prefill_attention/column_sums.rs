@@ -1,6 +1,6 @@
-//! Column sums of causal attention on Hopper, once the queries' log-sum-exps are known: products of keys, as rows, and
-//! queries, as columns, so that a key's sum stays in its registers. One plane copies, two groups of four planes hold
-//! 64 keys each.
+//! Column sums of causal attention on Hopper, once the queries' log-sum-exps are known: products of
+//! keys, as rows, and queries, as columns, so that a key's sum stays in its registers. One plane
+//! copies, two groups of four planes hold 64 keys each.
 
 // What PTX writes looks unwritten to the compiler.
 #![allow(unused_assignments)]
@@ -17,11 +17,12 @@ use crate::nvidia::exp2;
 /// A query that is not counted: no power of two is left of its logits.
 const NOT_COUNTED: f32 = 3.0e38;
 
-/// How much of the queries' attention each key gets: `sums[t] = Σ exp(q · k_t scale - log_sum_exp[q])`
-/// over the last `counted` queries that see it.
+/// How much of the queries' attention each key gets: `sums[t] = Σ exp(q · k_t scale -
+/// log_sum_exp[q])` over the last `counted` queries that see it.
 ///
-/// A cube has a tile of keys, whose queries come one tile after another; or, where `few` queries are counted, no more
-/// than a tile, these, whose keys come in so many tiles as `tiles_each`, which is 1 otherwise.
+/// A cube has a tile of keys, whose queries come one tile after another; or, where `few` queries
+/// are counted, no more than a tile, these, whose keys come in so many tiles as `tiles_each`, which
+/// is 1 otherwise.
 ///
 /// # Shapes
 /// `q` `[B * Hq, N, D]`, `k` `[B * Hkv, T, D]`; f32 `log_sum_exp` `[B * Hq, N]` and `sums`
@@ -51,7 +52,8 @@ pub(super) fn column_sums_kernel<E: Float>(
     let words = comptime!(bytes as usize / 4);
     let held = Shared::<[u32]>::new_aligned_slice(words, 1024usize);
     let ring = Shared::<[u32]>::new_aligned_slice(comptime!(STAGES * words), 1024usize);
-    // Twice as many as tiles: who still reads a step's is a step behind those who have left its tile.
+    // Twice as many as tiles: who still reads a step's is a step behind those who have left its
+    // tile.
     let mut shifts = Shared::<[Vector<f32, Const<2>>]>::new_slice(comptime!(STAGES * QUERIES));
     let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(1 + 2 * STAGES), 16usize);
     let held_base = generic_to_shared::<u32>(held.as_ptr());
@@ -268,7 +270,8 @@ fn last_seeing(
     to
 }
 
-/// Writes the sums of a lane's keys, `row` and `row + 8`, of which it and three others have parts, and begins anew.
+/// Writes the sums of a lane's keys, `row` and `row + 8`, of which it and three others have parts,
+/// and begins anew.
 #[cube]
 fn write(sum: &mut Array<f32>, sums: &mut [f32], at: u32, row: u32, keys: u32, j: u32) {
     #[unroll]

@@ -70,7 +70,8 @@ impl Blueprint {
 
 const DONE: &str = "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n";
 
-/// `$0 = $1 $2ᵀ`, 64 queries times 128 keys (or keys times queries); `$1` and `$2` describe tiles in shared memory.
+/// `$0 = $1 $2ᵀ`, 64 queries times 128 keys (or keys times queries); `$1` and `$2` describe tiles
+/// in shared memory.
 fn logits_text(tiles: usize, name: &str) -> String {
     let mut text = String::from(
         ".reg .pred add;\n.reg .b64 da, db;\n.reg .b32 hi;\nmov.b32 hi, 0x40000040;\n\

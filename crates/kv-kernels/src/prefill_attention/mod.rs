@@ -42,8 +42,8 @@ pub enum PrefillWindow {
     All,
     /// The last so many, the query's own included.
     Last(usize),
-    /// Those from [`Share::first_seen`] of the query's own index among the keys on: the start moves on
-    /// with the query.
+    /// Those from [`Share::first_seen`] of the query's own index among the keys on: the start moves
+    /// on with the query.
     From(Share),
 }
 
@@ -61,7 +61,8 @@ pub struct PrefillOutput {
 /// Causal attention, `softmax(q kᵀ / sqrt(D)) v` over keys up to the query's own: the queries are
 /// the last `N` of `T` tokens.
 ///
-/// Softmax subtracts the maximum and sums in f32. The matrix of all queries and keys is never whole.
+/// Softmax subtracts the maximum and sums in f32. The matrix of all queries and keys is never
+/// whole.
 ///
 /// # Shapes
 /// `query` `[B, Hq, N, D]`, `keys` and `values` `[B, Hkv, T, D]`, with `Hq` a multiple of `Hkv` and

@@ -1,4 +1,5 @@
-//! The CubeCL kernels: a unit ranks a number by counting those that are better; a cube sums up a row's groups.
+//! The CubeCL kernels: a unit ranks a number by counting those that are better; a cube sums up a
+//! row's groups.
 
 use cubecl::prelude::*;
 
@@ -17,14 +18,14 @@ const TILE: usize = UNITS * EACH;
 pub(crate) enum Says {
     /// Which index has it, of numbers that are scores.
     Index,
-    /// How late its number's token is chosen, of the sums of ranked ones: those that have joined others are behind all
-    /// that have not.
+    /// How late its number's token is chosen, of the sums of ranked ones: those that have joined
+    /// others are behind all that have not.
     Turn,
 }
 
 /// # Shapes
-/// `numbers` `[rows, columns]`, of which a cube has `UNITS` of a row. For [`Says::Turn`] `ranked` and `joins`, too, and
-/// `turns` are written, else `indices`; what is not used is any tensor.
+/// `numbers` `[rows, columns]`, of which a cube has `UNITS` of a row. For [`Says::Turn`] `ranked`
+/// and `joins`, too, and `turns` are written, else `indices`; what is not used is any tensor.
 #[cube(launch_unchecked)]
 pub(crate) fn rankings_kernel(
     numbers: &[f32],

@@ -27,17 +27,18 @@ pub fn rankings(scores: Tensor<2>) -> Result<Tensor<2, Int>, KernelError> {
     Ok(Tensor::from_dispatch(<Dispatch as MergeOps>::rankings(scores.into_dispatch())))
 }
 
-/// When each of every row has its turn where groups compete as one, as a score: 0 for the first, −1 for the second. Whoever
-/// has a leader, which ranks higher, joins it if its own score is finite, and hands on all that it has, with what was
-/// handed on to it; what is negative adds nothing. Those that have joined nobody come first, by their sums, then the
-/// others, by theirs; the higher rank among equals.
+/// When each of every row has its turn where groups compete as one, as a score: 0 for the first, −1
+/// for the second. Whoever has a leader, which ranks higher, joins it if its own score is finite,
+/// and hands on all that it has, with what was handed on to it; what is negative adds nothing.
+/// Those that have joined nobody come first, by their sums, then the others, by theirs; the higher
+/// rank among equals.
 ///
 /// Sums are made from the lowest rank up, so that they are the same on every device.
 ///
 /// # Shapes
-/// `scores` `[R, T]`, f32, `T` up to 1,048,576; `ranked` `[R, T]`, as [`rankings`] has them; `leaders` `[R, T]`, each
-/// ranked one's leader as a place among these before its own, −1 for none; 32-bit, on the device and not checked.
-/// Returns `[R, T]`, in the order of `scores`.
+/// `scores` `[R, T]`, f32, `T` up to 1,048,576; `ranked` `[R, T]`, as [`rankings`] has them;
+/// `leaders` `[R, T]`, each ranked one's leader as a place among these before its own, −1 for none;
+/// 32-bit, on the device and not checked. Returns `[R, T]`, in the order of `scores`.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.

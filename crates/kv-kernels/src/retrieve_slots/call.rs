@@ -67,8 +67,8 @@ impl Call {
         self.config.longest.max(1)
     }
 
-    /// Code of a cube of `units`, whose teams read so many rows `ahead`, with room for `staged` slots' scores in
-    /// shared memory.
+    /// Code of a cube of `units`, whose teams read so many rows `ahead`, with room for `staged`
+    /// slots' scores in shared memory.
     pub(super) fn blueprint(
         &self,
         units: usize,
@@ -131,7 +131,8 @@ impl Call {
         team
     }
 
-    /// Rows that a team reads before it waits for the first, or tiles that a plane does: as many as registers allow.
+    /// Rows that a team reads before it waits for the first, or tiles that a plane does: as many as
+    /// registers allow.
     pub(super) fn ahead(&self) -> usize {
         match (self.tiles(), self.group) {
             (true, _) => (256 / self.head_dim).clamp(1, 4),

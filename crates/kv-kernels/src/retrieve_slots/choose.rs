@@ -14,7 +14,8 @@ use crate::decode_attention::shared::{LOWEST, larger};
 use crate::scan::exclusive;
 use crate::select::high_of;
 
-/// Orders scores, finds the highest of them, and lists their tokens: [`order_all`], [`mark_highest`], [`list_marked`].
+/// Orders scores, finds the highest of them, and lists their tokens: [`order_all`],
+/// [`mark_highest`], [`list_marked`].
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn retrieve(
@@ -144,7 +145,8 @@ pub(super) fn mark_highest(
     let (top, fewer) = (u32::cast_from(wanted.top), u32::cast_from(wanted.fewer()));
     let (highest, finest) = edges(keys, base, start, local, top, fewer, blueprint);
 
-    // Units have neighbouring words, so that they know their rank among equals where not all of them go in.
+    // Units have neighbouring words, so that they know their rank among equals where not all of
+    // them go in.
     let (first, last) = own_words(local, units);
     let mut parts = Shared::<[u32]>::new_slice(comptime!(blueprint.planes()));
     let room = top - highest.above;

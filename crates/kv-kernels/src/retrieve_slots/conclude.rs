@@ -1,4 +1,5 @@
-//! The end of a range's step: a new set or an entry kept, and what the step reads, written down and counted.
+//! The end of a range's step: a new set or an entry kept, and what the step reads, written down and
+//! counted.
 
 use cubecl::prelude::*;
 
@@ -192,7 +193,8 @@ fn enter<F: Float>(
     }
 }
 
-/// Keeps the entry of a step that shares, where later steps are compared with it too. All must have compared.
+/// Keeps the entry of a step that shares, where later steps are compared with it too. All must have
+/// compared.
 #[cube]
 pub(super) fn keep_shared<F: Float>(
     vectors: &[F],

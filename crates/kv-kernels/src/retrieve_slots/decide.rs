@@ -11,13 +11,15 @@ use super::table::*;
 /// What a range's step does.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Decision {
-    /// The list of the most recent entry whose vectors are similar enough, [`RETRIEVES`] or [`ALL`].
+    /// The list of the most recent entry whose vectors are similar enough, [`RETRIEVES`] or
+    /// [`ALL`].
     pub(super) decided: i32,
     /// By how much the vectors differ from those of the step that made the list, for certificates.
     pub(super) distance: f32,
     /// Tokens of that list.
     pub(super) count: usize,
-    /// Tokens of the step's own choice, where it retrieves and reads that, and what is dropped then, for certificates.
+    /// Tokens of the step's own choice, where it retrieves and reads that, and what is dropped
+    /// then, for certificates.
     pub(super) choice: usize,
     pub(super) dropped_now: f32,
 }
@@ -33,7 +35,8 @@ pub(super) struct Glimpse {
     count: i32,
 }
 
-/// A glimpse at the entry of the unit's plane, before it is known whether it is held, so that neither waits for the other.
+/// A glimpse at the entry of the unit's plane, before it is known whether it is held, so that
+/// neither waits for the other.
 ///
 /// # Shapes
 /// `vectors` `[P, parts, length]`, `set_vectors` `[P, sets, parts, length]`.
@@ -161,7 +164,8 @@ pub(super) fn decide<F: Float>(
     Decision { decided, distance, count, choice: 0usize, dropped_now: 0.0f32 }
 }
 
-/// How similar an entry's vectors are, and, for certificates, by how much they differ, the most of the parts.
+/// How similar an entry's vectors are, and, for certificates, by how much they differ, the most of
+/// the parts.
 #[cube]
 fn compare(seen: &Glimpse, #[comptime] blueprint: Blueprint) -> (f32, f32) {
     let parts = blueprint.parts.comptime();

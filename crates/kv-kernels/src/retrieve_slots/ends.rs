@@ -35,8 +35,8 @@ pub(super) fn below(
         }
         (hidden, known) = over_cube(hidden, known, blueprint);
     } else {
-        // Between a block's steps, few tokens go out of sight, and of a set's few are locals: those at both ends tell,
-        // unless all of them are.
+        // Between a block's steps, few tokens go out of sight, and of a set's few are locals: those
+        // at both ends tell, unless all of them are.
         let ends = comptime!(units / 2);
         let (hidden_first, late_last) = ends_beyond(table, list, count, from, to, ends, blueprint);
         if count > ends && (hidden_first == ends as u32 || late_last == ends as u32) {
@@ -56,7 +56,8 @@ pub(super) fn below(
     (hidden, known)
 }
 
-/// How many of the first `ends` tokens are below `from`, and how many of the last ones are not below `to`.
+/// How many of the first `ends` tokens are below `from`, and how many of the last ones are not
+/// below `to`.
 #[cube]
 fn ends_beyond(
     table: &[i32],

@@ -1,5 +1,5 @@
-//! Choice and attention in one launch: while a cube chooses a set, others attend. Scores have a launch before it where
-//! ranges may share, so that many cubes score the few that do not.
+//! Choice and attention in one launch: while a cube chooses a set, others attend. Scores have a
+//! launch before it where ranges may share, so that many cubes score the few that do not.
 
 use burn::backend::{DType, TensorMetadata};
 use burn_cubecl::CubeBackend;
@@ -33,7 +33,8 @@ const BESIDE: usize = 512;
 /// Slots of a range whose scores one cube chooses among in little time.
 const LONGEST: usize = 8_192;
 
-/// Chooses and attends; returns table and vectors, changed in their own buffers, and the output `[B, Hq, D]`.
+/// Chooses and attends; returns table and vectors, changed in their own buffers, and the output
+/// `[B, Hq, D]`.
 pub(crate) fn run(
     retrieval: Retrieval<CubeBackend>,
     values: CubeTensor,
@@ -58,8 +59,8 @@ pub(crate) fn run(
 }
 
 impl Call {
-    /// The attention's code, and the slots whose scores the choice finds room for, where a cube takes up to `most`
-    /// numbers of shared memory: `room` for the attention, or all that is left.
+    /// The attention's code, and the slots whose scores the choice finds room for, where a cube
+    /// takes up to `most` numbers of shared memory: `room` for the attention, or all that is left.
     fn plan(
         &self,
         kernel: Kernel,
@@ -94,7 +95,8 @@ impl Call {
         Some((blueprint, staged))
     }
 
-    /// Choice and attention by a cube a range, behind the scores of those that retrieve where others share.
+    /// Choice and attention by a cube a range, behind the scores of those that retrieve where
+    /// others share.
     fn attend(&self, values: CubeTensor, blueprint: Blueprint, staged: usize) -> CubeTensor {
         let (query, pairs, stride) = (&self.query, self.pairs, self.longest());
         let options = self.config.options;
@@ -110,8 +112,8 @@ impl Call {
         let choice = self.blueprint(PLANE * blueprint.planes, !shares, staged, 2 * ahead);
         let output = empty_like(query, query.shape(), query.dtype);
         let none = || self.scratch(1, DType::F32).into_buffer_arg();
-        // SAFETY: shapes were checked; the kernel stays within slots, sets and scratch, given ranges that end
-        // within the pool and are no longer than the longest.
+        // SAFETY: shapes were checked; the kernel stays within slots, sets and scratch, given
+        // ranges that end within the pool and are no longer than the longest.
         unsafe {
             fused_kernel::launch_unchecked(
                 &query.client.clone(),
@@ -155,7 +157,8 @@ impl Call {
         output
     }
 
-    /// Parts in which a range is scored where ranges may share: one that retrieves must not keep the others waiting.
+    /// Parts in which a range is scored where ranges may share: one that retrieves must not keep
+    /// the others waiting.
     fn parts(&self) -> usize {
         let most = self.longest().div_ceil(SMALLEST_PART);
         (processors(&self.query.client) * CUBES_EACH / self.pairs.max(1)).clamp(1, most)
@@ -188,8 +191,8 @@ impl Call {
 }
 
 /// # Shapes
-/// As for the kernels of the choice, `rows` being the keys, and of the attention, in pairs of elements, as 32-bit
-/// words: `query` `[P, G, D / 2]`, `keys` `[S, D / 2]`, `values` `[S, D / 2]`.
+/// As for the kernels of the choice, `rows` being the keys, and of the attention, in pairs of
+/// elements, as 32-bit words: `query` `[P, G, D / 2]`, `keys` `[S, D / 2]`, `values` `[S, D / 2]`.
 #[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
 #[allow(clippy::too_many_arguments)]
 fn fused_kernel<E: Float, N: Size, W: Size>(

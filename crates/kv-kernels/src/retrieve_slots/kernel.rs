@@ -1,4 +1,5 @@
-//! The kernel that chooses, a cube a range: behind scores that others have made, or that it makes itself.
+//! The kernel that chooses, a cube a range: behind scores that others have made, or that it makes
+//! itself.
 
 use cubecl::prelude::*;
 
@@ -24,7 +25,8 @@ pub(crate) struct Blueprint {
     pub(crate) columns: usize,
     /// Units that share a row, a power of two within a plane.
     pub(crate) team: usize,
-    /// Whether matrix instructions score rows, by tiles of 16: then a team is of 4, and a unit has every fourth vector.
+    /// Whether matrix instructions score rows, by tiles of 16: then a team is of 4, and a unit has
+    /// every fourth vector.
     pub(crate) tiles: bool,
     /// Units of a cube, and of a plane, at least.
     pub(crate) units: usize,
@@ -57,7 +59,8 @@ pub(crate) struct Blueprint {
 }
 
 impl Blueprint {
-    /// Whether scores are ordered as they are made: those of one query are in the order of its weights.
+    /// Whether scores are ordered as they are made: those of one query are in the order of its
+    /// weights.
     pub(crate) fn direct(&self) -> bool {
         self.group == 1 && !self.measures && !self.certified
     }
@@ -134,9 +137,10 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
 /// A range's step by a cube; returns what it reads.
 ///
 /// # Shapes
-/// In vectors: `query` `[P, G, columns]`, `keys` `[S, columns]`. `vectors` `[P, parts, length]`, `set_vectors`
-/// `[P, sets, parts, length]`, `table` `[P, row]`; `logits` `[P, G, stride]`, `ordered` `[P, stride]`, `marks`
-/// `[P, 3, words]`, `norms` `[P, scored_parts]`, `log_sum_exp` `[P, G]`.
+/// In vectors: `query` `[P, G, columns]`, `keys` `[S, columns]`. `vectors` `[P, parts, length]`,
+/// `set_vectors` `[P, sets, parts, length]`, `table` `[P, row]`; `logits` `[P, G, stride]`,
+/// `ordered` `[P, stride]`, `marks` `[P, 3, words]`, `norms` `[P, scored_parts]`, `log_sum_exp`
+/// `[P, G]`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn step<F: Float, N: Size>(

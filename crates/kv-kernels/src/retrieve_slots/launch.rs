@@ -58,8 +58,8 @@ impl Call {
     /// Scores ranges in so many parts, where they retrieve.
     pub(super) fn score(&self, scratch: &Scratch, splits: usize, blueprint: Blueprint) {
         let options = self.config.options;
-        // SAFETY: shapes were checked; the kernel stays within slots, sets and scratch, given ranges that end
-        // within the pool and are no longer than the longest.
+        // SAFETY: shapes were checked; the kernel stays within slots, sets and scratch, given
+        // ranges that end within the pool and are no longer than the longest.
         unsafe {
             score_kernel::launch_unchecked(
                 &self.query.client.clone(),

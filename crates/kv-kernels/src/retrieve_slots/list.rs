@@ -15,7 +15,8 @@ pub(super) struct Listed {
     pub(super) count: usize,
     /// Tokens that should be.
     pub(super) marked: usize,
-    /// The most attention that a query does not give to what is surely attended to until the block ends.
+    /// The most attention that a query does not give to what is surely attended to until the block
+    /// ends.
     pub(super) dropped: f32,
     /// Tokens in the list of the choice, where the step reads that instead of its set.
     pub(super) chosen: usize,
@@ -30,9 +31,9 @@ pub(super) struct Lists {
     pub(super) choice: usize,
 }
 
-/// Writes the tokens of marked slots, and of the neighbours of the best, to the set's list, and where the step reads its
-/// own choice, the tokens of marked slots alone to that list. Where the cube `gathers` tokens, they go to memory side by
-/// side.
+/// Writes the tokens of marked slots, and of the neighbours of the best, to the set's list, and
+/// where the step reads its own choice, the tokens of marked slots alone to that list. Where the
+/// cube `gathers` tokens, they go to memory side by side.
 ///
 /// # Shapes
 /// `marks` from `marked` on `[3, words]`, a bit a slot.
@@ -129,8 +130,8 @@ pub(super) fn list_marked(
     }
 }
 
-/// Writes the tokens of slots that are marked from `from` on to a list, as far as it has room; returns how many there are.
-/// A unit has the words from `first` to `last`.
+/// Writes the tokens of slots that are marked from `from` on to a list, as far as it has room;
+/// returns how many there are. A unit has the words from `first` to `last`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn write_tokens(
@@ -183,8 +184,9 @@ fn write_tokens(
     count as usize
 }
 
-/// The most attention that a query gives to what is in sight and not kept: slots before `later`, and those before `stays`
-/// that are not marked, from `marked` on, of the first `reach` slots. All know it.
+/// The most attention that a query gives to what is in sight and not kept: slots before `later`,
+/// and those before `stays` that are not marked, from `marked` on, of the first `reach` slots. All
+/// know it.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn mass_of_others(

@@ -30,7 +30,8 @@ pub(super) fn within(word: usize, start: usize, end: usize) -> u32 {
     below & !hidden
 }
 
-/// Slots of a word whose scores are above an edge, or it: that of the highest, and that of the best of them.
+/// Slots of a word whose scores are above an edge, or it: that of the highest, and that of the best
+/// of them.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Compared {
     pub(super) above: u32,
@@ -92,7 +93,8 @@ pub(super) fn lowest_bits(bits: u32, count: u32) -> u32 {
     left
 }
 
-/// The slots of a word that are `distance` before or behind a marked one, of `words` words of marks.
+/// The slots of a word that are `distance` before or behind a marked one, of `words` words of
+/// marks.
 #[cube]
 pub(super) fn shifted(
     marks: &[u32],

@@ -1,13 +1,14 @@
-//! Which tokens a decode step attends to: those of highest attention, retrieved or shared with an earlier step
-//! of similar query (PrHS, section IV-A).
+//! Which tokens a decode step attends to: those of highest attention, retrieved or shared with an
+//! earlier step of similar query (PrHS, section IV-A).
 //!
-//! On CubeCL devices a call is one kernel (`kernel.rs`) where a cube takes a range, else two: `score.rs` in parts, then
-//! the choice a cube a range. Long ranges have five kernels of their own (`sift/`), between which many cubes share what
-//! is to be done. `decide.rs` says which ranges share, `rows.rs` scores, or `tiles.rs` by matrix instructions where
-//! there are any, `choose.rs` makes sets, `radix.rs` finds the highest scores, `marks.rs` notes them bit by bit,
-//! `list.rs` lists them, `conclude.rs` writes down what is read of a set, and `room.rs` knows what all of it takes of
-//! shared memory. Where the attention is a cube a range, too, `fused.rs` chooses and attends in one launch, behind one
-//! for the scores where ranges may share.
+//! On CubeCL devices a call is one kernel (`kernel.rs`) where a cube takes a range, else two:
+//! `score.rs` in parts, then the choice a cube a range. Long ranges have five kernels of their own
+//! (`sift/`), between which many cubes share what is to be done. `decide.rs` says which ranges
+//! share, `rows.rs` scores, or `tiles.rs` by matrix instructions where there are any, `choose.rs`
+//! makes sets, `radix.rs` finds the highest scores, `marks.rs` notes them bit by bit, `list.rs`
+//! lists them, `conclude.rs` writes down what is read of a set, and `room.rs` knows what all of it
+//! takes of shared memory. Where the attention is a cube a range, too, `fused.rs` chooses and
+//! attends in one launch, behind one for the scores where ranges may share.
 
 #[cfg(feature = "gpu")]
 mod call;
@@ -135,18 +136,21 @@ impl RetrieveOptions {
     }
 }
 
-/// Chooses what a step attends to, in place: shares the set of the most recent step of the block whose vectors are similar
-/// to the step's, else retrieves the tokens of highest attention between sinks and locals, ties by the lowest
-/// index, and with them, for steps that share the set, the neighbours of the best. [`crate::SlotView::Sets`] attends to it.
+/// Chooses what a step attends to, in place: shares the set of the most recent step of the block
+/// whose vectors are similar to the step's, else retrieves the tokens of highest attention between
+/// sinks and locals, ties by the lowest index, and with them, for steps that share the set, the
+/// neighbours of the best. [`crate::SlotView::Sets`] attends to it.
 ///
-/// A range's slots are its tokens in order, but for first ones behind the sinks that may have been freed.
+/// A range's slots are its tokens in order, but for first ones behind the sinks that may have been
+/// freed.
 ///
 /// # Shapes
-/// - `query`: `[B, Hq, D]`; `vectors`: `[P, parts, length]`, in the query's dtype, what similarity is of
+/// - `query`: `[B, Hq, D]`; `vectors`: `[P, parts, length]`, in the query's dtype, what similarity
+///   is of
 /// - `keys`: `[S, D]`; `newest`: `[B]`, 32-bit, the newest tokens' indices
 ///
-/// Returns the log-sum-exp of each query over all tokens in sight, `[B, Hq]`, f32, where `measures`: then all
-/// ranges are scored, whether they retrieve or not.
+/// Returns the log-sum-exp of each query over all tokens in sight, `[B, Hq]`, f32, where
+/// `measures`: then all ranges are scored, whether they retrieve or not.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit, and for sets that have no room.
@@ -171,7 +175,8 @@ pub fn retrieve_slots(
     Ok(measures.then(|| log_sum_exp.reshape([batch, query_heads])))
 }
 
-/// [`retrieve_slots`], and the attention to what it chooses, in one launch with the choice where the device allows it.
+/// [`retrieve_slots`], and the attention to what it chooses, in one launch with the choice where
+/// the device allows it.
 ///
 /// # Shapes
 /// As for [`retrieve_slots`]; `values` `[S, D]`. Returns `[B, Hq, D]`.
@@ -274,15 +279,15 @@ pub struct SteerOptions {
     pub most: usize,
 }
 
-/// Changes what the next retrievals of every range find, in place: more where a step has dropped more than the
-/// target, in the mean over its queries, fewer where less.
+/// Changes what the next retrievals of every range find, in place: more where a step has dropped
+/// more than the target, in the mean over its queries, fewer where less.
 ///
 /// # Shapes
 /// `dropped` `[B, Hq]`, f32: the share of attention that the step did not give to what it read.
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit, for targets outside `(0, 1)`, and where the
-/// largest size has no room in the sets.
+/// [`KernelError`] where shapes, dtypes or devices do not fit, for targets outside `(0, 1)`, and
+/// where the largest size has no room in the sets.
 pub fn steer_sets(
     sets: &mut IndexSets,
     dropped: Tensor<2>,

@@ -1,4 +1,5 @@
-//! The highest of a range's scores, found digit by digit in their bits, with histograms in shared memory.
+//! The highest of a range's scores, found digit by digit in their bits, with histograms in shared
+//! memory.
 
 use cubecl::prelude::*;
 
@@ -16,8 +17,8 @@ pub(super) struct Edge {
     pub(super) equal: u32,
 }
 
-/// The edges of the `wanted` and of the `fewer` highest of the keys from `first` to `end`, of which there are as
-/// many, at least.
+/// The edges of the `wanted` and of the `fewer` highest of the keys from `first` to `end`, of which
+/// there are as many, at least.
 #[cube]
 pub(super) fn edges(
     keys: &[u32],

@@ -39,8 +39,8 @@ struct Sight {
 }
 
 impl Problem<'_> {
-    /// Changes `table` `[P, row]` and `set_vectors` `[P, sets, parts, length]`; returns the log-sum-exp of each
-    /// query over all in sight, `[P, G]`, of ranges that were scored.
+    /// Changes `table` `[P, row]` and `set_vectors` `[P, sets, parts, length]`; returns the
+    /// log-sum-exp of each query over all in sight, `[P, G]`, of ranges that were scored.
     pub(crate) fn solve(&self, table: &mut [i32], set_vectors: &mut [f32]) -> Vec<f32> {
         let RetrieveConfig { sets, width, .. } = self.config;
         let pairs = self.offsets.len();
@@ -174,8 +174,8 @@ impl Problem<'_> {
         Sight { sinks, start, local, length, freed, tokens }
     }
 
-    /// The list of the most recent entry of similar vectors, and by how much the vectors of the step that made that list
-    /// differ.
+    /// The list of the most recent entry of similar vectors, and by how much the vectors of the
+    /// step that made that list differ.
     fn decide(
         &self,
         pair: usize,
@@ -275,8 +275,8 @@ impl Problem<'_> {
         [highest, chosen]
     }
 
-    /// The most attention that a query does not give to what the block's steps surely attend to: sinks, the
-    /// chosen, and locals that stay so, of which none go out of sight.
+    /// The most attention that a query does not give to what the block's steps surely attend to:
+    /// sinks, the chosen, and locals that stay so, of which none go out of sight.
     fn dropped(&self, sight: &Sight, logits: &[f32], sums: &[f32], chosen: &[usize]) -> f32 {
         let options = self.config.options;
         let left = steps_left(sight.tokens, options.block);
@@ -329,7 +329,8 @@ fn write_tokens(list: &mut [i32], slots: &[usize], freed: usize) {
     }
 }
 
-/// How many of the `top` highest bring their neighbours along: a share, rounded down but for what is lost in it.
+/// How many of the `top` highest bring their neighbours along: a share, rounded down but for what
+/// is lost in it.
 pub(super) fn best_of(top: usize, share: f32) -> usize {
     ((top as f32 * share + ROUNDING) as usize).min(top)
 }

@@ -25,12 +25,13 @@ impl Call {
         hardware.max_shared_memory_size / size_of::<u32>()
     }
 
-    /// Slots for whose scores shared memory has room, where a cube of so many units chooses: one of few sizes, as
-    /// each is a kernel of its own; 0 where the longest range does not fit.
+    /// Slots for whose scores shared memory has room, where a cube of so many units chooses: one of
+    /// few sizes, as each is a kernel of its own; 0 where the longest range does not fit.
     pub(super) fn staged(&self, units: usize) -> usize {
         let most = self.room().saturating_sub(self.beside(units)) * WORD / (WORD + MARKS);
         let power = self.longest().next_power_of_two().max(SMALLEST_STAGE);
-        // A little more than a power of two would take twice as much, and the place of a cube beside.
+        // A little more than a power of two would take twice as much, and the place of a cube
+        // beside.
         let between = (power / 4 * 3).max(SMALLEST_STAGE);
         let rounded = if self.longest() <= between { between } else { power };
         if self.longest() <= most { rounded.min(most) } else { 0 }

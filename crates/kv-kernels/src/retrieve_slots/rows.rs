@@ -6,12 +6,13 @@ use super::kernel::Blueprint;
 use super::sift::Sums;
 use crate::select::high_of;
 
-/// Writes the logits, or their bits in order, of the `first`-th to `end`-th slot in sight, where those from `sinks` on
-/// are `gap` further on; returns the largest squared norm of a key that this unit has seen.
+/// Writes the logits, or their bits in order, of the `first`-th to `end`-th slot in sight, where
+/// those from `sinks` on are `gap` further on; returns the largest squared norm of a key that this
+/// unit has seen.
 ///
 /// # Shapes
-/// In vectors: `query` `[P, G, columns]`, `keys` `[S, columns]`. `logits` `[P, G, stride]`, `ordered` from `base` on
-/// `[stride]`.
+/// In vectors: `query` `[P, G, columns]`, `keys` `[S, columns]`. `logits` `[P, G, stride]`,
+/// `ordered` from `base` on `[stride]`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn score_part<F: Float, N: Size>(

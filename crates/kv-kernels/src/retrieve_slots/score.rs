@@ -75,8 +75,9 @@ pub(super) fn score_kernel<F: Float, N: Size>(
     }
 }
 
-/// Scores the `split`-th of `splits` parts of what a range has in sight, and notes the largest norm of its keys. Where
-/// logits are ordered as they are made, it is of what lies between sinks and locals alone.
+/// Scores the `split`-th of `splits` parts of what a range has in sight, and notes the largest norm
+/// of its keys. Where logits are ordered as they are made, it is of what lies between sinks and
+/// locals alone.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn score_split<F: Float, N: Size>(

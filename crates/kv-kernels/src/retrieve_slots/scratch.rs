@@ -22,8 +22,8 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// For ranges scored in so many `parts`. Scores and marks are in shared memory where that has room for a range's
-    /// (`staged`), the former where one kernel makes and reads them (`whole`).
+    /// For ranges scored in so many `parts`. Scores and marks are in shared memory where that has
+    /// room for a range's (`staged`), the former where one kernel makes and reads them (`whole`).
     pub(super) fn new(call: &Call, parts: usize, staged: bool, whole: bool) -> Self {
         let (pairs, group, stride) = (call.pairs, call.group, call.longest());
         let logits = if call.direct() { 1 } else { pairs * group * stride };

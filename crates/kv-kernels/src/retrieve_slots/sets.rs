@@ -17,10 +17,11 @@ pub struct SetRule {
     pub top: usize,
     /// `m / k`: the share of them, rounded down, the highest, that bring their neighbours along.
     pub dilated: f32,
-    /// `τ`: sets are shared whose vectors' cosine is above it. From 1 on none is, from -1 down all are.
+    /// `τ`: sets are shared whose vectors' cosine is above it. From 1 on none is, from -1 down all
+    /// are.
     pub threshold: f32,
-    /// How many tokens a set is to have, neighbours included: after each retrieval, the next one's `top` is
-    /// brought closer to what gives that. `None` leaves it as it is.
+    /// How many tokens a set is to have, neighbours included: after each retrieval, the next one's
+    /// `top` is brought closer to what gives that. `None` leaves it as it is.
     pub wanted: Option<usize>,
 }
 
@@ -36,7 +37,8 @@ impl SetRule {
     }
 }
 
-/// Index sets of a layer's ranges, and the vectors of the block's steps that later ones are compared with.
+/// Index sets of a layer's ranges, and the vectors of the block's steps that later ones are
+/// compared with.
 #[derive(Debug, Clone)]
 pub struct IndexSets {
     pub(crate) table: Tensor<2, Int>,
@@ -72,17 +74,17 @@ pub struct RangeSets {
     pub freed: usize,
     /// `k`: tokens that the next retrieval is to find.
     pub top: usize,
-    /// Where sizes are steered: the attention, to what was in sight, that the last measured step dropped, exactly, a mean
-    /// over the queries that share the set; 0 before the first.
+    /// Where sizes are steered: the attention, to what was in sight, that the last measured step
+    /// dropped, exactly, a mean over the queries that share the set; 0 before the first.
     pub measured: f32,
-    /// For certificates: the norm of the largest difference between the vectors of the last step and of the step that
-    /// retrieved its set; 0 where it retrieved itself.
+    /// For certificates: the norm of the largest difference between the vectors of the last step
+    /// and of the step that retrieved its set; 0 where it retrieved itself.
     pub distance: f32,
     /// For certificates: the largest norm of a key that was seen when the set was retrieved.
     pub key_norm: f32,
-    /// For certificates: the most attention that any query of the set's own does not give to what the block's steps
-    /// surely attend to. Where the last step retrieved and read its own choice: the most that any of its queries does not
-    /// give to that choice, sinks and locals.
+    /// For certificates: the most attention that any query of the set's own does not give to what
+    /// the block's steps surely attend to. Where the last step retrieved and read its own choice:
+    /// the most that any of its queries does not give to that choice, sinks and locals.
     pub dropped: f32,
 }
 
@@ -95,9 +97,9 @@ impl RangeSets {
 }
 
 impl IndexSets {
-    /// Room for up to `sets` steps of a block that later ones are compared with, and as many sets, of up to `width` tokens
-    /// each, for a range of each of `rules`; steps are compared by `parts` vectors of `length` numbers. Of sets that find no room, the last
-    /// tokens are left out.
+    /// Room for up to `sets` steps of a block that later ones are compared with, and as many sets,
+    /// of up to `width` tokens each, for a range of each of `rules`; steps are compared by `parts`
+    /// vectors of `length` numbers. Of sets that find no room, the last tokens are left out.
     pub fn new(
         rules: &[SetRule],
         sets: usize,
@@ -131,8 +133,8 @@ impl IndexSets {
         }
     }
 
-    /// From what [`Self::tensors`] held: `vectors` of this shape, and a table, whose sets name tokens below
-    /// `tokens`, one a range.
+    /// From what [`Self::tensors`] held: `vectors` of this shape, and a table, whose sets name
+    /// tokens below `tokens`, one a range.
     ///
     /// # Errors
     /// [`KernelError::Unsupported`] where they do not fit.

@@ -1,10 +1,11 @@
 //! How a range's index sets lie in their table, a row of 32-bit integers a range.
 //!
-//! Fields of the range, then fields of each entry, then the tokens of each set, ascending, and last those of the step's own
-//! choice.
+//! Fields of the range, then fields of each entry, then the tokens of each set, ascending, and last
+//! those of the step's own choice.
 //!
-//! A step of the block that is compared with later ones has an entry: the list that it read, and vectors. A step that
-//! retrieves makes the list of its entry's number; the entry of a step that shares names the list of another.
+//! A step of the block that is compared with later ones has an entry: the list that it read, and
+//! vectors. A step that retrieves makes the list of its entry's number; the entry of a step that
+//! shares names the list of another.
 
 /// The block of steps that the sets are of; `-1` before the first.
 pub(crate) const BLOCK: usize = 0;
@@ -27,14 +28,15 @@ pub(crate) const TOKENS: usize = 8;
 pub(crate) const TOKENS_HIGH: usize = 9;
 /// What the step does: the list that it shares, [`RETRIEVES`] or [`ALL`].
 pub(crate) const DECIDED: usize = 10;
-/// Bits of an f32: by how much the step's queries differ from those of the set, the norm of the largest
-/// difference.
+/// Bits of an f32: by how much the step's queries differ from those of the set, the norm of the
+/// largest difference.
 pub(crate) const DISTANCE: usize = 11;
-/// Bits of f32 numbers: [`KEY_NORM`] and [`DROPPED`] of the set that the step shares, or of what a step that retrieves reads.
+/// Bits of f32 numbers: [`KEY_NORM`] and [`DROPPED`] of the set that the step shares, or of what a
+/// step that retrieves reads.
 pub(crate) const OWN_KEY_NORM: usize = 12;
 pub(crate) const OWN_DROPPED: usize = 13;
-/// What the range's steps retrieve, and when they share: [`crate::SetRule`], shares and thresholds as bits of
-/// f32 numbers, 0 for no wanted size.
+/// What the range's steps retrieve, and when they share: [`crate::SetRule`], shares and thresholds
+/// as bits of f32 numbers, 0 for no wanted size.
 pub(crate) const TOP: usize = 14;
 pub(crate) const DILATED: usize = 15;
 pub(crate) const THRESHOLD: usize = 16;
@@ -45,7 +47,8 @@ pub(crate) const LOCALS: usize = 19;
 pub(crate) const EXACT_TOP: usize = 20;
 /// First slot in sight behind the sinks, counted from the range's first.
 pub(crate) const SEEN: usize = 21;
-/// Bits of an f32: the attention that the last measured step dropped, a mean over the group's queries.
+/// Bits of an f32: the attention that the last measured step dropped, a mean over the group's
+/// queries.
 pub(crate) const MEASURED: usize = 22;
 /// Fields of a range.
 pub(crate) const FIELDS: usize = 24;
@@ -54,8 +57,8 @@ pub(crate) const FIELDS: usize = 24;
 pub(crate) const COUNT: usize = 0;
 /// Bits of an f32: the largest norm of a key that was seen when the set was retrieved.
 pub(crate) const KEY_NORM: usize = 1;
-/// Bits of an f32: the most attention that any query of the set's own does not give to what the block's steps
-/// surely attend to.
+/// Bits of an f32: the most attention that any query of the set's own does not give to what the
+/// block's steps surely attend to.
 pub(crate) const DROPPED: usize = 2;
 /// The list that the entry's step read: its own number where it retrieved.
 pub(crate) const LIST: usize = 3;

@@ -1,8 +1,10 @@
-//! Logits by matrix instructions: the keys of 16 slots as rows, the query heads of a group as columns.
+//! Logits by matrix instructions: the keys of 16 slots as rows, the query heads of a group as
+//! columns.
 //!
-//! Which elements of a row meet which of a column is ours to choose, so that keys go from memory to registers in whole
-//! vectors. In a plane, lane `4 r + j` reads every fourth vector, from `j` on, of the keys of slots `r` and `r + 8`, and
-//! gets these slots' logits of query heads `j` and `j + 4`.
+//! Which elements of a row meet which of a column is ours to choose, so that keys go from memory to
+//! registers in whole vectors. In a plane, lane `4 r + j` reads every fourth vector, from `j` on,
+//! of the keys of slots `r` and `r + 8`, and gets these slots' logits of query heads `j` and `j +
+//! 4`.
 
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;

@@ -1,5 +1,5 @@
-//! Adding a step's probabilities to all scores: by a kernel of its own where there are many tokens, else
-//! as the beginning of the one that moves them.
+//! Adding a step's probabilities to all scores: by a kernel of its own where there are many tokens,
+//! else as the beginning of the one that moves them.
 
 use cubecl::prelude::*;
 
@@ -29,9 +29,10 @@ pub(crate) struct Blueprint {
 /// Cubes share a range: each takes a part of its tokens, and every so many of its slots.
 ///
 /// # Shapes
-/// `slot_scores` `[S]`, `token_scores` `[T]`, `slot_logits` `[S, group]` (`[T, group]` where they stand
-/// among the tokens'), `token_logits` `[T, group]`, `log_sum_exp` `[pairs, group]`; `tops` and `tops_at`
-/// `[pairs, parts]`: the highest score of each `part` of tokens, negated, and its token.
+/// `slot_scores` `[S]`, `token_scores` `[T]`, `slot_logits` `[S, group]` (`[T, group]` where they
+/// stand among the tokens'), `token_logits` `[T, group]`, `log_sum_exp` `[pairs, group]`; `tops`
+/// and `tops_at` `[pairs, parts]`: the highest score of each `part` of tokens, negated, and its
+/// token.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn accumulate_kernel(
@@ -208,8 +209,8 @@ pub(crate) fn accumulate_part(
     found
 }
 
-/// The first token that a range of `length` slots takes for recent when tokens change places: what it holds beyond
-/// its candidates. `behind` is the token behind the newest.
+/// The first token that a range of `length` slots takes for recent when tokens change places: what
+/// it holds beyond its candidates. `behind` is the token behind the newest.
 #[cube]
 pub(crate) fn first_recent(length: i32, limit: i32, recents: i32, behind: i32) -> i32 {
     behind - max(length - (limit - recents), 0i32)

@@ -9,8 +9,9 @@ use crate::evicting_attention::weigh::NOWHERE;
 /// Slots that a unit reads before it waits for the first.
 const SLOTS: usize = 8;
 
-/// Chooses victims, one after another: positions and scores move at once, keys and values when all are chosen. Left to
-/// one plane, whose units need no barrier: each reads and writes every so many of the slots, and only these.
+/// Chooses victims, one after another: positions and scores move at once, keys and values when all
+/// are chosen. Left to one plane, whose units need no barrier: each reads and writes every so many
+/// of the slots, and only these.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn choose(
@@ -67,8 +68,8 @@ pub(super) fn choose(
         }
     }
     if !among {
-        // All are recent, as those of a sequence that has ended and stays where it is: the last go, and nothing
-        // remembers them.
+        // All are recent, as those of a sequence that has ended and stays where it is: the last go,
+        // and nothing remembers them.
         length = limit;
     }
     if unit == 0 {
@@ -77,8 +78,8 @@ pub(super) fn choose(
     }
 }
 
-/// Where a slot's row stood when a range of `held` slots began to move, before its `moves`-th move: each brought the
-/// last of those left to one of `places`.
+/// Where a slot's row stood when a range of `held` slots began to move, before its `moves`-th move:
+/// each brought the last of those left to one of `places`.
 #[cube]
 pub(super) fn source_of(places: &Shared<[i32]>, slot: i32, moves: usize, held: i32) -> i32 {
     let mut source = slot;

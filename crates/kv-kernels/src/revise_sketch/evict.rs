@@ -1,4 +1,5 @@
-//! Evictions in bulk: those of the lowest scores go into the sketch, and the last slots take their places.
+//! Evictions in bulk: those of the lowest scores go into the sketch, and the last slots take their
+//! places.
 
 use cubecl::prelude::*;
 
@@ -12,12 +13,13 @@ use crate::evicting_attention::weigh::NOWHERE;
 
 /// Victims that are chosen before the first of them moves: at most as many as a cube has units.
 pub(super) const VICTIMS: usize = 32;
-/// Rows or entries that a unit reads before it waits for the first: more would take registers from a cube beside.
+/// Rows or entries that a unit reads before it waits for the first: more would take registers from
+/// a cube beside.
 const READS: usize = 2;
 
-/// Evicts from a range of `held` slots until what it keeps is left, none of tokens from `bound` on. Returns its length
-/// then, and how many went into the sketch. Victims are chosen first, by a plane alone; then what they hold is read side
-/// by side.
+/// Evicts from a range of `held` slots until what it keeps is left, none of tokens from `bound` on.
+/// Returns its length then, and how many went into the sketch. Victims are chosen first, by a plane
+/// alone; then what they hold is read side by side.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn evict<F: Float>(
@@ -95,7 +97,8 @@ pub(super) fn evict<F: Float>(
             token_scores[first_token + tokens[unit] as usize] = scores[unit];
         }
         sync_cube();
-        // Teams of units with a vector of a row each, of keys before values: they share buckets, then rows.
+        // Teams of units with a vector of a row each, of keys before values: they share buckets,
+        // then rows.
         let teams = comptime!(units / (2 * columns));
         let team = unit / comptime!(2 * columns);
         // Units behind the last whole team have nothing to do.
@@ -158,7 +161,8 @@ struct Rows {
     team: usize,
 }
 
-/// Adds what victims hold to their entries, one after another: teams take buckets, which have no entry in common.
+/// Adds what victims hold to their entries, one after another: teams take buckets, which have no
+/// entry in common.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn absorb<F: Float>(

@@ -13,9 +13,9 @@ use crate::count_sketch::{HEAD_FIELDS, SketchConfig};
 use crate::evicting_attention::weigh::{ABSENT as INFINITE, NOWHERE};
 
 /// # Shapes
-/// In vectors of 4: `sketch_keys`, `sketch_values` `[N, columns]`, `keys`, `values` `[S, columns]`; `moved`
-/// `[pairs, 2]`; `tops` and `tops_at` `[pairs, parts]` as the accumulation leaves them, unless it is done
-/// here. A cube has two units a vector of a row, at least.
+/// In vectors of 4: `sketch_keys`, `sketch_values` `[N, columns]`, `keys`, `values` `[S, columns]`;
+/// `moved` `[pairs, 2]`; `tops` and `tops_at` `[pairs, parts]` as the accumulation leaves them,
+/// unless it is done here. A cube has two units a vector of a row, at least.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn revise_kernel<F: Float>(

@@ -14,8 +14,8 @@ use crate::gpu::{elem_type, empty_like, grid, packed, planes_of};
 const FEW: usize = 8_192;
 /// Tokens of a part where cubes share them.
 const PART: usize = 1_024;
-/// Tokens that a unit reads at once: where it is one of many cubes' that wait for each other, and where a range's cube is
-/// alone with all of them.
+/// Tokens that a unit reads at once: where it is one of many cubes' that wait for each other, and
+/// where a range's cube is alone with all of them.
 const AHEAD: usize = 4;
 const AHEAD_ALONE: usize = 8;
 /// Two units for each of the 64 vectors of the widest row.
@@ -65,8 +65,8 @@ pub(crate) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
     let tops_at = empty_like(&pool.keys, shape, DType::I32);
     let [slot_logits, token_logits, log_sum_exp] =
         [revision.slot_logits, revision.token_logits, revision.log_sum_exp].map(into_contiguous);
-    // SAFETY: shapes were checked; the kernels stay within what ranges and heads name, given positions
-    // that the heads have room for.
+    // SAFETY: shapes were checked; the kernels stay within what ranges and heads name, given
+    // positions that the heads have room for.
     unsafe {
         if !accumulates {
             accumulate_kernel::launch_unchecked(

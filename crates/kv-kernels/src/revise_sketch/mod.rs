@@ -2,9 +2,10 @@
 //! sketch, and tokens of the sketch that matter more than slots change places with them (KVReviver,
 //! algorithm 3).
 //!
-//! On CubeCL devices `kernel.rs` has a cube a range, which adds the step's probabilities to all scores and
-//! moves tokens: in bulk by `evict.rs`, whose victims `choose.rs` finds, and back by itself. `search.rs` looks for the
-//! lowest and the highest scores. Where a range has many tokens, `accumulate.rs` adds before it, in parts.
+//! On CubeCL devices `kernel.rs` has a cube a range, which adds the step's probabilities to all
+//! scores and moves tokens: in bulk by `evict.rs`, whose victims `choose.rs` finds, and back by
+//! itself. `search.rs` looks for the lowest and the highest scores. Where a range has many tokens,
+//! `accumulate.rs` adds before it, in parts.
 
 #[cfg(feature = "gpu")]
 mod accumulate;
@@ -69,24 +70,25 @@ pub struct ReviseOptions {
 }
 
 /// Adds a step's attention probabilities, summed over the group, to the scores, of which the newest
-/// token's are the first; where a range holds more
-/// than `slack` slots beyond what it keeps, moves those of the lowest scores, but for the most recent
-/// tokens, into its sketch; then swaps while [`ReviseOptions::replace_rate`] says so. All in place, the
-/// lengths too. Among equals, the first slot and the first token go.
+/// token's are the first; where a range holds more than `slack` slots beyond what it keeps, moves
+/// those of the lowest scores, but for the most recent tokens, into its sketch; then swaps while
+/// [`ReviseOptions::replace_rate`] says so. All in place, the lengths too. Among equals, the first
+/// slot and the first token go.
 ///
-/// Where all surplus slots are of the most recent tokens, as of a sequence that has ended and stays at its
-/// position, the last of them are dropped for good.
+/// Where all surplus slots are of the most recent tokens, as of a sequence that has ended and stays
+/// at its position, the last of them are dropped for good.
 ///
-/// What a token's estimate is when it leaves the sketch, rounded to the slots' dtype, is taken out of it,
-/// so that it comes back out the same when it goes in again, unless its entries have changed since.
+/// What a token's estimate is when it leaves the sketch, rounded to the slots' dtype, is taken out
+/// of it, so that it comes back out the same when it goes in again, unless its entries have changed
+/// since.
 ///
 /// # Shapes
-/// `newest` `[B]`, 32-bit: the indices of the newest tokens, which are their positions. Slots are of the
-/// tokens that their positions say.
+/// `newest` `[B]`, 32-bit: the indices of the newest tokens, which are their positions. Slots are
+/// of the tokens that their positions say.
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit, for slots with weights and for a replace
-/// rate below 1; nothing is changed.
+/// [`KernelError`] where shapes, dtypes or devices do not fit, for slots with weights and for a
+/// replace rate below 1; nothing is changed.
 pub fn revise_sketch(
     mut sketch: SketchPool<'_>,
     mut pool: SlotPool<'_>,

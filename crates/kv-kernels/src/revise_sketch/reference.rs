@@ -106,8 +106,8 @@ impl Host<'_> {
         }
         for _ in 0..length - limit {
             let Some(victim) = self.lowest(pair, newest + 1 - recents as i32) else {
-                // All are recent, as those of a sequence that has ended and stays where it is: the last
-                // go, and nothing remembers them.
+                // All are recent, as those of a sequence that has ended and stays where it is: the
+                // last go, and nothing remembers them.
                 self.lengths[pair] = limit as i32;
                 return;
             };

@@ -6,8 +6,8 @@ use cubecl::prelude::*;
 pub(crate) const UNITS: usize = 256;
 
 /// # Shapes
-/// In vectors: `x`, `delta`, `normed` and `sum` `[N, columns]`, `weight` `[columns]`; without `adds`,
-/// `delta` is not read and `sum` not written.
+/// In vectors: `x`, `delta`, `normed` and `sum` `[N, columns]`, `weight` `[columns]`; without
+/// `adds`, `delta` is not read and `sum` not written.
 #[cube(launch_unchecked)]
 pub(crate) fn rms_norm_kernel<E: Float, N: Size>(
     x: &[Vector<E, N>],

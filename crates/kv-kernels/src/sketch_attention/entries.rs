@@ -1,10 +1,11 @@
-//! How the kernel for matrix instructions takes tokens out of a sketch: the median of a token's entries, by columns, into
-//! the registers in which products take a tile's rows.
+//! How the kernel for matrix instructions takes tokens out of a sketch: the median of a token's
+//! entries, by columns, into the registers in which products take a tile's rows.
 //!
-//! Each lane keeps the places of one token, and asks others for those of the rows that it has columns of. Entries are
-//! read from shared memory without conflict: lanes read the pieces of a row in orders of their own, and exchange
-//! registers behind the median. A token's first sign is left out, which changes the sign of the median alone: it goes
-//! into the weight. Arithmetic is on two halves at a time, and its instructions are what these kernels wait for.
+//! Each lane keeps the places of one token, and asks others for those of the rows that it has
+//! columns of. Entries are read from shared memory without conflict: lanes read the pieces of a row
+//! in orders of their own, and exchange registers behind the median. A token's first sign is left
+//! out, which changes the sign of the median alone: it goes into the weight. Arithmetic is on two
+//! halves at a time, and its instructions are what these kernels wait for.
 
 use cubecl::prelude::*;
 
@@ -13,16 +14,17 @@ use super::tiles::{Blueprint, WORDS};
 use crate::count_sketch::hash::kernel;
 use crate::nvidia::{Halves, larger_halves, read_shared, scaled_halves, smaller_halves};
 
-/// Bits of a place: whether the sign is negative (of the first bucket; of others, whether it is not the first one's), and
-/// whether the token is not in the sketch. Above them is where the entry begins, in pieces of a key.
+/// Bits of a place: whether the sign is negative (of the first bucket; of others, whether it is not
+/// the first one's), and whether the token is not in the sketch. Above them is where the entry
+/// begins, in pieces of a key.
 const NEGATIVE: u32 = 1;
 const MISSING: u32 = 2;
 const FIELDS: u32 = 4;
 /// Bytes of a piece of a key.
 const PIECE_BYTES: u32 = 16;
 
-/// Where a lane's own token is, in every bucket; what is missing is at the zeros behind staged entries, else at the first
-/// one.
+/// Where a lane's own token is, in every bucket; what is missing is at the zeros behind staged
+/// entries, else at the first one.
 #[cube]
 pub(super) fn places_of(
     hashes: &[i32],
@@ -61,8 +63,8 @@ pub(super) fn places_of(
     places
 }
 
-/// A token's entries, as the lane `asked` knows them: where they begin, in bytes where they are staged, else in pieces of a
-/// key; and their signs by the first one's.
+/// A token's entries, as the lane `asked` knows them: where they begin, in bytes where they are
+/// staged, else in pieces of a key; and their signs by the first one's.
 #[derive(CubeType)]
 struct Found {
     at: Array<u32>,
@@ -95,8 +97,8 @@ fn found(places: &Array<u32>, asked: usize, #[comptime] blueprint: Blueprint) ->
     Found { at, signs, place: first }
 }
 
-/// The keys of a tile's rows `r` and `r + 8`, every fourth piece from `j` on, but for their first signs. `asked` is the
-/// lane that has the places of the tile's first token.
+/// The keys of a tile's rows `r` and `r + 8`, every fourth piece from `j` on, but for their first
+/// signs. `asked` is the lane that has the places of the tile's first token.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn token_keys<E: Float>(
@@ -161,8 +163,9 @@ pub(super) fn token_keys<E: Float>(
     k
 }
 
-/// The value of a tile's `u`-th row of this lane, in registers `[u, blocks]` of `v`, but for its first sign, which is
-/// returned; and whether the token is in the sketch. Lane `asked` has its places.
+/// The value of a tile's `u`-th row of this lane, in registers `[u, blocks]` of `v`, but for its
+/// first sign, which is returned; and whether the token is in the sketch. Lane `asked` has its
+/// places.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn token_value<E: Float>(

@@ -89,8 +89,8 @@ pub(crate) fn run(
             )
         };
     }
-    // SAFETY: shapes were checked; the kernels stay within the slots, entries and tokens that ranges and
-    // heads name, of which no range has more entries than the sketch says.
+    // SAFETY: shapes were checked; the kernels stay within the slots, entries and tokens that
+    // ranges and heads name, of which no range has more entries than the sketch says.
     unsafe {
         match kernel {
             Kernel::Tiles { planes } => {

@@ -2,10 +2,11 @@
 //! (KVReviver without writing the rebuilt cache).
 //!
 //! One kernel reads a range's slots, then the tokens that are in its sketch: for each it gathers an
-//! entry of every bucket, takes the median and goes on with the same online softmax. The whole sketch
-//! of a range is in shared memory where it finds room, in the cache's dtype: rounding and the median of
-//! an odd number commute, and the mean of the middle two of an even one is rounded twice. `tiles.rs` (with `staging.rs` and `entries.rs`) is that
-//! kernel where matrix instructions serve, `plain.rs` where not; `plan.rs` chooses.
+//! entry of every bucket, takes the median and goes on with the same online softmax. The whole
+//! sketch of a range is in shared memory where it finds room, in the cache's dtype: rounding and
+//! the median of an odd number commute, and the mean of the middle two of an even one is rounded
+//! twice. `tiles.rs` (with `staging.rs` and `entries.rs`) is that kernel where matrix instructions
+//! serve, `plain.rs` where not; `plan.rs` chooses.
 
 #[cfg(feature = "gpu")]
 mod entries;
@@ -59,13 +60,13 @@ pub struct SketchAttention {
     pub token_logits: Tensor<2>,
 }
 
-/// Attention of one query per sequence over its slots and over the tokens in its sketches, with the usual
-/// scale of `1 / sqrt(D)`. Estimated keys and values are rounded to the cache's dtype, as if they had
-/// been stored in it.
+/// Attention of one query per sequence over its slots and over the tokens in its sketches, with the
+/// usual scale of `1 / sqrt(D)`. Estimated keys and values are rounded to the cache's dtype, as if
+/// they had been stored in it.
 ///
 /// # Shapes
-/// `query` `[B, Hq, D]`; `keys`, `values` `[S, D]`, all of one dtype; `ranges` `[B, Hkv]`; `longest` slots
-/// of a range at most.
+/// `query` `[B, Hq, D]`; `keys`, `values` `[S, D]`, all of one dtype; `ranges` `[B, Hkv]`;
+/// `longest` slots of a range at most.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.

@@ -33,9 +33,9 @@ pub(super) struct Blueprint {
 }
 
 /// # Shapes
-/// In vectors of `N`: `query` `[B, Hkv, G, columns]`, `keys` and `values` `[S, columns]`, `output` as
-/// `query`; in vectors of 4: `sketch_keys` and `sketch_values` `[N, D / 4]`; `slot_logits` `[S, G]`,
-/// `token_logits` `[T, G]`, `log_sum_exp` `[B, Hkv, G]`. Where the range is split: `partial`
+/// In vectors of `N`: `query` `[B, Hkv, G, columns]`, `keys` and `values` `[S, columns]`, `output`
+/// as `query`; in vectors of 4: `sketch_keys` and `sketch_values` `[N, D / 4]`; `slot_logits` `[S,
+/// G]`, `token_logits` `[T, G]`, `log_sum_exp` `[B, Hkv, G]`. Where the range is split: `partial`
 /// `[B, Hkv, splits, G, columns]`, `stats` `[B, Hkv, splits, G, 2]` (maximum, sum).
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
@@ -181,8 +181,8 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
             }
         }
     }
-    // Where the tokens of a turn are, one a unit: entries and signs, of which the first says whether it
-    // is one at all.
+    // Where the tokens of a turn are, one a unit: entries and signs, of which the first says
+    // whether it is one at all.
     let mut places = Shared::<[u32]>::new_slice(comptime!(units * buckets));
     let turns = (end - first).div_ceil(units);
     for turn in 0..turns {

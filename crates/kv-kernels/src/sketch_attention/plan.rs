@@ -56,20 +56,22 @@ pub(super) struct Plain {
     pub(super) joined: usize,
 }
 
-/// Planes of a cube for matrix instructions, and cubes of so many on a processor: twelve planes' registers fill it. The
-/// fewer the cubes, the fewer read a range's sketch.
+/// Planes of a cube for matrix instructions, and cubes of so many on a processor: twelve planes'
+/// registers fill it. The fewer the cubes, the fewer read a range's sketch.
 const LAYOUTS: [(usize, usize); 3] = [(12, 1), (6, 2), (4, 3)];
 /// The same for head dims whose rows take more registers.
 const WIDE: [(usize, usize); 2] = [(8, 1), (4, 2)];
 /// The widest rows of the former.
 const NARROW: usize = 128;
-/// What joining parts costs, in halves of a plane's tile: by the cubes of a cluster, and by a launch.
+/// What joining parts costs, in halves of a plane's tile: by the cubes of a cluster, and by a
+/// launch.
 const JOINING: [usize; 2] = [1, 2];
 
-/// Units of a cube of the portable kernel, as many as there is room for: the widest has a processor to itself, and reads
-/// its range's sketch once.
+/// Units of a cube of the portable kernel, as many as there is room for: the widest has a processor
+/// to itself, and reads its range's sketch once.
 const UNITS: [usize; 3] = [512, 256, 128];
-/// Ranges for each processor from which on the narrowest cubes are taken: one begins or ends while others multiply.
+/// Ranges for each processor from which on the narrowest cubes are taken: one begins or ends while
+/// others multiply.
 const MANY: usize = 6;
 /// Of these, a processor has so many under way together.
 const NARROWEST_EACH: usize = 3;
@@ -83,7 +85,8 @@ const MOST_WAVES: usize = 4;
 impl Plan {
     pub(super) fn new(query: &CubeTensor, sizes: Sizes) -> Self {
         let [_, _, head_dim] = query.shape().dims();
-        // For one query head, a plane's products of whole tiles are more work than a team's of rows.
+        // For one query head, a plane's products of whole tiles are more work than a team's of
+        // rows.
         if sizes.group > 1 && multiplies(query) && head_dim.is_multiple_of(32) {
             Self::tiles(query, head_dim, sizes)
         } else {
@@ -179,7 +182,8 @@ impl Plan {
         // Registers are for as many units as the widest cube has.
         let at_once = processors * UNITS[0] / units;
         let most_splits = (longest / SMALLEST_PART).min(MOST_WAVES * at_once / pairs).max(1);
-        // The fewest tokens one behind another, and of splits that have as few, the one into fewest parts.
+        // The fewest tokens one behind another, and of splits that have as few, the one into fewest
+        // parts.
         let tokens = |splits: usize| {
             let joining = if splits > 1 { LAUNCH } else { 0 };
             (pairs * splits).div_ceil(at_once) * longest.div_ceil(splits) + joining

@@ -30,7 +30,8 @@ pub(super) fn orders(blocks: usize) -> usize {
     }
 }
 
-/// Puts a range's entries into shared memory, rounded, with zeros behind them, and says where this lane's columns are.
+/// Puts a range's entries into shared memory, rounded, with zeros behind them, and says where this
+/// lane's columns are.
 ///
 /// # Shapes
 /// In vectors of 4: `all_keys` and `all_values` `[N, D / 4]`.
@@ -95,8 +96,8 @@ pub(super) fn stage<E: Float>(
     Columns { keys, values, first }
 }
 
-/// Lanes of odd rows read every two pieces of a key in the other order, so that two rows are in all banks at once: how
-/// far ahead the piece is that such a lane reads instead of an even one.
+/// Lanes of odd rows read every two pieces of a key in the other order, so that two rows are in all
+/// banks at once: how far ahead the piece is that such a lane reads instead of an even one.
 #[cube]
 pub(super) fn piece_ahead(r: usize, #[comptime] blueprint: Blueprint) -> usize {
     let mut ahead = 0usize.runtime();
@@ -106,8 +107,8 @@ pub(super) fn piece_ahead(r: usize, #[comptime] blueprint: Blueprint) -> usize {
     ahead
 }
 
-/// Where shared memory has piece `block` of lanes `4 r` to `4 r + 3`, of a value: such that half a plane reads pieces of
-/// different rows without conflict, if lanes `j` begin with different blocks.
+/// Where shared memory has piece `block` of lanes `4 r` to `4 r + 3`, of a value: such that half a
+/// plane reads pieces of different rows without conflict, if lanes `j` begin with different blocks.
 #[cube]
 fn place_of_piece(block: usize, r: usize, #[comptime] blocks: usize) -> usize {
     r % 4 + 4 * block + comptime!(4 * blocks) * (r / 4)

@@ -1,8 +1,10 @@
-//! The kernel for matrix instructions: f16 and bf16, 16 rows at a time in each plane of 32, whatever the group.
+//! The kernel for matrix instructions: f16 and bf16, 16 rows at a time in each plane of 32,
+//! whatever the group.
 //!
-//! A plane takes its part of the slots, then its part of the tokens, as the products of decode attention take them: lane
-//! `4 r + j` has keys of the rows `r` and `r + 8`, and values of the rows `2 j`, `2 j + 1`, `2 j + 8` and `2 j + 9`. A
-//! token's rows are medians that the lane takes of its own columns (`entries.rs`).
+//! A plane takes its part of the slots, then its part of the tokens, as the products of decode
+//! attention take them: lane `4 r + j` has keys of the rows `r` and `r + 8`, and values of the rows
+//! `2 j`, `2 j + 1`, `2 j + 8` and `2 j + 9`. A token's rows are medians that the lane takes of its
+//! own columns (`entries.rs`).
 
 use cubecl::prelude::*;
 
@@ -34,7 +36,8 @@ pub(super) struct Blueprint {
     /// Planes of a cube.
     pub(super) planes: usize,
     pub(super) parts: Parts,
-    /// Entries of a range that shared memory has room for, and one more; 0 where they stay in global memory.
+    /// Entries of a range that shared memory has room for, and one more; 0 where they stay in
+    /// global memory.
     pub(super) staged: usize,
     pub(super) halves: Halves,
     pub(super) sketch: SketchConfig,
@@ -54,10 +57,10 @@ impl Blueprint {
 /// Cubes have whole ranges, or parts that a kernel behind joins.
 ///
 /// # Shapes
-/// In 32-bit words: `query` `[B, Hkv, G, D / 2]`, `keys` and `values` `[S, D / 2]`. In vectors of 4: `sketch_keys` and
-/// `sketch_values` `[N, D / 4]`. `slot_logits` `[S, G]`, `token_logits` `[T, G]`, `output` `[B, Hkv, G, D]`, `log_sum_exp`
-/// `[B, Hkv, G]`. Where the range is split: `partial` `[B, Hkv, splits, G, D]`, `stats` `[B, Hkv, splits, G, 2]`
-/// (maximum, sum).
+/// In 32-bit words: `query` `[B, Hkv, G, D / 2]`, `keys` and `values` `[S, D / 2]`. In vectors of
+/// 4: `sketch_keys` and `sketch_values` `[N, D / 4]`. `slot_logits` `[S, G]`, `token_logits` `[T,
+/// G]`, `output` `[B, Hkv, G, D]`, `log_sum_exp` `[B, Hkv, G]`. Where the range is split: `partial`
+/// `[B, Hkv, splits, G, D]`, `stats` `[B, Hkv, splits, G, 2]` (maximum, sum).
 #[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn tile_kernel<E: Float>(
@@ -223,7 +226,8 @@ fn attend<E: Float>(
     let mut running = nothing_yet(rows);
     let mut totals = Shared::<[f32]>::new_slice(comptime!(planes * group * dim));
 
-    // The slots. All are attended to, as they lie: neither a view nor places are looked at, and no slot is the last.
+    // The slots. All are attended to, as they lie: neither a view nor places are looked at, and no
+    // slot is the last.
     let slots = u32::MAX as usize;
     let seen = seen_of(offsets, offsets, lengths, pair, 0usize, 0usize, ViewKind::All);
     let (first, end) = of_cube(seen.count, split, splits);

@@ -33,12 +33,12 @@ pub struct Chosen {
     pub counts: Tensor<1, Int>,
 }
 
-/// Chooses among the first `lengths` scores of every row, up to `most`; of more from a bound on, the
-/// first ones.
+/// Chooses among the first `lengths` scores of every row, up to `most`; of more from a bound on,
+/// the first ones.
 ///
 /// # Shapes
-/// `scores` `[R, T]`, f32, `T` up to 1,048,576; `lengths` `[R]`, 32-bit, up to `T` (on the device, not
-/// checked), `None` for whole rows.
+/// `scores` `[R, T]`, f32, `T` up to 1,048,576; `lengths` `[R]`, 32-bit, up to `T` (on the device,
+/// not checked), `None` for whole rows.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.

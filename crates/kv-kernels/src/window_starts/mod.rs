@@ -13,13 +13,13 @@ use crate::{KernelError, Share, SlotRanges};
 
 const OP: &str = "window_starts";
 
-/// The first slot of every range, counted from the range's own first one, that its sequence's newest
-/// token sees: the first at position [`Share::first_seen`] or behind; the range's length where there
-/// is none. As [`crate::SlotView::Window`] takes them.
+/// The first slot of every range, counted from the range's own first one, that its sequence's
+/// newest token sees: the first at position [`Share::first_seen`] or behind; the range's length
+/// where there is none. As [`crate::SlotView::Window`] takes them.
 ///
 /// # Shapes
-/// `positions` `[S]`, which ascend within every range; `newest` `[B]`, positions of the newest tokens;
-/// 32-bit. Returns `[B, Hkv]`.
+/// `positions` `[S]`, which ascend within every range; `newest` `[B]`, positions of the newest
+/// tokens; 32-bit. Returns `[B, Hkv]`.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.

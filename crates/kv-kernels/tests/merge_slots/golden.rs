@@ -77,8 +77,8 @@ fn golden_keepkv_eq7() {
     }
 }
 
-/// A golden file's heads, all of whose groups were merged by the paper's equation to the letter: outputs are those of
-/// before, and the file's.
+/// A golden file's heads, all of whose groups were merged by the paper's equation to the letter:
+/// outputs are those of before, and the file's.
 fn check_heads(golden: &Golden, groups: &[Group], slots: &[MergedSlot], limit: f64) {
     let [heads, dim] = golden.tensor("q").dims();
     let each = groups.len() / heads;

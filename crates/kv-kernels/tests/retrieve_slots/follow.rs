@@ -245,7 +245,8 @@ pub(crate) fn follow(
     follow_steps(layer, tokens, freed, steps, rules, device, context).retrieved
 }
 
-/// Steps so many tokens apart, of sets that have room for so many tokens, by default for all, by queries of this size.
+/// Steps so many tokens apart, of sets that have room for so many tokens, by default for all, by
+/// queries of this size.
 #[derive(Clone, Copy)]
 pub(crate) struct Steps {
     pub(crate) count: usize,

@@ -1,13 +1,15 @@
-//! Few rows times a weight matrix on Hopper: f16 and bf16. A cube a processor, which copies its share of the weights
-//! into shared memory without a pause: while it ends some outputs, those of the next are on their way. Copies hold no
-//! registers, and the rows come the same way, as loads that hit a cache would wait behind those that miss it. What has
-//! come goes into registers at once, in the order that matrix instructions take, and makes room for more. Where the
-//! rows are to be normalised, they are multiplied by the gain as they come, and their sums are divided by the root of
-//! their mean square in the end, which the cube has found on the way: nothing waits for it.
+//! Few rows times a weight matrix on Hopper: f16 and bf16. A cube a processor, which copies its
+//! share of the weights into shared memory without a pause: while it ends some outputs, those of
+//! the next are on their way. Copies hold no registers, and the rows come the same way, as loads
+//! that hit a cache would wait behind those that miss it. What has come goes into registers at
+//! once, in the order that matrix instructions take, and makes room for more. Where the rows are to
+//! be normalised, they are multiplied by the gain as they come, and their sums are divided by the
+//! root of their mean square in the end, which the cube has found on the way: nothing waits for it.
 //!
-//! In a plane, as in [`tensor_core`](super::tensor_core), lane `4 r + j` holds outputs `r` and `r + 8` of a unit of 16
-//! and rows `2 j` and `2 j + 1`; of a gated product, `r` is a gate and `r + 8` what it gates. Every plane has blocks of
-//! the sums, stages and barriers of its own. Every output is summed in the same order however many rows there are.
+//! In a plane, as in [`tensor_core`](super::tensor_core), lane `4 r + j` holds outputs `r` and `r +
+//! 8` of a unit of 16 and rows `2 j` and `2 j + 1`; of a gated product, `r` is a gate and `r + 8`
+//! what it gates. Every plane has blocks of the sums, stages and barriers of its own. Every output
+//! is summed in the same order however many rows there are.
 
 mod parts;
 
@@ -56,7 +58,8 @@ pub(super) struct Blueprint {
 }
 
 impl Blueprint {
-    /// For so many rows of so many outputs, shared by so many `cubes`, of factors that PTX calls `name`.
+    /// For so many rows of so many outputs, shared by so many `cubes`, of factors that PTX calls
+    /// `name`.
     pub(super) fn new(
         [rows, outputs, cubes]: [usize; 3],
         name: &'static str,
@@ -64,7 +67,8 @@ impl Blueprint {
         epilogue: EpilogueConfig,
     ) -> Self {
         let tiles = rows.div_ceil(8);
-        // A cube's units in even parts, and stages as shared memory has room for. Neither changes the order of sums.
+        // A cube's units in even parts, and stages as shared memory has room for. Neither changes
+        // the order of sums.
         let units = outputs.div_ceil(unit_outputs(epilogue)).div_ceil(cubes);
         let most = if tiles <= 3 { 4 } else { 2 };
         let together = units.div_ceil(units.div_ceil(most));
@@ -101,9 +105,9 @@ pub(super) fn unit_outputs(epilogue: EpilogueConfig) -> usize {
 }
 
 /// # Shapes
-/// `x` `[M, K]`, `weight` `[N, K]`, `y` `[M, outputs]`, where `N` is `outputs`, or twice as many where gated; `units`
-/// are shared by `cubes`. `bias` `[N]` and `residual` `[M, outputs]`, where there are any; in pairs, where rows are
-/// normalised, `gain` `[K / 2]`.
+/// `x` `[M, K]`, `weight` `[N, K]`, `y` `[M, outputs]`, where `N` is `outputs`, or twice as many
+/// where gated; `units` are shared by `cubes`. `bias` `[N]` and `residual` `[M, outputs]`, where
+/// there are any; in pairs, where rows are normalised, `gain` `[K / 2]`.
 #[cube(launch_unchecked)]
 pub(super) fn skinny_kernel<E: Float>(
     x: &TensorMap<E, Tiled>,

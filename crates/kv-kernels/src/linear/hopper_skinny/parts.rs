@@ -11,7 +11,8 @@ use crate::linear::epilogue::{added_to, finish};
 const ROW_BYTES: usize = 128;
 const PIECE_BYTES: usize = 16;
 
-/// Copies a block of 64 columns of `x` and of up to [`Blueprint::together`] units from `unit` on into a stage.
+/// Copies a block of 64 columns of `x` and of up to [`Blueprint::together`] units from `unit` on
+/// into a stage.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn copy<E: Float>(
@@ -55,8 +56,9 @@ pub(super) fn copy<E: Float>(
     }
 }
 
-/// Where in a unit's two tiles a lane finds its row of the four matrices of 8 rows and 8 columns that the first 16
-/// columns are: rows 0 to 7 and 8 to 15 of columns 0 to 7, and the same of columns 8 to 15.
+/// Where in a unit's two tiles a lane finds its row of the four matrices of 8 rows and 8 columns
+/// that the first 16 columns are: rows 0 to 7 and 8 to 15 of columns 0 to 7, and the same of
+/// columns 8 to 15.
 #[cube]
 pub(super) fn weight_place(lane: usize) -> u32 {
     let (row, matrix) = (lane % 8, lane / 8);
@@ -70,7 +72,8 @@ pub(super) fn x_place(lane: usize) -> u32 {
     (row * ROW_BYTES + (matrix ^ row) * PIECE_BYTES) as u32
 }
 
-/// Four matrices of 8 rows and 8 columns: lane `4 r + j` gets columns `2 j` and `2 j + 1` of each one's row `r`.
+/// Four matrices of 8 rows and 8 columns: lane `4 r + j` gets columns `2 j` and `2 j + 1` of each
+/// one's row `r`.
 #[cube]
 pub(super) fn load_matrices(at: u32) -> Vector<u32, Const<4>> {
     let matrices: Vector<u32, Const<4>>;
@@ -91,7 +94,8 @@ pub(super) struct Place {
     live: bool,
 }
 
-/// The `i`-th that this thread stores of units `first..end`, of which there are up to [`Blueprint::together`].
+/// The `i`-th that this thread stores of units `first..end`, of which there are up to
+/// [`Blueprint::together`].
 #[cube]
 fn place(
     i: usize,

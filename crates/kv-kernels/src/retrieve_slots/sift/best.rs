@@ -9,8 +9,9 @@ use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::marks::{MARKS, WORD};
 use crate::retrieve_slots::sight::Sight;
 
-/// Marks what is above the edges' bins and the highest candidates, ties by the lowest slot: as many as are wanted in
-/// all. Of candidates, too, those above the edge's part of its bin are in, and those within it are compared.
+/// Marks what is above the edges' bins and the highest candidates, ties by the lowest slot: as many
+/// as are wanted in all. Of candidates, too, those above the edge's part of its bin are in, and
+/// those within it are compared.
 ///
 /// # Shapes
 /// `near` `[3, words]`.

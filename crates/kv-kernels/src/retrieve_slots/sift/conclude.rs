@@ -1,5 +1,5 @@
-//! The end of a long range's step, where it retrieves: a set of what is marked, and of the highest of what is left to
-//! order.
+//! The end of a long range's step, where it retrieves: a set of what is marked, and of the highest
+//! of what is left to order.
 
 use cubecl::prelude::*;
 
@@ -15,12 +15,12 @@ use crate::retrieve_slots::marks::{MARKS, WORD, within};
 use crate::retrieve_slots::sight::{Outset, outset_of};
 use crate::retrieve_slots::table::*;
 
-/// Concludes the steps of ranges that retrieve, with sets of what is marked and of the best candidates, and writes the
-/// log-sums of all that are scored where they are measured.
+/// Concludes the steps of ranges that retrieve, with sets of what is marked and of the best
+/// candidates, and writes the log-sums of all that are scored where they are measured.
 ///
 /// # Shapes
-/// As for [`mark_kernel`](super::mark::mark_kernel); the longest range has so many `words` of marks, or fewer. Where
-/// shared memory has room for a set's tokens, cubes gather them there.
+/// As for [`mark_kernel`](super::mark::mark_kernel); the longest range has so many `words` of
+/// marks, or fewer. Where shared memory has room for a set's tokens, cubes gather them there.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn conclude_kernel<F: Float>(

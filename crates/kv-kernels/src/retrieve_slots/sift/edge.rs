@@ -10,8 +10,9 @@ pub(super) const ABOVE: usize = 1;
 pub(super) const WITHIN: usize = 2;
 pub(super) const FOUND: usize = 3;
 
-/// Finds, for each number of `most`, the bin of the last of so many highest scores, and writes it to `found`, one behind
-/// another from `to` on. The highest scores are in the first of so `many` bins from `base` on.
+/// Finds, for each number of `most`, the bin of the last of so many highest scores, and writes it
+/// to `found`, one behind another from `to` on. The highest scores are in the first of so `many`
+/// bins from `base` on.
 #[cube]
 pub(super) fn find_edges(
     bins: &[Atomic<u32>],

@@ -55,8 +55,8 @@ impl Sieve {
 }
 
 impl Call {
-    /// Decides, scores, sifts and concludes, by cubes of `units`, the last ones of so many as are `widest`; returns
-    /// log-sums `[P, G]`.
+    /// Decides, scores, sifts and concludes, by cubes of `units`, the last ones of so many as are
+    /// `widest`; returns log-sums `[P, G]`.
     pub(in crate::retrieve_slots) fn sift(&self, units: usize, widest: usize) -> CubeTensor {
         let parts = self.longest().div_ceil(SMALLEST_PART).min(MOST_PARTS);
         let (listed, candidates) = (self.listed(), self.candidates());
@@ -71,8 +71,8 @@ impl Call {
         let shared = grid(processors * CUBES_EACH);
         let wide = CubeDim::new_1d(units as u32);
         let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
-        // SAFETY: shapes were checked; the kernels stay within slots, sets and scratch, given ranges that end
-        // within the pool and are no longer than the longest.
+        // SAFETY: shapes were checked; the kernels stay within slots, sets and scratch, given
+        // ranges that end within the pool and are no longer than the longest.
         unsafe {
             decide_kernel::launch_unchecked(
                 &client,

@@ -13,8 +13,8 @@ use crate::retrieve_slots::sight::outset_of;
 /// Marks the slots of scores above the edges' bins, and hands on those within them.
 ///
 /// # Shapes
-/// As for [`count_kernel`](super::count::count_kernel); `marks` `[P, 3, words]`; `tallies` `[P, 2]`, `candidates`
-/// `[P, 2, room, 2]`: ordered scores and their slots; `edges` `[P, EDGES]`.
+/// As for [`count_kernel`](super::count::count_kernel); `marks` `[P, 3, words]`; `tallies` `[P,
+/// 2]`, `candidates` `[P, 2, room, 2]`: ordered scores and their slots; `edges` `[P, EDGES]`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn mark_kernel(

@@ -5,18 +5,21 @@ use crate::gpu::planes_of;
 use crate::retrieve_slots::call::Call;
 use crate::retrieve_slots::marks::{MARKS, WORD};
 
-/// Slots of a range beyond which many cubes sift its scores, so that one does not have to look at all of them: where
-/// the scores of one query are ordered as they are made, and where those of a group are joined first.
+/// Slots of a range beyond which many cubes sift its scores, so that one does not have to look at
+/// all of them: where the scores of one query are ordered as they are made, and where those of a
+/// group are joined first.
 const LONGEST: usize = 8_192;
 const LONGEST_OF_GROUPS: usize = 2_048;
 /// Words of marks that many are a multiple of.
 const COARSEST: usize = 256;
-/// Ranges beyond which none is sifted, as each cube lists those that retrieve, and the fewest that there is room for.
+/// Ranges beyond which none is sifted, as each cube lists those that retrieve, and the fewest that
+/// there is room for.
 const MOST_RANGES: usize = 4_096;
 const FEWEST_RANGES: usize = 256;
 
 impl Call {
-    /// Whether scores are sifted: those of long ranges, where shared memory has room for their marks and for bins.
+    /// Whether scores are sifted: those of long ranges, where shared memory has room for their
+    /// marks and for bins.
     pub(in crate::retrieve_slots) fn sifts(&self) -> bool {
         let counting = BINS + 2 * PART_WORDS + self.listed() + self.summing(true);
         let longest = if self.direct() { LONGEST } else { LONGEST_OF_GROUPS };

@@ -9,11 +9,13 @@ use crate::retrieve_slots::kernel::Blueprint;
 use crate::retrieve_slots::score::score_split;
 use crate::retrieve_slots::sight::outset_of;
 
-/// Scores ranges in `parts` each, sums the exponentials of each part's logits, and empties the ranges' bins and tallies.
+/// Scores ranges in `parts` each, sums the exponentials of each part's logits, and empties the
+/// ranges' bins and tallies.
 ///
 /// # Shapes
-/// As for [`step`](crate::retrieve_slots::kernel::step), but `norms` `[P, parts]`; `tasks` `[P]`; `part_sums`
-/// `[P, parts, G, 2]`, `bins` `[P, BINS]`, `tallies` `[P, 2]`. Ranges are `most` at most.
+/// As for [`step`](crate::retrieve_slots::kernel::step), but `norms` `[P, parts]`; `tasks` `[P]`;
+/// `part_sums` `[P, parts, G, 2]`, `bins` `[P, BINS]`, `tallies` `[P, 2]`. Ranges are `most` at
+/// most.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn score_kernel<F: Float, N: Size>(

@@ -25,7 +25,8 @@ impl Sums {
         sums
     }
 
-    /// Adds the exponentials of so many values from `first` on, of which those absent are [`LOWEST`].
+    /// Adds the exponentials of so many values from `first` on, of which those absent are
+    /// [`LOWEST`].
     pub(in crate::retrieve_slots) fn add_all(
         &mut self,
         #[comptime] i: usize,
