@@ -93,7 +93,7 @@ impl Line {
     /// The prompt that a line describes.
     ///
     /// # Errors
-    /// For fields that do not go together or are blank.
+    /// For fields that do not go together, are blank or out of range.
     fn prompt(self, line: usize) -> anyhow::Result<Prompt> {
         let (prompt, question_at) = match (self.prompt, self.context, self.question) {
             (None, Some(context), Some(question)) => {
@@ -105,6 +105,10 @@ impl Line {
                 check_text("question", &question)?;
                 let context = prompt.strip_suffix(&question);
                 let context = context.context("`prompt` does not end with its `question`")?.len();
+                ensure!(
+                    context > 0,
+                    "`question` is the whole `prompt`, expected a context before it"
+                );
                 (prompt, Some(context))
             }
             (Some(prompt), None, None) => {
@@ -115,6 +119,9 @@ impl Line {
         };
         check_text("prompt", &prompt)?;
         check_text("answer", &self.answer)?;
+        if let Some(depth) = self.depth {
+            ensure!((0.0..=1.0).contains(&depth), "`depth` is {depth}, expected 0 to 1");
+        }
         let id = if self.id.is_empty() { format!("line {line}") } else { self.id };
         Ok(Prompt {
             id,

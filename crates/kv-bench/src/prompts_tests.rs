@@ -75,6 +75,11 @@ fn lines_that_are_no_prompts_say_why() {
         (r#""context": "a", "questoin": "b", "answer": "c""#, "unknown field `questoin`"),
         (r#""context": "a", "questoin": "b", "answer": "c""#, "`context`, `question`, `answer`"),
         (r#""prompt": "a""#, "missing field `answer`"),
+        (
+            r#""prompt": "a", "question": "a", "answer": "c""#,
+            "the whole `prompt`, expected a context",
+        ),
+        (r#""prompt": "a", "answer": "c", "depth": 7.5"#, "`depth` is 7.5, expected 0 to 1"),
     ] {
         let path = file(folder.path(), &[good, fields]);
         let error = format!("{:#}", Prompts::load(Some(&path)).unwrap_err());

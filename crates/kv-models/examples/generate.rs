@@ -5,7 +5,7 @@
 //!     --model FOLDER_OR_HUB_ID --policy snapkv --budget 0.25 --prompt "..." --chat
 //! ```
 
-use std::io::{BufRead, Read, Write};
+use std::io::{BufRead, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -97,6 +97,7 @@ enum Float {
 fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
         .without_time()
         .with_target(false)

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use kv_core::counted;
 
 use crate::Policy;
+use crate::ends::first_tokens;
 
 /// Whether something is said of a policy for the first time in this process.
 fn is_first(policy: &'static str, what: &str) -> bool {
@@ -40,10 +41,14 @@ pub fn warn_of_remarks(policy: &dyn Policy, layers: usize) {
 /// small.
 pub(crate) fn warn_of_window(policy: &'static str, slots: usize, own: usize, window: usize) {
     warn_once(policy, "window", || {
+        let first = match first_tokens(slots) {
+            0 => String::new(),
+            first => format!(", and keeps the first {}", counted(first, "token")),
+        };
         let (slots, tokens) = (counted(slots, "slot"), counted(window, "token"));
         format!(
             "a budget of {slots} is less than twice its window of {own}: it observes the queries \
-             of the last {tokens}, and keeps first tokens beside them (`fit_window`)"
+             of the last {tokens}{first} (`fit_window`)"
         )
     });
 }

@@ -79,7 +79,8 @@ pub(crate) fn table(records: &[Record]) -> Option<Table> {
     let models: Vec<&str> = models.into_iter().map(|(model, _)| model).collect();
     let means_over = [format!("model {}", models.join(" and ")), samples::samples(&quality)];
     let families = Family::ALL.map(|family| format!("{}: {}", family.name(), family.does()));
-    let columns = COLUMNS_ARE.into_iter().chain(format::legend(metric::HELD_BYTES));
+    let best = "best: the highest exact match; among equals the lowest KL divergence of answers";
+    let columns = [best].into_iter().chain(COLUMNS_ARE).chain(format::legend(metric::HELD_BYTES));
     let table = Table {
         title: format!("The best of each family at {}", format::budget(Some(budget))),
         means_over: means_over.join(": "),

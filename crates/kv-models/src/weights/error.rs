@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use kv_core::counted;
+
 /// What is wrong with a safetensors file, or with a tensor in it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -31,8 +33,10 @@ pub enum WeightsError {
 
     /// The model's files hold no tensor of this name.
     #[error(
-        "the weights hold no tensor `{name}` ({files} files with {tensors} tensors were searched); \
-             `config.json` and the weights must belong to the same model"
+        "the weights hold no tensor `{name}` ({} with {} searched); \
+             `config.json` and the weights must belong to the same model",
+        counted(*files, "file"),
+        counted(*tensors, "tensor")
     )]
     MissingTensor {
         /// The tensor asked for.

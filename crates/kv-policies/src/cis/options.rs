@@ -58,7 +58,7 @@ pub enum SetsOf {
     QueryHeads,
 }
 
-/// How a group's scores or similarities become one.
+/// How a group's scores become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GroupScore {

@@ -340,7 +340,8 @@ impl Figure {
                           the one text at hand in place of WikiText, counts all of its tokens, \
                           frozen ones included, and is the full cache's for CIS*, which leaves \
                           prefill as it is; perplexity is of tokens decoded behind the text's \
-                          context",
+                          context; CPE's sets are of CIS with a k of 88 in place of CIS*'s, and \
+                          blocks are of 8 tokens alone, where table VII has 8 and 16",
                 mode: Some(Mode::QuestionAware),
                 budgets: &[Budget::Tokens(128)],
                 ..QUALITY
