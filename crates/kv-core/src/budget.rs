@@ -41,7 +41,7 @@ impl Budget {
                 "at most 2147483647 tokens can be kept"
             }
             Self::Ratio(ratio) if !(ratio > 0.0 && ratio <= 1.0) => {
-                "a ratio must be above 0 and at most 1"
+                "a ratio must be above 0 and at most 1, a count of tokens at least 1"
             }
             _ => return Ok(()),
         };
@@ -125,7 +125,13 @@ impl FromStr for Budget {
                 });
             }
         };
-        budget.validate()?;
+        // A message names what was written, not the number that it was read as.
+        budget.validate().map_err(|error| match error {
+            Error::InvalidBudget { reason, .. } => {
+                Error::InvalidBudget { budget: text.to_string(), reason }
+            }
+            error => error,
+        })?;
         Ok(budget)
     }
 }
@@ -161,6 +167,14 @@ mod tests {
         for budget in [Budget::Tokens(1), Budget::Ratio(1.0), Budget::Tokens(512)] {
             let text = serde_json::to_string(&budget).unwrap();
             assert_eq!(serde_json::from_str::<Budget>(&text).unwrap(), budget, "{text}");
+        }
+    }
+
+    #[test]
+    fn messages_name_what_was_written() {
+        for wrong in ["-1", "0", "1.5", "-0.5"] {
+            let error = wrong.parse::<Budget>().unwrap_err().to_string();
+            assert!(error.contains(&format!("budget {wrong}:")), "{error}");
         }
     }
 }
