@@ -361,7 +361,7 @@ mod tests {
         mean(&own.collect::<Vec<_>>()).unwrap()
     }
 
-    /// The reasons that are given are what is measured.
+    /// Measurements confirm the reasons that the notes give.
     #[test]
     fn reasons_of_policies_that_fail_in_the_embedded_model_are_true() {
         let policies =

@@ -212,7 +212,7 @@ impl Paper {
         Some(self.mode.unwrap_or(if quick { quick_own } else { own }))
     }
 
-    /// The budgets: those of `--budget`, or the figure's own without it.
+    /// The budgets of `--budget`; without it the figure's own budgets.
     pub(crate) fn budgets(&self, common: &Common) -> Vec<Budget> {
         let takes = self.figure.definition();
         let small = common.quick && !takes.quick_budgets.is_empty();

@@ -19,7 +19,7 @@ const WARM_UP: usize = 2;
 pub(super) const COPIED: usize = 256 << 20;
 
 /// What a timed call leaves, which shows whether its kernels ran: a launch that failed says so only
-/// where what it should have written is read.
+/// when its output is read.
 pub(crate) trait Left {
     /// Reads a number of it.
     ///
