@@ -16,3 +16,4 @@ mod prhs;
 mod recorded;
 mod rope;
 mod support;
+mod tokens;
