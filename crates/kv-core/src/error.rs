@@ -61,7 +61,7 @@ pub enum Error {
     /// A selection or plan contradicts itself or the cache.
     #[error("{what}: {reason}")]
     InvalidPlan {
-        /// Selection, merge plan or overwrite.
+        /// What was asked for, such as `selection` or `limits`.
         what: &'static str,
         /// What is wrong, with the values.
         reason: String,

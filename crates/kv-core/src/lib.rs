@@ -3,8 +3,8 @@
 //! A *slot* of a layer's cache holds a key, a value, the token's logical position and a
 //! multiplicity (weight) `w >= 0`. A [`LayerCache`] is a pool of slots with an offset, a capacity
 //! and a length for every (sequence, key-value head), so that unequal heads are really smaller. A
-//! policy decides what to keep ([`Selection`]), overwrite or merge ([`MergePlan`]); the cache
-//! executes, in place.
+//! policy decides what to keep ([`Selection`]), to overwrite or to merge; the cache carries it
+//! out, in place.
 //!
 //! Dimension letters: `B` batch, `Hkv` key-value heads, `T` tokens, `C` capacity in slots, `S`
 //! slots of a pool, `D` head dim.
@@ -20,7 +20,6 @@ mod host;
 mod layer;
 mod layout;
 mod memory;
-mod merge;
 mod ranking;
 mod selection;
 mod sets;
@@ -42,7 +41,6 @@ pub use layer::{
 };
 pub use layout::SlotLayout;
 pub use memory::MemoryReport;
-pub use merge::{Merge, MergePlan};
 pub use ranking::{rank, top};
 pub use selection::Selection;
 pub use sketch::{Sketch, SketchHead, SketchOptions};

@@ -1,7 +1,7 @@
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{
-    CacheOptions, DecodeAttentionOptions, Error, HeadLayout, LayerCache, Merge, MergePlan, Room,
-    Selection, SlotLayout,
+    CacheOptions, DecodeAttentionOptions, Error, HeadLayout, LayerCache, Room, Selection,
+    SlotLayout,
 };
 use kv_testing::{Numbers, devices};
 
@@ -104,26 +104,13 @@ fn concat_keeps_every_sequence() {
 }
 
 #[test]
-fn plans_that_contradict_themselves_change_nothing() {
+fn selections_and_limits_that_do_not_fit_change_nothing() {
     for tested in devices() {
         let mut cache = prompt_cache(&tested.device, &ragged(), Room::Extra(0));
-        let merge = |victim, target| Merge { victim, target, importance: 1.0 };
-        let with = |merges: Vec<Merge>, dropped: Vec<u32>| MergePlan {
-            merges: vec![merges, vec![], vec![], vec![]],
-            dropped: vec![dropped, vec![], vec![], vec![]],
-        };
-        for (plan, expected) in [
-            (with(vec![merge(0, 1), merge(0, 2)], vec![]), "goes twice"),
-            (with(vec![merge(0, 1), merge(1, 2)], vec![]), "goes itself"),
-            (with(vec![merge(0, 7)], vec![]), "out of range"),
-            (with(vec![], vec![3]), "out of range"),
-        ] {
-            let error = cache.merge(&plan).unwrap_err().to_string();
-            assert!(error.contains(expected), "{error}");
-        }
         let beyond = Selection::new(vec![vec![3], vec![], vec![], vec![]]).unwrap();
         assert!(cache.retain(&beyond).is_err());
-        assert!(cache.evict_lowest(Tensor::zeros([14], &tested.device), &[0; 4]).is_err());
+        let victims = cache.ranges().offsets.clone();
+        assert!(cache.evict_slots(victims, &[0; 4]).is_err());
         assert_eq!(cache.layout().lengths(), [3, 0, 1, 10]);
     }
 }
@@ -172,7 +159,7 @@ fn selections_of_a_device_are_those_of_the_host() {
 
 /// A projected token goes where a finished one would; another model's layout changes nothing.
 #[test]
-fn projected_tokens_append_and_overwrite() {
+fn projected_tokens_append_as_finished_ones_do() {
     for tested in devices() {
         let device = &tested.device;
         let layout =
@@ -189,13 +176,6 @@ fn projected_tokens_append_and_overwrite() {
         let query = cache.append_projected(projected.clone(), at(10), &layout).unwrap();
         let read = |tensor: Tensor<3>| tensor.try_into_vec_as::<f32>().unwrap();
         assert_eq!(read(query), read(heads(0, 4)));
-        // Each head's first slot; the empty head has one by now.
-        let slots = cache.ranges().offsets.clone();
-        expected.overwrite(slots.clone(), heads(6, 2), heads(4, 2), at(3)).unwrap();
-        let order = [0..32, 48..64, 32..48];
-        let swapped = order.map(|columns| projected.clone().slice_dim(1, columns));
-        let swapped = Tensor::cat(swapped.into(), 1);
-        cache.overwrite_projected(slots.clone(), swapped, at(3), &layout).unwrap();
         assert_eq!(cache.layout(), expected.layout());
         let pool = |cache: &LayerCache| {
             let rows = |pool: &Tensor<2>| pool.clone().try_into_vec_as::<f32>().unwrap();
@@ -205,9 +185,7 @@ fn projected_tokens_append_and_overwrite() {
 
         let other = HeadLayout { query_heads: 6, kv_heads: 1, ..layout };
         let before = pool(&cache);
-        let error = cache.append_projected(projected.clone(), at(11), &other).unwrap_err();
-        assert!(matches!(error, Error::Shape { .. }), "{error}");
-        let error = cache.overwrite_projected(slots, projected, at(11), &other).unwrap_err();
+        let error = cache.append_projected(projected, at(11), &other).unwrap_err();
         assert!(matches!(error, Error::Shape { .. }), "{error}");
         assert_eq!(pool(&cache), before);
     }

@@ -1,7 +1,10 @@
 //! A cache as plain vectors: what every operation of the real one must amount to.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use kv_core::{CacheOptions, LayerCache, Merge, MergePlan, Selection, SlotLayout, read_f32};
+use kv_core::{
+    CacheOptions, KeyRule, LayerCache, MergeLists, MergeOptions, Selection, SlotLayout, SlotLists,
+    read_f32,
+};
 use kv_testing::Numbers;
 
 pub(crate) const DIM: usize = 8;
@@ -81,26 +84,35 @@ impl Pair {
         }
     }
 
-    /// Overwrites one live slot of every head that has one.
-    pub(crate) fn overwrite(&mut self) {
-        let ((key, keys), (value, values)) = (self.rows(), self.rows());
+    /// Gives one live slot of every head that has one another weight and track, and adds to its
+    /// value.
+    pub(crate) fn rewrite(&mut self) {
+        let pairs = self.heads.len();
+        let rows = self.numbers.normal(pairs * DIM);
         let offsets = self.cache.layout().offsets().to_vec();
-        let mut slots = Vec::new();
+        let (mut slots, mut weights, mut tracks) = (Vec::new(), Vec::new(), Vec::new());
         for (pair, &offset) in offsets.iter().enumerate() {
             let length = self.heads[pair].len();
+            weights.push(1.0 + self.numbers.below(4) as f32);
+            tracks.push(self.numbers.below(9) as f32);
             if length == 0 {
                 slots.push(-1);
                 continue;
             }
             let index = self.numbers.below(length);
             slots.push((offset + index) as i32);
-            self.heads[pair][index] = self.fresh(pair, &keys, &values);
+            let slot = &mut self.heads[pair][index];
+            (slot.weight, slot.track) = (weights[pair], tracks[pair]);
+            let added = &rows[pair * DIM..][..DIM];
+            slot.value.iter_mut().zip(added).for_each(|(value, added)| *value += added);
         }
-        let layout = self.cache.layout();
-        let data = TensorData::new(slots, [layout.batch(), layout.kv_heads()]);
-        let slots = Tensor::from_data(data, (&self.device, DType::I32));
-        self.cache.overwrite(slots, key, value, self.position()).unwrap();
-        self.next += 1;
+        let slots = Tensor::<1, Int>::from_data(slots.as_slice(), (&self.device, DType::I32));
+        let floats = |of: &[f32]| Tensor::<1>::from_data(of, (&self.device, DType::F32));
+        let logs: Vec<f32> = weights.iter().map(|weight| weight.ln()).collect();
+        self.cache.write_log_weights(&slots, floats(&logs)).unwrap();
+        self.cache.write_track("track", &slots, floats(&tracks)).unwrap();
+        let rows = floats(&rows).reshape([pairs, DIM]);
+        self.cache.add_values(&slots, rows).unwrap();
     }
 
     /// Keeps a random subset of every head, of different sizes.
@@ -142,7 +154,8 @@ impl Pair {
     /// Evicts the lowest key component from every head above `limit`.
     pub(crate) fn evict(&mut self, limit: usize) {
         let scores = self.cache.keys().clone().narrow(1, 0, 1).squeeze_dim(1);
-        self.cache.evict_lowest(scores, &vec![limit; self.heads.len()]).unwrap();
+        let victims = self.cache.lowest_slots(scores).unwrap();
+        self.cache.evict_slots(victims, &vec![limit; self.heads.len()]).unwrap();
         for head in &mut self.heads {
             if head.len() > limit {
                 let lowest = head.iter().enumerate();
@@ -153,23 +166,18 @@ impl Pair {
         }
     }
 
-    /// Merges every third slot into a neighbour and drops every fifth.
+    /// Merges every third slot into the one before it and drops every fifth.
     pub(crate) fn merge(&mut self) {
-        let mut plan = MergePlan::default();
+        let (mut merges, mut kept) = (Vec::new(), Vec::new());
         for head in &mut self.heads {
-            let (mut merges, mut dropped) = (Vec::new(), Vec::new());
-            for index in 0..head.len() as u32 {
-                if index % 3 == 1 {
-                    let importance = 0.25 + self.numbers.below(8) as f32;
-                    merges.push(Merge { victim: index, target: index - 1, importance });
-                } else if index % 15 == 5 {
-                    dropped.push(index);
-                }
+            let mut own: Vec<(u32, f32)> = Vec::new();
+            for index in (1..head.len() as u32).step_by(3) {
+                own.push((index, 0.25 + self.numbers.below(8) as f32));
             }
-            for merge in &merges {
-                let victim = head[merge.victim as usize].clone();
-                let target = &mut head[merge.target as usize];
-                let (ours, theirs) = (target.weight, victim.weight * merge.importance);
+            for &(index, importance) in &own {
+                let victim = head[index as usize].clone();
+                let target = &mut head[index as usize - 1];
+                let (ours, theirs) = (target.weight, victim.weight * importance);
                 for (into, from) in
                     [(&mut target.key, &victim.key), (&mut target.value, &victim.value)]
                 {
@@ -180,15 +188,65 @@ impl Pair {
                 target.weight += victim.weight;
                 target.track += victim.track;
             }
-            let gone = |index: u32| {
-                merges.iter().any(|merge| merge.victim == index) || dropped.contains(&index)
-            };
-            let stays = (0..head.len() as u32).filter(|&index| !gone(index));
-            *head = stays.map(|index| head[index as usize].clone()).collect();
-            plan.merges.push(merges);
-            plan.dropped.push(dropped);
+            let stays: Vec<u32> =
+                (0..head.len() as u32).filter(|index| index % 3 != 1 && index % 15 != 5).collect();
+            merges.push(own);
+            kept.push(stays);
         }
-        self.cache.merge(&plan).unwrap();
+        self.merge_on_device(&merges);
+        for (head, stays) in self.heads.iter_mut().zip(&kept) {
+            *head = stays.iter().map(|&index| head[index as usize].clone()).collect();
+        }
+        self.cache.retain(&Selection::new(kept).unwrap()).unwrap();
+    }
+
+    /// Each head's merges of a slot, with its importance, into the one before it.
+    fn merge_on_device(&mut self, merges: &[Vec<(u32, f32)>]) {
+        let most = merges.iter().map(Vec::len).max().unwrap_or_default();
+        if most == 0 {
+            return;
+        }
+        let pairs = merges.len();
+        let weights = self.cache.read_weights().unwrap();
+        let tracks = read_f32("track", self.cache.track("track").unwrap().clone()).unwrap();
+        let fill = |value: i32| vec![value; pairs * most];
+        let (mut victims, mut targets, mut kept) = (fill(0), fill(-1), fill(-1));
+        let mut logs = [vec![0.0; pairs * most * 2], vec![0.0; pairs * most * 2]];
+        let mut sums = vec![0.0; pairs * most];
+        for (pair, own) in merges.iter().enumerate() {
+            let offset = self.cache.layout().offsets()[pair];
+            for (at, &(index, importance)) in own.iter().enumerate() {
+                let (slot, row) = (offset + index as usize, pair * most + at);
+                (victims[row], kept[row], targets[row]) = (slot as i32, slot as i32 - 1, at as i32);
+                logs[0][2 * row..][..2].copy_from_slice(&[weights[slot].ln(), importance.ln()]);
+                logs[1][2 * row] = weights[slot - 1].ln();
+                sums[row] = tracks[slot] + tracks[slot - 1];
+            }
+        }
+        let device = &self.device;
+        let ints = |of: &[i32]| {
+            Tensor::<1, Int>::from_data(of, (device, DType::I32)).reshape([pairs, most])
+        };
+        let counts: Vec<i32> = merges.iter().map(|own| own.len() as i32).collect();
+        let counts = Tensor::<1, Int>::from_data(counts.as_slice(), (device, DType::I32));
+        let [victim_weights, kept_weights] = logs.map(|logs| {
+            let flat = Tensor::<1>::from_data(logs.as_slice(), (device, DType::F32));
+            flat.reshape([pairs, most, 2])
+        });
+        let slots = ints(&kept).reshape([pairs * most]);
+        let lists = MergeLists {
+            victims: SlotLists { slots: ints(&victims), counts: counts.clone() },
+            targets: ints(&targets),
+            victim_weights,
+            kept: SlotLists { slots: ints(&kept), counts },
+            kept_weights,
+        };
+        let options = MergeOptions { rule: KeyRule::Mean, ..MergeOptions::default() };
+        let merged = self.cache.merge_slots(None, &lists, &options).unwrap();
+        let weights = merged.weights.narrow(2, 0, 1).reshape([pairs * most]);
+        self.cache.write_log_weights(&slots, weights).unwrap();
+        let sums = Tensor::<1>::from_data(sums.as_slice(), (device, DType::F32));
+        self.cache.write_track("track", &slots, sums).unwrap();
     }
 
     /// Compares everything.

@@ -7,7 +7,7 @@ use super::model::Pair;
 #[derive(Debug, Clone, Copy)]
 enum Op {
     Append,
-    Overwrite,
+    Rewrite,
     Retain,
     RetainHighest(usize),
     Evict(usize),
@@ -21,7 +21,7 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         6 => Just(Op::Append),
-        2 => Just(Op::Overwrite),
+        2 => Just(Op::Rewrite),
         1 => Just(Op::Retain),
         2 => (0usize..6).prop_map(Op::RetainHighest),
         2 => (1usize..6).prop_map(Op::Evict),
@@ -43,7 +43,7 @@ fn run(ops: &[Op], capacities: &[usize], device: &burn::tensor::Device) {
     for op in ops {
         match *op {
             Op::Append => pair.append(),
-            Op::Overwrite => pair.overwrite(),
+            Op::Rewrite => pair.rewrite(),
             Op::Retain => pair.retain(),
             Op::RetainHighest(count) => pair.retain_highest(count),
             Op::Evict(limit) => pair.evict(limit),
@@ -64,7 +64,7 @@ fn run(ops: &[Op], capacities: &[usize], device: &burn::tensor::Device) {
                 let copy = pair.cache.clone();
                 let before = pair.heads.clone();
                 let next = pair.next;
-                pair.overwrite();
+                pair.rewrite();
                 pair.evict(2);
                 pair.cache = copy;
                 pair.heads = before;
@@ -100,7 +100,7 @@ fn a_pool_without_slots_takes_every_operation() {
         Op::RetainHighest(2),
         Op::Retain,
         Op::Evict(1),
-        Op::Overwrite,
+        Op::Rewrite,
         Op::Merge,
         Op::Clone,
         Op::SaveAndLoad,

@@ -273,13 +273,6 @@ impl ModelConfig {
         let total = embeddings + layers * (attention + mlp + 2 * hidden) + hidden;
         u64::try_from(total).unwrap_or(u64::MAX)
     }
-
-    /// Bytes that one token takes in a full cache of all layers, stored as `dtype`.
-    pub fn kv_bytes_per_token(&self, dtype: DType) -> u64 {
-        [2, self.num_layers, self.num_kv_heads, self.head_dim, dtype.size()]
-            .iter()
-            .fold(1, |bytes: u64, &n| bytes.saturating_mul(n as u64))
-    }
 }
 
 fn read(path: &Path) -> Result<String> {

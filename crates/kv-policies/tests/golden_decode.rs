@@ -112,7 +112,8 @@ fn golden_h2o_local_mask() {
             add(&mut cache, 0..budget);
             for at in budget..tokens {
                 let score = cache.track("score").unwrap().clone();
-                cache.evict_lowest(score, &vec![budget - 1; heads]).unwrap();
+                let victims = cache.lowest_slots(score).unwrap();
+                cache.evict_slots(victims, &vec![budget - 1; heads]).unwrap();
                 append(&mut cache, at);
                 for head in 0..heads {
                     let expected: Vec<u32> = (0..tokens as u32)

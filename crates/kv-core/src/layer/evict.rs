@@ -8,23 +8,6 @@ use crate::tensors::ints;
 use crate::{Error, LayerCache, Result, Selection};
 
 impl LayerCache {
-    /// Drops the slot of lowest score from every head that holds more than its limit, in place and
-    /// without waiting for the device: the head's last slot moves into the gap. Ties go to the
-    /// lower slot.
-    ///
-    /// # Shapes
-    /// `scores` `[S]`, f32; `limits` `[B * Hkv]`.
-    ///
-    /// # Errors
-    /// [`Error::InvalidPlan`] for a limit of 0, [`Error::Shape`].
-    pub fn evict_lowest(&mut self, scores: Tensor<1>, limits: &[usize]) -> Result<()> {
-        if !self.over_limits(limits)?.contains(&true) {
-            return expect_shape("scores", &scores.dims(), &[self.slots()]);
-        }
-        let victims = self.lowest_slots(scores)?;
-        self.evict_slots(victims, limits)
-    }
-
     /// Each head's slot of lowest score, `[B, Hkv]`; the lowest slot among equals, −1 for an empty
     /// head. `scores` is `[S]`, f32.
     ///
@@ -53,8 +36,9 @@ impl LayerCache {
         Ok(argmin_slots(scores, &self.ranges, Some(protected))?)
     }
 
-    /// Drops one given live slot, `[B, Hkv]`, from every head that holds more than its limit, as
-    /// [`Self::evict_lowest`] does; the slots are on the device and are not checked.
+    /// Drops one given live slot, `[B, Hkv]`, from every head that holds more than its limit, in
+    /// place and without waiting for the device: the head's last slot moves into the gap. The slots
+    /// are on the device and are not checked.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] for a limit of 0, [`Error::Shape`].

@@ -1,4 +1,4 @@
-//! New tokens into slots: a prompt's, appended ones, overwriting ones.
+//! New tokens into slots: a prompt's, and appended ones.
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::{HeadLayout, Placement, SlotSource, copy_slots, reset_last, write_heads};
@@ -138,32 +138,6 @@ impl LayerCache {
         Ok(query)
     }
 
-    /// Overwrites one slot per (sequence, head) with a token as a layer projects it, in one launch:
-    /// weight 1, tracks at their initial value. Returns the token's queries, `[B, Hq, D]`.
-    ///
-    /// # Shapes
-    /// `slots` `[B, Hkv]` (pool indices, 32-bit; negative ones are skipped), the others as for
-    /// [`Self::append_projected`].
-    ///
-    /// # Errors
-    /// Those of [`write_heads`]. The slots are on the device and must be live ones.
-    pub fn overwrite_projected(
-        &mut self,
-        slots: Tensor<2, Int>,
-        projected: Tensor<2>,
-        positions: Tensor<1, Int>,
-        heads: &HeadLayout,
-    ) -> Result<Tensor<3>> {
-        let shape = [self.layout.batch(), self.layout.kv_heads()];
-        expect_shape("slots", &slots.dims(), &shape)?;
-        expect_shape("kv heads", &[heads.kv_heads], &shape[1..])?;
-        let (pool, _) = self.pool();
-        let placement = Placement::Slots(&slots);
-        let query = write_heads(projected, positions, heads, pool, placement)?;
-        self.reset_tracks(&slots.reshape([self.layout.pairs()]))?;
-        Ok(query)
-    }
-
     /// Appends `N` tokens to every head of every sequence.
     ///
     /// # Shapes
@@ -196,31 +170,6 @@ impl LayerCache {
         self.layout.lengths_mut().iter_mut().for_each(|length| *length += tokens);
         self.note_tokens(tokens);
         Ok(())
-    }
-
-    /// Overwrites one slot per (sequence, head) in place: weight 1, tracks at their initial value.
-    ///
-    /// # Shapes
-    /// `slots` `[B, Hkv]` (pool indices, 32-bit; negative ones are skipped), `keys`, `values`
-    /// `[B, Hkv, D]`, `positions` `[B]`.
-    ///
-    /// # Errors
-    /// [`crate::Error::Shape`]. The slots are on the device and must be live ones.
-    pub fn overwrite(
-        &mut self,
-        slots: Tensor<2, Int>,
-        keys: Tensor<3>,
-        values: Tensor<3>,
-        positions: Tensor<1, Int>,
-    ) -> Result<()> {
-        let (batch, kv_heads) = (self.layout.batch(), self.layout.kv_heads());
-        expect_shape("slots", &slots.dims(), &[batch, kv_heads])?;
-        let slots = slots.cast(DType::I32).reshape([batch * kv_heads]);
-        let (keys, values) = (keys.unsqueeze_dim(2), values.unsqueeze_dim(2));
-        let positions = positions.unsqueeze_dim(1);
-        self.check_tokens(&keys, &values, &positions)?;
-        let rows = Self::token_rows(keys, values, positions);
-        self.write_slots(&slots, rows)
     }
 
     /// Checks the shapes of `N` tokens of every head.
