@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::layer::expect_shape;
-use crate::{Error, LayerCache, MemoryReport, Result, Sketch};
+use crate::{Error, LayerCache, MemoryReport, Result};
 
 /// Where a cache comes from, saved with it so that it is not continued with another model or
 /// policy.
@@ -21,8 +21,8 @@ pub struct Mirror(Vec<MirroredLayer>);
 struct MirroredLayer {
     /// `[B * Hkv]`
     lengths: Vec<usize>,
-    /// Tokens that its sketches have seen.
-    sketched: Option<usize>,
+    /// Counters of policies' states.
+    counters: Vec<usize>,
 }
 
 impl Mirror {
@@ -69,7 +69,7 @@ impl KvCache {
     pub fn mirror(&self) -> Mirror {
         let of_layer = |layer: &LayerCache| MirroredLayer {
             lengths: layer.layout.lengths().to_vec(),
-            sketched: layer.sketch().map(Sketch::seen),
+            counters: layer.states.counters(),
         };
         Mirror(self.layers.iter().map(of_layer).collect())
     }
@@ -78,15 +78,13 @@ impl KvCache {
     pub fn restore(&mut self, mirror: &Mirror) {
         for (layer, known) in self.layers.iter_mut().zip(&mirror.0) {
             layer.layout.lengths_mut().copy_from_slice(&known.lengths);
-            if let (Some(sketch), Some(seen)) = (&mut layer.sketch, known.sketched) {
-                sketch.set_seen(seen);
-            }
+            layer.states.set_counters(&known.counters);
         }
     }
 
     /// The host's part of a step that the device runs by itself: lengths change by `growth`, a list
-    /// `[B * Hkv]` a layer, as the device's do. Heads with sketches know by themselves: a token
-    /// comes, and what is over their slack goes.
+    /// `[B * Hkv]` a layer, as the device's do. Where a policy's state changes lengths by itself, it
+    /// says what they are ([`crate::PolicyState::length_after_step`]).
     ///
     /// # Errors
     /// [`Error::CapacityExhausted`] where a head has no room, [`Error::Shape`]; nothing changes
@@ -115,8 +113,8 @@ impl KvCache {
         let lengths = layers.map(|(layer, growth)| layer.advanced(growth));
         let lengths = lengths.collect::<Result<Vec<_>>>()?;
         // A recorded step reads and writes where its tensors are: they cannot grow.
-        let mut sketches = self.layers.iter_mut().filter_map(|layer| layer.sketch.as_mut());
-        sketches.try_for_each(|sketch| sketch.reserve(1, false))?;
+        let mut states = self.layers.iter_mut().flat_map(|layer| layer.states.live_mut());
+        states.try_for_each(|state| state.reserve(1, false))?;
         Ok(lengths)
     }
 

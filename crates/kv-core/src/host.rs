@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use crate::layer::{Rows, Track};
-use crate::sets::HostSets;
-use crate::sketch::HostSketch;
+use crate::state::{Held, HostState};
 use crate::tensors::packed_state;
-use crate::{Archive, CacheOptions, KvCache, LayerCache, Origin, Result, SlotLayout};
+use crate::{CacheOptions, KvCache, LayerCache, Origin, Result, SlotLayout};
 
 /// A layer's live slots in host memory.
 #[derive(Debug, Clone)]
@@ -29,16 +28,10 @@ pub struct HostLayer {
     pub(crate) log_weights: Option<TensorData>,
     pub(crate) tracks: BTreeMap<String, (f32, TensorData)>,
     pub(crate) state: BTreeMap<String, TensorData>,
-    /// Slots of a page, for each size of pages whose bounds are kept.
-    pub(crate) pages: Vec<usize>,
     /// Where the next tokens go, `[B, Hkv]`.
     pub(crate) next: Option<TensorData>,
-    /// All tokens that the layer stands for.
-    pub(crate) archive: Option<Archive>,
-    /// What dropped tokens went into.
-    pub(crate) sketch: Option<HostSketch>,
-    /// What steps attend to.
-    pub(crate) sets: Option<HostSets>,
+    /// What policies keep beside the slots.
+    pub(crate) states: BTreeMap<String, HostState>,
 }
 
 /// A whole cache in host memory.
@@ -84,7 +77,7 @@ impl HostCache {
         Ok(KvCache { layers, seen: self.seen, origin: self.origin })
     }
 
-    /// Host bytes of all slots, without those of [`Archive`]s.
+    /// Host bytes of all slots, without those of policies' states.
     pub fn bytes(&self) -> usize {
         let layers = self.layers.iter();
         layers.map(|layer| layer.keys.bytes().len() + layer.values.bytes().len()).sum()
@@ -94,7 +87,6 @@ impl HostCache {
 impl HostLayer {
     fn read(cache: &LayerCache) -> Result<Self> {
         let layout = cache.layout();
-        let options = cache.options();
         let rows = cache.read_slots(&cache.live_slots());
         let initial = cache.tracks.values().map(|track| track.initial);
         let tracks = rows
@@ -120,11 +112,8 @@ impl HostLayer {
             state: state
                 .map(|(name, tensor)| Ok((name.clone(), read("state", tensor.clone())?)))
                 .collect::<Result<_>>()?,
-            pages: cache.page_sizes(),
             next: cache.next_places().map(|next| read_int("places", next.clone())).transpose()?,
-            archive: cache.archive.clone().map(|archive| archive.moved_to(&options.device)),
-            sketch: cache.sketch.as_ref().map(HostSketch::read).transpose()?,
-            sets: cache.sets.as_ref().map(HostSets::read).transpose()?,
+            states: host_states(cache)?,
         })
     }
 
@@ -142,15 +131,6 @@ impl HostLayer {
         }
         cache.set_lengths(self.lengths);
         cache.limits = self.limits;
-        cache.archive = self.archive.map(|archive| archive.moved_to(device));
-        let sketch = self.sketch.map(|sketch| sketch.upload(self.head_dim, device));
-        cache.sketch = sketch.transpose()?;
-        if let Some(sets) = self.sets {
-            let group = sets.shape[0] / cache.layout.pairs().max(1);
-            let each = |pair: usize| std::iter::repeat_n(seen[pair / self.kv_heads], group);
-            let tokens: Vec<usize> = (0..cache.layout.pairs()).flat_map(each).collect();
-            cache.sets = Some(sets.upload(&tokens, device)?);
-        }
         if cache.layout().used() > 0 {
             let float = |data: TensorData| Tensor::from_data(data, (device, DType::F32));
             let tracks = self.tracks.into_iter();
@@ -163,9 +143,6 @@ impl HostLayer {
             };
             cache.write_slots(&cache.live_slots(), rows)?;
         }
-        for page in self.pages {
-            cache.set_pages(page)?;
-        }
         for (name, data) in self.state {
             let dtype = data.dtype();
             let tensor = Tensor::<3>::from_data(data, (device, dtype));
@@ -174,8 +151,36 @@ impl HostLayer {
         if let Some(next) = self.next {
             cache.set_next(Tensor::from_data(next, (device, DType::I32)))?;
         }
+        for (name, state) in self.states {
+            let held = match state {
+                HostState::Kept(state) => match state.to_device(device) {
+                    Some(state) => Held::State(state),
+                    None => continue,
+                },
+                HostState::Saved(saved) => match saved.load {
+                    Some(load) => Held::State(load(saved, &cache, seen)?),
+                    None => Held::Saved(saved, seen.to_vec()),
+                },
+            };
+            cache.states.0.insert(name, held);
+        }
         Ok(cache)
     }
+}
+
+/// The states of a cache in host memory.
+fn host_states(cache: &LayerCache) -> Result<BTreeMap<String, HostState>> {
+    let mut states = BTreeMap::new();
+    for (name, held) in &cache.states.0 {
+        let state = match held {
+            Held::State(state) => state.to_host()?,
+            Held::Saved(saved, _) => Some(HostState::Saved(saved.clone())),
+        };
+        if let Some(state) = state {
+            states.insert(name.clone(), state);
+        }
+    }
+    Ok(states)
 }
 
 fn read<const D: usize>(what: &'static str, tensor: Tensor<D>) -> Result<TensorData> {

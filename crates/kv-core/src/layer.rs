@@ -4,13 +4,9 @@
 mod attend;
 mod capacity;
 mod evict;
-mod listed;
 mod next;
 mod options;
-mod pages;
-mod retrieved;
 mod rotate;
-mod sketched;
 mod slots;
 mod tracks;
 mod write;
@@ -20,17 +16,15 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_kernels::{IndexSets, SlotRanges};
+use kv_kernels::SlotRanges;
 
+use crate::state::States;
 use crate::tensors::{ints, packed, packed_state, read_f32, read_i32, zero_rows};
-use crate::{Archive, Error, MemoryReport, Result, Sketch, SlotLayout};
+use crate::{Error, MemoryReport, Result, SlotLayout};
 
 pub use attend::NUMERATORS;
-pub use listed::{LISTS, ListBoard, Sharing, SlotList};
 pub(crate) use next::{LOG_NORMS, Next};
 pub use options::{CacheOptions, Room};
-pub(crate) use pages::Pages;
-pub use sketched::{ACCUMULATED, SketchedOutput};
 pub(crate) use slots::Rows;
 pub(crate) use tracks::Track;
 pub use zip::ScoreTracks;
@@ -57,17 +51,8 @@ pub struct LayerCache {
     pub(crate) limits: Option<Vec<usize>>,
     /// Where the next tokens go, in caches that are held at their limits.
     pub(crate) next: Option<Next>,
-    /// All tokens that the cache stands for, where a policy wants them back.
-    pub(crate) archive: Option<Archive>,
-    /// What dropped tokens go into, where a policy wants them back.
-    pub(crate) sketch: Option<Sketch>,
-    /// What steps attend to, where a policy chooses on the device.
-    pub(crate) sets: Option<IndexSets>,
-    /// What the last step attended to, where that was a list: to be looked at, no part of the
-    /// cache.
-    pub(crate) listed: Option<SlotList>,
-    /// Bounds of the keys of every page, for each size of pages that a policy reads by.
-    pub(crate) pages: Vec<Pages>,
+    /// What policies keep beside the slots, in types of their own.
+    pub(crate) states: States,
     /// The (sequence, head) of every slot, `[S]`, made when first asked for.
     pub(crate) slot_pairs: OnceLock<Tensor<1, Int>>,
     /// A flag for every head, `[B, Hkv]`, made when first asked for.
@@ -93,11 +78,7 @@ impl LayerCache {
             state: BTreeMap::new(),
             limits: None,
             next: None,
-            archive: None,
-            sketch: None,
-            sets: None,
-            listed: None,
-            pages: Vec::new(),
+            states: States::default(),
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
             layout,
@@ -197,21 +178,6 @@ impl LayerCache {
         })
     }
 
-    /// All tokens that the cache stands for, in host memory, where a policy keeps them.
-    pub fn archive(&self) -> Option<&Archive> {
-        self.archive.as_ref()
-    }
-
-    /// The archive, to be changed.
-    pub fn archive_mut(&mut self) -> Option<&mut Archive> {
-        self.archive.as_mut()
-    }
-
-    /// Keeps all tokens in host memory from now on, or no longer; returns what was kept so far.
-    pub fn replace_archive(&mut self, archive: Option<Archive>) -> Option<Archive> {
-        std::mem::replace(&mut self.archive, archive)
-    }
-
     /// Every head's newest slot: keys and values `[B, Hkv, D]`. Heads that are empty have any.
     pub fn newest(&self) -> [Tensor<3>; 2] {
         let [batch, kv_heads] = [self.layout.batch(), self.layout.kv_heads()];
@@ -245,11 +211,7 @@ impl LayerCache {
                 .map(|(name, tensor)| (name, packed_state(tensor.to_device(device))))
                 .collect(),
             next: self.next.map(|next| next.to_device(device)),
-            archive: self.archive.map(|archive| archive.moved_to(device)),
-            sketch: self.sketch.map(|sketch| sketch.to_device(device)),
-            sets: self.sets.map(|sets| sets.to_device(device)),
-            listed: None,
-            pages: self.pages.iter().map(|pages| pages.to_device(device)).collect(),
+            states: self.states.map(|state| state.to_device(device)),
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
             options: CacheOptions { device: device.clone(), ..self.options },
@@ -303,11 +265,7 @@ impl Clone for LayerCache {
                 .collect(),
             limits: self.limits.clone(),
             next: self.next.clone(),
-            archive: self.archive.clone(),
-            sketch: self.sketch.clone(),
-            sets: self.sets.as_ref().map(IndexSets::copied),
-            listed: None,
-            pages: self.pages.clone(),
+            states: self.states.map(|state| state.copied()),
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
             options: self.options.clone(),
@@ -315,7 +273,11 @@ impl Clone for LayerCache {
     }
 }
 
-pub(crate) fn expect_shape(what: &'static str, actual: &[usize], expected: &[usize]) -> Result<()> {
+/// Refuses a tensor of another shape than the expected one.
+///
+/// # Errors
+/// [`Error::Shape`] with both.
+pub fn expect_shape(what: &'static str, actual: &[usize], expected: &[usize]) -> Result<()> {
     if actual == expected {
         return Ok(());
     }

@@ -10,7 +10,6 @@
 //! slots of a pool, `D` head dim.
 
 mod allocation;
-mod archive;
 mod budget;
 mod cache;
 mod counted;
@@ -22,29 +21,24 @@ mod layout;
 mod memory;
 mod ranking;
 mod selection;
-mod sets;
-mod sketch;
+mod state;
 mod store;
 mod tensors;
 
 pub use allocation::{HeadAllocation, LayerAllocation, apportion, kvpress_pyramid};
-pub use archive::{Archive, Complete, Transfers};
 pub use budget::Budget;
 pub use cache::{KvCache, Mirror, Origin};
 pub use counted::counted;
 pub use device::{DeviceChoice, available_devices, device_name, select_device};
 pub use error::Error;
 pub use host::{HostCache, HostLayer};
-pub use layer::{
-    ACCUMULATED, CacheOptions, LISTS, LayerCache, ListBoard, NUMERATORS, Room, ScoreTracks,
-    Sharing, SketchedOutput, SlotList,
-};
+pub use layer::{CacheOptions, LayerCache, NUMERATORS, Room, ScoreTracks, expect_shape};
 pub use layout::SlotLayout;
 pub use memory::MemoryReport;
 pub use ranking::{rank, top};
 pub use selection::Selection;
-pub use sketch::{Sketch, SketchHead, SketchOptions};
-pub use tensors::{read_f32, read_i32};
+pub use state::{HostState, LoadState, PolicyState, SavedState, StateBytes, states_of};
+pub use tensors::{packed, read_f32, read_i32, zero_rows};
 
 /// Re-exported for callers that use a cache without depending on the kernels' crate.
 pub use kv_kernels::{
@@ -54,8 +48,8 @@ pub use kv_kernels::{
     KeyRule, LIST_HEADER, MAX_BUCKETS, MergeLists, MergeOptions, Merged, Nearest, NearestOptions,
     PageHeads, PageOptions, RangeSets, RetrieveOptions, RotaryTable, RowNorm, ScoreReduction,
     SetRule, Share, SimilarityReduction, SlotLists, SlotRanges, SlotView, SteerOptions, StepLogits,
-    StepScores, VOTES_RADIX, balance, merge_slots, nearest_slots, rankings, rms_norm, split_heads,
-    top_slots, turns_of_groups, uniform, uniforms,
+    StepScores, VOTES_RADIX, balance, device_work, merge_slots, nearest_slots, rankings, rms_norm,
+    split_heads, top_slots, turns_of_groups, uniform, uniforms,
 };
 
 /// `Result` with this crate's [`Error`].

@@ -3,11 +3,9 @@
 use std::ops::Add;
 
 use burn::tensor::{DType, Tensor};
-use kv_kernels::IndexSets;
 use serde::{Deserialize, Serialize};
 
-use crate::layer::Pages;
-use crate::{Archive, LayerCache, Sketch};
+use crate::LayerCache;
 
 /// Bytes of a cache, by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -58,7 +56,7 @@ impl MemoryReport {
         let weights = cache.log_weights().map_or(0, bytes);
         let tracks: usize = cache.tracks.values().map(|track| bytes(&track.values)).sum();
         let state: usize = cache.state.values().map(bytes).sum();
-        let archive = cache.archive();
+        let states: Vec<_> = cache.states.live().map(|state| state.bytes(cache)).collect();
         // Offsets and lengths; places and limits where a cache is held at them.
         let ranges = if cache.holds_at_limits() { 4 } else { 2 };
         Self {
@@ -67,14 +65,9 @@ impl MemoryReport {
             metadata: slots * size_of::<i32>()
                 + weights
                 + ranges * cache.layout().pairs() * size_of::<i32>(),
-            policy: tracks
-                + state
-                + archive.map_or(0, Archive::device_bytes)
-                + cache.sketch().map_or(0, Sketch::bytes)
-                + cache.index_sets().map_or(0, IndexSets::bytes)
-                + cache.pages.iter().map(Pages::bytes).sum::<usize>(),
-            host: archive.map_or(0, Archive::host_bytes),
-            scratch: cache.sketch().map_or(0, |sketch| sketch.scratch_bytes(cache.options().dtype)),
+            policy: tracks + state + states.iter().map(|bytes| bytes.device).sum::<usize>(),
+            host: states.iter().map(|bytes| bytes.host).sum(),
+            scratch: states.iter().map(|bytes| bytes.scratch).sum(),
         }
     }
 }

@@ -273,7 +273,10 @@ impl Selection {
     }
 
     /// Checks that every index, or what they were chosen among, is below its head's `lengths`.
-    pub(crate) fn check(&self, lengths: &[usize]) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::IndexOutOfRange`], and [`Error::InvalidPlan`] for another number of heads.
+    pub fn check(&self, lengths: &[usize]) -> Result<()> {
         if self.pairs() != lengths.len() {
             return Err(Error::InvalidPlan {
                 what: "selection",

@@ -8,10 +8,10 @@ use burn::tensor::{Bytes, DType, Device, TensorData};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use crate::layer::{ACCUMULATED, LOG_NORMS};
-use crate::sets::HostSets;
-use crate::sketch::{HostSketch, SketchHeader};
+use crate::layer::LOG_NORMS;
+use crate::state::{HostState, SavedState};
 use crate::{Error, HostCache, HostLayer, KvCache, Origin, Result};
 
 const FORMAT: &str = "burn-kv-cache-1";
@@ -39,25 +39,29 @@ struct LayerHeader {
     /// Whether places of the next tokens are stored.
     #[serde(default)]
     next: bool,
-    #[serde(default)]
-    sketch: Option<SketchHeader>,
-    /// The shape of the index sets' vectors, and integers of a row of their table.
-    #[serde(default)]
-    sets: Option<([usize; 4], usize)>,
-    /// Slots of a page, for each size of pages whose bounds are kept.
-    #[serde(default)]
-    pages: Vec<usize>,
+    /// Headers of policies' states, by name.
+    #[serde(flatten)]
+    states: BTreeMap<String, Value>,
+}
+
+impl LayerHeader {
+    /// States that are there. Some files name those that are not, with nothing in them.
+    fn states(&self) -> impl Iterator<Item = (&String, &Value)> {
+        self.states.iter().filter(|(_, header)| match header {
+            Value::Null | Value::Bool(false) => false,
+            Value::Array(items) => !items.is_empty(),
+            _ => true,
+        })
+    }
 }
 
 impl KvCache {
     /// Saves the cache; [`Self::load`] continues it with identical output.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Read`]; [`Error::InvalidPlan`] for a cache with an
-    /// [`crate::Archive`], which is not saved.
+    /// [`Error::Io`], [`Error::Read`]; [`Error::InvalidPlan`] for a cache with a state that no file
+    /// holds ([`HostState::Kept`]).
     pub fn save(&self, path: &Path) -> Result<()> {
-        // Before anything is read.
-        check_saved(self.layers.iter().any(|layer| layer.archive().is_some()))?;
         self.to_host()?.save(path)
     }
 
@@ -74,9 +78,8 @@ impl HostCache {
     /// Saves the cache.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::InvalidPlan`] for a cache with an [`crate::Archive`].
+    /// [`Error::Io`], [`Error::InvalidPlan`] for a cache with a state that no file holds.
     pub fn save(&self, path: &Path) -> Result<()> {
-        check_saved(self.layers.iter().any(|layer| layer.archive.is_some()))?;
         let mut tensors: BTreeMap<String, &TensorData> = BTreeMap::new();
         let mut layers = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
@@ -96,16 +99,13 @@ impl HostCache {
             if let Some(next) = &layer.next {
                 add("next", next);
             }
-            if let Some(sketch) = &layer.sketch {
-                let [keys, values] = &sketch.entries;
-                add("sketch.keys", keys);
-                add("sketch.values", values);
-                add("sketch.scores", &sketch.scores);
-                add("sketch.moved", &sketch.moved);
-            }
-            if let Some(sets) = &layer.sets {
-                add("sets.table", &sets.table);
-                add("sets.vectors", &sets.vectors);
+            let mut states = BTreeMap::new();
+            for (name, state) in &layer.states {
+                let HostState::Saved(saved) = state else { return Err(not_saved(name)) };
+                for (tensor, data) in &saved.tensors {
+                    add(&format!("{name}.{tensor}"), data);
+                }
+                states.insert(name.clone(), saved.header.clone());
             }
             layers.push(LayerHeader {
                 kv_heads: layer.kv_heads,
@@ -123,9 +123,7 @@ impl HostCache {
                     .collect(),
                 state: layer.state.keys().cloned().collect(),
                 next: layer.next.is_some(),
-                sketch: layer.sketch.as_ref().map(|sketch| sketch.header.clone()),
-                sets: layer.sets.as_ref().map(|sets| (sets.shape, sets.table.shape()[1])),
-                pages: layer.pages.clone(),
+                states,
             });
         }
         let header = Header {
@@ -190,7 +188,6 @@ impl HostCache {
             let pairs = layer.capacities.len();
             let fits = layer.lengths.len() == pairs
                 && layer.kv_heads > 0
-                && !layer.pages.contains(&0)
                 && pairs == header.seen.len() * layer.kv_heads
                 && layer.limits.as_ref().is_none_or(|limits| limits.len() == pairs)
                 && layer.lengths.iter().zip(&layer.capacities).all(|(l, c)| l <= c);
@@ -200,6 +197,7 @@ impl HostCache {
             let dtype = parse_dtype(&layer.dtype)
                 .ok_or_else(|| invalid(format!("layer {index}: dtype `{}`", layer.dtype)))?;
             let live: usize = layer.lengths.iter().sum();
+            let states = saved_states(&file, index, &layer).map_err(&invalid)?;
             let rows = [live, layer.head_dim];
             layers.push(HostLayer {
                 keys: read(format!("{index}.keys"), dtype, &rows)?,
@@ -225,44 +223,7 @@ impl HostCache {
                         Ok((name, data))
                     })
                     .collect::<Result<_>>()?,
-                archive: None,
-                pages: layer.pages,
-                sketch: layer
-                    .sketch
-                    .map(|header| {
-                        let entries = header.entries(layer.head_dim);
-                        let float = |name: &str, shape: &[usize]| {
-                            read(format!("{index}.sketch.{name}"), DType::F32, shape)
-                        };
-                        let moved = format!("{index}.sketch.moved");
-                        if header.heads.len() != pairs || header.seeds.len() != pairs {
-                            return Err(invalid(format!("layer {index}: its sketches do not fit")));
-                        }
-                        Ok(HostSketch {
-                            entries: [float("keys", &entries)?, float("values", &entries)?],
-                            scores: float("scores", &[header.scores()])?,
-                            moved: read(moved, DType::I32, &[pairs, 2])?,
-                            header,
-                        })
-                    })
-                    .transpose()?,
-                sets: layer
-                    .sets
-                    .map(|(shape, row)| {
-                        if shape[0] == 0 || !shape[0].is_multiple_of(pairs) {
-                            return Err(invalid(format!(
-                                "layer {index}: its index sets do not fit"
-                            )));
-                        }
-                        let table = format!("{index}.sets.table");
-                        let vectors = format!("{index}.sets.vectors");
-                        Ok(HostSets {
-                            table: read(table, DType::I32, &[shape[0], row])?,
-                            vectors: read(vectors, DType::F32, &shape)?,
-                            shape,
-                        })
-                    })
-                    .transpose()?,
+                states,
                 next: layer
                     .next
                     .then(|| {
@@ -281,21 +242,39 @@ impl HostCache {
             });
         }
         for (index, layer) in layers.iter().enumerate() {
-            check_places(layer)
-                .and_then(|()| check_sketch(layer, &header.seen))
-                .map_err(|reason| invalid(format!("layer {index}: {reason}")))?;
+            check_places(layer).map_err(|reason| invalid(format!("layer {index}: {reason}")))?;
         }
         Ok(Self { layers, seen: header.seen, origin: header.origin })
     }
 }
 
-/// Refuses caches that keep all tokens beside them.
-fn check_saved(archived: bool) -> Result<()> {
-    if archived {
-        let reason = "it keeps all tokens in host memory, which are not saved".into();
-        return Err(Error::InvalidPlan { what: "save", reason });
+fn not_saved(name: &str) -> Error {
+    let reason = format!("its state `{name}` lives in host memory, and is not saved");
+    Error::InvalidPlan { what: "save", reason }
+}
+
+/// What a file has of a layer's states. Whether that makes sense is for their policies to say.
+fn saved_states(
+    file: &SafeTensors<'_>,
+    index: usize,
+    layer: &LayerHeader,
+) -> std::result::Result<BTreeMap<String, HostState>, String> {
+    let mut states = BTreeMap::new();
+    for (name, header) in layer.states() {
+        let prefix = format!("{index}.{name}.");
+        let mut tensors = BTreeMap::new();
+        for (full, view) in file.iter() {
+            let Some(tensor) = full.strip_prefix(&prefix) else { continue };
+            let dtype = cache_dtype(view.dtype())
+                .ok_or_else(|| format!("`{full}` is {:?}, which no cache holds", view.dtype()))?;
+            let bytes = Bytes::from_bytes_vec(view.data().to_vec());
+            let data = TensorData::from_bytes(bytes, view.shape().to_vec(), dtype);
+            tensors.insert(tensor.to_string(), data);
+        }
+        let saved = SavedState { header: header.clone(), tensors, load: None };
+        states.insert(name.clone(), HostState::Saved(saved));
     }
-    Ok(())
+    Ok(states)
 }
 
 /// Checks where a layer's next tokens go: the device will not.
@@ -317,37 +296,22 @@ fn check_places(layer: &HostLayer) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Checks that a layer's sketches have room for its tokens, and heads for theirs.
-fn check_sketch(layer: &HostLayer, seen: &[usize]) -> std::result::Result<(), String> {
-    let Some(HostSketch { header, .. }) = &layer.sketch else { return Ok(()) };
-    let most = seen.iter().copied().max().unwrap_or_default();
-    if header.seen < most || header.seen > header.tokens {
-        let (own, tokens) = (header.seen, header.tokens);
-        return Err(format!(
-            "sketches of {own} tokens seen, room for {tokens}, sequences of {most}"
-        ));
-    }
-    if !(1..=kv_kernels::MAX_BUCKETS).contains(&header.options.buckets) {
-        return Err(format!("sketches of {} buckets", header.options.buckets));
-    }
-    if layer.weighted || !layer.tracks.contains_key(ACCUMULATED) {
-        return Err(format!("sketches beside weights, or without the track `{ACCUMULATED}`"));
-    }
-    let positions = layer.positions.as_slice::<i32>().map_err(|error| error.to_string())?;
-    let within = |at: &&i32| usize::try_from(**at).is_ok_and(|at| at < header.tokens);
-    if let Some(position) = positions.iter().find(|at| !within(at)) {
-        let tokens = header.tokens;
-        return Err(format!("a slot at position {position}, and sketches of {tokens} tokens"));
-    }
-    Ok(())
-}
-
 fn file_dtype(dtype: DType) -> Dtype {
     match dtype {
         DType::F16 => Dtype::F16,
         DType::BF16 => Dtype::BF16,
         DType::I32 => Dtype::I32,
         _ => Dtype::F32,
+    }
+}
+
+fn cache_dtype(dtype: Dtype) -> Option<DType> {
+    match dtype {
+        Dtype::F32 => Some(DType::F32),
+        Dtype::F16 => Some(DType::F16),
+        Dtype::BF16 => Some(DType::BF16),
+        Dtype::I32 => Some(DType::I32),
+        _ => None,
     }
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn floats<const D: usize>(
 
 /// Zeros whose rows follow each other without padding: CUDA pads the rows of tensors that are
 /// allocated as matrices, which a pool of slots must not pay for.
-pub(crate) fn zero_rows(rows: usize, width: usize, device: &Device, dtype: DType) -> Tensor<2> {
+pub fn zero_rows(rows: usize, width: usize, device: &Device, dtype: DType) -> Tensor<2> {
     Tensor::<1>::zeros([rows * width], (device, dtype)).reshape([rows, width])
 }
 
@@ -71,8 +71,9 @@ pub(crate) fn packed_state(state: Tensor<3>) -> Tensor<3> {
     state.reshape([shape.iter().product::<usize>()]).reshape(shape)
 }
 
-/// The same rows without padding.
-pub(crate) fn packed(rows: Tensor<2>) -> Tensor<2> {
+/// Rows without padding between them, as kernels that write in place must have them; a copy where
+/// there is padding.
+pub fn packed(rows: Tensor<2>) -> Tensor<2> {
     let [count, width] = rows.dims();
     rows.reshape([count * width]).reshape([count, width])
 }

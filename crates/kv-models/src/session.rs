@@ -294,6 +294,7 @@ impl<'a> Session<'a> {
         let _work = device_work();
         let mut cache = KvCache::load(path, &model.llama().device())?;
         cache.expect_origin(&origin(model, &*policy)?)?;
+        cache.layers.iter_mut().try_for_each(|layer| policy.restore(layer))?;
         let logits = model.llama().decode(last, &mut cache, &*policy)?;
         let (home, ended) = (thread::current().id(), Vec::new());
         Ok(Self { model, policy, cache, history: None, logits, steps: 1, ended, home, scratch: 0 })

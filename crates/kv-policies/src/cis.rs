@@ -1,9 +1,12 @@
 //! Clustered index sharing (PrHS, section IV-A).
 
+mod index;
 mod options;
 
 use burn::tensor::Tensor;
 use kv_core::{IndexSets, LayerCache, Selection, SetRule, Share};
+
+pub use index::CisIndex;
 
 use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
 pub use options::{
@@ -90,12 +93,18 @@ impl Policy for Cis {
         Ok(cache.set_limits(vec![budget; cache.layout().pairs()])?)
     }
 
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        Ok(cache.restore_state::<CisIndex>()?)
+    }
+
     fn changes_decode(&self) -> bool {
         true
     }
 
     fn records(&self, cache: &LayerCache) -> bool {
-        self.options.target.is_none() && cache.index_sets().is_some() && !cache.options().growable
+        self.options.target.is_none()
+            && cache.policy_state::<CisIndex>().is_some()
+            && !cache.options().growable
     }
 
     fn attend_appended(
@@ -121,17 +130,17 @@ impl Cis {
     ) -> Result<Tensor<3>> {
         let options = &self.options;
         let vectors = vectors(self.name, options, cache, step, &query)?;
-        match cache.index_sets() {
+        match cache.policy_state::<CisIndex>().map(CisIndex::sets) {
             None => {
                 let sets = index_sets(self.name, options, self.star, cache, &vectors)?;
-                cache.set_index_sets(sets)?;
+                CisIndex(sets).put_into(cache)?;
             }
             // A cache that has more room now than when they were made.
             Some(sets) if sets.width() < longest(cache) => {
                 let width =
                     options.width(widest(self.name, options, self.star, cache)?, longest(cache));
                 if sets.width() < width {
-                    cache.set_index_sets(sets.clone().widened(width))?;
+                    CisIndex(sets.clone().widened(width)).put_into(cache)?;
                 }
             }
             Some(_) => {}
@@ -139,12 +148,13 @@ impl Cis {
         let (newest, retrieval) = (step.position.clone(), options.retrieval(hidden));
         let seen = cache.layout().lengths().first().copied().unwrap_or_default();
         let measures = options.target.is_some() && seen.is_multiple_of(options.every);
-        let (attention, all) = cache.attend_chosen(query, vectors, newest, retrieval, measures)?;
+        let (attention, all) =
+            CisIndex::attend(cache, query, vectors, newest, retrieval, measures)?;
         if let Some((read, all)) = attention.log_sum_exp.zip(all) {
-            let held = cache.index_sets().map_or(1, IndexSets::width);
+            let held = cache.policy_state::<CisIndex>().map_or(1, |index| index.sets().width());
             let most = widest(self.name, options, self.star, cache)?;
             if let Some(steering) = options.steering(options.most(most, longest(cache)).min(held)) {
-                cache.steer_sets(read, all, steering)?;
+                CisIndex::steer(cache, read, all, steering)?;
             }
         }
         Ok(attention.output)

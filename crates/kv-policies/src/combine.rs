@@ -82,6 +82,10 @@ impl Policy for Combine {
         self.decode.room(observation, new_tokens)
     }
 
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        self.decode.restore(cache)
+    }
+
     fn changes_decode(&self) -> bool {
         self.decode.changes_decode()
     }

@@ -83,6 +83,10 @@ impl Policy for Cpe {
         self.cis.prime(cache, observation, selection)
     }
 
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        self.cis.restore(cache)
+    }
+
     fn changes_decode(&self) -> bool {
         true
     }

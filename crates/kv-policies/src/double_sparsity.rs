@@ -1,8 +1,10 @@
 use burn::tensor::Tensor;
-use kv_core::{Budget, LayerCache, Selection};
+use kv_core::{Budget, Choice, LayerCache, Selection, top_slots};
+use kv_kernels::label_scores;
 use serde::{Deserialize, Serialize};
 
 use crate::channels::{CHANNELS, Channels, channels};
+use crate::lists::{SlotList, longest};
 use crate::subset::{BUDGETS, dense, most_tokens, set_budgets, state, tokens_of};
 use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
 
@@ -117,7 +119,34 @@ impl Policy for DoubleSparsity {
         }
         let [channels, budgets] = [state(NAME, cache, CHANNELS)?, state(NAME, cache, BUDGETS)?];
         let most = most_tokens(self.budget, cache);
-        let list = cache.choose_by_channels(query.clone(), &channels, &budgets, most)?;
-        Ok(cache.attend_listed(query, list)?.output)
+        let list = choose(cache, query.clone(), [&channels, &budgets], most)?;
+        Ok(list.attend(cache, query)?.output)
     }
+}
+
+/// The `tokens` slots at most of the highest products of queries and keys over a few channels,
+/// as [`label_scores`] says.
+///
+/// # Shapes
+/// `query` `[B, Hq, D]`; `channels` `[B, Hq, r]` and `budgets` `[B, Hq, 3]`, f32, without sinks
+/// and recents.
+///
+/// # Errors
+/// [`Error::Kernel`].
+fn choose(
+    cache: &LayerCache,
+    query: Tensor<3>,
+    [channels, budgets]: [&Tensor<3>; 2],
+    tokens: usize,
+) -> Result<SlotList> {
+    let ([batch, heads, _], longest) = (query.dims(), longest(cache));
+    let ranges = cache.ranges();
+    let scored = label_scores(query, cache.keys(), channels, budgets, ranges, longest, None)?;
+    let most = tokens.clamp(1, longest);
+    let choice = Choice::Top(scored.wanted);
+    let chosen = top_slots(scored.scores, Some(scored.candidates), choice, most)?;
+    let kv_heads = cache.layout().kv_heads();
+    let indices = chosen.indices.reshape([batch, kv_heads, heads / kv_heads * most]);
+    let slots = indices + cache.ranges().offsets.clone().unsqueeze_dim::<3>(2);
+    Ok(SlotList { slots: slots.reshape([batch * heads, most]), counts: chosen.counts })
 }

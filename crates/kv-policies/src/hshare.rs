@@ -3,11 +3,12 @@
 mod critical;
 mod maps;
 mod prompt;
+mod shared;
 
 use std::sync::PoisonError;
 
 use burn::tensor::Tensor;
-use kv_core::{Budget, CacheOptions, LIST_HEADER, LISTS, LayerCache, Selection, Sharing, read_f32};
+use kv_core::{Budget, CacheOptions, LIST_HEADER, LayerCache, Selection, read_f32};
 use serde::{Deserialize, Serialize};
 
 use crate::channels::{CHANNELS, Channels};
@@ -17,7 +18,11 @@ use crate::{
     LayerContext, Needs, Observation, Observed, Plan, Policy, PolicyError, Reads, Result, Step,
 };
 
+use crate::lists::SlotList;
+use shared::{SharedLists, Sharing};
+
 pub use maps::{copies, share_map};
+pub use shared::ListBoard;
 
 const NAME: &str = "hshare";
 /// State of whose list each query head reads, `[B, Hq, 1 or 2]`: the head's, and the layer's.
@@ -129,7 +134,7 @@ impl HShare {
     /// # Errors
     /// [`kv_core::Error::Read`].
     pub fn retrievals(cache: &LayerCache) -> Result<Vec<usize>> {
-        let Some(lists) = cache.state(LISTS) else { return Ok(Vec::new()) };
+        let Some(SharedLists(lists)) = cache.policy_state() else { return Ok(Vec::new()) };
         let counts = read_f32("retrievals", lists.clone().narrow(2, LIST_HEADER - 1, 1))?;
         Ok(counts.into_iter().map(|count| count as usize).collect())
     }
@@ -173,6 +178,10 @@ impl Policy for HShare {
         self.install(cache, observation, &shares, &shares.heads, None)
     }
 
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        Ok(cache.restore_state::<SharedLists>()?)
+    }
+
     fn defers(&self) -> bool {
         self.layers < 1.0
     }
@@ -207,7 +216,7 @@ impl Policy for HShare {
     /// Of layers that do not attend to everything, those that take another's lists among them; what
     /// is read is that of the last step.
     fn reads(&self, cache: &LayerCache) -> Result<Option<Reads>> {
-        let (Some(rows), Some(prompts)) = (cache.read_listed()?, cache.state(PROMPT)) else {
+        let (Some(rows), Some(prompts)) = (SlotList::read_last(cache)?, cache.state(PROMPT)) else {
             return Ok(None);
         };
         let counts = Self::retrievals(cache)?;
@@ -252,9 +261,9 @@ impl Policy for HShare {
         };
         let ends = self.most_ends(cache)?;
         let parts = [&channels, &budgets, &sources];
-        let list = cache.choose_shared(query.clone(), parts, ends, sharing)?;
+        let list = SharedLists::choose(cache, query.clone(), parts, ends, sharing)?;
         drop(board);
-        Ok(cache.attend_listed(query, list)?.output)
+        Ok(list.attend(cache, query)?.output)
     }
 }
 

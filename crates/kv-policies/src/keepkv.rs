@@ -1,5 +1,6 @@
 //! KeepKV: what another policy evicts is merged into what it keeps.
 
+mod archive;
 mod bound;
 mod decode;
 mod options;
@@ -24,6 +25,8 @@ use crate::{
 };
 
 use decode::others;
+
+pub use archive::{Archive, Transfers};
 
 pub use bound::perturbation_bound;
 pub use options::{KeepKvOptions, Key, Order};

@@ -1,12 +1,12 @@
 mod parts;
+mod saved;
+mod sketch;
+mod steps;
 
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{
-    ACCUMULATED, Budget, CacheOptions, LayerAllocation, LayerCache, Room, Selection, Sketch,
-    SketchHead, SketchOptions, counted,
-};
+use kv_core::{Budget, CacheOptions, LayerAllocation, LayerCache, Room, Selection, counted};
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +17,9 @@ use crate::{
     Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reduction, Result, Step,
 };
 use parts::{Parts, Shares, least};
+
+pub use sketch::{Sketch, SketchHead, SketchOptions};
+pub use steps::SketchedOutput;
 
 const NAME: &str = "kvreviver";
 /// Options of policies that are none of `candidates`, which score prompts: how much is kept, where,
@@ -33,7 +36,7 @@ pub(crate) const FOREIGN: [&str; 4] = ["budget", "layers", "decode", "interval"]
 /// the weakest candidate changes places with it, as its estimate, which is also what is taken out
 /// of the sketch.
 ///
-/// Attention estimates tokens on the fly ([`kv_core::LayerCache::attend_sketched`]); `rebuild`
+/// Attention estimates tokens on the fly ([`Sketch::attend`]); `rebuild`
 /// writes the whole cache of one layer at a time to scratch memory first, as the paper does, with
 /// the same result.
 ///
@@ -315,10 +318,14 @@ impl Policy for KvReviver {
         !cache.options().growable
     }
 
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        Ok(cache.restore_state::<Sketch>()?)
+    }
+
     fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
         let query = step.append(cache)?;
-        let attended = cache.attend_sketched(query, &step.position)?;
-        cache.revise_sketch(attended.logits, step.position)?;
+        let attended = Sketch::of(cache)?.attend(cache, query, &step.position)?;
+        Sketch::revise(cache, attended.logits, step.position)?;
         Ok(attended.output)
     }
 
@@ -376,8 +383,8 @@ impl Policy for KvReviver {
             &device,
         )?;
         sketch.fill(keys, values, scores.clone(), &selection)?;
-        cache.set_sketch(sketch)?;
-        cache.set_kept_track(ACCUMULATED, scores.flatten(0, 1), &selection, 0.0)?;
+        sketch.put_into(&mut cache)?;
+        cache.set_kept_track(Sketch::SCORES, scores.flatten(0, 1), &selection, 0.0)?;
         Ok(cache)
     }
 }

@@ -74,6 +74,7 @@ mod keep_top;
 mod keepkv;
 mod kvmerger;
 mod kvreviver;
+mod lists;
 mod longflow;
 mod merge_groups;
 mod notice;
@@ -100,7 +101,8 @@ pub use balancekv::{AnchorRule, BalanceKv, BalanceKvStream, Centring, OfficialLi
 pub use cam::{Cam, CamAttention, CamOptions, Candidates};
 pub use channels::{ChannelStatistic, Channels, by_importance};
 pub use cis::{
-    Cis, CisOptions, Compared, GroupScore, GroupSimilarity, Neighbours, SetsOf, Similarity,
+    Cis, CisIndex, CisOptions, Compared, GroupScore, GroupSimilarity, Neighbours, SetsOf,
+    Similarity,
 };
 pub use combine::Combine;
 pub use compressed_attention::CompressedAttention;
@@ -113,13 +115,17 @@ pub use error::PolicyError;
 pub use etf::Etf;
 pub use evictor::{Attended, Due, Evictor};
 pub use full::Full;
-pub use hshare::{HShare, copies, share_map};
+pub use hshare::{HShare, ListBoard, copies, share_map};
 pub use keep_top::{Family, KeepTop};
 pub use keepkv::{
-    KeepKv, KeepKvOptions, Key, Order, Predictor, VOTES, VOTES_HIGH, perturbation_bound, read_votes,
+    Archive, KeepKv, KeepKvOptions, Key, Order, Predictor, Transfers, VOTES, VOTES_HIGH,
+    perturbation_bound, read_votes,
 };
 pub use kvmerger::KvMerger;
-pub use kvreviver::{KvReviver, KvReviverOptions};
+pub use kvreviver::{
+    KvReviver, KvReviverOptions, Sketch, SketchHead, SketchOptions, SketchedOutput,
+};
+pub use lists::SlotList;
 pub use longflow::{Certificate, LongFlow, Scope, certify};
 pub use notice::warn_of_remarks;
 pub use observed::Observed;
@@ -127,7 +133,7 @@ pub use policy::{LayerContext, Needs, Observation, Plan, Policy};
 pub use prompt::{FrozenTokens, Reuse, VisibleWindow};
 pub use psaw::Psaw;
 pub use pyramid_infer::PyramidInfer;
-pub use quest::{Choosers, LastPage, Quest};
+pub use quest::{Choosers, LastPage, PageBounds, Quest};
 pub use reads::Reads;
 pub use registry::{Entry, POLICIES, build, build_named};
 pub use rerotated::Rerotated;

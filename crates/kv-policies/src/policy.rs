@@ -145,6 +145,15 @@ pub trait Policy: Debug + Send + Sync {
         Ok(())
     }
 
+    /// Makes the policy's own state of a loaded cache of what its file has of it
+    /// ([`LayerCache::restore_state`]).
+    ///
+    /// # Errors
+    /// Where a file's state does not fit its cache.
+    fn restore(&self, _cache: &mut LayerCache) -> Result<()> {
+        Ok(())
+    }
+
     /// Slots to reserve for a head that keeps `kept` tokens and decodes up to `new_tokens` more.
     ///
     /// # Errors

@@ -1,7 +1,12 @@
+mod pages;
+
 use burn::tensor::{Bool, Int, Tensor};
-use kv_core::{Budget, LayerCache, PageHeads, PageOptions, Selection, SlotList, counted};
+use kv_core::{Budget, LayerCache, PageHeads, PageOptions, Selection, counted};
 use serde::{Deserialize, Serialize};
 
+pub use pages::PageBounds;
+
+use crate::lists::SlotList;
 use crate::notice::warn_once;
 use crate::subset::{BUDGETS, dense, most_tokens, numbers, set_budgets, state, tokens_of};
 use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
@@ -130,10 +135,10 @@ impl Quest {
         let most = most_tokens(self.budget, cache);
         let choose = |page: usize| {
             let (query, most) = (query.clone(), most.max(page));
-            let list = cache.choose_pages(query, &budgets, most, self.options(page));
+            let list = PageBounds::choose(cache, query, &budgets, most, self.options(page));
             list.map_err(PolicyError::from)
         };
-        let mut sizes = cache.page_sizes().into_iter();
+        let mut sizes = PageBounds::sizes(cache).into_iter();
         let first = sizes.next().unwrap_or(self.page);
         sizes.try_fold(choose(first)?, |list, page| {
             let rows = list.counts.dims()[0];
@@ -213,7 +218,11 @@ impl Policy for Quest {
         let batch = cache.layout().batch();
         let pages = numbers(&vec![page as f32; batch], [batch, 1, 1], &cache.options().device);
         cache.set_state(PAGE, pages);
-        Ok(cache.set_pages(page)?)
+        Ok(PageBounds::keep(cache, page)?)
+    }
+
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        Ok(cache.restore_state::<PageBounds>()?)
     }
 
     fn changes_decode(&self) -> bool {
@@ -234,8 +243,8 @@ impl Policy for Quest {
         if layer.index < self.dense_layers {
             return dense(cache, query);
         }
-        cache.update_pages()?;
+        PageBounds::update(cache)?;
         let list = self.list(cache, &query)?;
-        Ok(cache.attend_listed(query, list)?.output)
+        Ok(list.attend(cache, query)?.output)
     }
 }

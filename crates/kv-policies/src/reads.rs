@@ -6,6 +6,8 @@ use std::ops::{Add, AddAssign};
 use kv_core::{LayerCache, RangeSets};
 
 use crate::Result;
+use crate::cis::CisIndex;
+use crate::lists::SlotList;
 
 /// What decode steps of some heads have read so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -31,7 +33,7 @@ impl Reads {
 
     /// What the last step has read by its list, which all of its heads looked for.
     fn of_list(cache: &LayerCache) -> Result<Option<Self>> {
-        Ok(cache.read_listed()?.map(|rows| {
+        Ok(SlotList::read_last(cache)?.map(|rows| {
             let steps = rows.len() as u64;
             let slots = rows.iter().map(|row| row.len() as u64).sum();
             Self { steps, retrieved: steps, slots }
@@ -44,7 +46,7 @@ impl Reads {
     /// # Errors
     /// Where the device gives nothing back.
     pub fn of_sets(cache: &LayerCache) -> Result<Option<Self>> {
-        let Some(sets) = cache.index_sets() else { return Self::of_list(cache) };
+        let Some(CisIndex(sets)) = cache.policy_state() else { return Self::of_list(cache) };
         let all = sets.read()?.into_iter().map(|own| {
             let RangeSets { steps, retrieved, tokens: slots, .. } = own;
             Self { steps, retrieved, slots }
@@ -80,7 +82,9 @@ impl Sum for Reads {
 /// Slots that the last step attended to, by its index sets or its list: of each range, counted from
 /// its first.
 pub(crate) fn attended_by_sets(cache: &LayerCache) -> Result<Option<Vec<Vec<usize>>>> {
-    let Some(sets) = cache.index_sets() else { return Ok(cache.read_listed()?) };
+    let Some(CisIndex(sets)) = cache.policy_state() else {
+        return Ok(SlotList::read_last(cache)?);
+    };
     let read = sets.read()?;
     let each = read.len() / cache.layout().pairs().max(1);
     let slots = read.iter().enumerate().map(|(range, own)| {

@@ -1,9 +1,10 @@
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{Int, Tensor};
-use kv_core::{HeadLayout, LayerCache, ListBoard, RowNorm, rms_norm, split_heads};
+use kv_core::{HeadLayout, LayerCache, RowNorm, rms_norm, split_heads};
 
 use crate::Result;
+use crate::hshare::ListBoard;
 
 /// One decode step of one layer.
 #[derive(Debug, Clone)]

@@ -79,6 +79,10 @@ impl Policy for TopKOracle {
         self.alone()?.prime(cache, observation, selection)
     }
 
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        self.alone()?.restore(cache)
+    }
+
     fn changes_decode(&self) -> bool {
         true
     }

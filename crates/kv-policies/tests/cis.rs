@@ -5,7 +5,7 @@ use kv_core::{
     CacheOptions, DecodeAttentionOptions, KvCache, LayerCache, Origin, RowNorm, read_f32,
 };
 use kv_policies::certificates::{SharedStep, binary_entropy, information_loss};
-use kv_policies::{LayerContext, LayerInput, Observation, Policy, Step, build};
+use kv_policies::{CisIndex, LayerContext, LayerInput, Observation, Policy, Step, build};
 use kv_testing::{Numbers, devices, golden_files};
 use serde_json::{Value, json};
 
@@ -96,6 +96,7 @@ fn saved_and_joined_caches_go_on_identically() {
         let path = folder.path().join("cache.safetensors");
         whole.save(&path).unwrap();
         let mut loaded = KvCache::load(&path, &tested.device).unwrap();
+        policy.restore(&mut loaded.layers[0]).unwrap();
         assert_eq!(cache.memory().policy, loaded.layers[0].memory().policy);
         let expected = decode(&*policy, &mut cache, &run.steps[5..]);
         assert_eq!(decode(&*policy, &mut loaded.layers[0], &run.steps[5..]), expected);
@@ -152,7 +153,8 @@ fn sizes_follow_what_is_dropped() {
             let own = 1.0 - slots.iter().map(|slot| f64::from(all[first + slot])).sum::<f64>();
             // Every third token is measured, and the number stays until the next.
             if cache.layout().lengths()[0].is_multiple_of(3) {
-                let measured = cache.index_sets().unwrap().read().unwrap()[pair].measured;
+                let measured =
+                    cache.policy_state::<CisIndex>().unwrap().sets().read().unwrap()[pair].measured;
                 assert!((f64::from(measured) - own).abs() < 1e-5, "{measured} for {own}");
             }
             dropped += own;
@@ -185,7 +187,8 @@ fn sizes_come_back_from_everything() {
             policy.step(LAYER, &mut cache, Step::new(query, key, value, position)).unwrap();
             let attended = policy.attended(LAYER, &cache).unwrap().unwrap();
             let own = attended[0].len() as f32 / (71 + index) as f32;
-            let measured = cache.index_sets().unwrap().read().unwrap()[0].measured;
+            let measured =
+                cache.policy_state::<CisIndex>().unwrap().sets().read().unwrap()[0].measured;
             let off = (1.0 - own - measured).abs();
             assert!(off < 0.01, "{} step {index}: {measured}, reading {own}", tested.name);
             read.push(own);

@@ -4,7 +4,7 @@ use burn::tensor::{Device, Tensor};
 use kv_core::{CacheOptions, KvCache, LayerCache, Origin, read_f32};
 use kv_kernels::KeyRule;
 use kv_kernels::merge_reference::{Member, merge_group};
-use kv_policies::{LayerContext, Policy, perturbation_bound, read_votes};
+use kv_policies::{Archive, LayerContext, Policy, perturbation_bound, read_votes};
 use kv_testing::{Numbers, devices, exact_devices, relative_error};
 use serde_json::{Value, json};
 
@@ -110,7 +110,7 @@ fn caches_that_stray_too_far_are_rebuilt() {
         let run = |above: f64, budget: usize| {
             let policy = policy(current(json!({"rebuild_above": above, "budget": budget})));
             let (errors, cache) = errors(&*policy, LAYER, 12, &tested.device);
-            let archive = cache.archive().unwrap();
+            let archive = cache.policy_state::<Archive>().unwrap();
             assert_eq!(archive.pushed(), 12, "{}", tested.name);
             // One for each of two lengths.
             (errors.iter().sum::<f64>(), archive.transfers().count / 2)
@@ -150,10 +150,10 @@ fn steps_that_stray_further_than_allowed_rebuild_the_cache() {
                 (cache_of(&*keep, &prompts), cache_of(&*full, &prompts));
             for index in 0..16 {
                 let next = || step(&tokens.query, &tokens.keys, &tokens.values, index, 60 + index);
-                let before = cache.archive().unwrap().transfers().count;
+                let before = cache.policy_state::<Archive>().unwrap().transfers().count;
                 let actual = floats(keep.step(LAYER, &mut cache, next()).unwrap());
                 let expected = floats(full.step(LAYER, &mut complete, next()).unwrap());
-                let rebuilds = cache.archive().unwrap().transfers().count > before;
+                let rebuilds = cache.policy_state::<Archive>().unwrap().transfers().count > before;
                 let values = floats(complete.values().clone());
                 let norm = |row: &[f32]| row.iter().map(|x| x * x).sum::<f32>().sqrt();
                 let observed = (0..4).map(|head| {
@@ -268,7 +268,7 @@ fn long_periods_come_back_too() {
                 let exact = (at + 1).is_multiple_of(period);
                 assert_eq!(*error < 1e-5, exact, "{} step {at}: off by {error}", tested.name);
             }
-            let count = cache.archive().unwrap().transfers().count;
+            let count = cache.policy_state::<Archive>().unwrap().transfers().count;
             assert_eq!(count, 2 * (130 / period), "{}", tested.name);
         }
     }
@@ -323,20 +323,23 @@ fn archives_give_back_what_they_were_given() {
         let positions = cache.positions().clone().narrow(0, 0, 5).unsqueeze::<2>();
         let positions = positions.expand([3, 5]);
         let dtype = CacheOptions::new(device, first.keys.dtype()).dtype;
-        let archive = kv_core::Archive::new(&first.keys, &first.values, &positions, dtype).unwrap();
-        cache.replace_archive(Some(archive));
+        let archive = Archive::new(&first.keys, &first.values, &positions, dtype).unwrap();
+        cache.insert_policy_state(archive);
         for index in 0..150 {
             let next = step(&more.query, &more.keys, &more.values, index, 5 + index);
             next.append(&mut cache).unwrap();
             let [keys, values] = cache.newest();
-            let archive = cache.archive_mut().unwrap();
+            let archive = cache.policy_state_mut::<Archive>().unwrap();
             archive.push(keys, values, next.position).unwrap();
             if index % 40 == 0 {
                 archive.fetch_ahead();
             }
         }
         let mut moved = cache.clone().to_device(device);
-        for archive in [cache.archive_mut().unwrap(), moved.archive_mut().unwrap()] {
+        for archive in [
+            cache.policy_state_mut::<Archive>().unwrap(),
+            moved.policy_state_mut::<Archive>().unwrap(),
+        ] {
             let [complete] = archive.fetch().unwrap().try_into().unwrap();
             assert_eq!(complete.rows, 3);
             for (actual, expected) in [

@@ -3,7 +3,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{CacheOptions, KvCache, LayerCache, Origin, read_f32, read_i32};
-use kv_policies::{Policy, build};
+use kv_policies::{Policy, Sketch, build};
 use kv_testing::{Numbers, devices, relative_error};
 use serde_json::{Value, json};
 
@@ -145,8 +145,11 @@ fn steps_follow_the_algorithms() {
             for index in 0..run.steps() {
                 let context = format!("{} group {group} slack {slack} step {index}", tested.name);
                 // What the step will see: all tokens as they would be revived, and the new one.
-                let revived =
-                    cache.revive().unwrap().map(|rows| read_f32("revived", rows).unwrap());
+                let revived = Sketch::of(&cache)
+                    .unwrap()
+                    .rebuild(&cache)
+                    .unwrap()
+                    .map(|rows| read_f32("revived", rows).unwrap());
                 let pick = |tensor: &Tensor<4>| {
                     read_f32("step", tensor.clone().narrow(2, index, 1)).unwrap()
                 };
@@ -198,7 +201,7 @@ fn steps_follow_the_algorithms() {
                     assert_eq!(exact[head], own, "{context} head {head}");
                 }
             }
-            let moved = cache.sketch().unwrap().read_moved().unwrap();
+            let moved = Sketch::of(&cache).unwrap().read_moved().unwrap();
             assert!(moved.iter().all(|[gone, _]| *gone >= 60 - slack - 1), "{moved:?}");
             assert!(moved.iter().map(|[_, swapped]| swapped).sum::<usize>() > 0, "{moved:?}");
         }
@@ -314,6 +317,7 @@ fn files_copies_and_moves_go_on_identically() {
         whole.save(&folder).unwrap();
         let mut loaded = KvCache::load(&folder, &tested.device).unwrap().layers.remove(0);
         std::fs::remove_file(&folder).unwrap();
+        policy.restore(&mut loaded).unwrap();
         let mut hosted = whole
             .clone()
             .into_host()
@@ -336,7 +340,7 @@ fn files_copies_and_moves_go_on_identically() {
             }
         }
         assert_eq!(exact(&loaded), exact(&cache));
-        let scores = |cache: &LayerCache| cache.sketch().unwrap().read_scores().unwrap();
+        let scores = |cache: &LayerCache| Sketch::of(cache).unwrap().read_scores().unwrap();
         assert_eq!(scores(&loaded), scores(&cache));
     }
 }
@@ -353,7 +357,7 @@ fn bytes_are_those_of_the_parts() {
     // 100 slots a head: 3 entries in each bucket, 91 slots.
     assert_eq!(memory.in_use, 2 * 91 * row);
     assert_eq!(memory.allocated, 2 * (91 + 17) * row);
-    let sketch = cache.sketch().unwrap();
+    let sketch = Sketch::of(&cache).unwrap();
     assert_eq!(sketch.entry_bytes(), 2 * 9 * row);
     // A number a token, tables, and the track of slots.
     let tokens = 2 * 420 * 4;
@@ -362,7 +366,7 @@ fn bytes_are_those_of_the_parts() {
     // Of a budget that nothing will ever leave, the sketch takes next to nothing.
     let roomy = build(&json!({"policy": "kvreviver", "budget": 1_000_000})).unwrap();
     let cache = run.prompt.compress(&*roomy, 20);
-    assert_eq!(cache.sketch().unwrap().entry_bytes(), 2 * 3 * row);
+    assert_eq!(Sketch::of(&cache).unwrap().entry_bytes(), 2 * 3 * row);
 }
 
 /// A short prompt stays exact, and fills the parts as it goes on.
@@ -380,8 +384,7 @@ fn short_prompts_leave_the_sketch_empty() {
         for index in 0..run.steps() {
             let (one, other) =
                 (run.step(&*reviver, &mut cache, index), run.step(&*full, &mut whole, index));
-            let vague = cache
-                .sketch()
+            let vague = Sketch::of(&cache)
                 .unwrap()
                 .read_scores()
                 .unwrap()
@@ -415,7 +418,7 @@ fn swapping_back_and_forth_leaves_no_trace() {
         let prompt = Prompt::new(numbers.tensor(shape, device), keys, values);
         let policy = policy(json!({"policy": "kvreviver", "budget": 12, "slack": 0}));
         let mut cache = prompt.compress(&*policy, 4);
-        let mut sketch = cache.sketch().unwrap().clone();
+        let mut sketch = Sketch::of(&cache).unwrap().clone();
         let token =
             sketch.read_scores().unwrap()[0].iter().position(|score| *score >= 0.0).unwrap() as i32;
         let listed = Tensor::<2, Int>::from_data([[token]], (device, DType::I32));
@@ -432,7 +435,7 @@ fn swapping_back_and_forth_leaves_no_trace() {
         }
         let last = sketch.query(listed, DType::F32).unwrap();
         close(tested.name, &read(&last), &read(&first));
-        cache.set_sketch(sketch).unwrap();
+        sketch.put_into(&mut cache).unwrap();
     }
 }
 
@@ -586,7 +589,7 @@ fn ended_sequences_stay_within_their_slots() {
             assert!(known.eq(lengths.iter().copied()), "{} step {index}: {lengths:?}", tested.name);
         }
         // The other sequence has all its tokens.
-        let vague = cache.sketch().unwrap().read_scores().unwrap();
+        let vague = Sketch::of(&cache).unwrap().read_scores().unwrap();
         for (head, exact) in exact(&cache).iter().take(2).enumerate() {
             let vague = vague[head].iter().filter(|score| **score >= 0.0).count();
             assert_eq!(exact.len() + vague, 150, "{} head {head}", tested.name);

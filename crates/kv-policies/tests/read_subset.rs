@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{
-    CacheOptions, KvCache, LayerCache, Origin, PageHeads, PageOptions, SlotList, SlotRanges,
-    read_f32, read_i32,
+    CacheOptions, KvCache, LayerCache, Origin, PageHeads, PageOptions, SlotRanges, read_f32,
+    read_i32,
 };
 use kv_kernels::{PageSpan, page_bounds, page_rows, page_scores};
 use kv_policies::{
-    HShare, LayerContext, Needs, Observation, Observed, Policy, Reads, Step, build, copies,
-    share_map,
+    HShare, LayerContext, Needs, Observation, Observed, PageBounds, Policy, Reads, SlotList, Step,
+    build, copies, share_map,
 };
 use kv_testing::{Numbers, devices, exact_devices, golden_files, relative_error};
 use serde_json::{Value, json};
@@ -140,6 +140,7 @@ fn follow(config: &Value, traces: &[Trace; 2], layer: LayerContext, select: &mut
     for index in 0..STEPS {
         if index == STEPS / 2 {
             cache = reloaded(cache, &device);
+            policy.restore(&mut cache).unwrap();
         }
         let step = joined(&traces[0].step(index), &traces[1].step(index));
         let output = read_f32("output", policy.step(layer, &mut cache, step).unwrap()).unwrap();

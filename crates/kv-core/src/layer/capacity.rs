@@ -1,13 +1,13 @@
 //! Pools of other capacities: growing, shrinking, batching.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Tensor};
-use kv_kernels::IndexSets;
 
-use super::{LISTS, Track, expect_shape};
+use super::{Track, expect_shape};
+use crate::state::{PolicyState, States};
 use crate::tensors::{packed, packed_state};
-use crate::{Archive, Error, LayerCache, Result, Sketch, SlotLayout, counted};
+use crate::{Error, LayerCache, Result, SlotLayout, counted};
 
 impl LayerCache {
     /// Moves the live slots into a new pool of other capacities (the old one is freed).
@@ -38,12 +38,9 @@ impl LayerCache {
         resized.state = std::mem::take(&mut self.state);
         resized.limits = self.limits.take();
         resized.next = self.next.take();
-        resized.archive = self.archive.take();
-        resized.sketch = self.sketch.take();
-        resized.sets = self.sets.take();
-        resized.pages = std::mem::take(&mut self.pages);
+        resized.states = std::mem::take(&mut self.states);
         *self = resized;
-        self.renew_pages()
+        self.tell_slots_moved()
     }
 
     /// Frees all capacity beyond the live slots and `room`.
@@ -63,12 +60,10 @@ impl LayerCache {
         self.check_assumed(tokens)?;
         let lengths = self.assumed(tokens);
         self.fit(&lengths)?;
-        if let Some(sketch) = &mut self.sketch {
-            sketch.assume(tokens)?;
-        }
+        self.states.live_mut().try_for_each(|state| state.assume(tokens))?;
         let held = self.holds_at_limits();
         self.set_lengths(lengths);
-        self.renew_pages()?;
+        self.tell_slots_moved()?;
         if held { self.hold_at_limits() } else { Ok(()) }
     }
 
@@ -83,9 +78,7 @@ impl LayerCache {
 
     /// Whether [`Self::assume`] finds room.
     pub(crate) fn check_assumed(&self, tokens: usize) -> Result<()> {
-        if let Some(sketch) = &self.sketch {
-            sketch.check_room(tokens, false)?;
-        }
+        self.states.live().try_for_each(|state| state.check_room(tokens, false))?;
         self.check_fit(&self.assumed(tokens))
     }
 
@@ -97,13 +90,10 @@ impl LayerCache {
             .enumerate()
             .map(|(pair, ((&length, &capacity), &growth))| {
                 let mut requested = length.saturating_add_signed(growth);
-                if let Some(sketch) = &self.sketch {
-                    // A step appends before it gives up.
-                    requested = if length < capacity {
-                        sketch.length_after(pair, length + 1)
-                    } else {
-                        length + 1
-                    };
+                // A step appends before it gives up slots.
+                let after = |state: &dyn PolicyState| state.length_after_step(pair, length + 1);
+                if let Some(after) = self.states.live().find_map(after) {
+                    requested = if length < capacity { after } else { length + 1 };
                 }
                 if let (Some(limits), true) = (&self.limits, self.holds_at_limits()) {
                     requested = requested.min(limits[pair]);
@@ -122,17 +112,15 @@ impl LayerCache {
     pub(super) fn reserve(&mut self, tokens: usize) -> Result<()> {
         let lengths: Vec<usize> = self.layout.lengths().iter().map(|l| l + tokens).collect();
         self.check_fit(&lengths)?;
-        if let Some(sketch) = &mut self.sketch {
-            sketch.reserve(tokens, self.options.growable)?;
-        }
+        self.states.check_restored()?;
+        let growable = self.options.growable;
+        self.states.live_mut().try_for_each(|state| state.reserve(tokens, growable))?;
         self.fit(&lengths)
     }
 
     /// Notes that every sequence has seen so many tokens more.
     pub(crate) fn note_tokens(&mut self, tokens: usize) {
-        if let Some(sketch) = &mut self.sketch {
-            sketch.set_seen(sketch.seen() + tokens);
-        }
+        self.states.live_mut().for_each(|state| state.appended(tokens));
     }
 
     /// Makes sure that heads of these lengths fit.
@@ -147,15 +135,20 @@ impl LayerCache {
 
     /// Refuses lengths that do not fit, unless the cache may grow.
     fn check_fit(&self, lengths: &[usize]) -> Result<()> {
+        if self.options.growable { Ok(()) } else { self.check_room(lengths) }
+    }
+
+    /// Refuses lengths that do not fit.
+    pub(super) fn check_room(&self, lengths: &[usize]) -> Result<()> {
         let mut heads = lengths.iter().zip(self.layout.capacities());
         match heads.position(|(length, capacity)| length > capacity) {
-            Some(pair) if !self.options.growable => Err(Error::CapacityExhausted {
+            Some(pair) => Err(Error::CapacityExhausted {
                 sequence: pair / self.layout.kv_heads(),
                 head: pair % self.layout.kv_heads(),
                 capacity: self.layout.capacities()[pair],
                 requested: lengths[pair],
             }),
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
@@ -201,32 +194,14 @@ impl LayerCache {
             joined.limits = Some(limits.collect());
         }
         joined.state = joined_state(&parts)?;
-        let archives: Vec<_> = parts.iter().filter_map(|part| part.archive.clone()).collect();
-        if !archives.is_empty() {
-            all_or_none("an archive", archives.len(), parts.len())?;
-            joined.archive = Archive::concat(archives)?;
-        }
-        let sketches: Vec<_> = parts.iter().filter_map(|part| part.sketch.clone()).collect();
-        if !sketches.is_empty() {
-            all_or_none("a sketch", sketches.len(), parts.len())?;
-            joined.sketch = Some(Sketch::concat(sketches)?);
-        }
-        let sets: Vec<_> = parts.iter().filter_map(|part| part.sets.clone()).collect();
-        if !sets.is_empty() {
-            all_or_none("index sets", sets.len(), parts.len())?;
-            joined.sets = Some(IndexSets::concat(sets)?);
-        }
+        let states: Vec<&States> = parts.iter().map(|part| &part.states).collect();
+        joined.states = States::joined(&states)?;
         let places: Vec<_> = parts.iter().filter_map(|part| part.next_places().cloned()).collect();
         if !places.is_empty() {
             all_or_none("places", places.len(), parts.len())?;
             joined.set_next(Tensor::cat(places, 0))?;
         }
-        let paged = parts.iter().filter(|part| !part.pages.is_empty()).count();
-        if paged > 0 {
-            all_or_none("pages", paged, parts.len())?;
-        }
-        let sizes: BTreeSet<usize> = parts.iter().flat_map(Self::page_sizes).collect();
-        sizes.into_iter().try_for_each(|page| joined.set_pages(page))?;
+        joined.tell_slots_moved()?;
         Ok(joined)
     }
 
@@ -275,7 +250,6 @@ fn joined_state(parts: &[LayerCache]) -> Result<BTreeMap<String, Tensor<3>>> {
     }
     let joined = state.into_iter().map(|(name, tensors)| {
         all_or_none(&format!("state `{name}`"), tensors.len(), parts.len())?;
-        let tensors = if name == LISTS { widened(tensors) } else { tensors };
         let expected = tensors[0].dims();
         for tensor in &tensors {
             let [rows, ..] = tensor.dims();
@@ -284,20 +258,6 @@ fn joined_state(parts: &[LayerCache]) -> Result<BTreeMap<String, Tensor<3>>> {
         Ok((name, packed_state(Tensor::cat(tensors, 0))))
     });
     joined.collect()
-}
-
-/// Lists of equal room: what is behind a list's own number of tokens means nothing.
-fn widened(lists: Vec<Tensor<3>>) -> Vec<Tensor<3>> {
-    let most = lists.iter().map(|list| list.dims()[2]).max().unwrap_or_default();
-    let widen = |list: Tensor<3>| {
-        let [rows, heads, width] = list.dims();
-        if width == most {
-            return list;
-        }
-        let more = Tensor::zeros([rows, heads, most - width], (&list.device(), list.dtype()));
-        Tensor::cat(vec![list, more], 2)
-    };
-    lists.into_iter().map(widen).collect()
 }
 
 fn all_or_none(what: &str, count: usize, parts: usize) -> Result<()> {

@@ -4,7 +4,6 @@ use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::{HeadLayout, Placement, SlotSource, copy_slots, reset_last, write_heads};
 
 use super::expect_shape;
-use super::sketched::ACCUMULATED;
 use super::slots::Rows;
 use crate::tensors::ints;
 use crate::{CacheOptions, Error, LayerCache, Result, Room, Selection, SlotLayout, counted};
@@ -127,9 +126,9 @@ impl LayerCache {
         let query = write_heads(projected, positions, heads, pool, Placement::Append(ranges))?;
         self.layout.lengths_mut().iter_mut().for_each(|length| *length += 1);
         self.note_tokens(1);
-        // What a sketch's step adds up, it sets for new tokens.
-        let sketched = self.sketch.is_some();
-        let tracks = self.tracks.iter_mut().filter(|(name, _)| !sketched || *name != ACCUMULATED);
+        let states = &self.states;
+        let own = |name: &str| states.live().any(|state| state.sets_track(name));
+        let tracks = self.tracks.iter_mut().filter(|(name, _)| !own(name));
         let mut tracks: Vec<_> =
             tracks.map(|(_, track)| (&mut track.values, track.initial)).collect();
         if !tracks.is_empty() {

@@ -3,8 +3,8 @@
 use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::{
     AverageWeights, GroupReduction, MergeLists, MergeOptions, Merged, MergingSlots, NearestOptions,
-    add_contributions, add_probabilities, average_scores, merge_nearest, merge_slots, scatter_rows,
-    scatter_scalars, value_norms,
+    SlotPool, SlotRanges, add_contributions, add_probabilities, average_scores, merge_nearest,
+    merge_slots, scatter_rows, scatter_scalars, value_norms,
 };
 
 use super::{Track, expect_shape};
@@ -145,6 +145,35 @@ impl LayerCache {
             };
             Ok(merge_nearest(slots, &cache.ranges, victims, &goes, options)?)
         })
+    }
+
+    /// Gives a kernel of a policy the slots and some tracks, `[S]` each, to be changed in place.
+    /// Where the kernel changes how many slots are live, [`Self::set_host_lengths`] tells the host.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] for tracks that the cache does not have; those of `change`.
+    pub fn change_slots<const N: usize>(
+        &mut self,
+        tracks: [&str; N],
+        change: impl FnOnce(SlotPool<'_>, &mut SlotRanges, [&mut Tensor<1>; N]) -> Result<()>,
+    ) -> Result<()> {
+        self.with_tracks(tracks, |cache, tracks| {
+            let (pool, ranges) = cache.pool();
+            change(pool, ranges, tracks.map(|track| &mut track.values))
+        })
+    }
+
+    /// Tells the host how many slots of each head are live, `[B * Hkv]`, after a kernel has changed
+    /// it on the device.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for another number of heads, [`Error::CapacityExhausted`] for more slots
+    /// than a head has room for.
+    pub fn set_host_lengths(&mut self, lengths: &[usize]) -> Result<()> {
+        expect_shape("lengths", &[lengths.len()], &[self.layout.pairs()])?;
+        self.check_room(lengths)?;
+        self.layout.lengths_mut().copy_from_slice(lengths);
+        Ok(())
     }
 
     /// Calls `change` with tracks taken out, which are put back whatever it returns.

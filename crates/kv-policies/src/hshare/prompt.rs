@@ -1,9 +1,10 @@
 //! What a prompt decides: channels, and who takes whose list.
 
 use burn::tensor::Tensor;
-use kv_core::{CacheOptions, LIST_HEADER, LISTS, LayerCache};
+use kv_core::{CacheOptions, LIST_HEADER, LayerCache};
 
 use super::critical::Critical;
+use super::shared::SharedLists;
 use super::{HShare, NAME, PROMPT, SOURCES, copies, longest, share_map};
 use crate::channels::{CHANNELS, channels};
 use crate::subset::{numbers, set_budgets, tokens_of};
@@ -69,7 +70,8 @@ impl HShare {
         // Nothing is chosen yet: the first step does.
         list[0] = -1.0;
         let lists = list.repeat(batch * count);
-        cache.set_state(LISTS, numbers(&lists, [batch, count, width], &device));
+        let lists = numbers(&lists, [batch, count, width], &device);
+        cache.insert_policy_state(SharedLists(lists));
         Ok(())
     }
 

@@ -1,8 +1,9 @@
 //! Rebuilding the compressed cache from all tokens, which are in host memory.
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{Archive, Budget, Complete, LayerCache, Room, Selection, counted};
+use kv_core::{Budget, LayerCache, Room, Selection, counted};
 
+use super::archive::{Archive, Complete};
 use super::{KeepKv, NAME};
 use crate::attention::{last_queries, window_attention};
 use crate::rescore::remember;
@@ -25,7 +26,7 @@ impl KeepKv {
     ) -> Result<()> {
         let Observation { keys, values, positions, .. } = observation;
         let archive = Archive::new(keys, values, positions, cache.options().dtype)?;
-        cache.replace_archive(Some(archive));
+        cache.insert_policy_state(archive);
         let window = self.options.window;
         let queries = observation.last_queries(NAME, window)?;
         let [batch, heads, held, head_dim] = queries.dims();
@@ -50,7 +51,7 @@ impl KeepKv {
         query: &Tensor<3>,
     ) -> Result<()> {
         let [keys, values] = cache.newest();
-        if let Some(archive) = cache.archive_mut() {
+        if let Some(archive) = cache.policy_state_mut::<Archive>() {
             archive.push(keys, values, step.position.clone())?;
         }
         remember(NAME, cache, LAST_QUERIES, query)
@@ -68,13 +69,16 @@ impl KeepKv {
     /// Whether the step to come rebuilds the cache: not while all tokens fit.
     pub(super) fn due_now(&self, layer: LayerContext, cache: &LayerCache) -> bool {
         let due = |archive: &Archive| self.is_due(layer, archive.pushed() + 1);
-        cache.archive().is_some_and(due) && self.over(cache, 1)
+        cache.policy_state().is_some_and(due) && self.over(cache, 1)
     }
 
     /// Whether any head's tokens, and `more`, are over its limit.
     fn over(&self, cache: &LayerCache, more: usize) -> bool {
         let kv_heads = cache.layout().kv_heads();
-        let (Some(limits), Some(archive)) = (cache.limits(), cache.archive()) else { return false };
+        let (Some(limits), Some(archive)) = (cache.limits(), cache.policy_state::<Archive>())
+        else {
+            return false;
+        };
         let rows = archive.tokens().into_iter().zip(limits.chunks(kv_heads));
         rows.into_iter().any(|(tokens, limits)| limits.iter().any(|limit| tokens + more > *limit))
     }
@@ -82,7 +86,7 @@ impl KeepKv {
     /// Asks for all tokens, if the step to come is to rebuild the cache.
     pub(super) fn look_ahead(&self, layer: LayerContext, cache: &mut LayerCache) {
         if self.due_now(layer, cache)
-            && let Some(archive) = cache.archive_mut()
+            && let Some(archive) = cache.policy_state_mut::<Archive>()
         {
             archive.fetch_ahead();
         }
@@ -103,7 +107,7 @@ impl KeepKv {
         let missing = |what| PolicyError::MissingObservation { policy: NAME, what };
         let queries = cache.state(LAST_QUERIES).cloned();
         let queries = queries.ok_or_else(|| missing("the last queries"))?;
-        let archive = cache.archive_mut().ok_or_else(|| missing("all tokens"))?;
+        let archive = cache.policy_state_mut::<Archive>().ok_or_else(|| missing("all tokens"))?;
         let complete = archive.fetch()?;
 
         let (mut parts, mut first) = (Vec::new(), 0);
@@ -117,7 +121,9 @@ impl KeepKv {
         fresh.resize(cache.layout().capacities().to_vec())?;
         fresh.set_limits(limits)?;
         fresh.set_state(LAST_QUERIES, queries);
-        fresh.replace_archive(cache.replace_archive(None));
+        if let Some(archive) = cache.take_policy_state::<Archive>() {
+            fresh.insert_policy_state(archive);
+        }
         *cache = fresh;
         Ok(())
     }

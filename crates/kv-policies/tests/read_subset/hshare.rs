@@ -272,7 +272,7 @@ fn golden_hshare_lists() {
                 slots: ints(&slots).reshape([batch * heads, width]),
                 counts: ints(&counts),
             };
-            let output = cache.attend_listed(q, list).unwrap().output;
+            let output = list.attend(&mut cache, q).unwrap().output;
             let output = read_f32("output", output).unwrap();
             let error = relative_error(&output, &golden.tensor("out_f16weights").values);
             assert!(error < 1e-3, "{} on {}: {error}", golden.name, tested.name);

@@ -77,7 +77,7 @@ fn pages_fit_short_prompts() {
                 pages_of(&traces[row], head, length, &how)
             });
         }
-        let sizes = |config: Value| traces[0].prefill(&*policy(config), DEEP).page_sizes();
+        let sizes = |config: Value| PageBounds::sizes(&traces[0].prefill(&*policy(config), DEEP));
         for (budget, page) in [(64, 16), (63, 8), (32, 8), (31, 4), (15, 2), (7, 1), (1, 1)] {
             assert_eq!(sizes(json!({"policy": "quest", "budget": budget})), [page], "{budget}");
         }
@@ -139,7 +139,7 @@ fn golden_quest() {
             assert!(error < 1e-5, "{context}: output off by {error}");
             let options = PageOptions { page, heads: PageHeads::Query, always_last: false };
             let SlotList { slots, counts } =
-                cache.choose_pages(q.clone(), &budgets, budget, options).unwrap();
+                PageBounds::choose(&cache, q.clone(), &budgets, budget, options).unwrap();
             let width = slots.dims()[1];
             let (slots, counts) =
                 (read_i32("slots", slots).unwrap(), read_i32("counts", counts).unwrap());

@@ -1,7 +1,5 @@
 //! What a layer gave up, in count-sketches out of which it comes back (KVReviver).
 
-mod host;
-
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
     ABSENT, HEAD_FIELDS, SketchHashes, SketchPool, SketchSource, scatter_scalars, sketch_insert,
@@ -9,11 +7,11 @@ use kv_kernels::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::layer::expect_shape;
-use crate::tensors::{packed, read_f32, read_i32, zero_rows};
-use crate::{Error, Result, Selection, counted};
-
-pub(crate) use host::{HostSketch, SketchHeader};
+use super::saved;
+use kv_core::{
+    Error, HostState, LayerCache, LoadState, PolicyState, Result, SavedState, Selection,
+    StateBytes, counted, expect_shape, packed, read_f32, read_i32, zero_rows,
+};
 
 /// How a layer's sketches work, the same for all heads.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -47,33 +45,36 @@ pub struct SketchHead {
 /// them: four bytes each, wherever they are. A token's index is its logical position.
 #[derive(Debug)]
 pub struct Sketch {
-    options: SketchOptions,
-    heads: Vec<SketchHead>,
-    seeds: Vec<[u32; 2]>,
+    pub(super) options: SketchOptions,
+    pub(super) heads: Vec<SketchHead>,
+    pub(super) seeds: Vec<[u32; 2]>,
     /// Tokens that every head has room for.
-    tokens: usize,
+    pub(super) tokens: usize,
     /// Tokens that the longest sequence has seen.
-    seen: usize,
+    pub(super) seen: usize,
     /// Entries, `[N, D]`.
-    keys: Tensor<2>,
-    values: Tensor<2>,
+    pub(super) keys: Tensor<2>,
+    pub(super) values: Tensor<2>,
     /// `[B * Hkv * tokens]`: what tokens in the sketch have accumulated, [`ABSENT`] for all others.
-    scores: Tensor<1>,
+    pub(super) scores: Tensor<1>,
     /// `[B * Hkv, 2]`
-    moved: Tensor<2, Int>,
+    pub(super) moved: Tensor<2, Int>,
     /// `[B * Hkv, 6]`, as the kernels have it.
-    table: Tensor<2, Int>,
-    hashes: SketchHashes,
+    pub(super) table: Tensor<2, Int>,
+    pub(super) hashes: SketchHashes,
 }
 
 /// A sketch's tensors to be changed by a step.
-pub(crate) struct SketchParts<'a> {
-    pub(crate) pool: SketchPool<'a>,
-    pub(crate) scores: &'a mut Tensor<1>,
-    pub(crate) moved: &'a mut Tensor<2, Int>,
+pub(super) struct SketchParts<'a> {
+    pub(super) pool: SketchPool<'a>,
+    pub(super) scores: &'a mut Tensor<1>,
+    pub(super) moved: &'a mut Tensor<2, Int>,
 }
 
 impl Sketch {
+    /// The track of what slots' tokens have accumulated, beside a sketch.
+    pub const SCORES: &'static str = "score";
+
     /// The most slots beyond those that are kept.
     pub const MOST_SLACK: usize = 1 << 16;
 
@@ -162,7 +163,7 @@ impl Sketch {
         expect_shape("scores", &scores.dims(), &[batch, kv_heads, count])?;
         expect_shape("values", &values.dims(), &keys.dims())?;
         expect_shape("keys", &[batch * kv_heads, head_dim], &[pairs, self.keys.dims()[1]])?;
-        self.reserve(count, false)?;
+        self.make_room(count, false)?;
         self.seen = count;
         if count == 0 {
             return Ok(());
@@ -259,7 +260,7 @@ impl Sketch {
     }
 
     /// Bytes of scratch that attention takes.
-    pub(crate) fn scratch_bytes(&self, dtype: DType) -> usize {
+    fn scratch_bytes(&self, dtype: DType) -> usize {
         match self.options.rebuild {
             true => 2 * self.heads.len() * self.tokens * self.keys.dims()[1] * dtype.size(),
             false => 0,
@@ -267,14 +268,14 @@ impl Sketch {
     }
 
     /// The slots of a head after a step that has appended a token, where it had `length` with it.
-    pub(crate) fn length_after(&self, pair: usize, length: usize) -> usize {
+    pub(super) fn length_after(&self, pair: usize, length: usize) -> usize {
         let SketchHead { entries, limit, .. } = self.heads[pair];
         if entries > 0 && length > limit + self.options.slack { limit } else { length }
     }
 
     /// Makes sure that there is room for so many more tokens of every sequence.
-    pub(crate) fn reserve(&mut self, more: usize, growable: bool) -> Result<()> {
-        self.check_room(more, growable)?;
+    fn make_room(&mut self, more: usize, growable: bool) -> Result<()> {
+        PolicyState::check_room(self, more, growable)?;
         let (capacity, requested) = (self.tokens, self.seen + more);
         if requested > capacity {
             self.grow(requested.max(2 * capacity));
@@ -282,43 +283,8 @@ impl Sketch {
         Ok(())
     }
 
-    /// Whether [`Self::reserve`] finds or makes room.
-    pub(crate) fn check_room(&self, more: usize, growable: bool) -> Result<()> {
-        let (capacity, requested) = (self.tokens, self.seen + more);
-        if requested <= capacity || growable {
-            return Ok(());
-        }
-        Err(Error::CapacityExhausted { sequence: 0, head: 0, capacity, requested })
-    }
-
-    /// Tokens that the longest sequence has seen.
-    pub(crate) fn seen(&self) -> usize {
-        self.seen
-    }
-
-    /// Sets that, where the host follows what the device did by itself.
-    pub(crate) fn set_seen(&mut self, seen: usize) {
-        self.seen = seen;
-    }
-
-    /// Counts so many more tokens as being in the sketch, whatever it holds of them: for
-    /// measurements of what long contexts cost.
-    ///
-    /// # Errors
-    /// [`Error::CapacityExhausted`].
-    pub fn assume(&mut self, more: usize) -> Result<()> {
-        self.reserve(more, false)?;
-        let (pairs, end) = (self.heads.len(), self.seen + more);
-        let scores = self.scores.clone().reshape([pairs, self.tokens]);
-        let zeros = Tensor::zeros([pairs, more], (&scores.device(), DType::F32));
-        let scores = scores.slice_assign([0..pairs, self.seen..end], zeros);
-        self.scores = scores.reshape([pairs * self.tokens]);
-        self.seen = end;
-        Ok(())
-    }
-
     /// Room for so many tokens, at least.
-    pub(crate) fn grow(&mut self, tokens: usize) {
+    pub(super) fn grow(&mut self, tokens: usize) {
         if tokens <= self.tokens {
             return;
         }
@@ -333,7 +299,7 @@ impl Sketch {
         self.table = table(&self.heads, tokens, self.options.buckets, &device);
     }
 
-    pub(crate) fn source(&self) -> SketchSource<'_> {
+    pub(super) fn source(&self) -> SketchSource<'_> {
         SketchSource {
             keys: &self.keys,
             values: &self.values,
@@ -344,16 +310,16 @@ impl Sketch {
         }
     }
 
-    pub(crate) fn scores(&self) -> &Tensor<1> {
+    pub(super) fn scores(&self) -> &Tensor<1> {
         &self.scores
     }
 
     /// Where each head's tokens begin among all, `[B * Hkv]`, on the device.
-    pub(crate) fn first_tokens(&self) -> Tensor<1, Int> {
+    pub(super) fn first_tokens(&self) -> Tensor<1, Int> {
         self.table.clone().narrow(1, 2, 1).reshape([self.heads.len()])
     }
 
-    pub(crate) fn parts(&mut self) -> SketchParts<'_> {
+    pub(super) fn parts(&mut self) -> SketchParts<'_> {
         let most_entries = self.most_entries();
         SketchParts {
             pool: SketchPool {
@@ -375,7 +341,7 @@ impl Sketch {
     }
 
     /// The sketches of several caches of one layer, batched.
-    pub(crate) fn concat(mut parts: Vec<Self>) -> Result<Self> {
+    fn concat(mut parts: Vec<Self>) -> Result<Self> {
         let options = parts[0].options;
         if let Some(other) = parts.iter().find(|part| part.options != options) {
             let reason = format!("sketches are of {:?} and of {options:?}", other.options);
@@ -411,11 +377,9 @@ impl Sketch {
             heads,
         })
     }
-}
 
-impl Sketch {
-    /// The same on another device.
-    pub(crate) fn to_device(&self, device: &Device) -> Self {
+    /// The sketches on another device.
+    fn moved_to(&self, device: &Device) -> Self {
         let ints = |tensor: &Tensor<2, Int>| tensor.clone().to_device(device);
         Self {
             options: self.options,
@@ -450,6 +414,86 @@ impl Clone for Sketch {
             table: self.table.clone(),
             hashes: self.hashes.clone(),
         }
+    }
+}
+
+impl PolicyState for Sketch {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn copied(&self) -> Option<Box<dyn PolicyState>> {
+        Some(Box::new(self.clone()))
+    }
+
+    fn to_device(&self, device: &Device) -> Option<Box<dyn PolicyState>> {
+        Some(Box::new(self.moved_to(device)))
+    }
+
+    fn joined(&self, others: &[&dyn PolicyState]) -> Result<Box<dyn PolicyState>> {
+        let parts = kv_core::states_of::<Self>(self, others)?;
+        Ok(Box::new(Self::concat(parts.into_iter().cloned().collect())?))
+    }
+
+    fn to_host(&self) -> Result<Option<HostState>> {
+        saved::save(self).map(|saved| Some(HostState::Saved(saved)))
+    }
+
+    fn bytes(&self, cache: &LayerCache) -> StateBytes {
+        let scratch = self.scratch_bytes(cache.options().dtype);
+        StateBytes { device: self.bytes(), host: 0, scratch }
+    }
+
+    fn check_room(&self, more: usize, growable: bool) -> Result<()> {
+        let (capacity, requested) = (self.tokens, self.seen + more);
+        if requested <= capacity || growable {
+            return Ok(());
+        }
+        Err(Error::CapacityExhausted { sequence: 0, head: 0, capacity, requested })
+    }
+
+    fn reserve(&mut self, more: usize, growable: bool) -> Result<()> {
+        self.make_room(more, growable)
+    }
+
+    fn appended(&mut self, tokens: usize) {
+        self.seen += tokens;
+    }
+
+    /// Counts tokens as being in the sketch, whatever it holds of them.
+    fn assume(&mut self, more: usize) -> Result<()> {
+        self.make_room(more, false)?;
+        let (pairs, end) = (self.heads.len(), self.seen + more);
+        let scores = self.scores.clone().reshape([pairs, self.tokens]);
+        let zeros = Tensor::zeros([pairs, more], (&scores.device(), DType::F32));
+        let scores = scores.slice_assign([0..pairs, self.seen..end], zeros);
+        self.scores = scores.reshape([pairs * self.tokens]);
+        self.seen = end;
+        Ok(())
+    }
+
+    fn length_after_step(&self, head: usize, length: usize) -> Option<usize> {
+        Some(self.length_after(head, length))
+    }
+
+    fn sets_track(&self, track: &str) -> bool {
+        track == Self::SCORES
+    }
+
+    fn counter(&self) -> usize {
+        self.seen
+    }
+
+    fn set_counter(&mut self, seen: usize) {
+        self.seen = seen;
+    }
+}
+
+impl LoadState for Sketch {
+    const NAME: &'static str = "sketch";
+
+    fn load(saved: SavedState, cache: &LayerCache, seen: &[usize]) -> Result<Self> {
+        saved::load(saved, cache, seen)
     }
 }
 

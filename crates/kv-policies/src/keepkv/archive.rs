@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use crate::layer::expect_shape;
-use crate::{Error, Result};
 use copier::{Coming, Direction};
+use kv_core::{
+    Error, HostState, LayerCache, PolicyState, Result, StateBytes, expect_shape, states_of,
+};
 
 /// New tokens that are gathered on the device before they are copied to the host.
 const GATHERED: usize = 64;
@@ -206,28 +207,46 @@ impl Archive {
         self.transfers
     }
 
-    /// The sequences of several archives as one.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] for other heads or head dims.
-    pub fn concat(parts: Vec<Self>) -> Result<Option<Self>> {
-        let mut parts = parts.into_iter();
-        let Some(mut joined) = parts.next() else { return Ok(None) };
-        for part in parts {
-            let own = [joined.kv_heads, joined.head_dim];
-            expect_shape("archived keys", &[part.kv_heads, part.head_dim], &own)?;
-            joined.runs.extend(part.runs);
-        }
-        Ok(Some(joined))
-    }
-
     /// The archive for another device, with nothing left on this one.
-    pub fn moved_to(mut self, device: &Device) -> Self {
+    fn moved_to(mut self, device: &Device) -> Self {
         for run in &mut self.runs {
             run.flush();
             run.ahead = None;
         }
         Self { device: device.clone(), ..self }
+    }
+}
+
+impl PolicyState for Archive {
+    fn name(&self) -> &'static str {
+        "archive"
+    }
+
+    fn copied(&self) -> Option<Box<dyn PolicyState>> {
+        Some(Box::new(self.clone()))
+    }
+
+    fn to_device(&self, device: &Device) -> Option<Box<dyn PolicyState>> {
+        Some(Box::new(self.clone().moved_to(device)))
+    }
+
+    fn joined(&self, others: &[&dyn PolicyState]) -> Result<Box<dyn PolicyState>> {
+        let own = [self.kv_heads, self.head_dim];
+        let mut joined = self.clone();
+        for part in states_of::<Self>(self, others)?.into_iter().skip(1) {
+            expect_shape("archived keys", &[part.kv_heads, part.head_dim], &own)?;
+            joined.runs.extend(part.runs.iter().cloned());
+        }
+        Ok(Box::new(joined))
+    }
+
+    /// An archive is in host memory anyway, and no file holds it.
+    fn to_host(&self) -> Result<Option<HostState>> {
+        Ok(Some(HostState::Kept(Box::new(self.clone().moved_to(&self.device)))))
+    }
+
+    fn bytes(&self, _cache: &LayerCache) -> StateBytes {
+        StateBytes { device: self.device_bytes(), host: self.host_bytes(), scratch: 0 }
     }
 }
 

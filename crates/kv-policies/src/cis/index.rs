@@ -1,0 +1,213 @@
+//! The index sets of a cache, and steps that attend to them.
+
+use std::collections::BTreeMap;
+
+use burn::tensor::{DType, Device, Int, Tensor};
+use kv_kernels::{
+    AttentionOutput, DecodeAttentionOptions, IndexSets, RetrieveOptions, SlotRanges, SlotView,
+    SteerOptions, decode_attention, retrieve_slots, retrieving_attention, steer_sets,
+};
+
+use kv_core::{
+    Error, HostState, LayerCache, LoadState, PolicyState, Result, SavedState, StateBytes,
+    expect_shape, states_of,
+};
+
+/// What steps attend to, where a policy chooses on the device: a range a key-value head, or a query
+/// head.
+#[derive(Debug)]
+pub struct CisIndex(pub(crate) IndexSets);
+
+impl CisIndex {
+    /// The index sets.
+    pub fn sets(&self) -> &IndexSets {
+        &self.0
+    }
+
+    /// Gives a cache's steps something to choose from.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for ranges that are no multiple of the heads; [`Error::InvalidPlan`] for a
+    /// cache with weights.
+    pub fn put_into(self, cache: &mut LayerCache) -> Result<()> {
+        let (ranges, pairs) = (self.ranges(), cache.layout().pairs());
+        if ranges == 0 || !ranges.is_multiple_of(pairs) {
+            expect_shape("index sets", &[ranges], &[pairs])?;
+        }
+        if cache.log_weights().is_some() {
+            let reason = "slots have weights, expected slots of weight 1".into();
+            return Err(Error::InvalidPlan { what: "index sets", reason });
+        }
+        cache.insert_policy_state(self);
+        Ok(())
+    }
+
+    fn ranges(&self) -> usize {
+        self.0.tensors().0.dims()[0]
+    }
+
+    /// Chooses what the step attends to ([`retrieve_slots`]), and attends to it. Also returns the
+    /// log-sum-exp of each query over all tokens in sight, `[B, Hq]`, where it `measures`.
+    ///
+    /// # Shapes
+    /// `query` `[B, Hq, D]`; `vectors` `[ranges, parts, length]`, what similarity is of; `newest`
+    /// `[B]`, 32-bit, the newest tokens' indices.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] without index sets; see [`retrieve_slots`] and [`decode_attention`].
+    pub fn attend(
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        vectors: Tensor<3>,
+        newest: Tensor<1, Int>,
+        options: RetrieveOptions,
+        measures: bool,
+    ) -> Result<(AttentionOutput, Option<Tensor<2>>)> {
+        let mut own = cache.take_policy_state::<Self>().ok_or_else(without)?;
+        let attended = own.attend_to(cache, query, vectors, newest, options, measures);
+        cache.insert_policy_state(own);
+        attended
+    }
+
+    fn attend_to(
+        &mut self,
+        cache: &LayerCache,
+        query: Tensor<3>,
+        vectors: Tensor<3>,
+        newest: Tensor<1, Int>,
+        options: RetrieveOptions,
+        measures: bool,
+    ) -> Result<(AttentionOutput, Option<Tensor<2>>)> {
+        let ranges = ranges_of(cache, self.ranges());
+        let longest = cache.layout().capacities().iter().max().copied().unwrap_or_default();
+        let sets = &mut self.0;
+        let options = RetrieveOptions { longest: options.longest.or(Some(longest)), ..options };
+        let (keys, values) = (cache.keys().clone(), cache.values().clone());
+        if !measures {
+            let pools = [keys, values];
+            let output =
+                retrieving_attention(query, vectors, pools, &ranges, newest, sets, options)?;
+            let attended =
+                AttentionOutput { output, log_sum_exp: None, probabilities: None, logits: None };
+            return Ok((attended, None));
+        }
+        let sums = retrieve_slots(
+            query.clone(),
+            vectors,
+            keys.clone(),
+            &ranges,
+            newest,
+            sets,
+            options,
+            measures,
+        )?;
+        let (view, most) = (SlotView::Sets(sets.clone()), sets.most());
+        let attention = DecodeAttentionOptions {
+            view,
+            scale: options.scale,
+            longest: Some(most.min(longest)),
+            log_sum_exp: measures,
+            ..Default::default()
+        };
+        Ok((decode_attention(query, keys, values, None, &ranges, attention)?, sums))
+    }
+
+    /// Brings the sizes of sets to where a target share of attention is dropped ([`steer_sets`]),
+    /// given the log-sums of a step over what it read and over all in sight, `[B, Hq]`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] without index sets; see [`steer_sets`].
+    pub fn steer(
+        cache: &mut LayerCache,
+        read: Tensor<2>,
+        all: Tensor<2>,
+        options: SteerOptions,
+    ) -> Result<()> {
+        let dropped = (read - all).exp().neg().add_scalar(1.0);
+        let own = cache.policy_state_mut::<Self>().ok_or_else(without)?;
+        Ok(steer_sets(&mut own.0, dropped, options)?)
+    }
+}
+
+/// The ranges of so many heads: key-value heads', or each repeated for its query heads.
+fn ranges_of(cache: &LayerCache, count: usize) -> SlotRanges {
+    let (layout, ranges) = (cache.layout(), cache.ranges());
+    let group = count / layout.pairs().max(1);
+    if group <= 1 {
+        return ranges.clone();
+    }
+    let [batch, kv_heads] = [layout.batch(), layout.kv_heads()];
+    let repeated = |of: &Tensor<2, Int>| {
+        let each = of.clone().unsqueeze_dim::<3>(2).expand([batch, kv_heads, group]);
+        each.reshape([batch, kv_heads * group])
+    };
+    SlotRanges { offsets: repeated(&ranges.offsets), lengths: repeated(&ranges.lengths) }
+}
+
+/// What a file says of index sets besides their tensors: the shape of their vectors, and integers of
+/// a row of their table.
+type Header = ([usize; 4], usize);
+
+impl PolicyState for CisIndex {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn copied(&self) -> Option<Box<dyn PolicyState>> {
+        Some(Box::new(Self(self.0.copied())))
+    }
+
+    fn to_device(&self, device: &Device) -> Option<Box<dyn PolicyState>> {
+        Some(Box::new(Self(self.0.clone().to_device(device))))
+    }
+
+    fn joined(&self, others: &[&dyn PolicyState]) -> Result<Box<dyn PolicyState>> {
+        let parts = states_of::<Self>(self, others)?;
+        let sets = parts.into_iter().map(|part| part.0.clone()).collect();
+        Ok(Box::new(Self(IndexSets::concat(sets)?)))
+    }
+
+    fn to_host(&self) -> Result<Option<HostState>> {
+        let _work = kv_core::device_work();
+        let failed = |error: String| Error::Read { what: "index sets", reason: error };
+        let (table, vectors) = self.0.tensors();
+        let header: Header = (vectors.dims(), table.dims()[1]);
+        let header = serde_json::to_value(header).map_err(|error| failed(error.to_string()))?;
+        let table = table.clone().try_into_data().map_err(|error| failed(error.to_string()))?;
+        let vectors = vectors.clone().try_into_data().map_err(|error| failed(error.to_string()))?;
+        let tensors =
+            BTreeMap::from([("table".to_string(), table), ("vectors".to_string(), vectors)]);
+        Ok(Some(HostState::Saved(SavedState::of::<Self>(header, tensors))))
+    }
+
+    fn bytes(&self, _cache: &LayerCache) -> StateBytes {
+        StateBytes { device: self.0.bytes(), ..StateBytes::default() }
+    }
+}
+
+impl LoadState for CisIndex {
+    const NAME: &'static str = "sets";
+
+    fn load(mut saved: SavedState, cache: &LayerCache, seen: &[usize]) -> Result<Self> {
+        let invalid = |reason: String| Error::InvalidPlan { what: "index sets", reason };
+        let header = std::mem::take(&mut saved.header);
+        let (shape, row): Header =
+            serde_json::from_value(header).map_err(|error| invalid(error.to_string()))?;
+        let (pairs, kv_heads) = (cache.layout().pairs(), cache.layout().kv_heads());
+        if shape[0] == 0 || !shape[0].is_multiple_of(pairs) {
+            return Err(invalid(format!("{} ranges, expected a multiple of {pairs}", shape[0])));
+        }
+        let table = saved.take("table", DType::I32, &[shape[0], row])?;
+        let vectors = saved.take("vectors", DType::F32, &shape)?;
+        let table = table.try_to_vec::<i32>().map_err(|error| invalid(format!("{error:?}")))?;
+        let vectors = vectors.try_to_vec::<f32>().map_err(|error| invalid(format!("{error:?}")))?;
+        let each = shape[0] / pairs;
+        let tokens: Vec<usize> = (0..shape[0]).map(|range| seen[range / each / kv_heads]).collect();
+        let device = &cache.options().device;
+        Ok(Self(IndexSets::from_saved(&table, &vectors, shape, &tokens, device)?))
+    }
+}
+
+fn without() -> Error {
+    Error::InvalidPlan { what: "step", reason: "the cache has no index sets".into() }
+}
