@@ -6,9 +6,10 @@ use anyhow::Context;
 use kv_core::{counted, device_name, select_device};
 use kv_models::{Calibration, Model, TextWindows};
 
-use crate::args::{CalibrateArgs, Common};
+use crate::args::CalibrateArgs;
 use crate::console::{print, say};
 use crate::files::check_writable;
+use crate::options::Common;
 use crate::progress::Progress;
 use crate::prompts;
 

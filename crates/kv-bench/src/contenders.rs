@@ -9,9 +9,9 @@ use kv_core::Budget;
 use kv_policies::{POLICIES, Policy, build};
 use serde_json::{Value, json};
 
-use crate::args::Common;
+use crate::format;
+use crate::options::Common;
 use crate::record::FULL;
-use crate::report::format;
 use fisher::FisherLayers;
 
 const ONE_TOKEN: &str =

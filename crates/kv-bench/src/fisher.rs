@@ -8,9 +8,10 @@ use comfy_table::{CellAlignment, Table};
 use kv_core::{counted, device_name, select_device};
 use kv_models::{Fisher, Model, TextWindows};
 
-use crate::args::{Common, FisherArgs};
+use crate::args::FisherArgs;
 use crate::console::{print, say};
 use crate::files::check_writable;
+use crate::options::Common;
 use crate::progress::Progress;
 use crate::prompts;
 

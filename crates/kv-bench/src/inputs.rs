@@ -1,7 +1,8 @@
 //! Files that a suite will read, tried before a model is loaded: a path that is not there must not
 //! cost minutes.
 
-use crate::args::{Common, Suite, Task};
+use crate::args::Suite;
+use crate::options::{Common, Task};
 use crate::prompts::{self, Prompts};
 
 /// Reads the files of prompts and texts that a suite is given, and builds the policies.

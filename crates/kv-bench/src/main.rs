@@ -1,15 +1,18 @@
 //! `kv-bench` measures the cost and the quality of KV-cache compression policies.
 
 mod args;
+mod bench;
 mod calibrate;
 mod console;
 mod contenders;
 mod families;
 mod files;
 mod fisher;
+mod format;
 mod inputs;
 mod interrupt;
 mod journal;
+mod options;
 mod progress;
 mod prompts;
 mod record;

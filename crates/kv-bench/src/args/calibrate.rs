@@ -6,7 +6,7 @@ use anyhow::ensure;
 use clap::ValueEnum;
 use kv_policies::ChannelStatistic;
 
-use super::{Common, positive};
+use crate::options::{Common, positive};
 
 /// Options of `calibrate`.
 #[derive(Debug, Clone, clap::Args)]

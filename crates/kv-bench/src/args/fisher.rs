@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::ensure;
 
-use super::{Common, positive};
+use crate::options::{Common, positive};
 
 /// Options of `fisher`.
 #[derive(Debug, Clone, clap::Args)]

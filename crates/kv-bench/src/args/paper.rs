@@ -8,8 +8,8 @@ use anyhow::ensure;
 use clap::ValueEnum;
 use kv_core::Budget;
 
-use super::{Common, MODEL, Mode, gibibytes, positive};
-use crate::prompts::Wanted;
+use crate::options::{Common, MODEL, gibibytes, positive};
+use crate::prompts::{Mode, Wanted};
 use definition::{ModelChoice, PolicyChoice};
 
 /// The CPU's name as a device.

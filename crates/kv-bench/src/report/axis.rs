@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 
-use super::format::{self, Kind};
+use crate::format::{self, Kind};
 
 /// One axis. Its coordinates are the values, or their logarithms on a logarithmic axis.
 #[derive(Clone, Debug)]

@@ -4,8 +4,8 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
 
 use super::axis::Axis;
-use super::format::{self, Kind};
 use super::svg::{self, Canvas, Ink, font, px};
+use crate::format::{self, Kind};
 
 /// The bar of one policy.
 #[derive(Clone, Debug)]

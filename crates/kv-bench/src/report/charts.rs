@@ -3,9 +3,9 @@
 use super::axis::Axis;
 use super::bars::Bar;
 use super::figure::{Figure, Frame};
-use super::format::{self, info};
 use super::lines::{Panel, Series};
 use super::policies::Policies;
+use crate::format::{self, info};
 use crate::record::{Record, by_setup, group_by, summary};
 
 /// Records and the metric of them that a figure shows.

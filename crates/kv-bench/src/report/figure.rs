@@ -2,9 +2,9 @@
 
 use super::axis::Axis;
 use super::bars::{self, Bar};
-use super::format::{Kind, escape};
 use super::lines::{self, Panel};
 use super::policies::key;
+use crate::format::{Kind, escape};
 
 /// A part of the page with a heading of its own.
 #[derive(Clone, Debug)]

@@ -3,8 +3,8 @@
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
 
-use super::format;
 use super::svg::{self, Canvas, Ink, font, px};
+use crate::format;
 use crate::record::{Record, group_by, mean};
 
 /// From never found to always found: a ramp that red-green colour blindness does not blur.

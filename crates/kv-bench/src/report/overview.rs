@@ -1,8 +1,8 @@
 //! The overview's first table: the best policy of each family, beside the full cache.
 
-use super::format::{self, info};
 use super::samples;
 use crate::families::Family;
+use crate::format::{self, info};
 use crate::record::{Record, by_setup, group_by, is_full, metric, mode, summary};
 use crate::table::{Column, Row, Table};
 

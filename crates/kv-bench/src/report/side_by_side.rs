@@ -1,7 +1,7 @@
 //! Policies with and without KeepKV around them.
 
-use super::format::{self, info};
 use crate::contenders::inside_keepkv;
+use crate::format::{self, info};
 use crate::record::{Record, group_by, is_full, metric, summary};
 use crate::table::{Column, Row, Table};
 

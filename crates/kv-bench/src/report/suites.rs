@@ -3,9 +3,9 @@
 use super::axis::Axis;
 use super::charts::{Chart, Scale};
 use super::figure::{Figure, Frame};
-use super::format::{self, Kind, escape};
 use super::heatmap;
 use super::policies::{Policies, key};
+use crate::format::{self, Kind, escape};
 use crate::record::{Record, by_setup, group_by, metric, summary};
 
 /// The option of policies that compress all tokens anew every so many steps.

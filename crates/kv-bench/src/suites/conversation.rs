@@ -10,12 +10,12 @@ use kv_models::Session;
 use kv_policies::Policy;
 
 use super::judge;
-use crate::args::Quality;
+use crate::bench::ModelBench;
 use crate::contenders::Contender;
+use crate::options::Quality;
 use crate::progress::Progress;
 use crate::prompts::{Prompt, Prompts, Wanted};
 use crate::record::{Case, metric};
-use crate::run::Bench;
 
 const SUITE: &str = "quality";
 const TASK: &str = "conversation";
@@ -39,7 +39,7 @@ struct Fact {
 ///
 /// # Errors
 /// Where no prompt tells enough facts, and where a policy refuses.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Result<()> {
     let quick = bench.common.quick;
     let contenders = bench.common.contenders(&BUDGETS)?;
     let mut prompts = Prompts::read(&Wanted { limit: None, ..options.wanted(quick) })?;
@@ -111,7 +111,7 @@ fn conversation(prompt: &Prompt) -> Option<Vec<Fact>> {
 /// Whether every contender answers each question, and the mean log-probability of its answer's
 /// tokens.
 fn converse(
-    bench: &Bench<'_>,
+    bench: &ModelBench<'_>,
     contenders: &[Contender],
     prompt: &Prompt,
     facts: &[Fact],

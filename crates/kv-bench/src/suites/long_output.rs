@@ -15,12 +15,12 @@ use kv_policies::Policy;
 
 use super::divergence::by_position;
 use super::{judge, record_memory};
-use crate::args::Quality;
+use crate::bench::ModelBench;
 use crate::contenders::Contender;
+use crate::options::Quality;
 use crate::progress::Progress;
 use crate::prompts;
 use crate::record::{Case, metric};
-use crate::run::Bench;
 
 const SUITE: &str = "quality";
 const TASK: &str = "long-output";
@@ -93,7 +93,7 @@ struct Rated {
 ///
 /// # Errors
 /// For texts that are too short and policies that refuse.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Result<()> {
     let positions = bench.model.config().max_positions;
     // An eighth of the positions for the prompt, three quarters for the output.
     let (prompt, output) = (PROMPT.min(positions / 8), OUTPUT.min(positions * 3 / 4));
@@ -173,7 +173,11 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
 
 /// The full cache and every policy at every budget, shares being of prompt and output together; a
 /// share of 1 has room for a question, too.
-fn contenders(bench: &Bench<'_>, tokens: usize, room: usize) -> anyhow::Result<Vec<Contender>> {
+fn contenders(
+    bench: &ModelBench<'_>,
+    tokens: usize,
+    room: usize,
+) -> anyhow::Result<Vec<Contender>> {
     let mut common = bench.common.clone();
     let shares = common.budget.clone().unwrap_or_else(|| BUDGETS.map(Budget::Ratio).to_vec());
     let tokens_of = |share: Budget| match share {
@@ -204,7 +208,7 @@ fn room(texts: &[Text]) -> usize {
 
 /// Texts from all over a book, each with two facts.
 fn texts(
-    bench: &Bench<'_>,
+    bench: &ModelBench<'_>,
     text: &str,
     count: usize,
     prompt: usize,
@@ -252,7 +256,7 @@ impl Sums {
     }
 
     /// Records perplexity and divergence, means over the tokens.
-    fn record(self, bench: &mut Bench<'_>, contender: &Contender, case: &Case) {
+    fn record(self, bench: &mut ModelBench<'_>, contender: &Contender, case: &Case) {
         let setup = (contender.label.as_str(), contender.budget);
         let case = Case { samples: Some(self.tokens), ..case.clone() };
         let tokens = self.tokens.max(1) as f64;
@@ -265,7 +269,7 @@ impl Sums {
 impl<'a> Run<'a> {
     /// Prefills the texts' first `prompt` tokens.
     fn start(
-        bench: &'a Bench<'_>,
+        bench: &'a ModelBench<'_>,
         contender: &Contender,
         texts: &[Text],
         prompt: usize,

@@ -21,15 +21,28 @@ mod testing;
 mod tests;
 
 use crate::args::{Figure, Paper};
-use crate::run::Bench;
+use crate::bench::{Bench, ModelBench};
 
 const SUITE: &str = "paper";
 
-/// Runs what needs a model.
+/// Runs a figure.
 ///
 /// # Errors
 /// Where a policy or the device refuses.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut Bench, options: &Paper) -> anyhow::Result<()> {
+    match options.figure {
+        Figure::LongflowFig1 => return longflow_fig1::run(bench),
+        Figure::BalancekvFig3 if options.is_made_up(&bench.common) => {
+            return balancekv_fig3::run(bench);
+        }
+        Figure::BalancekvStream => return balancekv_stream::run(bench),
+        Figure::KvreviverAttention => return kvreviver::attention::run(bench, options),
+        Figure::KvreviverBounds => return kvreviver::bounds::run(bench),
+        Figure::PrhsTable4 | Figure::PrhsLong => return prhs::operator::run(bench, options),
+        _ => {}
+    }
+    let name = options.figure.model(&bench.common.model, bench.common.quick).to_string();
+    let bench = &mut ModelBench::load(bench, &name)?;
     match options.figure {
         Figure::BalancekvFig1 => balancekv_fig1::run(bench, options),
         Figure::BalancekvFig3 => balancekv_fig3::run_on_prompts(bench, options),

@@ -17,11 +17,11 @@ use kv_policies::Policy;
 
 use super::divergence::by_position;
 use super::judge;
+use crate::bench::ModelBench;
 use crate::contenders::Contender;
 use crate::progress::Progress;
 use crate::prompts;
 use crate::record::{Case, metric};
-use crate::run::Bench;
 
 const SUITE: &str = "quality";
 /// Tokens of a bucket of positions.
@@ -56,7 +56,7 @@ impl Text {
     /// # Errors
     /// Where the file cannot be read, is too short, or a context leaves the model no positions.
     pub(crate) fn read(
-        bench: &Bench<'_>,
+        bench: &ModelBench<'_>,
         path: Option<&Path>,
         contexts: &[usize],
     ) -> anyhow::Result<Vec<Self>> {
@@ -85,14 +85,14 @@ impl Text {
 
 /// Runs texts under all contenders: a context is compressed, the rest is fed token by token.
 pub(crate) fn run(
-    bench: &mut Bench<'_>,
+    bench: &mut ModelBench<'_>,
     contenders: &[Contender],
     texts: Vec<Text>,
 ) -> anyhow::Result<()> {
     texts.into_iter().try_for_each(|text| measure(bench, contenders, text))
 }
 
-fn measure(bench: &mut Bench<'_>, contenders: &[Contender], text: Text) -> anyhow::Result<()> {
+fn measure(bench: &mut ModelBench<'_>, contenders: &[Contender], text: Text) -> anyhow::Result<()> {
     let Text { source, context: prompt, next } = text;
     let (context, continued) = (prompt.len(), next.len());
     let policies: Vec<Arc<dyn Policy>> =

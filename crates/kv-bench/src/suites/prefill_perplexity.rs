@@ -9,10 +9,10 @@ use kv_policies::Policy;
 
 use super::judge;
 use super::perplexity::Text;
+use crate::bench::ModelBench;
 use crate::contenders::Contender;
 use crate::progress::Progress;
 use crate::record::{Case, metric};
-use crate::run::Bench;
 
 const SUITE: &str = "quality";
 const TASK: &str = "prefill-perplexity";
@@ -26,7 +26,7 @@ const CHUNK: usize = 256;
 /// # Errors
 /// Where a policy refuses, and for NaN in the model's output.
 pub(crate) fn run(
-    bench: &mut Bench<'_>,
+    bench: &mut ModelBench<'_>,
     contenders: &[Contender],
     texts: &[Text],
 ) -> anyhow::Result<()> {
@@ -63,7 +63,7 @@ pub(crate) fn run(
 /// The perplexity of all tokens but the first, given those before them; `None` where some are
 /// pruned.
 fn perplexity(
-    bench: &Bench<'_>,
+    bench: &ModelBench<'_>,
     policy: &dyn Policy,
     tokens: &[u32],
 ) -> anyhow::Result<Option<f64>> {
@@ -100,12 +100,12 @@ fn perplexity(
 
 #[cfg(test)]
 mod tests {
-    use kv_core::select_device;
     use kv_models::{Model, Session};
     use serde_json::json;
 
     use super::*;
     use crate::args::Args;
+    use crate::bench::Bench;
     use crate::journal::Records;
     use clap::Parser;
 
@@ -123,13 +123,11 @@ mod tests {
 
     #[test]
     fn a_prompt_s_own_tokens_are_judged_under_what_policies_do_to_prefill() {
-        let device = select_device("cpu".parse().unwrap()).unwrap();
-        let model = Model::load("needle-1m", &device, None).unwrap();
         let text = "The sea was calm that day, and the old boat lay upon the sand. ".repeat(8);
-        let tokens = model.encode(&text).unwrap();
-        let args = Args::try_parse_from(["kv-bench"]).unwrap();
-        let mut records = Records::begin(None);
-        let bench = Bench::new(&args.common, model, device, "cpu".into(), &mut records);
+        let args = Args::try_parse_from(["kv-bench", "--device", "cpu"]).unwrap();
+        let mut bench = Bench::new(&args.common, Records::begin(None)).unwrap();
+        let bench = ModelBench::load(&mut bench, "needle-1m").unwrap();
+        let tokens = bench.model.encode(&text).unwrap();
         let of = |config| {
             let contender = Contender::of(&config).unwrap();
             perplexity(&bench, &*contender.policy, &tokens).unwrap()

@@ -11,12 +11,12 @@ use kv_policies::{Policy, Reads};
 use super::divergence::by_position;
 use super::perplexity::{self, Text};
 use super::{Votes, conversation, judge, long_output, reads_of, record_memory, record_reads};
-use crate::args::{Mode, Quality, Task};
+use crate::bench::ModelBench;
 use crate::contenders::Contender;
+use crate::options::{Quality, Task};
 use crate::progress::Progress;
-use crate::prompts::{Prompt, Prompts};
+use crate::prompts::{Mode, Prompt, Prompts};
 use crate::record::{Case, metric, mode};
-use crate::run::Bench;
 
 const SUITE: &str = "quality";
 /// Shares kept where no budget is given: 50 to 95 % dropped.
@@ -24,7 +24,7 @@ const BUDGETS: [f64; 4] = [0.5, 0.25, 0.1, 0.05];
 const QUICK_BUDGETS: [f64; 2] = [0.5, 0.25];
 
 /// Runs the suite.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Result<()> {
     match options.task {
         Some(Task::LongOutput) => return long_output::run(bench, options),
         Some(Task::Conversation) => return conversation::run(bench, options),
@@ -45,7 +45,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
 
 /// Runs prompts under all contenders, which share each prompt's prefill.
 pub(crate) fn retrieval(
-    bench: &mut Bench<'_>,
+    bench: &mut ModelBench<'_>,
     contenders: &[Contender],
     mut prompts: Prompts,
     wanted: Mode,
@@ -139,7 +139,7 @@ struct Answered {
 }
 
 fn answer(
-    bench: &Bench<'_>,
+    bench: &ModelBench<'_>,
     contenders: &[Contender],
     prompt: &Prompt,
     aware: bool,

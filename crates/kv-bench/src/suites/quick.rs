@@ -1,9 +1,9 @@
 //! The overview that runs without a suite: a little of everything, on the embedded model.
 
 use super::{attention, perplexity, quality, throughput};
-use crate::args::{Attention, Mode, Throughput};
-use crate::prompts::Prompts;
-use crate::run::Bench;
+use crate::bench::ModelBench;
+use crate::options::{Attention, Throughput};
+use crate::prompts::{Mode, Prompts};
 
 /// Shares kept where no budget is given.
 const BUDGETS: [f64; 2] = [0.5, 0.25];
@@ -13,7 +13,7 @@ const PROMPTS: usize = 16;
 const QUICK_PROMPTS: usize = 8;
 
 /// Runs the overview.
-pub(crate) fn run(bench: &mut Bench<'_>) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>) -> anyhow::Result<()> {
     let contenders = bench.common.contenders(&BUDGETS)?;
     let mut prompts = Prompts::load(None)?;
     prompts.limit(if bench.common.quick { QUICK_PROMPTS } else { PROMPTS });

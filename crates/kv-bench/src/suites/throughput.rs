@@ -8,11 +8,11 @@ use kv_core::{Archive, MemoryReport, counted};
 use kv_models::{Sampling, Session};
 
 use super::{reads_of, record_memory, record_reads, varied_prompts};
-use crate::args::Throughput;
+use crate::bench::ModelBench;
 use crate::contenders::Contender;
+use crate::options::Throughput;
 use crate::progress::Progress;
 use crate::record::{Case, metric};
-use crate::run::Bench;
 
 const SUITE: &str = "throughput";
 const BUDGETS: [f64; 1] = [0.25];
@@ -21,14 +21,14 @@ const BUDGETS: [f64; 1] = [0.25];
 const WARM_UP: usize = 8;
 
 /// Runs the suite.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Throughput) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Throughput) -> anyhow::Result<()> {
     let contenders = bench.common.contenders(&BUDGETS)?;
     measure(bench, &contenders, options)
 }
 
 /// Measures given contenders.
 pub(crate) fn measure(
-    bench: &mut Bench<'_>,
+    bench: &mut ModelBench<'_>,
     contenders: &[Contender],
     options: &Throughput,
 ) -> anyhow::Result<()> {
@@ -58,7 +58,7 @@ pub(crate) fn measure(
 }
 
 fn time(
-    bench: &mut Bench<'_>,
+    bench: &mut ModelBench<'_>,
     contender: &Contender,
     length: usize,
     batch: usize,
@@ -142,7 +142,7 @@ fn sync(device: &Device) -> anyhow::Result<()> {
 /// How many sequences fit beside the weights. Prefill goes sequence by sequence where it must, so
 /// that its scratch counts once.
 fn largest_batch(
-    bench: &mut Bench<'_>,
+    bench: &mut ModelBench<'_>,
     contender: &Contender,
     length: usize,
     batch: usize,

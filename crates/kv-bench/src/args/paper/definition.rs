@@ -4,7 +4,7 @@
 use kv_core::Budget;
 
 use super::Figure;
-use crate::args::Mode;
+use crate::prompts::Mode;
 
 /// A table or figure.
 #[derive(Debug, Clone, Copy)]

@@ -2,10 +2,10 @@
 
 use super::means::Means;
 use super::{Sums, frozen};
-use crate::args::Attention;
+use crate::bench::ModelBench;
 use crate::contenders::Contender;
+use crate::options::Attention;
 use crate::record::{Case, metric};
-use crate::run::Bench;
 
 const SUITE: &str = "attention";
 /// Metrics of the prompts alone that bounds are checked on.
@@ -31,7 +31,7 @@ pub(super) struct Measured<'a> {
 
 impl Measured<'_> {
     /// Writes the layers `wanted`.
-    pub(super) fn write(&self, bench: &mut Bench<'_>, options: &Attention, wanted: &[usize]) {
+    pub(super) fn write(&self, bench: &mut ModelBench<'_>, options: &Attention, wanted: &[usize]) {
         let heads: Vec<Vec<Vec<Means>>> = (0..self.contenders.len())
             .map(|at| self.heads(at, bench.model.config().head_dim))
             .collect();
@@ -78,7 +78,7 @@ impl Measured<'_> {
     /// Writes the means of the reads, and their `certificates`.
     fn write_means(
         &self,
-        bench: &mut Bench<'_>,
+        bench: &mut ModelBench<'_>,
         case: &Case,
         contender: &Contender,
         means: &Means,
@@ -102,7 +102,7 @@ impl Measured<'_> {
     }
 
     /// Says what there are no certificates of, and what their constants are from.
-    fn remark(&self, bench: &mut Bench<'_>, heads: &[Vec<Vec<Means>>]) {
+    fn remark(&self, bench: &mut ModelBench<'_>, heads: &[Vec<Vec<Means>>]) {
         let heads = || heads.iter().flatten().flatten();
         let measures = |sums: &Sums| !sums.measures.records().is_empty();
         if !heads().any(Means::bounds) && !self.sums.iter().flatten().any(measures) {
@@ -124,7 +124,7 @@ impl Measured<'_> {
 
 /// Writes what one contender did in a layer, beside the `means` of its heads.
 fn write_sums(
-    bench: &mut Bench<'_>,
+    bench: &mut ModelBench<'_>,
     case: &Case,
     contender: &Contender,
     sums: &Sums,

@@ -3,7 +3,7 @@
 use anyhow::Context;
 use serde::Deserialize;
 
-use crate::args::Op;
+use crate::options::Op;
 
 const FILE: &str = include_str!("../../../peers/cases.json");
 

@@ -3,10 +3,11 @@
 use serde_json::json;
 
 use super::quality;
-use crate::args::{Paper, Throughput};
+use crate::args::Paper;
+use crate::bench::ModelBench;
 use crate::contenders::Contender;
+use crate::options::Throughput;
 use crate::record::FULL;
-use crate::run::Bench;
 use crate::suites::throughput;
 
 /// Results of the paper's table 2, on an A6000.
@@ -17,7 +18,7 @@ const PUBLISHED: &str = "the paper, 16,384 + 1,024 tokens: prefill 3.03 s exact,
 ///
 /// # Errors
 /// Where a policy or the device refuses.
-pub(crate) fn table2(bench: &mut Bench<'_>) -> anyhow::Result<()> {
+pub(crate) fn table2(bench: &mut ModelBench<'_>) -> anyhow::Result<()> {
     let names = ["snapkv", "pyramidkv", "streaming-llm", "balancekv"];
     let mut contenders = vec![Contender::of(&json!({"policy": FULL}))?];
     for name in names {
@@ -37,10 +38,10 @@ pub(crate) fn table2(bench: &mut Bench<'_>) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// Where a policy or the device refuses.
-pub(crate) fn needle(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
+pub(crate) fn needle(bench: &mut ModelBench<'_>, options: &Paper) -> anyhow::Result<()> {
     let names =
         ["balancekv", "balancekv-augmented", "uniform", "snapkv", "pyramidkv", "streaming-llm"];
-    let budgets = options.budgets(bench.common);
+    let budgets = options.budgets(&bench.common);
     let own = names.iter().map(|name| json!({"policy": name})).collect();
     let own = bench.common.built(own, &budgets)?;
     quality::run(bench, options, own, &budgets).map(drop)

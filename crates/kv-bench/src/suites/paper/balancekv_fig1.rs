@@ -6,10 +6,10 @@ use serde_json::json;
 use super::SUITE;
 use super::layer::{self, Clustered, LayerPrompt, relative_error, spread};
 use crate::args::Paper;
+use crate::bench::ModelBench;
 use crate::contenders::Contender;
 use crate::progress::Progress;
 use crate::record::{Case, FULL, metric};
-use crate::run::Bench;
 
 /// Rates `2^-T`.
 const ROUNDS: u32 = 4;
@@ -29,7 +29,7 @@ struct Size {
 ///
 /// # Errors
 /// Where a policy or the device refuses.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Paper) -> anyhow::Result<()> {
     let size = if bench.common.quick { QUICK } else { PAPER };
     let (source, prompts) = layer::prompts(bench, options, size.prompts, size.window)?;
     let count = bench.model.config().num_layers;
@@ -102,7 +102,7 @@ fn add(sums: &mut Vec<Vec<f64>>, errors: Vec<Vec<f64>>) {
 }
 
 /// Records mean and deviation over seeds of errors that are means over `count` prompts.
-fn record(bench: &mut Bench<'_>, case: &Case, sums: &[Vec<f64>], count: usize) {
+fn record(bench: &mut ModelBench<'_>, case: &Case, sums: &[Vec<f64>], count: usize) {
     for ((name, rounds), sums) in setups().zip(sums) {
         let errors: Vec<f64> = sums.iter().map(|sum| sum / count as f64).collect();
         let (mean, deviation) = spread(&errors);

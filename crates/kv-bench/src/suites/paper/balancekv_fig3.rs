@@ -1,17 +1,15 @@
 //! BalanceKV, figure 3: error and run time of one layer's compression by block and rate, on the
 //! keys and values of prompts, or on made-up ones at the size of Llama 3.1 8B's layers.
 
-use burn::tensor::{DType, Device};
 use serde_json::json;
 
 use super::SUITE;
 use super::layer::{self, Clustered, LayerPrompt, relative_error, spread};
 use crate::args::Paper;
+use crate::bench::{Bench, ModelBench};
 use crate::contenders::Contender;
-use crate::journal::Records;
 use crate::progress::Progress;
-use crate::record::{Case, FULL, Record, metric};
-use crate::run::Bench;
+use crate::record::{Case, FULL, metric};
 
 const BLOCKS: [usize; 3] = [64, 128, 256];
 const ROUNDS: [u32; 3] = [1, 2, 3];
@@ -58,39 +56,20 @@ impl Measured {
 ///
 /// # Errors
 /// Where a policy or the device refuses.
-pub(crate) fn run(
-    device: &Device,
-    device_name: &str,
-    dtype: Option<DType>,
-    quick: bool,
-    seed: u64,
-    records: &mut Records,
-) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut Bench) -> anyhow::Result<()> {
+    let (quick, seed) = (bench.common.quick, bench.common.seed);
     let layer = match quick {
         false => Clustered { query_heads: 32, kv_heads: 8, tokens: 8192, head_dim: 128 },
         true => Clustered { query_heads: 4, kv_heads: 2, tokens: 2048, head_dim: 64 },
     };
-    let dtype = dtype.unwrap_or(if device_name == "cpu" { DType::F32 } else { DType::BF16 });
-    let prompt = layer.draw(seed, device, dtype);
+    let prompt = layer.draw(seed, &bench.device, bench.dtype());
     let mut progress = Progress::new(BLOCKS.len() * ROUNDS.len(), "balancekv-fig3");
     let measured = measure(&prompt, seed, &mut progress)?;
     progress.finish();
     let mut record = |policy: &str, rate: f64, metric: &str, value: f64, unit: &str| {
-        records.push(Record {
-            suite: SUITE.into(),
-            case: Case {
-                task: Some("balancekv-fig3".into()),
-                length: Some(layer.tokens),
-                ..Case::default()
-            },
-            model: String::new(),
-            device: device_name.into(),
-            policy: policy.into(),
-            budget: Some(rate),
-            metric: metric.into(),
-            value,
-            unit: unit.into(),
-        });
+        let task = Some("balancekv-fig3".into());
+        let case = Case { task, length: Some(layer.tokens), ..Case::default() };
+        bench.record(SUITE, &case, (policy, Some(rate)), metric, value, unit);
     };
     for setting in &measured {
         let (label, rate) = (setting.label(), setting.rate());
@@ -111,7 +90,7 @@ pub(crate) fn run(
 ///
 /// # Errors
 /// Where a policy or the device refuses, and where the prompts are too short.
-pub(crate) fn run_on_prompts(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
+pub(crate) fn run_on_prompts(bench: &mut ModelBench<'_>, options: &Paper) -> anyhow::Result<()> {
     let limit = if bench.common.quick { QUICK_PROMPTS } else { PROMPTS };
     let (source, prompts) = layer::prompts(bench, options, limit, WINDOW)?;
     let count = bench.model.config().num_layers;

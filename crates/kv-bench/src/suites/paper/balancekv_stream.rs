@@ -11,10 +11,10 @@ use rand_distr::StandardNormal;
 use serde_json::json;
 
 use super::SUITE;
+use crate::bench::Bench;
 use crate::contenders::Contender;
-use crate::journal::Records;
 use crate::progress::Progress;
-use crate::record::{Case, FULL, Record, metric};
+use crate::record::{Case, FULL, metric};
 
 /// Prefixes of the stream.
 const PAPER: [usize; 5] = [1_000, 3_000, 10_000, 30_000, 100_000];
@@ -33,20 +33,14 @@ struct Stream {
     queries: Tensor<4>,
 }
 
-/// Runs the figure; returns what its records come to.
+/// Runs the figure; notes say what its records come to.
 ///
 /// # Errors
 /// Where a policy or the device refuses.
-pub(crate) fn run(
-    device: &Device,
-    device_name: &str,
-    quick: bool,
-    seed: u64,
-    records: &mut Records,
-) -> anyhow::Result<Vec<String>> {
-    let prefixes: &[usize] = if quick { &QUICK } else { &PAPER };
+pub(crate) fn run(bench: &mut Bench) -> anyhow::Result<()> {
+    let prefixes: &[usize] = if bench.common.quick { &QUICK } else { &PAPER };
     let longest = prefixes.last().copied().context("there are prefixes")?;
-    let stream = Stream::draw(longest, seed, device);
+    let stream = Stream::draw(longest, bench.common.seed, &bench.device);
     let mut notes = Vec::new();
     let mut progress = Progress::new(3 * BATCHES.len() * prefixes.len(), "balancekv-stream");
     for (label, joint, gamma) in [
@@ -64,25 +58,12 @@ pub(crate) fn run(
             let (mut worst, mut most) = (0.0f64, 0);
             for &tokens in prefixes {
                 let (error, slots) = stream.measure(&*policy, tokens)?;
-                let mut record = |metric: &str, value: f64, unit: &str| {
-                    records.push(Record {
-                        suite: SUITE.into(),
-                        case: Case {
-                            task: Some("balancekv-stream".into()),
-                            length: Some(tokens),
-                            ..Case::default()
-                        },
-                        model: String::new(),
-                        device: device_name.into(),
-                        policy: format!("{label} batch={batch}"),
-                        budget: None,
-                        metric: metric.into(),
-                        value,
-                        unit: unit.into(),
-                    });
-                };
-                record(metric::EPSILON, error, "ratio");
-                record(metric::SLOTS, slots as f64, "slots");
+                let task = Some("balancekv-stream".into());
+                let case = Case { task, length: Some(tokens), ..Case::default() };
+                let label = format!("{label} batch={batch}");
+                let setup = (label.as_str(), None);
+                bench.record(SUITE, &case, setup, metric::EPSILON, error, "ratio");
+                bench.record(SUITE, &case, setup, metric::SLOTS, slots as f64, "slots");
                 worst = worst.max(error);
                 most = most.max(slots);
                 progress.step();
@@ -92,7 +73,8 @@ pub(crate) fn run(
         notes.push(format!("{label}: the worst ε falls as slots^{:.2}", slope(&points)));
     }
     progress.finish();
-    Ok(notes)
+    notes.into_iter().for_each(|note| bench.note(note));
+    Ok(())
 }
 
 impl Stream {

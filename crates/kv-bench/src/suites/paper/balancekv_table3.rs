@@ -7,9 +7,9 @@ use kv_core::read_f32;
 use super::SUITE;
 use super::layer::{self, LayerPrompt};
 use crate::args::Paper;
+use crate::bench::ModelBench;
 use crate::progress::Progress;
 use crate::record::{Case, FULL, metric};
-use crate::run::Bench;
 
 /// Prompts where no number is asked for.
 const PROMPTS: usize = 8;
@@ -54,7 +54,7 @@ impl Norms {
 ///
 /// # Errors
 /// Where the device refuses.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Paper) -> anyhow::Result<()> {
     let limit = if bench.common.quick { QUICK_PROMPTS } else { PROMPTS };
     let (source, prompts) = layer::prompts(bench, options, limit, 0)?;
     let count = bench.model.config().num_layers;

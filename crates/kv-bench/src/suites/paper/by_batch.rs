@@ -6,10 +6,10 @@ use anyhow::{Context, ensure};
 use kv_models::{Sampling, Session};
 
 use crate::args::Paper;
+use crate::bench::ModelBench;
 use crate::contenders::Contender;
 use crate::progress::Progress;
 use crate::record::{Case, FULL, metric};
-use crate::run::Bench;
 use crate::suites::paper::SUITE;
 use crate::suites::throughput::empty_pool;
 use crate::suites::varied_prompts;
@@ -79,7 +79,7 @@ pub(super) type Runs = Vec<(Contender, Vec<Run>)>;
 /// # Errors
 /// Where a policy or the device refuses, and where not one sequence fits.
 pub(super) fn run(
-    bench: &mut Bench<'_>,
+    bench: &mut ModelBench<'_>,
     options: &Paper,
     contenders: Vec<Contender>,
     size: Size,
@@ -150,7 +150,7 @@ fn batches(most: usize) -> Vec<usize> {
 
 /// Runs at growing batches until memory ends.
 fn climb(
-    bench: &mut Bench<'_>,
+    bench: &mut ModelBench<'_>,
     contender: &Contender,
     size: &Size,
     memory: &Memory,
@@ -184,19 +184,19 @@ struct Bytes {
     once: f64,
 }
 
-fn bytes_of(bench: &Bench<'_>, contender: &Contender, size: &Size) -> anyhow::Result<Bytes> {
+fn bytes_of(bench: &ModelBench<'_>, contender: &Contender, size: &Size) -> anyhow::Result<Bytes> {
     let memory = start(bench, contender, size, 1)?.memory();
     let (total, scratch) = (memory.total() as f64, memory.scratch as f64);
     Ok(Bytes { one: total - scratch, once: scratch })
 }
 
-fn weights(bench: &Bench<'_>) -> f64 {
+fn weights(bench: &ModelBench<'_>) -> f64 {
     let config = bench.model.config();
     config.parameter_count() as f64 * bench.model.llama().dtype().size() as f64
 }
 
 fn start<'a>(
-    bench: &'a Bench<'_>,
+    bench: &'a ModelBench<'_>,
     contender: &Contender,
     size: &Size,
     batch: usize,
@@ -210,7 +210,7 @@ fn start<'a>(
 }
 
 fn time(
-    bench: &Bench<'_>,
+    bench: &ModelBench<'_>,
     contender: &Contender,
     size: &Size,
     batch: usize,
@@ -232,7 +232,7 @@ fn time(
     Ok(Run { batch, rate: (batch * size.steps) as f64 / seconds, held, peak })
 }
 
-fn record(bench: &mut Bench<'_>, options: &Paper, size: &Size, all: &Runs) {
+fn record(bench: &mut ModelBench<'_>, options: &Paper, size: &Size, all: &Runs) {
     let full = all.iter().find(|(contender, _)| contender.label == FULL);
     let full = full.and_then(|(_, runs)| runs.last()).map(|run| run.rate);
     let of_full = |batch: usize| {
@@ -260,7 +260,7 @@ fn record(bench: &mut Bench<'_>, options: &Paper, size: &Size, all: &Runs) {
     }
 }
 
-fn write(bench: &mut Bench<'_>, case: &Case, setup: (&str, Option<f64>), run: &Run) {
+fn write(bench: &mut ModelBench<'_>, case: &Case, setup: (&str, Option<f64>), run: &Run) {
     let rate = metric::DECODE_TOKENS_PER_SECOND;
     bench.record(SUITE, case, setup, rate, run.rate, "tokens/s");
     bench.record(SUITE, case, setup, metric::TOTAL_BYTES, run.held, "bytes");

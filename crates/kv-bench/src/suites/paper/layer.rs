@@ -12,8 +12,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
 
 use crate::args::Paper;
+use crate::bench::ModelBench;
 use crate::prompts::{Prompts, Wanted};
-use crate::run::Bench;
 
 /// The prompts of a figure of single layers, and their tokens: the longest unless lengths are asked
 /// for, `limit` of them unless another number is, each longer than two `window`s.
@@ -21,7 +21,7 @@ use crate::run::Bench;
 /// # Errors
 /// Where a file has none such.
 pub(super) fn prompts(
-    bench: &mut Bench<'_>,
+    bench: &mut ModelBench<'_>,
     options: &Paper,
     limit: usize,
     window: usize,
@@ -57,7 +57,7 @@ pub(super) fn prompts(
 /// # Errors
 /// Errors of the model and of `see`.
 pub(super) fn observe(
-    bench: &Bench<'_>,
+    bench: &ModelBench<'_>,
     tokens: &[u32],
     layers: &[usize],
     see: &mut dyn FnMut(&LayerPrompt) -> anyhow::Result<()>,

@@ -9,9 +9,9 @@ use kv_policies::{LayerContext, Policy, SCORE, Step, VALUE_NORMS, build};
 use serde_json::json;
 
 use super::SUITE;
-use crate::journal::Records;
+use crate::bench::Bench;
 use crate::progress::Progress;
-use crate::record::{Case, FULL, Record, metric};
+use crate::record::{Case, FULL, metric};
 use crate::suites::kernels::Clock;
 
 /// Heads and sizes of one layer.
@@ -36,20 +36,13 @@ const LAYER: LayerContext = LayerContext { index: 0, count: 1 };
 ///
 /// # Errors
 /// Where a policy or the device refuses.
-pub(crate) fn run(
-    device: &Device,
-    device_name: &str,
-    dtype: Option<DType>,
-    quick: bool,
-    records: &mut Records,
-) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut Bench) -> anyhow::Result<()> {
+    let quick = bench.common.quick;
     let size = if quick { QUICK } else { PAPER };
-    let best = [DType::BF16, DType::F16].into_iter().find(|&dtype| device.supports_dtype(dtype));
-    let half = if device_name == "cpu" { None } else { best };
-    let dtype = dtype.or(half).unwrap_or(DType::F32);
+    let (device, dtype) = (&bench.device.clone(), bench.dtype());
     let clock = Clock::new(device.clone());
     // On the CPU a step this small says nothing of memory.
-    let copy = if device_name == "cpu" { None } else { Some(clock.copy_bandwidth()?) };
+    let copy = if bench.is_cpu() { None } else { Some(clock.copy_bandwidth()?) };
     let bytes = 2 * size.batch * size.kv_heads * size.tokens * size.head_dim * dtype.size();
     let case = Case {
         task: Some("longflow-fig1".into()),
@@ -58,22 +51,11 @@ pub(crate) fn run(
         ..Case::default()
     };
     let mut record = |policy: &str, seconds: f64, ours: bool| {
-        let mut add = |metric: &str, value: f64, unit: &str| {
-            records.push(Record {
-                suite: SUITE.into(),
-                case: case.clone(),
-                model: String::new(),
-                device: device_name.into(),
-                policy: policy.into(),
-                budget: None,
-                metric: metric.into(),
-                value,
-                unit: unit.into(),
-            });
-        };
-        add(metric::TIME_US, seconds * 1e6, "us");
+        let setup = (policy, None);
+        bench.record(SUITE, &case, setup, metric::TIME_US, seconds * 1e6, "us");
         if let Some(copy) = copy.filter(|_| ours) {
-            add(metric::BANDWIDTH_FRACTION, bytes as f64 / seconds / copy, "share");
+            let share = bytes as f64 / seconds / copy;
+            bench.record(SUITE, &case, setup, metric::BANDWIDTH_FRACTION, share, "share");
         }
     };
     let mut progress = Progress::new(4, "longflow-fig1");

@@ -9,10 +9,10 @@ use serde_json::json;
 
 use super::SUITE;
 use crate::args::Paper;
+use crate::bench::ModelBench;
 use crate::contenders::Contender;
 use crate::progress::Progress;
 use crate::record::{Case, metric};
-use crate::run::Bench;
 use crate::suites::varied_prompts;
 
 /// Lengths and budget.
@@ -61,7 +61,7 @@ struct Run {
 ///
 /// # Errors
 /// Where a policy or the device refuses.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Paper) -> anyhow::Result<()> {
     let quick = bench.common.quick;
     let size = if quick { QUICK } else { PAPER };
     let gib = options.memory_cap.unwrap_or(MEMORY_GIB);
@@ -108,7 +108,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
 
 /// Measures the largest batch that the memory holds.
 fn at_largest_batch(
-    bench: &Bench<'_>,
+    bench: &ModelBench<'_>,
     size: &Size,
     run: &Run,
     gib: f64,
@@ -125,7 +125,12 @@ fn at_largest_batch(
 }
 
 /// Sequences whose caches fill the memory beside the weights, from the bytes of one.
-fn largest_batch(bench: &Bench<'_>, size: &Size, run: &Run, gib: f64) -> anyhow::Result<usize> {
+fn largest_batch(
+    bench: &ModelBench<'_>,
+    size: &Size,
+    run: &Run,
+    gib: f64,
+) -> anyhow::Result<usize> {
     let session = start(bench, size, run, 1)?;
     let memory = session.memory();
     let each = (memory.total() - memory.scratch) as f64;
@@ -137,7 +142,7 @@ fn largest_batch(bench: &Bench<'_>, size: &Size, run: &Run, gib: f64) -> anyhow:
 }
 
 fn start<'a>(
-    bench: &'a Bench<'_>,
+    bench: &'a ModelBench<'_>,
     size: &Size,
     run: &Run,
     batch: usize,
@@ -166,7 +171,7 @@ impl Measured {
         self.peak.unwrap_or(self.allocated)
     }
 
-    fn record(&self, bench: &mut Bench<'_>, size: &Size, run: &Run, batch: usize, task: &str) {
+    fn record(&self, bench: &mut ModelBench<'_>, size: &Size, run: &Run, batch: usize, task: &str) {
         let case = Case {
             task: Some(task.into()),
             length: Some(size.output),
@@ -187,7 +192,7 @@ impl Measured {
 }
 
 /// Times steps of a batch at lengths all over the output.
-fn time(bench: &Bench<'_>, size: &Size, run: &Run, batch: usize) -> anyhow::Result<Measured> {
+fn time(bench: &ModelBench<'_>, size: &Size, run: &Run, batch: usize) -> anyhow::Result<Measured> {
     crate::suites::throughput::empty_pool(&bench.device)?;
     // Generated tokens, and seconds of a step.
     let mut points: Vec<(usize, f64)> = Vec::new();

@@ -9,8 +9,8 @@ pub(super) mod throughput;
 
 use serde_json::{Value, json};
 
-use crate::args::Common;
 use crate::contenders::Contender;
+use crate::options::Common;
 
 /// The contenders that `--policy` names, behind the full cache, which is the first of them.
 fn contenders(common: &Common, configs: &[Value]) -> anyhow::Result<Vec<Contender>> {

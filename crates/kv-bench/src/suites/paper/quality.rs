@@ -3,9 +3,9 @@
 use kv_core::Budget;
 
 use crate::args::Paper;
+use crate::bench::ModelBench;
 use crate::contenders::Contender;
 use crate::prompts::Prompts;
-use crate::run::Bench;
 use crate::suites::perplexity::{self, Text};
 use crate::suites::quality;
 
@@ -15,7 +15,7 @@ use crate::suites::quality;
 /// # Errors
 /// Where a policy or the device refuses.
 pub(super) fn run(
-    bench: &mut Bench<'_>,
+    bench: &mut ModelBench<'_>,
     options: &Paper,
     own: Vec<Contender>,
     budgets: &[Budget],

@@ -2,7 +2,7 @@
 
 use super::{predictors, sag};
 use crate::args::Paper;
-use crate::run::Bench;
+use crate::bench::ModelBench;
 
 /// The prompts and tokens that attention and predicted scores are measured on.
 pub(super) struct Size {
@@ -21,7 +21,7 @@ const QUICK: Size = Size { prompts: 2, tokens: 384, steps: 8 };
 ///
 /// # Errors
 /// For texts that are too short, and where a policy or the device refuses.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Paper) -> anyhow::Result<()> {
     let size = if bench.common.quick { QUICK } else { PAPER };
     sag::run(bench, options, &size)?;
     predictors::run(bench, options, &size)

@@ -8,10 +8,10 @@ use kv_policies::{KeepKvOptions, Needs, Observation};
 
 use super::fig2::Size;
 use crate::args::Paper;
+use crate::bench::ModelBench;
 use crate::progress::Progress;
 use crate::prompts;
 use crate::record::{Case, metric};
-use crate::run::Bench;
 use crate::suites::paper::SUITE;
 
 /// Steps ahead.
@@ -89,7 +89,7 @@ type Table = Vec<Vec<Errors>>;
 ///
 /// # Errors
 /// For texts that are too short.
-pub(super) fn run(bench: &mut Bench<'_>, options: &Paper, size: &Size) -> anyhow::Result<()> {
+pub(super) fn run(bench: &mut ModelBench<'_>, options: &Paper, size: &Size) -> anyhow::Result<()> {
     let (source, text) = prompts::text(options.text.as_deref())?;
     let mut tokens = bench.model.encode(&text)?;
     tokens.truncate(size.tokens.min(bench.model.config().max_positions));

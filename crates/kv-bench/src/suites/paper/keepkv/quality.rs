@@ -3,9 +3,10 @@
 use kv_core::Budget;
 use serde_json::{Value, json};
 
-use crate::args::{Attention, Figure, Paper};
+use crate::args::{Figure, Paper};
+use crate::bench::ModelBench;
+use crate::options::Attention;
 use crate::record::FULL;
-use crate::run::Bench;
 use crate::suites::attention;
 use crate::suites::paper::quality;
 
@@ -29,9 +30,9 @@ const QUICK_ATTENTION: (usize, usize) = (1, 16);
 ///
 /// # Errors
 /// Where a policy or the device refuses.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Paper) -> anyhow::Result<()> {
     let quick = bench.common.quick;
-    let budgets = options.budgets(bench.common);
+    let budgets = options.budgets(&bench.common);
     let own = super::contenders(&configs(options.figure, &budgets))?;
     let (contenders, _) = quality::run(bench, options, own, &budgets)?;
     if options.figure == Figure::KeepkvLossless {

@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 use super::BUDGET;
 use super::fig2::Size;
 use crate::args::Paper;
+use crate::bench::ModelBench;
 use crate::contenders::Contender;
 use crate::progress::Progress;
 use crate::prompts::{Prompts, Wanted};
 use crate::record::{Case, FULL, metric};
-use crate::run::Bench;
 use crate::suites::Votes;
 use crate::suites::paper::SUITE;
 
@@ -61,7 +61,7 @@ struct Attended {
 ///
 /// # Errors
 /// Where a policy or the device refuses.
-pub(super) fn run(bench: &mut Bench<'_>, options: &Paper, size: &Size) -> anyhow::Result<()> {
+pub(super) fn run(bench: &mut ModelBench<'_>, options: &Paper, size: &Size) -> anyhow::Result<()> {
     let labelled = super::contenders(&configs(false))?;
     let apart = bench.model.config().num_query_heads > bench.model.config().num_kv_heads;
     let mut settings = Vec::new();

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::BUDGET;
 use crate::args::Paper;
+use crate::bench::ModelBench;
 use crate::record::{FULL, metric};
-use crate::run::Bench;
 use crate::suites::paper::SUITE;
 use crate::suites::paper::by_batch::{self, Runs, Size, case};
 
@@ -25,7 +25,7 @@ const PUBLISHED: &str = "the paper, Llama-2-7B on an A100 of 80 GB: full cache 1
 ///
 /// # Errors
 /// As [`by_batch::run`].
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Paper) -> anyhow::Result<()> {
     let quick = bench.common.quick;
     let size = if quick { QUICK } else { PAPER };
     let size = size.within(bench.model.config().max_positions)?;
@@ -48,7 +48,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
 }
 
 /// The share of a step that merging takes, of steps at equal batch.
-fn record_merging(bench: &mut Bench<'_>, options: &Paper, size: &Size, all: &Runs) {
+fn record_merging(bench: &mut ModelBench<'_>, options: &Paper, size: &Size, all: &Runs) {
     let of = |label: &str| all.iter().find(|(contender, _)| contender.label == label);
     for (merging, evictor) in MERGING {
         let (Some((contender, with)), Some((_, without))) = (of(merging), of(evictor)) else {

@@ -8,15 +8,16 @@ use kv_core::{
     SketchOptions, SlotLayout, StepLogits,
 };
 
-use crate::journal::Records;
+use crate::args::Paper;
+use crate::bench::Bench;
 use crate::progress::Progress;
-use crate::record::{Case, FULL, Record, metric};
+use crate::record::{Case, FULL, metric};
 use crate::suites::kernels::Clock;
 use crate::suites::paper::SUITE;
 
 /// Heads of a layer.
 #[derive(Clone, Copy)]
-pub(crate) struct Heads {
+pub(super) struct Heads {
     name: &'static str,
     pub(super) query: usize,
     pub(super) kv: usize,
@@ -39,18 +40,14 @@ pub(super) const BUCKETS: usize = 3;
 pub(super) const SLACK: usize = 16;
 
 /// Heads, tokens and sequences at once.
-pub(crate) type Sizes = (Heads, usize, usize);
+type Sizes = (Heads, usize, usize);
 
 /// The cases that are timed, of the `lengths` and `batches` that are asked for, or else of the
 /// figure's own.
 ///
 /// # Errors
 /// Where all of them are too large to be measured.
-pub(crate) fn cases(
-    quick: bool,
-    lengths: &[usize],
-    batches: &[usize],
-) -> anyhow::Result<Vec<Sizes>> {
+fn cases(quick: bool, lengths: &[usize], batches: &[usize]) -> anyhow::Result<Vec<Sizes>> {
     if quick {
         return Ok(vec![(QUICK, 512, 1)]);
     }
@@ -73,37 +70,22 @@ pub(crate) fn cases(
 ///
 /// # Errors
 /// Where the device refuses.
-pub(crate) fn run(
-    device: &Device,
-    device_name: &str,
-    dtype: Option<DType>,
-    cases: &[Sizes],
-    records: &mut Records,
-) -> anyhow::Result<()> {
-    let best = [DType::BF16, DType::F16].into_iter().find(|&dtype| device.supports_dtype(dtype));
-    let half = if device_name == "cpu" { None } else { best };
-    let dtype = dtype.or(half).unwrap_or(DType::F32);
+pub(crate) fn run(bench: &mut Bench, options: &Paper) -> anyhow::Result<()> {
+    let cases = cases(bench.common.quick, &options.lengths, &options.batches)?;
+    let (device, dtype) = (&bench.device.clone(), bench.dtype());
     let clock = Clock::new(device.clone());
     let mut progress = Progress::new(cases.len(), "kvreviver-attention");
-    for &(heads, length, batch) in cases {
+    for (heads, length, batch) in cases {
         let lab = Lab { device, dtype, clock: &clock, heads, length, batch };
         for (policy, part, seconds) in lab.measure()? {
-            records.push(Record {
-                suite: SUITE.into(),
-                case: Case {
-                    task: Some(format!("kvreviver-attention {part}, {}", heads.name)),
-                    length: Some(length),
-                    batch: Some(batch),
-                    ..Case::default()
-                },
-                model: String::new(),
-                device: device_name.into(),
-                policy: policy.into(),
-                budget: (policy != FULL).then_some(BUDGET),
-                metric: metric::TIME_US.into(),
-                value: seconds * 1e6,
-                unit: "us".into(),
-            });
+            let case = Case {
+                task: Some(format!("kvreviver-attention {part}, {}", heads.name)),
+                length: Some(length),
+                batch: Some(batch),
+                ..Case::default()
+            };
+            let setup = (policy, (policy != FULL).then_some(BUDGET));
+            bench.record(SUITE, &case, setup, metric::TIME_US, seconds * 1e6, "us");
         }
         progress.step();
     }

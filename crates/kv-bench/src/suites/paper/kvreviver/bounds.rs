@@ -6,9 +6,9 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
 
-use crate::journal::Records;
+use crate::bench::Bench;
 use crate::progress::Progress;
-use crate::record::{Case, Record, metric};
+use crate::record::{Case, metric};
 use crate::suites::paper::SUITE;
 
 /// Buckets, as the paper has them, and entries of each.
@@ -25,28 +25,24 @@ const COLUMNS: usize = 256;
 /// Sketches that are made together.
 const TOGETHER: usize = 32;
 
-/// Estimates one token of many sketches at every load, of normal keys and values; returns what
-/// the records mean.
+/// Estimates one token of many sketches at every load, of normal keys and values; a note says
+/// what the records mean.
 ///
 /// # Errors
 /// Where the device refuses.
-pub(crate) fn run(
-    device: &Device,
-    device_name: &str,
-    quick: bool,
-    seed: u64,
-    records: &mut Records,
-) -> anyhow::Result<Vec<String>> {
+pub(crate) fn run(bench: &mut Bench) -> anyhow::Result<()> {
+    let quick = bench.common.quick;
     let loads: &[f64] = if quick { &QUICK_LOADS } else { &LOADS };
     let sketches = if quick { QUICK_SKETCHES } else { SKETCHES };
-    let mut draws = ChaCha8Rng::seed_from_u64(seed);
+    let mut draws = ChaCha8Rng::seed_from_u64(bench.common.seed);
     let mut progress = Progress::new(loads.len() * sketches / TOGETHER, "kvreviver-bounds");
     for &load in loads {
         let others = (load * (BUCKETS * ENTRIES) as f64).round() as usize;
         // Variances of a key's and a value's estimate, as shares of σ².
         let mut variances = [Vec::new(), Vec::new()];
         for _ in 0..sketches / TOGETHER {
-            for (all, own) in variances.iter_mut().zip(estimate(device, others, &mut draws)?) {
+            for (all, own) in variances.iter_mut().zip(estimate(&bench.device, others, &mut draws)?)
+            {
                 all.extend(own);
             }
             progress.step();
@@ -63,17 +59,7 @@ pub(crate) fn run(
             let above = variances.iter().filter(|variance| **variance > bound).count();
             let above = above as f64 / variances.len() as f64;
             let mut record = |metric: &str, value: f64, unit: &str| {
-                records.push(Record {
-                    suite: SUITE.into(),
-                    case: case(what),
-                    model: String::new(),
-                    device: device_name.into(),
-                    policy: "kvreviver".into(),
-                    budget: None,
-                    metric: metric.into(),
-                    value,
-                    unit: unit.into(),
-                });
+                bench.record(SUITE, &case(what), ("kvreviver", None), metric, value, unit);
             };
             record(metric::VARIANCE, mean, "of σ²");
             record(metric::VARIANCE_BOUND, bound, "of σ²");
@@ -82,11 +68,11 @@ pub(crate) fn run(
         }
     }
     progress.finish();
-    let note = format!(
+    bench.note(format!(
         "{BUCKETS} buckets of {ENTRIES} entries; length: the tokens that share them with the one \
          that is estimated"
-    );
-    Ok(vec![note])
+    ));
+    Ok(())
 }
 
 /// The variance of a key's and of a value's estimate in each of some sketches.

@@ -5,7 +5,7 @@ use kv_models::Fisher;
 use serde_json::{Value, json};
 
 use crate::args::{Figure, Paper};
-use crate::run::Bench;
+use crate::bench::ModelBench;
 use crate::suites::paper::quality;
 
 /// The sketch's shares of table 2.
@@ -29,8 +29,8 @@ const TABLE_3: &str = "the paper, ROUGE-1 on XSum at 10 %, by the shares of cand
 ///
 /// # Errors
 /// Where a policy or the device refuses.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
-    let budgets = options.budgets(bench.common);
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Paper) -> anyhow::Result<()> {
+    let budgets = options.budgets(&bench.common);
     // The paper divides a budget among layers by their Fisher information.
     let fisher = Fisher::beside(&bench.common.model).ok().filter(|path| path.is_file());
     let own = configs(options.figure, &budgets, fisher.is_some());

@@ -4,9 +4,9 @@
 use serde_json::json;
 
 use crate::args::Paper;
+use crate::bench::ModelBench;
 use crate::contenders::Contender;
 use crate::record::FULL;
-use crate::run::Bench;
 use crate::suites::paper::by_batch::{self, Size};
 
 /// Llama-2's positions.
@@ -25,7 +25,7 @@ const PUBLISHED: &str = "the paper, Llama-2-7B on an A100 of 80 GB, at 10 %: ful
 ///
 /// # Errors
 /// As [`by_batch::run`].
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Paper) -> anyhow::Result<()> {
     let quick = bench.common.quick;
     let size = if quick { QUICK } else { PAPER };
     let size = size.within(bench.model.config().max_positions)?;

@@ -8,11 +8,11 @@ use kv_policies::{LayerContext, Observation, Policy, Reads, Step};
 use serde_json::{Value, json};
 
 use super::{HSHARE, cis, contenders, hshare};
-use crate::args::Common;
+use crate::args::{Figure, Paper};
+use crate::bench::Bench;
 use crate::contenders::Contender;
-use crate::journal::Records;
 use crate::progress::Progress;
-use crate::record::{Case, FULL, Record, metric};
+use crate::record::{Case, FULL, metric};
 use crate::suites::kernels::Clock;
 use crate::suites::paper::SUITE;
 
@@ -57,26 +57,19 @@ const ROTATED: usize = 200 << 20;
 ///
 /// # Errors
 /// Where the device refuses.
-pub(crate) fn run(
-    device: &Device,
-    device_name: &str,
-    dtype: Option<DType>,
-    cases: &Cases,
-    common: &Common,
-    records: &mut Records,
-) -> anyhow::Result<Vec<String>> {
-    let best = [DType::BF16, DType::F16].into_iter().find(|&dtype| device.supports_dtype(dtype));
-    let half = if device_name == "cpu" { None } else { best };
-    let dtype = dtype.or(half).unwrap_or(DType::F32);
+pub(crate) fn run(bench: &mut Bench, options: &Paper) -> anyhow::Result<()> {
+    let (long, quick) = (options.figure == Figure::PrhsLong, bench.common.quick);
+    let cases = cases(long, quick, &options.lengths, &options.batches)?;
+    let (device, dtype) = (&bench.device.clone(), bench.dtype());
     let clock = Clock::new(device.clone());
     let name = cases.figure;
     let copy = clock.copy_bandwidth()?;
     // As many in all cases.
-    let each = contenders(common, &configs(cases.all[0].1))?.len();
+    let each = contenders(&bench.common, &configs(cases.all[0].1))?.len();
     let mut progress = Progress::new(cases.all.len() * each, name);
     for &(heads, length, batch) in &cases.all {
         let lab = Lab { device, dtype, clock: &clock, heads, length, batch };
-        for contender in contenders(common, &configs(length))? {
+        for contender in contenders(&bench.common, &configs(length))? {
             let measured = lab.measure(&contender)?;
             let case = Case {
                 task: Some(format!("{name}, {}", heads.name)),
@@ -84,41 +77,34 @@ pub(crate) fn run(
                 batch: Some(batch),
                 ..Case::default()
             };
-            let record = |metric: &str, value: f64, unit: &str| Record {
-                suite: SUITE.into(),
-                case: case.clone(),
-                model: String::new(),
-                device: device_name.into(),
-                policy: contender.label.clone(),
-                budget: contender.budget,
-                metric: metric.into(),
-                value,
-                unit: unit.into(),
+            let on_cpu = bench.is_cpu();
+            let setup = (contender.label.as_str(), contender.budget);
+            let mut record = |metric: &str, value: f64, unit: &str| {
+                bench.record(SUITE, &case, setup, metric, value, unit);
             };
-            records.push(record(metric::TIME_US, measured.seconds * 1e6, "us"));
+            record(metric::TIME_US, measured.seconds * 1e6, "us");
             // A processor's copy of so little comes from its caches.
-            if let Some(bytes) = measured.bytes.filter(|_| device_name != "cpu") {
+            if let Some(bytes) = measured.bytes.filter(|_| !on_cpu) {
                 let share = bytes / measured.seconds / copy;
-                records.push(record(metric::BANDWIDTH_FRACTION, share, "share"));
+                record(metric::BANDWIDTH_FRACTION, share, "share");
             }
             if measured.reads.steps > 0 {
                 let reads = measured.reads;
-                records.push(record(metric::RETRIEVAL_RATIO, reads.ratio(), "share"));
-                records.push(record(metric::TOKENS_READ, reads.slots_each(), "tokens"));
+                record(metric::RETRIEVAL_RATIO, reads.ratio(), "share");
+                record(metric::TOKENS_READ, reads.slots_each(), "tokens");
             }
             progress.step();
         }
     }
     progress.finish();
-    let mut notes = Vec::new();
     if cases.left_out > 0 {
-        notes.push(format!(
+        bench.note(format!(
             "{} cases of more than {MOST} tokens of all key-value heads and sequences together are \
              left out",
             cases.left_out
         ));
     }
-    Ok(notes)
+    Ok(())
 }
 
 /// The cases that are timed: heads, tokens and sequences.

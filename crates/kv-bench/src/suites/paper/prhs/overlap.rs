@@ -5,9 +5,10 @@
 use serde_json::{Value, json};
 
 use super::contenders;
-use crate::args::{Attention, Figure, Paper};
+use crate::args::{Figure, Paper};
+use crate::bench::ModelBench;
+use crate::options::Attention;
 use crate::record::FULL;
-use crate::run::Bench;
 use crate::suites::attention;
 
 /// The paper's budgets.
@@ -29,7 +30,7 @@ const QUICK_SIZE: (usize, usize) = (1, 24);
 ///
 /// # Errors
 /// Where a policy or the device refuses.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Paper) -> anyhow::Result<()> {
     let quick = bench.common.quick;
     let budgets = if quick { &BUDGETS[..1] } else { &BUDGETS[..] };
     let mut configs = vec![json!({"policy": FULL})];
@@ -49,7 +50,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
         certificates: true,
         ..Attention::default()
     };
-    attention::measure(bench, &contenders(bench.common, &configs)?, &attention)
+    attention::measure(bench, &contenders(&bench.common, &configs)?, &attention)
 }
 
 /// CIS, without neighbours too, HShare, and what chooses anew every step.

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::{HSHARE, cis, hshare};
 use crate::args::{Figure, Paper};
+use crate::bench::ModelBench;
 use crate::record::FULL;
-use crate::run::Bench;
 use crate::suites::paper::quality;
 use crate::suites::prefill_perplexity;
 
@@ -17,9 +17,9 @@ const BLOCKS: [usize; 3] = [8, 16, 20];
 ///
 /// # Errors
 /// Where a policy or the device refuses.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Paper) -> anyhow::Result<()> {
     let quick = bench.common.quick;
-    let budgets = options.budgets(bench.common);
+    let budgets = options.budgets(&bench.common);
     let configs = match options.figure {
         Figure::PrhsTable6 => table6(&budgets, bench.model.config().num_layers, quick),
         _ => table2(&budgets),

@@ -3,9 +3,10 @@
 use serde_json::{Value, json};
 
 use super::{HSHARE, cis, contenders, hshare};
-use crate::args::{Paper, Throughput};
+use crate::args::Paper;
+use crate::bench::ModelBench;
+use crate::options::Throughput;
 use crate::record::FULL;
-use crate::run::Bench;
 use crate::suites::throughput;
 
 /// The paper's lengths, within Llama-2's positions with the steps behind them, and batches.
@@ -23,7 +24,7 @@ const PUBLISHED: &str = "the paper, Llama-2-7B on an A100 of 80 GB, tokens/s at 
 ///
 /// # Errors
 /// Where a policy or the device refuses.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Paper) -> anyhow::Result<()> {
     let quick = bench.common.quick;
     let (own_lengths, own_batches): (&[usize], &[usize]) =
         if quick { (&[QUICK.0], &[QUICK.1]) } else { (&LENGTHS, &BATCHES) };
@@ -34,7 +35,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Paper) -> anyhow::Result<()> 
     let lengths = asked_or(&options.lengths, own_lengths);
     let batches = asked_or(&options.batches, own_batches);
     let options = Throughput { lengths, batches, steps: STEPS, memory_cap: None };
-    throughput::measure(bench, &contenders(bench.common, &configs(quick))?, &options)?;
+    throughput::measure(bench, &contenders(&bench.common, &configs(quick))?, &options)?;
     if !quick {
         bench.note(PUBLISHED.into());
     }

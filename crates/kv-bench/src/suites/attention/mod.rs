@@ -19,12 +19,12 @@ use kv_models::PrefillPass;
 use kv_policies::{Needs, NewHeads, Observation, Reads, Step, certify};
 use serde_json::Value;
 
-use crate::args::Attention;
+use crate::bench::ModelBench;
 use crate::contenders::Contender;
+use crate::format;
+use crate::options::Attention;
 use crate::progress::Progress;
 use crate::prompts::Prompts;
-use crate::report::format;
-use crate::run::Bench;
 use frozen::{Freezing, Heads, Moved};
 use means::Mean;
 use measures::Measures;
@@ -72,7 +72,7 @@ impl Sums {
 
 /// Runs the suite: the end of each prompt is decoded step by step, each layer by itself, and
 /// compared with the full cache's attention.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Attention) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Attention) -> anyhow::Result<()> {
     let budgets: &[f64] = if bench.common.quick { &QUICK_BUDGETS } else { &BUDGETS };
     let contenders = bench.common.contenders(budgets)?;
     measure(bench, &contenders, options)
@@ -80,7 +80,7 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Attention) -> anyhow::Result<
 
 /// Measures given contenders.
 pub(crate) fn measure(
-    bench: &mut Bench<'_>,
+    bench: &mut ModelBench<'_>,
     contenders: &[Contender],
     options: &Attention,
 ) -> anyhow::Result<()> {
@@ -207,7 +207,7 @@ fn target_of(contender: &Contender) -> Option<f64> {
 }
 
 /// Says whose error is larger than the output that it is an error of.
-fn note_errors(bench: &mut Bench<'_>, contenders: &[Contender], sums: &[Vec<Sums>]) {
+fn note_errors(bench: &mut ModelBench<'_>, contenders: &[Contender], sums: &[Vec<Sums>]) {
     let errors = contenders.iter().enumerate().map(|(at, contender)| {
         let worst = sums.iter().map(|layer| layer[at].relative_error()).fold(0.0, f64::max);
         (contender, worst)
@@ -226,7 +226,7 @@ fn note_errors(bench: &mut Bench<'_>, contenders: &[Contender], sums: &[Vec<Sums
 }
 
 /// Says which targets were not met.
-fn note_targets(bench: &mut Bench<'_>, contenders: &[Contender], sums: &[Vec<Sums>]) {
+fn note_targets(bench: &mut ModelBench<'_>, contenders: &[Contender], sums: &[Vec<Sums>]) {
     for (at, contender) in contenders.iter().enumerate() {
         let mut steered = Mean::default();
         sums.iter().for_each(|layer| steered.add(layer[at].steered));

@@ -4,7 +4,6 @@ mod axis;
 mod bars;
 mod charts;
 mod figure;
-pub(crate) mod format;
 mod heatmap;
 pub(crate) mod layouts;
 mod lines;

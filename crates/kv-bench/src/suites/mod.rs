@@ -18,9 +18,9 @@ use kv_core::{LayerCache, MemoryReport};
 use kv_models::Session;
 use kv_policies::{Reads, VOTES, read_votes};
 
+use crate::bench::ModelBench;
 use crate::contenders::Contender;
 use crate::record::{Case, metric};
-use crate::run::Bench;
 
 /// Log-softmax of one token, and whether it is the most likely one (ties to the lower id).
 pub(crate) fn judge(logits: &[f32], token: u32) -> (f64, u32) {
@@ -32,7 +32,7 @@ pub(crate) fn judge(logits: &[f32], token: u32) -> (f64, u32) {
 
 /// Records a cache's bytes, each a mean over runs.
 pub(crate) fn record_memory(
-    bench: &mut Bench<'_>,
+    bench: &mut ModelBench<'_>,
     suite: &str,
     case: &Case,
     contender: &Contender,
@@ -71,7 +71,7 @@ pub(crate) fn reads_of(session: &Session<'_>) -> anyhow::Result<Reads> {
 /// Records how often heads retrieved and how much they read, of policies that read less than they
 /// keep.
 pub(crate) fn record_reads(
-    bench: &mut Bench<'_>,
+    bench: &mut ModelBench<'_>,
     suite: &str,
     case: &Case,
     contender: &Contender,
@@ -115,7 +115,7 @@ impl Votes {
     /// Records the share of tokens for which no slot votes any more, where slots have votes.
     pub(crate) fn record(
         self,
-        bench: &mut Bench<'_>,
+        bench: &mut ModelBench<'_>,
         suite: &str,
         case: &Case,
         contender: &Contender,
@@ -136,7 +136,7 @@ impl AddAssign for Votes {
 }
 
 /// Prompts whose tokens differ from row to row; which ones they are does not matter.
-pub(crate) fn varied_prompts(bench: &Bench<'_>, batch: usize, length: usize) -> Vec<Vec<u32>> {
+pub(crate) fn varied_prompts(bench: &ModelBench<'_>, batch: usize, length: usize) -> Vec<Vec<u32>> {
     let vocabulary = bench.model.config().vocab_size as u32;
     let token = |row: u32, at: u32| (at * 7_919 + row * 104_729 + 11) % vocabulary;
     let row = |row| (0..length as u32).map(|at| token(row, at)).collect();

@@ -11,11 +11,11 @@ use anyhow::bail;
 use burn::tensor::{DType, Device};
 use kv_kernels::largest_tensor;
 
-use crate::args::{Kernels, Op};
+use crate::bench::Bench;
 use crate::console::say;
-use crate::journal::Records;
+use crate::options::{Kernels, Op};
 use crate::progress::Progress;
-use crate::record::{Case, Record, metric};
+use crate::record::{Case, metric};
 use cases::{Attention, Cases};
 pub(crate) use clock::Clock;
 use clock::{COPIED, Left};
@@ -26,33 +26,25 @@ const OURS: &str = "burn-kv";
 
 /// The device, dtype and clock of the cases.
 pub(crate) struct Lab<'a> {
+    bench: &'a mut Bench,
     device: Device,
-    device_name: String,
     dtype: DType,
     clock: Clock,
     /// Bytes that a copy moves in a second, read and written.
     copy: f64,
-    records: &'a mut Records,
 }
 
 impl<'a> Lab<'a> {
-    fn new(
-        device: Device,
-        device_name: String,
-        dtype: Option<DType>,
-        records: &'a mut Records,
-    ) -> anyhow::Result<Self> {
-        if device_name == "cpu" {
+    fn new(bench: &'a mut Bench) -> anyhow::Result<Self> {
+        if bench.is_cpu() {
             bail!(
                 "the suite `kernels` measures GPUs; for the CPU there is `cargo bench -p kv-bench`"
             );
         }
-        let best =
-            [DType::BF16, DType::F16].into_iter().find(|&dtype| device.supports_dtype(dtype));
-        let dtype = dtype.or(best).unwrap_or(DType::F32);
+        let (device, dtype) = (bench.device.clone(), bench.dtype());
         let clock = Clock::new(device.clone());
         let copy = clock.copy_bandwidth()?;
-        let mut lab = Self { device, device_name, dtype, clock, copy, records };
+        let mut lab = Self { bench, device, dtype, clock, copy };
         let bytes = 2.0 * COPIED as f64;
         lab.record(&format!("copy {} MiB", COPIED >> 20), "", bytes / copy, [bytes, 0.0]);
         Ok(lab)
@@ -82,17 +74,8 @@ impl<'a> Lab<'a> {
     fn record(&mut self, task: &str, variant: &str, seconds: f64, [bytes, operations]: [f64; 2]) {
         let policy = if variant.is_empty() { OURS.into() } else { format!("{OURS} {variant}") };
         let mut record = |metric: &str, value: f64, unit: &str| {
-            self.records.push(Record {
-                suite: SUITE.into(),
-                case: Case { task: Some(task.into()), ..Case::default() },
-                model: String::new(),
-                device: self.device_name.clone(),
-                policy: policy.clone(),
-                budget: None,
-                metric: metric.into(),
-                value,
-                unit: unit.into(),
-            });
+            let case = Case { task: Some(task.into()), ..Case::default() };
+            self.bench.record(SUITE, &case, (&policy, None), metric, value, unit);
         };
         record(metric::TIME_US, seconds * 1e6, "us");
         record(metric::MOVED_BYTES, bytes, "bytes");
@@ -108,17 +91,10 @@ impl<'a> Lab<'a> {
 ///
 /// # Errors
 /// On CPUs, and where a kernel refuses a case.
-pub(crate) fn run(
-    device: Device,
-    device_name: String,
-    dtype: Option<DType>,
-    options: &Kernels,
-    quick: bool,
-    records: &mut Records,
-) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut Bench, options: &Kernels) -> anyhow::Result<()> {
     let cases = Cases::read()?;
-    let cases = if quick { cases.shortened() } else { cases };
-    let mut lab = Lab::new(device, device_name, dtype, records)?;
+    let cases = if bench.common.quick { cases.shortened() } else { cases };
+    let mut lab = Lab::new(bench)?;
     let wanted = |op: Op| options.ops.is_empty() || options.ops.contains(&op);
     let mut progress = Progress::new(cases.count(wanted), SUITE);
     if wanted(Op::DecodeAttention) {
