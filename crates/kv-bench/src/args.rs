@@ -2,15 +2,14 @@
 
 mod calibrate;
 mod fisher;
-mod paper;
 
 use clap::{Parser, Subcommand};
 
+use crate::figures::Paper;
 use crate::options::{Attention, Common, Kernels, Quality, Throughput};
 
 pub(crate) use calibrate::CalibrateArgs;
 pub(crate) use fisher::FisherArgs;
-pub(crate) use paper::{Figure, Paper};
 
 /// Measures the cost and the quality of KV-cache compression policies.
 ///

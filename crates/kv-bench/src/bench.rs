@@ -21,6 +21,22 @@ pub(crate) const CPU: &str = "cpu";
 /// values: the median of three sums has 0.448 of an entry's variance.
 const CROWDED: f64 = 1.0 / 0.448;
 
+/// The size of a measurement: the paper's, and one for small machines.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes<T> {
+    /// The paper's.
+    pub(crate) paper: T,
+    /// The one of the quick form.
+    pub(crate) quick: T,
+}
+
+impl<T> Sizes<T> {
+    /// The size of a run, in the quick form or not.
+    pub(crate) fn of(&self, quick: bool) -> &T {
+        if quick { &self.quick } else { &self.paper }
+    }
+}
+
 /// A device with nothing loaded, for measurements on bare tensors.
 pub(crate) struct Bench {
     /// The options that all suites have.
@@ -118,6 +134,12 @@ impl<'a> ModelBench<'a> {
             Model::load(name, &bench.device, dtype).with_context(|| format!("model {name}"))?;
         bench.model_name = model.name().into();
         Ok(Self { model, bench })
+    }
+
+    /// Bytes of the model's weights.
+    pub(crate) fn weight_bytes(&self) -> f64 {
+        let dtype = self.model.llama().dtype();
+        self.model.config().parameter_count() as f64 * dtype.size() as f64
     }
 
     /// Notes remarks on policies in this model, behind prompts of up to so many tokens, for readers

@@ -114,6 +114,30 @@ impl Common {
         }
     }
 
+    /// [`Self::chosen`] among configurations of which the first is the full cache's, which always
+    /// runs, first of all.
+    ///
+    /// # Errors
+    /// As [`Self::chosen`], and for configurations that the registry refuses.
+    pub(crate) fn chosen_beside_full(&self, configs: &[Value]) -> anyhow::Result<Vec<Contender>> {
+        // Only what is asked for must be possible; names that the table lacks are refused beside
+        // all that it has.
+        let names: Option<Vec<&str>> = self.policy.as_deref().map(|list| {
+            list.split(',').filter_map(|name| name.split_whitespace().next()).collect()
+        });
+        let has = |name: &&str| configs.iter().any(|config| config["policy"] == *name);
+        let names = names.filter(|names| !names.is_empty() && names.iter().all(has));
+        let asked = |config: &&Value| {
+            names.as_ref().is_none_or(|names| names.iter().any(|name| config["policy"] == *name))
+        };
+        let built = configs.iter().filter(asked).map(Contender::of);
+        let mut chosen = self.chosen(built.collect::<anyhow::Result<_>>()?)?;
+        if chosen.iter().all(|own| own.label != FULL) {
+            chosen.insert(0, Contender::of(&configs[0])?);
+        }
+        Ok(chosen)
+    }
+
     /// [`Self::chosen`], behind the full cache, with the configurations that `--policy` holds
     /// besides names: at `budgets` where they leave theirs open.
     ///
@@ -198,6 +222,14 @@ impl Contender {
         let policy = build(config)?;
         let config = policy.config();
         Ok(Self { label: label(&config)?, budget: budget(&config), policy, channels: None })
+    }
+
+    /// The policies that configurations describe.
+    ///
+    /// # Errors
+    /// For configurations that the registry refuses.
+    pub(crate) fn all(configs: &[Value]) -> anyhow::Result<Vec<Self>> {
+        configs.iter().map(Self::of).collect()
     }
 
     /// The contender with the options that certificates need, where its policy has certificates and

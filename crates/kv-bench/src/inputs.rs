@@ -25,7 +25,7 @@ pub(crate) fn check(common: &Common, suite: Option<&Suite>) -> anyhow::Result<()
         Some(Suite::Attention(options)) => (Some(options.wanted()), None),
         Some(Suite::Paper(options)) => {
             options.check(common)?;
-            (options.wanted(common.quick), options.text.as_deref())
+            (options.wanted(common.quick), options.options.text.as_deref())
         }
         _ => (None, None),
     };

@@ -6,6 +6,7 @@ mod calibrate;
 mod console;
 mod contenders;
 mod families;
+mod figures;
 mod files;
 mod fisher;
 mod format;
@@ -19,6 +20,7 @@ mod record;
 mod report;
 mod run;
 mod sources;
+mod studies;
 mod suites;
 mod table;
 #[cfg(test)]

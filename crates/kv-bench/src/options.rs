@@ -258,3 +258,52 @@ pub(crate) fn gibibytes(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|gib: &f64| gib.is_finite() && *gib > 0.0);
     number.ok_or_else(|| "expected a number above 0".into())
 }
+
+/// Options of `paper` beside the figure.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct PaperOptions {
+    /// Memory in GiB that a run may take; by default the memory of the paper's GPU.
+    #[arg(long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
+    pub(crate) memory_cap: Option<f64>,
+    /// Figures of prompts: a file, as in `quality`.
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub(crate) prompts: Option<PathBuf>,
+    /// Figures of prompts: at most this many, spread over tasks and lengths.
+    #[arg(long, value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) limit: Option<usize>,
+    /// Figures of retrieval: when compression happens, in place of the figure's own.
+    #[arg(long, value_enum)]
+    pub(crate) mode: Option<Mode>,
+    /// Figures of perplexity: held-out text, as in `quality`.
+    #[arg(long, value_name = "FILE.txt")]
+    pub(crate) text: Option<PathBuf>,
+    /// Figures of perplexity: tokens of the text that are contexts, as in `quality`.
+    #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
+    pub(crate) contexts: Vec<usize>,
+    /// Figures of prompts: only those of these lengths. `kvreviver-attention`, `prhs-table4`,
+    /// `prhs-long` and `prhs-table5`: tokens, in place of the figure's own.
+    #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
+    pub(crate) lengths: Vec<usize>,
+    /// `kvreviver-attention`, `prhs-table4`, `prhs-long` and `prhs-table5`: sequences at once, in
+    /// place of the figure's own; `keepkv-table1` and `kvreviver-table1`: in place of batches that
+    /// grow until memory ends.
+    #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
+    pub(crate) batches: Vec<usize>,
+}
+
+impl PaperOptions {
+    /// The prompts of the file and lengths that it names; the number of prompts is the figure's.
+    pub(crate) fn wanted(&self) -> Wanted<'_> {
+        Wanted {
+            file: self.prompts.as_deref(),
+            lengths: &self.lengths,
+            limit: self.limit,
+            ..Wanted::default()
+        }
+    }
+
+    /// Whether it says which prompts to take.
+    pub(crate) fn names_prompts(&self) -> bool {
+        self.prompts.is_some() || !self.lengths.is_empty() || self.limit.is_some()
+    }
+}

@@ -17,7 +17,7 @@ use crate::record::Record;
 use crate::report::{layouts, overview};
 use crate::sources::{Source, merge};
 use crate::table::Table;
-use crate::{calibrate, fisher, inputs, report, suites, table};
+use crate::{calibrate, figures, fisher, inputs, report, suites, table};
 
 /// Runs the suite that the arguments name.
 ///
@@ -101,7 +101,7 @@ fn text(
 fn measure(suite: Option<&Suite>, bench: &mut Bench) -> anyhow::Result<()> {
     match suite {
         Some(Suite::Kernels(options)) => return suites::kernels::run(bench, options),
-        Some(Suite::Paper(options)) => return suites::paper::run(bench, options),
+        Some(Suite::Paper(options)) => return figures::run(bench, options),
         _ => {}
     }
     let name = bench.common.model.clone();
@@ -121,7 +121,7 @@ fn name_of(suite: Option<&Suite>) -> String {
         Some(Suite::Attention(_)) => "attention",
         Some(Suite::Throughput(_)) => "throughput",
         Some(Suite::Kernels(_)) => "kernels",
-        Some(Suite::Paper(options)) => return format!("paper-{}", options.figure.name()),
+        Some(Suite::Paper(options)) => return format!("paper-{}", options.figure.name),
         Some(Suite::Fisher(_)) => "fisher",
         Some(Suite::Calibrate(_)) => "calibrate",
         Some(Suite::List) | None => "overview",
@@ -132,9 +132,7 @@ fn name_of(suite: Option<&Suite>) -> String {
 /// A suite's title: its name; for a paper's figure, the measured quantity too.
 fn title_of(suite: Option<&Suite>) -> String {
     match suite {
-        Some(Suite::Paper(options)) => {
-            format!("{}: {}", options.figure.name(), options.figure.definition().measures)
-        }
+        Some(Suite::Paper(options)) => options.figure.title(),
         suite => name_of(suite),
     }
 }

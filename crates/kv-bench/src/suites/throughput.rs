@@ -7,6 +7,7 @@ use burn::tensor::Device;
 use kv_core::{Archive, MemoryReport, counted};
 use kv_models::{Sampling, Session};
 
+use super::max_batch::{Footprint, GIB};
 use super::{reads_of, record_memory, record_reads, varied_prompts};
 use crate::bench::ModelBench;
 use crate::contenders::Contender;
@@ -139,8 +140,7 @@ fn sync(device: &Device) -> anyhow::Result<()> {
     device.sync().map_err(|error| anyhow::anyhow!("{error}"))
 }
 
-/// How many sequences fit beside the weights. Prefill goes sequence by sequence where it must, so
-/// that its scratch counts once.
+/// Records how many sequences fit beside the weights.
 fn largest_batch(
     bench: &mut ModelBench<'_>,
     contender: &Contender,
@@ -149,12 +149,7 @@ fn largest_batch(
     memory: &MemoryReport,
     gib: f64,
 ) {
-    let dtype = bench.model.llama().dtype();
-    let weights = bench.model.config().parameter_count() as f64 * dtype.size() as f64;
-    let rows = batch as f64;
-    let scratch = memory.scratch as f64 / rows;
-    let each = (memory.total() - memory.scratch) as f64 / rows;
-    let fits = ((gib * (1u64 << 30) as f64 - weights - scratch) / each).floor().max(0.0);
+    let fits = Footprint::of(bench, memory, batch).sequences(gib * GIB);
     let case = Case { length: Some(length), batch: Some(batch), ..Case::default() };
     let setup = (contender.label.as_str(), contender.budget);
     bench.record(SUITE, &case, setup, metric::LARGEST_BATCH, fits, "sequences");
