@@ -1,15 +1,11 @@
 //! The command line: a suite, and its options.
 
-mod calibrate;
-mod fisher;
-
 use clap::{Parser, Subcommand};
 
 use crate::figures::Paper;
-use crate::options::{Attention, Common, Kernels, Quality, Throughput};
-
-pub(crate) use calibrate::CalibrateArgs;
-pub(crate) use fisher::FisherArgs;
+use crate::options::{
+    Attention, CalibrateOptions, Common, FisherOptions, Kernels, Quality, Throughput,
+};
 
 /// Measures the cost and the quality of KV-cache compression policies.
 ///
@@ -44,10 +40,10 @@ pub(crate) enum Suite {
     Paper(Paper),
     /// Measures the Fisher information of a model's keys and values, layer by layer. Policies with
     /// `"layers": "fisher"` share their budget in proportion to it.
-    Fisher(FisherArgs),
+    Fisher(FisherOptions),
     /// Finds the channels of queries and keys that matter most, head by head. Policies with
     /// `"channels": "FILE.json"` approximate attention by these channels.
-    Calibrate(CalibrateArgs),
+    Calibrate(CalibrateOptions),
     /// Lists policies, models and devices.
     List,
 }

@@ -2,17 +2,16 @@
 
 mod args;
 mod bench;
-mod calibrate;
 mod console;
 mod contenders;
 mod families;
 mod figures;
 mod files;
-mod fisher;
 mod format;
 mod inputs;
 mod interrupt;
 mod journal;
+mod measure;
 mod options;
 mod progress;
 mod prompts;

@@ -6,6 +6,7 @@ use anyhow::ensure;
 use burn::tensor::DType;
 use clap::ValueEnum;
 use kv_core::{Budget, DeviceChoice};
+use kv_policies::ChannelStatistic;
 
 use crate::prompts::{Mode, Wanted};
 
@@ -305,5 +306,67 @@ impl PaperOptions {
     /// Whether it says which prompts to take.
     pub(crate) fn names_prompts(&self) -> bool {
         self.prompts.is_some() || !self.lengths.is_empty() || self.limit.is_some()
+    }
+}
+
+/// Windows of a text that a model is measured on.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct TextSample {
+    /// Text to measure on, best of the kind that the model will read.
+    #[arg(long, value_name = "FILE.txt")]
+    pub(crate) text: PathBuf,
+    /// Tokens of a window.
+    #[arg(long, default_value_t = 512, value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) window: usize,
+    /// Windows, spread over the text.
+    #[arg(long, default_value_t = 16, value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) samples: usize,
+}
+
+/// Options of `fisher`.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct FisherOptions {
+    /// The text.
+    #[command(flatten)]
+    pub(crate) sample: TextSample,
+    /// Where the numbers go; by default fisher.json in the model's folder, where policies with
+    /// `"layers": "fisher"` look for it.
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// Options of `calibrate`.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct CalibrateOptions {
+    /// The text.
+    #[command(flatten)]
+    pub(crate) sample: TextSample,
+    /// What says how much a channel matters.
+    #[arg(long, value_enum, default_value_t = Statistic::Product)]
+    pub(crate) statistic: Statistic,
+    /// Where the channels go; by default channels.json in the model's folder. Policies find them by
+    /// `"channels": "FILE.json"`.
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// What says how much a channel matters: its mean over all tokens, after RoPE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Statistic {
+    /// |q k| of a token's own query and key.
+    Product,
+    /// |q|
+    Query,
+    /// |k|
+    Key,
+}
+
+impl From<Statistic> for ChannelStatistic {
+    fn from(statistic: Statistic) -> Self {
+        match statistic {
+            Statistic::Product => Self::Product,
+            Statistic::Query => Self::Query,
+            Statistic::Key => Self::Key,
+        }
     }
 }

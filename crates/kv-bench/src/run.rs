@@ -17,7 +17,7 @@ use crate::record::Record;
 use crate::report::{layouts, overview};
 use crate::sources::{Source, merge};
 use crate::table::Table;
-use crate::{calibrate, figures, fisher, inputs, report, suites, table};
+use crate::{figures, inputs, measure, report, suites, table};
 
 /// Runs the suite that the arguments name.
 ///
@@ -30,10 +30,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         return print(&list());
     }
     if let Some(Suite::Fisher(options)) = &args.suite {
-        return fisher::run(common, options);
+        return measure::fisher(common, options);
     }
     if let Some(Suite::Calibrate(options)) = &args.suite {
-        return calibrate::run(common, options);
+        return measure::calibrate(common, options);
     }
     let started = Instant::now();
     // Whatever could fail in the end fails now.
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         options.check_device(&bench.device_name, common.quick)?;
         notes = options.notes(common.quick);
     }
-    measure(args.suite.as_ref(), &mut bench)?;
+    run_suite(args.suite.as_ref(), &mut bench)?;
     let (own, saved, more) = bench.finish();
     notes.extend(more);
     let records = merge(own, others);
@@ -98,7 +98,7 @@ fn text(
 }
 
 /// Runs a suite.
-fn measure(suite: Option<&Suite>, bench: &mut Bench) -> anyhow::Result<()> {
+fn run_suite(suite: Option<&Suite>, bench: &mut Bench) -> anyhow::Result<()> {
     match suite {
         Some(Suite::Kernels(options)) => return suites::kernels::run(bench, options),
         Some(Suite::Paper(options)) => return figures::run(bench, options),
