@@ -1,13 +1,9 @@
 //! Relative output error and retained mass, on the queries, keys and values of a real prompt.
 
-mod frozen;
-mod means;
-mod measures;
-mod purpose;
-mod queries;
-mod reading;
-mod windows;
-mod writing;
+mod query_similarity;
+mod read_metrics;
+mod report;
+mod sums;
 
 use std::sync::Arc;
 
@@ -16,7 +12,7 @@ use burn::tensor::{DType, Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32, read_i32};
 use kv_kernels::{PrefillOptions, prefill_attention};
 use kv_models::PrefillPass;
-use kv_policies::{Needs, NewHeads, Observation, Reads, Step, certify};
+use kv_policies::{Needs, NewHeads, Observation, Step, certify};
 use serde_json::Value;
 
 use crate::bench::ModelBench;
@@ -25,13 +21,10 @@ use crate::format;
 use crate::options::Attention;
 use crate::progress::Progress;
 use crate::prompts::Prompts;
-use frozen::{Freezing, Heads, Moved};
-use means::Mean;
-use measures::Measures;
-use purpose::Purpose;
-use queries::Similarity;
-use reading::{Exact, Reading};
-use writing::Measured;
+use crate::studies::certificates::{FrozenLayer, HeadRows, Mean, Purpose, run_frozen};
+use read_metrics::Exact;
+use report::Measured;
+use sums::Sums;
 
 const BUDGETS: [f64; 4] = [0.5, 0.25, 0.1, 0.05];
 const QUICK_BUDGETS: [f64; 2] = [0.5, 0.25];
@@ -41,34 +34,6 @@ const BETWEEN_LAYERS: [&str; 3] = ["etf", "cpe", "hshare"];
 
 /// The share by which a target may be exceeded without a note.
 const AMISS: f64 = 0.1;
-/// Rounding of masses in f32.
-const ROUNDING: f64 = 1e-5;
-
-/// One contender's sums over steps in a layer.
-#[derive(Clone, Default)]
-struct Sums {
-    difference: f64,
-    norm: f64,
-    mass: Mean,
-    /// How wrong LongFlow's measure is.
-    measures: Measures,
-    /// What policies read that keep more, by query head.
-    reading: Vec<Reading>,
-    reads: Reads,
-    /// What heads whose sizes are steered dropped when they were last measured.
-    steered: Mean,
-    /// What frozen keys move.
-    moved: Moved,
-    /// Of the layer's queries, among the first contender's sums.
-    similarity: Similarity,
-}
-
-impl Sums {
-    /// `‖output − exact‖ / ‖exact‖` over all steps.
-    fn relative_error(&self) -> f64 {
-        (self.difference / self.norm.max(f64::MIN_POSITIVE)).sqrt()
-    }
-}
 
 /// Runs the suite: the end of each prompt is decoded step by step, each layer by itself, and
 /// compared with the full cache's attention.
@@ -154,7 +119,7 @@ pub(crate) fn measure(
         let runs: Vec<_> = contenders
             .iter()
             .map(|contender| match options.certificates {
-                true => frozen::run(llama, &*contender.policy, tokens, options.steps),
+                true => run_frozen(llama, &*contender.policy, tokens, options.steps),
                 false => Ok(Vec::new()),
             })
             .collect::<Result<_, _>>()?;
@@ -162,7 +127,7 @@ pub(crate) fn measure(
         let mut below = None;
         let mut see = |observation: &Observation<'_>| -> anyhow::Result<()> {
             let layer = observation.layer.index;
-            let own = freezes.then(|| Heads::read(observation, options.steps)).transpose()?;
+            let own = freezes.then(|| HeadRows::read(observation, options.steps)).transpose()?;
             let sums = &mut sums[layer];
             // Constants are of all layers, whichever are shown.
             if let (Some(own), Some(below)) = (&own, &below) {
@@ -330,7 +295,7 @@ fn compare(
             let budget = contender.tokens(tokens).unwrap_or(tokens);
             let block = contender.block_of_sums();
             let heads = &mut sums.reading;
-            if reading::take(heads, policy, cache, &positions, &exact, budget, block)? {
+            if read_metrics::take(heads, policy, cache, &positions, &exact, budget, block)? {
                 continue;
             }
             for pair in 0..cache.layout().pairs() {
@@ -358,8 +323,8 @@ fn compare(
 fn freeze(
     observation: &Observation<'_>,
     contenders: &[Contender],
-    runs: &[Vec<Option<Heads>>],
-    [own, below]: [&Heads; 2],
+    runs: &[Vec<Option<HeadRows>>],
+    [own, below]: [&HeadRows; 2],
     purpose: Purpose,
     sums: &mut [Sums],
 ) {
@@ -369,7 +334,7 @@ fn freeze(
         let run = layers.get(layer.index).and_then(Option::as_ref);
         if let (Some(frozen), Some(run)) = (&frozen, run) {
             let window = contender.policy.visible_window(layer);
-            let freezing = Freezing { frozen, window, own, below, run };
+            let freezing = FrozenLayer { frozen, window, own, below, run };
             sums.moved.take(&freezing, purpose);
         }
     }

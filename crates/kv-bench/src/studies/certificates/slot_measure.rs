@@ -6,17 +6,17 @@ use crate::record::metric;
 
 /// Certificates of one contender in a layer.
 #[derive(Clone, Default)]
-pub(super) struct Measures(Vec<Certificate>);
+pub(crate) struct MeasureErrors(Vec<Certificate>);
 
-impl Measures {
-    pub(super) fn take(&mut self, certificates: Vec<Certificate>) {
+impl MeasureErrors {
+    pub(crate) fn take(&mut self, certificates: Vec<Certificate>) {
         self.0.extend(certificates);
     }
 
     /// Medians of the bounded quantities and of their bounds, as a few outliers would dominate a
     /// mean; the share of bounds on drift of at least 1, which say nothing; and the share of
     /// certificates that are broken. Empty without certificates.
-    pub(super) fn records(&self) -> Vec<(&'static str, f64, &'static str)> {
+    pub(crate) fn records(&self) -> Vec<(&'static str, f64, &'static str)> {
         if self.0.is_empty() {
             return Vec::new();
         }

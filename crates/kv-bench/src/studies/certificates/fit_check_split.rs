@@ -5,11 +5,11 @@ const ALIKE: f64 = 0.9;
 
 /// The purpose of a prompt, where bounds have constants: to fit these, or to check the bounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Purpose {
+pub(crate) struct Purpose {
     /// Prompts of about a length: how attention falls with distance at one says little of another.
-    pub(super) class: usize,
-    pub(super) fits: bool,
-    pub(super) checks: bool,
+    pub(crate) class: usize,
+    pub(crate) fits: bool,
+    pub(crate) checks: bool,
 }
 
 impl Purpose {
@@ -17,7 +17,7 @@ impl Purpose {
     /// fitted to and the others are checked. A prompt that has no other of its length is checked
     /// with those of the next length, and has the next shorter one checked where it is the longest;
     /// a single one is for both.
-    pub(super) fn of(lengths: &[usize]) -> Vec<Self> {
+    pub(crate) fn of(lengths: &[usize]) -> Vec<Self> {
         let alike = |prompt: usize, class: &[usize]| {
             lengths[prompt] as f64 >= ALIKE * lengths[class[0]] as f64
         };

@@ -7,30 +7,30 @@ use crate::record::metric;
 
 /// A mean that is summed up.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Mean {
+pub(crate) struct Mean {
     sum: f64,
     count: f64,
 }
 
 impl Mean {
-    pub(super) fn take(&mut self, value: f64) {
+    pub(crate) fn take(&mut self, value: f64) {
         self.add(Self { sum: value, count: 1.0 });
     }
 
-    pub(super) fn add(&mut self, other: Self) {
+    pub(crate) fn add(&mut self, other: Self) {
         self.sum += other.sum;
         self.count += other.count;
     }
 
     /// The mean, where there is anything.
-    pub(super) fn value(self) -> Option<f64> {
+    pub(crate) fn value(self) -> Option<f64> {
         (self.count > 0.0).then(|| self.sum / self.count)
     }
 }
 
 /// The quantity that a bound is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Bound {
+pub(crate) enum Bound {
     /// The attention that a shared set drops (lemma 9, and odds).
     Dropped,
     /// How far a shared set is from the best (equation 42).
@@ -50,25 +50,25 @@ struct Verdicts {
 
 /// Means by metric, over steps of a head, or of all heads of a layer.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Means {
+pub(crate) struct Means {
     means: BTreeMap<&'static str, Mean>,
     verdicts: BTreeMap<Bound, Verdicts>,
 }
 
 impl Means {
-    pub(super) fn take(&mut self, metric: &'static str, value: f64) {
+    pub(crate) fn take(&mut self, metric: &'static str, value: f64) {
         self.means.entry(metric).or_default().take(value);
     }
 
     /// Takes an observed quantity and its bounds. `bound` counts as vacuous above 1; `least` is the
     /// tightest known bound, and counts as broken where `observed` exceeds it.
-    pub(super) fn judge(&mut self, of: Bound, observed: f64, [bound, least]: [f64; 2]) {
+    pub(crate) fn judge(&mut self, of: Bound, observed: f64, [bound, least]: [f64; 2]) {
         let verdicts = self.verdicts.entry(of).or_default();
         verdicts.vacuous.take(f64::from(u8::from(bound > 1.0)));
         verdicts.broken.take(f64::from(u8::from(observed > least + ROUNDING)));
     }
 
-    pub(super) fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         for (metric, mean) in &other.means {
             self.means.entry(metric).or_default().add(*mean);
         }
@@ -80,17 +80,17 @@ impl Means {
     }
 
     /// The mean of a metric, where anything of it was taken.
-    pub(super) fn of(&self, metric: &str) -> Option<f64> {
+    pub(crate) fn of(&self, metric: &str) -> Option<f64> {
         self.means.get(metric)?.value()
     }
 
     /// Whether there is any bound.
-    pub(super) fn bounds(&self) -> bool {
+    pub(crate) fn bounds(&self) -> bool {
         !self.verdicts.is_empty()
     }
 
     /// All means; of verdicts the worst of the kinds of bounds that there are.
-    pub(super) fn all(&self) -> Vec<(&'static str, f64)> {
+    pub(crate) fn all(&self) -> Vec<(&'static str, f64)> {
         let means = self.means.iter().filter_map(|(metric, mean)| Some((*metric, mean.value()?)));
         let worst = |metric, of: fn(&Verdicts) -> Mean| {
             let shares = self.verdicts.values().filter_map(|verdicts| of(verdicts).value());

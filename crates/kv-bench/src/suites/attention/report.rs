@@ -1,11 +1,11 @@
 //! The suite's records and notes.
 
-use super::means::Means;
-use super::{Sums, frozen};
+use super::sums::Sums;
 use crate::bench::ModelBench;
 use crate::contenders::Contender;
 use crate::options::Attention;
 use crate::record::{Case, metric};
+use crate::studies::certificates::{Means, conclude};
 
 const SUITE: &str = "attention";
 /// Metrics of the prompts alone that bounds are checked on.
@@ -63,7 +63,7 @@ impl Measured<'_> {
     /// frozen tokens move.
     fn heads(&self, at: usize, head_dim: usize) -> Vec<Vec<Means>> {
         let moved = self.sums.iter().map(|layer| &layer[at].moved).collect::<Vec<_>>();
-        let mut moved = frozen::conclude(&moved, head_dim);
+        let mut moved = conclude(&moved, head_dim);
         for (layer, heads) in self.sums.iter().zip(&mut moved) {
             let reading = &layer[at].reading;
             heads.resize(heads.len().max(reading.len()), Means::default());

@@ -11,13 +11,13 @@ use kv_policies::{
     FrozenTokens, KeyDrift, LayerContext, Needs, Observation, Policy, VisibleWindow,
 };
 
+use super::fit_check_split::Purpose;
 use super::means::{Bound, Means};
-use super::purpose::Purpose;
 use crate::record::metric;
 
 /// A layer's queries of the last tokens and the keys of all, each `[heads, tokens, head_dim]`, on
 /// the host.
-pub(super) struct Heads {
+pub(crate) struct HeadRows {
     queries: Rows,
     keys: Rows,
 }
@@ -45,9 +45,9 @@ impl Rows {
     }
 }
 
-impl Heads {
+impl HeadRows {
     /// Queries of at most `last` tokens, and keys of all.
-    pub(super) fn read(observation: &Observation<'_>, last: usize) -> anyhow::Result<Self> {
+    pub(crate) fn read(observation: &Observation<'_>, last: usize) -> anyhow::Result<Self> {
         let queries = observation.window.as_ref().context("queries were not observed")?;
         let tokens = queries.dims()[2];
         let last = last.min(tokens);
@@ -80,20 +80,20 @@ impl Heads {
 }
 
 /// What one contender freezes in a layer, of a prompt.
-pub(super) struct Freezing<'a> {
-    pub(super) frozen: &'a FrozenTokens,
+pub(crate) struct FrozenLayer<'a> {
+    pub(crate) frozen: &'a FrozenTokens,
     /// The window of the layer's queries, where they do not see all tokens.
-    pub(super) window: Option<VisibleWindow>,
+    pub(crate) window: Option<VisibleWindow>,
     /// The layer as the model computes it, and the one below.
-    pub(super) own: &'a Heads,
-    pub(super) below: &'a Heads,
+    pub(crate) own: &'a HeadRows,
+    pub(crate) below: &'a HeadRows,
     /// The layer as it is where the policy has its way in all layers.
-    pub(super) run: &'a Heads,
+    pub(crate) run: &'a HeadRows,
 }
 
 /// What one contender's frozen tokens move in a layer.
 #[derive(Clone, Default)]
-pub(super) struct Moved {
+pub(crate) struct MovedMass {
     /// The largest difference between a frozen key and the layer's own, of what constants are
     /// fitted to.
     update: f64,
@@ -113,10 +113,10 @@ struct MovedQuery {
     run: f64,
 }
 
-impl Moved {
+impl MovedMass {
     /// Takes a prompt's layer in.
-    pub(super) fn take(&mut self, freezing: &Freezing<'_>, purpose: Purpose) {
-        let Freezing { frozen, own, below, .. } = *freezing;
+    pub(crate) fn take(&mut self, freezing: &FrozenLayer<'_>, purpose: Purpose) {
+        let FrozenLayer { frozen, own, below, .. } = *freezing;
         if purpose.fits {
             for head in 0..own.keys.heads {
                 for token in frozen.tokens.clone() {
@@ -137,7 +137,7 @@ impl Moved {
     }
 }
 
-impl Freezing<'_> {
+impl FrozenLayer<'_> {
     /// What is moved of the queries that the run computes, of those at the prompt's end.
     fn queries(&self, head: usize) -> impl Iterator<Item = MovedQuery> {
         let Self { frozen, own, below, run, .. } = *self;
@@ -145,7 +145,7 @@ impl Freezing<'_> {
         let count = run.queries.tokens.min(own.queries.tokens);
         (0..count).map(move |step| {
             let newest = tokens - count + step;
-            let row = |of: &Heads| (head, of.queries.tokens - count + step, newest);
+            let row = |of: &HeadRows| (head, of.queries.tokens - count + step, newest);
             let exact = own.attention(row(own), None, 0..0);
             let by_keys = own.attention(row(own), Some((below, &frozen.tokens)), 0..0);
             let hidden = self.window.map(|window| window.sinks..window.from.first_seen(newest));
@@ -163,7 +163,7 @@ impl Freezing<'_> {
 /// Theorem 8, of constants that are fitted to the updates of all `layers`, on all queries that it
 /// is checked on, each with its own norm in place of the largest: of a layer the means of each
 /// query head.
-pub(super) fn conclude(layers: &[&Moved], head_dim: usize) -> Vec<Vec<Means>> {
+pub(crate) fn conclude(layers: &[&MovedMass], head_dim: usize) -> Vec<Vec<Means>> {
     let first = layers.iter().position(|moved| moved.update > 0.0).unwrap_or(0);
     let freezing = layers.iter().enumerate().filter(|(_, moved)| moved.update > 0.0);
     let updates: Vec<(usize, f64)> =
@@ -180,7 +180,7 @@ pub(super) fn conclude(layers: &[&Moved], head_dim: usize) -> Vec<Vec<Means>> {
         }
         means
     };
-    let heads = |(layer, moved): (usize, &&Moved)| {
+    let heads = |(layer, moved): (usize, &&MovedMass)| {
         moved.heads.iter().map(|queries| means(layer, queries)).collect()
     };
     layers.iter().enumerate().map(heads).collect()
@@ -192,12 +192,12 @@ pub(super) fn conclude(layers: &[&Moved], head_dim: usize) -> Vec<Vec<Means>> {
 ///
 /// # Errors
 /// Where the model or the device refuses.
-pub(super) fn run(
+pub(crate) fn run(
     model: &Llama,
     policy: &dyn Policy,
     prompt: &[u32],
     steps: usize,
-) -> anyhow::Result<Vec<Option<Heads>>> {
+) -> anyhow::Result<Vec<Option<HeadRows>>> {
     let count = model.config().num_layers;
     let frozen = |index| policy.frozen_tokens(LayerContext { index, count }, prompt.len());
     let ends = (0..count).filter_map(|layer| Some(frozen(layer)?.tokens.end));
@@ -206,11 +206,11 @@ pub(super) fn run(
     let window = steps.min(prompt.len() - deepest);
     let needs = Needs { window, ..Needs::default() };
     let pass = PrefillPass { needs, by: Some(policy), ..PrefillPass::default() };
-    let mut layers: Vec<Option<Heads>> = Vec::new();
+    let mut layers: Vec<Option<HeadRows>> = Vec::new();
     let mut failed = None;
     model.prefill(&[prompt], pass, &mut |observation| {
         let freezes = frozen(observation.layer.index).is_some();
-        match freezes.then(|| Heads::read(observation, window)).transpose() {
+        match freezes.then(|| HeadRows::read(observation, window)).transpose() {
             Ok(heads) => layers.push(heads),
             Err(error) => failed = Some(error),
         }
@@ -241,7 +241,7 @@ mod tests {
     use kv_core::Share;
     use kv_policies::{FrozenTokens, Reuse, VisibleWindow};
 
-    use super::{Freezing, Heads, Moved, Purpose, Rows, conclude};
+    use super::{FrozenLayer, HeadRows, MovedMass, Purpose, Rows, conclude};
     use crate::record::metric;
 
     const BOTH: Purpose = Purpose { class: 0, fits: true, checks: true };
@@ -251,8 +251,8 @@ mod tests {
     }
 
     /// The last tokens' queries over keys of one number.
-    fn heads(queries: &[f32], keys: &[f32]) -> Heads {
-        Heads { queries: rows(queries, 1, 1), keys: rows(keys, 1, 1) }
+    fn heads(queries: &[f32], keys: &[f32]) -> HeadRows {
+        HeadRows { queries: rows(queries, 1, 1), keys: rows(keys, 1, 1) }
     }
 
     /// What is moved, of queries of 1, where the first of some keys is frozen at 0: by this layer's
@@ -262,8 +262,8 @@ mod tests {
         // The run computes the last of two queries alone.
         let (own, below) = (heads(&[5.0, 1.0], own), heads(&[1.0], &vec![0.0; own.len()]));
         let run = heads(&[1.0], run);
-        let freezing = Freezing { frozen: &frozen, window, own: &own, below: &below, run: &run };
-        let (still, mut moved) = (Moved::default(), Moved::default());
+        let freezing = FrozenLayer { frozen: &frozen, window, own: &own, below: &below, run: &run };
+        let (still, mut moved) = (MovedMass::default(), MovedMass::default());
         moved.take(&freezing, by);
         let layers = conclude(&[&still, &moved], 1);
         assert!(layers[0].is_empty(), "nothing is frozen");
@@ -289,7 +289,7 @@ mod tests {
         // Two queries of four heads, three keys of two; vectors of two numbers.
         let queries: Vec<f32> = (0..16).map(|i| i as f32 * 0.1).collect();
         let keys: Vec<f32> = (0..12).map(|i| (i * i % 7) as f32 * 0.3).collect();
-        let heads = Heads { queries: rows(&queries, 4, 2), keys: rows(&keys, 2, 2) };
+        let heads = HeadRows { queries: rows(&queries, 4, 2), keys: rows(&keys, 2, 2) };
         for head in 0..4 {
             let query = &queries[(head * 2 + 1) * 2..][..2];
             let logit = |token: usize| {

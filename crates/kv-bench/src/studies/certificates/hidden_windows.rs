@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use kv_policies::Recency;
 
+use super::fit_check_split::Purpose;
 use super::means::{Bound, Means};
-use super::purpose::Purpose;
 use crate::record::metric;
 
 /// Attention that one contender's windows hide from a head, by prompts' class.
 #[derive(Clone, Default)]
-pub(super) struct Hidden(BTreeMap<usize, Class>);
+pub(crate) struct HiddenMass(BTreeMap<usize, Class>);
 
 /// The attention that windows hide in prompts of about a length, and how attention falls with
 /// distance there.
@@ -27,10 +27,10 @@ struct Class {
     nearest: Option<usize>,
 }
 
-impl Hidden {
+impl HiddenMass {
     /// Takes the attention of a query to all tokens, of which it sees the first `sinks` and those
     /// from `seen` on.
-    pub(super) fn take(&mut self, attention: &[f64], [sinks, seen]: [usize; 2], purpose: Purpose) {
+    pub(crate) fn take(&mut self, attention: &[f64], [sinks, seen]: [usize; 2], purpose: Purpose) {
         if seen <= sinks {
             return;
         }
@@ -51,7 +51,7 @@ impl Hidden {
     }
 
     /// Theorem 7, of the constants of each class, on all queries that it is checked on.
-    pub(super) fn conclude(&self, means: &mut Means) {
+    pub(crate) fn conclude(&self, means: &mut Means) {
         for Class { rows, falls, nearest } in self.0.values() {
             let fit = nearest.and_then(|nearest| Recency::fit(falls, nearest));
             let Some(fit) = fit else { continue };
@@ -67,7 +67,7 @@ impl Hidden {
 
 #[cfg(test)]
 mod tests {
-    use super::{Hidden, Means, Purpose};
+    use super::{HiddenMass, Means, Purpose};
     use crate::record::metric;
 
     /// A sink, and attention that falls by `ratio` with every token.
@@ -78,7 +78,7 @@ mod tests {
         attention
     }
 
-    fn means(hidden: &Hidden) -> Means {
+    fn means(hidden: &HiddenMass) -> Means {
         let mut means = Means::default();
         hidden.conclude(&mut means);
         means
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn what_is_hidden_is_bounded() {
         let both = Purpose { class: 0, fits: true, checks: true };
-        let mut hidden = Hidden::default();
+        let mut hidden = HiddenMass::default();
         for tokens in 20..40usize {
             hidden.take(&falling(tokens, 0.5), [1, tokens / 4], both);
         }
@@ -96,7 +96,7 @@ mod tests {
             [metric::HIDDEN_MASS, metric::HIDDEN_BOUND].map(|of| own.of(of).unwrap());
         assert!(mass > 0.0 && mass <= bound && bound < 1.5 * mass, "{bound} bounds {mass}");
         assert_eq!(own.all()[2..], [(metric::VACUOUS, 0.0), (metric::BROKEN, 0.0)]);
-        let mut all = Hidden::default();
+        let mut all = HiddenMass::default();
         all.take(&[0.5, 0.5], [1, 0], both);
         assert!(!means(&all).bounds(), "nothing is hidden");
     }
@@ -105,7 +105,7 @@ mod tests {
     /// constants of their own.
     #[test]
     fn bounds_are_checked_on_what_they_are_not_fitted_to() {
-        let mut hidden = Hidden::default();
+        let mut hidden = HiddenMass::default();
         let mut take = |ratio: f64, class: usize, fits: bool| {
             let purpose = Purpose { class, fits, checks: !fits };
             hidden.take(&falling(30, ratio), [1, 10], purpose);
