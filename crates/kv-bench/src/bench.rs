@@ -8,12 +8,12 @@ use kv_core::{device_name, select_device};
 use kv_models::{Calibration, Model};
 
 use crate::console::say;
-use crate::contenders::Contender;
 use crate::format;
-use crate::journal::Records;
 use crate::options::Common;
+use crate::policy_runs::PolicyRun;
 use crate::prompts::EMBEDDED_FOR;
 use crate::record::{Case, Record};
+use crate::record_log::RecordLog;
 
 /// The CPU's name as a device.
 pub(crate) const CPU: &str = "cpu";
@@ -47,7 +47,7 @@ pub(crate) struct Bench {
     pub(crate) device_name: String,
     /// The model's name in records, empty as long as none is loaded.
     model_name: String,
-    records: Records,
+    records: RecordLog,
     notes: Vec<String>,
 }
 
@@ -63,7 +63,7 @@ impl Bench {
     ///
     /// # Errors
     /// Where there is no such device.
-    pub(crate) fn new(common: &Common, records: Records) -> anyhow::Result<Self> {
+    pub(crate) fn new(common: &Common, records: RecordLog) -> anyhow::Result<Self> {
         let device = select_device(common.device)?;
         let device_name = device_name(&device);
         let (model_name, notes) = (String::new(), Vec::new());
@@ -144,26 +144,30 @@ impl<'a> ModelBench<'a> {
 
     /// Notes remarks on policies in this model, behind prompts of up to so many tokens, for readers
     /// of their numbers.
-    pub(crate) fn remark(&mut self, contenders: &[Contender], tokens: usize) -> anyhow::Result<()> {
+    pub(crate) fn remark(
+        &mut self,
+        policy_runs: &[PolicyRun],
+        tokens: usize,
+    ) -> anyhow::Result<()> {
         let layers = self.model.config().num_layers;
-        for contender in contenders {
-            for remark in contender.policy.remarks(layers) {
+        for policy_run in policy_runs {
+            for remark in policy_run.policy.remarks(layers) {
                 self.note(remark);
             }
             if self.model.name() == EMBEDDED_FOR
-                && let Some(reason) = why_it_fails(&contender.label)
+                && let Some(reason) = why_it_fails(&policy_run.label)
             {
                 self.note(reason.into());
             }
-            if let Some(load) = contender.sketch_load(tokens).filter(|load| *load > CROWDED) {
-                let (label, budget) = (&contender.label, format::budget(contender.budget));
+            if let Some(load) = policy_run.sketch_load(tokens).filter(|load| *load > CROWDED) {
+                let (label, budget) = (&policy_run.label, format::budget(policy_run.budget));
                 self.note(format!(
                     "{label} at {budget}: about {load:.0} tokens share an entry of the sketch, \
                      whose estimates are noise then; it does not keep answers, and is here to be \
                      studied"
                 ));
             }
-            let Some(path) = &contender.channels else { continue };
+            let Some(path) = &policy_run.channels else { continue };
             // Files of channels alone, which policies take too, do not say whose they are.
             let Ok(calibration) = Calibration::load(path) else { continue };
             if !calibration.is_of(&self.model)? {

@@ -14,7 +14,7 @@ pub(crate) fn check(common: &Common, suite: Option<&Suite>) -> anyhow::Result<()
     match suite {
         // Papers' tables have policies of their own.
         Some(Suite::Paper(_)) => common.check_configurations()?,
-        _ => drop(common.contenders(&[0.5])?),
+        _ => drop(common.policy_runs(&[0.5])?),
     }
     let (wanted, text) = match suite {
         Some(Suite::Quality(options)) => {

@@ -360,7 +360,7 @@ pub(crate) fn summary(records: &[&Record], metric: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::sample::record;
+    use crate::report::test_records::record;
 
     #[test]
     fn groups_keep_the_order_of_first_sight() {

@@ -12,10 +12,10 @@ use crate::args::{Args, Suite};
 use crate::bench::{Bench, ModelBench};
 use crate::console::{print, say};
 use crate::files::check_writable;
-use crate::journal::Records;
+use crate::merge_records::{RecordFile, merge};
 use crate::record::Record;
+use crate::record_log::RecordLog;
 use crate::report::{layouts, overview};
-use crate::sources::{Source, merge};
 use crate::table::Table;
 use crate::{figures, inputs, measure, report, suites, table};
 
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let started = Instant::now();
     // Whatever could fail in the end fails now.
-    let others = Source::read_all(&common.merge)?;
+    let others = RecordFile::read_all(&common.merge)?;
     let report = match &common.report {
         Some(path) => path.clone(),
         None => default_report(&name_of(args.suite.as_ref()))?,
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         check_writable(path)?;
     }
     inputs::check(common, args.suite.as_ref())?;
-    let mut bench = Bench::new(common, Records::begin(common.json.as_deref()))?;
+    let mut bench = Bench::new(common, RecordLog::begin(common.json.as_deref()))?;
     let mut notes = Vec::new();
     if let Some(Suite::Paper(options)) = &args.suite {
         options.check_device(&bench.device_name, common.quick)?;
@@ -110,7 +110,7 @@ fn run_suite(suite: Option<&Suite>, bench: &mut Bench) -> anyhow::Result<()> {
         Some(Suite::Quality(options)) => suites::quality::run(&mut bench, options),
         Some(Suite::Attention(options)) => suites::attention::run(&mut bench, options),
         Some(Suite::Throughput(options)) => suites::throughput::run(&mut bench, options),
-        _ => suites::quick::run(&mut bench),
+        _ => suites::overview::run(&mut bench),
     }
 }
 

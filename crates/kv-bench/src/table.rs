@@ -168,7 +168,7 @@ mod tests {
     use super::*;
     use crate::record::{FULL, metric};
     use crate::report::layouts::tables;
-    use crate::report::sample::{self, record};
+    use crate::report::test_records::{self, record};
 
     #[test]
     fn the_best_of_a_budget_is_marked() {
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn tables_stay_narrow() {
-        for table in tables(&sample::records(), true) {
+        for table in tables(&test_records::records(), true) {
             for line in table.to_text().lines() {
                 assert!(line.chars().count() <= WIDTH, "{}: {line}", table.title);
             }

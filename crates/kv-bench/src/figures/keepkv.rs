@@ -107,12 +107,12 @@ pub(super) const FIGURES: &[Figure] = &[
         measurement: Measurement::Quality(Quality {
             budgets: &[Budget::Ratio(BUDGET)],
             policies: |_, budgets| lossless_policies(budgets),
-            more: |bench, options, contenders, _| {
+            more: |bench, options, policy_runs, _| {
                 let (limit, steps) = if bench.common.quick { (1, 16) } else { (4, 128) };
                 let (prompts, lengths) = (options.prompts.clone(), options.lengths.clone());
                 let attention =
                     Attention { limit, steps, prompts, lengths, ..Attention::default() };
-                attention::measure(bench, contenders, &attention)
+                attention::measure(bench, policy_runs, &attention)
             },
             ..runners::QUALITY
         }),
@@ -145,14 +145,14 @@ fn throughput_policies() -> Vec<Value> {
 /// Records the share of a step that merging takes: one less the rate of each policy that merges
 /// over the rate of the eviction in it, at equal batches.
 fn record_merging_share(bench: &mut ModelBench<'_>, name: &str, size: &by_batch::Size, all: &Runs) {
-    let of = |label: &str| all.iter().find(|(contender, _)| contender.label == label);
+    let of = |label: &str| all.iter().find(|(policy_run, _)| policy_run.label == label);
     for (merging, evictor) in
         [("d2o", "h2o"), ("keepkv(h2o)", "h2o"), ("keepkv", "recent-attention")]
     {
-        let (Some((contender, with)), Some((_, without))) = (of(merging), of(evictor)) else {
+        let (Some((policy_run, with)), Some((_, without))) = (of(merging), of(evictor)) else {
             continue;
         };
-        let setup = (contender.label.as_str(), contender.budget);
+        let setup = (policy_run.label.as_str(), policy_run.budget);
         for run in with {
             let Some(alone) = without.iter().find(|alone| alone.batch == run.batch) else {
                 continue;
@@ -214,7 +214,7 @@ mod tests {
     use serde_json::json;
 
     use super::BUDGET;
-    use crate::contenders::Contender;
+    use crate::policy_runs::PolicyRun;
     use crate::record::{Record, metric};
     use crate::testing::{quick, ran};
 
@@ -299,15 +299,31 @@ mod tests {
             assert!(batches.starts_with(first), "{policy}: {batches:?}");
             assert_eq!(largest(policy)[0].case.batch.as_ref(), batches.last(), "{policy}");
         }
-        let speed_up = |policy: &str| {
-            let own = largest(policy);
-            own.iter().find(|r| r.metric == metric::SPEED_UP).map(|r| r.value)
+        let of = |policy: &str, part: &str, batch: usize, metric: &str| {
+            let task = format!("keepkv-table1 {part}");
+            let own = records.iter().filter(|r| r.policy == policy && r.metric == metric);
+            let mut own = own.filter(|r| r.case.task.as_deref() == Some(&task));
+            own.find(|r| r.case.batch == Some(batch)).map(|r| r.value)
         };
-        assert_eq!(speed_up("full"), Some(1.0));
-        assert!(speed_up("keepkv").is_some_and(|times| times > 0.0));
-        for policy in ["d2o", "keepkv(h2o)", "keepkv"] {
-            let share = number(&records, policy, "by batch", metric::MERGING_SHARE);
-            assert!(share.is_some_and(|share| share < 1.0), "{policy}: {share:?}");
+        let rate = |policy: &str, batch: usize| {
+            of(policy, "by batch", batch, metric::DECODE_TOKENS_PER_SECOND).unwrap()
+        };
+        let near = |found: Option<f64>, expected: f64| {
+            assert!(found.is_some_and(|own| (own - expected).abs() < 1e-9), "{found:?} {expected}");
+        };
+        let full = batches("full")[1];
+        for (policy, evictor) in
+            [("d2o", "h2o"), ("keepkv(h2o)", "h2o"), ("keepkv", "recent-attention")]
+        {
+            let last = *batches(policy).last().unwrap();
+            let largest = of(policy, "at each one's largest batch", last, metric::SPEED_UP);
+            near(largest, rate(policy, last) / rate("full", full));
+            let equal = of(policy, "by batch", full, metric::SPEED_UP);
+            near(equal, rate(policy, full) / rate("full", full));
+            // Beside the eviction that it merges the victims of.
+            let share = of(policy, "by batch", full, metric::MERGING_SHARE);
+            near(share, 1.0 - rate(policy, full) / rate(evictor, full));
+            assert_eq!(of(evictor, "by batch", full, metric::MERGING_SHARE), None);
         }
         assert!(report.contains(r#"<section id="paper-0-speed-up">"#));
     }
@@ -373,9 +389,9 @@ mod tests {
         let error =
             records.iter().find(|r| r.policy == "keepkv" && r.metric == metric::RELATIVE_ERROR);
         assert!(error.is_some_and(|r| r.value > 0.0));
-        let contender =
-            Contender::of(&json!({"policy": "keepkv", "budget": BUDGET, "period": 4})).unwrap();
-        assert!(names(&found).contains(&contender.label.as_str()), "{found:?}");
+        let policy_run =
+            PolicyRun::of(&json!({"policy": "keepkv", "budget": BUDGET, "period": 4})).unwrap();
+        assert!(names(&found).contains(&policy_run.label.as_str()), "{found:?}");
         assert_eq!(found.len(), 6);
     }
 }

@@ -4,8 +4,8 @@ use kv_core::Budget;
 use serde_json::Value;
 
 use crate::bench::{ModelBench, Sizes};
-use crate::contenders::Contender;
 use crate::options::{self, Attention, Common, PaperOptions};
+use crate::policy_runs::PolicyRun;
 use crate::prompts::{Mode, Prompts, Wanted};
 use crate::suites::perplexity::{self, Text};
 use crate::suites::{attention, quality, throughput};
@@ -25,7 +25,7 @@ pub(super) struct Quality {
     pub(super) policies: fn(&ModelBench<'_>, &[Budget]) -> Vec<Value>,
     /// More that is measured or noted of the policies that ran, on the texts that were read.
     pub(super) more:
-        fn(&mut ModelBench<'_>, &PaperOptions, &[Contender], &[Text]) -> anyhow::Result<()>,
+        fn(&mut ModelBench<'_>, &PaperOptions, &[PolicyRun], &[Text]) -> anyhow::Result<()>,
 }
 
 /// Both modes; budgets and policies are the figure's.
@@ -66,8 +66,8 @@ pub(super) fn quality(
     reads_text: bool,
 ) -> anyhow::Result<()> {
     let budgets = &figure.budgets(&bench.common);
-    let own = bench.common.built((figure.policies)(bench, budgets), budgets)?;
-    let contenders = bench.common.chosen_or_added(own, budgets)?;
+    let own = bench.common.build_runs((figure.policies)(bench, budgets), budgets)?;
+    let policy_runs = bench.common.select_or_add(own, budgets)?;
     let prompts = Prompts::read(wanted)?;
     // Read first: a text that is too short must not cost a finished retrieval.
     let texts = match reads_text {
@@ -75,9 +75,9 @@ pub(super) fn quality(
         false => Vec::new(),
     };
     let mode = figure.mode(options, bench.common.quick);
-    quality::retrieval(bench, &contenders, prompts, mode)?;
-    perplexity::run(bench, &contenders, texts.clone())?;
-    (figure.more)(bench, options, &contenders, &texts)
+    quality::retrieval(bench, &policy_runs, prompts, mode)?;
+    perplexity::run(bench, &policy_runs, texts.clone())?;
+    (figure.more)(bench, options, &policy_runs, &texts)
 }
 
 /// The attention that policies read of real prompts, with its certificates.
@@ -109,8 +109,8 @@ pub(super) fn read_attention(
         certificates: true,
         ..Attention::default()
     };
-    let contenders = bench.common.chosen_beside_full(&(figure.policies)(quick))?;
-    attention::measure(bench, &contenders, &attention)
+    let policy_runs = bench.common.select_beside_full(&(figure.policies)(quick))?;
+    attention::measure(bench, &policy_runs, &attention)
 }
 
 /// Prefill and decode speed.
@@ -146,6 +146,6 @@ pub(super) fn throughput(
         steps: *figure.steps.of(quick),
         memory_cap: None,
     };
-    let contenders = bench.common.chosen_beside_full(&(figure.policies)(quick))?;
-    throughput::measure(bench, &contenders, &options)
+    let policy_runs = bench.common.select_beside_full(&(figure.policies)(quick))?;
+    throughput::measure(bench, &policy_runs, &options)
 }

@@ -116,7 +116,7 @@ fn thinned<T>(items: &[T], room: f64) -> impl Iterator<Item = (usize, &T)> {
 mod tests {
     use super::*;
     use crate::record::metric;
-    use crate::report::sample::record;
+    use crate::report::test_records::record;
 
     #[test]
     fn the_ramp_runs_from_red_to_blue() {

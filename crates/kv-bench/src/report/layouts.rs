@@ -367,7 +367,7 @@ impl Key {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::sample::record;
+    use crate::report::test_records::record;
 
     #[test]
     fn the_full_cache_comes_first_and_empty_columns_are_left_out() {

@@ -10,12 +10,12 @@ mod lines;
 pub(crate) mod overview;
 mod page;
 mod policies;
-#[cfg(test)]
-pub(crate) mod sample;
 pub(crate) mod samples;
 mod side_by_side;
 mod suites;
 mod svg;
+#[cfg(test)]
+pub(crate) mod test_records;
 
 use std::path::Path;
 

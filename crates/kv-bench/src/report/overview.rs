@@ -95,7 +95,7 @@ pub(crate) fn table(records: &[Record]) -> Option<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::sample::record;
+    use crate::report::test_records::record;
 
     #[test]
     fn a_family_is_shown_by_its_best_policy() {

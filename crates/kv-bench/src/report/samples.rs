@@ -69,7 +69,7 @@ fn foreign(records: &[&Record]) -> String {
 mod tests {
     use super::*;
     use crate::record::mode;
-    use crate::report::sample::record;
+    use crate::report::test_records::record;
 
     fn of(policy: &str, mode: &str, source: &str) -> Record {
         let mut record = record(policy, None, metric::EXACT_MATCH, 1.0);

@@ -4,10 +4,10 @@
 use serde_json::json;
 
 use super::SUITE;
-use super::layer::{self, Clustered, LayerPrompt, relative_error, spread};
+use super::layer::{self, Clustered, LayerPrompt, mean_and_deviation, relative_error};
 use crate::bench::ModelBench;
-use crate::contenders::Contender;
 use crate::options::PaperOptions;
+use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::record::{Case, FULL, metric};
 
@@ -78,13 +78,13 @@ fn setups() -> impl Iterator<Item = (&'static str, u32)> {
 fn errors(prompt: &LayerPrompt, size: &Size) -> anyhow::Result<Vec<Vec<f64>>> {
     let tokens = prompt.keys.dims()[2] - size.window;
     let sinks = SINKS.min(tokens / 4);
-    let full = Contender::of(&json!({"policy": FULL}))?;
+    let full = PolicyRun::of(&json!({"policy": FULL}))?;
     let exact = prompt.run(&*full.policy, size.window, 0)?.output;
     setups()
         .map(|(name, rounds)| {
             let budget = sinks + ((tokens - sinks) >> rounds);
             let config = json!({"policy": name, "budget": budget, "sinks": sinks, "recents": 0});
-            let policy = Contender::of(&config)?.policy;
+            let policy = PolicyRun::of(&config)?.policy;
             (0..size.seeds)
                 .map(|seed| {
                     let outcome = prompt.run(&*policy, size.window, seed)?;
@@ -110,7 +110,7 @@ fn add(sums: &mut Vec<Vec<f64>>, errors: Vec<Vec<f64>>) {
 fn record(bench: &mut ModelBench<'_>, case: &Case, sums: &[Vec<f64>], count: usize) {
     for ((name, rounds), sums) in setups().zip(sums) {
         let errors: Vec<f64> = sums.iter().map(|sum| sum / count as f64).collect();
-        let (mean, deviation) = spread(&errors);
+        let (mean, deviation) = mean_and_deviation(&errors);
         let setup = (name, Some(0.5f64.powi(rounds as i32)));
         bench.record(SUITE, case, setup, metric::RELATIVE_ERROR, mean, "ratio");
         bench.record(SUITE, case, setup, metric::ERROR_DEVIATION, deviation, "ratio");

@@ -4,10 +4,10 @@
 use serde_json::json;
 
 use super::SUITE;
-use super::layer::{self, Clustered, LayerPrompt, relative_error, spread};
+use super::layer::{self, Clustered, LayerPrompt, mean_and_deviation, relative_error};
 use crate::bench::{Bench, ModelBench, Sizes};
-use crate::contenders::Contender;
 use crate::options::{MODEL, PaperOptions};
+use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::record::{Case, FULL, metric};
 
@@ -79,7 +79,13 @@ pub(crate) fn run(
     };
     for setting in &measured {
         let (label, rate) = (setting.label(), setting.rate());
-        record(&label, rate, metric::RELATIVE_ERROR, spread(&setting.errors).0, "ratio");
+        record(
+            &label,
+            rate,
+            metric::RELATIVE_ERROR,
+            mean_and_deviation(&setting.errors).0,
+            "ratio",
+        );
         record(&label, rate, metric::TIME_US, setting.median_seconds() * 1e6, "us");
     }
     if !quick {
@@ -134,7 +140,8 @@ fn on_prompts(
         for setting in measured {
             let label = setting.label();
             let setup = (label.as_str(), Some(setting.rate()));
-            let (error, micros) = (spread(&setting.errors).0, setting.median_seconds() * 1e6);
+            let (error, micros) =
+                (mean_and_deviation(&setting.errors).0, setting.median_seconds() * 1e6);
             bench.record(SUITE, &case, setup, metric::RELATIVE_ERROR, error, "ratio");
             bench.record(SUITE, &case, setup, metric::TIME_US, micros, "us");
         }
@@ -160,7 +167,7 @@ fn measure(
     seed: u64,
     progress: &mut Progress,
 ) -> anyhow::Result<Vec<Measured>> {
-    let full = Contender::of(&json!({"policy": FULL}))?;
+    let full = PolicyRun::of(&json!({"policy": FULL}))?;
     let exact = prompt.run(&*full.policy, WINDOW, 0)?.output;
     let tokens = prompt.keys.dims()[2] - WINDOW;
     let mut all = Vec::new();
@@ -170,11 +177,11 @@ fn measure(
             let config = json!({
                 "policy": "balancekv", "budget": budget, "block": block, "sinks": WINDOW, "recents": 0,
             });
-            let contender = Contender::of(&config)?;
+            let policy_run = PolicyRun::of(&config)?;
             let mut measured = Measured { block, rounds, errors: Vec::new(), seconds: Vec::new() };
             // The first run compiles.
             for turn in 0..=SEEDS {
-                let outcome = prompt.run(&*contender.policy, WINDOW, seed + turn)?;
+                let outcome = prompt.run(&*policy_run.policy, WINDOW, seed + turn)?;
                 if turn > 0 {
                     measured.errors.push(relative_error(&outcome.output, &exact));
                     measured.seconds.push(outcome.seconds);

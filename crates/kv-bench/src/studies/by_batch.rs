@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::SUITE;
 use crate::bench::{ModelBench, Sizes};
-use crate::contenders::Contender;
 use crate::options::PaperOptions;
+use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::record::{Case, FULL, metric};
 use crate::suites::max_batch::{FILLED, Footprint, GIB, Order, growing, search};
@@ -79,8 +79,8 @@ impl Memory {
     }
 }
 
-/// Contenders with the measurements at their batches.
-pub(crate) type Runs = Vec<(Contender, Vec<Run>)>;
+/// Policies with the measurements at their batches.
+pub(crate) type Runs = Vec<(PolicyRun, Vec<Run>)>;
 
 /// Runs a figure's policies as far as `--policy` names them; without `--memory-cap` they have
 /// `gib`.
@@ -96,10 +96,10 @@ pub(crate) fn run(
 ) -> anyhow::Result<()> {
     let quick = bench.common.quick;
     let size = figure.size.of(quick).within(bench.model.config().max_positions)?;
-    let contenders = Contender::all(&(figure.policies)())?;
+    let policy_runs = PolicyRun::all(&(figure.policies)())?;
     let memory = match options.memory_cap {
         None if quick => {
-            let full = footprint(bench, &contenders[0], size)?;
+            let full = footprint(bench, &policy_runs[0], size)?;
             let bytes = full.weights + QUICK_SEQUENCES * full.sequence + full.shared;
             // Pools are coarser than so little memory.
             Memory { bytes: bytes / FILLED, pooled: false }
@@ -107,38 +107,38 @@ pub(crate) fn run(
         cap => Memory { bytes: cap.unwrap_or(gib) * GIB, pooled: true },
     };
     let mut plans = Vec::new();
-    for contender in bench.common.chosen(contenders)? {
-        let most = footprint(bench, &contender, size)?.largest(memory.bytes);
-        let label = &contender.label;
+    for policy_run in bench.common.select(policy_runs)? {
+        let most = footprint(bench, &policy_run, size)?.largest(memory.bytes);
+        let label = &policy_run.label;
         let most = most.with_context(|| format!("{label}: the memory does not hold one sequence"));
         let asked = &options.batches;
         let most = most?;
-        plans.push((contender, if asked.is_empty() { growing(most) } else { asked.clone() }));
+        plans.push((policy_run, if asked.is_empty() { growing(most) } else { asked.clone() }));
     }
     if memory.pooled && plans.len() > 1 && bench.device.memory_pool_usage().is_some() {
         bench.note(APART.into());
     }
-    if plans.iter().all(|(contender, _)| contender.label != FULL) {
+    if plans.iter().all(|(policy_run, _)| policy_run.label != FULL) {
         bench.note(format!("speed-ups are over `{FULL}`, which --policy leaves out"));
     }
     let steps = plans.iter().map(|(_, batches)| batches.len()).sum();
     let mut progress = Progress::new(steps, name);
     let mut all = Vec::new();
-    for (contender, batches) in plans {
+    for (policy_run, batches) in plans {
         let mut left = batches.len();
         let found = search(Order::Growing, &batches, |batch| {
-            let run = time(bench, &contender, size, batch)?;
+            let run = time(bench, &policy_run, size, batch)?;
             progress.step();
             left -= 1;
             Ok(memory.holds(&run).then_some(run))
         })
-        .with_context(|| format!("policy {}", contender.label))?;
+        .with_context(|| format!("policy {}", policy_run.label))?;
         progress.advance(left);
         if let Some((batch, error)) = found.failed {
             // Most likely memory, but who reads the table must know.
-            bench.note(format!("{} at batch {batch}: {error:#}", contender.label));
+            bench.note(format!("{} at batch {batch}: {error:#}", policy_run.label));
         }
-        all.push((contender, found.fits.into_iter().map(|(_, run)| run).collect()));
+        all.push((policy_run, found.fits.into_iter().map(|(_, run)| run).collect()));
     }
     progress.finish();
     record(bench, name, &size, &all);
@@ -159,15 +159,15 @@ pub(crate) fn case(name: &str, size: &Size, part: &str, batch: usize) -> Case {
 /// The bytes of the model and of a policy's caches.
 fn footprint(
     bench: &ModelBench<'_>,
-    contender: &Contender,
+    policy_run: &PolicyRun,
     size: Size,
 ) -> anyhow::Result<Footprint> {
-    Ok(Footprint::of(bench, &start(bench, contender, size, 1)?.memory(), 1))
+    Ok(Footprint::of(bench, &start(bench, policy_run, size, 1)?.memory(), 1))
 }
 
 fn start<'a>(
     bench: &'a ModelBench<'_>,
-    contender: &Contender,
+    policy_run: &PolicyRun,
     size: Size,
     batch: usize,
 ) -> anyhow::Result<Session<'a>> {
@@ -175,18 +175,18 @@ fn start<'a>(
     let length = size.context - new;
     let prompts = varied_prompts(bench, batch, length);
     let seeds: Vec<u64> = (0..batch as u64).collect();
-    let policy = contender.policy.clone();
+    let policy = policy_run.policy.clone();
     Session::start(&bench.model, policy, &prompts, &seeds, new).context("prefill")
 }
 
 fn time(
     bench: &ModelBench<'_>,
-    contender: &Contender,
+    policy_run: &PolicyRun,
     size: Size,
     batch: usize,
 ) -> anyhow::Result<Run> {
     empty_pool(&bench.device)?;
-    let session = start(bench, contender, size, batch)?;
+    let session = start(bench, policy_run, size, batch)?;
     let held = bench.weight_bytes() + session.memory().total() as f64;
     let mut decoder = session.decoder(&vec![Sampling::greedy(); batch])?.ahead();
     for _ in 0..WARM_UP {
@@ -203,24 +203,24 @@ fn time(
 }
 
 fn record(bench: &mut ModelBench<'_>, name: &str, size: &Size, all: &Runs) {
-    let full = all.iter().find(|(contender, _)| contender.label == FULL);
+    let full = all.iter().find(|(policy_run, _)| policy_run.label == FULL);
     let full = full.and_then(|(_, runs)| runs.last()).map(|run| run.rate);
     let of_full = |batch: usize| {
-        let (_, runs) = all.iter().find(|(contender, _)| contender.label == FULL)?;
+        let (_, runs) = all.iter().find(|(policy_run, _)| policy_run.label == FULL)?;
         runs.iter().find(|run| run.batch == batch).map(|run| run.rate)
     };
-    for (contender, runs) in all {
-        let setup = (contender.label.as_str(), contender.budget);
+    for (policy_run, runs) in all {
+        let setup = (policy_run.label.as_str(), policy_run.budget);
         for run in runs {
             let case = case(name, size, "by batch", run.batch);
             write(bench, &case, setup, run);
-            if let Some(full) = of_full(run.batch).filter(|_| contender.label != FULL) {
+            if let Some(full) = of_full(run.batch).filter(|_| policy_run.label != FULL) {
                 bench.record(SUITE, &case, setup, metric::SPEED_UP, run.rate / full, "times");
             }
         }
     }
-    for (contender, runs) in all {
-        let setup = (contender.label.as_str(), contender.budget);
+    for (policy_run, runs) in all {
+        let setup = (policy_run.label.as_str(), policy_run.budget);
         let Some(run) = runs.last() else { continue };
         let case = case(name, size, "at each one's largest batch", run.batch);
         write(bench, &case, setup, run);

@@ -115,7 +115,7 @@ const CLUSTERS: usize = 32;
 const NORMS: [f32; 3] = [15.0, 15.6, 3.35];
 /// Share of a row that is its own, the rest being its cluster's.
 const OWN: f32 = 0.5;
-/// That of queries, whose logits spread by a few units then.
+/// That of queries, whose logits mean_and_deviation by a few units then.
 const OWN_OF_QUERIES: f32 = 0.8;
 
 impl Clustered {
@@ -211,7 +211,7 @@ pub(super) fn relative_error(output: &[f32], exact: &[f32]) -> f64 {
 }
 
 /// Mean and standard deviation.
-pub(super) fn spread(values: &[f64]) -> (f64, f64) {
+pub(super) fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
     let count = values.len().max(1) as f64;
     let mean = values.iter().sum::<f64>() / count;
     let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::SUITE;
 use crate::bench::ModelBench;
-use crate::contenders::Contender;
+use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::record::{Case, metric};
 use crate::suites::max_batch::{Footprint, GIB, Order, search, shrinking};
@@ -38,9 +38,9 @@ const POINTS: usize = 8;
 /// Steps that are timed, and those before, in which a step is recorded.
 const WINDOW: usize = 64;
 const WARM_UP: usize = 6;
-/// One contender's measurements.
+/// One policy's measurements.
 struct Run {
-    contender: Contender,
+    policy_run: PolicyRun,
     /// Slots that a head never exceeds.
     limit: usize,
     /// Steps that are timed together, so that each eviction's share counts.
@@ -67,15 +67,15 @@ pub(crate) fn run(
         limited("r-kv"),
         json!({"policy": "longflow", "budget": size.budget}),
     ];
-    let contenders = Contender::all(&configs)?;
+    let policy_runs = PolicyRun::all(&configs)?;
     let mut runs = Vec::new();
-    for contender in bench.common.chosen(contenders)? {
-        let (limit, window) = match contender.policy.name() {
+    for policy_run in bench.common.select(policy_runs)? {
+        let (limit, window) = match policy_run.policy.name() {
             "full" => (size.input + size.output, WINDOW),
             "longflow" => (size.budget, WINDOW),
             _ => (size.budget, WINDOW.max(size.interval)),
         };
-        runs.push(Run { contender, limit, window });
+        runs.push(Run { policy_run, limit, window });
     }
     let mut progress = Progress::new(2 * runs.len(), name);
     for run in &runs {
@@ -114,7 +114,7 @@ fn start<'a>(
     let prompts = varied_prompts(bench, batch, PROMPT);
     let seeds: Vec<u64> = (0..batch as u64).collect();
     let new = size.input - PROMPT + size.output + run.window + WARM_UP + 2;
-    let policy = run.contender.policy.clone();
+    let policy = run.policy_run.policy.clone();
     Session::start(&bench.model, policy, &prompts, &seeds, new).context("prefill")
 }
 
@@ -142,7 +142,7 @@ impl Measured {
             batch: Some(batch),
             ..Case::default()
         };
-        let setup = (run.contender.label.as_str(), run.contender.budget);
+        let setup = (run.policy_run.label.as_str(), run.policy_run.budget);
         let mut record = |metric: &str, value: f64, unit: &str| {
             bench.record(SUITE, &case, setup, metric, value, unit);
         };

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::SUITE;
 use crate::bench::ModelBench;
-use crate::contenders::Contender;
 use crate::options::PaperOptions;
+use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::prompts::{Prompts, Wanted};
 use crate::record::{Case, FULL, metric};
@@ -39,7 +39,7 @@ const BUDGET: f64 = 0.2;
 /// What KeepKV does with merged keys.
 const KEYS: [&str; 4] = ["paper", "additive", "votes", "mean"];
 
-/// Of one contender, over prompts, layers and heads.
+/// Of one policy, over prompts, layers and heads.
 #[derive(Clone, Copy, Default)]
 struct Sums {
     sag: f64,
@@ -67,18 +67,18 @@ pub(crate) fn run(
     options: &PaperOptions,
     limit: usize,
 ) -> anyhow::Result<()> {
-    let labelled = Contender::all(&configs(false))?;
+    let labelled = PolicyRun::all(&configs(false))?;
     let apart = bench.model.config().num_query_heads > bench.model.config().num_kv_heads;
     let mut settings = Vec::new();
     // Without groups the first two are one.
     for setting in SETTINGS.into_iter().filter(|setting| apart || setting.name != SETTINGS[1].name)
     {
-        let mut contenders = Contender::all(&configs(setting.for_query))?;
+        let mut policy_runs = PolicyRun::all(&configs(setting.for_query))?;
         // The task says what differs from the defaults.
-        let labels = labelled.iter().map(|contender| &contender.label);
-        contenders.iter_mut().zip(labels).for_each(|(own, label)| own.label.clone_from(label));
-        let sums = vec![Sums::default(); contenders.len()];
-        settings.push((setting, contenders, sums));
+        let labels = labelled.iter().map(|policy_run| &policy_run.label);
+        policy_runs.iter_mut().zip(labels).for_each(|(own, label)| own.label.clone_from(label));
+        let sums = vec![Sums::default(); policy_runs.len()];
+        settings.push((setting, policy_runs, sums));
     }
     let mut prompts = Prompts::read(&Wanted { limit: None, ..options.wanted() })?;
     if let Some(note) = prompts.fit(&bench.model)? {
@@ -97,9 +97,9 @@ pub(crate) fn run(
         let mut failed = None;
         let pass = PrefillPass { seeds: &seeds, ..pass };
         bench.model.llama().prefill(&[&tokens], pass, &mut |observation| {
-            for (setting, contenders, sums) in &mut settings {
+            for (setting, policy_runs, sums) in &mut settings {
                 if failed.is_none() {
-                    failed = compare(observation, *setting, contenders, sums).err();
+                    failed = compare(observation, *setting, policy_runs, sums).err();
                 }
             }
             progress.step();
@@ -113,21 +113,21 @@ pub(crate) fn run(
     let (count, source) = (prompts.list.len(), prompts.source.clone());
     let of_prompts = counted(count, "prompt");
     bench.note(format!("sag: means over layers and heads of {of_prompts}, {source}"));
-    for (setting, contenders, sums) in &settings {
+    for (setting, policy_runs, sums) in &settings {
         let case = Case {
             task: Some(format!("{name} sag, {}", setting.name)),
             source: Some(source.clone()),
             samples: Some(count),
             ..Case::default()
         };
-        for (contender, sums) in contenders.iter().zip(sums) {
-            let setup = (contender.label.as_str(), contender.budget);
+        for (policy_run, sums) in policy_runs.iter().zip(sums) {
+            let setup = (policy_run.label.as_str(), policy_run.budget);
             let sag = sums.sag / sums.queries.max(1.0);
             let error = (sums.difference / sums.norm.max(f64::MIN_POSITIVE)).sqrt();
             bench.record(SUITE, &case, setup, metric::SAG, sag, "nats");
             bench.record(SUITE, &case, setup, metric::WORST_SAG, sums.worst, "nats");
             bench.record(SUITE, &case, setup, metric::QUERY_ERROR, error, "ratio");
-            sums.votes.record(bench, SUITE, &case, contender);
+            sums.votes.record(bench, SUITE, &case, policy_run);
         }
     }
     Ok(())
@@ -154,26 +154,26 @@ fn configs(for_query: bool) -> Vec<Value> {
 fn compare(
     observation: &Observation<'_>,
     setting: Setting,
-    contenders: &[Contender],
+    policy_runs: &[PolicyRun],
     sums: &mut [Sums],
 ) -> anyhow::Result<()> {
     let queries = observation.window.as_ref().context("queries were not observed")?;
     let query = queries.clone().narrow(2, observation.tokens() - 1, 1).squeeze_dim::<3>(2);
     let heads = query.dims()[1];
     let apart = |tensor: &Tensor<4>| match setting.ungrouped {
-        true => spread(tensor, heads),
+        true => repeat_kv_heads(tensor, heads),
         false => tensor.clone(),
     };
     let (keys, values) = (apart(observation.keys), apart(observation.values));
     let observation = Observation { keys: &keys, values: &values, ..observation.clone() };
     let options = CacheOptions::new(&keys.device(), keys.dtype());
-    let attended = |contender: &Contender| -> anyhow::Result<Attended> {
-        let cache = contender.policy.prefill(&observation, 1, options.clone())?;
+    let attended = |policy_run: &PolicyRun| -> anyhow::Result<Attended> {
+        let cache = policy_run.policy.prefill(&observation, 1, options.clone())?;
         attend(&cache, observation.tokens(), &query)
     };
-    let exact = attended(&Contender::of(&json!({"policy": FULL}))?)?;
-    for (contender, sums) in contenders.iter().zip(sums) {
-        let own = attended(contender)?;
+    let exact = attended(&PolicyRun::of(&json!({"policy": FULL}))?)?;
+    for (policy_run, sums) in policy_runs.iter().zip(sums) {
+        let own = attended(policy_run)?;
         for (own, exact) in own.log_sum_exp.iter().zip(&exact.log_sum_exp) {
             let sag = f64::from(own - exact);
             sums.sag += sag;
@@ -205,7 +205,7 @@ fn attend(cache: &LayerCache, tokens: usize, query: &Tensor<3>) -> anyhow::Resul
 }
 
 /// `[B, Hkv, T, D]` to `[B, Hq, T, D]`, each query head with its own.
-fn spread(tensor: &Tensor<4>, heads: usize) -> Tensor<4> {
+fn repeat_kv_heads(tensor: &Tensor<4>, heads: usize) -> Tensor<4> {
     let [batch, kv_heads, tokens, head_dim] = tensor.dims();
     let group = heads / kv_heads;
     let spread = tensor.clone().unsqueeze_dim::<5>(2);

@@ -153,14 +153,14 @@ fn measure(observation: &Observation<'_>, steps: usize, table: &mut Table) -> an
         let scores = scores(queries, observation.keys, head)?;
         for index in 0..steps {
             let now = prompt + (last - prompt) * index / (steps - 1).max(1);
-            foretell(&scores, prompt, now, table);
+            predict_scores(&scores, prompt, now, table);
         }
     }
     Ok(())
 }
 
 /// Predicts, at step `now`, the scores of all slots there are.
-fn foretell(scores: &[Vec<f64>], prompt: usize, now: usize, table: &mut Table) {
+fn predict_scores(scores: &[Vec<f64>], prompt: usize, now: usize, table: &mut Table) {
     // A moving average begins with the prompt's last queries, as the policy's.
     let begin = prompt.saturating_sub(KeepKvOptions::default().window);
     let sums = DISTANCES.map(|distance| {

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::SUITE;
 use crate::bench::Bench;
-use crate::contenders::Contender;
+use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::record::{Case, FULL, metric};
 
@@ -50,7 +50,7 @@ pub(crate) fn run(bench: &mut Bench, name: &str, prefixes: &[usize]) -> anyhow::
                 "policy": "balancekv-stream", "budget": longest, "batch": batch, "sinks": 0,
                 "recents": 0, "joint": joint, "gamma": gamma,
             });
-            let policy = Contender::of(&config)?.policy;
+            let policy = PolicyRun::of(&config)?.policy;
             let (mut worst, mut most) = (0.0f64, 0);
             for &tokens in prefixes {
                 let (error, slots) = stream.measure(&*policy, tokens)?;
@@ -97,7 +97,7 @@ impl Stream {
 
     /// ε, the largest over queries, and slots, of the first `tokens` tokens.
     fn measure(&self, policy: &dyn Policy, tokens: usize) -> anyhow::Result<(f64, usize)> {
-        let full = Contender::of(&json!({"policy": FULL}))?.policy;
+        let full = PolicyRun::of(&json!({"policy": FULL}))?.policy;
         let exact = self.cache(&*full, tokens)?;
         let held = self.cache(policy, tokens)?;
         let values = self.values.clone().narrow(2, 0, tokens).square().sum();

@@ -16,8 +16,8 @@ use kv_policies::Policy;
 use super::divergence::by_position;
 use super::{judge, record_memory};
 use crate::bench::ModelBench;
-use crate::contenders::Contender;
 use crate::options::Quality;
+use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::prompts;
 use crate::record::{Case, metric};
@@ -65,7 +65,7 @@ struct Sums {
     tokens: usize,
 }
 
-/// What one contender does.
+/// What one policy does.
 struct Run<'a> {
     session: Session<'a>,
     /// By bucket of positions.
@@ -101,10 +101,10 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
     let count = options.limit.unwrap_or(if bench.common.quick { 1 } else { TEXTS }).min(TEXTS);
     let (source, text) = prompts::text(options.text.as_deref())?;
     let texts = texts(bench, &text, count, prompt, output)?;
-    let contenders = contenders(bench, prompt + output, room(&texts))?;
-    let grows = |own: &&Contender| own.budget.is_some() && !own.policy.changes_decode();
+    let policy_runs = policy_runs(bench, prompt + output, room(&texts))?;
+    let grows = |own: &&PolicyRun| own.budget.is_some() && !own.policy.changes_decode();
     let mut grown: Vec<&str> =
-        contenders.iter().filter(grows).map(|own| own.label.as_str()).collect();
+        policy_runs.iter().filter(grows).map(|own| own.label.as_str()).collect();
     grown.dedup();
     if !grown.is_empty() {
         let names = grown.join(", ");
@@ -116,8 +116,8 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
     }
     let length = prompt + output;
     let vocabulary = bench.model.config().vocab_size;
-    let mut progress = Progress::new(contenders.len() * output.div_ceil(CHUNK), TASK);
-    let runs = contenders.iter().map(|own| Run::start(bench, own, &texts, prompt));
+    let mut progress = Progress::new(policy_runs.len() * output.div_ceil(CHUNK), TASK);
+    let runs = policy_runs.iter().map(|own| Run::start(bench, own, &texts, prompt));
     let mut runs = runs.collect::<anyhow::Result<Vec<_>>>()?;
     for start in (prompt..length).step_by(CHUNK) {
         let tokens = start..(start + CHUNK).min(length);
@@ -142,8 +142,8 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
         });
         done.push((buckets, memory, answers.collect::<Vec<Vec<Rated>>>()));
     }
-    for (contender, (buckets, memory, answers)) in contenders.iter().zip(done) {
-        record_memory(bench, SUITE, &Case::default(), contender, &[memory]);
+    for (policy_run, (buckets, memory, answers)) in policy_runs.iter().zip(done) {
+        record_memory(bench, SUITE, &Case::default(), policy_run, &[memory]);
         let case = Case {
             task: Some(TASK.into()),
             length: Some(length),
@@ -152,12 +152,12 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
         };
         let mut whole = Sums::default();
         buckets.iter().for_each(|bucket| whole.add(*bucket));
-        whole.record(bench, contender, &case);
+        whole.record(bench, policy_run, &case);
         for (index, bucket) in buckets.iter().enumerate() {
             let position = Some(prompt + index * BUCKET);
-            bucket.record(bench, contender, &Case { position, ..case.clone() });
+            bucket.record(bench, policy_run, &Case { position, ..case.clone() });
         }
-        let setup = (contender.label.as_str(), contender.budget);
+        let setup = (policy_run.label.as_str(), policy_run.budget);
         for (place, answers) in PLACES.iter().zip(answers) {
             for Rated { right, logprob, divergence } in answers {
                 let case = Case { task: Some((*place).into()), samples: Some(1), ..case.clone() };
@@ -173,11 +173,11 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
 
 /// The full cache and every policy at every budget, shares being of prompt and output together; a
 /// share of 1 has room for a question, too.
-fn contenders(
+fn policy_runs(
     bench: &ModelBench<'_>,
     tokens: usize,
     room: usize,
-) -> anyhow::Result<Vec<Contender>> {
+) -> anyhow::Result<Vec<PolicyRun>> {
     let mut common = bench.common.clone();
     let shares = common.budget.clone().unwrap_or_else(|| BUDGETS.map(Budget::Ratio).to_vec());
     let tokens_of = |share: Budget| match share {
@@ -188,8 +188,8 @@ fn contenders(
     let budgets: Vec<Budget> =
         shares.into_iter().map(|share| Budget::Tokens(tokens_of(share))).collect();
     common.policy.get_or_insert_with(|| POLICIES.join(","));
-    let contenders = common.contenders_at(&budgets)?;
-    for Contender { label, policy, .. } in &contenders {
+    let policy_runs = common.policy_runs_at(&budgets)?;
+    for PolicyRun { label, policy, .. } in &policy_runs {
         let budget = &policy.config()["budget"];
         ensure!(
             !budget.is_f64(),
@@ -197,7 +197,7 @@ fn contenders(
              none there and --budget"
         );
     }
-    Ok(contenders)
+    Ok(policy_runs)
 }
 
 /// Tokens of the longest question with its answer.
@@ -256,8 +256,8 @@ impl Sums {
     }
 
     /// Records perplexity and divergence, means over the tokens.
-    fn record(self, bench: &mut ModelBench<'_>, contender: &Contender, case: &Case) {
-        let setup = (contender.label.as_str(), contender.budget);
+    fn record(self, bench: &mut ModelBench<'_>, policy_run: &PolicyRun, case: &Case) {
+        let setup = (policy_run.label.as_str(), policy_run.budget);
         let case = Case { samples: Some(self.tokens), ..case.clone() };
         let tokens = self.tokens.max(1) as f64;
         let (perplexity, divergence) = ((self.surprise / tokens).exp(), self.divergence / tokens);
@@ -270,7 +270,7 @@ impl<'a> Run<'a> {
     /// Prefills the texts' first `prompt` tokens.
     fn start(
         bench: &'a ModelBench<'_>,
-        contender: &Contender,
+        policy_run: &PolicyRun,
         texts: &[Text],
         prompt: usize,
     ) -> anyhow::Result<Self> {
@@ -278,7 +278,7 @@ impl<'a> Run<'a> {
         let prompts: Vec<Vec<u32>> =
             texts.iter().map(|text| text.tokens[..prompt].to_vec()).collect();
         let seeds = vec![bench.common.seed; texts.len()];
-        let policy: Arc<dyn Policy> = contender.policy.clone();
+        let policy: Arc<dyn Policy> = policy_run.policy.clone();
         let new = length - prompt + room(texts);
         let session = Session::start(&bench.model, policy, &prompts, &seeds, new)?;
         let buckets = vec![Sums::default(); (length - prompt).div_ceil(BUCKET)];

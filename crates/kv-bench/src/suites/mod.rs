@@ -6,10 +6,10 @@ mod divergence;
 pub(crate) mod kernels;
 pub(crate) mod long_output;
 pub(crate) mod max_batch;
+pub(crate) mod overview;
 pub(crate) mod perplexity;
 pub(crate) mod prefill_perplexity;
 pub(crate) mod quality;
-pub(crate) mod quick;
 pub(crate) mod throughput;
 
 use std::ops::AddAssign;
@@ -19,7 +19,7 @@ use kv_models::Session;
 use kv_policies::{Reads, VOTES, read_votes};
 
 use crate::bench::ModelBench;
-use crate::contenders::Contender;
+use crate::policy_runs::PolicyRun;
 use crate::record::{Case, metric};
 
 /// Log-softmax of one token, and whether it is the most likely one (ties to the lower id).
@@ -35,7 +35,7 @@ pub(crate) fn record_memory(
     bench: &mut ModelBench<'_>,
     suite: &str,
     case: &Case,
-    contender: &Contender,
+    policy_run: &PolicyRun,
     reports: &[MemoryReport],
 ) {
     type Bytes = fn(&MemoryReport) -> usize;
@@ -57,7 +57,7 @@ pub(crate) fn record_memory(
             continue;
         }
         let mean = sum as f64 / reports.len().max(1) as f64;
-        bench.record(suite, case, (&contender.label, contender.budget), name, mean, "bytes");
+        bench.record(suite, case, (&policy_run.label, policy_run.budget), name, mean, "bytes");
     }
 }
 
@@ -74,11 +74,11 @@ pub(crate) fn record_reads(
     bench: &mut ModelBench<'_>,
     suite: &str,
     case: &Case,
-    contender: &Contender,
+    policy_run: &PolicyRun,
     reads: Reads,
 ) {
     if reads.steps > 0 {
-        let setup = (contender.label.as_str(), contender.budget);
+        let setup = (policy_run.label.as_str(), policy_run.budget);
         bench.record(suite, case, setup, metric::RETRIEVAL_RATIO, reads.ratio(), "share");
         bench.record(suite, case, setup, metric::TOKENS_READ, reads.slots_each(), "tokens");
     }
@@ -118,11 +118,11 @@ impl Votes {
         bench: &mut ModelBench<'_>,
         suite: &str,
         case: &Case,
-        contender: &Contender,
+        policy_run: &PolicyRun,
     ) {
         if self.tokens > 0 {
             let dropped = 1.0 - self.represented as f64 / self.tokens as f64;
-            let setup = (contender.label.as_str(), contender.budget);
+            let setup = (policy_run.label.as_str(), policy_run.budget);
             bench.record(suite, case, setup, metric::DROPPED_VOTES, dropped, "share");
         }
     }

@@ -18,7 +18,7 @@ use kv_policies::Policy;
 use super::divergence::by_position;
 use super::judge;
 use crate::bench::ModelBench;
-use crate::contenders::Contender;
+use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::prompts;
 use crate::record::{Case, metric};
@@ -83,20 +83,24 @@ impl Text {
     }
 }
 
-/// Runs texts under all contenders: a context is compressed, the rest is fed token by token.
+/// Runs texts under all policies: a context is compressed, the rest is fed token by token.
 pub(crate) fn run(
     bench: &mut ModelBench<'_>,
-    contenders: &[Contender],
+    policy_runs: &[PolicyRun],
     texts: Vec<Text>,
 ) -> anyhow::Result<()> {
-    texts.into_iter().try_for_each(|text| measure(bench, contenders, text))
+    texts.into_iter().try_for_each(|text| measure(bench, policy_runs, text))
 }
 
-fn measure(bench: &mut ModelBench<'_>, contenders: &[Contender], text: Text) -> anyhow::Result<()> {
+fn measure(
+    bench: &mut ModelBench<'_>,
+    policy_runs: &[PolicyRun],
+    text: Text,
+) -> anyhow::Result<()> {
     let Text { source, context: prompt, next } = text;
     let (context, continued) = (prompt.len(), next.len());
     let policies: Vec<Arc<dyn Policy>> =
-        contenders.iter().map(|contender| contender.policy.clone()).collect();
+        policy_runs.iter().map(|policy_run| policy_run.policy.clone()).collect();
     let seed = bench.common.seed;
     let work = |policy: &dyn Policy| if policy.changes_decode() { TOKEN_BY_TOKEN } else { 1 };
     let buckets = continued.div_ceil(BUCKET);
@@ -128,8 +132,8 @@ fn measure(bench: &mut ModelBench<'_>, contenders: &[Contender], text: Text) -> 
     }
     progress.finish();
     let full: Vec<u32> = results[0].iter().map(|(_, best)| *best).collect();
-    for ((contender, judged), divergences) in contenders.iter().zip(&results).zip(&divergences) {
-        let setup = (contender.label.as_str(), contender.budget);
+    for ((policy_run, judged), divergences) in policy_runs.iter().zip(&results).zip(&divergences) {
+        let setup = (policy_run.label.as_str(), policy_run.budget);
         let perplexity = |judged: &[(f64, u32)]| {
             (-judged.iter().map(|(logprob, _)| logprob).sum::<f64>() / judged.len() as f64).exp()
         };

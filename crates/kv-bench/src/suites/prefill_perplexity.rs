@@ -10,7 +10,7 @@ use kv_policies::Policy;
 use super::judge;
 use super::perplexity::Text;
 use crate::bench::ModelBench;
-use crate::contenders::Contender;
+use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::record::{Case, metric};
 
@@ -27,20 +27,20 @@ const CHUNK: usize = 256;
 /// Where a policy refuses, and for NaN in the model's output.
 pub(crate) fn run(
     bench: &mut ModelBench<'_>,
-    contenders: &[Contender],
+    policy_runs: &[PolicyRun],
     texts: &[Text],
 ) -> anyhow::Result<()> {
-    let full = &contenders[..1];
-    let changing = contenders[1..].iter().filter(|own| own.policy.changes_prefill());
-    let contenders: Vec<&Contender> = full.iter().chain(changing).collect();
-    let mut progress = Progress::new(texts.len() * contenders.len(), TASK);
+    let full = &policy_runs[..1];
+    let changing = policy_runs[1..].iter().filter(|own| own.policy.changes_prefill());
+    let policy_runs: Vec<&PolicyRun> = full.iter().chain(changing).collect();
+    let mut progress = Progress::new(texts.len() * policy_runs.len(), TASK);
     for text in texts {
         let tokens = text.tokens();
-        for contender in &contenders {
-            let perplexity = perplexity(bench, &*contender.policy, &tokens)?;
+        for policy_run in &policy_runs {
+            let perplexity = perplexity(bench, &*policy_run.policy, &tokens)?;
             progress.step();
             let Some(perplexity) = perplexity else {
-                let label = &contender.label;
+                let label = &policy_run.label;
                 bench.note(format!("{label} prunes tokens in prefill, which then predict nothing"));
                 continue;
             };
@@ -51,7 +51,7 @@ pub(crate) fn run(
                 samples: Some(tokens.len() - 1),
                 ..Case::default()
             };
-            let setup = (contender.label.as_str(), contender.budget);
+            let setup = (policy_run.label.as_str(), policy_run.budget);
             let name = metric::PREFILL_PERPLEXITY;
             bench.record(SUITE, &case, setup, name, perplexity, "perplexity");
         }
@@ -106,11 +106,11 @@ mod tests {
     use super::*;
     use crate::args::Args;
     use crate::bench::Bench;
-    use crate::journal::Records;
+    use crate::record_log::RecordLog;
     use clap::Parser;
 
     /// What a session says of the same tokens, fed one by one.
-    fn fed(model: &Model, policy: &Contender, tokens: &[u32]) -> f64 {
+    fn fed(model: &Model, policy: &PolicyRun, tokens: &[u32]) -> f64 {
         let first = [vec![tokens[0]]];
         let mut session =
             Session::start(model, policy.policy.clone(), &first, &[0], tokens.len()).unwrap();
@@ -125,14 +125,14 @@ mod tests {
     fn a_prompt_s_own_tokens_are_judged_under_what_policies_do_to_prefill() {
         let text = "The sea was calm that day, and the old boat lay upon the sand. ".repeat(8);
         let args = Args::try_parse_from(["kv-bench", "--device", "cpu"]).unwrap();
-        let mut bench = Bench::new(&args.common, Records::begin(None)).unwrap();
+        let mut bench = Bench::new(&args.common, RecordLog::begin(None)).unwrap();
         let bench = ModelBench::load(&mut bench, "needle-1m").unwrap();
         let tokens = bench.model.encode(&text).unwrap();
         let of = |config| {
-            let contender = Contender::of(&config).unwrap();
-            perplexity(&bench, &*contender.policy, &tokens).unwrap()
+            let policy_run = PolicyRun::of(&config).unwrap();
+            perplexity(&bench, &*policy_run.policy, &tokens).unwrap()
         };
-        let full = Contender::of(&json!({"policy": "full"})).unwrap();
+        let full = PolicyRun::of(&json!({"policy": "full"})).unwrap();
         let own = perplexity(&bench, &*full.policy, &tokens).unwrap().unwrap();
         let expected = fed(&bench.model, &full, &tokens);
         assert!((own / expected - 1.0).abs() < 1e-4, "{own} for {expected}");

@@ -10,8 +10,8 @@ use kv_models::{Sampling, Session};
 use super::max_batch::{Footprint, GIB};
 use super::{reads_of, record_memory, record_reads, varied_prompts};
 use crate::bench::ModelBench;
-use crate::contenders::Contender;
 use crate::options::Throughput;
+use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::record::{Case, metric};
 
@@ -23,17 +23,17 @@ const WARM_UP: usize = 8;
 
 /// Runs the suite.
 pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Throughput) -> anyhow::Result<()> {
-    let contenders = bench.common.contenders(&BUDGETS)?;
-    measure(bench, &contenders, options)
+    let policy_runs = bench.common.policy_runs(&BUDGETS)?;
+    measure(bench, &policy_runs, options)
 }
 
-/// Measures given contenders.
+/// Measures given policies.
 pub(crate) fn measure(
     bench: &mut ModelBench<'_>,
-    contenders: &[Contender],
+    policy_runs: &[PolicyRun],
     options: &Throughput,
 ) -> anyhow::Result<()> {
-    bench.remark(contenders, options.lengths.iter().copied().max().unwrap_or_default())?;
+    bench.remark(policy_runs, options.lengths.iter().copied().max().unwrap_or_default())?;
     let steps = if bench.common.quick { options.steps.min(16) } else { options.steps };
     let (new, positions) = (WARM_UP + steps, bench.model.config().max_positions);
     if let Some(length) = options.lengths.iter().find(|length| *length + new > positions) {
@@ -41,14 +41,14 @@ pub(crate) fn measure(
         let [prompt, steps] = [(*length, "token"), (new, "step")].map(|(n, of)| counted(n, of));
         bail!("a prompt of {prompt} and {steps} exceed the model's {longest}");
     }
-    let runs = contenders.len() * options.lengths.len() * options.batches.len();
+    let runs = policy_runs.len() * options.lengths.len() * options.batches.len();
     let mut progress = Progress::new(runs, "throughput");
     for &length in &options.lengths {
         for &batch in &options.batches {
-            for contender in contenders {
-                let memory = time(bench, contender, length, batch, steps)?;
+            for policy_run in policy_runs {
+                let memory = time(bench, policy_run, length, batch, steps)?;
                 if let Some(gib) = options.memory_cap {
-                    largest_batch(bench, contender, length, batch, &memory, gib);
+                    largest_batch(bench, policy_run, length, batch, &memory, gib);
                 }
                 progress.step();
             }
@@ -60,7 +60,7 @@ pub(crate) fn measure(
 
 fn time(
     bench: &mut ModelBench<'_>,
-    contender: &Contender,
+    policy_run: &PolicyRun,
     length: usize,
     batch: usize,
     steps: usize,
@@ -68,7 +68,7 @@ fn time(
     let new = WARM_UP + steps;
     let prompts = varied_prompts(bench, batch, length);
     let seeds: Vec<u64> = (0..batch as u64).collect();
-    let start = || Session::start(&bench.model, contender.policy.clone(), &prompts, &seeds, new);
+    let start = || Session::start(&bench.model, policy_run.policy.clone(), &prompts, &seeds, new);
     empty_pool(&bench.device)?;
     // Once without the clock.
     drop(start()?.read_logits()?);
@@ -106,7 +106,7 @@ fn time(
         });
     let reads = reads_of(decoder.session())?;
     let case = Case { length: Some(length), batch: Some(batch), ..Case::default() };
-    let setup = (contender.label.as_str(), contender.budget);
+    let setup = (policy_run.label.as_str(), policy_run.budget);
     let pool = bench.device.memory_pool_usage();
     let mut record = |name: &str, value: f64, unit: &str| {
         bench.record(SUITE, &case, setup, name, value, unit);
@@ -123,8 +123,8 @@ fn time(
     if let Some(usage) = pool {
         record(metric::PEAK_BYTES, usage.bytes_reserved as f64, "bytes");
     }
-    record_memory(bench, SUITE, &case, contender, &[memory]);
-    record_reads(bench, SUITE, &case, contender, reads);
+    record_memory(bench, SUITE, &case, policy_run, &[memory]);
+    record_reads(bench, SUITE, &case, policy_run, reads);
     Ok(memory)
 }
 
@@ -143,7 +143,7 @@ fn sync(device: &Device) -> anyhow::Result<()> {
 /// Records how many sequences fit beside the weights.
 fn largest_batch(
     bench: &mut ModelBench<'_>,
-    contender: &Contender,
+    policy_run: &PolicyRun,
     length: usize,
     batch: usize,
     memory: &MemoryReport,
@@ -151,7 +151,7 @@ fn largest_batch(
 ) {
     let fits = Footprint::of(bench, memory, batch).sequences(gib * GIB);
     let case = Case { length: Some(length), batch: Some(batch), ..Case::default() };
-    let setup = (contender.label.as_str(), contender.budget);
+    let setup = (policy_run.label.as_str(), policy_run.budget);
     bench.record(SUITE, &case, setup, metric::LARGEST_BATCH, fits, "sequences");
 }
 

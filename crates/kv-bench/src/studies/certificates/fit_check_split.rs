@@ -5,14 +5,14 @@ const ALIKE: f64 = 0.9;
 
 /// The purpose of a prompt, where bounds have constants: to fit these, or to check the bounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Purpose {
+pub(crate) struct FitCheck {
     /// Prompts of about a length: how attention falls with distance at one says little of another.
     pub(crate) class: usize,
     pub(crate) fits: bool,
     pub(crate) checks: bool,
 }
 
-impl Purpose {
+impl FitCheck {
     /// The purposes of prompts of so many tokens, longest first: every second one of a class is
     /// fitted to and the others are checked. A prompt that has no other of its length is checked
     /// with those of the next length, and has the next shorter one checked where it is the longest;
@@ -33,25 +33,25 @@ impl Purpose {
                 _ => classes.push(vec![prompt]),
             }
         }
-        let mut purposes = vec![Self { class: 0, fits: true, checks: true }; lengths.len()];
+        let mut fit_checks = vec![Self { class: 0, fits: true, checks: true }; lengths.len()];
         for (class, prompts) in classes.iter().enumerate().filter(|_| lengths.len() > 1) {
             for (rank, &prompt) in prompts.iter().enumerate() {
                 let fits = rank % 2 == 0 && alike(prompt, prompts);
-                purposes[prompt] = Self { class, fits, checks: !fits };
+                fit_checks[prompt] = Self { class, fits, checks: !fits };
             }
         }
-        purposes
+        fit_checks
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Purpose;
+    use super::FitCheck;
 
     #[test]
     fn prompts_of_a_length_are_fitted_to_and_checked() {
         let of = |lengths: &[usize]| -> Vec<(usize, bool, bool)> {
-            Purpose::of(lengths).into_iter().map(|own| (own.class, own.fits, own.checks)).collect()
+            FitCheck::of(lengths).into_iter().map(|own| (own.class, own.fits, own.checks)).collect()
         };
         let (fit, check) = (|class| (class, true, false), |class| (class, false, true));
         assert_eq!(of(&[100, 95, 205, 200, 92]), [fit(1), check(1), fit(0), check(0), fit(1)]);

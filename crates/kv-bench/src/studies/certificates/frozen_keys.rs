@@ -11,7 +11,7 @@ use kv_policies::{
     FrozenTokens, KeyDrift, LayerContext, Needs, Observation, Policy, VisibleWindow,
 };
 
-use super::fit_check_split::Purpose;
+use super::fit_check_split::FitCheck;
 use super::means::{Bound, Means};
 use crate::record::metric;
 
@@ -79,7 +79,7 @@ impl HeadRows {
     }
 }
 
-/// What one contender freezes in a layer, of a prompt.
+/// What one policy freezes in a layer, of a prompt.
 pub(crate) struct FrozenLayer<'a> {
     pub(crate) frozen: &'a FrozenTokens,
     /// The window of the layer's queries, where they do not see all tokens.
@@ -91,19 +91,19 @@ pub(crate) struct FrozenLayer<'a> {
     pub(crate) run: &'a HeadRows,
 }
 
-/// What one contender's frozen tokens move in a layer.
+/// What one policy's frozen tokens move in a layer.
 #[derive(Clone, Default)]
-pub(crate) struct MovedMass {
+pub(crate) struct FreezeError {
     /// The largest difference between a frozen key and the layer's own, of what constants are
     /// fitted to.
     update: f64,
     /// By query head, of each query that the bound is checked on.
-    heads: Vec<Vec<MovedQuery>>,
+    heads: Vec<Vec<QueryFreezeError>>,
 }
 
 /// Half of the sum of all changes of one query's attention.
 #[derive(Clone, Copy)]
-struct MovedQuery {
+struct QueryFreezeError {
     /// The query's norm.
     norm: f64,
     /// By this layer's keys alone, taken from the layer below.
@@ -113,11 +113,11 @@ struct MovedQuery {
     run: f64,
 }
 
-impl MovedMass {
+impl FreezeError {
     /// Takes a prompt's layer in.
-    pub(crate) fn take(&mut self, freezing: &FrozenLayer<'_>, purpose: Purpose) {
+    pub(crate) fn take(&mut self, freezing: &FrozenLayer<'_>, fit_check: FitCheck) {
         let FrozenLayer { frozen, own, below, .. } = *freezing;
-        if purpose.fits {
+        if fit_check.fits {
             for head in 0..own.keys.heads {
                 for token in frozen.tokens.clone() {
                     let pairs = own.keys.row(head, token).iter().zip(below.keys.row(head, token));
@@ -125,7 +125,7 @@ impl MovedMass {
                 }
             }
         }
-        if purpose.checks {
+        if fit_check.checks {
             self.heads.resize(own.queries.heads, Vec::new());
             // A thread a head: these are whole rows of attention.
             std::thread::scope(|scope| {
@@ -139,7 +139,7 @@ impl MovedMass {
 
 impl FrozenLayer<'_> {
     /// What is moved of the queries that the run computes, of those at the prompt's end.
-    fn queries(&self, head: usize) -> impl Iterator<Item = MovedQuery> {
+    fn queries(&self, head: usize) -> impl Iterator<Item = QueryFreezeError> {
         let Self { frozen, own, below, run, .. } = *self;
         let tokens = own.keys.tokens;
         let count = run.queries.tokens.min(own.queries.tokens);
@@ -151,7 +151,7 @@ impl FrozenLayer<'_> {
             let hidden = self.window.map(|window| window.sinks..window.from.first_seen(newest));
             let by_run = run.attention(row(run), None, hidden.unwrap_or(0..0));
             let query = own.queries.row(head, row(own).1);
-            MovedQuery {
+            QueryFreezeError {
                 norm: norm(query.iter().map(|x| f64::from(*x))),
                 keys: distance(&exact, &by_keys),
                 run: distance(&exact, &by_run),
@@ -163,15 +163,15 @@ impl FrozenLayer<'_> {
 /// Theorem 8, of constants that are fitted to the updates of all `layers`, on all queries that it
 /// is checked on, each with its own norm in place of the largest: of a layer the means of each
 /// query head.
-pub(crate) fn conclude(layers: &[&MovedMass], head_dim: usize) -> Vec<Vec<Means>> {
+pub(crate) fn conclude(layers: &[&FreezeError], head_dim: usize) -> Vec<Vec<Means>> {
     let first = layers.iter().position(|moved| moved.update > 0.0).unwrap_or(0);
     let freezing = layers.iter().enumerate().filter(|(_, moved)| moved.update > 0.0);
     let updates: Vec<(usize, f64)> =
         freezing.map(|(layer, moved)| (layer - first, moved.update)).collect();
     let Some(fit) = KeyDrift::fit(&updates) else { return vec![Vec::new(); layers.len()] };
-    let means = |layer: usize, queries: &Vec<MovedQuery>| {
+    let means = |layer: usize, queries: &Vec<QueryFreezeError>| {
         let mut means = Means::default();
-        for MovedQuery { norm, keys, run } in queries {
+        for QueryFreezeError { norm, keys, run } in queries {
             let bound = fit.gap(*norm, head_dim, layer.saturating_sub(first));
             means.take(metric::MOVED_MASS, *keys);
             means.take(metric::MOVED_BOUND, bound.min(1.0));
@@ -180,7 +180,7 @@ pub(crate) fn conclude(layers: &[&MovedMass], head_dim: usize) -> Vec<Vec<Means>
         }
         means
     };
-    let heads = |(layer, moved): (usize, &&MovedMass)| {
+    let heads = |(layer, moved): (usize, &&FreezeError)| {
         moved.heads.iter().map(|queries| means(layer, queries)).collect()
     };
     layers.iter().enumerate().map(heads).collect()
@@ -241,10 +241,10 @@ mod tests {
     use kv_core::Share;
     use kv_policies::{FrozenTokens, Reuse, VisibleWindow};
 
-    use super::{FrozenLayer, HeadRows, MovedMass, Purpose, Rows, conclude};
+    use super::{FitCheck, FreezeError, FrozenLayer, HeadRows, Rows, conclude};
     use crate::record::metric;
 
-    const BOTH: Purpose = Purpose { class: 0, fits: true, checks: true };
+    const BOTH: FitCheck = FitCheck { class: 0, fits: true, checks: true };
 
     fn rows(values: &[f32], heads: usize, dim: usize) -> Rows {
         Rows { values: values.to_vec(), heads, tokens: values.len() / heads / dim }
@@ -257,13 +257,13 @@ mod tests {
 
     /// What is moved, of queries of 1, where the first of some keys is frozen at 0: by this layer's
     /// keys, the bound, in the run.
-    fn moved(own: &[f32], run: &[f32], window: Option<VisibleWindow>, by: Purpose) -> Vec<f64> {
+    fn moved(own: &[f32], run: &[f32], window: Option<VisibleWindow>, by: FitCheck) -> Vec<f64> {
         let frozen = FrozenTokens { tokens: 0..1, reuse: Reuse::KeysValues };
         // The run computes the last of two queries alone.
         let (own, below) = (heads(&[5.0, 1.0], own), heads(&[1.0], &vec![0.0; own.len()]));
         let run = heads(&[1.0], run);
         let freezing = FrozenLayer { frozen: &frozen, window, own: &own, below: &below, run: &run };
-        let (still, mut moved) = (MovedMass::default(), MovedMass::default());
+        let (still, mut moved) = (FreezeError::default(), FreezeError::default());
         moved.take(&freezing, by);
         let layers = conclude(&[&still, &moved], 1);
         assert!(layers[0].is_empty(), "nothing is frozen");
@@ -329,8 +329,8 @@ mod tests {
 
     #[test]
     fn constants_are_fitted_to_some_and_checked_on_others() {
-        let only = |fits: bool| Purpose { class: 0, fits, checks: !fits };
-        let of = |purpose| moved(&[1.0, 0.0], &[0.0; 2], None, purpose);
+        let only = |fits: bool| FitCheck { class: 0, fits, checks: !fits };
+        let of = |fit_check| moved(&[1.0, 0.0], &[0.0; 2], None, fit_check);
         assert!(of(only(true)).is_empty(), "no queries");
         assert!(of(only(false)).is_empty(), "no constants");
     }

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use kv_policies::Recency;
 
-use super::fit_check_split::Purpose;
+use super::fit_check_split::FitCheck;
 use super::means::{Bound, Means};
 use crate::record::metric;
 
-/// Attention that one contender's windows hide from a head, by prompts' class.
+/// Attention that one policy's windows hide from a head, by prompts' class.
 #[derive(Clone, Default)]
 pub(crate) struct HiddenMass(BTreeMap<usize, Class>);
 
@@ -30,14 +30,19 @@ struct Class {
 impl HiddenMass {
     /// Takes the attention of a query to all tokens, of which it sees the first `sinks` and those
     /// from `seen` on.
-    pub(crate) fn take(&mut self, attention: &[f64], [sinks, seen]: [usize; 2], purpose: Purpose) {
+    pub(crate) fn take(
+        &mut self,
+        attention: &[f64],
+        [sinks, seen]: [usize; 2],
+        fit_check: FitCheck,
+    ) {
         if seen <= sinks {
             return;
         }
         let newest = attention.len() - 1;
         let distance = newest + 1 - seen;
-        let Class { rows, falls, nearest } = self.0.entry(purpose.class).or_default();
-        if purpose.fits {
+        let Class { rows, falls, nearest } = self.0.entry(fit_check.class).or_default();
+        if fit_check.fits {
             *nearest = Some(nearest.map_or(distance, |nearest| nearest.min(distance)));
             falls.resize(falls.len().max(attention.len()), 0.0);
             for (token, mass) in attention.iter().enumerate().skip(sinks) {
@@ -45,7 +50,7 @@ impl HiddenMass {
                 *fall = fall.max(*mass);
             }
         }
-        if purpose.checks {
+        if fit_check.checks {
             rows.push((distance, attention[sinks..seen].iter().sum()));
         }
     }
@@ -67,7 +72,7 @@ impl HiddenMass {
 
 #[cfg(test)]
 mod tests {
-    use super::{HiddenMass, Means, Purpose};
+    use super::{FitCheck, HiddenMass, Means};
     use crate::record::metric;
 
     /// A sink, and attention that falls by `ratio` with every token.
@@ -86,7 +91,7 @@ mod tests {
 
     #[test]
     fn what_is_hidden_is_bounded() {
-        let both = Purpose { class: 0, fits: true, checks: true };
+        let both = FitCheck { class: 0, fits: true, checks: true };
         let mut hidden = HiddenMass::default();
         for tokens in 20..40usize {
             hidden.take(&falling(tokens, 0.5), [1, tokens / 4], both);
@@ -107,8 +112,8 @@ mod tests {
     fn bounds_are_checked_on_what_they_are_not_fitted_to() {
         let mut hidden = HiddenMass::default();
         let mut take = |ratio: f64, class: usize, fits: bool| {
-            let purpose = Purpose { class, fits, checks: !fits };
-            hidden.take(&falling(30, ratio), [1, 10], purpose);
+            let fit_check = FitCheck { class, fits, checks: !fits };
+            hidden.take(&falling(30, ratio), [1, 10], fit_check);
             means(&hidden)
         };
         assert!(!take(0.5, 0, true).bounds(), "nothing is checked");

@@ -10,7 +10,7 @@
 //!
 //! They hold, but say little on real models: bounds on a share of the attention are mostly above 1,
 //! which is the metric `vacuous_bounds`, and bounds with constants hold only for prompts like those
-//! that the constants are fitted to ([`Purpose`]). They are a check on the proofs and on the
+//! that the constants are fitted to ([`FitCheck`]). They are a check on the proofs and on the
 //! policies, not a measure of quality. `attention --certificates` runs them.
 
 mod fit_check_split;
@@ -20,8 +20,8 @@ mod means;
 mod shared_sets;
 mod slot_measure;
 
-pub(crate) use fit_check_split::Purpose;
-pub(crate) use frozen_keys::{FrozenLayer, HeadRows, MovedMass, conclude, run as run_frozen};
+pub(crate) use fit_check_split::FitCheck;
+pub(crate) use frozen_keys::{FreezeError, FrozenLayer, HeadRows, conclude, run as run_frozen};
 pub(crate) use hidden_windows::HiddenMass;
 pub(crate) use means::{Mean, Means};
 pub(crate) use shared_sets::{SetStep, best_of, take_information_loss};

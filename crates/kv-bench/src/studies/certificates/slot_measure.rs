@@ -4,7 +4,7 @@ use kv_policies::Certificate;
 
 use crate::record::metric;
 
-/// Certificates of one contender in a layer.
+/// Certificates of one policy in a layer.
 #[derive(Clone, Default)]
 pub(crate) struct MeasureErrors(Vec<Certificate>);
 

@@ -6,7 +6,7 @@ use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache};
 use kv_policies::{LayerContext, Observation, Policy, Reads, Step};
 
 use super::{Heads, OpBench, Sink, Timed};
-use crate::contenders::Contender;
+use crate::policy_runs::PolicyRun;
 
 /// Steps of the longest block.
 const BLOCK: usize = 16;
@@ -27,25 +27,25 @@ struct Decoding<'a, 'b>(&'a OpBench<'b>);
 /// Where a policy or the device refuses.
 pub(crate) fn time(
     ops: &OpBench<'_>,
-    contenders: &[Contender],
+    policy_runs: &[PolicyRun],
     found: Sink<'_>,
 ) -> anyhow::Result<()> {
-    for contender in contenders {
-        found(Decoding(ops).time(contender)?);
+    for policy_run in policy_runs {
+        found(Decoding(ops).time(policy_run)?);
     }
     Ok(())
 }
 
 impl Decoding<'_, '_> {
     /// Times one policy's steps.
-    fn time(&self, contender: &Contender) -> anyhow::Result<Timed> {
-        let policy = &*contender.policy;
+    fn time(&self, policy_run: &PolicyRun) -> anyhow::Result<Timed> {
+        let policy = &*policy_run.policy;
         // The last layer, where windows are narrowest.
         let layer = LayerContext { index: 31, count: 32 };
         let Heads { kv, dim, .. } = self.0.heads;
         let token = 2 * dim * self.0.dtype.size();
         let all = self.0.cache_bytes();
-        let read = if contender.budget.is_some() { all / 8 } else { all };
+        let read = if policy_run.budget.is_some() { all / 8 } else { all };
         let sets = ROTATED.div_ceil(read).clamp(1, 24).next_multiple_of(PERIOD);
         // Two of the longest blocks: a cycle must not come back to the sets of its own.
         let block = 2 * BLOCK;
@@ -83,7 +83,7 @@ impl Decoding<'_, '_> {
         let reads: Reads = reads.sum::<anyhow::Result<Reads>>()?;
         let ranges = (self.0.batch * kv) as f64;
         let bytes = match reads.steps {
-            0 if contender.budget.is_none() => Some(all as f64),
+            0 if policy_run.budget.is_none() => Some(all as f64),
             0 => None,
             // Other lists are chosen by parts of keys or pages' bounds, which are not counted.
             _ if caches[0].index_sets().is_none() => None,
@@ -94,7 +94,7 @@ impl Decoding<'_, '_> {
                 Some(ranges * (listed + keys))
             }
         };
-        let (policy, budget) = (contender.label.clone(), contender.budget);
+        let (policy, budget) = (policy_run.label.clone(), policy_run.budget);
         Ok(Timed { bytes, reads, ..Timed::of(policy, budget, seconds) })
     }
 

@@ -16,12 +16,12 @@ use kv_policies::{Needs, NewHeads, Observation, Step, certify};
 use serde_json::Value;
 
 use crate::bench::ModelBench;
-use crate::contenders::Contender;
 use crate::format;
 use crate::options::Attention;
+use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::prompts::Prompts;
-use crate::studies::certificates::{FrozenLayer, HeadRows, Mean, Purpose, run_frozen};
+use crate::studies::certificates::{FitCheck, FrozenLayer, HeadRows, Mean, run_frozen};
 use read_metrics::Exact;
 use report::Measured;
 use sums::Sums;
@@ -39,26 +39,26 @@ const AMISS: f64 = 0.1;
 /// compared with the full cache's attention.
 pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Attention) -> anyhow::Result<()> {
     let budgets: &[f64] = if bench.common.quick { &QUICK_BUDGETS } else { &BUDGETS };
-    let contenders = bench.common.contenders(budgets)?;
-    measure(bench, &contenders, options)
+    let policy_runs = bench.common.policy_runs(budgets)?;
+    measure(bench, &policy_runs, options)
 }
 
-/// Measures given contenders.
+/// Measures given policies.
 pub(crate) fn measure(
     bench: &mut ModelBench<'_>,
-    contenders: &[Contender],
+    policy_runs: &[PolicyRun],
     options: &Attention,
 ) -> anyhow::Result<()> {
     let compares_hidden =
-        |contender: &&Contender| contender.policy.config()["similarity"] == "hidden";
-    if let Some(contender) = contenders.iter().find(compares_hidden) {
+        |policy_run: &&PolicyRun| policy_run.policy.config()["similarity"] == "hidden";
+    if let Some(policy_run) = policy_runs.iter().find(compares_hidden) {
         bail!(
             "policy `{}`: attention observes queries, keys and values, not the hidden states that \
              `similarity` compares; quality runs whole models",
-            contender.label
+            policy_run.label
         );
     }
-    if contenders.iter().any(|contender| takes_from_layers(&contender.policy.config())) {
+    if policy_runs.iter().any(|policy_run| takes_from_layers(&policy_run.policy.config())) {
         bench.note(
             "attention: errors, retained mass and what is read are of every layer by itself, \
              without etf's frozen tokens, and hshare's layers choose for themselves"
@@ -77,15 +77,15 @@ pub(crate) fn measure(
         prompts.push(tokens);
     }
     let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
-    bench.remark(contenders, longest)?;
+    bench.remark(policy_runs, longest)?;
     let shortest = prompts.iter().map(Vec::len).min().unwrap_or_default() - options.steps;
-    let mut contenders = contenders.to_vec();
+    let mut policy_runs = policy_runs.to_vec();
     let mut uncovered = Vec::new();
-    for contender in contenders.iter_mut().filter(|_| options.certificates) {
-        match contender.certified(shortest) {
-            Some(certified) => *contender = certified,
-            None if contender.policy.config().get("certified").is_some() => {
-                uncovered.push(contender.label.clone());
+    for policy_run in policy_runs.iter_mut().filter(|_| options.certificates) {
+        match policy_run.certified(shortest) {
+            Some(certified) => *policy_run = certified,
+            None if policy_run.policy.config().get("certified").is_some() => {
+                uncovered.push(policy_run.label.clone());
             }
             None => {}
         }
@@ -98,7 +98,7 @@ pub(crate) fn measure(
             uncovered.join(", ")
         ));
     }
-    let contenders = &contenders[..];
+    let policy_runs = &policy_runs[..];
     let layers = bench.model.config().num_layers;
     let mut wanted: Vec<usize> =
         if options.layers.is_empty() { (0..layers).collect() } else { options.layers.clone() };
@@ -108,18 +108,18 @@ pub(crate) fn measure(
         bail!("--layers names layer {layer}, the model has {layers}");
     }
     let mut progress = Progress::new(prompts.len() * wanted.len(), "attention");
-    let mut sums = vec![vec![Sums::default(); contenders.len()]; layers];
+    let mut sums = vec![vec![Sums::default(); policy_runs.len()]; layers];
     let pass = PrefillPass {
         needs: Needs { window: usize::MAX, column_sums: false, raw_queries: true },
         ..PrefillPass::default()
     };
-    let purposes = Purpose::of(&prompts.iter().map(Vec::len).collect::<Vec<_>>());
-    for (tokens, &purpose) in prompts.iter().zip(&purposes) {
+    let fit_checks = FitCheck::of(&prompts.iter().map(Vec::len).collect::<Vec<_>>());
+    for (tokens, &fit_check) in prompts.iter().zip(&fit_checks) {
         let llama = bench.model.llama();
-        let runs: Vec<_> = contenders
+        let runs: Vec<_> = policy_runs
             .iter()
-            .map(|contender| match options.certificates {
-                true => run_frozen(llama, &*contender.policy, tokens, options.steps),
+            .map(|policy_run| match options.certificates {
+                true => run_frozen(llama, &*policy_run.policy, tokens, options.steps),
                 false => Ok(Vec::new()),
             })
             .collect::<Result<_, _>>()?;
@@ -131,10 +131,10 @@ pub(crate) fn measure(
             let sums = &mut sums[layer];
             // Constants are of all layers, whichever are shown.
             if let (Some(own), Some(below)) = (&own, &below) {
-                freeze(observation, contenders, &runs, [own, below], purpose, sums);
+                freeze(observation, policy_runs, &runs, [own, below], fit_check, sums);
             }
             if wanted.contains(&layer) {
-                compare(observation, contenders, options, bench.common.seed, purpose, sums)?;
+                compare(observation, policy_runs, options, bench.common.seed, fit_check, sums)?;
                 progress.step();
             }
             below = own;
@@ -152,10 +152,10 @@ pub(crate) fn measure(
         }
     }
     progress.finish();
-    note_targets(bench, contenders, &sums);
-    note_errors(bench, contenders, &sums);
-    let checked = purposes.iter().filter(|purpose| purpose.checks).count();
-    let measured = Measured { contenders, prompts: prompts.len(), checked, source, sums: &sums };
+    note_targets(bench, policy_runs, &sums);
+    note_errors(bench, policy_runs, &sums);
+    let checked = fit_checks.iter().filter(|fit_check| fit_check.checks).count();
+    let measured = Measured { policy_runs, prompts: prompts.len(), checked, source, sums: &sums };
     measured.write(bench, options, &wanted);
     Ok(())
 }
@@ -167,18 +167,18 @@ fn takes_from_layers(config: &Value) -> bool {
 }
 
 /// The share of the attention that a policy's heads are to drop.
-fn target_of(contender: &Contender) -> Option<f64> {
-    contender.policy.config()["target"].as_f64()
+fn target_of(policy_run: &PolicyRun) -> Option<f64> {
+    policy_run.policy.config()["target"].as_f64()
 }
 
 /// Says whose error is larger than the output that it is an error of.
-fn note_errors(bench: &mut ModelBench<'_>, contenders: &[Contender], sums: &[Vec<Sums>]) {
-    let errors = contenders.iter().enumerate().map(|(at, contender)| {
+fn note_errors(bench: &mut ModelBench<'_>, policy_runs: &[PolicyRun], sums: &[Vec<Sums>]) {
+    let errors = policy_runs.iter().enumerate().map(|(at, policy_run)| {
         let worst = sums.iter().map(|layer| layer[at].relative_error()).fold(0.0, f64::max);
-        (contender, worst)
+        (policy_run, worst)
     });
-    let told = errors.filter(|(_, worst)| *worst > 1.0).map(|(contender, worst)| {
-        format!("{} at {} {worst:.1}", contender.label, format::budget(contender.budget))
+    let told = errors.filter(|(_, worst)| *worst > 1.0).map(|(policy_run, worst)| {
+        format!("{} at {} {worst:.1}", policy_run.label, format::budget(policy_run.budget))
     });
     let told: Vec<String> = told.collect();
     if !told.is_empty() {
@@ -191,18 +191,18 @@ fn note_errors(bench: &mut ModelBench<'_>, contenders: &[Contender], sums: &[Vec
 }
 
 /// Says which targets were not met.
-fn note_targets(bench: &mut ModelBench<'_>, contenders: &[Contender], sums: &[Vec<Sums>]) {
-    for (at, contender) in contenders.iter().enumerate() {
+fn note_targets(bench: &mut ModelBench<'_>, policy_runs: &[PolicyRun], sums: &[Vec<Sums>]) {
+    for (at, policy_run) in policy_runs.iter().enumerate() {
         let mut steered = Mean::default();
         sums.iter().for_each(|layer| steered.add(layer[at].steered));
-        if let (Some(target), Some(dropped)) = (target_of(contender), steered.value())
+        if let (Some(target), Some(dropped)) = (target_of(policy_run), steered.value())
             && dropped > (1.0 + AMISS) * target
         {
             bench.note(format!(
                 "{}: heads dropped {dropped:.3} when they were last measured, for a target of \
                  {target:.3}: sets grow to eight times the budget's at most, and take steps to do \
                  so",
-                contender.label
+                policy_run.label
             ));
         }
     }
@@ -211,10 +211,10 @@ fn note_targets(bench: &mut ModelBench<'_>, contenders: &[Contender], sums: &[Ve
 /// One layer of one prompt: all but the last `steps` tokens are the prompt, the rest is decoded.
 fn compare(
     observation: &Observation<'_>,
-    contenders: &[Contender],
+    policy_runs: &[PolicyRun],
     options: &Attention,
     seed: u64,
-    purpose: Purpose,
+    fit_check: FitCheck,
     sums: &mut [Sums],
 ) -> anyhow::Result<()> {
     let Attention { steps, certificates, .. } = *options;
@@ -237,9 +237,9 @@ fn compare(
     };
     let device = keys.device();
     let options = CacheOptions::new(&device, keys.dtype());
-    let mut caches: Vec<LayerCache> = contenders
+    let mut caches: Vec<LayerCache> = policy_runs
         .iter()
-        .map(|contender| contender.policy.prefill(&prompt, steps, options.clone()))
+        .map(|policy_run| policy_run.policy.prefill(&prompt, steps, options.clone()))
         .collect::<Result<_, _>>()?;
     if certificates && let Some(first) = sums.first_mut() {
         first.similarity.take(whole, steps)?;
@@ -261,13 +261,14 @@ fn compare(
         // The full cache, which runs first, gives what the others are compared with.
         let mut exact = Vec::new();
         let (mut probabilities, mut of_queries) = (Vec::new(), Vec::new());
-        for ((contender, cache), sums) in contenders.iter().zip(&mut caches).zip(sums.iter_mut()) {
-            if certificates && contender.policy.name() == "longflow" {
+        for ((policy_run, cache), sums) in policy_runs.iter().zip(&mut caches).zip(sums.iter_mut())
+        {
+            if certificates && policy_run.policy.name() == "longflow" {
                 // Behind the prompt, its last query chose.
                 let before = whole.clone().narrow(2, at - 1, 1).squeeze_dim::<3>(2);
                 sums.measures.take(certify(cache, &before, &query)?);
             }
-            let output = contender.policy.step(observation.layer, cache, now.clone())?;
+            let output = policy_run.policy.step(observation.layer, cache, now.clone())?;
             let output = read_f32("output", output)?;
             if exact.is_empty() {
                 let wanted = DecodeAttentionOptions { probabilities: true, ..Default::default() };
@@ -284,16 +285,16 @@ fn compare(
             }
             let positions = read_i32("positions", cache.positions().clone())?;
             let capacity = probabilities.len() / cache.layout().pairs();
-            let policy = (&*contender.policy, observation.layer);
+            let policy = (&*policy_run.policy, observation.layer);
             let exact = Exact {
                 probabilities: &of_queries,
                 capacity,
                 tokens: at + 1,
-                purpose,
+                fit_check,
                 all: certificates,
             };
-            let budget = contender.tokens(tokens).unwrap_or(tokens);
-            let block = contender.block_of_sums();
+            let budget = policy_run.tokens(tokens).unwrap_or(tokens);
+            let block = policy_run.block_of_sums();
             let heads = &mut sums.reading;
             if read_metrics::take(heads, policy, cache, &positions, &exact, budget, block)? {
                 continue;
@@ -307,9 +308,9 @@ fn compare(
             }
         }
     }
-    for ((contender, cache), sums) in contenders.iter().zip(&caches).zip(sums.iter_mut()) {
-        sums.reads += contender.policy.reads(cache)?.unwrap_or_default();
-        if let (Some(_), Some(sets)) = (target_of(contender), cache.index_sets()) {
+    for ((policy_run, cache), sums) in policy_runs.iter().zip(&caches).zip(sums.iter_mut()) {
+        sums.reads += policy_run.policy.reads(cache)?.unwrap_or_default();
+        if let (Some(_), Some(sets)) = (target_of(policy_run), cache.index_sets()) {
             for head in sets.read()? {
                 sums.steered.take(f64::from(head.measured));
             }
@@ -318,24 +319,24 @@ fn compare(
     Ok(())
 }
 
-/// One layer of one prompt: what contenders' frozen tokens change. `runs` are the layers where each
+/// One layer of one prompt: what policies' frozen tokens change. `runs` are the layers where each
 /// has its way, `own` and `below` this layer and the one below as the model computes them.
 fn freeze(
     observation: &Observation<'_>,
-    contenders: &[Contender],
+    policy_runs: &[PolicyRun],
     runs: &[Vec<Option<HeadRows>>],
     [own, below]: [&HeadRows; 2],
-    purpose: Purpose,
+    fit_check: FitCheck,
     sums: &mut [Sums],
 ) {
     let (layer, tokens) = (observation.layer, observation.tokens());
-    for ((contender, layers), sums) in contenders.iter().zip(runs).zip(sums) {
-        let frozen = contender.policy.frozen_tokens(layer, tokens);
+    for ((policy_run, layers), sums) in policy_runs.iter().zip(runs).zip(sums) {
+        let frozen = policy_run.policy.frozen_tokens(layer, tokens);
         let run = layers.get(layer.index).and_then(Option::as_ref);
         if let (Some(frozen), Some(run)) = (&frozen, run) {
-            let window = contender.policy.visible_window(layer);
+            let window = policy_run.policy.visible_window(layer);
             let freezing = FrozenLayer { frozen, window, own, below, run };
-            sums.moved.take(&freezing, purpose);
+            sums.moved.take(&freezing, fit_check);
         }
     }
 }

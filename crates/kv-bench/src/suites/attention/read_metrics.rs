@@ -5,7 +5,7 @@ use kv_policies::{LayerContext, Policy};
 
 use crate::record::metric;
 use crate::studies::certificates::{
-    HiddenMass, Means, Purpose, SetStep, best_of, take_information_loss,
+    FitCheck, HiddenMass, Means, SetStep, best_of, take_information_loss,
 };
 
 /// The reads of a query head.
@@ -25,7 +25,7 @@ pub(super) struct Exact<'a> {
     /// Tokens so far.
     pub(super) tokens: usize,
     /// The prompt's purpose.
-    pub(super) purpose: Purpose,
+    pub(super) fit_check: FitCheck,
     /// Whether policies that read all they keep are looked at, too: the attention that a choice of
     /// as many tokens would have kept beyond theirs is equation (6) of PrHS.
     pub(super) all: bool,
@@ -41,7 +41,7 @@ impl Exact<'_> {
 
 /// Takes a step of all `heads` in, which are by query head and none as yet; whether there was
 /// anything to take in. `block` is what sets are shared within, where they are of the highest sums:
-/// see [`crate::contenders::Contender::block_of_sums`].
+/// see [`crate::policy_runs::PolicyRun::block_of_sums`].
 ///
 /// # Errors
 /// Where the device gives nothing back.
@@ -54,7 +54,7 @@ pub(super) fn take(
     budget: usize,
     block: Option<usize>,
 ) -> anyhow::Result<bool> {
-    let Exact { probabilities, capacity, tokens, purpose, all } = *exact;
+    let Exact { probabilities, capacity, tokens, fit_check, all } = *exact;
     let attended = match policy.attended(layer, cache)? {
         Some(attended) => attended,
         None if all => (0..cache.layout().pairs())
@@ -98,7 +98,7 @@ pub(super) fn take(
             let found = wanted.iter().filter(|at| read_at[**at]).count();
             means.take(metric::OVERLAP, found as f64 / wanted.len().max(1) as f64);
             take_information_loss(means, mass, tokens);
-            hidden.take(&attention, [sinks, seen], purpose);
+            hidden.take(&attention, [sinks, seen], fit_check);
             if let Some(step) = &step {
                 let in_sight = 1.0 - attention[sinks.min(seen)..seen].iter().sum::<f64>();
                 step.take(means, &attention, [mass, in_sight], block.filter(|_| alone));

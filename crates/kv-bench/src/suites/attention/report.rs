@@ -2,8 +2,8 @@
 
 use super::sums::Sums;
 use crate::bench::ModelBench;
-use crate::contenders::Contender;
 use crate::options::Attention;
+use crate::policy_runs::PolicyRun;
 use crate::record::{Case, metric};
 use crate::studies::certificates::{Means, conclude};
 
@@ -19,27 +19,27 @@ const CHECKED: [&str; 5] = [
 
 /// Sums of all layers.
 pub(super) struct Measured<'a> {
-    pub(super) contenders: &'a [Contender],
+    pub(super) policy_runs: &'a [PolicyRun],
     /// How many prompts they are of, on how many of them bounds with constants are checked, and
     /// where these are from.
     pub(super) prompts: usize,
     pub(super) checked: usize,
     pub(super) source: String,
-    /// By layer and contender.
+    /// By layer and policy.
     pub(super) sums: &'a [Vec<Sums>],
 }
 
 impl Measured<'_> {
     /// Writes the layers `wanted`.
     pub(super) fn write(&self, bench: &mut ModelBench<'_>, options: &Attention, wanted: &[usize]) {
-        let heads: Vec<Vec<Vec<Means>>> = (0..self.contenders.len())
+        let heads: Vec<Vec<Vec<Means>>> = (0..self.policy_runs.len())
             .map(|at| self.heads(at, bench.model.config().head_dim))
             .collect();
         if options.certificates {
             self.remark(bench, &heads);
         }
         for layer in wanted {
-            for (at, contender) in self.contenders.iter().enumerate() {
+            for (at, policy_run) in self.policy_runs.iter().enumerate() {
                 let case = Case {
                     layer: Some(*layer),
                     source: Some(self.source.clone()),
@@ -49,17 +49,17 @@ impl Measured<'_> {
                 let (sums, heads) = (&self.sums[*layer][at], &heads[at][*layer]);
                 let mut all = Means::default();
                 heads.iter().for_each(|means| all.add(means));
-                write_sums(bench, &case, contender, sums, &all);
-                self.write_means(bench, &case, contender, &all, options.certificates);
+                write_sums(bench, &case, policy_run, sums, &all);
+                self.write_means(bench, &case, policy_run, &all, options.certificates);
                 for (head, means) in heads.iter().enumerate().filter(|_| options.by_head) {
                     let case = Case { head: Some(head), ..case.clone() };
-                    self.write_means(bench, &case, contender, means, true);
+                    self.write_means(bench, &case, policy_run, means, true);
                 }
             }
         }
     }
 
-    /// A contender's means of each layer's query heads, with the bounds of what windows hide and
+    /// A policy's means of each layer's query heads, with the bounds of what windows hide and
     /// frozen tokens move.
     fn heads(&self, at: usize, head_dim: usize) -> Vec<Vec<Means>> {
         let moved = self.sums.iter().map(|layer| &layer[at].moved).collect::<Vec<_>>();
@@ -80,16 +80,16 @@ impl Measured<'_> {
         &self,
         bench: &mut ModelBench<'_>,
         case: &Case,
-        contender: &Contender,
+        policy_run: &PolicyRun,
         means: &Means,
         certificates: bool,
     ) {
-        let setup = (contender.label.as_str(), contender.budget);
+        let setup = (policy_run.label.as_str(), policy_run.budget);
         for (name, mean) in means.all() {
             let (wanted, unit) = match name {
                 metric::RETAINED_MASS => (true, "share"),
                 // Of a budget's best tokens.
-                metric::OVERLAP => (contender.budget.is_some(), "share"),
+                metric::OVERLAP => (policy_run.budget.is_some(), "share"),
                 metric::INFORMATION_LOSS => (certificates, "nats"),
                 _ => (certificates, "share"),
             };
@@ -122,15 +122,15 @@ impl Measured<'_> {
     }
 }
 
-/// Writes what one contender did in a layer, beside the `means` of its heads.
+/// Writes what one policy did in a layer, beside the `means` of its heads.
 fn write_sums(
     bench: &mut ModelBench<'_>,
     case: &Case,
-    contender: &Contender,
+    policy_run: &PolicyRun,
     sums: &Sums,
     means: &Means,
 ) {
-    let setup = (contender.label.as_str(), contender.budget);
+    let setup = (policy_run.label.as_str(), policy_run.budget);
     bench.record(SUITE, case, setup, metric::RELATIVE_ERROR, sums.relative_error(), "ratio");
     for (name, value, unit) in sums.measures.records() {
         bench.record(SUITE, case, setup, name, value, unit);

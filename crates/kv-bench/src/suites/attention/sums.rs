@@ -4,9 +4,9 @@ use kv_policies::Reads;
 
 use super::query_similarity::Similarity;
 use super::read_metrics::ReadMetrics;
-use crate::studies::certificates::{Mean, MeasureErrors, MovedMass};
+use crate::studies::certificates::{FreezeError, Mean, MeasureErrors};
 
-/// One contender's sums over steps in a layer.
+/// One policy's sums over steps in a layer.
 #[derive(Clone, Default)]
 pub(super) struct Sums {
     pub(super) difference: f64,
@@ -20,8 +20,8 @@ pub(super) struct Sums {
     /// What heads whose sizes are steered dropped when they were last measured.
     pub(super) steered: Mean,
     /// What frozen keys move.
-    pub(super) moved: MovedMass,
-    /// Of the layer's queries, among the first contender's sums.
+    pub(super) moved: FreezeError,
+    /// Of the layer's queries, among the first policy's sums.
     pub(super) similarity: Similarity,
 }
 

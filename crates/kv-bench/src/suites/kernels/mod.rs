@@ -18,14 +18,14 @@ use crate::progress::Progress;
 use crate::record::{Case, metric};
 use cases::{Attention, Cases};
 pub(crate) use clock::Clock;
-use clock::{COPIED, Left};
+use clock::{COPIED, LaunchOutput};
 
 const SUITE: &str = "kernels";
 /// How this project appears beside its peers.
 const OURS: &str = "burn-kv";
 
 /// The device, dtype and clock of the cases.
-pub(crate) struct Lab<'a> {
+pub(crate) struct KernelBench<'a> {
     bench: &'a mut Bench,
     device: Device,
     dtype: DType,
@@ -34,7 +34,7 @@ pub(crate) struct Lab<'a> {
     copy: f64,
 }
 
-impl<'a> Lab<'a> {
+impl<'a> KernelBench<'a> {
     fn new(bench: &'a mut Bench) -> anyhow::Result<Self> {
         if bench.is_cpu() {
             bail!(
@@ -58,7 +58,7 @@ impl<'a> Lab<'a> {
 
     /// Times `call`, which rotates among `sets` inputs, and records it. The bytes of `work` must
     /// move in one call, and its operations be done.
-    fn measure<L: Left>(
+    fn measure<L: LaunchOutput>(
         &mut self,
         task: &str,
         variant: &str,
@@ -94,7 +94,7 @@ impl<'a> Lab<'a> {
 pub(crate) fn run(bench: &mut Bench, options: &Kernels) -> anyhow::Result<()> {
     let cases = Cases::read()?;
     let cases = if bench.common.quick { cases.shortened() } else { cases };
-    let mut lab = Lab::new(bench)?;
+    let mut lab = KernelBench::new(bench)?;
     let wanted = |op: Op| options.ops.is_empty() || options.ops.contains(&op);
     let mut progress = Progress::new(cases.count(wanted), SUITE);
     if wanted(Op::DecodeAttention) {

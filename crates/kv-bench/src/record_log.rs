@@ -7,68 +7,68 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use crate::console::say;
-use crate::interrupt::Left;
+use crate::interrupt::LeftFile;
 use crate::record::{Record, write_json};
 
 /// The records of a run.
-pub(crate) struct Records {
+pub(crate) struct RecordLog {
     all: Vec<Record>,
     target: Option<PathBuf>,
-    journal: Journal,
+    log: LogFile,
 }
 
 /// The file beside the one that the records will go to, a record a line.
-enum Journal {
+enum LogFile {
     /// From the first record on, beside this file: what an earlier run left stays until there is
     /// something better.
     Waits(PathBuf),
     Open(Partial),
     /// Its last record could not be written; those before it are whole.
     Stopped(Partial),
-    /// The records go to no file, or to one that is none, or the journal cannot be written.
+    /// The records go to no file, or to one that is none, or the log cannot be written.
     None,
 }
 
-/// The journal's file, which no other run writes.
+/// The log's file, which no other run writes.
 struct Partial {
     path: PathBuf,
     file: File,
     /// Whole records in the file.
     records: usize,
-    _left: Left,
+    _left: LeftFile,
 }
 
-impl Records {
+impl RecordLog {
     /// For a run whose records go to a file, if to any.
     pub(crate) fn begin(target: Option<&Path>) -> Self {
         // Beside a pipe or a device there is no place.
-        let journal = match target {
-            Some(path) if !path.exists() || path.is_file() => Journal::Waits(path.into()),
-            _ => Journal::None,
+        let log = match target {
+            Some(path) if !path.exists() || path.is_file() => LogFile::Waits(path.into()),
+            _ => LogFile::None,
         };
-        Self { all: Vec::new(), target: target.map(Into::into), journal }
+        Self { all: Vec::new(), target: target.map(Into::into), log }
     }
 
-    /// Adds a record. A journal that cannot be written is told once: what was measured is worth
+    /// Adds a record. A log that cannot be written is told once: what was measured is worth
     /// more.
     pub(crate) fn push(&mut self, record: Record) {
-        if let Err(error) = self.journal.note(&record) {
+        if let Err(error) = self.log.note(&record) {
             say!("records are not kept while the run goes on: {error:#}");
-            self.journal.stop();
+            self.log.stop();
         }
         self.all.push(record);
     }
 
     /// Writes the file, and removes the one that stood for it. The records come back in any case,
-    /// beside the error of a file that cannot be written; the journal stays then.
+    /// beside the error of a file that cannot be written; the log stays then.
     pub(crate) fn finish(mut self) -> (Vec<Record>, anyhow::Result<()>) {
         let saved = match &self.target {
             Some(target) => write_json(target, &self.all),
             None => Ok(()),
         };
         if saved.is_ok()
-            && let Journal::Open(partial) | Journal::Stopped(partial) =
-                std::mem::replace(&mut self.journal, Journal::None)
+            && let LogFile::Open(partial) | LogFile::Stopped(partial) =
+                std::mem::replace(&mut self.log, LogFile::None)
         {
             partial.remove();
         }
@@ -76,16 +76,16 @@ impl Records {
     }
 }
 
-impl Drop for Records {
+impl Drop for RecordLog {
     /// Says where the records of a run are that has not finished.
     fn drop(&mut self) {
-        if let Journal::Open(partial) | Journal::Stopped(partial) = &self.journal {
+        if let LogFile::Open(partial) | LogFile::Stopped(partial) = &self.log {
             say!("records so far, which --merge reads: {}", partial.path.display());
         }
     }
 }
 
-impl Journal {
+impl LogFile {
     fn note(&mut self, record: &Record) -> anyhow::Result<()> {
         if let Self::Waits(target) = self {
             *self = Self::Open(Partial::beside(target)?);
@@ -122,7 +122,7 @@ impl Partial {
                 // Unless the run that wrote it has just removed it.
                 Ok(()) if path.exists() => {
                     file.set_len(0)?;
-                    return Ok(Self { _left: Left::new(path.clone()), path, file, records: 0 });
+                    return Ok(Self { _left: LeftFile::new(path.clone()), path, file, records: 0 });
                 }
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => others += 1,
@@ -152,7 +152,7 @@ fn partial(target: &Path, others: usize) -> PathBuf {
 mod tests {
     use super::*;
     use crate::record::{metric, read_json};
-    use crate::report::sample::record;
+    use crate::report::test_records::record;
 
     fn of(value: f64) -> Record {
         record("full", None, metric::TIME_US, value)
@@ -162,7 +162,7 @@ mod tests {
     fn a_run_that_ends_early_leaves_what_it_measured() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("records.json");
-        let mut records = Records::begin(Some(&target));
+        let mut records = RecordLog::begin(Some(&target));
         records.push(of(1.0));
         records.push(of(f64::NAN));
         drop(records);
@@ -172,9 +172,9 @@ mod tests {
         assert!(!target.exists());
 
         // A run that measures nothing leaves it alone.
-        drop(Records::begin(Some(&target)));
+        drop(RecordLog::begin(Some(&target)));
         assert_eq!(read_json(&partial(&target, 0)).unwrap().len(), 2);
-        let mut records = Records::begin(Some(&target));
+        let mut records = RecordLog::begin(Some(&target));
         records.push(of(3.0));
         let (all, saved) = records.finish();
         saved.unwrap();
@@ -188,13 +188,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("records.json");
         std::fs::create_dir(partial(&target, 0)).unwrap();
-        let mut records = Records::begin(Some(&target));
+        let mut records = RecordLog::begin(Some(&target));
         records.push(of(1.0));
         records.push(of(2.0));
         let (all, saved) = records.finish();
         assert!(all.len() == 2 && saved.is_ok());
         assert_eq!(read_json(&target).unwrap().len(), 2);
-        let mut records = Records::begin(None);
+        let mut records = RecordLog::begin(None);
         records.push(of(1.0));
         assert_eq!(records.finish().0.len(), 1);
     }
@@ -206,12 +206,12 @@ mod tests {
         let target = folder.path().join("records.json");
         let path = partial(&target, 0);
         let begin = |lines: &[Record]| {
-            let mut records = Records::begin(Some(&target));
+            let mut records = RecordLog::begin(Some(&target));
             lines.iter().for_each(|line| records.push(line.clone()));
             if lines.is_empty() {
-                records.journal = Journal::Open(Partial::beside(&target).unwrap());
+                records.log = LogFile::Open(Partial::beside(&target).unwrap());
             }
-            let Journal::Open(partial) = &mut records.journal else { panic!("no journal") };
+            let LogFile::Open(partial) = &mut records.log else { panic!("no log") };
             partial.file = File::open(&path).unwrap();
             records.push(of(2.0));
             records
@@ -232,7 +232,7 @@ mod tests {
     fn two_runs_at_once_keep_their_records_apart() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("records.json");
-        let [mut one, mut other] = [(); 2].map(|()| Records::begin(Some(&target)));
+        let [mut one, mut other] = [(); 2].map(|()| RecordLog::begin(Some(&target)));
         for at in 0..3 {
             one.push(of(f64::from(at)));
             other.push(of(10.0 + f64::from(at)));
@@ -254,7 +254,7 @@ mod tests {
     fn records_that_cannot_be_written_stay_in_the_journal() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("records.json");
-        let mut records = Records::begin(Some(&target));
+        let mut records = RecordLog::begin(Some(&target));
         records.push(of(1.0));
         // No file can take its place.
         std::fs::create_dir(&target).unwrap();

@@ -7,12 +7,12 @@ use crate::record::{Case, Record, read_json};
 
 /// Records of a file, and what tells them apart from others.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct RecordFile {
     name: String,
     records: Vec<Record>,
 }
 
-impl Source {
+impl RecordFile {
     /// Reads files of records. Each is named by its stem, or its path where two share one.
     ///
     /// # Errors
@@ -36,7 +36,7 @@ impl Source {
 
 /// All records. A case that was measured more than once is not averaged: where a file holds a case
 /// that this run or another file also holds, the policy's name there is followed by the file's.
-pub(crate) fn merge(own: Vec<Record>, others: Vec<Source>) -> Vec<Record> {
+pub(crate) fn merge(own: Vec<Record>, others: Vec<RecordFile>) -> Vec<Record> {
     let mut holders: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
     let lists = std::iter::once(&own).chain(others.iter().map(|source| &source.records));
     for (index, records) in lists.enumerate() {
@@ -78,7 +78,7 @@ fn measurement(record: &Record) -> String {
 mod tests {
     use super::*;
     use crate::record::{metric, write_json};
-    use crate::report::sample::record;
+    use crate::report::test_records::record;
 
     #[test]
     fn a_case_of_two_sources_is_kept_apart() {
@@ -99,13 +99,13 @@ mod tests {
             write_json(path, records).unwrap();
         }
         let own = vec![speed("a", 1000, 6.0), speed("c", 1000, 7.0)];
-        let all = merge(own, Source::read_all(&paths).unwrap());
+        let all = merge(own, RecordFile::read_all(&paths).unwrap());
         let policies: Vec<_> = all.iter().map(|record| record.policy.clone()).collect();
         let peer = |index: usize| format!("b · {}", paths[index].display());
         // Two lengths of `c` are two cases.
         let expected = ["a", "c", "a · before", "a · before", &peer(1), "c", &peer(2)];
         assert_eq!(policies, expected);
-        let missing = Source::read_all(&[folder.path().join("none.json")]).unwrap_err();
+        let missing = RecordFile::read_all(&[folder.path().join("none.json")]).unwrap_err();
         assert!(format!("{missing:#}").contains("none.json"));
     }
 }

@@ -14,14 +14,14 @@ const QUICK_PROMPTS: usize = 8;
 
 /// Runs the overview.
 pub(crate) fn run(bench: &mut ModelBench<'_>) -> anyhow::Result<()> {
-    let contenders = bench.common.contenders(&BUDGETS)?;
+    let policy_runs = bench.common.policy_runs(&BUDGETS)?;
     let mut prompts = Prompts::load(None)?;
     prompts.limit(if bench.common.quick { QUICK_PROMPTS } else { PROMPTS });
-    quality::retrieval(bench, &contenders, prompts, Mode::Both)?;
+    quality::retrieval(bench, &policy_runs, prompts, Mode::Both)?;
     let texts = perplexity::Text::read(bench, None, &[])?;
-    perplexity::run(bench, &contenders, texts)?;
+    perplexity::run(bench, &policy_runs, texts)?;
     let attention = Attention { limit: 2, steps: 8, ..Attention::default() };
-    attention::measure(bench, &contenders, &attention)?;
+    attention::measure(bench, &policy_runs, &attention)?;
     let positions = bench.model.config().max_positions;
     let lengths = vec![1000.min(positions / 2)];
     let throughput = Throughput { lengths, batches: vec![1], steps: 32, memory_cap: None };

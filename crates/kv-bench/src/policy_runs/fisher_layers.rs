@@ -84,12 +84,12 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::args::Args;
-    use crate::contenders::Contender;
+    use crate::policy_runs::PolicyRun;
 
-    fn contenders(model: &str, policy: &Value) -> anyhow::Result<Vec<Contender>> {
+    fn policy_runs(model: &str, policy: &Value) -> anyhow::Result<Vec<PolicyRun>> {
         let policy = policy.to_string();
         let args = ["kv-bench", "--policy", &policy, "--budget", "0.5", "--model", model];
-        Args::try_parse_from(args)?.common.contenders(&[])
+        Args::try_parse_from(args)?.common.policy_runs(&[])
     }
 
     fn save(layers: &[f64], path: &std::path::Path) {
@@ -112,7 +112,7 @@ mod tests {
             {"policy": "combine", "decode": {"policy": "h2o"},
              "prefill": {"policy": "snapkv", "layers": layers}},
         ]);
-        let found = contenders("needle-1m", &list).unwrap();
+        let found = policy_runs("needle-1m", &list).unwrap();
         let weights = json!({"weights": [0.3, 0.1, 0.4, 0.2]});
         let configs: Vec<Value> = found[1..].iter().map(|c| c.policy.config()).collect();
         assert_eq!(configs[0]["layers"], weights);
@@ -131,18 +131,18 @@ mod tests {
         let config = include_str!("../../../kv-models/assets/needle-1m/config.json");
         std::fs::write(folder.path().join("config.json"), config).unwrap();
         let policy = json!({"policy": "h2o", "layers": "fisher"});
-        let error = format!("{:#}", contenders(&model, &policy).unwrap_err());
+        let error = format!("{:#}", policy_runs(&model, &policy).unwrap_err());
         assert!(error.contains("cargo xtask bench fisher --model"), "{error}");
         let path = folder.path().join("fisher.json");
         save(&[1.0, 1.0, 2.0, 4.0], &path);
-        let found = contenders(&model, &policy).unwrap();
+        let found = policy_runs(&model, &policy).unwrap();
         assert_eq!(found[1].label, "h2o layers=fisher");
         let weights = json!({"weights": [0.125, 0.125, 0.25, 0.5]});
         assert_eq!(found[1].policy.config()["layers"], weights);
         save(&[1.0, 1.0, 2.0], &path);
-        let error = format!("{:#}", contenders(&model, &policy).unwrap_err());
+        let error = format!("{:#}", policy_runs(&model, &policy).unwrap_err());
         assert!(error.contains("has 3 layers, the model 4"), "{error}");
-        let error = format!("{:#}", contenders("needle-1m", &policy).unwrap_err());
+        let error = format!("{:#}", policy_runs("needle-1m", &policy).unwrap_err());
         assert!(error.contains(r#"give {"fisher": "PATH"}"#), "{error}");
     }
 }

@@ -1,6 +1,6 @@
 //! The policies that run, their budgets and their labels.
 
-mod fisher;
+mod fisher_layers;
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::format;
 use crate::options::Common;
 use crate::record::FULL;
-use fisher::FisherLayers;
+use fisher_layers::FisherLayers;
 
 const ONE_TOKEN: &str =
     "a budget of one token would read as 100 % in records; take 2, or 1.0 for all";
@@ -31,7 +31,7 @@ const FILES: [&str; 2] = ["channels", GATES];
 
 /// A policy to run, and how it appears in records.
 #[derive(Debug, Clone)]
-pub(crate) struct Contender {
+pub(crate) struct PolicyRun {
     pub(crate) label: String,
     pub(crate) budget: Option<f64>,
     pub(crate) policy: Arc<dyn Policy>,
@@ -44,12 +44,12 @@ impl Common {
     ///
     /// # Errors
     /// For names and configurations that the registry refuses.
-    pub(crate) fn contenders(&self, default_budgets: &[f64]) -> anyhow::Result<Vec<Contender>> {
+    pub(crate) fn policy_runs(&self, default_budgets: &[f64]) -> anyhow::Result<Vec<PolicyRun>> {
         match &self.budget {
-            Some(budgets) => self.contenders_at(budgets),
+            Some(budgets) => self.policy_runs_at(budgets),
             None => {
                 let budgets = default_budgets.iter().map(|&share| Budget::Ratio(share));
-                self.contenders_at(&budgets.collect::<Vec<_>>())
+                self.policy_runs_at(&budgets.collect::<Vec<_>>())
             }
         }
     }
@@ -57,25 +57,25 @@ impl Common {
     /// Every policy at these budgets, whatever the arguments say of them.
     ///
     /// # Errors
-    /// As [`Self::contenders`].
-    pub(crate) fn contenders_at(&self, budgets: &[Budget]) -> anyhow::Result<Vec<Contender>> {
+    /// As [`Self::policy_runs`].
+    pub(crate) fn policy_runs_at(&self, budgets: &[Budget]) -> anyhow::Result<Vec<PolicyRun>> {
         if budgets.contains(&Budget::Tokens(1)) {
             bail!("{ONE_TOKEN}");
         }
-        self.built(self.wanted()?, budgets)
+        self.build_runs(self.wanted()?, budgets)
     }
 
     /// The full cache, and what configurations come to at these budgets where they leave theirs
     /// open.
     ///
     /// # Errors
-    /// As [`Self::contenders`].
-    pub(crate) fn built(
+    /// As [`Self::policy_runs`].
+    pub(crate) fn build_runs(
         &self,
         configs: Vec<Value>,
         budgets: &[Budget],
-    ) -> anyhow::Result<Vec<Contender>> {
-        let mut contenders = vec![Contender::of(&json!({"policy": FULL}))?];
+    ) -> anyhow::Result<Vec<PolicyRun>> {
+        let mut policy_runs = vec![PolicyRun::of(&json!({"policy": FULL}))?];
         let mut fisher = FisherLayers::of(&self.model);
         for config in configs {
             let written = config.clone();
@@ -85,41 +85,41 @@ impl Common {
                 false => vec![config],
             };
             for config in configs {
-                let mut contender = Contender::of(&config)?;
-                let config = contender.policy.config();
+                let mut policy_run = PolicyRun::of(&config)?;
+                let config = policy_run.policy.config();
                 if config["budget"].as_u64() == Some(1) {
                     bail!("{ONE_TOKEN}");
                 }
                 let shown = with_files(fisher.written(config.clone())?, &written);
-                contender.label = label(&shown)?;
-                contender.channels = shown["channels"].as_str().map(Into::into);
+                policy_run.label = label(&shown)?;
+                policy_run.channels = shown["channels"].as_str().map(Into::into);
                 // Two of a kind would be averaged.
-                if contenders.iter().all(|known| known.policy.config() != config) {
-                    contenders.push(contender);
+                if policy_runs.iter().all(|known| known.policy.config() != config) {
+                    policy_runs.push(policy_run);
                 }
             }
         }
-        Ok(contenders)
+        Ok(policy_runs)
     }
 
-    /// The table's own contenders that `--policy` names, with whatever options; all of them without
+    /// The table's own policies that `--policy` names, with whatever options; all of them without
     /// it. A policy around another is named by both, as in the table.
     ///
     /// # Errors
     /// For names that the table does not have.
-    pub(crate) fn chosen(&self, contenders: Vec<Contender>) -> anyhow::Result<Vec<Contender>> {
+    pub(crate) fn select(&self, policy_runs: Vec<PolicyRun>) -> anyhow::Result<Vec<PolicyRun>> {
         match &self.policy {
-            None => Ok(contenders),
-            Some(list) => named(contenders, &list.split(',').map(str::trim).collect::<Vec<_>>()),
+            None => Ok(policy_runs),
+            Some(list) => named(policy_runs, &list.split(',').map(str::trim).collect::<Vec<_>>()),
         }
     }
 
-    /// [`Self::chosen`] among configurations of which the first is the full cache's, which always
+    /// [`Self::select`] among configurations of which the first is the full cache's, which always
     /// runs, first of all.
     ///
     /// # Errors
-    /// As [`Self::chosen`], and for configurations that the registry refuses.
-    pub(crate) fn chosen_beside_full(&self, configs: &[Value]) -> anyhow::Result<Vec<Contender>> {
+    /// As [`Self::select`], and for configurations that the registry refuses.
+    pub(crate) fn select_beside_full(&self, configs: &[Value]) -> anyhow::Result<Vec<PolicyRun>> {
         // Only what is asked for must be possible; names that the table lacks are refused beside
         // all that it has.
         let names: Option<Vec<&str>> = self.policy.as_deref().map(|list| {
@@ -130,29 +130,29 @@ impl Common {
         let asked = |config: &&Value| {
             names.as_ref().is_none_or(|names| names.iter().any(|name| config["policy"] == *name))
         };
-        let built = configs.iter().filter(asked).map(Contender::of);
-        let mut chosen = self.chosen(built.collect::<anyhow::Result<_>>()?)?;
+        let built = configs.iter().filter(asked).map(PolicyRun::of);
+        let mut chosen = self.select(built.collect::<anyhow::Result<_>>()?)?;
         if chosen.iter().all(|own| own.label != FULL) {
-            chosen.insert(0, Contender::of(&configs[0])?);
+            chosen.insert(0, PolicyRun::of(&configs[0])?);
         }
         Ok(chosen)
     }
 
-    /// [`Self::chosen`], behind the full cache, with the configurations that `--policy` holds
+    /// [`Self::select`], behind the full cache, with the configurations that `--policy` holds
     /// besides names: at `budgets` where they leave theirs open.
     ///
     /// # Errors
-    /// As [`Self::chosen`] and [`Self::built`].
-    pub(crate) fn chosen_or_added(
+    /// As [`Self::select`] and [`Self::build_runs`].
+    pub(crate) fn select_or_add(
         &self,
-        own: Vec<Contender>,
+        own: Vec<PolicyRun>,
         budgets: &[Budget],
-    ) -> anyhow::Result<Vec<Contender>> {
+    ) -> anyhow::Result<Vec<PolicyRun>> {
         let Some(text) = &self.policy else { return Ok(own) };
         let (names, configs): (Vec<Value>, Vec<Value>) =
             entries(text)?.into_iter().partition(Value::is_string);
         let names: Vec<&str> = names.iter().filter_map(Value::as_str).map(str::trim).collect();
-        let mut all = self.built(configs, budgets)?;
+        let mut all = self.build_runs(configs, budgets)?;
         if !names.is_empty() {
             let own = named(own, &names)?.into_iter().filter(|own| own.label != FULL);
             all.splice(1..1, own);
@@ -163,11 +163,11 @@ impl Common {
     /// Builds what `--policy` holds besides names.
     ///
     /// # Errors
-    /// As [`Self::built`].
+    /// As [`Self::build_runs`].
     pub(crate) fn check_configurations(&self) -> anyhow::Result<()> {
         let entries = self.policy.as_deref().map_or_else(|| Ok(Vec::new()), entries)?;
         let configs = entries.into_iter().filter(Value::is_object).collect();
-        self.built(configs, &[Budget::Ratio(0.5)]).map(drop)
+        self.build_runs(configs, &[Budget::Ratio(0.5)]).map(drop)
     }
 
     /// Configurations, a name standing for one without options.
@@ -201,22 +201,23 @@ fn entries(text: &str) -> anyhow::Result<Vec<Value>> {
     Ok(list)
 }
 
-/// The table's own contenders that have these names.
-fn named(mut contenders: Vec<Contender>, names: &[&str]) -> anyhow::Result<Vec<Contender>> {
-    let called = |own: &Contender, name: &str| {
+/// The table's own policies that have these names.
+fn named(mut policy_runs: Vec<PolicyRun>, names: &[&str]) -> anyhow::Result<Vec<PolicyRun>> {
+    let called = |own: &PolicyRun, name: &str| {
         own.label.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
     };
-    if let Some(unknown) = names.iter().find(|name| !contenders.iter().any(|own| called(own, name)))
+    if let Some(unknown) =
+        names.iter().find(|name| !policy_runs.iter().any(|own| called(own, name)))
     {
-        let mut labels: Vec<_> = contenders.iter().map(|own| own.label.as_str()).collect();
+        let mut labels: Vec<_> = policy_runs.iter().map(|own| own.label.as_str()).collect();
         labels.dedup();
         bail!("--policy: the table has no `{unknown}`, but {}", labels.join(", "));
     }
-    contenders.retain(|own| names.iter().any(|name| called(own, name)));
-    Ok(contenders)
+    policy_runs.retain(|own| names.iter().any(|name| called(own, name)));
+    Ok(policy_runs)
 }
 
-impl Contender {
+impl PolicyRun {
     /// The policy that a configuration describes.
     pub(crate) fn of(config: &Value) -> anyhow::Result<Self> {
         let policy = build(config)?;
@@ -232,7 +233,7 @@ impl Contender {
         configs.iter().map(Self::of).collect()
     }
 
-    /// The contender with the options that certificates need, where its policy has certificates and
+    /// The policy with the options that certificates need, where its policy has certificates and
     /// bounds cover prompts from so many tokens on.
     pub(crate) fn certified(&self, tokens: usize) -> Option<Self> {
         let mut config = self.policy.config();
@@ -405,14 +406,14 @@ mod tests {
 
     use kv_core::Budget;
 
-    use super::Contender;
+    use super::PolicyRun;
     use crate::args::Args;
     use crate::record::FULL;
 
-    fn contenders(policy: &str, budget: &str) -> anyhow::Result<Vec<(String, Option<f64>)>> {
+    fn policy_runs(policy: &str, budget: &str) -> anyhow::Result<Vec<(String, Option<f64>)>> {
         let args = ["kv-bench", "--policy", policy, "--budget", budget];
-        let contenders = Args::try_parse_from(args)?.common.contenders(&[])?;
-        Ok(contenders.into_iter().map(|c| (c.label, c.budget)).collect())
+        let policy_runs = Args::try_parse_from(args)?.common.policy_runs(&[])?;
+        Ok(policy_runs.into_iter().map(|c| (c.label, c.budget)).collect())
     }
 
     #[test]
@@ -421,10 +422,10 @@ mod tests {
         let at = |label: &str, budget| (label.to_string(), Some(budget));
         let expected = [full, at("snapkv", 0.5), at("snapkv", 64.0), at("h2o interval=8", 0.5)];
         let list = r#"["snapkv", {"policy": "h2o", "budget": 0.5, "interval": 8}]"#;
-        assert_eq!(contenders(list, "0.5,64").unwrap(), expected);
-        assert_eq!(contenders(" snapkv, full,snapkv", "0.5,64").unwrap(), expected[..3]);
+        assert_eq!(policy_runs(list, "0.5,64").unwrap(), expected);
+        assert_eq!(policy_runs(" snapkv, full,snapkv", "0.5,64").unwrap(), expected[..3]);
         let nested = r#"{"policy": "snapkv", "layers": {"pyramid": {"beta": 8.0}}}"#;
-        assert_eq!(contenders(nested, "0.5").unwrap()[1].0, "snapkv layers(pyramid(beta=8.0))");
+        assert_eq!(policy_runs(nested, "0.5").unwrap()[1].0, "snapkv layers(pyramid(beta=8.0))");
     }
 
     #[test]
@@ -435,12 +436,12 @@ mod tests {
                 "decode": {{"policy": {decode}}}}}"#
             )
         };
-        let found = contenders(&combine(r#""snapkv""#, r#""h2o""#), "0.5,0.25").unwrap();
+        let found = policy_runs(&combine(r#""snapkv""#, r#""h2o""#), "0.5,0.25").unwrap();
         assert_eq!(found[1..], [0.5, 0.25].map(|b| ("snapkv + h2o".to_string(), Some(b))));
         let parts = combine(r#""snapkv", "window": 16"#, r#""h2o", "budget": 96"#);
-        let found = contenders(&parts, "0.5").unwrap();
+        let found = policy_runs(&parts, "0.5").unwrap();
         assert_eq!(found[1], ("snapkv window=16 + h2o budget=96".to_string(), Some(0.5)));
-        let missing = contenders(r#"{"policy": "combine"}"#, "0.5").unwrap_err();
+        let missing = policy_runs(r#"{"policy": "combine"}"#, "0.5").unwrap_err();
         assert!(missing.to_string().contains("`prefill` is missing"), "{missing}");
     }
 
@@ -448,7 +449,7 @@ mod tests {
     fn a_policy_around_another_is_named_by_both() {
         let around = r#"["keepkv", {"policy": "keepkv", "evictor": "h2o", "key": "votes"},
             {"policy": "keepkv", "evictor": {"policy": "h2o", "interval": 8}}]"#;
-        let found = contenders(around, "0.5").unwrap();
+        let found = policy_runs(around, "0.5").unwrap();
         let names: Vec<&str> = found[1..].iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["keepkv", "keepkv(h2o) key=votes", "keepkv(h2o interval=8)"]);
         assert!(found[1..].iter().all(|(_, budget)| *budget == Some(0.5)));
@@ -465,8 +466,8 @@ mod tests {
                 json!({"policy": "h2o", "budget": 0.2}),
             ];
             let args = ["kv-bench", "--policy", names];
-            let own = own.iter().map(Contender::of).collect::<anyhow::Result<_>>()?;
-            let chosen = Args::try_parse_from(args)?.common.chosen(own)?;
+            let own = own.iter().map(PolicyRun::of).collect::<anyhow::Result<_>>()?;
+            let chosen = Args::try_parse_from(args)?.common.select(own)?;
             anyhow::Ok(chosen.into_iter().map(|own| own.label).collect::<Vec<_>>())
         };
         assert_eq!(chosen("keepkv").unwrap(), ["keepkv"]);
@@ -484,10 +485,10 @@ mod tests {
                 json!({"policy": "snapkv", "budget": 0.2}),
                 json!({"policy": "h2o", "budget": 0.2}),
             ];
-            let own = own.iter().map(Contender::of).collect::<anyhow::Result<_>>()?;
+            let own = own.iter().map(PolicyRun::of).collect::<anyhow::Result<_>>()?;
             let args = Args::try_parse_from(["kv-bench", "--policy", policy])?;
             let budgets = [Budget::Ratio(0.2), Budget::Tokens(64)];
-            let chosen = args.common.chosen_or_added(own, &budgets)?;
+            let chosen = args.common.select_or_add(own, &budgets)?;
             anyhow::Ok(chosen.into_iter().map(|c| (c.label, c.budget)).collect::<Vec<_>>())
         };
         let at = |label: &str, budget| (label.to_string(), Some(budget));
@@ -505,7 +506,7 @@ mod tests {
 
     #[test]
     fn entries_of_sketches_are_shared_by_tokens() {
-        let load = |config| Contender::of(&config).unwrap().sketch_load(2_000);
+        let load = |config| PolicyRun::of(&config).unwrap().sketch_load(2_000);
         // 300 slots keep tokens as they are; 200 entries in 2 buckets stand for the other 1,700.
         let options = json!({"policy": "kvreviver", "budget": 0.25, "buckets": 2, "vague": 0.4,
             "candidate": 0.3, "recent": 0.3});
@@ -520,7 +521,7 @@ mod tests {
     fn a_number_is_no_policy_whatever_its_name() {
         let list = r#"[{"policy": "cam", "candidates": 8},
             {"policy": "cam", "candidates": 8, "evictor": {"policy": "h2o", "interval": 8}}]"#;
-        let found = contenders(list, "0.5").unwrap();
+        let found = policy_runs(list, "0.5").unwrap();
         let names: Vec<&str> = found[1..].iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["cam candidates=8", "cam(h2o interval=8) candidates=8"]);
     }
@@ -528,11 +529,11 @@ mod tests {
     #[test]
     fn options_are_named_as_they_were_written() {
         let list = r#"[{"policy": "keepkv", "threshold": 0.6, "alpha": 0.95, "window": 8}]"#;
-        let found = contenders(list, "0.5").unwrap();
+        let found = policy_runs(list, "0.5").unwrap();
         assert_eq!(found[1].0, "keepkv alpha=0.95 threshold=0.6 window=8");
         // Of parts, what differs from theirs.
         let list = r#"{"policy": "cpe", "psaw": {"start": 2, "phi": 0.5}, "etf": {"psi": 0.5}}"#;
-        let found = contenders(list, "0.5").unwrap();
+        let found = policy_runs(list, "0.5").unwrap();
         assert_eq!(found[1].0, "cpe psaw(phi=0.5 start=2)");
     }
 
@@ -552,7 +553,7 @@ mod tests {
             {"policy": "combine", "prefill": {"policy": "snapkv"},
              "decode": {"policy": "hshare", "channels": channels}},
         ]);
-        let found = contenders(&list.to_string(), "0.5").unwrap();
+        let found = policy_runs(&list.to_string(), "0.5").unwrap();
         let names: Vec<&str> = found[1..].iter().map(|(name, _)| name.as_str()).collect();
         let expected = [
             format!("duo-attention alpha={gates}"),
@@ -565,7 +566,7 @@ mod tests {
     #[test]
     fn what_is_no_policy_is_refused() {
         for (policy, part) in [("[1,2]", "holds 1"), ("[[\"h2o\"]]", "neither"), ("{", "JSON")] {
-            let error = contenders(policy, "0.5").unwrap_err().to_string();
+            let error = policy_runs(policy, "0.5").unwrap_err().to_string();
             assert!(error.contains(part), "{policy}: {error}");
         }
     }
