@@ -71,7 +71,7 @@ pub(crate) fn calibrate(common: &Common, options: &CalibrateOptions) -> anyhow::
     })
 }
 
-/// Refuses what only suites take.
+/// Refuses the options of suites.
 fn check(common: &Common, name: &str, numbers: &str) -> anyhow::Result<()> {
     ensure!(common.policy.is_none(), "--policy: {name} measures a model, not policies");
     ensure!(common.budget.is_none(), "--budget: {name} measures a model, not policies");

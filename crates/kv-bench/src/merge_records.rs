@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::record::{Case, Record, read_json};
 
-/// Records of a file, and what tells them apart from others.
+/// The records of a file, and the file's name, which tells them apart from other records.
 #[derive(Debug)]
 pub(crate) struct RecordFile {
     name: String,

@@ -61,14 +61,14 @@ struct Line {
     context: Option<String>,
     question: Option<String>,
     answer: String,
-    /// Notes of who made the prompt, which nothing reads.
+    /// Notes of the prompt's author, which nothing reads.
     #[serde(default, rename = "prompt_tokens")]
     _prompt_tokens: IgnoredAny,
     #[serde(default, rename = "hops")]
     _hops: IgnoredAny,
 }
 
-/// What begins a question in prompts that do not say where it begins.
+/// Text that begins a question, in prompts that do not say where it begins.
 const MARKS: [&str; 2] = ["\nQuestion:", "\nKey: \""];
 
 /// When compression happens.
@@ -250,7 +250,7 @@ impl Prompts {
         }
         let chosen = groups.iter().zip(taken).enumerate().flat_map(|(group, ((_, all), taken))| {
             // The middles of as many equal stretches, elsewhere in each group: prompts of a task
-            // mostly lie in the same order at every length.
+            // mostly lie in one order at every length.
             (0..taken)
                 .map(move |i| all[((2 * i + 1) * all.len() / (2 * taken) + group) % all.len()])
         });
@@ -302,7 +302,7 @@ pub(crate) fn text(path: Option<&Path>) -> anyhow::Result<(String, String)> {
     read(path, EMBEDDED_TEXT)
 }
 
-/// A file's name and text, or those embedded.
+/// A file's name and text, or the embedded text.
 fn read(path: Option<&Path>, embedded: &str) -> anyhow::Result<(String, String)> {
     let Some(path) = path else { return Ok((EMBEDDED.into(), embedded.into())) };
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
@@ -455,7 +455,7 @@ mod tests {
         for mode in [None, Some(Mode::QuestionAware)] {
             assert_eq!(read(mode).unwrap().list.len(), 2);
         }
-        // Those that are left out may lack a question.
+        // Prompts that are left out may lack a question.
         let wanted = Wanted { file: Some(&path), limit: Some(1), ..Wanted::default() };
         assert_eq!(Prompts::read(&wanted).unwrap().list.len(), 1);
     }

@@ -53,11 +53,12 @@ pub(crate) mod metric {
     /// Log-sum-exp of a query's weighted logits, less that over all tokens, a mean; 0 where nothing
     /// is lost.
     pub(crate) const SAG: &str = "attention_sag";
-    /// The one furthest from 0.
+    /// The [`SAG`] furthest from 0.
     pub(crate) const WORST_SAG: &str = "attention_sag_worst";
     /// Relative Frobenius error of one query's attention output.
     pub(crate) const QUERY_ERROR: &str = "relative_error_of_a_query";
-    /// Share of tokens for which no slot stands any more, where slots count them.
+    /// Share of tokens that no slot represents any more, where slots count the tokens they
+    /// represent.
     pub(crate) const DROPPED_VOTES: &str = "dropped_votes";
     /// Relative error of predicted scores, the median over slots and steps.
     pub(crate) const PREDICTION_MEDIAN: &str = "prediction_error_median";
@@ -75,7 +76,7 @@ pub(crate) mod metric {
     pub(crate) const SLOTS: &str = "slots";
     /// Bound of the error of LongFlow's measure of a slot, a median over heads and steps.
     pub(crate) const ERROR_BOUND: &str = "error_bound";
-    /// That error.
+    /// The error that [`ERROR_BOUND`] bounds.
     pub(crate) const OBSERVED_ERROR: &str = "observed_error";
     /// The part of an eviction's effect on the output that LongFlow's measure leaves out, and its
     /// bound.
@@ -86,20 +87,21 @@ pub(crate) mod metric {
     pub(crate) const DRIFT_BOUND: &str = "drift_bound";
     /// Share of the full cache's attention that goes to the tokens that a policy reads, 0 to 1.
     pub(crate) const RETAINED_MASS: &str = "retained_mass";
-    /// Share of a step's heads that looked for what to read, rather than sharing what others had
-    /// found.
+    /// Share of a step's heads that chose the tokens to read, rather than reading the tokens that
+    /// an earlier step or another head chose.
     pub(crate) const RETRIEVAL_RATIO: &str = "retrieval_ratio";
-    /// Share of the budget's best tokens that steps read; the best are those of most attention.
+    /// Share of the budget's best tokens that steps read; the best tokens have most attention.
     pub(crate) const OVERLAP: &str = "overlap";
     /// Tokens that a head attends to in a step.
     pub(crate) const TOKENS_READ: &str = "tokens_read";
     /// Mean cosine of query heads with themselves a decode step before.
     pub(crate) const QUERY_COSINE: &str = "query_cosine";
-    /// Share of those cosines that reach CIS's threshold.
+    /// Share of the cosines of [`QUERY_COSINE`] that reach CIS's threshold.
     pub(crate) const QUERIES_ALIKE: &str = "queries_alike";
-    /// Attention that steps dropped beyond what as many tokens must drop.
+    /// Attention to the best tokens, as many as a step read, less the attention to the tokens that
+    /// it read.
     pub(crate) const ORACLE_GAP: &str = "oracle_gap";
-    /// The most information that may be lost by what steps dropped, in nats.
+    /// Bound on the information that the dropped attention carries, in nats.
     pub(crate) const INFORMATION_LOSS: &str = "information_loss";
     /// Share of the full cache's attention that a layer's window hid, and its bound.
     pub(crate) const HIDDEN_MASS: &str = "hidden_mass";
@@ -110,17 +112,17 @@ pub(crate) mod metric {
     /// Share of the attention that frozen keys move in a run in which the policy freezes tokens in
     /// all layers.
     pub(crate) const RUN_MOVED_MASS: &str = "run_moved_mass";
-    /// Share of the attention to visible tokens that steps did not read, of those with a
+    /// Share of the attention to visible tokens that a step did not read, over the steps with a
     /// certificate.
     pub(crate) const DROPPED_MASS: &str = "dropped_mass";
-    /// Its bound by the paper's Lipschitz constant, where above 1 without a meaning.
+    /// Bound on [`DROPPED_MASS`] by the paper's Lipschitz constant; above 1 it says nothing.
     pub(crate) const DROPPED_BOUND: &str = "dropped_bound";
-    /// The share of bounds above 1.
+    /// The share of bounds above 1, which say nothing.
     pub(crate) const VACUOUS: &str = "vacuous_bounds";
-    /// Its bound by odds, which is never above 1.
+    /// Bound on [`DROPPED_MASS`] by odds, which is never above 1.
     pub(crate) const ODDS_BOUND: &str = "odds_bound";
-    /// Attention to the best as many tokens of those that a shared set was chosen from, beyond that
-    /// to the set, and the paper's bound on it.
+    /// Attention to the best tokens among the candidates of a shared set, as many as the set has,
+    /// less the attention to the set; and the paper's bound on the difference.
     pub(crate) const SET_GAP: &str = "set_gap";
     pub(crate) const SET_GAP_BOUND: &str = "set_gap_bound";
     /// The share of steps that dropped, hid or moved more than a bound.
@@ -141,14 +143,13 @@ pub(crate) mod metric {
     pub(crate) const SLOWEST_STEP: &str = "slowest_step";
     /// Time in which a layer's tokens come back from host memory, in milliseconds.
     pub(crate) const COPY_TIME: &str = "copy_time";
-    /// How much of that a step waits, in milliseconds.
+    /// The part of [`COPY_TIME`] that a step waits for, in milliseconds.
     pub(crate) const COPY_WAIT: &str = "copy_wait";
     /// Most memory that a GPU's pool reserved at any time of the run, weights included.
     pub(crate) const PEAK_BYTES: &str = "peak_bytes";
     /// Bytes of weights and caches.
     pub(crate) const TOTAL_BYTES: &str = "total_bytes";
-    /// Bytes of the slots that hold a token, of all slots' metadata, and of what the policy keeps
-    /// beside them.
+    /// Bytes of the slots that hold a token, of all slots' metadata, and of the policy's state.
     pub(crate) const HELD_BYTES: &str = "held_bytes";
     /// [`HELD_BYTES`] and the bytes of the slots that are free to decode into.
     pub(crate) const CACHE_BYTES: &str = "cache_bytes";
@@ -279,7 +280,7 @@ pub(crate) fn write_json(path: &Path, records: &[Record]) -> anyhow::Result<()> 
     written.with_context(|| format!("writing records to {}", path.display()))
 }
 
-/// What files of records are.
+/// The forms of a file of records.
 const HINT: &str = "this takes files that `--json` writes, or the scripts in `peers`";
 
 /// Reads a JSON list of records, or records one after the other, as a run that ended early leaves

@@ -1,5 +1,5 @@
-//! The records of a run, kept in a file while the run goes on: a run that ends early loses
-//! nothing.
+//! The records of a run, and a log of them in a file while the run goes on: a run that ends early
+//! loses nothing.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -19,11 +19,11 @@ pub(crate) struct RecordLog {
 
 /// The file beside the one that the records will go to, a record a line.
 enum LogFile {
-    /// From the first record on, beside this file: what an earlier run left stays until there is
-    /// something better.
+    /// No record has come yet. The log will be beside this file; the log of an earlier run stays
+    /// until then.
     Waits(PathBuf),
     Open(Partial),
-    /// Its last record could not be written; those before it are whole.
+    /// Its last record could not be written; the records before it are whole.
     Stopped(Partial),
     /// The records go to no file, or to one that is none, or the log cannot be written.
     None,

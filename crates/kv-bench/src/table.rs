@@ -14,9 +14,9 @@ const WIDTH: usize = 110;
 pub(crate) struct Table {
     /// The title.
     pub(crate) title: String,
-    /// What its numbers are means over; it may be empty.
+    /// The samples that its numbers are means over; it may be empty.
     pub(crate) means_over: String,
-    /// Lines that say what its columns are.
+    /// Lines that explain its columns.
     pub(crate) legend: Vec<String>,
     /// Headings of the columns that name a row.
     pub(crate) keys: Vec<String>,
@@ -37,7 +37,7 @@ pub(crate) struct Column {
     pub(crate) higher_is_better: Option<bool>,
 }
 
-/// A row: what names it, and a number (or none) for each column.
+/// A row: the texts that name it, and a number (or none) for each column.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     /// The texts of the key columns.

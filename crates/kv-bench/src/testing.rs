@@ -1,4 +1,4 @@
-//! What tests of suites share.
+//! Runs of the program, for tests.
 
 use std::ffi::OsString;
 

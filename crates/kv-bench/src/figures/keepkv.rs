@@ -125,7 +125,7 @@ fn alone(name: &str, budget: impl Into<Value>) -> Value {
     json!({"policy": name, "budget": budget.into()})
 }
 
-/// KeepKV that merges what a policy evicts.
+/// KeepKV that merges the tokens that another policy evicts.
 fn around(evictor: &str, budget: Budget) -> Value {
     json!({"policy": "keepkv", "budget": budget, "evictor": evictor})
 }

@@ -184,7 +184,7 @@ pub(crate) fn run(bench: &mut Bench, paper: &Paper) -> anyhow::Result<()> {
     let quick = bench.common.quick;
     let model = figure.model(&bench.common.model, quick).to_string();
     let bench = &mut ModelBench::load(bench, &model)?;
-    // What quick forms time is not comparable.
+    // Times of quick forms compare with no published time.
     let mut comparable = !quick;
     match &figure.measurement {
         Measurement::Quality(quality) => {

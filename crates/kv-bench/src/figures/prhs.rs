@@ -321,7 +321,7 @@ fn beside_oracle(quick: bool, others: fn(usize) -> Vec<Value>) -> Vec<Value> {
     configs
 }
 
-/// CIS, without neighbours too, HShare, and what chooses anew every step.
+/// CIS, CIS without neighbours, HShare, and policies that choose anew every step.
 fn fig7_policies(budget: usize) -> Vec<Value> {
     let mut configs = vec![json!({"policy": "quest", "budget": budget, "dense_layers": 0})];
     configs.push(json!({"policy": "double-sparsity", "budget": budget, "dense_layers": 0}));
@@ -445,7 +445,8 @@ mod tests {
             small.iter().any(|r| r.budget == Some(budget) && r.metric == metric::ODDS_BOUND)
         };
         assert!(certified(64.0) && !certified(0.05));
-        // What a window hides is in no bound on what is dropped of the rest, and shows beside it.
+        // The bound on dropped attention covers visible tokens; hidden attention is a metric of its
+        // own.
         assert!(of("cpe", metric::HIDDEN_MASS).iter().any(|hidden| *hidden > 0.05));
     }
 

@@ -53,8 +53,8 @@ impl Quality {
     }
 }
 
-/// Runs a figure's own policies as far as `--policy` names them, and those that it adds, on the
-/// prompts that are `wanted`; perplexity too where the figure `reads_text`.
+/// Runs a figure's own policies as far as `--policy` names them, and configurations that it adds,
+/// on the prompts that are `wanted`; perplexity too where the figure `reads_text`.
 ///
 /// # Errors
 /// Where a policy or the device refuses.

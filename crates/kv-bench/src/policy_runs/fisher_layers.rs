@@ -12,7 +12,7 @@ const LAYERS: &str = "layers";
 
 const FISHER: &str = "fisher";
 
-/// What stood in configurations, and the weights that were read instead.
+/// The options as configurations have them, and the weights that were read in their place.
 pub(super) struct FisherLayers<'a> {
     model: &'a str,
     read: Vec<(Value, Value)>,

@@ -65,8 +65,8 @@ impl Common {
         self.build_runs(self.wanted()?, budgets)
     }
 
-    /// The full cache, and what configurations come to at these budgets where they leave theirs
-    /// open.
+    /// The full cache, and the policies of configurations, each at all of these budgets where the
+    /// configuration leaves its budget open.
     ///
     /// # Errors
     /// As [`Self::policy_runs`].
@@ -93,7 +93,7 @@ impl Common {
                 let shown = with_files(fisher.written(config.clone())?, &written);
                 policy_run.label = label(&shown)?;
                 policy_run.channels = shown["channels"].as_str().map(Into::into);
-                // Two of a kind would be averaged.
+                // Records of two equal policies would be averaged.
                 if policy_runs.iter().all(|known| known.policy.config() != config) {
                     policy_runs.push(policy_run);
                 }
@@ -120,8 +120,8 @@ impl Common {
     /// # Errors
     /// As [`Self::select`], and for configurations that the registry refuses.
     pub(crate) fn select_beside_full(&self, configs: &[Value]) -> anyhow::Result<Vec<PolicyRun>> {
-        // Only what is asked for must be possible; names that the table lacks are refused beside
-        // all that it has.
+        // Only the policies that are asked for must be possible to build; a name that the table
+        // lacks is refused with a list of all names that it has.
         let names: Option<Vec<&str>> = self.policy.as_deref().map(|list| {
             list.split(',').filter_map(|name| name.split_whitespace().next()).collect()
         });
@@ -160,7 +160,7 @@ impl Common {
         Ok(all)
     }
 
-    /// Builds what `--policy` holds besides names.
+    /// Builds the configurations in `--policy`, to refuse them early.
     ///
     /// # Errors
     /// As [`Self::build_runs`].
@@ -185,7 +185,7 @@ impl Common {
     }
 }
 
-/// What `--policy` lists: names as strings, configurations as objects.
+/// The entries of `--policy`: names as strings, configurations as objects.
 fn entries(text: &str) -> anyhow::Result<Vec<Value>> {
     if !text.trim_start().starts_with(['{', '[']) {
         return Ok(text.split(',').map(|name| json!(name.trim())).collect());
@@ -239,7 +239,8 @@ impl PolicyRun {
         let mut config = self.policy.config();
         config.get("certified")?;
         config["certified"] = json!(true);
-        // Bounds take how far apart queries after RoPE are; those before it are the default.
+        // Bounds take the distance of queries after RoPE; policies compare queries before RoPE by
+        // default.
         if config["similarity"] == "raw-query" {
             config["similarity"] = json!("query");
         }
@@ -278,7 +279,7 @@ impl PolicyRun {
         config["block"].as_u64().filter(|_| sums).map(|block| block as usize)
     }
 
-    /// What decode steps are configured by.
+    /// The configuration of decode steps.
     fn decoding(&self) -> Value {
         let mut config = self.policy.config();
         if config["policy"] == "combine" { config["decode"].take() } else { config }
@@ -338,7 +339,8 @@ fn label(config: &Value) -> anyhow::Result<String> {
         return Ok(format!("{} + {}{}", label(prefill)?, label(decode)?, own.unwrap_or_default()));
     }
     let mut bare = json!({"policy": config["policy"], "budget": config["budget"]});
-    // What a policy cannot be without is no departure from its defaults, but for a file's name.
+    // An option that a policy cannot be without is no departure from its defaults, but its file's
+    // name is shown.
     if let Some(gates) = config.get(GATES).filter(|gates| gates.is_array() || gates.is_string()) {
         bare[GATES] = gates.clone();
     }
@@ -356,7 +358,7 @@ fn label(config: &Value) -> anyhow::Result<String> {
     let options = config.as_object().into_iter().flatten();
     let options = options.filter(|(key, _)| differs(key) && !inner(key));
     let options = options.map(|(key, value)| {
-        // Of a part that the default has, too, what differs.
+        // Of a part that the default has too, only the options that differ.
         let value = match (default.get(key), value) {
             (Some(Value::Object(usual)), Value::Object(own)) => {
                 let own = own.iter().filter(|(key, value)| usual.get(*key) != Some(value));
@@ -531,7 +533,7 @@ mod tests {
         let list = r#"[{"policy": "keepkv", "threshold": 0.6, "alpha": 0.95, "window": 8}]"#;
         let found = policy_runs(list, "0.5").unwrap();
         assert_eq!(found[1].0, "keepkv alpha=0.95 threshold=0.6 window=8");
-        // Of parts, what differs from theirs.
+        // Of parts, only the options that differ from theirs.
         let list = r#"{"policy": "cpe", "psaw": {"start": 2, "phi": 0.5}, "etf": {"psi": 0.5}}"#;
         let found = policy_runs(list, "0.5").unwrap();
         assert_eq!(found[1].0, "cpe psaw(phi=0.5 start=2)");

@@ -1,4 +1,4 @@
-//! Axes: which range they show, where their ticks are, and what stands there.
+//! Axes: the range they show, their ticks, and the labels of the ticks.
 
 use std::ops::Range;
 

@@ -14,7 +14,7 @@ pub(crate) struct Bar {
     pub(crate) policy: Option<usize>,
     /// The policy's name.
     pub(crate) name: String,
-    /// How long the bar is; those below zero go to the left of it.
+    /// The length of the bar; bars below zero go to the left of it.
     pub(crate) value: f64,
     /// A second value, drawn pale behind it.
     pub(crate) behind: Option<f64>,

@@ -22,7 +22,7 @@ pub(crate) struct Chart<'a> {
     pub(crate) scale: Scale,
 }
 
-/// What an axis shows of its range.
+/// The range that an axis shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scale {
     /// The values and little more.

@@ -5,7 +5,7 @@ use crate::format::{self, info};
 use crate::record::{Case, Record, by_setup, group_by, metric, mode, summary};
 use crate::table::{Column, Row, Table};
 
-/// What may name a row beside the policy.
+/// A column that names a row beside the policy.
 #[derive(Clone, Copy, Debug)]
 enum Key {
     Budget,
@@ -37,7 +37,7 @@ impl<'a> Pick<'a> {
     }
 }
 
-/// Columns of the quality suite that are not of the text.
+/// The legend of columns of the quality suite that do not count steps of the text.
 const OF_ANSWERS: &str = "retrieval ratio and tokens read are of the steps of answers; steps of \
     the text are not counted";
 
@@ -225,7 +225,7 @@ fn throughput(records: &[&Record]) -> Table {
     build("Throughput".into(), records, &keys, &metrics.map(Pick::all))
 }
 
-/// A table an op; whoever measured a case stands beside the others of that case.
+/// One table for each op; a case's rows, one for each project that measured it, stand together.
 fn kernels(records: &[&Record]) -> Vec<Table> {
     fn of(record: &Record) -> (&str, &str) {
         let task = record.case.task.as_deref().unwrap_or_default();
@@ -448,7 +448,7 @@ mod tests {
         assert_eq!(tables[1].rows[0].keys, ["full", "largest batch"]);
     }
 
-    /// Whoever measured a case stands beside the others, op by op.
+    /// A case's rows stand together, op by op.
     #[test]
     fn kernels_have_a_table_an_op() {
         let time = |policy: &str, task: &str, value: f64| {

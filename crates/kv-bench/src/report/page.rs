@@ -99,7 +99,7 @@ fn suite_section(
 ) -> anyhow::Result<(String, String, String)> {
     let id = format!("{}-{setting}", slug(suite));
     let mut html = String::new();
-    // A paper's tables are what was asked for.
+    // A paper's tables are shown first: the run asked for them.
     let open = if suite == "paper" { " open" } else { "" };
     for (i, table) in layouts::of_suite(suite, records, false).iter().enumerate() {
         // The first table sums up; others are there to be looked up.

@@ -1,4 +1,4 @@
-//! The policies of a report: numbered once, so that each looks the same in all figures.
+//! The policies of a report: numbered once, so that each has one colour and mark in all figures.
 
 use super::svg::{Ink, marker, px};
 use crate::format::escape;

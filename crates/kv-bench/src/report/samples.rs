@@ -1,4 +1,4 @@
-//! What numbers are means over, in words.
+//! The samples that numbers are means over, in words.
 
 use crate::prompts::{EMBEDDED, EMBEDDED_FOR};
 use crate::record::{Record, by_setup, group_by, metric};

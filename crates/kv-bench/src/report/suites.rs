@@ -1,4 +1,4 @@
-//! Which figures the report shows of a suite's records: those that have data.
+//! The figures that the report shows of a suite's records, as far as they have data.
 
 use super::axis::Axis;
 use super::charts::{Chart, Scale};
@@ -145,7 +145,7 @@ pub(crate) fn figures(records: &[&Record], policies: &Policies) -> anyhow::Resul
     Ok(figures)
 }
 
-/// What merges do to attention, and how well scores are predicted.
+/// The attention that merges lose, and how well scores are predicted.
 fn merging(records: &[&Record], policies: &Policies) -> anyhow::Result<Vec<Figure>> {
     let metrics = [
         (metric::SAG, "attention sag (nats)", "sag", "Attention sag", SAG),

@@ -16,7 +16,7 @@ const ROUNDS: u32 = 4;
 /// First tokens kept exactly in the paper, as far as a quarter of the prompt goes.
 const SINKS: usize = 256;
 
-/// What errors are means over.
+/// The seeds, queries and prompts that errors are means over.
 pub(crate) struct Size {
     /// Seeds of each policy.
     pub(crate) seeds: u64,
@@ -68,7 +68,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// Who runs at which rate, in the order of all errors.
+/// The policies and rates, in the order of all errors.
 fn setups() -> impl Iterator<Item = (&'static str, u32)> {
     let names = ["balancekv", "uniform"].into_iter();
     names.flat_map(|name| (1..=ROUNDS).map(move |rounds| (name, rounds)))

@@ -51,7 +51,7 @@ impl Size {
 const WARM_UP: usize = 8;
 /// Full caches that the quick form's memory holds beside the weights.
 const QUICK_SEQUENCES: f64 = 2.5;
-/// What all runs on a device with a pool have in common.
+/// A note on runs that share a device's pool.
 const APART: &str = "policies share the device's pool, which keeps pages of the largest size so \
     far: each may hold larger batches in a run of its own, by --policy";
 
@@ -135,7 +135,7 @@ pub(crate) fn run(
         .with_context(|| format!("policy {}", policy_run.label))?;
         progress.advance(left);
         if let Some((batch, error)) = found.failed {
-            // Most likely memory, but who reads the table must know.
+            // Most likely memory ended, but readers of the table must know.
             bench.note(format!("{} at batch {batch}: {error:#}", policy_run.label));
         }
         all.push((policy_run, found.fits.into_iter().map(|(_, run)| run).collect()));

@@ -19,7 +19,7 @@ use crate::prompts::{Prompts, Wanted};
 /// for, `limit` of them unless another number is, each longer than two `window`s.
 ///
 /// # Errors
-/// Where a file has none such.
+/// Where a file has no such prompt.
 pub(super) fn prompts(
     bench: &mut ModelBench<'_>,
     options: &PaperOptions,
@@ -51,7 +51,7 @@ pub(super) fn prompts(
     Ok((prompts.source, all))
 }
 
-/// Shows some layers of a prompt as the model computes them, one at a time.
+/// Calls `see` with some layers of a prompt as the model computes them, one at a time.
 ///
 /// # Errors
 /// Errors of the model and of `see`.

@@ -35,7 +35,7 @@ pub(crate) struct Size {
 const PROMPT: usize = 32;
 /// Lengths at which steps are timed.
 const POINTS: usize = 8;
-/// Steps that are timed, and those before, in which a step is recorded.
+/// Steps that are timed, and steps before them, of which one is recorded as a graph.
 const WINDOW: usize = 64;
 const WARM_UP: usize = 6;
 /// One policy's measurements.
@@ -118,7 +118,7 @@ fn start<'a>(
     Session::start(&bench.model, policy, &prompts, &seeds, new).context("prefill")
 }
 
-/// What one run at one batch gives.
+/// The measurements of a policy at one batch.
 struct Measured {
     /// Tokens a second over the whole output.
     rate: f64,

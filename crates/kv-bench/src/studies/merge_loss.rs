@@ -1,6 +1,7 @@
-//! The sag that a prompt's merges cause in the attention of its last query: the log-sum-exp of the
-//! compressed cache, weights included, less that of all tokens. Evictions lose what they drop;
-//! merges that count as one slot what they stood for lose the rest (theorem 2).
+//! The sag that a prompt's merges cause in the attention of its last query (KeepKV, figure 2 c):
+//! the log-sum-exp of the compressed cache, weights included, less that of all tokens. Evictions
+//! lose what they drop; merges that count their tokens as one slot lose the attention to all but
+//! one of them (theorem 2).
 
 use anyhow::Context;
 use burn::tensor::Tensor;
@@ -36,7 +37,7 @@ const SETTINGS: [Setting; 3] = [
 ];
 /// Share kept.
 const BUDGET: f64 = 0.2;
-/// What KeepKV does with merged keys.
+/// The rules by which KeepKV merges keys.
 const KEYS: [&str; 4] = ["paper", "additive", "votes", "mean"];
 
 /// Of one policy, over prompts, layers and heads.
@@ -74,7 +75,7 @@ pub(crate) fn run(
     for setting in SETTINGS.into_iter().filter(|setting| apart || setting.name != SETTINGS[1].name)
     {
         let mut policy_runs = PolicyRun::all(&configs(setting.for_query))?;
-        // The task says what differs from the defaults.
+        // The task names the options that differ from the defaults.
         let labels = labelled.iter().map(|policy_run| &policy_run.label);
         policy_runs.iter_mut().zip(labels).for_each(|(own, label)| own.label.clone_from(label));
         let sums = vec![Sums::default(); policy_runs.len()];
@@ -133,7 +134,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// Who runs: an eviction alone, and what merges its victims.
+/// An eviction alone, and policies that merge its victims.
 fn configs(for_query: bool) -> Vec<Value> {
     let keepkv = |key: &&str| {
         let mut config =

@@ -1,4 +1,5 @@
-//! How well a slot's scores foretell those to come: the full cache's, over held-out text.
+//! How well a slot's past scores predict its future scores, in the full cache, over held-out text
+//! (KeepKV, figure 2 d).
 
 use anyhow::{Context, ensure};
 use burn::tensor::{DType, Tensor};
@@ -18,7 +19,7 @@ const DISTANCES: [usize; 3] = [1, 8, 32];
 /// Scores that a sliding mean has.
 const WIDTH: usize = 32;
 
-/// How scores to come are predicted from those that were.
+/// A rule that predicts future scores from past scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Predictor {
     /// A moving average over the samples that it has seen.
@@ -165,7 +166,8 @@ fn predict_scores(scores: &[Vec<f64>], prompt: usize, now: usize, table: &mut Ta
     let begin = prompt.saturating_sub(KeepKvOptions::default().window);
     let sums = DISTANCES.map(|distance| {
         let step = now + distance;
-        // Of all that this step attends to: every slot weighs what its share of attention is.
+        // The sum over all slots that this step attends to: an error weighs as much as its slot's
+        // share of attention.
         (0..=step).map(|slot| scores[slot][step - slot]).sum::<f64>()
     });
     for slot in 0..=now {
@@ -235,7 +237,8 @@ mod tests {
                 let history = History { scores: &scores, seen, step: 1_000 };
                 let error = (1.0 - predictor.predict(&history) / 0.25).abs();
                 match predictor {
-                    // Nothing of its late start is corrected: what it has not seen counts as 0.
+                    // It is not corrected for its late start: scores that it has not seen count as
+                    // 0.
                     Predictor::EmaAbsoluteStep => {
                         assert!((error - 0.9f64.powi(seen as i32)).abs() < 1e-12, "{error}");
                     }

@@ -20,7 +20,7 @@ use crate::record::{Case, FULL, metric};
 const BATCHES: [usize; 4] = [32, 64, 128, 256];
 const HEAD_DIM: usize = 16;
 const QUERIES: usize = 16;
-/// γ that makes a walk of coins: sampling, with everything else alike.
+/// A γ at which the walk flips fair coins: uniform sampling in the algorithm's structure.
 const COINS: f64 = 1e-12;
 
 /// One head's stream with `r² / √d = 1`.
@@ -30,7 +30,7 @@ struct Stream {
     queries: Tensor<4>,
 }
 
-/// Measures `prefixes` of the stream, in tokens; notes say what its records come to.
+/// Measures `prefixes` of the stream, in tokens; notes give the exponents of the records.
 ///
 /// # Errors
 /// Where a policy or the device refuses.

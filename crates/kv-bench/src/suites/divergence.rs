@@ -14,7 +14,7 @@ fn of_position(full: &[f32], policy: &[f32]) -> f64 {
         if p == 0.0 { 0.0 } else { p * (log_p - (f64::from(policy) - of_policy)) }
     });
     let sum: f64 = terms.sum();
-    // What rounding leaves of equal distributions may be below 0; NaN stays.
+    // Rounding may leave equal distributions below 0; NaN stays.
     if sum < 0.0 { 0.0 } else { sum }
 }
 

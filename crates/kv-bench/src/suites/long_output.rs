@@ -2,7 +2,7 @@
 //! forcing), and is asked in the end for a fact of the prompt and for a fact of the output.
 //!
 //! All policies go on together, a few tokens at a time, so that they can be compared with the full
-//! cache's distributions of those tokens: their caches are held at once.
+//! cache's next-token distributions: the caches of all policies are held at once.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,7 +49,8 @@ const PLACES: [&str; 2] = ["fact in the prompt", "fact in the output"];
 /// One text with its facts.
 struct Text {
     tokens: Vec<u32>,
-    /// Where sentences with facts were put in: what they say cannot be foreseen.
+    /// The token ranges of the sentences with facts. They are left out of perplexity, as no model
+    /// can foresee the numbers in them.
     told: [Range<usize>; 2],
     /// A question and its answer for each fact.
     questions: [[Vec<u32>; 2]; 2],
@@ -58,19 +59,19 @@ struct Text {
 /// Sums over some tokens.
 #[derive(Debug, Default, Clone, Copy)]
 struct Sums {
-    /// Of negative log-likelihoods.
+    /// The sum of negative log-likelihoods.
     surprise: f64,
-    /// Of divergences from the full cache.
+    /// The sum of divergences from the full cache.
     divergence: f64,
     tokens: usize,
 }
 
-/// What one policy does.
+/// One policy's session, and its sums so far.
 struct Run<'a> {
     session: Session<'a>,
-    /// By bucket of positions.
+    /// The sums of each bucket of positions.
     buckets: Vec<Sums>,
-    /// The most that was held.
+    /// The memory when most was held.
     memory: MemoryReport,
 }
 
@@ -291,14 +292,14 @@ impl<'a> Run<'a> {
     fn feed(&mut self, texts: &[Text], tokens: Range<usize>) -> anyhow::Result<Vec<f32>> {
         let next: Vec<&[u32]> = texts.iter().map(|text| &text.tokens[tokens.clone()]).collect();
         let before = self.session.append(&next)?;
-        // Those that evict in bulks hold more in between.
+        // Policies that evict in bulk hold more between two evictions.
         let now = self.session.memory();
         self.memory = if now.in_use > self.memory.in_use { now } else { self.memory };
         Ok(read_f32("logits", Tensor::cat(before, 0))?)
     }
 
-    /// Adds what the logits from token `start` on say of the texts, and how far they are from the
-    /// full cache's.
+    /// Adds the log-likelihoods of the texts under the logits from token `start` on, and the
+    /// divergence of these logits from the full cache's.
     fn rate(
         &mut self,
         texts: &[Text],

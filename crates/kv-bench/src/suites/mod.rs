@@ -1,4 +1,4 @@
-//! What can be measured.
+//! Suites of measurements, and the helpers that they share.
 
 pub(crate) mod attention;
 mod conversation;

@@ -3,8 +3,8 @@
 //!
 //! The full cache's logits stay in host memory while the policies are compared with them: a row of
 //! the vocabulary for each token behind the context in f32, 96 MiB for 512 tokens and 49,152
-//! entries. Those of the policies are there for a bucket of tokens at a time. No policy prefills
-//! for it again.
+//! entries. The logits of the policies are there for a bucket of tokens at a time. No policy
+//! prefills for it again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,8 +27,8 @@ const SUITE: &str = "quality";
 /// Tokens of a bucket of positions.
 const BUCKET: usize = 64;
 const TASK: &str = "perplexity";
-/// How much longer a bucket takes policies that decode it token by token than those that take it at
-/// once: about as many times on CPUs.
+/// Cost of a bucket that is decoded token by token, over the cost of one that is fed at once: a
+/// ratio measured on CPUs, by which progress is weighed.
 const TOKEN_BY_TOKEN: usize = 8;
 
 /// A text, its context to be compressed.

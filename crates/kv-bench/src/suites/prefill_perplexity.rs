@@ -60,8 +60,8 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// The perplexity of all tokens but the first, given those before them; `None` where some are
-/// pruned.
+/// The perplexity of all tokens but the first, each given the tokens before it; `None` where some
+/// are pruned.
 fn perplexity(
     bench: &ModelBench<'_>,
     policy: &dyn Policy,
@@ -109,7 +109,7 @@ mod tests {
     use crate::record_log::RecordLog;
     use clap::Parser;
 
-    /// What a session says of the same tokens, fed one by one.
+    /// The perplexity of the tokens that a session is fed one by one.
     fn fed(model: &Model, policy: &PolicyRun, tokens: &[u32]) -> f64 {
         let first = [vec![tokens[0]]];
         let mut session =

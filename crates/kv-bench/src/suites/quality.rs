@@ -69,7 +69,7 @@ pub(crate) fn retrieval(
     let mut votes = vec![Votes::default(); policy_runs.len()];
     for (index, prompt) in prompts.iter().enumerate() {
         for &aware in &modes {
-            // Policies that draw must not draw the same for every prompt.
+            // Policies that draw must draw anew for every prompt.
             let seed = bench.common.seed.wrapping_add(index as u64);
             let run = answer(bench, policy_runs, prompt, aware, seed)
                 .with_context(|| format!("prompt {}", prompt.id))?;
@@ -170,7 +170,7 @@ fn answer(
                 session.append(&[&question])?;
             }
             let before = session.append(&[&answer])?;
-            // What is made at the first step counts, tokens behind the prompt do not.
+            // State that a policy makes at its first step counts; tokens behind the prompt do not.
             let memory = MemoryReport { policy: session.memory().policy, ..kept };
             let rows = read_f32("logits", Tensor::cat(before, 0))?;
             let judged: Vec<(f64, u32)> = rows

@@ -81,13 +81,13 @@ fn time(
     for _ in 0..WARM_UP {
         decoder.next_tokens()?;
     }
-    // What is made at the first step counts.
+    // State that a policy makes at its first step counts.
     let memory = MemoryReport { policy: decoder.session().memory().policy, ..kept };
-    // Every step waits for its tokens, with the next one under way: as many end as begin.
+    // Every step waits for its tokens while the next step is under way, so that as many steps end
+    // as begin.
     let clock = Instant::now();
     let mut slowest = 0.0f64;
     for _ in 0..steps {
-        // Which waits for its tokens.
         let step = Instant::now();
         decoder.next_tokens()?;
         slowest = slowest.max(step.elapsed().as_secs_f64());
@@ -128,8 +128,8 @@ fn time(
     Ok(memory)
 }
 
-/// Gives back what earlier runs left in the device's pool, which from then on holds the most that
-/// it ever needed.
+/// Gives back the memory that earlier runs left in the device's pool: its peak is then the peak of
+/// the next run.
 pub(crate) fn empty_pool(device: &Device) -> anyhow::Result<()> {
     sync(device)?;
     device.memory_cleanup();

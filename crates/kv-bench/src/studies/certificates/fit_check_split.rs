@@ -1,22 +1,25 @@
-//! Which prompts the constants of bounds are fitted to, and which the bounds are checked on.
+//! Splits prompts by length into prompts that the constants of bounds are fitted to, and prompts
+//! that the bounds are checked on.
 
-/// The least length of a prompt, of the longest of its class.
+/// The least length of a prompt in a class, over the length of the longest prompt there.
 const ALIKE: f64 = 0.9;
 
-/// The purpose of a prompt, where bounds have constants: to fit these, or to check the bounds.
+/// The part of a prompt where bounds have constants: constants are fitted to it, or bounds are
+/// checked on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct FitCheck {
-    /// Prompts of about a length: how attention falls with distance at one says little of another.
+    /// The class of prompts of about this length. Attention falls with distance in another way at
+    /// other lengths, so that each class has constants of its own.
     pub(crate) class: usize,
     pub(crate) fits: bool,
     pub(crate) checks: bool,
 }
 
 impl FitCheck {
-    /// The purposes of prompts of so many tokens, longest first: every second one of a class is
-    /// fitted to and the others are checked. A prompt that has no other of its length is checked
-    /// with those of the next length, and has the next shorter one checked where it is the longest;
-    /// a single one is for both.
+    /// Splits prompts of so many tokens. In the order of their lengths, longest first, the prompts
+    /// of a class alternate: fitted, checked, fitted. A prompt that is alone at its length joins
+    /// the class of the next longer prompts and is checked there; if it is the longest, the next
+    /// shorter prompt joins its class. A single prompt is both fitted and checked.
     pub(crate) fn of(lengths: &[usize]) -> Vec<Self> {
         let alike = |prompt: usize, class: &[usize]| {
             lengths[prompt] as f64 >= ALIKE * lengths[class[0]] as f64

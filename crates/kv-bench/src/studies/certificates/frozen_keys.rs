@@ -1,5 +1,5 @@
-//! What freezing tokens moves of a layer's attention (PrHS's ETF): by the layer's own keys alone,
-//! and where all layers freeze; and the bound on the former.
+//! The attention that frozen keys move (PrHS's ETF): in a layer whose keys alone are taken from the
+//! layer below, with the bound on it (theorem 8), and in a run in which all layers freeze.
 
 use std::ops::Range;
 
@@ -15,8 +15,8 @@ use super::fit_check_split::FitCheck;
 use super::means::{Bound, Means};
 use crate::record::metric;
 
-/// A layer's queries of the last tokens and the keys of all, each `[heads, tokens, head_dim]`, on
-/// the host.
+/// A layer's queries of the last tokens and the keys of all tokens, each `[heads, tokens,
+/// head_dim]`, on the host.
 pub(crate) struct HeadRows {
     queries: Rows,
     keys: Rows,
@@ -46,7 +46,7 @@ impl Rows {
 }
 
 impl HeadRows {
-    /// Queries of at most `last` tokens, and keys of all.
+    /// Reads the queries of at most `last` tokens, and the keys of all tokens.
     pub(crate) fn read(observation: &Observation<'_>, last: usize) -> anyhow::Result<Self> {
         let queries = observation.window.as_ref().context("queries were not observed")?;
         let tokens = queries.dims()[2];
@@ -55,8 +55,8 @@ impl HeadRows {
         Ok(Self { queries, keys: Rows::read(observation.keys)? })
     }
 
-    /// A head's attention to the tokens up to `newest`, by its `at`-th query. Keys of the tokens
-    /// `taken` are those of `below`, and nothing is given to tokens that are `hidden`.
+    /// A head's attention to the tokens up to `newest`, by its `at`-th query. The tokens `taken`
+    /// have their keys of the layer `below`, and tokens that are `hidden` have no attention.
     fn attention(
         &self,
         (head, at, newest): (usize, usize, usize),
@@ -79,7 +79,7 @@ impl HeadRows {
     }
 }
 
-/// What one policy freezes in a layer, of a prompt.
+/// The tokens of a prompt that one policy freezes in a layer.
 pub(crate) struct FrozenLayer<'a> {
     pub(crate) frozen: &'a FrozenTokens,
     /// The window of the layer's queries, where they do not see all tokens.
@@ -87,34 +87,34 @@ pub(crate) struct FrozenLayer<'a> {
     /// The layer as the model computes it, and the one below.
     pub(crate) own: &'a HeadRows,
     pub(crate) below: &'a HeadRows,
-    /// The layer as it is where the policy has its way in all layers.
+    /// The layer in a prefill in which the policy freezes tokens in all layers.
     pub(crate) run: &'a HeadRows,
 }
 
-/// What one policy's frozen tokens move in a layer.
+/// The attention that the frozen tokens of one policy move in a layer.
 #[derive(Clone, Default)]
 pub(crate) struct FreezeError {
-    /// The largest difference between a frozen key and the layer's own, of what constants are
-    /// fitted to.
+    /// The largest difference between a frozen key and the layer's own key, over the prompts that
+    /// constants are fitted to.
     update: f64,
-    /// By query head, of each query that the bound is checked on.
+    /// One entry for each query that the bound is checked on, by query head.
     heads: Vec<Vec<QueryFreezeError>>,
 }
 
-/// Half of the sum of all changes of one query's attention.
+/// Total variation distances of one query's attention from the attention without frozen tokens.
 #[derive(Clone, Copy)]
 struct QueryFreezeError {
     /// The query's norm.
     norm: f64,
-    /// By this layer's keys alone, taken from the layer below.
+    /// With this layer's keys alone taken from the layer below.
     keys: f64,
-    /// Where the policy has its way in all layers: each freezes as `reuse` tells, behind its
-    /// window, if it has one.
+    /// In a prefill in which the policy freezes tokens in all layers, behind the layer's window if
+    /// it has one.
     run: f64,
 }
 
 impl FreezeError {
-    /// Takes a prompt's layer in.
+    /// Adds a prompt's layer.
     pub(crate) fn take(&mut self, freezing: &FrozenLayer<'_>, fit_check: FitCheck) {
         let FrozenLayer { frozen, own, below, .. } = *freezing;
         if fit_check.fits {
@@ -138,7 +138,7 @@ impl FreezeError {
 }
 
 impl FrozenLayer<'_> {
-    /// What is moved of the queries that the run computes, of those at the prompt's end.
+    /// The errors of the prompt's last queries, as many as the run computes.
     fn queries(&self, head: usize) -> impl Iterator<Item = QueryFreezeError> {
         let Self { frozen, own, below, run, .. } = *self;
         let tokens = own.keys.tokens;
@@ -160,9 +160,9 @@ impl FrozenLayer<'_> {
     }
 }
 
-/// Theorem 8, of constants that are fitted to the updates of all `layers`, on all queries that it
-/// is checked on, each with its own norm in place of the largest: of a layer the means of each
-/// query head.
+/// Theorem 8, with constants that are fitted to the updates of all `layers`, on all queries that it
+/// is checked on, each with its own norm in place of the largest: returns, layer by layer, the
+/// means of each query head.
 pub(crate) fn conclude(layers: &[&FreezeError], head_dim: usize) -> Vec<Vec<Means>> {
     let first = layers.iter().position(|moved| moved.update > 0.0).unwrap_or(0);
     let freezing = layers.iter().enumerate().filter(|(_, moved)| moved.update > 0.0);
@@ -186,8 +186,8 @@ pub(crate) fn conclude(layers: &[&FreezeError], head_dim: usize) -> Vec<Vec<Mean
     layers.iter().enumerate().map(heads).collect()
 }
 
-/// The layers of a prompt that a policy freezes tokens in, where it has its way in all layers: of
-/// each its queries of at most the last `steps` tokens, and its keys. Empty where the policy
+/// Prefills a prompt with the frozen tokens of a policy. Of each layer that freezes tokens it
+/// returns the queries of at most the last `steps` tokens, and the keys; nothing where the policy
 /// freezes nothing.
 ///
 /// # Errors
@@ -255,8 +255,8 @@ mod tests {
         HeadRows { queries: rows(queries, 1, 1), keys: rows(keys, 1, 1) }
     }
 
-    /// What is moved, of queries of 1, where the first of some keys is frozen at 0: by this layer's
-    /// keys, the bound, in the run.
+    /// The attention that is moved, for queries of 1 whose first key is frozen at 0: by this
+    /// layer's keys, the bound, in the run.
     fn moved(own: &[f32], run: &[f32], window: Option<VisibleWindow>, by: FitCheck) -> Vec<f64> {
         let frozen = FrozenTokens { tokens: 0..1, reuse: Reuse::KeysValues };
         // The run computes the last of two queries alone.

@@ -1,4 +1,4 @@
-//! What windows hide (PrHS's PSAW), and the bound on it.
+//! The attention that windows hide (PrHS's PSAW), and the bound on it (theorem 7).
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::fit_check_split::FitCheck;
 use super::means::{Bound, Means};
 use crate::record::metric;
 
-/// Attention that one policy's windows hide from a head, by prompts' class.
+/// The attention that the windows of one policy hide from a head, by class of prompts.
 #[derive(Clone, Default)]
 pub(crate) struct HiddenMass(BTreeMap<usize, Class>);
 
@@ -16,20 +16,20 @@ pub(crate) struct HiddenMass(BTreeMap<usize, Class>);
 /// distance there.
 #[derive(Clone, Default)]
 struct Class {
-    /// Of each query that the bound is checked on, how far away the nearest hidden token is, and
-    /// the attention to all that are hidden.
+    /// The distance of the nearest hidden token and the attention to all hidden tokens, for each
+    /// query that the bound is checked on.
     rows: Vec<(usize, f64)>,
-    /// The most that any query that constants are fitted to gives to a token behind the sinks, by
-    /// distance.
+    /// The most attention that any query of the fitted prompts gives to a token behind the sinks,
+    /// by distance.
     falls: Vec<f64>,
-    /// How far away any of these queries' nearest hidden token is: where the bound is to be
-    /// tightest.
+    /// The least distance of a hidden token from a query of the fitted prompts: the bound is to be
+    /// tightest there.
     nearest: Option<usize>,
 }
 
 impl HiddenMass {
-    /// Takes the attention of a query to all tokens, of which it sees the first `sinks` and those
-    /// from `seen` on.
+    /// Adds the attention of a query to all tokens, of which it sees the first `sinks` and all from
+    /// token `seen` on.
     pub(crate) fn take(
         &mut self,
         attention: &[f64],
@@ -55,7 +55,7 @@ impl HiddenMass {
         }
     }
 
-    /// Theorem 7, of the constants of each class, on all queries that it is checked on.
+    /// Theorem 7 with the constants of each class, over all queries that the bound is checked on.
     pub(crate) fn conclude(&self, means: &mut Means) {
         for Class { rows, falls, nearest } in self.0.values() {
             let fit = nearest.and_then(|nearest| Recency::fit(falls, nearest));
@@ -106,8 +106,8 @@ mod tests {
         assert!(!means(&all).bounds(), "nothing is hidden");
     }
 
-    /// What is fitted to steep attention does not bound attention that is flatter, and classes have
-    /// constants of their own.
+    /// Constants that are fitted to steep attention do not bound flatter attention, and each class
+    /// has constants of its own.
     #[test]
     fn bounds_are_checked_on_what_they_are_not_fitted_to() {
         let mut hidden = HiddenMass::default();

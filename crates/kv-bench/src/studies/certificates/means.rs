@@ -41,7 +41,8 @@ pub(crate) enum Bound {
     Moved,
 }
 
-/// The share of bounds above 1, which say nothing, and the share that is broken.
+/// The share of bounds above 1, which say nothing, and the share of bounds that the quantity
+/// exceeds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Verdicts {
     vacuous: Mean,
@@ -124,7 +125,8 @@ mod tests {
         layer.add(&second);
         assert!((layer.of(metric::HIDDEN_MASS).unwrap() - 0.2).abs() < 1e-12);
         assert_eq!(layer.of(metric::MOVED_MASS), None);
-        // A quarter of the windows' bounds are broken, and the one of what is dropped is vacuous.
+        // A quarter of the bounds on hidden attention are broken, and the bound on dropped
+        // attention is vacuous.
         assert_eq!(layer.all()[1..], [(metric::VACUOUS, 1.0), (metric::BROKEN, 0.25)]);
         assert!(layer.bounds() && Means::default().all().is_empty());
     }

@@ -69,12 +69,12 @@ fn take_set(
     attention: &[f64],
     block: usize,
 ) {
-    // Of what has gone out of sight, it is not known how much was chosen and how much were
-    // neighbours.
+    // Of the tokens that a window hides or that were freed, it is unknown which were chosen and
+    // which are neighbours of chosen tokens.
     if own.seen > own.sinks || own.freed > 0 {
         return;
     }
-    // What left the locals since the block began was no candidate.
+    // Tokens that left the recent ones since the block began were no candidates.
     let behind = own.local.saturating_sub((attention.len() - 1) % block);
     let candidates = &attention[own.sinks.min(behind)..behind];
     let best: f64 = best_of(candidates, own.top).iter().map(|at| candidates[*at]).sum();

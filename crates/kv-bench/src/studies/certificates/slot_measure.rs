@@ -1,4 +1,4 @@
-//! LongFlow's certificates: how wrong its measure of slots may be, and how wrong it is.
+//! The error of the measure by which LongFlow ranks slots, and the bounds on it.
 
 use kv_policies::Certificate;
 
@@ -15,7 +15,7 @@ impl MeasureErrors {
 
     /// Medians of the bounded quantities and of their bounds, as a few outliers would dominate a
     /// mean; the share of bounds on drift of at least 1, which say nothing; and the share of
-    /// certificates that are broken. Empty without certificates.
+    /// certificates whose quantity exceeds its bound. There are none without certificates.
     pub(crate) fn records(&self) -> Vec<(&'static str, f64, &'static str)> {
         if self.0.is_empty() {
             return Vec::new();

@@ -15,7 +15,7 @@ use crate::progress::Progress;
 use crate::record::{Case, metric};
 use crate::suites::kernels::Clock;
 
-/// A figure of times: its shapes, and what runs on each of them.
+/// A figure of times: its shapes, and the measurement that runs on each of them.
 #[derive(Debug)]
 pub(crate) struct OpTime {
     /// The shapes of the paper's size; `--lengths` and `--batches` replace theirs.
@@ -28,7 +28,7 @@ pub(crate) struct OpTime {
     pub(crate) shortest: usize,
     /// Times one case.
     pub(crate) time: fn(&OpBench<'_>, &Common, Sink<'_>) -> anyhow::Result<()>,
-    /// The paper's times in µs, which stand beside those of its sizes.
+    /// The paper's times in µs, which are recorded beside the times at its sizes.
     pub(crate) published_us: &'static [(&'static str, f64)],
 }
 
@@ -58,7 +58,7 @@ impl Shapes {
 /// The heads of a layer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Heads {
-    /// The name behind the figure's in records; empty where all cases have the same heads.
+    /// The name in records, behind the figure's name; empty where all cases have these heads.
     pub(crate) name: &'static str,
     /// Query heads.
     pub(crate) query: usize,
@@ -92,7 +92,7 @@ pub(crate) struct Timed {
     pub(crate) seconds: f64,
     /// Bytes that must be read in this time, where they are known.
     pub(crate) bytes: Option<f64>,
-    /// Choices of policies that read a part of what they keep.
+    /// Counts of choices, for policies that read a part of the tokens they keep.
     pub(crate) reads: Reads,
 }
 

@@ -36,7 +36,7 @@ pub(crate) fn time(ops: &OpBench<'_>, budget: f64, found: Sink<'_>) -> anyhow::R
 
 impl Sketched<'_, '_> {
     /// Times attention over a full cache; attention over the sketch, or over the cache rebuilt from
-    /// it; and what follows the attention.
+    /// it; and the launch that follows the attention.
     fn time(&self, found: Sink<'_>) -> anyhow::Result<()> {
         let OpBench { device, clock, heads, length, batch, .. } = *self.ops;
         let query = self.ops.random(batch * heads.query).reshape([batch, heads.query, heads.dim]);

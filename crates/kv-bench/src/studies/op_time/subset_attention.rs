@@ -60,7 +60,7 @@ impl Decoding<'_, '_> {
                    (step, query): &(Step, Tensor<3>)|
          -> anyhow::Result<Tensor<3>> {
             Ok(if evicts {
-                // The attention alone, with what an eviction looks at.
+                // The attention alone, with the logits that an eviction needs.
                 let logits = DecodeAttentionOptions {
                     logits: true,
                     log_sum_exp: true,
@@ -87,7 +87,7 @@ impl Decoding<'_, '_> {
             0 => None,
             // Other lists are chosen by parts of keys or pages' bounds, which are not counted.
             _ if caches[0].index_sets().is_none() => None,
-            // Listed tokens with their places, and the keys of those that retrieve.
+            // Listed tokens with their positions, and all keys for heads that retrieve.
             _ => {
                 let listed = reads.slots_each() * (token + size_of::<i32>()) as f64;
                 let keys = reads.ratio() * (self.0.length * token / 2) as f64;
@@ -134,7 +134,7 @@ impl Decoding<'_, '_> {
             seeds: &vec![1; self.0.batch],
         };
         let options = CacheOptions::new(self.0.device, self.0.dtype);
-        // A layer by itself: what HShare's layers share of each other is not part of it.
+        // A layer by itself: lists that HShare's layers take from each other are not part of it.
         Ok(policy.prefill(&observation, 1, options)?)
     }
 

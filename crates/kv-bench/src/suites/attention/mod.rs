@@ -29,10 +29,10 @@ use sums::Sums;
 const BUDGETS: [f64; 4] = [0.5, 0.25, 0.1, 0.05];
 const QUICK_BUDGETS: [f64; 2] = [0.5, 0.25];
 
-/// Policies of which a part is what layers take from each other.
+/// Policies whose layers take frozen tokens or token lists from other layers.
 const BETWEEN_LAYERS: [&str; 3] = ["etf", "cpe", "hshare"];
 
-/// The share by which a target may be exceeded without a note.
+/// The relative excess over a target from which on a note tells it.
 const AMISS: f64 = 0.1;
 
 /// Runs the suite: the end of each prompt is decoded step by step, each layer by itself, and
@@ -171,7 +171,7 @@ fn target_of(policy_run: &PolicyRun) -> Option<f64> {
     policy_run.policy.config()["target"].as_f64()
 }
 
-/// Says whose error is larger than the output that it is an error of.
+/// Notes the policies whose error is larger than the output itself.
 fn note_errors(bench: &mut ModelBench<'_>, policy_runs: &[PolicyRun], sums: &[Vec<Sums>]) {
     let errors = policy_runs.iter().enumerate().map(|(at, policy_run)| {
         let worst = sums.iter().map(|layer| layer[at].relative_error()).fold(0.0, f64::max);
@@ -190,7 +190,7 @@ fn note_errors(bench: &mut ModelBench<'_>, policy_runs: &[PolicyRun], sums: &[Ve
     }
 }
 
-/// Says which targets were not met.
+/// Notes the policies that missed their target.
 fn note_targets(bench: &mut ModelBench<'_>, policy_runs: &[PolicyRun], sums: &[Vec<Sums>]) {
     for (at, policy_run) in policy_runs.iter().enumerate() {
         let mut steered = Mean::default();
@@ -258,7 +258,7 @@ fn compare(
         let inverse_frequencies = observation.inverse_frequencies.into();
         let board = Arc::default();
         let now = Step { heads, position, inverse_frequencies, input: None, board };
-        // The full cache, which runs first, gives what the others are compared with.
+        // The full cache runs first: the others are compared with its output and attention.
         let mut exact = Vec::new();
         let (mut probabilities, mut of_queries) = (Vec::new(), Vec::new());
         for ((policy_run, cache), sums) in policy_runs.iter().zip(&mut caches).zip(sums.iter_mut())
@@ -319,8 +319,10 @@ fn compare(
     Ok(())
 }
 
-/// One layer of one prompt: what policies' frozen tokens change. `runs` are the layers where each
-/// has its way, `own` and `below` this layer and the one below as the model computes them.
+/// Measures, for one layer of one prompt, how the frozen tokens of policies change attention.
+/// `runs` holds, policy by policy, the layers of a prefill in which the policy freezes tokens;
+/// `own` and `below` are this layer and the one below as the model computes them without any
+/// policy.
 fn freeze(
     observation: &Observation<'_>,
     policy_runs: &[PolicyRun],

@@ -13,7 +13,7 @@ use crate::studies::certificates::{
 pub(super) struct ReadMetrics {
     /// Means over its steps.
     pub(super) means: Means,
-    /// What windows hid from it.
+    /// The attention that windows hid from it.
     pub(super) hidden: HiddenMass,
 }
 
@@ -24,10 +24,10 @@ pub(super) struct Exact<'a> {
     pub(super) capacity: usize,
     /// Tokens so far.
     pub(super) tokens: usize,
-    /// The prompt's purpose.
+    /// Whether constants of bounds are fitted to the prompt, or bounds checked on it.
     pub(super) fit_check: FitCheck,
-    /// Whether policies that read all they keep are looked at, too: the attention that a choice of
-    /// as many tokens would have kept beyond theirs is equation (6) of PrHS.
+    /// Whether policies that read all tokens they keep are measured too: their distance from the
+    /// best choice of as many tokens is equation (6) of PrHS.
     pub(super) all: bool,
 }
 
@@ -39,9 +39,10 @@ impl Exact<'_> {
     }
 }
 
-/// Takes a step of all `heads` in, which are by query head and none as yet; whether there was
-/// anything to take in. `block` is what sets are shared within, where they are of the highest sums:
-/// see [`crate::policy_runs::PolicyRun::block_of_sums`].
+/// Adds a step to the metrics of all query heads, `heads`, which is filled at the first step.
+/// Returns whether the policy told which tokens it read. `block` is the number of steps that share
+/// a set, where sets are the tokens of the highest sums: see
+/// [`crate::policy_runs::PolicyRun::block_of_sums`].
 ///
 /// # Errors
 /// Where the device gives nothing back.
@@ -84,8 +85,8 @@ pub(super) fn take(
         let step = own.and_then(|own| SetStep::of(own, scale));
         // The queries that read this list.
         let queries = if each == 1 { 0..group } else { range % each..range % each + 1 };
-        // Heads that share a set give the tokens since then different shares, so that what was best
-        // together need not be any more.
+        // The bound on a set covers sets of a single query. Queries that share a set change their
+        // attention apart, so that the tokens that were best for all of them need not stay best.
         let alone = queries.len() == 1;
         for query in queries {
             let ReadMetrics { means, hidden } = &mut heads[pair * group + query];

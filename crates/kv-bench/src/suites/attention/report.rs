@@ -1,4 +1,4 @@
-//! The suite's records and notes.
+//! The records and notes of the suite `attention`.
 
 use super::sums::Sums;
 use crate::bench::ModelBench;
@@ -8,7 +8,7 @@ use crate::record::{Case, metric};
 use crate::studies::certificates::{Means, conclude};
 
 const SUITE: &str = "attention";
-/// Metrics of the prompts alone that bounds are checked on.
+/// Metrics that are means over the prompts that bounds are checked on, not over all prompts.
 const CHECKED: [&str; 5] = [
     metric::HIDDEN_MASS,
     metric::HIDDEN_BOUND,
@@ -17,11 +17,11 @@ const CHECKED: [&str; 5] = [
     metric::RUN_MOVED_MASS,
 ];
 
-/// Sums of all layers.
+/// The sums of all layers and policies, and the prompts that they are sums over.
 pub(super) struct Measured<'a> {
     pub(super) policy_runs: &'a [PolicyRun],
-    /// How many prompts they are of, on how many of them bounds with constants are checked, and
-    /// where these are from.
+    /// The number of prompts, the number of prompts on which bounds with constants are checked, and
+    /// the file that the prompts are from.
     pub(super) prompts: usize,
     pub(super) checked: usize,
     pub(super) source: String,
@@ -59,8 +59,8 @@ impl Measured<'_> {
         }
     }
 
-    /// A policy's means of each layer's query heads, with the bounds of what windows hide and
-    /// frozen tokens move.
+    /// A policy's means of each layer's query heads, with the bounds on the attention that windows
+    /// hide and frozen tokens move.
     fn heads(&self, at: usize, head_dim: usize) -> Vec<Vec<Means>> {
         let moved = self.sums.iter().map(|layer| &layer[at].moved).collect::<Vec<_>>();
         let mut moved = conclude(&moved, head_dim);
@@ -101,7 +101,7 @@ impl Measured<'_> {
         }
     }
 
-    /// Says what there are no certificates of, and what their constants are from.
+    /// Notes that no bound applies, or that bounds are fitted and checked on a single prompt.
     fn remark(&self, bench: &mut ModelBench<'_>, heads: &[Vec<Vec<Means>>]) {
         let heads = || heads.iter().flatten().flatten();
         let measures = |sums: &Sums| !sums.measures.records().is_empty();
@@ -122,7 +122,7 @@ impl Measured<'_> {
     }
 }
 
-/// Writes what one policy did in a layer, beside the `means` of its heads.
+/// Records the sums of one policy in a layer; the `means` of its heads are recorded apart.
 fn write_sums(
     bench: &mut ModelBench<'_>,
     case: &Case,

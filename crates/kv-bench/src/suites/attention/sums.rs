@@ -12,16 +12,16 @@ pub(super) struct Sums {
     pub(super) difference: f64,
     pub(super) norm: f64,
     pub(super) mass: Mean,
-    /// How wrong LongFlow's measure is.
+    /// Errors of the measure by which LongFlow ranks slots, with their bounds.
     pub(super) measures: MeasureErrors,
-    /// What policies read that keep more, by query head.
+    /// The tokens that each query head read, for policies that keep more than they read.
     pub(super) reading: Vec<ReadMetrics>,
     pub(super) reads: Reads,
-    /// What heads whose sizes are steered dropped when they were last measured.
+    /// The attention that heads with a target dropped when it was last measured.
     pub(super) steered: Mean,
-    /// What frozen keys move.
+    /// The attention that frozen keys move.
     pub(super) moved: FreezeError,
-    /// Of the layer's queries, among the first policy's sums.
+    /// Similarity of the layer's queries; only the sums of the first policy have it.
     pub(super) similarity: Similarity,
 }
 

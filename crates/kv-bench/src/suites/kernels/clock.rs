@@ -18,8 +18,8 @@ const WARM_UP: usize = 2;
 /// Bytes of the copy that the others are beside.
 pub(super) const COPIED: usize = 256 << 20;
 
-/// What a timed call leaves, which shows whether its kernels ran: a launch that failed says so only
-/// when its output is read.
+/// The output of a timed call, which shows whether its kernels ran: a launch that failed says so
+/// only when its output is read.
 pub(crate) trait LaunchOutput {
     /// Reads a number of it.
     ///
@@ -116,7 +116,7 @@ impl Clock {
         while more < MOST_REPLAYS && time(more)? < REPLAY_SECONDS {
             more *= 2;
         }
-        // What waiting takes is in both times: some devices need half a millisecond for it.
+        // Both times include the wait itself, for which some devices need half a millisecond.
         let mut times = Vec::with_capacity(TIMES);
         for _ in 0..WARM_UP + TIMES {
             let (one, many) = (time(1)?, time(1 + more)?);
