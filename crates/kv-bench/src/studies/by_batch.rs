@@ -13,8 +13,7 @@ use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::record::{Case, FULL, metric};
 use crate::suites::max_batch::{FILLED, Footprint, GIB, Order, growing, search};
-use crate::suites::throughput::empty_pool;
-use crate::suites::varied_prompts;
+use crate::suites::throughput::{empty_pool, varied_prompts};
 
 /// A figure of decode speed and memory by batch.
 #[derive(Debug)]

@@ -13,8 +13,7 @@ use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::record::{Case, metric};
 use crate::suites::max_batch::{Footprint, GIB, Order, search, shrinking};
-use crate::suites::throughput::empty_pool;
-use crate::suites::varied_prompts;
+use crate::suites::throughput::{empty_pool, varied_prompts};
 
 /// Lengths and budget.
 pub(crate) struct Size {

@@ -17,7 +17,7 @@ use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::prompts::{Prompts, Wanted};
 use crate::record::{Case, FULL, metric};
-use crate::suites::Votes;
+use crate::suites::policy_records::Votes;
 
 /// The query heads that the merges were made for.
 #[derive(Clone, Copy)]

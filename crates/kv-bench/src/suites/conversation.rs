@@ -9,7 +9,7 @@ use kv_core::read_f32;
 use kv_models::Session;
 use kv_policies::Policy;
 
-use super::judge;
+use super::next_token::judge;
 use crate::bench::ModelBench;
 use crate::options::Quality;
 use crate::policy_runs::PolicyRun;

@@ -13,8 +13,8 @@ use kv_core::{Budget, MemoryReport, counted, read_f32};
 use kv_models::Session;
 use kv_policies::Policy;
 
-use super::divergence::by_position;
-use super::{judge, record_memory};
+use super::next_token::{by_position, judge};
+use super::policy_records::record_memory;
 use crate::bench::ModelBench;
 use crate::options::Quality;
 use crate::policy_runs::PolicyRun;

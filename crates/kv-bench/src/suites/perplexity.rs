@@ -15,8 +15,7 @@ use kv_core::{counted, read_f32};
 use kv_models::Session;
 use kv_policies::Policy;
 
-use super::divergence::by_position;
-use super::judge;
+use super::next_token::{by_position, judge};
 use crate::bench::ModelBench;
 use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;

@@ -7,7 +7,7 @@ use kv_core::read_f32;
 use kv_models::PrefillPass;
 use kv_policies::Policy;
 
-use super::judge;
+use super::next_token::judge;
 use super::perplexity::Text;
 use crate::bench::ModelBench;
 use crate::policy_runs::PolicyRun;

@@ -8,9 +8,10 @@ use kv_core::{MemoryReport, read_f32};
 use kv_models::Session;
 use kv_policies::{Policy, Reads};
 
-use super::divergence::by_position;
+use super::next_token::{by_position, judge};
 use super::perplexity::{self, Text};
-use super::{Votes, conversation, judge, long_output, reads_of, record_memory, record_reads};
+use super::policy_records::{Votes, reads_of, record_memory, record_reads};
+use super::{conversation, long_output};
 use crate::bench::ModelBench;
 use crate::options::{Quality, Task};
 use crate::policy_runs::PolicyRun;

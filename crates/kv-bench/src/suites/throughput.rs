@@ -8,7 +8,7 @@ use kv_core::{Archive, MemoryReport, counted};
 use kv_models::{Sampling, Session};
 
 use super::max_batch::{Footprint, GIB};
-use super::{reads_of, record_memory, record_reads, varied_prompts};
+use super::policy_records::{reads_of, record_memory, record_reads};
 use crate::bench::ModelBench;
 use crate::options::Throughput;
 use crate::policy_runs::PolicyRun;
@@ -126,6 +126,14 @@ fn time(
     record_memory(bench, SUITE, &case, policy_run, &[memory]);
     record_reads(bench, SUITE, &case, policy_run, reads);
     Ok(memory)
+}
+
+/// Prompts whose tokens differ from row to row; which ones they are does not matter.
+pub(crate) fn varied_prompts(bench: &ModelBench<'_>, batch: usize, length: usize) -> Vec<Vec<u32>> {
+    let vocabulary = bench.model.config().vocab_size as u32;
+    let token = |row: u32, at: u32| (at * 7_919 + row * 104_729 + 11) % vocabulary;
+    let row = |row| (0..length as u32).map(|at| token(row, at)).collect();
+    (0..batch as u32).map(row).collect()
 }
 
 /// Gives back the memory that earlier runs left in the device's pool: its peak is then the peak of

@@ -1,6 +1,5 @@
 //! Relative output error and retained mass, on the queries, keys and values of a real prompt.
 
-mod query_similarity;
 mod read_metrics;
 mod report;
 mod sums;

@@ -1,4 +1,13 @@
-//! Kullback-Leibler divergence of a policy's next-token distributions from the full cache's.
+//! Next-token distributions: the log-probability of a token, and the Kullback-Leibler divergence of
+//! a policy's distributions from the full cache's.
+
+/// Log-softmax of one token, and whether it is the most likely one (ties to the lower id).
+pub(crate) fn judge(logits: &[f32], token: u32) -> (f64, u32) {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
+    let best = logits.iter().position(|logit| *logit == max).unwrap_or_default();
+    (f64::from(logits[token as usize] - max) - sum.ln(), best as u32)
+}
 
 /// `KL(full || policy) = sum_i p_i (ln p_i - ln q_i)` in nats, where `p` and `q` are the softmax of
 /// the two logits `[V]` of one position.
