@@ -249,6 +249,38 @@ pub(crate) struct Case {
     pub(crate) samples: Option<usize>,
 }
 
+impl Case {
+    /// The case of a task.
+    pub(crate) fn of(task: impl Into<String>) -> Self {
+        Self { task: Some(task.into()), ..Self::default() }
+    }
+
+    /// The case with a context of so many tokens.
+    pub(crate) fn length(self, length: usize) -> Self {
+        Self { length: Some(length), ..self }
+    }
+
+    /// The case of so many sequences at once.
+    pub(crate) fn batch(self, batch: usize) -> Self {
+        Self { batch: Some(batch), ..self }
+    }
+
+    /// The case of one layer.
+    pub(crate) fn layer(self, layer: usize) -> Self {
+        Self { layer: Some(layer), ..self }
+    }
+
+    /// The case whose numbers are means over so many samples.
+    pub(crate) fn samples(self, samples: usize) -> Self {
+        Self { samples: Some(samples), ..self }
+    }
+
+    /// The case whose numbers are means over so many samples of a file.
+    pub(crate) fn samples_of(self, source: &str, samples: usize) -> Self {
+        Self { source: Some(source.into()), ..self.samples(samples) }
+    }
+}
+
 impl Record {
     /// The value in its metric's usual unit: times to a first token in milliseconds.
     pub(crate) fn number(&self) -> f64 {

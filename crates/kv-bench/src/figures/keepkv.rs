@@ -152,7 +152,7 @@ fn record_merging_share(bench: &mut ModelBench<'_>, name: &str, size: &by_batch:
         let (Some((policy_run, with)), Some((_, without))) = (of(merging), of(evictor)) else {
             continue;
         };
-        let setup = (policy_run.label.as_str(), policy_run.budget);
+        let setup = policy_run.setup();
         for run in with {
             let Some(alone) = without.iter().find(|alone| alone.batch == run.batch) else {
                 continue;

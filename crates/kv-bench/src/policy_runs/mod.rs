@@ -225,6 +225,11 @@ impl PolicyRun {
         Ok(Self { label: label(&config)?, budget: budget(&config), policy, channels: None })
     }
 
+    /// The label and budget, by which records name it.
+    pub(crate) fn setup(&self) -> (&str, Option<f64>) {
+        (&self.label, self.budget)
+    }
+
     /// The policies that configurations describe.
     ///
     /// # Errors

@@ -49,19 +49,13 @@ pub(crate) fn run(
         })?;
     }
     for (layer, sums) in sums.iter().enumerate() {
-        let case = Case {
-            task: Some(name.into()),
-            layer: Some(layer),
-            source: Some(source.clone()),
-            samples: Some(prompts.len()),
-            ..Case::default()
-        };
+        let case = Case::of(name).layer(layer).samples_of(&source, prompts.len());
         record(bench, &case, sums, prompts.len());
     }
     let clustered = Clustered { query_heads: 8, kv_heads: 2, tokens: 4096, head_dim: 128 };
     let device = bench.device.clone();
     let prompt = clustered.draw(bench.common.seed, &device, bench.model.llama().dtype());
-    let case = Case { task: Some(format!("{name}, clustered")), ..Case::default() };
+    let case = Case::of(format!("{name}, clustered"));
     record(bench, &case, &errors(&prompt, size)?, 1);
     progress.step();
     progress.finish();

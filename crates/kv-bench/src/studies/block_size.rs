@@ -73,8 +73,7 @@ pub(crate) fn run(
     let measured = measure(&prompt, seed, &mut progress)?;
     progress.finish();
     let mut record = |policy: &str, rate: f64, metric: &str, value: f64, unit: &str| {
-        let task = Some(name.into());
-        let case = Case { task, length: Some(layer.tokens), ..Case::default() };
+        let case = Case::of(name).length(layer.tokens);
         bench.record(SUITE, &case, (policy, Some(rate)), metric, value, unit);
     };
     for setting in &measured {
@@ -129,14 +128,7 @@ fn on_prompts(
     progress.finish();
     let length = prompts.iter().map(Vec::len).sum::<usize>() / prompts.len();
     for (layer, measured) in layers.into_iter().zip(&all) {
-        let case = Case {
-            task: Some(name.into()),
-            length: Some(length),
-            layer: Some(layer),
-            source: Some(source.clone()),
-            samples: Some(prompts.len()),
-            ..Case::default()
-        };
+        let case = Case::of(name).length(length).layer(layer).samples_of(&source, prompts.len());
         for setting in measured {
             let label = setting.label();
             let setup = (label.as_str(), Some(setting.rate()));

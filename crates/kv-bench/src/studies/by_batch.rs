@@ -147,12 +147,7 @@ pub(crate) fn run(
 
 /// The case of a part of the table.
 pub(crate) fn case(name: &str, size: &Size, part: &str, batch: usize) -> Case {
-    Case {
-        task: Some(format!("{name} {part}")),
-        length: Some(size.context),
-        batch: Some(batch),
-        ..Case::default()
-    }
+    Case::of(format!("{name} {part}")).length(size.context).batch(batch)
 }
 
 /// The bytes of the model and of a policy's caches.
@@ -209,7 +204,7 @@ fn record(bench: &mut ModelBench<'_>, name: &str, size: &Size, all: &Runs) {
         runs.iter().find(|run| run.batch == batch).map(|run| run.rate)
     };
     for (policy_run, runs) in all {
-        let setup = (policy_run.label.as_str(), policy_run.budget);
+        let setup = policy_run.setup();
         for run in runs {
             let case = case(name, size, "by batch", run.batch);
             write(bench, &case, setup, run);
@@ -219,7 +214,7 @@ fn record(bench: &mut ModelBench<'_>, name: &str, size: &Size, all: &Runs) {
         }
     }
     for (policy_run, runs) in all {
-        let setup = (policy_run.label.as_str(), policy_run.budget);
+        let setup = policy_run.setup();
         let Some(run) = runs.last() else { continue };
         let case = case(name, size, "at each one's largest batch", run.batch);
         write(bench, &case, setup, run);

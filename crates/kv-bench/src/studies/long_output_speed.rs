@@ -135,13 +135,8 @@ impl Measured {
     }
 
     fn record(&self, bench: &mut ModelBench<'_>, size: &Size, run: &Run, batch: usize, task: &str) {
-        let case = Case {
-            task: Some(task.into()),
-            length: Some(size.output),
-            batch: Some(batch),
-            ..Case::default()
-        };
-        let setup = (run.policy_run.label.as_str(), run.policy_run.budget);
+        let case = Case::of(task).length(size.output).batch(batch);
+        let setup = run.policy_run.setup();
         let mut record = |metric: &str, value: f64, unit: &str| {
             bench.record(SUITE, &case, setup, metric, value, unit);
         };

@@ -115,14 +115,9 @@ pub(crate) fn run(
     let of_prompts = counted(count, "prompt");
     bench.note(format!("sag: means over layers and heads of {of_prompts}, {source}"));
     for (setting, policy_runs, sums) in &settings {
-        let case = Case {
-            task: Some(format!("{name} sag, {}", setting.name)),
-            source: Some(source.clone()),
-            samples: Some(count),
-            ..Case::default()
-        };
+        let case = Case::of(format!("{name} sag, {}", setting.name)).samples_of(&source, count);
         for (policy_run, sums) in policy_runs.iter().zip(sums) {
-            let setup = (policy_run.label.as_str(), policy_run.budget);
+            let setup = policy_run.setup();
             let sag = sums.sag / sums.queries.max(1.0);
             let error = (sums.difference / sums.norm.max(f64::MIN_POSITIVE)).sqrt();
             bench.record(SUITE, &case, setup, metric::SAG, sag, "nats");

@@ -67,13 +67,9 @@ pub(crate) fn run(
             progress.step();
             add(&mut norms, prompt)
         })?;
-        let case = Case {
-            task: Some(format!("{name}, prompt {}", index + 1)),
-            length: Some(tokens.len()),
-            source: Some(source.clone()),
-            samples: Some(1),
-            ..Case::default()
-        };
+        let case = Case::of(format!("{name}, prompt {}", index + 1))
+            .length(tokens.len())
+            .samples_of(&source, 1);
         let names = [
             (metric::QUERY_NORM, metric::QUERY_NORM_INTERVAL),
             (metric::SHIFTED_KEY_NORM, metric::SHIFTED_KEY_NORM_INTERVAL),

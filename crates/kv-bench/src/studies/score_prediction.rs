@@ -125,12 +125,7 @@ pub(crate) fn run(
     bench.note(format!("scores: {of_steps} of {of_tokens}, {source}, all layers and heads"));
     for (at, distance) in DISTANCES.into_iter().enumerate() {
         let steps = counted(distance, "step");
-        let case = Case {
-            task: Some(format!("{name} predictors, {steps} ahead")),
-            source: Some(source.clone()),
-            samples: Some(count),
-            ..Case::default()
-        };
+        let case = Case::of(format!("{name} predictors, {steps} ahead")).samples_of(&source, count);
         for ((_, name), errors) in PREDICTORS.iter().zip(&mut table) {
             let errors = &mut errors[at];
             let mean = errors.sum / errors.weight;

@@ -44,12 +44,7 @@ pub(crate) fn run(
             }
             progress.step();
         }
-        let case = |what: &str| Case {
-            task: Some(format!("{name} {what}")),
-            length: Some(others),
-            samples: Some(sketches),
-            ..Case::default()
-        };
+        let case = |what: &str| Case::of(format!("{name} {what}")).length(others).samples(sketches);
         let bound = load * std::f64::consts::PI;
         for (what, variances) in ["keys", "values"].into_iter().zip(&variances) {
             let mean = variances.iter().sum::<f64>() / variances.len() as f64;

@@ -54,8 +54,7 @@ pub(crate) fn run(bench: &mut Bench, name: &str, prefixes: &[usize]) -> anyhow::
             let (mut worst, mut most) = (0.0f64, 0);
             for &tokens in prefixes {
                 let (error, slots) = stream.measure(&*policy, tokens)?;
-                let task = Some(name.into());
-                let case = Case { task, length: Some(tokens), ..Case::default() };
+                let case = Case::of(name).length(tokens);
                 let label = format!("{label} batch={batch}");
                 let setup = (label.as_str(), None);
                 bench.record(SUITE, &case, setup, metric::EPSILON, error, "ratio");

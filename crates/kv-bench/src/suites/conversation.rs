@@ -62,14 +62,10 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
         let answered = converse(bench, &policy_runs, prompt, &facts, seed)?;
         for (policy_run, answers) in policy_runs.iter().zip(answered) {
             for (turn, (exact, logprob)) in answers.into_iter().enumerate() {
-                let case = Case {
-                    task: Some(format!("{TASK}, question {}", turn + 1)),
-                    length: Some(prompt.length),
-                    source: Some(prompts.source.clone()),
-                    samples: Some(1),
-                    ..Case::default()
-                };
-                let setup = (policy_run.label.as_str(), policy_run.budget);
+                let case = Case::of(format!("{TASK}, question {}", turn + 1))
+                    .length(prompt.length)
+                    .samples_of(&prompts.source, 1);
+                let setup = policy_run.setup();
                 let exact = f64::from(u8::from(exact));
                 bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact, "share");
                 bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, logprob, "nats");

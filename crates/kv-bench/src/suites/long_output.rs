@@ -158,7 +158,7 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
             let position = Some(prompt + index * BUCKET);
             bucket.record(bench, policy_run, &Case { position, ..case.clone() });
         }
-        let setup = (policy_run.label.as_str(), policy_run.budget);
+        let setup = policy_run.setup();
         for (place, answers) in PLACES.iter().zip(answers) {
             for Rated { right, logprob, divergence } in answers {
                 let case = Case { task: Some((*place).into()), samples: Some(1), ..case.clone() };
@@ -258,7 +258,7 @@ impl Sums {
 
     /// Records perplexity and divergence, means over the tokens.
     fn record(self, bench: &mut ModelBench<'_>, policy_run: &PolicyRun, case: &Case) {
-        let setup = (policy_run.label.as_str(), policy_run.budget);
+        let setup = policy_run.setup();
         let case = Case { samples: Some(self.tokens), ..case.clone() };
         let tokens = self.tokens.max(1) as f64;
         let (perplexity, divergence) = ((self.surprise / tokens).exp(), self.divergence / tokens);

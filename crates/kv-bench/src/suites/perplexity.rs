@@ -132,17 +132,11 @@ fn measure(
     progress.finish();
     let full: Vec<u32> = results[0].iter().map(|(_, best)| *best).collect();
     for ((policy_run, judged), divergences) in policy_runs.iter().zip(&results).zip(&divergences) {
-        let setup = (policy_run.label.as_str(), policy_run.budget);
+        let setup = policy_run.setup();
         let perplexity = |judged: &[(f64, u32)]| {
             (-judged.iter().map(|(logprob, _)| logprob).sum::<f64>() / judged.len() as f64).exp()
         };
-        let case = Case {
-            task: Some(TASK.into()),
-            length: Some(context),
-            source: Some(source.clone()),
-            samples: Some(continued),
-            ..Case::default()
-        };
+        let case = Case::of(TASK).length(context).samples_of(&source, continued);
         bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity(judged), "perplexity");
         let same = judged.iter().zip(&full).filter(|((_, best), full)| best == *full).count();
         let agreement = same as f64 / full.len() as f64;

@@ -44,14 +44,9 @@ pub(crate) fn run(
                 bench.note(format!("{label} prunes tokens in prefill, which then predict nothing"));
                 continue;
             };
-            let case = Case {
-                task: Some(TASK.into()),
-                length: Some(tokens.len()),
-                source: Some(text.source().into()),
-                samples: Some(tokens.len() - 1),
-                ..Case::default()
-            };
-            let setup = (policy_run.label.as_str(), policy_run.budget);
+            let case =
+                Case::of(TASK).length(tokens.len()).samples_of(text.source(), tokens.len() - 1);
+            let setup = policy_run.setup();
             let name = metric::PREFILL_PERPLEXITY;
             bench.record(SUITE, &case, setup, name, perplexity, "perplexity");
         }

@@ -94,7 +94,7 @@ pub(crate) fn retrieval(
                 let same = answered.best.iter().zip(&full).filter(|(a, b)| a == b).count();
                 let agreement = same as f64 / full.len() as f64;
                 let exact = f64::from(u8::from(answered.exact));
-                let setup = (policy_run.label.as_str(), policy_run.budget);
+                let setup = policy_run.setup();
                 bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact, "share");
                 bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, answered.logprob, "nats");
                 bench.record(

@@ -105,8 +105,8 @@ fn time(
             )
         });
     let reads = reads_of(decoder.session())?;
-    let case = Case { length: Some(length), batch: Some(batch), ..Case::default() };
-    let setup = (policy_run.label.as_str(), policy_run.budget);
+    let case = Case::default().length(length).batch(batch);
+    let setup = policy_run.setup();
     let pool = bench.device.memory_pool_usage();
     let mut record = |name: &str, value: f64, unit: &str| {
         bench.record(SUITE, &case, setup, name, value, unit);
@@ -158,8 +158,8 @@ fn largest_batch(
     gib: f64,
 ) {
     let fits = Footprint::of(bench, memory, batch).sequences(gib * GIB);
-    let case = Case { length: Some(length), batch: Some(batch), ..Case::default() };
-    let setup = (policy_run.label.as_str(), policy_run.budget);
+    let case = Case::default().length(length).batch(batch);
+    let setup = policy_run.setup();
     bench.record(SUITE, &case, setup, metric::LARGEST_BATCH, fits, "sequences");
 }
 

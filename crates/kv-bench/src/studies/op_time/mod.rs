@@ -143,7 +143,7 @@ pub(crate) fn run(
     let copy = if on_cpu { None } else { Some(clock.copy_bandwidth()?) };
     let mut progress = Progress::new(cases.len(), name);
     for (heads, length, batch) in cases {
-        let case = Case { length: Some(length), batch: Some(batch), ..Case::default() };
+        let case = Case::default().length(length).batch(batch);
         let mut record = |timed: Timed| {
             let words = [name, timed.part].into_iter().filter(|word| !word.is_empty());
             let task = words.collect::<Vec<_>>().join(" ");

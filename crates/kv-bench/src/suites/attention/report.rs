@@ -40,12 +40,7 @@ impl Measured<'_> {
         }
         for layer in wanted {
             for (at, policy_run) in self.policy_runs.iter().enumerate() {
-                let case = Case {
-                    layer: Some(*layer),
-                    source: Some(self.source.clone()),
-                    samples: Some(self.prompts),
-                    ..Case::default()
-                };
+                let case = Case::default().layer(*layer).samples_of(&self.source, self.prompts);
                 let (sums, heads) = (&self.sums[*layer][at], &heads[at][*layer]);
                 let mut all = Means::default();
                 heads.iter().for_each(|means| all.add(means));
@@ -84,7 +79,7 @@ impl Measured<'_> {
         means: &Means,
         certificates: bool,
     ) {
-        let setup = (policy_run.label.as_str(), policy_run.budget);
+        let setup = policy_run.setup();
         for (name, mean) in means.all() {
             let (wanted, unit) = match name {
                 metric::RETAINED_MASS => (true, "share"),
@@ -130,7 +125,7 @@ fn write_sums(
     sums: &Sums,
     means: &Means,
 ) {
-    let setup = (policy_run.label.as_str(), policy_run.budget);
+    let setup = policy_run.setup();
     bench.record(SUITE, case, setup, metric::RELATIVE_ERROR, sums.relative_error(), "ratio");
     for (name, value, unit) in sums.measures.records() {
         bench.record(SUITE, case, setup, name, value, unit);

@@ -74,7 +74,7 @@ impl<'a> KernelBench<'a> {
     fn record(&mut self, task: &str, variant: &str, seconds: f64, [bytes, operations]: [f64; 2]) {
         let policy = if variant.is_empty() { OURS.into() } else { format!("{OURS} {variant}") };
         let mut record = |metric: &str, value: f64, unit: &str| {
-            let case = Case { task: Some(task.into()), ..Case::default() };
+            let case = Case::of(task);
             self.bench.record(SUITE, &case, (&policy, None), metric, value, unit);
         };
         record(metric::TIME_US, seconds * 1e6, "us");
