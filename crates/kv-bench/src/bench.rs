@@ -5,7 +5,8 @@ use std::ops::{Deref, DerefMut};
 use anyhow::Context;
 use burn::tensor::{DType, Device};
 use kv_core::{device_name, select_device};
-use kv_models::{Calibration, Model};
+use kv_models::{Calibration, Model, PrefillPass};
+use kv_policies::Observation;
 
 use crate::console::say;
 use crate::format;
@@ -134,6 +135,26 @@ impl<'a> ModelBench<'a> {
             Model::load(name, &bench.device, dtype).with_context(|| format!("model {name}"))?;
         bench.model_name = model.name().into();
         Ok(Self { model, bench })
+    }
+
+    /// Prefills a prompt and shows its layers to `see`, one by one, up to the first that it refuses.
+    ///
+    /// # Errors
+    /// Errors of the model and of `see`.
+    pub(crate) fn observe(
+        &self,
+        tokens: &[u32],
+        pass: PrefillPass<'_>,
+        see: &mut dyn FnMut(&Observation<'_>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let mut failed = None;
+        self.model.llama().prefill(&[tokens], pass, &mut |observation| {
+            if failed.is_none() {
+                failed = see(observation).err();
+            }
+            Ok(None)
+        })?;
+        failed.map_or(Ok(()), Err)
     }
 
     /// Bytes of the model's weights.

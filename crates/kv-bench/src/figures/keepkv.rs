@@ -14,9 +14,6 @@ use crate::suites::attention;
 
 /// Share kept in figures of one budget.
 const BUDGET: f64 = 0.2;
-const SHARES: &[Budget] =
-    &[Budget::Ratio(0.5), Budget::Ratio(0.25), Budget::Ratio(0.1), Budget::Ratio(0.05)];
-const QUICK_SHARES: &[Budget] = &[Budget::Ratio(0.25), Budget::Ratio(0.1)];
 
 pub(super) const FIGURES: &[Figure] = &[
     Figure {
@@ -60,8 +57,8 @@ pub(super) const FIGURES: &[Figure] = &[
                   and CNN/DailyMail; recent-attention, PyramidInfer's tokens without its pruning, \
                   in place of PyramidInfer",
         measurement: Measurement::Quality(Quality {
-            budgets: SHARES,
-            quick_budgets: QUICK_SHARES,
+            budgets: runners::SHARES,
+            quick_budgets: runners::QUICK_SHARES,
             policies: |_, budgets| eviction_policies(budgets),
             ..runners::QUALITY
         }),

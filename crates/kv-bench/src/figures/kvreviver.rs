@@ -128,13 +128,8 @@ pub(super) const FIGURES: &[Figure] = &[
         measures: "retrieval and perplexity by budget",
         differs: "exact match of short answers and one text's perplexity in place of LongBench",
         measurement: Measurement::Quality(Quality {
-            budgets: &[
-                Budget::Ratio(0.5),
-                Budget::Ratio(0.25),
-                Budget::Ratio(0.1),
-                Budget::Ratio(0.05),
-            ],
-            quick_budgets: &[Budget::Ratio(0.25), Budget::Ratio(0.1)],
+            budgets: runners::SHARES,
+            quick_budgets: runners::QUICK_SHARES,
             policies: beside_others,
             ..AGNOSTIC
         }),

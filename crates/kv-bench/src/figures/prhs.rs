@@ -6,9 +6,10 @@ use serde_json::{Value, json};
 use super::runners::{self, Quality, ReadAttention, Throughput};
 use super::{Figure, LAYERS, Measurement, ModelChoice, PolicyChoice, QUALITY, TENSORS};
 use crate::bench::Sizes;
+use crate::options::Common;
 use crate::prompts::Mode;
 use crate::record::FULL;
-use crate::studies::op_time::{Heads, Limit, OpTime, Shapes, subset_attention};
+use crate::studies::op_time::{Heads, Limit, OpBench, OpTime, Shapes, Sink, subset_attention};
 use crate::suites::prefill_perplexity;
 
 const LLAMA_2: Heads = Heads { name: "Llama-2-7B", query: 32, kv: 32, dim: 128 };
@@ -63,10 +64,7 @@ pub(super) const FIGURES: &[Figure] = &[
             limit: LIMIT,
             // An eighth of them is a page of Quest's.
             shortest: 128,
-            time: |bench, common, found| {
-                let configs = step_policies(bench.length);
-                subset_attention::time(bench, &common.select_beside_full(&configs)?, found)
-            },
+            time: time_steps,
             published_us: &[],
         }),
         ..STEPS
@@ -95,10 +93,7 @@ pub(super) const FIGURES: &[Figure] = &[
             limit: LIMIT,
             // An eighth of them is a page of Quest's.
             shortest: 128,
-            time: |bench, common, found| {
-                let configs = step_policies(bench.length);
-                subset_attention::time(bench, &common.select_beside_full(&configs)?, found)
-            },
+            time: time_steps,
             published_us: &[],
         }),
         ..STEPS
@@ -177,6 +172,12 @@ const EIGHT_PROMPTS: ReadAttention = ReadAttention {
     prompts: Sizes { paper: 8, quick: 1 },
     steps: Sizes { paper: 128, quick: 24 },
 };
+
+/// Times the steps of the policies that `--policy` names, and of the full cache.
+fn time_steps(bench: &OpBench<'_>, common: &Common, found: Sink<'_>) -> anyhow::Result<()> {
+    let configs = step_policies(bench.length);
+    subset_attention::time(bench, &common.select_beside_full(&configs)?, found)
+}
 
 /// CIS of a budget and block.
 fn cis(name: &str, budget: &Value, block: usize) -> Value {

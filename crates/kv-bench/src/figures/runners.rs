@@ -10,6 +10,12 @@ use crate::prompts::{Mode, Prompts, Wanted};
 use crate::suites::perplexity::{self, Text};
 use crate::suites::{attention, quality, throughput};
 
+/// Budgets of figures by budget.
+pub(super) const SHARES: &[Budget] =
+    &[Budget::Ratio(0.5), Budget::Ratio(0.25), Budget::Ratio(0.1), Budget::Ratio(0.05)];
+/// The budgets of their quick forms.
+pub(super) const QUICK_SHARES: &[Budget] = &[Budget::Ratio(0.25), Budget::Ratio(0.1)];
+
 /// Answers to prompts, and perplexity of a text, behind compressed contexts.
 #[derive(Debug)]
 pub(super) struct Quality {

@@ -238,25 +238,6 @@ impl PolicyRun {
         configs.iter().map(Self::of).collect()
     }
 
-    /// The policy with the options that certificates need, where its policy has certificates and
-    /// bounds cover prompts from so many tokens on.
-    pub(crate) fn certified(&self, tokens: usize) -> Option<Self> {
-        let mut config = self.policy.config();
-        config.get("certified")?;
-        config["certified"] = json!(true);
-        // Bounds take the distance of queries after RoPE; policies compare queries before RoPE by
-        // default.
-        if config["similarity"] == "raw-query" {
-            config["similarity"] = json!("query");
-        }
-        let mut shortest = config.clone();
-        if let Ok(budget) = serde_json::from_value::<Budget>(config["budget"].clone()) {
-            shortest["budget"] = json!(Budget::Tokens(budget.resolve(tokens)));
-        }
-        build(&shortest).ok()?;
-        Some(Self { policy: build(&config).ok()?, ..self.clone() })
-    }
-
     /// Slots that it holds or reads behind a prompt of so many tokens, if it has a budget: a
     /// combination has the slots of its decode steps.
     pub(crate) fn tokens(&self, prompt: usize) -> Option<usize> {

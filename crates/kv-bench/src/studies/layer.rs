@@ -65,21 +65,16 @@ pub(super) fn observe(
         needs: Needs { window: usize::MAX, column_sums: false, raw_queries: false },
         ..PrefillPass::default()
     };
-    let mut failed = None;
-    bench.model.llama().prefill(&[tokens], pass, &mut |observation| {
-        let wanted = layers.contains(&observation.layer.index) && failed.is_none();
-        if let Some(queries) = observation.window.as_ref().filter(|_| wanted) {
-            let prompt = LayerPrompt {
-                queries: queries.clone(),
-                keys: observation.keys.clone(),
-                values: observation.values.clone(),
-                layer: observation.layer,
-            };
-            failed = see(&prompt).err();
-        }
-        Ok(None)
-    })?;
-    failed.map_or(Ok(()), Err)
+    bench.observe(tokens, pass, &mut |observation| {
+        let wanted = layers.contains(&observation.layer.index);
+        let Some(queries) = observation.window.as_ref().filter(|_| wanted) else { return Ok(()) };
+        see(&LayerPrompt {
+            queries: queries.clone(),
+            keys: observation.keys.clone(),
+            values: observation.values.clone(),
+            layer: observation.layer,
+        })
+    })
 }
 
 /// One layer's prompt after RoPE.

@@ -95,20 +95,14 @@ pub(crate) fn run(
     let seeds = [bench.common.seed];
     for prompt in &prompts.list {
         let tokens = bench.model.encode(&prompt.prompt)?;
-        let mut failed = None;
         let pass = PrefillPass { seeds: &seeds, ..pass };
-        bench.model.llama().prefill(&[&tokens], pass, &mut |observation| {
+        bench.observe(&tokens, pass, &mut |observation| {
             for (setting, policy_runs, sums) in &mut settings {
-                if failed.is_none() {
-                    failed = compare(observation, *setting, policy_runs, sums).err();
-                }
+                compare(observation, *setting, policy_runs, sums)?;
             }
             progress.step();
-            Ok(None)
+            Ok(())
         })?;
-        if let Some(error) = failed {
-            return Err(error);
-        }
     }
     progress.finish();
     let (count, source) = (prompts.list.len(), prompts.source.clone());

@@ -109,16 +109,11 @@ pub(crate) fn run(
         needs: Needs { window: usize::MAX, ..Needs::default() },
         ..PrefillPass::default()
     };
-    let mut failed = None;
     // A prefill has the queries that decode steps would have if this text were fed to them.
-    bench.model.llama().prefill(&[&tokens], pass, &mut |observation| {
-        if failed.is_none() {
-            failed = measure(observation, steps, &mut table).err();
-        }
+    bench.observe(&tokens, pass, &mut |observation| {
         progress.step();
-        Ok(None)
+        measure(observation, steps, &mut table)
     })?;
-    failed.map_or(Ok(()), Err)?;
     progress.finish();
     let count = tokens.len();
     let [of_steps, of_tokens] = [(steps, "step"), (count, "token")].map(|(n, of)| counted(n, of));

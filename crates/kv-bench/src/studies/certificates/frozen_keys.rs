@@ -6,18 +6,20 @@ use std::ops::Range;
 use anyhow::Context;
 use burn::tensor::Tensor;
 use kv_core::read_f32;
-use kv_models::{Llama, PrefillPass};
+use kv_models::PrefillPass;
 use kv_policies::{
     FrozenTokens, KeyDrift, LayerContext, Needs, Observation, Policy, VisibleWindow,
 };
 
 use super::fit_check_split::FitCheck;
 use super::means::{Bound, Means};
+use crate::bench::ModelBench;
+use crate::policy_runs::PolicyRun;
 use crate::record::metric;
 
 /// A layer's queries of the last tokens and the keys of all tokens, each `[heads, tokens,
 /// head_dim]`, on the host.
-pub(crate) struct HeadRows {
+struct HeadRows {
     queries: Rows,
     keys: Rows,
 }
@@ -47,7 +49,7 @@ impl Rows {
 
 impl HeadRows {
     /// Reads the queries of at most `last` tokens, and the keys of all tokens.
-    pub(crate) fn read(observation: &Observation<'_>, last: usize) -> anyhow::Result<Self> {
+    fn read(observation: &Observation<'_>, last: usize) -> anyhow::Result<Self> {
         let queries = observation.window.as_ref().context("queries were not observed")?;
         let tokens = queries.dims()[2];
         let last = last.min(tokens);
@@ -80,15 +82,15 @@ impl HeadRows {
 }
 
 /// The tokens of a prompt that one policy freezes in a layer.
-pub(crate) struct FrozenLayer<'a> {
-    pub(crate) frozen: &'a FrozenTokens,
+struct FrozenLayer<'a> {
+    frozen: &'a FrozenTokens,
     /// The window of the layer's queries, where they do not see all tokens.
-    pub(crate) window: Option<VisibleWindow>,
+    window: Option<VisibleWindow>,
     /// The layer as the model computes it, and the one below.
-    pub(crate) own: &'a HeadRows,
-    pub(crate) below: &'a HeadRows,
+    own: &'a HeadRows,
+    below: &'a HeadRows,
     /// The layer in a prefill in which the policy freezes tokens in all layers.
-    pub(crate) run: &'a HeadRows,
+    run: &'a HeadRows,
 }
 
 /// The attention that the frozen tokens of one policy move in a layer.
@@ -115,7 +117,7 @@ struct QueryFreezeError {
 
 impl FreezeError {
     /// Adds a prompt's layer.
-    pub(crate) fn take(&mut self, freezing: &FrozenLayer<'_>, fit_check: FitCheck) {
+    fn take(&mut self, freezing: &FrozenLayer<'_>, fit_check: FitCheck) {
         let FrozenLayer { frozen, own, below, .. } = *freezing;
         if fit_check.fits {
             for head in 0..own.keys.heads {
@@ -186,19 +188,75 @@ pub(crate) fn conclude(layers: &[&FreezeError], head_dim: usize) -> Vec<Vec<Mean
     layers.iter().enumerate().map(heads).collect()
 }
 
+/// The keys that each policy freezes in one prompt, layer by layer.
+pub(crate) struct FrozenKeys<'a> {
+    policy_runs: &'a [PolicyRun],
+    /// The layers in a prefill in which the policy freezes tokens in all layers, by policy; none
+    /// where it freezes nothing.
+    runs: Vec<Vec<Option<HeadRows>>>,
+    /// The layer below the next one, as the model computes it.
+    below: Option<HeadRows>,
+    steps: usize,
+    fit_check: FitCheck,
+}
+
+impl<'a> FrozenKeys<'a> {
+    /// Prefills a prompt whose last `steps` tokens are decoded, once for each policy that freezes
+    /// tokens.
+    ///
+    /// # Errors
+    /// Where the model or the device refuses.
+    pub(crate) fn prefill(
+        bench: &ModelBench<'_>,
+        policy_runs: &'a [PolicyRun],
+        prompt: &[u32],
+        steps: usize,
+        fit_check: FitCheck,
+    ) -> anyhow::Result<Self> {
+        let run = |run: &PolicyRun| prefill_frozen(bench, &*run.policy, prompt, steps);
+        let runs = policy_runs.iter().map(run).collect::<anyhow::Result<_>>()?;
+        Ok(Self { policy_runs, runs, below: None, steps, fit_check })
+    }
+
+    /// Adds the next layer, as the model computes it, to the errors of each policy.
+    ///
+    /// # Errors
+    /// Where the device gives nothing back.
+    pub(crate) fn take<'b>(
+        &mut self,
+        observation: &Observation<'_>,
+        errors: impl Iterator<Item = &'b mut FreezeError>,
+    ) -> anyhow::Result<()> {
+        if self.runs.iter().all(Vec::is_empty) {
+            return Ok(());
+        }
+        let own = HeadRows::read(observation, self.steps)?;
+        let (layer, tokens) = (observation.layer, observation.tokens());
+        let policies = self.policy_runs.iter().map(|run| &run.policy);
+        for ((policy, layers), errors) in policies.zip(&self.runs).zip(errors) {
+            let frozen = policy.frozen_tokens(layer, tokens);
+            let run = layers.get(layer.index).and_then(Option::as_ref);
+            if let (Some(frozen), Some(run), Some(below)) = (&frozen, run, &self.below) {
+                let window = policy.visible_window(layer);
+                let freezing = FrozenLayer { frozen, window, own: &own, below, run };
+                errors.take(&freezing, self.fit_check);
+            }
+        }
+        self.below = Some(own);
+        Ok(())
+    }
+}
+
 /// Prefills a prompt with the frozen tokens of a policy. Of each layer that freezes tokens it
 /// returns the queries of at most the last `steps` tokens, and the keys; nothing where the policy
 /// freezes nothing.
-///
-/// # Errors
-/// Where the model or the device refuses.
-pub(crate) fn run(
-    model: &Llama,
+fn prefill_frozen(
+    bench: &ModelBench<'_>,
     policy: &dyn Policy,
     prompt: &[u32],
     steps: usize,
 ) -> anyhow::Result<Vec<Option<HeadRows>>> {
-    let count = model.config().num_layers;
+    let count = bench.model.config().num_layers;
     let frozen = |index| policy.frozen_tokens(LayerContext { index, count }, prompt.len());
     let ends = (0..count).filter_map(|layer| Some(frozen(layer)?.tokens.end));
     let Some(deepest) = ends.max() else { return Ok(Vec::new()) };
@@ -207,16 +265,12 @@ pub(crate) fn run(
     let needs = Needs { window, ..Needs::default() };
     let pass = PrefillPass { needs, by: Some(policy), ..PrefillPass::default() };
     let mut layers: Vec<Option<HeadRows>> = Vec::new();
-    let mut failed = None;
-    model.prefill(&[prompt], pass, &mut |observation| {
+    bench.observe(prompt, pass, &mut |observation| {
         let freezes = frozen(observation.layer.index).is_some();
-        match freezes.then(|| HeadRows::read(observation, window)).transpose() {
-            Ok(heads) => layers.push(heads),
-            Err(error) => failed = Some(error),
-        }
-        Ok(None)
+        layers.push(freezes.then(|| HeadRows::read(observation, window)).transpose()?);
+        Ok(())
     })?;
-    failed.map_or(Ok(layers), Err)
+    Ok(layers)
 }
 
 fn norm(values: impl Iterator<Item = f64>) -> f64 {

@@ -13,6 +13,7 @@
 //! that the constants are fitted to ([`FitCheck`]). They are a check on the proofs and on the
 //! policies, not a measure of quality. `attention --certificates` runs them.
 
+mod certified_runs;
 mod fit_check_split;
 mod frozen_keys;
 mod hidden_windows;
@@ -20,8 +21,9 @@ mod means;
 mod shared_sets;
 mod slot_measure;
 
+pub(crate) use certified_runs::certified;
 pub(crate) use fit_check_split::FitCheck;
-pub(crate) use frozen_keys::{FreezeError, FrozenLayer, HeadRows, conclude, run as run_frozen};
+pub(crate) use frozen_keys::{FreezeError, FrozenKeys, conclude};
 pub(crate) use hidden_windows::HiddenMass;
 pub(crate) use means::{Mean, Means};
 pub(crate) use shared_sets::{SetStep, best_of, take_information_loss};

@@ -20,7 +20,7 @@ use crate::options::Attention;
 use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::prompts::Prompts;
-use crate::studies::certificates::{FitCheck, FrozenLayer, HeadRows, Mean, run_frozen};
+use crate::studies::certificates::{FitCheck, FrozenKeys, Mean, certified};
 use read_metrics::Exact;
 use report::Measured;
 use sums::Sums;
@@ -78,26 +78,10 @@ pub(crate) fn measure(
     let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
     bench.remark(policy_runs, longest)?;
     let shortest = prompts.iter().map(Vec::len).min().unwrap_or_default() - options.steps;
-    let mut policy_runs = policy_runs.to_vec();
-    let mut uncovered = Vec::new();
-    for policy_run in policy_runs.iter_mut().filter(|_| options.certificates) {
-        match policy_run.certified(shortest) {
-            Some(certified) => *policy_run = certified,
-            None if policy_run.policy.config().get("certified").is_some() => {
-                uncovered.push(policy_run.label.clone());
-            }
-            None => {}
-        }
-    }
-    uncovered.dedup();
-    if !uncovered.is_empty() {
-        bench.note(format!(
-            "no certificates of {} at some budgets: fewer recents than a block has tokens, or \
-             another similarity than queries'",
-            uncovered.join(", ")
-        ));
-    }
-    let policy_runs = &policy_runs[..];
+    let policy_runs = &match options.certificates {
+        true => certified(bench, policy_runs, shortest),
+        false => policy_runs.to_vec(),
+    };
     let layers = bench.model.config().num_layers;
     let mut wanted: Vec<usize> =
         if options.layers.is_empty() { (0..layers).collect() } else { options.layers.clone() };
@@ -114,41 +98,19 @@ pub(crate) fn measure(
     };
     let fit_checks = FitCheck::of(&prompts.iter().map(Vec::len).collect::<Vec<_>>());
     for (tokens, &fit_check) in prompts.iter().zip(&fit_checks) {
-        let llama = bench.model.llama();
-        let runs: Vec<_> = policy_runs
-            .iter()
-            .map(|policy_run| match options.certificates {
-                true => run_frozen(llama, &*policy_run.policy, tokens, options.steps),
-                false => Ok(Vec::new()),
-            })
-            .collect::<Result<_, _>>()?;
-        let freezes = runs.iter().any(|run| !run.is_empty());
-        let mut below = None;
-        let mut see = |observation: &Observation<'_>| -> anyhow::Result<()> {
+        let freezing = if options.certificates { &policy_runs[..] } else { &[] };
+        let mut frozen = FrozenKeys::prefill(bench, freezing, tokens, options.steps, fit_check)?;
+        bench.observe(tokens, pass, &mut |observation| {
             let layer = observation.layer.index;
-            let own = freezes.then(|| HeadRows::read(observation, options.steps)).transpose()?;
             let sums = &mut sums[layer];
             // Constants are of all layers, whichever are shown.
-            if let (Some(own), Some(below)) = (&own, &below) {
-                freeze(observation, policy_runs, &runs, [own, below], fit_check, sums);
-            }
+            frozen.take(observation, sums.iter_mut().map(|sums| &mut sums.frozen))?;
             if wanted.contains(&layer) {
                 compare(observation, policy_runs, options, bench.common.seed, fit_check, sums)?;
                 progress.step();
             }
-            below = own;
             Ok(())
-        };
-        let mut failed = None;
-        llama.prefill(&[tokens], pass, &mut |observation| {
-            if failed.is_none() {
-                failed = see(observation).err();
-            }
-            Ok(None)
         })?;
-        if let Some(error) = failed {
-            return Err(error);
-        }
     }
     progress.finish();
     note_targets(bench, policy_runs, &sums);
@@ -316,30 +278,6 @@ fn compare(
         }
     }
     Ok(())
-}
-
-/// Measures, for one layer of one prompt, how the frozen tokens of policies change attention.
-/// `runs` holds, policy by policy, the layers of a prefill in which the policy freezes tokens;
-/// `own` and `below` are this layer and the one below as the model computes them without any
-/// policy.
-fn freeze(
-    observation: &Observation<'_>,
-    policy_runs: &[PolicyRun],
-    runs: &[Vec<Option<HeadRows>>],
-    [own, below]: [&HeadRows; 2],
-    fit_check: FitCheck,
-    sums: &mut [Sums],
-) {
-    let (layer, tokens) = (observation.layer, observation.tokens());
-    for ((policy_run, layers), sums) in policy_runs.iter().zip(runs).zip(sums) {
-        let frozen = policy_run.policy.frozen_tokens(layer, tokens);
-        let run = layers.get(layer.index).and_then(Option::as_ref);
-        if let (Some(frozen), Some(run)) = (&frozen, run) {
-            let window = policy_run.policy.visible_window(layer);
-            let freezing = FrozenLayer { frozen, window, own, below, run };
-            sums.moved.take(&freezing, fit_check);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ impl Measured<'_> {
     /// A policy's means of each layer's query heads, with the bounds on the attention that windows
     /// hide and frozen tokens move.
     fn heads(&self, at: usize, head_dim: usize) -> Vec<Vec<Means>> {
-        let moved = self.sums.iter().map(|layer| &layer[at].moved).collect::<Vec<_>>();
+        let moved = self.sums.iter().map(|layer| &layer[at].frozen).collect::<Vec<_>>();
         let mut moved = conclude(&moved, head_dim);
         for (layer, heads) in self.sums.iter().zip(&mut moved) {
             let reading = &layer[at].reading;

@@ -21,7 +21,7 @@ pub(super) struct Sums {
     /// The attention that heads with a target dropped when it was last measured.
     pub(super) steered: Mean,
     /// The attention that frozen keys move.
-    pub(super) moved: FreezeError,
+    pub(super) frozen: FreezeError,
     /// Similarity of the layer's queries; only the sums of the first policy have it.
     pub(super) similarity: Similarity,
 }
