@@ -49,8 +49,7 @@ impl RecordLog {
         Self { all: Vec::new(), target: target.map(Into::into), log }
     }
 
-    /// Adds a record. A log that cannot be written is told once: what was measured is worth
-    /// more.
+    /// Adds a record. A log that cannot be written is told once: the measurement is worth more.
     pub(crate) fn push(&mut self, record: Record) {
         if let Err(error) = self.log.note(&record) {
             say!("records are not kept while the run goes on: {error:#}");

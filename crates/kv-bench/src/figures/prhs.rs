@@ -191,7 +191,7 @@ fn hshare(budget: &Value, [layers, heads, queries]: [f64; 3]) -> Value {
     })
 }
 
-/// The full cache, and policies that read a part of what they keep.
+/// The full cache, and policies that read a part of the tokens they keep.
 fn table2_policies(budgets: &[Budget]) -> Vec<Value> {
     let mut configs = vec![json!({"policy": FULL})];
     for budget in budgets.iter().map(|budget| json!(budget)) {
@@ -208,7 +208,7 @@ fn table2_policies(budgets: &[Budget]) -> Vec<Value> {
 
 /// The full cache, CIS*, PSAW, ETF and CPE with other parameters.
 fn table6_policies(budgets: &[Budget], layers: usize, quick: bool) -> Vec<Value> {
-    // From three quarters of the depth, as the paper, and from a quarter.
+    // Layers from three quarters of the depth on, as in the paper, and from a quarter on.
     let starts = [3 * layers / 4, layers / 4];
     let starts = if quick { &starts[1..] } else { &starts[..] };
     let mut configs = vec![json!({"policy": FULL})];
@@ -230,7 +230,7 @@ fn shared(budget: &Value) -> Vec<Value> {
         config["radius"] = json!(radius);
         config
     });
-    // In place of queries before RoPE.
+    // CIS compares queries before RoPE by default.
     let similarities = ["query", "key", "hidden"].map(|similarity| {
         let mut config = cis("cis-star", budget, 8);
         config["similarity"] = json!(similarity);
@@ -326,7 +326,8 @@ fn beside_oracle(quick: bool, others: fn(usize) -> Vec<Value>) -> Vec<Value> {
 fn fig7_policies(budget: usize) -> Vec<Value> {
     let mut configs = vec![json!({"policy": "quest", "budget": budget, "dense_layers": 0})];
     configs.push(json!({"policy": "double-sparsity", "budget": budget, "dense_layers": 0}));
-    // As many retrievals; layers are seen by themselves.
+    // Shares of heads and queries at which heads retrieve as often as CIS's; layers are measured by
+    // themselves.
     for [heads, queries] in [[0.75, 0.5], [0.5, 0.5], [0.75, 0.25], [0.375, 0.25], [0.5, 0.125]] {
         configs.push(json!({
             "policy": "hshare", "budget": budget, "layers": 1.0, "heads": heads, "queries": queries
@@ -343,7 +344,7 @@ fn fig7_policies(budget: usize) -> Vec<Value> {
         }
         let (mut star, mut alone) = (cis.clone(), cis.clone());
         star["policy"] = json!("cis-star");
-        // Of the budget's size exactly.
+        // Sets have exactly the budget's size.
         alone["dilated"] = json!(0.0);
         configs.extend([cis, star, alone]);
     }

@@ -110,7 +110,7 @@ const CLUSTERS: usize = 32;
 const NORMS: [f32; 3] = [15.0, 15.6, 3.35];
 /// Share of a row that is its own, the rest being its cluster's.
 const OWN: f32 = 0.5;
-/// That of queries, whose logits mean_and_deviation by a few units then.
+/// The share of queries that is their own. With it logits spread by a few units.
 const OWN_OF_QUERIES: f32 = 0.8;
 
 impl Clustered {

@@ -21,7 +21,7 @@ const TOGETHER: usize = 32;
 
 /// Estimates one token of `sketches` with hashes of their own at every load, of normal keys and
 /// values. A load `a / N` is the tokens beside the one that is estimated, over all entries. A note
-/// says what the records mean.
+/// explains the records.
 ///
 /// # Errors
 /// Where the device refuses.

@@ -8,8 +8,8 @@ use crate::bench::ModelBench;
 
 /// Bytes of a GiB.
 pub(crate) const GIB: f64 = (1u64 << 30) as f64;
-/// Share of the memory that caches and weights may take, beside activations and what pools round
-/// up.
+/// Share of the memory that caches and weights may take, beside activations and the rounding of
+/// pools.
 pub(crate) const FILLED: f64 = 0.94;
 
 /// The bytes of a model with caches.
@@ -24,7 +24,7 @@ pub(crate) struct Footprint {
 }
 
 impl Footprint {
-    /// From the caches of `batch` sequences.
+    /// Measured on the caches of `batch` sequences.
     pub(crate) fn of(bench: &ModelBench<'_>, memory: &MemoryReport, batch: usize) -> Self {
         let (rows, scratch) = (batch as f64, memory.scratch as f64);
         Self {

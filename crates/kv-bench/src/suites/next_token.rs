@@ -12,8 +12,8 @@ pub(crate) fn judge(logits: &[f32], token: u32) -> (f64, u32) {
 /// `KL(full || policy) = sum_i p_i (ln p_i - ln q_i)` in nats, where `p` and `q` are the softmax of
 /// the two logits `[V]` of one position.
 ///
-/// At least 0. NaN where a logit is, infinite where the policy rules out a token that the full
-/// cache does not.
+/// The divergence is at least 0, NaN where a logit is NaN, infinite where the policy rules out a
+/// token that the full cache does not.
 fn of_position(full: &[f32], policy: &[f32]) -> f64 {
     let (of_full, of_policy) = (log_sum_exp(full), log_sum_exp(policy));
     let terms = full.iter().zip(policy).map(|(&full, &policy)| {

@@ -44,7 +44,7 @@ impl Text {
         &self.source
     }
 
-    /// The context and what follows it.
+    /// The tokens of the context and of the text behind it.
     pub(crate) fn tokens(&self) -> Vec<u32> {
         [&self.context[..], &self.next].concat()
     }

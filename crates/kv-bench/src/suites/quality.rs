@@ -134,7 +134,7 @@ struct Answered {
     /// The most likely token before each of the answer's, which are fed one by one.
     best: Vec<u32>,
     memory: MemoryReport,
-    /// Of the prompt's tokens.
+    /// The votes of the prompt's tokens.
     votes: Votes,
     reads: Reads,
 }

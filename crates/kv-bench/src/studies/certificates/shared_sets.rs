@@ -19,8 +19,8 @@ impl<'a> SetStep<'a> {
     /// of logits.
     pub(crate) fn of(own: &'a RangeSets, scale: f64) -> Option<Self> {
         let shares = own.retrieves == Some(false) && own.key_norm > 0.0;
-        // Of tokens that others left out it is not known whether a window hides them, nor of steps
-        // that retrieved how far they are from anything.
+        // It is unknown whether a window hides the tokens that other heads left out, and how far a
+        // step that retrieved is from an earlier one.
         let known = own.freed == 0 || own.seen > own.sinks;
         let step = SharedStep {
             dropped: f64::from(own.dropped),

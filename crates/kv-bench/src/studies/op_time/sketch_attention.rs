@@ -110,7 +110,7 @@ impl Sketched<'_, '_> {
         sketch.add(all, rows(), rows(), 1.0)?;
         cache.set_sketch(sketch)?;
         let slots = cache.layout().total();
-        // Beyond what any step gives: nothing changes places.
+        // No step adds as much, so that nothing changes places.
         let scores = Tensor::full([slots], 1e9, (self.ops.device, DType::F32));
         cache.set_track(ACCUMULATED, scores, 0.0)?;
         Ok(cache)

@@ -1,5 +1,5 @@
-//! A step's attention of policies that read a part of what they keep, choices included, over caches
-//! that are kept whole (PrHS, table 4).
+//! A step's attention of policies that read a part of the tokens they keep, choices included, over
+//! caches that are kept whole (PrHS, table 4).
 
 use burn::tensor::{DType, Distribution, Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache};

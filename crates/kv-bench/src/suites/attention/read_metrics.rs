@@ -109,8 +109,8 @@ pub(super) fn take(
     Ok(true)
 }
 
-/// Of the tokens that are read through a window, how many first ones there are before the gap, and
-/// the first one behind.
+/// The gap in the tokens that are read through a window: the number of tokens before it, and the
+/// first token behind it.
 fn window_of(read: &[usize]) -> (usize, usize) {
     let sinks = read.iter().zip(0..).take_while(|(token, at)| **token == *at).count();
     (sinks, read.get(sinks).copied().unwrap_or(sinks))

@@ -25,7 +25,7 @@ pub(super) struct Measured<'a> {
     pub(super) prompts: usize,
     pub(super) checked: usize,
     pub(super) source: String,
-    /// By layer and policy.
+    /// The sums, by layer and policy.
     pub(super) sums: &'a [Vec<Sums>],
 }
 
@@ -83,7 +83,7 @@ impl Measured<'_> {
         for (name, mean) in means.all() {
             let (wanted, unit) = match name {
                 metric::RETAINED_MASS => (true, "share"),
-                // Of a budget's best tokens.
+                // The overlap is with the budget's best tokens.
                 metric::OVERLAP => (policy_run.budget.is_some(), "share"),
                 metric::INFORMATION_LOSS => (certificates, "nats"),
                 _ => (certificates, "share"),
