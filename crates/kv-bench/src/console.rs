@@ -12,7 +12,7 @@ macro_rules! say {
 }
 pub(crate) use say;
 
-/// What [`say!`] calls.
+/// The function behind [`say!`].
 pub(crate) fn say_line(line: Arguments<'_>) {
     // There is no other place to tell that this one is closed or full.
     let _ = writeln!(stderr().lock(), "{line}");

@@ -1,4 +1,4 @@
-//! What policies do to slots, in six families.
+//! Six families of policies, by their treatment of slots.
 
 /// A family of policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ impl Family {
         }
     }
 
-    /// What its policies do, behind its name.
+    /// The treatment of slots, as text behind its name.
     pub(crate) fn does(self) -> &'static str {
         match self {
             Self::Drop => "removes tokens",

@@ -1,7 +1,8 @@
 //! Files that a suite will read, tried before a model is loaded: a path that is not there must not
 //! cost minutes.
 
-use crate::args::{Common, Suite, Task};
+use crate::args::Suite;
+use crate::options::{Common, Task};
 use crate::prompts::{self, Prompts};
 
 /// Reads the files of prompts and texts that a suite is given, and builds the policies.
@@ -13,7 +14,7 @@ pub(crate) fn check(common: &Common, suite: Option<&Suite>) -> anyhow::Result<()
     match suite {
         // Papers' tables have policies of their own.
         Some(Suite::Paper(_)) => common.check_configurations()?,
-        _ => drop(common.contenders(&[0.5])?),
+        _ => drop(common.policy_runs(&[0.5])?),
     }
     let (wanted, text) = match suite {
         Some(Suite::Quality(options)) => {
@@ -24,7 +25,7 @@ pub(crate) fn check(common: &Common, suite: Option<&Suite>) -> anyhow::Result<()
         Some(Suite::Attention(options)) => (Some(options.wanted()), None),
         Some(Suite::Paper(options)) => {
             options.check(common)?;
-            (options.wanted(common.quick), options.text.as_deref())
+            (options.wanted(common.quick), options.options.text.as_deref())
         }
         _ => (None, None),
     };

@@ -8,9 +8,9 @@ static OPEN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// A file of records that an interrupt would leave.
 #[derive(Debug)]
-pub(crate) struct Left(PathBuf);
+pub(crate) struct LeftFile(PathBuf);
 
-impl Left {
+impl LeftFile {
     /// From now on.
     pub(crate) fn new(path: PathBuf) -> Self {
         open().push(path.clone());
@@ -18,7 +18,7 @@ impl Left {
     }
 }
 
-impl Drop for Left {
+impl Drop for LeftFile {
     fn drop(&mut self) {
         open().retain(|path| *path != self.0);
     }
@@ -75,7 +75,7 @@ mod tests {
         assert!(sentence(&[]).contains("--json"));
         assert!(sentence(&["a.json.partial".into()]).ends_with("--merge reads: a.json.partial"));
         let path = PathBuf::from("of-this-test.partial");
-        let left = Left::new(path.clone());
+        let left = LeftFile::new(path.clone());
         assert!(open().contains(&path));
         drop(left);
         assert!(!open().contains(&path));

@@ -1,21 +1,25 @@
 //! `kv-bench` measures the cost and the quality of KV-cache compression policies.
 
 mod args;
-mod calibrate;
+mod bench;
 mod console;
-mod contenders;
 mod families;
+mod figures;
 mod files;
-mod fisher;
+mod format;
 mod inputs;
 mod interrupt;
-mod journal;
+mod measure;
+mod merge_records;
+mod options;
+mod policy_runs;
 mod progress;
 mod prompts;
 mod record;
+mod record_log;
 mod report;
 mod run;
-mod sources;
+mod studies;
 mod suites;
 mod table;
 #[cfg(test)]

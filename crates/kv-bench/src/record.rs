@@ -53,11 +53,12 @@ pub(crate) mod metric {
     /// Log-sum-exp of a query's weighted logits, less that over all tokens, a mean; 0 where nothing
     /// is lost.
     pub(crate) const SAG: &str = "attention_sag";
-    /// The one furthest from 0.
+    /// The [`SAG`] furthest from 0.
     pub(crate) const WORST_SAG: &str = "attention_sag_worst";
     /// Relative Frobenius error of one query's attention output.
     pub(crate) const QUERY_ERROR: &str = "relative_error_of_a_query";
-    /// Share of tokens for which no slot stands any more, where slots count them.
+    /// Share of tokens that no slot represents any more, where slots count the tokens they
+    /// represent.
     pub(crate) const DROPPED_VOTES: &str = "dropped_votes";
     /// Relative error of predicted scores, the median over slots and steps.
     pub(crate) const PREDICTION_MEDIAN: &str = "prediction_error_median";
@@ -75,7 +76,7 @@ pub(crate) mod metric {
     pub(crate) const SLOTS: &str = "slots";
     /// Bound of the error of LongFlow's measure of a slot, a median over heads and steps.
     pub(crate) const ERROR_BOUND: &str = "error_bound";
-    /// That error.
+    /// The error that [`ERROR_BOUND`] bounds.
     pub(crate) const OBSERVED_ERROR: &str = "observed_error";
     /// The part of an eviction's effect on the output that LongFlow's measure leaves out, and its
     /// bound.
@@ -86,20 +87,21 @@ pub(crate) mod metric {
     pub(crate) const DRIFT_BOUND: &str = "drift_bound";
     /// Share of the full cache's attention that goes to the tokens that a policy reads, 0 to 1.
     pub(crate) const RETAINED_MASS: &str = "retained_mass";
-    /// Share of a step's heads that looked for what to read, rather than sharing what others had
-    /// found.
+    /// Share of a step's heads that chose the tokens to read, rather than reading the tokens that
+    /// an earlier step or another head chose.
     pub(crate) const RETRIEVAL_RATIO: &str = "retrieval_ratio";
-    /// Share of the budget's best tokens that steps read; the best are those of most attention.
+    /// Share of the budget's best tokens that steps read; the best tokens have most attention.
     pub(crate) const OVERLAP: &str = "overlap";
     /// Tokens that a head attends to in a step.
     pub(crate) const TOKENS_READ: &str = "tokens_read";
     /// Mean cosine of query heads with themselves a decode step before.
     pub(crate) const QUERY_COSINE: &str = "query_cosine";
-    /// Share of those cosines that reach CIS's threshold.
+    /// Share of the cosines of [`QUERY_COSINE`] that reach CIS's threshold.
     pub(crate) const QUERIES_ALIKE: &str = "queries_alike";
-    /// Attention that steps dropped beyond what as many tokens must drop.
+    /// Attention to the best tokens, as many as a step read, less the attention to the tokens that
+    /// it read.
     pub(crate) const ORACLE_GAP: &str = "oracle_gap";
-    /// The most information that may be lost by what steps dropped, in nats.
+    /// Bound on the information that the dropped attention carries, in nats.
     pub(crate) const INFORMATION_LOSS: &str = "information_loss";
     /// Share of the full cache's attention that a layer's window hid, and its bound.
     pub(crate) const HIDDEN_MASS: &str = "hidden_mass";
@@ -110,17 +112,17 @@ pub(crate) mod metric {
     /// Share of the attention that frozen keys move in a run in which the policy freezes tokens in
     /// all layers.
     pub(crate) const RUN_MOVED_MASS: &str = "run_moved_mass";
-    /// Share of the attention to visible tokens that steps did not read, of those with a
+    /// Share of the attention to visible tokens that a step did not read, over the steps with a
     /// certificate.
     pub(crate) const DROPPED_MASS: &str = "dropped_mass";
-    /// Its bound by the paper's Lipschitz constant, where above 1 without a meaning.
+    /// Bound on [`DROPPED_MASS`] by the paper's Lipschitz constant; above 1 it says nothing.
     pub(crate) const DROPPED_BOUND: &str = "dropped_bound";
-    /// The share of bounds above 1.
+    /// The share of bounds above 1, which say nothing.
     pub(crate) const VACUOUS: &str = "vacuous_bounds";
-    /// Its bound by odds, which is never above 1.
+    /// Bound on [`DROPPED_MASS`] by odds, which is never above 1.
     pub(crate) const ODDS_BOUND: &str = "odds_bound";
-    /// Attention to the best as many tokens of those that a shared set was chosen from, beyond that
-    /// to the set, and the paper's bound on it.
+    /// Attention to the best tokens among the candidates of a shared set, as many as the set has,
+    /// less the attention to the set; and the paper's bound on the difference.
     pub(crate) const SET_GAP: &str = "set_gap";
     pub(crate) const SET_GAP_BOUND: &str = "set_gap_bound";
     /// The share of steps that dropped, hid or moved more than a bound.
@@ -141,14 +143,13 @@ pub(crate) mod metric {
     pub(crate) const SLOWEST_STEP: &str = "slowest_step";
     /// Time in which a layer's tokens come back from host memory, in milliseconds.
     pub(crate) const COPY_TIME: &str = "copy_time";
-    /// How much of that a step waits, in milliseconds.
+    /// The part of [`COPY_TIME`] that a step waits for, in milliseconds.
     pub(crate) const COPY_WAIT: &str = "copy_wait";
     /// Most memory that a GPU's pool reserved at any time of the run, weights included.
     pub(crate) const PEAK_BYTES: &str = "peak_bytes";
     /// Bytes of weights and caches.
     pub(crate) const TOTAL_BYTES: &str = "total_bytes";
-    /// Bytes of the slots that hold a token, of all slots' metadata, and of what the policy keeps
-    /// beside them.
+    /// Bytes of the slots that hold a token, of all slots' metadata, and of the policy's state.
     pub(crate) const HELD_BYTES: &str = "held_bytes";
     /// [`HELD_BYTES`] and the bytes of the slots that are free to decode into.
     pub(crate) const CACHE_BYTES: &str = "cache_bytes";
@@ -248,6 +249,38 @@ pub(crate) struct Case {
     pub(crate) samples: Option<usize>,
 }
 
+impl Case {
+    /// The case of a task.
+    pub(crate) fn of(task: impl Into<String>) -> Self {
+        Self { task: Some(task.into()), ..Self::default() }
+    }
+
+    /// The case with a context of so many tokens.
+    pub(crate) fn length(self, length: usize) -> Self {
+        Self { length: Some(length), ..self }
+    }
+
+    /// The case of so many sequences at once.
+    pub(crate) fn batch(self, batch: usize) -> Self {
+        Self { batch: Some(batch), ..self }
+    }
+
+    /// The case of one layer.
+    pub(crate) fn layer(self, layer: usize) -> Self {
+        Self { layer: Some(layer), ..self }
+    }
+
+    /// The case whose numbers are means over so many samples.
+    pub(crate) fn samples(self, samples: usize) -> Self {
+        Self { samples: Some(samples), ..self }
+    }
+
+    /// The case whose numbers are means over so many samples of a file.
+    pub(crate) fn samples_of(self, source: &str, samples: usize) -> Self {
+        Self { source: Some(source.into()), ..self.samples(samples) }
+    }
+}
+
 impl Record {
     /// The value in its metric's usual unit: times to a first token in milliseconds.
     pub(crate) fn number(&self) -> f64 {
@@ -279,7 +312,7 @@ pub(crate) fn write_json(path: &Path, records: &[Record]) -> anyhow::Result<()> 
     written.with_context(|| format!("writing records to {}", path.display()))
 }
 
-/// What files of records are.
+/// The forms of a file of records.
 const HINT: &str = "this takes files that `--json` writes, or the scripts in `peers`";
 
 /// Reads a JSON list of records, or records one after the other, as a run that ended early leaves
@@ -358,5 +391,82 @@ pub(crate) fn summary(records: &[&Record], metric: &str) -> Option<f64> {
 }
 
 #[cfg(test)]
-#[path = "report/record_tests.rs"]
-mod tests;
+mod tests {
+    use super::*;
+    use crate::report::test_records::record;
+
+    #[test]
+    fn groups_keep_the_order_of_first_sight() {
+        let policies = ["b", "a", "full", "b", "c", "a"];
+        let records = policies.map(|policy| record(policy, Some(0.5), metric::EXACT_MATCH, 1.0));
+        let groups = group_by(&records, |r| r.policy.as_str());
+        let sizes: Vec<_> = groups.iter().map(|(key, group)| (*key, group.len())).collect();
+        assert_eq!(sizes, [("b", 2), ("a", 2), ("full", 1), ("c", 1)]);
+        let setups = by_setup(&records.iter().collect::<Vec<_>>());
+        let order: Vec<_> = setups.iter().map(|setup| setup.0).collect();
+        assert_eq!(order, ["full", "b", "a", "c"]);
+    }
+
+    #[test]
+    fn perplexities_are_averaged_as_likelihoods() {
+        let records = [2.0, 8.0].map(|value| record("a", None, metric::PERPLEXITY, value));
+        let mean = mean(&records.iter().collect::<Vec<_>>()).unwrap();
+        assert!((mean - 4.0).abs() < 1e-12);
+        assert_eq!(super::mean(&[]), None);
+    }
+
+    #[test]
+    fn parts_do_not_count_beside_the_whole() {
+        let whole = record("a", None, metric::RELATIVE_ERROR, 0.25);
+        let mut part = record("a", None, metric::RELATIVE_ERROR, 0.75);
+        part.case.layer = Some(3);
+        let mut head = record("a", None, metric::RELATIVE_ERROR, 0.5);
+        head.case = Case { head: Some(1), ..part.case.clone() };
+        assert_eq!(summary(&[&head, &whole, &part], metric::RELATIVE_ERROR), Some(0.25));
+        assert_eq!(summary(&[&part, &head], metric::RELATIVE_ERROR), Some(0.75));
+        assert_eq!(summary(&[&head], metric::RELATIVE_ERROR), Some(0.5));
+        assert_eq!(summary(&[&part], metric::PERPLEXITY), None);
+    }
+
+    #[test]
+    fn times_are_milliseconds() {
+        let mut time = record("a", None, metric::TIME_TO_FIRST_TOKEN, 0.5);
+        time.unit = "s".into();
+        assert_eq!(time.number(), 500.0);
+    }
+
+    #[test]
+    fn json_comes_back_without_nones() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("records.json");
+        let mut records = vec![record("full", None, metric::PERPLEXITY, 3.5)];
+        records[0].case.depth = Some(0.5);
+        write_json(&path, &records).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains(r#""case":{"depth":0.5}"#), "{text}");
+        assert_eq!(read_json(&path).unwrap(), records);
+
+        records[0].value = f64::INFINITY;
+        write_json(&path, &records).unwrap();
+        assert!(read_json(&path).unwrap()[0].value.is_nan());
+        write_json(&path, &[]).unwrap();
+        assert!(read_json(&path).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_record_that_is_cut_off_is_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("records.json.partial");
+        let whole = record("full", None, metric::PERPLEXITY, 3.5);
+        let line = serde_json::to_string(&whole).unwrap();
+        std::fs::write(&path, format!("{line}\n{line}\n{}", &line[..line.len() - 10])).unwrap();
+        assert_eq!(read_json(&path).unwrap(), [whole.clone(), whole]);
+        std::fs::write(&path, &line[..line.len() - 10]).unwrap();
+        assert!(read_json(&path).is_err());
+        std::fs::write(&path, format!("{line}\n{{\"suite\": \"x\"}}\n")).unwrap();
+        let error = format!("{:#}", read_json(&path).unwrap_err());
+        assert!(error.contains("missing field"), "{error}");
+        std::fs::write(&path, "").unwrap();
+        assert!(read_json(&path).is_err());
+    }
+}

@@ -3,9 +3,8 @@
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{Cell, CellAlignment};
 
-use crate::record::{Record, group_by, is_full};
-use crate::report::format::{self, Kind};
-use crate::report::layouts;
+use crate::format::{self, Kind};
+use crate::record::is_full;
 
 /// Characters that a line of a table may have.
 const WIDTH: usize = 110;
@@ -15,9 +14,9 @@ const WIDTH: usize = 110;
 pub(crate) struct Table {
     /// The title.
     pub(crate) title: String,
-    /// What its numbers are means over; it may be empty.
+    /// The samples that its numbers are means over; it may be empty.
     pub(crate) means_over: String,
-    /// Lines that say what its columns are.
+    /// Lines that explain its columns.
     pub(crate) legend: Vec<String>,
     /// Headings of the columns that name a row.
     pub(crate) keys: Vec<String>,
@@ -38,7 +37,7 @@ pub(crate) struct Column {
     pub(crate) higher_is_better: Option<bool>,
 }
 
-/// A row: what names it, and a number (or none) for each column.
+/// A row: the texts that name it, and a number (or none) for each column.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     /// The texts of the key columns.
@@ -47,27 +46,9 @@ pub(crate) struct Row {
     pub(crate) cells: Vec<Option<f64>>,
 }
 
-/// The tables of some records, suite by suite and model by model.
-pub(crate) fn tables(records: &[Record], by_layer: bool) -> Vec<Table> {
-    let setting = |r: &Record| (r.suite.clone(), r.model.clone(), r.device.clone());
-    let groups = group_by(records, setting);
-    let one_setting =
-        groups.iter().all(|(key, _)| (&key.1, &key.2) == (&groups[0].0.1, &groups[0].0.2));
-    let mut all = Vec::new();
-    for ((suite, model, device), records) in groups {
-        for mut table in layouts::tables(&suite, &records, by_layer) {
-            if !one_setting {
-                table.title = format!("{} · {model} · {device}", table.title);
-            }
-            all.push(table);
-        }
-    }
-    all
-}
-
-/// The tables of some records as lines of text.
-pub(crate) fn text(records: &[Record], by_layer: bool) -> String {
-    tables(records, by_layer).iter().map(|table| table.to_text() + "\n").collect()
+/// Tables as lines of text.
+pub(crate) fn text(tables: &[Table]) -> String {
+    tables.iter().map(|table| table.to_text() + "\n").collect()
 }
 
 impl Table {
@@ -183,5 +164,50 @@ impl Table {
 }
 
 #[cfg(test)]
-#[path = "report/table_tests.rs"]
-mod tests;
+mod tests {
+    use super::*;
+    use crate::record::{FULL, metric};
+    use crate::report::layouts::tables;
+    use crate::report::test_records::{self, record};
+
+    #[test]
+    fn the_best_of_a_budget_is_marked() {
+        let records = [
+            record("full", None, metric::PERPLEXITY, 1.0),
+            record("full · other", None, metric::PERPLEXITY, 1.0),
+            record("a", Some(0.5), metric::PERPLEXITY, 3.0),
+            record("b", Some(0.5), metric::PERPLEXITY, 2.0),
+            record("b", Some(0.1), metric::PERPLEXITY, 9.0),
+        ];
+        let table = &tables(&records, false)[0];
+        let best: Vec<_> = (0..5).map(|row| table.is_best(row, 0)).collect();
+        assert_eq!(best, [false, false, false, true, false]);
+    }
+
+    #[test]
+    fn what_most_policies_reach_is_not_marked() {
+        let best = |bytes: [f64; 4]| {
+            let policies = ["full", "a", "b", "c"].into_iter().zip(bytes);
+            let record = |(policy, bytes): (&str, f64)| {
+                let budget = (policy != FULL).then_some(0.5);
+                record(policy, budget, metric::HELD_BYTES, bytes)
+            };
+            let table = tables(&policies.map(record).collect::<Vec<_>>(), false).remove(0);
+            [1, 2, 3].map(|row| table.is_best(row, 0))
+        };
+        assert_eq!(best([4096.0, 1024.0, 1024.0, 1024.0]), [false; 3]);
+        assert_eq!(best([4096.0, 1024.0, 1024.0, 2048.0]), [false; 3]);
+        assert_eq!(best([4096.0, 1024.0, 2048.0, 2048.0]), [true, false, false]);
+        // Both are shown as 1.00 MiB.
+        assert_eq!(best([4e6, 1_048_576.0, 1_048_577.0, 4e6]), [false; 3]);
+    }
+
+    #[test]
+    fn tables_stay_narrow() {
+        for table in tables(&test_records::records(), true) {
+            for line in table.to_text().lines() {
+                assert!(line.chars().count() <= WIDTH, "{}: {line}", table.title);
+            }
+        }
+    }
+}

@@ -1,4 +1,4 @@
-//! What tests of suites share.
+//! Runs of the program, for tests.
 
 use std::ffi::OsString;
 
@@ -16,4 +16,9 @@ pub(crate) fn ran(words: &[&str]) -> anyhow::Result<(Vec<Record>, String)> {
     line.extend(["--report".into(), report.clone().into()]);
     crate::run::run(&Args::try_parse_from(line)?)?;
     Ok((read_json(&json)?, std::fs::read_to_string(report)?))
+}
+
+/// The records and the report of a figure's quick form, on the CPU.
+pub(crate) fn quick(figure: &str) -> (Vec<Record>, String) {
+    ran(&["paper", figure, "--quick"]).unwrap()
 }

@@ -1,10 +1,10 @@
-//! Axes: which range they show, where their ticks are, and what stands there.
+//! Axes: the range they show, their ticks, and the labels of the ticks.
 
 use std::ops::Range;
 
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 
-use super::format::{self, Kind};
+use crate::format::{self, Kind};
 
 /// One axis. Its coordinates are the values, or their logarithms on a logarithmic axis.
 #[derive(Clone, Debug)]

@@ -4,8 +4,8 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
 
 use super::axis::Axis;
-use super::format::{self, Kind};
 use super::svg::{self, Canvas, Ink, font, px};
+use crate::format::{self, Kind};
 
 /// The bar of one policy.
 #[derive(Clone, Debug)]
@@ -14,7 +14,7 @@ pub(crate) struct Bar {
     pub(crate) policy: Option<usize>,
     /// The policy's name.
     pub(crate) name: String,
-    /// How long the bar is; those below zero go to the left of it.
+    /// The length of the bar; bars below zero go to the left of it.
     pub(crate) value: f64,
     /// A second value, drawn pale behind it.
     pub(crate) behind: Option<f64>,

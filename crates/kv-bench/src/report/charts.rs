@@ -3,9 +3,9 @@
 use super::axis::Axis;
 use super::bars::Bar;
 use super::figure::{Figure, Frame};
-use super::format::{self, info};
 use super::lines::{Panel, Series};
 use super::policies::Policies;
+use crate::format::{self, info};
 use crate::record::{Record, by_setup, group_by, summary};
 
 /// Records and the metric of them that a figure shows.
@@ -22,7 +22,7 @@ pub(crate) struct Chart<'a> {
     pub(crate) scale: Scale,
 }
 
-/// What an axis shows of its range.
+/// The range that an axis shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scale {
     /// The values and little more.
@@ -103,8 +103,8 @@ impl Chart<'_> {
     }
 
     /// The metric along a number that is an option of policies: a line for policies that differ in
-    /// it alone, and levels for those without it, a panel a budget. `None` if it has fewer than two
-    /// values at any.
+    /// it alone, and levels for policies without it, a panel a budget. `None` if it has fewer than
+    /// two values at any.
     pub(crate) fn by_option(
         &self,
         frame: &Frame,
@@ -134,7 +134,7 @@ impl Chart<'_> {
         self.lines(frame, panels(&taken).into_iter().filter_map(panel).collect())
     }
 
-    /// The metric as bars, a panel a task, named by what stands behind the figure's name. `None`
+    /// The metric as bars, a panel a task, named by the text behind the figure's name. `None`
     /// without data.
     pub(crate) fn by_task(&self, frame: &Frame) -> anyhow::Result<Option<Figure>> {
         let tasks = group_by(self.taken(), |r| r.case.task.as_deref()).into_iter();
@@ -176,7 +176,8 @@ impl Chart<'_> {
     /// data.
     pub(crate) fn bars(&self, frame: &Frame, behind: &str) -> anyhow::Result<Option<Figure>> {
         let taken: Vec<_> = self.taken().collect();
-        // Bars compare one case: the one that most policies ran, and the largest of those.
+        // Bars compare one case: the one that most policies ran, and the largest if there are
+        // several.
         let case = |r: &Record| (r.case.length, r.case.batch);
         let cases = group_by(taken.iter().copied(), case);
         let coverage = |records: &[&Record]| by_setup(records).len();
@@ -274,7 +275,7 @@ fn option_of(label: &str, option: &str) -> Option<(f64, String)> {
     Some((number, words.map(blank).collect::<Vec<String>>().join(" ")))
 }
 
-/// The records of each budget, with those that have none; a panel each, largest budget first.
+/// The records of each budget, with the records that have none; a panel each, largest budget first.
 fn panels<'a>(records: &[&'a Record]) -> Vec<(String, Vec<&'a Record>)> {
     let mut budgets: Vec<f64> = records.iter().filter_map(|r| r.budget).collect();
     // Token counts come before shares, as all descend.

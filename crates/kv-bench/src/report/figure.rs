@@ -2,9 +2,9 @@
 
 use super::axis::Axis;
 use super::bars::{self, Bar};
-use super::format::{Kind, escape};
 use super::lines::{self, Panel};
 use super::policies::key;
+use crate::format::{Kind, escape};
 
 /// A part of the page with a heading of its own.
 #[derive(Clone, Debug)]
@@ -17,14 +17,14 @@ pub(crate) struct Figure {
     pub(crate) html: String,
 }
 
-/// What stands around the panels of a figure.
+/// The title, caption and keys around the panels of a figure.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame<'a> {
     /// The figure's anchor.
     pub(crate) id: &'a str,
     /// The figure's heading.
     pub(crate) title: &'a str,
-    /// What to look for.
+    /// The caption: what a reader should look for.
     pub(crate) caption: &'a str,
 }
 

@@ -3,8 +3,8 @@
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
 
-use super::format;
 use super::svg::{self, Canvas, Ink, font, px};
+use crate::format;
 use crate::record::{Record, group_by, mean};
 
 /// From never found to always found: a ramp that red-green colour blindness does not blur.
@@ -116,7 +116,7 @@ fn thinned<T>(items: &[T], room: f64) -> impl Iterator<Item = (usize, &T)> {
 mod tests {
     use super::*;
     use crate::record::metric;
-    use crate::report::sample::record;
+    use crate::report::test_records::record;
 
     #[test]
     fn the_ramp_runs_from_red_to_blue() {

@@ -1,11 +1,11 @@
 //! Which table each suite shows.
 
-use super::format::{self, info};
 use super::{samples, side_by_side};
+use crate::format::{self, info};
 use crate::record::{Case, Record, by_setup, group_by, metric, mode, summary};
 use crate::table::{Column, Row, Table};
 
-/// What may name a row beside the policy.
+/// A column that names a row beside the policy.
 #[derive(Clone, Copy, Debug)]
 enum Key {
     Budget,
@@ -37,12 +37,30 @@ impl<'a> Pick<'a> {
     }
 }
 
-/// Columns of the quality suite that are not of the text.
+/// The legend of columns of the quality suite that do not count steps of the text.
 const OF_ANSWERS: &str = "retrieval ratio and tokens read are of the steps of answers; steps of \
     the text are not counted";
 
+/// The tables of some records, suite by suite and model by model.
+pub(crate) fn tables(records: &[Record], by_layer: bool) -> Vec<Table> {
+    let setting = |r: &Record| (r.suite.clone(), r.model.clone(), r.device.clone());
+    let groups = group_by(records, setting);
+    let one_setting =
+        groups.iter().all(|(key, _)| (&key.1, &key.2) == (&groups[0].0.1, &groups[0].0.2));
+    let mut all = Vec::new();
+    for ((suite, model, device), records) in groups {
+        for mut table in of_suite(&suite, &records, by_layer) {
+            if !one_setting {
+                table.title = format!("{} · {model} · {device}", table.title);
+            }
+            all.push(table);
+        }
+    }
+    all
+}
+
 /// The tables of one suite's records.
-pub(crate) fn tables(suite: &str, records: &[&Record], by_layer: bool) -> Vec<Table> {
+pub(super) fn of_suite(suite: &str, records: &[&Record], by_layer: bool) -> Vec<Table> {
     let mut tables = match suite {
         "quality" => quality(records),
         "attention" => attention(records, by_layer),
@@ -207,7 +225,7 @@ fn throughput(records: &[&Record]) -> Table {
     build("Throughput".into(), records, &keys, &metrics.map(Pick::all))
 }
 
-/// A table an op; whoever measured a case stands beside the others of that case.
+/// One table for each op; a case's rows, one for each project that measured it, stand together.
 fn kernels(records: &[&Record]) -> Vec<Table> {
     fn of(record: &Record) -> (&str, &str) {
         let task = record.case.task.as_deref().unwrap_or_default();
@@ -343,5 +361,107 @@ impl Key {
             Self::Position => case.position.map(|position| position.to_string()),
             Self::Batch => case.batch.map(|batch| batch.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::test_records::record;
+
+    #[test]
+    fn the_full_cache_comes_first_and_empty_columns_are_left_out() {
+        let mut records = vec![
+            record("snapkv", Some(0.25), metric::EXACT_MATCH, 0.5),
+            record("snapkv", Some(0.25), metric::EXACT_MATCH, 1.0),
+            record("full", None, metric::EXACT_MATCH, 1.0),
+        ];
+        records.iter_mut().for_each(|r| r.case.mode = Some(mode::AWARE.into()));
+        let tables = tables(&records, false);
+        assert_eq!(tables.len(), 1);
+        let table = &tables[0];
+        assert_eq!(table.keys, ["policy", "budget"]);
+        let heads: Vec<_> = table.columns.iter().map(|c| c.head.as_str()).collect();
+        assert_eq!(heads, ["exact\nmatch\naware"]);
+        assert_eq!(table.rows[0].keys, ["full", "–"]);
+        assert_eq!(table.rows[1].keys, ["snapkv", "25 %"]);
+        assert_eq!(table.text(1, 0), "75.0 %");
+    }
+
+    #[test]
+    fn agreement_is_told_apart_by_mode() {
+        let mut records = [1.0, 0.5].map(|value| record("a", Some(0.5), metric::AGREEMENT, value));
+        records[0].case.mode = Some(mode::AWARE.into());
+        records[1].case.mode = Some(mode::AGNOSTIC.into());
+        let text = record("a", Some(0.5), metric::TEXT_AGREEMENT, 0.0);
+        let table = tables(&[&records[..], &[text]].concat(), false).remove(0);
+        assert_eq!((table.text(0, 0), table.text(0, 1)), ("100.0 %".into(), "50.0 %".into()));
+        assert_eq!(table.columns.len(), 2);
+    }
+
+    #[test]
+    fn columns_that_do_not_explain_themselves_have_a_legend() {
+        let table = |metrics: &[&str]| {
+            let records: Vec<_> =
+                metrics.iter().map(|metric| record("a", Some(0.5), metric, 0.5)).collect();
+            tables(&records, false).remove(0)
+        };
+        let all = [metric::HELD_BYTES, metric::DROPPED_VOTES, metric::RETRIEVAL_RATIO];
+        let legend = table(&all).legend;
+        let begins = |line: &str| legend.iter().filter(|own| own.starts_with(line)).count();
+        assert_eq!(legend.len(), 3, "{legend:?}");
+        for name in ["memory held: ", "dropped votes: ", "retrieval ratio: "] {
+            assert_eq!(begins(name), 1, "{legend:?}");
+        }
+        assert!(table(&[metric::PERPLEXITY]).legend.is_empty());
+        // Beside columns of a text.
+        let text = table(&[metric::RETRIEVAL_RATIO, metric::PERPLEXITY]).to_text();
+        assert!(
+            text.contains("\nretrieval ratio and tokens read are of the steps of answers;"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn other_suites_have_a_row_a_case() {
+        let mut records = vec![record("full", None, "launches", 3.0)];
+        records[0].suite = "other".into();
+        records[0].unit = "count".into();
+        records[0].case.task = Some("attend".into());
+        let table = &tables(&records, false)[0];
+        assert_eq!(table.keys, ["policy", "task"]);
+        assert_eq!(table.columns[0].head, "launches\n(count)");
+    }
+
+    #[test]
+    fn papers_have_a_table_a_figure() {
+        let rate = |task: &str| {
+            let mut record = record("full", None, metric::DECODE_TOKENS_PER_SECOND, 3.0);
+            record.suite = "paper".into();
+            record.case.task = Some(task.into());
+            record
+        };
+        let tables = tables(&[rate("fig1"), rate("fig2, largest batch"), rate("fig1")], false);
+        let titles: Vec<&str> = tables.iter().map(|table| table.title.as_str()).collect();
+        assert_eq!(titles, ["Paper · fig1", "Paper · fig2"]);
+        assert_eq!([&tables[0].keys[..], &tables[1].keys], [&["policy"][..], &["policy", "task"]]);
+        assert_eq!(tables[1].rows[0].keys, ["full", "largest batch"]);
+    }
+
+    /// A case's rows stand together, op by op.
+    #[test]
+    fn kernels_have_a_table_an_op() {
+        let time = |policy: &str, task: &str, value: f64| {
+            let mut record = record(policy, None, metric::TIME_US, value);
+            record.suite = "kernels".into();
+            record.case.task = Some(task.into());
+            record
+        };
+        let records =
+            [time("ours", "a 1x2", 1.0), time("ours", "b 3", 2.0), time("theirs", "a 1x2", 3.0)];
+        let tables = tables(&records, false);
+        assert_eq!(tables.len(), 2);
+        let rows: Vec<_> = tables[0].rows.iter().map(|row| row.keys.clone()).collect();
+        assert_eq!(rows, [["ours", "1x2"], ["theirs", "1x2"]]);
     }
 }

@@ -6,7 +6,7 @@ use plotters::style::text_anchor::{HPos, VPos};
 use super::axis::Axis;
 use super::svg::{self, Canvas, Ink, font, marker, px};
 
-/// What one policy measured.
+/// The points of one policy.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
     /// The policy's number, `None` being the full cache.
@@ -20,7 +20,7 @@ pub(crate) struct Series {
 /// One chart.
 #[derive(Clone, Debug)]
 pub(crate) struct Panel {
-    /// What sets it apart from the other panels, or empty.
+    /// The title, which sets it apart from the other panels; it may be empty.
     pub(crate) title: String,
     /// Its lines.
     pub(crate) series: Vec<Series>,

@@ -1,8 +1,8 @@
 //! The overview's first table: the best policy of each family, beside the full cache.
 
-use super::format::{self, info};
 use super::samples;
 use crate::families::Family;
+use crate::format::{self, info};
 use crate::record::{Record, by_setup, group_by, is_full, metric, mode, summary};
 use crate::table::{Column, Row, Table};
 
@@ -29,7 +29,7 @@ const COLUMNS_ARE: [&str; 4] = [
 ];
 
 /// A row a family: at the smallest budget that most policies ran at, the one with most right
-/// answers, and of those with equally many the one closest to the full cache. `None` where no
+/// answers, and of policies with equally many the one closest to the full cache. `None` where no
 /// family ran.
 pub(crate) fn table(records: &[Record]) -> Option<Table> {
     let records: Vec<&Record> = records.iter().collect();
@@ -95,7 +95,7 @@ pub(crate) fn table(records: &[Record]) -> Option<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::sample::record;
+    use crate::report::test_records::record;
 
     #[test]
     fn a_family_is_shown_by_its_best_policy() {
@@ -106,7 +106,7 @@ mod tests {
             at("snapkv", quarter, metric::EXACT_MATCH, 0.5),
             at("h2o", quarter, metric::EXACT_MATCH, 0.5),
             at("tova", quarter, metric::EXACT_MATCH, 0.25),
-            // Of another budget, and no method.
+            // Records at another budget, and of no method.
             at("tova", Some(0.5), metric::EXACT_MATCH, 1.0),
             at("top-k-oracle", quarter, metric::EXACT_MATCH, 1.0),
             at("psaw", None, metric::EXACT_MATCH, 1.0),

@@ -1,9 +1,9 @@
 //! The page around tables and figures.
 
-use super::format::escape;
 use super::policies::Policies;
 use super::samples::samples;
 use super::{layouts, suites};
+use crate::format::{self, escape};
 use crate::record::{Record, group_by};
 use crate::table::Table;
 
@@ -55,7 +55,7 @@ pub(crate) fn page(
         ("device", distinct(|r| &r.device)),
         ("samples", means.join(" · ")),
         ("policies", policies.len().to_string()),
-        ("records", super::format::whole(records.len() as f64)),
+        ("records", format::whole(records.len() as f64)),
     ]
     .into_iter()
     .filter(|(_, text)| !text.is_empty())
@@ -99,9 +99,9 @@ fn suite_section(
 ) -> anyhow::Result<(String, String, String)> {
     let id = format!("{}-{setting}", slug(suite));
     let mut html = String::new();
-    // A paper's tables are what was asked for.
+    // A paper's tables are shown first: the run asked for them.
     let open = if suite == "paper" { " open" } else { "" };
-    for (i, table) in layouts::tables(suite, records, false).iter().enumerate() {
+    for (i, table) in layouts::of_suite(suite, records, false).iter().enumerate() {
         // The first table sums up; others are there to be looked up.
         html += &match i {
             0 => table_html(table, policies),

@@ -1,7 +1,7 @@
-//! The policies of a report: numbered once, so that each looks the same in all figures.
+//! The policies of a report: numbered once, so that each has one colour and mark in all figures.
 
-use super::format::escape;
 use super::svg::{Ink, marker, px};
+use crate::format::escape;
 use crate::record::{FULL, Record, group_by};
 
 /// The policies in the order of first sight, without the full cache.

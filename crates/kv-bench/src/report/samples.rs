@@ -1,4 +1,4 @@
-//! What numbers are means over, in words.
+//! The samples that numbers are means over, in words.
 
 use crate::prompts::{EMBEDDED, EMBEDDED_FOR};
 use crate::record::{Record, by_setup, group_by, metric};
@@ -69,7 +69,7 @@ fn foreign(records: &[&Record]) -> String {
 mod tests {
     use super::*;
     use crate::record::mode;
-    use crate::report::sample::record;
+    use crate::report::test_records::record;
 
     fn of(policy: &str, mode: &str, source: &str) -> Record {
         let mut record = record(policy, None, metric::EXACT_MATCH, 1.0);

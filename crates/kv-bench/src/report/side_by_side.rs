@@ -1,7 +1,7 @@
 //! Policies with and without KeepKV around them.
 
-use super::format::{self, info};
-use crate::contenders::inside_keepkv;
+use crate::format::{self, info};
+use crate::policy_runs::inside_keepkv;
 use crate::record::{Record, group_by, is_full, metric, summary};
 use crate::table::{Column, Row, Table};
 
@@ -79,7 +79,7 @@ fn table(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::sample::record;
+    use crate::report::test_records::record;
 
     fn perplexities(list: &[(&str, Option<f64>, f64)]) -> Vec<Table> {
         let records: Vec<Record> = list

@@ -1,11 +1,11 @@
-//! Which figures the report shows of a suite's records: those that have data.
+//! The figures that the report shows of a suite's records, as far as they have data.
 
 use super::axis::Axis;
 use super::charts::{Chart, Scale};
 use super::figure::{Figure, Frame};
-use super::format::{self, Kind, escape};
 use super::heatmap;
 use super::policies::{Policies, key};
+use crate::format::{self, Kind, escape};
 use crate::record::{Record, by_setup, group_by, metric, summary};
 
 /// The option of policies that compress all tokens anew every so many steps.
@@ -145,7 +145,7 @@ pub(crate) fn figures(records: &[&Record], policies: &Policies) -> anyhow::Resul
     Ok(figures)
 }
 
-/// What merges do to attention, and how well scores are predicted.
+/// The attention that merges lose, and how well scores are predicted.
 fn merging(records: &[&Record], policies: &Policies) -> anyhow::Result<Vec<Figure>> {
     let metrics = [
         (metric::SAG, "attention sag (nats)", "sag", "Attention sag", SAG),

@@ -7,7 +7,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::format::escape;
+use crate::format::escape;
 
 /// Drawing units in a pixel of the page. Plotters draws on whole units; two of them keep lines
 /// smooth.

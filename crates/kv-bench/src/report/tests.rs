@@ -1,6 +1,6 @@
 use super::*;
 use crate::record::{metric, mode};
-use sample::record;
+use test_records::record;
 
 fn html(records: &[Record]) -> String {
     let folder = tempfile::tempdir().unwrap();
@@ -12,7 +12,7 @@ fn html(records: &[Record]) -> String {
 
 #[test]
 fn every_section_has_one_figure() {
-    let html = html(&sample::records());
+    let html = html(&test_records::records());
     let quality = ["exact-match", "answer-logprob", "perplexity", "perplexity-by-position"];
     let more = ["retrieval-question-aware", "retrieval-question-agnostic", "agreement", "memory"];
     let text = ["text-agreement", "kl-divergence", "text-kl-divergence"];
@@ -91,12 +91,4 @@ fn odd_values_are_drawn_around() {
     let html = html(&records);
     assert!(!html.contains("<x>") && html.contains("&lt;x&gt;"));
     assert!(!html.contains("NaN"), "coordinates must be numbers");
-}
-
-/// `KV_BENCH_REPORT=/tmp/r.html cargo test` leaves a report to look at.
-#[test]
-fn a_report_can_be_looked_at() {
-    if let Some(path) = std::env::var_os("KV_BENCH_REPORT") {
-        write_html(Path::new(&path), "Made-up report", &[], &sample::records(), None).unwrap();
-    }
 }

@@ -9,13 +9,13 @@ use kv_core::read_f32;
 use kv_models::Session;
 use kv_policies::Policy;
 
-use super::judge;
-use crate::args::Quality;
-use crate::contenders::Contender;
+use super::next_token::judge;
+use crate::bench::ModelBench;
+use crate::options::Quality;
+use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::prompts::{Prompt, Prompts, Wanted};
 use crate::record::{Case, metric};
-use crate::run::Bench;
 
 const SUITE: &str = "quality";
 const TASK: &str = "conversation";
@@ -39,9 +39,9 @@ struct Fact {
 ///
 /// # Errors
 /// Where no prompt tells enough facts, and where a policy refuses.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Result<()> {
     let quick = bench.common.quick;
-    let contenders = bench.common.contenders(&BUDGETS)?;
+    let policy_runs = bench.common.policy_runs(&BUDGETS)?;
     let mut prompts = Prompts::read(&Wanted { limit: None, ..options.wanted(quick) })?;
     prompts.list.retain(|prompt| conversation(prompt).is_some());
     ensure!(
@@ -59,17 +59,13 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
     for (index, prompt) in prompts.list.iter().enumerate() {
         let Some(facts) = conversation(prompt) else { continue };
         let seed = bench.common.seed.wrapping_add(index as u64);
-        let answered = converse(bench, &contenders, prompt, &facts, seed)?;
-        for (contender, answers) in contenders.iter().zip(answered) {
+        let answered = converse(bench, &policy_runs, prompt, &facts, seed)?;
+        for (policy_run, answers) in policy_runs.iter().zip(answered) {
             for (turn, (exact, logprob)) in answers.into_iter().enumerate() {
-                let case = Case {
-                    task: Some(format!("{TASK}, question {}", turn + 1)),
-                    length: Some(prompt.length),
-                    source: Some(prompts.source.clone()),
-                    samples: Some(1),
-                    ..Case::default()
-                };
-                let setup = (contender.label.as_str(), contender.budget);
+                let case = Case::of(format!("{TASK}, question {}", turn + 1))
+                    .length(prompt.length)
+                    .samples_of(&prompts.source, 1);
+                let setup = policy_run.setup();
                 let exact = f64::from(u8::from(exact));
                 bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact, "share");
                 bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, logprob, "nats");
@@ -108,11 +104,11 @@ fn conversation(prompt: &Prompt) -> Option<Vec<Fact>> {
     Some(std::iter::once(first).chain(others).collect())
 }
 
-/// Whether every contender answers each question, and the mean log-probability of its answer's
+/// Whether every policy answers each question, and the mean log-probability of its answer's
 /// tokens.
 fn converse(
-    bench: &Bench<'_>,
-    contenders: &[Contender],
+    bench: &ModelBench<'_>,
+    policy_runs: &[PolicyRun],
     prompt: &Prompt,
     facts: &[Fact],
     seed: u64,
@@ -125,7 +121,7 @@ fn converse(
     });
     let turns = turns.collect::<anyhow::Result<Vec<_>>>()?;
     let policies: Vec<Arc<dyn Policy>> =
-        contenders.iter().map(|contender| contender.policy.clone()).collect();
+        policy_runs.iter().map(|policy_run| policy_run.policy.clone()).collect();
     let room = turns.iter().flatten().map(Vec::len).sum();
     let prompt = model.encode(&prompt.prompt)?;
     let sessions = Session::start_many(model, &policies, &[prompt], &[seed], room)?;

@@ -2,7 +2,7 @@
 //! forcing), and is asked in the end for a fact of the prompt and for a fact of the output.
 //!
 //! All policies go on together, a few tokens at a time, so that they can be compared with the full
-//! cache's distributions of those tokens: their caches are held at once.
+//! cache's next-token distributions: the caches of all policies are held at once.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use kv_core::{Budget, MemoryReport, counted, read_f32};
 use kv_models::Session;
 use kv_policies::Policy;
 
-use super::divergence::by_position;
-use super::{judge, record_memory};
-use crate::args::Quality;
-use crate::contenders::Contender;
+use super::next_token::{by_position, judge};
+use super::policy_records::record_memory;
+use crate::bench::ModelBench;
+use crate::options::Quality;
+use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::prompts;
 use crate::record::{Case, metric};
-use crate::run::Bench;
 
 const SUITE: &str = "quality";
 const TASK: &str = "long-output";
@@ -49,7 +49,8 @@ const PLACES: [&str; 2] = ["fact in the prompt", "fact in the output"];
 /// One text with its facts.
 struct Text {
     tokens: Vec<u32>,
-    /// Where sentences with facts were put in: what they say cannot be foreseen.
+    /// The token ranges of the sentences with facts. They are left out of perplexity, as no model
+    /// can foresee the numbers in them.
     told: [Range<usize>; 2],
     /// A question and its answer for each fact.
     questions: [[Vec<u32>; 2]; 2],
@@ -58,19 +59,19 @@ struct Text {
 /// Sums over some tokens.
 #[derive(Debug, Default, Clone, Copy)]
 struct Sums {
-    /// Of negative log-likelihoods.
+    /// The sum of negative log-likelihoods.
     surprise: f64,
-    /// Of divergences from the full cache.
+    /// The sum of divergences from the full cache.
     divergence: f64,
     tokens: usize,
 }
 
-/// What one contender does.
+/// One policy's session, and its sums so far.
 struct Run<'a> {
     session: Session<'a>,
-    /// By bucket of positions.
+    /// The sums of each bucket of positions.
     buckets: Vec<Sums>,
-    /// The most that was held.
+    /// The memory when most was held.
     memory: MemoryReport,
 }
 
@@ -93,7 +94,7 @@ struct Rated {
 ///
 /// # Errors
 /// For texts that are too short and policies that refuse.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Result<()> {
     let positions = bench.model.config().max_positions;
     // An eighth of the positions for the prompt, three quarters for the output.
     let (prompt, output) = (PROMPT.min(positions / 8), OUTPUT.min(positions * 3 / 4));
@@ -101,10 +102,10 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
     let count = options.limit.unwrap_or(if bench.common.quick { 1 } else { TEXTS }).min(TEXTS);
     let (source, text) = prompts::text(options.text.as_deref())?;
     let texts = texts(bench, &text, count, prompt, output)?;
-    let contenders = contenders(bench, prompt + output, room(&texts))?;
-    let grows = |own: &&Contender| own.budget.is_some() && !own.policy.changes_decode();
+    let policy_runs = policy_runs(bench, prompt + output, room(&texts))?;
+    let grows = |own: &&PolicyRun| own.budget.is_some() && !own.policy.changes_decode();
     let mut grown: Vec<&str> =
-        contenders.iter().filter(grows).map(|own| own.label.as_str()).collect();
+        policy_runs.iter().filter(grows).map(|own| own.label.as_str()).collect();
     grown.dedup();
     if !grown.is_empty() {
         let names = grown.join(", ");
@@ -116,8 +117,8 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
     }
     let length = prompt + output;
     let vocabulary = bench.model.config().vocab_size;
-    let mut progress = Progress::new(contenders.len() * output.div_ceil(CHUNK), TASK);
-    let runs = contenders.iter().map(|own| Run::start(bench, own, &texts, prompt));
+    let mut progress = Progress::new(policy_runs.len() * output.div_ceil(CHUNK), TASK);
+    let runs = policy_runs.iter().map(|own| Run::start(bench, own, &texts, prompt));
     let mut runs = runs.collect::<anyhow::Result<Vec<_>>>()?;
     for start in (prompt..length).step_by(CHUNK) {
         let tokens = start..(start + CHUNK).min(length);
@@ -142,8 +143,8 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
         });
         done.push((buckets, memory, answers.collect::<Vec<Vec<Rated>>>()));
     }
-    for (contender, (buckets, memory, answers)) in contenders.iter().zip(done) {
-        record_memory(bench, SUITE, &Case::default(), contender, &[memory]);
+    for (policy_run, (buckets, memory, answers)) in policy_runs.iter().zip(done) {
+        record_memory(bench, SUITE, &Case::default(), policy_run, &[memory]);
         let case = Case {
             task: Some(TASK.into()),
             length: Some(length),
@@ -152,12 +153,12 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
         };
         let mut whole = Sums::default();
         buckets.iter().for_each(|bucket| whole.add(*bucket));
-        whole.record(bench, contender, &case);
+        whole.record(bench, policy_run, &case);
         for (index, bucket) in buckets.iter().enumerate() {
             let position = Some(prompt + index * BUCKET);
-            bucket.record(bench, contender, &Case { position, ..case.clone() });
+            bucket.record(bench, policy_run, &Case { position, ..case.clone() });
         }
-        let setup = (contender.label.as_str(), contender.budget);
+        let setup = policy_run.setup();
         for (place, answers) in PLACES.iter().zip(answers) {
             for Rated { right, logprob, divergence } in answers {
                 let case = Case { task: Some((*place).into()), samples: Some(1), ..case.clone() };
@@ -173,7 +174,11 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
 
 /// The full cache and every policy at every budget, shares being of prompt and output together; a
 /// share of 1 has room for a question, too.
-fn contenders(bench: &Bench<'_>, tokens: usize, room: usize) -> anyhow::Result<Vec<Contender>> {
+fn policy_runs(
+    bench: &ModelBench<'_>,
+    tokens: usize,
+    room: usize,
+) -> anyhow::Result<Vec<PolicyRun>> {
     let mut common = bench.common.clone();
     let shares = common.budget.clone().unwrap_or_else(|| BUDGETS.map(Budget::Ratio).to_vec());
     let tokens_of = |share: Budget| match share {
@@ -184,8 +189,8 @@ fn contenders(bench: &Bench<'_>, tokens: usize, room: usize) -> anyhow::Result<V
     let budgets: Vec<Budget> =
         shares.into_iter().map(|share| Budget::Tokens(tokens_of(share))).collect();
     common.policy.get_or_insert_with(|| POLICIES.join(","));
-    let contenders = common.contenders_at(&budgets)?;
-    for Contender { label, policy, .. } in &contenders {
+    let policy_runs = common.policy_runs_at(&budgets)?;
+    for PolicyRun { label, policy, .. } in &policy_runs {
         let budget = &policy.config()["budget"];
         ensure!(
             !budget.is_f64(),
@@ -193,7 +198,7 @@ fn contenders(bench: &Bench<'_>, tokens: usize, room: usize) -> anyhow::Result<V
              none there and --budget"
         );
     }
-    Ok(contenders)
+    Ok(policy_runs)
 }
 
 /// Tokens of the longest question with its answer.
@@ -204,7 +209,7 @@ fn room(texts: &[Text]) -> usize {
 
 /// Texts from all over a book, each with two facts.
 fn texts(
-    bench: &Bench<'_>,
+    bench: &ModelBench<'_>,
     text: &str,
     count: usize,
     prompt: usize,
@@ -252,8 +257,8 @@ impl Sums {
     }
 
     /// Records perplexity and divergence, means over the tokens.
-    fn record(self, bench: &mut Bench<'_>, contender: &Contender, case: &Case) {
-        let setup = (contender.label.as_str(), contender.budget);
+    fn record(self, bench: &mut ModelBench<'_>, policy_run: &PolicyRun, case: &Case) {
+        let setup = policy_run.setup();
         let case = Case { samples: Some(self.tokens), ..case.clone() };
         let tokens = self.tokens.max(1) as f64;
         let (perplexity, divergence) = ((self.surprise / tokens).exp(), self.divergence / tokens);
@@ -265,8 +270,8 @@ impl Sums {
 impl<'a> Run<'a> {
     /// Prefills the texts' first `prompt` tokens.
     fn start(
-        bench: &'a Bench<'_>,
-        contender: &Contender,
+        bench: &'a ModelBench<'_>,
+        policy_run: &PolicyRun,
         texts: &[Text],
         prompt: usize,
     ) -> anyhow::Result<Self> {
@@ -274,7 +279,7 @@ impl<'a> Run<'a> {
         let prompts: Vec<Vec<u32>> =
             texts.iter().map(|text| text.tokens[..prompt].to_vec()).collect();
         let seeds = vec![bench.common.seed; texts.len()];
-        let policy: Arc<dyn Policy> = contender.policy.clone();
+        let policy: Arc<dyn Policy> = policy_run.policy.clone();
         let new = length - prompt + room(texts);
         let session = Session::start(&bench.model, policy, &prompts, &seeds, new)?;
         let buckets = vec![Sums::default(); (length - prompt).div_ceil(BUCKET)];
@@ -287,14 +292,14 @@ impl<'a> Run<'a> {
     fn feed(&mut self, texts: &[Text], tokens: Range<usize>) -> anyhow::Result<Vec<f32>> {
         let next: Vec<&[u32]> = texts.iter().map(|text| &text.tokens[tokens.clone()]).collect();
         let before = self.session.append(&next)?;
-        // Those that evict in bulks hold more in between.
+        // Policies that evict in bulk hold more between two evictions.
         let now = self.session.memory();
         self.memory = if now.in_use > self.memory.in_use { now } else { self.memory };
         Ok(read_f32("logits", Tensor::cat(before, 0))?)
     }
 
-    /// Adds what the logits from token `start` on say of the texts, and how far they are from the
-    /// full cache's.
+    /// Adds the log-likelihoods of the texts under the logits from token `start` on, and the
+    /// divergence of these logits from the full cache's.
     fn rate(
         &mut self,
         texts: &[Text],

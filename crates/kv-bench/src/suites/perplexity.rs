@@ -3,8 +3,8 @@
 //!
 //! The full cache's logits stay in host memory while the policies are compared with them: a row of
 //! the vocabulary for each token behind the context in f32, 96 MiB for 512 tokens and 49,152
-//! entries. Those of the policies are there for a bucket of tokens at a time. No policy prefills
-//! for it again.
+//! entries. The logits of the policies are there for a bucket of tokens at a time. No policy
+//! prefills for it again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,20 +15,19 @@ use kv_core::{counted, read_f32};
 use kv_models::Session;
 use kv_policies::Policy;
 
-use super::divergence::by_position;
-use super::judge;
-use crate::contenders::Contender;
+use super::next_token::{by_position, judge};
+use crate::bench::ModelBench;
+use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::prompts;
 use crate::record::{Case, metric};
-use crate::run::Bench;
 
 const SUITE: &str = "quality";
 /// Tokens of a bucket of positions.
 const BUCKET: usize = 64;
 const TASK: &str = "perplexity";
-/// How much longer a bucket takes policies that decode it token by token than those that take it at
-/// once: about as many times on CPUs.
+/// Cost of a bucket that is decoded token by token, over the cost of one that is fed at once: a
+/// ratio measured on CPUs, by which progress is weighed.
 const TOKEN_BY_TOKEN: usize = 8;
 
 /// A text, its context to be compressed.
@@ -45,7 +44,7 @@ impl Text {
         &self.source
     }
 
-    /// The context and what follows it.
+    /// The tokens of the context and of the text behind it.
     pub(crate) fn tokens(&self) -> Vec<u32> {
         [&self.context[..], &self.next].concat()
     }
@@ -56,7 +55,7 @@ impl Text {
     /// # Errors
     /// Where the file cannot be read, is too short, or a context leaves the model no positions.
     pub(crate) fn read(
-        bench: &Bench<'_>,
+        bench: &ModelBench<'_>,
         path: Option<&Path>,
         contexts: &[usize],
     ) -> anyhow::Result<Vec<Self>> {
@@ -83,20 +82,24 @@ impl Text {
     }
 }
 
-/// Runs texts under all contenders: a context is compressed, the rest is fed token by token.
+/// Runs texts under all policies: a context is compressed, the rest is fed token by token.
 pub(crate) fn run(
-    bench: &mut Bench<'_>,
-    contenders: &[Contender],
+    bench: &mut ModelBench<'_>,
+    policy_runs: &[PolicyRun],
     texts: Vec<Text>,
 ) -> anyhow::Result<()> {
-    texts.into_iter().try_for_each(|text| measure(bench, contenders, text))
+    texts.into_iter().try_for_each(|text| measure(bench, policy_runs, text))
 }
 
-fn measure(bench: &mut Bench<'_>, contenders: &[Contender], text: Text) -> anyhow::Result<()> {
+fn measure(
+    bench: &mut ModelBench<'_>,
+    policy_runs: &[PolicyRun],
+    text: Text,
+) -> anyhow::Result<()> {
     let Text { source, context: prompt, next } = text;
     let (context, continued) = (prompt.len(), next.len());
     let policies: Vec<Arc<dyn Policy>> =
-        contenders.iter().map(|contender| contender.policy.clone()).collect();
+        policy_runs.iter().map(|policy_run| policy_run.policy.clone()).collect();
     let seed = bench.common.seed;
     let work = |policy: &dyn Policy| if policy.changes_decode() { TOKEN_BY_TOKEN } else { 1 };
     let buckets = continued.div_ceil(BUCKET);
@@ -128,18 +131,12 @@ fn measure(bench: &mut Bench<'_>, contenders: &[Contender], text: Text) -> anyho
     }
     progress.finish();
     let full: Vec<u32> = results[0].iter().map(|(_, best)| *best).collect();
-    for ((contender, judged), divergences) in contenders.iter().zip(&results).zip(&divergences) {
-        let setup = (contender.label.as_str(), contender.budget);
+    for ((policy_run, judged), divergences) in policy_runs.iter().zip(&results).zip(&divergences) {
+        let setup = policy_run.setup();
         let perplexity = |judged: &[(f64, u32)]| {
             (-judged.iter().map(|(logprob, _)| logprob).sum::<f64>() / judged.len() as f64).exp()
         };
-        let case = Case {
-            task: Some(TASK.into()),
-            length: Some(context),
-            source: Some(source.clone()),
-            samples: Some(continued),
-            ..Case::default()
-        };
+        let case = Case::of(TASK).length(context).samples_of(&source, continued);
         bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity(judged), "perplexity");
         let same = judged.iter().zip(&full).filter(|((_, best), full)| best == *full).count();
         let agreement = same as f64 / full.len() as f64;

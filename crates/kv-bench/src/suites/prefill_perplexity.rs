@@ -7,12 +7,12 @@ use kv_core::read_f32;
 use kv_models::PrefillPass;
 use kv_policies::Policy;
 
-use super::judge;
+use super::next_token::judge;
 use super::perplexity::Text;
-use crate::contenders::Contender;
+use crate::bench::ModelBench;
+use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::record::{Case, metric};
-use crate::run::Bench;
 
 const SUITE: &str = "quality";
 const TASK: &str = "prefill-perplexity";
@@ -26,32 +26,27 @@ const CHUNK: usize = 256;
 /// # Errors
 /// Where a policy refuses, and for NaN in the model's output.
 pub(crate) fn run(
-    bench: &mut Bench<'_>,
-    contenders: &[Contender],
+    bench: &mut ModelBench<'_>,
+    policy_runs: &[PolicyRun],
     texts: &[Text],
 ) -> anyhow::Result<()> {
-    let full = &contenders[..1];
-    let changing = contenders[1..].iter().filter(|own| own.policy.changes_prefill());
-    let contenders: Vec<&Contender> = full.iter().chain(changing).collect();
-    let mut progress = Progress::new(texts.len() * contenders.len(), TASK);
+    let full = &policy_runs[..1];
+    let changing = policy_runs[1..].iter().filter(|own| own.policy.changes_prefill());
+    let policy_runs: Vec<&PolicyRun> = full.iter().chain(changing).collect();
+    let mut progress = Progress::new(texts.len() * policy_runs.len(), TASK);
     for text in texts {
         let tokens = text.tokens();
-        for contender in &contenders {
-            let perplexity = perplexity(bench, &*contender.policy, &tokens)?;
+        for policy_run in &policy_runs {
+            let perplexity = perplexity(bench, &*policy_run.policy, &tokens)?;
             progress.step();
             let Some(perplexity) = perplexity else {
-                let label = &contender.label;
+                let label = &policy_run.label;
                 bench.note(format!("{label} prunes tokens in prefill, which then predict nothing"));
                 continue;
             };
-            let case = Case {
-                task: Some(TASK.into()),
-                length: Some(tokens.len()),
-                source: Some(text.source().into()),
-                samples: Some(tokens.len() - 1),
-                ..Case::default()
-            };
-            let setup = (contender.label.as_str(), contender.budget);
+            let case =
+                Case::of(TASK).length(tokens.len()).samples_of(text.source(), tokens.len() - 1);
+            let setup = policy_run.setup();
             let name = metric::PREFILL_PERPLEXITY;
             bench.record(SUITE, &case, setup, name, perplexity, "perplexity");
         }
@@ -60,10 +55,10 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// The perplexity of all tokens but the first, given those before them; `None` where some are
-/// pruned.
+/// The perplexity of all tokens but the first, each given the tokens before it; `None` where some
+/// are pruned.
 fn perplexity(
-    bench: &Bench<'_>,
+    bench: &ModelBench<'_>,
     policy: &dyn Policy,
     tokens: &[u32],
 ) -> anyhow::Result<Option<f64>> {
@@ -100,17 +95,17 @@ fn perplexity(
 
 #[cfg(test)]
 mod tests {
-    use kv_core::select_device;
     use kv_models::{Model, Session};
     use serde_json::json;
 
     use super::*;
     use crate::args::Args;
-    use crate::journal::Records;
+    use crate::bench::Bench;
+    use crate::record_log::RecordLog;
     use clap::Parser;
 
-    /// What a session says of the same tokens, fed one by one.
-    fn fed(model: &Model, policy: &Contender, tokens: &[u32]) -> f64 {
+    /// The perplexity of the tokens that a session is fed one by one.
+    fn fed(model: &Model, policy: &PolicyRun, tokens: &[u32]) -> f64 {
         let first = [vec![tokens[0]]];
         let mut session =
             Session::start(model, policy.policy.clone(), &first, &[0], tokens.len()).unwrap();
@@ -123,18 +118,16 @@ mod tests {
 
     #[test]
     fn a_prompt_s_own_tokens_are_judged_under_what_policies_do_to_prefill() {
-        let device = select_device("cpu".parse().unwrap()).unwrap();
-        let model = Model::load("needle-1m", &device, None).unwrap();
         let text = "The sea was calm that day, and the old boat lay upon the sand. ".repeat(8);
-        let tokens = model.encode(&text).unwrap();
-        let args = Args::try_parse_from(["kv-bench"]).unwrap();
-        let mut records = Records::begin(None);
-        let bench = Bench::new(&args.common, model, device, "cpu".into(), &mut records);
+        let args = Args::try_parse_from(["kv-bench", "--device", "cpu"]).unwrap();
+        let mut bench = Bench::new(&args.common, RecordLog::begin(None)).unwrap();
+        let bench = ModelBench::load(&mut bench, "needle-1m").unwrap();
+        let tokens = bench.model.encode(&text).unwrap();
         let of = |config| {
-            let contender = Contender::of(&config).unwrap();
-            perplexity(&bench, &*contender.policy, &tokens).unwrap()
+            let policy_run = PolicyRun::of(&config).unwrap();
+            perplexity(&bench, &*policy_run.policy, &tokens).unwrap()
         };
-        let full = Contender::of(&json!({"policy": "full"})).unwrap();
+        let full = PolicyRun::of(&json!({"policy": "full"})).unwrap();
         let own = perplexity(&bench, &*full.policy, &tokens).unwrap().unwrap();
         let expected = fed(&bench.model, &full, &tokens);
         assert!((own / expected - 1.0).abs() < 1e-4, "{own} for {expected}");

@@ -8,15 +8,16 @@ use kv_core::{MemoryReport, read_f32};
 use kv_models::Session;
 use kv_policies::{Policy, Reads};
 
-use super::divergence::by_position;
+use super::next_token::{by_position, judge};
 use super::perplexity::{self, Text};
-use super::{Votes, conversation, judge, long_output, reads_of, record_memory, record_reads};
-use crate::args::{Mode, Quality, Task};
-use crate::contenders::Contender;
+use super::policy_records::{Votes, reads_of, record_memory, record_reads};
+use super::{conversation, long_output};
+use crate::bench::ModelBench;
+use crate::options::{Quality, Task};
+use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
-use crate::prompts::{Prompt, Prompts};
+use crate::prompts::{Mode, Prompt, Prompts};
 use crate::record::{Case, metric, mode};
-use crate::run::Bench;
 
 const SUITE: &str = "quality";
 /// Shares kept where no budget is given: 50 to 95 % dropped.
@@ -24,7 +25,7 @@ const BUDGETS: [f64; 4] = [0.5, 0.25, 0.1, 0.05];
 const QUICK_BUDGETS: [f64; 2] = [0.5, 0.25];
 
 /// Runs the suite.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()> {
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Result<()> {
     match options.task {
         Some(Task::LongOutput) => return long_output::run(bench, options),
         Some(Task::Conversation) => return conversation::run(bench, options),
@@ -32,21 +33,21 @@ pub(crate) fn run(bench: &mut Bench<'_>, options: &Quality) -> anyhow::Result<()
     }
     let quick = bench.common.quick;
     let budgets: &[f64] = if quick { &QUICK_BUDGETS } else { &BUDGETS };
-    let contenders = bench.common.contenders(budgets)?;
+    let policy_runs = bench.common.policy_runs(budgets)?;
     let prompts = Prompts::read(&options.wanted(quick))?;
     // Read first: a text that is too short must not cost a finished retrieval.
     let texts = match options.no_perplexity {
         true => None,
         false => Some(Text::read(bench, options.text.as_deref(), &options.contexts)?),
     };
-    retrieval(bench, &contenders, prompts, options.mode)?;
-    texts.map_or(Ok(()), |texts| perplexity::run(bench, &contenders, texts))
+    retrieval(bench, &policy_runs, prompts, options.mode)?;
+    texts.map_or(Ok(()), |texts| perplexity::run(bench, &policy_runs, texts))
 }
 
-/// Runs prompts under all contenders, which share each prompt's prefill.
+/// Runs prompts under all policies, which share each prompt's prefill.
 pub(crate) fn retrieval(
-    bench: &mut Bench<'_>,
-    contenders: &[Contender],
+    bench: &mut ModelBench<'_>,
+    policy_runs: &[PolicyRun],
     mut prompts: Prompts,
     wanted: Mode,
 ) -> anyhow::Result<()> {
@@ -60,23 +61,23 @@ pub(crate) fn retrieval(
     }
     let Prompts { source, list: prompts } = prompts;
     let longest = prompts.iter().map(|prompt| prompt.length).max().unwrap_or_default();
-    bench.remark(contenders, longest)?;
+    bench.remark(policy_runs, longest)?;
     // Bytes of text, as prompts of some lengths take several times as long as others.
     let work: usize = prompts.iter().map(|prompt| prompt.prompt.len()).sum();
     let mut progress = Progress::new(work * modes.len(), "retrieval");
-    let mut memory: Vec<Vec<MemoryReport>> = vec![Vec::new(); contenders.len()];
-    let mut reads = vec![Reads::default(); contenders.len()];
-    let mut votes = vec![Votes::default(); contenders.len()];
+    let mut memory: Vec<Vec<MemoryReport>> = vec![Vec::new(); policy_runs.len()];
+    let mut reads = vec![Reads::default(); policy_runs.len()];
+    let mut votes = vec![Votes::default(); policy_runs.len()];
     for (index, prompt) in prompts.iter().enumerate() {
         for &aware in &modes {
-            // Policies that draw must not draw the same for every prompt.
+            // Policies that draw must draw anew for every prompt.
             let seed = bench.common.seed.wrapping_add(index as u64);
-            let run = answer(bench, contenders, prompt, aware, seed)
+            let run = answer(bench, policy_runs, prompt, aware, seed)
                 .with_context(|| format!("prompt {}", prompt.id))?;
             let full = run[0].best.clone();
             let sums = memory.iter_mut().zip(&mut votes).zip(&mut reads);
-            for ((contender, answered), ((memory, votes), reads)) in
-                contenders.iter().zip(run).zip(sums)
+            for ((policy_run, answered), ((memory, votes), reads)) in
+                policy_runs.iter().zip(run).zip(sums)
             {
                 memory.push(answered.memory);
                 *votes += answered.votes;
@@ -93,7 +94,7 @@ pub(crate) fn retrieval(
                 let same = answered.best.iter().zip(&full).filter(|(a, b)| a == b).count();
                 let agreement = same as f64 / full.len() as f64;
                 let exact = f64::from(u8::from(answered.exact));
-                let setup = (contender.label.as_str(), contender.budget);
+                let setup = policy_run.setup();
                 bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact, "share");
                 bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, answered.logprob, "nats");
                 bench.record(
@@ -110,19 +111,19 @@ pub(crate) fn retrieval(
         }
     }
     progress.finish();
-    for (contender, reports) in contenders.iter().zip(&memory) {
-        record_memory(bench, SUITE, &Case::default(), contender, reports);
+    for (policy_run, reports) in policy_runs.iter().zip(&memory) {
+        record_memory(bench, SUITE, &Case::default(), policy_run, reports);
     }
-    for (contender, votes) in contenders.iter().zip(votes) {
-        votes.record(bench, SUITE, &Case::default(), contender);
+    for (policy_run, votes) in policy_runs.iter().zip(votes) {
+        votes.record(bench, SUITE, &Case::default(), policy_run);
     }
-    for (contender, reads) in contenders.iter().zip(reads) {
-        record_reads(bench, SUITE, &Case::default(), contender, reads);
+    for (policy_run, reads) in policy_runs.iter().zip(reads) {
+        record_reads(bench, SUITE, &Case::default(), policy_run, reads);
     }
     Ok(())
 }
 
-/// How one contender answered one prompt.
+/// How one policy answered one prompt.
 struct Answered {
     /// Whether the greedy continuation is the answer.
     exact: bool,
@@ -133,14 +134,14 @@ struct Answered {
     /// The most likely token before each of the answer's, which are fed one by one.
     best: Vec<u32>,
     memory: MemoryReport,
-    /// Of the prompt's tokens.
+    /// The votes of the prompt's tokens.
     votes: Votes,
     reads: Reads,
 }
 
 fn answer(
-    bench: &Bench<'_>,
-    contenders: &[Contender],
+    bench: &ModelBench<'_>,
+    policy_runs: &[PolicyRun],
     prompt: &Prompt,
     aware: bool,
     seed: u64,
@@ -155,7 +156,7 @@ fn answer(
         (model.encode(context)?, model.encode_continuation(question)?)
     };
     let policies: Vec<Arc<dyn Policy>> =
-        contenders.iter().map(|contender| contender.policy.clone()).collect();
+        policy_runs.iter().map(|policy_run| policy_run.policy.clone()).collect();
     let room = question.len() + answer.len();
     let sessions = Session::start_many(model, &policies, &[context], &[seed], room)?;
     let vocabulary = model.config().vocab_size;
@@ -170,7 +171,7 @@ fn answer(
                 session.append(&[&question])?;
             }
             let before = session.append(&[&answer])?;
-            // What is made at the first step counts, tokens behind the prompt do not.
+            // State that a policy makes at its first step counts; tokens behind the prompt do not.
             let memory = MemoryReport { policy: session.memory().policy, ..kept };
             let rows = read_f32("logits", Tensor::cat(before, 0))?;
             let judged: Vec<(f64, u32)> = rows

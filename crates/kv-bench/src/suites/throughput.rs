@@ -7,12 +7,13 @@ use burn::tensor::Device;
 use kv_core::{Archive, MemoryReport, counted};
 use kv_models::{Sampling, Session};
 
-use super::{reads_of, record_memory, record_reads, varied_prompts};
-use crate::args::Throughput;
-use crate::contenders::Contender;
+use super::max_batch::{Footprint, GIB};
+use super::policy_records::{reads_of, record_memory, record_reads};
+use crate::bench::ModelBench;
+use crate::options::Throughput;
+use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::record::{Case, metric};
-use crate::run::Bench;
 
 const SUITE: &str = "throughput";
 const BUDGETS: [f64; 1] = [0.25];
@@ -21,18 +22,18 @@ const BUDGETS: [f64; 1] = [0.25];
 const WARM_UP: usize = 8;
 
 /// Runs the suite.
-pub(crate) fn run(bench: &mut Bench<'_>, options: &Throughput) -> anyhow::Result<()> {
-    let contenders = bench.common.contenders(&BUDGETS)?;
-    measure(bench, &contenders, options)
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Throughput) -> anyhow::Result<()> {
+    let policy_runs = bench.common.policy_runs(&BUDGETS)?;
+    measure(bench, &policy_runs, options)
 }
 
-/// Measures given contenders.
+/// Measures given policies.
 pub(crate) fn measure(
-    bench: &mut Bench<'_>,
-    contenders: &[Contender],
+    bench: &mut ModelBench<'_>,
+    policy_runs: &[PolicyRun],
     options: &Throughput,
 ) -> anyhow::Result<()> {
-    bench.remark(contenders, options.lengths.iter().copied().max().unwrap_or_default())?;
+    bench.remark(policy_runs, options.lengths.iter().copied().max().unwrap_or_default())?;
     let steps = if bench.common.quick { options.steps.min(16) } else { options.steps };
     let (new, positions) = (WARM_UP + steps, bench.model.config().max_positions);
     if let Some(length) = options.lengths.iter().find(|length| *length + new > positions) {
@@ -40,14 +41,14 @@ pub(crate) fn measure(
         let [prompt, steps] = [(*length, "token"), (new, "step")].map(|(n, of)| counted(n, of));
         bail!("a prompt of {prompt} and {steps} exceed the model's {longest}");
     }
-    let runs = contenders.len() * options.lengths.len() * options.batches.len();
+    let runs = policy_runs.len() * options.lengths.len() * options.batches.len();
     let mut progress = Progress::new(runs, "throughput");
     for &length in &options.lengths {
         for &batch in &options.batches {
-            for contender in contenders {
-                let memory = time(bench, contender, length, batch, steps)?;
+            for policy_run in policy_runs {
+                let memory = time(bench, policy_run, length, batch, steps)?;
                 if let Some(gib) = options.memory_cap {
-                    largest_batch(bench, contender, length, batch, &memory, gib);
+                    largest_batch(bench, policy_run, length, batch, &memory, gib);
                 }
                 progress.step();
             }
@@ -58,8 +59,8 @@ pub(crate) fn measure(
 }
 
 fn time(
-    bench: &mut Bench<'_>,
-    contender: &Contender,
+    bench: &mut ModelBench<'_>,
+    policy_run: &PolicyRun,
     length: usize,
     batch: usize,
     steps: usize,
@@ -67,7 +68,7 @@ fn time(
     let new = WARM_UP + steps;
     let prompts = varied_prompts(bench, batch, length);
     let seeds: Vec<u64> = (0..batch as u64).collect();
-    let start = || Session::start(&bench.model, contender.policy.clone(), &prompts, &seeds, new);
+    let start = || Session::start(&bench.model, policy_run.policy.clone(), &prompts, &seeds, new);
     empty_pool(&bench.device)?;
     // Once without the clock.
     drop(start()?.read_logits()?);
@@ -80,13 +81,13 @@ fn time(
     for _ in 0..WARM_UP {
         decoder.next_tokens()?;
     }
-    // What is made at the first step counts.
+    // State that a policy makes at its first step counts.
     let memory = MemoryReport { policy: decoder.session().memory().policy, ..kept };
-    // Every step waits for its tokens, with the next one under way: as many end as begin.
+    // Every step waits for its tokens while the next step is under way, so that as many steps end
+    // as begin.
     let clock = Instant::now();
     let mut slowest = 0.0f64;
     for _ in 0..steps {
-        // Which waits for its tokens.
         let step = Instant::now();
         decoder.next_tokens()?;
         slowest = slowest.max(step.elapsed().as_secs_f64());
@@ -104,8 +105,8 @@ fn time(
             )
         });
     let reads = reads_of(decoder.session())?;
-    let case = Case { length: Some(length), batch: Some(batch), ..Case::default() };
-    let setup = (contender.label.as_str(), contender.budget);
+    let case = Case::default().length(length).batch(batch);
+    let setup = policy_run.setup();
     let pool = bench.device.memory_pool_usage();
     let mut record = |name: &str, value: f64, unit: &str| {
         bench.record(SUITE, &case, setup, name, value, unit);
@@ -122,13 +123,21 @@ fn time(
     if let Some(usage) = pool {
         record(metric::PEAK_BYTES, usage.bytes_reserved as f64, "bytes");
     }
-    record_memory(bench, SUITE, &case, contender, &[memory]);
-    record_reads(bench, SUITE, &case, contender, reads);
+    record_memory(bench, SUITE, &case, policy_run, &[memory]);
+    record_reads(bench, SUITE, &case, policy_run, reads);
     Ok(memory)
 }
 
-/// Gives back what earlier runs left in the device's pool, which from then on holds the most that
-/// it ever needed.
+/// Prompts whose tokens differ from row to row; which ones they are does not matter.
+pub(crate) fn varied_prompts(bench: &ModelBench<'_>, batch: usize, length: usize) -> Vec<Vec<u32>> {
+    let vocabulary = bench.model.config().vocab_size as u32;
+    let token = |row: u32, at: u32| (at * 7_919 + row * 104_729 + 11) % vocabulary;
+    let row = |row| (0..length as u32).map(|at| token(row, at)).collect();
+    (0..batch as u32).map(row).collect()
+}
+
+/// Gives back the memory that earlier runs left in the device's pool: its peak is then the peak of
+/// the next run.
 pub(crate) fn empty_pool(device: &Device) -> anyhow::Result<()> {
     sync(device)?;
     device.memory_cleanup();
@@ -139,24 +148,18 @@ fn sync(device: &Device) -> anyhow::Result<()> {
     device.sync().map_err(|error| anyhow::anyhow!("{error}"))
 }
 
-/// How many sequences fit beside the weights. Prefill goes sequence by sequence where it must, so
-/// that its scratch counts once.
+/// Records how many sequences fit beside the weights.
 fn largest_batch(
-    bench: &mut Bench<'_>,
-    contender: &Contender,
+    bench: &mut ModelBench<'_>,
+    policy_run: &PolicyRun,
     length: usize,
     batch: usize,
     memory: &MemoryReport,
     gib: f64,
 ) {
-    let dtype = bench.model.llama().dtype();
-    let weights = bench.model.config().parameter_count() as f64 * dtype.size() as f64;
-    let rows = batch as f64;
-    let scratch = memory.scratch as f64 / rows;
-    let each = (memory.total() - memory.scratch) as f64 / rows;
-    let fits = ((gib * (1u64 << 30) as f64 - weights - scratch) / each).floor().max(0.0);
-    let case = Case { length: Some(length), batch: Some(batch), ..Case::default() };
-    let setup = (contender.label.as_str(), contender.budget);
+    let fits = Footprint::of(bench, memory, batch).sequences(gib * GIB);
+    let case = Case::default().length(length).batch(batch);
+    let setup = policy_run.setup();
     bench.record(SUITE, &case, setup, metric::LARGEST_BATCH, fits, "sequences");
 }
 

@@ -7,7 +7,7 @@ use kv_kernels::{
     prefill_attention,
 };
 
-use super::Lab;
+use super::KernelBench;
 use super::cases::Attention;
 use super::clock::Clock;
 
@@ -15,14 +15,14 @@ use super::clock::Clock;
 const LISTED: usize = 8;
 
 /// Plain, weighted, with an eviction, and over an index list.
-pub(super) fn decode(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()> {
+pub(super) fn decode(bench: &mut KernelBench<'_>, case: &Attention) -> anyhow::Result<()> {
     let (pairs, dim) = (case.pairs(), case.head_dim);
     let slots = pairs * case.tokens;
-    let bytes = 2 * slots * dim * lab.dtype.size();
+    let bytes = 2 * slots * dim * bench.dtype.size();
     let sets = Clock::sets(bytes);
     // Of an eighth of the bytes, more sets must pass before one comes again.
     let list_sets = Clock::sets(bytes / LISTED);
-    let (device, dtype) = (lab.device.clone(), lab.dtype);
+    let (device, dtype) = (bench.device.clone(), bench.dtype);
     let random = |shape: [usize; 2]| {
         Tensor::<2>::random(shape, Distribution::Normal(0.0, 1.0), (&device, DType::F32))
             .cast(dtype)
@@ -50,11 +50,13 @@ pub(super) fn decode(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()> 
         Ok(decode_attention(query.clone(), keys, values, weights, &ranges, options)?.output)
     };
     let work = [bytes as f64, 0.0];
-    lab.measure(&task, "", sets, work, |i| attend(i, None, options()))?;
+    bench.measure(&task, "", sets, work, |i| attend(i, None, options()))?;
     let weights: Vec<Tensor<1>> =
         (0..sets).map(|_| Tensor::zeros([slots], (&device, DType::F32))).collect();
-    lab.measure(&task, "weighted", sets, work, |i| attend(i, Some(weights[i].clone()), options()))?;
-    evicting(lab, case, &query, &pools[..sets], &ranges)?;
+    bench.measure(&task, "weighted", sets, work, |i| {
+        attend(i, Some(weights[i].clone()), options())
+    })?;
+    evicting(bench, case, &query, &pools[..sets], &ranges)?;
 
     let listed = case.tokens / LISTED;
     // Ascending and irregular: one of every eight.
@@ -68,7 +70,7 @@ pub(super) fn decode(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()> 
     // Each in memory of its own.
     let lists: Vec<_> = (0..list_sets).map(|_| list.clone().add_scalar(0)).collect();
     let work = [bytes as f64 / LISTED as f64, 0.0];
-    lab.measure(&task, "list of 1/8", list_sets, work, |i| {
+    bench.measure(&task, "list of 1/8", list_sets, work, |i| {
         let view = SlotView::List { slots: lists[i].clone(), counts: counts.clone() };
         attend(i, None, DecodeAttentionOptions { view, ..options() })
     })
@@ -76,7 +78,7 @@ pub(super) fn decode(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()> 
 
 /// Attention that chooses a slot to overwrite.
 fn evicting(
-    lab: &mut Lab<'_>,
+    bench: &mut KernelBench<'_>,
     case: &Attention,
     query: &Tensor<3>,
     pools: &[[Tensor<2>; 2]],
@@ -88,12 +90,12 @@ fn evicting(
     let mut places = ranges.lengths.clone().sub_scalar(1);
     let counters = [case.batch, HeldSlots::ARRIVALS];
     let mut arrivals = Tensor::<2, Int>::zeros(counters, (&places.device(), DType::I32));
-    let bytes = 2 * case.pairs() * case.tokens * case.head_dim * lab.dtype.size();
+    let bytes = 2 * case.pairs() * case.tokens * case.head_dim * bench.dtype.size();
     let task = format!("decode_attention {}", case.name());
     let scopes =
         [("evicting", EvictionScope::Head), ("evicting for a layer", EvictionScope::Layer)];
     for (variant, scope) in scopes {
-        lab.measure(&task, variant, pools.len(), [bytes as f64, 0.0], |i| {
+        bench.measure(&task, variant, pools.len(), [bytes as f64, 0.0], |i| {
             let longest = Some(case.tokens);
             let done = evicting_attention(
                 query.clone(),
@@ -115,8 +117,8 @@ fn evicting(
 }
 
 /// Causal attention of a prompt, and its column sums.
-pub(super) fn prefill(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()> {
-    let (device, dtype) = (lab.device.clone(), lab.dtype);
+pub(super) fn prefill(bench: &mut KernelBench<'_>, case: &Attention) -> anyhow::Result<()> {
+    let (device, dtype) = (bench.device.clone(), bench.dtype);
     let random = |heads: usize| {
         let shape = [case.batch, heads, case.tokens, case.head_dim];
         Tensor::<4>::random(shape, Distribution::Normal(0.0, 1.0), (&device, DType::F32))
@@ -146,7 +148,7 @@ pub(super) fn prefill(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()>
         ),
     ];
     for (variant, options) in variants {
-        lab.measure(&task, variant, sets.len(), [bytes, operations], |i| {
+        bench.measure(&task, variant, sets.len(), [bytes, operations], |i| {
             let [query, keys, values] = &sets[i];
             let done = prefill_attention(query, keys, values, &options)?;
             Ok((done.output, done.column_sums))

@@ -3,7 +3,7 @@
 use anyhow::Context;
 use serde::Deserialize;
 
-use crate::args::Op;
+use crate::options::Op;
 
 const FILE: &str = include_str!("../../../peers/cases.json");
 
@@ -19,7 +19,7 @@ pub(super) struct Cases {
     pub(super) merge_nearest: Vec<Attention>,
 }
 
-/// One attention problem, or what follows one.
+/// The shape of an attention problem; merges that follow attention have the same shape.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub(super) struct Attention {
     pub(super) batch: usize,

@@ -18,9 +18,9 @@ const WARM_UP: usize = 2;
 /// Bytes of the copy that the others are beside.
 pub(super) const COPIED: usize = 256 << 20;
 
-/// What a timed call leaves, which shows whether its kernels ran: a launch that failed says so only
-/// when its output is read.
-pub(crate) trait Left {
+/// The output of a timed call, which shows whether its kernels ran: a launch that failed says so
+/// only when its output is read.
+pub(crate) trait LaunchOutput {
     /// Reads a number of it.
     ///
     /// # Errors
@@ -28,27 +28,27 @@ pub(crate) trait Left {
     fn check(self) -> anyhow::Result<()>;
 }
 
-impl<const D: usize> Left for Tensor<D> {
+impl<const D: usize> LaunchOutput for Tensor<D> {
     fn check(self) -> anyhow::Result<()> {
         let first = self.flatten::<1>(0, D - 1).narrow(0, 0, 1);
         first.try_into_data().map(drop).map_err(|error| anyhow!("{error}"))
     }
 }
 
-impl<const D: usize> Left for Tensor<D, Int> {
+impl<const D: usize> LaunchOutput for Tensor<D, Int> {
     fn check(self) -> anyhow::Result<()> {
         let first = self.flatten::<1>(0, D - 1).narrow(0, 0, 1);
         first.try_into_data().map(drop).map_err(|error| anyhow!("{error}"))
     }
 }
 
-impl<T: Left> Left for Option<T> {
+impl<T: LaunchOutput> LaunchOutput for Option<T> {
     fn check(self) -> anyhow::Result<()> {
-        self.map_or(Ok(()), Left::check)
+        self.map_or(Ok(()), LaunchOutput::check)
     }
 }
 
-impl<A: Left, B: Left> Left for (A, B) {
+impl<A: LaunchOutput, B: LaunchOutput> LaunchOutput for (A, B) {
     fn check(self) -> anyhow::Result<()> {
         self.0.check()?;
         self.1.check()
@@ -71,7 +71,7 @@ impl Clock {
     }
 
     /// Median seconds of `call(i)`, `i` rotating among `sets`.
-    pub(crate) fn seconds<L: Left>(
+    pub(crate) fn seconds<L: LaunchOutput>(
         &self,
         sets: usize,
         mut call: impl FnMut(usize) -> anyhow::Result<L>,
@@ -80,7 +80,7 @@ impl Clock {
     }
 
     /// Median seconds of `call(i)` over whole cycles of so many calls.
-    pub(crate) fn cycles<L: Left>(
+    pub(crate) fn cycles<L: LaunchOutput>(
         &self,
         cycle: usize,
         mut call: impl FnMut(usize) -> anyhow::Result<L>,
@@ -116,7 +116,7 @@ impl Clock {
         while more < MOST_REPLAYS && time(more)? < REPLAY_SECONDS {
             more *= 2;
         }
-        // What waiting takes is in both times: some devices need half a millisecond for it.
+        // Both times include the wait itself, for which some devices need half a millisecond.
         let mut times = Vec::with_capacity(TIMES);
         for _ in 0..WARM_UP + TIMES {
             let (one, many) = (time(1)?, time(1 + more)?);

@@ -6,7 +6,7 @@ use kv_kernels::{
     merge_nearest,
 };
 
-use super::Lab;
+use super::KernelBench;
 use super::cases::Attention;
 use super::clock::Clock;
 
@@ -15,9 +15,9 @@ const ALPHA: f32 = 0.9;
 const GUARD: f32 = 8.0;
 
 /// A victim of every head sought its like among all of the head's slots, and merged into it. Calls
-/// of a set merge into what those before have merged: other numbers, and as much work.
-pub(super) fn nearest(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()> {
-    let (device, dtype) = (lab.device.clone(), lab.dtype);
+/// of a set merge into the slots that earlier calls have merged: other numbers, and as much work.
+pub(super) fn nearest(bench: &mut KernelBench<'_>, case: &Attention) -> anyhow::Result<()> {
+    let (device, dtype) = (bench.device.clone(), bench.dtype);
     let slots = case.pairs() * case.tokens;
     let group = case.query_heads / case.kv_heads;
     let bytes = slots * case.head_dim * dtype.size();
@@ -60,7 +60,7 @@ pub(super) fn nearest(lab: &mut Lab<'_>, case: &Attention) -> anyhow::Result<()>
     let task = format!("merge_nearest {}", case.name());
     // The search reads every key.
     let work = [bytes as f64, 2.0 * 2.0 * (slots * case.head_dim) as f64];
-    lab.measure(&task, "", sets, work, |i| {
+    bench.measure(&task, "", sets, work, |i| {
         let (keys, values) = &mut pools[i];
         let slots = MergingSlots {
             keys,

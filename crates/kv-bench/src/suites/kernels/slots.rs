@@ -6,14 +6,14 @@ use kv_kernels::{
     copy_slots, top_slots,
 };
 
-use super::Lab;
+use super::KernelBench;
 use super::cases::{Compaction, Halving, Ranking};
 use super::clock::Clock;
 
 /// Kept slots moved together in all layers, a launch each, in place and into other pools.
-pub(super) fn compact(lab: &mut Lab<'_>, case: &Compaction) -> anyhow::Result<()> {
+pub(super) fn compact(bench: &mut KernelBench<'_>, case: &Compaction) -> anyhow::Result<()> {
     let pairs = case.batch * case.kv_heads;
-    let (device, dtype) = (lab.device.clone(), lab.dtype);
+    let (device, dtype) = (bench.device.clone(), bench.dtype);
     let ints = |values: Vec<usize>| {
         let values: Vec<i32> = values.into_iter().map(|value| value as i32).collect();
         Tensor::<1, Int>::from_data(values.as_slice(), (&device, DType::I32))
@@ -42,7 +42,7 @@ pub(super) fn compact(lab: &mut Lab<'_>, case: &Compaction) -> anyhow::Result<()
     let offsets = ints((0..pairs).map(|pair| pair * case.tokens).collect()).reshape(shape);
     let moved = case.layers * 2 * pool_bytes / every;
     let task = format!("compact_slots {}", case.name());
-    lab.measure(&task, "in place", 1, [moved as f64, 0.0], |_| {
+    bench.measure(&task, "in place", 1, [moved as f64, 0.0], |_| {
         for (keys, values, positions) in &mut pools {
             let pool = SlotPool { keys, values, positions, log_weights: None };
             compact_slots(pool, &offsets, &lists)?;
@@ -54,7 +54,7 @@ pub(super) fn compact(lab: &mut Lab<'_>, case: &Compaction) -> anyhow::Result<()
     let slots = pairs * case.kept;
     let mut smaller: Vec<_> =
         (0..case.layers).map(|_| (random(slots), random(slots), positions(slots))).collect();
-    lab.measure(&task, "to another pool", 1, [moved as f64, 0.0], |_| {
+    bench.measure(&task, "to another pool", 1, [moved as f64, 0.0], |_| {
         for ((keys, values, positions), to_pool) in pools.iter().zip(&mut smaller) {
             let from = SlotSource { keys, values, positions, log_weights: None };
             let (keys, values, positions) = to_pool;
@@ -66,8 +66,8 @@ pub(super) fn compact(lab: &mut Lab<'_>, case: &Compaction) -> anyhow::Result<()
 }
 
 /// The highest scores of every row.
-pub(super) fn top(lab: &mut Lab<'_>, case: &Ranking) -> anyhow::Result<()> {
-    let device = lab.device.clone();
+pub(super) fn top(bench: &mut KernelBench<'_>, case: &Ranking) -> anyhow::Result<()> {
+    let device = bench.device.clone();
     let bytes = case.rows * case.tokens * 4;
     let sets = Clock::sets(bytes);
     let scores: Vec<Tensor<2>> = (0..sets)
@@ -78,14 +78,14 @@ pub(super) fn top(lab: &mut Lab<'_>, case: &Ranking) -> anyhow::Result<()> {
         .collect();
     let counts = Tensor::<1, Int>::full([case.rows], case.kept as i32, (&device, DType::I32));
     let task = format!("top_slots {}", case.name());
-    lab.measure(&task, "", sets, [bytes as f64, 0.0], |i| {
+    bench.measure(&task, "", sets, [bytes as f64, 0.0], |i| {
         Ok(top_slots(scores[i].clone(), None, Choice::Top(counts.clone()), case.kept)?.indices)
     })
 }
 
 /// A list of every head halved by the self-balancing walk, all of its tokens.
-pub(super) fn halve(lab: &mut Lab<'_>, case: &Halving) -> anyhow::Result<()> {
-    let (device, dtype) = (lab.device.clone(), lab.dtype);
+pub(super) fn halve(bench: &mut KernelBench<'_>, case: &Halving) -> anyhow::Result<()> {
+    let (device, dtype) = (bench.device.clone(), bench.dtype);
     let Halving { lists, tokens, block, head_dim } = *case;
     let slots = lists * tokens;
     let bytes = 2 * slots * head_dim * dtype.size();
@@ -112,7 +112,7 @@ pub(super) fn halve(lab: &mut Lab<'_>, case: &Halving) -> anyhow::Result<()> {
     // Every token meets all before it in its block, by key and by value.
     let operations = (slots * block / 2 * head_dim * 2 * 2) as f64;
     let task = format!("balance {}", case.name());
-    lab.measure(&task, "", sets, [bytes as f64, operations], |i| {
+    bench.measure(&task, "", sets, [bytes as f64, operations], |i| {
         let (keys, values) = pools[i].clone();
         Ok(balance(keys, Some(values), order.clone(), counts.clone(), options.clone())?.kept)
     })

@@ -1,0 +1,339 @@
+//! Tables and figures of papers. Each is an entry in its paper's file: a name, the measured
+//! quantity, the inputs that it needs, its sizes and policies, and the measurement that it runs.
+//!
+//! A new figure is a new entry. Most run one of the measurements of [`Measurement`] on policies of
+//! their own; a measurement that no other figure has is a function of [`crate::studies`].
+
+mod balancekv;
+mod keepkv;
+mod kvreviver;
+mod longflow;
+mod prhs;
+mod runners;
+#[cfg(test)]
+mod tests;
+
+use anyhow::ensure;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+
+use crate::bench::{Bench, CPU, ModelBench};
+use crate::options::{Common, MODEL, PaperOptions};
+use crate::prompts::Wanted;
+use crate::studies::by_batch::{self, ByBatch};
+use crate::studies::op_time::{self, OpTime};
+use runners::{Quality, ReadAttention, Throughput};
+
+/// Prompts of the quick forms of figures that ask questions.
+const QUICK_PROMPTS: usize = 4;
+
+/// All figures, paper by paper.
+const FIGURES: [&[Figure]; 5] =
+    [longflow::FIGURES, balancekv::FIGURES, keepkv::FIGURES, kvreviver::FIGURES, prhs::FIGURES];
+
+/// A table or figure of a paper.
+#[derive(Debug)]
+pub(crate) struct Figure {
+    /// The name on the command line, in titles and in records: the paper, and the number there.
+    pub(crate) name: &'static str,
+    /// The line of `--help`.
+    about: &'static str,
+    /// The measured quantity, as it stands behind the name in titles.
+    measures: &'static str,
+    /// The differences from the paper, as a note says them; empty where this is the paper's
+    /// measurement on another device.
+    differs: &'static str,
+    /// The paper's results, as a note says them; it may be empty.
+    published: &'static str,
+    /// The model that runs.
+    model: ModelChoice,
+    /// The policies that `--policy` may name.
+    policies: PolicyChoice,
+    /// Whether it takes prompts.
+    prompts: bool,
+    /// Whether it takes a text, and contexts in it.
+    text: bool,
+    /// Whether `--lengths` and `--batches` may replace its sizes.
+    sized: bool,
+    /// Memory in GiB of the paper's GPU, where the largest batch in it is measured.
+    memory_gib: Option<f64>,
+    /// Whether its sizes are out of a CPU's reach.
+    wants_gpu: bool,
+    /// Whether it is in f32 whatever the device.
+    single_precision: bool,
+    /// How it is measured.
+    measurement: Measurement,
+}
+
+/// How a figure is measured.
+#[derive(Debug)]
+enum Measurement {
+    /// Answers to prompts, and perplexity of a text, behind compressed contexts.
+    Quality(Quality),
+    /// The attention that policies read of real prompts.
+    ReadAttention(ReadAttention),
+    /// Prefill and decode speed at fixed lengths and batches.
+    Throughput(Throughput),
+    /// Decode speed and memory at growing batches, up to the largest that fits.
+    ByBatch(ByBatch),
+    /// The time of one layer's attention in a decode step, on bare tensors.
+    OpTime(OpTime),
+    /// A measurement of its own on bare tensors, given the figure's name.
+    Tensors(fn(&mut Bench, &str, &PaperOptions) -> anyhow::Result<()>),
+    /// A measurement of its own on a model, given the figure's name.
+    Model(fn(&mut ModelBench<'_>, &str, &PaperOptions) -> anyhow::Result<()>),
+}
+
+/// The model that a figure runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ModelChoice {
+    /// None: it measures bare tensors.
+    None,
+    /// The one that `--model` names.
+    Any,
+    /// The one that `--model` names; without it this one, but in the quick form.
+    AnyOr(&'static str),
+    /// This one, but in the quick form; `--model` is refused.
+    Only(&'static str),
+}
+
+/// The policies that `--policy` may name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PolicyChoice {
+    /// None of them.
+    Fixed,
+    /// Some of the figure's own.
+    Names,
+    /// Some of the figure's own, and configurations besides.
+    Configurations,
+}
+
+/// A figure of bare tensors that takes no options.
+const TENSORS: Figure = Figure {
+    name: "",
+    about: "",
+    measures: "",
+    differs: "",
+    published: "",
+    model: ModelChoice::None,
+    policies: PolicyChoice::Fixed,
+    prompts: false,
+    text: false,
+    sized: false,
+    memory_gib: None,
+    wants_gpu: false,
+    single_precision: false,
+    measurement: Measurement::Tensors(|_, _, _| Ok(())),
+};
+
+/// A figure of single layers of prompts.
+const LAYERS: Figure = Figure { model: ModelChoice::Any, prompts: true, ..TENSORS };
+
+/// A figure of answers to prompts and perplexity behind compressed contexts.
+const QUALITY: Figure = Figure {
+    model: ModelChoice::Any,
+    prompts: true,
+    text: true,
+    policies: PolicyChoice::Configurations,
+    ..TENSORS
+};
+
+/// A figure of speed and memory by batch.
+const BY_BATCH: Figure = Figure {
+    model: ModelChoice::AnyOr("random:llama-2-7b"),
+    memory_gib: Some(80.0),
+    wants_gpu: true,
+    policies: PolicyChoice::Names,
+    ..TENSORS
+};
+
+/// A figure, and the options given to it.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Paper {
+    /// Which one; `--quick` takes sizes for small machines.
+    #[arg(value_parser = parser())]
+    pub(crate) figure: &'static Figure,
+    /// The options.
+    #[command(flatten)]
+    pub(crate) options: PaperOptions,
+}
+
+/// All figures.
+pub(crate) fn all() -> impl Iterator<Item = &'static Figure> {
+    FIGURES.into_iter().flatten()
+}
+
+/// Reads a figure's name, and lists all of them in the help.
+fn parser() -> impl TypedValueParser<Value = &'static Figure> {
+    let values = all().map(|figure| PossibleValue::new(figure.name).help(figure.about));
+    PossibleValuesParser::new(values)
+        .try_map(|name| all().find(|figure| figure.name == name).ok_or("expected a figure's name"))
+}
+
+/// Runs a figure.
+///
+/// # Errors
+/// Where a policy or the device refuses.
+pub(crate) fn run(bench: &mut Bench, paper: &Paper) -> anyhow::Result<()> {
+    let Paper { figure, options } = paper;
+    let name = figure.name;
+    match &figure.measurement {
+        Measurement::Tensors(run) => return run(bench, name, options),
+        Measurement::OpTime(ops) => return op_time::run(bench, name, ops, options),
+        _ => {}
+    }
+    let quick = bench.common.quick;
+    let model = figure.model(&bench.common.model, quick).to_string();
+    let bench = &mut ModelBench::load(bench, &model)?;
+    // Times of quick forms compare with no published time.
+    let mut comparable = !quick;
+    match &figure.measurement {
+        Measurement::Quality(quality) => {
+            let wanted = paper.wanted(quick).unwrap_or_default();
+            runners::quality(bench, quality, options, &wanted, figure.text)?;
+            comparable = true;
+        }
+        Measurement::ReadAttention(read) => runners::read_attention(bench, read, options)?,
+        Measurement::Throughput(speed) => runners::throughput(bench, speed, options)?,
+        Measurement::ByBatch(by_batch) => {
+            let gib = figure.memory_gib.unwrap_or(f64::INFINITY);
+            by_batch::run(bench, name, by_batch, options, gib)?;
+        }
+        Measurement::Model(run) => run(bench, name, options)?,
+        Measurement::Tensors(_) | Measurement::OpTime(_) => {}
+    }
+    if comparable && !figure.published.is_empty() {
+        bench.note(figure.published.into());
+    }
+    Ok(())
+}
+
+impl Paper {
+    /// Refuses options that the figure does not take.
+    ///
+    /// # Errors
+    /// For the first such option; the error names it.
+    pub(crate) fn check(&self, common: &Common) -> anyhow::Result<()> {
+        let (takes, options, name) = (self.figure, &self.options, self.figure.name);
+        ensure!(
+            common.model == MODEL || takes.takes_models(),
+            "--model: {name} runs at its paper's size"
+        );
+        ensure!(
+            common.budget.is_none() || takes.quality().is_some(),
+            "--budget: {name} has its paper's budgets"
+        );
+        let policy = common.policy.as_deref();
+        ensure!(
+            policy.is_none() || takes.policies != PolicyChoice::Fixed,
+            "--policy: {name} runs all of its own"
+        );
+        let json = policy.is_some_and(|text| text.trim_start().starts_with(['{', '[']));
+        ensure!(
+            !json || takes.policies == PolicyChoice::Configurations,
+            "--policy: {name} has its own configurations, expected names of them"
+        );
+        ensure!(
+            options.memory_cap.is_none() || takes.memory_gib.is_some(),
+            "--memory-cap: {name} has one size"
+        );
+        if !takes.prompts {
+            ensure!(options.prompts.is_none(), "--prompts: {name} has none");
+            ensure!(options.limit.is_none(), "--limit: {name} has no prompts");
+        }
+        ensure!(
+            options.mode.is_none() || takes.quality().is_some(),
+            "--mode: {name} asks no questions"
+        );
+        if !takes.text {
+            ensure!(options.text.is_none(), "--text: {name} reads no text");
+            ensure!(options.contexts.is_empty(), "--contexts: {name} reads no text");
+        }
+        let grows = matches!(takes.measurement, Measurement::ByBatch(_));
+        if !takes.sized || common.quick {
+            let one = common.quick && takes.sized;
+            let why = if one { "--quick has one size" } else { "it has the paper's sizes" };
+            ensure!(options.lengths.is_empty() || takes.prompts, "--lengths: {name}: {why}");
+            let grows = grows && !common.quick;
+            ensure!(grows || options.batches.is_empty(), "--batches: {name}: {why}");
+        }
+        if takes.single_precision {
+            ensure!(common.dtype.is_none(), "--dtype: {name} is in f32");
+        }
+        ensure!(
+            options.memory_cap.is_none() || !common.quick || grows,
+            "--memory-cap: with --quick no batch is the largest"
+        );
+        Ok(())
+    }
+
+    /// Refuses figures that would take a CPU hours.
+    ///
+    /// # Errors
+    /// For the sizes of the paper on the CPU.
+    pub(crate) fn check_device(&self, device_name: &str, quick: bool) -> anyhow::Result<()> {
+        // Whole models are beyond it at any length.
+        let sized = !self.options.lengths.is_empty() && !self.figure.takes_models();
+        let on_cpu = device_name == CPU && !quick && !sized;
+        ensure!(
+            !(on_cpu && self.figure.wants_gpu),
+            "{} has the paper's sizes, for GPUs; on the CPU, add --quick",
+            self.figure.name
+        );
+        Ok(())
+    }
+
+    /// The prompts that it asks for, if it takes any.
+    pub(crate) fn wanted(&self, quick: bool) -> Option<Wanted<'_>> {
+        let wanted = self.options.wanted();
+        self.figure.prompts.then(|| match self.figure.quality() {
+            None => wanted,
+            Some(quality) => Wanted {
+                with_depth: quality.with_depth,
+                limit: wanted.limit.or(quick.then_some(QUICK_PROMPTS)),
+                mode: Some(quality.mode(&self.options, quick)),
+                ..wanted
+            },
+        })
+    }
+
+    /// Notes for readers of its numbers.
+    pub(crate) fn notes(&self, quick: bool) -> Vec<String> {
+        let mut notes = Vec::new();
+        let Figure { name, differs, .. } = self.figure;
+        if !differs.is_empty() {
+            notes.push(format!("{name} differs from the paper: {differs}"));
+        }
+        if quick {
+            notes.push("--quick: small sizes and few cases, a first look and no comparison".into());
+        }
+        notes
+    }
+}
+
+impl Figure {
+    /// The title: the name, and the measured quantity.
+    pub(crate) fn title(&self) -> String {
+        format!("{}: {}", self.name, self.measures)
+    }
+
+    /// The model that it runs, given the one that is asked for.
+    fn model<'a>(&self, asked: &'a str, quick: bool) -> &'a str {
+        match self.model {
+            ModelChoice::Only(name) if !quick => name,
+            ModelChoice::AnyOr(name) if !quick && asked == MODEL => name,
+            _ => asked,
+        }
+    }
+
+    fn takes_models(&self) -> bool {
+        matches!(self.model, ModelChoice::Any | ModelChoice::AnyOr(_))
+    }
+
+    /// Its questions and budgets, where it has any.
+    fn quality(&self) -> Option<&Quality> {
+        match &self.measurement {
+            Measurement::Quality(quality) => Some(quality),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Means over steps, and the shares of bounds that are broken or above 1.
+
+use std::collections::BTreeMap;
+
+use super::ROUNDING;
+use crate::record::metric;
+
+/// A mean that is summed up.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Mean {
+    sum: f64,
+    count: f64,
+}
+
+impl Mean {
+    pub(crate) fn take(&mut self, value: f64) {
+        self.add(Self { sum: value, count: 1.0 });
+    }
+
+    pub(crate) fn add(&mut self, other: Self) {
+        self.sum += other.sum;
+        self.count += other.count;
+    }
+
+    /// The mean, where there is anything.
+    pub(crate) fn value(self) -> Option<f64> {
+        (self.count > 0.0).then(|| self.sum / self.count)
+    }
+}
+
+/// The quantity that a bound is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Bound {
+    /// The attention that a shared set drops (lemma 9, and odds).
+    Dropped,
+    /// How far a shared set is from the best (equation 42).
+    Set,
+    /// The attention that a window hides (theorem 7).
+    Hidden,
+    /// The attention that frozen keys move (theorem 8).
+    Moved,
+}
+
+/// The share of bounds above 1, which say nothing, and the share of bounds that the quantity
+/// exceeds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Verdicts {
+    vacuous: Mean,
+    broken: Mean,
+}
+
+/// Means by metric, over steps of a head, or of all heads of a layer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Means {
+    means: BTreeMap<&'static str, Mean>,
+    verdicts: BTreeMap<Bound, Verdicts>,
+}
+
+impl Means {
+    pub(crate) fn take(&mut self, metric: &'static str, value: f64) {
+        self.means.entry(metric).or_default().take(value);
+    }
+
+    /// Takes an observed quantity and its bounds. `bound` counts as vacuous above 1; `least` is the
+    /// tightest known bound, and counts as broken where `observed` exceeds it.
+    pub(crate) fn judge(&mut self, of: Bound, observed: f64, [bound, least]: [f64; 2]) {
+        let verdicts = self.verdicts.entry(of).or_default();
+        verdicts.vacuous.take(f64::from(u8::from(bound > 1.0)));
+        verdicts.broken.take(f64::from(u8::from(observed > least + ROUNDING)));
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (metric, mean) in &other.means {
+            self.means.entry(metric).or_default().add(*mean);
+        }
+        for (of, verdicts) in &other.verdicts {
+            let own = self.verdicts.entry(*of).or_default();
+            own.vacuous.add(verdicts.vacuous);
+            own.broken.add(verdicts.broken);
+        }
+    }
+
+    /// The mean of a metric, where anything of it was taken.
+    pub(crate) fn of(&self, metric: &str) -> Option<f64> {
+        self.means.get(metric)?.value()
+    }
+
+    /// Whether there is any bound.
+    pub(crate) fn bounds(&self) -> bool {
+        !self.verdicts.is_empty()
+    }
+
+    /// All means; of verdicts the worst of the kinds of bounds that there are.
+    pub(crate) fn all(&self) -> Vec<(&'static str, f64)> {
+        let means = self.means.iter().filter_map(|(metric, mean)| Some((*metric, mean.value()?)));
+        let worst = |metric, of: fn(&Verdicts) -> Mean| {
+            let shares = self.verdicts.values().filter_map(|verdicts| of(verdicts).value());
+            Some((metric, shares.reduce(f64::max)?))
+        };
+        let worst = [
+            worst(metric::VACUOUS, |verdicts| verdicts.vacuous),
+            worst(metric::BROKEN, |verdicts| verdicts.broken),
+        ];
+        means.chain(worst.into_iter().flatten()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Bound, Means};
+    use crate::record::metric;
+
+    #[test]
+    fn heads_add_up_to_layers() {
+        let (mut first, mut second) = (Means::default(), Means::default());
+        first.take(metric::HIDDEN_MASS, 0.5);
+        first.judge(Bound::Hidden, 0.5, [0.25, 0.25]);
+        first.judge(Bound::Dropped, 0.5, [1.5, 0.5]);
+        for _ in 0..3 {
+            second.take(metric::HIDDEN_MASS, 0.1);
+            second.judge(Bound::Hidden, 0.1, [1.0, 0.1]);
+        }
+        let mut layer = Means::default();
+        layer.add(&first);
+        layer.add(&second);
+        assert!((layer.of(metric::HIDDEN_MASS).unwrap() - 0.2).abs() < 1e-12);
+        assert_eq!(layer.of(metric::MOVED_MASS), None);
+        // A quarter of the bounds on hidden attention are broken, and the bound on dropped
+        // attention is vacuous.
+        assert_eq!(layer.all()[1..], [(metric::VACUOUS, 1.0), (metric::BROKEN, 0.25)]);
+        assert!(layer.bounds() && Means::default().all().is_empty());
+    }
+}

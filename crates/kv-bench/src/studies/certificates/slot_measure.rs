@@ -1,0 +1,50 @@
+//! The error of the measure by which LongFlow ranks slots, and the bounds on it.
+
+use kv_policies::Certificate;
+
+use crate::record::metric;
+
+/// Certificates of one policy in a layer.
+#[derive(Clone, Default)]
+pub(crate) struct MeasureErrors(Vec<Certificate>);
+
+impl MeasureErrors {
+    pub(crate) fn take(&mut self, certificates: Vec<Certificate>) {
+        self.0.extend(certificates);
+    }
+
+    /// Medians of the bounded quantities and of their bounds, as a few outliers would dominate a
+    /// mean; the share of bounds on drift of at least 1, which say nothing; and the share of
+    /// certificates whose quantity exceeds its bound. There are none without certificates.
+    pub(crate) fn records(&self) -> Vec<(&'static str, f64, &'static str)> {
+        if self.0.is_empty() {
+            return Vec::new();
+        }
+        let median = |of: &dyn Fn(&Certificate) -> f64| {
+            let mut all: Vec<f64> = self.0.iter().map(of).collect();
+            all.sort_by(f64::total_cmp);
+            all[all.len() / 2]
+        };
+        let share = |of: &dyn Fn(&Certificate) -> bool| {
+            self.0.iter().filter(|certificate| of(certificate)).count() as f64 / self.0.len() as f64
+        };
+        // Rounding, in f64, of sums of a whole cache.
+        let above = |value: f64, bound: f64| value > bound * (1.0 + 1e-9) + 1e-12;
+        let broken = |c: &Certificate| {
+            above(c.remainder, c.remainder_bound)
+                || above(c.drift, c.drift_bound)
+                || above(c.error, c.error_bound)
+        };
+        vec![
+            (metric::REMAINDER, median(&|c| c.remainder), "norm"),
+            (metric::REMAINDER_BOUND, median(&|c| c.remainder_bound), "norm"),
+            (metric::DRIFT, median(&|c| c.drift), "logit"),
+            (metric::DRIFT_BOUND, median(&|c| c.drift_bound), "logit"),
+            (metric::OBSERVED_ERROR, median(&|c| c.error), "squared"),
+            (metric::ERROR_BOUND, median(&|c| c.error_bound), "squared"),
+            // Shares change by no more than 1 in any case.
+            (metric::VACUOUS, share(&|c| c.drift_bound >= 1.0), "share"),
+            (metric::BROKEN, share(&broken), "share"),
+        ]
+    }
+}
