@@ -1,7 +1,8 @@
 //! KVReviver's error bound: the measured variance of estimates against the paper's bound of it.
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_core::{Sketch, SketchHead, SketchOptions, read_f32};
+use kv_core::read_f32;
+use kv_policies::{Sketch, SketchHead, SketchOptions};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;

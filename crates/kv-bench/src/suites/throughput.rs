@@ -4,8 +4,9 @@ use std::time::Instant;
 
 use anyhow::bail;
 use burn::tensor::Device;
-use kv_core::{Archive, MemoryReport, counted};
+use kv_core::{MemoryReport, counted};
 use kv_models::{Sampling, Session};
+use kv_policies::Archive;
 
 use super::max_batch::{Footprint, GIB};
 use super::policy_records::{reads_of, record_memory, record_reads};
@@ -95,7 +96,7 @@ fn time(
     let decode = clock.elapsed().as_secs_f64();
 
     let layers = decoder.session().cache().layers.iter();
-    let transfers = layers.filter_map(|layer| layer.archive()).map(Archive::transfers);
+    let transfers = layers.filter_map(|layer| layer.policy_state()).map(Archive::transfers);
     let (count, copying, waiting) =
         transfers.fold((0, 0.0, 0.0), |(count, copying, waiting), own| {
             (

@@ -3,13 +3,13 @@
 
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use kv_core::{
-    ACCUMULATED, CacheOptions, DecodeAttentionOptions, LayerCache, Sketch, SketchHead,
-    SketchOptions, SlotLayout, StepLogits,
+    CacheOptions, DecodeAttentionOptions, LayerCache, SlotLayout, StepLogits,
 };
 use kv_kernels::{
     ABSENT, HEAD_FIELDS, ReviseOptions, RevisedScores, SketchHashes, SketchPool, SlotPool,
     SlotRanges, revise_sketch,
 };
+use kv_policies::{Sketch, SketchHead, SketchOptions};
 
 use super::{Heads, OpBench, Sink, Timed};
 use crate::record::FULL;
@@ -56,13 +56,15 @@ impl Sketched<'_, '_> {
         for (policy, rebuild) in [("kvreviver", false), ("kvreviver rebuild=true", true)] {
             let caches = (0..sets).map(|_| self.sketched(rebuild));
             let mut caches = caches.collect::<anyhow::Result<Vec<_>>>()?;
-            let seconds = clock
-                .seconds(sets, |i| Ok(caches[i].attend_sketched(query.clone(), &newest)?.output))?;
+            let attend = |cache: &LayerCache| {
+                Sketch::of(cache)?.attend(cache, query.clone(), &newest)
+            };
+            let seconds = clock.seconds(sets, |i| Ok(attend(&caches[i])?.output))?;
             timed(policy, "attention", seconds);
-            let logits = caches[0].attend_sketched(query.clone(), &newest)?.logits;
+            let logits = attend(&caches[0])?.logits;
             let seconds = clock.seconds(sets, |i| {
-                caches[i].revise_sketch(logits.clone(), newest.clone())?;
-                Ok(caches[i].track(ACCUMULATED).cloned())
+                Sketch::revise(&mut caches[i], logits.clone(), newest.clone())?;
+                Ok(caches[i].track(Sketch::SCORES).cloned())
             })?;
             timed(policy, "scores and swaps", seconds);
         }
@@ -108,11 +110,11 @@ impl Sketched<'_, '_> {
         let all = all.unsqueeze_dim::<2>(0).expand([pairs, entries]);
         let rows = || self.ops.random(pairs * entries).reshape([pairs, entries, dim]);
         sketch.add(all, rows(), rows(), 1.0)?;
-        cache.set_sketch(sketch)?;
+        sketch.put_into(&mut cache)?;
         let slots = cache.layout().total();
         // No step adds as much, so that nothing changes places.
         let scores = Tensor::full([slots], 1e9, (self.ops.device, DType::F32));
-        cache.set_track(ACCUMULATED, scores, 0.0)?;
+        cache.set_track(Sketch::SCORES, scores, 0.0)?;
         Ok(cache)
     }
 

@@ -3,7 +3,7 @@
 
 use burn::tensor::{DType, Distribution, Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache};
-use kv_policies::{LayerContext, Observation, Policy, Reads, Step};
+use kv_policies::{CisIndex, LayerContext, Observation, Policy, Reads, Step};
 
 use super::{Heads, OpBench, Sink, Timed};
 use crate::policy_runs::PolicyRun;
@@ -86,7 +86,7 @@ impl Decoding<'_, '_> {
             0 if policy_run.budget.is_none() => Some(all as f64),
             0 => None,
             // Other lists are chosen by parts of keys or pages' bounds, which are not counted.
-            _ if caches[0].index_sets().is_none() => None,
+            _ if caches[0].policy_state::<CisIndex>().is_none() => None,
             // Listed tokens with their positions, and all keys for heads that retrieve.
             _ => {
                 let listed = reads.slots_each() * (token + size_of::<i32>()) as f64;

@@ -11,7 +11,7 @@ use burn::tensor::{DType, Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32, read_i32};
 use kv_kernels::{PrefillOptions, prefill_attention};
 use kv_models::PrefillPass;
-use kv_policies::{Needs, NewHeads, Observation, Step, certify};
+use kv_policies::{CisIndex, Needs, NewHeads, Observation, Step, certify};
 use serde_json::Value;
 
 use crate::bench::ModelBench;
@@ -271,8 +271,8 @@ fn compare(
     }
     for ((policy_run, cache), sums) in policy_runs.iter().zip(&caches).zip(sums.iter_mut()) {
         sums.reads += policy_run.policy.reads(cache)?.unwrap_or_default();
-        if let (Some(_), Some(sets)) = (target_of(policy_run), cache.index_sets()) {
-            for head in sets.read()? {
+        if let (Some(_), Some(index)) = (target_of(policy_run), cache.policy_state::<CisIndex>()) {
+            for head in index.sets().read()? {
                 sums.steered.take(f64::from(head.measured));
             }
         }

@@ -1,7 +1,7 @@
 //! The tokens that policies read of a step, beside the best that they could have read.
 
 use kv_core::LayerCache;
-use kv_policies::{LayerContext, Policy};
+use kv_policies::{CisIndex, LayerContext, Policy};
 
 use crate::record::metric;
 use crate::studies::certificates::{
@@ -67,7 +67,8 @@ pub(super) fn take(
     let group = probabilities.len() / capacity / layout.pairs();
     let each = attended.len() / layout.pairs();
     heads.resize(layout.pairs() * group, ReadMetrics::default());
-    let sets = cache.index_sets().map(|sets| sets.read()).transpose()?;
+    let sets = cache.policy_state::<CisIndex>();
+    let sets = sets.map(|index| index.sets().read()).transpose()?;
     let scale = 1.0 / (cache.head_dim() as f64).sqrt();
     for (range, slots) in attended.iter().enumerate() {
         let pair = range / each;
