@@ -20,7 +20,7 @@ use crate::{Error, LayerCache, Result};
 /// State of a policy in one layer's cache, on the cache's device.
 ///
 /// Methods that tell of an event have defaults that do nothing.
-pub trait PolicyState: Any + Debug + Send {
+pub trait PolicyState: Any + Debug + Send + Sync {
     /// The state's name among all states of a cache, and in files.
     fn name(&self) -> &'static str;
 

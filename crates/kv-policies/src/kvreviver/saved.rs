@@ -49,9 +49,8 @@ impl Header {
             return Err(format!("sketches of {} buckets", self.options.buckets));
         }
         if cache.log_weights().is_some() || cache.track(Sketch::SCORES).is_none() {
-            return Err(format!(
-                "sketches beside weights, or without the track `{Sketch::SCORES}`"
-            ));
+            let track = Sketch::SCORES;
+            return Err(format!("sketches beside weights, or without the track `{track}`"));
         }
         let positions = cache.read_positions().map_err(|error| error.to_string())?;
         let within = |at: &i32| usize::try_from(*at).is_ok_and(|at| at < self.tokens);

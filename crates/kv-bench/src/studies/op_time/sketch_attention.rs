@@ -3,7 +3,7 @@
 
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use kv_core::{
-    CacheOptions, DecodeAttentionOptions, LayerCache, SlotLayout, StepLogits,
+    CacheOptions, DecodeAttentionOptions, LayerCache, PolicyState, SlotLayout, StepLogits,
 };
 use kv_kernels::{
     ABSENT, HEAD_FIELDS, ReviseOptions, RevisedScores, SketchHashes, SketchPool, SlotPool,
@@ -56,9 +56,8 @@ impl Sketched<'_, '_> {
         for (policy, rebuild) in [("kvreviver", false), ("kvreviver rebuild=true", true)] {
             let caches = (0..sets).map(|_| self.sketched(rebuild));
             let mut caches = caches.collect::<anyhow::Result<Vec<_>>>()?;
-            let attend = |cache: &LayerCache| {
-                Sketch::of(cache)?.attend(cache, query.clone(), &newest)
-            };
+            let attend =
+                |cache: &LayerCache| Sketch::of(cache)?.attend(cache, query.clone(), &newest);
             let seconds = clock.seconds(sets, |i| Ok(attend(&caches[i])?.output))?;
             timed(policy, "attention", seconds);
             let logits = attend(&caches[0])?.logits;
