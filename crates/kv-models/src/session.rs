@@ -94,15 +94,17 @@ impl<'a> Session<'a> {
                 model.config().check_length(prompt.len().saturating_add(*new_tokens))?;
             }
         }
-        if policies.iter().any(|policy| policy.renumbers()) {
+        if policies.iter().any(|policy| policy.capabilities().renumbers) {
             check_renumbered(model, prompts)?;
         }
         policies.iter().for_each(|policy| warn_of_remarks(&**policy, model.config().num_layers));
         let _work = device_work();
         let mut sessions: Vec<Option<Self>> = policies.iter().map(|_| None).collect();
-        let shared: Vec<usize> =
-            (0..policies.len()).filter(|&index| !policies[index].changes_prefill()).collect();
-        let alone = (0..policies.len()).filter(|&index| policies[index].changes_prefill());
+        let shared: Vec<usize> = (0..policies.len())
+            .filter(|&index| !policies[index].capabilities().changes_prefill)
+            .collect();
+        let alone =
+            (0..policies.len()).filter(|&index| policies[index].capabilities().changes_prefill);
         for group in std::iter::once(shared).chain(alone.map(|index| vec![index])) {
             let chosen: Vec<Arc<dyn Policy>> =
                 group.iter().map(|&index| policies[index].clone()).collect();
@@ -194,7 +196,7 @@ impl<'a> Session<'a> {
         let _work = device_work();
         let count = tokens.first().map_or(0, |tokens| tokens.len());
         let mut before = vec![self.logits.clone()];
-        if self.policy.changes_decode() {
+        if self.policy.capabilities().changes_decode {
             for index in 0..count {
                 let step: Option<Vec<u32>> =
                     tokens.iter().map(|tokens| tokens.get(index).copied()).collect();

@@ -5,8 +5,8 @@ use burn::tensor::{DType, Tensor};
 use kv_core::{MemoryReport, read_f32};
 use kv_models::{Model, ModelError, PrefillPass, Session};
 use kv_policies::{
-    FrozenTokens, KeyDrift, LayerContext, Needs, Observation, Plan, Policy, Recency, Result, Reuse,
-    VisibleWindow, build, mass_bound,
+    Capabilities, FrozenTokens, KeyDrift, LayerContext, Needs, Observation, Plan, Policy, Recency,
+    Result, Reuse, VisibleWindow, build, mass_bound,
 };
 use kv_testing::{TestDevice, devices, exact_devices, relative_error, skip};
 use serde_json::{Value, json};
@@ -50,8 +50,8 @@ impl Policy for Both {
         self.etf.and_then(|etf| etf.frozen(layer, tokens))
     }
 
-    fn changes_prefill(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_prefill: true, ..Capabilities::default() }
     }
 }
 
@@ -353,8 +353,8 @@ fn needs_are_met_by_what_is_computed() {
         fn frozen_tokens(&self, _: LayerContext, _: usize) -> Option<FrozenTokens> {
             Some(self.0.clone())
         }
-        fn changes_prefill(&self) -> bool {
-            true
+        fn capabilities(&self) -> Capabilities {
+            Capabilities { changes_prefill: true, ..Capabilities::default() }
         }
     }
     for (range, reuse, reason) in

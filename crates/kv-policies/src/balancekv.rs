@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::fill;
 use crate::scorers::generator;
-use crate::{Needs, Observation, Observed, Plan, Policy, PolicyError, Result};
+use crate::{Capabilities, Needs, Observation, Observed, Plan, Policy, PolicyError, Result};
 
 pub use anchors::AnchorRule;
 use anchors::{by_block_mean, by_key_diff, without};
@@ -166,8 +166,11 @@ impl Policy for BalanceKv {
     }
 
     /// The authors' anchors are one layer's, for all layers behind it.
-    fn defers(&self) -> bool {
-        self.anchors > 0.0 && self.anchors_by == AnchorRule::BlockMean
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            needs_all_layers: self.anchors > 0.0 && self.anchors_by == AnchorRule::BlockMean,
+            ..Capabilities::default()
+        }
     }
 
     fn prefill_layers(
@@ -177,7 +180,9 @@ impl Policy for BalanceKv {
         options: CacheOptions,
     ) -> Result<Vec<LayerCache>> {
         let shared = match layers.get(anchors::LAYER) {
-            Some(layer) if self.defers() => self.block_anchors(&layer.view())?,
+            Some(layer) if self.capabilities().needs_all_layers => {
+                self.block_anchors(&layer.view())?
+            }
             _ => None,
         };
         let plain = BalanceKv { anchors: 0.0, ..self.clone() };
@@ -237,7 +242,7 @@ impl BalanceKv {
         if self.official {
             return self.official(observation, middle, target)?.plan(ends, tokens);
         }
-        if !self.defers() {
+        if !self.capabilities().needs_all_layers {
             let anchors = by_key_diff(observation, &middle, anchors)?;
             return self.beside(observation, &middle, target, &anchors)?.plan(ends, tokens);
         }

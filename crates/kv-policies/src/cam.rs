@@ -15,8 +15,8 @@ use crate::attention::window_attention;
 use crate::evictor::evictor_of;
 use crate::scorers::generator;
 use crate::{
-    Attended, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reduction,
-    Result, Step,
+    Attended, Capabilities, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy,
+    PolicyError, Reduction, Result, Step,
 };
 
 const NAME: &str = "cam";
@@ -278,8 +278,8 @@ impl Policy for Cam {
         self.evictor.room(observation, new_tokens)
     }
 
-    fn changes_decode(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {

@@ -8,7 +8,9 @@ use kv_core::{IndexSets, LayerCache, Selection, SetRule, Share};
 
 pub use index::CisIndex;
 
-use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
+use crate::{
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+};
 pub use options::{
     CisOptions, Compared, GroupScore, GroupSimilarity, Neighbours, SetsOf, Similarity,
 };
@@ -97,8 +99,13 @@ impl Policy for Cis {
         Ok(cache.restore_state::<CisIndex>()?)
     }
 
-    fn changes_decode(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        let compares_hidden = self.options.similarity == Similarity::Hidden;
+        Capabilities { changes_decode: true, compares_hidden, ..Capabilities::default() }
+    }
+
+    fn target(&self) -> Option<f32> {
+        self.options.target
     }
 
     fn records(&self, cache: &LayerCache) -> bool {

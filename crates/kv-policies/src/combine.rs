@@ -4,8 +4,8 @@ use burn::tensor::Tensor;
 use kv_core::{LayerCache, Room, Selection};
 
 use crate::{
-    FrozenTokens, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
-    VisibleWindow,
+    Capabilities, FrozenTokens, LayerContext, Needs, Observation, Plan, Policy, PolicyError,
+    Result, Step, VisibleWindow,
 };
 
 /// One policy for the prompt and another for decoding: `{"policy": "combine", "prefill": {...},
@@ -24,7 +24,7 @@ impl Combine {
     /// with it; and for policies that cannot be halved ([`Policy::combines`]).
     pub fn new(prefill: Arc<dyn Policy>, decode: Arc<dyn Policy>) -> Result<Self> {
         for (part, policy) in [("prefill", &prefill), ("decode", &decode)] {
-            if !policy.combines() {
+            if !policy.capabilities().combines {
                 let reason = format!(
                     "`{part}` is `{}`, whose prompt and decode steps belong together",
                     policy.name()
@@ -32,7 +32,7 @@ impl Combine {
                 return Err(PolicyError::InvalidConfig { policy: "combine".into(), reason });
             }
         }
-        if prefill.renumbers() && !decode.renumbers() {
+        if prefill.capabilities().renumbers && !decode.capabilities().renumbers {
             let reason = "`rerotate` of `prefill` alone does not hold while decoding, expected it \
                           in `decode`";
             return Err(PolicyError::InvalidConfig {
@@ -86,16 +86,25 @@ impl Policy for Combine {
         self.decode.restore(cache)
     }
 
-    fn changes_decode(&self) -> bool {
-        self.decode.changes_decode()
+    fn capabilities(&self) -> Capabilities {
+        let (prefill, decode) = (self.prefill.capabilities(), self.decode.capabilities());
+        Capabilities {
+            changes_prefill: prefill.changes_prefill,
+            prunes: prefill.prunes,
+            changes_decode: decode.changes_decode,
+            reads_other_layers: prefill.reads_other_layers || decode.reads_other_layers,
+            compares_hidden: decode.compares_hidden,
+            renumbers: decode.renumbers,
+            ..Capabilities::default()
+        }
+    }
+
+    fn target(&self) -> Option<f32> {
+        self.decode.target()
     }
 
     fn records(&self, cache: &LayerCache) -> bool {
         self.decode.records(cache)
-    }
-
-    fn renumbers(&self) -> bool {
-        self.decode.renumbers()
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
@@ -106,18 +115,11 @@ impl Policy for Combine {
         self.prefill.prune(observation)
     }
 
-    fn prunes(&self) -> bool {
-        self.prefill.prunes()
-    }
     fn visible_window(&self, layer: LayerContext) -> Option<VisibleWindow> {
         self.prefill.visible_window(layer)
     }
 
     fn frozen_tokens(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
         self.prefill.frozen_tokens(layer, tokens)
-    }
-
-    fn changes_prefill(&self) -> bool {
-        self.prefill.changes_prefill()
     }
 }

@@ -2,8 +2,8 @@ use burn::tensor::Tensor;
 use kv_core::{LayerCache, Selection, Share};
 
 use crate::{
-    Cis, CisOptions, Etf, FrozenTokens, LayerContext, Needs, Observation, Plan, Policy,
-    PolicyError, Psaw, Result, Step, VisibleWindow,
+    Capabilities, Cis, CisOptions, Etf, FrozenTokens, LayerContext, Needs, Observation, Plan,
+    Policy, PolicyError, Psaw, Result, Step, VisibleWindow,
 };
 
 const NAME: &str = "cpe";
@@ -87,8 +87,12 @@ impl Policy for Cpe {
         self.cis.restore(cache)
     }
 
-    fn changes_decode(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_prefill: true, reads_other_layers: true, ..self.cis.capabilities() }
+    }
+
+    fn target(&self) -> Option<f32> {
+        self.cis.target()
     }
 
     fn records(&self, cache: &LayerCache) -> bool {
@@ -111,10 +115,6 @@ impl Policy for Cpe {
 
     fn frozen_tokens(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
         self.etf.frozen(layer, tokens)
-    }
-
-    fn changes_prefill(&self) -> bool {
-        true
     }
 }
 

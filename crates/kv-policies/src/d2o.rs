@@ -13,8 +13,8 @@ use serde_json::Value;
 use crate::evictor::evictor_of;
 use crate::merge_groups::Groups;
 use crate::{
-    Due, Evictor, LayerContext, Needs, Observation, Observed, Plan, Policy, PolicyError, Result,
-    Step,
+    Capabilities, Due, Evictor, LayerContext, Needs, Observation, Observed, Plan, Policy,
+    PolicyError, Result, Step,
 };
 
 const NAME: &str = "d2o";
@@ -196,8 +196,12 @@ impl Policy for D2o {
         self.evictor.room(observation, new_tokens)
     }
 
-    fn defers(&self) -> bool {
-        self.options.dynamic_layers
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            needs_all_layers: self.options.dynamic_layers,
+            changes_decode: true,
+            ..Capabilities::default()
+        }
     }
 
     fn prefill_layers(
@@ -211,10 +215,6 @@ impl Policy for D2o {
         }
         let each = layers.iter();
         each.map(|layer| self.prefill(&layer.view(), new_tokens, options.clone())).collect()
-    }
-
-    fn changes_decode(&self) -> bool {
-        true
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {

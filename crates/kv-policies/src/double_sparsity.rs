@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 use crate::channels::{CHANNELS, Channels, channels};
 use crate::lists::{SlotList, longest};
 use crate::subset::{BUDGETS, dense, most_tokens, set_budgets, state, tokens_of};
-use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
+use crate::{
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+};
 
 const NAME: &str = "double-sparsity";
 
@@ -99,8 +101,8 @@ impl Policy for DoubleSparsity {
         Ok(())
     }
 
-    fn changes_decode(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
     fn records(&self, cache: &LayerCache) -> bool {

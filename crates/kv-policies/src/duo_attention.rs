@@ -5,7 +5,9 @@ use kv_core::{Budget, CacheOptions, DecodeAttentionOptions, LayerCache, Selectio
 use serde::{Deserialize, Serialize};
 
 use crate::subset::{numbers, state, tokens_of};
-use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
+use crate::{
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+};
 
 pub use gates::Gates;
 
@@ -193,8 +195,8 @@ impl Policy for DuoAttention {
         Ok(cache)
     }
 
-    fn changes_decode(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
     /// Whether a head fills or overwrites, a step is the same.

@@ -2,7 +2,9 @@ use kv_core::{Selection, Share};
 use serde::{Deserialize, Serialize};
 
 use crate::depth::{check_schedule, idle, start_layer};
-use crate::{FrozenTokens, LayerContext, Needs, Observation, Plan, Policy, Result, Reuse};
+use crate::{
+    Capabilities, FrozenTokens, LayerContext, Needs, Observation, Plan, Policy, Result, Reuse,
+};
 
 const NAME: &str = "etf";
 
@@ -93,7 +95,7 @@ impl Policy for Etf {
         self.frozen(layer, tokens)
     }
 
-    fn changes_prefill(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_prefill: true, reads_other_layers: true, ..Capabilities::default() }
     }
 }

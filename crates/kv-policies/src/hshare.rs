@@ -15,7 +15,8 @@ use crate::channels::{CHANNELS, Channels};
 use crate::set_parts::SetParts;
 use crate::subset::{BUDGETS, check_countable, dense, state, tokens_of};
 use crate::{
-    LayerContext, Needs, Observation, Observed, Plan, Policy, PolicyError, Reads, Result, Step,
+    Capabilities, LayerContext, Needs, Observation, Observed, Plan, Policy, PolicyError, Reads,
+    Result, Step,
 };
 
 use crate::lists::SlotList;
@@ -182,8 +183,13 @@ impl Policy for HShare {
         Ok(cache.restore_state::<SharedLists>()?)
     }
 
-    fn defers(&self) -> bool {
-        self.layers < 1.0
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            needs_all_layers: self.layers < 1.0,
+            changes_decode: true,
+            reads_other_layers: true,
+            ..Capabilities::default()
+        }
     }
 
     fn prefill_layers(
@@ -193,10 +199,6 @@ impl Policy for HShare {
         options: CacheOptions,
     ) -> Result<Vec<LayerCache>> {
         self.prefill_together(layers, new_tokens, &options)
-    }
-
-    fn changes_decode(&self) -> bool {
-        true
     }
 
     fn records(&self, cache: &LayerCache) -> bool {

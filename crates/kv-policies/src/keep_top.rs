@@ -16,8 +16,9 @@ use crate::ends::fit_ends;
 use crate::notice::warn_of_window;
 use crate::rescore::{last_of, remember, rescore};
 use crate::{
-    Attended, DecodeView, Decoding, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy,
-    PolicyError, QUERIES, RAW_QUERIES, Reduction, Result, SCORE, Scorer, Step, VALUE_NORMS,
+    Attended, Capabilities, DecodeView, Decoding, Due, Evictor, LayerContext, Needs, Observation,
+    Plan, Policy, PolicyError, QUERIES, RAW_QUERIES, Reduction, Result, SCORE, Scorer, Step,
+    VALUE_NORMS,
 };
 
 pub use family::Family;
@@ -257,8 +258,11 @@ impl<S: Scorer> Policy for KeepTop<S> {
         Ok(Room::Limited { limit, over: self.family.interval, new_tokens })
     }
 
-    fn changes_decode(&self) -> bool {
-        self.decoding() != Decoding::None
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            changes_decode: self.decoding() != Decoding::None,
+            ..Capabilities::default()
+        }
     }
 
     /// Once every head is at the same limit, each step appends a slot and evicts one; where many go

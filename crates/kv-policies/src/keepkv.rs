@@ -20,8 +20,8 @@ use serde_json::Value;
 
 use crate::evictor::evictor_of;
 use crate::{
-    Attended, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result,
-    Step,
+    Attended, Capabilities, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy,
+    PolicyError, Result, Step,
 };
 
 use decode::others;
@@ -78,7 +78,7 @@ impl KeepKv {
                 "`rebuild_above` is {above}, expected a number from 0 on"
             )));
         }
-        let followed = evictor.changes_decode() && !evictor.needs().raw_queries;
+        let followed = evictor.capabilities().changes_decode && !evictor.needs().raw_queries;
         if (options.period > 0 || above > 0.0) && !followed {
             let name = evictor.name();
             return Err(invalid(format!(
@@ -143,13 +143,13 @@ impl Policy for KeepKv {
         self.evictor.room(observation, new_tokens)
     }
 
-    fn changes_decode(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
     fn records(&self, cache: &LayerCache) -> bool {
         let waits = self.merges_on_host() || self.rebuilds();
-        !waits && self.evictor.changes_decode() && self.evictor.records(cache)
+        !waits && self.evictor.capabilities().changes_decode && self.evictor.records(cache)
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {

@@ -10,7 +10,10 @@ use kv_core::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reduction, Result, Step};
+use crate::{
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reduction, Result,
+    Step,
+};
 use sets::Sets;
 
 const NAME: &str = "kvmerger";
@@ -197,8 +200,8 @@ impl Policy for KvMerger {
         Ok(Room::Limited { limit, over: self.interval, new_tokens })
     }
 
-    fn changes_decode(&self) -> bool {
-        self.decode
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: self.decode, ..Capabilities::default() }
     }
 
     fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {

@@ -14,7 +14,8 @@ use crate::keep_top::protected;
 use crate::notice::warn_once;
 use crate::scorers::generator;
 use crate::{
-    Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reduction, Result, Step,
+    Capabilities, Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reduction,
+    Result, Step,
 };
 use parts::{Parts, Shares, least};
 
@@ -306,12 +307,8 @@ impl Policy for KvReviver {
         Ok(Room::Limited { limit, over: self.options.slack + 1, new_tokens })
     }
 
-    fn changes_decode(&self) -> bool {
-        true
-    }
-
-    fn combines(&self) -> bool {
-        false
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, combines: false, ..Capabilities::default() }
     }
 
     fn records(&self, cache: &LayerCache) -> bool {

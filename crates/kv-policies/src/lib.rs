@@ -11,7 +11,7 @@
 //! ```
 //! use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 //! use kv_core::CacheOptions;
-//! use kv_policies::{CompressedAttention, LayerContext, Observation, Step, build};
+//! use kv_policies::{CompressedAttention, Observation, Step, build};
 //!
 //! # fn main() -> Result<(), kv_policies::PolicyError> {
 //! let device = Device::flex();
@@ -22,21 +22,8 @@
 //! let values = keys.clone();
 //! let positions = Tensor::<1, Int>::arange(0..64, (&device, DType::I32));
 //! let positions = positions.unsqueeze::<2>().repeat_dim(0, 2);
-//! let layer = LayerContext { index: 0, count: 1 };
-//! let observation = Observation {
-//!     layer,
-//!     keys: &keys,
-//!     values: &values,
-//!     positions: &positions,
-//!     prompt_tokens: 64,
-//!     window: None,
-//!     column_sums: None,
-//!     raw_queries: None,
-//!     decoding: false,
-//!     inverse_frequencies: &[],
-//!     seeds: &[0, 1],
-//! };
-//! let mut attention = CompressedAttention::new(policy, layer);
+//! let observation = Observation::new(&keys, &values, &positions).with_seeds(&[0, 1]);
+//! let mut attention = CompressedAttention::new(policy, observation.layer);
 //! attention.prefill(&observation, 8, CacheOptions::new(&device, DType::F32))?;
 //! assert_eq!(attention.cache().unwrap().layout().lengths(), [16, 16, 16, 16]);
 //!
@@ -129,7 +116,7 @@ pub use lists::SlotList;
 pub use longflow::{Certificate, LongFlow, Scope, certify};
 pub use notice::warn_of_remarks;
 pub use observed::Observed;
-pub use policy::{LayerContext, Needs, Observation, Plan, Policy};
+pub use policy::{Capabilities, LayerContext, Needs, Observation, Plan, Policy};
 pub use prompt::{FrozenTokens, Reuse, VisibleWindow};
 pub use psaw::Psaw;
 pub use pyramid_infer::PyramidInfer;

@@ -13,8 +13,8 @@ use crate::ends::{first_tokens, fit_ends};
 use crate::keep_top::protected;
 use crate::notice::warn_of_window;
 use crate::{
-    Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Scorer, SnapKv,
-    Step,
+    Capabilities, Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result,
+    Scorer, SnapKv, Step,
 };
 
 pub use certificate::{Certificate, certify};
@@ -231,8 +231,8 @@ impl Policy for LongFlow {
         Ok(Room::Limited { limit: self.limit(observation), over: 0, new_tokens })
     }
 
-    fn changes_decode(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
     /// Whether a head fills or overwrites, a step is the same.

@@ -43,19 +43,14 @@ impl Observed {
 
     /// What a policy is shown.
     pub fn view(&self) -> Observation<'_> {
-        Observation {
-            layer: self.layer,
-            keys: &self.keys,
-            values: &self.values,
-            positions: &self.positions,
-            prompt_tokens: self.prompt_tokens,
-            window: self.window.clone(),
-            column_sums: self.column_sums.clone(),
-            raw_queries: self.raw_queries.clone(),
-            decoding: false,
-            inverse_frequencies: &self.inverse_frequencies,
-            seeds: &self.seeds,
-        }
+        Observation::new(&self.keys, &self.values, &self.positions)
+            .of_layer(self.layer)
+            .of_prompt(self.prompt_tokens)
+            .with_window(self.window.clone())
+            .with_column_sums(self.column_sums.clone())
+            .with_raw_queries(self.raw_queries.clone())
+            .with_frequencies(&self.inverse_frequencies)
+            .with_seeds(&self.seeds)
     }
 
     /// One sequence of the batch.

@@ -32,6 +32,48 @@ impl Needs {
     }
 }
 
+/// What a policy does, as far as those who run it must know. By default a policy chooses what to
+/// keep of a prompt, each layer by itself, and its decode steps only append and attend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The prompt's own computation depends on the policy: it prunes hidden states, narrows what
+    /// queries see, or freezes tokens. Such a policy prefills alone.
+    pub changes_prefill: bool,
+    /// [`Policy::prune`] may prune.
+    pub prunes: bool,
+    /// Layers are compressed together ([`Policy::prefill_layers`]), when the whole prompt has been
+    /// prefilled. Until then all layers' keys and values are held whole.
+    pub needs_all_layers: bool,
+    /// Decode steps may drop or change slots, or read a part of them. If not, several tokens may be
+    /// appended at once.
+    pub changes_decode: bool,
+    /// Layers take frozen tokens or lists of tokens from layers before them.
+    pub reads_other_layers: bool,
+    /// Decode steps compare the hidden states that a layer projects ([`crate::LayerInput`]).
+    pub compares_hidden: bool,
+    /// Positions are renumbered without gaps, so that the next token's position is the number of
+    /// slots rather than the number of tokens seen.
+    pub renumbers: bool,
+    /// The choice of a prompt, or the decode steps behind another policy's choice, make sense by
+    /// themselves, so that the policy may be a part of [`crate::Combine`].
+    pub combines: bool,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self {
+            changes_prefill: false,
+            prunes: false,
+            needs_all_layers: false,
+            changes_decode: false,
+            reads_other_layers: false,
+            compares_hidden: false,
+            renumbers: false,
+            combines: true,
+        }
+    }
+}
+
 /// Which layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerContext {
@@ -70,7 +112,74 @@ pub struct Observation<'a> {
     pub seeds: &'a [u64],
 }
 
-impl Observation<'_> {
+impl<'a> Observation<'a> {
+    /// Keys `[B, Hkv, T, D]` after RoPE, values `[B, Hkv, T, D]` and positions `[B, T]` of a prompt
+    /// in the one layer of a model without RoPE. Whatever else a policy needs is added by the
+    /// methods below; [`Policy::needs`] says what that is.
+    pub fn new(keys: &'a Tensor<4>, values: &'a Tensor<4>, positions: &'a Tensor<2, Int>) -> Self {
+        Self {
+            layer: LayerContext { index: 0, count: 1 },
+            keys,
+            values,
+            positions,
+            prompt_tokens: keys.dims()[2],
+            window: None,
+            column_sums: None,
+            raw_queries: None,
+            decoding: false,
+            inverse_frequencies: &[],
+            seeds: &[],
+        }
+    }
+
+    /// The observation as that of another layer.
+    #[must_use]
+    pub fn of_layer(self, layer: LayerContext) -> Self {
+        Self { layer, ..self }
+    }
+
+    /// The observation of a prompt of so many tokens, of which earlier layers have pruned some.
+    #[must_use]
+    pub fn of_prompt(self, prompt_tokens: usize) -> Self {
+        Self { prompt_tokens, ..self }
+    }
+
+    /// The observation with the last queries after RoPE, `[B, Hq, W, D]`.
+    #[must_use]
+    pub fn with_window(self, window: impl Into<Option<Tensor<4>>>) -> Self {
+        Self { window: window.into(), ..self }
+    }
+
+    /// The observation with column sums of the causal attention, `[B, Hq, T]`, f32.
+    #[must_use]
+    pub fn with_column_sums(self, column_sums: impl Into<Option<Tensor<3>>>) -> Self {
+        Self { column_sums: column_sums.into(), ..self }
+    }
+
+    /// The observation with queries before RoPE, `[B, Hq, N, D]`.
+    #[must_use]
+    pub fn with_raw_queries(self, raw_queries: impl Into<Option<Tensor<4>>>) -> Self {
+        Self { raw_queries: raw_queries.into(), ..self }
+    }
+
+    /// The observation of a model whose RoPE has these inverse frequencies, `[D / 2]`.
+    #[must_use]
+    pub fn with_frequencies(self, inverse_frequencies: &'a [f64]) -> Self {
+        Self { inverse_frequencies, ..self }
+    }
+
+    /// The observation with one seed a sequence, for policies that draw.
+    #[must_use]
+    pub fn with_seeds(self, seeds: &'a [u64]) -> Self {
+        Self { seeds, ..self }
+    }
+
+    /// The observation of a cache's slots during decode, shown as if they were a prompt.
+    #[must_use]
+    pub fn during_decode(self) -> Self {
+        Self { decoding: true, ..self }
+    }
+
     /// `[B, Hkv, T, D]`
     pub fn dims(&self) -> [usize; 4] {
         self.keys.dims()
@@ -122,6 +231,17 @@ pub trait Policy: Debug + Send + Sync {
     /// The whole configuration, as [`crate::build`] takes it.
     fn config(&self) -> serde_json::Value;
 
+    /// What the policy does, as far as those who run it must know.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
+
+    /// The share of the attention that decode steps are to drop at most, where the policy measures it
+    /// and sets its sizes by it.
+    fn target(&self) -> Option<f32> {
+        None
+    }
+
     /// What prefill must compute for [`Self::select`] and [`Self::prime`].
     fn needs(&self) -> Needs;
 
@@ -163,23 +283,11 @@ pub trait Policy: Debug + Send + Sync {
         Ok(Room::Extra(new_tokens))
     }
 
-    /// Whether [`Self::select`], or the decode steps behind another's, make sense by themselves, so
-    /// that it may be a part of [`crate::Combine`].
-    fn combines(&self) -> bool {
-        true
-    }
-
     /// What a user should know of this policy in a model of so many layers, such as that it does
     /// nothing there.
     fn remarks(&self, layers: usize) -> Vec<String> {
         let _ = layers;
         Vec::new()
-    }
-
-    /// Whether decode steps may drop or change slots; if not, several tokens may be appended at
-    /// once.
-    fn changes_decode(&self) -> bool {
-        false
     }
 
     /// Whether the next step of this layer launches the same kernels as all others of which this is
@@ -188,13 +296,7 @@ pub trait Policy: Debug + Send + Sync {
     /// where the host must decide, as where many slots go at once. By default, for policies whose
     /// steps only append and attend.
     fn records(&self, cache: &LayerCache) -> bool {
-        !self.changes_decode() && !cache.options().growable
-    }
-
-    /// Whether positions are renumbered without gaps, so that the next token's position is the
-    /// number of slots rather than the number of tokens seen.
-    fn renumbers(&self) -> bool {
-        false
+        !self.capabilities().changes_decode && !cache.options().growable
     }
 
     /// One decode step: append, attend, update. Returns the attention output `[B, Hq, D]`.
@@ -253,11 +355,6 @@ pub trait Policy: Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Whether [`Self::prune`] may prune.
-    fn prunes(&self) -> bool {
-        false
-    }
-
     /// What a layer's queries see of a prompt; `None` for everything. Tokens count within the
     /// layer, where earlier ones pruned hidden states.
     fn visible_window(&self, _layer: LayerContext) -> Option<VisibleWindow> {
@@ -267,12 +364,6 @@ pub trait Policy: Debug + Send + Sync {
     /// Which of a prompt's `tokens` tokens a layer passes on as they are; `None` for none.
     fn frozen_tokens(&self, _layer: LayerContext, _tokens: usize) -> Option<FrozenTokens> {
         None
-    }
-
-    /// Whether a prompt's own computation depends on the policy, which then prefills alone: whether
-    /// it prunes, narrows what queries see, or freezes tokens.
-    fn changes_prefill(&self) -> bool {
-        self.prunes()
     }
 
     /// The policy as one whose evictions another may carry out, where it evicts by scores.
@@ -291,12 +382,6 @@ pub trait Policy: Debug + Send + Sync {
         options: CacheOptions,
     ) -> Result<LayerCache> {
         fill(self, self.select(observation)?, observation, new_tokens, options)
-    }
-
-    /// Whether layers are compressed together, when the whole prompt has been prefilled
-    /// ([`Self::prefill_layers`]). Until then all layers' keys and values are there whole.
-    fn defers(&self) -> bool {
-        false
     }
 
     /// Compresses a prompt's layers, all of them in order: by default, each by itself.

@@ -7,7 +7,9 @@ use kv_core::{DecodeAttentionOptions, LayerCache, Room, Selection, Share, SlotVi
 use serde::{Deserialize, Serialize};
 
 use crate::depth::{check_schedule, idle, start_layer};
-use crate::{LayerContext, Needs, Observation, Plan, Policy, Result, Step, VisibleWindow};
+use crate::{
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, Result, Step, VisibleWindow,
+};
 
 const NAME: &str = "psaw";
 
@@ -124,8 +126,8 @@ impl Policy for Psaw {
         Ok(self.slots(observation.layer, observation.prompt_tokens, new_tokens))
     }
 
-    fn changes_decode(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_prefill: true, changes_decode: true, ..Capabilities::default() }
     }
 
     fn records(&self, cache: &LayerCache) -> bool {
@@ -161,9 +163,5 @@ impl Policy for Psaw {
 
     fn visible_window(&self, layer: LayerContext) -> Option<VisibleWindow> {
         self.window(layer)
-    }
-
-    fn changes_prefill(&self) -> bool {
-        true
     }
 }

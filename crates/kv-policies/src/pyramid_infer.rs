@@ -9,7 +9,9 @@ use kv_core::{
 use serde::{Deserialize, Serialize};
 
 use crate::attention::recent_attention;
-use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
+use crate::{
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+};
 
 /// PyramidInfer (Yang et al., 2024, section 4): hidden states are pruned between layers during
 /// prefill, so that deeper layers neither compute nor store the dropped tokens. A token's score is
@@ -184,8 +186,13 @@ impl Policy for PyramidInfer {
         }
     }
 
-    fn prunes(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            changes_prefill: true,
+            prunes: true,
+            changes_decode: self.decode,
+            ..Capabilities::default()
+        }
     }
 
     fn prime(
@@ -207,10 +214,6 @@ impl Policy for PyramidInfer {
         let sizes = self.prompt_sizes(observation)?;
         let most = self.most_slots(observation.layer, sizes, new_tokens);
         Ok(Room::Extra(most))
-    }
-
-    fn changes_decode(&self) -> bool {
-        self.decode
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {

@@ -9,7 +9,9 @@ pub use pages::PageBounds;
 use crate::lists::SlotList;
 use crate::notice::warn_once;
 use crate::subset::{BUDGETS, dense, most_tokens, numbers, set_budgets, state, tokens_of};
-use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
+use crate::{
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+};
 
 const NAME: &str = "quest";
 /// State of each sequence's slots of a page, `[B, 1, 1]`.
@@ -225,8 +227,8 @@ impl Policy for Quest {
         Ok(cache.restore_state::<PageBounds>()?)
     }
 
-    fn changes_decode(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
     fn records(&self, cache: &LayerCache) -> bool {

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use kv_core::{LayerCache, Room, Selection};
 
-use crate::{LayerContext, Needs, Observation, Plan, Policy, Result, Step};
+use crate::{Capabilities, LayerContext, Needs, Observation, Plan, Policy, Result, Step};
 
 /// A policy whose kept tokens are renumbered without gaps, their keys re-rotated: the option
 /// `"rerotate": true` of any policy of the family. It is how StreamingLLM's authors cache (rotation
@@ -54,22 +54,18 @@ impl Policy for Rerotated {
         self.0.room(observation, new_tokens)
     }
 
-    fn changes_decode(&self) -> bool {
-        self.0.changes_decode()
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { renumbers: true, ..self.0.capabilities() }
     }
 
     fn records(&self, cache: &LayerCache) -> bool {
-        !self.0.changes_decode() && self.0.records(cache)
-    }
-
-    fn renumbers(&self) -> bool {
-        true
+        !self.0.capabilities().changes_decode && self.0.records(cache)
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
         let frequencies = step.inverse_frequencies.clone();
         let output = self.0.step(layer, cache, step)?;
-        if self.0.changes_decode() {
+        if self.0.capabilities().changes_decode {
             cache.rerotate(&frequencies)?;
         }
         Ok(output)

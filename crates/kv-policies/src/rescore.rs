@@ -92,19 +92,13 @@ pub(crate) fn rescore<S: Scorer>(
                     all.narrow(0, first, pairs).narrow(2, most - held, held)
                 })
             };
-            let observation = Observation {
-                layer,
-                keys: &keys,
-                values: &values,
-                positions: &positions,
-                prompt_tokens: last_seen as usize + 1,
-                window: queries(QUERIES),
-                column_sums: None,
-                raw_queries: queries(RAW_QUERIES),
-                decoding: true,
-                inverse_frequencies: &step.inverse_frequencies,
-                seeds: &[],
-            };
+            let observation = Observation::new(&keys, &values, &positions)
+                .of_layer(layer)
+                .of_prompt(last_seen as usize + 1)
+                .with_window(queries(QUERIES))
+                .with_raw_queries(queries(RAW_QUERIES))
+                .with_frequencies(&step.inverse_frequencies)
+                .during_decode();
             own.push(scorer.prefill(&observation, count)?.reshape([pairs, count]));
         }
         if count < capacity {

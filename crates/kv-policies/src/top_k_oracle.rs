@@ -3,8 +3,8 @@ use kv_core::{Budget, LayerCache, Selection, Share};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Cis, CisOptions, GroupScore, LayerContext, Needs, Observation, Plan, Policy, Reduction, Result,
-    SetsOf, Step,
+    Capabilities, Cis, CisOptions, GroupScore, LayerContext, Needs, Observation, Plan, Policy,
+    Reduction, Result, SetsOf, Step,
 };
 
 const NAME: &str = "top-k-oracle";
@@ -83,8 +83,8 @@ impl Policy for TopKOracle {
         self.alone()?.restore(cache)
     }
 
-    fn changes_decode(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
     fn records(&self, cache: &LayerCache) -> bool {

@@ -163,7 +163,7 @@ fn block_means_keep_what_plain_loops_do() {
         let name = tested.name;
         let policy_of = |name: &str, options| policy(config(name, options));
         let augmented = policy_of("balancekv-augmented", json!({"anchors_by": "block-mean"}));
-        assert!(augmented.defers());
+        assert!(augmented.capabilities().needs_all_layers);
         let prompts: Vec<Prompt> = (0..LAYERS).map(|layer| prompt(layer, &tested.device)).collect();
         let layers: Vec<Observed> =
             (0..LAYERS).map(|layer| observed(&prompts[layer], layer, &*augmented)).collect();

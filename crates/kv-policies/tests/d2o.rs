@@ -253,7 +253,7 @@ fn layers_share_the_budget_by_their_attention() {
     for tested in devices() {
         for (budget, base) in [(json!(20), 20), (json!(0.25), 20), (json!(0.97), 77)] {
             let d2o = policy(json!({"policy": "d2o", "budget": budget}));
-            assert!(d2o.defers());
+            assert!(d2o.capabilities().needs_all_layers);
             let layers = layers(&*d2o, &tested.device);
             let options = CacheOptions::new(&tested.device, DType::F32);
             let mut caches = d2o.prefill_layers(&layers, 5, options.clone()).unwrap();

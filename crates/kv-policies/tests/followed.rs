@@ -24,19 +24,10 @@ impl Trace {
         let device = keys.device();
         let positions = Tensor::<1, Int>::arange(0..prompt as i64, (&device, DType::I32));
         let positions = positions.unsqueeze::<2>().expand([batch, prompt]);
-        let observation = Observation {
-            layer: LAYER,
-            keys: &keys,
-            values: &values,
-            positions: &positions,
-            prompt_tokens: prompt,
-            window: Some(part(&self.query)),
-            column_sums: None,
-            raw_queries: None,
-            decoding: false,
-            inverse_frequencies: &[],
-            seeds: &vec![0; batch],
-        };
+        let seeds = vec![0; batch];
+        let observation = Observation::new(&keys, &values, &positions)
+            .with_window(part(&self.query))
+            .with_seeds(&seeds);
         let options = CacheOptions::new(&device, DType::F32);
         policy.prefill(&observation, tokens - prompt, options).unwrap()
     }

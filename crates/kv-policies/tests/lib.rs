@@ -6,6 +6,7 @@ mod balancekv;
 mod block_anchors;
 mod cam;
 mod cis;
+mod custom;
 mod d2o;
 mod depth_bounds;
 mod followed;

@@ -108,13 +108,14 @@ fn budgets_hold_in_prefill_and_decode() {
             let interval = interval.unwrap_or(1) as usize;
             // PyramidInfer has no budget for generated tokens; it thins them. Streams grow by
             // levels.
-            let bounded = policy.changes_decode() && name != "pyramidinfer" && !streams;
+            let bounded =
+                policy.capabilities().changes_decode && name != "pyramidinfer" && !streams;
             for &length in cache.layout().lengths() {
                 if bounded && !keeps_all {
                     assert!(length < total + interval, "{context}: {length} slots after decode");
                 }
             }
-            if !policy.changes_decode() {
+            if !policy.capabilities().changes_decode {
                 assert_eq!(cache.layout().used(), 4 * (total + STEPS), "{context}");
             }
         }
@@ -161,7 +162,7 @@ fn a_policy_combined_with_itself_is_itself() {
             let run = run(0..2, 2, &tested.device);
             let combined = json!({"policy": "combine", "prefill": config, "decode": config});
             let (single, combined) = (policy(config.clone()), policy(combined));
-            assert_eq!(single.renumbers(), combined.renumbers());
+            assert_eq!(single.capabilities().renumbers, combined.capabilities().renumbers);
             let ((cache, outputs), (expected_cache, expected)) =
                 (decode(&run, &*combined), decode(&run, &*single));
             assert_eq!(outputs, expected, "{config} on {}", tested.name);

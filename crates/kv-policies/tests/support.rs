@@ -44,19 +44,13 @@ impl Prompt {
             attention.unwrap().column_sums
         });
         let seeds: Vec<u64> = (0..batch as u64).collect();
-        observe(&Observation {
-            layer: LAYER,
-            keys: &self.keys,
-            values: &self.values,
-            positions: &positions,
-            prompt_tokens: tokens,
-            window: Some(self.query.clone()),
-            column_sums: sums.flatten(),
-            raw_queries: self.raw_query.clone(),
-            decoding: false,
-            inverse_frequencies: &self.frequencies,
-            seeds: &seeds,
-        })
+        let observation = Observation::new(&self.keys, &self.values, &positions)
+            .with_window(self.query.clone())
+            .with_column_sums(sums.flatten())
+            .with_raw_queries(self.raw_query.clone())
+            .with_frequencies(&self.frequencies)
+            .with_seeds(&seeds);
+        observe(&observation)
     }
 
     /// The cache that a policy makes of the prompt.

@@ -171,19 +171,11 @@ impl LayerPrompt {
         let first = |tensor: &Tensor<4>| tensor.clone().narrow(2, 0, before);
         let last = |tensor: &Tensor<4>| tensor.clone().narrow(2, before, window);
         let (keys, values) = (first(&self.keys), first(&self.values));
-        let observation = Observation {
-            layer: self.layer,
-            keys: &keys,
-            values: &values,
-            positions: &positions.clone().narrow(1, 0, before),
-            prompt_tokens: before,
-            window: Some(first(&self.queries)),
-            column_sums: None,
-            raw_queries: None,
-            decoding: false,
-            inverse_frequencies: &[],
-            seeds: &[seed],
-        };
+        let (seeds, seen) = ([seed], positions.clone().narrow(1, 0, before));
+        let observation = Observation::new(&keys, &values, &seen)
+            .of_layer(self.layer)
+            .with_window(first(&self.queries))
+            .with_seeds(&seeds);
         let options = CacheOptions::new(&device, self.keys.dtype());
         wait(&device)?;
         let clock = Instant::now();

@@ -4,7 +4,7 @@
 use anyhow::Context;
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32};
-use kv_policies::{LayerContext, Observation, Policy};
+use kv_policies::{Observation, Policy};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
@@ -122,19 +122,9 @@ impl Stream {
         let device = self.keys.device();
         let first = |tensor: &Tensor<4>| tensor.clone().narrow(2, 0, tokens);
         let positions = Tensor::<1, Int>::arange(0..tokens as i64, (&device, DType::I32));
-        let observation = Observation {
-            layer: LayerContext { index: 0, count: 1 },
-            keys: &first(&self.keys),
-            values: &first(&self.values),
-            positions: &positions.unsqueeze(),
-            prompt_tokens: tokens,
-            window: None,
-            column_sums: None,
-            raw_queries: None,
-            decoding: false,
-            inverse_frequencies: &[],
-            seeds: &[0],
-        };
+        let (keys, values) = (first(&self.keys), first(&self.values));
+        let positions = positions.unsqueeze();
+        let observation = Observation::new(&keys, &values, &positions).with_seeds(&[0]);
         Ok(policy.prefill(&observation, 0, CacheOptions::new(&device, DType::F32))?)
     }
 }

@@ -103,7 +103,8 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
     let (source, text) = prompts::text(options.text.as_deref())?;
     let texts = texts(bench, &text, count, prompt, output)?;
     let policy_runs = policy_runs(bench, prompt + output, room(&texts))?;
-    let grows = |own: &&PolicyRun| own.budget.is_some() && !own.policy.changes_decode();
+    let grows =
+        |own: &&PolicyRun| own.budget.is_some() && !own.policy.capabilities().changes_decode;
     let mut grown: Vec<&str> =
         policy_runs.iter().filter(grows).map(|own| own.label.as_str()).collect();
     grown.dedup();

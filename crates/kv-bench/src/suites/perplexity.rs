@@ -101,7 +101,8 @@ fn measure(
     let policies: Vec<Arc<dyn Policy>> =
         policy_runs.iter().map(|policy_run| policy_run.policy.clone()).collect();
     let seed = bench.common.seed;
-    let work = |policy: &dyn Policy| if policy.changes_decode() { TOKEN_BY_TOKEN } else { 1 };
+    let work =
+        |policy: &dyn Policy| if policy.capabilities().changes_decode { TOKEN_BY_TOKEN } else { 1 };
     let buckets = continued.div_ceil(BUCKET);
     let all = policies.iter().map(|policy| work(&**policy) * buckets).sum();
     let mut progress = Progress::new(all, TASK);

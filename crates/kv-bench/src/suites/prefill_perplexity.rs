@@ -31,7 +31,7 @@ pub(crate) fn run(
     texts: &[Text],
 ) -> anyhow::Result<()> {
     let full = &policy_runs[..1];
-    let changing = policy_runs[1..].iter().filter(|own| own.policy.changes_prefill());
+    let changing = policy_runs[1..].iter().filter(|own| own.policy.capabilities().changes_prefill);
     let policy_runs: Vec<&PolicyRun> = full.iter().chain(changing).collect();
     let mut progress = Progress::new(texts.len() * policy_runs.len(), TASK);
     for text in texts {
@@ -64,7 +64,7 @@ fn perplexity(
 ) -> anyhow::Result<Option<f64>> {
     let llama = bench.model.llama();
     let seeds = [bench.common.seed];
-    let by = policy.changes_prefill().then_some(policy);
+    let by = policy.capabilities().changes_prefill.then_some(policy);
     let needs = by.map(Policy::needs).unwrap_or_default();
     let pass = PrefillPass { needs, by, seeds: &seeds, ..PrefillPass::default() };
     let mut prunes = false;

@@ -67,7 +67,7 @@ impl Llama {
     /// The host's part of a decode step.
     pub(crate) fn advance(&self, cache: &mut KvCache, policy: &dyn Policy) {
         cache.seen.iter_mut().for_each(|seen| *seen += 1);
-        if policy.renumbers() {
+        if policy.capabilities().renumbers {
             cache.seen = cache.longest();
         }
     }

@@ -268,20 +268,15 @@ impl<'a> Passing<'a> {
             value = computed.with_frozen_heads(value, frozen_value);
         }
         let attention = computed.attend(&query, &key, &value, &pass.options(context))?;
-        let observation = Observation {
-            layer: context,
-            keys: &key,
-            values: &value,
-            positions: &self.positions,
-            prompt_tokens: self.tokens,
-            window: (window > 0)
-                .then(|| query.clone().narrow(2, computed.count() - window, window)),
-            column_sums: attention.column_sums,
-            raw_queries,
-            decoding: false,
-            inverse_frequencies: &self.frequencies,
-            seeds: self.seeds,
-        };
+        let last = || query.clone().narrow(2, computed.count() - window, window);
+        let observation = Observation::new(&key, &value, &self.positions)
+            .of_layer(context)
+            .of_prompt(self.tokens)
+            .with_window((window > 0).then(last))
+            .with_column_sums(attention.column_sums)
+            .with_raw_queries(raw_queries)
+            .with_frequencies(&self.frequencies)
+            .with_seeds(self.seeds);
         let pruned = observe(&observation)?;
         drop(observation);
         let attention = attention.output.swap_dims(1, 2);

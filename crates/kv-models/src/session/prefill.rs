@@ -35,7 +35,7 @@ pub(super) fn prefill<'a>(
     let mut parts: Vec<Vec<Vec<LayerCache>>> =
         policies.iter().map(|_| (0..count).map(|_| Vec::new()).collect()).collect();
     let by = match policies {
-        [policy] if policy.changes_prefill() => Some(&**policy),
+        [policy] if policy.capabilities().changes_prefill => Some(&**policy),
         _ => None,
     };
     let all: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
@@ -53,7 +53,7 @@ pub(super) fn prefill<'a>(
         let layer = observation.layer.index;
         let each = policies.iter().zip(&rooms);
         for (((policy, room), parts), seen) in each.zip(&mut parts).zip(&mut seen) {
-            if policy.defers() {
+            if policy.capabilities().needs_all_layers {
                 seen[group].push(Observed::new(observation, policy.needs()));
                 continue;
             }
@@ -70,7 +70,7 @@ pub(super) fn prefill<'a>(
         }
     })?;
     for (((policy, room), parts), seen) in policies.iter().zip(&rooms).zip(&mut parts).zip(seen) {
-        for seen in seen.into_iter().filter(|_| policy.defers()) {
+        for seen in seen.into_iter().filter(|_| policy.capabilities().needs_all_layers) {
             let caches = policy.prefill_layers(&seen, *room, options.clone())?;
             parts.iter_mut().zip(caches).for_each(|(parts, cache)| parts.push(cache));
         }
@@ -89,7 +89,7 @@ pub(super) fn prefill<'a>(
                 seen: prompts.iter().map(Vec::len).collect(),
                 origin: origin(model, &**policy)?,
             };
-            if policy.renumbers() {
+            if policy.capabilities().renumbers {
                 cache.seen = cache.longest();
             }
             let (policy, logits) = (policy.clone(), logits.clone());
@@ -97,7 +97,7 @@ pub(super) fn prefill<'a>(
             let (heads, dim) = (config.num_kv_heads, config.head_dim);
             // Layers whose keys and values were whole at a time.
             let reuses = || (0..count).any(|layer| reuses(&*policy, layer, count, prompts));
-            let whole = match policy.defers() {
+            let whole = match policy.capabilities().needs_all_layers {
                 true => count,
                 false => 1 + usize::from(reuses()),
             };
@@ -125,7 +125,7 @@ fn room(
     new_tokens: &[usize],
     positions: usize,
 ) -> usize {
-    let left = |prompt: &Vec<u32>| match policy.renumbers() {
+    let left = |prompt: &Vec<u32>| match policy.capabilities().renumbers {
         // How many positions its kept tokens take is for the policy to say.
         true => positions,
         false => positions.saturating_sub(prompt.len()),

@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 use super::ends::exact_ends;
 use super::merge_reduce::{Instances, Pool, Token};
 use crate::scorers::generator;
-use crate::{LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step};
+use crate::{
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+};
 use head::{Head, STREAM};
 use sizes::Sizes;
 use take::weights;
@@ -262,8 +264,8 @@ impl Policy for BalanceKvStream {
         Ok(Room::Extra(new_tokens.min(recents + batch)))
     }
 
-    fn changes_decode(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
     fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {

@@ -143,19 +143,12 @@ impl KeepKv {
         let window = queries.reshape([rows, heads, width / head_dim, head_dim]);
         let window = last_queries(&window, tokens);
         let sums = || window_attention(&window, &run.keys).sum_dim(2).squeeze_dim(2);
-        let observation = Observation {
-            layer,
-            keys: &run.keys,
-            values: &run.values,
-            positions: &run.positions,
-            prompt_tokens: tokens,
-            column_sums: self.evictor.needs().column_sums.then(sums),
-            window: Some(window.clone()),
-            raw_queries: None,
-            decoding: true,
-            inverse_frequencies: &step.inverse_frequencies,
-            seeds: &[],
-        };
+        let observation = Observation::new(&run.keys, &run.values, &run.positions)
+            .of_layer(layer)
+            .with_column_sums(self.evictor.needs().column_sums.then(sums))
+            .with_window(window.clone())
+            .with_frequencies(&step.inverse_frequencies)
+            .during_decode();
         let selection = self.select_within(&observation, limits)?;
         let options = cache.options().clone();
         let mut fresh = LayerCache::from_prefill(

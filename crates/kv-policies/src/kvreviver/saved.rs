@@ -54,8 +54,8 @@ impl Header {
         }
         let positions = cache.read_positions().map_err(|error| error.to_string())?;
         let within = |at: &i32| usize::try_from(*at).is_ok_and(|at| at < self.tokens);
-        let live = cache.layout().live_slots().map(|slot| positions[slot]);
-        if let Some(position) = live.into_iter().find(|at| !within(at)) {
+        let mut live = cache.layout().live_slots().map(|slot| positions[slot]);
+        if let Some(position) = live.find(|at| !within(at)) {
             let tokens = self.tokens;
             return Err(format!("a slot at position {position}, and sketches of {tokens} tokens"));
         }

@@ -9,8 +9,8 @@ use kv_core::{
 
 use super::{LongFlow, NAME};
 use crate::{
-    Attended, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result,
-    Scope, Step,
+    Attended, Capabilities, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy,
+    PolicyError, Result, Scope, Step,
 };
 
 /// The slot of least `Σ α ‖v‖₁` is given up behind every step: [`LongFlow`]'s choice, made behind
@@ -79,8 +79,8 @@ impl Policy for Behind {
         Ok(Room::Limited { limit: self.0.limit(observation), over: 1, new_tokens })
     }
 
-    fn changes_decode(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
     fn records(&self, cache: &LayerCache) -> bool {

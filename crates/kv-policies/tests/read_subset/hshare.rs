@@ -128,7 +128,7 @@ fn hshare_layers_read_each_others_lists() {
             "channels": [own, own, own, own], "layers": 0.5, "heads": 0.75, "queries": 0.5,
             "window": 12, "dense_layers": 1});
         let policy = policy(config);
-        assert!(policy.defers());
+        assert!(policy.capabilities().needs_all_layers);
         let of_row = |row: usize| {
             let seen: Vec<Observed> = layers
                 .iter()

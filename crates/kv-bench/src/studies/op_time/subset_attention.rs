@@ -54,8 +54,9 @@ impl Decoding<'_, '_> {
         let caches = (0..sets).map(|i| self.cache(policy, layer, self.0.length - i % PERIOD));
         let mut caches = caches.collect::<anyhow::Result<Vec<_>>>()?;
         let steps = (0..block).map(|step| self.step(step)).collect::<anyhow::Result<Vec<_>>>()?;
-        let evicts =
-            policy.changes_decode() && caches[0].limits().is_some() && caches[0].at_limits();
+        let evicts = policy.capabilities().changes_decode
+            && caches[0].limits().is_some()
+            && caches[0].at_limits();
         let run = |cache: &mut LayerCache,
                    (step, query): &(Step, Tensor<3>)|
          -> anyhow::Result<Tensor<3>> {
@@ -120,19 +121,12 @@ impl Decoding<'_, '_> {
                 (self.0.device, DType::F32),
             )
         };
-        let observation = Observation {
-            layer,
-            keys: &keys,
-            values: &values,
-            positions: &positions,
-            prompt_tokens: length,
-            window: Some(queries.reshape([self.0.batch, query, window, dim])),
-            column_sums: needs.column_sums.then(sums),
-            raw_queries: None,
-            decoding: false,
-            inverse_frequencies: &[],
-            seeds: &vec![1; self.0.batch],
-        };
+        let seeds = vec![1; self.0.batch];
+        let observation = Observation::new(&keys, &values, &positions)
+            .of_layer(layer)
+            .with_window(queries.reshape([self.0.batch, query, window, dim]))
+            .with_column_sums(needs.column_sums.then(sums))
+            .with_seeds(&seeds);
         let options = CacheOptions::new(self.0.device, self.0.dtype);
         // A layer by itself: lists that HShare's layers take from each other are not part of it.
         Ok(policy.prefill(&observation, 1, options)?)

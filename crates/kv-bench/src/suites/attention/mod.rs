@@ -12,7 +12,6 @@ use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32, read_i
 use kv_kernels::{PrefillOptions, prefill_attention};
 use kv_models::PrefillPass;
 use kv_policies::{CisIndex, Needs, NewHeads, Observation, Step, certify};
-use serde_json::Value;
 
 use crate::bench::ModelBench;
 use crate::format;
@@ -27,9 +26,6 @@ use sums::Sums;
 
 const BUDGETS: [f64; 4] = [0.5, 0.25, 0.1, 0.05];
 const QUICK_BUDGETS: [f64; 2] = [0.5, 0.25];
-
-/// Policies whose layers take frozen tokens or token lists from other layers.
-const BETWEEN_LAYERS: [&str; 3] = ["etf", "cpe", "hshare"];
 
 /// The relative excess over a target from which on a note tells it.
 const AMISS: f64 = 0.1;
@@ -49,7 +45,7 @@ pub(crate) fn measure(
     options: &Attention,
 ) -> anyhow::Result<()> {
     let compares_hidden =
-        |policy_run: &&PolicyRun| policy_run.policy.config()["similarity"] == "hidden";
+        |policy_run: &&PolicyRun| policy_run.policy.capabilities().compares_hidden;
     if let Some(policy_run) = policy_runs.iter().find(compares_hidden) {
         bail!(
             "policy `{}`: attention observes queries, keys and values, not the hidden states that \
@@ -57,7 +53,7 @@ pub(crate) fn measure(
             policy_run.label
         );
     }
-    if policy_runs.iter().any(|policy_run| takes_from_layers(&policy_run.policy.config())) {
+    if policy_runs.iter().any(|own| own.policy.capabilities().reads_other_layers) {
         bench.note(
             "attention: errors, retained mass and what is read are of every layer by itself, \
              without etf's frozen tokens, and hshare's layers choose for themselves"
@@ -121,15 +117,9 @@ pub(crate) fn measure(
     Ok(())
 }
 
-/// Whether a policy, or one that it consists of, is of [`BETWEEN_LAYERS`].
-fn takes_from_layers(config: &Value) -> bool {
-    let named = config["policy"].as_str().is_some_and(|name| BETWEEN_LAYERS.contains(&name));
-    named || config.as_object().is_some_and(|parts| parts.values().any(takes_from_layers))
-}
-
 /// The share of the attention that a policy's heads are to drop.
 fn target_of(policy_run: &PolicyRun) -> Option<f64> {
-    policy_run.policy.config()["target"].as_f64()
+    policy_run.policy.target().map(f64::from)
 }
 
 /// Notes the policies whose error is larger than the output itself.
