@@ -6,19 +6,16 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::args::{BalanceArgs, Classes};
 use super::{Centring, WalkConfig, mean, plain, tensor_core};
-use crate::extension::{Classes, Walk};
-use crate::gpu::{elem_type, empty_like, grid, multiplies};
+use crate::backend::client::{elem_type, empty_like, grid, multiplies};
 
 /// Units of a plane that multiplies.
 const PLANE: usize = 32;
 
-pub(crate) fn run(
-    keys: CubeTensor,
-    values: CubeTensor,
-    walk: Walk<CubeBackend>,
-    config: WalkConfig,
-) -> Classes<CubeBackend> {
+/// The classes of every block.
+pub(super) fn run(walk: BalanceArgs<CubeBackend>) -> Classes<CubeBackend> {
+    let BalanceArgs { keys, values, config, .. } = walk;
     let (keys, values) = (into_contiguous(keys), into_contiguous(values));
     let client = keys.client.clone();
     let [_, head_dim] = keys.shape().dims();

@@ -1,12 +1,14 @@
 //! BalanceKV's halving of token lists (SoftmaxBalance).
 
+mod args;
+mod backend;
 #[cfg(feature = "gpu")]
-pub(crate) mod launch;
+mod launch;
 #[cfg(feature = "gpu")]
 mod mean;
 #[cfg(feature = "gpu")]
 mod plain;
-pub(crate) mod reference;
+mod reference;
 #[cfg(feature = "gpu")]
 mod tensor_core;
 #[cfg(feature = "gpu")]
@@ -16,8 +18,9 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
 use crate::KernelError;
-use crate::check::Check;
-use crate::extension::{MergeOps, Walk};
+use crate::backend::check::Check;
+use args::BalanceArgs;
+use backend::BalanceOps;
 
 const OP: &str = "balance";
 /// The longest block on GPUs, where each of its tokens has a unit of a cube.
@@ -173,20 +176,18 @@ pub fn balance(
         halves: options.halves,
     };
     let values = values.unwrap_or_else(|| keys.clone());
-    let classes = <Dispatch as MergeOps>::balance(
-        keys.into_dispatch(),
-        values.into_dispatch(),
-        Walk {
-            lists: lists.into_dispatch(),
-            counts: counts.into_dispatch(),
-            log_gamma: log_gamma.into_dispatch(),
-            means: means.into_dispatch(),
-            weights: weights.into_dispatch(),
-            seeds: seeds.into_dispatch(),
-            numbers: numbers.into_dispatch(),
-        },
+    let classes = <Dispatch as BalanceOps>::balance(BalanceArgs {
+        keys: keys.into_dispatch(),
+        values: values.into_dispatch(),
+        lists: lists.into_dispatch(),
+        counts: counts.into_dispatch(),
+        log_gamma: log_gamma.into_dispatch(),
+        means: means.into_dispatch(),
+        weights: weights.into_dispatch(),
+        seeds: seeds.into_dispatch(),
+        numbers: numbers.into_dispatch(),
         config,
-    );
+    });
     Ok(Balanced {
         signs: Tensor::from_dispatch(classes.signs),
         kept: Tensor::from_dispatch(classes.kept),

@@ -7,7 +7,8 @@
 
 use cubecl::prelude::*;
 
-use super::walk::{LOWEST, Outcome, factors_of, finish, place_of, sign_of};
+use super::walk::{Outcome, block_of, factors_of, finish, sign_of};
+use crate::components::sentinels::LOWEST_LOGIT;
 
 /// Tokens of a strip.
 const STRIP: usize = 32;
@@ -65,9 +66,9 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     let (row, index) = (cube / blocks, cube % blocks);
     let unit = UNIT_POS as usize;
     let first = index * block;
-    let place =
-        place_of(lists, counts, seeds, numbers, row, first, longest, block, blueprint.seeded);
-    let (tokens, slot) = (place.tokens, place.slot);
+    let index_in_list =
+        block_of(lists, counts, seeds, numbers, row, first, longest, block, blueprint.seeded);
+    let (tokens, slot) = (index_in_list.tokens, index_in_list.slot);
     let mut mean = 0usize;
     if comptime!(blueprint.centred) {
         mean = (row * centres + index % centres) * columns;
@@ -75,7 +76,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
 
     // Σ K_ij η_i over the tokens before, without the factor exp(top).
     let mut sum = 0.0f32;
-    let mut top = f32::new(LOWEST);
+    let mut top = f32::new(LOWEST_LOGIT);
     let mut failing = 0i32;
     let mut sign = 0i32;
     // Tokens of either class, among all so far and among those before this unit's.
@@ -166,7 +167,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
         #[unroll]
         for i in 0..STRIP {
             if unit == start + i && unit < tokens {
-                let found = sign_of(sum, scales.0, scales.1, place.draw);
+                let found = sign_of(sum, scales.0, scales.1, index_in_list.draw);
                 sign = found.0;
                 failing = found.1;
                 if comptime!(blueprint.halves) {
@@ -188,7 +189,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     }
 
     let outcome = Outcome { sign, before, failing, positives, negatives };
-    finish(signs, kept, failed, place, outcome, cube, longest, block, block);
+    finish(signs, kept, failed, index_in_list, outcome, cube, longest, block, block);
 }
 
 /// Products of a unit's row with the rows of a strip; the rows are centred first.

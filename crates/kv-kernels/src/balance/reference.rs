@@ -1,7 +1,7 @@
 //! The walk in plain loops, in f64.
 
 use super::{Centring, WalkConfig};
-use crate::random::uniform;
+use crate::layers::random::uniform;
 
 /// One call's data.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Lists<'_> {
                 let positive = signs.iter().filter(|&&sign| sign > 0).count();
                 let class = if 2 * positive <= signs.len() { 1 } else { -1 };
                 let members = places.clone().zip(&signs).filter(|(_, sign)| **sign == class);
-                let kept = members.map(|(place, _)| self.lists[row * longest + place]);
+                let kept = members.map(|(index, _)| self.lists[row * longest + index]);
                 let free = &mut classes.kept[row * half + first / 2..];
                 free.iter_mut().zip(kept).for_each(|(free, slot)| *free = slot);
                 classes.signs[row * longest..][places].copy_from_slice(&signs);
@@ -93,14 +93,14 @@ impl Lists<'_> {
         let mean = self.mean(row, index);
         let tokens: Vec<(Vec<f64>, Vec<f64>)> = places
             .clone()
-            .map(|place| {
-                let slot = self.lists[row * longest + place] as usize;
+            .map(|index| {
+                let slot = self.lists[row * longest + index] as usize;
                 let mut key: Vec<f64> = wide(&self.keys[slot * dim..][..dim]);
                 key.iter_mut().zip(&mean).for_each(|(key, mean)| *key -= mean);
                 let mut value =
                     if valued { wide(&self.values[slot * dim..][..dim]) } else { vec![1.0] };
                 if weighted {
-                    let weight = f64::from(self.weights[row * longest + place]);
+                    let weight = f64::from(self.weights[row * longest + index]);
                     value.iter_mut().for_each(|value| *value *= weight);
                 }
                 (key, value)
@@ -123,12 +123,12 @@ impl Lists<'_> {
                         * f64::from(*sign)
                 })
                 .sum();
-            let place = places.start + j;
+            let index = places.start + j;
             let draw = if self.config.seeded {
                 let seed = &self.seeds[row * 2..][..2];
-                uniform([seed[0] as u32, seed[1] as u32], place as u32)
+                uniform([seed[0] as u32, seed[1] as u32], index as u32)
             } else {
-                self.numbers[row * longest + place]
+                self.numbers[row * longest + index]
             };
             // Both sides times what keeps them finite.
             let exponent = top + f64::from(self.log_gamma[row]);

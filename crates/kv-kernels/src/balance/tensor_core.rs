@@ -8,7 +8,8 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::walk::{LOWEST, Outcome, factors_of, finish, place_of, sign_of};
+use super::walk::{Outcome, block_of, factors_of, finish, sign_of};
+use crate::components::sentinels::LOWEST_LOGIT;
 
 /// Tokens of a strip, and units of a plane.
 const STRIP: usize = 32;
@@ -71,9 +72,9 @@ pub(super) fn tensor_core_kernel<E: Float>(
     }
     let (row, index) = (cube / blocks, cube % blocks);
     let first = index * block;
-    let place =
-        place_of(lists, counts, seeds, numbers, row, first, longest, block, blueprint.seeded);
-    let tokens = place.tokens;
+    let index_in_list =
+        block_of(lists, counts, seeds, numbers, row, first, longest, block, blueprint.seeded);
+    let tokens = index_in_list.tokens;
     let unit = UNIT_POS as usize;
     let (plane, lane) = (unit / STRIP, unit % STRIP);
     let half = tokens.div_ceil(2) as i32;
@@ -84,7 +85,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
     let mut shifts = Shared::<[f32]>::new_slice(units);
     let mut chosen = Shared::<[i32]>::new_slice(STRIP);
     let mut parts = Shared::<[f32]>::new_slice(comptime!(planes * STRIP * STRIDE));
-    let mut slot = place.slot;
+    let mut slot = index_in_list.slot;
     if unit >= tokens && tokens > 0 {
         slot = lists[row * longest + first] as usize;
     }
@@ -103,10 +104,11 @@ pub(super) fn tensor_core_kernel<E: Float>(
             let bits = keys[slot * comptime!(dim / 8) + piece];
             #[unroll]
             for word in 0..4usize {
-                let pair: Vector<E, Const<2>> = Vector::reinterpret(bits.extract(word));
-                let pair: Vector<f32, Const<2>> = Vector::cast_from(pair);
+                let kv_head: Vector<E, Const<2>> = Vector::reinterpret(bits.extract(word));
+                let kv_head: Vector<f32, Const<2>> = Vector::cast_from(kv_head);
                 let at = mean + piece * 8 + word * 2;
-                shift += pair.extract(0usize) * means[at] + pair.extract(1usize) * means[at + 1];
+                shift +=
+                    kv_head.extract(0usize) * means[at] + kv_head.extract(1usize) * means[at + 1];
                 square += means[at] * means[at] + means[at + 1] * means[at + 1];
             }
         }
@@ -114,7 +116,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
     shifts[unit] = shift;
 
     let mut sum = 0.0f32;
-    let mut top = f32::new(LOWEST);
+    let mut top = f32::new(LOWEST_LOGIT);
     let mut sign = 0i32;
     let mut failing = 0i32;
     let mut before = 0i32;
@@ -166,7 +168,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
             let scales = factors_of(top, gamma);
             #[unroll]
             for i in 0..STRIP {
-                let found = sign_of(sum, scales.0, scales.1, place.draw);
+                let found = sign_of(sum, scales.0, scales.1, index_in_list.draw);
                 let mut own = found.0;
                 if comptime!(blueprint.halves) {
                     let taken = select(own > 0, positives, negatives);
@@ -199,7 +201,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
         start += STRIP;
     }
     let outcome = Outcome { sign, before, failing, positives, negatives };
-    finish(signs, kept, failed, place, outcome, cube, longest, block, units);
+    finish(signs, kept, failed, index_in_list, outcome, cube, longest, block, units);
 }
 
 /// Products of a unit's row with the rows of a strip.

@@ -3,14 +3,11 @@
 
 use cubecl::prelude::*;
 
-use crate::random::kernel::uniform;
-
-/// Below any exponent.
-pub(super) const LOWEST: f32 = -3.0e38;
+use crate::layers::random::kernel::uniform;
 
 /// A cube's block, and its unit's token.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct BlockToken {
     /// The list.
     pub(super) row: usize,
     /// The block's first place in the list.
@@ -25,7 +22,7 @@ pub(super) struct Place {
 
 #[cube]
 #[allow(clippy::too_many_arguments)]
-pub(super) fn place_of(
+pub(super) fn block_of(
     lists: &[i32],
     counts: &[i32],
     seeds: &[i32],
@@ -35,23 +32,23 @@ pub(super) fn place_of(
     longest: usize,
     #[comptime] block: usize,
     #[comptime] seeded: bool,
-) -> Place {
+) -> BlockToken {
     let unit = UNIT_POS as usize;
     let count = min(counts[row] as usize, longest);
     let tokens = min(max(count, first) - first, block.runtime());
-    let place = first + unit;
+    let index_in_list = first + unit;
     let mut slot = 0usize;
     let mut draw = 0.0f32;
     if unit < tokens {
-        slot = lists[row * longest + place] as usize;
+        slot = lists[row * longest + index_in_list] as usize;
         if seeded {
             let (low, high) = (seeds[row * 2], seeds[row * 2 + 1]);
-            draw = uniform(u32::cast_from(low), u32::cast_from(high), place as u32);
+            draw = uniform(u32::cast_from(low), u32::cast_from(high), index_in_list as u32);
         } else {
-            draw = numbers[row * longest + place];
+            draw = numbers[row * longest + index_in_list];
         }
     }
-    Place { row, first, tokens, slot, draw }
+    BlockToken { row, first, tokens, slot, draw }
 }
 
 /// Factors of a sum with the exponent `top`, and of what it is compared with, that keep both
@@ -90,7 +87,7 @@ pub(super) fn finish(
     signs: &mut [i32],
     kept: &mut [i32],
     failed: &mut [i32],
-    place: Place,
+    index_in_list: BlockToken,
     outcome: Outcome,
     cube: usize,
     longest: usize,
@@ -98,7 +95,7 @@ pub(super) fn finish(
     #[comptime] units: usize,
 ) {
     let unit = UNIT_POS as usize;
-    let (row, first, tokens) = (place.row, place.first, place.tokens);
+    let (row, first, tokens) = (index_in_list.row, index_in_list.first, index_in_list.tokens);
     if unit < block && first + unit < longest {
         signs[row * longest + first + unit] = outcome.sign;
     }
@@ -107,7 +104,7 @@ pub(super) fn finish(
     let halves = max(longest / 2, 1usize);
     let room = row * halves + first / 2;
     if unit < tokens && outcome.sign == class {
-        kept[room + outcome.before as usize] = place.slot as i32;
+        kept[room + outcome.before as usize] = index_in_list.slot as i32;
     }
     // What the class leaves of its block's half.
     let end = min(first / 2 + comptime!(block / 2), halves) - min(first / 2, halves);

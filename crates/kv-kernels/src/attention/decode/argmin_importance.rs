@@ -1,0 +1,277 @@
+//! The slot of least importance, found in the kernel for matrix instructions: a cube looks through
+//! the logits that it has kept in shared memory, after its planes have been reduced. Importance is
+//! `Σ_g α_g ‖v‖₁`, what a slot adds to the output of a group's query heads.
+//!
+//! No reads are under way at that time, so that every instruction counts: importances are
+//! logarithms to base 2, of which the device has exponentials, and are compared as integers.
+
+use cubecl::prelude::*;
+
+use super::split_kv_reduce::{PLANE, PartialShape};
+use crate::components::cluster::{arrive_at_cluster, send, wait_for_cluster};
+use crate::components::ptx::{exp2, least_of_plane, log2};
+use crate::components::sentinels::{INFINITE_IMPORTANCE, NO_INDEX, NO_SORT_KEY, WEIGHTLESS_LOGIT};
+use crate::components::softmax::larger;
+use crate::components::sort_key::sort_key_of_number;
+
+/// `log2 e`
+pub(super) const LOG2_E: f32 = std::f32::consts::LOG2_E;
+
+/// Slots whose norms are prefetched: by a cube with a whole range, and by one with a part.
+const AHEAD: [usize; 2] = [4096, 2048];
+/// Slots whose importance a unit computes between two checks of whether there are more.
+pub(super) const TOGETHER: usize = 4;
+
+/// Slots of a unit whose norms are prefetched.
+pub(super) fn ahead(joined: bool, sums: PartialShape) -> usize {
+    AHEAD[joined as usize] / (sums.planes * PLANE)
+}
+
+/// The slots of a range among which a cube looks for the least importance.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct CandidateSlots {
+    /// The range's first slot; the cube's first slot, counted from there; and how many slots the
+    /// cube has.
+    pub(super) start: usize,
+    pub(super) first: usize,
+    pub(super) count: usize,
+    /// Where in shared memory the logits are, and how far apart those of two query heads.
+    pub(super) logits_at: usize,
+    pub(super) stride: usize,
+    /// The slot of the newest token, counted from the range's first.
+    pub(super) newest: i32,
+}
+
+/// Prefetches the logarithms of the norms of the first values that a unit looks at: they are on
+/// their way while planes are reduced.
+#[cube]
+pub(super) fn prefetch_log_norms(
+    log_norms: &[f32],
+    candidates_of_cube: &CandidateSlots,
+    #[comptime] wanted: bool,
+    #[comptime] joined: bool,
+    #[comptime] sums: PartialShape,
+) -> Array<f32> {
+    let ahead = comptime!(if wanted { ahead(joined, sums) } else { 0 });
+    let mut norms = Array::<f32>::new(comptime!(ahead.max(1)));
+    #[unroll]
+    for c in 0..ahead {
+        let slot = c * comptime!(sums.planes * PLANE) + UNIT_POS as usize;
+        norms[c] = 0.0f32;
+        if slot < candidates_of_cube.count {
+            norms[c] = log_norms[candidates_of_cube.start + candidates_of_cube.first + slot];
+        }
+    }
+    norms
+}
+
+/// The least importance of a cube's slots, as a sort key, and the lowest slot that has it, counted
+/// from the range's first. Only the first plane gets them. `maxima` and `weights` are those of the
+/// query heads' logits.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn argmin_importance(
+    totals: &Shared<[f32]>,
+    maxima: &Shared<[f32]>,
+    weights: &Shared<[f32]>,
+    norms: &Array<f32>,
+    log_norms: &[f32],
+    candidates_of_cube: &CandidateSlots,
+    #[comptime] spares_newest: bool,
+    #[comptime] joined: bool,
+    #[comptime] sums: PartialShape,
+) -> (u32, i32) {
+    let group = sums.group.comptime();
+    let units = comptime!(sums.planes * PLANE);
+    let ahead = comptime!(ahead(joined, sums));
+    let mut normalisers = Array::<f32>::new(group);
+    #[unroll]
+    for g in 0..group {
+        normalisers[g] = maxima[g] * LOG2_E + log2(weights[g]);
+    }
+    let absent = f32::new(INFINITE_IMPORTANCE);
+    let mut best = absent;
+    let mut best_slot = usize::new(0);
+    #[unroll]
+    for round in 0..comptime!(ahead.div_ceil(TOGETHER)) {
+        if comptime!(round * TOGETHER * units) < candidates_of_cube.count {
+            // Without branches, so that the slots of a round wait for nothing one after another.
+            #[unroll]
+            for c in comptime!(round * TOGETHER)..comptime!(((round + 1) * TOGETHER).min(ahead)) {
+                let slot = c * units + UNIT_POS as usize;
+                let value = importance(
+                    totals,
+                    &normalisers,
+                    norms[c],
+                    slot,
+                    candidates_of_cube,
+                    absent,
+                    spares_newest,
+                    group,
+                );
+                // Slots ascend, so `<` keeps the lowest among equals.
+                best_slot = select(value < best, slot, best_slot);
+                best = min(best, value);
+            }
+        }
+    }
+    let mut slot = comptime!(ahead * units) + UNIT_POS as usize;
+    while slot < candidates_of_cube.count {
+        let norm = log_norms[candidates_of_cube.start + candidates_of_cube.first + slot];
+        let value = importance(
+            totals,
+            &normalisers,
+            norm,
+            slot,
+            candidates_of_cube,
+            absent,
+            spares_newest,
+            group,
+        );
+        best_slot = select(value < best, slot, best_slot);
+        best = min(best, value);
+        slot += units;
+    }
+
+    block_argmin(best, candidates_of_cube.first + best_slot, sums)
+}
+
+/// The least of the importances of a cube's units, as a sort key, and the lowest slot that has it.
+/// Only the first plane gets them.
+#[cube]
+pub(super) fn block_argmin(
+    best: f32,
+    slot_in_head: usize,
+    #[comptime] sums: PartialShape,
+) -> (u32, i32) {
+    let mut keys = Shared::<[u32]>::new_slice(sums.planes);
+    let mut slots = Shared::<[u32]>::new_slice(sums.planes);
+    let own = select(
+        best < f32::new(INFINITE_IMPORTANCE),
+        sort_key_of_number(best),
+        u32::new(NO_SORT_KEY as i64),
+    );
+    let key = least_of_plane(own);
+    let nowhere = u32::new(NO_INDEX as i64);
+    let slot_in_head = slot_in_head as u32;
+    let slot_in_head =
+        least_of_plane(select(own == key && key != NO_SORT_KEY, slot_in_head, nowhere));
+    let plane = UNIT_POS as usize / PLANE;
+    if UNIT_POS as usize == plane * PLANE {
+        keys[plane] = key;
+        slots[plane] = slot_in_head;
+    }
+    sync_cube();
+    let mut least = u32::new(NO_SORT_KEY as i64);
+    let mut least_slot = nowhere;
+    if (UNIT_POS as usize) < PLANE {
+        let plane = min(UNIT_POS as usize, comptime!(sums.planes - 1));
+        let own = keys[plane];
+        least = least_of_plane(own);
+        least_slot = least_of_plane(select(own == least, slots[plane], nowhere));
+    }
+    (least, least_slot as i32)
+}
+
+/// The importance of one of the cube's slots, `log2 Σ_g α_g ‖v‖₁`; `absent` for slots that are no
+/// candidates.
+#[cube]
+pub(super) fn importance(
+    totals: &Shared<[f32]>,
+    normalisers: &Array<f32>,
+    log_norm: f32,
+    slot: usize,
+    candidates_of_cube: &CandidateSlots,
+    absent: f32,
+    #[comptime] spares_newest: bool,
+    #[comptime] group: usize,
+) -> f32 {
+    let at = candidates_of_cube.logits_at + min(slot, candidates_of_cube.count - 1);
+    // What is no number is not without weight; it is below nothing, and never the least.
+    let weightless = totals[at] < f32::new(WEIGHTLESS_LOGIT);
+    let mut goes = slot < candidates_of_cube.count && !weightless;
+    if spares_newest {
+        goes = goes && (candidates_of_cube.first + slot) as i32 != candidates_of_cube.newest;
+    }
+    let mut shares = Array::<f32>::new(group);
+    let mut top = totals[at] * LOG2_E - normalisers[0];
+    shares[0] = top;
+    #[unroll]
+    for g in 1..group {
+        shares[g] = totals[at + g * candidates_of_cube.stride] * LOG2_E - normalisers[g];
+        top = larger(top, shares[g]);
+    }
+    let mut value = top + log_norm * LOG2_E;
+    if comptime!(group > 1) {
+        let mut sum = 0.0f32;
+        #[unroll]
+        for g in 0..group {
+            sum += exp2(shares[g] - top);
+        }
+        value += log2(sum);
+    }
+    select(goes, value, absent)
+}
+
+/// The slot of a head that its next token is written to: the one of least importance where the head
+/// is full (`argmin`; the newest token's where there is none), else the slot behind the live ones.
+#[cube]
+pub(crate) fn next_write_slot(argmin: i32, newest: i32, full: bool, length: i32) -> i32 {
+    select(full, select(argmin == NO_INDEX, newest, argmin), length)
+}
+
+/// The candidates of a cluster's parts, as its first cube receives them: sort keys of importances,
+/// and slots.
+#[derive(CubeType)]
+pub(crate) struct ClusterArgmin {
+    keys: Shared<[f32]>,
+    slots: Shared<[f32]>,
+}
+
+#[cube]
+impl ClusterArgmin {
+    /// Shared memory for the candidates of `cubes` cubes.
+    pub(crate) fn room(#[comptime] cubes: usize) -> ClusterArgmin {
+        ClusterArgmin {
+            keys: Shared::<[f32]>::new_slice(cubes),
+            slots: Shared::<[f32]>::new_slice(cubes),
+        }
+    }
+}
+
+/// Sends a part's slot of least importance, and the sort key of that importance, to the first cube
+/// of the cluster.
+#[cube]
+pub(crate) fn send_argmin(candidates: &ClusterArgmin, key: u32, slot_in_head: i32, rank: usize) {
+    if UNIT_POS == 0 {
+        send(f32::reinterpret(key), candidates.keys.as_ptr(), rank, 0);
+        send(f32::reinterpret(slot_in_head), candidates.slots.as_ptr(), rank, 0);
+    }
+    arrive_at_cluster();
+}
+
+/// The slot of least importance among those that the cluster's cubes have sent. Only the first cube
+/// gets it.
+#[cube]
+pub(crate) fn cluster_argmin(
+    candidates: &ClusterArgmin,
+    rank: usize,
+    #[comptime] cubes: usize,
+) -> i32 {
+    wait_for_cluster();
+    let mut best = u32::new(NO_SORT_KEY as i64);
+    let mut best_slot_in_head = i32::new(NO_INDEX as i64);
+    // Parts ascend, so `<` keeps the lowest among equals.
+    if rank == 0 {
+        #[unroll]
+        for cube in 0..cubes {
+            let (key, slot_in_head) =
+                (u32::reinterpret(candidates.keys[cube]), i32::reinterpret(candidates.slots[cube]));
+            if key < best {
+                best = key;
+                best_slot_in_head = slot_in_head;
+            }
+        }
+    }
+    best_slot_in_head
+}

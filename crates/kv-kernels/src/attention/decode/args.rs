@@ -1,0 +1,39 @@
+//! The arguments and results of `decode_attention` as backends take and return them.
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, ExtensionType};
+
+use super::DecodeConfig;
+
+/// What decode attention takes; what `config` does not use may be any tensor.
+#[derive(ExtensionType)]
+pub(crate) struct DecodeArgs<B: Backend> {
+    /// `[B, Hq, D]`
+    pub(crate) query: FloatTensor<B>,
+    /// `[S, D]`
+    pub(crate) keys: FloatTensor<B>,
+    /// `[S, D]`
+    pub(crate) values: FloatTensor<B>,
+    /// `[S]`
+    pub(crate) log_weights: FloatTensor<B>,
+    /// Weights of the values alone, `[S]`.
+    pub(crate) numerators: FloatTensor<B>,
+    /// `[B, Hkv]`
+    pub(crate) offsets: IntTensor<B>,
+    /// `[B, Hkv]`
+    pub(crate) lengths: IntTensor<B>,
+    /// Starts of windows, listed slots or index sets, in rows of each key-value head.
+    pub(crate) view: IntTensor<B>,
+    pub(crate) config: DecodeConfig,
+}
+
+/// What decode attention returns.
+#[derive(ExtensionType)]
+pub(crate) struct DecodeTensors<B: Backend> {
+    /// `[B, Hq, D]`
+    pub(crate) output: FloatTensor<B>,
+    /// `[B, Hq]`; a placeholder of one element where it is not asked for.
+    pub(crate) log_sum_exp: FloatTensor<B>,
+    /// Probabilities or logits, `[S, G]`; a placeholder of one element where neither are asked for.
+    pub(crate) scores: FloatTensor<B>,
+}

@@ -1,0 +1,108 @@
+//! What `decode_attention` asks of a backend.
+
+use burn::backend::{Backend, backend_extension};
+#[cfg(feature = "gpu")]
+use burn_cubecl::CubeBackend;
+
+use super::args::{DecodeArgs, DecodeTensors};
+
+#[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
+pub(crate) trait DecodeAttentionOps: Backend {
+    /// Attention of one query per sequence over its slots.
+    fn decode_attention(#[extension_type] args: DecodeArgs<Self>) -> DecodeTensors<Self>;
+}
+
+#[cfg(feature = "gpu")]
+impl DecodeAttentionOps for CubeBackend {
+    fn decode_attention(args: DecodeArgs<Self>) -> DecodeTensors<Self> {
+        args.run()
+    }
+}
+
+#[cfg(feature = "flex")]
+mod cpu {
+    //! The op on the CPU, by its reference.
+
+    use burn::backend::{DType, Element, Flex, Shape, TensorData};
+    use burn_flex::FlexTensor;
+    use bytemuck::Pod;
+    use half::{bf16, f16};
+
+    use super::DecodeAttentionOps;
+    use crate::attention::decode::ViewKind;
+    use crate::attention::decode::args::{DecodeArgs, DecodeTensors};
+    use crate::attention::decode::reference::{Problem, Scores, Solution, View, solve};
+    use crate::backend::host_buffers::slice;
+
+    impl DecodeAttentionOps for Flex {
+        fn decode_attention(args: DecodeArgs<Self>) -> DecodeTensors<Self> {
+            let scores = match (args.config.features.scores, args.config.raw) {
+                (false, _) => Scores::None,
+                (true, false) => Scores::Probabilities,
+                (true, true) => Scores::Logits,
+            };
+            args.solve(scores)
+        }
+    }
+
+    impl DecodeArgs<Flex> {
+        /// Attends, with these scores of every slot.
+        pub(crate) fn solve(self, scores: Scores) -> DecodeTensors<Flex> {
+            match self.query.dtype() {
+                DType::F16 => self.run::<f16>(scores, f16::to_f32, f16::from_f32),
+                DType::BF16 => self.run::<bf16>(scores, bf16::to_f32, bf16::from_f32),
+                _ => self.run::<f32>(scores, |x| x, |x| x),
+            }
+        }
+
+        fn run<E: Element + Pod>(
+            self,
+            scores: Scores,
+            load: impl Fn(E) -> f32,
+            store: impl Fn(f32) -> E,
+        ) -> DecodeTensors<Flex> {
+            let shape = self.query.layout().shape().clone();
+            let ranges = self.offsets.layout().shape().clone();
+            let (query_heads, head_dim, kv_heads) = (shape[1], shape[2], ranges[1]);
+            let group = query_heads / kv_heads;
+            let features = self.config.features;
+            let [query, keys, values, log_weights, numerators] =
+                [self.query, self.keys, self.values, self.log_weights, self.numerators]
+                    .map(|tensor| tensor.to_contiguous());
+            let [offsets, lengths, view] =
+                [self.offsets, self.lengths, self.view].map(|tensor| tensor.to_contiguous());
+            let view = slice::<i32>(&view);
+            let problem = Problem {
+                query: slice::<E>(&query),
+                keys: slice::<E>(&keys),
+                values: slice::<E>(&values),
+                log_weights: features.weighted.then(|| slice::<f32>(&log_weights)),
+                numerators: features.numerators.then(|| slice::<f32>(&numerators)),
+                view: match features.view {
+                    ViewKind::All => View::All,
+                    ViewKind::Window => View::Window { sinks: self.config.sinks, starts: view },
+                    ViewKind::List => View::List(view),
+                    ViewKind::Sets => View::Sets(view),
+                },
+                offsets: slice::<i32>(&offsets),
+                lengths: slice::<i32>(&lengths),
+                kv_heads,
+                group,
+                head_dim,
+                scale: self.config.scale,
+            };
+            let Solution { output, log_sum_exp, scores } = solve(&problem, scores, load);
+
+            let output = TensorData::new(output.into_iter().map(store).collect::<Vec<E>>(), shape);
+            let rows = log_sum_exp.len() / query_heads;
+            let log_sum_exp = TensorData::new(log_sum_exp, Shape::from([rows, query_heads]));
+            let slots = scores.len() / group;
+            let scores = TensorData::new(scores, Shape::from([slots, group]));
+            DecodeTensors {
+                output: FlexTensor::from_data(output),
+                log_sum_exp: FlexTensor::from_data(log_sum_exp),
+                scores: FlexTensor::from_data(scores),
+            }
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Launches decode attention on CubeCL devices.
+
+use burn::backend::{DType, Shape, TensorMetadata};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::args::{DecodeArgs, DecodeTensors};
+use super::blueprint::{self, Blueprint, KvSplit, LogitsSink};
+use super::combine::combine_kernel;
+use super::plan::{Kernel, cluster, kernel, pays, room, splits};
+use super::subgroup_softmax::ThreadGroup;
+use super::{DecodeConfig, ViewKind, normalise, plain, tensor_core, together};
+use crate::backend::client::{elem_type, empty_like, grid, widest_cube, zeros_like};
+
+/// What the attention kernel leaves for those behind it.
+pub(crate) struct Attended {
+    /// `[B, Hq, D]`; not written yet where the heads are in parts.
+    pub(crate) output: CubeTensor,
+    /// `[B, Hq]`; likewise.
+    pub(crate) log_sum_exp: CubeTensor,
+    /// Logits, `[S, G]`, of the slots attended to.
+    pub(crate) scores: CubeTensor,
+    /// `[B, Hkv, splits, G, D]`
+    pub(crate) partial: CubeTensor,
+    /// `[B, Hkv, splits, G, 2]`
+    pub(crate) stats: CubeTensor,
+    /// Parts of a head.
+    pub(crate) splits: usize,
+    /// `G`
+    pub(crate) group: usize,
+    /// Whether they are still to be joined.
+    pub(crate) split: bool,
+    /// Whether the output is whole and the next places are written: nothing is left to be done.
+    pub(crate) decided: bool,
+}
+
+/// What an eviction asks of the attention kernel.
+pub(crate) struct Evicts {
+    /// Slots of the newest tokens, `[B, Hkv]`, contiguous; where the kernel decides, it replaces
+    /// them by the slots that the next tokens are written to.
+    pub(crate) write_slots: CubeTensor,
+    /// Whether the newest token is no candidate.
+    pub(crate) spares_newest: bool,
+    /// Whether nothing else is kept, and importances are not wanted: the kernel may decide then.
+    pub(crate) alone: bool,
+    /// Heads of a sequence that give up the same slot, or 0 where each has its own.
+    pub(crate) together: usize,
+    /// A sequence's arrivals, `[B, ARRIVALS]`, contiguous: 0 before and behind the kernel.
+    pub(crate) arrivals: CubeTensor,
+}
+
+/// How ranges are attended to.
+struct Plan {
+    /// Parts of a range.
+    splits: usize,
+    kernel: Kernel,
+    /// Numbers of shared memory that a cube takes, at least.
+    room: usize,
+    logits: LogitsSink,
+    parts: KvSplit,
+}
+
+impl DecodeArgs<CubeBackend> {
+    /// Returns output, log-sum-exp, and probabilities or logits.
+    pub(crate) fn run(self) -> DecodeTensors<CubeBackend> {
+        let call = self.packed();
+        let features = call.config.features;
+        let scores = match features.scores {
+            // Zeros, since slots that are not attended to are not written.
+            true => zeros_like(&call.query, call.scores_shape()),
+            false => empty_like(&call.query, Shape::from([1, 1]), DType::F32),
+        };
+        let attended = call.attend(Some(scores), None);
+        if attended.split {
+            let from = [&attended.partial, &attended.stats];
+            let to = [&attended.output, &attended.log_sum_exp];
+            combine(from, to, call.total_kv_heads(), attended.splits, features.log_sum_exp);
+        }
+        if features.scores && !call.config.raw {
+            call.normalise(&attended);
+        }
+        let Attended { output, log_sum_exp, scores, .. } = attended;
+        DecodeTensors { output, log_sum_exp, scores }
+    }
+
+    /// Attends, and either decides or leaves all heads in parts, if only one each, and logits. Then
+    /// `numerators` are logarithms of the values' norms, and `view` the heads' limits.
+    pub(crate) fn run_evicting(self, evicts: &Evicts) -> Attended {
+        self.packed().attend(None, Some(evicts))
+    }
+
+    fn packed(self) -> Self {
+        Self {
+            query: into_contiguous(self.query),
+            keys: into_contiguous(self.keys),
+            values: into_contiguous(self.values),
+            log_weights: into_contiguous(self.log_weights),
+            numerators: into_contiguous(self.numerators),
+            offsets: into_contiguous(self.offsets),
+            lengths: into_contiguous(self.lengths),
+            view: into_contiguous(self.view),
+            config: self.config,
+        }
+    }
+
+    fn total_kv_heads(&self) -> usize {
+        self.offsets.shape().num_elements()
+    }
+
+    fn group(&self) -> usize {
+        let [batch, query_heads, _] = self.query.shape().dims();
+        batch * query_heads / self.total_kv_heads()
+    }
+
+    fn width(&self) -> usize {
+        self.view.shape().num_elements() / self.total_kv_heads().max(1)
+    }
+
+    fn scores_shape(&self) -> [usize; 2] {
+        let [slots, _] = self.keys.shape().dims();
+        [slots, self.group()]
+    }
+
+    /// Launches the kernel; `scores` are for logits, of live slots alone where there are none.
+    fn attend(&self, scores: Option<CubeTensor>, evicts: Option<&Evicts>) -> Attended {
+        let query = &self.query;
+        let client = query.client.clone();
+        let [batch, query_heads, head_dim] = query.shape().dims();
+        let [slots, _] = self.keys.shape().dims();
+        let (total_kv_heads, group) = (self.total_kv_heads(), self.group());
+        let DecodeConfig { scale, features, sinks, .. } = self.config;
+
+        let plan = self.plan(evicts);
+        let Plan { splits, kernel: chosen, room, logits, parts } = plan;
+        let deciding = evicts.filter(|_| matches!(logits, LogitsSink::ArgminInPlace { .. }));
+        let decided = deciding.is_some();
+        let split = parts == KvSplit::Global;
+        let scores = scores.unwrap_or_else(|| {
+            let shape = match logits {
+                LogitsSink::ArgminInPlace { together: 0, .. } => [1, 1],
+                LogitsSink::ArgminInPlace { .. } => [
+                    total_kv_heads,
+                    self.config.longest.next_multiple_of(together::LINE).max(together::LINE),
+                ],
+                _ => self.scores_shape(),
+            };
+            empty_like(query, Shape::from(shape), DType::F32)
+        });
+        let output = empty_like(query, query.shape(), query.dtype);
+        let shape = if features.log_sum_exp { [batch, query_heads] } else { [1, 1] };
+        let log_sum_exp = empty_like(query, Shape::from(shape), DType::F32);
+        let sums = if split { total_kv_heads * splits * group } else { 1 };
+        let partial = match deciding {
+            Some(evicts) => evicts.write_slots.clone(),
+            None => empty_like(query, Shape::from([sums * head_dim]), DType::F32),
+        };
+        let stats = match deciding {
+            Some(evicts) => evicts.arrivals.clone(),
+            None => empty_like(query, Shape::from([sums * 2]), DType::F32),
+        };
+
+        let count = grid(total_kv_heads * splits);
+        let dtype = elem_type(query.dtype);
+        // The kernels for attention take the same arguments.
+        macro_rules! attend {
+            ($kernel:path, $units:expr, $lanes:expr, $blueprint:expr) => {
+                $kernel(
+                    &client,
+                    count,
+                    CubeDim::new_1d($units as u32),
+                    $lanes,
+                    query.clone().into_buffer_arg(),
+                    self.keys.clone().into_buffer_arg(),
+                    self.values.clone().into_buffer_arg(),
+                    self.log_weights.clone().into_buffer_arg(),
+                    self.numerators.clone().into_buffer_arg(),
+                    self.offsets.clone().into_buffer_arg(),
+                    self.lengths.clone().into_buffer_arg(),
+                    self.view.clone().into_buffer_arg(),
+                    output.clone().into_buffer_arg(),
+                    log_sum_exp.clone().into_buffer_arg(),
+                    scores.clone().into_buffer_arg(),
+                    partial.clone().into_buffer_arg(),
+                    stats.clone().into_buffer_arg(),
+                    total_kv_heads,
+                    splits,
+                    slots,
+                    self.width(),
+                    sinks,
+                    scale,
+                    $blueprint,
+                    dtype,
+                )
+            };
+        }
+        // SAFETY: shapes were checked; the kernels read and write within them, given ranges that
+        // end within the pool.
+        unsafe {
+            match chosen {
+                Kernel::TensorCore { words, planes } => {
+                    let blueprint = Blueprint {
+                        group,
+                        head_dim,
+                        words,
+                        parts,
+                        room,
+                        planes,
+                        staged: self.staged(splits, room),
+                        logits,
+                        features,
+                    };
+                    let units = 32 * planes;
+                    match parts {
+                        KvSplit::Cluster(_) => attend!(
+                            tensor_core::joined_kernel::launch_unchecked,
+                            units,
+                            words,
+                            blueprint
+                        ),
+                        KvSplit::None | KvSplit::Global => attend!(
+                            tensor_core::tensor_core_kernel::launch_unchecked,
+                            units,
+                            words,
+                            blueprint
+                        ),
+                    }
+                }
+                Kernel::Plain { lanes, team } => attend!(
+                    plain::plain_kernel::launch_unchecked,
+                    plain::UNITS,
+                    lanes,
+                    plain::Blueprint {
+                        shape: ThreadGroup::new(group, head_dim / lanes, team),
+                        split,
+                        features
+                    }
+                ),
+            }
+        }
+        Attended { output, log_sum_exp, scores, partial, stats, splits, group, split, decided }
+    }
+
+    /// Into what parts the ranges go, and what becomes of them.
+    fn plan(&self, evicts: Option<&Evicts>) -> Plan {
+        let query = &self.query;
+        let [_, _, head_dim] = query.shape().dims();
+        let (total_kv_heads, longest) = (self.total_kv_heads(), self.config.longest);
+        let (splits, chosen) =
+            splits(query, kernel(query, head_dim, self.group()), total_kv_heads, longest);
+        if splits > 1
+            && let Some(joined) = self.joined(chosen, evicts)
+        {
+            return joined;
+        }
+        let room = room(query, chosen);
+        let logits = self.logits(chosen, splits, false, room, evicts);
+        let decided = evicts.is_none() || matches!(logits, LogitsSink::ArgminInPlace { .. });
+        let parts = if splits > 1 || !decided { KvSplit::Global } else { KvSplit::None };
+        Plan { splits, kernel: chosen, room, logits, parts }
+    }
+
+    /// Parts that the cubes of a cluster join.
+    fn joined(&self, chosen: Kernel, evicts: Option<&Evicts>) -> Option<Plan> {
+        let query = &self.query;
+        let (total_kv_heads, longest) = (self.total_kv_heads(), self.config.longest);
+        let (splits, kernel) = cluster(query, chosen, total_kv_heads, longest)?;
+        // The kernel that decides behind written parts reads their logits once more.
+        if evicts.is_none() && !pays(query, splits, total_kv_heads, longest, self.listed()) {
+            return None;
+        }
+        let room = room(query, kernel);
+        let logits = self.logits(kernel, splits, true, room, evicts);
+        let decided = evicts.is_none() || matches!(logits, LogitsSink::ArgminInPlace { .. });
+        decided.then_some(Plan { splits, kernel, room, logits, parts: KvSplit::Cluster(splits) })
+    }
+
+    /// Whether slots are attended to that are listed.
+    fn listed(&self) -> bool {
+        matches!(self.config.features.view, ViewKind::List | ViewKind::Sets)
+    }
+
+    /// Whether a part's listed places find room in shared memory.
+    fn staged(&self, splits: usize, room: usize) -> bool {
+        let longest = self.config.longest;
+        self.listed() && longest.div_ceil(splits).next_multiple_of(blueprint::MMA_KEYS) <= room
+    }
+
+    /// What the kernel does with logits: keeps them to itself where there is room.
+    fn logits(
+        &self,
+        kernel: Kernel,
+        splits: usize,
+        joined: bool,
+        room: usize,
+        evicts: Option<&Evicts>,
+    ) -> LogitsSink {
+        let DecodeConfig { features, longest, .. } = self.config;
+        let (group, [_, _, head_dim]) = (self.group(), self.query.shape().dims());
+        let Kernel::TensorCore { planes, .. } = kernel else { return LogitsSink::Global };
+        if !features.scores {
+            return LogitsSink::None;
+        }
+        // A part in whole tiles, with a gap between query heads, behind the sums of all planes.
+        let part = longest.div_ceil(splits).next_multiple_of(blueprint::MMA_KEYS);
+        let collected = (planes * head_dim + blueprint::stride_of(part)) * group;
+        if features.view != ViewKind::All || collected > room {
+            return LogitsSink::Global;
+        }
+        match evicts {
+            Some(&Evicts { spares_newest, alone: true, together, .. }) if splits == 1 || joined => {
+                LogitsSink::ArgminInPlace { spares_newest, together }
+            }
+            _ => LogitsSink::Shared,
+        }
+    }
+
+    /// Makes probabilities of logits.
+    fn normalise(&self, attended: &Attended) {
+        let [slots, _] = self.keys.shape().dims();
+        // SAFETY: as for the attention.
+        unsafe {
+            normalise::normalise_kernel::launch_unchecked(
+                &self.query.client.clone(),
+                grid(self.total_kv_heads() * attended.splits),
+                CubeDim::new_1d(normalise::UNITS as u32),
+                self.offsets.clone().into_buffer_arg(),
+                self.lengths.clone().into_buffer_arg(),
+                self.view.clone().into_buffer_arg(),
+                attended.log_sum_exp.clone().into_buffer_arg(),
+                attended.scores.clone().into_buffer_arg(),
+                self.total_kv_heads(),
+                attended.splits,
+                slots,
+                self.width(),
+                self.config.sinks,
+                attended.group,
+                self.config.features,
+            );
+        }
+    }
+}
+
+/// Sums the parts of each head: of `partial` `[B * Hkv, splits, G, D]` and `stats` `[B * Hkv,
+/// splits, G, 2]` to output `[B, Hq, D]` and, where it is wanted, log-sum-exp `[B, Hq]`.
+pub(crate) fn combine(
+    [partial, stats]: [&CubeTensor; 2],
+    [output, log_sum_exp]: [&CubeTensor; 2],
+    total_kv_heads: usize,
+    splits: usize,
+    wants_log_sum_exp: bool,
+) {
+    let [batch, query_heads, head_dim] = output.shape().dims();
+    let heads = batch * query_heads;
+    let lanes = if head_dim.is_multiple_of(4) { 4 } else { 1 };
+    let columns = head_dim / lanes;
+    let (widest, _) = widest_cube(&output.client);
+    let rows = (widest.min(512) / columns).clamp(1, 16);
+    // SAFETY: the kernel stays within the parts that an attention made.
+    unsafe {
+        combine_kernel::launch_unchecked(
+            &output.client.clone(),
+            grid(heads),
+            CubeDim::new_1d((rows * columns) as u32),
+            lanes,
+            partial.clone().into_buffer_arg(),
+            stats.clone().into_buffer_arg(),
+            output.clone().into_buffer_arg(),
+            log_sum_exp.clone().into_buffer_arg(),
+            heads,
+            splits,
+            heads / total_kv_heads,
+            columns,
+            rows,
+            wants_log_sum_exp,
+            elem_type(output.dtype),
+        );
+    }
+}

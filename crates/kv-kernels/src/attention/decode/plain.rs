@@ -1,0 +1,218 @@
+//! The portable kernel: teams of units share a slot's row, each unit some of its columns.
+
+use cubecl::prelude::*;
+
+use super::slot_indexer::SlotIndexer;
+use super::subgroup_softmax::{ThreadGroup, Weighing, gather_sums, take_rows};
+use super::{Features, ViewKind};
+use crate::components::sentinels::LOWEST_LOGIT;
+use crate::components::softmax::{divisor, larger, presence};
+
+/// Units of a cube.
+pub(super) const UNITS: usize = 128;
+
+/// What fixes the generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Blueprint {
+    pub(super) shape: ThreadGroup,
+    /// Whether other cubes have other parts of the range.
+    pub(super) split: bool,
+    pub(super) features: Features,
+}
+
+/// # Shapes
+/// In vectors of `N`: `query` `[B, Hkv, G, columns]`, `keys` and `values` `[S, columns]`, `output`
+/// as `query`; `log_sum_exp` `[B, Hkv, G]`; `scores` `[S, G]`. Where the range is split: `partial`
+/// `[B, Hkv, splits, G, columns]`, `stats` `[B, Hkv, splits, G, 2]` (maximum, sum).
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn plain_kernel<F: Float, N: Size>(
+    query: &[Vector<F, N>],
+    keys: &[Vector<F, N>],
+    values: &[Vector<F, N>],
+    log_weights: &[f32],
+    numerators: &[f32],
+    offsets: &[i32],
+    lengths: &[i32],
+    view: &[i32],
+    output: &mut [Vector<F, N>],
+    log_sum_exp: &mut [f32],
+    scores: &mut [f32],
+    partial: &mut [Vector<f32, N>],
+    stats: &mut [f32],
+    total_kv_heads: usize,
+    splits: usize,
+    slots: usize,
+    width: usize,
+    sinks: usize,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+    #[define(F)] _dtype: ElemType,
+) {
+    let shape = blueprint.shape.comptime();
+    let ThreadGroup { group, columns, team: team_size, ahead } = shape;
+    let own = shape.own().comptime();
+    let features = blueprint.features.comptime();
+    let kind = features.view.comptime();
+    let teams = (UNITS / team_size).comptime();
+    let weighing = comptime!(Weighing {
+        weighted: features.weighted,
+        numerators: features.numerators,
+        logits: features.scores,
+    });
+
+    let cube = CUBE_POS;
+    if cube >= total_kv_heads * splits {
+        terminate!();
+    }
+    let kv_head = cube / splits;
+    let split = cube % splits;
+    let unit = UNIT_POS as usize;
+    let lane = unit % team_size;
+    let team = unit / team_size;
+
+    let indexer = SlotIndexer::new(view, offsets, lengths, kv_head, width, sinks, kind);
+    let count = indexer.count;
+    let share = count.div_ceil(splits);
+    let first = min(split * share, count);
+    let end = min(first + share, count);
+
+    let mut q = Array::<Vector<f32, N>>::new(comptime!(group * own));
+    let mut acc = Array::<Vector<f32, N>>::new(comptime!(group * own));
+    let mut held_maxima = Array::<f32>::new(comptime!(shape.heads()));
+    let mut held_sums = Array::<f32>::new(comptime!(shape.heads()));
+    #[unroll]
+    for head in 0..comptime!(shape.heads()) {
+        held_maxima[head] = f32::new(LOWEST_LOGIT);
+        held_sums[head] = 0.0f32;
+    }
+    #[unroll]
+    for g in 0..group {
+        #[unroll]
+        for c in 0..own {
+            let column = lane + c * team_size;
+            q[g * own + c] = Vector::new(0.0f32);
+            acc[g * own + c] = Vector::new(0.0f32);
+            if column < columns {
+                q[g * own + c] = Vector::cast_from(query[(kv_head * group + g) * columns + column])
+                    * Vector::new(scale);
+            }
+        }
+    }
+
+    // Every team goes round as often, so that planes stay together.
+    let rounds = (end - first).div_ceil(comptime!(teams * ahead));
+    for round in 0..rounds {
+        let mut at = Array::<usize>::new(ahead);
+        let mut k = Array::<Vector<F, N>>::new(comptime!(ahead * own));
+        let mut v = Array::<Vector<F, N>>::new(comptime!(ahead * own));
+        let mut log_weight = Array::<f32>::new(ahead);
+        let mut numerator = Array::<f32>::new(ahead);
+        #[unroll]
+        for a in 0..ahead {
+            let i = first + (round * ahead + a) * teams + team;
+            // Beyond the end, the last slot is read again and weighs nothing.
+            let slot = indexer.slot(view, min(i, end - 1), slots, kind);
+            let there = min(slot, slots - 1);
+            at[a] = select(i < end, slot, slots);
+            if features.weighted {
+                log_weight[a] = log_weights[there];
+            }
+            if features.numerators {
+                numerator[a] = numerators[there];
+            }
+            let row = there * columns;
+            #[unroll]
+            for c in 0..own {
+                let column = min(lane + c * team_size, columns - 1);
+                k[a * own + c] = keys[row + column];
+                v[a * own + c] = values[row + column];
+                if comptime!(kind == ViewKind::List) {
+                    // What stands for an absent slot may hold anything, which 0 times NaN shows.
+                    if slot == slots {
+                        v[a * own + c] = Vector::new(F::new(0.0));
+                    }
+                }
+            }
+        }
+        take_rows::<F, N>(
+            &q,
+            &k,
+            &v,
+            &at,
+            slots,
+            &log_weight,
+            &numerator,
+            &mut acc,
+            &mut held_maxima,
+            &mut held_sums,
+            scores,
+            lane,
+            weighing,
+            shape,
+        );
+    }
+    let mut maxima = Array::<f32>::new(group);
+    let mut sums = Array::<f32>::new(group);
+    gather_sums(&held_maxima, &held_sums, &mut maxima, &mut sums, lane, shape);
+
+    // Teams meet, one query head after another.
+    let mut team_maxima = Shared::<[f32]>::new_slice(teams);
+    let mut team_sums = Shared::<[f32]>::new_slice(teams);
+    let mut rows = Shared::<[Vector<f32, N>]>::new_slice(teams * columns);
+    #[unroll]
+    for g in 0..group {
+        if lane == 0 {
+            team_maxima[team] = maxima[g];
+            team_sums[team] = sums[g];
+        }
+        #[unroll]
+        for c in 0..own {
+            let column = lane + c * team_size;
+            if column < columns {
+                rows[team * columns + column] = acc[g * own + c];
+            }
+        }
+        sync_cube();
+        let mut top = f32::new(LOWEST_LOGIT);
+        #[unroll]
+        for t in 0..teams {
+            top = larger(top, team_maxima[t]);
+        }
+        let mut sum = 0.0f32;
+        #[unroll]
+        for t in 0..teams {
+            sum += team_sums[t] * (team_maxima[t] - top).exp();
+        }
+        let head = kv_head * group + g;
+        let part = (kv_head * splits + split) * group + g;
+        if unit < columns {
+            let mut total = Vector::<f32, N>::new(0.0f32);
+            #[unroll]
+            for t in 0..teams {
+                total += rows[t * columns + unit] * Vector::new((team_maxima[t] - top).exp());
+            }
+            if comptime!(blueprint.split) {
+                partial[part * columns + unit] = total;
+            } else {
+                let mut result = total / Vector::new(divisor(sum));
+                if features.numerators {
+                    result *= Vector::new(presence(sum));
+                }
+                output[head * columns + unit] = Vector::cast_from(result);
+            }
+        }
+        if unit == 0 {
+            if comptime!(blueprint.split) {
+                stats[part * 2] = top;
+                stats[part * 2 + 1] = sum;
+            } else {
+                if features.log_sum_exp {
+                    // `ln 0` of a head that attended to nothing is −∞.
+                    log_sum_exp[head] = top + sum.ln();
+                }
+            }
+        }
+        sync_cube();
+    }
+}

@@ -1,0 +1,178 @@
+//! Which kernel, and into how many parts each range is split.
+
+use std::ops::RangeInclusive;
+
+use burn_cubecl::tensor::CubeTensor;
+
+use super::{blueprint, plain};
+use crate::backend::client::{multiplies, processors};
+use crate::components::cluster::{LARGEST_CLUSTER, has_clusters};
+
+/// What launches the attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    /// Matrix instructions, with values read in vectors of so many 32-bit words, by so many planes.
+    TensorCore { words: usize, planes: usize },
+    /// Vectors of so many elements, rows shared by teams of so many units.
+    Plain { lanes: usize, team: usize },
+}
+
+/// Cubes on a processor: of the kernel for matrix instructions, which takes the room for two, and
+/// of the portable one, about.
+const CUBES_EACH: [usize; 2] = [2, 5];
+/// Slots below which a part is not worth a cube.
+const SMALLEST_PART: usize = 64;
+
+/// The kernel for a query `[B, Hq, D]`.
+pub(crate) fn kernel(query: &CubeTensor, head_dim: usize, group: usize) -> Kernel {
+    let hardware = &query.client.properties().hardware;
+    if multiplies(query) && head_dim.is_multiple_of(32) {
+        let words = if head_dim.is_multiple_of(64) { 4 } else { 2 };
+        let planes = blueprint::PLANES;
+        return Kernel::TensorCore { words, planes };
+    }
+    let lanes = query
+        .client
+        .properties()
+        .io_optimized_vector_sizes(query.dtype.size())
+        .find(|lanes| head_dim.is_multiple_of(*lanes) && *lanes <= 4)
+        .unwrap_or(1);
+    // Few units a row exchange less; enough of them keep queries and sums in registers.
+    let most = (hardware.plane_size_min as usize).min(32);
+    let mut team = 8.min(most).min((head_dim / lanes).next_power_of_two());
+    while team < most && group * head_dim / team > 64 {
+        team *= 2;
+    }
+    // Teams leave a row each in shared memory.
+    let shared = hardware.max_shared_memory_size / size_of::<f32>();
+    while team < most && plain::UNITS / team.max(1) * (head_dim + 2) > shared {
+        team *= 2;
+    }
+    Kernel::Plain { lanes, team: team.max(1) }
+}
+
+/// Numbers of shared memory that a cube takes: as many as let no third find room on a processor, or
+/// as leave the half where a cube is alone there.
+pub(crate) fn room(query: &CubeTensor, kernel: Kernel) -> usize {
+    let most = query.client.properties().hardware.max_shared_memory_size / size_of::<f32>();
+    match kernel {
+        Kernel::TensorCore { planes, .. } if planes > blueprint::PLANES => most / 2,
+        _ => most / 3,
+    }
+}
+
+/// Parts of each of `total_kv_heads` ranges of up to `longest` slots, and with how many planes a
+/// cube.
+pub(crate) fn splits(
+    query: &CubeTensor,
+    kernel: Kernel,
+    total_kv_heads: usize,
+    longest: usize,
+) -> (usize, Kernel) {
+    let processors = processors(&query.client);
+    let (each, part) = match kernel {
+        // Two tiles a plane: of parts as small as one, joining costs more than reading.
+        Kernel::TensorCore { planes, .. } => (CUBES_EACH[0], 2 * planes * blueprint::MMA_KEYS),
+        Kernel::Plain { .. } => (CUBES_EACH[1], SMALLEST_PART.max(plain::UNITS / 2)),
+    };
+    // One part where the ranges alone fill the device.
+    if 2 * total_kv_heads >= processors * each {
+        return (1, kernel);
+    }
+    let splits = (processors * each / total_kv_heads).min(longest / part).max(1);
+    match kernel {
+        // Twice the planes do what two parts would, and nothing is to be joined.
+        Kernel::TensorCore { words, planes } if splits == 2 => {
+            (1, Kernel::TensorCore { words, planes: 2 * planes })
+        }
+        _ => (splits, kernel),
+    }
+}
+
+/// Cubes that a cluster may have, of which the most that fit are taken.
+const CLUSTERS: RangeInclusive<usize> = 2..=LARGEST_CLUSTER;
+/// Slots that a cube may read more than if no processor were idle, of a range and of a list:
+/// reading them takes as long as another launch, which joins parts that are written.
+const MOST_MORE: [usize; 2] = [100, 200];
+
+/// Cubes of a cluster that join the parts of each range in one launch, and what launches them,
+/// where a device can do that: one cube a processor, with twice the planes.
+pub(crate) fn cluster(
+    query: &CubeTensor,
+    kernel: Kernel,
+    total_kv_heads: usize,
+    longest: usize,
+) -> Option<(usize, Kernel)> {
+    let Kernel::TensorCore { words, .. } = kernel else { return None };
+    if !has_clusters(&query.client) {
+        return None;
+    }
+    let planes = 2 * blueprint::PLANES;
+    let processors = processors(&query.client);
+    let fits = |cubes: usize| {
+        fit_clusters(processors, cubes, total_kv_heads)
+            && longest >= cubes * planes * blueprint::MMA_KEYS
+    };
+    let cubes = CLUSTERS.rev().find(|&cubes| fits(cubes))?;
+    Some((cubes, Kernel::TensorCore { words, planes }))
+}
+
+/// Whether so many `clusters` of `cubes`, of which each takes a processor, are under way at once.
+/// Processors come in pairs, and larger clusters must find theirs within a group of sixteen or
+/// eighteen, not all of which are there: a second wave would take as long again.
+pub(crate) fn fit_clusters(processors: usize, cubes: usize, clusters: usize) -> bool {
+    clusters <= if cubes == 2 { processors / 2 } else { processors / cubes * 7 / 8 }
+}
+
+/// Whether clusters of so many `cubes` are worth the processors that they leave idle.
+pub(crate) fn pays(
+    query: &CubeTensor,
+    cubes: usize,
+    total_kv_heads: usize,
+    longest: usize,
+    listed: bool,
+) -> bool {
+    let most_more = MOST_MORE[usize::from(listed)];
+    longest / cubes <= total_kv_heads * longest / processors(&query.client) + most_more
+}
+
+/// The fewest places for which shared memory is taken.
+const SMALLEST_LIST: usize = 1_024;
+/// Planes of the kernel for matrix instructions that a processor has registers for.
+const PLANES_EACH: usize = 12;
+
+/// For lists of up to `longest` places that cubes choose themselves, where heads are many: cubes of
+/// so few planes that all are under way at once, as one behind another would have to choose first.
+/// (Given lists are read faster by fewer, wider cubes.) Their places take no more shared memory
+/// than needed, since reads under way take the rest of it, which is the first cache.
+pub(crate) fn for_choices(
+    query: &CubeTensor,
+    kernel: Kernel,
+    total_kv_heads: usize,
+    longest: usize,
+) -> Option<ChoicePlan> {
+    let Kernel::TensorCore { words, planes } = kernel else { return None };
+    let processors = processors(&query.client);
+    let each = total_kv_heads.div_ceil(processors);
+    let fewer = PLANES_EACH / each.max(1);
+    if fewer >= planes || fewer < 2 {
+        return None;
+    }
+    // A cube less than would fit, for what compilers and devices take.
+    let hardware = &query.client.properties().hardware;
+    let most = hardware.max_shared_memory_size / size_of::<f32>() / (each + 1);
+    // One of few sizes, as each is a kernel of its own.
+    let room = longest.next_power_of_two().max(SMALLEST_LIST);
+    let kernel = Kernel::TensorCore { words, planes: fewer };
+    (room <= most).then_some(ChoicePlan { kernel, room, most })
+}
+
+/// A kernel for choices, and the numbers of shared memory of its cubes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ChoicePlan {
+    pub(crate) kernel: Kernel,
+    /// For places and sums.
+    pub(crate) room: usize,
+    /// The most that a cube may take in all, so that none waits for another to end.
+    pub(crate) most: usize,
+}

@@ -1,0 +1,298 @@
+//! The reduction at the end of the kernel for matrix instructions: the partial softmax sums of a
+//! cube's planes become one, which goes to the output, to a kernel behind
+//! ([`KvSplit::Global`](super::blueprint::KvSplit)), or to the other cubes of a cluster, which have
+//! the other parts of the range.
+//!
+//! The cubes of a cluster write into each other's shared memory, so that whole heads come out of
+//! one launch.
+
+use cubecl::prelude::*;
+
+use super::products::{Rows, Running};
+use crate::components::cluster::{arrive_at_cluster, send, wait_for_cluster};
+use crate::components::sentinels::LOWEST_LOGIT;
+use crate::components::softmax::{divisor, larger, presence};
+
+/// Units of a plane.
+pub(crate) const PLANE: usize = 32;
+/// Query heads, padded.
+const HEADS: usize = 8;
+
+/// The shape of a cube's partial sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct PartialShape {
+    /// Query heads of a key-value head.
+    pub(crate) group: usize,
+    /// `D`
+    pub(crate) dim: usize,
+    /// Planes of a cube.
+    pub(crate) planes: usize,
+    /// Whether numerators weigh what the denominator does not.
+    pub(crate) numerators: bool,
+    /// Whether log-sum-exps are wanted.
+    pub(crate) log_sum_exp: bool,
+}
+
+impl PartialShape {
+    /// Numbers of the output that each cube of a cluster reduces; the last ones may have fewer.
+    fn share(&self, cubes: usize) -> usize {
+        (self.group * self.dim).div_ceil(cubes)
+    }
+}
+
+/// Reduces over a cube's planes (warps): each plane scales its sums to the common maximum and
+/// leaves them in `totals`, as `[planes, group, D]`. Returns the maxima and the sums of weights of
+/// the query heads, `[group]` each.
+#[cube]
+pub(crate) fn reduce_warps(
+    running: &Running,
+    totals: &mut Shared<[f32]>,
+    #[comptime] rows: Rows,
+    #[comptime] sums: PartialShape,
+) -> (Shared<[f32]>, Shared<[f32]>) {
+    let group = sums.group.comptime();
+    let planes = sums.planes.comptime();
+    let words = rows.words.comptime();
+    let unit = UNIT_POS as usize;
+    let (plane, lane) = (unit / PLANE, unit % PLANE);
+    let (r, j) = (lane / 4, lane % 4);
+    let mut weight = running.weight;
+    weight += plane_shuffle_xor(weight, 1u32);
+    weight += plane_shuffle_xor(weight, 2u32);
+    let mut maxima = Shared::<[f32]>::new_slice(comptime!(planes * HEADS));
+    let mut weights = Shared::<[f32]>::new_slice(comptime!(planes * HEADS));
+    if j == 0 {
+        maxima[plane * HEADS + r] = running.max;
+        weights[plane * HEADS + r] = weight;
+    }
+    sync_cube();
+    #[unroll]
+    for e in 0..2usize {
+        let head = 2 * j + e;
+        if head < group {
+            let mut top = f32::new(LOWEST_LOGIT);
+            #[unroll]
+            for other in 0..planes {
+                top = larger(top, maxima[other * HEADS + head]);
+            }
+            let factor = (maxima[plane * HEADS + head] - top).exp();
+            #[unroll]
+            for block in 0..comptime!(rows.blocks()) {
+                #[unroll]
+                for word in 0..words {
+                    let column = comptime!(rows.span()) * block + 2 * words * r + 2 * word;
+                    let to = (plane * group + head) * sums.dim + column;
+                    let from = comptime!((block * words + word) * 2);
+                    totals[to] = running.sums[from].extract(e) * factor;
+                    totals[to + 1] = running.sums[from + 1].extract(e) * factor;
+                }
+            }
+        }
+    }
+    // What all planes have of a query head.
+    let mut joint_maxima = Shared::<[f32]>::new_slice(group);
+    let mut joint_weights = Shared::<[f32]>::new_slice(group);
+    if unit < group {
+        let mut top = f32::new(LOWEST_LOGIT);
+        #[unroll]
+        for other in 0..planes {
+            top = larger(top, maxima[other * HEADS + unit]);
+        }
+        let mut sum = 0.0f32;
+        #[unroll]
+        for other in 0..planes {
+            let row = other * HEADS + unit;
+            sum += weights[row] * (maxima[row] - top).exp();
+        }
+        joint_maxima[unit] = top;
+        joint_weights[unit] = sum;
+    }
+    sync_cube();
+    (joint_maxima, joint_weights)
+}
+
+/// The `i`-th number of the group's output, summed over all planes.
+#[cube]
+fn sum_of(totals: &Shared<[f32]>, i: usize, #[comptime] sums: PartialShape) -> f32 {
+    let mut total = 0.0f32;
+    #[unroll]
+    for other in 0..sums.planes {
+        total += totals[other * comptime!(sums.group * sums.dim) + i];
+    }
+    total
+}
+
+/// Writes one number of a head's output, and its log-sum-exp with the first.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn write_output<E: Float>(
+    total: f32,
+    max: f32,
+    weight: f32,
+    output: &mut [E],
+    log_sum_exp: &mut [f32],
+    kv_head: usize,
+    i: usize,
+    #[comptime] sums: PartialShape,
+) {
+    let mut result = total / divisor(weight);
+    if sums.numerators {
+        result *= presence(weight);
+    }
+    output[kv_head * comptime!(sums.group * sums.dim) + i] = E::cast_from(result);
+    let head = i / sums.dim;
+    if sums.log_sum_exp && i == head * sums.dim {
+        log_sum_exp[kv_head * sums.group + head] = max + weight.ln();
+    }
+}
+
+/// Writes the reduced sums of a cube: the output where it has the whole range, or one of the parts
+/// that a kernel behind combines (`is_part`). `maxima` and `weights` are those of the cube's query
+/// heads.
+///
+/// # Shapes
+/// `partial` `[parts, G, D]`, `stats` `[parts, G, 2]` (maximum, sum).
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn write_partial<E: Float>(
+    totals: &Shared<[f32]>,
+    maxima: &Shared<[f32]>,
+    weights: &Shared<[f32]>,
+    output: &mut [E],
+    log_sum_exp: &mut [f32],
+    partial: &mut [f32],
+    stats: &mut [f32],
+    kv_head: usize,
+    part: usize,
+    #[comptime] is_part: bool,
+    #[comptime] sums: PartialShape,
+) {
+    let (group, dim) = comptime!((sums.group, sums.dim));
+    let mut i = UNIT_POS as usize;
+    while i < group * dim {
+        let head = i / dim;
+        let total = sum_of(totals, i, sums);
+        let (max, weight) = (maxima[head], weights[head]);
+        if is_part {
+            partial[part * comptime!(sums.group * sums.dim) + i] = total;
+            if i == head * dim {
+                let at = (part * group + head) * 2;
+                stats[at] = max;
+                stats[at + 1] = weight;
+            }
+        } else {
+            write_output::<E>(total, max, weight, output, log_sum_exp, kv_head, i, sums);
+        }
+        i += comptime!(sums.planes * PLANE);
+    }
+}
+
+/// What the cubes of a cluster have sent to one of them: of each part, the numbers of this cube's
+/// share of the output, and the maxima and sums of weights of all query heads, as `[cubes, ..]`.
+#[derive(CubeType)]
+pub(crate) struct ClusterPartials {
+    totals: Shared<[f32]>,
+    maxima: Shared<[f32]>,
+    weights: Shared<[f32]>,
+}
+
+#[cube]
+impl ClusterPartials {
+    /// Shared memory for what `cubes` cubes send; next to none where a cube is alone.
+    pub(crate) fn room(
+        #[comptime] cubes: usize,
+        #[comptime] sums: PartialShape,
+    ) -> ClusterPartials {
+        let (totals, heads) = comptime!(match cubes {
+            1 => (1, 1),
+            _ => (cubes * sums.share(cubes), cubes * sums.group),
+        });
+        ClusterPartials {
+            totals: Shared::<[f32]>::new_slice(totals),
+            maxima: Shared::<[f32]>::new_slice(heads),
+            weights: Shared::<[f32]>::new_slice(heads),
+        }
+    }
+}
+
+/// Exchanges partial sums among the cubes of a cluster, each of which has a part of a range.
+/// `maxima` and `weights` are those of this cube's part before, and of the whole range after.
+#[cube]
+pub(crate) fn cluster_exchange(
+    received: &ClusterPartials,
+    totals: &Shared<[f32]>,
+    maxima: &mut Shared<[f32]>,
+    weights: &mut Shared<[f32]>,
+    rank: usize,
+    #[comptime] cubes: usize,
+    #[comptime] sums: PartialShape,
+) {
+    let group = sums.group.comptime();
+    let share = comptime!(sums.share(cubes));
+    let units = comptime!(sums.planes * PLANE);
+    let unit = UNIT_POS as usize;
+
+    // All of them have begun.
+    wait_for_cluster();
+    let mut i = unit;
+    while i < comptime!(sums.group * sums.dim) {
+        let total = sum_of(totals, i, sums);
+        send(total, received.totals.as_ptr(), rank * share + i % share, i / share);
+        i += units;
+    }
+    if unit < comptime!(cubes * sums.group) {
+        let (to, head) = (unit / group, unit % group);
+        send(maxima[head], received.maxima.as_ptr(), rank * group + head, to);
+        send(weights[head], received.weights.as_ptr(), rank * group + head, to);
+    }
+    arrive_at_cluster();
+    wait_for_cluster();
+    if unit < group {
+        let mut top = f32::new(LOWEST_LOGIT);
+        #[unroll]
+        for cube in 0..cubes {
+            top = larger(top, received.maxima[cube * group + unit]);
+        }
+        let mut sum = 0.0f32;
+        #[unroll]
+        for cube in 0..cubes {
+            let part = cube * group + unit;
+            sum += received.weights[part] * (received.maxima[part] - top).exp();
+        }
+        maxima[unit] = top;
+        weights[unit] = sum;
+    }
+    sync_cube();
+}
+
+/// Reduces what other cubes have sent, and writes this cube's share of the output; `maxima` and
+/// `weights` are those of the whole range.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn cluster_reduce<E: Float>(
+    received: &ClusterPartials,
+    maxima: &Shared<[f32]>,
+    weights: &Shared<[f32]>,
+    output: &mut [E],
+    log_sum_exp: &mut [f32],
+    kv_head: usize,
+    rank: usize,
+    #[comptime] cubes: usize,
+    #[comptime] sums: PartialShape,
+) {
+    let share = comptime!(sums.share(cubes));
+    let mut own = UNIT_POS as usize;
+    while own < share && rank * share + own < comptime!(sums.group * sums.dim) {
+        let i = rank * share + own;
+        let head = i / sums.dim;
+        let top = maxima[head];
+        let mut total = 0.0f32;
+        #[unroll]
+        for cube in 0..cubes {
+            let factor = (received.maxima[cube * sums.group + head] - top).exp();
+            total += received.totals[cube * share + own] * factor;
+        }
+        write_output::<E>(total, top, weights[head], output, log_sum_exp, kv_head, i, sums);
+        own += comptime!(sums.planes * PLANE);
+    }
+}

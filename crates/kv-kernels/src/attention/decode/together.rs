@@ -1,0 +1,367 @@
+//! One slot for all heads of a sequence, in the kernel for matrix instructions: each head's cube
+//! writes its importances, and the last of them to arrive sums them up.
+//!
+//! Heads in parts arrive part by part, so that the last cube of each part looks through its own
+//! slots alone; the last of the parts concludes. Counters are 0 again behind it.
+
+use cubecl::prelude::*;
+
+use super::argmin_importance::{
+    CandidateSlots, LOG2_E, TOGETHER, ahead, block_argmin, importance, next_write_slot,
+};
+use super::split_kv_reduce::{PLANE, PartialShape};
+use crate::components::cluster::LARGEST_CLUSTER;
+use crate::components::ptx::{
+    arrive_at, discard, exp2, least_of_plane, log2, raise, read_four, take_raised,
+};
+use crate::components::sentinels::{INFINITE_IMPORTANCE, LOWEST_LOGIT, NO_INDEX};
+use crate::components::softmax::is_number;
+use crate::components::sort_key::{number_of_key, sort_key};
+
+/// Numbers that count a sequence's arrivals: one for each part, the least importance of those that
+/// are through (two words), and how many parts these are.
+pub(crate) const ARRIVALS: usize = 16;
+const LEAST: usize = LARGEST_CLUSTER;
+const THROUGH: usize = LARGEST_CLUSTER + 2;
+
+/// Importances that a unit reads before it waits for the first: as many as registers hold, as the
+/// last cube to arrive waits for little else. Of one head, fewer are enough.
+const MOST_READ: usize = 128;
+const MOST_FOURS: usize = 4;
+/// Importances of a read.
+const FOUR: usize = 4;
+/// Importances of a line of the L2 cache. Each head's importances begin with a line of their own.
+pub(super) const LINE: usize = 32;
+/// What sums of exponentials, as the device finds them, may be off by, in logarithms to base 2, and
+/// more.
+const SLACK: f32 = 1e-3;
+
+/// A sequence whose heads give up a slot together.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Sequence {
+    /// Its number, and its first head's.
+    index: usize,
+    first: usize,
+    /// Importances of a head.
+    stride: usize,
+    /// Slots that all heads have.
+    length: usize,
+    /// Whether a slot is to be given up.
+    pub(super) full: bool,
+}
+
+#[cube]
+impl Sequence {
+    /// That of a head, from all heads' lengths and limits; `stride` importances are each head's.
+    pub(crate) fn of(
+        lengths: &[i32],
+        limits: &[i32],
+        kv_head: usize,
+        stride: usize,
+        #[comptime] heads: usize,
+    ) -> Sequence {
+        let mut sequence =
+            Sequence { index: 0usize, first: kv_head, stride, length: 0usize, full: false };
+        if comptime!(heads > 0) {
+            sequence.index = kv_head / heads;
+            sequence.first = kv_head / heads * heads;
+            let mut length = lengths[sequence.first];
+            #[unroll]
+            for head in 0..heads {
+                let own = lengths[sequence.first + head];
+                length = min(length, own);
+                // All cubes of the sequence find the same, even of heads that are not equally long.
+                // A name for the comparison keeps `||` from branching: limits are read at once, not
+                // one behind another.
+                let full = own >= limits[sequence.first + head];
+                sequence.full = sequence.full || full;
+            }
+            sequence.length = max(length, 0i32) as usize;
+        }
+        sequence
+    }
+}
+
+/// Writes a cube's importances, and arrives. Returns how many heads' cubes have arrived before:
+/// only the first unit knows.
+///
+/// # Shapes
+/// As [`LogitsSink::ArgminInPlace`](super::blueprint::LogitsSink::ArgminInPlace) says.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn publish(
+    totals: &Shared<[f32]>,
+    maxima: &Shared<[f32]>,
+    weights: &Shared<[f32]>,
+    norms: &Array<f32>,
+    log_norms: &[f32],
+    candidates_of_cube: &CandidateSlots,
+    importances: &mut [f32],
+    arrivals: &[f32],
+    sequence: &Sequence,
+    kv_head: usize,
+    split: usize,
+    #[comptime] joined: bool,
+    #[comptime] sums: PartialShape,
+) -> u32 {
+    let units = comptime!(sums.planes * PLANE);
+    let unit = UNIT_POS as usize;
+    let mut before = 0u32;
+    if sequence.full {
+        let group = sums.group.comptime();
+        let mut normalisers = Array::<f32>::new(group);
+        #[unroll]
+        for g in 0..group {
+            normalisers[g] = maxima[g] * LOG2_E + log2(weights[g]);
+        }
+        let ahead = comptime!(ahead(joined, sums));
+        let to = kv_head * sequence.stride + candidates_of_cube.first;
+        // Slots of no weight add nothing.
+        let absent = f32::new(LOWEST_LOGIT);
+        #[unroll]
+        for round in 0..comptime!(ahead.div_ceil(TOGETHER)) {
+            if comptime!(round * TOGETHER * units) < candidates_of_cube.count {
+                // All of a round's are found before the first is written: none waits for another.
+                let mut values = Array::<f32>::new(TOGETHER);
+                #[unroll]
+                for i in 0..comptime!(TOGETHER.min(ahead - round * TOGETHER)) {
+                    let c = comptime!(round * TOGETHER + i);
+                    let slot = c * units + unit;
+                    let value = importance(
+                        totals,
+                        &normalisers,
+                        norms[c],
+                        slot,
+                        candidates_of_cube,
+                        absent,
+                        false,
+                        group,
+                    );
+                    values[i] = number_or_most(value);
+                }
+                #[unroll]
+                for i in 0..comptime!(TOGETHER.min(ahead - round * TOGETHER)) {
+                    let slot = comptime!((round * TOGETHER + i) * units) + unit;
+                    if slot < candidates_of_cube.count {
+                        importances[to + slot] = values[i];
+                    }
+                }
+            }
+        }
+        let mut slot = comptime!(ahead * units) + unit;
+        while slot < candidates_of_cube.count {
+            let norm = log_norms[candidates_of_cube.start + candidates_of_cube.first + slot];
+            let value = importance(
+                totals,
+                &normalisers,
+                norm,
+                slot,
+                candidates_of_cube,
+                absent,
+                false,
+                group,
+            );
+            importances[to + slot] = number_or_most(value);
+            slot += units;
+        }
+        sync_cube();
+        if unit == 0 {
+            before = arrive_at(arrivals, sequence.index * ARRIVALS + split);
+        }
+    }
+    before
+}
+
+/// What is no number counts as the most: such a slot is not given up.
+#[cube]
+fn number_or_most(value: f32) -> f32 {
+    select(is_number(value), value, f32::new(INFINITE_IMPORTANCE))
+}
+
+/// Finds the slot that all heads give up, in the last cube to have arrived, and writes it
+/// for all of them. The first unit knows how many heads' cubes have `arrived` before this one.
+///
+/// # Shapes
+/// As for [`publish`]; `write_slots` `[B, Hkv]`.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn give_up_together(
+    arrived: u32,
+    importances: &[f32],
+    arrivals: &mut [f32],
+    write_slots: &mut [f32],
+    candidates_of_cube: &CandidateSlots,
+    sequence: &Sequence,
+    kv_head: usize,
+    length: i32,
+    split: usize,
+    splits: usize,
+    #[comptime] heads: usize,
+    #[comptime] spares_newest: bool,
+    #[comptime] joined: bool,
+    #[comptime] sums: PartialShape,
+) {
+    let unit = UNIT_POS as usize;
+    if !sequence.full {
+        if unit == 0 && split == 0 {
+            let nowhere = i32::new(NO_INDEX as i64);
+            write_slots[kv_head] = f32::reinterpret(next_write_slot(
+                nowhere,
+                candidates_of_cube.newest,
+                false,
+                length,
+            ));
+        }
+    } else {
+        let mut before = Shared::<[u32]>::new_slice(1usize);
+        if unit == 0 {
+            before[0] = arrived;
+        }
+        sync_cube();
+        if before[0] == comptime!(heads as u32 - 1) {
+            let counters = sequence.index * ARRIVALS;
+            let (key, slot_in_head) = least_of_part(
+                importances,
+                candidates_of_cube,
+                sequence,
+                heads,
+                spares_newest,
+                sums,
+            );
+            // Without the discard the device writes all importances to memory, which takes 1.4 % of
+            // the time at 128x32x8x3200 and 2.4 % at 16x32x8x3200. Parts of a range share lines, so
+            // that none of them may discard.
+            if comptime!(!joined) {
+                let lines = heads * sequence.stride / LINE;
+                let mut line = unit;
+                while line < lines {
+                    discard(importances, sequence.first * sequence.stride + line * LINE);
+                    line += comptime!(sums.planes * PLANE);
+                }
+            }
+            if unit == 0 {
+                arrivals[counters + split] = 0.0f32;
+                let mut done = true;
+                let mut chosen = slot_in_head;
+                if joined {
+                    // Inverted, so that 0 is nothing, and the lowest place is the highest among
+                    // equals.
+                    raise(&*arrivals, counters + LEAST, !key, !(slot_in_head as u32));
+                    let through = arrive_at(&*arrivals, counters + THROUGH) as usize;
+                    done = through + 1 == splits;
+                    if done {
+                        let (key, slot_in_head) = take_raised(&*arrivals, counters + LEAST);
+                        arrivals[counters + THROUGH] = 0.0f32;
+                        // Of no candidates, the places are nowhere.
+                        chosen =
+                            select(key == 0, i32::new(NO_INDEX as i64), (!slot_in_head) as i32);
+                    }
+                }
+                if done {
+                    let next = next_write_slot(chosen, candidates_of_cube.newest, true, length);
+                    #[unroll]
+                    for head in 0..heads {
+                        write_slots[sequence.first + head] = f32::reinterpret(next);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Of a part's slots the one of the least sum over all heads, as [`block_argmin`] has it.
+#[cube]
+fn least_of_part(
+    importances: &[f32],
+    candidates_of_cube: &CandidateSlots,
+    sequence: &Sequence,
+    #[comptime] heads: usize,
+    #[comptime] spares_newest: bool,
+    #[comptime] sums: PartialShape,
+) -> (u32, i32) {
+    let units = comptime!(sums.planes * PLANE);
+    let each = comptime!((MOST_READ / FOUR / heads).clamp(1, MOST_FOURS));
+    let from = sequence.first * sequence.stride + candidates_of_cube.first;
+    let common = sequence.length - min(sequence.length, candidates_of_cube.first);
+    let count = min(candidates_of_cube.count, common);
+    let fours = count.div_ceil(FOUR);
+    let nothing = f32::new(INFINITE_IMPORTANCE);
+    let mut best = nothing;
+    let mut best_slot = 0usize;
+    // No sum is below the largest of its terms, nor above as many of it: only slots whose largest
+    // term is below the bound that follows need exponentials.
+    let mut bound = nothing;
+    // All units go as many rounds.
+    let unit = UNIT_POS as usize;
+    let mut from_round = 0usize;
+    while from_round < fours {
+        let mut own = Array::<Vector<u32, Const<4>>>::new(comptime!(each * heads));
+        #[unroll]
+        for c in 0..each {
+            if from_round + comptime!(c * units) < fours {
+                let slot = min(from_round + c * units + unit, fours - 1) * FOUR;
+                #[unroll]
+                for head in 0..heads {
+                    own[c * heads + head] =
+                        read_four(importances, from + head * sequence.stride + slot);
+                }
+            }
+        }
+        let mut tops = Array::<f32>::new(comptime!(each * FOUR));
+        let mut least = nothing;
+        #[unroll]
+        for c in 0..each {
+            #[unroll]
+            for i in 0..FOUR {
+                tops[c * FOUR + i] = nothing;
+            }
+            if from_round + comptime!(c * units) < fours {
+                #[unroll]
+                for i in 0..FOUR {
+                    let slot = (from_round + c * units + unit) * FOUR + i;
+                    let lowest = f32::new(LOWEST_LOGIT);
+                    let mut top = lowest;
+                    #[unroll]
+                    for head in 0..heads {
+                        top = max(top, f32::reinterpret(own[c * heads + head].extract(i)));
+                    }
+                    let mut goes = slot < count && top > lowest;
+                    if spares_newest {
+                        goes = goes
+                            && (candidates_of_cube.first + slot) as i32
+                                != candidates_of_cube.newest;
+                    }
+                    tops[c * FOUR + i] = select(goes, top, nothing);
+                    least = min(least, tops[c * FOUR + i]);
+                }
+            }
+        }
+        let least = number_of_key(least_of_plane(sort_key(least)));
+        bound = min(bound, least + comptime!((heads as f32).log2() + SLACK));
+        #[unroll]
+        for c in 0..each {
+            #[unroll]
+            for i in 0..FOUR {
+                let top = tops[c * FOUR + i];
+                if top <= bound && top < nothing {
+                    let mut value = top;
+                    if comptime!(heads > 1) {
+                        let mut sum = 0.0f32;
+                        #[unroll]
+                        for head in 0..heads {
+                            sum += exp2(f32::reinterpret(own[c * heads + head].extract(i)) - top);
+                        }
+                        value += log2(sum);
+                    }
+                    // Slots ascend, so `<` keeps the lowest among equals.
+                    if value < best {
+                        best = value;
+                        best_slot = (from_round + c * units + unit) * FOUR + i;
+                    }
+                }
+            }
+        }
+        from_round += comptime!(each * units);
+    }
+    block_argmin(best, candidates_of_cube.first + best_slot, sums)
+}

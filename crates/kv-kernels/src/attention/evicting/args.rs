@@ -1,0 +1,50 @@
+//! The arguments and results of `evicting_attention` as backends take and return them.
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, ExtensionType};
+
+use super::EvictionConfig;
+
+/// What an evicting attention takes; what `config` does not use may be any tensor.
+#[derive(ExtensionType)]
+pub(crate) struct EvictingArgs<B: Backend> {
+    /// `[B, Hq, D]`
+    pub(crate) query: FloatTensor<B>,
+    /// `[S, D]`
+    pub(crate) keys: FloatTensor<B>,
+    /// `[S, D]`
+    pub(crate) values: FloatTensor<B>,
+    /// `[S]`
+    pub(crate) log_weights: FloatTensor<B>,
+    /// `[S]`
+    pub(crate) log_norms: FloatTensor<B>,
+    /// `[B, Hkv]`
+    pub(crate) offsets: IntTensor<B>,
+    /// `[B, Hkv]`
+    pub(crate) lengths: IntTensor<B>,
+    /// `[B, Hkv]`
+    pub(crate) limits: IntTensor<B>,
+    /// Slots of the newest tokens, `[B, Hkv]`, counted from each range's first, replaced in place
+    /// by the slots that the next tokens are written to.
+    pub(crate) write_slots: IntTensor<B>,
+    /// `[B, ARRIVALS]`, 0 before and behind.
+    pub(crate) arrivals: IntTensor<B>,
+    /// `[S]`
+    pub(crate) positions: IntTensor<B>,
+    /// `[B]`
+    pub(crate) now: IntTensor<B>,
+    pub(crate) config: EvictionConfig,
+}
+
+/// What an evicting attention returns.
+#[derive(ExtensionType)]
+pub(crate) struct Evicted<B: Backend> {
+    /// `[B, Hq, D]`
+    pub(crate) output: FloatTensor<B>,
+    /// The slots that the next tokens are written to, `[B, Hkv]`.
+    pub(crate) write_slots: IntTensor<B>,
+    /// `[B, ARRIVALS]`
+    pub(crate) arrivals: IntTensor<B>,
+    /// Log-importances `[S]`; a placeholder where `config` does not ask for them.
+    pub(crate) importance: FloatTensor<B>,
+}

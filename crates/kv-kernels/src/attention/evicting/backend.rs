@@ -1,0 +1,93 @@
+//! What `evicting_attention` asks of a backend.
+
+use burn::backend::{Backend, backend_extension};
+#[cfg(feature = "gpu")]
+use burn_cubecl::CubeBackend;
+
+use super::args::{Evicted, EvictingArgs};
+
+#[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
+pub(crate) trait EvictingAttentionOps: Backend {
+    /// Attention of one query per sequence over its slots, and the place of its next token.
+    fn evicting_attention(#[extension_type] args: EvictingArgs<Self>) -> Evicted<Self>;
+}
+
+#[cfg(feature = "gpu")]
+impl EvictingAttentionOps for CubeBackend {
+    fn evicting_attention(args: EvictingArgs<Self>) -> Evicted<Self> {
+        super::launch::run(args)
+    }
+}
+
+#[cfg(feature = "flex")]
+mod cpu {
+    //! The op on the CPU, by its reference.
+
+    use burn::backend::{Flex, Shape, TensorData};
+    use burn_flex::FlexTensor;
+
+    use super::EvictingAttentionOps;
+    use crate::attention::decode::args::{DecodeArgs, DecodeTensors};
+    use crate::attention::decode::reference::Scores;
+    use crate::attention::evicting::EvictionScope;
+    use crate::attention::evicting::args::{Evicted, EvictingArgs};
+    use crate::attention::evicting::reference::{Decision, HostGuard};
+    use crate::backend::host_buffers::slice;
+
+    impl EvictingAttentionOps for Flex {
+        fn evicting_attention(args: EvictingArgs<Self>) -> Evicted<Self> {
+            let config = args.config;
+            let [batch, kv_heads] = args.offsets.layout().shape().dims::<2>();
+            let group = args.query.layout().shape()[1] / kv_heads;
+            let attention = DecodeArgs::<Self> {
+                query: args.query,
+                keys: args.keys,
+                values: args.values,
+                numerators: args.log_weights.clone(),
+                log_weights: args.log_weights,
+                offsets: args.offsets.clone(),
+                lengths: args.lengths.clone(),
+                view: args.lengths.clone(),
+                config: config.attention,
+            };
+            let DecodeTensors { output, log_sum_exp, scores: logits } =
+                attention.solve(Scores::Logits);
+            let [offsets, lengths, limits, write_slots, positions, now] = [
+                args.offsets,
+                args.lengths,
+                args.limits,
+                args.write_slots,
+                args.positions,
+                args.now,
+            ]
+            .map(|tensor| tensor.to_contiguous());
+            let log_norms = args.log_norms.to_contiguous();
+            let decision = Decision {
+                logits: slice::<f32>(&logits),
+                log_sum_exp: slice::<f32>(&log_sum_exp),
+                log_norms: slice::<f32>(&log_norms),
+                offsets: slice::<i32>(&offsets),
+                lengths: slice::<i32>(&lengths),
+                limits: slice::<i32>(&limits),
+                newest: slice::<i32>(&write_slots),
+                spares_newest: config.spares_newest,
+                guard: config.guarded.then(|| HostGuard {
+                    positions: slice::<i32>(&positions),
+                    now: slice::<i32>(&now),
+                    sinks: config.sinks,
+                    recents: config.recents,
+                }),
+                kv_heads,
+                group,
+                together: config.scope == EvictionScope::Layer,
+            };
+            let importance = decision.importance();
+            let next = TensorData::new(decision.next(&importance), Shape::from([batch, kv_heads]));
+            let slots = importance.len();
+            let importance = TensorData::new(importance, [slots]);
+            let (next, importance) =
+                (FlexTensor::from_data(next), FlexTensor::from_data(importance));
+            Evicted { output, write_slots: next, arrivals: args.arrivals, importance }
+        }
+    }
+}

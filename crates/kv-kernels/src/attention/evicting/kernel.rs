@@ -1,0 +1,458 @@
+//! The CubeCL kernels behind the attention: they join the parts of heads and decide.
+
+use cubecl::prelude::*;
+
+use crate::attention::decode::argmin_importance::next_write_slot;
+use crate::components::argmin::block_argmin;
+use crate::components::sentinels::{INFINITE_IMPORTANCE, LOWEST_LOGIT, NO_INDEX, WEIGHTLESS_LOGIT};
+use crate::components::softmax::{divisor, is_number, larger};
+
+/// Units that join the parts' sums of one query head; a power of two.
+const JOINERS: usize = 32;
+/// Slots, and parts of the output, that a unit reads before anything else: all that a cube waits
+/// for is under way at once then.
+pub(super) const AHEAD: usize = 4;
+
+/// What fixes the generated code of one head's decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Blueprint {
+    /// Query heads of a key-value head.
+    pub(super) group: usize,
+    /// Vectors of a group's output.
+    pub(super) columns: usize,
+    /// Units of a cube, at least 256.
+    pub(super) units: usize,
+    /// Planes of a cube, at most.
+    pub(super) planes: usize,
+    /// Whether heads are in several parts.
+    pub(super) split: bool,
+    /// Whether a cube sees its whole head and so decides; else it leaves a candidate.
+    pub(super) whole: bool,
+    /// Whether importances are written.
+    pub(super) importance: bool,
+    pub(super) rules: Rules,
+}
+
+/// What is kept whatever its importance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Rules {
+    pub(super) guarded: bool,
+    pub(super) spares_newest: bool,
+}
+
+/// `slices` cubes a key-value head, each with its share of the slots and of the output's columns.
+///
+/// # Shapes
+/// In vectors of `N`: `partial` `[B, Hkv, splits, columns]`, `output` `[B, Hkv, columns]`; `stats`
+/// `[B, Hkv, splits, G, 2]` (maximum, sum), `logits` `[S, G]`, `log_norms`, `positions` and
+/// `importance` `[S]`, `now` `[B]`, `candidates` `[B, Hkv, slices, 2]` (importance, and the
+/// place's bits), the others `[B, Hkv]`.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn decide_kernel<F: Float, N: Size>(
+    partial: &[Vector<f32, N>],
+    stats: &[f32],
+    logits: &[f32],
+    log_norms: &[f32],
+    offsets: &[i32],
+    lengths: &[i32],
+    limits: &[i32],
+    positions: &[i32],
+    now: &[i32],
+    output: &mut [Vector<F, N>],
+    write_slots: &mut [i32],
+    importance: &mut [f32],
+    candidates: &mut [f32],
+    total_kv_heads: usize,
+    kv_heads: usize,
+    splits: usize,
+    slices: usize,
+    sinks: i32,
+    recents: i32,
+    #[comptime] blueprint: Blueprint,
+    #[define(F)] _dtype: ElemType,
+) {
+    let group = blueprint.group.comptime();
+    let columns = blueprint.columns.comptime();
+    let units = blueprint.units.comptime();
+    let rules = blueprint.rules.comptime();
+    let each = comptime!(columns / group);
+    let cube = CUBE_POS;
+    if cube >= total_kv_heads * slices {
+        terminate!();
+    }
+    let (kv_head, slice) = (cube / slices, cube % slices);
+    let unit = UNIT_POS as usize;
+
+    let start = offsets[kv_head] as usize;
+    let length = lengths[kv_head] as usize;
+    let full = lengths[kv_head] >= limits[kv_head];
+    let newest = write_slots[kv_head];
+    let share = length.div_ceil(slices);
+    let first = min(slice * share, length);
+    let mut end = min(first + share, length);
+    // A head below its limit has nothing to look for.
+    if comptime!(!blueprint.importance) && !full {
+        end = first;
+    }
+    let mut early = Array::<f32>::new(comptime!(AHEAD * group));
+    let mut early_norms = Array::<f32>::new(AHEAD);
+    #[unroll]
+    for a in 0..AHEAD {
+        let slot_in_head = first + a * units + unit;
+        if slot_in_head < end {
+            #[unroll]
+            for g in 0..group {
+                early[a * group + g] = logits[(start + slot_in_head) * group + g];
+            }
+            early_norms[a] = log_norms[start + slot_in_head];
+        }
+    }
+
+    // This slice's columns of the output; so many units a column as there are.
+    let own_columns = columns.runtime().div_ceil(slices);
+    let rows = min(max(CUBE_DIM as usize / own_columns, 1usize), splits);
+    let row = unit / own_columns;
+    let early_column = slice * own_columns + unit % own_columns;
+    let mut early_parts = Array::<Vector<f32, N>>::new(AHEAD);
+    #[unroll]
+    for a in 0..AHEAD {
+        let split = row + a * rows;
+        early_parts[a] = Vector::new(0.0f32);
+        if row < rows && early_column < columns && split < splits {
+            early_parts[a] = partial[(kv_head * splits + split) * columns + early_column];
+        }
+    }
+
+    // Maxima and sums of the query heads: some units a head, then a tree over them.
+    let joiners = comptime!(if blueprint.split { JOINERS } else { 1 });
+    let mut maxima = Shared::<[f32]>::new_slice(comptime!(group * joiners));
+    let mut sums = Shared::<[f32]>::new_slice(comptime!(group * joiners));
+    if unit < comptime!(group * joiners) {
+        let (g, joiner) = (unit / joiners, unit % joiners);
+        let mut top = f32::new(LOWEST_LOGIT);
+        let mut sum = 0.0f32;
+        let mut split = joiner;
+        while split < splits {
+            let at = ((kv_head * splits + split) * group + g) * 2;
+            let max = larger(top, stats[at]);
+            sum = sum * (top - max).exp() + stats[at + 1] * (stats[at] - max).exp();
+            top = max;
+            split += joiners;
+        }
+        maxima[unit] = top;
+        sums[unit] = sum;
+    }
+    sync_cube();
+    #[unroll]
+    for level in 1..comptime!(joiners.ilog2() + 1) {
+        let stride = comptime!(joiners >> level);
+        if unit < comptime!(group * joiners) && unit % joiners < stride {
+            let max = larger(maxima[unit], maxima[unit + stride]);
+            sums[unit] = sums[unit] * (maxima[unit] - max).exp()
+                + sums[unit + stride] * (maxima[unit + stride] - max).exp();
+            maxima[unit] = max;
+        }
+        sync_cube();
+    }
+
+    let mut parts = Shared::<[Vector<f32, N>]>::new_slice(units);
+    #[unroll]
+    for turn in 0..comptime!(columns.div_ceil(units)) {
+        // More columns than units are taken in turns, each by one unit.
+        let again = comptime!(turn * units);
+        let column = early_column + again;
+        let mut total = Vector::<f32, N>::new(0.0f32);
+        let live = row < rows && column < columns && unit % own_columns + again < own_columns;
+        if live {
+            let g = column / each;
+            let top = maxima[g * joiners];
+            let mut split = row;
+            if comptime!(turn == 0) {
+                #[unroll]
+                for a in 0..AHEAD {
+                    if split < splits {
+                        let part = kv_head * splits + split;
+                        let factor = (stats[(part * group + g) * 2] - top).exp();
+                        total += early_parts[a] * Vector::new(factor);
+                    }
+                    split += rows;
+                }
+            }
+            while split < splits {
+                let part = kv_head * splits + split;
+                let factor = (stats[(part * group + g) * 2] - top).exp();
+                total += partial[part * columns + column] * Vector::new(factor);
+                split += rows;
+            }
+        }
+        if comptime!(blueprint.split) {
+            parts[unit] = total;
+            sync_cube();
+            if live && row == 0 {
+                for other in 1..rows {
+                    total += parts[other * own_columns + unit];
+                }
+            }
+            sync_cube();
+        }
+        if live && row == 0 {
+            let result = total / Vector::new(divisor(sums[column / each * joiners]));
+            output[kv_head * columns + column] = Vector::cast_from(result);
+        }
+    }
+
+    let mut normalisers = Array::<f32>::new(group);
+    #[unroll]
+    for g in 0..group {
+        normalisers[g] = maxima[g * joiners] + sums[g * joiners].ln();
+    }
+    let mut today = 0i32;
+    if comptime!(rules.guarded) {
+        today = now[kv_head / kv_heads];
+    }
+    let mut best = f32::new(INFINITE_IMPORTANCE);
+    let mut best_slot = i32::new(NO_INDEX as i64);
+    let mut own = Array::<f32>::new(group);
+    #[unroll]
+    for a in 0..AHEAD {
+        let slot_in_head = first + a * units + unit;
+        if slot_in_head < end {
+            #[unroll]
+            for g in 0..group {
+                own[g] = early[a * group + g];
+            }
+            let value = importance_of(&own, &normalisers, early_norms[a], group);
+            if comptime!(blueprint.importance) {
+                importance[start + slot_in_head] = value;
+            }
+            let goes =
+                may_go(positions, value, slot_in_head, newest, start, today, sinks, recents, rules);
+            if goes && (value < best || best_slot == NO_INDEX) {
+                best = value;
+                best_slot = i32::cast_from(slot_in_head);
+            }
+        }
+    }
+    let mut slot_in_head = first + comptime!(AHEAD * units) + unit;
+    while slot_in_head < end {
+        #[unroll]
+        for g in 0..group {
+            own[g] = logits[(start + slot_in_head) * group + g];
+        }
+        let value = importance_of(&own, &normalisers, log_norms[start + slot_in_head], group);
+        if comptime!(blueprint.importance) {
+            importance[start + slot_in_head] = value;
+        }
+        let goes =
+            may_go(positions, value, slot_in_head, newest, start, today, sinks, recents, rules);
+        if goes && (value < best || best_slot == NO_INDEX) {
+            best = value;
+            best_slot = i32::cast_from(slot_in_head);
+        }
+        slot_in_head += units;
+    }
+    let (value, argmin) = block_argmin(best, best_slot, blueprint.planes);
+    if unit == 0 {
+        if comptime!(blueprint.whole) {
+            write_slots[kv_head] = next_write_slot(argmin, newest, full, lengths[kv_head]);
+        } else {
+            candidates[cube * 2] = value;
+            candidates[cube * 2 + 1] = f32::reinterpret(argmin);
+        }
+    }
+}
+
+/// A cube for `heads` heads that give up one slot: the best of their candidates.
+///
+/// # Shapes
+/// `candidates` `[choices, slices, 2]`, of as many choices as cubes; the others as for
+/// [`decide_kernel`].
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn choose_kernel(
+    candidates: &[f32],
+    lengths: &[i32],
+    limits: &[i32],
+    write_slots: &mut [i32],
+    choices: usize,
+    slices: usize,
+    #[comptime] heads: usize,
+    #[comptime] planes: usize,
+) {
+    let choice = CUBE_POS;
+    if choice >= choices {
+        terminate!();
+    }
+    let newest = write_slots[choice * heads];
+    let mut best = f32::new(INFINITE_IMPORTANCE);
+    let mut best_slot = i32::new(NO_INDEX as i64);
+    // Slices ascend, so `<` keeps the lowest among equals.
+    let mut slice = UNIT_POS as usize;
+    while slice < slices {
+        let at = (choice * slices + slice) * 2;
+        let value = candidates[at];
+        let slot_in_head = i32::reinterpret(candidates[at + 1]);
+        if slot_in_head != NO_INDEX && (value < best || best_slot == NO_INDEX) {
+            best = value;
+            best_slot = slot_in_head;
+        }
+        slice += CUBE_DIM as usize;
+    }
+    let (_, argmin) = block_argmin(best, best_slot, planes);
+    write_next_slots(write_slots, lengths, limits, choice * heads, argmin, newest, heads);
+}
+
+/// Writes where the next tokens of `heads` heads go. All units have read `newest` and know
+/// `argmin`.
+#[cube]
+fn write_next_slots(
+    write_slots: &mut [i32],
+    lengths: &[i32],
+    limits: &[i32],
+    first: usize,
+    argmin: i32,
+    newest: i32,
+    #[comptime] heads: usize,
+) {
+    let mut head = UNIT_POS as usize;
+    while head < heads {
+        let own = lengths[first + head];
+        write_slots[first + head] =
+            next_write_slot(argmin, newest, own >= limits[first + head], own);
+        head += CUBE_DIM as usize;
+    }
+}
+
+/// `slices` cubes a sequence, whose heads are equally long, each with its share of the slots.
+///
+/// # Shapes
+/// As for [`decide_kernel`], but `candidates` `[B, slices, 2]`.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn decide_together_kernel(
+    importance: &[f32],
+    offsets: &[i32],
+    lengths: &[i32],
+    limits: &[i32],
+    positions: &[i32],
+    now: &[i32],
+    write_slots: &mut [i32],
+    candidates: &mut [f32],
+    batch: usize,
+    slices: usize,
+    sinks: i32,
+    recents: i32,
+    #[comptime] heads: usize,
+    #[comptime] whole: bool,
+    #[comptime] planes: usize,
+    #[comptime] rules: Rules,
+) {
+    let cube = CUBE_POS;
+    if cube >= batch * slices {
+        terminate!();
+    }
+    let (sequence, slice) = (cube / slices, cube % slices);
+    let first = sequence * heads;
+    let mut length = lengths[first];
+    #[unroll]
+    for head in 1..heads {
+        length = min(length, lengths[first + head]);
+    }
+    let length = max(length, 0i32) as usize;
+    let newest = write_slots[first];
+    let mut today = 0i32;
+    if comptime!(rules.guarded) {
+        today = now[sequence];
+    }
+    let mut best = f32::new(INFINITE_IMPORTANCE);
+    let mut best_slot = i32::new(NO_INDEX as i64);
+    let start = offsets[first] as usize;
+    let share = length.div_ceil(slices);
+    let end = min((slice + 1) * share, length);
+    let mut slot_in_head = slice * share + UNIT_POS as usize;
+    while slot_in_head < end {
+        let mut terms = Array::<f32>::new(heads);
+        let mut top = f32::new(LOWEST_LOGIT);
+        #[unroll]
+        for head in 0..heads {
+            // Slots of no weight add nothing.
+            let own = importance[offsets[first + head] as usize + slot_in_head];
+            terms[head] = select(own == f32::new(INFINITE_IMPORTANCE), f32::new(LOWEST_LOGIT), own);
+            top = larger(top, terms[head]);
+        }
+        let mut all = f32::new(INFINITE_IMPORTANCE);
+        if top > f32::new(LOWEST_LOGIT) {
+            let mut sum = 0.0f32;
+            #[unroll]
+            for head in 0..heads {
+                sum += (terms[head] - top).exp();
+            }
+            all = top + sum.ln();
+        }
+        let goes =
+            may_go(positions, all, slot_in_head, newest, start, today, sinks, recents, rules);
+        if goes && (all < best || best_slot == NO_INDEX) {
+            best = all;
+            best_slot = i32::cast_from(slot_in_head);
+        }
+        slot_in_head += CUBE_DIM as usize;
+    }
+    let (value, argmin) = block_argmin(best, best_slot, planes);
+    if whole {
+        write_next_slots(write_slots, lengths, limits, first, argmin, newest, heads);
+    } else if UNIT_POS == 0 {
+        candidates[cube * 2] = value;
+        candidates[cube * 2 + 1] = f32::reinterpret(argmin);
+    }
+}
+
+/// Whether a slot may be given up.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn may_go(
+    positions: &[i32],
+    importance: f32,
+    slot_in_head: usize,
+    newest: i32,
+    start: usize,
+    now: i32,
+    sinks: i32,
+    recents: i32,
+    #[comptime] rules: Rules,
+) -> bool {
+    let mut goes = importance != f32::new(INFINITE_IMPORTANCE) && is_number(importance);
+    if comptime!(rules.spares_newest) {
+        goes = goes && i32::cast_from(slot_in_head) != newest;
+    }
+    if comptime!(rules.guarded) {
+        let position = positions[start + slot_in_head];
+        goes = goes && position >= sinks && position <= now - recents;
+    }
+    goes
+}
+
+/// `ln Σ_g α_g ‖v‖₁` of a slot with these logits.
+#[cube]
+pub(crate) fn importance_of(
+    logits: &Array<f32>,
+    normalisers: &Array<f32>,
+    log_norm: f32,
+    #[comptime] group: usize,
+) -> f32 {
+    let mut top = f32::new(LOWEST_LOGIT);
+    #[unroll]
+    for g in 0..group {
+        top = larger(top, logits[g] - normalisers[g]);
+    }
+    let mut value = top + log_norm;
+    if comptime!(group > 1) {
+        let mut sum = 0.0f32;
+        #[unroll]
+        for g in 0..group {
+            sum += (logits[g] - normalisers[g] - top).exp();
+        }
+        value += sum.ln();
+    }
+    select(logits[0] < f32::new(WEIGHTLESS_LOGIT), f32::new(INFINITE_IMPORTANCE), value)
+}

@@ -1,0 +1,166 @@
+//! Launches on CubeCL devices.
+
+use burn::backend::{DType, Shape, TensorMetadata};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use cubecl::prelude::*;
+
+use super::EvictionScope;
+use super::args::{Evicted, EvictingArgs};
+use super::kernel::{self, Blueprint, Rules};
+use crate::attention::decode::args::DecodeArgs;
+use crate::attention::decode::launch::Evicts;
+use crate::backend::client::{elem_type, empty_like, grid, processors, widest_cube};
+
+/// Units of a cube that decides for a head, where there are many.
+const UNITS: usize = 256;
+/// Cubes that share a head, at most.
+const MOST_SLICES: usize = 64;
+/// Units of a cube that compares candidates: one for each.
+const CHOOSERS: usize = MOST_SLICES;
+
+/// Attends and decides.
+pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
+    let config = eviction.config;
+    let query = eviction.query.clone();
+    let [_, _, head_dim] = query.shape().dims();
+    let [batch, kv_heads] = eviction.offsets.shape().dims();
+    let slots = eviction.log_norms.shape().num_elements();
+    let client = query.client.clone();
+    let longest = config.attention.longest;
+    let together = config.scope == EvictionScope::Layer;
+    let alone = !config.guarded && !config.importance;
+    let [write_slots, arrivals] = [eviction.write_slots, eviction.arrivals].map(into_contiguous);
+    let evicts = Evicts {
+        write_slots: write_slots.clone(),
+        spares_newest: config.spares_newest,
+        alone,
+        together: if together { kv_heads } else { 0 },
+        arrivals: arrivals.clone(),
+    };
+    let attention = DecodeArgs::<CubeBackend> {
+        query: eviction.query,
+        keys: eviction.keys,
+        values: eviction.values,
+        log_weights: eviction.log_weights,
+        // What the kernel reads in their place where it evicts.
+        numerators: eviction.log_norms.clone(),
+        offsets: eviction.offsets.clone(),
+        lengths: eviction.lengths.clone(),
+        view: eviction.limits.clone(),
+        config: config.attention,
+    };
+    let attended = attention.run_evicting(&evicts);
+
+    // Heads that give up a slot together sum their importances up.
+    let importance = config.importance || together;
+    let shape = Shape::from([if importance && !attended.decided { slots } else { 1 }]);
+    let importances = empty_like(&query, shape, DType::F32);
+    if attended.decided {
+        let output = attended.output;
+        return Evicted { output, write_slots, arrivals, importance: importances };
+    }
+    let total_kv_heads = batch * kv_heads;
+    // Heads that do not fill the device get as many units as one cube can have. Longer ones are
+    // shared by several cubes, whose candidates another kernel compares.
+    let hardware = &client.properties().hardware;
+    let processors = processors(&client);
+    let (widest, _) = widest_cube(&client);
+    let planes = |units: usize| units.div_ceil((hardware.plane_size_min as usize).max(1));
+    let units = if total_kv_heads > processors { UNITS.min(widest) } else { widest };
+    let slices = longest.div_ceil(units * kernel::AHEAD).clamp(1, MOST_SLICES);
+    let lanes = 4;
+    let rules = Rules { guarded: config.guarded, spares_newest: config.spares_newest };
+    let blueprint = Blueprint {
+        group: attended.group,
+        columns: attended.group * head_dim / lanes,
+        units,
+        planes: planes(units),
+        split: attended.splits > 1,
+        whole: slices == 1 && !together,
+        importance,
+        rules,
+    };
+    let log_norms = into_contiguous(eviction.log_norms);
+    let [offsets, lengths, limits, positions, now] =
+        [eviction.offsets, eviction.lengths, eviction.limits, eviction.positions, eviction.now]
+            .map(into_contiguous);
+    let candidates = empty_like(&query, Shape::from([total_kv_heads * slices * 2]), DType::F32);
+    // SAFETY: shapes were checked; the kernels stay within the ranges and the parts of the heads.
+    unsafe {
+        kernel::decide_kernel::launch_unchecked(
+            &client,
+            grid(total_kv_heads * slices),
+            CubeDim::new_1d(units as u32),
+            lanes,
+            attended.partial.into_buffer_arg(),
+            attended.stats.into_buffer_arg(),
+            attended.scores.into_buffer_arg(),
+            log_norms.into_buffer_arg(),
+            offsets.clone().into_buffer_arg(),
+            lengths.clone().into_buffer_arg(),
+            limits.clone().into_buffer_arg(),
+            positions.clone().into_buffer_arg(),
+            now.clone().into_buffer_arg(),
+            attended.output.clone().into_buffer_arg(),
+            write_slots.clone().into_buffer_arg(),
+            importances.clone().into_buffer_arg(),
+            candidates.clone().into_buffer_arg(),
+            total_kv_heads,
+            kv_heads,
+            attended.splits,
+            slices,
+            config.sinks,
+            config.recents,
+            blueprint,
+            elem_type(query.dtype),
+        );
+        // Of the heads that give up a slot together, each cube reads a share of the slots.
+        let (choices, heads, slices, candidates) = match together {
+            true => {
+                let slices = longest.div_ceil(widest).clamp(1, MOST_SLICES);
+                let shape = Shape::from([batch * slices * 2]);
+                let candidates = empty_like(&query, shape, DType::F32);
+                kernel::decide_together_kernel::launch_unchecked(
+                    &client,
+                    grid(batch * slices),
+                    CubeDim::new_1d(widest as u32),
+                    importances.clone().into_buffer_arg(),
+                    offsets.into_buffer_arg(),
+                    lengths.clone().into_buffer_arg(),
+                    limits.clone().into_buffer_arg(),
+                    positions.into_buffer_arg(),
+                    now.into_buffer_arg(),
+                    write_slots.clone().into_buffer_arg(),
+                    candidates.clone().into_buffer_arg(),
+                    batch,
+                    slices,
+                    config.sinks,
+                    config.recents,
+                    kv_heads,
+                    slices == 1,
+                    planes(widest),
+                    rules,
+                );
+                (batch, kv_heads, slices, candidates)
+            }
+            false => (total_kv_heads, 1, slices, candidates),
+        };
+        if slices > 1 {
+            kernel::choose_kernel::launch_unchecked(
+                &client,
+                grid(choices),
+                CubeDim::new_1d(CHOOSERS as u32),
+                candidates.into_buffer_arg(),
+                lengths.into_buffer_arg(),
+                limits.into_buffer_arg(),
+                write_slots.clone().into_buffer_arg(),
+                choices,
+                slices,
+                heads,
+                planes(CHOOSERS),
+            );
+        }
+    }
+    Evicted { output: attended.output, write_slots, arrivals, importance: importances }
+}

@@ -1,0 +1,212 @@
+//! Decode attention that also says which slot the next token takes: LongFlow's fused operator
+//! (section 3.4 and algorithm 1).
+//!
+//! A slot's importance is what it adds to the output, `‖α_i v_i‖₁ = α_i ‖v_i‖₁` (equation 6),
+//! summed over the query heads of its group. Values' norms never change, so that they are kept
+//! beside the slots and no value is looked at twice. Importances are compared as logarithms: where
+//! the paper drops the softmax's maximum, logits of any size are told apart here.
+//!
+//! On CubeCL devices this is the kernel of [`crate::decode_attention`]. Where a cube, or a cluster
+//! of them, has a whole head and room for its logits, it decides too: for its head, or, as the last
+//! of a sequence's, for all heads. Else it leaves logits, and `kernel.rs` joins the parts of a head
+//! and decides.
+
+mod args;
+mod backend;
+#[cfg(feature = "gpu")]
+mod kernel;
+#[cfg(feature = "gpu")]
+mod launch;
+mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Int, Tensor};
+
+use super::decode::{self, DecodeConfig, Features, ViewKind};
+use crate::backend::check::Check;
+use crate::{KernelError, SlotRanges};
+use args::EvictingArgs;
+use backend::EvictingAttentionOps;
+
+pub use crate::components::sentinels::LOWEST_NORM;
+
+const OP: &str = "evicting_attention";
+
+/// Which heads give up a slot together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EvictionScope {
+    /// Every key-value head its own.
+    #[default]
+    Head,
+    /// All heads of a sequence the slot at the same place, by their summed importance: the paper's
+    /// Algorithm 1 and its authors' code. Heads must be equally long.
+    Layer,
+}
+
+/// What a cache that is held at its limits keeps beside its slots.
+#[derive(Debug)]
+pub struct HeldSlots<'a> {
+    /// `ln ‖v_i‖₁` of every live slot, `[S]`, f32: [`crate::log_norms`].
+    pub log_norms: Tensor<1>,
+    /// Slots that each head may hold, `[B, Hkv]`, 32-bit.
+    pub limits: Tensor<2, Int>,
+    /// Places of the newest tokens, `[B, Hkv]`, 32-bit, counted from each range's first slot; those
+    /// of the next ones are written over them.
+    pub places: &'a mut Tensor<2, Int>,
+    /// Counters of a sequence's heads, `[B, ARRIVALS]`, 32-bit: 0 before each call and behind it.
+    /// Kernels that decide for all heads of a sequence at once know by them which head is the last.
+    pub arrivals: &'a mut Tensor<2, Int>,
+}
+
+impl HeldSlots<'_> {
+    /// Counters of a sequence.
+    pub const ARRIVALS: usize = 16;
+}
+
+/// Slots that are kept whatever their importance.
+#[derive(Debug, Clone)]
+pub struct Guard {
+    /// Logical positions of the slots, `[S]`, 32-bit.
+    pub positions: Tensor<1, Int>,
+    /// The newest token's position, `[B]`, 32-bit.
+    pub now: Tensor<1, Int>,
+    /// Tokens at the first so many positions.
+    pub sinks: usize,
+    /// Tokens at the last so many positions, the newest among them.
+    pub recents: usize,
+}
+
+/// How to attend, and what must stay.
+#[derive(Debug, Clone, Default)]
+pub struct EvictionOptions {
+    /// Logit scale; `None` means `1 / sqrt(D)`.
+    pub scale: Option<f32>,
+    /// The most slots that any range holds, if known. By default the pool's slots.
+    pub longest: Option<usize>,
+    /// Which heads give up a slot together.
+    pub scope: EvictionScope,
+    /// Whether even the newest token may be given up, as in the authors' code.
+    pub evict_newest: bool,
+    /// Further slots that are kept.
+    pub guard: Option<Guard>,
+    /// Also return every slot's importance.
+    pub importance: bool,
+}
+
+/// What one call returns.
+#[derive(Debug, Clone)]
+pub struct EvictingOutput {
+    /// `[B, Hq, D]`, in the query's dtype.
+    pub output: Tensor<3>,
+    /// `ln Σ_g α_i ‖v_i‖₁`, `[S]`, f32; `f32::MAX` for slots of weight 0, undefined outside the
+    /// ranges.
+    pub log_importance: Option<Tensor<1>>,
+}
+
+/// Attention of one query per sequence over its slots, and the place that its next token takes.
+///
+/// The places of the newest tokens in `held` become those of the next ones, in place: behind the
+/// live slots for a head below its limit, else the place of the least important slot (the lowest
+/// among equals). Slots of weight 0, and those whose importance is no number, are not given up.
+/// Where nothing may be given up, the newest token is.
+///
+/// # Shapes
+/// As [`crate::decode_attention`]'s.
+///
+/// # Errors
+/// [`KernelError`] for shapes, dtypes, devices or sizes that do not fit; nothing is changed.
+pub fn evicting_attention(
+    query: Tensor<3>,
+    [keys, values]: [Tensor<2>; 2],
+    log_weights: Option<Tensor<1>>,
+    ranges: &SlotRanges,
+    held: HeldSlots<'_>,
+    options: EvictionOptions,
+) -> Result<EvictingOutput, KernelError> {
+    let HeldSlots { log_norms: norms, limits, places, arrivals } = held;
+    let [batch, _, head_dim] = query.dims();
+    let [slots, _] = keys.dims();
+    let [_, kv_heads] = ranges.offsets.dims();
+    let check = Check::new(OP, &query);
+    decode::check(&check, OP, &query, [&keys, &values], log_weights.as_ref(), ranges)?;
+    check.shape("log_norms", &norms, &[slots])?;
+    check.f32("log_norms", &norms)?;
+    let per_head = [batch, kv_heads];
+    check.shape("limits", &limits, &per_head)?;
+    check.int("limits", &limits)?;
+    check.shape("places", places, &per_head)?;
+    check.int("places", places)?;
+    check.shape("arrivals", arrivals, &[batch, HeldSlots::ARRIVALS])?;
+    check.int("arrivals", arrivals)?;
+    if let Some(guard) = &options.guard {
+        check.shape("positions", &guard.positions, &[slots])?;
+        check.int("positions", &guard.positions)?;
+        check.shape("now", &guard.now, &[batch])?;
+        check.int("now", &guard.now)?;
+    }
+
+    let attention = DecodeConfig {
+        scale: options.scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
+        features: Features {
+            weighted: log_weights.is_some(),
+            numerators: false,
+            log_sum_exp: true,
+            scores: true,
+            view: ViewKind::All,
+        },
+        longest: options.longest.unwrap_or(slots).min(slots),
+        sinks: 0,
+        raw: true,
+    };
+    let protected = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+    let guard = options.guard.as_ref();
+    let config = EvictionConfig {
+        attention,
+        guarded: guard.is_some(),
+        sinks: protected(guard.map_or(0, |guard| guard.sinks)),
+        recents: protected(guard.map_or(0, |guard| guard.recents)),
+        spares_newest: !options.evict_newest,
+        scope: options.scope,
+        importance: options.importance,
+    };
+    // An extension takes no optional tensors: where nothing is read, any tensor serves.
+    let device = query.device();
+    let none = || Tensor::<1, Int>::empty([1], (&device, DType::I32));
+    let (positions, now) =
+        options.guard.map_or_else(|| (none(), none()), |guard| (guard.positions, guard.now));
+    let log_weights = log_weights.unwrap_or_else(|| Tensor::<1>::empty([1], (&device, DType::F32)));
+    let evicted = <Dispatch as EvictingAttentionOps>::evicting_attention(EvictingArgs {
+        query: query.into_dispatch(),
+        keys: keys.into_dispatch(),
+        values: values.into_dispatch(),
+        log_weights: log_weights.into_dispatch(),
+        log_norms: norms.into_dispatch(),
+        offsets: ranges.offsets.clone().into_dispatch(),
+        lengths: ranges.lengths.clone().into_dispatch(),
+        limits: limits.into_dispatch(),
+        write_slots: check.take_ints(places).into_dispatch(),
+        arrivals: check.take_ints(arrivals).into_dispatch(),
+        positions: positions.into_dispatch(),
+        now: now.into_dispatch(),
+        config,
+    });
+    *places = Tensor::from_dispatch(evicted.write_slots);
+    *arrivals = Tensor::from_dispatch(evicted.arrivals);
+    Ok(EvictingOutput {
+        output: Tensor::from_dispatch(evicted.output),
+        log_importance: options.importance.then(|| Tensor::from_dispatch(evicted.importance)),
+    })
+}
+
+/// Comptime configuration and scalars, as the backends receive them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct EvictionConfig {
+    pub(crate) attention: DecodeConfig,
+    /// Whether sinks and recents are kept.
+    pub(crate) guarded: bool,
+    pub(crate) sinks: i32,
+    pub(crate) recents: i32,
+    pub(crate) spares_newest: bool,
+    pub(crate) scope: EvictionScope,
+    pub(crate) importance: bool,
+}

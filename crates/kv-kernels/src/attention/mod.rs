@@ -1,0 +1,12 @@
+//! Attention of a decode step and of a prompt.
+//!
+//! - [`decode`]: one query a sequence over the slots of its heads, with weights, lists and windows.
+//! - [`evicting`]: decode attention that also picks the slot which the next token overwrites
+//!   (LongFlow).
+//! - [`prefill`]: causal attention of a prompt or of a chunk of one, with column sums.
+//! - [`sketch`]: decode attention over exact slots and over tokens in a count-sketch (KVReviver).
+
+pub(crate) mod decode;
+pub(crate) mod evicting;
+pub(crate) mod prefill;
+pub(crate) mod sketch;

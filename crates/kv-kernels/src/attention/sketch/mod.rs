@@ -1,0 +1,133 @@
+//! Attention over exact slots and over tokens in a count-sketch, which are estimated on the fly
+//! (KVReviver without writing the rebuilt cache).
+//!
+//! One kernel reads a range's slots, then the tokens that are in its sketch: for each it gathers an
+//! entry of every bucket, takes the median and goes on with the same online softmax. The whole
+//! sketch of a range is in shared memory where it finds room, in the cache's dtype: rounding and
+//! the median of an odd number commute, and the mean of the middle two of an even one is rounded
+//! twice. `tensor_core.rs` (with `staging.rs` and `entries.rs`) is that kernel where matrix
+//! instructions serve, `plain.rs` where not; `plan.rs` chooses.
+
+mod args;
+mod backend;
+#[cfg(feature = "gpu")]
+mod blueprint;
+#[cfg(feature = "gpu")]
+mod entries;
+#[cfg(feature = "gpu")]
+mod launch;
+#[cfg(feature = "gpu")]
+mod plain;
+#[cfg(feature = "gpu")]
+mod plan;
+mod reference;
+#[cfg(feature = "gpu")]
+mod staging;
+#[cfg(feature = "gpu")]
+mod tensor_core;
+
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor};
+
+use super::decode::check as check_attention;
+use crate::backend::check::Check;
+use crate::sketch::count_sketch::{HEAD_FIELDS, SketchConfig, SketchSource};
+use crate::{KernelError, SlotRanges};
+use args::SketchAttentionArgs;
+use backend::SketchAttentionOps;
+
+const OP: &str = "sketch_attention";
+
+/// What to attend to besides the slots.
+#[derive(Debug, Clone, Copy)]
+pub struct SketchedTokens<'a> {
+    /// The sketches; `[B * Hkv]` ranges.
+    pub sketch: SketchSource<'a>,
+    /// A score for every token that a range has room for, f32, `[T]` over all ranges: 0 or more for
+    /// those that are in the sketch, negative for all others.
+    pub scores: &'a Tensor<1>,
+    /// The index of each sequence's newest token, `[B]`, 32-bit: later ones are not looked at.
+    pub newest: &'a Tensor<1, Int>,
+    /// The most tokens that any range has room for.
+    pub longest: usize,
+}
+
+/// Attention over both.
+#[derive(Debug, Clone)]
+pub struct SketchAttention {
+    /// `[B, Hq, D]`, in the query's dtype.
+    pub output: Tensor<3>,
+    /// `[B, Hq]`, f32; −∞ where nothing was attended to.
+    pub log_sum_exp: Tensor<2>,
+    /// Every live slot's logits, `[S, G]`, f32; others hold anything.
+    pub slot_logits: Tensor<2>,
+    /// The logits of every token in a sketch, `[T, G]`, f32; others hold anything.
+    pub token_logits: Tensor<2>,
+}
+
+/// Attention of one query per sequence over its slots and over the tokens in its sketches, with the
+/// usual scale of `1 / sqrt(D)`. Estimated keys and values are rounded to the cache's dtype, as if
+/// they had been stored in it.
+///
+/// # Shapes
+/// `query` `[B, Hq, D]`; `keys`, `values` `[S, D]`, all of one dtype; `ranges` `[B, Hkv]`;
+/// `longest` slots of a range at most.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit.
+pub fn sketch_attention(
+    query: Tensor<3>,
+    [keys, values]: [Tensor<2>; 2],
+    ranges: &SlotRanges,
+    longest: usize,
+    tokens: SketchedTokens<'_>,
+) -> Result<SketchAttention, KernelError> {
+    let [batch, query_heads, head_dim] = query.dims();
+    let check = Check::new(OP, &query);
+    check_attention(&check, OP, &query, [&keys, &values], None, ranges)?;
+    let [_, kv_heads] = ranges.offsets.dims();
+    let config = tokens.check(&check, batch, kv_heads, head_dim)?;
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    let attended = <Dispatch as SketchAttentionOps>::sketch_attention(SketchAttentionArgs {
+        query: query.into_dispatch(),
+        keys: keys.into_dispatch(),
+        values: values.into_dispatch(),
+        offsets: ranges.offsets.clone().into_dispatch(),
+        lengths: ranges.lengths.clone().into_dispatch(),
+        sketch: tokens.sketch.tensors(config),
+        scores: tokens.scores.clone().into_dispatch(),
+        newest: tokens.newest.clone().into_dispatch(),
+        scale,
+        longest,
+        longest_tokens: tokens.longest,
+    });
+    let log_sum_exp = Tensor::<2>::from_dispatch(attended.log_sum_exp);
+    debug_assert_eq!(log_sum_exp.dims(), [batch, query_heads]);
+    Ok(SketchAttention {
+        output: Tensor::from_dispatch(attended.output),
+        log_sum_exp,
+        slot_logits: Tensor::from_dispatch(attended.slot_logits),
+        token_logits: Tensor::from_dispatch(attended.token_logits),
+    })
+}
+
+impl SketchedTokens<'_> {
+    pub(crate) fn check(
+        &self,
+        check: &Check,
+        batch: usize,
+        kv_heads: usize,
+        head_dim: usize,
+    ) -> Result<SketchConfig, KernelError> {
+        let config = self.sketch.check(check)?;
+        let [entries, _] = self.sketch.keys.dims();
+        check.shape("sketch keys", self.sketch.keys, &[entries, head_dim])?;
+        check.shape("heads", self.sketch.heads, &[batch * kv_heads, HEAD_FIELDS])?;
+        check.filled("scores", self.scores)?;
+        check.f32("scores", self.scores)?;
+        check.shape("scores", self.scores, &self.scores.dims())?;
+        check.shape("newest", self.newest, &[batch])?;
+        check.int("newest", self.newest)?;
+        Ok(config)
+    }
+}

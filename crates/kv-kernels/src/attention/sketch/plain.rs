@@ -1,0 +1,392 @@
+//! The portable kernel: teams of units share a row, each unit some of its columns.
+
+use cubecl::prelude::*;
+
+use crate::attention::decode::subgroup_softmax::{ThreadGroup, Weighing, gather_sums, take_rows};
+use crate::components::sentinels::{LOWEST_LOGIT, NO_ENTRY};
+use crate::components::softmax::{divisor, larger};
+use crate::sketch::count_sketch::hash::kernel::{hash_of, sign_of};
+use crate::sketch::count_sketch::query::median;
+use crate::sketch::count_sketch::{HEAD_FIELDS, SketchConfig};
+
+/// Elements of a vector of entries.
+const ENTRY: usize = 4;
+
+/// What fixes the generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Blueprint {
+    pub(super) shape: ThreadGroup,
+    /// Units of a cube.
+    pub(super) units: usize,
+    /// Units of a plane that are sure to be together.
+    pub(super) plane: usize,
+    /// Query heads whose rows meet in shared memory at a time: all of the group, or one.
+    pub(super) joined: usize,
+    /// Elements of a vector.
+    pub(super) lanes: usize,
+    /// Whether other cubes have other parts of the range.
+    pub(super) split: bool,
+    /// Entries of a range that shared memory has room for; 0 where they stay in global memory.
+    pub(super) staged: usize,
+    pub(super) sketch: SketchConfig,
+}
+
+/// # Shapes
+/// In vectors of `N`: `query` `[B, Hkv, G, columns]`, `keys` and `values` `[S, columns]`, `output`
+/// as `query`; in vectors of 4: `sketch_keys` and `sketch_values` `[N, D / 4]`; `slot_logits` `[S,
+/// G]`, `token_logits` `[T, G]`, `log_sum_exp` `[B, Hkv, G]`. Where the range is split: `partial`
+/// `[B, Hkv, splits, G, columns]`, `stats` `[B, Hkv, splits, G, 2]` (maximum, sum).
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+#[allow(clippy::collapsible_if, reason = "the outer one decides what code there is")]
+pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
+    query: &[Vector<F, N>],
+    keys: &[Vector<F, N>],
+    values: &[Vector<F, N>],
+    offsets: &[i32],
+    lengths: &[i32],
+    sketch_keys: &[Vector<f32, Const<4>>],
+    sketch_values: &[Vector<f32, Const<4>>],
+    heads: &[i32],
+    hashes: &[i32],
+    scores: &[f32],
+    newest: &[i32],
+    output: &mut [Vector<F, N>],
+    log_sum_exp: &mut [f32],
+    slot_logits: &mut [f32],
+    token_logits: &mut [f32],
+    partial: &mut [Vector<f32, N>],
+    stats: &mut [f32],
+    total_kv_heads: usize,
+    kv_heads: usize,
+    splits: usize,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+    #[define(F)] _dtype: ElemType,
+) {
+    let shape = blueprint.shape.comptime();
+    let ThreadGroup { group, columns, team, ahead } = shape;
+    let own = shape.own().comptime();
+    let units = blueprint.units.comptime();
+    let buckets = blueprint.sketch.buckets.comptime();
+    let teams = (units / team).comptime();
+    let weighing = comptime!(Weighing { weighted: false, numerators: false, logits: true });
+    let unweighted = Array::<f32>::new(ahead);
+    // Vectors of entries in one of a row.
+    let pieces = (blueprint.lanes / ENTRY).comptime();
+
+    let cube = CUBE_POS;
+    if cube >= total_kv_heads * splits {
+        terminate!();
+    }
+    let kv_head = cube / splits;
+    let split = cube % splits;
+    let unit = UNIT_POS as usize;
+    let lane = unit % team;
+    let own_team = unit / team;
+
+    let mut q = Array::<Vector<f32, N>>::new(comptime!(group * own));
+    let mut acc = Array::<Vector<f32, N>>::new(comptime!(group * own));
+    let mut held_maxima = Array::<f32>::new(comptime!(shape.heads()));
+    let mut held_sums = Array::<f32>::new(comptime!(shape.heads()));
+    #[unroll]
+    for head in 0..comptime!(shape.heads()) {
+        held_maxima[head] = f32::new(LOWEST_LOGIT);
+        held_sums[head] = 0.0f32;
+    }
+    #[unroll]
+    for g in 0..group {
+        #[unroll]
+        for c in 0..own {
+            let column = lane + c * team;
+            acc[g * own + c] = Vector::new(0.0f32);
+            q[g * own + c] = Vector::new(0.0f32);
+            if column < columns {
+                q[g * own + c] = Vector::cast_from(query[(kv_head * group + g) * columns + column])
+                    * Vector::new(scale);
+            }
+        }
+    }
+
+    // The slots.
+    let start = offsets[kv_head] as usize;
+    let length = lengths[kv_head] as usize;
+    let share = length.div_ceil(splits);
+    let first = min(split * share, length);
+    let end = min(first + share, length);
+    let none = u32::MAX as usize;
+    // Every team goes round as often, so that planes stay together.
+    let rounds = (end - first).div_ceil(comptime!(teams * ahead));
+    for round in 0..rounds {
+        let mut at = Array::<usize>::new(ahead);
+        let mut k = Array::<Vector<F, N>>::new(comptime!(ahead * own));
+        let mut v = Array::<Vector<F, N>>::new(comptime!(ahead * own));
+        #[unroll]
+        for a in 0..ahead {
+            let i = first + (round * ahead + a) * teams + own_team;
+            let slot = start + min(i, end - 1);
+            at[a] = select(i < end, slot, none);
+            #[unroll]
+            for c in 0..own {
+                let column = min(lane + c * team, columns - 1);
+                k[a * own + c] = keys[slot * columns + column];
+                v[a * own + c] = values[slot * columns + column];
+            }
+        }
+        take_rows::<F, N>(
+            &q,
+            &k,
+            &v,
+            &at,
+            none,
+            &unweighted,
+            &unweighted,
+            &mut acc,
+            &mut held_maxima,
+            &mut held_sums,
+            slot_logits,
+            lane,
+            weighing,
+            shape,
+        );
+    }
+
+    // The tokens in the sketch.
+    let head = kv_head * HEAD_FIELDS;
+    let first_entry = heads[head] as usize;
+    let entries = heads[head + 1] as usize;
+    let first_token = heads[head + 2] as usize;
+    let last = min(newest[kv_head / kv_heads] + 1i32, heads[head + 3]);
+    let mut indexer = max(last, 0i32) as usize;
+    if entries == 0 {
+        indexer = 0usize.runtime();
+    }
+    let share = indexer.div_ceil(splits);
+    let first = min(split * share, indexer);
+    let end = min(first + share, indexer);
+
+    let room = comptime!(if blueprint.staged > 0 { blueprint.staged * columns } else { 1 });
+    let mut staged_keys = Shared::<[Vector<F, N>]>::new_slice(room);
+    let mut staged_values = Shared::<[Vector<F, N>]>::new_slice(room);
+    if comptime!(blueprint.staged > 0) {
+        if first < end {
+            let count = entries * comptime!(buckets * columns);
+            let mut i = unit;
+            while i < count {
+                let from = first_entry * comptime!(columns * pieces) + i * pieces;
+                staged_keys[i] = joined::<F, N>(sketch_keys, from, pieces);
+                staged_values[i] = joined::<F, N>(sketch_values, from, pieces);
+                i += units;
+            }
+        }
+    }
+    // Where the tokens of a turn are, one a unit: entries and signs, of which the first says
+    // whether it is one at all.
+    let mut entry_hashes = Shared::<[u32]>::new_slice(comptime!(units * buckets));
+    let turns = (end - first).div_ceil(units);
+    for turn in 0..turns {
+        let base = first + turn * units;
+        let token = base + unit;
+        let mut is_one = false;
+        if token < end {
+            is_one = scores[first_token + token] >= 0.0f32;
+        }
+        #[unroll]
+        for bucket in 0..buckets {
+            let mut entry_hash = NO_ENTRY.runtime();
+            if is_one {
+                entry_hash = hash_of(
+                    hashes,
+                    kv_head,
+                    bucket.runtime(),
+                    token as u32,
+                    entries as u32,
+                    blueprint.sketch,
+                );
+            }
+            entry_hashes[unit * buckets + bucket] = entry_hash;
+        }
+        sync_cube();
+        let here = min(end - base, units);
+        let rounds = here.div_ceil(comptime!(teams * ahead));
+        for round in 0..rounds {
+            let mut at = Array::<usize>::new(ahead);
+            let mut k = Array::<Vector<F, N>>::new(comptime!(ahead * own));
+            let mut v = Array::<Vector<F, N>>::new(comptime!(ahead * own));
+            #[unroll]
+            for a in 0..ahead {
+                let i = (round * ahead + a) * teams + own_team;
+                let listed = min(i, units - 1);
+                let mut rows = Array::<usize>::new(buckets);
+                let mut signs = Array::<f32>::new(buckets);
+                let absent = entry_hashes[listed * buckets] == NO_ENTRY;
+                #[unroll]
+                for bucket in 0..buckets {
+                    let entry_hash = entry_hashes[listed * buckets + bucket];
+                    // What is absent reads the first entry.
+                    let within = select(absent, 0usize, (entry_hash / 2u32) as usize);
+                    rows[bucket] = (bucket * entries + within) * columns;
+                    signs[bucket] = sign_of(entry_hash);
+                }
+                at[a] = select(absent || i >= here, none, first_token + base + listed);
+                #[unroll]
+                for c in 0..own {
+                    let column = min(lane + c * team, columns - 1);
+                    let mut key_parts = Array::<Vector<F, N>>::new(buckets);
+                    let mut value_parts = Array::<Vector<F, N>>::new(buckets);
+                    #[unroll]
+                    for bucket in 0..buckets {
+                        let row = rows[bucket] + column;
+                        let sign = Vector::<F, N>::new(F::cast_from(signs[bucket]));
+                        if comptime!(blueprint.staged > 0) {
+                            key_parts[bucket] = staged_keys[row];
+                            value_parts[bucket] = staged_values[row] * sign;
+                        } else {
+                            let from = first_entry * comptime!(columns * pieces) + row * pieces;
+                            key_parts[bucket] = joined::<F, N>(sketch_keys, from, pieces);
+                            value_parts[bucket] =
+                                joined::<F, N>(sketch_values, from, pieces) * sign;
+                        }
+                        if comptime!(blueprint.sketch.signed_keys) {
+                            key_parts[bucket] *= sign;
+                        }
+                    }
+                    k[a * own + c] = median::<F, N>(&mut key_parts, buckets);
+                    v[a * own + c] = median::<F, N>(&mut value_parts, buckets);
+                    // Entries may hold anything, which 0 times NaN shows.
+                    if absent {
+                        v[a * own + c] = Vector::new(F::new(0.0));
+                    }
+                }
+            }
+            take_rows::<F, N>(
+                &q,
+                &k,
+                &v,
+                &at,
+                none,
+                &unweighted,
+                &unweighted,
+                &mut acc,
+                &mut held_maxima,
+                &mut held_sums,
+                token_logits,
+                lane,
+                weighing,
+                shape,
+            );
+        }
+        sync_cube();
+    }
+
+    let mut maxima = Array::<f32>::new(group);
+    let mut sums = Array::<f32>::new(group);
+    gather_sums(&held_maxima, &held_sums, &mut maxima, &mut sums, lane, shape);
+    // Teams meet: those of a plane by exchange, planes in shared memory.
+    let planes = (units / blueprint.plane).comptime();
+    let joined = blueprint.joined.comptime();
+    let mut plane_maxima = Shared::<[f32]>::new_slice(comptime!(planes * group));
+    let mut plane_sums = Shared::<[f32]>::new_slice(comptime!(planes * group));
+    let mut rows = Shared::<[Vector<f32, N>]>::new_slice(comptime!(planes * joined * columns));
+    let plane = unit / comptime!(blueprint.plane);
+    let in_plane = unit % comptime!(blueprint.plane);
+    #[unroll]
+    for round in 0..comptime!(group / joined) {
+        #[unroll]
+        for h in 0..joined {
+            let g = comptime!(round * joined + h);
+            #[unroll]
+            for level in 0..comptime!((blueprint.plane / team).ilog2()) {
+                let distance = comptime!((team << level) as u32);
+                let other = plane_shuffle_xor(maxima[g], distance);
+                let top = larger(maxima[g], other);
+                let rescale = (maxima[g] - top).exp();
+                let rescaled = (other - top).exp();
+                sums[g] = sums[g] * rescale + plane_shuffle_xor(sums[g], distance) * rescaled;
+                maxima[g] = top;
+                #[unroll]
+                for c in 0..own {
+                    let mut others = Vector::<f32, N>::empty();
+                    #[unroll]
+                    for e in 0..comptime!(blueprint.lanes) {
+                        let part = acc[g * own + c].extract(e);
+                        others.insert(e, plane_shuffle_xor(part, distance));
+                    }
+                    acc[g * own + c] =
+                        acc[g * own + c] * Vector::new(rescale) + others * Vector::new(rescaled);
+                }
+            }
+            if in_plane < team {
+                if lane == 0 {
+                    plane_maxima[plane * group + g] = maxima[g];
+                    plane_sums[plane * group + g] = sums[g];
+                }
+                #[unroll]
+                for c in 0..own {
+                    let column = lane + c * team;
+                    if column < columns {
+                        rows[(plane * joined + h) * columns + column] = acc[g * own + c];
+                    }
+                }
+            }
+        }
+        sync_cube();
+        let mut at = unit;
+        while at < comptime!(joined * columns) {
+            let h = at / columns;
+            let g = round * joined + h;
+            let column = at % columns;
+            let mut top = f32::new(LOWEST_LOGIT);
+            for p in 0..planes {
+                top = larger(top, plane_maxima[p * group + g]);
+            }
+            let mut sum = 0.0f32;
+            let mut total = Vector::<f32, N>::new(0.0f32);
+            for p in 0..planes {
+                let weight = (plane_maxima[p * group + g] - top).exp();
+                sum += plane_sums[p * group + g] * weight;
+                total += rows[(p * joined + h) * columns + column] * Vector::new(weight);
+            }
+            let head = kv_head * group + g;
+            let part = (kv_head * splits + split) * group + g;
+            if comptime!(blueprint.split) {
+                partial[part * columns + column] = total;
+            } else {
+                output[head * columns + column] =
+                    Vector::cast_from(total / Vector::new(divisor(sum)));
+            }
+            if column == 0 {
+                if comptime!(blueprint.split) {
+                    stats[part * 2] = top;
+                    stats[part * 2 + 1] = sum;
+                } else {
+                    // `ln 0` of a head that attended to nothing is −∞.
+                    log_sum_exp[head] = top + sum.ln();
+                }
+            }
+            at += units;
+        }
+        if comptime!(joined < group) {
+            sync_cube();
+        }
+    }
+}
+
+/// A row's vector out of those of an entry, rounded.
+#[cube]
+fn joined<F: Float, N: Size>(
+    entries: &[Vector<f32, Const<4>>],
+    from: usize,
+    #[comptime] pieces: usize,
+) -> Vector<F, N> {
+    let mut vector = Vector::<F, N>::empty();
+    #[unroll]
+    for piece in 0..pieces {
+        let part = entries[from + piece];
+        #[unroll]
+        for e in 0..ENTRY {
+            vector.insert(comptime!(piece * ENTRY + e), F::cast_from(part.extract(e)));
+        }
+    }
+    vector
+}

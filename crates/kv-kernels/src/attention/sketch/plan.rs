@@ -1,0 +1,199 @@
+//! Which kernel, how wide its cubes are, and into how many parts each range is split.
+
+use burn::backend::TensorMetadata;
+use burn_cubecl::tensor::CubeTensor;
+
+use crate::attention::decode::blueprint::{KvSplit, MMA_KEYS};
+use crate::attention::decode::plan::fit_clusters;
+use crate::backend::client::{multiplies, processors};
+use crate::components::cluster::{LARGEST_CLUSTER, has_clusters};
+
+/// A call's sizes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    /// Key-value heads of all sequences.
+    pub(super) total_kv_heads: usize,
+    /// Query heads of each.
+    pub(super) group: usize,
+    /// Entries of a range's sketch, at most.
+    pub(super) entries: usize,
+    /// Entries of which a token is the median.
+    pub(super) buckets: usize,
+    /// Slots and tokens of a range, at most.
+    pub(super) longest: usize,
+}
+
+/// How a call is laid out on the device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan {
+    pub(super) kernel: Kernel,
+    /// Parts of each range, and what becomes of them.
+    pub(super) splits: usize,
+    pub(super) parts: KvSplit,
+    /// Entries in shared memory, if any.
+    pub(super) staged: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Kernel {
+    /// Matrix instructions, by so many planes a cube.
+    Tiles {
+        planes: usize,
+    },
+    Plain(Plain),
+}
+
+/// The portable kernel's sizes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plain {
+    /// Elements of a vector.
+    pub(super) lanes: usize,
+    /// Units that share a row.
+    pub(super) team: usize,
+    pub(super) units: usize,
+    pub(super) plane: usize,
+    /// Query heads whose rows meet in shared memory at a time.
+    pub(super) joined: usize,
+}
+
+/// Planes of a cube for matrix instructions, and cubes of so many on a processor: twelve planes'
+/// registers fill it. The fewer the cubes, the fewer read a range's sketch.
+const LAYOUTS: [(usize, usize); 3] = [(12, 1), (6, 2), (4, 3)];
+/// The same for head dims whose rows take more registers.
+const WIDE: [(usize, usize); 2] = [(8, 1), (4, 2)];
+/// The widest rows of the former.
+const NARROW: usize = 128;
+/// What joining parts costs, in halves of a plane's tile: by the cubes of a cluster, and by a
+/// launch.
+const JOINING: [usize; 2] = [1, 2];
+
+/// Units of a cube of the portable kernel, as many as there is room for: the widest has a processor
+/// to itself, and reads its range's sketch once.
+const UNITS: [usize; 3] = [512, 256, 128];
+/// Ranges for each processor from which on the narrowest cubes are taken: one begins or ends while
+/// others multiply.
+const MANY: usize = 6;
+/// Of these, a processor has so many under way together.
+const NARROWEST_EACH: usize = 3;
+/// Tokens below which a part is not worth a cube of the portable kernel.
+const SMALLEST_PART: usize = 128;
+/// What joining parts costs beside reading them, in tokens of a cube: another launch.
+const LAUNCH: usize = 256;
+/// Waves of cubes up to which parts may fill what a last one leaves idle.
+const MOST_WAVES: usize = 4;
+
+impl Plan {
+    pub(super) fn new(query: &CubeTensor, sizes: Sizes) -> Self {
+        let [_, _, head_dim] = query.shape().dims();
+        // For one query head, a plane's products of whole tiles are more work than a team's of
+        // rows.
+        if sizes.group > 1 && multiplies(query) && head_dim.is_multiple_of(32) {
+            Self::tiles(query, head_dim, sizes)
+        } else {
+            Self::plain(query, head_dim, sizes)
+        }
+    }
+
+    /// The layout and split of the fewest tiles one behind another.
+    fn tiles(query: &CubeTensor, head_dim: usize, sizes: Sizes) -> Self {
+        let Sizes { total_kv_heads, group, longest, .. } = sizes;
+        let room = query.client.properties().hardware.max_shared_memory_size;
+        // And zeros.
+        let entries = (sizes.entries + 1).next_multiple_of(16);
+        let layouts = if head_dim <= NARROW { &LAYOUTS[..] } else { &WIDE[..] };
+        let bytes = |planes: usize, staged: usize| {
+            // Of planes and of what a cluster's cubes send each other, rounded up.
+            let rows = (planes + 1) * group * head_dim;
+            let heads = (16 * planes + 2 * group) + (2 * group + 1) * LARGEST_CLUSTER;
+            (rows + heads) * size_of::<f32>() + 2 * staged * head_dim * query.dtype.size()
+        };
+        let fits = |(planes, each): (usize, usize), staged| bytes(planes, staged) * each <= room;
+        let staged = if layouts.iter().any(|&layout| fits(layout, entries)) { entries } else { 0 };
+        let tiles = longest.div_ceil(MMA_KEYS).max(1);
+        let processors = processors(&query.client);
+        let joins = |splits: usize, each: usize| {
+            let clusters = has_clusters(&query.client) && each == 1 && splits <= LARGEST_CLUSTER;
+            clusters && fit_clusters(processors, splits, total_kv_heads)
+        };
+        let (mut best, mut fewest) = (None, usize::MAX);
+        for &(planes, each) in layouts.iter().filter(|&&layout| fits(layout, staged)) {
+            let at_once = processors * each;
+            for splits in 1..=(at_once / total_kv_heads).min(tiles.div_ceil(planes)).max(1) {
+                let (parts, joining) = match splits {
+                    1 => (KvSplit::None, 0),
+                    _ if joins(splits, each) => (KvSplit::Cluster(splits), JOINING[0]),
+                    _ => (KvSplit::Global, JOINING[1]),
+                };
+                let waves = (total_kv_heads * splits).div_ceil(at_once);
+                let steps = 2 * waves * tiles.div_ceil(splits * planes) + joining;
+                if steps < fewest {
+                    fewest = steps;
+                    let kernel = Kernel::Tiles { planes };
+                    best = Some(Self { kernel, splits, parts, staged });
+                }
+            }
+        }
+        best.unwrap_or_else(|| Self::plain(query, head_dim, sizes))
+    }
+
+    fn plain(query: &CubeTensor, head_dim: usize, sizes: Sizes) -> Self {
+        let Sizes { total_kv_heads, group, entries, buckets, longest } = sizes;
+        let hardware = &query.client.properties().hardware;
+        let size = query.dtype.size();
+        // Rows in pieces of 16 bytes, where the device has them; entries come in fours.
+        let lanes = query
+            .client
+            .properties()
+            .io_optimized_vector_sizes(size)
+            .find(|lanes| head_dim.is_multiple_of(*lanes) && lanes.is_multiple_of(4))
+            .unwrap_or(4);
+        // Few units a row exchange less; enough of them keep queries and sums in registers.
+        let plane = (hardware.plane_size_min as usize).clamp(1, 32);
+        let most = plane.min((head_dim / lanes).next_power_of_two());
+        let mut team = 8.min(most);
+        while team < most && group * head_dim / team > 32 {
+            team *= 2;
+        }
+        let room = hardware.max_shared_memory_size;
+        let rows = |units: usize, heads: usize| units / plane * heads * head_dim * size_of::<f32>();
+        // All heads' rows at once, where they leave room for as much again.
+        let joined = |units: usize| if 2 * rows(units, group) <= room { group } else { 1 };
+        let bytes = |units: usize, entries: usize| {
+            let sums = units / plane * 2 * group * size_of::<f32>();
+            let places = units * buckets * size_of::<u32>();
+            rows(units, joined(units)) + sums + places + 2 * entries * head_dim * size
+        };
+        let widest = hardware.max_units_per_cube as usize;
+        let entries = entries.next_multiple_of(16);
+        let processors = processors(&query.client);
+        let narrowest = UNITS[UNITS.len() - 1];
+        let many = total_kv_heads >= MANY * processors
+            && bytes(narrowest, entries) * NARROWEST_EACH <= room;
+        let able = |entries: usize| {
+            let fits = |units: usize| units <= widest && bytes(units, entries) <= room;
+            UNITS
+                .into_iter()
+                .filter(|&units| !many || units == narrowest)
+                .find(|&units| fits(units))
+        };
+        let (units, staged) = match able(entries) {
+            Some(units) => (units, entries),
+            None => (able(0).unwrap_or(narrowest), 0),
+        };
+        // Registers are for as many units as the widest cube has.
+        let at_once = processors * UNITS[0] / units;
+        let most_splits =
+            (longest / SMALLEST_PART).min(MOST_WAVES * at_once / total_kv_heads).max(1);
+        // The fewest tokens one behind another, and of splits that have as few, the one into fewest
+        // parts.
+        let tokens = |splits: usize| {
+            let joining = if splits > 1 { LAUNCH } else { 0 };
+            (total_kv_heads * splits).div_ceil(at_once) * longest.div_ceil(splits) + joining
+        };
+        let splits = (1..=most_splits).min_by_key(|&splits| tokens(splits)).unwrap_or(1);
+        let parts = if splits > 1 { KvSplit::Global } else { KvSplit::None };
+        let joined = joined(units);
+        let kernel = Kernel::Plain(Plain { lanes, team, units, plane, joined });
+        Self { kernel, splits, parts, staged }
+    }
+}

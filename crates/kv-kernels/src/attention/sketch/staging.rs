@@ -1,0 +1,139 @@
+//! A range's sketch in shared memory, laid out for lanes that read it without conflict.
+
+use cubecl::prelude::*;
+
+use super::blueprint::{Blueprint, WORDS};
+use crate::components::ptx::shared_address;
+
+/// Elements of a piece of a key, of one of a value, and of a vector of entries in memory.
+pub(super) const KEY_PIECE: usize = 8;
+const VALUE_PIECE: usize = 4;
+pub(super) const ENTRY: usize = 4;
+
+/// Where a lane finds its columns of a range's entries.
+#[derive(CubeType)]
+pub(super) struct Columns {
+    /// Of even pieces of a key and of odd ones, in bytes of shared memory.
+    pub(super) keys: Array<u32>,
+    /// Of the first blocks of a value, in the lane's order.
+    pub(super) values: Array<u32>,
+    /// The range's first entry, in memory.
+    pub(super) first: usize,
+}
+
+/// Orders in which lanes read the blocks of a value: at most one for each of four lanes.
+pub(super) fn orders(blocks: usize) -> usize {
+    match blocks {
+        _ if blocks.is_multiple_of(4) => 4,
+        _ if blocks.is_multiple_of(2) => 2,
+        _ => 1,
+    }
+}
+
+/// Puts a range's entries into shared memory, rounded, with zeros behind them, and says where this
+/// lane's columns are.
+///
+/// # Shapes
+/// In vectors of 4: `all_keys` and `all_values` `[N, D / 4]`.
+#[cube]
+pub(super) fn stage<E: Float>(
+    all_keys: &[Vector<f32, Const<ENTRY>>],
+    all_values: &[Vector<f32, Const<ENTRY>>],
+    first: usize,
+    entries: usize,
+    r: usize,
+    j: usize,
+    #[comptime] blueprint: Blueprint,
+) -> Columns {
+    let (dim, room) = comptime!((blueprint.head_dim, blueprint.staged));
+    let buckets = blueprint.sketch.buckets.comptime();
+    let blocks = comptime!(blueprint.rows().blocks());
+    let orders = comptime!(orders(blocks));
+    let mut keys = Array::<u32>::new(2usize);
+    let mut values = Array::<u32>::new(orders);
+    if comptime!(room > 0) {
+        let mut staged_keys =
+            Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(room * dim / KEY_PIECE));
+        let mut staged_values =
+            Shared::<[Vector<u32, Const<WORDS>>]>::new_slice(comptime!(room * dim / VALUE_PIECE));
+        let each = comptime!(dim / ENTRY);
+        let rows = min(entries * buckets, room - 1);
+        let mut i = UNIT_POS as usize;
+        while i < rows * comptime!(dim / KEY_PIECE) {
+            staged_keys[i] = key_piece::<E>(all_keys, first * each + 2 * i);
+            i += CUBE_DIM as usize;
+        }
+        i = UNIT_POS as usize;
+        while i < rows * comptime!(dim / VALUE_PIECE) {
+            let (row, piece) = (i / each, i % each);
+            let to = row * each + place_of_piece(piece / 8, piece % 8, blocks);
+            staged_values[to] = value_piece::<E>(all_values, first * each + i);
+            i += CUBE_DIM as usize;
+        }
+        // The last row, for tokens that are not in the sketch: what entries hold may be infinite.
+        i = UNIT_POS as usize;
+        while i < comptime!(dim / VALUE_PIECE) {
+            staged_values[comptime!((room - 1) * dim / VALUE_PIECE) + i] = Vector::new(0u32);
+            if i < comptime!(dim / KEY_PIECE) {
+                staged_keys[comptime!((room - 1) * dim / KEY_PIECE) + i] = Vector::new(0u32);
+            }
+            i += CUBE_DIM as usize;
+        }
+        sync_cube();
+
+        let of_keys = shared_address::<Vector<u32, Const<4>>>(staged_keys.as_ptr());
+        let of_values = shared_address::<Vector<u32, Const<WORDS>>>(staged_values.as_ptr());
+        let ahead = piece_ahead(r, blueprint);
+        keys[0] = of_keys + 16 * (j + ahead) as u32;
+        keys[1] = of_keys + 16 * j as u32 - 16 * ahead as u32;
+        #[unroll]
+        for step in 0..orders {
+            let block = comptime!(step) ^ (j % orders);
+            values[step] = of_values + 8 * place_of_piece(block, r, blocks) as u32;
+        }
+    }
+    Columns { keys, values, first }
+}
+
+/// Lanes of odd rows read every two pieces of a key in the other order, so that two rows are in all
+/// banks at once: how far ahead the piece is that such a lane reads instead of an even one.
+#[cube]
+pub(super) fn piece_ahead(r: usize, #[comptime] blueprint: Blueprint) -> usize {
+    let mut ahead = 0usize.runtime();
+    if comptime!(blueprint.rows().pieces().is_multiple_of(2)) {
+        ahead = r % 2 * 4;
+    }
+    ahead
+}
+
+/// Where shared memory has piece `block` of lanes `4 r` to `4 r + 3`, of a value: such that half a
+/// plane reads pieces of different rows without conflict, if lanes `j` begin with different blocks.
+#[cube]
+fn place_of_piece(block: usize, r: usize, #[comptime] blocks: usize) -> usize {
+    r % 4 + 4 * block + comptime!(4 * blocks) * (r / 4)
+}
+
+/// An entry's key piece, rounded.
+#[cube]
+pub(super) fn key_piece<E: Float>(
+    entries: &[Vector<f32, Const<ENTRY>>],
+    from: usize,
+) -> Vector<u32, Const<4>> {
+    let mut piece = Vector::<u32, Const<4>>::empty();
+    #[unroll]
+    for half in 0..2usize {
+        let words = value_piece::<E>(entries, from + half);
+        piece.insert(comptime!(2 * half), words.extract(0usize));
+        piece.insert(comptime!(2 * half + 1), words.extract(1usize));
+    }
+    piece
+}
+
+/// The same of a value.
+#[cube]
+pub(super) fn value_piece<E: Float>(
+    entries: &[Vector<f32, Const<ENTRY>>],
+    from: usize,
+) -> Vector<u32, Const<WORDS>> {
+    Vector::reinterpret(Vector::<E, Const<VALUE_PIECE>>::cast_from(entries[from]))
+}

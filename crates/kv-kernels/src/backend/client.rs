@@ -1,0 +1,92 @@
+//! Launches on CubeCL devices: what the device offers, grids, vectors, new tensors.
+
+use burn::backend::{DType, Shape};
+use burn_cubecl::CubeDevice;
+use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
+use burn_cubecl::ops::reshape;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::features::MmaConfig;
+use cubecl::prelude::*;
+
+/// Processors of a device that does not tell, as those behind wgpu do not: many, since parts of
+/// ranges cost small devices less than idle processors cost large ones.
+const UNKNOWN_PROCESSORS: usize = 128;
+
+/// Processors that run cubes.
+pub(crate) fn processors(client: &Client) -> usize {
+    client
+        .properties()
+        .hardware
+        .num_streaming_multiprocessors
+        .map_or(UNKNOWN_PROCESSORS, |count| count as usize)
+}
+
+/// Planes of a cube of so many units, at most.
+pub(crate) fn planes_of(client: &Client, units: usize) -> usize {
+    units.div_ceil((client.properties().hardware.plane_size_min as usize).max(1))
+}
+
+/// Units of the widest cube, a power of two, and its planes, at most.
+pub(crate) fn widest_cube(client: &Client) -> (usize, usize) {
+    let hardware = &client.properties().hardware;
+    let most = (hardware.max_units_per_cube as usize).min(1024);
+    let units = 1 << most.ilog2();
+    (units, units / (hardware.plane_size_min as usize).clamp(1, units))
+}
+
+/// At least `count` cubes, folded where a grid dimension has its limit; kernels end the surplus.
+pub(crate) fn grid(count: usize) -> CubeCount {
+    const LIMIT: usize = 65_535;
+    let rows = count.div_ceil(LIMIT).max(1);
+    CubeCount::Static(count.div_ceil(rows) as u32, rows as u32, 1)
+}
+
+/// The widest vector (16 bytes at most, on devices that have it) that divides a row and its stride.
+pub(crate) fn vector_lanes(tensor: &CubeTensor, width: usize, stride: usize) -> usize {
+    tensor
+        .client
+        .properties()
+        .io_optimized_vector_sizes(tensor.dtype.size())
+        .find(|lanes| width.is_multiple_of(*lanes) && stride.is_multiple_of(*lanes))
+        .unwrap_or(1)
+}
+
+/// Whether the device has the matrix instructions that kernels use for a tensor's dtype, in planes
+/// of 32: products of 16 by 16 and 16 by 8, summed in f32.
+pub(crate) fn multiplies(tensor: &CubeTensor) -> bool {
+    let properties = tensor.client.properties();
+    let hardware = &properties.hardware;
+    let elem = elem_type(tensor.dtype);
+    let product = MmaConfig {
+        a_type: elem,
+        b_type: elem,
+        cd_type: elem_type(DType::F32),
+        m: 16,
+        n: 8,
+        k: 16,
+    };
+    let planes_of_32 = hardware.plane_size_min == 32 && hardware.plane_size_max == 32;
+    let halves = matches!(tensor.dtype, DType::F16 | DType::BF16);
+    halves && planes_of_32 && properties.features.matmul.mma.contains(&product)
+}
+
+/// Whether kernels may hold PTX.
+pub(crate) fn is_cuda(client: &Client) -> bool {
+    client.properties().identity.fingerprint.starts_with("ptx_sm")
+}
+
+pub(crate) fn elem_type(dtype: DType) -> ElemType {
+    burn::backend::cubecl::dtype_to_storage_type(dtype)
+}
+
+pub(crate) fn empty_like(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+}
+
+/// Zeros without padding between rows: allocated flat, then viewed.
+pub(crate) fn zeros_like(like: &CubeTensor, shape: [usize; 2]) -> CubeTensor {
+    let flat = Shape::from([shape.iter().product::<usize>()]);
+    let (client, device) = (like.client.clone(), CubeDevice::clone(&like.device));
+    reshape(zeros_client(client, device, flat, DType::F32), Shape::from(shape))
+}

@@ -1,0 +1,64 @@
+//! Tensors' buffers: read, made, written in place.
+
+use burn::backend::{DType, Element, Shape, TensorData};
+use burn_flex::FlexTensor;
+use bytemuck::Pod;
+use half::{bf16, f16};
+
+/// A tensor's elements as f32.
+pub(crate) fn wide(tensor: &FlexTensor) -> Vec<f32> {
+    let tensor = tensor.to_contiguous();
+    match tensor.dtype() {
+        DType::F16 => slice::<f16>(&tensor).iter().map(|x| x.to_f32()).collect(),
+        DType::BF16 => slice::<bf16>(&tensor).iter().map(|x| x.to_f32()).collect(),
+        _ => slice::<f32>(&tensor).to_vec(),
+    }
+}
+
+/// f32 numbers as a tensor of a dtype.
+pub(crate) fn rounded(values: Vec<f32>, shape: impl Into<Shape>, dtype: DType) -> FlexTensor {
+    let shape: Shape = shape.into();
+    let data = match dtype {
+        DType::F16 => {
+            TensorData::new(values.into_iter().map(f16::from_f32).collect::<Vec<_>>(), shape)
+        }
+        DType::BF16 => {
+            TensorData::new(values.into_iter().map(bf16::from_f32).collect::<Vec<_>>(), shape)
+        }
+        _ => TensorData::new(values, shape),
+    };
+    FlexTensor::from_data(data)
+}
+
+/// Rounding to a dtype.
+pub(crate) fn rounding(dtype: DType) -> fn(f32) -> f32 {
+    match dtype {
+        DType::F16 => |x| f16::from_f32(x).to_f32(),
+        DType::BF16 => |x| bf16::from_f32(x).to_f32(),
+        _ => |x| x,
+    }
+}
+
+/// The tensor without gaps, to be written: `to_contiguous` would share the buffer with the
+/// original, which then is copied on write.
+pub(crate) fn owned(tensor: FlexTensor) -> FlexTensor {
+    if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
+}
+
+/// A contiguous tensor's elements.
+pub(crate) fn slice<E: Element + Pod>(tensor: &FlexTensor) -> &[E] {
+    tensor.as_slice::<E>().unwrap_or(&[])
+}
+
+/// The dimensions of a tensor.
+pub(crate) fn dims<const D: usize>(tensor: &FlexTensor) -> [usize; D] {
+    tensor.layout().shape().dims()
+}
+
+/// Slots in rows, and how many each has.
+pub(crate) fn listed((slots, counts): (Vec<i32>, Vec<i32>)) -> (FlexTensor, FlexTensor) {
+    let rows = counts.len();
+    let width = slots.len() / rows.max(1);
+    let slots = FlexTensor::from_data(TensorData::new(slots, [rows, width]));
+    (slots, FlexTensor::from_data(TensorData::new(counts, [rows])))
+}

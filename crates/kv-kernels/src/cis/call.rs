@@ -1,0 +1,153 @@
+//! A call on CubeCL devices: its tensors, and the code that they need.
+
+use burn::backend::{DType, Shape, TensorMetadata};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+
+use super::args::Retrieval;
+use super::blueprint::Blueprint;
+use super::score_mma::{HEADS as TILE_HEADS, TEAM as TEAM_OF_TILES, VECTOR as TILE_VECTOR};
+use super::{Earlier, RetrieveConfig};
+use crate::backend::client::{empty_like, is_cuda, multiplies, vector_lanes};
+
+/// A call's tensors, all contiguous, and their sizes.
+pub(super) struct Call {
+    pub(super) query: CubeTensor,
+    pub(super) vectors: CubeTensor,
+    pub(super) keys: CubeTensor,
+    pub(super) set_vectors: CubeTensor,
+    pub(super) offsets: CubeTensor,
+    pub(super) lengths: CubeTensor,
+    pub(super) newest: CubeTensor,
+    pub(super) table: CubeTensor,
+    pub(super) config: RetrieveConfig,
+    pub(super) batch: usize,
+    pub(super) head_dim: usize,
+    /// Ranges.
+    pub(super) total_kv_heads: usize,
+    /// Query heads of a range.
+    pub(super) group: usize,
+    /// Elements of a vector of a row.
+    pub(super) lanes: usize,
+}
+
+impl Call {
+    pub(super) fn new(retrieval: Retrieval<CubeBackend>) -> Self {
+        let [query, vectors, keys, set_vectors] =
+            [retrieval.query, retrieval.vectors, retrieval.keys, retrieval.set_vectors]
+                .map(into_contiguous);
+        let [offsets, lengths, newest, table] =
+            [retrieval.offsets, retrieval.lengths, retrieval.newest, retrieval.table]
+                .map(into_contiguous);
+        let [batch, query_heads, head_dim] = query.shape().dims();
+        let total_kv_heads = offsets.shape().num_elements();
+        let lanes = vector_lanes(&keys, head_dim, head_dim);
+        let (group, config) = (batch * query_heads / total_kv_heads, retrieval.config);
+        Self {
+            query,
+            vectors,
+            keys,
+            set_vectors,
+            offsets,
+            lengths,
+            newest,
+            table,
+            config,
+            batch,
+            head_dim,
+            total_kv_heads,
+            group,
+            lanes,
+        }
+    }
+
+    /// The most slots of a range.
+    pub(super) fn longest(&self) -> usize {
+        self.config.longest.max(1)
+    }
+
+    /// Code of a cube of `units`, whose teams read so many rows `ahead`, with room for `staged`
+    /// slots' scores in shared memory.
+    pub(super) fn blueprint(
+        &self,
+        units: usize,
+        scores: bool,
+        staged: usize,
+        ahead: usize,
+    ) -> Blueprint {
+        let options = self.config.options;
+        let client = &self.query.client;
+        let [_, parts, length] = self.vectors.shape().dims();
+        Blueprint {
+            group: self.group,
+            columns: self.head_dim / self.lanes,
+            team: self.team(),
+            tiles: self.tiles(),
+            units,
+            plane: client.properties().hardware.plane_size_min.max(1) as usize,
+            parts,
+            length,
+            sets: self.config.sets,
+            width: self.config.width,
+            reduction: options.reduction,
+            similarity: options.similarity,
+            shares: options.block > 1,
+            chains: options.earlier == Earlier::Any,
+            reads_choice: options.reads_choice(),
+            certified: options.certified,
+            measures: self.config.measures,
+            scores,
+            // CUDA's barrier orders all memory for its cube.
+            fenced: !is_cuda(client),
+            staged,
+            ahead,
+            feeds_histogram: false,
+        }
+    }
+
+    /// Whether matrix instructions score rows.
+    fn tiles(&self) -> bool {
+        let vectors = self.lanes * self.query.dtype.size() == TILE_VECTOR;
+        multiplies(&self.query)
+            && vectors
+            && self.group <= TILE_HEADS
+            && self.head_dim.is_multiple_of(TEAM_OF_TILES * self.lanes)
+    }
+
+    /// Units that share a row.
+    fn team(&self) -> usize {
+        if self.tiles() {
+            return TEAM_OF_TILES;
+        }
+        let hardware = &self.query.client.properties().hardware;
+        let most = (hardware.plane_size_min as usize).min(32);
+        let columns = self.head_dim / self.lanes;
+        let mut team = 8.min(most).min(columns.next_power_of_two());
+        // Few units a row exchange less; enough of them keep queries in registers.
+        while team < most && self.group * self.head_dim / team > 64 {
+            team *= 2;
+        }
+        team
+    }
+
+    /// Rows that a team reads before it waits for the first, or tiles that a plane does: as many as
+    /// registers allow.
+    pub(super) fn ahead(&self) -> usize {
+        match (self.tiles(), self.group) {
+            (true, _) => (256 / self.head_dim).clamp(1, 4),
+            (false, ..=2) => 8,
+            (false, _) => 4,
+        }
+    }
+
+    /// Whether scores are ordered as they are made.
+    pub(super) fn direct(&self) -> bool {
+        self.blueprint(1, true, 0, 1).direct()
+    }
+
+    /// Numbers that kernels leave to others, of which some are never read.
+    pub(super) fn scratch(&self, numbers: usize, dtype: DType) -> CubeTensor {
+        empty_like(&self.query, Shape::from([numbers.max(4)]), dtype)
+    }
+}

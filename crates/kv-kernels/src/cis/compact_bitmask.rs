@@ -1,0 +1,242 @@
+//! Compaction of a bitmask: the tokens of the slots whose bits are set, listed in ascending order.
+
+use cubecl::prelude::*;
+
+use super::bitmask::{WORD, own_words, shifted, sync_scratch, within};
+use super::blueprint::Blueprint;
+use super::visible_range::{VisibleRange, window_start};
+use crate::components::prefix_sum::exclusive;
+
+/// What [`compact_bitmask`] has listed: a set, and the step's own choice of tokens.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct CompactedSet {
+    /// Tokens in the set's list, which has room for the first ones only.
+    pub(super) count: usize,
+    /// Tokens that the set would have if its list had room for all.
+    pub(super) marked: usize,
+    /// The most attention that any query does not give to tokens that are attended to until the
+    /// block ends.
+    pub(super) dropped: f32,
+    /// Tokens in the list of the step's own choice, where the step reads that instead of its set.
+    pub(super) chosen: usize,
+    /// The most attention that any query does not give to the tokens that the step then reads.
+    pub(super) dropped_now: f32,
+}
+
+/// Where the lists of a set and of the step's own choice begin in the table.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct ListOffsets {
+    pub(super) set: usize,
+    pub(super) choice: usize,
+}
+
+/// Writes the tokens of selected slots, with the neighbours of the `k_dilate` highest, to the set's
+/// list; where the step reads its own choice, also the tokens of selected slots alone to that list.
+/// Where the cube `gathers` tokens, it collects them in shared memory first and writes them side by
+/// side.
+///
+/// # Shapes
+/// `bitmasks` from `marked` on `[3, words]`, a bit a slot.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn compact_bitmask(
+    logits: &[f32],
+    bitmasks: &mut [u32],
+    marked: usize,
+    words: usize,
+    table: &mut [i32],
+    sums: &Array<f32>,
+    kv_head: usize,
+    stride: usize,
+    visible: &VisibleRange,
+    lists: &ListOffsets,
+    radius: usize,
+    block: usize,
+    hidden_share: u32,
+    #[comptime] gathers: bool,
+    #[comptime] blueprint: Blueprint,
+) -> CompactedSet {
+    let units = blueprint.units.comptime();
+    let width = blueprint.width.comptime();
+    let (start, local) = (visible.start, visible.local);
+    // Neighbours of the best may be locals, which go out of the locals' place with time.
+    let reach = min(local + radius, visible.length);
+    let known = local.div_ceil(WORD);
+    let (first, last) = own_words(reach, units);
+    let set = marked + 2 * words;
+    for word in first..last {
+        let mut chosen = 0u32;
+        if word < known {
+            chosen = bitmasks[marked + word];
+        }
+        for distance in 0..radius + 1 {
+            chosen |= shifted(&*bitmasks, marked + words, known, word, distance);
+        }
+        bitmasks[set + word] = chosen & within(word, start, reach);
+    }
+    let mut tokens = Shared::<[i32]>::new_slice(comptime!(if gathers { width } else { 1 }));
+    let count = write_tokens(
+        &*bitmasks,
+        set,
+        first,
+        last,
+        visible.freed,
+        table,
+        lists.set,
+        &mut tokens,
+        gathers,
+        blueprint,
+    );
+    let mut choice = 0usize;
+    if comptime!(blueprint.reads_choice) {
+        let last = max(min(last, known), first);
+        choice = write_tokens(
+            &*bitmasks,
+            marked,
+            first,
+            last,
+            visible.freed,
+            table,
+            lists.choice,
+            &mut tokens,
+            gathers,
+            blueprint,
+        );
+    }
+
+    let mut dropped = 0.0f32;
+    let mut dropped_now = 0.0f32;
+    if comptime!(blueprint.certified) {
+        sync_scratch(blueprint);
+        let left = block - 1 - (visible.tokens - min(visible.tokens, 1usize)) % block;
+        let ahead = window_start(hidden_share, visible.tokens + left);
+        let later = ahead - min(ahead, visible.freed);
+        let stays = min(local + left, visible.length);
+        dropped = mass_of_others(
+            logits, &*bitmasks, set, reach, later, stays, sums, kv_head, stride, visible, blueprint,
+        );
+        if comptime!(blueprint.reads_choice) {
+            dropped_now = mass_of_others(
+                logits, &*bitmasks, marked, local, start, local, sums, kv_head, stride, visible,
+                blueprint,
+            );
+        }
+    }
+    CompactedSet {
+        count: min(count, width),
+        marked: count,
+        dropped,
+        chosen: min(choice, width),
+        dropped_now,
+    }
+}
+
+/// Writes the tokens of slots whose bits are set in the bitmask at `from` to a list, as far as it
+/// has room; returns how many bits are set. A unit has the words from `first` to before `last`.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn write_tokens(
+    bitmasks: &[u32],
+    from: usize,
+    first: usize,
+    last: usize,
+    freed: usize,
+    table: &mut [i32],
+    to: usize,
+    tokens: &mut Shared<[i32]>,
+    #[comptime] gathers: bool,
+    #[comptime] blueprint: Blueprint,
+) -> usize {
+    let units = blueprint.units.comptime();
+    let mut parts = Shared::<[u32]>::new_slice(comptime!(blueprint.planes()));
+    let mut own = 0u32;
+    for word in first..last {
+        own += bitmasks[from + word].count_ones();
+    }
+    let (before, count) = exclusive(own, &mut parts);
+    let listed = min(count as usize, comptime!(blueprint.width));
+    let mut next = before as usize;
+    for word in first..last {
+        let mut bits = bitmasks[from + word];
+        while bits > 0 {
+            let bit = ((bits - 1) & !bits).count_ones() as usize;
+            if next < listed {
+                let token = i32::cast_from(word * WORD + bit + freed);
+                if gathers {
+                    tokens[next] = token;
+                } else {
+                    table[to + next] = token;
+                }
+            }
+            next += 1;
+            bits &= bits - 1;
+        }
+    }
+    if gathers {
+        sync_cube();
+        let mut i = UNIT_POS as usize;
+        while i < listed {
+            table[to + i] = tokens[i];
+            i += units;
+        }
+        // Others may gather the next list in the same place.
+        sync_cube();
+    }
+    count as usize
+}
+
+/// The most attention that any query gives to visible slots that are not kept: slots before
+/// `later`, and slots before `stays` that are not in the bitmask at `marked` of the first `reach`
+/// slots. All units get it.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn mass_of_others(
+    logits: &[f32],
+    bitmasks: &[u32],
+    marked: usize,
+    reach: usize,
+    later: usize,
+    stays: usize,
+    sums: &Array<f32>,
+    kv_head: usize,
+    stride: usize,
+    visible: &VisibleRange,
+    #[comptime] blueprint: Blueprint,
+) -> f32 {
+    let group = blueprint.group.comptime();
+    let (units, planes) = comptime!((blueprint.units, blueprint.planes()));
+    let from = kv_head * group * stride;
+    let mut masses = Shared::<[f32]>::new_slice(comptime!(planes * group));
+    let plane = (UNIT_POS / PLANE_DIM) as usize;
+    #[unroll]
+    for g in 0..group {
+        let mut mass = 0.0f32;
+        let mut i = visible.start + UNIT_POS as usize;
+        while i < visible.length {
+            let mut kept = i >= stays;
+            if !kept && i < reach {
+                let bits = bitmasks[marked + i / WORD];
+                kept = (bits >> u32::cast_from(i % WORD)) & 1u32 > 0;
+            }
+            if !kept || i < later {
+                mass += (logits[from + g * stride + i] - sums[g]).exp();
+            }
+            i += units;
+        }
+        mass = plane_sum(mass);
+        if UNIT_POS_PLANE == 0 {
+            masses[g * planes + plane] = mass;
+        }
+    }
+    sync_cube();
+    let mut most = 0.0f32;
+    #[unroll]
+    for g in 0..group {
+        let mut mass = 0.0f32;
+        for other in 0..(CUBE_DIM / PLANE_DIM) as usize {
+            mass += masses[g * planes + other];
+        }
+        most = max(most, mass);
+    }
+    most
+}

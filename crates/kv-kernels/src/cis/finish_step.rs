@@ -1,0 +1,215 @@
+//! The end of a range's step: stores a new set, or the entry of a step that shares, writes down
+//! what the step reads, and counts it.
+
+use cubecl::prelude::*;
+
+use super::blueprint::Blueprint;
+use super::match_cached_set::Decision;
+use super::sorted_bounds::count_below;
+use super::table::*;
+use super::visible_range::{StepContext, VisibleRange};
+use crate::attention::decode::slot_indexer::SetView;
+
+/// The view of a step that reads all visible slots.
+#[cube]
+pub(super) fn all_of(visible: &VisibleRange) -> SetView {
+    SetView {
+        sinks: visible.sinks,
+        first: 0usize,
+        count: 0usize,
+        local: visible.start,
+        freed: visible.freed,
+    }
+}
+
+/// Writes down and counts what a step reads: all visible slots, the tokens of the list of `set`, or
+/// its own choice. Returns it.
+#[cube]
+pub(super) fn finish_step(
+    table: &mut [i32],
+    own: usize,
+    visible: &VisibleRange,
+    decision: &Decision,
+    set: usize,
+    #[comptime] blueprint: Blueprint,
+) -> SetView {
+    let (sets, width) = comptime!((blueprint.sets, blueprint.width));
+    let decided = decision.decided;
+    let totals = Totals::of(&*table, own);
+    let fields = own + FIELDS + set * SET_FIELDS;
+    let key_norm = table[fields + KEY_NORM];
+    let mut dropped = table[fields + DROPPED];
+    let some = decided != i32::new(ALL as i64);
+    let retrieves = decided == i32::new(RETRIEVES as i64);
+    let mut chosen = all_of(visible);
+    if comptime!(blueprint.reads_choice) && retrieves {
+        // All of it is visible, and none of it local.
+        chosen.first = comptime!(list(sets, width, sets)).runtime();
+        chosen.count = decision.choice;
+        chosen.local = visible.local;
+        dropped = i32::reinterpret(decision.dropped_now);
+    } else if some {
+        let list = comptime!(list(sets, width, 0)) + set * width;
+        let from = i32::cast_from(visible.start + visible.freed);
+        let to = i32::cast_from(visible.local + visible.freed);
+        // Tokens ascend: hidden ones come first, those that are locals by now last.
+        let (before_window, known) =
+            count_below(&*table, own + list, decision.count, from, to, blueprint);
+        chosen.first = list + before_window as usize;
+        chosen.count = (known - before_window) as usize;
+        chosen.local = visible.local;
+    }
+    if UNIT_POS == 0 {
+        if some {
+            table[own + OWN_KEY_NORM] = key_norm;
+            table[own + OWN_DROPPED] = dropped;
+        }
+        write_step(table, own, visible, decided, decision.distance, &chosen, &totals);
+    }
+    chosen
+}
+
+/// Counters of a range: its steps, those that retrieved, and the tokens that they attended to.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Totals {
+    steps: i32,
+    retrieved: i32,
+    tokens: i32,
+    tokens_high: i32,
+}
+
+#[cube]
+impl Totals {
+    pub(super) fn of(table: &[i32], own: usize) -> Totals {
+        Totals {
+            steps: table[own + STEPS],
+            retrieved: table[own + RETRIEVED],
+            tokens: table[own + TOKENS],
+            tokens_high: table[own + TOKENS_HIGH],
+        }
+    }
+}
+
+/// Writes what a step reads into the range's row of the table, and advances the counters; for one
+/// unit.
+#[cube]
+pub(super) fn write_step(
+    table: &mut [i32],
+    own: usize,
+    visible: &VisibleRange,
+    decided: i32,
+    distance: f32,
+    chosen: &SetView,
+    totals: &Totals,
+) {
+    table[own + DECIDED] = decided;
+    table[own + DISTANCE] = i32::reinterpret(distance);
+    table[own + FIRST] = i32::cast_from(chosen.first);
+    table[own + READ] = i32::cast_from(chosen.count);
+    table[own + LOCAL] = i32::cast_from(chosen.local);
+    table[own + SEEN] = i32::cast_from(visible.start);
+    table[own + FREED] = i32::cast_from(visible.freed);
+    table[own + STEPS] = totals.steps + 1i32;
+    let retrieves = decided == i32::new(RETRIEVES as i64);
+    table[own + RETRIEVED] = totals.retrieved + select(retrieves, 1i32, 0i32);
+    let read = visible.sinks + chosen.count + visible.length - chosen.local;
+    let tokens = totals.tokens + i32::cast_from(read);
+    table[own + TOKENS] = tokens & comptime!((1i32 << TOKEN_BITS) - 1);
+    table[own + TOKENS_HIGH] = totals.tokens_high + (tokens >> comptime!(TOKEN_BITS as i32));
+}
+
+/// Stores the fields of a new set of `count` tokens in entry `set`: its size, its list and its
+/// vectors; adapts the size of the next retrieval.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn store_set<F: Float>(
+    vectors: &[F],
+    set_vectors: &mut [f32],
+    norms: &[f32],
+    table: &mut [i32],
+    context: &StepContext,
+    kv_head: usize,
+    set: usize,
+    count: usize,
+    dropped: f32,
+    scored_parts: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let (own, top) = (context.own, context.top);
+    store_vectors::<F>(vectors, set_vectors, kv_head, set, blueprint);
+    if UNIT_POS == 0 {
+        let fields = own + FIELDS + set * SET_FIELDS;
+        table[fields + COUNT] = i32::cast_from(count);
+        table[fields + LIST] = i32::cast_from(set);
+        if comptime!(blueprint.certified) {
+            let mut most = 0.0f32;
+            for part in 0..scored_parts {
+                most = max(most, norms[kv_head * scored_parts + part]);
+            }
+            table[fields + KEY_NORM] = i32::reinterpret(most.sqrt());
+            table[fields + DROPPED] = i32::reinterpret(dropped);
+        }
+        let wanted = table[own + WANTED] as usize;
+        if wanted > 0 {
+            // Half of what is amiss, and at least one.
+            let mut next = top + (wanted - min(count, wanted)).div_ceil(2);
+            if count > wanted {
+                let less = (count - wanted).div_ceil(2);
+                next = top - min(less, top);
+            }
+            table[own + TOP] = i32::cast_from(max(min(next, wanted), 1usize));
+        }
+        table[own + BLOCK] = context.block;
+        table[own + SETS] = i32::cast_from(set + 1);
+    }
+}
+
+/// Stores the step's vectors in an entry, for later steps to be compared with.
+#[cube]
+fn store_vectors<F: Float>(
+    vectors: &[F],
+    set_vectors: &mut [f32],
+    kv_head: usize,
+    entry: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let sets = blueprint.sets.comptime();
+    let parts = comptime!(blueprint.parts * blueprint.length);
+    if comptime!(blueprint.shares) {
+        let mut i = UNIT_POS as usize;
+        while i < parts {
+            set_vectors[(kv_head * sets + entry) * parts + i] =
+                f32::cast_from(vectors[kv_head * parts + i]);
+            i += blueprint.units.comptime();
+        }
+    }
+}
+
+/// Stores an entry for a step that shares a set, where later steps are compared with such steps
+/// too. All units must be through with the comparisons.
+#[cube]
+pub(super) fn store_shared_set<F: Float>(
+    vectors: &[F],
+    set_vectors: &mut [f32],
+    table: &mut [i32],
+    context: &StepContext,
+    kv_head: usize,
+    decided: i32,
+    #[comptime] blueprint: Blueprint,
+) {
+    if comptime!(blueprint.chains && blueprint.shares) && decided >= 0 {
+        let entry = min(context.held, comptime!(blueprint.sets - 1));
+        store_vectors::<F>(vectors, set_vectors, kv_head, entry, blueprint);
+        if UNIT_POS == 0 {
+            let own = context.own;
+            let from = own + FIELDS + decided as usize * SET_FIELDS;
+            let to = own + FIELDS + entry * SET_FIELDS;
+            #[unroll]
+            for field in 0..SET_FIELDS {
+                table[to + field] = table[from + field];
+            }
+            table[own + BLOCK] = context.block;
+            table[own + SETS] = i32::cast_from(entry + 1);
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Launches on CubeCL devices.
+
+use burn::backend::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::build_histogram::histogram_kernel;
+use super::finish_steps::finish_kernel;
+use super::match_sets::match_kernel;
+use super::score::score_kernel;
+use super::write_bitmask::bitmask_kernel;
+use super::{BINS, PIVOTS};
+use crate::backend::client::{elem_type, grid, processors};
+use crate::cis::bitmask::WORD;
+use crate::cis::blueprint::Blueprint;
+use crate::cis::call::Call;
+use crate::cis::scratch::Scratch;
+
+/// Slots of a part of the longest range that is scored, at least, and parts of a range, at most.
+const SMALLEST_PART: usize = 512;
+const MOST_PARTS: usize = 128;
+/// Units of a cube that compares vectors.
+const UNITS: usize = 256;
+/// Cubes on a processor that share what is to be done.
+const CUBES_EACH: usize = 2;
+
+/// Memory through which the kernels hand on what they have found.
+struct HistogramScratch {
+    /// `[P]`
+    tasks: CubeTensor,
+    /// `[P, parts, G, 2]`
+    sums: CubeTensor,
+    /// `[P, BINS]`
+    bins: CubeTensor,
+    /// `[P, 2]`
+    tallies: CubeTensor,
+    /// `[P, 2, candidates, 2]`
+    candidates: CubeTensor,
+    /// `[P, PIVOTS]`
+    pivots: CubeTensor,
+}
+
+impl HistogramScratch {
+    fn new(call: &Call, parts: usize, candidates: usize) -> Self {
+        let total_kv_heads = call.total_kv_heads;
+        Self {
+            tasks: call.scratch(total_kv_heads, DType::U32),
+            sums: call.scratch(total_kv_heads * parts * call.group * 2, DType::F32),
+            bins: call.scratch(total_kv_heads * BINS, DType::U32),
+            tallies: call.scratch(2 * total_kv_heads, DType::U32),
+            candidates: call.scratch(total_kv_heads * 4 * candidates, DType::U32),
+            pivots: call.scratch(total_kv_heads * PIVOTS, DType::U32),
+        }
+    }
+}
+
+impl Call {
+    /// Launches the five kernels, with cubes of `units` units, and of `widest` units for the last
+    /// one; returns log-sums `[P, G]`.
+    pub(in crate::cis) fn histogram_topk(&self, units: usize, widest: usize) -> CubeTensor {
+        let parts = self.longest().div_ceil(SMALLEST_PART).min(MOST_PARTS);
+        let (listed, candidates) = (self.listed(), self.candidates());
+        let histogram = HistogramScratch::new(self, parts, candidates);
+        let scratch = Scratch::new(self, parts, false, false);
+        let blueprint =
+            Blueprint { feeds_histogram: true, ..self.blueprint(units, true, 0, self.ahead()) };
+        let (options, stride, total_kv_heads) =
+            (self.config.options, self.longest(), self.total_kv_heads);
+        let (block, hidden) = (options.block, options.hidden.bits());
+        let (kv_heads, dtype) = (total_kv_heads / self.batch, elem_type(self.query.dtype));
+        let client = self.query.client.clone();
+        let processors = processors(&client);
+        let shared = grid(processors * CUBES_EACH);
+        let wide = CubeDim::new_1d(units as u32);
+        let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
+        // SAFETY: shapes were checked; the kernels stay within slots, sets and scratch, given
+        // ranges that end within the pool and are no longer than the longest.
+        unsafe {
+            match_kernel::launch_unchecked(
+                &client,
+                grid(total_kv_heads),
+                CubeDim::new_1d(UNITS.min(units) as u32),
+                arg(&self.vectors),
+                arg(&self.set_vectors),
+                arg(&self.lengths),
+                arg(&self.newest),
+                arg(&self.table),
+                arg(&histogram.tasks),
+                total_kv_heads,
+                kv_heads,
+                block,
+                hidden,
+                Blueprint { units: UNITS.min(units), ..blueprint },
+                dtype,
+            );
+            score_kernel::launch_unchecked(
+                &client,
+                shared.clone(),
+                wide,
+                self.lanes,
+                arg(&self.query),
+                arg(&self.keys),
+                arg(&self.offsets),
+                arg(&self.lengths),
+                arg(&self.newest),
+                arg(&self.table),
+                arg(&histogram.tasks),
+                arg(&scratch.logits),
+                arg(&scratch.ordered),
+                arg(&scratch.norms),
+                arg(&histogram.sums),
+                arg(&histogram.bins),
+                arg(&histogram.tallies),
+                total_kv_heads,
+                kv_heads,
+                parts,
+                stride,
+                block,
+                hidden,
+                self.config.scale,
+                listed,
+                blueprint,
+                dtype,
+            );
+            histogram_kernel::launch_unchecked(
+                &client,
+                shared.clone(),
+                wide,
+                arg(&self.lengths),
+                arg(&self.newest),
+                arg(&self.table),
+                arg(&histogram.tasks),
+                arg(&scratch.logits),
+                arg(&scratch.ordered),
+                arg(&histogram.sums),
+                arg(&histogram.bins),
+                total_kv_heads,
+                kv_heads,
+                parts,
+                stride,
+                block,
+                hidden,
+                listed,
+                blueprint,
+            );
+            bitmask_kernel::launch_unchecked(
+                &client,
+                shared,
+                wide,
+                arg(&self.lengths),
+                arg(&self.newest),
+                arg(&self.table),
+                arg(&histogram.tasks),
+                arg(&scratch.ordered),
+                arg(&histogram.sums),
+                arg(&histogram.bins),
+                arg(&scratch.bitmasks),
+                arg(&histogram.tallies),
+                arg(&histogram.candidates),
+                arg(&histogram.pivots),
+                total_kv_heads,
+                kv_heads,
+                parts,
+                stride,
+                block,
+                hidden,
+                candidates,
+                listed,
+                blueprint,
+            );
+            finish_kernel::launch_unchecked(
+                &client,
+                grid(total_kv_heads.min(processors * CUBES_EACH)),
+                CubeDim::new_1d(widest as u32),
+                arg(&self.vectors),
+                arg(&self.set_vectors),
+                arg(&self.lengths),
+                arg(&self.newest),
+                arg(&self.table),
+                arg(&histogram.tasks),
+                arg(&scratch.logits),
+                arg(&scratch.ordered),
+                arg(&histogram.sums),
+                arg(&scratch.bitmasks),
+                arg(&histogram.candidates),
+                arg(&histogram.pivots),
+                arg(&scratch.norms),
+                arg(&scratch.log_sum_exp),
+                total_kv_heads,
+                kv_heads,
+                parts,
+                stride,
+                options.radius,
+                block,
+                hidden,
+                self.words(),
+                candidates,
+                self.gathers(),
+                listed,
+                // Marks are in shared memory.
+                self.blueprint(widest, false, self.words() * WORD, 1),
+                dtype,
+            );
+        }
+        scratch.log_sum_exp
+    }
+}

@@ -1,0 +1,66 @@
+//! Work lists: the parts of all ranges that have a task, divided among the cubes.
+
+use cubecl::prelude::*;
+
+use crate::cis::blueprint::Blueprint;
+
+/// Tasks of a range: to score it, and to retrieve a set.
+pub(super) const SCORES: u32 = 1;
+pub(super) const RETRIEVES: u32 = 2;
+
+/// A cube's run of parts, counted over all ranges that have the task.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Run {
+    pub(super) first: usize,
+    pub(super) end: usize,
+}
+
+/// Lists the ranges that have `task`; returns the cube's share of their parts.
+///
+/// # Shapes
+/// `tasks` `[P]`; `ranges` has room for `P`.
+#[cube]
+pub(super) fn run_of(
+    tasks: &[u32],
+    ranges: &mut Shared<[u32]>,
+    total_kv_heads: usize,
+    parts: usize,
+    #[comptime] task: u32,
+    #[comptime] blueprint: Blueprint,
+) -> Run {
+    let units = blueprint.units.comptime();
+    let mut sums = Shared::<[u32]>::new_slice(comptime!(blueprint.planes()));
+    let plane = (UNIT_POS / PLANE_DIM) as usize;
+    let mut known = 0usize;
+    for round in 0..total_kv_heads.div_ceil(units) {
+        let kv_head = round * units + UNIT_POS as usize;
+        let mut due = 0u32;
+        if kv_head < total_kv_heads {
+            due = select(tasks[kv_head] & task > 0, 1u32, 0u32);
+        }
+        let before = plane_exclusive_sum(due);
+        let all = plane_sum(due);
+        // All have read those of before.
+        sync_cube();
+        if UNIT_POS_PLANE == 0 {
+            sums[plane] = all;
+        }
+        sync_cube();
+        // Most planes have no range.
+        let some = min(total_kv_heads - round * units, units).div_ceil(PLANE_DIM as usize);
+        let mut at = known + before as usize;
+        for other in 0..some {
+            let sum = sums[other] as usize;
+            at += select(other < plane, sum, 0usize);
+            known += sum;
+        }
+        if due > 0 {
+            ranges[at] = kv_head as u32;
+        }
+    }
+    sync_cube();
+    let all = known * parts;
+    let share = all.div_ceil(CUBE_COUNT);
+    let first = min(CUBE_POS * share, all);
+    Run { first, end: min(first + share, all) }
+}

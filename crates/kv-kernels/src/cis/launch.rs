@@ -1,0 +1,132 @@
+//! Launches on CubeCL devices.
+
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::args::Retrieval;
+use super::blueprint::Blueprint;
+use super::call::Call;
+use super::score::score_kernel;
+use super::scratch::Scratch;
+use super::step::retrieve_kernel;
+use crate::backend::client::{elem_type, grid, processors};
+
+/// Slots that a cube scores, at most: one range that retrieves must not keep all others waiting.
+const PART: usize = 4_096;
+/// Slots below which a part is not worth a cube.
+const SMALLEST_PART: usize = 128;
+/// Cubes on a processor, about.
+const CUBES_EACH: usize = 4;
+/// Units of a cube that scores; among many, wider ones choose.
+const UNITS: usize = 256;
+
+/// Changes table and vectors in their own buffers; returns them with log-sums `[P, G]`.
+pub(crate) fn run(retrieval: Retrieval<CubeBackend>) -> (CubeTensor, CubeTensor, CubeTensor) {
+    select_slots(&Call::new(retrieval))
+}
+
+/// Runs a call; returns table and vectors, changed in their own buffers, and log-sums `[P, G]`.
+pub(super) fn select_slots(call: &Call) -> (CubeTensor, CubeTensor, CubeTensor) {
+    let (total_kv_heads, stride) = (call.total_kv_heads, call.longest());
+    let client = call.query.client.clone();
+    let processors = processors(&client);
+    let fill =
+        (processors * CUBES_EACH / total_kv_heads.max(1)).clamp(1, stride.div_ceil(SMALLEST_PART));
+    // Where ranges fill the device, parts are joined for nothing.
+    let fill = if 2 * total_kv_heads >= processors { 1 } else { fill };
+    let splits = fill.max(stride.div_ceil(PART));
+    let widest = call.widest();
+    let chooser = if stride > 2 * PART { widest } else { UNITS.min(widest) };
+    let ahead = call.ahead();
+    let whole = splits == 1;
+    let units = UNITS.min(widest);
+    if call.uses_histogram_topk() {
+        let log_sum_exp = call.histogram_topk(units, widest);
+        return (call.table.clone(), call.set_vectors.clone(), log_sum_exp);
+    }
+    let staged = call.staged(if whole { units } else { chooser });
+    let scratch = Scratch::new(call, splits, staged > 0, whole);
+    if whole {
+        call.select_slots(&scratch, 1, call.blueprint(units, true, staged, ahead));
+    } else {
+        call.score(&scratch, splits, call.blueprint(units, true, 0, ahead));
+        call.select_slots(&scratch, splits, call.blueprint(chooser, false, staged, ahead));
+    }
+    (call.table.clone(), call.set_vectors.clone(), scratch.log_sum_exp)
+}
+
+impl Call {
+    /// Scores ranges in so many parts, where they retrieve.
+    pub(super) fn score(&self, scratch: &Scratch, splits: usize, blueprint: Blueprint) {
+        let options = self.config.options;
+        // SAFETY: shapes were checked; the kernel stays within slots, sets and scratch, given
+        // ranges that end within the pool and are no longer than the longest.
+        unsafe {
+            score_kernel::launch_unchecked(
+                &self.query.client.clone(),
+                grid(self.total_kv_heads * splits),
+                CubeDim::new_1d(blueprint.units as u32),
+                self.lanes,
+                self.query.clone().into_buffer_arg(),
+                self.keys.clone().into_buffer_arg(),
+                self.vectors.clone().into_buffer_arg(),
+                self.set_vectors.clone().into_buffer_arg(),
+                self.offsets.clone().into_buffer_arg(),
+                self.lengths.clone().into_buffer_arg(),
+                self.newest.clone().into_buffer_arg(),
+                self.table.clone().into_buffer_arg(),
+                scratch.logits.clone().into_buffer_arg(),
+                scratch.ordered.clone().into_buffer_arg(),
+                scratch.norms.clone().into_buffer_arg(),
+                self.total_kv_heads,
+                self.total_kv_heads / self.batch,
+                splits,
+                self.longest(),
+                options.block,
+                options.hidden.bits(),
+                self.config.scale,
+                blueprint,
+                elem_type(self.query.dtype),
+            );
+        }
+    }
+
+    /// Selects by one cube a range, behind kernels that scored each range in `scored_parts` parts,
+    /// or scoring it itself.
+    fn select_slots(&self, scratch: &Scratch, scored_parts: usize, blueprint: Blueprint) {
+        let options = self.config.options;
+        // SAFETY: as for the scores.
+        unsafe {
+            retrieve_kernel::launch_unchecked(
+                &self.query.client.clone(),
+                grid(self.total_kv_heads),
+                CubeDim::new_1d(blueprint.units as u32),
+                self.lanes,
+                self.query.clone().into_buffer_arg(),
+                self.keys.clone().into_buffer_arg(),
+                self.vectors.clone().into_buffer_arg(),
+                self.set_vectors.clone().into_buffer_arg(),
+                self.offsets.clone().into_buffer_arg(),
+                self.lengths.clone().into_buffer_arg(),
+                self.newest.clone().into_buffer_arg(),
+                self.table.clone().into_buffer_arg(),
+                scratch.logits.clone().into_buffer_arg(),
+                scratch.ordered.clone().into_buffer_arg(),
+                scratch.bitmasks.clone().into_buffer_arg(),
+                scratch.norms.clone().into_buffer_arg(),
+                scratch.log_sum_exp.clone().into_buffer_arg(),
+                self.total_kv_heads,
+                self.total_kv_heads / self.batch,
+                scored_parts,
+                self.longest(),
+                options.radius,
+                options.block,
+                options.hidden.bits(),
+                self.config.scale,
+                blueprint,
+                elem_type(self.query.dtype),
+            );
+        }
+    }
+}

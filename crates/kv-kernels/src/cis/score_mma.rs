@@ -1,0 +1,158 @@
+//! Logits by matrix instructions: the keys of 16 slots as rows, the query heads of a group as
+//! columns.
+//!
+//! Which elements of a row meet which of a column is ours to choose, so that keys go from memory to
+//! registers in whole vectors. In a plane, lane `4 r + j` reads every fourth vector, from `j` on,
+//! of the keys of slots `r` and `r + 8`, and gets these slots' logits of query heads `j` and `j +
+//! 4`.
+
+use cubecl::cmma::MmaDefinition;
+use cubecl::prelude::*;
+
+use super::blueprint::Blueprint;
+use super::log_sums::Sums;
+use crate::components::sentinels::LOWEST_LOGIT;
+use crate::components::sort_key::sort_key;
+
+/// Bytes of a vector.
+pub(super) const VECTOR: usize = 16;
+/// Query heads, at most.
+pub(super) const HEADS: usize = 8;
+/// Units that share a row.
+pub(super) const TEAM: usize = 4;
+/// Slots of a tile.
+const TILE: usize = 16;
+/// Slots of half a tile, one of which is a row of a unit's.
+const HALF: usize = TILE / 2;
+const PLANE: usize = 32;
+
+/// Scores slots as [`score_rows`](super::score_rows::score_rows) does, by tiles of 16 slots.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn score_mma<F: Float, N: Size>(
+    query: &[Vector<F, N>],
+    keys: &[Vector<F, N>],
+    logits: &mut [f32],
+    ordered: &mut [u32],
+    base: usize,
+    kv_head: usize,
+    offset: usize,
+    first: usize,
+    end: usize,
+    sinks: usize,
+    gap: usize,
+    stride: usize,
+    scale: f32,
+    sums: &mut Sums,
+    #[comptime] blueprint: Blueprint,
+) -> f32 {
+    let (group, columns) = comptime!((blueprint.group, blueprint.columns));
+    let pieces = comptime!(columns / TEAM);
+    let planes = comptime!(blueprint.units / PLANE);
+    let ahead = blueprint.ahead.comptime();
+    let held = comptime!(group.div_ceil(TEAM));
+    let def = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
+    let unit = UNIT_POS as usize;
+    let (plane, lane) = (unit / PLANE, unit % PLANE);
+    let (r, j) = (lane / TEAM, lane % TEAM);
+
+    // Columns `2 j` and `2 j + 1` of a product are a lane's: heads `j` and `j + 4`.
+    let head = min(r % 2 * TEAM + r / 2, comptime!(group - 1));
+    let mut q = Array::<Vector<F, Const<2>>>::new(comptime!(4 * pieces));
+    #[unroll]
+    for piece in 0..pieces {
+        let vector = query[(kv_head * group + head) * columns + piece * TEAM + j];
+        let words = Vector::<u32, Const<4>>::reinterpret(vector);
+        #[unroll]
+        for word in 0..4usize {
+            q[piece * 4 + word] = Vector::reinterpret(words.extract(word));
+        }
+    }
+    let mut norm = 0.0f32;
+    // Every plane goes round as often.
+    let rounds = (end - first).div_ceil(comptime!(planes * ahead * TILE));
+    for round in 0..rounds {
+        let from = first + (round * comptime!(planes * ahead) + plane) * TILE + r;
+        let mut k = Array::<Vector<F, N>>::new(comptime!(2 * ahead * pieces));
+        #[unroll]
+        for row in 0..comptime!(2 * ahead) {
+            let i = min(from + row_of(row, planes), end - 1);
+            let slot = select(i < sinks, i, i + gap);
+            #[unroll]
+            for piece in 0..pieces {
+                k[row * pieces + piece] = keys[(offset + slot) * columns + piece * TEAM + j];
+            }
+        }
+        let rows = comptime!(2 * ahead);
+        let mut dots = Array::<f32>::new(comptime!(held * rows));
+        #[unroll]
+        for tile in 0..ahead {
+            let mut acc = Array::<Vector<f32, Const<2>>>::new(2usize);
+            acc[0] = Vector::new(0.0f32);
+            acc[1] = Vector::new(0.0f32);
+            #[unroll]
+            for piece in 0..pieces {
+                let low = Vector::<u32, Const<4>>::reinterpret(k[2 * tile * pieces + piece]);
+                let high = Vector::<u32, Const<4>>::reinterpret(k[(2 * tile + 1) * pieces + piece]);
+                #[unroll]
+                for half in 0..2usize {
+                    let mut a = Array::<Vector<F, Const<2>>>::new(4usize);
+                    a[0] = Vector::reinterpret(low.extract(comptime!(2 * half)));
+                    a[1] = Vector::reinterpret(high.extract(comptime!(2 * half)));
+                    a[2] = Vector::reinterpret(low.extract(comptime!(2 * half + 1)));
+                    a[3] = Vector::reinterpret(high.extract(comptime!(2 * half + 1)));
+                    let mut b = Array::<Vector<F, Const<2>>>::new(2usize);
+                    b[0] = q[piece * 4 + 2 * half];
+                    b[1] = q[piece * 4 + 2 * half + 1];
+                    acc = def.execute(&a, &b, &acc);
+                }
+            }
+            #[unroll]
+            for half in 0..2usize {
+                let row = comptime!(2 * tile + half);
+                let i = from + row_of(row, planes);
+                let slot = select(i < sinks, i, i + gap);
+                #[unroll]
+                for h in 0..held {
+                    let head = j + h * TEAM;
+                    let dot = acc[half].extract(h) * scale;
+                    dots[h * rows + row] = select(i < end, dot, f32::new(LOWEST_LOGIT));
+                    if head < group && i < end {
+                        if comptime!(blueprint.direct()) {
+                            ordered[base + slot] = sort_key(dot);
+                        } else {
+                            logits[(kv_head * group + head) * stride + slot] = dot;
+                        }
+                    }
+                }
+            }
+        }
+        if comptime!(blueprint.feeds_histogram) {
+            #[unroll]
+            for h in 0..held {
+                sums.add_all(h, &dots, comptime!(h * rows), rows);
+            }
+        }
+        if comptime!(blueprint.certified) {
+            #[unroll]
+            for row in 0..rows {
+                let mut square = 0.0f32;
+                #[unroll]
+                for piece in 0..pieces {
+                    let part = Vector::<f32, N>::cast_from(k[row * pieces + piece]);
+                    square += (part * part).vector_sum();
+                }
+                square += plane_shuffle_xor(square, 1u32);
+                square += plane_shuffle_xor(square, 2u32);
+                norm = max(norm, square);
+            }
+        }
+    }
+    norm
+}
+
+/// How far from a unit's first row of a round its `row`-th is, each tile the next of its plane.
+#[cube]
+fn row_of(#[comptime] row: usize, #[comptime] planes: usize) -> usize {
+    comptime!(row / 2 * planes * TILE + row % 2 * HALF).runtime()
+}

@@ -1,0 +1,133 @@
+//! Logits by rows: teams of units share a key's row, each unit some of its columns.
+
+use cubecl::prelude::*;
+
+use super::blueprint::Blueprint;
+use super::log_sums::Sums;
+use crate::components::sort_key::sort_key;
+
+/// Writes the logits of the `first`-th to before the `end`-th visible slot, or their sort keys,
+/// where slots from the `sinks`-th on are `gap` further on; returns the largest squared norm of a
+/// key that this unit has read.
+///
+/// # Shapes
+/// In vectors: `query` `[P, G, columns]`, `keys` `[S, columns]`. `logits` `[P, G, stride]`,
+/// `ordered` from `base` on `[stride]`.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn score_rows<F: Float, N: Size>(
+    query: &[Vector<F, N>],
+    keys: &[Vector<F, N>],
+    logits: &mut [f32],
+    ordered: &mut [u32],
+    base: usize,
+    kv_head: usize,
+    offset: usize,
+    first: usize,
+    end: usize,
+    sinks: usize,
+    gap: usize,
+    stride: usize,
+    scale: f32,
+    sums: &mut Sums,
+    #[comptime] blueprint: Blueprint,
+) -> f32 {
+    let group = blueprint.group.comptime();
+    let columns = blueprint.columns.comptime();
+    let team_size = blueprint.team.comptime();
+    let own = columns.div_ceil(team_size).comptime();
+    let teams = comptime!(blueprint.units / team_size);
+    let ahead = blueprint.ahead.comptime();
+    let unit = UNIT_POS as usize;
+    let member = unit % team_size;
+    let team = unit / team_size;
+
+    let mut q = Array::<Vector<f32, N>>::new(comptime!(group * own));
+    #[unroll]
+    for g in 0..group {
+        #[unroll]
+        for c in 0..own {
+            let column = member + c * team_size;
+            q[g * own + c] = Vector::new(0.0f32);
+            if column < columns {
+                q[g * own + c] = Vector::cast_from(query[(kv_head * group + g) * columns + column])
+                    * Vector::new(scale);
+            }
+        }
+    }
+    let mut norm = 0.0f32;
+    // Every team goes round as often, so that planes stay together.
+    let rounds = (end - first).div_ceil(comptime!(teams * ahead));
+    for round in 0..rounds {
+        let mut at = Array::<usize>::new(ahead);
+        let mut k = Array::<Vector<F, N>>::new(comptime!(ahead * own));
+        #[unroll]
+        for a in 0..ahead {
+            let i = min(first + (round * ahead + a) * teams + team, end - 1);
+            let slot = select(i < sinks, i, i + gap);
+            at[a] = slot;
+            #[unroll]
+            for c in 0..own {
+                let column = min(member + c * team_size, comptime!(columns - 1));
+                k[a * own + c] = keys[(offset + slot) * columns + column];
+            }
+        }
+        #[unroll]
+        for a in 0..ahead {
+            let mut mine = Array::<f32>::new(comptime!(group.div_ceil(team_size)));
+            if comptime!(blueprint.certified) {
+                let mut square = 0.0f32;
+                #[unroll]
+                for c in 0..own {
+                    let row = Vector::<f32, N>::cast_from(k[a * own + c]);
+                    let mut part = (row * row).vector_sum();
+                    if comptime!(!columns.is_multiple_of(team_size)) {
+                        part = select(member + c * team_size < columns, part, 0.0f32);
+                    }
+                    square += part;
+                }
+                norm = max(norm, team_sum(square, team_size));
+            }
+            #[unroll]
+            for g in 0..group {
+                let mut products = Vector::<f32, N>::new(0.0f32);
+                #[unroll]
+                for c in 0..own {
+                    products += q[g * own + c] * Vector::cast_from(k[a * own + c]);
+                }
+                let dot = team_sum(products.vector_sum(), team_size);
+                if member == comptime!(g % team_size) {
+                    if comptime!(blueprint.direct()) {
+                        ordered[base + at[a]] = sort_key(dot);
+                    } else {
+                        logits[(kv_head * group + g) * stride + at[a]] = dot;
+                    }
+                    mine[g / team_size] = dot;
+                }
+            }
+            if comptime!(blueprint.feeds_histogram) {
+                // Behind the end, the last row comes again.
+                if first + (round * ahead + a) * teams + team < end {
+                    #[unroll]
+                    for h in 0..comptime!(group.div_ceil(team_size)) {
+                        if member + h * team_size < group {
+                            sums.add(h, mine[h], 1.0f32);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    norm
+}
+
+/// Sums over a team's units, a power of two.
+#[cube]
+fn team_sum(value: f32, #[comptime] team: usize) -> f32 {
+    let mut sum = value;
+    #[unroll]
+    for level in 0..comptime!(team.ilog2()) {
+        sum += plane_shuffle_xor(sum, comptime!(1u32 << level));
+    }
+    sum
+}

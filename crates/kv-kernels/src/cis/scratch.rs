@@ -1,0 +1,41 @@
+//! What kernels leave to each other.
+
+use burn::backend::{DType, Shape};
+use burn_cubecl::tensor::CubeTensor;
+
+use super::bitmask::{BITMASKS, WORD};
+use super::call::Call;
+use crate::backend::client::empty_like;
+
+/// A call's scratch.
+pub(super) struct Scratch {
+    /// `[P, G, stride]`
+    pub(super) logits: CubeTensor,
+    /// `[P, stride]`
+    pub(super) ordered: CubeTensor,
+    /// `[P, 3, words]`
+    pub(super) bitmasks: CubeTensor,
+    /// `[P, parts]`
+    pub(super) norms: CubeTensor,
+    /// `[P, G]`
+    pub(super) log_sum_exp: CubeTensor,
+}
+
+impl Scratch {
+    /// Scratch for ranges scored in `parts` parts. Sort keys and bitmasks are in shared memory
+    /// where that has room for a range (`staged`); sort keys only where one kernel makes and reads
+    /// them (`whole`).
+    pub(super) fn new(call: &Call, parts: usize, staged: bool, whole: bool) -> Self {
+        let (total_kv_heads, group, stride) = (call.total_kv_heads, call.group, call.longest());
+        let logits = if call.direct() { 1 } else { total_kv_heads * group * stride };
+        let bitmasks = if staged { 1 } else { total_kv_heads * BITMASKS * stride.div_ceil(WORD) };
+        let ordered = if staged && whole { 1 } else { total_kv_heads * stride };
+        Self {
+            logits: call.scratch(logits, DType::F32),
+            ordered: call.scratch(ordered, DType::U32),
+            bitmasks: call.scratch(bitmasks, DType::U32),
+            norms: call.scratch(total_kv_heads * parts, DType::F32),
+            log_sum_exp: empty_like(&call.query, Shape::from([total_kv_heads, group]), DType::F32),
+        }
+    }
+}

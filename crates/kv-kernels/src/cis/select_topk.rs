@@ -1,0 +1,194 @@
+//! Top-k selection of a range: a set of the highest scores, and of the neighbours of the highest of
+//! them.
+
+use cubecl::prelude::*;
+
+use super::ScoreReduction;
+use super::bitmask::{compared, lowest_bits, own_words, sync_scratch};
+use super::blueprint::Blueprint;
+use super::compact_bitmask::{CompactedSet, ListOffsets, compact_bitmask};
+use super::radix_pivots::find_pivots;
+use super::table::{DILATED, ROUNDING, TOP};
+use super::visible_range::VisibleRange;
+use crate::components::prefix_sum::exclusive;
+use crate::components::sentinels::LOWEST_LOGIT;
+use crate::components::softmax::larger;
+use crate::components::sort_key::sort_key;
+
+/// Selects the highest scores and lists their tokens: makes sort keys ([`order_all`]), notes the
+/// highest in a bitmask ([`set_bitmask`]), and lists the tokens of its slots ([`compact_bitmask`]).
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn select_topk(
+    logits: &[f32],
+    keys: &mut [u32],
+    base: usize,
+    bitmasks: &mut [u32],
+    marked: usize,
+    words: usize,
+    table: &mut [i32],
+    sums: &Array<f32>,
+    kv_head: usize,
+    stride: usize,
+    visible: &VisibleRange,
+    lists: &ListOffsets,
+    wanted: &TopkSizes,
+    radius: usize,
+    block: usize,
+    hidden_share: u32,
+    #[comptime] blueprint: Blueprint,
+) -> CompactedSet {
+    if comptime!(!blueprint.direct()) {
+        order_all(logits, keys, base, sums, kv_head, stride, visible, blueprint);
+    }
+    sync_scratch(blueprint);
+    set_bitmask(&*keys, base, bitmasks, marked, words, visible, wanted, blueprint);
+    sync_scratch(blueprint);
+    compact_bitmask(
+        logits,
+        bitmasks,
+        marked,
+        words,
+        table,
+        sums,
+        kv_head,
+        stride,
+        visible,
+        lists,
+        radius,
+        block,
+        hidden_share,
+        false,
+        blueprint,
+    )
+}
+
+/// How many slots are selected, and how many of these, the highest, bring their neighbours along.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct TopkSizes {
+    pub(super) k_top: usize,
+    pub(super) dilated: usize,
+}
+
+#[cube]
+impl TopkSizes {
+    /// How many of the selected slots, the highest, are looked for: at least 1, whether or not it
+    /// brings its neighbours along.
+    pub(super) fn k_dilate(&self) -> usize {
+        max(min(self.dilated, self.k_top), 1usize)
+    }
+}
+
+/// The sizes that the range's row of the table at `own` has.
+#[cube]
+pub(super) fn load_topk_sizes(table: &[i32], own: usize) -> TopkSizes {
+    let top = table[own + TOP] as usize;
+    let share = f32::reinterpret(table[own + DILATED]);
+    let dilated = min((f32::cast_from(top) * share + ROUNDING) as usize, top);
+    TopkSizes { k_top: top, dilated }
+}
+
+/// One score of a slot's logits, a logarithm: the largest of its weights, or their sum.
+#[cube]
+pub(super) fn score_of(
+    logits: &Array<f32>,
+    sums: &Array<f32>,
+    #[comptime] blueprint: Blueprint,
+) -> f32 {
+    let group = blueprint.group.comptime();
+    let mut best = f32::new(LOWEST_LOGIT);
+    #[unroll]
+    for g in 0..group {
+        best = larger(best, logits[g] - sums[g]);
+    }
+    if comptime!(group > 1 && blueprint.reduction == ScoreReduction::Sum) {
+        let mut sum = 0.0f32;
+        #[unroll]
+        for g in 0..group {
+            sum += (logits[g] - sums[g] - best).exp();
+        }
+        best += sum.ln();
+    }
+    best
+}
+
+/// Writes the sort keys of the scores of all slots between sinks and locals.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn order_all(
+    logits: &[f32],
+    keys: &mut [u32],
+    base: usize,
+    sums: &Array<f32>,
+    kv_head: usize,
+    stride: usize,
+    visible: &VisibleRange,
+    #[comptime] blueprint: Blueprint,
+) {
+    let group = blueprint.group.comptime();
+    let from = kv_head * group * stride;
+    let mut i = visible.start + UNIT_POS as usize;
+    while i < visible.local {
+        let mut own = Array::<f32>::new(group);
+        #[unroll]
+        for g in 0..group {
+            own[g] = logits[from + g * stride + i];
+        }
+        keys[base + i] = sort_key(score_of(&own, sums, blueprint));
+        i += blueprint.units.comptime();
+    }
+}
+
+/// Sets the bits of the `k_top` slots with the highest sort keys, ties by the lowest slot, and in
+/// the next bitmask those of the `k_dilate` highest.
+///
+/// # Shapes
+/// `keys` from `base` on, `bitmasks` from `marked` on `[3, words]`, a bit a slot.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn set_bitmask(
+    keys: &[u32],
+    base: usize,
+    bitmasks: &mut [u32],
+    marked: usize,
+    words: usize,
+    visible: &VisibleRange,
+    wanted: &TopkSizes,
+    #[comptime] blueprint: Blueprint,
+) {
+    let units = blueprint.units.comptime();
+    let (start, local) = (visible.start, visible.local);
+    let (k_top, k_dilate) = (u32::cast_from(wanted.k_top), u32::cast_from(wanted.k_dilate()));
+    let (pivot_top, pivot_dilate) =
+        find_pivots(keys, base, start, local, k_top, k_dilate, blueprint);
+
+    // Units have neighbouring words, so that they know their rank among equals where not all of
+    // them go in.
+    let (first, last) = own_words(local, units);
+    let mut parts = Shared::<[u32]>::new_slice(comptime!(blueprint.planes()));
+    let room = k_top - pivot_top.n_greater;
+    let room_best = k_dilate - pivot_dilate.n_greater;
+    let mut rank = 0u32;
+    let mut rank_best = 0u32;
+    if pivot_top.n_equal > room || pivot_dilate.n_equal > room_best {
+        let mut equal = 0u32;
+        let mut equal_best = 0u32;
+        for word in first..last {
+            let own = compared(keys, base, word, start, local, pivot_top.key, pivot_dilate.key);
+            equal += own.equal.count_ones();
+            equal_best += own.equal_best.count_ones();
+        }
+        let (before, _) = exclusive(equal, &mut parts);
+        let (before_best, _) = exclusive(equal_best, &mut parts);
+        rank = before;
+        rank_best = before_best;
+    }
+    for word in first..last {
+        let own = compared(keys, base, word, start, local, pivot_top.key, pivot_dilate.key);
+        bitmasks[marked + word] = own.above | lowest_bits(own.equal, room - min(rank, room));
+        let best = lowest_bits(own.equal_best, room_best - min(rank_best, room_best));
+        bitmasks[marked + words + word] = select(wanted.dilated == 0, 0u32, own.above_best | best);
+        rank += own.equal.count_ones();
+        rank_best += own.equal_best.count_ones();
+    }
+}

@@ -1,0 +1,312 @@
+//! Index sets: what steps of a layer retrieve, remember and have come to.
+
+use burn::tensor::{DType, Device, Int, Tensor};
+
+use super::table;
+use crate::KernelError;
+use crate::attention::decode::index_sets::IndexSets;
+use crate::backend::check::Check;
+
+/// What a range's steps retrieve, and when they share it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SetRule {
+    /// First tokens, always attended to.
+    pub sinks: usize,
+    /// Last tokens, always attended to: at least the newest.
+    pub locals: usize,
+    /// `k`: tokens between sinks and locals that a retrieval finds, at least 1.
+    pub top: usize,
+    /// `m / k`: the share of them, rounded down, the highest, that bring their neighbours along.
+    pub dilated: f32,
+    /// `τ`: sets are shared whose vectors' cosine is above it. From 1 on none is, from -1 down all
+    /// are.
+    pub threshold: f32,
+    /// How many tokens a set is to have, neighbours included: after each retrieval, the next one's
+    /// `top` is brought closer to what gives that. `None` leaves it as it is.
+    pub wanted: Option<usize>,
+}
+
+impl SetRule {
+    /// `m`: how many bring their neighbours along.
+    pub fn best(self) -> usize {
+        best_of(self.top, self.dilated)
+    }
+
+    /// The most tokens of a set, with so many neighbours on each side.
+    pub fn width(self, radius: usize) -> usize {
+        self.top + 2 * radius * self.best()
+    }
+}
+
+/// What the sets of a range have come to ([`IndexSets::read`]).
+#[derive(Debug, Clone, PartialEq)]
+pub struct RangeSets {
+    /// Steps so far.
+    pub steps: u64,
+    /// Steps that retrieved.
+    pub retrieved: u64,
+    /// Tokens attended to, over all steps.
+    pub tokens: u64,
+    /// Whether the last step retrieved a set; `None` where it read all tokens.
+    pub retrieves: Option<bool>,
+    /// The last step's set: token indices, ascending, those that are no longer read left out.
+    pub set: Vec<u32>,
+    /// First slots that the last step read.
+    pub sinks: usize,
+    /// First slot that the last step read from behind the set, counted from the range's first.
+    pub local: usize,
+    /// First visible slot behind the sinks, counted from the range's first.
+    pub seen: usize,
+    /// What a token's index was ahead of its slot.
+    pub freed: usize,
+    /// `k`: tokens that the next retrieval is to find.
+    pub top: usize,
+    /// Where sizes are steered: the attention to visible tokens that the last measured step
+    /// dropped, exactly, a mean over the queries that share the set; 0 before the first.
+    pub measured: f32,
+    /// For certificates: the norm of the largest difference between the vectors of the last step
+    /// and of the step that retrieved its set; 0 where it retrieved itself.
+    pub distance: f32,
+    /// For certificates: the largest norm of a key that was seen when the set was retrieved.
+    pub key_norm: f32,
+    /// For certificates: the most attention that any query of the set's own does not give to what
+    /// the block's steps surely attend to. Where the last step retrieved and read its own choice:
+    /// the most that any of its queries does not give to that choice, sinks and locals.
+    pub dropped: f32,
+}
+
+impl RangeSets {
+    /// Slots that the last step attended to, counted from the first of a range of `length`.
+    pub fn slots(&self, length: usize) -> impl Iterator<Item = usize> + '_ {
+        let listed = self.set.iter().map(|token| *token as usize - self.freed);
+        (0..self.sinks.min(length)).chain(listed).chain(self.local..length)
+    }
+}
+
+impl IndexSets {
+    /// Room for up to `sets` steps of a block that later ones are compared with, and as many sets,
+    /// of up to `width` tokens each, for a range of each of `rules`; steps are compared by `parts`
+    /// vectors of `length` numbers. Of sets that find no room, the last tokens are left out.
+    pub fn new(
+        rules: &[SetRule],
+        sets: usize,
+        width: usize,
+        parts: usize,
+        length: usize,
+        device: &Device,
+    ) -> Self {
+        let (sets, width) = (sets.max(1), width.max(1));
+        let (ranges, row) = (rules.len(), table::row(sets, width));
+        let mut values = vec![0i32; ranges * row];
+        for (own, rule) in values.chunks_exact_mut(row).zip(rules) {
+            let count = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+            own[table::BLOCK] = -1;
+            own[table::SINKS] = count(rule.sinks);
+            own[table::LOCALS] = count(rule.locals.max(1));
+            own[table::TOP] = count(rule.top.max(1));
+            own[table::DILATED] = rule.dilated.to_bits() as i32;
+            own[table::WANTED] = count(rule.wanted.unwrap_or_default());
+            own[table::THRESHOLD] = rule.threshold.to_bits() as i32;
+        }
+        // Flat first: some devices pad the rows of what they are given as a matrix.
+        let values = Tensor::<1, Int>::from_data(values.as_slice(), (device, DType::I32));
+        Self {
+            table: values.reshape([ranges, row]),
+            vectors: Tensor::zeros([ranges, sets, parts, length], (device, DType::F32)),
+            sets,
+            width,
+            always: most(rules.iter().map(|rule| rule.sinks + rule.locals.max(1))),
+            top: most(rules.iter().map(|rule| rule.top.max(rule.wanted.unwrap_or_default()))),
+        }
+    }
+
+    /// From what [`Self::tensors`] held: `vectors` of this shape, and a table, whose sets name
+    /// tokens below `tokens`, one a range.
+    ///
+    /// # Errors
+    /// [`KernelError::Unsupported`] where they do not fit.
+    pub fn from_saved(
+        table: &[i32],
+        vectors: &[f32],
+        [ranges, sets, parts, length]: [usize; 4],
+        tokens: &[usize],
+        device: &Device,
+    ) -> Result<Self, KernelError> {
+        let row = table.len() / ranges.max(1);
+        let width = table::width(sets, row);
+        let fits = width > 0
+            && tokens.len() == ranges
+            && table.len() == ranges * table::row(sets, width)
+            && Some(vectors.len())
+                == [ranges, sets, parts, length].iter().try_fold(1usize, |a, b| a.checked_mul(*b))
+            && table
+                .chunks_exact(row)
+                .zip(tokens)
+                .all(|(own, tokens)| table::is_sound(own, sets, width, *tokens));
+        if !fits {
+            return Err(KernelError::Unsupported {
+                op: "index_sets",
+                argument: "saved sets",
+                actual: format!("{} and {} numbers", table.len(), vectors.len()),
+                supported: "ascending tokens of their ranges, and a vector for each set",
+            });
+        }
+        let rows = || table.chunks_exact(row);
+        let always =
+            most(rows().map(|own| own[table::SINKS] as usize + own[table::LOCALS] as usize));
+        let top = most(rows().map(|own| own[table::TOP].max(own[table::WANTED]) as usize));
+        let table = Tensor::<1, Int>::from_data(table, (device, DType::I32));
+        let vectors = Tensor::<1>::from_data(vectors, (device, DType::F32));
+        Ok(Self {
+            table: table.reshape([ranges, row]),
+            vectors: vectors.reshape([ranges, sets, parts, length]),
+            sets,
+            width,
+            always,
+            top,
+        })
+    }
+
+    /// The same with room for sets of `width` tokens, if that is more.
+    #[must_use]
+    pub fn widened(self, width: usize) -> Self {
+        if width <= self.width {
+            return self;
+        }
+        let [ranges, _] = self.table.dims();
+        let head = table::FIELDS + self.sets * table::SET_FIELDS;
+        // The sets' and the step's own.
+        let lists = self.sets + 1;
+        let tokens = self.table.clone().narrow(1, head, lists * self.width);
+        let more = [ranges, lists, width - self.width];
+        let more = Tensor::<3, Int>::zeros(more, (&self.table.device(), DType::I32));
+        let tokens = Tensor::cat(vec![tokens.reshape([ranges, lists, self.width]), more], 2);
+        let tokens = tokens.reshape([ranges, lists * width]);
+        let table = Tensor::cat(vec![self.table.narrow(1, 0, head), tokens], 1);
+        Self { table, width, ..self }
+    }
+
+    /// The ranges of several, one after another.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] for other numbers of sets or other vectors.
+    pub fn concat(parts: Vec<Self>) -> Result<Self, KernelError> {
+        let width = parts.iter().map(|part| part.width).max().unwrap_or_default();
+        let first = parts[0].vectors.dims();
+        let check = Check::new("index_sets", &parts[0].table);
+        for part in &parts {
+            let expected = [part.vectors.dims()[0], first[1], first[2], first[3]];
+            check.shape("vectors", &part.vectors, &expected)?;
+        }
+        let sets = parts[0].sets;
+        let always = most(parts.iter().map(|part| part.always));
+        let top = most(parts.iter().map(|part| part.top));
+        let parts = parts.into_iter().map(|part| part.widened(width));
+        let (tables, vectors) = parts.map(|part| (part.table, part.vectors)).unzip();
+        Ok(Self {
+            table: Tensor::cat(tables, 0),
+            vectors: Tensor::cat(vectors, 0),
+            sets,
+            width,
+            always,
+            top,
+        })
+    }
+
+    /// The table `[P, ..]`, 32-bit, and the vectors `[P, sets, parts, length]`, f32, to be saved.
+    pub fn tensors(&self) -> (&Tensor<2, Int>, &Tensor<4>) {
+        (&self.table, &self.vectors)
+    }
+
+    /// The same on another device.
+    #[must_use]
+    pub fn to_device(self, device: &Device) -> Self {
+        Self {
+            table: self.table.to_device(device),
+            vectors: self.vectors.to_device(device),
+            ..self
+        }
+    }
+
+    /// A copy that kernels write for itself.
+    #[must_use]
+    pub fn copied(&self) -> Self {
+        let (table, vectors) =
+            (self.table.clone().add_scalar(0), self.vectors.clone().mul_scalar(1.0));
+        Self { table, vectors, ..*self }
+    }
+
+    /// Bytes on the device.
+    pub fn bytes(&self) -> usize {
+        let numbers: [usize; 2] =
+            [self.table.dims().iter().product(), self.vectors.dims().iter().product()];
+        numbers.iter().sum::<usize>() * size_of::<f32>()
+    }
+
+    /// Sets that a range remembers.
+    pub fn sets(&self) -> usize {
+        self.sets
+    }
+
+    /// The most tokens of a set.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// The most tokens that a step attends to, where there are more than a retrieval finds.
+    pub fn most(&self) -> usize {
+        self.always + self.width.max(self.top)
+    }
+
+    /// What the sets of every range have come to. Waits for the device.
+    ///
+    /// # Errors
+    /// [`KernelError::Unsupported`] for a table that does not hold integers.
+    pub fn read(&self) -> Result<Vec<RangeSets>, KernelError> {
+        let values = self.table.to_data().try_to_vec::<i32>();
+        let values = values.map_err(|error| KernelError::Unsupported {
+            op: "index_sets",
+            argument: "table",
+            actual: format!("{error:?}"),
+            supported: "32-bit integers",
+        })?;
+        let rows = values.chunks_exact(table::row(self.sets, self.width));
+        Ok(rows.map(|row| self.read_row(row)).collect())
+    }
+
+    fn read_row(&self, row: &[i32]) -> RangeSets {
+        let count = |field: usize| u64::try_from(row[field]).unwrap_or(0);
+        let first = count(table::FIRST) as usize;
+        let set = row.get(first..first + count(table::READ) as usize).unwrap_or(&[]);
+        let number = |field: usize| f32::from_bits(row[field] as u32);
+        RangeSets {
+            steps: count(table::STEPS),
+            retrieved: count(table::RETRIEVED),
+            tokens: (count(table::TOKENS_HIGH) << table::TOKEN_BITS) + count(table::TOKENS),
+            retrieves: match row[table::DECIDED] {
+                table::ALL => None,
+                decided => Some(decided == table::RETRIEVES),
+            },
+            set: set.iter().map(|token| *token as u32).collect(),
+            sinks: count(table::SINKS) as usize,
+            local: count(table::LOCAL) as usize,
+            seen: count(table::SEEN) as usize,
+            freed: count(table::FREED) as usize,
+            top: count(table::TOP) as usize,
+            measured: number(table::MEASURED),
+            distance: number(table::DISTANCE),
+            key_norm: number(table::OWN_KEY_NORM),
+            dropped: number(table::OWN_DROPPED),
+        }
+    }
+}
+
+fn most(numbers: impl Iterator<Item = usize>) -> usize {
+    numbers.max().unwrap_or_default()
+}
+
+/// How many of the `top` highest bring their neighbours along: a share, rounded down but for what
+/// is lost in it.
+pub(crate) fn best_of(top: usize, share: f32) -> usize {
+    ((top as f32 * share + table::ROUNDING) as usize).min(top)
+}

@@ -1,0 +1,214 @@
+//! Instructions of NVIDIA devices that CubeCL has no names for.
+
+// What PTX writes looks unwritten to the compiler.
+#![allow(unused_assignments)]
+
+use cubecl::prelude::*;
+
+/// `2^x`, as fast as the device can.
+#[cube]
+pub(crate) fn exp2(x: f32) -> f32 {
+    let mut y = 0.0f32;
+    gpu_asm!("ex2.approx.ftz.f32 {}, {};", out(_) y, in(_) x, options(pure, nomem));
+    y
+}
+
+/// `log2 x`, likewise.
+#[cube]
+pub(crate) fn log2(x: f32) -> f32 {
+    // An operation makes a value of what may be a variable.
+    let x = x + 0.0f32;
+    let mut y = 0.0f32;
+    gpu_asm!("lg2.approx.ftz.f32 {}, {};", out(_) y, in(_) x, options(pure, nomem));
+    y
+}
+
+/// The lower halves of two words, or the upper ones, side by side.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn halves_of(a: u32, b: u32, #[comptime] upper: bool) -> u32 {
+    let (a, b) = (a | 0u32, b | 0u32);
+    let bytes = comptime!(if upper { "0x7632" } else { "0x5410" });
+    let mut both = 0u32;
+    gpu_asm!(
+        "prmt.b32 {}, {}, {}, {bytes};",
+        out(_) both, in(_) a, in(_) b, options(pure, nomem)
+    );
+    both
+}
+
+/// The least of a whole plane's numbers, of compute capability 8.0 on.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn least_of_plane(x: u32) -> u32 {
+    let x = x | 0u32;
+    let mut y = 0u32;
+    gpu_asm!("redux.sync.min.u32 {}, {}, 0xffffffff;", out(_) y, in(_) x);
+    y
+}
+
+/// Reads a vector of two or four words that hardly anything reads again soon: it is the first to
+/// leave the second cache.
+#[cube]
+pub(crate) fn read_fleeting<N: Size>(
+    from: &[Vector<u32, N>],
+    at: usize,
+    #[comptime] words: usize,
+) -> Vector<u32, N> {
+    let mut v = Vector::<u32, N>::empty();
+    let address = from[at..at + 1].as_ptr();
+    let count = comptime!(if words == 4 { "v4" } else { "v2" });
+    gpu_asm!(
+        "{{\n .reg .b64 first;\n createpolicy.fractional.L2::evict_first.b64 first, 1.0;\n",
+        "ld.global.nc.L1::no_allocate.L2::cache_hint.{count}.u32 {v}, [{address}], first;\n }}",
+        v = out(_) v, address = mem_in(_) address, options(explicit_mem)
+    );
+    v
+}
+
+/// Where shared memory is, as its own instructions count bytes.
+#[cube]
+pub(crate) fn shared_address<T: CubePrimitive>(base: *const T) -> u32 {
+    let mut at = 0u32;
+    gpu_asm!(
+        "{{\n .reg .b64 base;\n cvta.to.shared.u64 base, {};\n cvt.u32.u64 {}, base;\n }}",
+        in(_) base, out(_) at, options(pure, nomem)
+    );
+    at
+}
+
+/// Reads a vector of two or four words of shared memory, `offset` bytes from `at`. The compiler
+/// takes it for what may write memory, so that it stays behind the barrier that what is read was
+/// written before.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn read_shared<N: Size>(
+    at: u32,
+    #[comptime] offset: usize,
+    #[comptime] words: usize,
+) -> Vector<u32, N> {
+    let at = at | 0u32;
+    let mut v = Vector::<u32, N>::empty();
+    let count = comptime!(if words == 4 { "v4" } else { "v2" });
+    gpu_asm!("ld.shared.{count}.u32 {v}, [{at}+{offset}];", v = out(_) v, at = in(_) at);
+    v
+}
+
+/// Two halves in a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Halves {
+    F16,
+    Bf16,
+}
+
+impl Halves {
+    /// PTX's name of them.
+    fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16x2",
+            Self::Bf16 => "bf16x2",
+        }
+    }
+
+    /// The bits of twice 1.
+    pub(crate) fn ones(self) -> u32 {
+        match self {
+            Self::F16 => 0x3c00_3c00,
+            Self::Bf16 => 0x3f80_3f80,
+        }
+    }
+}
+
+/// The smaller of two pairs of halves, each half by itself.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn smaller_halves(a: u32, b: u32, #[comptime] halves: Halves) -> u32 {
+    let (a, b) = (a | 0u32, b | 0u32);
+    let mut least = 0u32;
+    let name = comptime!(halves.name());
+    gpu_asm!("min.{name} {}, {}, {};", out(_) least, in(_) a, in(_) b, options(pure, nomem));
+    least
+}
+
+/// The larger, likewise.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn larger_halves(a: u32, b: u32, #[comptime] halves: Halves) -> u32 {
+    let (a, b) = (a | 0u32, b | 0u32);
+    let mut most = 0u32;
+    let name = comptime!(halves.name());
+    gpu_asm!("max.{name} {}, {}, {};", out(_) most, in(_) a, in(_) b, options(pure, nomem));
+    most
+}
+
+/// A pair of halves times another, where that is of 1 and -1: nothing is rounded.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn scaled_halves(a: u32, b: u32, #[comptime] halves: Halves) -> u32 {
+    let (a, b) = (a | 0u32, b | 0u32);
+    let mut product = 0u32;
+    let name = comptime!(halves.name());
+    // Less 0, as products alone are of newer devices.
+    gpu_asm!(
+        "{{\n .reg .b32 none;\n mov.b32 none, 0x80008000;\n fma.rn.{name} {}, {}, {}, none;\n }}",
+        out(_) product, in(_) a, in(_) b, options(pure, nomem)
+    );
+    product
+}
+
+/// Adds 1 to a number in memory, a bit pattern of 32 bits, and returns what it was. All that the
+/// cube wrote before its last barrier is seen by those that arrive later, and so is what those
+/// before have written by this unit's cube behind its next barrier.
+#[cube]
+pub(crate) fn arrive_at(counters: &[f32], at: usize) -> u32 {
+    let address = counters[at..at + 1].as_ptr();
+    let mut before = 0u32;
+    gpu_asm!("atom.acq_rel.gpu.global.add.u32 {}, [{}], 1;", out(_) before, in(_) address);
+    before
+}
+
+/// Reads four numbers from `at` on, a multiple of four, as bits. They may be what other cubes have
+/// written.
+#[cube]
+pub(crate) fn read_four(from: &[f32], at: usize) -> Vector<u32, Const<4>> {
+    let address = from[at..at + 1].as_ptr();
+    let mut v = Vector::<u32, Const<4>>::empty();
+    gpu_asm!("ld.global.v4.u32 {v}, [{address}];", v = out(_) v, address = in(_) address);
+    v
+}
+
+/// Discards the 128 bytes from `at` on, a line of the L2 cache: nobody reads them again, and the
+/// device need not write them to memory. Of compute capability 8.0 on.
+#[cube]
+pub(crate) fn discard(numbers: &[f32], at: usize) {
+    let address = numbers[at..at + 1].as_ptr();
+    gpu_asm!("discard.global.L2 [{}], 128;", in(_) address);
+}
+
+/// Raises a number of 64 bits in memory, of the words `at` (low) and behind it, to at least this
+/// one. `at` is even.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn raise(numbers: &[f32], at: usize, high: u32, low: u32) {
+    let address = numbers[at..at + 1].as_ptr();
+    let (high, low) = (high | 0u32, low | 0u32);
+    gpu_asm!(
+        "{{\n .reg .b64 both, before;\n mov.b64 both, {{{}, {}}};\n",
+        "atom.relaxed.gpu.global.max.u64 before, [{}], both;\n }}",
+        in(_) low, in(_) high, in(_) address
+    );
+}
+
+/// Takes such a number out of memory and leaves 0: its upper and its lower word.
+#[cube]
+pub(crate) fn take_raised(numbers: &[f32], at: usize) -> (u32, u32) {
+    let address = numbers[at..at + 1].as_ptr();
+    // The compiler knows instructions of one result only: both words are one vector's.
+    let mut both = Vector::<u32, Const<2>>::empty();
+    gpu_asm!(
+        "{{\n .reg .b64 taken;\n mov.b64 taken, 0;\n",
+        "atom.relaxed.gpu.global.exch.b64 taken, [{address}], taken;\n mov.b64 {both}, taken;\n }}",
+        both = out(_) both, address = in(_) address
+    );
+    (both.extract(1usize), both.extract(0usize))
+}

@@ -1,0 +1,188 @@
+//! What the ops on heads ask of a backend.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, backend_extension};
+#[cfg(feature = "gpu")]
+use burn_cubecl::CubeBackend;
+
+use super::args::{PlacementArgs, Projection, Written};
+use crate::slots::pool::SlotPools;
+
+#[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
+pub(crate) trait HeadsOps: Backend {
+    /// Queries, keys and values `[B, H, T, D]` of `tokens` tokens a sequence.
+    fn split_heads(
+        #[extension_type] projection: Projection<Self>,
+        tokens: usize,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// Writes one token a sequence in place.
+    fn write_heads(
+        #[extension_type] projection: Projection<Self>,
+        #[extension_type] pools: SlotPools<Self>,
+        #[extension_type] places: PlacementArgs<Self>,
+    ) -> Written<Self>;
+}
+
+#[cfg(feature = "gpu")]
+impl HeadsOps for CubeBackend {
+    fn split_heads(
+        projection: Projection<Self>,
+        tokens: usize,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        super::launch::split(projection, tokens)
+    }
+
+    fn write_heads(
+        projection: Projection<Self>,
+        pools: SlotPools<Self>,
+        places: PlacementArgs<Self>,
+    ) -> Written<Self> {
+        super::launch::write(projection, pools, places)
+    }
+}
+
+#[cfg(feature = "flex")]
+mod cpu {
+    //! The op on the CPU, by its reference.
+
+    use burn::backend::{Flex, TensorData};
+    use burn_flex::FlexTensor;
+
+    use super::HeadsOps;
+    use crate::backend::host_buffers::{owned, rounded, rounding, slice, wide};
+    use crate::layers::heads::args::{PlacementArgs, Projection, Written};
+    use crate::layers::heads::reference::Tokens;
+    use crate::layers::heads::{HeadConfig, PlacementKind};
+    use crate::slots::norms::log_norm;
+    use crate::slots::pool::SlotPools;
+    use crate::slots::scatter_rows::backend::ScatterRowsOps;
+
+    impl HeadsOps for Flex {
+        fn split_heads(
+            projection: Projection<Self>,
+            tokens: usize,
+        ) -> (FlexTensor, FlexTensor, FlexTensor) {
+            let dtype = projection.projected.dtype();
+            let HeadConfig { query_heads, kv_heads, head_dim, .. } = projection.config;
+            let data = ProjectionData::new(&projection);
+            let new = data.tokens();
+            let batch = data.positions.len() / tokens;
+            let part = |first: usize, count: usize| {
+                rounded(new.heads(first, count, tokens), [batch, count, tokens, head_dim], dtype)
+            };
+            (
+                part(0, query_heads),
+                part(query_heads, kv_heads),
+                part(query_heads + kv_heads, kv_heads),
+            )
+        }
+
+        fn write_heads(
+            projection: Projection<Self>,
+            pools: SlotPools<Self>,
+            places: PlacementArgs<Self>,
+        ) -> Written<Self> {
+            let dtype = projection.projected.dtype();
+            let HeadConfig { query_heads, kv_heads, head_dim, .. } = projection.config;
+            let data = ProjectionData::new(&projection);
+            let new = data.tokens();
+            let batch = data.positions.len();
+            let shape = [batch, query_heads, head_dim];
+            let query = rounded(new.heads(0, query_heads, 1), shape, dtype);
+
+            let mut lengths = owned(places.lengths);
+            let (offsets, next) = (places.offsets.to_contiguous(), places.next.to_contiguous());
+            let heads = slice::<i32>(&offsets).iter().zip(slice::<i32>(&next));
+            let heads = heads.zip(lengths.storage_mut::<i32>());
+            let slots = heads.map(|((&offset, &next), length)| match places.place {
+                PlacementKind::Slots => offset,
+                PlacementKind::Append => {
+                    *length += 1;
+                    offset + *length - 1
+                }
+                PlacementKind::Next => {
+                    *length += i32::from(next == *length);
+                    offset + next
+                }
+            });
+            let slots: Vec<i32> = slots.collect();
+            let count = batch * kv_heads;
+            let at = FlexTensor::from_data(TensorData::new(slots, [count]));
+            let rows = |pool: FlexTensor, first: usize| {
+                let rows = new.heads(first, kv_heads, 1);
+                let dtype = pool.dtype();
+                Self::scatter_rows(pool, at.clone(), rounded(rows, [count, head_dim], dtype))
+            };
+            let positions = data.positions.iter();
+            let positions: Vec<i32> =
+                positions.flat_map(|&position| std::iter::repeat_n(position, kv_heads)).collect();
+            let positions = FlexTensor::from_data(TensorData::new(positions, [count]));
+            let log_weights = if pools.weighted {
+                let ones = FlexTensor::from_data(TensorData::new(vec![0.0f32; count], [count]));
+                Self::scatter_rows(pools.log_weights, at.clone(), ones)
+            } else {
+                pools.log_weights
+            };
+            let log_norms = if places.place == PlacementKind::Next {
+                let values = new.heads(query_heads + kv_heads, kv_heads, 1);
+                let values = wide(&rounded(values, [count, head_dim], pools.values.dtype()));
+                let norms: Vec<f32> = values.chunks(head_dim).map(log_norm).collect();
+                let norms = FlexTensor::from_data(TensorData::new(norms, [count]));
+                Self::scatter_rows(places.log_norms, at.clone(), norms)
+            } else {
+                places.log_norms
+            };
+            let pools = SlotPools {
+                keys: rows(pools.keys, query_heads),
+                values: rows(pools.values, query_heads + kv_heads),
+                positions: Self::scatter_ints(pools.positions, at.clone(), positions),
+                log_weights,
+                weighted: pools.weighted,
+            };
+            Written { query, pools, lengths, log_norms }
+        }
+    }
+
+    /// New tokens' numbers as f32.
+    struct ProjectionData {
+        projected: Vec<f32>,
+        positions: Vec<i32>,
+        tables: [Vec<f32>; 2],
+        norms: [Vec<f32>; 2],
+        config: HeadConfig,
+        round: fn(f32) -> f32,
+    }
+
+    impl ProjectionData {
+        fn new(projection: &Projection<Flex>) -> Self {
+            let Projection { projected, positions, cos, sin, query_norm, key_norm, config } =
+                projection;
+            let positions = positions.to_contiguous();
+            Self {
+                projected: wide(projected),
+                positions: slice::<i32>(&positions).to_vec(),
+                tables: [wide(cos), wide(sin)],
+                norms: [wide(query_norm), wide(key_norm)],
+                config: *config,
+                round: rounding(projected.dtype()),
+            }
+        }
+
+        fn tokens(&self) -> Tokens<'_> {
+            let config = self.config;
+            let [cos, sin] = &self.tables;
+            let [query, key] = &self.norms;
+            Tokens {
+                projected: &self.projected,
+                positions: &self.positions,
+                rotation: config.rotates.then_some([cos, sin]),
+                norms: config.normalises.then_some(([query, key], config.epsilon)),
+                query_heads: config.query_heads,
+                kv_heads: config.kv_heads,
+                head_dim: config.head_dim,
+                round: self.round,
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Launches on CubeCL devices.
+
+use burn::backend::{Shape, TensorMetadata};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+
+use super::HeadConfig;
+use super::args::{PlacementArgs, Projection, Written};
+use super::kernel::{self, Blueprint};
+use crate::backend::client::{elem_type, empty_like, grid};
+use crate::slots::pool::SlotPools;
+
+/// Units of a cube that splits.
+const UNITS: usize = 256;
+
+/// Queries `[B, Hq, T, D]`, keys and values `[B, Hkv, T, D]` of `tokens` tokens a sequence.
+pub(super) fn split(
+    args: Projection<CubeBackend>,
+    tokens: usize,
+) -> (CubeTensor, CubeTensor, CubeTensor) {
+    let all = args.positions.shape().num_elements();
+    let config = args.config;
+    let HeadConfig { query_heads, kv_heads, head_dim, .. } = config;
+    let projected = into_contiguous(args.projected);
+    let client = projected.client.clone();
+    let out = |heads: usize| {
+        // Kernels have a buffer even for what they do not write.
+        let shape =
+            if heads == 0 { [1, 1, 1, head_dim] } else { [all / tokens, heads, tokens, head_dim] };
+        empty_like(&projected, Shape::from(shape), projected.dtype)
+    };
+    let (query, key, value) = (out(query_heads), out(kv_heads), out(kv_heads));
+    let blueprint = blueprint(config, &client, UNITS);
+    let rows = all * (query_heads + 2 * kv_heads);
+    // SAFETY: shapes were checked, and the kernel guards its accesses.
+    unsafe {
+        kernel::split_kernel::launch_unchecked(
+            &client,
+            grid(rows.div_ceil(blueprint.rows())),
+            CubeDim::new_1d(blueprint.units as u32),
+            projected.clone().into_buffer_arg(),
+            into_contiguous(args.positions).into_buffer_arg(),
+            into_contiguous(args.cos).into_buffer_arg(),
+            into_contiguous(args.sin).into_buffer_arg(),
+            into_contiguous(args.query_norm).into_buffer_arg(),
+            into_contiguous(args.key_norm).into_buffer_arg(),
+            query.clone().into_buffer_arg(),
+            key.clone().into_buffer_arg(),
+            value.clone().into_buffer_arg(),
+            all,
+            tokens,
+            config.epsilon,
+            blueprint,
+            elem_type(projected.dtype),
+        );
+    }
+    (query, key, value)
+}
+
+/// Writes new tokens into the pool's own buffers, unless they have gaps; returns the queries
+/// `[B, Hq, D]` too.
+pub(super) fn write(
+    args: Projection<CubeBackend>,
+    pools: SlotPools<CubeBackend>,
+    places: PlacementArgs<CubeBackend>,
+) -> Written<CubeBackend> {
+    let batch = args.positions.shape().num_elements();
+    let config = args.config;
+    let HeadConfig { query_heads, kv_heads, head_dim, .. } = config;
+    // CUDA pads the rows of some tensors.
+    let (pools, lengths) = (pools.packed(), into_contiguous(places.lengths));
+    let log_norms = into_contiguous(places.log_norms);
+    let projected = into_contiguous(args.projected);
+    let client = projected.client.clone();
+    let shape = Shape::from([batch, query_heads, head_dim]);
+    let query = empty_like(&projected, shape, projected.dtype);
+    let heads = query_heads / kv_heads + 2;
+    let blueprint = blueprint(config, &client, heads * head_dim / 2);
+    // SAFETY: shapes were checked, the kernel guards its accesses, and slots are the pool's own.
+    unsafe {
+        kernel::write_kernel::launch_unchecked(
+            &client,
+            grid(batch * kv_heads),
+            CubeDim::new_1d(blueprint.units as u32),
+            projected.clone().into_buffer_arg(),
+            into_contiguous(args.positions).into_buffer_arg(),
+            into_contiguous(args.cos).into_buffer_arg(),
+            into_contiguous(args.sin).into_buffer_arg(),
+            into_contiguous(args.query_norm).into_buffer_arg(),
+            into_contiguous(args.key_norm).into_buffer_arg(),
+            query.clone().into_buffer_arg(),
+            pools.keys.clone().into_buffer_arg(),
+            pools.values.clone().into_buffer_arg(),
+            pools.positions.clone().into_buffer_arg(),
+            pools.log_weights.clone().into_buffer_arg(),
+            log_norms.clone().into_buffer_arg(),
+            into_contiguous(places.offsets).into_buffer_arg(),
+            lengths.clone().into_buffer_arg(),
+            into_contiguous(places.next).into_buffer_arg(),
+            batch * kv_heads,
+            config.epsilon,
+            blueprint,
+            places.place,
+            pools.weighted,
+            elem_type(projected.dtype),
+            elem_type(pools.keys.dtype),
+        );
+    }
+    Written { query, pools, lengths, log_norms }
+}
+
+/// Cubes of whole planes, about `units` wide and no wider than the device allows.
+fn blueprint(config: HeadConfig, client: &Client, units: usize) -> Blueprint {
+    let hardware = &client.properties().hardware;
+    let plane = (hardware.plane_size_max as usize).max(1);
+    let most = (hardware.max_units_per_cube as usize).min(1024);
+    let least = (config.head_dim / 2).max(1);
+    let units = units.max(least).min(most).next_multiple_of(plane).min(most);
+    Blueprint {
+        query_heads: config.query_heads,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+        rotates: config.rotates,
+        normalises: config.normalises,
+        units,
+    }
+}

@@ -1,0 +1,30 @@
+//! The arguments and results of `linear` as backends take and return them.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, ExtensionType};
+
+/// What a product adds to its sums; what is not used is any tensor.
+#[derive(ExtensionType)]
+pub(crate) struct Epilogue<B: Backend> {
+    /// `[M]`
+    pub(crate) bias: FloatTensor<B>,
+    /// `[N, M]`, or `[N, M / 2]` where `gated`.
+    pub(crate) residual: FloatTensor<B>,
+    pub(crate) config: EpilogueConfig,
+}
+
+/// An [`Epilogue`] without its tensors: bias first, then the gate, then the residual.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct EpilogueConfig {
+    pub(crate) biased: bool,
+    /// Whether `silu` of the first half of the outputs multiplies the second.
+    pub(crate) gated: bool,
+    pub(crate) adds: bool,
+}
+
+impl EpilogueConfig {
+    /// Outputs of the weight matrix that make one output.
+    pub(crate) fn parts(self) -> usize {
+        if self.gated { 2 } else { 1 }
+    }
+}

@@ -1,0 +1,111 @@
+//! What `linear` asks of a backend.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, backend_extension};
+#[cfg(feature = "gpu")]
+use burn_cubecl::CubeBackend;
+
+use super::args::Epilogue;
+
+#[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
+pub(crate) trait LinearOps: Backend {
+    /// `x` `[N, K]` times the transpose of `weight` `[M, K]`, for few rows.
+    fn skinny_product(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] epilogue: Epilogue<Self>,
+    ) -> FloatTensor<Self>;
+}
+
+/// What products ask of Hopper GPUs.
+#[cfg(feature = "cuda")]
+#[backend_extension(Cube)]
+pub(crate) trait HopperLinearOps: Backend {
+    /// [`LinearOps::skinny_product`] in f16 or bf16; where there is an `epsilon`, of normalised
+    /// rows times `gain` `[K]`.
+    fn streamed_product(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        epsilon: Option<f32>,
+        #[extension_type] epilogue: Epilogue<Self>,
+    ) -> FloatTensor<Self>;
+
+    /// `x` `[N, K]` times the transpose of `weight` `[M, K]`, in f16 or bf16.
+    fn wide_product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+#[cfg(feature = "gpu")]
+impl LinearOps for CubeBackend {
+    fn skinny_product(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epilogue: Epilogue<Self>,
+    ) -> FloatTensor<Self> {
+        super::launch::skinny(x, weight, epilogue)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl HopperLinearOps for CubeBackend {
+    fn streamed_product(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        epsilon: Option<f32>,
+        epilogue: Epilogue<Self>,
+    ) -> FloatTensor<Self> {
+        super::launch::streamed(x, weight, gain, epsilon, epilogue)
+    }
+
+    fn wide_product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        super::launch::wide(x, weight)
+    }
+}
+
+#[cfg(feature = "flex")]
+mod cpu {
+    //! The op on the CPU, by its reference.
+
+    use burn::backend::{DType, Element, Flex};
+    use burn_flex::FlexTensor;
+    use bytemuck::Pod;
+    use half::{bf16, f16};
+
+    use super::LinearOps;
+    use crate::backend::host_buffers::{rounded, slice, wide};
+    use crate::layers::linear::args::{Epilogue, EpilogueConfig};
+    use crate::layers::linear::reference::{finish, product};
+
+    impl LinearOps for Flex {
+        fn skinny_product(
+            x: FlexTensor,
+            weight: FlexTensor,
+            epilogue: Epilogue<Self>,
+        ) -> FlexTensor {
+            match x.dtype() {
+                DType::F16 => product_of::<f16>(x, weight, epilogue, f16::to_f32),
+                DType::BF16 => product_of::<bf16>(x, weight, epilogue, bf16::to_f32),
+                _ => product_of::<f32>(x, weight, epilogue, |x| x),
+            }
+        }
+    }
+
+    fn product_of<E: Element + Pod + Sync>(
+        x: FlexTensor,
+        weight: FlexTensor,
+        epilogue: Epilogue<Flex>,
+        load: impl Fn(E) -> f32 + Copy + Sync,
+    ) -> FlexTensor {
+        let ([rows, inputs], [outputs, _]) =
+            (x.layout().shape().dims(), weight.layout().shape().dims());
+        let dtype = x.dtype();
+        let EpilogueConfig { biased, gated, adds } = epilogue.config;
+        let weight = weight.to_contiguous();
+        let sums = product(&wide(&x), slice::<E>(&weight), inputs, load);
+        let bias = biased.then(|| wide(&epilogue.bias));
+        let residual = adds.then(|| wide(&epilogue.residual));
+        let y = finish(sums, outputs, bias.as_deref(), gated, residual.as_deref());
+        rounded(y, [rows, outputs / epilogue.config.parts()], dtype)
+    }
+}

@@ -1,0 +1,365 @@
+//! Few rows times a weight matrix on Hopper: f16 and bf16. A cube a processor, which copies its
+//! share of the weights into shared memory without a pause: while it ends some outputs, those of
+//! the next are on their way. Copies hold no registers, and the rows come the same way, as loads
+//! that hit a cache would wait behind those that miss it. What has come goes into registers at
+//! once, in the order that matrix instructions take, and makes room for more. Where the rows are to
+//! be normalised, they are multiplied by the gain as they come, and their sums are divided by the
+//! root of their mean square in the end, which the cube has found on the way: nothing waits for it.
+//!
+//! In a plane, as in [`tensor_core`](super::tensor_core), lane `4 r + j` holds outputs `r` and `r +
+//! 8` of a unit of 16 and rows `2 j` and `2 j + 1`; of a gated product, `r` is a gate and `r + 8`
+//! what it gates. Every plane has blocks of the sums, stages and barriers of its own. Every output
+//! is summed in the same order however many rows there are.
+
+mod parts;
+
+use cubecl::cmma::MmaDefinition;
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::generic_to_shared;
+
+use self::parts::{
+    copy, load_matrices, products, read_ahead, squares_of, store, weight_place, x_place,
+};
+use super::args::EpilogueConfig;
+use crate::components::tma::{TILE_COLUMNS, init_barrier, publish_barriers, wait_barrier};
+
+/// Rows of weights in a unit.
+const UNIT: usize = 16;
+const PLANES: usize = 8;
+const PLANE: usize = 32;
+/// Bytes of a cube's shared memory, less what is beside sums and stages.
+const ROOM: usize = (227 << 10) - 2_048;
+/// Stages that keep the memory busy.
+const MOST_STAGES: usize = 4;
+/// Threads of a cube.
+pub(super) const CUBE: usize = PLANES * PLANE;
+/// Pieces of 16 bytes in a row of a tile.
+const PIECES: usize = 8;
+/// Products of 16 columns in a row of a tile.
+const STEPS: usize = TILE_COLUMNS / 16;
+/// Bytes and pieces of a tile of 8 rows: what the swizzle repeats after.
+const TILE_BYTES: usize = 8 * 128;
+const TILE: usize = 8 * PIECES;
+
+/// What fixes the generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Blueprint {
+    /// Tiles of 8 rows.
+    tiles: usize,
+    /// Units that a plane multiplies at once: the rows are copied for so many.
+    together: usize,
+    /// Blocks of 64 columns that are on their way or in use, a plane.
+    stages: usize,
+    /// Whether the rows are normalised first.
+    normalises: bool,
+    /// The factors' type, as PTX spells it.
+    name: &'static str,
+    epilogue: EpilogueConfig,
+}
+
+impl Blueprint {
+    /// For so many rows of so many outputs, shared by so many `cubes`, of factors that PTX calls
+    /// `name`.
+    pub(super) fn new(
+        [rows, outputs, cubes]: [usize; 3],
+        name: &'static str,
+        normalises: bool,
+        epilogue: EpilogueConfig,
+    ) -> Self {
+        let tiles = rows.div_ceil(8);
+        // A cube's units in even parts, and stages as shared memory has room for. Neither changes
+        // the order of sums.
+        let units = outputs.div_ceil(unit_outputs(epilogue)).div_ceil(cubes);
+        let most = if tiles <= 3 { 4 } else { 2 };
+        let together = units.div_ceil(units.div_ceil(most));
+        let sums = PLANES * 8 * tiles * together * UNIT * size_of::<f32>();
+        let stage = PLANES * (together * UNIT / 8 + tiles) * TILE_BYTES;
+        let stages = ((ROOM - sums) / stage).min(MOST_STAGES);
+        Self { tiles, together, stages, normalises, name, epilogue }
+    }
+
+    /// Tiles of 8 rows of weights in a stage.
+    fn weight_tiles(self) -> usize {
+        self.together * UNIT / 8
+    }
+
+    /// Outputs that a thread stores of the units that are multiplied at once, at most.
+    fn stored(self) -> usize {
+        (8 * self.tiles * self.together * self.weight_rows()).div_ceil(CUBE)
+    }
+
+    /// Rows of the copied tiles of `x`.
+    pub(super) fn rows(self) -> usize {
+        8 * self.tiles
+    }
+
+    /// Rows of a copied tile of the weights: gates and what they gate come one by one.
+    pub(super) fn weight_rows(self) -> usize {
+        unit_outputs(self.epilogue)
+    }
+}
+
+/// Outputs of a unit.
+pub(super) fn unit_outputs(epilogue: EpilogueConfig) -> usize {
+    UNIT / epilogue.parts()
+}
+
+/// # Shapes
+/// `x` `[M, K]`, `weight` `[N, K]`, `y` `[M, outputs]`, where `N` is `outputs`, or twice as many
+/// where gated; `units` are shared by `cubes`. `bias` `[N]` and `residual` `[M, outputs]`, where
+/// there are any; in pairs, where rows are normalised, `gain` `[K / 2]`.
+#[cube(launch_unchecked)]
+pub(super) fn skinny_kernel<E: Float>(
+    x: &TensorMap<E, Tiled>,
+    weight: &TensorMap<E, Tiled>,
+    gain: &[u32],
+    bias: &[E],
+    residual: &[E],
+    y: &mut [E],
+    rows: usize,
+    outputs: usize,
+    inputs: usize,
+    units: usize,
+    cubes: usize,
+    epsilon: f32,
+    #[comptime] blueprint: Blueprint,
+    #[define(E)] _dtype: ElemType,
+) {
+    let tiles = blueprint.tiles.comptime();
+    let stages = blueprint.stages.comptime();
+    let together = blueprint.together.comptime();
+    let weight_tiles = comptime!(blueprint.weight_tiles());
+    let stage_tiles = comptime!(weight_tiles + tiles);
+    let ring = Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(
+        comptime!(PLANES * stages * stage_tiles * TILE),
+        1024usize,
+    );
+    let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(PLANES * stages), 16usize);
+    let wide = comptime!(8 * tiles);
+    let unit_rows = comptime!(blueprint.together * UNIT);
+    let mut parts = Shared::<[f32]>::new_slice(comptime!(PLANES * wide * unit_rows));
+    let mut row_squares = Shared::<[f32]>::new_slice(comptime!(PLANES * wide));
+
+    let plane = UNIT_POS as usize / PLANE;
+    let lane = UNIT_POS as usize % PLANE;
+    let r = lane / 4;
+    let j = lane % 4;
+    let ring_bytes = generic_to_shared::<Vector<u32, Const<4>>>(ring.as_ptr())
+        + (plane * comptime!(stages * stage_tiles * TILE_BYTES)) as u32;
+    let own_barriers = generic_to_shared::<u64>(barriers.as_ptr()) + (plane * stages * 8) as u32;
+    if lane == 0 {
+        #[unroll]
+        for stage in 0..comptime!(stages as u32) {
+            init_barrier(own_barriers + comptime!(8 * stage), 1u32);
+        }
+        publish_barriers();
+    }
+    sync_plane();
+
+    let cube = CUBE_POS;
+    let first = cube * units / cubes;
+    let end = (cube + 1) * units / cubes;
+    // Blocks of 64 columns in turn to every plane; those behind the end are zeros.
+    let turns = inputs.div_ceil(comptime!(PLANES * TILE_COLUMNS));
+    // The turn and the first unit of the next copy, the stage and the parity of the next products.
+    let mut copied_turn = 0usize;
+    let mut copied = first;
+    let mut stage = 0u32;
+    let mut parity = 0u32;
+    #[unroll]
+    for begun in 0..stages {
+        if lane == 0 && copied < end {
+            copy::<E>(
+                x,
+                weight,
+                own_barriers,
+                ring_bytes,
+                comptime!(begun as u32).runtime(),
+                copied_turn * PLANES + plane,
+                copied,
+                end,
+                outputs,
+                blueprint,
+            );
+        }
+        copied_turn += 1;
+        if copied_turn == turns {
+            copied_turn = 0usize;
+            copied += together;
+        }
+    }
+    let mut squares = Array::<f32>::new(tiles);
+    #[unroll]
+    for tile in 0..tiles {
+        squares[tile] = 0.0f32;
+    }
+    let def = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
+    let none = Vector::<f32, Const<2>>::new(0.0f32);
+    let mut sums = Array::<Vector<f32, Const<2>>>::new(comptime!(2 * together * tiles));
+    #[unroll]
+    for i in 0..comptime!(2 * together * tiles) {
+        sums[i] = none;
+    }
+    let mut ahead = Array::<f32>::new(comptime!(blueprint.stored()));
+    #[unroll]
+    for i in 0..comptime!(blueprint.stored()) {
+        ahead[i] = 0.0f32;
+    }
+    let (weight_at, x_at) = (weight_place(lane), x_place(lane));
+    let mut unit = first;
+    while unit < end {
+        read_ahead::<E>(residual, &mut ahead, unit, end, rows, outputs, blueprint);
+        for turn in 0..turns {
+            let mut gains = Array::<u32>::new(PIECES);
+            if comptime!(blueprint.normalises) {
+                #[unroll]
+                for piece in 0..PIECES {
+                    let pair = ((turn * PLANES + plane) * PIECES + piece) * 4 + j;
+                    // Behind the end, zeros stay zeros.
+                    gains[piece] = gain[min(pair, inputs / 2 - 1)];
+                }
+            }
+            wait_barrier(own_barriers + 8 * stage, parity);
+            let from = ring_bytes + stage * comptime!((stage_tiles * TILE_BYTES) as u32);
+            let mut w = Array::<Vector<u32, Const<4>>>::new(comptime!(together * STEPS));
+            let mut v = Array::<Vector<u32, Const<4>>>::new(comptime!(tiles * STEPS / 2));
+            #[unroll]
+            for step in 0..STEPS {
+                // Pieces of 16 bytes lie where their number, row by row, has other bits.
+                let at = from + (weight_at ^ comptime!(32 * step as u32));
+                #[unroll]
+                for own in 0..together {
+                    w[own * STEPS + step] =
+                        load_matrices(at + comptime!((own * UNIT / 8 * TILE_BYTES) as u32));
+                }
+            }
+            #[unroll]
+            for half in 0..comptime!(STEPS / 2) {
+                let at = from + (x_at ^ comptime!(64 * half as u32));
+                #[unroll]
+                for tile in 0..tiles {
+                    v[tile * comptime!(STEPS / 2) + half] =
+                        load_matrices(at + comptime!(((weight_tiles + tile) * TILE_BYTES) as u32));
+                }
+            }
+            // All reads are under way, and served before the next tiles can arrive.
+            sync_plane();
+            if lane == 0 && copied < end {
+                copy::<E>(
+                    x,
+                    weight,
+                    own_barriers,
+                    ring_bytes,
+                    stage,
+                    copied_turn * PLANES + plane,
+                    copied,
+                    end,
+                    outputs,
+                    blueprint,
+                );
+            }
+            copied_turn += 1;
+            if copied_turn == turns {
+                copied_turn = 0usize;
+                copied += together;
+            }
+            stage += 1u32;
+            if stage == comptime!(stages as u32) {
+                stage = 0u32;
+                parity = 1u32 - parity;
+            }
+            if comptime!(blueprint.normalises) {
+                if unit == first {
+                    #[unroll]
+                    for tile in 0..tiles {
+                        #[unroll]
+                        for half in 0..comptime!(STEPS / 2) {
+                            let piece = v[tile * comptime!(STEPS / 2) + half];
+                            squares[tile] += squares_of::<E>(piece);
+                        }
+                    }
+                }
+                #[unroll]
+                for tile in 0..tiles {
+                    #[unroll]
+                    for half in 0..comptime!(STEPS / 2) {
+                        let at = tile * comptime!(STEPS / 2) + half;
+                        v[at] = products(v[at], &gains, 4 * half, blueprint.name);
+                    }
+                }
+            }
+            #[unroll]
+            for step in 0..STEPS {
+                let (low, high) = (comptime!(step % 2 * 2), comptime!(step % 2 * 2 + 1));
+                #[unroll]
+                for own in 0..together {
+                    let quad = w[own * STEPS + step];
+                    let mut a = Array::<Vector<E, Const<2>>>::new(4usize);
+                    #[unroll]
+                    for word in 0..4usize {
+                        a[word] = Vector::reinterpret(quad.extract(word));
+                    }
+                    #[unroll]
+                    for tile in 0..tiles {
+                        let pieces = v[tile * comptime!(STEPS / 2) + step / 2];
+                        let mut b = Array::<Vector<E, Const<2>>>::new(2usize);
+                        b[0] = Vector::reinterpret(pieces.extract(low));
+                        b[1] = Vector::reinterpret(pieces.extract(high));
+                        let to = comptime!(2 * (own * tiles + tile));
+                        let mut acc = Array::<Vector<f32, Const<2>>>::new(2usize);
+                        acc[0] = sums[to];
+                        acc[1] = sums[comptime!(to + 1)];
+                        acc = def.execute(&a, &b, &acc);
+                        sums[to] = acc[0];
+                        sums[comptime!(to + 1)] = acc[1];
+                    }
+                }
+            }
+        }
+        // All have read the sums of the outputs before.
+        sync_cube();
+        #[unroll]
+        for own in 0..together {
+            #[unroll]
+            for tile in 0..tiles {
+                let from = comptime!(2 * (own * tiles + tile));
+                #[unroll]
+                for e in 0..2usize {
+                    let row = 8 * tile + 2 * j + e;
+                    let to = (plane * wide + row) * unit_rows + own * UNIT + r;
+                    parts[to] = sums[from].extract(e);
+                    parts[to + 8] = sums[comptime!(from + 1)].extract(e);
+                }
+                sums[from] = none;
+                sums[comptime!(from + 1)] = none;
+            }
+        }
+        if comptime!(blueprint.normalises) && unit == first {
+            #[unroll]
+            for tile in 0..tiles {
+                let mut sum = squares[tile];
+                sum += plane_shuffle_xor(sum, 1u32);
+                sum += plane_shuffle_xor(sum, 2u32);
+                if j == 0 {
+                    row_squares[plane * wide + 8 * tile + r] = sum;
+                }
+            }
+        }
+        sync_cube();
+        store::<E>(
+            &parts,
+            &row_squares,
+            bias,
+            &ahead,
+            y,
+            unit,
+            min(unit + together, end),
+            rows,
+            outputs,
+            inputs,
+            epsilon,
+            blueprint,
+        );
+        unit += together;
+    }
+}

@@ -1,0 +1,238 @@
+//! What a cube does between its products: copies, sums over planes, and normalisation.
+
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::tensor_map_address;
+
+use super::{Blueprint, CUBE, PLANES, TILE_BYTES, UNIT};
+use crate::components::tma::{TILE_COLUMNS, arrive_expecting, copy_tile};
+use crate::layers::linear::epilogue::{added_to, finish};
+
+/// Bytes of a row of a tile, and of a piece of it.
+const ROW_BYTES: usize = 128;
+const PIECE_BYTES: usize = 16;
+
+/// Copies a block of 64 columns of `x` and of up to [`Blueprint::together`] units from `unit` on
+/// into a stage.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn copy<E: Float>(
+    x: &TensorMap<E, Tiled>,
+    weight: &TensorMap<E, Tiled>,
+    barriers: u32,
+    ring: u32,
+    stage: u32,
+    block: usize,
+    unit: usize,
+    end: usize,
+    outputs: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let tiles = blueprint.tiles.comptime();
+    let together = blueprint.together.comptime();
+    let weight_tiles = comptime!(blueprint.weight_tiles());
+    let gated = comptime!(blueprint.epilogue.gated);
+    let weight_rows = comptime!(blueprint.weight_rows());
+    let unit_bytes = comptime!((UNIT / 8 * TILE_BYTES) as u32);
+    let column = (block * TILE_COLUMNS) as u32;
+    let count = min(end - unit, together);
+    let barrier = barriers + 8 * stage;
+    let to = ring + stage * comptime!(((weight_tiles + tiles) * TILE_BYTES) as u32);
+    let weights = tensor_map_address(weight);
+    arrive_expecting(barrier, count as u32 * unit_bytes + comptime!((tiles * TILE_BYTES) as u32));
+    copy_tile(
+        to + comptime!((weight_tiles * TILE_BYTES) as u32),
+        tensor_map_address(x),
+        column,
+        0u32,
+        barrier,
+    );
+    for i in 0..count {
+        let (to, row) = (to + i as u32 * unit_bytes, (unit + i) * weight_rows);
+        copy_tile(to, weights, column, row as u32, barrier);
+        if gated {
+            let ups = to + comptime!(TILE_BYTES as u32);
+            copy_tile(ups, weights, column, (outputs + row) as u32, barrier);
+        }
+    }
+}
+
+/// Where in a unit's two tiles a lane finds its row of the four matrices of 8 rows and 8 columns
+/// that the first 16 columns are: rows 0 to 7 and 8 to 15 of columns 0 to 7, and the same of
+/// columns 8 to 15.
+#[cube]
+pub(super) fn weight_place(lane: usize) -> u32 {
+    let (row, matrix) = (lane % 8, lane / 8);
+    (matrix % 2 * TILE_BYTES + row * ROW_BYTES + ((matrix / 2) ^ row) * PIECE_BYTES) as u32
+}
+
+/// The same in a tile of `x`: four matrices of its 8 rows and of columns 0 to 31.
+#[cube]
+pub(super) fn x_place(lane: usize) -> u32 {
+    let (row, matrix) = (lane % 8, lane / 8);
+    (row * ROW_BYTES + (matrix ^ row) * PIECE_BYTES) as u32
+}
+
+/// Four matrices of 8 rows and 8 columns: lane `4 r + j` gets columns `2 j` and `2 j + 1` of each
+/// one's row `r`.
+#[cube]
+pub(super) fn load_matrices(at: u32) -> Vector<u32, Const<4>> {
+    let matrices: Vector<u32, Const<4>>;
+    gpu_asm!(
+        "ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {}, [{}];", out(_) matrices, in(_) at
+    );
+    matrices
+}
+
+/// Where one of the outputs that a thread stores is.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Place {
+    row: usize,
+    /// Unit of those multiplied at once, and column of the unit.
+    unit: usize,
+    column: usize,
+    output: usize,
+    live: bool,
+}
+
+/// The `i`-th that this thread stores of units `first..end`, of which there are up to
+/// [`Blueprint::together`].
+#[cube]
+fn place(
+    i: usize,
+    first: usize,
+    end: usize,
+    rows: usize,
+    outputs: usize,
+    #[comptime] blueprint: Blueprint,
+) -> Place {
+    let weight_rows = comptime!(blueprint.weight_rows());
+    let all = comptime!(blueprint.together * weight_rows);
+    let at = UNIT_POS as usize + i * CUBE;
+    let (row, mixed) = (at / all, at % all);
+    let (unit, column) = (mixed / weight_rows, mixed % weight_rows);
+    let output = (first + unit) * weight_rows + column;
+    let live = row < rows && first + unit < end && output < outputs;
+    Place { row, unit, column, output, live }
+}
+
+/// What [`store`] will add to the results of these units: read early, nothing waits for it.
+#[cube]
+pub(super) fn read_ahead<E: Float>(
+    residual: &[E],
+    ahead: &mut Array<f32>,
+    first: usize,
+    end: usize,
+    rows: usize,
+    outputs: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let epilogue = blueprint.epilogue.comptime();
+    if epilogue.adds {
+        #[unroll]
+        for i in 0..comptime!(blueprint.stored()) {
+            let place = place(i, first, end, rows, outputs, blueprint);
+            if place.live {
+                ahead[i] = added_to::<E>(residual, place.row * outputs + place.output, epilogue);
+            }
+        }
+    }
+}
+
+/// Adds the planes' parts of units `first..end`, and stores what comes of them.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn store<E: Float>(
+    parts: &Shared<[f32]>,
+    row_squares: &Shared<[f32]>,
+    bias: &[E],
+    ahead: &Array<f32>,
+    y: &mut [E],
+    first: usize,
+    end: usize,
+    rows: usize,
+    outputs: usize,
+    inputs: usize,
+    epsilon: f32,
+    #[comptime] blueprint: Blueprint,
+) {
+    let epilogue = blueprint.epilogue.comptime();
+    let each = epilogue.parts().comptime();
+    let wide = comptime!(8 * blueprint.tiles);
+    let unit_rows = comptime!(blueprint.together * UNIT);
+    #[unroll]
+    for i in 0..comptime!(blueprint.stored()) {
+        let place = place(i, first, end, rows, outputs, blueprint);
+        if place.live {
+            let mut scale = 1.0f32;
+            if comptime!(blueprint.normalises) {
+                let mut squares = 0.0f32;
+                #[unroll]
+                for plane in 0..PLANES {
+                    squares += row_squares[plane * wide + place.row];
+                }
+                let root = (squares / f32::cast_from(inputs) + epsilon).sqrt();
+                scale = 1.0f32 / root;
+            }
+            let from = place.row * unit_rows + place.unit * UNIT + place.column;
+            let mut totals = Array::<f32>::new(2usize);
+            #[unroll]
+            for part in 0..each {
+                let mut total = 0.0f32;
+                #[unroll]
+                for plane in 0..PLANES {
+                    total += parts[from + comptime!(plane * wide * unit_rows + 8 * part)];
+                }
+                totals[part] = total * scale;
+            }
+            y[place.row * outputs + place.output] = finish::<E>(
+                bias,
+                ahead[i],
+                totals[0],
+                totals[comptime!(each - 1)],
+                place.output,
+                outputs,
+                epilogue,
+            );
+        }
+    }
+}
+
+/// The sum of a piece's squares.
+#[cube]
+pub(super) fn squares_of<E: Float>(piece: Vector<u32, Const<4>>) -> f32 {
+    let mut squares = Vector::<f32, Const<2>>::new(0.0f32);
+    #[unroll]
+    for word in 0..4usize {
+        let pair = wide_of::<E>(piece.extract(word));
+        squares += pair * pair;
+    }
+    squares.extract(0usize) + squares.extract(1usize)
+}
+
+/// The products of four pairs of numbers with four of `factors` from `first` on, each rounded.
+#[cube]
+#[allow(unused_assignments, reason = "what PTX writes looks unwritten to the compiler")]
+pub(super) fn products(
+    pairs: Vector<u32, Const<4>>,
+    factors: &Array<u32>,
+    #[comptime] first: usize,
+    #[comptime] name: &'static str,
+) -> Vector<u32, Const<4>> {
+    let mut all = Vector::<u32, Const<4>>::empty();
+    #[unroll]
+    for word in 0..4usize {
+        let (left, right) = (pairs.extract(word), factors[first + word]);
+        let mut product = 0u32;
+        gpu_asm!(
+            "mul.rn.{name}x2 {}, {}, {};",
+            out(_) product, in(_) left, in(_) right, options(pure, nomem)
+        );
+        all.insert(word, product);
+    }
+    all
+}
+
+#[cube]
+fn wide_of<E: Float>(word: u32) -> Vector<f32, Const<2>> {
+    Vector::cast_from(Vector::<E, Const<2>>::reinterpret(word))
+}

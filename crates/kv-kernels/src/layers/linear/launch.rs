@@ -1,0 +1,182 @@
+//! Launches products on CubeCL devices.
+
+#[cfg(feature = "cuda")]
+use burn::backend::DType;
+use burn::backend::{Shape, TensorMetadata};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::args::Epilogue;
+#[cfg(feature = "cuda")]
+use super::{hopper_skinny, hopper_wide};
+use super::{plain, tensor_core};
+use crate::backend::client::{
+    elem_type, empty_like, grid, is_cuda, multiplies, processors, vector_lanes,
+};
+#[cfg(feature = "cuda")]
+use crate::components::tma::{tiles, with_rows};
+
+/// Up to 32 rows `x` `[M, K]` times the transpose of `weight` `[N, K]`, and the epilogue.
+pub(super) fn skinny(
+    x: CubeTensor,
+    weight: CubeTensor,
+    epilogue: Epilogue<CubeBackend>,
+) -> CubeTensor {
+    let [rows, inputs] = x.shape().dims();
+    let [outputs, _] = weight.shape().dims();
+    let config = epilogue.config;
+    let outputs = outputs / config.parts();
+    let client = x.client.clone();
+    let y = empty_like(&x, Shape::from([rows, outputs]), x.dtype);
+    if rows * outputs == 0 {
+        return y;
+    }
+    let bias = read(epilogue.bias, config.biased);
+    let residual = read(epilogue.residual, config.adds);
+    let (x, weight) = (into_contiguous(x), into_contiguous(weight));
+    // SAFETY: shapes were checked, and the kernels guard their writes.
+    unsafe {
+        if multiplies(&x) && inputs.is_multiple_of(32) {
+            let tiles = rows.div_ceil(8);
+            let blueprint = tensor_core::Blueprint::new(
+                tiles,
+                outputs * config.parts(),
+                processors(&client),
+                is_cuda(&client),
+                config,
+            );
+            tensor_core::tensor_core_kernel::launch_unchecked(
+                &client,
+                grid(outputs.div_ceil(blueprint.outputs())),
+                CubeDim::new_1d(32 * tensor_core::PLANES as u32),
+                x.clone().into_buffer_arg(),
+                weight.into_buffer_arg(),
+                bias,
+                residual,
+                y.clone().into_buffer_arg(),
+                rows,
+                outputs,
+                inputs,
+                blueprint,
+                elem_type(x.dtype),
+            );
+        } else {
+            let lanes = vector_lanes(&x, inputs, inputs).min(4);
+            let hardware = &client.properties().hardware;
+            let team = (hardware.plane_size_min as usize).clamp(1, 32);
+            plain::plain_kernel::launch_unchecked(
+                &client,
+                grid(outputs.div_ceil(plain::UNITS / team)),
+                CubeDim::new_1d(plain::UNITS as u32),
+                lanes,
+                x.clone().into_buffer_arg(),
+                weight.into_buffer_arg(),
+                bias,
+                residual,
+                y.clone().into_buffer_arg(),
+                rows,
+                outputs,
+                inputs / lanes,
+                rows.next_power_of_two().min(8),
+                team,
+                config,
+                elem_type(x.dtype),
+            );
+        }
+    }
+    y
+}
+
+/// As [`skinny`], on Hopper, for f16 and bf16, behind a normalisation of the rows where there is an
+/// `epsilon`.
+#[cfg(feature = "cuda")]
+pub(super) fn streamed(
+    x: CubeTensor,
+    weight: CubeTensor,
+    gain: CubeTensor,
+    epsilon: Option<f32>,
+    epilogue: Epilogue<CubeBackend>,
+) -> CubeTensor {
+    let [rows, inputs] = x.shape().dims();
+    let config = epilogue.config;
+    let outputs = weight.shape()[0] / config.parts();
+    let y = empty_like(&x, Shape::from([rows, outputs]), x.dtype);
+    if rows * outputs == 0 {
+        return y;
+    }
+    let units = outputs.div_ceil(hopper_skinny::unit_outputs(config));
+    let cubes = processors(&x.client).min(units);
+    let blueprint = hopper_skinny::Blueprint::new(
+        [rows, outputs, cubes],
+        ptx_name(x.dtype),
+        epsilon.is_some(),
+        config,
+    );
+    let x = with_rows(x);
+    let weight = tiles(with_rows(weight), blueprint.weight_rows());
+    // SAFETY: shapes were checked, and the kernel guards its writes.
+    unsafe {
+        hopper_skinny::skinny_kernel::launch_unchecked(
+            &x.client.clone(),
+            grid(cubes),
+            CubeDim::new_1d(hopper_skinny::CUBE as u32),
+            tiles(x.clone(), blueprint.rows()),
+            weight.with_prefetch(TensorMapPrefetch::B256),
+            read(gain, epsilon.is_some()),
+            read(epilogue.bias, config.biased),
+            read(epilogue.residual, config.adds),
+            y.clone().into_buffer_arg(),
+            rows,
+            outputs,
+            inputs,
+            units,
+            cubes,
+            epsilon.unwrap_or_default(),
+            blueprint,
+            elem_type(x.dtype),
+        );
+    }
+    y
+}
+
+/// Many rows `x` `[M, K]` times the transpose of `weight` `[N, K]`, on Hopper.
+#[cfg(feature = "cuda")]
+pub(super) fn wide(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
+    let [rows, inputs] = x.shape().dims();
+    let [outputs, _] = weight.shape().dims();
+    let output = empty_like(&x, Shape::from([rows, outputs]), x.dtype);
+    let bands = rows.div_ceil(hopper_wide::ROWS);
+    // Wide results read their factors least; narrow ones keep more processors busy.
+    let columns = if bands * outputs.div_ceil(256) >= processors(&x.client) { 256 } else { 128 };
+    let name = ptx_name(x.dtype);
+    // SAFETY: shapes were checked, and the kernel guards its writes.
+    unsafe {
+        hopper_wide::product_kernel::launch_unchecked(
+            &x.client.clone(),
+            CubeCount::Static((bands * outputs.div_ceil(columns)) as u32, 1, 1),
+            CubeDim::new_1d(hopper_wide::UNITS as u32),
+            columns / 2,
+            tiles(with_rows(x.clone()), hopper_wide::ROWS),
+            tiles(with_rows(weight), columns),
+            output.clone().into_buffer_arg(),
+            rows as u32,
+            outputs as u32,
+            inputs as u32,
+            hopper_wide::Blueprint { columns, name },
+            elem_type(x.dtype),
+        );
+    }
+    output
+}
+
+/// A tensor that a kernel reads, in order; or any that stands for it.
+fn read(tensor: CubeTensor, is_read: bool) -> BufferArg {
+    if is_read { into_contiguous(tensor) } else { tensor }.into_buffer_arg()
+}
+
+#[cfg(feature = "cuda")]
+fn ptx_name(dtype: DType) -> &'static str {
+    if dtype == DType::F16 { "f16" } else { "bf16" }
+}

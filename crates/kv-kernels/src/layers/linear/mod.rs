@@ -1,0 +1,189 @@
+//! Products of a few rows with a weight matrix kept `[out, in]`: what a decode step consists of.
+
+mod args;
+mod backend;
+#[cfg(feature = "gpu")]
+mod epilogue;
+#[cfg(feature = "cuda")]
+mod hopper_skinny;
+#[cfg(feature = "cuda")]
+mod hopper_wide;
+#[cfg(feature = "gpu")]
+mod launch;
+#[cfg(feature = "gpu")]
+mod plain;
+mod reference;
+#[cfg(feature = "gpu")]
+mod tensor_core;
+
+use burn::backend::Dispatch;
+#[cfg(feature = "cuda")]
+use burn::tensor::DType;
+use burn::tensor::Tensor;
+
+use crate::KernelError;
+use crate::backend::check::Check;
+#[cfg(feature = "cuda")]
+use crate::components::tma::copies_rows_of;
+use crate::{rms_norm, swiglu};
+use args::{Epilogue, EpilogueConfig};
+#[cfg(feature = "cuda")]
+use backend::HopperLinearOps;
+use backend::LinearOps;
+
+const OP: &str = "linear";
+
+/// Rows up to which every row is computed by itself.
+const SKINNY: usize = 32;
+
+/// What [`linear`] does with its rows and its sums, in this order.
+#[derive(Debug, Clone, Default)]
+pub struct LinearOptions {
+    /// Whether and how the rows are normalised.
+    pub norm: Option<RowNorm>,
+    /// Added, `[out]`.
+    pub bias: Option<Tensor<1>>,
+    /// Whether the outputs are a gate and what it gates, side by side: `silu` of the first half
+    /// multiplies the second (SwiGLU), and the result is `out / 2` wide.
+    pub gated: bool,
+    /// Added, of the result's shape.
+    pub residual: Option<Tensor<2>>,
+}
+
+/// A normalisation of rows, RMSNorm, as by [`rms_norm`]. Where a Hopper GPU has it in the product
+/// (f16 and bf16, up to 32 rows), rows times weights are rounded, and sums divided by the root: in
+/// f16, such a product may not exceed 65,504.
+#[derive(Debug, Clone)]
+pub struct RowNorm {
+    /// `[in]`, of the rows' dtype.
+    pub weight: Tensor<1>,
+    /// Added to the mean square.
+    pub epsilon: f32,
+}
+
+/// `y = x Wᵀ`, and what `options` add to it.
+///
+/// Up to 32 rows, all is one kernel; the normalisation is another, but on Hopper GPUs in f16 and
+/// bf16 with a multiple of 8 inputs, at least 64. On the CPU, and with matrix instructions, such
+/// rows are summed in one order, so that a row's result does not depend on the others: a batch
+/// gives each sequence exactly what it gets alone.
+///
+/// # Shapes
+/// `x` `[N, in]`, `weight` `[out, in]` of the same dtype, as bias and residual; returns `[N, out]`,
+/// or `[N, out / 2]` where gated.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit.
+pub fn linear(
+    x: Tensor<2>,
+    weight: Tensor<2>,
+    options: LinearOptions,
+) -> Result<Tensor<2>, KernelError> {
+    let [rows, inputs] = x.dims();
+    let [outputs, _] = weight.dims();
+    let dtype = x.dtype();
+    let check = Check::new(OP, &x);
+    check.supported()?;
+    check.float("x", &x)?;
+    check.shape("weight", &weight, &[outputs, inputs])?;
+    check.filled("weight", &weight)?;
+    check.same_dtype("weight", &weight, "the dtype of x", dtype)?;
+    if let Some(bias) = &options.bias {
+        check.shape("bias", bias, &[outputs])?;
+        check.same_dtype("bias", bias, "the dtype of x", dtype)?;
+    }
+    if options.gated && !outputs.is_multiple_of(2) {
+        return Err(KernelError::Unsupported {
+            op: OP,
+            argument: "gated outputs",
+            actual: outputs.to_string(),
+            supported: "even numbers",
+        });
+    }
+    if let Some(residual) = &options.residual {
+        let width = if options.gated { outputs / 2 } else { outputs };
+        check.shape("residual", residual, &[rows, width])?;
+        check.same_dtype("residual", residual, "the dtype of x", dtype)?;
+    }
+    if let Some(norm) = &options.norm {
+        check.shape("norm", &norm.weight, &[inputs])?;
+        check.same_dtype("norm", &norm.weight, "the dtype of x", dtype)?;
+    }
+    #[cfg(feature = "cuda")]
+    if rows <= SKINNY && streams(&check, &x, inputs) {
+        let gain = options
+            .norm
+            .as_ref()
+            .map_or_else(|| x.clone().into_dispatch(), |norm| norm.weight.clone().into_dispatch());
+        let epsilon = options.norm.as_ref().map(|norm| norm.epsilon);
+        let y = <Dispatch as HopperLinearOps>::streamed_product(
+            x.clone().into_dispatch(),
+            weight.into_dispatch(),
+            gain,
+            epsilon,
+            options.epilogue(x),
+        );
+        return Ok(Tensor::from_dispatch(y));
+    }
+    let x = match &options.norm {
+        Some(norm) => rms_norm(x, norm.weight.clone(), norm.epsilon)?,
+        None => x,
+    };
+    if rows <= SKINNY {
+        let y = <Dispatch as LinearOps>::skinny_product(
+            x.clone().into_dispatch(),
+            weight.into_dispatch(),
+            options.epilogue(x),
+        );
+        return Ok(Tensor::from_dispatch(y));
+    }
+    let mut y = wide(&check, x, weight);
+    if let Some(bias) = options.bias {
+        y = y + bias.unsqueeze_dim(0);
+    }
+    if options.gated {
+        y = swiglu(y)?;
+    }
+    Ok(match options.residual {
+        Some(residual) => y + residual,
+        None => y,
+    })
+}
+
+impl LinearOptions {
+    /// The arguments of the extension; `any` stands where nothing is read.
+    fn epilogue(self, any: Tensor<2>) -> Epilogue<Dispatch> {
+        let config = EpilogueConfig {
+            biased: self.bias.is_some(),
+            gated: self.gated,
+            adds: self.residual.is_some(),
+        };
+        let bias = self.bias.map_or_else(|| any.clone().into_dispatch(), Tensor::into_dispatch);
+        let residual = self.residual.unwrap_or(any).into_dispatch();
+        Epilogue { bias, residual, config }
+    }
+}
+
+/// Whether a Hopper GPU copies the factors' rows in tiles.
+#[cfg(feature = "cuda")]
+fn streams(check: &Check, x: &Tensor<2>, inputs: usize) -> bool {
+    x.dtype() != DType::F32 && copies_rows_of(inputs) && check.on_hopper()
+}
+
+/// Products of many rows.
+fn wide(check: &Check, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+    #[cfg(feature = "cuda")]
+    {
+        let [outputs, inputs] = weight.dims();
+        // Results are written in pairs.
+        if outputs.is_multiple_of(2) && streams(check, &x, inputs) {
+            let y = <Dispatch as HopperLinearOps>::wide_product(
+                x.into_dispatch(),
+                weight.into_dispatch(),
+            );
+            return Tensor::from_dispatch(y);
+        }
+    }
+    let _ = check;
+    x.matmul(weight.transpose())
+}

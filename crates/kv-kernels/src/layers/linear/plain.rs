@@ -1,0 +1,92 @@
+//! Few rows times a weight matrix, without matrix instructions: any dtype and device. A team of
+//! units has one output (of a gated product: its gate and what it gates) and shares the sum.
+
+use cubecl::prelude::*;
+
+use super::args::EpilogueConfig;
+use super::epilogue::{added_to, finish};
+
+/// Units of a cube.
+pub(super) const UNITS: usize = 128;
+
+/// # Shapes
+/// In vectors: `x` `[M, columns]`, `weight` `[outputs, columns]`, twice the outputs where gated;
+/// `bias`, `residual` and `y` in elements. `tile` rows at a time.
+#[cube(launch_unchecked)]
+pub(super) fn plain_kernel<E: Float, N: Size>(
+    x: &[Vector<E, N>],
+    weight: &[Vector<E, N>],
+    bias: &[E],
+    residual: &[E],
+    y: &mut [E],
+    rows: usize,
+    outputs: usize,
+    columns: usize,
+    #[comptime] tile: usize,
+    #[comptime] team: usize,
+    #[comptime] epilogue: EpilogueConfig,
+    #[define(E)] _dtype: ElemType,
+) {
+    let unit = UNIT_POS as usize;
+    let lane = unit % team;
+    let parts = epilogue.parts().comptime();
+    let own = CUBE_POS * comptime!(UNITS / team) + unit / team;
+    // Units beyond the end take part in exchanges, but write nothing.
+    let output = min(own, outputs - 1);
+    let mut first = 0usize;
+    while first < rows {
+        let mut sums = Array::<Vector<f32, N>>::new(comptime!(parts * tile));
+        #[unroll]
+        for i in 0..comptime!(parts * tile) {
+            sums[i] = Vector::new(0.0f32);
+        }
+        let mut at = lane;
+        while at < columns {
+            let mut w = Array::<Vector<f32, N>>::new(parts);
+            #[unroll]
+            for part in 0..parts {
+                w[part] = Vector::cast_from(weight[(part * outputs + output) * columns + at]);
+            }
+            #[unroll]
+            for row in 0..tile {
+                let from = min(first + row, rows - 1) * columns + at;
+                let wide = Vector::<f32, N>::cast_from(x[from]);
+                #[unroll]
+                for part in 0..parts {
+                    sums[part * tile + row] += wide * w[part];
+                }
+            }
+            at += team;
+        }
+        #[unroll]
+        for row in 0..tile {
+            let mut totals = Array::<f32>::new(2usize);
+            #[unroll]
+            for part in 0..parts {
+                let mut total = 0.0f32;
+                #[unroll]
+                for i in 0..N::value() {
+                    total += sums[part * tile + row].extract(i);
+                }
+                #[unroll]
+                for level in 0..comptime!(team.ilog2()) {
+                    total += plane_shuffle_xor(total, comptime!(1u32 << level));
+                }
+                totals[part] = total;
+            }
+            if lane == 0 && own < outputs && first + row < rows {
+                let to = (first + row) * outputs + output;
+                y[to] = finish::<E>(
+                    bias,
+                    added_to::<E>(residual, to, epilogue),
+                    totals[0],
+                    totals[comptime!(parts - 1)],
+                    output,
+                    outputs,
+                    epilogue,
+                );
+            }
+        }
+        first += tile;
+    }
+}

@@ -1,0 +1,15 @@
+//! What a model's layer does besides attention, fused for decode steps.
+//!
+//! - [`linear`]: products of a few rows with a weight matrix, with norm, bias, gate and residual.
+//! - [`heads`]: projections split into heads: norms, RoPE, and new tokens written into slots.
+//! - [`rms_norm`]: root-mean-square normalisation, alone or after an addition.
+//! - [`swiglu`]: the gate of a Llama's MLP.
+//! - [`sample`]: next tokens drawn on the device.
+//! - [`random`]: counter-based random numbers, equal on all devices.
+
+pub(crate) mod heads;
+pub(crate) mod linear;
+pub(crate) mod random;
+pub(crate) mod rms_norm;
+pub(crate) mod sample;
+pub(crate) mod swiglu;

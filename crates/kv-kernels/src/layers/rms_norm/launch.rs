@@ -1,0 +1,44 @@
+//! The launch on CubeCL devices.
+
+use burn::backend::TensorMetadata;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::kernel::{UNITS, rms_norm_kernel};
+use crate::backend::client::{elem_type, empty_like, grid, vector_lanes};
+
+/// Normalised rows, and the sums that they are of.
+pub(super) fn run(
+    x: CubeTensor,
+    delta: CubeTensor,
+    weight: CubeTensor,
+    epsilon: f32,
+    adds: bool,
+) -> (CubeTensor, CubeTensor) {
+    let (x, delta) = (into_contiguous(x), into_contiguous(delta));
+    let [rows, width] = x.shape().dims();
+    let normed = empty_like(&x, x.shape(), x.dtype);
+    let sum = if adds { empty_like(&x, x.shape(), x.dtype) } else { x.clone() };
+    let lanes = vector_lanes(&x, width, width);
+    // SAFETY: shapes were checked, and the kernel guards its accesses.
+    unsafe {
+        rms_norm_kernel::launch_unchecked(
+            &x.client.clone(),
+            grid(rows),
+            CubeDim::new_1d(UNITS as u32),
+            lanes,
+            x.clone().into_buffer_arg(),
+            delta.into_buffer_arg(),
+            into_contiguous(weight).into_buffer_arg(),
+            normed.clone().into_buffer_arg(),
+            sum.clone().into_buffer_arg(),
+            rows,
+            width / lanes,
+            epsilon,
+            adds,
+            elem_type(x.dtype),
+        );
+    }
+    (normed, sum)
+}

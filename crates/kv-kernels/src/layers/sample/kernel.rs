@@ -1,0 +1,265 @@
+//! The CubeCL kernel, one cube a row.
+//!
+//! A draw keeps the tokens from a threshold on: see [`crate::select`].
+
+use cubecl::prelude::*;
+
+use super::{FLOATS, INTS};
+use crate::components::sentinels::NO_INDEX;
+use crate::components::sort_key::{index_key, not_below, sort_key};
+use crate::components::top_k::{STEPS, Search, threshold, total_from, weight};
+use crate::layers::random::kernel::uniform;
+
+/// What fixes the generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Blueprint {
+    /// Units of a cube.
+    pub(crate) units: usize,
+    /// Planes of a cube, at most.
+    pub(crate) planes: usize,
+    /// Whether any row draws at all.
+    pub(crate) draws: bool,
+    /// Whether any row keeps only its `k` likeliest.
+    pub(crate) ranks: bool,
+    /// Whether any row keeps only a nucleus.
+    pub(crate) nucleus: bool,
+}
+
+impl Blueprint {
+    fn search(self, weighted: bool) -> Search {
+        Search { units: self.units, planes: self.planes, weighted }
+    }
+}
+
+/// # Shapes
+/// `logits` `[B, columns]` in vectors; `floats` `[B, 3]`: temperature, top p, min p; `ints`
+/// `[B, 4]`: top k, seed, whether positions advance; the others `[B]`.
+#[cube(launch_unchecked)]
+pub(crate) fn sample_kernel<N: Size>(
+    logits: &[Vector<f32, N>],
+    floats: &[f32],
+    ints: &[i32],
+    draws: &mut [i32],
+    positions: &mut [i32],
+    tokens: &mut [i32],
+    drawn: &mut [i32],
+    rows: usize,
+    columns: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let row = CUBE_POS;
+    if row >= rows {
+        terminate!();
+    }
+    let unit = UNIT_POS as usize;
+    let start = row * columns;
+    let units = blueprint.units.comptime();
+    let vocabulary = columns * N::value();
+    let mut tops = Shared::<[f32]>::new_slice(units);
+    let mut ids = Shared::<[i32]>::new_slice(units);
+    likeliest(logits, &mut tops, &mut ids, start, columns, blueprint);
+    let best = ids[0];
+    let max = tops[0];
+    let mut chosen = best;
+    // Everybody has read them.
+    sync_cube();
+
+    if comptime!(blueprint.draws) {
+        let temperature = floats[row * FLOATS];
+        let min_p = floats[row * FLOATS + 2];
+        let mut parts = Shared::<[f32]>::new_slice(comptime!(STEPS * blueprint.planes));
+        let mut totals = Shared::<[f32]>::new_slice(STEPS);
+        let mut high = 0u32;
+        let mut low = 0u32;
+        if comptime!(blueprint.ranks) {
+            let wanted = f32::cast_from(ints[row * INTS]);
+            let threshold = threshold(
+                logits,
+                &mut parts,
+                &mut totals,
+                start,
+                columns,
+                vocabulary,
+                max,
+                temperature,
+                wanted,
+                high,
+                low,
+                blueprint.search(false),
+            );
+            high = threshold.extract(0usize);
+            low = threshold.extract(1usize);
+        }
+        if comptime!(blueprint.nucleus) {
+            total_from(
+                logits,
+                &mut parts,
+                &mut totals,
+                start,
+                columns,
+                vocabulary,
+                max,
+                temperature,
+                high,
+                low,
+                blueprint.search(true),
+            );
+            let wanted = floats[row * FLOATS + 1] * totals[0];
+            sync_cube();
+            let threshold = threshold(
+                logits,
+                &mut parts,
+                &mut totals,
+                start,
+                columns,
+                vocabulary,
+                max,
+                temperature,
+                wanted,
+                high,
+                low,
+                blueprint.search(true),
+            );
+            // Sums in another order may fall short of what the row keeps anyway.
+            let within = not_below(threshold.extract(0usize), threshold.extract(1usize), high, low);
+            if within && floats[row * FLOATS + 1] < 1.0 {
+                high = threshold.extract(0usize);
+                low = threshold.extract(1usize);
+            }
+        }
+
+        // Each unit has neighbouring tokens; the first that reaches the drawn share has the token.
+        let segment = columns.div_ceil(units);
+        let first = min(unit * segment, columns);
+        let last = min(first + segment, columns);
+        let mut own = 0.0f32;
+        for at in first..last {
+            let vector = logits[start + at];
+            #[unroll]
+            for lane in 0..N::value() {
+                let (logit, id) = (vector.extract(lane), at * N::value() + lane);
+                own += kept(logit, id, max, temperature, high, low, min_p);
+            }
+        }
+        tops[unit] = own;
+        sync_cube();
+        if unit == 0 {
+            let mut total = 0.0f32;
+            for other in 0..units {
+                total += tops[other];
+            }
+            let seed = row * INTS + 1;
+            let mut left = total
+                * uniform(
+                    u32::cast_from(ints[seed]),
+                    u32::cast_from(ints[seed + 1]),
+                    u32::cast_from(draws[row]),
+                );
+            let mut hit = i32::new(-1);
+            for other in 0..units {
+                if tops[other] > 0.0 && left >= 0.0 {
+                    hit = i32::cast_from(other);
+                    totals[0] = left;
+                    left -= tops[other];
+                }
+            }
+            ids[0] = hit;
+        }
+        sync_cube();
+        let hit = ids[0];
+        sync_cube();
+        if hit == i32::cast_from(unit) {
+            let mut left = totals[0];
+            let mut found = i32::new(-1);
+            for at in first..last {
+                let vector = logits[start + at];
+                #[unroll]
+                for lane in 0..N::value() {
+                    let (logit, id) = (vector.extract(lane), at * N::value() + lane);
+                    let weight = kept(logit, id, max, temperature, high, low, min_p);
+                    // Rounding may leave a rest behind the last token, which then is the one.
+                    if weight > 0.0 && left >= 0.0 {
+                        found = i32::cast_from(id);
+                        left -= weight;
+                    }
+                }
+            }
+            ids[0] = found;
+        }
+        sync_cube();
+        if temperature > 0.0 && best >= 0 && ids[0] >= 0 {
+            chosen = ids[0];
+        }
+    }
+    if unit == 0 {
+        drawn[row] = chosen;
+        tokens[row] = select(chosen < 0, i32::new(0), chosen);
+        draws[row] += 1;
+        positions[row] += ints[row * INTS + 3];
+    }
+}
+
+/// The highest logit and the lowest id that has it, in the arrays' first places; the id is negative
+/// where a logit is NaN or infinite.
+#[cube]
+fn likeliest<N: Size>(
+    logits: &[Vector<f32, N>],
+    tops: &mut Shared<[f32]>,
+    ids: &mut Shared<[i32]>,
+    start: usize,
+    columns: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let units = blueprint.units.comptime();
+    let unit = UNIT_POS as usize;
+    let mut top = 0.0f32;
+    let mut id = i32::new(comptime!(i64::from(NO_INDEX)));
+    let mut broken = 0u32;
+    let mut at = unit;
+    while at < columns {
+        let vector = logits[start + at];
+        #[unroll]
+        for lane in 0..N::value() {
+            let logit = vector.extract(lane);
+            // By bits: compilers may assume that there is no NaN.
+            if u32::reinterpret(logit) & 0x7f80_0000u32 == 0x7f80_0000u32 {
+                broken = 1u32;
+            }
+            // A unit's ids ascend, so `>` keeps the lowest.
+            if logit > top || id == NO_INDEX {
+                top = logit;
+                id = i32::cast_from(at * N::value() + lane);
+            }
+        }
+        at += units;
+    }
+    if broken != 0 {
+        id = i32::new(-1);
+    }
+    tops[unit] = top;
+    ids[unit] = id;
+    sync_cube();
+    #[unroll]
+    for level in 0..comptime!(units.ilog2()) {
+        let stride = comptime!(units >> (level + 1));
+        if unit < stride {
+            let (mine, other) = (ids[unit], ids[unit + stride]);
+            let (my_top, other_top) = (tops[unit], tops[unit + stride]);
+            let higher = other_top > my_top || (other_top == my_top && other < mine);
+            if mine >= 0 && other != NO_INDEX && (other < 0 || mine == NO_INDEX || higher) {
+                ids[unit] = other;
+                tops[unit] = other_top;
+            }
+        }
+        sync_cube();
+    }
+}
+
+/// A token's weight, or 0 where it is not kept.
+#[cube]
+fn kept(logit: f32, id: usize, max: f32, temperature: f32, high: u32, low: u32, min_p: f32) -> f32 {
+    let weight = weight(logit, max, temperature);
+    // The likeliest token's weight is exp(0) = 1.
+    let stays = not_below(sort_key(logit), index_key(id), high, low) && weight >= min_p;
+    select(stays, weight, 0.0f32)
+}

@@ -1,0 +1,211 @@
+//! The next tokens, drawn on the device: the host reads one number a sequence.
+
+mod args;
+mod backend;
+#[cfg(feature = "gpu")]
+mod kernel;
+#[cfg(feature = "gpu")]
+mod launch;
+mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Device, Int, Tensor};
+
+use crate::backend::check::Check;
+use crate::{KernelError, scatter_ints};
+use args::SampleTensors;
+use backend::SampleOps;
+
+const OP: &str = "draw";
+/// Numbers of a row's settings: temperature, top p, min p.
+pub(crate) const FLOATS: usize = 3;
+/// Top k, seed, whether positions advance.
+pub(crate) const INTS: usize = 4;
+/// The largest vocabulary.
+const MOST: usize = 1 << 20;
+
+/// How a row's token is drawn; the restrictions apply in the order of the fields, each to what the
+/// ones before left.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DrawSettings {
+    /// Divides the logits; 0 takes the likeliest token (the lowest id of equals).
+    pub temperature: f32,
+    /// Only the `k` likeliest tokens, the lower ids among equals.
+    pub top_k: Option<usize>,
+    /// Only the likeliest tokens that together reach this share.
+    pub top_p: Option<f32>,
+    /// Only tokens of at least this fraction of the likeliest one's probability.
+    pub min_p: Option<f32>,
+    /// The row's own random numbers: its `n`-th draw depends on nothing else.
+    pub seed: u64,
+}
+
+impl DrawSettings {
+    fn check(&self) -> Result<(), KernelError> {
+        let invalid = |argument, actual: String, supported| {
+            Err(KernelError::Unsupported { op: OP, argument, actual, supported })
+        };
+        if !(self.temperature.is_finite() && self.temperature >= 0.0) {
+            return invalid("temperature", self.temperature.to_string(), "finite, at least 0");
+        }
+        if self.top_k == Some(0) {
+            return invalid("top_k", "0".into(), "at least 1");
+        }
+        match (self.top_p, self.min_p) {
+            (Some(p), _) if !(0.0..=1.0).contains(&p) => invalid("top_p", p.to_string(), "0 to 1"),
+            (_, Some(p)) if !(0.0..=1.0).contains(&p) => invalid("min_p", p.to_string(), "0 to 1"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A batch of sequences in generation, on the device: settings, and what every draw changes, in
+/// place.
+#[derive(Debug)]
+pub struct DrawState {
+    /// `[B * 3]`
+    floats: Tensor<1>,
+    /// `[B * 4]`
+    ints: Tensor<1, Int>,
+    /// Draws so far, `[B]`.
+    draws: Tensor<1, Int>,
+    positions: Tensor<1, Int>,
+    tokens: Tensor<1, Int>,
+    rows: Vec<DrawSettings>,
+}
+
+/// Which restrictions any row has: what the kernel leaves out otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct DrawConfig {
+    pub(crate) draws: bool,
+    pub(crate) ranks: bool,
+    pub(crate) nucleus: bool,
+}
+
+impl DrawState {
+    /// Sequences whose next draw is their first; `positions` are those of the tokens to be drawn.
+    ///
+    /// # Errors
+    /// [`KernelError`] for other numbers of positions than rows, for none, and for settings outside
+    /// their ranges.
+    pub fn new(
+        rows: &[DrawSettings],
+        positions: &[usize],
+        device: &Device,
+    ) -> Result<Self, KernelError> {
+        let batch = rows.len();
+        if batch == 0 || positions.len() != batch {
+            return Err(KernelError::Shape {
+                op: OP,
+                argument: "positions",
+                expected: vec![batch.max(1)],
+                actual: vec![positions.len()],
+            });
+        }
+        rows.iter().try_for_each(DrawSettings::check)?;
+        let floats = rows.iter().flat_map(|row| {
+            // Even the smallest share needs a token.
+            let top_p = row.top_p.unwrap_or(1.0).max(f32::MIN_POSITIVE);
+            [row.temperature, top_p, row.min_p.unwrap_or(0.0)]
+        });
+        let floats: Vec<f32> = floats.collect();
+        let ints = rows.iter().flat_map(|row| {
+            let top_k = row.top_k.map_or(i32::MAX, |k| k.min(i32::MAX as usize) as i32);
+            [top_k, row.seed as i32, (row.seed >> 32) as i32, 1]
+        });
+        // A draw moves positions on.
+        let before = positions.iter().map(|&position| position as i32 - 1);
+        Ok(Self {
+            floats: Tensor::from_data(floats.as_slice(), (device, DType::F32)),
+            ints: upload(ints.collect(), device),
+            draws: Tensor::zeros([batch], (device, DType::I32)),
+            positions: upload(before.collect(), device),
+            tokens: Tensor::zeros([batch], (device, DType::I32)),
+            rows: rows.to_vec(),
+        })
+    }
+
+    /// The last drawn tokens, `[B]`, 32-bit: written in place by every draw.
+    pub fn tokens(&self) -> &Tensor<1, Int> {
+        &self.tokens
+    }
+
+    /// Their positions, `[B]`, 32-bit: moved on in place by every draw.
+    pub fn positions(&self) -> &Tensor<1, Int> {
+        &self.positions
+    }
+
+    /// Ends a sequence: it stays at `position`, and what is drawn for it means nothing.
+    ///
+    /// # Errors
+    /// [`KernelError::Unsupported`] for rows that are not there.
+    pub fn end(&mut self, row: usize, position: usize) -> Result<(), KernelError> {
+        if row >= self.rows.len() {
+            return Err(KernelError::Unsupported {
+                op: OP,
+                argument: "row",
+                actual: row.to_string(),
+                supported: "rows of the batch",
+            });
+        }
+        let device = self.tokens.device();
+        let at = |slot: usize| upload(vec![slot as i32], &device);
+        scatter_ints(&mut self.ints, at(row * INTS + 3), at(0))?;
+        scatter_ints(&mut self.positions, at(row), at(position))
+    }
+
+    fn config(&self, vocabulary: usize) -> DrawConfig {
+        let drawing = || self.rows.iter().filter(|row| row.temperature > 0.0);
+        DrawConfig {
+            draws: drawing().next().is_some(),
+            ranks: drawing().any(|row| row.top_k.is_some_and(|k| k < vocabulary)),
+            nucleus: drawing().any(|row| row.top_p.is_some_and(|p| p < 1.0)),
+        }
+    }
+}
+
+fn upload(values: Vec<i32>, device: &Device) -> Tensor<1, Int> {
+    Tensor::from_data(values.as_slice(), (device, DType::I32))
+}
+
+/// Draws a token for every row of `logits` and moves `state` on, in place: `-1` (and a state that
+/// holds token 0) for rows with NaN or infinite logits.
+///
+/// Softmax subtracts the maximum; weights and their sums are f32. The same state draws the same
+/// tokens on every device, but where a random number falls within rounding of a border.
+///
+/// # Shapes
+/// `logits` `[B, V]`, f32, `V` up to 1,048,576; returns `[B]`, 32-bit.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit; the state is unchanged.
+pub fn draw(logits: Tensor<2>, state: &mut DrawState) -> Result<Tensor<1, Int>, KernelError> {
+    let [_, vocabulary] = logits.dims();
+    let batch = state.rows.len();
+    let check = Check::new(OP, &logits);
+    check.supported()?;
+    check.f32("logits", &logits)?;
+    check.shape("logits", &logits, &[batch, vocabulary])?;
+    check.shape("state", &state.tokens, &[batch])?;
+    if vocabulary == 0 || vocabulary > MOST {
+        return Err(KernelError::Unsupported {
+            op: OP,
+            argument: "vocabulary",
+            actual: vocabulary.to_string(),
+            supported: "1 to 1,048,576 tokens",
+        });
+    }
+    let tensors = SampleTensors {
+        floats: state.floats.clone().into_dispatch(),
+        ints: state.ints.clone().into_dispatch(),
+        draws: check.take_ints(&mut state.draws).into_dispatch(),
+        positions: check.take_ints(&mut state.positions).into_dispatch(),
+        tokens: check.take_ints(&mut state.tokens).into_dispatch(),
+    };
+    let drawn =
+        <Dispatch as SampleOps>::draw(logits.into_dispatch(), tensors, state.config(vocabulary));
+    state.draws = Tensor::from_dispatch(drawn.draws);
+    state.positions = Tensor::from_dispatch(drawn.positions);
+    state.tokens = Tensor::from_dispatch(drawn.tokens);
+    Ok(Tensor::from_dispatch(drawn.drawn))
+}

@@ -1,0 +1,282 @@
+//! The CubeCL kernel: a cube a range, whose teams compare keys, whose first plane merges, and whose
+//! others take scores into averages meanwhile.
+
+use cubecl::prelude::*;
+
+use super::alike::{keys_of_round, last_round, most_alike};
+use super::blueprint::Blueprint;
+use crate::components::sentinels::NO_INDEX;
+use crate::merge::merge_slots::sums::{add, no_sums, outcome, settle};
+use crate::merge::merge_slots::{KeyRule, VOTES_RADIX};
+use crate::slots::average_scores::kernel::{averaged, log_add};
+
+/// # Shapes
+/// In vectors of `N`: `keys` and `values` `[S, columns]`, `queries` `[B * Hkv, group, columns]`;
+/// the others as [`super::merge_nearest`] has them.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
+    keys: &mut [Vector<F, N>],
+    values: &mut [Vector<F, N>],
+    log_weights: &mut [f32],
+    log_scores: &mut [f32],
+    log_samples: &mut [f32],
+    votes: &mut [f32],
+    votes_high: &mut [f32],
+    offsets: &[i32],
+    lengths: &[i32],
+    victims: &[i32],
+    goes: &[i32],
+    queries: &[Vector<F, N>],
+    logits: &[f32],
+    total_kv_heads: usize,
+    new: f32,
+    old: f32,
+    threshold: f32,
+    log_epsilon: f32,
+    guard: f32,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (columns, team_size) = comptime!((blueprint.columns, blueprint.team));
+    let own = blueprint.own().comptime();
+    let kv_head = CUBE_POS;
+    if kv_head >= total_kv_heads {
+        terminate!();
+    }
+    let unit = UNIT_POS as usize;
+    let member = unit % team_size;
+    let start = offsets[kv_head] as usize;
+    let length = lengths[kv_head] as usize;
+    let chosen = victims[kv_head];
+    let stays = goes[kv_head] == 0 || chosen < 0;
+    let victim = select(stays, start as i32, chosen) as usize;
+    if length == 0 {
+        terminate!();
+    }
+
+    let last = last_round(length, blueprint);
+    let mut held = keys_of_round::<F, N>(&*keys, start, length, last, blueprint);
+    let columns_of_victim = own_columns::<F, N>(&*keys, victim, blueprint);
+    let victim_key = wide::<F, N>(&columns_of_victim, blueprint);
+    let mut target = victim;
+    if !stays {
+        let (least, slot_in_head) =
+            most_alike::<F, N>(&*keys, &mut held, &victim_key, start, length, victim, blueprint);
+        if slot_in_head != NO_INDEX && -least > threshold {
+            target = start + slot_in_head as usize;
+        }
+    }
+    // All know the target: the first plane merges, while the others take averages of all but what
+    // it merges. A cube of one plane does both, one after the other.
+    let merges = target != victim;
+    let alone = CUBE_DIM <= PLANE_DIM;
+    let merging = select(merges && !alone, PLANE_DIM, 0u32);
+    if comptime!(blueprint.averaged > 0) && UNIT_POS >= merging {
+        let (units, unit) = ((CUBE_DIM - merging) as usize, (UNIT_POS - merging) as usize);
+        let each = blueprint.averages.comptime();
+        let mut first = unit;
+        while first < length {
+            // All are read before any is written, so that none waits for another.
+            let mut sums = Array::<f32>::new(each);
+            let mut samples = Array::<f32>::new(each);
+            #[unroll]
+            for e in 0..each {
+                let slot = start + min(first + e * units, length - 1);
+                let (group, weighted) = comptime!((blueprint.averaged, true));
+                let (sum, count) = averaged(
+                    &*log_scores,
+                    &*log_samples,
+                    logits,
+                    &*log_weights,
+                    slot,
+                    new,
+                    old,
+                    group,
+                    weighted,
+                );
+                sums[e] = sum;
+                samples[e] = count;
+            }
+            #[unroll]
+            for e in 0..each {
+                let slot_in_head = first + e * units;
+                let slot = start + slot_in_head;
+                if slot_in_head < length && !(merges && (slot == target || slot == victim)) {
+                    log_scores[slot] = sums[e];
+                    log_samples[slot] = samples[e];
+                }
+            }
+            first += each * units;
+        }
+    }
+    if !merges || UNIT_POS >= PLANE_DIM {
+        terminate!();
+    }
+
+    // All that is changed is on its way before any of it is waited for.
+    let key = wide::<F, N>(&own_columns(&*keys, target, blueprint), blueprint);
+    let value = wide::<F, N>(&own_columns(&*values, target, blueprint), blueprint);
+    let victim_value = wide::<F, N>(&own_columns(&*values, victim, blueprint), blueprint);
+    let mut query = Array::<Vector<f32, N>>::new(own);
+    let moves = comptime!(matches!(blueprint.rule, KeyRule::Paper | KeyRule::Additive));
+    #[unroll]
+    for c in 0..own {
+        query[c] = Vector::new(0.0f32);
+        if comptime!(moves && blueprint.group > 0) && member + c * team_size < columns {
+            let column = member + c * team_size;
+            query[c] = mean_query::<F, N>(queries, kv_head, column, columns, blueprint.group);
+        }
+    }
+    let (weight, victim_weight) = (log_weights[target], log_weights[victim]);
+    let (sum, samples) =
+        average_of(&*log_scores, &*log_samples, logits, &*log_weights, target, new, old, blueprint);
+    let (victim_sum, victim_samples) =
+        average_of(&*log_scores, &*log_samples, logits, &*log_weights, victim, new, old, blueprint);
+    let score = log_add(sum - samples, log_epsilon);
+    let victim_score = log_add(victim_sum - victim_samples, log_epsilon);
+    let (low, high) = (votes[target] + votes[victim], votes_high[target] + votes_high[victim]);
+    let mut sums = no_sums();
+    let (_, first) = add(&mut sums, weight, score);
+    let (fade, second) = add(&mut sums, victim_weight, victim_score);
+    let mut result = outcome(&sums, guard, blueprint.rule, blueprint.literal);
+    let mut share = first * fade / sums.mass;
+    let mut victim_share = second / sums.mass;
+    if result.massless {
+        share = (weight - result.votes).exp();
+        victim_share = (victim_weight - result.votes).exp();
+    }
+    let mut step = 0.0f32;
+    let mut alike = false;
+    if comptime!(blueprint.rule != KeyRule::Mean) {
+        let mut spread = 0.0f32;
+        let mut key_square = 0.0f32;
+        let mut query_square = 0.0f32;
+        #[unroll]
+        for c in 0..own {
+            let gap = victim_key[c] - key[c];
+            spread += gap.dot(gap);
+            let mean = key[c] * Vector::new(share) + victim_key[c] * Vector::new(victim_share);
+            key_square += mean.dot(mean);
+            query_square += query[c].dot(query[c]);
+        }
+        #[unroll]
+        for level in 0..comptime!(team_size.ilog2()) {
+            spread += plane_shuffle_xor(spread, comptime!(1u32 << level));
+            key_square += plane_shuffle_xor(key_square, comptime!(1u32 << level));
+            query_square += plane_shuffle_xor(query_square, comptime!(1u32 << level));
+        }
+        alike = spread == 0.0f32;
+        settle(&mut result, spread, key_square, query_square, guard, scale);
+        if result.step != 0.0f32 {
+            step = result.step / (scale * query_square);
+        }
+    } else {
+        share = plane_max(share);
+        victim_share = plane_max(victim_share);
+    }
+    // What the plane's units have read of this has met in the sums, or the shares, above.
+    #[unroll]
+    for c in 0..own {
+        let column = member + c * team_size;
+        if unit < team_size && column < columns {
+            let to = target * columns + column;
+            // Keys that are the same stay, free of rounding, however often.
+            if !alike {
+                let mean = key[c] * Vector::new(share * result.factor)
+                    + victim_key[c] * Vector::new(victim_share * result.factor);
+                keys[to] = Vector::cast_from(mean + query[c] * Vector::new(step));
+            }
+            let mean = value[c] * Vector::new(share) + victim_value[c] * Vector::new(victim_share);
+            values[to] = Vector::cast_from(mean);
+        }
+    }
+    if unit == 0 {
+        let carry = (low / f32::new(VOTES_RADIX)).floor();
+        votes[target] = low - carry * f32::new(VOTES_RADIX);
+        votes_high[target] = high + carry;
+        log_weights[target] = result.votes + result.excess;
+        log_scores[target] = result.target - result.excess + samples;
+        log_samples[target] = samples;
+        log_scores[victim] = victim_sum;
+        log_samples[victim] = victim_samples;
+    }
+}
+
+/// A slot's sum and samples, with the step's scores in them where there are any.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn average_of(
+    log_scores: &[f32],
+    log_samples: &[f32],
+    logits: &[f32],
+    log_weights: &[f32],
+    slot: usize,
+    new: f32,
+    old: f32,
+    #[comptime] blueprint: Blueprint,
+) -> (f32, f32) {
+    let group = blueprint.averaged.comptime();
+    if comptime!(group > 0) {
+        averaged(log_scores, log_samples, logits, log_weights, slot, new, old, group, true)
+    } else {
+        (log_scores[slot], log_samples[slot])
+    }
+}
+
+/// A unit's columns of a row.
+#[cube]
+fn own_columns<F: Float, N: Size>(
+    rows: &[Vector<F, N>],
+    row: usize,
+    #[comptime] blueprint: Blueprint,
+) -> Array<Vector<F, N>> {
+    let (columns, team_size) = comptime!((blueprint.columns, blueprint.team));
+    let own = blueprint.own().comptime();
+    let mut held = Array::<Vector<F, N>>::new(own);
+    #[unroll]
+    for c in 0..own {
+        let column = UNIT_POS as usize % team_size + c * team_size;
+        held[c] = rows[row * columns + min(column, comptime!(columns - 1))];
+    }
+    held
+}
+
+/// The same as f32, and zeros behind the row.
+#[cube]
+fn wide<F: Float, N: Size>(
+    held: &Array<Vector<F, N>>,
+    #[comptime] blueprint: Blueprint,
+) -> Array<Vector<f32, N>> {
+    let (columns, team_size) = comptime!((blueprint.columns, blueprint.team));
+    let own = blueprint.own().comptime();
+    let mut wide = Array::<Vector<f32, N>>::new(own);
+    #[unroll]
+    for c in 0..own {
+        wide[c] = Vector::cast_from(held[c]);
+        if comptime!(!columns.is_multiple_of(team_size))
+            && UNIT_POS as usize % team_size + c * team_size >= columns
+        {
+            wide[c] = Vector::new(0.0f32);
+        }
+    }
+    wide
+}
+
+/// A column of the mean of a range's queries.
+#[cube]
+fn mean_query<F: Float, N: Size>(
+    queries: &[Vector<F, N>],
+    kv_head: usize,
+    column: usize,
+    #[comptime] columns: usize,
+    #[comptime] group: usize,
+) -> Vector<f32, N> {
+    let mut sum = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for g in 0..group {
+        sum += Vector::cast_from(queries[(kv_head * group + g) * columns + column]);
+    }
+    sum / Vector::new(f32::cast_from(group.runtime()))
+}

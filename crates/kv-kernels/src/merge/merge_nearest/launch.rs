@@ -1,0 +1,79 @@
+//! The launch on CubeCL devices.
+
+use burn::backend::TensorMetadata;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use cubecl::prelude::*;
+
+use super::args::{MergingPools, StepMerges};
+use super::blueprint::Blueprint;
+use super::{NearestConfig, kernel};
+use crate::backend::client::{elem_type, grid, planes_of, processors, vector_lanes, widest_cube};
+
+/// Merges in the pools' own buffers.
+pub(super) fn run(
+    pools: MergingPools<CubeBackend>,
+    merges: StepMerges<CubeBackend>,
+    config: NearestConfig,
+) -> MergingPools<CubeBackend> {
+    let StepMerges { offsets, lengths, victims, goes, queries, logits } = merges;
+    let (keys, values) = (into_contiguous(pools.keys), into_contiguous(pools.values));
+    let client = keys.client.clone();
+    let [_, head_dim] = keys.shape().dims();
+    let total_kv_heads = victims.shape().num_elements();
+    let [_, logits_each] = logits.shape().dims();
+    let heads = queries.shape().num_elements() / head_dim.max(1);
+    let hardware = &client.properties().hardware;
+    let plane = (hardware.plane_size_min as usize).max(1);
+    let lanes = vector_lanes(&keys, head_dim, head_dim);
+    let columns = head_dim / lanes;
+    // One wide cube a processor, and narrower ones where processors have several.
+    let (most, ahead) = if total_kv_heads <= processors(&client) { (512, 2) } else { (256, 4) };
+    let units = widest_cube(&client).0.min(most);
+    let planes = planes_of(&client, units);
+    // Two vectors of a row a unit take fewer sums over units than one.
+    let team = columns.div_ceil(2).next_power_of_two().min(1 << plane.ilog2());
+    // SAFETY: shapes were checked; the kernel stays within the ranges.
+    unsafe {
+        kernel::merge_nearest_kernel::launch_unchecked(
+            &client,
+            grid(total_kv_heads),
+            CubeDim::new_1d(units as u32),
+            lanes,
+            keys.clone().into_buffer_arg(),
+            values.clone().into_buffer_arg(),
+            pools.log_weights.clone().into_buffer_arg(),
+            pools.log_scores.clone().into_buffer_arg(),
+            pools.log_samples.clone().into_buffer_arg(),
+            pools.votes.clone().into_buffer_arg(),
+            pools.votes_high.clone().into_buffer_arg(),
+            into_contiguous(offsets).into_buffer_arg(),
+            into_contiguous(lengths).into_buffer_arg(),
+            into_contiguous(victims).into_buffer_arg(),
+            into_contiguous(goes).into_buffer_arg(),
+            into_contiguous(queries).into_buffer_arg(),
+            into_contiguous(logits).into_buffer_arg(),
+            total_kv_heads,
+            config.average.map_or(0.0, |weights| weights.new),
+            config.average.map_or(0.0, |weights| weights.old),
+            config.threshold,
+            config.log_epsilon,
+            config.merge.guard.min(f32::MAX),
+            config.merge.scale,
+            Blueprint {
+                columns,
+                team,
+                units,
+                ahead,
+                averages: 1024usize.div_ceil(units).min(4),
+                planes,
+                rule: config.merge.rule,
+                literal: config.merge.guard == f32::INFINITY,
+                group: if config.merge.queried { heads / total_kv_heads.max(1) } else { 0 },
+                averaged: if config.average.is_some() { logits_each } else { 0 },
+            },
+            elem_type(keys.dtype),
+        );
+    }
+    MergingPools { keys, values, ..pools }
+}

@@ -1,0 +1,190 @@
+//! One slot of every (sequence, key-value head) merged into the one whose key is most alike, with
+//! all that both carry: what a decode step's eviction does in place of dropping. The step's scores
+//! may go into the slots' averages before, in the same launch.
+
+#[cfg(feature = "gpu")]
+mod alike;
+mod args;
+mod backend;
+#[cfg(feature = "gpu")]
+mod blueprint;
+#[cfg(feature = "gpu")]
+mod kernel;
+#[cfg(feature = "gpu")]
+mod launch;
+mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Int, Tensor};
+
+use super::merge_slots::MergeConfig;
+use crate::backend::check::Check;
+use crate::components::sentinels::LOG_OF_ZERO;
+use crate::slots::average_scores::AverageWeights;
+use crate::{KernelError, MergeOptions, SlotRanges};
+use args::{MergingPools, StepMerges};
+use backend::MergeNearestOps;
+
+const OP: &str = "merge_nearest";
+
+/// A cache's slots and what merges need of each, `[S]`, f32 but for keys and values `[S, D]`; all
+/// is written in place.
+#[derive(Debug)]
+pub struct MergingSlots<'a> {
+    /// Keys.
+    pub keys: &'a mut Tensor<2>,
+    /// Values.
+    pub values: &'a mut Tensor<2>,
+    /// `ln p`
+    pub log_weights: &'a mut Tensor<1>,
+    /// `ln S`, the logarithm of a sum of scores, which `samples` make a mean.
+    pub log_scores: &'a mut Tensor<1>,
+    /// The logarithm of what the sum is divided by.
+    pub log_samples: &'a mut Tensor<1>,
+    /// Tokens that the slot stands for, modulo 4,096.
+    pub votes: &'a mut Tensor<1>,
+    /// 4,096s of these tokens.
+    pub votes_high: &'a mut Tensor<1>,
+}
+
+/// How [`merge_nearest`] merges.
+#[derive(Debug, Clone, Default)]
+pub struct NearestOptions {
+    /// What a cosine must exceed.
+    pub threshold: f32,
+    /// Added to scores.
+    pub epsilon: f64,
+    /// The step's queries, `[B, Hq, D]`, of the keys' dtype: their mean over each group is that of
+    /// [`MergeOptions::queries`].
+    pub queries: Option<Tensor<3>>,
+    /// A step's scores, which all live slots take into their averages first.
+    pub average: Option<StepScores>,
+    /// The rest; its own `queries` are not looked at.
+    pub merge: MergeOptions,
+}
+
+/// What [`crate::average_scores`] takes, beside the slots.
+#[derive(Debug, Clone)]
+pub struct StepScores {
+    /// `[S, G]`, f32, with the slots' log-weights in them.
+    pub logits: Tensor<2>,
+    /// What the new scores and the averages so far count.
+    pub weights: AverageWeights,
+}
+
+/// Merges one victim of every range into the slot of the highest cosine, if that exceeds the
+/// threshold (the first among equals): key and value as [`crate::merge_slots`] has them, votes and
+/// weights add up. Victims stay where they are, to be dropped. Where the options have a step's
+/// scores, all live slots take them into their averages before, those of heads of which nothing
+/// goes, too.
+///
+/// # Shapes
+/// `victims` `[B, Hkv]`, slots of their ranges, 32-bit; `goes` `[B, Hkv]`, 32-bit: 0 for heads of
+/// which nothing goes. Contents are on the device and are not checked.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
+pub fn merge_nearest(
+    slots: MergingSlots<'_>,
+    ranges: &SlotRanges,
+    victims: &Tensor<2, Int>,
+    goes: &Tensor<2, Int>,
+    options: &NearestOptions,
+) -> Result<(), KernelError> {
+    let MergingSlots { keys, values, log_weights, log_scores, log_samples, votes, votes_high } =
+        slots;
+    let check = Check::new(OP, keys);
+    check.supported()?;
+    check.float("keys", keys)?;
+    check.filled("keys", keys)?;
+    check.counted("keys", keys)?;
+    let ([count, head_dim], [batch, kv_heads]) = (keys.dims(), victims.dims());
+    check.shape("values", values, &[count, head_dim])?;
+    check.same_dtype("values", values, "the keys' dtype", keys.dtype())?;
+    for (argument, tensor) in [
+        ("log_weights", &*log_weights),
+        ("log_scores", &*log_scores),
+        ("log_samples", &*log_samples),
+        ("votes", &*votes),
+        ("votes_high", &*votes_high),
+    ] {
+        check.shape(argument, tensor, &[count])?;
+        check.f32(argument, tensor)?;
+    }
+    check.ranges(ranges, batch, kv_heads)?;
+    for (argument, tensor) in [("victims", victims), ("goes", goes)] {
+        check.shape(argument, tensor, &[batch, kv_heads])?;
+        check.int(argument, tensor)?;
+    }
+    let merge = MergeOptions { queries: None, ..options.merge.clone() };
+    let mut config = merge.config(OP, &check, batch * kv_heads, head_dim, true)?;
+    let queries = match &options.queries {
+        Some(queries) => {
+            let [_, heads, _] = queries.dims();
+            if heads % kv_heads.max(1) != 0 {
+                return Err(KernelError::HeadGroups { op: OP, query_heads: heads, kv_heads });
+            }
+            check.shape("queries", queries, &[batch, heads, head_dim])?;
+            check.filled("queries", queries)?;
+            check.same_dtype("queries", queries, "the keys' dtype", keys.dtype())?;
+            config.queried = true;
+            queries.clone()
+        }
+        // An extension takes no optional tensors.
+        None => Tensor::empty([1, 1, head_dim], (&check.device(), keys.dtype())),
+    };
+    let logits = match &options.average {
+        Some(StepScores { logits, .. }) => {
+            let [_, group] = logits.dims();
+            check.shape("logits", logits, &[count, group])?;
+            check.filled("logits", logits)?;
+            check.f32("logits", logits)?;
+            logits.clone()
+        }
+        None => Tensor::empty([1, 1], (&check.device(), DType::F32)),
+    };
+    let merged = <Dispatch as MergeNearestOps>::merge_nearest(
+        MergingPools {
+            keys: check.take(keys).into_dispatch(),
+            values: check.take(values).into_dispatch(),
+            log_weights: check.take(log_weights).into_dispatch(),
+            log_scores: check.take(log_scores).into_dispatch(),
+            log_samples: check.take(log_samples).into_dispatch(),
+            votes: check.take(votes).into_dispatch(),
+            votes_high: check.take(votes_high).into_dispatch(),
+        },
+        StepMerges {
+            offsets: ranges.offsets.clone().into_dispatch(),
+            lengths: ranges.lengths.clone().into_dispatch(),
+            victims: victims.clone().into_dispatch(),
+            goes: goes.clone().into_dispatch(),
+            queries: queries.into_dispatch(),
+            logits: logits.into_dispatch(),
+        },
+        NearestConfig {
+            merge: config,
+            average: options.average.as_ref().map(|scores| scores.weights),
+            threshold: options.threshold,
+            // As good as the logarithm of 0.
+            log_epsilon: (options.epsilon.ln() as f32).max(LOG_OF_ZERO),
+        },
+    );
+    *keys = Tensor::from_dispatch(merged.keys);
+    *values = Tensor::from_dispatch(merged.values);
+    *log_weights = Tensor::from_dispatch(merged.log_weights);
+    *log_scores = Tensor::from_dispatch(merged.log_scores);
+    *log_samples = Tensor::from_dispatch(merged.log_samples);
+    *votes = Tensor::from_dispatch(merged.votes);
+    *votes_high = Tensor::from_dispatch(merged.votes_high);
+    Ok(())
+}
+
+/// Scalars and comptime configuration, as the backends receive them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct NearestConfig {
+    pub(crate) merge: MergeConfig,
+    pub(crate) threshold: f32,
+    pub(crate) log_epsilon: f32,
+    /// Of averages that a step's scores go into first.
+    pub(crate) average: Option<AverageWeights>,
+}

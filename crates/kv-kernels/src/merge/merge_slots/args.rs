@@ -1,0 +1,41 @@
+//! The arguments and results of `merge_slots` as backends take and return them.
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, ExtensionType};
+
+use super::MergeConfig;
+
+/// What is merged into what, as [`crate::MergeLists`] has it.
+#[derive(ExtensionType)]
+pub(crate) struct MergeSlotsArgs<B: Backend> {
+    /// `[S, D]`, written in place.
+    pub(crate) keys: FloatTensor<B>,
+    /// `[S, D]`, written in place.
+    pub(crate) values: FloatTensor<B>,
+    /// `[Sv, D]`, like the values, where victims are in a pool of their own.
+    pub(crate) from_keys: FloatTensor<B>,
+    pub(crate) from_values: FloatTensor<B>,
+    pub(crate) victims: IntTensor<B>,
+    pub(crate) victim_counts: IntTensor<B>,
+    pub(crate) targets: IntTensor<B>,
+    pub(crate) victim_weights: FloatTensor<B>,
+    pub(crate) kept: IntTensor<B>,
+    pub(crate) kept_counts: IntTensor<B>,
+    pub(crate) kept_weights: FloatTensor<B>,
+    /// `[P, D]`, where there are queries.
+    pub(crate) queries: FloatTensor<B>,
+    pub(crate) config: MergeConfig,
+}
+
+/// Merged pools, and what the kept slots weigh.
+#[derive(ExtensionType)]
+pub(crate) struct MergedPools<B: Backend> {
+    /// `[S, D]`
+    pub(crate) keys: FloatTensor<B>,
+    /// `[S, D]`
+    pub(crate) values: FloatTensor<B>,
+    /// `[P, M, 2]`, or `[P, M, 4]` with votes.
+    pub(crate) weights: FloatTensor<B>,
+    /// `[P, M]`
+    pub(crate) guarded: IntTensor<B>,
+}

@@ -1,0 +1,230 @@
+//! ZIP merging: groups of slots become one slot each, of the same attention.
+
+mod args;
+mod backend;
+#[cfg(feature = "gpu")]
+mod kernel;
+#[cfg(feature = "gpu")]
+mod launch;
+pub mod reference;
+#[cfg(feature = "gpu")]
+pub(crate) mod sums;
+
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Int, Tensor};
+
+use super::nearest_slots::SlotLists;
+use crate::KernelError;
+use crate::backend::check::Check;
+use args::MergeSlotsArgs;
+use backend::MergeSlotsOps;
+
+const OP: &str = "merge_slots";
+
+/// What becomes of a merged slot's key. Keys that are all the same stay as they are, and their
+/// weights add up, whatever their scores (lemma 6). Else, with `k̄` the group's mean key, weighted
+/// by `w = p ŝ`, `a = ln(Σ w / Σ p)` the logit that it should have and `b = Σ w ln ŝ / Σ w` the one
+/// of `k̄`:
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KeyRule {
+    /// `(a / b) k̄`, KeepKV's equation 25; where the guard trips, the additive rule.
+    Paper,
+    /// `k̄ + (a − b) √D q/‖q‖²` for the query `q` that the merge is made for: the paper's
+    /// constraint without its singularity, as `b = q·k̄/√D` where scores are that query's. Without
+    /// a query, or with one so short that the key would move by more than `guard ‖k̄‖` (heads of a
+    /// group that cancel), as [`Self::Votes`].
+    Additive,
+    /// `k̄`, and a weight of `Σ p exp(a − b)` makes up for it.
+    Votes,
+    /// `k̄`, and nothing makes up for it: what merges of other papers do.
+    Mean,
+}
+
+/// How [`merge_slots`] merges.
+#[derive(Debug, Clone)]
+pub struct MergeOptions {
+    /// The rule for keys.
+    pub rule: KeyRule,
+    /// The paper's factor `a / b` is taken from `1 / guard` to `guard`; elsewhere it flips the key
+    /// or makes it all but vanish or explode. Infinity for the equation as it is.
+    pub guard: f32,
+    /// Factor of logits; `1/√D` by default.
+    pub scale: Option<f32>,
+    /// The query that each row's merges are made for, `[P, D]`, f32.
+    pub queries: Option<Tensor<2>>,
+}
+
+impl Default for MergeOptions {
+    fn default() -> Self {
+        Self { rule: KeyRule::Paper, guard: GUARD, scale: None, queries: None }
+    }
+}
+
+impl MergeOptions {
+    /// Checks the head dim and the queries of `rows` rows, and returns what backends receive.
+    pub(crate) fn config(
+        &self,
+        op: &'static str,
+        check: &Check,
+        rows: usize,
+        head_dim: usize,
+        within: bool,
+    ) -> Result<MergeConfig, KernelError> {
+        if head_dim > MOST {
+            return Err(KernelError::Unsupported {
+                op,
+                argument: "head dim",
+                actual: head_dim.to_string(),
+                supported: "up to 256",
+            });
+        }
+        if let Some(queries) = &self.queries {
+            check.shape("queries", queries, &[rows, head_dim])?;
+            check.f32("queries", queries)?;
+        }
+        Ok(MergeConfig {
+            rule: self.rule,
+            guard: self.guard,
+            scale: self.scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
+            queried: self.queries.is_some(),
+            within,
+        })
+    }
+
+    /// The queries; any tensor where there are none, as an extension takes no optional ones.
+    pub(crate) fn queries_or_any(&self, check: &Check, head_dim: usize) -> Tensor<2> {
+        let none = || Tensor::empty([1, head_dim], (&check.device(), DType::F32));
+        self.queries.clone().unwrap_or_else(none)
+    }
+}
+
+/// The default of [`MergeOptions::guard`].
+pub const GUARD: f32 = 4.0;
+
+/// What goes into what, and what each weighs.
+#[derive(Debug, Clone)]
+pub struct MergeLists {
+    /// Slots that are merged into others, `[P, N]`, in the pool that they are read from.
+    pub victims: SlotLists,
+    /// Each victim's place in the row's list of kept slots, `[P, N]`, 32-bit; it is dropped where
+    /// that is none.
+    pub targets: Tensor<2, Int>,
+    /// `ln p` and `ln ŝ` of the victims, `[P, N, 2]`, f32. Where votes are counted, too, `[P, N,
+    /// 4]`: the tokens that each stands for follow, modulo [`crate::VOTES_RADIX`] and in multiples
+    /// of it.
+    pub victim_weights: Tensor<3>,
+    /// Kept slots, `[P, M]`, in the pool that is written to; none twice.
+    pub kept: SlotLists,
+    /// The same of the kept slots, `[P, M, 2]` or `[P, M, 4]`.
+    pub kept_weights: Tensor<3>,
+}
+
+/// What the kept slots weigh now.
+#[derive(Debug, Clone)]
+pub struct Merged {
+    /// `ln p` and `ln ŝ`, and votes where these are counted, as the lists have them.
+    pub weights: Tensor<3>,
+    /// Whether the guard tripped, `[P, M]`, 32-bit.
+    pub guarded: Tensor<2, Int>,
+}
+
+/// Merges victims into kept slots, whose keys and values in `into` are written in place: `v = Σ w v
+/// / Σ w` with `w = p ŝ`, the key by [`KeyRule`], so that one slot of weight `Σ p` has the
+/// attention that the group had for scores `ŝ` (KeepKV, equations 7 and 25). Its own score is `Σ w
+/// / Σ p`. Slots that nothing goes into stay as they are.
+///
+/// Weights and scores are logarithms, sums are kept in f32 relative to their largest term: scores
+/// of `exp(±200)` and `exp(−∞)` do no harm. A group without any mass is averaged by its weights
+/// `p`. Votes are added up as whole numbers, exact up to 2³⁶.
+///
+/// # Shapes
+/// `from` keys and values `[Sv, D]`, `into` `[S, D]`; all of one dtype, f32, f16 or bf16, with `D`
+/// up to 256. Without `from`, victims are slots of `into`.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
+pub fn merge_slots(
+    from: Option<[&Tensor<2>; 2]>,
+    into: [&mut Tensor<2>; 2],
+    lists: &MergeLists,
+    options: &MergeOptions,
+) -> Result<Merged, KernelError> {
+    let [keys, values] = into;
+    let check = Check::new(OP, keys);
+    check.supported()?;
+    let [slots, head_dim] = keys.dims();
+    check.float("keys", keys)?;
+    check.filled("keys", keys)?;
+    check.shape("keys", keys, &[slots, head_dim])?;
+    check.shape("values", values, &[slots, head_dim])?;
+    for (argument, tensor) in from
+        .iter()
+        .flat_map(|[keys, values]| [("victims' keys", *keys), ("victims' values", *values)])
+    {
+        let [sources, _] = from.map_or([0; 2], |[keys, _]| keys.dims());
+        check.shape(argument, tensor, &[sources, head_dim])?;
+        check.filled(argument, tensor)?;
+        check.same_dtype(argument, tensor, "the keys' dtype", keys.dtype())?;
+        check.counted(argument, tensor)?;
+    }
+    check.same_dtype("values", values, "the keys' dtype", keys.dtype())?;
+    check.counted("keys", keys)?;
+    let ([rows, width], [_, places]) = (lists.victims.slots.dims(), lists.kept.slots.dims());
+    lists.victims.check(&check, "victims", rows)?;
+    lists.kept.check(&check, "kept", rows)?;
+    check.shape("targets", &lists.targets, &[rows, width])?;
+    check.int("targets", &lists.targets)?;
+    let columns = lists.victim_weights.dims()[2];
+    if columns != 2 && columns != 4 {
+        return Err(check.unsupported("numbers of a weight", columns, "2, or 4 with votes"));
+    }
+    check.shape("victims' weights", &lists.victim_weights, &[rows, width, columns])?;
+    check.f32("victims' weights", &lists.victim_weights)?;
+    check.shape("kept slots' weights", &lists.kept_weights, &[rows, places, columns])?;
+    check.f32("kept slots' weights", &lists.kept_weights)?;
+    let config = options.config(OP, &check, rows, head_dim, from.is_none())?;
+    let queries = options.queries_or_any(&check, head_dim);
+    let none = || Tensor::<2>::empty([1, head_dim], (&keys.device(), keys.dtype()));
+    let [from_keys, from_values] = match from {
+        Some(pools) => pools.map(Tensor::clone),
+        None => [none(), none()],
+    };
+    let merged = <Dispatch as MergeSlotsOps>::merge_slots(MergeSlotsArgs {
+        keys: check.take(keys).into_dispatch(),
+        values: check.take(values).into_dispatch(),
+        from_keys: from_keys.into_dispatch(),
+        from_values: from_values.into_dispatch(),
+        victims: lists.victims.slots.clone().into_dispatch(),
+        victim_counts: lists.victims.counts.clone().into_dispatch(),
+        targets: lists.targets.clone().into_dispatch(),
+        victim_weights: lists.victim_weights.clone().into_dispatch(),
+        kept: lists.kept.slots.clone().into_dispatch(),
+        kept_counts: lists.kept.counts.clone().into_dispatch(),
+        kept_weights: lists.kept_weights.clone().into_dispatch(),
+        queries: queries.into_dispatch(),
+        config,
+    });
+    *keys = Tensor::from_dispatch(merged.keys);
+    *values = Tensor::from_dispatch(merged.values);
+    Ok(Merged {
+        weights: Tensor::from_dispatch(merged.weights),
+        guarded: Tensor::from_dispatch(merged.guarded),
+    })
+}
+
+/// The largest head dim.
+const MOST: usize = 256;
+
+/// Comptime configuration and scalars, as the backends receive them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct MergeConfig {
+    pub(crate) rule: KeyRule,
+    pub(crate) guard: f32,
+    pub(crate) scale: f32,
+    pub(crate) queried: bool,
+    /// Whether victims are slots of the pool that is written to.
+    pub(crate) within: bool,
+}
+
+/// Votes that [`MergingSlots::votes`] counts to before they are carried.
+pub const VOTES_RADIX: f32 = 4096.0;

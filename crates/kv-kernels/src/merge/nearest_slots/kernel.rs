@@ -1,0 +1,183 @@
+//! The CubeCL kernel: tiles of one list against all tiles of the other, in registers.
+
+use cubecl::prelude::*;
+
+use crate::components::sentinels::NO_COSINE;
+
+/// Slots of a tile, of both lists.
+pub(crate) const KEYS_PER_BLOCK: usize = 64;
+/// Units along one side of a cube; each has `EACH` slots of either list.
+const SIDE: usize = 16;
+const EACH: usize = KEYS_PER_BLOCK / SIDE;
+/// Units of a cube.
+pub(crate) const UNITS: usize = SIDE * SIDE;
+/// Columns of the keys in shared memory at a time.
+const DEPTH: usize = 16;
+/// A row of them, without conflicts between banks.
+const PITCH: usize = DEPTH + 1;
+
+/// One cube a tile of a row's list.
+///
+/// # Shapes
+/// As [`super::nearest_slots`]'s.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+#[allow(clippy::collapsible_if, reason = "kernels evaluate both sides of `&&`")]
+pub(crate) fn nearest_slots_kernel<F: Float>(
+    keys: &[F],
+    of: &[i32],
+    of_counts: &[i32],
+    among: &[i32],
+    among_counts: &[i32],
+    indices: &mut [i32],
+    cosines: &mut [f32],
+    rows: usize,
+    width: usize,
+    others: usize,
+    #[comptime] head_dim: usize,
+    #[comptime] earlier: bool,
+    #[define(F)] _dtype: ElemType,
+) {
+    let tiles = width.div_ceil(KEYS_PER_BLOCK);
+    if CUBE_POS >= rows * tiles {
+        terminate!();
+    }
+    let (row, first) = (CUBE_POS / tiles, CUBE_POS % tiles * KEYS_PER_BLOCK);
+    let unit = UNIT_POS as usize;
+    let (down, across) = (unit / SIDE, unit % SIDE);
+    let count = of_counts[row] as usize;
+    let mut end = among_counts[row] as usize;
+    if earlier {
+        end = min(end, min(first + KEYS_PER_BLOCK, count));
+    }
+
+    let mut left = Shared::<[f32]>::new_slice(comptime!(KEYS_PER_BLOCK * PITCH));
+    let mut right = Shared::<[f32]>::new_slice(comptime!(KEYS_PER_BLOCK * PITCH));
+    // Squared norms of both tiles' keys: each unit below 2 `KEYS_PER_BLOCK` has one.
+    let mut squares = Shared::<[f32]>::new_slice(comptime!(2 * KEYS_PER_BLOCK));
+    let mut best = Array::<f32>::new(EACH);
+    let mut best_place = Array::<i32>::new(EACH);
+    #[unroll]
+    for i in 0..EACH {
+        best[i] = f32::new(NO_COSINE);
+        best_place[i] = i32::new(-1);
+    }
+
+    let mut base = 0usize;
+    while base < end {
+        let mut dots = Array::<f32>::new(comptime!(EACH * EACH));
+        #[unroll]
+        for i in 0..comptime!(EACH * EACH) {
+            dots[i] = 0.0f32;
+        }
+        let mut square = 0.0f32;
+        let mut column = 0usize;
+        while column < head_dim {
+            sync_cube();
+            #[unroll]
+            for i in 0..comptime!(KEYS_PER_BLOCK * DEPTH / UNITS) {
+                let at = i * UNITS + unit;
+                let (slot, depth) = (at / DEPTH, at % DEPTH);
+                let mut own = 0.0f32;
+                let mut other = 0.0f32;
+                if column + depth < head_dim {
+                    if first + slot < count {
+                        let from = of[row * width + first + slot] as usize;
+                        own = f32::cast_from(keys[from * head_dim + column + depth]);
+                    }
+                    if base + slot < end {
+                        let from = among[row * others + base + slot] as usize;
+                        other = f32::cast_from(keys[from * head_dim + column + depth]);
+                    }
+                }
+                left[slot * PITCH + depth] = own;
+                right[slot * PITCH + depth] = other;
+            }
+            sync_cube();
+            if unit < KEYS_PER_BLOCK {
+                #[unroll]
+                for depth in 0..DEPTH {
+                    let x = left[unit * PITCH + depth];
+                    square += x * x;
+                }
+            } else if unit < 2 * KEYS_PER_BLOCK {
+                #[unroll]
+                for depth in 0..DEPTH {
+                    let x = right[(unit - KEYS_PER_BLOCK) * PITCH + depth];
+                    square += x * x;
+                }
+            }
+            #[unroll]
+            for depth in 0..DEPTH {
+                let mut a = Array::<f32>::new(EACH);
+                let mut b = Array::<f32>::new(EACH);
+                #[unroll]
+                for i in 0..EACH {
+                    a[i] = left[(i * SIDE + down) * PITCH + depth];
+                    b[i] = right[(i * SIDE + across) * PITCH + depth];
+                }
+                #[unroll]
+                for i in 0..EACH {
+                    #[unroll]
+                    for j in 0..EACH {
+                        dots[i * EACH + j] += a[i] * b[j];
+                    }
+                }
+            }
+            column += DEPTH;
+        }
+        if unit < 2 * KEYS_PER_BLOCK {
+            squares[unit] = square;
+        }
+        sync_cube();
+        #[unroll]
+        for i in 0..EACH {
+            let own = i * SIDE + down;
+            let index = first + own;
+            #[unroll]
+            for j in 0..EACH {
+                let other = base + j * SIDE + across;
+                let norms =
+                    squares[own].sqrt() * squares[KEYS_PER_BLOCK + j * SIDE + across].sqrt();
+                let cosine = select(norms > 0.0f32, dots[i * EACH + j] / norms, 0.0f32);
+                let mut fits = other < end && index < count;
+                if earlier {
+                    fits = fits && other < index;
+                }
+                // Places ascend, so `>` keeps the first among equals.
+                if fits && cosine > best[i] {
+                    if among[row * others + other] != of[row * width + index] {
+                        best[i] = cosine;
+                        best_place[i] = i32::cast_from(other);
+                    }
+                }
+            }
+        }
+        base += KEYS_PER_BLOCK;
+    }
+
+    // Units side by side have the same slots.
+    let mut values = Shared::<[f32]>::new_slice(comptime!(UNITS * EACH));
+    let mut found = Shared::<[i32]>::new_slice(comptime!(UNITS * EACH));
+    #[unroll]
+    for i in 0..EACH {
+        values[(i * SIDE + down) * SIDE + across] = best[i];
+        found[(i * SIDE + down) * SIDE + across] = best_place[i];
+    }
+    sync_cube();
+    if unit < KEYS_PER_BLOCK && first + unit < width {
+        let mut value = f32::new(NO_COSINE);
+        let mut index = i32::new(-1);
+        for other in 0..SIDE {
+            let at = unit * SIDE + other;
+            let wins =
+                values[at] > value || (values[at] == value && found[at] >= 0 && found[at] < index);
+            if wins {
+                value = values[at];
+                index = found[at];
+            }
+        }
+        indices[row * width + first + unit] = index;
+        cosines[row * width + first + unit] = value;
+    }
+}

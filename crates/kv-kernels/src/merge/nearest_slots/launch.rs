@@ -1,0 +1,74 @@
+//! The launch on CubeCL devices.
+
+use burn::backend::{DType, TensorMetadata};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::args::NearestSlotsArgs;
+use super::{kernel, tensor_core};
+use crate::backend::client::{elem_type, empty_like, grid, multiplies, vector_lanes};
+
+/// Places and cosines.
+pub(super) fn run(args: NearestSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
+    let NearestSlotsArgs { keys, of, of_counts, among, among_counts, earlier } = args;
+    let [_, head_dim] = keys.shape().dims();
+    let [rows, width] = of.shape().dims();
+    let [_, others] = among.shape().dims();
+    let places = empty_like(&keys, of.shape(), DType::I32);
+    let cosines = empty_like(&keys, of.shape(), DType::F32);
+    let keys = into_contiguous(keys);
+    let client = keys.client.clone();
+    let of = into_contiguous(of).into_buffer_arg();
+    let of_counts = into_contiguous(of_counts).into_buffer_arg();
+    let among = into_contiguous(among).into_buffer_arg();
+    let among_counts = into_contiguous(among_counts).into_buffer_arg();
+    let to = [&places, &cosines];
+    let [places_to, cosines_to] = to.map(|tensor| tensor.clone().into_buffer_arg());
+    let elem = elem_type(keys.dtype);
+    let lanes = vector_lanes(&keys, head_dim, head_dim);
+    let blueprint = tensor_core::Blueprint::new(head_dim, lanes, earlier);
+    // SAFETY: shapes were checked, and the kernels guard their accesses.
+    unsafe {
+        match blueprint.filter(|_| multiplies(&keys)) {
+            Some(blueprint) => tensor_core::nearest_tiles_kernel::launch_unchecked(
+                &client,
+                grid(rows * width.div_ceil(blueprint.rows())),
+                CubeDim::new_1d(tensor_core::UNITS as u32),
+                lanes,
+                keys.into_buffer_arg(),
+                of,
+                of_counts,
+                among,
+                among_counts,
+                places_to,
+                cosines_to,
+                rows,
+                width,
+                others,
+                blueprint,
+                elem,
+            ),
+            None => kernel::nearest_slots_kernel::launch_unchecked(
+                &client,
+                grid(rows * width.div_ceil(kernel::KEYS_PER_BLOCK)),
+                CubeDim::new_1d(kernel::UNITS as u32),
+                keys.into_buffer_arg(),
+                of,
+                of_counts,
+                among,
+                among_counts,
+                places_to,
+                cosines_to,
+                rows,
+                width,
+                others,
+                head_dim,
+                earlier,
+                elem,
+            ),
+        }
+    }
+    (places, cosines)
+}

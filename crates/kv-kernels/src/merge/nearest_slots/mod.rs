@@ -1,0 +1,94 @@
+//! Slots paired with the ones whose keys are most alike, without the matrix of all similarities: by
+//! matrix instructions where a device has them for the keys (`tensor_core.rs`), else in plain
+//! arithmetic (`kernel.rs`).
+
+mod args;
+mod backend;
+#[cfg(feature = "gpu")]
+mod kernel;
+#[cfg(feature = "gpu")]
+mod launch;
+pub(crate) mod reference;
+#[cfg(feature = "gpu")]
+mod tensor_core;
+
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor};
+
+use crate::KernelError;
+use crate::backend::check::Check;
+use args::NearestSlotsArgs;
+use backend::NearestSlotsOps;
+
+const OP: &str = "nearest_slots";
+
+/// Lists of slots, one a row.
+#[derive(Debug, Clone)]
+pub struct SlotLists {
+    /// Slots of a pool, `[P, N]`, 32-bit.
+    pub slots: Tensor<2, Int>,
+    /// How many of each row count, from the first on, `[P]`, 32-bit.
+    pub counts: Tensor<1, Int>,
+}
+
+impl SlotLists {
+    pub(crate) fn check(
+        &self,
+        check: &Check,
+        argument: &'static str,
+        rows: usize,
+    ) -> Result<(), KernelError> {
+        check.filled(argument, &self.slots)?;
+        check.shape(argument, &self.slots, &[rows, self.slots.dims()[1]])?;
+        check.int(argument, &self.slots)?;
+        check.shape("counts", &self.counts, &[rows])?;
+        check.int("counts", &self.counts)
+    }
+}
+
+/// What [`nearest_slots`] found, `[P, N]` each; undefined behind a list's end.
+#[derive(Debug, Clone)]
+pub struct Nearest {
+    /// Places in the other list of the same row, 32-bit, the first among equals; −1 where there is
+    /// no other slot.
+    pub places: Tensor<2, Int>,
+    /// Cosines of the two keys, f32; 0 where one of them is 0, −2 where there is no other slot.
+    pub cosines: Tensor<2>,
+}
+
+/// For every slot of a list, the slot of another list of the same row whose key has the highest
+/// cosine. A slot is not paired with itself.
+///
+/// With `earlier`, only with places before its own: where both lists are one ranking, a slot finds
+/// the most similar of those that rank higher.
+///
+/// # Shapes
+/// `keys` `[S, D]`, f32, f16 or bf16; `of` `[P, N]`, `among` `[P, M]`; their slots and counts are
+/// on the device and are not checked.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit.
+pub fn nearest_slots(
+    keys: Tensor<2>,
+    of: &SlotLists,
+    among: &SlotLists,
+    earlier: bool,
+) -> Result<Nearest, KernelError> {
+    let check = Check::new(OP, &keys);
+    check.supported()?;
+    check.float("keys", &keys)?;
+    check.filled("keys", &keys)?;
+    check.counted("keys", &keys)?;
+    let [rows, _] = of.slots.dims();
+    of.check(&check, "of", rows)?;
+    among.check(&check, "among", rows)?;
+    let (places, cosines) = <Dispatch as NearestSlotsOps>::nearest_slots(NearestSlotsArgs {
+        keys: keys.into_dispatch(),
+        of: of.slots.clone().into_dispatch(),
+        of_counts: of.counts.clone().into_dispatch(),
+        among: among.slots.clone().into_dispatch(),
+        among_counts: among.counts.clone().into_dispatch(),
+        earlier,
+    });
+    Ok(Nearest { places: Tensor::from_dispatch(places), cosines: Tensor::from_dispatch(cosines) })
+}

@@ -1,0 +1,248 @@
+//! Similarities by matrix instructions: slots of one list as rows, 8 of the other at a time as
+//! columns.
+//!
+//! Which elements of a row meet which of a column is ours to choose, so that keys go from memory to
+//! registers in whole vectors. In a plane, lane `4 r + j` reads every fourth vector, from `j` on,
+//! of the keys of every eighth slot of the plane's from `r` on, which stay in its registers, and of
+//! slot `r` of the others; it gets the products of its own slots with the others' `2 j` and `2 j +
+//! 1`. Norms of the others are a cube's work.
+
+use cubecl::cmma::MmaDefinition;
+use cubecl::prelude::*;
+
+use crate::components::sentinels::{NO_COSINE, NO_SIMILARITY};
+
+/// Bytes of a vector.
+const VECTOR: usize = 16;
+/// Units that share a key.
+const TEAM: usize = 4;
+/// Slots of a product: rows of which a unit has two, and columns.
+const ROWS: usize = 16;
+const COLUMNS: usize = 8;
+const PLANE: usize = 32;
+const PLANES: usize = 8;
+/// Units of a cube.
+pub(super) const UNITS: usize = PLANES * PLANE;
+/// The largest head dim, of which registers hold a tile's keys.
+const LARGEST: usize = 256;
+/// Slots of the other list whose norms are known.
+const CHUNK: usize = PLANES * COLUMNS;
+
+/// What fixes the generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Blueprint {
+    /// Vectors of a key.
+    columns: usize,
+    /// Products' rows that a plane holds.
+    tiles: usize,
+    earlier: bool,
+}
+
+impl Blueprint {
+    /// For keys of 2 bytes an element in vectors of so many; `None` where they do not fit.
+    pub(super) fn new(head_dim: usize, lanes: usize, earlier: bool) -> Option<Self> {
+        let whole = 2 * lanes == VECTOR && head_dim.is_multiple_of(TEAM * lanes);
+        let fits = whole && head_dim <= LARGEST;
+        // As many as registers hold beside what comes next.
+        let tiles = if head_dim <= LARGEST / 2 { 2 } else { 1 };
+        fits.then_some(Self { columns: head_dim / lanes, tiles, earlier })
+    }
+
+    /// Slots that a cube seeks others for.
+    pub(super) fn rows(self) -> usize {
+        PLANES * ROWS * self.tiles
+    }
+
+    /// Of these, those of a unit.
+    fn own(self) -> usize {
+        2 * self.tiles
+    }
+}
+
+/// A cube has [`Blueprint::rows`] slots of a row's list.
+///
+/// # Shapes
+/// `keys` in vectors `[S, columns]`; the others as [`super::nearest_slots`] has them.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn nearest_tiles_kernel<F: Float, N: Size>(
+    keys: &[Vector<F, N>],
+    of: &[i32],
+    of_counts: &[i32],
+    among: &[i32],
+    among_counts: &[i32],
+    indices: &mut [i32],
+    cosines: &mut [f32],
+    rows: usize,
+    width: usize,
+    others: usize,
+    #[comptime] blueprint: Blueprint,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (columns, tiles) = comptime!((blueprint.columns, blueprint.tiles));
+    let pieces = comptime!(columns / TEAM);
+    let own = comptime!(blueprint.own());
+    let held = comptime!(blueprint.rows());
+    let parts = width.div_ceil(held);
+    if CUBE_POS >= rows * parts {
+        terminate!();
+    }
+    let (row, first) = (CUBE_POS / parts, CUBE_POS % parts * held);
+    let unit = UNIT_POS as usize;
+    let (plane, lane) = (unit / PLANE, unit % PLANE);
+    let (r, j) = (lane / TEAM, lane % TEAM);
+    let count = of_counts[row] as usize;
+    let mut end = among_counts[row] as usize;
+    if comptime!(blueprint.earlier) {
+        end = min(end, min(first + held, count));
+    }
+    if first >= count {
+        end = 0usize;
+    }
+
+    let begin = first + plane * comptime!(ROWS * tiles) + r;
+    let mut slots = Array::<i32>::new(own);
+    let mut lengths = Array::<f32>::new(own);
+    let mut a = Array::<Vector<F, N>>::new(comptime!(own * pieces));
+    let mut best = Array::<f32>::new(own);
+    let mut best_place = Array::<i32>::new(own);
+    #[unroll]
+    for i in 0..own {
+        let index = begin + i * COLUMNS;
+        let mut slot = 0i32;
+        if index < count {
+            slot = of[row * width + index];
+        }
+        slots[i] = slot;
+        #[unroll]
+        for piece in 0..pieces {
+            a[i * pieces + piece] = keys[slot as usize * columns + piece * TEAM + j];
+        }
+        lengths[i] = inverse_length(&a, i * pieces, pieces);
+        best[i] = f32::new(NO_SIMILARITY);
+        best_place[i] = i32::new(-1);
+    }
+
+    let def = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
+    let mut chunk_slots = Shared::<[i32]>::new_slice(CHUNK);
+    let mut chunk_lengths = Shared::<[f32]>::new_slice(CHUNK);
+    let mut b = Array::<Vector<F, N>>::new(pieces);
+    let mut base = 0usize;
+    while base < end {
+        // All have compared with those of before.
+        sync_cube();
+        let index = base + plane * COLUMNS + r;
+        let mut slot = 0i32;
+        if index < end {
+            slot = among[row * others + index];
+        }
+        #[unroll]
+        for piece in 0..pieces {
+            b[piece] = keys[slot as usize * columns + piece * TEAM + j];
+        }
+        let length = inverse_length(&b, 0usize, pieces);
+        if j == 0 {
+            chunk_slots[plane * COLUMNS + r] = slot;
+            chunk_lengths[plane * COLUMNS + r] = length;
+        }
+        sync_cube();
+        for tile in 0..PLANES {
+            let slot = chunk_slots[tile * COLUMNS + r] as usize;
+            #[unroll]
+            for piece in 0..pieces {
+                b[piece] = keys[slot * columns + piece * TEAM + j];
+            }
+            let mut acc = Array::<Vector<f32, Const<2>>>::new(own);
+            #[unroll]
+            for i in 0..own {
+                acc[i] = Vector::new(0.0f32);
+            }
+            #[unroll]
+            for piece in 0..pieces {
+                let other = Vector::<u32, Const<4>>::reinterpret(b[piece]);
+                #[unroll]
+                for half in 0..2usize {
+                    let (left, right) = comptime!((2 * half, 2 * half + 1));
+                    let mut column = Array::<Vector<F, Const<2>>>::new(2usize);
+                    column[0] = Vector::reinterpret(other.extract(left));
+                    column[1] = Vector::reinterpret(other.extract(right));
+                    #[unroll]
+                    for i in 0..tiles {
+                        let low = Vector::<u32, Const<4>>::reinterpret(a[2 * i * pieces + piece]);
+                        let high =
+                            Vector::<u32, Const<4>>::reinterpret(a[(2 * i + 1) * pieces + piece]);
+                        let mut rows = Array::<Vector<F, Const<2>>>::new(4usize);
+                        rows[0] = Vector::reinterpret(low.extract(left));
+                        rows[1] = Vector::reinterpret(high.extract(left));
+                        rows[2] = Vector::reinterpret(low.extract(right));
+                        rows[3] = Vector::reinterpret(high.extract(right));
+                        let mut sums = Array::<Vector<f32, Const<2>>>::new(2usize);
+                        sums[0] = acc[2 * i];
+                        sums[1] = acc[comptime!(2 * i + 1)];
+                        sums = def.execute(&rows, &column, &sums);
+                        acc[2 * i] = sums[0];
+                        acc[comptime!(2 * i + 1)] = sums[1];
+                    }
+                }
+            }
+            #[unroll]
+            for e in 0..2usize {
+                let within = tile * COLUMNS + 2 * j + e;
+                let other = base + within;
+                let (slot, length) = (chunk_slots[within], chunk_lengths[within]);
+                #[unroll]
+                for i in 0..own {
+                    let mut fits = other < end && slot != slots[i];
+                    if comptime!(blueprint.earlier) {
+                        fits = fits && other < begin + i * COLUMNS;
+                    }
+                    // The own length is the same for all. Places ascend, so `>` keeps the first
+                    // among equals.
+                    let likeness = acc[i].extract(e) * length;
+                    let wins = fits && likeness > best[i];
+                    best[i] = select(wins, likeness, best[i]);
+                    best_place[i] = select(wins, i32::cast_from(other), best_place[i]);
+                }
+            }
+        }
+        base += CHUNK;
+    }
+
+    #[unroll]
+    for i in 0..own {
+        let (mut likeness, mut other) = (best[i], best_place[i]);
+        #[unroll]
+        for step in 0..2u32 {
+            let theirs = plane_shuffle_xor(likeness, comptime!(1 << step));
+            let index = plane_shuffle_xor(other, comptime!(1 << step));
+            let wins = index >= 0 && (theirs > likeness || (theirs == likeness && index < other));
+            likeness = select(wins, theirs, likeness);
+            other = select(wins, index, other);
+        }
+        let index = begin + i * COLUMNS;
+        if j == 0 && index < width {
+            let found = index < count && other >= 0;
+            indices[row * width + index] = select(found, other, i32::new(-1));
+            cosines[row * width + index] =
+                select(found, likeness * lengths[i], f32::new(NO_COSINE));
+        }
+    }
+}
+
+/// One over the length of the key whose vectors a team has from `first` on; 0 for a key of zeros.
+#[cube]
+fn inverse_length<F: Float, N: Size>(
+    vectors: &Array<Vector<F, N>>,
+    #[comptime] first: usize,
+    #[comptime] pieces: usize,
+) -> f32 {
+    let mut square = 0.0f32;
+    #[unroll]
+    for piece in 0..pieces {
+        let vector = Vector::<f32, N>::cast_from(vectors[first + piece]);
+        square += (vector * vector).vector_sum();
+    }
+    square += plane_shuffle_xor(square, 1u32);
+    square += plane_shuffle_xor(square, 2u32);
+    select(square > 0.0f32, 1.0f32 / square.sqrt(), 0.0f32)
+}

@@ -1,0 +1,86 @@
+//! The CubeCL kernel: one cube a range, a tree over its units.
+
+use cubecl::prelude::*;
+
+/// # Shapes
+/// `offsets`, `lengths`, `output` `[total_kv_heads]`; `positions` `[S]` and `newest`
+/// `[total_kv_heads / kv_heads]` where it `protects`. `units` of a cube are a power of two.
+#[cube(launch)]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn argmin_slots_kernel(
+    scores: &[f32],
+    offsets: &[i32],
+    lengths: &[i32],
+    positions: &[i32],
+    newest: &[i32],
+    output: &mut [i32],
+    total_kv_heads: usize,
+    kv_heads: usize,
+    sinks: i32,
+    recents: i32,
+    #[comptime] units: usize,
+    #[comptime] protects: bool,
+) {
+    let kv_head = CUBE_POS;
+    if kv_head >= total_kv_heads {
+        terminate!();
+    }
+    let unit = UNIT_POS as usize;
+    let start = offsets[kv_head] as usize;
+    let length = lengths[kv_head] as usize;
+
+    let mut lowest = Shared::<[f32]>::new_slice(units);
+    let mut slots = Shared::<[i32]>::new_slice(units);
+    let mut kept = Shared::<[u32]>::new_slice(units);
+
+    let mut oldest = i32::new(0);
+    if protects {
+        oldest = newest[kv_head / kv_heads] - recents;
+    }
+    // A unit's slots ascend, so `<` keeps the lowest among equals. 0 for those that may go.
+    let mut best = 0.0f32;
+    let mut best_kept = 0u32;
+    let mut best_slot = i32::new(-1);
+    let mut i = unit;
+    while i < length {
+        let score = scores[start + i];
+        let mut is_kept = 0u32;
+        if protects {
+            let position = positions[start + i];
+            is_kept = u32::cast_from(position < sinks || position > oldest);
+        }
+        let better = is_kept < best_kept || (is_kept == best_kept && score < best);
+        if best_slot < 0 || better {
+            best = score;
+            best_kept = is_kept;
+            best_slot = i32::cast_from(start + i);
+        }
+        i += units;
+    }
+    lowest[unit] = best;
+    slots[unit] = best_slot;
+    kept[unit] = best_kept;
+    sync_cube();
+
+    #[unroll]
+    for level in 1..comptime!(units.ilog2() + 1) {
+        let stride = comptime!(units >> level);
+        if unit < stride {
+            let other = slots[unit + stride];
+            let (other_score, other_kept) = (lowest[unit + stride], kept[unit + stride]);
+            let mine = slots[unit];
+            let (my_score, my_kept) = (lowest[unit], kept[unit]);
+            let lower = other_score < my_score || (other_score == my_score && other < mine);
+            let better = other_kept < my_kept || (other_kept == my_kept && lower);
+            if other >= 0 && (mine < 0 || better) {
+                slots[unit] = other;
+                lowest[unit] = other_score;
+                kept[unit] = other_kept;
+            }
+        }
+        sync_cube();
+    }
+    if unit == 0 {
+        output[kv_head] = slots[0];
+    }
+}

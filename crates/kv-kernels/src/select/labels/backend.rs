@@ -1,0 +1,68 @@
+//! What `label_scores` asks of a backend.
+
+use burn::backend::{Backend, backend_extension};
+#[cfg(feature = "gpu")]
+use burn_cubecl::CubeBackend;
+
+use super::args::LabelScoresArgs;
+use crate::select::scored_rows::ScoredRowTensors;
+
+#[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
+pub(crate) trait LabelsOps: Backend {
+    /// Scores by channels `[R, T]`, candidates `[R]`, and how many are wanted `[R]`.
+    fn label_scores(#[extension_type] args: LabelScoresArgs<Self>) -> ScoredRowTensors<Self>;
+}
+
+#[cfg(feature = "gpu")]
+impl LabelsOps for CubeBackend {
+    fn label_scores(args: LabelScoresArgs<Self>) -> ScoredRowTensors<Self> {
+        super::launch::run(args)
+    }
+}
+
+#[cfg(feature = "flex")]
+mod cpu {
+    //! The op on the CPU, by its reference.
+
+    use burn::backend::Flex;
+
+    use super::LabelsOps;
+    use crate::backend::host_buffers::{slice, wide};
+    use crate::select::labels::args::LabelScoresArgs;
+    use crate::select::labels::reference::Labels;
+    use crate::select::scored_rows::ScoredRowTensors;
+
+    impl LabelsOps for Flex {
+        fn label_scores(args: LabelScoresArgs<Self>) -> ScoredRowTensors<Self> {
+            let [_, heads, head_dim] = args.query.layout().shape().dims();
+            let [[_, _, width], [_, _, source_width]] =
+                [&args.lists, &args.sources].map(|tensor| tensor.layout().shape().dims());
+            let [query, keys, channels, budgets, lists, sources] = [
+                &args.query,
+                &args.keys,
+                &args.channels,
+                &args.budgets,
+                &args.lists,
+                &args.sources,
+            ]
+            .map(wide);
+            let [offsets, lengths] =
+                [args.offsets, args.lengths].map(|tensor| tensor.to_contiguous());
+            let found = Labels {
+                query: &query,
+                keys: &keys,
+                offsets: slice(&offsets),
+                lengths: slice(&lengths),
+                channels: &channels,
+                budgets: &budgets,
+                shared: args.shares.then_some([(&lists[..], width), (&sources[..], source_width)]),
+                layer: args.layer,
+                period: args.period,
+                heads,
+                head_dim,
+                columns: args.columns,
+            };
+            ScoredRowTensors::new(found.score(), args.columns)
+        }
+    }
+}

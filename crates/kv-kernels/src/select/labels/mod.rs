@@ -1,0 +1,108 @@
+//! Approximate logits from a few channels: Double Sparsity's, and HShare's of the rows that are
+//! due.
+
+mod args;
+mod backend;
+#[cfg(feature = "gpu")]
+mod kernel;
+#[cfg(feature = "gpu")]
+mod launch;
+mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+use super::lists;
+use crate::backend::check::Check;
+use crate::select::scored_rows::{BUDGETS, ScoredRows};
+use crate::{KernelError, SlotRanges};
+use args::LabelScoresArgs;
+use backend::LabelsOps;
+
+const OP: &str = "label_scores";
+
+/// Which rows are due, where rows share lists and keep them for a while.
+#[derive(Debug, Clone, Copy)]
+pub struct DueRows<'a> {
+    /// Kept lists, `[B, Hq, 3 + M]`, as [`crate::keep_lists`] has them.
+    pub lists: &'a Tensor<3>,
+    /// The query head whose list each one reads, and in a second column, if there is one, its
+    /// layer: `[B, Hq, 1 or 2]`, f32. A row that reads another's is never due.
+    pub sources: &'a Tensor<3>,
+    /// The layer.
+    pub layer: usize,
+    /// A row without a list is due, and any when its range's length is a multiple of this.
+    pub period: usize,
+}
+
+/// `sum_c q_c k_c` over each query head's channels `c`, for the slots of its range between the
+/// sinks and the recents that its budget names: Double Sparsity (Yang et al., 2024), section 3.
+/// Column 0 is the first slot behind the sinks. Rows that are not due have no candidates and want
+/// nothing.
+///
+/// # Shapes
+/// `query` `[B, Hq, D]`, `keys` `[S, D]` of its dtype; `channels` `[B, Hq, r]`, f32, below `D` (on
+/// the device, not checked); `budgets` `[B, Hq, 3]`, f32: tokens to choose (at least 1), sinks,
+/// recents; `ranges` `[B, Hkv]` of up to `longest` slots, which is `T`. `R` is `B * Hq`.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit.
+pub fn label_scores(
+    query: Tensor<3>,
+    keys: &Tensor<2>,
+    channels: &Tensor<3>,
+    budgets: &Tensor<3>,
+    ranges: &SlotRanges,
+    longest: usize,
+    due: Option<DueRows<'_>>,
+) -> Result<ScoredRows, KernelError> {
+    let check = Check::new(OP, &query);
+    check.supported()?;
+    check.float("query", &query)?;
+    check.filled("query", &query)?;
+    let ([batch, heads, head_dim], [_, kv_heads]) = (query.dims(), ranges.offsets.dims());
+    check.ranges(ranges, batch, kv_heads)?;
+    if kv_heads == 0 || heads % kv_heads != 0 {
+        return Err(KernelError::HeadGroups { op: OP, query_heads: heads, kv_heads });
+    }
+    check.shape("keys", keys, &[keys.dims()[0], head_dim])?;
+    check.same_dtype("keys", keys, "the query's dtype", query.dtype())?;
+    check.counted("keys", keys)?;
+    check.shape("channels", channels, &[batch, heads, channels.dims()[2]])?;
+    check.f32("channels", channels)?;
+    check.filled("channels", channels)?;
+    check.shape("budgets", budgets, &[batch, heads, BUDGETS])?;
+    check.f32("budgets", budgets)?;
+    if longest == 0 {
+        return Err(check.unsupported("longest", 0, "at least 1 slot"));
+    }
+    let (mut layer, mut period) = (0, 1);
+    if let Some(due) = &due {
+        lists::check_lists(&check, due.lists, [batch, heads])?;
+        lists::check_sources(&check, due.sources, [batch, heads])?;
+        (layer, period) = (due.layer, due.period);
+        if period == 0 {
+            return Err(check.unsupported("period", 0, "at least 1 step"));
+        }
+    }
+    // An extension takes no optional tensors: where nothing is read, any tensor serves.
+    let [lists, sources] = match due {
+        Some(due) => [due.lists, due.sources].map(Tensor::clone),
+        None => [budgets, budgets].map(Tensor::clone),
+    };
+    let scored = <Dispatch as LabelsOps>::label_scores(LabelScoresArgs {
+        query: query.into_dispatch(),
+        keys: keys.clone().into_dispatch(),
+        offsets: ranges.offsets.clone().into_dispatch(),
+        lengths: ranges.lengths.clone().into_dispatch(),
+        channels: channels.clone().into_dispatch(),
+        budgets: budgets.clone().into_dispatch(),
+        lists: lists.into_dispatch(),
+        sources: sources.into_dispatch(),
+        shares: due.is_some(),
+        layer,
+        period,
+        columns: longest,
+    });
+    Ok(scored.into())
+}

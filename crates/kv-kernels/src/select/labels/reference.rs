@@ -1,0 +1,56 @@
+//! Scores by channels in plain loops.
+
+use crate::select::scored_rows::BUDGETS;
+
+/// One call's arguments, in row-major order.
+pub(crate) struct Labels<'a> {
+    pub(crate) query: &'a [f32],
+    pub(crate) keys: &'a [f32],
+    pub(crate) offsets: &'a [i32],
+    pub(crate) lengths: &'a [i32],
+    pub(crate) channels: &'a [f32],
+    pub(crate) budgets: &'a [f32],
+    /// Lists and sources, with their widths, where rows share.
+    pub(crate) shared: Option<[(&'a [f32], usize); 2]>,
+    pub(crate) layer: usize,
+    pub(crate) period: usize,
+    /// `Hq`
+    pub(crate) heads: usize,
+    pub(crate) head_dim: usize,
+    /// `T`
+    pub(crate) columns: usize,
+}
+
+impl Labels<'_> {
+    /// Scores `[R, T]`, candidates `[R]`, and how many are wanted `[R]`.
+    pub(crate) fn score(&self) -> (Vec<f32>, Vec<i32>, Vec<i32>) {
+        let rows = self.query.len() / self.head_dim;
+        let (group, labels) = (rows / self.offsets.len(), self.channels.len() / rows);
+        let mut scores = vec![0.0; rows * self.columns];
+        let (mut candidates, mut wanted) = (vec![0; rows], vec![0; rows]);
+        for row in (0..rows).filter(|&row| self.due(row, self.lengths[row / group])) {
+            let [count, sinks, recents] =
+                [0, 1, 2].map(|at| self.budgets[row * BUDGETS + at] as usize);
+            let (offset, length) = (self.offsets[row / group], self.lengths[row / group]);
+            let own = (length as usize).saturating_sub(sinks + recents);
+            let query = &self.query[row * self.head_dim..][..self.head_dim];
+            for column in 0..own.min(self.columns) {
+                let slot = offset as usize + sinks + column;
+                let key = &self.keys[slot * self.head_dim..][..self.head_dim];
+                let channels = &self.channels[row * labels..][..labels];
+                scores[row * self.columns + column] =
+                    channels.iter().map(|&at| query[at as usize] * key[at as usize]).sum();
+            }
+            (candidates[row], wanted[row]) = (own as i32, count as i32);
+        }
+        (scores, candidates, wanted)
+    }
+
+    fn due(&self, row: usize, length: i32) -> bool {
+        let Some([(lists, width), (sources, columns)]) = self.shared else { return true };
+        let source = &sources[row * columns..][..columns];
+        let own = source[0] as usize == row % self.heads
+            && source.get(1).is_none_or(|&layer| layer as usize == self.layer);
+        own && ((length as usize).is_multiple_of(self.period) || lists[row * width] < 0.0)
+    }
+}

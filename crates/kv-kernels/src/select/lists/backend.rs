@@ -1,0 +1,79 @@
+//! What the ops on shared lists ask of a backend.
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, backend_extension};
+#[cfg(feature = "gpu")]
+use burn_cubecl::CubeBackend;
+
+use super::args::{KeepListsArgs, ListSlotsArgs};
+
+#[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
+pub(crate) trait ListsOps: Backend {
+    /// Takes over the lists of rows that wanted any, in place, and copies all lists to a layer's
+    /// part of the board; returns lists and board.
+    fn keep_lists(
+        #[extension_type] args: KeepListsArgs<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// Slots that lists name `[R, width]`, and their number `[R]`.
+    fn list_slots(
+        #[extension_type] args: ListSlotsArgs<Self>,
+    ) -> (IntTensor<Self>, IntTensor<Self>);
+}
+
+#[cfg(feature = "gpu")]
+impl ListsOps for CubeBackend {
+    fn keep_lists(args: KeepListsArgs<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        super::launch::keep(args)
+    }
+
+    fn list_slots(args: ListSlotsArgs<Self>) -> (IntTensor<Self>, IntTensor<Self>) {
+        super::launch::slots(args)
+    }
+}
+
+#[cfg(feature = "flex")]
+mod cpu {
+    //! The op on the CPU, by its reference.
+
+    use burn::backend::Flex;
+    use burn_flex::FlexTensor;
+
+    use super::ListsOps;
+    use crate::backend::host_buffers::{listed, owned, slice, wide};
+    use crate::select::lists::args::{KeepListsArgs, ListSlotsArgs};
+    use crate::select::lists::reference::{NewLists, slots};
+
+    impl ListsOps for Flex {
+        fn keep_lists(args: KeepListsArgs<Self>) -> (FlexTensor, FlexTensor) {
+            let (mut lists, mut board) = (owned(args.lists), owned(args.board));
+            let [indices, found, wanted, lengths] =
+                [args.indices, args.found, args.wanted, args.lengths]
+                    .map(|tensor| tensor.to_contiguous());
+            let new = NewLists {
+                indices: slice(&indices),
+                found: slice(&found),
+                wanted: slice(&wanted),
+                budgets: &wide(&args.budgets),
+                lengths: slice(&lengths),
+            };
+            let own = lists.storage_mut::<f32>();
+            new.keep(own);
+            if let Some(layer) = args.layer {
+                let count = own.len();
+                board.storage_mut::<f32>()[layer * count..][..count].copy_from_slice(own);
+            }
+            (lists, board)
+        }
+
+        fn list_slots(args: ListSlotsArgs<Self>) -> (FlexTensor, FlexTensor) {
+            let ListSlotsArgs { table, sources, budgets, offsets, lengths, width } = args;
+            let [_, _, heads, list] = table.layout().shape().dims();
+            let [_, _, columns] = sources.layout().shape().dims();
+            let [table, sources, budgets] = [&table, &sources, &budgets].map(wide);
+            let [offsets, lengths] = [offsets, lengths].map(|tensor| tensor.to_contiguous());
+            let ranges = [slice::<i32>(&offsets), slice::<i32>(&lengths)];
+            listed(slots((&table, list), (&sources, columns), &budgets, ranges, heads, width))
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Launches on CubeCL devices.
+
+use burn::backend::{DType, Shape, TensorMetadata};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::calculate_cube_count_elemwise;
+use cubecl::prelude::*;
+
+use super::args::{KeepListsArgs, ListSlotsArgs};
+use super::kernel;
+use crate::backend::client::empty_like;
+
+/// Writes into the buffers of the lists and of the board, if it posts in a layer's name.
+pub(super) fn keep(args: KeepListsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
+    let KeepListsArgs { lists, indices, found, wanted, budgets, lengths, board, layer } = args;
+    let (lists, board) = (into_contiguous(lists), into_contiguous(board));
+    let [batch, heads, width] = lists.shape().dims();
+    let rows = batch * heads;
+    let group = rows / lengths.shape().num_elements();
+    let cube_dim = CubeDim::new(&lists.client, rows * width);
+    kernel::keep_lists_kernel::launch(
+        &lists.client.clone(),
+        calculate_cube_count_elemwise(&lists.client, rows * width, cube_dim),
+        cube_dim,
+        lists.clone().into_buffer_arg(),
+        into_contiguous(indices).into_buffer_arg(),
+        into_contiguous(found).into_buffer_arg(),
+        into_contiguous(wanted).into_buffer_arg(),
+        into_contiguous(budgets).into_buffer_arg(),
+        into_contiguous(lengths).into_buffer_arg(),
+        board.clone().into_buffer_arg(),
+        rows,
+        width,
+        group,
+        layer.unwrap_or_default(),
+        layer.is_some(),
+    );
+    (lists, board)
+}
+
+/// Slots and their number.
+pub(super) fn slots(args: ListSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
+    let ListSlotsArgs { table, sources, budgets, offsets, lengths, width } = args;
+    let [_, batch, heads, list] = table.shape().dims();
+    let [_, _, columns] = sources.shape().dims();
+    let rows = batch * heads;
+    let group = rows / offsets.shape().num_elements();
+    let slots = empty_like(&budgets, Shape::from([rows, width]), DType::I32);
+    let counts = empty_like(&budgets, Shape::from([rows]), DType::I32);
+    let cube_dim = CubeDim::new(&budgets.client, rows * width);
+    kernel::list_slots_kernel::launch(
+        &budgets.client.clone(),
+        calculate_cube_count_elemwise(&budgets.client, rows * width, cube_dim),
+        cube_dim,
+        into_contiguous(table).into_buffer_arg(),
+        into_contiguous(sources).into_buffer_arg(),
+        into_contiguous(budgets).into_buffer_arg(),
+        into_contiguous(offsets).into_buffer_arg(),
+        into_contiguous(lengths).into_buffer_arg(),
+        slots.clone().into_buffer_arg(),
+        counts.clone().into_buffer_arg(),
+        rows,
+        heads,
+        group,
+        list,
+        columns,
+        width,
+    );
+    (slots, counts)
+}

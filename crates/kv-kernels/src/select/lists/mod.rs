@@ -1,0 +1,188 @@
+//! Lists of tokens that query heads attend to for several steps, and that heads and layers share:
+//! HShare's.
+
+mod args;
+mod backend;
+#[cfg(feature = "gpu")]
+mod kernel;
+#[cfg(feature = "gpu")]
+mod launch;
+mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Int, Tensor};
+
+use crate::backend::check::Check;
+use crate::select::scored_rows::BUDGETS;
+use crate::{Chosen, KernelError, SlotRanges};
+use args::{KeepListsArgs, ListSlotsArgs};
+use backend::ListsOps;
+
+const KEEP: &str = "keep_lists";
+const SLOTS: &str = "list_slots";
+/// Numbers of a list before its tokens: how many there are, below 0 where nothing was chosen yet;
+/// the first recent slot; how often it was chosen.
+pub const HEADER: usize = 3;
+
+/// Takes over the lists of the rows that were due, in place: their tokens, counted from behind the
+/// sinks, how many, where the recents began, and one retrieval more. All lists then go to this
+/// layer's part of `board`, if there is one.
+///
+/// # Shapes
+/// `lists` `[B, Hq, 3 + M]`, f32; `chosen` of `R = B * Hq` rows of `M`, `wanted` `[R]`, 0 for rows
+/// that were not due; `budgets` as for [`crate::label_scores`]; `ranges` `[B, Hkv]`; `board`
+/// `[layers, B, Hq, 3 + M]`, f32, with the layer.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit.
+pub fn keep_lists(
+    lists: &mut Tensor<3>,
+    chosen: &Chosen,
+    wanted: &Tensor<1, Int>,
+    budgets: &Tensor<3>,
+    ranges: &SlotRanges,
+    board: Option<(&mut Tensor<4>, usize)>,
+) -> Result<(), KernelError> {
+    let check = Check::new(KEEP, lists);
+    check.supported()?;
+    let [batch, heads, width] = lists.dims();
+    let ([_, kv_heads], rows) = (ranges.offsets.dims(), batch * heads);
+    check_lists(&check, lists, [batch, heads])?;
+    check.shape("chosen indices", &chosen.indices, &[rows, width - HEADER])?;
+    check.int("chosen indices", &chosen.indices)?;
+    check.shape("chosen counts", &chosen.counts, &[rows])?;
+    check.int("chosen counts", &chosen.counts)?;
+    check.shape("wanted", wanted, &[rows])?;
+    check.int("wanted", wanted)?;
+    check.shape("budgets", budgets, &[batch, heads, BUDGETS])?;
+    check.f32("budgets", budgets)?;
+    check.ranges(ranges, batch, kv_heads)?;
+    let mut layer = 0;
+    if let Some((board, own)) = &board {
+        let [layers, ..] = board.dims();
+        check.shape("board", &**board, &[layers, batch, heads, width])?;
+        check.f32("board", &**board)?;
+        if *own >= layers {
+            return Err(check.unsupported("layer", *own, "one of the board's"));
+        }
+        layer = *own;
+    }
+    let device = check.device();
+    let posted = match &board {
+        Some(_) => None,
+        // A placeholder, which a kernel binds as a buffer of its own.
+        None => Some(Tensor::<4>::empty([1, 1, 1, 4], (&device, DType::F32))),
+    };
+    let posts = board.is_some();
+    let mut board = board.map(|(board, _)| board);
+    let to = match (&mut board, posted) {
+        (Some(board), _) => check.take(*board),
+        (None, Some(placeholder)) => placeholder,
+        (None, None) => return Ok(()),
+    };
+    let (own, posted) = <Dispatch as ListsOps>::keep_lists(KeepListsArgs {
+        lists: check.take(lists).into_dispatch(),
+        indices: chosen.indices.clone().into_dispatch(),
+        found: chosen.counts.clone().into_dispatch(),
+        wanted: wanted.clone().into_dispatch(),
+        budgets: budgets.clone().into_dispatch(),
+        lengths: ranges.lengths.clone().into_dispatch(),
+        board: to.into_dispatch(),
+        layer: posts.then_some(layer),
+    });
+    *lists = Tensor::from_dispatch(own);
+    if let Some(board) = board {
+        *board = Tensor::from_dispatch(posted);
+    }
+    Ok(())
+}
+
+/// Lists to read: a layer's own, or those of all layers.
+#[derive(Debug, Clone, Copy)]
+pub enum ListTable<'a> {
+    /// `[B, Hq, 3 + M]`
+    Own(&'a Tensor<3>),
+    /// `[layers, B, Hq, 3 + M]`
+    Board(&'a Tensor<4>),
+}
+
+/// What each query head attends to, slots of the pool `[B * Hq, W]`, 32-bit, `-1` behind them, and
+/// their number `[B * Hq]`: the sinks, the list that it reads, and all slots from the first recent
+/// one of that list on.
+///
+/// # Shapes
+/// `sources` `[B, Hq, 1]`, f32, of [`ListTable::Own`] and `[B, Hq, 2]` of [`ListTable::Board`], as
+/// [`crate::DueRows`] has them; `budgets` `[B, Hq, 3]`; `ranges` `[B, Hkv]`. Of more than `W` slots
+/// the first count.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit.
+pub fn list_slots(
+    table: ListTable<'_>,
+    sources: &Tensor<3>,
+    budgets: &Tensor<3>,
+    ranges: &SlotRanges,
+    width: usize,
+) -> Result<(Tensor<2, Int>, Tensor<1, Int>), KernelError> {
+    let check = Check::new(SLOTS, budgets);
+    check.supported()?;
+    let ([batch, heads, _], [_, kv_heads]) = (budgets.dims(), ranges.offsets.dims());
+    check.shape("budgets", budgets, &[batch, heads, BUDGETS])?;
+    check.f32("budgets", budgets)?;
+    check.ranges(ranges, batch, kv_heads)?;
+    if kv_heads == 0 || heads % kv_heads != 0 {
+        return Err(KernelError::HeadGroups { op: SLOTS, query_heads: heads, kv_heads });
+    }
+    let (table, columns) = match table {
+        ListTable::Own(lists) => {
+            check_lists(&check, lists, [batch, heads])?;
+            (lists.clone().unsqueeze_dim::<4>(0), 1)
+        }
+        ListTable::Board(board) => {
+            let [layers, _, _, own] = board.dims();
+            check.shape("board", board, &[layers, batch, heads, own])?;
+            check.f32("board", board)?;
+            (board.clone(), 2)
+        }
+    };
+    check.shape("sources", sources, &[batch, heads, columns])?;
+    check.f32("sources", sources)?;
+    if width == 0 {
+        return Err(check.unsupported("slots", 0, "lists of at least 1"));
+    }
+    let (slots, counts) = <Dispatch as ListsOps>::list_slots(ListSlotsArgs {
+        table: table.into_dispatch(),
+        sources: sources.clone().into_dispatch(),
+        budgets: budgets.clone().into_dispatch(),
+        offsets: ranges.offsets.clone().into_dispatch(),
+        lengths: ranges.lengths.clone().into_dispatch(),
+        width,
+    });
+    Ok((Tensor::from_dispatch(slots), Tensor::from_dispatch(counts)))
+}
+
+/// Lists of `[batch, heads]` with room for a token.
+pub(crate) fn check_lists(
+    check: &Check,
+    lists: &Tensor<3>,
+    [batch, heads]: [usize; 2],
+) -> Result<(), KernelError> {
+    let width = lists.dims()[2];
+    check.shape("lists", lists, &[batch, heads, width])?;
+    check.f32("lists", lists)?;
+    if width <= HEADER {
+        return Err(check.unsupported("numbers of a list", width, "at least 4"));
+    }
+    Ok(())
+}
+
+/// Heads, and layers perhaps.
+pub(crate) fn check_sources(
+    check: &Check,
+    sources: &Tensor<3>,
+    [batch, heads]: [usize; 2],
+) -> Result<(), KernelError> {
+    let columns = sources.dims()[2];
+    check.shape("sources", sources, &[batch, heads, columns.clamp(1, 2)])?;
+    check.f32("sources", sources)
+}

@@ -1,0 +1,72 @@
+//! What `rankings` and `turns_of_groups` ask of a backend.
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, backend_extension};
+#[cfg(feature = "gpu")]
+use burn_cubecl::CubeBackend;
+
+#[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
+pub(crate) trait RankingsOps: Backend {
+    /// Indices of every row by score, `[R, T]`.
+    fn rankings(scores: FloatTensor<Self>) -> IntTensor<Self>;
+
+    /// When each of every row has its turn where groups compete as one, all `[R, T]`.
+    fn turns_of_groups(
+        scores: FloatTensor<Self>,
+        ranked: IntTensor<Self>,
+        leaders: IntTensor<Self>,
+    ) -> FloatTensor<Self>;
+}
+
+#[cfg(feature = "gpu")]
+impl RankingsOps for CubeBackend {
+    fn rankings(scores: FloatTensor<Self>) -> IntTensor<Self> {
+        super::launch::rankings(scores)
+    }
+
+    fn turns_of_groups(
+        scores: FloatTensor<Self>,
+        ranked: IntTensor<Self>,
+        leaders: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        super::launch::turns_of_groups(scores, ranked, leaders)
+    }
+}
+
+#[cfg(feature = "flex")]
+mod cpu {
+    //! The op on the CPU, by its reference.
+
+    use burn::backend::{Flex, TensorData};
+    use burn_flex::FlexTensor;
+
+    use super::RankingsOps;
+    use crate::backend::host_buffers::slice;
+    use crate::select::rankings::reference::{priorities, ranking};
+
+    impl RankingsOps for Flex {
+        fn rankings(scores: FlexTensor) -> FlexTensor {
+            let shape: [usize; 2] = scores.layout().shape().dims();
+            let scores = scores.to_contiguous();
+            let rows = slice::<f32>(&scores).chunks(shape[1]);
+            let ranked: Vec<i32> = rows.flat_map(ranking).collect();
+            FlexTensor::from_data(TensorData::new(ranked, shape))
+        }
+
+        fn turns_of_groups(
+            scores: FlexTensor,
+            ranked: FlexTensor,
+            leaders: FlexTensor,
+        ) -> FlexTensor {
+            let shape: [usize; 2] = scores.layout().shape().dims();
+            let [scores, ranked, leaders] = [scores, ranked, leaders].map(|t| t.to_contiguous());
+            let rows = |tensor| slice::<i32>(tensor).chunks(shape[1]);
+            let scores = slice::<f32>(&scores).chunks(shape[1]);
+            let rows = scores.zip(rows(&ranked)).zip(rows(&leaders));
+            let all: Vec<f32> = rows
+                .flat_map(|((scores, ranked), leaders)| priorities(scores, ranked, leaders))
+                .collect();
+            FlexTensor::from_data(TensorData::new(all, shape))
+        }
+    }
+}

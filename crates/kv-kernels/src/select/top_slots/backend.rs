@@ -1,0 +1,61 @@
+//! What `top_slots` asks of a backend.
+
+use burn::backend::tensor::IntTensor;
+use burn::backend::{Backend, backend_extension};
+#[cfg(feature = "gpu")]
+use burn_cubecl::CubeBackend;
+
+use super::args::TopSlotsArgs;
+
+#[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
+pub(crate) trait TopSlotsOps: Backend {
+    /// Ascending indices `[R, most]` of the chosen scores of every row, `-1` behind them, and their
+    /// number `[R]`.
+    fn top_slots(#[extension_type] args: TopSlotsArgs<Self>) -> (IntTensor<Self>, IntTensor<Self>);
+}
+
+#[cfg(feature = "gpu")]
+impl TopSlotsOps for CubeBackend {
+    fn top_slots(args: TopSlotsArgs<Self>) -> (IntTensor<Self>, IntTensor<Self>) {
+        super::launch::run(args)
+    }
+}
+
+#[cfg(feature = "flex")]
+mod cpu {
+    //! The op on the CPU, by its reference.
+
+    use burn::backend::{Flex, TensorData};
+    use burn_flex::FlexTensor;
+
+    use super::TopSlotsOps;
+    use crate::backend::host_buffers::{slice, wide};
+    use crate::select::top_slots::args::TopSlotsArgs;
+    use crate::select::top_slots::reference::{above, top};
+
+    impl TopSlotsOps for Flex {
+        fn top_slots(args: TopSlotsArgs<Self>) -> (FlexTensor, FlexTensor) {
+            let TopSlotsArgs { scores, lengths, counts, bounds, most, by_bound } = args;
+            let [rows, columns] = scores.layout().shape().dims();
+            let (scores, bounds) = (wide(&scores), wide(&bounds));
+            let (lengths, counts) = (lengths.to_contiguous(), counts.to_contiguous());
+            let (lengths, counts) = (slice::<i32>(&lengths), slice::<i32>(&counts));
+            let (mut indices, mut found) = (Vec::with_capacity(rows * most), Vec::new());
+            for (row, scores) in scores.chunks_exact(columns).enumerate() {
+                let scores = &scores[..lengths[row] as usize];
+                let chosen = match by_bound {
+                    true => above(scores, bounds[row]),
+                    false => top(scores, (counts[row] as usize).min(most)),
+                };
+                let count = chosen.len().min(most);
+                indices.extend(&chosen[..count]);
+                indices.resize((row + 1) * most, -1);
+                found.push(count as i32);
+            }
+            (
+                FlexTensor::from_data(TensorData::new(indices, [rows, most])),
+                FlexTensor::from_data(TensorData::new(found, [rows])),
+            )
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! The launch on CubeCL devices.
+
+use burn::backend::{DType, Shape, TensorMetadata};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::args::TopSlotsArgs;
+use super::kernel::{Rule, top_slots_kernel};
+use crate::backend::client::{empty_like, grid, vector_lanes, widest_cube};
+use crate::components::top_k::Search;
+
+/// Chosen indices, and how many there are.
+pub(super) fn run(args: TopSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
+    let TopSlotsArgs { scores, lengths, counts, bounds, most, by_bound } = args;
+    let scores = into_contiguous(scores);
+    let [rows, columns] = scores.shape().dims();
+    let client = scores.client.clone();
+    let indices = empty_like(&scores, Shape::from([rows, most]), DType::I32);
+    let found = empty_like(&scores, Shape::from([rows]), DType::I32);
+    let (units, planes) = widest_cube(&client);
+    let lanes = vector_lanes(&scores, columns, columns);
+    // SAFETY: shapes were checked, and the kernel guards its accesses.
+    unsafe {
+        top_slots_kernel::launch_unchecked(
+            &client,
+            grid(rows),
+            CubeDim::new_1d(units as u32),
+            lanes,
+            scores.into_buffer_arg(),
+            into_contiguous(lengths).into_buffer_arg(),
+            into_contiguous(counts).into_buffer_arg(),
+            into_contiguous(bounds).into_buffer_arg(),
+            indices.clone().into_buffer_arg(),
+            found.clone().into_buffer_arg(),
+            rows,
+            columns / lanes,
+            most,
+            if by_bound { Rule::Above } else { Rule::Top },
+            Search { units, planes, weighted: false },
+        );
+    }
+    (indices, found)
+}

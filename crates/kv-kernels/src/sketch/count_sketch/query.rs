@@ -1,0 +1,91 @@
+//! The kernel that estimates tokens, and the median that all who read sketches share.
+
+use cubecl::prelude::*;
+
+use super::hash::kernel::{hash_of, sign_of};
+use super::{HEAD_FIELDS, SketchConfig};
+
+/// The elementwise median of `count` vectors, whose order it changes.
+#[cube]
+pub(crate) fn median<F: Float, N: Size>(
+    parts: &mut Array<Vector<F, N>>,
+    #[comptime] count: usize,
+) -> Vector<F, N> {
+    if comptime!(count == 3) {
+        let (low, high) = (parts[0].min(parts[1]), parts[0].max(parts[1]));
+        low.max(high.min(parts[2]))
+    } else {
+        // Few enough for neighbours to be exchanged, and all at once.
+        #[unroll]
+        for round in 1..count {
+            #[unroll]
+            for i in 0..comptime!(count - round) {
+                let (low, high) = (parts[i].min(parts[i + 1]), parts[i].max(parts[i + 1]));
+                parts[i] = low;
+                parts[i + 1] = high;
+            }
+        }
+        let middle = parts[comptime!(count / 2)];
+        if comptime!(count.is_multiple_of(2)) {
+            (middle + parts[comptime!(count / 2 - 1)]) * Vector::new(F::new(0.5))
+        } else {
+            middle
+        }
+    }
+}
+
+/// A unit a vector of 4 of a token.
+///
+/// # Shapes
+/// `sketch_keys`, `sketch_values` `[N, columns]`, `out_keys`, `out_values` `[P, count, columns]`;
+/// `tokens` `[P, count]`, `heads` `[P, 6]`.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn query_kernel<F: Float>(
+    sketch_keys: &[Vector<f32, Const<4>>],
+    sketch_values: &[Vector<f32, Const<4>>],
+    heads: &[i32],
+    hashes: &[i32],
+    tokens: &[i32],
+    out_keys: &mut [Vector<F, Const<4>>],
+    out_values: &mut [Vector<F, Const<4>>],
+    ranges: usize,
+    count: usize,
+    columns: usize,
+    #[comptime] config: SketchConfig,
+    #[define(F)] _dtype: ElemType,
+) {
+    let buckets = config.buckets.comptime();
+    let at = ABSOLUTE_POS;
+    if at >= ranges * count * columns {
+        terminate!();
+    }
+    let row = at / columns;
+    let range = row / count;
+    let first = heads[range * HEAD_FIELDS] as usize;
+    let entries = heads[range * HEAD_FIELDS + 1] as usize;
+    let token = tokens[row];
+    let mut key = Vector::<f32, Const<4>>::new(0.0f32);
+    let mut value = Vector::<f32, Const<4>>::new(0.0f32);
+    if token >= 0i32 && entries > 0 {
+        let mut keys = Array::<Vector<f32, Const<4>>>::new(buckets);
+        let mut values = Array::<Vector<f32, Const<4>>>::new(buckets);
+        #[unroll]
+        for bucket in 0..buckets {
+            let place =
+                hash_of(hashes, range, bucket.runtime(), token as u32, entries as u32, config);
+            let entry = first + bucket * entries + (place / 2u32) as usize;
+            let sign = Vector::new(sign_of(place));
+            let from = entry * columns + at % columns;
+            keys[bucket] = sketch_keys[from];
+            if comptime!(config.signed_keys) {
+                keys[bucket] *= sign;
+            }
+            values[bucket] = sketch_values[from] * sign;
+        }
+        key = median::<f32, Const<4>>(&mut keys, buckets);
+        value = median::<f32, Const<4>>(&mut values, buckets);
+    }
+    out_keys[at] = Vector::cast_from(key);
+    out_values[at] = Vector::cast_from(value);
+}

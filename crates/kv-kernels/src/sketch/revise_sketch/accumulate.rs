@@ -1,0 +1,230 @@
+//! Adding a step's probabilities to all scores: by a kernel of its own where there are many tokens,
+//! else as the beginning of the one that moves them.
+
+use cubecl::prelude::*;
+
+use crate::components::argmin::block_argmin;
+use crate::components::sentinels::{NO_INDEX, NO_MINIMUM};
+use crate::components::softmax::weight_of;
+use crate::sketch::count_sketch::HEAD_FIELDS;
+
+/// Slots that a unit reads before it waits for the first: as many as most cubes have for each unit.
+pub(crate) const SLOTS_AHEAD: usize = 2;
+/// Units of a cube of the kernel alone.
+pub(crate) const UNITS: usize = 128;
+
+/// What fixes the generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Blueprint {
+    /// Query heads of a range.
+    pub(crate) group: usize,
+    /// Whether logits of slots stand among those of tokens.
+    pub(crate) by_token: bool,
+    /// Tokens that a unit reads before it waits for the first.
+    pub(crate) ahead: usize,
+    /// Units of a cube, and its planes, at most.
+    pub(crate) units: usize,
+    pub(crate) planes: usize,
+}
+
+/// Cubes share a range: each takes a part of its tokens, and every so many of its slots.
+///
+/// # Shapes
+/// `slot_scores` `[S]`, `token_scores` `[T]`, `slot_logits` `[S, group]` (`[T, group]` where they
+/// stand among the tokens'), `token_logits` `[T, group]`, `log_sum_exp` `[total_kv_heads, group]`;
+/// `tops` and `tops_at` `[total_kv_heads, parts]`: the highest score of each `part` of tokens,
+/// negated, and its token.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn accumulate_kernel(
+    slot_scores: &mut [f32],
+    token_scores: &mut [f32],
+    slot_logits: &[f32],
+    token_logits: &[f32],
+    log_sum_exp: &[f32],
+    positions: &[i32],
+    offsets: &[i32],
+    lengths: &[i32],
+    heads: &[i32],
+    newest: &[i32],
+    tops: &mut [f32],
+    tops_at: &mut [i32],
+    total_kv_heads: usize,
+    kv_heads: usize,
+    parts: usize,
+    part: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let cube = CUBE_POS;
+    if cube >= total_kv_heads * parts {
+        terminate!();
+    }
+    let found = accumulate_part(
+        slot_scores,
+        token_scores,
+        slot_logits,
+        token_logits,
+        log_sum_exp,
+        positions,
+        offsets,
+        lengths,
+        heads,
+        newest,
+        cube / parts,
+        kv_heads,
+        cube % parts,
+        parts,
+        part,
+        blueprint,
+    );
+    let (top, top_at) = block_argmin(found.top, found.top_at, blueprint.planes);
+    if UNIT_POS == 0 {
+        tops[cube] = top;
+        tops_at[cube] = top_at;
+    }
+}
+
+/// What a cube's units find while they add up, each for itself.
+#[derive(CubeType)]
+pub(crate) struct Found {
+    /// The highest score of the part's tokens, negated, and its token.
+    pub(crate) top: f32,
+    pub(crate) top_at: i32,
+    /// The lowest score of a slot whose token is not recent, and its place in the range.
+    pub(crate) low: f32,
+    pub(crate) low_at: i32,
+}
+
+/// A cube's share: the `of`-th part of the tokens, and every `parts`-th turn of slots.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn accumulate_part(
+    slot_scores: &mut [f32],
+    token_scores: &mut [f32],
+    slot_logits: &[f32],
+    token_logits: &[f32],
+    log_sum_exp: &[f32],
+    positions: &[i32],
+    offsets: &[i32],
+    lengths: &[i32],
+    heads: &[i32],
+    newest: &[i32],
+    kv_head: usize,
+    kv_heads: usize,
+    of: usize,
+    parts: usize,
+    part: usize,
+    #[comptime] blueprint: Blueprint,
+) -> Found {
+    let group = blueprint.group.comptime();
+    let units = blueprint.units.comptime();
+    let slots_turn = comptime!(SLOTS_AHEAD * units);
+    let ahead = blueprint.ahead.comptime();
+    let tokens_turn = comptime!(ahead * units);
+    let unit = UNIT_POS as usize;
+    let head = kv_head * HEAD_FIELDS;
+    let first_token = heads[head + 2] as usize;
+    let last = newest[kv_head / kv_heads];
+    let seen = max(min(last + 1i32, heads[head + 3]), 0i32) as usize;
+
+    let mut totals = Array::<f32>::new(group);
+    #[unroll]
+    for g in 0..group {
+        totals[g] = log_sum_exp[kv_head * group + g];
+    }
+
+    let start = offsets[kv_head] as usize;
+    let length = lengths[kv_head] as usize;
+    let bound = first_recent(lengths[kv_head], heads[head + 4], heads[head + 5], last + 1i32);
+    let end = min((of + 1) * part, seen);
+    let mut found = Found {
+        top: 1.0f32,
+        top_at: i32::new(NO_INDEX as i64),
+        low: f32::new(NO_MINIMUM),
+        low_at: i32::new(NO_INDEX as i64),
+    };
+    let mut slot = of * slots_turn + unit;
+    let mut token = of * part + unit;
+    while slot < length || token < end {
+        // All that a turn of both reads is asked for before the first of it is waited for.
+        let mut places = Array::<i32>::new(SLOTS_AHEAD);
+        let mut before = Array::<f32>::new(SLOTS_AHEAD);
+        let mut scores = Array::<f32>::new(ahead);
+        let mut given = Array::<f32>::new(ahead);
+        if slot < length {
+            #[unroll]
+            for a in 0..SLOTS_AHEAD {
+                let at = start + min(slot + a * units, length - 1);
+                places[a] = positions[at];
+                before[a] = slot_scores[at];
+            }
+        }
+        if token < end {
+            #[unroll]
+            for a in 0..ahead {
+                let row = first_token + min(token + a * units, end - 1);
+                scores[a] = token_scores[row];
+                given[a] = mass(token_logits, &totals, row, group);
+            }
+        }
+        if slot < length {
+            let mut own = Array::<f32>::new(SLOTS_AHEAD);
+            #[unroll]
+            for a in 0..SLOTS_AHEAD {
+                let mut row = start + min(slot + a * units, length - 1);
+                if comptime!(blueprint.by_token) {
+                    row = first_token + places[a] as usize;
+                }
+                own[a] = mass(slot_logits, &totals, row, group);
+            }
+            #[unroll]
+            for a in 0..SLOTS_AHEAD {
+                let i = slot + a * units;
+                if i < length {
+                    // A new token begins with what this step gives it.
+                    let score = select(places[a] == last, own[a], before[a] + own[a]);
+                    slot_scores[start + i] = score;
+                    if places[a] < bound && score < found.low {
+                        found.low = score;
+                        found.low_at = i32::cast_from(i);
+                    }
+                }
+            }
+        }
+        #[unroll]
+        for a in 0..ahead {
+            let at = token + a * units;
+            if at < end && scores[a] >= 0.0f32 {
+                let score = scores[a] + given[a];
+                token_scores[first_token + at] = score;
+                // Negated, so that the least is found.
+                if -score < found.top {
+                    found.top = -score;
+                    found.top_at = i32::cast_from(at);
+                }
+            }
+        }
+        slot += slots_turn * parts;
+        token += tokens_turn;
+    }
+    found
+}
+
+/// The first token that a range of `length` slots takes for recent when tokens change places: what
+/// it holds beyond its candidates. `behind` is the token behind the newest.
+#[cube]
+pub(crate) fn first_recent(length: i32, limit: i32, recents: i32, behind: i32) -> i32 {
+    behind - max(length - (limit - recents), 0i32)
+}
+
+/// A row's probabilities, summed over the group.
+#[cube]
+fn mass(logits: &[f32], totals: &Array<f32>, row: usize, #[comptime] group: usize) -> f32 {
+    let mut sum = 0.0f32;
+    #[unroll]
+    for g in 0..group {
+        sum += weight_of(logits[row * group + g], totals[g]);
+    }
+    // NaN counts for nothing: a token without a score would be in no part.
+    select(sum >= 0.0f32, sum, 0.0f32)
+}

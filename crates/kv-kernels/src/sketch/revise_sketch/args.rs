@@ -1,0 +1,50 @@
+//! The arguments and results of `revise_sketch` as backends take and return them.
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, ExtensionType};
+
+use super::ReviseOptions;
+use crate::sketch::count_sketch::args::SketchTensors;
+use crate::slots::pool::SlotPools;
+
+/// A step's end for slots and sketches, as [`crate::revise_sketch`] takes it.
+#[derive(ExtensionType)]
+pub(crate) struct Revision<B: Backend> {
+    #[extension_type]
+    pub(crate) sketch: SketchTensors<B>,
+    #[extension_type]
+    pub(crate) pool: SlotPools<B>,
+    /// `[B, Hkv]`
+    pub(crate) offsets: IntTensor<B>,
+    /// `[B, Hkv]`
+    pub(crate) lengths: IntTensor<B>,
+    /// `[S]`
+    pub(crate) slot_scores: FloatTensor<B>,
+    /// `[T]`
+    pub(crate) token_scores: FloatTensor<B>,
+    /// `[P, 2]`
+    pub(crate) moved: IntTensor<B>,
+    /// `[S, G]`; `[T, G]` where `by_token`.
+    pub(crate) slot_logits: FloatTensor<B>,
+    /// `[T, G]`
+    pub(crate) token_logits: FloatTensor<B>,
+    /// `[B, Hq]`
+    pub(crate) log_sum_exp: FloatTensor<B>,
+    /// `[B]`
+    pub(crate) newest: IntTensor<B>,
+    pub(crate) by_token: bool,
+    pub(crate) options: ReviseOptions,
+}
+
+/// What a revision has changed in place.
+#[derive(ExtensionType)]
+pub(crate) struct Revised<B: Backend> {
+    #[extension_type]
+    pub(crate) sketch: SketchTensors<B>,
+    #[extension_type]
+    pub(crate) pool: SlotPools<B>,
+    pub(crate) lengths: IntTensor<B>,
+    pub(crate) slot_scores: FloatTensor<B>,
+    pub(crate) token_scores: FloatTensor<B>,
+    pub(crate) moved: IntTensor<B>,
+}

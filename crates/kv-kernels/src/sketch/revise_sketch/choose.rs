@@ -1,0 +1,95 @@
+//! The victims of a bulk, chosen by one plane.
+
+use cubecl::prelude::*;
+
+use super::search::lowest_of;
+use crate::components::sentinels::NO_INDEX;
+
+/// Slots that a unit reads before it waits for the first.
+const SLOTS: usize = 8;
+
+/// Chooses victims, one after another: positions and scores move at once, keys and values when all
+/// are chosen. Left to one plane, whose units need no barrier: each reads and writes every so many
+/// of the slots, and only these.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn choose(
+    positions: &mut [i32],
+    slot_scores: &mut [f32],
+    places: &mut Shared<[i32]>,
+    tokens: &mut Shared<[i32]>,
+    scores: &mut Shared<[f32]>,
+    state: &mut Shared<[i32]>,
+    start: usize,
+    held: i32,
+    limit: i32,
+    bound: i32,
+) {
+    let (unit, units) = (UNIT_POS_PLANE as usize, PLANE_DIM as usize);
+    let mut length = held;
+    let mut count = 0usize;
+    let mut among = true;
+    let mut own =
+        lowest_of(&*slot_scores, &*positions, start, length as usize, bound, unit, units, SLOTS);
+    while among && length > limit && count < VICTIMS {
+        // What takes the victim's place is read by whom it belongs to.
+        let last = length - 1i32;
+        let keeper = last as u32 % PLANE_DIM;
+        let from = start + last as usize;
+        let last_token = plane_shuffle(positions[from], keeper);
+        let last_score = plane_shuffle(slot_scores[from], keeper);
+        let least = plane_min(own.value);
+        let victim = plane_min(select(own.value == least, own.at, i32::new(NO_INDEX as i64)));
+        among = victim != NO_INDEX;
+        if among {
+            let holds = victim as usize % units == unit;
+            if holds {
+                let to = start + victim as usize;
+                places[count] = victim;
+                tokens[count] = positions[to];
+                scores[count] = least;
+                positions[to] = last_token;
+                slot_scores[to] = last_score;
+            }
+            length = last;
+            count += 1;
+            // By all, though few have lost anything: a plane's units wait for each other anyway.
+            own.set(lowest_of(
+                &*slot_scores,
+                &*positions,
+                start,
+                length as usize,
+                bound,
+                unit,
+                units,
+                SLOTS,
+            ));
+        }
+    }
+    if !among {
+        // All are recent, as those of a sequence that has ended and stays where it is: the last go,
+        // and nothing remembers them.
+        length = limit;
+    }
+    if unit == 0 {
+        state[0] = length;
+        state[1] = count as i32;
+    }
+}
+
+/// Where a slot's row stood when a range of `held` slots began to move, before its `moves`-th move:
+/// each brought the last of those left to one of `places`.
+#[cube]
+pub(super) fn source_of(places: &Shared<[i32]>, slot: i32, moves: usize, held: i32) -> i32 {
+    let mut source = slot;
+    for back in 0..moves {
+        let earlier = moves - 1 - back;
+        if places[earlier] == source {
+            source = held - 1i32 - earlier as i32;
+        }
+    }
+    source
+}
+
+/// Victims that are chosen before the first of them moves: at most as many as a cube has units.
+pub(crate) const VICTIMS: usize = 32;

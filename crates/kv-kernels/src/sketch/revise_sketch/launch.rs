@@ -1,0 +1,135 @@
+//! Launches on CubeCL devices.
+
+use burn::backend::{DType, Shape, TensorMetadata};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use cubecl::prelude::*;
+
+use super::accumulate::{Blueprint, UNITS, accumulate_kernel};
+use super::args::{Revised, Revision};
+use super::kernel;
+use crate::backend::client::{elem_type, empty_like, grid, planes_of};
+
+/// Tokens that the cube of a range adds up by itself.
+const FEW: usize = 8_192;
+/// Tokens of a part where cubes share them.
+const PART: usize = 1_024;
+/// Tokens that a unit reads at once: where it is one of many cubes' that wait for each other, and
+/// where a range's cube is alone with all of them.
+const AHEAD: usize = 4;
+const AHEAD_ALONE: usize = 8;
+/// Two units for each of the 64 vectors of the widest row.
+const LEAST_UNITS: usize = 128;
+const MOST_UNITS: usize = 512;
+
+/// Adds up and moves, in the tensors' own buffers.
+pub(super) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
+    let pool = revision.pool.packed();
+    let mut sketch = revision.sketch;
+    let [slot_scores, token_scores, lengths, moved, offsets, newest] = [
+        revision.slot_scores,
+        revision.token_scores,
+        revision.lengths,
+        revision.moved,
+        revision.offsets,
+        revision.newest,
+    ]
+    .map(into_contiguous);
+    sketch.keys = into_contiguous(sketch.keys);
+    sketch.values = into_contiguous(sketch.values);
+    let [heads, hashes] = [sketch.heads, sketch.hashes].map(into_contiguous);
+    let client = pool.keys.client.clone();
+    let [batch, kv_heads] = offsets.shape().dims();
+    let total_kv_heads = batch * kv_heads;
+    let [_, group] = revision.token_logits.shape().dims();
+    let [_, head_dim] = pool.keys.shape().dims();
+    let longest = revision.options.longest.max(1);
+    // Where one cube takes all tokens in a few turns, it adds up too.
+    let accumulates = longest <= FEW;
+    let part = if accumulates { longest } else { PART };
+    let parts = longest.div_ceil(part);
+    let [slots, _] = pool.keys.shape().dims();
+    // Few units wait for each other less; each looks at a few slots and tokens.
+    let wanted = (slots / total_kv_heads.max(1) / 2).max(if accumulates { longest / 8 } else { 0 });
+    let widest = (client.properties().hardware.max_units_per_cube as usize).min(MOST_UNITS);
+    let units = wanted.next_power_of_two().clamp(LEAST_UNITS, widest.max(LEAST_UNITS));
+    let blueprint = |units: usize, ahead: usize| Blueprint {
+        ahead,
+        group,
+        by_token: revision.by_token,
+        units,
+        planes: planes_of(&client, units),
+    };
+    let shape = Shape::from([total_kv_heads * parts]);
+    let tops = empty_like(&pool.keys, shape.clone(), DType::F32);
+    let tops_at = empty_like(&pool.keys, shape, DType::I32);
+    let [slot_logits, token_logits, log_sum_exp] =
+        [revision.slot_logits, revision.token_logits, revision.log_sum_exp].map(into_contiguous);
+    // SAFETY: shapes were checked; the kernels stay within what ranges and heads name, given
+    // positions that the heads have room for.
+    unsafe {
+        if !accumulates {
+            accumulate_kernel::launch_unchecked(
+                &client,
+                grid(total_kv_heads * parts),
+                CubeDim::new_1d(UNITS as u32),
+                slot_scores.clone().into_buffer_arg(),
+                token_scores.clone().into_buffer_arg(),
+                slot_logits.clone().into_buffer_arg(),
+                token_logits.clone().into_buffer_arg(),
+                log_sum_exp.clone().into_buffer_arg(),
+                pool.positions.clone().into_buffer_arg(),
+                offsets.clone().into_buffer_arg(),
+                lengths.clone().into_buffer_arg(),
+                heads.clone().into_buffer_arg(),
+                newest.clone().into_buffer_arg(),
+                tops.clone().into_buffer_arg(),
+                tops_at.clone().into_buffer_arg(),
+                total_kv_heads,
+                kv_heads,
+                parts,
+                part,
+                blueprint(UNITS, AHEAD),
+            );
+        }
+        kernel::revise_kernel::launch_unchecked(
+            &client,
+            grid(total_kv_heads),
+            CubeDim::new_1d(units as u32),
+            sketch.keys.clone().into_buffer_arg(),
+            sketch.values.clone().into_buffer_arg(),
+            pool.keys.clone().into_buffer_arg(),
+            pool.values.clone().into_buffer_arg(),
+            pool.positions.clone().into_buffer_arg(),
+            slot_scores.clone().into_buffer_arg(),
+            token_scores.clone().into_buffer_arg(),
+            lengths.clone().into_buffer_arg(),
+            moved.clone().into_buffer_arg(),
+            tops.into_buffer_arg(),
+            tops_at.into_buffer_arg(),
+            slot_logits.into_buffer_arg(),
+            token_logits.into_buffer_arg(),
+            log_sum_exp.into_buffer_arg(),
+            offsets.into_buffer_arg(),
+            heads.clone().into_buffer_arg(),
+            hashes.clone().into_buffer_arg(),
+            newest.into_buffer_arg(),
+            total_kv_heads,
+            kv_heads,
+            parts,
+            part,
+            i32::try_from(revision.options.slack).unwrap_or(i32::MAX).min(i32::MAX / 2),
+            revision.options.replace_rate,
+            head_dim / 4,
+            accumulates,
+            // CUDA's barrier orders all memory for its cube.
+            !client.properties().identity.fingerprint.starts_with("ptx"),
+            blueprint(units, AHEAD_ALONE),
+            sketch.config,
+            elem_type(pool.keys.dtype),
+        );
+    }
+    sketch.heads = heads;
+    sketch.hashes = hashes;
+    Revised { sketch, pool, lengths, slot_scores, token_scores, moved }
+}

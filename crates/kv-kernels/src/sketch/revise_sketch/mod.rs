@@ -1,0 +1,166 @@
+//! What a decode step changes in an exact part and a sketch: scores grow, surplus slots go into the
+//! sketch, and tokens of the sketch that matter more than slots change places with them (KVReviver,
+//! algorithm 3).
+//!
+//! On CubeCL devices `kernel.rs` has a cube a range, which adds the step's probabilities to all
+//! scores and moves tokens: in bulk by `evict.rs`, whose victims `choose.rs` finds, and back by
+//! itself. `search.rs` looks for the lowest and the highest scores. Where a range has many tokens,
+//! `accumulate.rs` adds before it, in parts.
+
+#[cfg(feature = "gpu")]
+mod accumulate;
+mod args;
+mod backend;
+#[cfg(feature = "gpu")]
+mod choose;
+#[cfg(feature = "gpu")]
+mod evict;
+#[cfg(feature = "gpu")]
+mod kernel;
+#[cfg(feature = "gpu")]
+mod launch;
+mod reference;
+#[cfg(feature = "gpu")]
+mod search;
+
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor};
+
+use super::count_sketch::{HEAD_FIELDS, SketchPool};
+use crate::backend::check::Check;
+use crate::{KernelError, SlotPool, SlotRanges};
+use args::Revision;
+use backend::ReviseSketchOps;
+
+pub use crate::components::sentinels::ABSENT;
+
+const OP: &str = "revise_sketch";
+
+/// What a revision changes besides slots and sketches.
+#[derive(Debug)]
+pub struct RevisedScores<'a> {
+    /// What every slot's token has accumulated, `[S]`, f32.
+    pub slots: &'a mut Tensor<1>,
+    /// The same of tokens in a sketch, `[T]`, f32; [`ABSENT`] elsewhere.
+    pub tokens: &'a mut Tensor<1>,
+    /// Tokens that went into the sketch for good and those that changed places with slots, so far,
+    /// `[P, 2]`, 32-bit.
+    pub moved: &'a mut Tensor<2, Int>,
+}
+
+/// A step's logits, f32.
+#[derive(Debug, Clone)]
+pub struct StepLogits {
+    /// `[S, G]`; `None` where those of slots stand among the tokens', each at its token's.
+    pub slots: Option<Tensor<2>>,
+    /// `[T, G]`
+    pub tokens: Tensor<2>,
+    /// `[B, Hq]`
+    pub log_sum_exp: Tensor<2>,
+}
+
+/// How a revision moves tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ReviseOptions {
+    /// Slots that a range may hold beyond what it keeps exactly, before they go in bulk.
+    pub slack: usize,
+    /// A token changes places with the slot of the lowest score if its own is higher than this many
+    /// times that: at least 1, infinity for never.
+    pub replace_rate: f32,
+    /// The most tokens that any range has room for.
+    pub longest: usize,
+}
+
+/// Adds a step's attention probabilities, summed over the group, to the scores, of which the newest
+/// token's are the first; where a range holds more than `slack` slots beyond what it keeps, moves
+/// those of the lowest scores, but for the most recent tokens, into its sketch; then swaps while
+/// [`ReviseOptions::replace_rate`] says so. All in place, the lengths too. Among equals, the first
+/// slot and the first token go.
+///
+/// Where all surplus slots are of the most recent tokens, as of a sequence that has ended and stays
+/// at its position, the last of them are dropped for good.
+///
+/// What a token's estimate is when it leaves the sketch, rounded to the slots' dtype, is taken out
+/// of it, so that it comes back out the same when it goes in again, unless its entries have changed
+/// since.
+///
+/// # Shapes
+/// `newest` `[B]`, 32-bit: the indices of the newest tokens, which are their positions. Slots are
+/// of the tokens that their positions say.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit, for slots with weights and for a
+/// replace rate below 1; nothing is changed.
+pub fn revise_sketch(
+    mut sketch: SketchPool<'_>,
+    mut pool: SlotPool<'_>,
+    ranges: &mut SlotRanges,
+    scores: RevisedScores<'_>,
+    logits: StepLogits,
+    newest: Tensor<1, Int>,
+    options: ReviseOptions,
+) -> Result<(), KernelError> {
+    let check = Check::new(OP, sketch.keys);
+    let config = sketch.source().check(&check)?;
+    let [_, head_dim] = sketch.keys.dims();
+    pool.check(&check, head_dim)?;
+    if options.replace_rate.is_nan() || options.replace_rate < 1.0 {
+        return Err(KernelError::Unsupported {
+            op: OP,
+            argument: "replace rate",
+            actual: options.replace_rate.to_string(),
+            supported: "numbers from 1 on",
+        });
+    }
+    if pool.log_weights.is_some() {
+        return Err(check.unsupported("slots with weights", 1, "slots of weight 1"));
+    }
+    let [batch, kv_heads] = ranges.offsets.dims();
+    let total_kv_heads = batch * kv_heads;
+    check.ranges(ranges, batch, kv_heads)?;
+    check.shape("heads", sketch.heads, &[total_kv_heads, HEAD_FIELDS])?;
+    check.shape("newest", &newest, &[batch])?;
+    check.int("newest", &newest)?;
+    let ([slots, _], [tokens]) = (pool.keys.dims(), scores.tokens.dims());
+    check.shape("slot scores", &*scores.slots, &[slots])?;
+    check.f32("slot scores", &*scores.slots)?;
+    check.filled("token scores", &*scores.tokens)?;
+    check.f32("token scores", &*scores.tokens)?;
+    check.shape("moved", &*scores.moved, &[total_kv_heads, 2])?;
+    check.int("moved", &*scores.moved)?;
+    let [_, group] = logits.tokens.dims();
+    check.filled("token logits", &logits.tokens)?;
+    check.shape("token logits", &logits.tokens, &[tokens, group])?;
+    check.f32("token logits", &logits.tokens)?;
+    if let Some(own) = &logits.slots {
+        check.shape("slot logits", own, &[slots, group])?;
+        check.f32("slot logits", own)?;
+    }
+    check.shape("log_sum_exp", &logits.log_sum_exp, &[batch, kv_heads * group])?;
+    check.f32("log_sum_exp", &logits.log_sum_exp)?;
+
+    let by_token = logits.slots.is_none();
+    let revision = Revision {
+        sketch: sketch.take(&check, config),
+        pool: pool.take(&check),
+        offsets: ranges.offsets.clone().into_dispatch(),
+        lengths: check.take_ints(&mut ranges.lengths).into_dispatch(),
+        slot_scores: check.take(scores.slots).into_dispatch(),
+        token_scores: check.take(scores.tokens).into_dispatch(),
+        moved: check.take_ints(scores.moved).into_dispatch(),
+        slot_logits: logits.slots.unwrap_or_else(|| logits.tokens.clone()).into_dispatch(),
+        token_logits: logits.tokens.into_dispatch(),
+        log_sum_exp: logits.log_sum_exp.into_dispatch(),
+        newest: newest.into_dispatch(),
+        by_token,
+        options,
+    };
+    let revised = <Dispatch as ReviseSketchOps>::revise_sketch(revision);
+    sketch.put_back([revised.sketch.keys, revised.sketch.values]);
+    pool.put_back(revised.pool);
+    ranges.lengths = Tensor::from_dispatch(revised.lengths);
+    *scores.slots = Tensor::from_dispatch(revised.slot_scores);
+    *scores.tokens = Tensor::from_dispatch(revised.token_scores);
+    *scores.moved = Tensor::from_dispatch(revised.moved);
+    Ok(())
+}

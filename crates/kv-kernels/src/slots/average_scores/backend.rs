@@ -1,0 +1,52 @@
+//! What `average_scores` asks of a backend.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, backend_extension};
+#[cfg(feature = "gpu")]
+use burn_cubecl::CubeBackend;
+
+use super::args::AverageScoresArgs;
+
+#[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
+pub(crate) trait AverageScoresOps: Backend {
+    /// Takes scores of logits into averages, in place; returns scores and samples.
+    fn average_scores(
+        #[extension_type] args: AverageScoresArgs<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}
+
+#[cfg(feature = "gpu")]
+impl AverageScoresOps for CubeBackend {
+    fn average_scores(args: AverageScoresArgs<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        super::launch::run(args)
+    }
+}
+
+#[cfg(feature = "flex")]
+mod cpu {
+    //! The op on the CPU, by its reference.
+
+    use burn::backend::Flex;
+    use burn_flex::FlexTensor;
+
+    use super::AverageScoresOps;
+    use crate::backend::host_buffers::{owned, slice};
+    use crate::slots::average_scores::args::AverageScoresArgs;
+    use crate::slots::average_scores::reference::average;
+
+    impl AverageScoresOps for Flex {
+        fn average_scores(args: AverageScoresArgs<Self>) -> (FlexTensor, FlexTensor) {
+            let [mut log_scores, mut log_samples] = [args.log_scores, args.log_samples].map(owned);
+            let (logits, log_weights) =
+                (args.logits.to_contiguous(), args.log_weights.to_contiguous());
+            average(
+                log_scores.storage_mut::<f32>(),
+                log_samples.storage_mut::<f32>(),
+                slice(&logits),
+                args.weighted.then(|| slice(&log_weights)),
+                args.weights,
+            );
+            (log_scores, log_samples)
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! The launch on CubeCL devices.
+
+use burn::backend::TensorMetadata;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::calculate_cube_count_elemwise;
+use cubecl::prelude::*;
+
+use super::args::AverageScoresArgs;
+use super::kernel::average_scores_kernel;
+
+/// Averages in the tensors' own buffers.
+pub(super) fn run(args: AverageScoresArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
+    let AverageScoresArgs { log_scores, log_samples, logits, log_weights, weighted, weights } =
+        args;
+    let [slots, group] = logits.shape().dims();
+    let client = logits.client.clone();
+    let cube_dim = CubeDim::new(&client, slots);
+    average_scores_kernel::launch(
+        &client,
+        calculate_cube_count_elemwise(&client, slots, cube_dim),
+        cube_dim,
+        log_scores.clone().into_buffer_arg(),
+        log_samples.clone().into_buffer_arg(),
+        into_contiguous(logits).into_buffer_arg(),
+        into_contiguous(log_weights).into_buffer_arg(),
+        slots,
+        weights.new,
+        weights.old,
+        group,
+        weighted,
+    );
+    (log_scores, log_samples)
+}

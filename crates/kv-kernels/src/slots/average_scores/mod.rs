@@ -1,0 +1,79 @@
+//! Running averages of the scores that queries give slots.
+
+mod args;
+mod backend;
+#[cfg(feature = "gpu")]
+pub(crate) mod kernel;
+#[cfg(feature = "gpu")]
+mod launch;
+pub(crate) mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+use crate::KernelError;
+use crate::backend::check::Check;
+use args::AverageScoresArgs;
+use backend::AverageScoresOps;
+
+const OP: &str = "average_scores";
+
+/// What a new score and the sum so far count, as logarithms.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AverageWeights {
+    /// Of the new score.
+    pub new: f32,
+    /// Of the sum so far.
+    pub old: f32,
+}
+
+/// Takes a step's scores into every slot's average, in place: `S ← old S + new s` with the mean `s`
+/// of the group's scores, and the sum of the weights likewise, all as logarithms.
+///
+/// # Shapes
+/// `logits` `[S, G]` with the slots' `log_weights` `[S]` in them, where there are any, as
+/// [`crate::DecodeAttentionOptions::logits`] has them; `log_scores` and `log_samples` `[S]`; f32.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
+pub fn average_scores(
+    log_scores: &mut Tensor<1>,
+    log_samples: &mut Tensor<1>,
+    logits: Tensor<2>,
+    log_weights: Option<Tensor<1>>,
+    weights: AverageWeights,
+) -> Result<(), KernelError> {
+    let check = Check::new(OP, log_scores);
+    check.supported()?;
+    let [slots] = log_scores.dims();
+    check.filled("log_scores", log_scores)?;
+    check.f32("log_scores", log_scores)?;
+    check.shape("log_samples", log_samples, &[slots])?;
+    check.f32("log_samples", log_samples)?;
+    let [_, group] = logits.dims();
+    check.shape("logits", &logits, &[slots, group])?;
+    check.filled("logits", &logits)?;
+    check.f32("logits", &logits)?;
+    let weighted = log_weights.is_some();
+    // Where nothing is read, any tensor serves.
+    let log_weights = match log_weights {
+        Some(log_weights) => {
+            check.shape("log_weights", &log_weights, &[slots])?;
+            check.f32("log_weights", &log_weights)?;
+            log_weights
+        }
+        None => Tensor::empty([1], (&check.device(), burn::tensor::DType::F32)),
+    };
+    let args = AverageScoresArgs {
+        log_scores: check.take(log_scores).into_dispatch(),
+        log_samples: check.take(log_samples).into_dispatch(),
+        logits: logits.into_dispatch(),
+        log_weights: log_weights.into_dispatch(),
+        weighted,
+        weights,
+    };
+    let (scores, samples) = <Dispatch as AverageScoresOps>::average_scores(args);
+    *log_scores = Tensor::from_dispatch(scores);
+    *log_samples = Tensor::from_dispatch(samples);
+    Ok(())
+}

@@ -1,0 +1,15 @@
+//! Slots of a cache: the pool that holds them, and what writes and moves them.
+//!
+//! - [`pool`]: the tensors of a pool, and the ranges of slots that belong to each head.
+//! - [`move_slots`]: slots copied into another pool, compacted within their own, and dropped.
+//! - [`scatter_rows`]: rows, numbers and integers written into given slots, in place.
+//! - [`add_probabilities`]: attention probabilities added to a number of each slot.
+//! - [`average_scores`]: running averages of the scores that queries give slots.
+//! - [`norms`]: norms of values, and their logarithms.
+
+pub(crate) mod add_probabilities;
+pub(crate) mod average_scores;
+pub(crate) mod move_slots;
+pub(crate) mod norms;
+pub(crate) mod pool;
+pub(crate) mod scatter_rows;

@@ -1,0 +1,244 @@
+//! What the ops that move slots ask of a backend.
+
+use burn::backend::tensor::IntTensor;
+use burn::backend::{Backend, backend_extension};
+#[cfg(feature = "gpu")]
+use burn_cubecl::CubeBackend;
+
+use super::args::{Drops, Lists, Scalars};
+use crate::slots::pool::SlotPools;
+
+#[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
+pub(crate) trait MoveSlotsOps: Backend {
+    /// Copies row `rows[n]` of `from` to row `slots[n]` of `to`, in place; where only `to` has
+    /// weights, the rows weigh 1.
+    fn copy_slots(
+        #[extension_type] from: SlotPools<Self>,
+        rows: IntTensor<Self>,
+        #[extension_type] to: SlotPools<Self>,
+        slots: IntTensor<Self>,
+    ) -> SlotPools<Self>;
+
+    /// Moves the kept slots of each range to its beginning, in place.
+    fn compact_slots(
+        #[extension_type] pools: SlotPools<Self>,
+        offsets: IntTensor<Self>,
+        #[extension_type] lists: Lists<Self>,
+    ) -> SlotPools<Self>;
+
+    /// Moves the last slot of each range into its victim's place, in place: the `whole` slot, after
+    /// which the lengths, also returned, are one less, or its scalars alone.
+    fn drop_slots(
+        #[extension_type] pools: SlotPools<Self>,
+        #[extension_type] scalars: Scalars<Self>,
+        #[extension_type] drops: Drops<Self>,
+        whole: bool,
+    ) -> (SlotPools<Self>, Scalars<Self>, IntTensor<Self>);
+
+    /// Sets every range's last slot in pools of one number a slot, in place.
+    fn reset_last(
+        #[extension_type] pools: Scalars<Self>,
+        initial: Vec<f32>,
+        offsets: IntTensor<Self>,
+        lengths: IntTensor<Self>,
+    ) -> Scalars<Self>;
+}
+
+#[cfg(feature = "gpu")]
+impl MoveSlotsOps for CubeBackend {
+    fn copy_slots(
+        from: SlotPools<Self>,
+        rows: IntTensor<Self>,
+        to: SlotPools<Self>,
+        slots: IntTensor<Self>,
+    ) -> SlotPools<Self> {
+        super::launch::copy(from, rows, to, slots)
+    }
+
+    fn compact_slots(
+        pools: SlotPools<Self>,
+        offsets: IntTensor<Self>,
+        lists: Lists<Self>,
+    ) -> SlotPools<Self> {
+        super::launch::compact(pools, offsets, lists)
+    }
+
+    fn drop_slots(
+        pools: SlotPools<Self>,
+        scalars: Scalars<Self>,
+        drops: Drops<Self>,
+        whole: bool,
+    ) -> (SlotPools<Self>, Scalars<Self>, IntTensor<Self>) {
+        super::launch::drop(pools, scalars, drops, whole)
+    }
+
+    fn reset_last(
+        pools: Scalars<Self>,
+        initial: Vec<f32>,
+        offsets: IntTensor<Self>,
+        lengths: IntTensor<Self>,
+    ) -> Scalars<Self> {
+        super::launch::reset_last(pools, initial, offsets, lengths)
+    }
+}
+
+#[cfg(feature = "flex")]
+mod cpu {
+    //! The op on the CPU, by its reference.
+
+    use burn::backend::{DType, Flex, TensorData};
+    use burn_flex::FlexTensor;
+    use half::{bf16, f16};
+
+    use super::MoveSlotsOps;
+    use crate::backend::host_buffers::{owned, rounded, slice, wide};
+    use crate::slots::move_slots::args::{Drops, Lists, Scalars};
+    use crate::slots::move_slots::reference::{compact, copy, drop_rows};
+    use crate::slots::pool::SlotPools;
+
+    impl MoveSlotsOps for Flex {
+        fn copy_slots(
+            from: SlotPools<Self>,
+            rows: FlexTensor,
+            to: SlotPools<Self>,
+            slots: FlexTensor,
+        ) -> SlotPools<Self> {
+            let (rows, slots) = (rows.to_contiguous(), slots.to_contiguous());
+            let (rows, slots) = (slice::<i32>(&rows), slice::<i32>(&slots));
+            let log_weights = match (from.weighted, to.weighted) {
+                (true, true) => moved(from.log_weights, rows, to.log_weights, slots),
+                (false, true) => {
+                    let fresh = FlexTensor::from_data(TensorData::new(vec![0.0f32], [1]));
+                    moved(fresh, &vec![0; slots.len()], to.log_weights, slots)
+                }
+                _ => to.log_weights,
+            };
+            SlotPools {
+                keys: moved(from.keys, rows, to.keys, slots),
+                values: moved(from.values, rows, to.values, slots),
+                positions: moved(from.positions, rows, to.positions, slots),
+                log_weights,
+                weighted: to.weighted,
+            }
+        }
+
+        fn compact_slots(
+            pools: SlotPools<Self>,
+            offsets: FlexTensor,
+            lists: Lists<Self>,
+        ) -> SlotPools<Self> {
+            let ints = [&offsets, &lists.kept, &lists.starts, &lists.counts];
+            let ints = ints.map(|tensor| tensor.to_contiguous());
+            let lists: [&[i32]; 4] = std::array::from_fn(|i| slice(&ints[i]));
+            SlotPools {
+                keys: compacted(pools.keys, lists),
+                values: compacted(pools.values, lists),
+                positions: compacted(pools.positions, lists),
+                log_weights: match pools.weighted {
+                    true => compacted(pools.log_weights, lists),
+                    false => pools.log_weights,
+                },
+                weighted: pools.weighted,
+            }
+        }
+
+        fn drop_slots(
+            pools: SlotPools<Self>,
+            scalars: Scalars<Self>,
+            drops: Drops<Self>,
+            whole: bool,
+        ) -> (SlotPools<Self>, Scalars<Self>, FlexTensor) {
+            let mut lengths = owned(drops.lengths);
+            let [offsets, victims, goes] =
+                [drops.offsets, drops.victims, drops.goes].map(|tensor| tensor.to_contiguous());
+            let (victims, goes) = (slice::<i32>(&victims), slice::<i32>(&goes));
+            let drops = [slice(&offsets), slice(&lengths), victims, goes];
+            let drop = |pools: Vec<_>| pools.into_iter().map(|pool| dropped(pool, drops)).collect();
+            let scalars = scalars.map(drop);
+            if !whole {
+                return (pools, scalars, lengths);
+            }
+            let pools = SlotPools {
+                keys: dropped(pools.keys, drops),
+                values: dropped(pools.values, drops),
+                positions: dropped(pools.positions, drops),
+                log_weights: match pools.weighted {
+                    true => dropped(pools.log_weights, drops),
+                    false => pools.log_weights,
+                },
+                weighted: pools.weighted,
+            };
+            let own = lengths.storage_mut::<i32>().iter_mut().zip(victims.iter().zip(goes));
+            for (length, (&victim, &goes)) in own {
+                *length -= i32::from(goes != 0 && victim >= 0 && *length > 0);
+            }
+            (pools, scalars, lengths)
+        }
+
+        fn reset_last(
+            pools: Scalars<Self>,
+            initial: Vec<f32>,
+            offsets: FlexTensor,
+            lengths: FlexTensor,
+        ) -> Scalars<Self> {
+            let (offsets, lengths) = (offsets.to_contiguous(), lengths.to_contiguous());
+            let reset = |(pool, initial): (FlexTensor, f32)| {
+                let mut pool = owned(pool);
+                let values = pool.storage_mut::<f32>();
+                for (&offset, &length) in slice::<i32>(&offsets).iter().zip(slice::<i32>(&lengths))
+                {
+                    if length > 0 {
+                        values[(offset + length - 1) as usize] = initial;
+                    }
+                }
+                pool
+            };
+            pools.map(|pools| pools.into_iter().zip(initial).map(reset).collect())
+        }
+    }
+
+    /// Rows of one pool copied into another, converted where their dtypes differ.
+    fn moved(from: FlexTensor, rows: &[i32], to: FlexTensor, slots: &[i32]) -> FlexTensor {
+        let mut to = owned(to);
+        let width = to.layout().shape().iter().skip(1).product();
+        if from.dtype() != to.dtype() {
+            let (wide, dtype) = (wide(&from), to.dtype());
+            let shape: Vec<usize> = from.layout().shape().to_vec();
+            return moved(rounded(wide, shape, dtype), rows, to, slots);
+        }
+        let from = from.to_contiguous();
+        match to.dtype() {
+            DType::I32 => copy(slice::<i32>(&from), rows, to.storage_mut::<i32>(), slots, width),
+            DType::F16 => copy(slice::<f16>(&from), rows, to.storage_mut::<f16>(), slots, width),
+            DType::BF16 => copy(slice::<bf16>(&from), rows, to.storage_mut::<bf16>(), slots, width),
+            _ => copy(slice::<f32>(&from), rows, to.storage_mut::<f32>(), slots, width),
+        }
+        to
+    }
+
+    /// A pool whose ranges hold their kept rows alone.
+    fn compacted(pool: FlexTensor, lists: [&[i32]; 4]) -> FlexTensor {
+        let mut pool = owned(pool);
+        let width = pool.layout().shape().iter().skip(1).product();
+        match pool.dtype() {
+            DType::I32 => compact(pool.storage_mut::<i32>(), lists, width),
+            DType::F16 => compact(pool.storage_mut::<f16>(), lists, width),
+            DType::BF16 => compact(pool.storage_mut::<bf16>(), lists, width),
+            _ => compact(pool.storage_mut::<f32>(), lists, width),
+        }
+        pool
+    }
+
+    /// A pool whose ranges' last rows are in their victims' places.
+    fn dropped(pool: FlexTensor, drops: [&[i32]; 4]) -> FlexTensor {
+        let mut pool = owned(pool);
+        let width = pool.layout().shape().iter().skip(1).product();
+        match pool.dtype() {
+            DType::I32 => drop_rows(pool.storage_mut::<i32>(), drops, width),
+            DType::F16 => drop_rows(pool.storage_mut::<f16>(), drops, width),
+            DType::BF16 => drop_rows(pool.storage_mut::<bf16>(), drops, width),
+            _ => drop_rows(pool.storage_mut::<f32>(), drops, width),
+        }
+        pool
+    }
+}

@@ -1,0 +1,182 @@
+//! Launches on CubeCL devices.
+
+use burn::backend::TensorMetadata;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::calculate_cube_count_elemwise;
+use cubecl::prelude::*;
+
+use super::args::{Drops, Lists, Scalars};
+use super::kernel::{self, CompactCube};
+use crate::backend::client::{elem_type, grid, is_cuda, vector_lanes};
+use crate::slots::pool::SlotPools;
+
+/// Units of a compaction's cube, at most, and the vectors that each reads at once: few enough to be
+/// held in registers.
+const COMPACT_UNITS: usize = 512;
+const COMPACT_AHEAD: usize = 4;
+
+/// The widest vector for rows of both pools.
+fn lanes(from: &CubeTensor, to: &CubeTensor) -> usize {
+    let width = from.shape()[1];
+    vector_lanes(from, width, width).min(vector_lanes(to, width, width))
+}
+
+/// Rows of one pool copied into the other's own buffers.
+pub(super) fn copy(
+    from: SlotPools<CubeBackend>,
+    rows: CubeTensor,
+    to: SlotPools<CubeBackend>,
+    slots: CubeTensor,
+) -> SlotPools<CubeBackend> {
+    let (from, to) = (from.packed(), to.packed());
+    let client = to.keys.client.clone();
+    let keys = from.keys;
+    let lanes = lanes(&keys, &to.keys);
+    let count = slots.shape().num_elements();
+    let columns = keys.shape()[1] / lanes;
+    let units = count * columns;
+    let cube_dim = CubeDim::new(&client, units);
+    // SAFETY: shapes were checked, and the kernel guards its accesses but for the given rows.
+    unsafe {
+        kernel::copy_kernel::launch_unchecked(
+            &client,
+            calculate_cube_count_elemwise(&client, units, cube_dim),
+            cube_dim,
+            lanes,
+            keys.clone().into_buffer_arg(),
+            from.values.into_buffer_arg(),
+            from.positions.into_buffer_arg(),
+            from.log_weights.into_buffer_arg(),
+            into_contiguous(rows).into_buffer_arg(),
+            into_contiguous(slots).into_buffer_arg(),
+            to.keys.clone().into_buffer_arg(),
+            to.values.clone().into_buffer_arg(),
+            to.positions.clone().into_buffer_arg(),
+            to.log_weights.clone().into_buffer_arg(),
+            count,
+            columns,
+            from.weighted && to.weighted,
+            to.weighted && !from.weighted,
+            elem_type(keys.dtype),
+            elem_type(to.keys.dtype),
+        );
+    }
+    to
+}
+
+/// The kept slots of each range moved to its beginning, in the pools' own buffers.
+pub(super) fn compact(
+    pools: SlotPools<CubeBackend>,
+    offsets: CubeTensor,
+    lists: Lists<CubeBackend>,
+) -> SlotPools<CubeBackend> {
+    let pools = pools.packed();
+    let client = pools.keys.client.clone();
+    let lanes = lanes(&pools.keys, &pools.keys);
+    let total_kv_heads = offsets.shape().num_elements();
+    let cube = CompactCube {
+        units: (client.properties().hardware.max_units_per_cube as usize).min(COMPACT_UNITS),
+        ahead: COMPACT_AHEAD,
+        fenced: !is_cuda(&client),
+    };
+    // SAFETY: shapes were checked, and the kernel guards its accesses but for the given indices.
+    unsafe {
+        kernel::compact_kernel::launch_unchecked(
+            &client,
+            grid(2 * total_kv_heads),
+            CubeDim::new_1d(cube.units as u32),
+            lanes,
+            pools.keys.clone().into_buffer_arg(),
+            pools.values.clone().into_buffer_arg(),
+            pools.positions.clone().into_buffer_arg(),
+            pools.log_weights.clone().into_buffer_arg(),
+            into_contiguous(offsets).into_buffer_arg(),
+            into_contiguous(lists.kept).into_buffer_arg(),
+            into_contiguous(lists.starts).into_buffer_arg(),
+            into_contiguous(lists.counts).into_buffer_arg(),
+            total_kv_heads,
+            lists.most,
+            pools.keys.shape()[1] / lanes,
+            cube,
+            pools.weighted,
+            elem_type(pools.keys.dtype),
+        );
+    }
+    pools
+}
+
+/// The last slot of each range moved into its victim's place, in the pools' own buffers: the
+/// `whole` slot, after which the lengths are one less, or its scalars.
+pub(super) fn drop(
+    pools: SlotPools<CubeBackend>,
+    scalars: Scalars<CubeBackend>,
+    drops: Drops<CubeBackend>,
+    whole: bool,
+) -> (SlotPools<CubeBackend>, Scalars<CubeBackend>, CubeTensor) {
+    let pools = pools.packed();
+    let lengths = into_contiguous(drops.lengths);
+    let client = pools.keys.client.clone();
+    let lanes = lanes(&pools.keys, &pools.keys);
+    let columns = pools.keys.shape()[1] / lanes;
+    let total_kv_heads = drops.victims.shape().num_elements();
+    let hardware = &client.properties().hardware;
+    let plane = (hardware.plane_size_max as usize).max(1);
+    let most = (hardware.max_units_per_cube as usize).min(1024);
+    let units = columns.min(256).next_multiple_of(plane).min(most);
+    let scalars = scalars.map(|scalars| {
+        let scalars: Vec<_> = scalars.into_iter().map(into_contiguous).collect();
+        // SAFETY: shapes were checked, and the kernel guards its accesses but for the given slots.
+        unsafe {
+            kernel::drop_kernel::launch_unchecked(
+                &client,
+                grid(total_kv_heads),
+                CubeDim::new_1d(units as u32),
+                lanes,
+                pools.keys.clone().into_buffer_arg(),
+                pools.values.clone().into_buffer_arg(),
+                pools.positions.clone().into_buffer_arg(),
+                pools.log_weights.clone().into_buffer_arg(),
+                scalars.iter().map(|pool| pool.clone().into_buffer_arg()).collect(),
+                into_contiguous(drops.offsets).into_buffer_arg(),
+                lengths.clone().into_buffer_arg(),
+                into_contiguous(drops.victims).into_buffer_arg(),
+                into_contiguous(drops.goes).into_buffer_arg(),
+                total_kv_heads,
+                columns,
+                pools.weighted,
+                whole,
+                elem_type(pools.keys.dtype),
+            );
+        }
+        scalars
+    });
+    (pools, scalars, lengths)
+}
+
+/// Every range's last slot set, in pools of one number a slot.
+pub(super) fn reset_last(
+    pools: Scalars<CubeBackend>,
+    initial: Vec<f32>,
+    offsets: CubeTensor,
+    lengths: CubeTensor,
+) -> Scalars<CubeBackend> {
+    let client = lengths.client.clone();
+    let total_kv_heads = lengths.shape().num_elements();
+    let cube_dim = CubeDim::new(&client, total_kv_heads);
+    pools.map(|pools| {
+        let pools: Vec<_> = pools.into_iter().map(into_contiguous).collect();
+        kernel::reset_last_kernel::launch(
+            &client,
+            calculate_cube_count_elemwise(&client, total_kv_heads, cube_dim),
+            cube_dim,
+            pools.iter().map(|pool| pool.clone().into_buffer_arg()).collect(),
+            initial.into_iter().collect(),
+            into_contiguous(offsets).into_buffer_arg(),
+            into_contiguous(lengths).into_buffer_arg(),
+            total_kv_heads,
+        );
+        pools
+    })
+}

@@ -1,0 +1,108 @@
+//! What the ops that write rows ask of a backend.
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, backend_extension};
+#[cfg(feature = "gpu")]
+use burn_cubecl::CubeBackend;
+
+#[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
+pub(crate) trait ScatterRowsOps: Backend {
+    /// Writes row `n` of `rows` `[N, D]` into row `slots[n]` of `pool` `[S, D]`, in place.
+    fn scatter_rows(
+        pool: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        rows: FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
+
+    /// Writes number `n` of `values` `[N]` into slot `slots[n]` of a pool of integers `[S]`, in
+    /// place.
+    fn scatter_ints(
+        pool: IntTensor<Self>,
+        slots: IntTensor<Self>,
+        values: IntTensor<Self>,
+    ) -> IntTensor<Self>;
+
+    /// Copies `from` into the buffer of `to`.
+    fn assign(to: FloatTensor<Self>, from: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// Copies the integers `from` into the buffer of `to`.
+    fn assign_ints(to: IntTensor<Self>, from: IntTensor<Self>) -> IntTensor<Self>;
+}
+
+#[cfg(feature = "gpu")]
+impl ScatterRowsOps for CubeBackend {
+    fn scatter_rows(
+        pool: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        rows: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        super::launch::scatter(pool, slots, rows)
+    }
+
+    fn scatter_ints(
+        pool: IntTensor<Self>,
+        slots: IntTensor<Self>,
+        values: IntTensor<Self>,
+    ) -> IntTensor<Self> {
+        super::launch::scatter(pool, slots, values)
+    }
+
+    fn assign(to: FloatTensor<Self>, from: FloatTensor<Self>) -> FloatTensor<Self> {
+        super::launch::assign(to, from)
+    }
+
+    fn assign_ints(to: IntTensor<Self>, from: IntTensor<Self>) -> IntTensor<Self> {
+        super::launch::assign(to, from)
+    }
+}
+
+#[cfg(feature = "flex")]
+mod cpu {
+    //! The op on the CPU, by its reference.
+
+    use burn::backend::{DType, Element, Flex};
+    use burn_flex::FlexTensor;
+    use bytemuck::Pod;
+    use half::{bf16, f16};
+
+    use super::ScatterRowsOps;
+    use crate::backend::host_buffers::{owned, slice};
+    use crate::slots::scatter_rows::reference::scatter;
+
+    impl ScatterRowsOps for Flex {
+        fn scatter_rows(pool: FlexTensor, slots: FlexTensor, rows: FlexTensor) -> FlexTensor {
+            match pool.dtype() {
+                DType::F16 => scatter_into::<f16>(pool, slots, rows),
+                DType::BF16 => scatter_into::<bf16>(pool, slots, rows),
+                _ => scatter_into::<f32>(pool, slots, rows),
+            }
+        }
+
+        fn scatter_ints(pool: FlexTensor, slots: FlexTensor, values: FlexTensor) -> FlexTensor {
+            scatter_into::<i32>(pool, slots, values)
+        }
+
+        fn assign(_to: FlexTensor, from: FlexTensor) -> FlexTensor {
+            from.to_contiguous()
+        }
+
+        fn assign_ints(_to: FlexTensor, from: FlexTensor) -> FlexTensor {
+            from.to_contiguous()
+        }
+    }
+
+    fn scatter_into<E: Element + Pod>(
+        pool: FlexTensor,
+        slots: FlexTensor,
+        rows: FlexTensor,
+    ) -> FlexTensor {
+        let mut pool = owned(pool);
+        let (slots, rows) = (slots.to_contiguous(), rows.to_contiguous());
+        let rows = slice::<E>(&rows);
+        let slots = slice::<i32>(&slots);
+        let (start, _) = pool.layout().contiguous_offsets().unwrap_or((0, 0));
+        let width = (rows.len() / slots.len().max(1)).max(1);
+        scatter(&mut pool.storage_mut::<E>()[start..], slots, rows, width);
+        pool
+    }
+}
