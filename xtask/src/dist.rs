@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Adds all crates' integration tests, which are one executable of kv-bench's.
 fn add_tests(features: &str, folder: &Path) -> Result<()> {
-    let line = format!("test --no-run --release -p kv-bench --test=all --features={features}");
+    let line = format!("test --no-run --release --workspace --test=all --features={features}");
     let tests = util::build(&line)?;
     let test = tests.iter().find(|test| test.source.ends_with("tests/all.rs"));
     add(&test.context("the test runner was not built")?.path, &folder.join("tests"))

@@ -109,13 +109,15 @@ pub(crate) fn show_features(features: &[Feature]) -> String {
     format!("the cargo features {}", all.join(", "))
 }
 
-/// Builds `kv-bench` in release with some cargo features, and returns the executable.
+/// Builds `kv-bench` in release with some cargo features, and returns the executable. The whole
+/// workspace is named, as for tests, so that crates have the features that tests build them with and
+/// are compiled once.
 ///
 /// # Errors
 ///
 /// When the build fails.
 pub(crate) fn build_bench(features: &str) -> Result<PathBuf> {
-    let line = format!("build --release -p kv-bench --bin kv-bench --features={features}");
+    let line = format!("build --release --workspace --bin kv-bench --features={features}");
     let bench = build(&line)?.into_iter().next();
     Ok(bench.context("cargo built no executable for kv-bench")?.path)
 }

@@ -12,12 +12,14 @@ fn everything() -> DecodeAttentionOptions {
 fn agrees_with_f64_on_every_device_and_dtype() {
     for tested in devices() {
         for dtype in tested.float_dtypes() {
-            let limit = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
+            // Inputs are rounded before the reference sees them. Logits are summed in f32; outputs and
+            // probabilities are rounded in half precision.
+            let [limit, lse_limit] = if dtype == DType::F32 { [1e-5, 1e-4] } else { [1e-2, 5e-3] };
             // Half precision differs in how rows are read; it need not meet every case on drivers
             // that compile on the CPU.
             let every = if dtype != DType::F32 && tested.name == "wgpu" { 3 } else { 1 };
             for (seed, problem) in catalog().into_iter().enumerate().step_by(every) {
-                let inputs = problem.inputs(seed as u64);
+                let inputs = problem.inputs(seed as u64).rounded(&tested.device, dtype);
                 let (output, lse, probabilities) = exact(&problem, &inputs);
                 let device = &tested.device;
                 let (batch, slots, dim) = (problem.batch(), problem.slots(), problem.head_dim);
@@ -54,10 +56,10 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                 let actual = read(result.probabilities.unwrap().reshape([-1]));
                 let error = relative_error(&actual, &probabilities);
                 assert!(error < limit, "{context}: probabilities off by {error}");
-                for (actual, expected) in
-                    read(result.log_sum_exp.unwrap().reshape([-1])).iter().zip(&lse)
-                {
-                    let close = (f64::from(*actual) - expected).abs() < 10.0 * limit;
+                let actual = read(result.log_sum_exp.unwrap().reshape([-1]));
+                assert_eq!(actual.len(), lse.len(), "{context}");
+                for (actual, expected) in actual.iter().zip(&lse) {
+                    let close = (f64::from(*actual) - expected).abs() < lse_limit;
                     assert!(
                         close || f64::from(*actual) == *expected,
                         "{context}: lse {actual} for {expected}"

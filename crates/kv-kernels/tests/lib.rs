@@ -7,6 +7,7 @@ mod argmin_slots;
 mod balance;
 mod count_sketch;
 mod decode_attention;
+mod documented;
 mod evicting_attention;
 mod golden;
 mod heads;

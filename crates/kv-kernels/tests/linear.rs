@@ -1,6 +1,6 @@
 use burn::tensor::{DType, Device, Tensor};
 use kv_kernels::{KernelError, LinearOptions, RowNorm, linear};
-use kv_testing::{Numbers, TestDevice, devices, relative_error};
+use kv_testing::{Numbers, TestDevice, devices, relative_error, skip};
 
 /// Rows, inputs, outputs: each side of every kernel's borders, sums longer than rings of stages,
 /// and more outputs than processors take at once.
@@ -151,6 +151,10 @@ fn rows_do_not_depend_on_each_other() {
     for tested in devices() {
         for dtype in tested.float_dtypes() {
             if tested.name != "cpu" && (tested.name != "cuda" || dtype == DType::F32) {
+                skip(
+                    &format!("rows_do_not_depend_on_each_other on {} in {dtype:?}", tested.name),
+                    "its products sum in an order that depends on the number of rows",
+                );
                 continue;
             }
             for (outputs, gated, norms) in [(48, false, false), (4300, true, true)] {

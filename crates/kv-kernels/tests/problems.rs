@@ -86,6 +86,18 @@ pub(crate) struct Inputs {
 /// Slots between two ranges that belong to none.
 const GAP: usize = 3;
 
+impl Inputs {
+    /// Query, keys and values as a device holds them in a dtype.
+    pub(crate) fn rounded(self, device: &Device, dtype: DType) -> Self {
+        let rounded = |values: &[f32]| {
+            let tensor = Tensor::<1>::from_data(values, (device, DType::F32)).cast(dtype);
+            tensor.try_into_vec_as::<f32>().unwrap()
+        };
+        let [query, keys, values] = [&self.query, &self.keys, &self.values].map(|x| rounded(x));
+        Self { query, keys, values, ..self }
+    }
+}
+
 impl Problem {
     pub(crate) fn batch(&self) -> usize {
         self.lengths.len() / self.kv_heads

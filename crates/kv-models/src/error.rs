@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use kv_core::counted;
 
 use crate::fisher::FisherError;
-use crate::hub::HubError;
+use crate::hub::error::HubError;
 use crate::weights::WeightsError;
 
 /// Result of the functions of this crate.

@@ -1,6 +1,6 @@
 //! From a model's name to a folder with its files.
 
-mod error;
+pub(crate) mod error;
 
 use std::env;
 use std::path::{Path, PathBuf};
