@@ -1,16 +1,53 @@
 //! The documents name every policy of the registry.
 
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
 use kv_policies::POLICIES;
+
+/// The file in `docs/policies` that documents a policy: its own, or its relative's.
+fn page_of(name: &str) -> String {
+    let page = match name {
+        "balancekv-augmented" => "balancekv",
+        "cis-star" => "cis",
+        name => name,
+    };
+    format!("{page}.md")
+}
+
+fn assert_names(file: &str, text: &str, name: &str, paper: &str) {
+    assert!(text.contains(&format!("`{name}`")), "{file}: `{name}`");
+    assert!(text.contains(paper), "{file}: {paper} of `{name}`");
+}
 
 #[test]
 fn every_policy_is_documented() {
-    for (file, text) in [
-        ("README.md", include_str!("../../../README.md")),
-        ("docs/policies.md", include_str!("../../../docs/policies.md")),
-    ] {
-        for entry in POLICIES {
-            assert!(text.contains(&format!("`{}`", entry.name)), "{file}: `{}`", entry.name);
-            assert!(text.contains(entry.paper), "{file}: {} of `{}`", entry.paper, entry.name);
-        }
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = |file: &str| {
+        fs::read_to_string(workspace.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
+    };
+    let index = read("docs/policies/README.md");
+    for entry in POLICIES {
+        let page = page_of(entry.name);
+        let file = format!("docs/policies/{page}");
+        assert_names("README.md", include_str!("../../../README.md"), entry.name, entry.paper);
+        assert_names("docs/policies/README.md", &index, entry.name, entry.paper);
+        assert_names(&file, &read(&file), entry.name, entry.paper);
+        let link = format!("[`{}`]({page})", entry.name);
+        assert!(index.contains(&link), "docs/policies/README.md: {link}");
     }
+}
+
+#[test]
+fn every_page_documents_a_policy() {
+    let others = ["README.md", "reading-a-part.md"].map(String::from);
+    let expected: BTreeSet<_> =
+        POLICIES.iter().map(|entry| page_of(entry.name)).chain(others).collect();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/policies");
+    let pages: BTreeSet<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|page| page.unwrap().file_name().into_string().unwrap())
+        .collect();
+    assert_eq!(pages, expected);
 }
