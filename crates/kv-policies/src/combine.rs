@@ -3,8 +3,9 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use kv_core::{LayerCache, Room, Selection};
 
+use crate::policy::config::{Config, invalid};
 use crate::{
-    Capabilities, FrozenTokens, LayerContext, Needs, Observation, Plan, Policy, PolicyError,
+    Capabilities, FrozenTokens, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reads,
     Result, Step, VisibleWindow,
 };
 
@@ -21,7 +22,7 @@ impl Combine {
     ///
     /// # Errors
     /// [`PolicyError::InvalidConfig`] where only `prefill` renumbers: decode steps would not go on
-    /// with it; and for policies that cannot be halved ([`Policy::combines`]).
+    /// with it; and for policies that cannot be halved ([`Capabilities::combines`]).
     pub fn new(prefill: Arc<dyn Policy>, decode: Arc<dyn Policy>) -> Result<Self> {
         for (part, policy) in [("prefill", &prefill), ("decode", &decode)] {
             if !policy.capabilities().combines {
@@ -41,6 +42,15 @@ impl Combine {
             });
         }
         Ok(Self { prefill, decode })
+    }
+
+    /// The policy from the configurations of its parts.
+    pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        let mut part = |name: &str| match config.take(name) {
+            Some(part) => config.build(&part),
+            None => Err(invalid("combine", format!("`{name}` is missing"))),
+        };
+        Ok(Arc::new(Self::new(part("prefill")?, part("decode")?)?))
     }
 }
 
@@ -109,6 +119,14 @@ impl Policy for Combine {
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
         self.decode.step(layer, cache, step)
+    }
+
+    fn reads(&self, cache: &LayerCache) -> Result<Option<Reads>> {
+        self.decode.reads(cache)
+    }
+
+    fn attended(&self, layer: LayerContext, cache: &LayerCache) -> Result<Option<Vec<Vec<usize>>>> {
+        self.decode.attended(layer, cache)
     }
 
     fn prune(&self, observation: &Observation<'_>) -> Result<Option<Vec<Vec<u32>>>> {

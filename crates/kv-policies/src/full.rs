@@ -1,9 +1,22 @@
-use crate::{Needs, Observation, Plan, Policy, Result};
+use std::sync::Arc;
+
 use kv_core::Selection;
+
+use crate::policy::config::Config;
+use crate::{Needs, Observation, Plan, Policy, Result};
 
 /// The full cache: the reference that every policy is measured against.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Full;
+
+impl Full {
+    /// The policy from its configuration.
+    pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        // A budget is taken and ignored, so that lists of budgets apply to all policies.
+        config.take("budget");
+        Ok(Arc::new(Self))
+    }
+}
 
 impl Policy for Full {
     fn name(&self) -> &'static str {

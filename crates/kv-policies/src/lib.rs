@@ -2,7 +2,7 @@
 //!
 //! A [`Policy`] chooses what to keep of a prompt and keeps the cache within its budget during
 //! decode. Most belong to one family, *score → keep the top* ([`KeepTop`]): a [`Scorer`] is one
-//! short file in `scorers/`, and sinks, recents, intervals and allocations are options of the
+//! short file in `keep_top/`, and sinks, recents, intervals and allocations are options of the
 //! family. [`build`] makes any of them from JSON.
 //!
 //! Policies work on bare queries, keys and values; a model is not needed. [`CompressedAttention`]
@@ -37,100 +37,54 @@
 //! # }
 //! ```
 
-mod attention;
-mod balancekv;
-mod cam;
 pub mod certificates;
-mod channels;
-mod cis;
 mod combine;
 mod compressed_attention;
-mod cpe;
-mod d2o;
-mod depth;
-mod depth_bounds;
-mod double_sparsity;
-mod duo_attention;
-mod ends;
-mod error;
-mod etf;
-mod evictor;
 mod full;
-mod hshare;
 mod keep_top;
-mod keepkv;
-mod kvmerger;
-mod kvreviver;
-mod lists;
-mod longflow;
-mod merge_groups;
-mod notice;
-mod observed;
+mod merging;
+mod overwriting;
 mod policy;
-mod prompt;
-mod psaw;
-mod pyramid_infer;
-mod quest;
-mod reads;
+mod prefill;
+mod reading;
 mod registry;
-mod rerotated;
-mod rescore;
-mod scorer;
-mod scorers;
-mod set_parts;
-mod step;
-mod subset;
-mod top_k_oracle;
-mod uniform;
+mod sampling;
+mod sketch;
 
-pub use attention::{Pooling, Reduction, pool_scores, window_attention};
-pub use balancekv::{AnchorRule, BalanceKv, BalanceKvStream, Centring, OfficialList, OfficialWalk};
-pub use cam::{Cam, CamAttention, CamOptions, Candidates};
-pub use channels::{ChannelStatistic, Channels, by_importance};
-pub use cis::{
-    Cis, CisIndex, CisOptions, Compared, GroupScore, GroupSimilarity, Neighbours, SetsOf,
-    Similarity,
-};
+pub use certificates::depth_bounds::{KeyDrift, Recency, mass_bound};
+pub use certificates::eviction::{Certificate, certify};
 pub use combine::Combine;
 pub use compressed_attention::CompressedAttention;
-pub use cpe::Cpe;
-pub use d2o::{D2o, D2oOptions};
-pub use depth_bounds::{KeyDrift, Recency, mass_bound};
-pub use double_sparsity::DoubleSparsity;
-pub use duo_attention::{DuoAttention, Gates};
-pub use error::PolicyError;
-pub use etf::Etf;
-pub use evictor::{Attended, Due, Evictor};
 pub use full::Full;
-pub use hshare::{HShare, ListBoard, copies, share_map};
-pub use keep_top::{Family, KeepTop};
-pub use keepkv::{
-    Archive, KeepKv, KeepKvOptions, Key, Order, Predictor, Transfers, VOTES, VOTES_HIGH,
-    perturbation_bound, read_votes,
+pub use keep_top::{
+    DecodeView, Decoding, ExpectedAttention, Family, FamilyDefaults, H2o, KNorm, KeepTop, KeyDiff,
+    LagKv, QUERIES, RAW_QUERIES, RKv, Random, RecentAttention, Rerotated, SCORE, Scorer, SnapKv,
+    StreamingLlm, Tova, VALUE_NORMS, Vatp,
 };
-pub use kvmerger::KvMerger;
-pub use kvreviver::{
-    KvReviver, KvReviverOptions, Sketch, SketchHead, SketchOptions, SketchedOutput,
+pub use merging::{
+    Archive, Cam, CamAttention, CamOptions, Candidates, D2o, D2oOptions, KeepKv, KeepKvOptions,
+    Key, KvMerger, Order, Predictor, Transfers, VOTES, VOTES_HIGH, perturbation_bound, read_votes,
 };
-pub use lists::SlotList;
-pub use longflow::{Certificate, LongFlow, Scope, certify};
-pub use notice::warn_of_remarks;
-pub use observed::Observed;
-pub use policy::{Capabilities, LayerContext, Needs, Observation, Plan, Policy};
-pub use prompt::{FrozenTokens, Reuse, VisibleWindow};
-pub use psaw::Psaw;
-pub use pyramid_infer::PyramidInfer;
-pub use quest::{Choosers, LastPage, PageBounds, Quest};
-pub use reads::Reads;
+pub use overwriting::{DuoAttention, Gates, LongFlow, Scope};
+pub use policy::attention_scores::{Pooling, Reduction, pool_scores, window_attention};
+pub use policy::board::ListBoard;
+pub use policy::error::{PolicyError, Result};
+pub use policy::evictor::{Attended, Due, Evictor};
+pub use policy::lists::SlotList;
+pub use policy::notice::warn_of_remarks;
+pub use policy::observation::{LayerContext, Observation, Observed};
+pub use policy::prompt::{FrozenTokens, Reuse, VisibleWindow};
+pub use policy::reads::Reads;
+pub use policy::step::{LayerInput, NewHeads, Step};
+pub use policy::{Capabilities, Needs, Plan, Policy};
+pub use prefill::{Etf, Psaw, PyramidInfer};
+pub use reading::{
+    ChannelStatistic, Channels, Choosers, Cis, CisIndex, CisOptions, Compared, Cpe, DoubleSparsity,
+    GroupScore, GroupSimilarity, HShare, LastPage, Neighbours, PageBounds, Quest, SetsOf,
+    Similarity, TopKOracle, by_importance, copies, share_map,
+};
 pub use registry::{Entry, POLICIES, build, build_named};
-pub use rerotated::Rerotated;
-pub use scorer::{
-    DecodeView, Decoding, FamilyDefaults, QUERIES, RAW_QUERIES, SCORE, Scorer, VALUE_NORMS,
+pub use sampling::{
+    AnchorRule, BalanceKv, BalanceKvStream, Centring, OfficialList, OfficialWalk, Uniform,
 };
-pub use scorers::*;
-pub use step::{LayerInput, NewHeads, Step};
-pub use top_k_oracle::TopKOracle;
-pub use uniform::Uniform;
-
-/// `Result` with this crate's [`PolicyError`].
-pub type Result<T> = std::result::Result<T, PolicyError>;
+pub use sketch::{KvReviver, KvReviverOptions, Sketch, SketchHead, SketchOptions, SketchedOutput};

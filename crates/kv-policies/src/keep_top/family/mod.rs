@@ -1,0 +1,403 @@
+//! The policy that keeps the highest scores, whatever gives them.
+
+mod evict;
+mod options;
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use kv_core::{
+    AttentionOutput, Budget, DecodeAttentionOptions, HeadAllocation, LayerAllocation, LayerCache,
+    Room, Selection, read_f32,
+};
+
+use crate::keep_top::rescore::{last_of, remember, rescore};
+use crate::policy::attention_scores::last_queries;
+use crate::policy::ends::{fit_ends, protected, warn_of_window};
+use crate::{
+    Attended, Capabilities, DecodeView, Decoding, Due, Evictor, LayerContext, Needs, Observation,
+    Plan, Policy, PolicyError, QUERIES, RAW_QUERIES, Reduction, Result, SCORE, Scorer, Step,
+    VALUE_NORMS,
+};
+
+pub use options::Family;
+
+/// A policy that keeps the highest scores.
+#[derive(Debug, Clone)]
+pub struct KeepTop<S> {
+    family: Family,
+    scorer: S,
+    /// The registry's name, where a preset of options has one of its own.
+    name: &'static str,
+}
+
+impl<S: Scorer> KeepTop<S> {
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`] for an interval of 0 and shares outside `[0, 1]`;
+    /// [`PolicyError::ProtectedOverBudget`] where that shows without a prompt.
+    pub fn new(name: &'static str, family: Family, scorer: S) -> Result<Self> {
+        let invalid = |reason: String| PolicyError::InvalidConfig { policy: name.into(), reason };
+        if family.interval == 0 {
+            return Err(invalid("`interval` is 0, expected at least 1".into()));
+        }
+        if !(0.0..=1.0).contains(&family.recent_share) {
+            let share = family.recent_share;
+            return Err(invalid(format!("`recent_share` is {share}, expected 0 to 1")));
+        }
+        family.budget.validate()?;
+        family.heads.validate()?;
+        scorer.validate().map_err(invalid)?;
+        let policy = Self { family, scorer, name };
+        if let Budget::Tokens(budget) = policy.family.budget {
+            policy.ends(budget, budget)?;
+        }
+        Ok(policy)
+    }
+
+    /// The family's options.
+    pub fn family(&self) -> &Family {
+        &self.family
+    }
+
+    /// The scorer.
+    pub fn scorer(&self) -> &S {
+        &self.scorer
+    }
+
+    /// Sinks and recents of a layer's `budget`, where layers have `base` slots a head on average.
+    fn ends(&self, budget: usize, base: usize) -> Result<[usize; 2]> {
+        let sinks = match self.family.sinks {
+            Some(sinks) => sinks,
+            // What a cut window protects follows from the mean, as the window does.
+            None => self.family.sinks_of(&self.scorer, base).min(budget / 4),
+        };
+        let ends = [sinks, self.family.recents_of(budget)];
+        fit_ends(self.name, self.family.budget, budget, ends)
+    }
+
+    /// The scorer for a mean budget.
+    fn fitted(&self, base: usize) -> S {
+        let fitted = self.scorer.fitted(base);
+        let (own, window) = (self.scorer.window(), fitted.window());
+        if window < own {
+            warn_of_window(self.name, base, own, window);
+        }
+        fitted
+    }
+
+    /// Whether steps evict.
+    fn decoding(&self) -> Decoding {
+        if self.family.decode { self.scorer.decoding() } else { Decoding::None }
+    }
+
+    /// A step's attention with what the scorer is to be shown, and logits where these are wanted.
+    fn attention(
+        &self,
+        cache: &LayerCache,
+        query: &Tensor<3>,
+        logits: bool,
+    ) -> Result<AttentionOutput> {
+        let shown = matches!(self.decoding(), Decoding::AfterAttention { probabilities: true, .. });
+        let logits = logits || self.adds().is_some();
+        let probabilities = shown && !logits;
+        let options = DecodeAttentionOptions {
+            probabilities,
+            logits,
+            log_sum_exp: logits,
+            ..Default::default()
+        };
+        let mut attention = cache.attend(query.clone(), options)?;
+        if shown && logits {
+            let (logits, log_sum_exp) = self.scores_of(&attention)?;
+            // Every slot's own head has its group's.
+            let own = log_sum_exp.reshape([cache.layout().pairs(), logits.dims()[1]]);
+            let own = own.select(0, cache.slot_pairs().clone());
+            attention.probabilities = Some((logits - own).exp());
+        }
+        Ok(attention)
+    }
+
+    /// What steps add to the accumulated scores, where that is a group's probabilities.
+    fn adds(&self) -> Option<Reduction> {
+        match self.decoding() {
+            Decoding::AfterAttention { accumulate: true, .. } => Some(self.scorer.adds()),
+            _ => None,
+        }
+    }
+
+    /// Logits and log-sum-exp of an attention that was asked for them.
+    fn scores_of(&self, attention: &AttentionOutput) -> Result<(Tensor<2>, Tensor<2>)> {
+        let missing = |what| PolicyError::MissingObservation { policy: self.name, what };
+        let logits = attention.logits.clone().ok_or_else(|| missing("logits"))?;
+        Ok((logits, attention.log_sum_exp.clone().ok_or_else(|| missing("log-sum-exp"))?))
+    }
+
+    /// Keeps the last `count` of a prompt's queries for decoding.
+    fn prime_queries(
+        &self,
+        cache: &mut LayerCache,
+        name: &str,
+        queries: Option<&Tensor<4>>,
+        count: usize,
+    ) -> Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        let missing =
+            PolicyError::MissingObservation { policy: self.name, what: "the last queries" };
+        let last = last_of(last_queries(queries.ok_or(missing)?, count), count);
+        cache.set_state(name, last);
+        Ok(())
+    }
+
+    /// A prompt's scores, those of sinks and recents beyond all others, and how many these are.
+    fn prompt_scores(
+        &self,
+        observation: &Observation<'_>,
+        budget: usize,
+    ) -> Result<(Tensor<3>, [usize; 2])> {
+        let base = self.family.budget.resolve(observation.tokens());
+        let scorer = self.fitted(base);
+        let [sinks, recents] = self.ends(budget, base)?;
+        let window = scorer.window().min(budget - sinks);
+        let recents = recents.max(window).min(observation.tokens());
+        let scores = protected(scorer.prefill(observation, budget)?, sinks, recents);
+        Ok((scores, [sinks, recents]))
+    }
+}
+
+impl<S: Scorer> Policy for KeepTop<S> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn config(&self) -> serde_json::Value {
+        let mut config = serde_json::json!({ "policy": self.name });
+        for part in [serde_json::to_value(&self.family), serde_json::to_value(&self.scorer)] {
+            if let (Some(config), Ok(serde_json::Value::Object(part))) =
+                (config.as_object_mut(), part)
+            {
+                config.extend(part);
+            }
+        }
+        config
+    }
+
+    fn needs(&self) -> Needs {
+        self.scorer.needs()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let budget = self.family.layer_budget(&self.scorer, observation)?;
+        if budget >= tokens {
+            return Ok(Selection::all(batch * kv_heads, tokens).into());
+        }
+        let (scores, [sinks, recents]) = self.prompt_scores(observation, budget)?;
+        // Where heads compete, the host decides.
+        let read = || read_f32("scores", scores.clone());
+        Ok(match self.family.heads {
+            HeadAllocation::Uniform => Selection::highest(scores, budget)?,
+            HeadAllocation::Ada { floor } => {
+                // The safeguard covers what heads may lose; protected tokens are theirs anyway.
+                let fixed = (sinks + recents).min(budget);
+                let floor = fixed + ((budget - fixed) as f64 * floor) as usize;
+                Selection::ada(&read()?, tokens, kv_heads, budget, floor)
+            }
+            HeadAllocation::AdaOfficial { floor, normalize } => Selection::ada_official(
+                &read()?,
+                tokens,
+                kv_heads,
+                budget,
+                recents,
+                floor,
+                normalize,
+            ),
+        }
+        .into())
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        let decoding = self.decoding();
+        if decoding == Decoding::None {
+            return Ok(());
+        }
+        let limit = self.family.decode_budget(&self.scorer, observation)?;
+        self.ends(limit, limit)?;
+        let kept = selection.lengths().iter().map(|&kept| kept.max(limit));
+        cache.set_limits(kept.collect())?;
+        match decoding {
+            Decoding::AfterAttention { accumulate: true, .. } => {
+                let scores = self.scorer.prefill(observation, limit)?;
+                cache.set_kept_track(SCORE, scores.flatten(0, 1), selection, 0.0)?;
+                if self.scorer.weighs_values() {
+                    cache.set_value_norms(VALUE_NORMS)?;
+                }
+            }
+            Decoding::Rescore { window, raw_queries } => {
+                let (last, raw) = (&observation.window, &observation.raw_queries);
+                self.prime_queries(cache, QUERIES, last.as_ref(), window)?;
+                self.prime_queries(cache, RAW_QUERIES, raw.as_ref(), raw_queries)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        if self.decoding() == Decoding::None {
+            return Ok(Room::Extra(new_tokens));
+        }
+        let limit = self.family.decode_budget(&self.scorer, observation)?;
+        Ok(Room::Limited { limit, over: self.family.interval, new_tokens })
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            changes_decode: self.decoding() != Decoding::None,
+            ..Capabilities::default()
+        }
+    }
+
+    /// Once every head is at the same limit, each step appends a slot and evicts one; where many go
+    /// at once, steps in between append alone.
+    fn records(&self, cache: &LayerCache) -> bool {
+        let between = self.family.interval > 1 && !self.evicts(cache, 1).contains(&true);
+        let steady = match self.decoding() {
+            Decoding::None => true,
+            Decoding::Rescore { .. } => between,
+            Decoding::BeforeAttention | Decoding::AfterAttention { .. } => {
+                between || self.family.interval == 1 && cache.at_limits()
+            }
+        };
+        steady && !cache.options().growable
+    }
+
+    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        let query = step.append(cache)?;
+        if self.decoding() == Decoding::BeforeAttention
+            && let Some(due) = self.due_before(layer, cache, &step)?
+        {
+            due.drop_from(cache)?;
+        }
+        let attention = self.attention(cache, &query, false)?;
+        if let Some(due) = self.due_behind(layer, cache, &step, &query, &attention)? {
+            due.drop_from(cache)?;
+        }
+        Ok(attention.output)
+    }
+
+    fn into_evictor(self: Arc<Self>) -> Option<Arc<dyn Evictor>> {
+        Some(self)
+    }
+}
+
+impl<S: Scorer> Evictor for KeepTop<S> {
+    fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
+        let budget = self.family.layer_budget(&self.scorer, observation)?;
+        if budget >= observation.tokens() || !self.heads_choose() {
+            return Ok(None);
+        }
+        Ok(Some((self.prompt_scores(observation, budget)?.0, budget)))
+    }
+
+    fn heads_choose(&self) -> bool {
+        self.family.heads == HeadAllocation::Uniform && !self.scorer.heads_agree()
+    }
+
+    fn protected(&self, slots: usize, _decoding: bool) -> Result<[usize; 2]> {
+        let [sinks, recents] = self.ends(slots, slots)?;
+        let window = self.scorer.fitted(slots).window().min(slots - sinks);
+        Ok([sinks, recents.max(window)])
+    }
+
+    fn budget(&self) -> Budget {
+        self.family.budget
+    }
+
+    fn with_budget(&self, budget: Budget) -> Result<Arc<dyn Evictor>> {
+        let layers = LayerAllocation::Uniform;
+        let family = Family { budget, layers, ..self.family.clone() };
+        Ok(Arc::new(Self::new(self.name, family, self.scorer.clone())?))
+    }
+
+    /// What needs no attention is found before it too, but goes behind it.
+    fn attend(&self, layer: LayerContext, cache: &mut LayerCache, step: &Step) -> Result<Attended> {
+        let query = step.append(cache)?;
+        if self.adds().is_some() && self.scorer.weighs_values() {
+            // Whoever carries out evictions may have changed values.
+            cache.set_value_norms(VALUE_NORMS)?;
+        }
+        let before = match self.decoding() {
+            Decoding::BeforeAttention => self.due_before(layer, cache, step)?,
+            _ => None,
+        };
+        let attention = self.attention(cache, &query, true)?;
+        let behind = self.due_behind(layer, cache, step, &query, &attention)?;
+        let (logits, log_sum_exp) = self.scores_of(&attention)?;
+        let due = before.or(behind);
+        Ok(Attended { output: attention.output, query, logits, log_sum_exp, due })
+    }
+}
+
+impl<S: Scorer> KeepTop<S> {
+    /// What is due by scores that need no attention.
+    fn due_before(
+        &self,
+        layer: LayerContext,
+        cache: &LayerCache,
+        step: &Step,
+    ) -> Result<Option<Due>> {
+        let scores = |cache: &LayerCache| {
+            self.scorer.decode(&DecodeView { layer, cache, step, probabilities: None })
+        };
+        self.due(cache, scores, &step.position)
+    }
+
+    /// What is due by scores of a step's attention, which is recorded.
+    fn due_behind(
+        &self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        step: &Step,
+        query: &Tensor<3>,
+        attention: &AttentionOutput,
+    ) -> Result<Option<Due>> {
+        let probabilities = attention.probabilities.as_ref();
+        match self.decoding() {
+            Decoding::None | Decoding::BeforeAttention => Ok(None),
+            Decoding::AfterAttention { .. } => {
+                if let Some(reduction) = self.adds() {
+                    let (logits, log_sum_exp) = self.scores_of(attention)?;
+                    let reduction = reduction.into();
+                    if self.scorer.weighs_values() {
+                        let tracks = [SCORE, VALUE_NORMS];
+                        cache.add_contributions(tracks, logits, log_sum_exp, reduction)?;
+                    } else {
+                        cache.add_probabilities(SCORE, logits, log_sum_exp, reduction)?;
+                    }
+                }
+                let scores = |cache: &LayerCache| {
+                    self.scorer.decode(&DecodeView { layer, cache, step, probabilities })
+                };
+                self.due(cache, scores, &step.position)
+            }
+            Decoding::Rescore { window, raw_queries } => {
+                if window > 0 {
+                    remember(self.name, cache, QUERIES, query)?;
+                }
+                if raw_queries > 0 {
+                    remember(self.name, cache, RAW_QUERIES, &step.raw_query()?)?;
+                }
+                let group = query.dims()[1] / cache.layout().kv_heads();
+                let scores = |cache: &LayerCache| rescore(&self.scorer, layer, cache, step, group);
+                self.due(cache, scores, &step.position)
+            }
+        }
+    }
+}

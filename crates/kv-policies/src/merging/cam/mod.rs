@@ -1,0 +1,295 @@
+//! CaM: the values of what another policy evicts are spread on what it keeps.
+
+mod decode;
+mod many;
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Int, Tensor};
+use kv_core::{GroupReduction, LayerCache, Room, Selection, read_f32};
+use rand::Rng;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::policy::attention_scores::window_attention;
+use crate::policy::config::{Config, config_around};
+use crate::policy::evictor::{evictor_of, evictor_part};
+use crate::policy::generator::generator;
+use crate::{
+    Attended, Capabilities, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy,
+    PolicyError, Reduction, Result, Scorer, Step, StreamingLlm,
+};
+
+const NAME: &str = "cam";
+/// Track of each slot's attention, the group's mean, summed since the prompt's first query.
+const ATTENTION: &str = "attention";
+/// State of each head's seed, `[B, Hkv, 2]`: two numbers of 24 bits.
+const SEEDS: &str = "seeds";
+
+/// CaM (Zhang et al., 2024) around any policy that evicts by scores: with probability
+/// `clamp(A_e / mean(A_next), 0, 1)` the value of a victim `e` is spread evenly on the next
+/// `spread` survivors in the order of positions, `v_j + v_e / m` for each of the `m` that there
+/// are; else it is dropped. Keys stay as they are, heads draw for themselves, and survivors receive
+/// a prompt's values as they were, not as merged.
+///
+/// `A` is the attention that each token has had from the last query, as in the authors' generation
+/// code (HELM) with a `spread` of 32, or from all queries, as in their streaming code with one
+/// of 16. Both keep sinks and recents, and merge nothing of the prompt: one token a decode step.
+#[derive(Debug, Clone)]
+pub struct Cam {
+    evictor: Arc<dyn Evictor>,
+    options: CamOptions,
+}
+
+/// CaM's own options.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CamOptions {
+    /// Survivors that a value is spread on.
+    pub spread: usize,
+    /// What probabilities come from.
+    pub attention: CamAttention,
+    /// Which of a prompt's victims may be spread; none in the authors' code.
+    pub candidates: Candidates,
+    /// Whether a victim is compared with all survivors behind it rather than the next ones, and
+    /// each share is `1 / spread` even where fewer receive one, as in the authors' generation code.
+    pub official: bool,
+}
+
+/// Which of a prompt's victims may be spread: a number or `"all"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "`candidates` is neither a number of tokens nor \"all\"")]
+pub enum Candidates {
+    /// So many, those of the highest scores (`n_steps` of kvpress's form); 0 for none.
+    Most(usize),
+    /// All of them. Ours.
+    All(All),
+}
+
+/// The word `"all"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum All {
+    /// All.
+    All,
+}
+
+impl Candidates {
+    /// All of them.
+    pub const ALL: Self = Self::All(All::All);
+}
+
+/// Whose attention decides what is spread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CamAttention {
+    /// That of all queries so far.
+    Accumulated,
+    /// That of the last query.
+    #[default]
+    Step,
+}
+
+impl Default for CamOptions {
+    fn default() -> Self {
+        let attention = CamAttention::default();
+        Self { spread: 32, attention, candidates: Candidates::Most(0), official: false }
+    }
+}
+
+impl Cam {
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`] for policies that do not evict by scores, and options out of
+    /// range.
+    pub fn new(evictor: Arc<dyn Policy>, options: CamOptions) -> Result<Self> {
+        let evictor = evictor_of(evictor, NAME)?;
+        if options.spread == 0 {
+            let reason = "`spread` is 0, expected at least 1".into();
+            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
+        }
+        Ok(Self { evictor, options })
+    }
+
+    /// [`Policy::prime`] with numbers in `[0, 1)` of one's own: that of a (sequence, head) and
+    /// token.
+    ///
+    /// # Errors
+    /// As [`Policy::prime`].
+    pub fn prime_with(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+        uniform: impl Fn(usize, usize) -> f32,
+    ) -> Result<()> {
+        self.evictor.prime(cache, observation, selection)?;
+        let [batch, kv_heads, ..] = observation.dims();
+        let mut seeds = Vec::with_capacity(2 * batch * kv_heads);
+        for row in 0..batch {
+            for head in 0..kv_heads {
+                seeds.extend(seed(observation, row, head).map(|part| part as f32));
+            }
+        }
+        let device = cache.options().device.clone();
+        let seeds = Tensor::<1>::from_data(seeds.as_slice(), (&device, DType::F32));
+        cache.set_state(SEEDS, seeds.reshape([batch, kv_heads, 2]));
+
+        let spreads = self.options.candidates != Candidates::Most(0);
+        if !spreads && self.options.attention == CamAttention::Step {
+            return Ok(());
+        }
+        let attention = self.prompt_attention(observation)?;
+        if self.options.attention == CamAttention::Accumulated {
+            let attention = attention.clone().flatten(0, 1);
+            cache.set_kept_track(ATTENTION, attention, selection, 0.0)?;
+        }
+        if !spreads {
+            return Ok(());
+        }
+        let attention = read_f32("attention", attention)?;
+        self.spread_prompt(cache, observation, selection, &attention, uniform)
+    }
+
+    /// [`Policy::step`] with numbers in `[0, 1)` of one's own, `[B, Hkv]`, f32, for evictors whose
+    /// victims go one by one.
+    ///
+    /// # Errors
+    /// As [`Policy::step`].
+    pub fn step_with(
+        &self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        step: &Step,
+        uniforms: Tensor<2>,
+    ) -> Result<Tensor<3>> {
+        self.advance(layer, cache, step, Some(uniforms))
+    }
+
+    fn advance(
+        &self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        step: &Step,
+        uniforms: Option<Tensor<2>>,
+    ) -> Result<Tensor<3>> {
+        let attended = self.evictor.attend(layer, cache, step)?;
+        let attention = self.observe(cache, &attended)?;
+        match attended.due {
+            None => {}
+            Some(Due::Slots { victims, limits }) => {
+                let uniforms = match uniforms {
+                    Some(uniforms) => uniforms,
+                    None => draw(cache, &step.position)?,
+                };
+                self.spread_victims(cache, &victims, &limits, &attention, uniforms)?;
+                cache.evict_slots(victims, &limits)?;
+            }
+            Some(Due::Others { scores, counts }) => {
+                let kept = cache.highest(scores, &counts)?;
+                self.spread_others(cache, &kept, attention)?;
+                cache.retain(&kept)?;
+            }
+        }
+        Ok(attended.output)
+    }
+
+    /// Each slot's attention behind a step, `[S]`, which is recorded where it accumulates.
+    fn observe(&self, cache: &mut LayerCache, attended: &Attended) -> Result<Tensor<1>> {
+        let (logits, log_sum_exp) = (attended.logits.clone(), attended.log_sum_exp.clone());
+        if self.options.attention == CamAttention::Step {
+            return Ok(cache.probabilities(logits, log_sum_exp, GroupReduction::Mean)?);
+        }
+        cache.add_probabilities(ATTENTION, logits, log_sum_exp, GroupReduction::Mean)?;
+        let missing = PolicyError::MissingObservation { policy: NAME, what: "a prompt" };
+        Ok(cache.track(ATTENTION).ok_or(missing)?.clone())
+    }
+
+    /// What each token of a prompt has had, `[B, Hkv, T]`.
+    fn prompt_attention(&self, observation: &Observation<'_>) -> Result<Tensor<3>> {
+        let kv_heads = observation.dims()[1];
+        let attention = match self.options.attention {
+            CamAttention::Accumulated => {
+                let what = "column sums of attention";
+                let missing = PolicyError::MissingObservation { policy: NAME, what };
+                observation.column_sums.clone().ok_or(missing)?
+            }
+            CamAttention::Step => {
+                let query = observation.last_queries(NAME, 1)?;
+                window_attention(&query, observation.keys).squeeze_dim(2)
+            }
+        };
+        Ok(Reduction::Mean.groups(attention, kv_heads))
+    }
+
+    /// The policy from its configuration, around another one or its paper's.
+    pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        let evictor = evictor_part(config, StreamingLlm::NAME)?;
+        Ok(Arc::new(Self::new(evictor, config.take_all::<CamOptions>(NAME)?)?))
+    }
+}
+
+/// The seed of one (sequence, layer, head): two numbers of 24 bits, which f32 holds exactly.
+fn seed(observation: &Observation<'_>, row: usize, head: usize) -> [u32; 2] {
+    let mut draws = generator(observation, row, head);
+    [(); 2].map(|()| draws.random::<u32>() >> 8)
+}
+
+/// One number a (sequence, head), `[B, Hkv]`: the new token's position is the counter.
+fn draw(cache: &LayerCache, position: &Tensor<1, Int>) -> Result<Tensor<2>> {
+    let (batch, heads) = (cache.layout().batch(), cache.layout().kv_heads());
+    let missing = PolicyError::MissingObservation { policy: NAME, what: "a prompt" };
+    let seeds = cache.state(SEEDS).ok_or(missing)?.clone().int().cast(DType::I32);
+    let draws = position.clone().cast(DType::I32).unsqueeze_dim::<2>(1).expand([batch, heads]);
+    let seeds = seeds.reshape([batch * heads, 2]);
+    let numbers = kv_core::uniforms(seeds, draws.reshape([batch * heads]))?;
+    Ok(numbers.reshape([batch, heads]))
+}
+
+impl Policy for Cam {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> Value {
+        config_around(NAME, &self.options, &*self.evictor)
+    }
+
+    fn needs(&self) -> Needs {
+        let own = match self.options.attention {
+            CamAttention::Accumulated => Needs { column_sums: true, ..Needs::default() },
+            CamAttention::Step => Needs { window: 1, ..Needs::default() },
+        };
+        self.evictor.needs().union(own)
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        self.evictor.select(observation)
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        let [batch, kv_heads, ..] = observation.dims();
+        let seeds: Vec<[u32; 2]> = (0..batch * kv_heads)
+            .map(|pair| seed(observation, pair / kv_heads, pair % kv_heads))
+            .collect();
+        self.prime_with(cache, observation, selection, |pair, token| {
+            kv_core::uniform(seeds[pair], token as u32)
+        })
+    }
+
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        self.evictor.room(observation, new_tokens)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, ..Capabilities::default() }
+    }
+
+    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        self.advance(layer, cache, &step, None)
+    }
+}

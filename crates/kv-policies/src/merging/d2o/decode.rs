@@ -1,0 +1,119 @@
+//! Merges during decode, and the thresholds that follow them.
+
+use burn::tensor::{DType, Int, Tensor};
+use kv_core::{LayerCache, MergeLists, Selection, SlotLists, nearest_slots};
+
+use super::{D2o, NONE_YET, THRESHOLD};
+use crate::Result;
+use crate::merging::merge_groups::unprotected;
+
+impl D2o {
+    /// Merges one victim, `[B, Hkv]`, of every head over its limit, without waiting for the device.
+    pub(super) fn merge_victims(
+        &self,
+        cache: &mut LayerCache,
+        victims: &Tensor<2, Int>,
+        limits: &[usize],
+    ) -> Result<()> {
+        let layout = cache.layout();
+        let (batch, kv_heads, pairs) = (layout.batch(), layout.kv_heads(), layout.pairs());
+        let lengths = layout.lengths().to_vec();
+        let longest = lengths.iter().copied().max().unwrap_or_default();
+        let Some(threshold) = cache.state(THRESHOLD).cloned().filter(|_| longest > 1) else {
+            return Ok(());
+        };
+        let device = cache.options().device.clone();
+        let ones = Tensor::<1, Int>::ones([pairs], (&device, DType::I32));
+        let victims = victims.clone().reshape([pairs, 1]).clamp_min(0);
+        let of = SlotLists { slots: victims, counts: ones.clone() };
+        let among = match self.options.spare_protected {
+            true => self.open_slots(cache)?,
+            false => all_slots(cache, longest),
+        };
+        let nearest = nearest_slots(cache.keys().clone(), &of, &among, false)
+            .map_err(kv_core::Error::from)?;
+        let cosines = nearest.cosines.clamp_min(-1.0);
+        // Heads within their limit have no victim.
+        let over = lengths.iter().zip(limits).map(|(length, limit)| f32::from(length > limit));
+        let over: Vec<f32> = over.collect();
+        let uneven = over.contains(&0.0);
+        let per_head = cosines.clone().reshape([batch, kv_heads]);
+        let (mean, none) = if uneven {
+            let over = Tensor::<1>::from_data(over.as_slice(), (&device, DType::F32));
+            let over = over.reshape([batch, kv_heads]);
+            let count = over.clone().sum_dim(1);
+            let mean = (per_head * over).sum_dim(1) / count.clone().clamp_min(1.0);
+            (mean, Some(count.equal_scalar(0.0).reshape([batch, 1, 1])))
+        } else {
+            (per_head.mean_dim(1), None)
+        };
+        let mean = mean.reshape([batch, 1, 1]);
+        let momentum = self.options.momentum;
+        let followed =
+            threshold.clone().mul_scalar(1.0 - momentum) + mean.clone().mul_scalar(momentum);
+        let first = threshold.clone().lower_equal_scalar(NONE_YET);
+        let mut next = followed.mask_where(first, mean.clone());
+        if let Some(none) = none {
+            next = next.mask_where(none, threshold);
+        }
+        let threshold = next;
+        let compared = match self.options.official {
+            true => mean.expand([batch, kv_heads, 1]).reshape([pairs, 1]),
+            false => cosines.clone(),
+        };
+        let own = threshold.clone().expand([batch, kv_heads, 1]).reshape([pairs, 1]);
+        cache.set_state(THRESHOLD, threshold);
+        let mut stays = compared.lower(own);
+        if uneven {
+            let within = over.iter().map(|&over| i32::from(over == 0.0));
+            let within: Vec<i32> = within.collect();
+            let within = Tensor::<1, Int>::from_data(within.as_slice(), (&device, DType::I32));
+            stays = stays.bool_or(within.equal_scalar(1).reshape([pairs, 1]));
+        }
+        // Where there is no other slot.
+        stays = stays.bool_or(nearest.places.clone().lower_elem(0));
+        let first = cache.ranges().offsets.clone().reshape([pairs, 1]);
+        let slots = among.slots.gather(1, nearest.places.clamp_min(0)).max_pair(first);
+        let kept = slots.clone().reshape([pairs]);
+        let weigh = |scores: Tensor<2>| {
+            let scores = scores.reshape([pairs, 1, 1]);
+            Tensor::cat(vec![scores.zeros_like(), scores], 2)
+        };
+        let lists = MergeLists {
+            targets: slots.zeros_like().mask_fill(stays.clone(), -1),
+            victim_weights: weigh(self.log_scores(cosines.clone())),
+            victims: of,
+            kept_weights: weigh(self.log_scores(cosines.ones_like())),
+            kept: SlotLists { slots, counts: ones },
+        };
+        cache.merge_slots(None, &lists, &Self::merging())?;
+        if self.options.official {
+            let factors = cosines.clamp_min(0.0).add_scalar(1.0).div_scalar(2.0).reshape([pairs]);
+            let slots = kept.mask_fill(stays.reshape([pairs]), -1);
+            cache.scale_slots(&slots, factors)?;
+        }
+        Ok(())
+    }
+
+    /// Live slots that the evictor does not protect. Waits for the device.
+    fn open_slots(&self, cache: &LayerCache) -> Result<SlotLists> {
+        let layout = cache.layout();
+        let all: Vec<Vec<u32>> =
+            layout.lengths().iter().map(|&length| (0..length as u32).collect()).collect();
+        let limits = cache.limits().unwrap_or(layout.lengths());
+        let ends = limits.iter().map(|&slots| self.evictor.protected(slots, true));
+        let open = unprotected(cache, &all, &ends.collect::<Result<Vec<_>>>()?)?;
+        let offsets = layout.offsets();
+        Ok(Selection::new(open)?.lists(offsets, &cache.options().device)?)
+    }
+}
+
+/// All live slots of heads of up to `longest` slots.
+fn all_slots(cache: &LayerCache, longest: usize) -> SlotLists {
+    let pairs = cache.layout().pairs();
+    let place = Tensor::<1, Int>::arange(0..longest as i64, (&cache.options().device, DType::I32));
+    let place = place.unsqueeze_dim::<2>(0).expand([pairs, longest]);
+    let offsets = cache.ranges().offsets.clone().reshape([pairs, 1]).expand([pairs, longest]);
+    let counts = cache.ranges().lengths.clone().reshape([pairs]);
+    SlotLists { slots: offsets + place, counts }
+}

@@ -1,0 +1,240 @@
+//! D2O: what H2O evicts is averaged into the most similar of what it keeps.
+
+mod decode;
+mod layers;
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Tensor};
+use kv_core::{CacheOptions, KeyRule, LayerCache, MergeOptions, Nearest, Room, Selection};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::merging::merge_groups::Groups;
+use crate::policy::config::{Config, config_around};
+use crate::policy::evictor::{evictor_of, evictor_part};
+use crate::{
+    Capabilities, Due, Evictor, H2o, LayerContext, Needs, Observation, Observed, Plan, Policy,
+    PolicyError, Result, Scorer, Step,
+};
+
+const NAME: &str = "d2o";
+/// State of each sequence's threshold, `[B, 1, 1]`.
+const THRESHOLD: &str = "threshold";
+/// The threshold of a sequence that has had no victims: below all cosines.
+const NONE_YET: f32 = -2.0;
+
+/// D2O (Wan et al., 2024): each victim of H2O is merged into the kept slot of the most similar key,
+/// if the cosine reaches a threshold, else dropped. The threshold starts as the mean of the
+/// prompt's victims' highest cosines and follows those of the steps (equation 7). Keys and values
+/// are averaged with weights `exp(cos)`, and `e` for the kept slot itself (equations 8 and 9); a
+/// merged slot counts as one in attention.
+///
+/// Layers have budgets by how much their attention varies from token to token, the more the less it
+/// does: in proportion to `softmax(−f)`. That is known when the whole prompt has been prefilled, so
+/// that layers are compressed together ([`Policy::prefill_layers`]); a layer alone has its own
+/// equal share.
+#[derive(Debug, Clone)]
+pub struct D2o {
+    evictor: Arc<dyn Evictor>,
+    options: D2oOptions,
+}
+
+/// D2O's own options.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct D2oOptions {
+    /// How much a step's cosines count in the threshold.
+    pub momentum: f64,
+    /// Whether layers have budgets by how much their attention varies, rather than as the evictor's
+    /// `layers` says.
+    pub dynamic_layers: bool,
+    /// Whether keys and values are summed and compared as in the authors' code: weights `cos` and
+    /// 1, divided by the number of tokens; and the `i`-th victims of all heads stay or go together,
+    /// by their mean cosine. With dynamic budgets, the first two layers and the last stay whole,
+    /// and what a layer may have least and most is not made up for by others.
+    pub official: bool,
+    /// Whether first and last tokens that the evictor always keeps take no merges, so that they
+    /// stay as they are. The paper and the authors' code merge into all that is kept.
+    pub spare_protected: bool,
+}
+
+impl Default for D2oOptions {
+    fn default() -> Self {
+        Self { momentum: 0.5, dynamic_layers: true, official: false, spare_protected: false }
+    }
+}
+
+impl D2o {
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`] for policies that do not evict by scores, and options out of
+    /// range.
+    pub fn new(evictor: Arc<dyn Policy>, options: D2oOptions) -> Result<Self> {
+        let invalid = |reason| PolicyError::InvalidConfig { policy: NAME.into(), reason };
+        let evictor = evictor_of(evictor, NAME)?;
+        if !(0.0..=1.0).contains(&options.momentum) {
+            let momentum = options.momentum;
+            return Err(invalid(format!("`momentum` is {momentum}, expected 0 to 1")));
+        }
+        Ok(Self { evictor, options })
+    }
+
+    fn merging() -> MergeOptions {
+        MergeOptions { rule: KeyRule::Mean, ..Default::default() }
+    }
+
+    /// `ln s` of members by their cosines; the kept slot's own is that of a cosine of 1.
+    fn log_scores<const D: usize>(&self, cosines: Tensor<D>) -> Tensor<D> {
+        // What is nothing in f32 beside 1, where logarithms of 0 are no numbers on every device.
+        if self.options.official { cosines.clamp_min(1e-30).log() } else { cosines }
+    }
+
+    /// Merges a prompt's victims, and sets the thresholds.
+    fn merge_prompt(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        let [batch, kv_heads, tokens, head_dim] = observation.dims();
+        let pairs = batch * kv_heads;
+        let device = cache.options().device.clone();
+        let mut groups = Groups::of_prompts(selection, tokens, &device)?;
+        if groups.is_empty() {
+            let none_yet = Tensor::full([batch, 1, 1], NONE_YET, (&device, DType::F32));
+            cache.set_state(THRESHOLD, none_yet);
+            return Ok(());
+        }
+        if self.options.spare_protected {
+            let slots = selection.lengths().iter().copied().min().unwrap_or_default();
+            groups = groups.sparing_ends(self.evictor.protected(slots, false)?);
+        }
+        let flat = |tensor: &Tensor<4>| {
+            let rows = tensor.clone().reshape([pairs * tokens, head_dim]);
+            rows.cast(cache.options().dtype)
+        };
+        let (keys, values) = (flat(observation.keys), flat(observation.values));
+        let Nearest { places, cosines } = groups.nearest(&keys)?;
+        let [_, width] = cosines.dims();
+        // One where there is a victim, of heads that have different numbers of them.
+        let counts = groups.victim_counts();
+        let lives: Vec<f32> = counts
+            .iter()
+            .flat_map(|&count| (0..width).map(move |at| f32::from(at < count)))
+            .collect();
+        let lives = Tensor::<1>::from_data(lives.as_slice(), (&device, DType::F32));
+        let lives = lives.reshape([batch, kv_heads, width]);
+        let none = lives.clone().equal_scalar(0.0);
+        let cosines = cosines.reshape([batch, kv_heads, width]).mask_fill(none, 0.0);
+        let totals: Vec<f32> =
+            counts.chunks(kv_heads).map(|of| of.iter().sum::<usize>() as f32).collect();
+        let totals = Tensor::<1>::from_data(totals.as_slice(), (&device, DType::F32));
+        let totals = totals.reshape([batch, 1, 1]);
+        let sums = cosines.clone().sum_dim(2).sum_dim(1);
+        let thresholds =
+            (sums / totals.clone().clamp_min(1.0)).mask_fill(totals.equal_scalar(0.0), NONE_YET);
+        cache.set_state(THRESHOLD, thresholds.clone());
+        let decides = match self.options.official {
+            // The authors decide by victims' ranks, for all heads together.
+            true => {
+                let heads = lives.sum_dim(1).clamp_min(1.0);
+                (cosines.clone().sum_dim(1) / heads).expand([batch, kv_heads, width])
+            }
+            false => cosines.clone(),
+        };
+        let stays = decides.greater_equal(thresholds.expand([batch, kv_heads, width]));
+        let targets = places.mask_fill(stays.bool_not().reshape([pairs, width]), -1);
+
+        let of_victims = self.log_scores(cosines.reshape([pairs, width, 1]));
+        let most = selection.lengths().iter().copied().max().unwrap_or_default();
+        let of_kept = self.log_scores(Tensor::ones([pairs, most, 1], (&device, DType::F32)));
+        let weights = [of_victims, of_kept].map(|scores| {
+            let (none, one) = (scores.zeros_like(), scores.ones_like());
+            Tensor::cat(vec![none.clone(), scores, one, none], 2)
+        });
+        let from = Some([&keys, &values]);
+        let merged = groups.merge(cache, from, targets, weights, Self::merging())?;
+        if !self.options.official {
+            return Ok(());
+        }
+        // The authors divide by the number of tokens rather than by the weights: the mean of these
+        // is the slot's score.
+        let count = merged.slots.dims()[0];
+        let factors = merged.weights.narrow(1, 1, 1).reshape([count]).exp();
+        Ok(cache.scale_slots(&merged.slots, factors)?)
+    }
+
+    /// The policy from its configuration, around another one or its paper's.
+    pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        let evictor = evictor_part(config, H2o::NAME)?;
+        Ok(Arc::new(Self::new(evictor, config.take_all::<D2oOptions>(NAME)?)?))
+    }
+}
+
+impl Policy for D2o {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> Value {
+        config_around(NAME, &self.options, &*self.evictor)
+    }
+
+    fn needs(&self) -> Needs {
+        let own = Needs { column_sums: self.options.dynamic_layers, ..Needs::default() };
+        self.evictor.needs().union(own)
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        self.evictor.select(observation)
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        self.evictor.prime(cache, observation, selection)?;
+        self.merge_prompt(cache, observation, selection)
+    }
+
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        self.evictor.room(observation, new_tokens)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            needs_all_layers: self.options.dynamic_layers,
+            changes_decode: true,
+            ..Capabilities::default()
+        }
+    }
+
+    fn prefill_layers(
+        &self,
+        layers: &[Observed],
+        new_tokens: usize,
+        options: CacheOptions,
+    ) -> Result<Vec<LayerCache>> {
+        if self.options.dynamic_layers {
+            return self.prefill_together(layers, new_tokens, &options);
+        }
+        let each = layers.iter();
+        each.map(|layer| self.prefill(&layer.view(), new_tokens, options.clone())).collect()
+    }
+
+    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        let attended = self.evictor.attend(layer, cache, &step)?;
+        match attended.due {
+            None => {}
+            Some(Due::Slots { victims, limits }) => {
+                self.merge_victims(cache, &victims, &limits)?;
+                cache.evict_slots(victims, &limits)?;
+            }
+            // Many at once are dropped as they are: the paper merges at every step.
+            Some(others) => others.drop_from(cache)?,
+        }
+        Ok(attended.output)
+    }
+}

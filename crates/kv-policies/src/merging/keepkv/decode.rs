@@ -1,0 +1,93 @@
+//! Merges during decode: one victim a head in one launch, or many.
+
+use burn::tensor::{DType, Int, Tensor};
+use kv_core::{LayerCache, NearestOptions, Selection, StepScores, read_f32, read_i32};
+
+use super::scores::{LOG_SAMPLES, LOG_SCORES, TRACKS, mean_queries, weigh, weights};
+use super::{KeepKv, Predictor, VOTES, VOTES_HIGH, window};
+use crate::Result;
+use crate::merging::merge_groups::{Groups, unprotected};
+
+impl KeepKv {
+    /// Merges one victim, `[B, Hkv]`, of every head over its limit into the head's most similar
+    /// slot, without waiting for the device, behind averages of a step's scores where there are
+    /// any.
+    pub(super) fn merge_victims(
+        &self,
+        cache: &mut LayerCache,
+        victims: &Tensor<2, Int>,
+        limits: &[usize],
+        query: Tensor<3>,
+        average: Option<StepScores>,
+    ) -> Result<()> {
+        let options = NearestOptions {
+            average,
+            threshold: self.options.threshold,
+            epsilon: self.options.epsilon,
+            queries: Some(query.cast(cache.options().dtype)),
+            merge: self.merging(None),
+        };
+        Ok(cache.merge_nearest(TRACKS, victims, limits, &options)?)
+    }
+
+    /// What all slots weigh, `[S, 4]`.
+    fn weights_of(&self, cache: &LayerCache) -> Tensor<2> {
+        let (slots, device) = (cache.positions().dims()[0], &cache.options().device);
+        let filled = |with: f32| Tensor::full([slots], with, (device, DType::F32));
+        let track = |name, initial| cache.track(name).cloned().unwrap_or_else(|| filled(initial));
+        let log_weights = cache.log_weights().cloned().unwrap_or_else(|| filled(0.0));
+        let scores = match (cache.track(LOG_SCORES), cache.track(LOG_SAMPLES)) {
+            (Some(scores), Some(samples)) => self.add_epsilon(scores.clone() - samples.clone()),
+            _ => filled(0.0),
+        };
+        weights(log_weights, scores, [track(VOTES, 1.0), track(VOTES_HIGH, 0.0)])
+    }
+
+    /// Merges all slots but the kept ones into these.
+    pub(super) fn merge_others(
+        &self,
+        cache: &mut LayerCache,
+        kept: &Selection,
+        query: Tensor<3>,
+    ) -> Result<()> {
+        let kv_heads = cache.layout().kv_heads();
+        let mut groups = Groups::of_slots(kept, cache)?;
+        if groups.is_empty() {
+            return Ok(());
+        }
+        if self.options.spare_protected {
+            let limits = cache.limits().unwrap_or(kept.lengths());
+            let ends = limits.iter().map(|&slots| self.evictor.protected(slots, true));
+            let ends = ends.collect::<Result<Vec<_>>>()?;
+            groups = groups.sparing_all_but(&unprotected(cache, kept.kept()?, &ends)?);
+        }
+        let targets = groups.targets(cache.keys(), self.options.threshold)?;
+        let weights = self.weights_of(cache);
+        if self.options.predictor == Predictor::Window {
+            let [slots, _] = weights.dims();
+            let log_weights = weights.clone().narrow(1, 0, 1).reshape([slots]);
+            let log_weights = read_f32("weights", log_weights)?;
+            window::join(cache, &groups.read(&targets)?, &log_weights, self.options.window)?;
+        }
+        let options = self.merging(Some(mean_queries(query, kv_heads)));
+        let merged = groups.merge(cache, None, targets, groups.weights(&weights), options)?;
+        weigh(cache, merged)
+    }
+}
+
+/// All slots but one victim, `[B, Hkv]`, of every head over its limit.
+pub(super) fn others(
+    cache: &LayerCache,
+    victims: Tensor<2, Int>,
+    limits: &[usize],
+) -> Result<Selection> {
+    let victims = read_i32("victims", victims)?;
+    let layout = cache.layout();
+    let kept = victims.iter().zip(limits).enumerate().map(|(pair, (&victim, &limit))| {
+        let live = layout.live(pair);
+        let all = 0..live.len() as u32;
+        let goes = |at: &u32| live.len() > limit && live.start + *at as usize == victim as usize;
+        all.filter(|at| !goes(at)).collect()
+    });
+    Ok(Selection::new(kept.collect())?)
+}

@@ -1,0 +1,234 @@
+//! KeepKV: what another policy evicts is merged into what it keeps.
+
+mod archive;
+mod bound;
+mod decode;
+mod options;
+mod periodic;
+mod prompt;
+mod scores;
+mod votes;
+mod window;
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use kv_core::{
+    DecodeAttentionOptions, KeyRule, LayerCache, MergeOptions, Room, Selection, StepScores,
+};
+use serde_json::Value;
+
+use crate::policy::config::{Config, config_around};
+use crate::policy::evictor::{evictor_of, evictor_part};
+use crate::{
+    Attended, Capabilities, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy,
+    PolicyError, RecentAttention, Result, Scorer, Step,
+};
+
+use decode::others;
+
+pub use archive::{Archive, Transfers};
+
+pub use bound::perturbation_bound;
+pub use options::{KeepKvOptions, Key, Order};
+pub use scores::Predictor;
+pub use votes::{VOTES, VOTES_HIGH, read_votes};
+
+const NAME: &str = "keepkv";
+
+/// KeepKV (Tian et al., 2025) around any policy that evicts by scores: every victim is merged into
+/// the kept slot of the most similar key (Algorithm 1), if the cosine exceeds a threshold, else
+/// dropped. A merged slot carries the votes of all its tokens, which multiply its attention
+/// (equation 6), and its key and value are such that the attention does not change for scores as
+/// they are predicted (ZIP merging, equations 7 and 25; [`kv_core::MergeOptions`]).
+///
+/// Under grouped queries one key serves several query heads, and exactness for all of them is
+/// impossible: scores are the group's mean, and the additive rule's query is its mean query.
+#[derive(Debug, Clone)]
+pub struct KeepKv {
+    evictor: Arc<dyn Evictor>,
+    options: KeepKvOptions,
+}
+
+impl KeepKv {
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`] for policies that do not evict by scores, and options out of
+    /// range.
+    pub fn new(evictor: Arc<dyn Policy>, options: KeepKvOptions) -> Result<Self> {
+        let invalid = |reason| PolicyError::InvalidConfig { policy: NAME.into(), reason };
+        let evictor = evictor_of(evictor, NAME)?;
+        let KeepKvOptions { threshold, guard, alpha, window, epsilon, .. } = options;
+        if !(-1.0..=1.0).contains(&threshold) {
+            return Err(invalid(format!("`threshold` is {threshold}, expected -1 to 1")));
+        }
+        if !(guard == 0.0 || guard >= 1.0) {
+            return Err(invalid(format!("`guard` is {guard}, expected 0 or at least 1")));
+        }
+        if !(alpha > 0.0 && alpha < 1.0) {
+            return Err(invalid(format!("`alpha` is {alpha}, expected between 0 and 1")));
+        }
+        if !(epsilon >= 0.0 && epsilon.is_finite()) {
+            return Err(invalid(format!("`epsilon` is {epsilon}, expected a number from 0 on")));
+        }
+        if options.absolute_step && options.predictor != Predictor::Ema {
+            return Err(invalid("`absolute_step` is of the predictor `ema`".into()));
+        }
+        let above = options.rebuild_above;
+        if !(above >= 0.0 && above.is_finite()) {
+            return Err(invalid(format!(
+                "`rebuild_above` is {above}, expected a number from 0 on"
+            )));
+        }
+        let followed = evictor.capabilities().changes_decode && !evictor.needs().raw_queries;
+        if (options.period > 0 || above > 0.0) && !followed {
+            let name = evictor.name();
+            return Err(invalid(format!(
+                "`evictor` is `{name}`: `period` and `rebuild_above` need one that evicts during \
+                 decode, without queries before RoPE"
+            )));
+        }
+        if window == 0 {
+            return Err(invalid("`window` is 0, expected at least 1".into()));
+        }
+        Ok(Self { evictor, options })
+    }
+
+    /// How keys are merged.
+    fn merging(&self, queries: Option<Tensor<2>>) -> MergeOptions {
+        let rule = match self.options.key {
+            Key::Paper => KeyRule::Paper,
+            Key::Additive => KeyRule::Additive,
+            Key::Votes => KeyRule::Votes,
+            Key::Mean => KeyRule::Mean,
+        };
+        let guard = if self.options.guard == 0.0 { f32::INFINITY } else { self.options.guard };
+        MergeOptions { rule, guard, scale: None, queries }
+    }
+
+    /// The policy from its configuration, around another one or its paper's.
+    pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        let evictor = evictor_part(config, RecentAttention::NAME)?;
+        Ok(Arc::new(Self::new(evictor, config.take_all::<KeepKvOptions>(NAME)?)?))
+    }
+}
+
+impl Policy for KeepKv {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> Value {
+        config_around(NAME, &self.options, &*self.evictor)
+    }
+
+    fn needs(&self) -> Needs {
+        let own = Needs { window: self.options.window, ..Needs::default() };
+        self.evictor.needs().union(own)
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        if self.options.order == Order::MergeFirst
+            && let Some((scores, budget)) = self.evictor.rank(observation)?
+        {
+            return Ok(self.by_groups(observation, scores, budget)?.into());
+        }
+        self.evictor.select(observation)
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        self.evictor.prime(cache, observation, selection)?;
+        self.merge_prompt(cache, observation, selection)?;
+        if self.rebuilds() { self.archive(cache, observation) } else { Ok(()) }
+    }
+
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        self.evictor.room(observation, new_tokens)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, ..Capabilities::default() }
+    }
+
+    fn records(&self, cache: &LayerCache) -> bool {
+        let waits = self.merges_on_host() || self.rebuilds();
+        !waits && self.evictor.capabilities().changes_decode && self.evictor.records(cache)
+    }
+
+    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        if self.due_now(layer, cache) {
+            let query = step.append(cache)?;
+            self.keep_newest(cache, &step, &query)?;
+            self.rebuild(layer, cache, &step)?;
+            self.look_ahead(layer, cache);
+            return Ok(cache.attend(query, DecodeAttentionOptions::default())?.output);
+        }
+        let attended = self.evictor.attend(layer, cache, &step)?;
+        let scores = self.taken_by_merges(&attended);
+        if scores.is_none() {
+            self.observe(cache, &attended)?;
+        }
+        if !self.rebuilds() {
+            return self.evict(cache, attended, scores);
+        }
+        self.keep_newest(cache, &step, &attended.query)?;
+        let above = self.options.rebuild_above;
+        if above > 0.0 && self.estimated_perturbation(cache, &attended)? > above {
+            self.rebuild(layer, cache, &step)?;
+            return Ok(attended.output);
+        }
+        let output = self.evict(cache, attended, None)?;
+        self.look_ahead(layer, cache);
+        Ok(output)
+    }
+}
+
+impl KeepKv {
+    /// Whether the host lists what a step merges.
+    fn merges_on_host(&self) -> bool {
+        self.options.predictor == Predictor::Window || self.options.spare_protected
+    }
+
+    /// A step's scores, where the kernel that merges takes them, too: single slots, but where rebuilds ask for the
+    /// averages before.
+    fn taken_by_merges(&self, attended: &Attended) -> Option<StepScores> {
+        let single = matches!(attended.due, Some(Due::Slots { .. }));
+        let taken = single && !self.merges_on_host() && !self.rebuilds();
+        taken.then(|| self.step_scores(attended))
+    }
+
+    /// Merges what is due, behind averages of `scores` where these are not taken yet, and drops it.
+    fn evict(
+        &self,
+        cache: &mut LayerCache,
+        attended: Attended,
+        scores: Option<StepScores>,
+    ) -> Result<Tensor<3>> {
+        let before = self.weights_before(cache);
+        match attended.due {
+            None => {}
+            Some(Due::Slots { victims, limits }) if self.merges_on_host() => {
+                let kept = others(cache, victims, &limits)?;
+                self.merge_others(cache, &kept, attended.query)?;
+                self.remember_merges(cache, before)?;
+                cache.retain(&kept)?;
+            }
+            Some(Due::Slots { victims, limits }) => {
+                self.merge_victims(cache, &victims, &limits, attended.query, scores)?;
+                self.remember_merges(cache, before)?;
+                cache.evict_slots(victims, &limits)?;
+            }
+            Some(Due::Others { scores, counts }) => {
+                let kept = cache.highest(scores, &counts)?;
+                self.merge_others(cache, &kept, attended.query)?;
+                self.remember_merges(cache, before)?;
+                cache.retain(&kept)?;
+            }
+        }
+        Ok(attended.output)
+    }
+}

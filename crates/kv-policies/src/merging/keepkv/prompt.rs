@@ -1,0 +1,90 @@
+//! A prompt's merges: which tokens stay, and what goes into them.
+
+use burn::tensor::Tensor;
+use kv_core::{LayerCache, Selection, rankings, turns_of_groups};
+
+use super::scores::{LOG_SAMPLES, LOG_SCORES, NOTHING, PromptScores, mean_queries, weigh, weights};
+use super::{KeepKv, NAME, Order, Predictor, votes, window};
+use crate::merging::merge_groups::{Groups, leaders};
+use crate::{Observation, Result};
+
+impl KeepKv {
+    /// The `budget` tokens of each head that rank highest.
+    pub(super) fn highest(
+        &self,
+        observation: &Observation<'_>,
+        scores: Tensor<3>,
+        budget: usize,
+    ) -> Result<Selection> {
+        match self.options.order {
+            Order::MergeFirst => self.by_groups(observation, scores, budget),
+            Order::EvictFirst => Ok(Selection::highest(scores, budget)?),
+        }
+    }
+
+    /// What stays of a prompt where groups of similar tokens compete as one: a token that resembles
+    /// one that ranks higher hands its score on, and is chosen last. Those that always stay do not.
+    pub(super) fn by_groups(
+        &self,
+        observation: &Observation<'_>,
+        scores: Tensor<3>,
+        budget: usize,
+    ) -> Result<Selection> {
+        let [batch, kv_heads, tokens, head_dim] = observation.dims();
+        let pairs = batch * kv_heads;
+        let scores = scores.reshape([pairs, tokens]);
+        let ranked = rankings(scores.clone()).map_err(kv_core::Error::from)?;
+        let keys = observation.keys.clone().reshape([pairs * tokens, head_dim]);
+        let spared = match self.options.spare_protected {
+            true => self.evictor.protected(budget, false)?.iter().sum(),
+            false => 0,
+        };
+        let leaders = leaders(&keys, &ranked, self.options.threshold, spared)?;
+        let turns = turns_of_groups(scores, ranked, leaders).map_err(kv_core::Error::from)?;
+        Ok(Selection::highest(turns.reshape([batch, kv_heads, tokens]), budget)?)
+    }
+
+    /// Merges what is not kept of a prompt into what is.
+    pub(super) fn merge_prompt(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        let [batch, kv_heads, tokens, head_dim] = observation.dims();
+        let rows = batch * kv_heads * tokens;
+        let PromptScores { scores, samples, rows: each } = self.prompt_scores(observation)?;
+        cache.set_kept_track(LOG_SCORES, scores.clone(), selection, NOTHING)?;
+        // Far behind a prompt's start the absolute step corrects nothing.
+        let fresh = if self.options.absolute_step { 0.0 } else { NOTHING };
+        cache.set_kept_track(LOG_SAMPLES, samples.clone(), selection, fresh)?;
+        votes::prime(cache)?;
+        if cache.log_weights().is_none() {
+            // There from the start, so that steps make nothing new.
+            cache.set_live_log_weights(&vec![0.0; selection.total()])?;
+        }
+        let mut groups = Groups::of_prompts(selection, tokens, &observation.keys.device())?;
+        let slots = selection.lengths().iter().copied().min().unwrap_or_default();
+        if self.options.spare_protected && !groups.is_empty() {
+            groups = groups.sparing_ends(self.evictor.protected(slots, false)?);
+        }
+        let flat = |tensor: &Tensor<4>| {
+            tensor.clone().reshape([rows, head_dim]).cast(cache.options().dtype)
+        };
+        let (keys, values) = (flat(observation.keys), flat(observation.values));
+        let targets = groups.targets(&keys, self.options.threshold)?;
+        if self.options.predictor == Predictor::Window {
+            window::prime(cache, &groups.read(&targets)?, &each, self.options.window)?;
+        }
+        let queries = observation.last_queries(NAME, 1)?.squeeze_dim(2);
+        let predicted = self.add_epsilon((scores - samples).reshape([rows]));
+        let zeros = || predicted.zeros_like();
+        let weights = weights(zeros(), predicted.clone(), [zeros().add_scalar(1.0), zeros()]);
+        let options = self.merging(Some(mean_queries(queries, kv_heads)));
+        let (from, weights) = (Some([&keys, &values]), groups.weights(&weights));
+        let merged = groups.merge(cache, from, targets, weights, options)?;
+        let before = self.weights_before(cache);
+        weigh(cache, merged)?;
+        self.remember_merges(cache, before)
+    }
+}

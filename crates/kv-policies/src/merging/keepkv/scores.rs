@@ -1,0 +1,160 @@
+//! Predicted scores: averages of what queries gave each slot, unnormalised, as logarithms.
+
+use burn::tensor::{DType, Tensor};
+use kv_core::{AverageWeights, LayerCache, ScoreTracks, StepScores};
+use serde::{Deserialize, Serialize};
+
+use super::{KeepKv, NAME, VOTES, VOTES_HIGH};
+use crate::merging::merge_groups::Merged;
+use crate::policy::attention_scores::window_logits;
+use crate::{Attended, Observation, Result};
+
+/// Track of `ln S`, a slot's weighted sum of scores.
+pub(super) const LOG_SCORES: &str = "log-scores";
+/// Track of the sum of the weights, as a logarithm: the average is `S` divided by it.
+pub(super) const LOG_SAMPLES: &str = "log-samples";
+/// What merging steps read and write.
+pub(super) const TRACKS: ScoreTracks =
+    ScoreTracks { scores: LOG_SCORES, samples: LOG_SAMPLES, votes: VOTES, votes_high: VOTES_HIGH };
+/// The logarithm of what new slots start with, nothing: −∞ is no number that all devices can write.
+pub(super) const NOTHING: f32 = -1.0e30;
+
+/// How scores to come are predicted from those that were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Predictor {
+    /// An exponential moving average (equation 8).
+    #[default]
+    Ema,
+    /// The mean of all.
+    Cumulative,
+    /// The mean of the last `window` ones, as in the authors' code. Each slot keeps all of these,
+    /// and merges wait for the device.
+    Window,
+}
+
+/// A prompt's scores.
+pub(super) struct PromptScores {
+    /// `ln S`, `[B * Hkv, T]`.
+    pub(super) scores: Tensor<2>,
+    /// The logarithm of the weights' sum, `[B * Hkv, T]`.
+    pub(super) samples: Tensor<2>,
+    /// `ln s` of each of the last queries, `[B * Hkv, W, T]`.
+    pub(super) rows: Tensor<3>,
+}
+
+impl KeepKv {
+    /// Logarithms of the weights that an average gives a new score and what it has.
+    fn weights(&self) -> [f64; 2] {
+        match self.options.predictor {
+            Predictor::Ema => [(1.0 - self.options.alpha).ln(), self.options.alpha.ln()],
+            Predictor::Cumulative | Predictor::Window => [0.0, 0.0],
+        }
+    }
+
+    /// What the last queries of a prompt give its tokens.
+    pub(super) fn prompt_scores(&self, observation: &Observation<'_>) -> Result<PromptScores> {
+        let queries = observation.last_queries(NAME, self.options.window)?;
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let [_, heads, window, _] = queries.dims();
+        let group = heads / kv_heads;
+        let logits = window_logits(&queries, observation.keys);
+        let grouped = logits.reshape([batch, kv_heads, group, window, tokens]);
+        let scores = log_mean(grouped, 2).reshape([batch, kv_heads, window, tokens]);
+        let rows = scores.clone().reshape([batch * kv_heads, window, tokens]);
+        let [new, old] = self.weights();
+        let ages = (0..window).rev().map(|age| (new + age as f64 * old) as f32);
+        let ages: Vec<f32> = ages.collect();
+        let ages = Tensor::<1>::from_data(ages.as_slice(), &scores.device());
+        let scores = scores + ages.reshape([1, 1, window, 1]);
+        let sums = log_mean(scores, 2).add_scalar((window as f64).ln());
+        let seen = |age: usize| (0..age).map(|age| (new + age as f64 * old).exp()).sum::<f64>();
+        let samples: Vec<f32> = (0..tokens)
+            .map(|token| match self.options.absolute_step {
+                true => (1.0 - self.options.alpha.powi(tokens as i32)).ln() as f32,
+                false => seen(window.min(tokens - token)).ln() as f32,
+            })
+            .collect();
+        let pairs = batch * kv_heads;
+        let samples = Tensor::<1>::from_data(samples.as_slice(), (&sums.device(), DType::F32));
+        Ok(PromptScores {
+            scores: sums.reshape([pairs, tokens]),
+            samples: samples.unsqueeze_dim::<2>(0).expand([pairs, tokens]),
+            rows,
+        })
+    }
+
+    /// `ln(ŝ + ε)`
+    pub(super) fn add_epsilon(&self, log_scores: Tensor<1>) -> Tensor<1> {
+        if self.options.epsilon == 0.0 {
+            return log_scores;
+        }
+        let epsilon = log_scores.full_like(self.options.epsilon.ln());
+        log_add(log_scores, epsilon)
+    }
+
+    /// Takes a step's scores into the averages.
+    pub(super) fn observe(&self, cache: &mut LayerCache, attended: &Attended) -> Result<()> {
+        if self.options.predictor == Predictor::Window {
+            return self.observe_window(cache, &attended.logits);
+        }
+        let StepScores { logits, weights } = self.step_scores(attended);
+        Ok(cache.average_scores(TRACKS, logits, weights)?)
+    }
+
+    /// What averages take of a step.
+    pub(super) fn step_scores(&self, attended: &Attended) -> StepScores {
+        let [new, old] = self.weights().map(|weight| weight as f32);
+        StepScores { logits: attended.logits.clone(), weights: AverageWeights { new, old } }
+    }
+}
+
+/// `ln` of the mean of exponentials along a dimension, which stays.
+pub(super) fn log_mean<const D: usize>(values: Tensor<D>, dim: usize) -> Tensor<D> {
+    // Where all are −∞, any finite maximum gives it.
+    let top = values.clone().max_dim(dim).clamp_min(NOTHING);
+    (values - top.clone()).exp().mean_dim(dim).log() + top
+}
+
+/// `ln(exp(a) + exp(b))`
+fn log_add(a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
+    let top = a.clone().max_pair(b.clone());
+    ((a - top.clone()).exp() + (b - top.clone()).exp()).log() + top
+}
+
+/// The mean of each group's queries, `[B, Hq, D]` to `[B * Hkv, D]`, f32.
+pub(super) fn mean_queries(queries: Tensor<3>, kv_heads: usize) -> Tensor<2> {
+    let [batch, heads, head_dim] = queries.dims();
+    let grouped = queries.cast(DType::F32);
+    let grouped = grouped.reshape([batch * kv_heads, heads / kv_heads, head_dim]);
+    grouped.mean_dim(1).squeeze_dim(1)
+}
+
+/// Weights of slots or tokens `[N]`, as merges have them: `ln p`, `ln ŝ` and votes, `[N, 4]`.
+pub(super) fn weights(
+    log_weights: Tensor<1>,
+    scores: Tensor<1>,
+    votes: [Tensor<1>; 2],
+) -> Tensor<2> {
+    let [votes, votes_high] = votes;
+    Tensor::stack::<2>(vec![log_weights, scores, votes, votes_high], 1)
+}
+
+/// Writes what merged slots weigh, their scores as their averages have them.
+pub(super) fn weigh(cache: &mut LayerCache, merged: Merged) -> Result<()> {
+    let Merged { slots, weights } = merged;
+    let count = slots.dims()[0];
+    let column = |at: usize| weights.clone().narrow(1, at, 1).reshape([count]);
+    cache.write_log_weights(&slots, column(0))?;
+    if let Some(samples) = cache.track(LOG_SAMPLES) {
+        let own = samples.clone().select(0, slots.clone().clamp_min(0));
+        let scores = column(1) + own;
+        cache.write_track(LOG_SCORES, &slots, scores)?;
+    }
+    for (track, at) in [(VOTES, 2), (VOTES_HIGH, 3)] {
+        if cache.track(track).is_some() {
+            cache.write_track(track, &slots, column(at))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,229 @@
+mod gates;
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Tensor};
+use kv_core::{Budget, CacheOptions, DecodeAttentionOptions, LayerCache, Selection, counted};
+use serde::{Deserialize, Serialize};
+
+use crate::policy::config::{Config, config_of};
+use crate::policy::state_tensors::{numbers, state};
+use crate::reading::subset::tokens_of;
+use crate::{
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+};
+
+pub use gates::Gates;
+
+const NAME: &str = "duo-attention";
+/// State of each head's first slot that new tokens may overwrite, `[B, Hkv, 1]`.
+const FIRST: &str = "first";
+/// Slots of a head that keeps everything.
+const ENDLESS: usize = i32::MAX as usize;
+
+/// DuoAttention (Xiao et al., 2024, section 2): retrieval heads keep everything, streaming heads
+/// the first tokens and the most recent ones, which the incoming token joins before the attention.
+/// Which are which say gates that were trained, one for each key-value head.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DuoAttention {
+    /// The gates.
+    pub alpha: Gates,
+    /// Share of all heads that stream: those of the lowest gates.
+    #[serde(default = "half")]
+    pub sparsity: f64,
+    /// First tokens that streaming heads keep.
+    #[serde(default = "sinks")]
+    pub sinks: usize,
+    /// Most recent tokens that streaming heads keep.
+    #[serde(default = "recents")]
+    pub recents: usize,
+    /// Mean slots per head behind the prompt; as many heads stream as it takes, whatever `sparsity`
+    /// says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<Budget>,
+}
+
+fn half() -> f64 {
+    0.5
+}
+
+fn sinks() -> usize {
+    64
+}
+
+fn recents() -> usize {
+    256
+}
+
+/// What heads keep of a prompt.
+#[derive(Debug, Clone, Copy)]
+struct Split {
+    /// Heads of all layers that stream.
+    streaming: usize,
+    sinks: usize,
+    recents: usize,
+}
+
+impl DuoAttention {
+    /// The policy with its gates read from their file.
+    ///
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`].
+    pub fn validated(self) -> Result<Self> {
+        let invalid = |reason| Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
+        if let Some(budget) = self.budget {
+            budget.validate()?;
+        }
+        if !(0.0..=1.0).contains(&self.sparsity) {
+            return invalid(format!("`sparsity` is {}, expected 0 to 1", self.sparsity));
+        }
+        if self.recents == 0 {
+            return invalid("`recents` is 0, expected at least 1".into());
+        }
+        Ok(Self { alpha: self.alpha.read(NAME)?, ..self })
+    }
+
+    fn split(&self, observation: &Observation<'_>) -> Split {
+        let heads = self.alpha.lists().iter().map(Vec::len).sum::<usize>();
+        let Self { sinks, recents, .. } = *self;
+        let Some(budget) = self.budget else {
+            let streaming = (heads as f64 * self.sparsity).round() as usize;
+            return Split { streaming, sinks, recents };
+        };
+        let (budget, tokens) = (tokens_of(budget, observation), observation.tokens());
+        if budget >= tokens {
+            return Split { streaming: 0, sinks, recents };
+        }
+        // A budget below the usual window leaves every head a smaller one.
+        let (sinks, recents) = match sinks.saturating_add(recents) <= budget {
+            true => (sinks, recents),
+            false => (sinks.min(budget / 5), budget - sinks.min(budget / 5)),
+        };
+        let streaming = (heads * (tokens - budget)).div_ceil(tokens - sinks - recents);
+        Split { streaming: streaming.min(heads), sinks, recents }
+    }
+
+    /// Which of a layer's heads stream.
+    fn streams(&self, observation: &Observation<'_>, split: Split) -> Result<Vec<bool>> {
+        let [_, kv_heads, ..] = observation.dims();
+        let LayerContext { index, count } = observation.layer;
+        let lists = self.alpha.lists();
+        let own = lists.get(index).map_or(0, Vec::len);
+        if lists.len() != count || own != kv_heads {
+            let reason = format!(
+                "`alpha` has {}, layer {index} has {}, expected {count} layers of {kv_heads}",
+                counted(lists.len(), "layer"),
+                counted(own, "head")
+            );
+            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
+        }
+        Ok(self.alpha.lowest(split.streaming).swap_remove(index))
+    }
+
+    /// The policy from its configuration.
+    pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        let policy: Self = config.take_all(NAME)?;
+        Ok(Arc::new(policy.validated()?))
+    }
+}
+
+impl Policy for DuoAttention {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> serde_json::Value {
+        config_of(NAME, self)
+    }
+
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [batch, _, tokens, _] = observation.dims();
+        let split = self.split(observation);
+        let Split { sinks, recents, .. } = split;
+        let kept = self.streams(observation, split)?.into_iter().map(|streams| {
+            let tokens = tokens as u32;
+            match streams && sinks.saturating_add(recents) < tokens as usize {
+                true => (0..sinks as u32).chain(tokens - recents as u32..tokens).collect(),
+                false => (0..tokens).collect::<Vec<u32>>(),
+            }
+        });
+        let kept: Vec<Vec<u32>> = kept.collect();
+        Ok(Selection::new(vec![kept; batch].concat())?.into())
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        let split = self.split(observation);
+        let streams = self.streams(observation, split)?;
+        let heads = selection.lengths().iter().zip(streams.iter().cycle());
+        let window = split.sinks.saturating_add(split.recents);
+        let limits =
+            heads.map(|(&kept, &streams)| if streams { window.max(kept) } else { ENDLESS });
+        cache.set_limits(limits.collect())?;
+        cache.hold_at_limits()?;
+        let (batch, kv_heads) = (cache.layout().batch(), cache.layout().kv_heads());
+        let first = vec![split.sinks as f32; batch * kv_heads];
+        let first = numbers(&first, [batch, kv_heads, 1], &cache.options().device);
+        cache.set_state(FIRST, first);
+        advance(cache)
+    }
+
+    fn prefill(
+        &self,
+        observation: &Observation<'_>,
+        new_tokens: usize,
+        options: CacheOptions,
+    ) -> Result<LayerCache> {
+        let selection = self.select(observation)?.selection;
+        let split = self.split(observation);
+        let streams = self.streams(observation, split)?;
+        let window = split.sinks.saturating_add(split.recents);
+        // Streaming heads never hold more than their window.
+        let heads = selection.lengths().iter().zip(streams.iter().cycle());
+        let capacities = heads.map(|(&kept, &streams)| {
+            let all = kept + new_tokens;
+            if streams { all.min(window.max(kept)) } else { all }
+        });
+        let mut cache = LayerCache::from_prefill_within(
+            observation.keys,
+            observation.values,
+            observation.positions,
+            &selection,
+            capacities.collect(),
+            options,
+        )?;
+        self.prime(&mut cache, observation, &selection)?;
+        Ok(cache)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, ..Capabilities::default() }
+    }
+
+    /// Whether a head fills or overwrites, a step is the same.
+    fn records(&self, cache: &LayerCache) -> bool {
+        cache.holds_at_limits() && !cache.options().growable
+    }
+
+    fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        let query = step.write_next(cache)?;
+        let output = cache.attend(query, DecodeAttentionOptions::default())?.output;
+        advance(cache)?;
+        Ok(output)
+    }
+}
+
+/// Chooses the next tokens' places.
+fn advance(cache: &mut LayerCache) -> Result<()> {
+    let first = state(NAME, cache, FIRST)?.squeeze_dim::<2>(2).int().cast(DType::I32);
+    Ok(cache.advance_places(first)?)
+}

@@ -1,0 +1,255 @@
+mod evictor;
+
+use std::sync::Arc;
+
+use burn::tensor::{Int, Tensor};
+use kv_core::{
+    Budget, EvictionOptions, EvictionScope, Guard, LayerCache, Room, Selection, counted,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::policy::config::{Config, config_of};
+use crate::policy::ends::{first_tokens, fit_ends, protected, warn_of_window};
+use crate::{
+    Capabilities, Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result,
+    Scorer, SnapKv, Step,
+};
+
+const NAME: &str = "longflow";
+
+/// LongFlow (2026): a static cache for long outputs. Each decode step writes its token over the
+/// slot that the step before chose, attends, and chooses the slot of least `‖α_i v_i‖₁`
+/// (equation 6) for the next one, by one fused operator
+/// ([`kv_core::LayerCache::attend_evicting`]). Below the budget nothing is chosen and the cache
+/// fills.
+///
+/// Prompts over the budget are first compressed to it by SnapKV (section 4.1); the last prompt
+/// token's query then chooses the first slot to overwrite.
+///
+/// All heads of a layer give up the same token, the one of least importance summed over them: a
+/// step "overwrites a single historical token", and Algorithm 1 has one mask. Each head for itself
+/// is an option ([`Scope::Head`]).
+///
+/// The paper lets a step evict any token, and its authors' code evicts the one just written now and
+/// then: here that is the last resort unless `evict_newest`.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LongFlow {
+    /// Slots per key-value head.
+    pub budget: Budget,
+    /// Which heads give up a slot together.
+    #[serde(default)]
+    pub scope: Scope,
+    /// First tokens that are never overwritten.
+    #[serde(default)]
+    pub sinks: usize,
+    /// Last tokens that are never overwritten.
+    #[serde(default)]
+    pub recents: usize,
+    /// Whether the token just written may be overwritten next.
+    #[serde(default)]
+    pub evict_newest: bool,
+    /// How prompts over the budget are compressed.
+    #[serde(default)]
+    pub prefill: SnapKv,
+}
+
+/// Which heads give up a slot together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scope {
+    /// All heads of a layer the same token, by their summed importance, as in the paper's text and
+    /// its authors' code; a prompt is compressed to the same tokens everywhere.
+    #[default]
+    Layer,
+    /// Every key-value head its own, by the sum over its group. Ours.
+    Head,
+}
+
+impl LongFlow {
+    /// The paper's defaults.
+    pub fn new(budget: Budget) -> Self {
+        Self {
+            budget,
+            scope: Scope::default(),
+            sinks: 0,
+            recents: 0,
+            evict_newest: false,
+            prefill: SnapKv::default(),
+        }
+    }
+
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`], for a token budget also where its slots are all protected.
+    pub fn validate(&self) -> Result<()> {
+        self.budget.validate()?;
+        let invalid = |reason| PolicyError::InvalidConfig { policy: NAME.into(), reason };
+        self.prefill.validate().map_err(invalid)?;
+        match self.budget {
+            Budget::Tokens(budget) => self.check_protected(budget),
+            Budget::Ratio(_) => Ok(()),
+        }
+    }
+
+    /// Some slot must be free to be overwritten; that of a single one is. A share of a short prompt
+    /// may leave none: then each step overwrites the newest.
+    fn check_protected(&self, budget: usize) -> Result<()> {
+        if let Budget::Ratio(_) = self.budget {
+            return Ok(());
+        }
+        let newest = usize::from(!self.evict_newest && budget > 1);
+        let held = self.sinks.saturating_add(self.recents.max(newest));
+        if held < budget {
+            return Ok(());
+        }
+        let Self { sinks, recents, .. } = *self;
+        let newest = if newest > 0 { " and the newest token" } else { "" };
+        let [sinks, recents, slots] =
+            [(sinks, "sink"), (recents, "recent"), (budget, "slot")].map(|(n, of)| counted(n, of));
+        let reason = format!("{sinks}, {recents}{newest} leave none of {slots} to overwrite");
+        Err(PolicyError::InvalidConfig { policy: NAME.into(), reason })
+    }
+
+    /// Scores of a prompt's tokens, `[B, Hkv, T]`, and how many a head keeps; `None` where all
+    /// stay.
+    fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let budget = self.budget.resolve(tokens);
+        if budget >= tokens {
+            return Ok(None);
+        }
+        self.check_protected(budget)?;
+        let (scorer, [sinks, recents]) = self.fitted(budget)?;
+        let mut scores = scorer.prefill(observation, budget)?;
+        if self.scope == Scope::Layer {
+            scores = scores.mean_dim(1).expand([batch, kv_heads, tokens]);
+        }
+        Ok(Some((protected(scores, sinks, recents.min(tokens)), budget)))
+    }
+
+    /// How prompts are scored that are compressed to so many slots, and their sinks and recents.
+    fn fitted(&self, budget: usize) -> Result<(SnapKv, [usize; 2])> {
+        let fitted = self.prefill.fitted(budget);
+        let cut = fitted.window < self.prefill.window;
+        if cut {
+            warn_of_window(NAME, budget, self.prefill.window, fitted.window);
+        }
+        let first = if cut { first_tokens(budget) } else { 0 };
+        let ends = [self.sinks.max(first), self.recents];
+        let [sinks, recents] = fit_ends(NAME, self.budget, budget, ends)?;
+        // The observed window stays as far as the sinks leave room for it.
+        let window = fitted.window.min(budget - sinks).max(1);
+        Ok((SnapKv { window, ..fitted }, [sinks, recents.max(window)]))
+    }
+
+    /// First and last tokens that no step overwrites.
+    fn guarded(&self) -> [usize; 2] {
+        [self.sinks, self.recents.max(usize::from(!self.evict_newest))]
+    }
+
+    /// Slots of a head, for which short prompts leave room.
+    fn limit(&self, observation: &Observation<'_>) -> usize {
+        match self.budget {
+            Budget::Tokens(count) => count,
+            Budget::Ratio(_) => self.budget.resolve(observation.tokens()),
+        }
+    }
+
+    fn options(&self, cache: &LayerCache, now: &Tensor<1, Int>) -> EvictionOptions {
+        let guards = self.sinks > 0 || self.recents > 0;
+        EvictionOptions {
+            scope: match self.scope {
+                Scope::Head => EvictionScope::Head,
+                Scope::Layer => EvictionScope::Layer,
+            },
+            evict_newest: self.evict_newest,
+            guard: guards.then(|| Guard {
+                positions: cache.positions().clone(),
+                now: now.clone(),
+                sinks: self.sinks,
+                recents: self.recents,
+            }),
+            ..EvictionOptions::default()
+        }
+    }
+
+    /// The policy from its configuration.
+    pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        let policy: Self = config.take_all(NAME)?;
+        policy.validate()?;
+        Ok(Arc::new(policy))
+    }
+}
+
+impl Policy for LongFlow {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> serde_json::Value {
+        config_of(NAME, self)
+    }
+
+    fn needs(&self) -> Needs {
+        self.prefill.needs()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        match self.rank(observation)? {
+            Some((scores, budget)) => Ok(Selection::highest(scores, budget)?.into()),
+            None => Ok(Selection::all(batch * kv_heads, tokens).into()),
+        }
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        let limit = self.limit(observation);
+        self.check_protected(limit)?;
+        let heads =
+            || Ok::<_, PolicyError>(selection.kept()?.chunks(cache.layout().kv_heads().max(1)));
+        let alike = |heads: &[Vec<u32>]| heads.iter().all(|kept| *kept == heads[0]);
+        if self.scope == Scope::Layer && !heads()?.into_iter().all(alike) {
+            let reason = "`scope` is `layer`, where all heads overwrite the same token, but heads \
+                          keep different tokens of the prompt: expected `head`";
+            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason: reason.into() });
+        }
+        let limits = selection.lengths().iter().map(|&kept| kept.max(limit));
+        cache.set_limits(limits.collect())?;
+        cache.hold_at_limits()?;
+        // The first decoded token's place, by the last prompt token's query.
+        let query = observation.last_queries(NAME, 1)?.squeeze_dim(2);
+        let (batch, last) = (observation.dims()[0], observation.tokens() - 1);
+        let now = observation.positions.clone().narrow(1, last, 1).reshape([batch]);
+        let options = self.options(cache, &now);
+        cache.attend_evicting(query.cast(cache.options().dtype), options)?;
+        Ok(())
+    }
+
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        Ok(Room::Limited { limit: self.limit(observation), over: 0, new_tokens })
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, ..Capabilities::default() }
+    }
+
+    /// Whether a head fills or overwrites, a step is the same.
+    fn records(&self, cache: &LayerCache) -> bool {
+        cache.holds_at_limits() && !cache.options().growable
+    }
+
+    fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        let query = step.write_next(cache)?;
+        let options = self.options(cache, &step.position);
+        Ok(cache.attend_evicting(query, options)?.output)
+    }
+
+    fn into_evictor(self: Arc<Self>) -> Option<Arc<dyn Evictor>> {
+        Some((*self).evictor())
+    }
+}

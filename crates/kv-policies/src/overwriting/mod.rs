@@ -1,0 +1,11 @@
+//! Policies whose new tokens are written over slots that were chosen before.
+//!
+//! * [`longflow`]: overwrites the slot that adds least to the output.
+//! * [`duo_attention`]: some heads keep everything, others sinks and recents, the oldest of which
+//!   is overwritten.
+
+mod duo_attention;
+mod longflow;
+
+pub use duo_attention::{DuoAttention, Gates};
+pub use longflow::{LongFlow, Scope};

@@ -1,0 +1,46 @@
+//! What the layers of one decode step show each other.
+
+use burn::tensor::{DType, Device, Tensor};
+use kv_core::{Error, Result, expect_shape};
+
+/// Lists of all layers in one decode step, `[layers, B, Hq, 3 + M]`.
+#[derive(Debug, Default)]
+pub struct ListBoard {
+    lists: Option<Tensor<4>>,
+    /// Layers that have put theirs here.
+    posted: usize,
+}
+
+impl ListBoard {
+    /// Refuses a layer before whose step others have not put their lists here.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`].
+    pub fn check_turn(&self, layer: usize) -> Result<()> {
+        if self.posted >= layer {
+            return Ok(());
+        }
+        let reason = format!(
+            "layer {layer} may read lists of all layers before it, {} are there in this step",
+            self.posted
+        );
+        Err(Error::InvalidPlan { what: "lists", reason })
+    }
+
+    /// The board, where it is this layer's turn.
+    pub(crate) fn of_layer(
+        &mut self,
+        layer: usize,
+        shape: [usize; 4],
+        device: &Device,
+    ) -> Result<&mut Tensor<4>> {
+        self.check_turn(layer)?;
+        self.posted = layer + 1;
+        let count = shape.iter().product::<usize>();
+        // Allocated flat, since rows must follow each other.
+        let empty = || Tensor::<1>::empty([count], (device, DType::F32)).reshape(shape);
+        let lists = self.lists.get_or_insert_with(empty);
+        expect_shape("board", &lists.dims(), &shape)?;
+        Ok(lists)
+    }
+}

@@ -1,0 +1,125 @@
+//! A policy's parameters, from JSON and to it.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::Policy;
+use crate::{PolicyError, Result};
+
+/// What is left of a configuration, of which constructors take their parameters.
+pub(crate) struct Config {
+    left: Map<String, Value>,
+    build: fn(&Value) -> Result<Arc<dyn Policy>>,
+}
+
+impl Config {
+    /// A configuration without its `policy`; `build` makes the policies that it holds as parts.
+    pub(crate) fn new(
+        left: Map<String, Value>,
+        build: fn(&Value) -> Result<Arc<dyn Policy>>,
+    ) -> Self {
+        Self { left, build }
+    }
+
+    /// The first parameter that nobody has taken.
+    pub(crate) fn first_left(&self) -> Option<&str> {
+        self.left.keys().next().map(String::as_str)
+    }
+
+    /// Takes one parameter.
+    pub(crate) fn take(&mut self, key: &str) -> Option<Value> {
+        self.left.remove(key)
+    }
+
+    /// Gives a parameter a value, unless it has one.
+    pub(crate) fn set_default(&mut self, key: &str, value: Value) {
+        self.left.entry(key).or_insert(value);
+    }
+
+    /// Builds a policy that is a part of this one.
+    pub(crate) fn build(&self, part: &Value) -> Result<Arc<dyn Policy>> {
+        (self.build)(part)
+    }
+
+    /// Takes the configuration of another policy, of which a name is enough: `default` where there
+    /// is none.
+    pub(crate) fn take_part(&mut self, key: &str, default: Option<&str>) -> Option<Value> {
+        match (self.take(key), default) {
+            (Some(Value::String(name)), _) => Some(serde_json::json!({ "policy": name })),
+            (Some(part), _) => Some(part),
+            (None, default) => default.map(|name| serde_json::json!({ "policy": name })),
+        }
+    }
+
+    /// Takes everything that is left, as one policy's parameters over a preset of them.
+    pub(crate) fn take_over<T: Serialize + DeserializeOwned>(
+        &mut self,
+        preset: &T,
+        policy: &str,
+    ) -> Result<T> {
+        if let Ok(Value::Object(preset)) = serde_json::to_value(preset) {
+            for (key, value) in preset {
+                self.left.entry(key).or_insert(value);
+            }
+        }
+        self.take_all(policy)
+    }
+
+    /// Takes everything that is left, as one policy's parameters.
+    pub(crate) fn take_all<T: DeserializeOwned>(&mut self, policy: &str) -> Result<T> {
+        let all = Value::Object(std::mem::take(&mut self.left));
+        serde_json::from_value(all).map_err(|error| invalid(policy, error.to_string()))
+    }
+
+    /// Takes everything that is left, as the parameters of a policy that has `parts` beside them,
+    /// which an error must name too.
+    pub(crate) fn take_beside<T: DeserializeOwned>(
+        &mut self,
+        policy: &str,
+        parts: &str,
+    ) -> Result<T> {
+        self.take_all(policy).map_err(|error| match error {
+            PolicyError::InvalidConfig { policy, reason }
+                if reason.starts_with("unknown field") =>
+            {
+                PolicyError::InvalidConfig { policy, reason: format!("{reason}, or {parts}") }
+            }
+            error => error,
+        })
+    }
+
+    /// Takes everything that is left, as the parameters of a policy without a budget: one is taken
+    /// and ignored, as by the full cache, so that lists of budgets apply to all.
+    pub(crate) fn take_without_budget<T: DeserializeOwned>(&mut self, policy: &str) -> Result<T> {
+        self.take("budget");
+        self.take_all(policy)
+    }
+}
+
+/// A policy's parameters as a configuration.
+pub(crate) fn config_of(name: &str, parameters: &impl Serialize) -> Value {
+    let mut config = serde_json::to_value(parameters).unwrap_or_default();
+    if let Some(config) = config.as_object_mut() {
+        config.insert("policy".into(), name.into());
+    }
+    config
+}
+
+/// A policy around another, which has the budget, as a configuration.
+pub(crate) fn config_around(name: &str, options: &impl Serialize, inner: &dyn Policy) -> Value {
+    let mut config = config_of(name, options);
+    let mut inner = inner.config();
+    if let (Some(config), Some(inner)) = (config.as_object_mut(), inner.as_object_mut()) {
+        config.extend(inner.remove("budget").map(|budget| ("budget".into(), budget)));
+    }
+    config["evictor"] = inner;
+    config
+}
+
+/// The error of a configuration that is not what `policy` takes.
+pub(crate) fn invalid(policy: &str, reason: String) -> PolicyError {
+    PolicyError::InvalidConfig { policy: policy.into(), reason }
+}

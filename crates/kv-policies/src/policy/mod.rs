@@ -1,0 +1,327 @@
+//! What a policy is, what it is shown, and what it does. The submodules are the machinery that
+//! policies of all groups share:
+//!
+//! * [`observation`]: what a policy is shown of a prompt.
+//! * [`step`]: one decode step of one layer; [`board`]: what layers of one step show each other.
+//! * [`prompt`]: how a policy changes a prompt's own computation.
+//! * [`evictor`]: policies whose evictions another policy carries out.
+//! * [`lists`]: steps that attend to lists of slots; [`reads`]: counts of what steps have read.
+//! * [`attention_scores`]: attention of the last queries, pooled and reduced.
+//! * [`ends`]: first and last tokens that always stay.
+//! * [`config`]: parameters from and to JSON.
+//! * [`state_tensors`], [`generator`], [`notice`], [`error`]: state in f32, random numbers,
+//!   warnings, errors.
+
+pub(crate) mod attention_scores;
+pub(crate) mod board;
+pub(crate) mod config;
+pub(crate) mod ends;
+pub(crate) mod error;
+pub(crate) mod evictor;
+pub(crate) mod generator;
+pub(crate) mod lists;
+pub(crate) mod notice;
+pub(crate) mod observation;
+pub(crate) mod prompt;
+pub(crate) mod reads;
+pub(crate) mod state_tensors;
+pub(crate) mod step;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, NUMERATORS, Room, Selection};
+
+use error::Result;
+use evictor::Evictor;
+use lists::SlotList;
+use observation::{LayerContext, Observation, Observed};
+use prompt::{FrozenTokens, VisibleWindow};
+use reads::Reads;
+use step::Step;
+
+/// What a policy must be shown during prefill; nothing else is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Needs {
+    /// The last queries, this many (after RoPE).
+    pub window: usize,
+    /// Column sums of the causal attention matrix.
+    pub column_sums: bool,
+    /// All queries before RoPE.
+    pub raw_queries: bool,
+}
+
+impl Needs {
+    /// What serves both.
+    pub fn union(self, other: Self) -> Self {
+        Self {
+            window: self.window.max(other.window),
+            column_sums: self.column_sums || other.column_sums,
+            raw_queries: self.raw_queries || other.raw_queries,
+        }
+    }
+}
+
+/// What a policy does, as far as those who run it must know. By default a policy chooses what to
+/// keep of a prompt, each layer by itself, and its decode steps only append and attend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The prompt's own computation depends on the policy: it prunes hidden states, narrows what
+    /// queries see, or freezes tokens. Such a policy prefills alone.
+    pub changes_prefill: bool,
+    /// [`Policy::prune`] may prune.
+    pub prunes: bool,
+    /// Layers are compressed together ([`Policy::prefill_layers`]), when the whole prompt has been
+    /// prefilled. Until then all layers' keys and values are held whole.
+    pub needs_all_layers: bool,
+    /// Decode steps may drop or change slots, or read a part of them. If not, several tokens may be
+    /// appended at once.
+    pub changes_decode: bool,
+    /// Layers take frozen tokens or lists of tokens from layers before them.
+    pub reads_other_layers: bool,
+    /// Decode steps compare the hidden states that a layer projects ([`crate::LayerInput`]).
+    pub compares_hidden: bool,
+    /// Positions are renumbered without gaps, so that the next token's position is the number of
+    /// slots rather than the number of tokens seen.
+    pub renumbers: bool,
+    /// The choice of a prompt, or the decode steps behind another policy's choice, make sense by
+    /// themselves, so that the policy may be a part of [`crate::Combine`].
+    pub combines: bool,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self {
+            changes_prefill: false,
+            prunes: false,
+            needs_all_layers: false,
+            changes_decode: false,
+            reads_other_layers: false,
+            compares_hidden: false,
+            renumbers: false,
+            combines: true,
+        }
+    }
+}
+
+/// What a policy keeps of a prompt.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Tokens kept, per (sequence, head).
+    pub selection: Selection,
+    /// Log-weights of the kept tokens, in the selection's order; `None` if all are 1.
+    pub log_weights: Option<Vec<f32>>,
+    /// Weights that their values have in the numerator instead, likewise; `None` if they are the
+    /// same.
+    pub numerators: Option<Vec<f32>>,
+}
+
+impl From<Selection> for Plan {
+    fn from(selection: Selection) -> Self {
+        Self { selection, log_weights: None, numerators: None }
+    }
+}
+
+/// A KV-cache compression policy: how one layer's slots are chosen after prefill and kept within
+/// their budget during decode.
+///
+/// A policy is configuration only and serves any number of requests at once; what it must remember
+/// lives in the [`LayerCache`], in tracks and state tensors that follow the slots and are saved
+/// with them.
+pub trait Policy: Debug + Send + Sync {
+    /// The registry's name.
+    fn name(&self) -> &'static str;
+
+    /// The whole configuration, as [`crate::build`] takes it.
+    fn config(&self) -> serde_json::Value;
+
+    /// What the policy does, as far as those who run it must know.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
+
+    /// The share of the attention that decode steps are to drop at most, where the policy measures it
+    /// and sets its sizes by it.
+    fn target(&self) -> Option<f32> {
+        None
+    }
+
+    /// What prefill must compute for [`Self::select`] and [`Self::prime`].
+    fn needs(&self) -> Needs;
+
+    /// Chooses what to keep of a prompt.
+    ///
+    /// # Errors
+    /// [`crate::PolicyError`] for budgets that cannot be met and observations that lack what the
+    /// policy needs.
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan>;
+
+    /// Prepares a freshly filled cache for decoding under this policy: limits and tracks.
+    ///
+    /// # Errors
+    /// As [`Self::select`].
+    fn prime(
+        &self,
+        _cache: &mut LayerCache,
+        _observation: &Observation<'_>,
+        _selection: &Selection,
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    /// Makes the policy's own state of a loaded cache of what its file has of it
+    /// ([`LayerCache::restore_state`]).
+    ///
+    /// # Errors
+    /// Where a file's state does not fit its cache.
+    fn restore(&self, _cache: &mut LayerCache) -> Result<()> {
+        Ok(())
+    }
+
+    /// Slots to reserve for a head that keeps `kept` tokens and decodes up to `new_tokens` more.
+    ///
+    /// # Errors
+    /// As [`Self::select`].
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        let _ = observation;
+        Ok(Room::Extra(new_tokens))
+    }
+
+    /// What a user should know of this policy in a model of so many layers, such as that it does
+    /// nothing there.
+    fn remarks(&self, layers: usize) -> Vec<String> {
+        let _ = layers;
+        Vec::new()
+    }
+
+    /// Whether the next step of this layer launches the same kernels as all others of which this is
+    /// said, whatever they compute, so that one can be recorded and replayed: no decision of the
+    /// host's, no new tensor in the cache. Asked before every step: what was recorded is given up
+    /// where the host must decide, as where many slots go at once. By default, for policies whose
+    /// steps only append and attend.
+    fn records(&self, cache: &LayerCache) -> bool {
+        !self.capabilities().changes_decode && !cache.options().growable
+    }
+
+    /// One decode step: append, attend, update. Returns the attention output `[B, Hq, D]`.
+    ///
+    /// # Errors
+    /// [`crate::PolicyError`]; a full cache is one.
+    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        let query = step.append(cache)?;
+        self.attend_appended(layer, cache, query, &step)
+    }
+
+    /// What is left of a step whose tokens are appended, where that is all of it: the attention of
+    /// their queries `[B, Hq, D]` after RoPE.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    fn attend_appended(
+        &self,
+        _layer: LayerContext,
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        _step: &Step,
+    ) -> Result<Tensor<3>> {
+        Ok(cache.attend(query, DecodeAttentionOptions::default())?.output)
+    }
+
+    /// What decode steps have read so far, for reports; `None` where they read all slots. Waits for
+    /// the device.
+    ///
+    /// # Errors
+    /// Where the device gives nothing back.
+    fn reads(&self, cache: &LayerCache) -> Result<Option<Reads>> {
+        Reads::of_list(cache)
+    }
+
+    /// Slots that the last step attended to, likewise: of each key-value head of each sequence, or
+    /// of each query head, counted from the first slot of its range.
+    ///
+    /// # Errors
+    /// As [`Self::reads`].
+    fn attended(
+        &self,
+        _layer: LayerContext,
+        cache: &LayerCache,
+    ) -> Result<Option<Vec<Vec<usize>>>> {
+        Ok(SlotList::read_last(cache)?)
+    }
+
+    /// Tokens whose hidden states the layers behind this one still compute, `[B]` lists of indices
+    /// into this layer's tokens, equally many; `None` for all. Policies that prune so change the
+    /// prompt's own computation.
+    ///
+    /// # Errors
+    /// As [`Self::select`].
+    fn prune(&self, _observation: &Observation<'_>) -> Result<Option<Vec<Vec<u32>>>> {
+        Ok(None)
+    }
+
+    /// What a layer's queries see of a prompt; `None` for everything. Tokens count within the
+    /// layer, where earlier ones pruned hidden states.
+    fn visible_window(&self, _layer: LayerContext) -> Option<VisibleWindow> {
+        None
+    }
+
+    /// Which of a prompt's `tokens` tokens a layer passes on as they are; `None` for none.
+    fn frozen_tokens(&self, _layer: LayerContext, _tokens: usize) -> Option<FrozenTokens> {
+        None
+    }
+
+    /// The policy as one whose evictions another may carry out, where it evicts by scores.
+    fn into_evictor(self: Arc<Self>) -> Option<Arc<dyn Evictor>> {
+        None
+    }
+
+    /// Compresses one layer's prompt into a cache: select, fill, prime.
+    ///
+    /// # Errors
+    /// As [`Self::select`].
+    fn prefill(
+        &self,
+        observation: &Observation<'_>,
+        new_tokens: usize,
+        options: CacheOptions,
+    ) -> Result<LayerCache> {
+        fill(self, self.select(observation)?, observation, new_tokens, options)
+    }
+
+    /// Compresses a prompt's layers, all of them in order: by default, each by itself.
+    ///
+    /// # Errors
+    /// As [`Self::select`].
+    fn prefill_layers(
+        &self,
+        layers: &[Observed],
+        new_tokens: usize,
+        options: CacheOptions,
+    ) -> Result<Vec<LayerCache>> {
+        let each = layers.iter();
+        each.map(|layer| self.prefill(&layer.view(), new_tokens, options.clone())).collect()
+    }
+}
+
+/// A cache of what a plan keeps of a prompt, ready for a policy's decode steps.
+pub(crate) fn fill<P: Policy + ?Sized>(
+    policy: &P,
+    plan: Plan,
+    observation: &Observation<'_>,
+    new_tokens: usize,
+    options: CacheOptions,
+) -> Result<LayerCache> {
+    let room = policy.room(observation, new_tokens)?;
+    let Observation { keys, values, positions, .. } = *observation;
+    let mut cache =
+        LayerCache::from_prefill(keys, values, positions, &plan.selection, room, options)?;
+    if let Some(weights) = &plan.log_weights {
+        cache.set_live_log_weights(weights)?;
+    }
+    if let Some(numerators) = &plan.numerators {
+        cache.set_live_track(NUMERATORS, numerators, 1.0)?;
+    }
+    policy.prime(&mut cache, observation, &plan.selection)?;
+    Ok(cache)
+}

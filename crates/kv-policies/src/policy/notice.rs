@@ -1,0 +1,35 @@
+//! What users are told once, however many layers and prompts it concerns.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use crate::Policy;
+
+/// Whether something is said of a policy for the first time in this process.
+fn is_first(policy: &'static str, what: &str) -> bool {
+    static SAID: Mutex<BTreeSet<(&str, String)>> = Mutex::new(BTreeSet::new());
+    SAID.lock().unwrap_or_else(PoisonError::into_inner).insert((policy, what.into()))
+}
+
+/// Warns of something about a policy, the first time that it is said in this process.
+///
+/// `what` names the kind of thing; `message` has the numbers of the first time.
+pub(crate) fn warn_once(
+    policy: &'static str,
+    what: &'static str,
+    message: impl FnOnce() -> String,
+) {
+    if is_first(policy, what) {
+        tracing::warn!("policy `{policy}`: {}", message());
+    }
+}
+
+/// Warns of what a policy remarks ([`Policy::remarks`]) of a model with so many layers, such as
+/// that it does nothing there: each remark once in this process. The target of these warnings is
+/// `kv_policies::remarks`, so that who shows remarks elsewhere can leave them out of the log.
+pub fn warn_of_remarks(policy: &dyn Policy, layers: usize) {
+    let name = policy.name();
+    for remark in policy.remarks(layers).iter().filter(|remark| is_first(name, remark)) {
+        tracing::warn!(target: "kv_policies::remarks", "policy `{name}`: {remark}");
+    }
+}

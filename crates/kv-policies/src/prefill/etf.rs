@@ -1,0 +1,111 @@
+use std::sync::Arc;
+
+use kv_core::{Selection, Share};
+use serde::{Deserialize, Serialize};
+
+use crate::policy::config::{Config, config_of};
+use crate::prefill::depth_schedule::{check_schedule, idle, start_layer};
+use crate::{
+    Capabilities, FrozenTokens, LayerContext, Needs, Observation, Plan, Policy, Result, Reuse,
+};
+
+const NAME: &str = "etf";
+
+/// ETF: the early token freezing of PrHS, section IV-C. In layer `l` of `N`, counted from 1, a
+/// prompt of `T` tokens passes its tokens behind the first `sinks` up to number
+///
+/// ```text
+/// E_l = floor((1 - psi^(gamma (l - start) / (N - start))) T) for l >= start, else 0    (eq. 16)
+/// ```
+///
+/// on as they are: neither their attention nor their MLP is computed. All others attend to
+/// everything, and nothing changes while decoding.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Etf {
+    /// The deepest layer, `l = N`, still computes `psi^gamma` of the tokens; above 0, at most 1.
+    pub psi: f64,
+    /// How fast the frozen part grows with depth.
+    pub gamma: f64,
+    /// The layer behind which tokens freeze, `ℓ_s` of the paper, counted from 1; 0 begins with the
+    /// first layer. `None` for three quarters of the layers, rounded down.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start: Option<usize>,
+    /// First tokens that are always computed.
+    pub sinks: usize,
+    /// Where frozen tokens' keys and values come from: their hidden states (section IV-C), or the
+    /// layer below (appendix D).
+    pub reuse: Reuse,
+}
+
+impl Default for Etf {
+    /// Those of the paper.
+    fn default() -> Self {
+        Self { psi: 0.5, gamma: 1.0, start: None, sinks: 16, reuse: Reuse::Hidden }
+    }
+}
+
+impl Etf {
+    /// Checks the parameters, as those of `policy`.
+    ///
+    /// # Errors
+    /// [`crate::PolicyError::InvalidConfig`] for a `psi` that is not above 0 and at most 1, and for
+    /// a `gamma` that is negative or not finite.
+    pub fn validate(&self, policy: &str) -> Result<()> {
+        check_schedule(policy, [("psi", self.psi), ("gamma", self.gamma)])
+    }
+
+    /// The share of a prompt at whose end a layer's frozen tokens end.
+    pub fn share(&self, layer: LayerContext) -> Share {
+        let start = start_layer(self.start, layer.count);
+        Share::of_depth([self.psi, self.gamma], layer.index, start, layer.count)
+    }
+
+    /// What a layer freezes of a prompt of `tokens` tokens; `None` where it is nothing.
+    pub fn frozen(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
+        // The first layer has no keys below it to copy.
+        if self.reuse == Reuse::KeysValues && layer.index == 0 {
+            return None;
+        }
+        let end = self.share(layer).of(tokens);
+        (end > self.sinks).then_some(FrozenTokens { tokens: self.sinks..end, reuse: self.reuse })
+    }
+
+    /// The policy from its configuration.
+    pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        let policy: Self = config.take_without_budget(NAME)?;
+        policy.validate(NAME)?;
+        Ok(Arc::new(policy))
+    }
+}
+
+impl Policy for Etf {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> serde_json::Value {
+        config_of(NAME, self)
+    }
+
+    fn remarks(&self, layers: usize) -> Vec<String> {
+        idle("etf's frozen tokens", self.start, layers)
+    }
+
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        Ok(Selection::all(batch * kv_heads, tokens).into())
+    }
+
+    fn frozen_tokens(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
+        self.frozen(layer, tokens)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_prefill: true, reads_other_layers: true, ..Capabilities::default() }
+    }
+}

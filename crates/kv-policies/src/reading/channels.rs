@@ -1,0 +1,175 @@
+//! The channels by which Double Sparsity and HShare approximate products of queries and keys.
+
+use burn::tensor::{DType, Tensor};
+use kv_core::{counted, read_f32};
+use serde::{Deserialize, Serialize};
+
+use crate::policy::attention_scores::last_queries;
+use crate::policy::state_tensors::numbers;
+use crate::{Observation, PolicyError, Result};
+
+/// State of each query head's channels, `[B, Hq, r]`.
+pub(crate) const CHANNELS: &str = "channels";
+
+/// Channels for every layer and query head, the most important first; or for every key-value head,
+/// whose query heads then share them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Channels {
+    /// A file that `kv-bench calibrate` has written. Policies read it when they are built.
+    File(String),
+    /// `[layers][heads][channels]`
+    Lists(Vec<Vec<Vec<u32>>>),
+}
+
+/// What counts of a calibration file.
+#[derive(Deserialize)]
+struct Calibrated {
+    layers: Vec<Vec<Vec<u32>>>,
+}
+
+impl Channels {
+    /// The same with what its file holds.
+    ///
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`] for files that cannot be read and lists of nothing.
+    pub(crate) fn read(self, policy: &'static str) -> Result<Self> {
+        let invalid = |reason| PolicyError::InvalidConfig { policy: policy.into(), reason };
+        let lists = match self {
+            Self::Lists(lists) => lists,
+            Self::File(path) => {
+                let told = |error: String| invalid(format!("`channels`: {path}: {error}"));
+                let text = std::fs::read_to_string(&path).map_err(|e| told(e.to_string()))?;
+                let file: Calibrated =
+                    serde_json::from_str(&text).map_err(|e| told(e.to_string()))?;
+                file.layers
+            }
+        };
+        if lists.is_empty() || lists.iter().any(|heads| heads.is_empty()) {
+            let reason = "`channels` has no layers, or a layer without heads";
+            return Err(invalid(reason.into()));
+        }
+        Ok(Self::Lists(lists))
+    }
+
+    /// `count` channels of each of a layer's `heads` query heads.
+    fn of_layer(
+        &self,
+        policy: &'static str,
+        observation: &Observation<'_>,
+        [heads, count]: [usize; 2],
+    ) -> Result<Vec<Vec<u32>>> {
+        let [_, kv_heads, _, head_dim] = observation.dims();
+        let layer = observation.layer;
+        let invalid = |reason| PolicyError::InvalidConfig { policy: policy.into(), reason };
+        let Self::Lists(lists) = self else {
+            return Err(invalid("`channels` is a file that was not read".into()));
+        };
+        if lists.len() != layer.count {
+            let (actual, expected) = (counted(lists.len(), "layer"), layer.count);
+            return Err(invalid(format!("`channels` has {actual}, expected {expected}")));
+        }
+        let own = &lists[layer.index];
+        if own.len() != heads && own.len() != kv_heads {
+            let (index, actual) = (layer.index, counted(own.len(), "head"));
+            return Err(invalid(format!(
+                "`channels` of layer {index} has {actual}, expected {heads} or {kv_heads}"
+            )));
+        }
+        let each = heads / own.len();
+        let lists = (0..heads).map(|head| {
+            let list = &own[head / each];
+            let unusable = list.len() < count
+                || list.iter().any(|&channel| channel as usize >= head_dim)
+                || (1..count).any(|at| list[..at].contains(&list[at]));
+            if unusable {
+                let index = layer.index;
+                return Err(invalid(format!(
+                    "`channels` of layer {index}, head {head}: expected {count} different ones \
+                     below {head_dim}, found {list:?}"
+                )));
+            }
+            Ok(list[..count].to_vec())
+        });
+        lists.collect()
+    }
+}
+
+/// `count` channels of every query head, `[B, Hq, count]`, ascending: those that were calibrated,
+/// or else those of the prompt's last `window` tokens, by the mean of `|q_c k_c|` of a token's own
+/// query and key.
+pub(crate) fn channels(
+    policy: &'static str,
+    calibrated: Option<&Channels>,
+    observation: &Observation<'_>,
+    count: usize,
+    window: usize,
+) -> Result<Tensor<3>> {
+    let queries = observation.last_queries(policy, window)?;
+    let [batch, heads, _, head_dim] = queries.dims();
+    if count == 0 || count > head_dim {
+        let reason = format!("`labels` is {count}, expected 1 to {head_dim}");
+        return Err(PolicyError::InvalidConfig { policy: policy.into(), reason });
+    }
+    let mut rows = match calibrated {
+        Some(calibrated) => {
+            let own = calibrated.of_layer(policy, observation, [heads, count])?;
+            vec![own; batch].concat()
+        }
+        None => {
+            let mean = ChannelStatistic::Product.mean(&queries, observation.keys);
+            by_importance(&read_f32("channels", mean)?, head_dim, count)
+        }
+    };
+    rows.iter_mut().for_each(|row| row.sort_unstable());
+    let flat: Vec<f32> = rows.concat().into_iter().map(|channel| channel as f32).collect();
+    Ok(numbers(&flat, [batch, heads, count], &observation.keys.device()))
+}
+
+/// What says how much a channel matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ChannelStatistic {
+    /// `|q_c k_c|` of a token's own query and key.
+    #[default]
+    Product,
+    /// `|q_c|`
+    Query,
+    /// `|k_c|`
+    Key,
+}
+
+impl ChannelStatistic {
+    /// Its mean over tokens, after RoPE: a row a query head, or a key-value head for
+    /// [`ChannelStatistic::Key`], `[B, H, D]`, f32.
+    ///
+    /// # Shapes
+    /// `queries` `[B, Hq, W, D]`, those of the last of the tokens of `keys` `[B, Hkv, T, D]`.
+    pub fn mean(self, queries: &Tensor<4>, keys: &Tensor<4>) -> Tensor<3> {
+        let [batch, heads, window, head_dim] = queries.dims();
+        let kv_heads = keys.dims()[1];
+        let keys = last_queries(keys, window).cast(DType::F32);
+        let queries = queries.clone().cast(DType::F32);
+        match self {
+            Self::Query => queries.abs().mean_dim(2).squeeze_dim(2),
+            Self::Key => keys.abs().mean_dim(2).squeeze_dim(2),
+            Self::Product => {
+                let shape = [batch, kv_heads, heads / kv_heads, window, head_dim];
+                let products = queries.reshape(shape) * keys.unsqueeze_dim::<5>(2);
+                products.abs().mean_dim(3).reshape([batch, heads, head_dim])
+            }
+        }
+    }
+}
+
+/// The `count` channels of the highest numbers in each row of `head_dim`, highest first; the lower
+/// one among equals.
+pub fn by_importance(numbers: &[f32], head_dim: usize, count: usize) -> Vec<Vec<u32>> {
+    let rows = numbers.chunks_exact(head_dim).map(|row| {
+        let mut order: Vec<u32> = (0..head_dim as u32).collect();
+        order.sort_by(|&a, &b| row[b as usize].total_cmp(&row[a as usize]));
+        order.truncate(count);
+        order
+    });
+    rows.collect()
+}

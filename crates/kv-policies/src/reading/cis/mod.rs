@@ -1,0 +1,261 @@
+//! Clustered index sharing (PrHS, section IV-A).
+
+mod index;
+mod options;
+mod reads;
+mod star;
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use kv_core::{IndexSets, LayerCache, Selection, SetRule, Share};
+
+pub use index::CisIndex;
+
+use crate::policy::config::{Config, config_of};
+use crate::{
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reads, Result, Step,
+};
+pub use options::{
+    CisOptions, Compared, GroupScore, GroupSimilarity, Neighbours, SetsOf, Similarity,
+};
+use reads::attended_by_sets;
+
+const NAME: &str = "cis";
+
+/// CIS: the whole cache stays, and each head attends to sinks, locals and a set of tokens in
+/// between.
+///
+/// A step shares the set of the most recent step of its block whose query is similar (eq. 12): the
+/// `k` tokens of highest attention of the step that retrieved the set, and the neighbours of the
+/// best of them (eq. 13). A step that finds no similar one retrieves, and reads the `k` tokens
+/// alone.
+///
+/// All of a step is decided on the device.
+#[derive(Debug, Clone)]
+pub struct Cis {
+    name: &'static str,
+    options: CisOptions,
+    star: bool,
+}
+
+impl Cis {
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`], [`PolicyError::ProtectedOverBudget`].
+    pub fn new(options: CisOptions) -> Result<Self> {
+        Self::named(NAME, options, false)
+    }
+
+    /// The same under another policy's name.
+    pub(crate) fn named(name: &'static str, options: CisOptions, star: bool) -> Result<Self> {
+        options.validate(name)?;
+        if let Some(target) = options.target.filter(|_| star) {
+            // Both would steer `k`.
+            let reason = format!(
+                "`target` is {target}, expected none, as sets are brought to the budget's size; \
+                 `cis` has targets"
+            );
+            return Err(PolicyError::InvalidConfig { policy: name.into(), reason });
+        }
+        Ok(Self { name, options, star })
+    }
+
+    /// The options.
+    pub fn options(&self) -> &CisOptions {
+        &self.options
+    }
+
+    /// The policy from its configuration.
+    pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        Ok(Arc::new(Self::new(config.take_all(NAME)?)?))
+    }
+}
+
+impl Policy for Cis {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn config(&self) -> serde_json::Value {
+        config_of(self.name, &self.options)
+    }
+
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        self.options.parts(self.name, self.options.tokens(tokens))?;
+        Ok(Selection::all(batch * kv_heads, tokens).into())
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        _selection: &Selection,
+    ) -> Result<()> {
+        let budget = self.options.tokens(observation.tokens());
+        Ok(cache.set_limits(vec![budget; cache.layout().pairs()])?)
+    }
+
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        Ok(cache.restore_state::<CisIndex>()?)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let compares_hidden = self.options.similarity == Similarity::Hidden;
+        Capabilities { changes_decode: true, compares_hidden, ..Capabilities::default() }
+    }
+
+    fn target(&self) -> Option<f32> {
+        self.options.target
+    }
+
+    fn records(&self, cache: &LayerCache) -> bool {
+        self.options.target.is_none()
+            && cache.policy_state::<CisIndex>().is_some()
+            && !cache.options().growable
+    }
+
+    fn attend_appended(
+        &self,
+        _layer: LayerContext,
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        step: &Step,
+    ) -> Result<Tensor<3>> {
+        self.attend_within(Share::default(), cache, query, step)
+    }
+
+    fn reads(&self, cache: &LayerCache) -> Result<Option<Reads>> {
+        Reads::of_sets(cache)
+    }
+
+    fn attended(
+        &self,
+        _layer: LayerContext,
+        cache: &LayerCache,
+    ) -> Result<Option<Vec<Vec<usize>>>> {
+        attended_by_sets(cache)
+    }
+}
+
+impl Cis {
+    /// A step whose tokens are appended, where `hidden` is the share of tokens that are out of
+    /// sight.
+    pub(crate) fn attend_within(
+        &self,
+        hidden: Share,
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        step: &Step,
+    ) -> Result<Tensor<3>> {
+        let options = &self.options;
+        let vectors = vectors(self.name, options, cache, step, &query)?;
+        match cache.policy_state::<CisIndex>().map(CisIndex::sets) {
+            None => {
+                let sets = index_sets(self.name, options, self.star, cache, &vectors)?;
+                CisIndex(sets).put_into(cache)?;
+            }
+            // A cache that has more room now than when they were made.
+            Some(sets) if sets.width() < longest(cache) => {
+                let width =
+                    options.width(widest(self.name, options, self.star, cache)?, longest(cache));
+                if sets.width() < width {
+                    CisIndex(sets.clone().widened(width)).put_into(cache)?;
+                }
+            }
+            Some(_) => {}
+        }
+        let (newest, retrieval) = (step.position.clone(), options.retrieval(hidden));
+        let seen = cache.layout().lengths().first().copied().unwrap_or_default();
+        let measures = options.target.is_some() && seen.is_multiple_of(options.every);
+        let (attention, all) =
+            CisIndex::attend(cache, query, vectors, newest, retrieval, measures)?;
+        if let Some((read, all)) = attention.log_sum_exp.zip(all) {
+            let held = cache.policy_state::<CisIndex>().map_or(1, |index| index.sets().width());
+            let most = widest(self.name, options, self.star, cache)?;
+            if let Some(steering) = options.steering(options.most(most, longest(cache)).min(held)) {
+                CisIndex::steer(cache, read, all, steering)?;
+            }
+        }
+        Ok(attention.output)
+    }
+}
+
+/// What a step is compared by, `[ranges, parts, length]`.
+fn vectors(
+    policy: &'static str,
+    options: &CisOptions,
+    cache: &LayerCache,
+    step: &Step,
+    query: &Tensor<3>,
+) -> Result<Tensor<3>> {
+    let [batch, heads, head_dim] = query.dims();
+    let kv_heads = cache.layout().kv_heads();
+    let own = match options.sets {
+        SetsOf::KvHeads => kv_heads,
+        SetsOf::QueryHeads => heads,
+    };
+    let by_range = |queries: Tensor<3>| queries.reshape([batch * own, heads / own, head_dim]);
+    // A vector of each key-value head, or of each row, to each range.
+    let spread = |vectors: Tensor<2>, count: usize| {
+        let length = vectors.dims()[1];
+        let each = vectors.reshape([batch * count, 1, length]);
+        each.expand([batch * count, own / count, length]).reshape([batch * own, 1, length])
+    };
+    Ok(match options.similarity {
+        // Blocks of one share nothing, and compare nothing.
+        Similarity::Query => by_range(query.clone()),
+        Similarity::RawQuery => by_range(step.raw_query()?),
+        Similarity::Key => {
+            let [keys, _] = cache.newest();
+            spread(keys.reshape([batch * kv_heads, head_dim]), kv_heads)
+        }
+        Similarity::Hidden => {
+            let missing = PolicyError::MissingObservation { policy, what: "hidden states" };
+            spread(step.input.as_ref().ok_or(missing)?.normed()?, 1)
+        }
+    })
+}
+
+/// The most tokens that any head has room for.
+fn longest(cache: &LayerCache) -> usize {
+    cache.layout().capacities().iter().max().copied().unwrap_or(1)
+}
+
+/// What the heads of the largest budget retrieve.
+fn widest(
+    policy: &'static str,
+    options: &CisOptions,
+    star: bool,
+    cache: &LayerCache,
+) -> Result<SetRule> {
+    let missing = PolicyError::MissingObservation { policy, what: "a primed cache" };
+    let limit = cache.limits().ok_or(missing)?.iter().max().copied().unwrap_or(1);
+    Ok(options.rule(options.parts(policy, limit)?, star))
+}
+
+/// Sets for every range of a cache, of the heads' own budgets.
+fn index_sets(
+    policy: &'static str,
+    options: &CisOptions,
+    star: bool,
+    cache: &LayerCache,
+    vectors: &Tensor<3>,
+) -> Result<IndexSets> {
+    let [ranges, parts, length] = vectors.dims();
+    let pairs = cache.layout().pairs();
+    let missing = PolicyError::MissingObservation { policy, what: "a primed cache" };
+    let limits = cache.limits().ok_or(missing)?;
+    let rules = (0..ranges).map(|range| {
+        let budget = limits[range / (ranges / pairs)];
+        Ok(options.rule(options.parts(policy, budget)?, star))
+    });
+    let rules = rules.collect::<Result<Vec<_>>>()?;
+    let width = options.width(widest(policy, options, star, cache)?, longest(cache));
+    let device = &cache.options().device;
+    Ok(IndexSets::new(&rules, options.block, width, parts, length, device))
+}

@@ -1,0 +1,320 @@
+//! CIS's options.
+
+use kv_core::{
+    Budget, Dilation, Earlier, RetrieveOptions, ScoreReduction, SetRule, Share,
+    SimilarityReduction, SteerOptions,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::reading::set_parts::SetParts;
+use crate::{PolicyError, Result};
+
+/// What two steps are compared by (table VII).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Similarity {
+    /// Queries before RoPE, `q = x W_Q` (eq. 1 and 12).
+    #[default]
+    RawQuery,
+    /// Queries after RoPE, as attention takes them.
+    Query,
+    /// Keys after RoPE.
+    Key,
+    /// Hidden states behind the layer's norm, `x` of eq. 1. Needs a model, or steps that bring
+    /// them.
+    Hidden,
+}
+
+/// Which earlier steps of its block a step is compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Compared {
+    /// All of them: one that shared hands its set on (section IV-A).
+    #[default]
+    Any,
+    /// Those that retrieved, the anchors of definition 3.2.
+    Retrieved,
+}
+
+/// Which steps read the neighbours of the best.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Neighbours {
+    /// Steps that share a set: neighbours make up for how far queries drift (eq. 13).
+    #[default]
+    Sharing,
+    /// The step that retrieves it, too.
+    All,
+}
+
+/// Which heads have a set of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SetsOf {
+    /// Key-value heads: a group reads its slots once.
+    #[default]
+    KvHeads,
+    /// Query heads, as where keys are repeated for them.
+    QueryHeads,
+}
+
+/// How a group's scores become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GroupScore {
+    /// The sum of attention weights.
+    #[default]
+    Sum,
+    /// The largest of them.
+    Max,
+}
+
+/// How a group's similarities become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GroupSimilarity {
+    /// Their mean.
+    #[default]
+    Mean,
+    /// The least of them.
+    Min,
+}
+
+/// Options of CIS; the paper's by default.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CisOptions {
+    /// `C`: tokens attended to per head, sinks and locals included, neighbours not.
+    pub budget: Budget,
+    /// `C_sink`; by default the root of half the budget: 8 of 128 and 16 of 512, as in the paper.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sinks: Option<usize>,
+    /// `C_local`; by default four times the sinks: 32 of 128 and 64 of 512, as in the paper.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recents: Option<usize>,
+    /// `s`: tokens of a block, within which sets are shared; at most 1,024.
+    #[serde(default = "block")]
+    pub block: usize,
+    /// `τ`: cosine above which a set is shared; from 1 on never, from -1 down always.
+    #[serde(default = "threshold")]
+    pub threshold: f32,
+    /// Which earlier steps of the block are compared.
+    #[serde(default)]
+    pub compared: Compared,
+    /// `m / k`: share of a retrieved set that brings its neighbours along, the best first.
+    #[serde(default = "dilated")]
+    pub dilated: f32,
+    /// `r`: neighbours on each side.
+    #[serde(default = "radius")]
+    pub radius: usize,
+    /// Who reads neighbours.
+    #[serde(default)]
+    pub neighbours: Neighbours,
+    /// What steps are compared by.
+    #[serde(default)]
+    pub similarity: Similarity,
+    /// How similarities of a group become one.
+    #[serde(default)]
+    pub group_similarity: GroupSimilarity,
+    /// Which heads have sets.
+    #[serde(default)]
+    pub sets: SetsOf,
+    /// How scores of a group become one.
+    #[serde(default)]
+    pub group_score: GroupScore,
+    /// Whether steps note what certificates take, see [`crate::certificates`]. Needs `similarity`
+    /// of queries after RoPE, and locals for all but the first of a block's tokens.
+    #[serde(default)]
+    pub certified: bool,
+    /// The share of attention, to what is in sight, that heads are to drop: `k`, which begins with
+    /// the budget's, is raised and lowered until measured steps do. Ours; steps are not recorded
+    /// then. Not for CIS*, whose `k` is brought to a set's size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<f32>,
+    /// Every how many tokens a step is measured, which reads all keys, where there is a target.
+    #[serde(default = "every", skip_serializing_if = "is_usual")]
+    pub every: usize,
+}
+
+fn every() -> usize {
+    5
+}
+
+fn is_usual(every_so: &usize) -> bool {
+    *every_so == every()
+}
+
+/// How far `k` may be raised.
+const MOST: usize = 8;
+/// The most steps of a block: each may have a set of its own.
+const LONGEST_BLOCK: usize = 1_024;
+/// Of the neighbours that a set may bring along, the share that the paper's CIS* has new: 16 of 48
+/// (`k` of 72 for 88) and 44 of 258 (388 for 432).
+const NEW_NEIGHBOURS: f32 = 0.25;
+/// By how much it is changed where twice the target is dropped.
+const GAIN: f32 = 0.25;
+
+fn block() -> usize {
+    16
+}
+
+fn threshold() -> f32 {
+    CisOptions::THRESHOLD
+}
+
+fn dilated() -> f32 {
+    1.0 / 3.0
+}
+
+fn radius() -> usize {
+    1
+}
+
+impl CisOptions {
+    /// The paper's `τ`.
+    pub const THRESHOLD: f32 = 0.8;
+
+    /// The paper's options.
+    pub fn new(budget: Budget) -> Self {
+        Self {
+            budget,
+            sinks: None,
+            recents: None,
+            block: block(),
+            threshold: Self::THRESHOLD,
+            compared: Compared::default(),
+            dilated: dilated(),
+            radius: radius(),
+            neighbours: Neighbours::default(),
+            similarity: Similarity::default(),
+            group_similarity: GroupSimilarity::default(),
+            sets: SetsOf::default(),
+            group_score: GroupScore::default(),
+            certified: false,
+            target: None,
+            every: every(),
+        }
+    }
+
+    pub(crate) fn validate(&self, policy: &'static str) -> Result<()> {
+        let invalid =
+            |reason: String| Err(PolicyError::InvalidConfig { policy: policy.into(), reason });
+        self.budget.validate()?;
+        if !(1..=LONGEST_BLOCK).contains(&self.block) {
+            return invalid(format!("`block` is {}, expected 1 to {LONGEST_BLOCK}", self.block));
+        }
+        if self.certified && self.similarity != Similarity::Query {
+            return invalid(
+                "`certified` is true, expected false where `similarity` is not `query`: bounds \
+                 take how far queries after RoPE are apart"
+                    .into(),
+            );
+        }
+        if self.recents == Some(0) {
+            return invalid("`recents` is 0, expected at least the newest token".into());
+        }
+        if !self.threshold.is_finite() {
+            return invalid(format!("`threshold` is {}, expected a cosine", self.threshold));
+        }
+        if !(0.0..=1.0).contains(&self.dilated) {
+            return invalid(format!("`dilated` is {}, expected 0 to 1", self.dilated));
+        }
+        if self.radius > 64 {
+            return invalid(format!("`radius` is {}, expected at most 64", self.radius));
+        }
+        if let Some(target) = self.target.filter(|target| !(*target > 0.0 && *target < 1.0)) {
+            return invalid(format!("`target` is {target}, expected a share between 0 and 1"));
+        }
+        if self.every == 0 {
+            return invalid("`every` is 0, expected at least 1".into());
+        }
+        if let Budget::Tokens(budget) = self.budget {
+            self.parts(policy, budget)?;
+        }
+        Ok(())
+    }
+
+    /// Tokens that heads attend to behind a prompt of so many: a number of them is that number,
+    /// however short the prompt.
+    pub(crate) fn tokens(&self, prompt: usize) -> usize {
+        match self.budget {
+            Budget::Tokens(count) => count,
+            Budget::Ratio(_) => self.budget.resolve(prompt),
+        }
+    }
+
+    /// Sinks, recents, and `k` of a budget.
+    pub(crate) fn parts(&self, policy: &'static str, budget: usize) -> Result<SetParts> {
+        let parts = SetParts::of(policy, self.budget, budget, [self.sinks, self.recents])?;
+        let recents = parts.recents;
+        if self.certified && recents + 1 < self.block {
+            // What leaves the locals within its block is in no bound.
+            return Err(PolicyError::InvalidConfig {
+                policy: policy.into(),
+                reason: format!(
+                    "`certified` needs `recents` of at least {}, one less than `block`: they are \
+                     {recents}",
+                    self.block - 1
+                ),
+            });
+        }
+        Ok(parts)
+    }
+
+    /// What a range of such parts retrieves; where sets have the budget's size, `k` begins about
+    /// where the paper has it.
+    pub(crate) fn rule(&self, parts: SetParts, star: bool) -> SetRule {
+        let (dilated, threshold) = (self.dilated, self.threshold);
+        let SetParts { sinks, recents: locals, top } = parts;
+        let wanted = star.then_some(top);
+        let new = 2.0 * self.radius as f32 * dilated * NEW_NEIGHBOURS;
+        let top = if star { ((top as f32 / (1.0 + new)) as usize).max(1) } else { top };
+        SetRule { sinks, locals, top, dilated, threshold, wanted }
+    }
+
+    /// The most tokens that a retrieval of such a rule may come to find, of `room`.
+    pub(crate) fn most(&self, rule: SetRule, room: usize) -> usize {
+        let top = rule.wanted.unwrap_or(rule.top);
+        let most = if self.target.is_some() { top.saturating_mul(MOST) } else { top };
+        most.min(room.max(1))
+    }
+
+    /// The most tokens of a set of such a rule.
+    pub(crate) fn width(&self, rule: SetRule, room: usize) -> usize {
+        let most = SetRule { top: self.most(rule, room), ..rule };
+        most.width(self.radius).min(room.max(1))
+    }
+
+    /// Where sizes are steered to, up to `most` tokens.
+    pub(crate) fn steering(&self, most: usize) -> Option<SteerOptions> {
+        self.target.map(|target| SteerOptions { target, gain: GAIN, most })
+    }
+
+    /// A step's options, where tokens below a share are out of sight.
+    pub(crate) fn retrieval(&self, hidden: Share) -> RetrieveOptions {
+        RetrieveOptions {
+            scale: None,
+            radius: self.radius,
+            dilation: match self.neighbours {
+                Neighbours::Sharing => Dilation::Shared,
+                Neighbours::All => Dilation::All,
+            },
+            block: self.block,
+            earlier: match self.compared {
+                Compared::Any => Earlier::Any,
+                Compared::Retrieved => Earlier::Retrieved,
+            },
+            reduction: match self.group_score {
+                GroupScore::Sum => ScoreReduction::Sum,
+                GroupScore::Max => ScoreReduction::Max,
+            },
+            similarity: match self.group_similarity {
+                GroupSimilarity::Mean => SimilarityReduction::Mean,
+                GroupSimilarity::Min => SimilarityReduction::Min,
+            },
+            hidden,
+            certified: self.certified,
+            longest: None,
+        }
+    }
+}

@@ -1,0 +1,151 @@
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use kv_core::{LayerCache, Selection, Share};
+
+use crate::policy::config::{Config, invalid};
+use crate::{
+    Capabilities, Cis, CisOptions, Etf, FrozenTokens, LayerContext, Needs, Observation, Plan,
+    Policy, PolicyError, Psaw, Reads, Result, Step, VisibleWindow,
+};
+
+const NAME: &str = "cpe";
+
+/// CPE, PrHS's three selectors together (section IV-D): steps share index sets (CIS) among the
+/// tokens that their layer's window shows (PSAW), which holds in prefill too, where deep layers
+/// leave early tokens as they are (ETF).
+///
+/// The window is known before the step: what it hides is neither scored nor read.
+#[derive(Debug, Clone)]
+pub struct Cpe {
+    cis: Cis,
+    psaw: Psaw,
+    etf: Etf,
+}
+
+impl Cpe {
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`], [`PolicyError::ProtectedOverBudget`].
+    pub fn new(cis: CisOptions, psaw: Psaw, etf: Etf) -> Result<Self> {
+        let cis = Cis::named(NAME, cis, false)?;
+        psaw.validate(NAME)?;
+        etf.validate(NAME)?;
+        if psaw.free {
+            let reason =
+                "`free` of `psaw` is true, expected false: sets name tokens by their slots";
+            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason: reason.into() });
+        }
+        Ok(Self { cis, psaw, etf })
+    }
+
+    /// The policy from its configuration.
+    pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        let mut part = |name: &str| config.take(name).unwrap_or(serde_json::json!({}));
+        let (psaw, etf) = (part("psaw"), part("etf"));
+        let wrong = |error: serde_json::Error| invalid(NAME, error.to_string());
+        let psaw: Psaw = serde_json::from_value(psaw).map_err(wrong)?;
+        let etf: Etf = serde_json::from_value(etf).map_err(wrong)?;
+        let cis = config.take_beside::<CisOptions>(NAME, "`psaw` and `etf` with their own")?;
+        Ok(Arc::new(Self::new(cis, psaw, etf)?))
+    }
+}
+
+impl Policy for Cpe {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> serde_json::Value {
+        let mut config = self.cis.config();
+        config["psaw"] = serde_json::json!(self.psaw);
+        config["etf"] = serde_json::json!(self.etf);
+        config
+    }
+
+    fn remarks(&self, layers: usize) -> Vec<String> {
+        [self.psaw.remarks(layers), self.etf.remarks(layers)].concat()
+    }
+
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        self.cis.select(observation)
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        let share = self.psaw.share(observation.layer);
+        let tokens = observation.prompt_tokens;
+        let options = self.cis.options();
+        let sinks = options.parts(NAME, options.tokens(tokens))?.sinks;
+        let whole = |kept: &Vec<u32>| in_sight_whole(kept, tokens, share, sinks);
+        if !share.is_zero() && !selection.kept()?.iter().all(whole) {
+            let layer = observation.layer.index;
+            let reason = format!(
+                "its windows count tokens, and layer {layer} keeps {} of {tokens} for a head, not \
+                 all that is in sight: expected a prompt kept whole, or `phi` of 1 in `psaw`",
+                selection.lengths().iter().min().copied().unwrap_or_default()
+            );
+            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
+        }
+        self.cis.prime(cache, observation, selection)
+    }
+
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        self.cis.restore(cache)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_prefill: true, reads_other_layers: true, ..self.cis.capabilities() }
+    }
+
+    fn target(&self) -> Option<f32> {
+        self.cis.target()
+    }
+
+    fn records(&self, cache: &LayerCache) -> bool {
+        self.cis.records(cache)
+    }
+
+    fn attend_appended(
+        &self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        step: &Step,
+    ) -> Result<Tensor<3>> {
+        self.cis.attend_within(self.psaw.share(layer), cache, query, step)
+    }
+
+    fn reads(&self, cache: &LayerCache) -> Result<Option<Reads>> {
+        self.cis.reads(cache)
+    }
+
+    fn attended(&self, layer: LayerContext, cache: &LayerCache) -> Result<Option<Vec<Vec<usize>>>> {
+        self.cis.attended(layer, cache)
+    }
+
+    fn visible_window(&self, layer: LayerContext) -> Option<VisibleWindow> {
+        self.psaw.window(layer)
+    }
+
+    fn frozen_tokens(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
+        self.etf.frozen(layer, tokens)
+    }
+}
+
+/// Whether slots of `kept` tokens, of `tokens`, are all of them but for a gap behind the sinks that
+/// the next step's window hides: where a token's slot is follows from how many are missing.
+fn in_sight_whole(kept: &[u32], tokens: usize, hidden: Share, sinks: usize) -> bool {
+    let gap = kept.iter().zip(0..).take_while(|(token, at)| **token == *at).count();
+    let freed = tokens - kept.len().min(tokens);
+    let rest = kept[gap..].iter().zip(gap + freed..);
+    let ends = gap >= sinks && gap + freed < hidden.of(tokens + 1);
+    freed == 0 || ends && rest.into_iter().all(|(token, at)| *token as usize == at)
+}

@@ -1,0 +1,164 @@
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use kv_core::{Budget, Choice, LayerCache, Selection, top_slots};
+use kv_kernels::label_scores;
+use serde::{Deserialize, Serialize};
+
+use crate::policy::config::{Config, config_of};
+use crate::policy::lists::{SlotList, longest};
+use crate::policy::state_tensors::state;
+use crate::reading::channels::{CHANNELS, Channels, channels};
+use crate::reading::subset::{BUDGETS, dense, most_tokens, set_budgets, tokens_of};
+use crate::{
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+};
+
+const NAME: &str = "double-sparsity";
+
+/// Double Sparsity (Yang et al., 2024, section 3): the whole cache stays; a decode step scores
+/// every token by the few channels of each query head that matter most, and attends to the best
+/// ones exactly. The first layers attend to everything, and so do all while a prompt is read.
+///
+/// Channels are calibrated offline ([`Channels`]). Without that they are those of the prompt's own
+/// last tokens, which is ours.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DoubleSparsity {
+    /// Tokens attended to per query head.
+    pub budget: Budget,
+    /// Channels of a query head; a sixteenth of the head dim by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<usize>,
+    /// Calibrated channels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channels: Option<Channels>,
+    /// Without them, the prompt's last tokens that channels are chosen by.
+    #[serde(default = "window")]
+    pub window: usize,
+    /// First layers that attend to everything.
+    #[serde(default = "two")]
+    pub dense_layers: usize,
+}
+
+fn window() -> usize {
+    64
+}
+
+fn two() -> usize {
+    2
+}
+
+impl DoubleSparsity {
+    /// The policy with its channels read from their file.
+    ///
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`].
+    pub fn validated(self) -> Result<Self> {
+        self.budget.validate()?;
+        let invalid = |name: &str| PolicyError::InvalidConfig {
+            policy: NAME.into(),
+            reason: format!("`{name}` is 0, expected at least 1"),
+        };
+        if self.labels == Some(0) {
+            return Err(invalid("labels"));
+        }
+        if self.window == 0 {
+            return Err(invalid("window"));
+        }
+        let channels = self.channels.map(|channels| channels.read(NAME)).transpose()?;
+        Ok(Self { channels, ..self })
+    }
+
+    /// The policy from its configuration.
+    pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        let policy: Self = config.take_all(NAME)?;
+        Ok(Arc::new(policy.validated()?))
+    }
+}
+
+impl Policy for DoubleSparsity {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> serde_json::Value {
+        config_of(NAME, self)
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { window: self.window, ..Needs::default() }
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        Ok(Selection::all(batch * kv_heads, tokens).into())
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        _selection: &Selection,
+    ) -> Result<()> {
+        if observation.layer.index < self.dense_layers {
+            return Ok(());
+        }
+        let labels = self.labels.unwrap_or((cache.head_dim() / 16).max(1));
+        let channels = channels(NAME, self.channels.as_ref(), observation, labels, self.window)?;
+        set_budgets(cache, channels.dims()[1], [tokens_of(self.budget, observation), 0, 0]);
+        cache.set_state(CHANNELS, channels);
+        Ok(())
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, ..Capabilities::default() }
+    }
+
+    fn records(&self, cache: &LayerCache) -> bool {
+        !cache.options().growable
+    }
+
+    fn attend_appended(
+        &self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        _step: &Step,
+    ) -> Result<Tensor<3>> {
+        if layer.index < self.dense_layers {
+            return dense(cache, query);
+        }
+        let [channels, budgets] = [state(NAME, cache, CHANNELS)?, state(NAME, cache, BUDGETS)?];
+        let most = most_tokens(self.budget, cache);
+        let list = choose(cache, query.clone(), [&channels, &budgets], most)?;
+        Ok(list.attend(cache, query)?.output)
+    }
+}
+
+/// The `tokens` slots at most of the highest products of queries and keys over a few channels,
+/// as [`label_scores`] says.
+///
+/// # Shapes
+/// `query` `[B, Hq, D]`; `channels` `[B, Hq, r]` and `budgets` `[B, Hq, 3]`, f32, without sinks
+/// and recents.
+///
+/// # Errors
+/// [`Error::Kernel`].
+fn choose(
+    cache: &LayerCache,
+    query: Tensor<3>,
+    [channels, budgets]: [&Tensor<3>; 2],
+    tokens: usize,
+) -> Result<SlotList> {
+    let ([batch, heads, _], longest) = (query.dims(), longest(cache));
+    let ranges = cache.ranges();
+    let scored = label_scores(query, cache.keys(), channels, budgets, ranges, longest, None)?;
+    let most = tokens.clamp(1, longest);
+    let choice = Choice::Top(scored.wanted);
+    let chosen = top_slots(scored.scores, Some(scored.candidates), choice, most)?;
+    let kv_heads = cache.layout().kv_heads();
+    let indices = chosen.indices.reshape([batch, kv_heads, heads / kv_heads * most]);
+    let slots = indices + cache.ranges().offsets.clone().unsqueeze_dim::<3>(2);
+    Ok(SlotList { slots: slots.reshape([batch * heads, most]), counts: chosen.counts })
+}

@@ -1,0 +1,289 @@
+//! HShare: lists of critical tokens that queries, heads and layers share.
+
+mod critical;
+mod maps;
+mod prompt;
+mod shared;
+
+use std::sync::{Arc, PoisonError};
+
+use burn::tensor::Tensor;
+use kv_core::{Budget, CacheOptions, LIST_HEADER, LayerCache, Selection, read_f32};
+use serde::{Deserialize, Serialize};
+
+use crate::policy::config::{Config, config_of};
+use crate::policy::lists::SlotList;
+use crate::policy::state_tensors::{check_countable, state};
+use crate::reading::channels::{CHANNELS, Channels};
+use crate::reading::set_parts::SetParts;
+use crate::reading::subset::{BUDGETS, dense, tokens_of};
+use crate::{
+    Capabilities, LayerContext, Needs, Observation, Observed, Plan, Policy, PolicyError, Reads,
+    Result, Step,
+};
+
+use shared::{SharedLists, Sharing};
+
+pub use maps::{copies, share_map};
+
+const NAME: &str = "hshare";
+/// State of whose list each query head reads, `[B, Hq, 1 or 2]`: the head's, and the layer's.
+const SOURCES: &str = "sources";
+/// State of how long each sequence's prompt was, `[B, 1, 1]`: steps since are all that came behind
+/// it.
+const PROMPT: &str = "prompt";
+
+/// HShare (Wu et al., ICLR 2025): the whole cache stays; a decode step attends to sinks, recents
+/// and the critical tokens between them, which a few channels of queries and keys choose. Heads
+/// take the lists of other heads of their layer, layers those of earlier layers, and all keep
+/// theirs for some steps. Who takes whose list is decided by how many critical tokens of the prompt
+/// they share.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HShare {
+    /// Tokens attended to per query head, sinks and recents included.
+    pub budget: Budget,
+    /// `C_sink`, first tokens that are always attended to. By default `sqrt(budget / 2)`, the rule
+    /// of CIS: 8 of 128 and 16 of 512.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sinks: Option<usize>,
+    /// `C_local`, last tokens that are always attended to. By default four times the sinks, the
+    /// rule of CIS: 32 of 128 and 64 of 512.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recents: Option<usize>,
+    /// Share of the layers that choose for themselves.
+    #[serde(default = "three_quarters")]
+    pub layers: f64,
+    /// Share of a layer's query heads that do.
+    #[serde(default = "three_quarters")]
+    pub heads: f64,
+    /// Share of the decode steps that do; 1 of a whole number.
+    #[serde(default = "half")]
+    pub queries: f64,
+    /// Channels of a query head; a quarter of the head dim, at most 32, by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<usize>,
+    /// Calibrated channels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channels: Option<Channels>,
+    /// Last queries of the prompt whose critical tokens are compared, and which choose channels
+    /// where none are calibrated.
+    #[serde(default = "window")]
+    pub window: usize,
+    /// First layers that attend to everything.
+    #[serde(default)]
+    pub dense_layers: usize,
+}
+
+fn three_quarters() -> f64 {
+    0.75
+}
+
+fn half() -> f64 {
+    0.5
+}
+
+fn window() -> usize {
+    64
+}
+
+impl HShare {
+    /// The policy with its channels read from their file.
+    ///
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`].
+    pub fn validated(self) -> Result<Self> {
+        self.budget.validate()?;
+        let invalid = |reason| PolicyError::InvalidConfig { policy: NAME.into(), reason };
+        for (name, share) in
+            [("layers", self.layers), ("heads", self.heads), ("queries", self.queries)]
+        {
+            if !(share > 0.0 && share <= 1.0) {
+                return Err(invalid(format!("`{name}` is {share}, expected above 0, up to 1")));
+            }
+        }
+        let steps = 1.0 / self.queries;
+        if (steps - steps.round()).abs() > 1e-6 * steps {
+            let queries = self.queries;
+            return Err(invalid(format!("`queries` is {queries}, expected 1, 1/2, 1/3 ...")));
+        }
+        for (name, count) in [("labels", self.labels.unwrap_or(1)), ("window", self.window)] {
+            if count == 0 {
+                return Err(invalid(format!("`{name}` is 0, expected at least 1")));
+            }
+        }
+        if let Budget::Tokens(budget) = self.budget {
+            self.parts(budget)?;
+        }
+        let channels = self.channels.map(|channels| channels.read(NAME)).transpose()?;
+        Ok(Self { channels, ..self })
+    }
+
+    /// What a budget is divided into: PrHS compares HShare and CIS with equal parts (section V-C).
+    fn parts(&self, budget: usize) -> Result<SetParts> {
+        SetParts::of(NAME, self.budget, budget, [self.sinks, self.recents])
+    }
+
+    /// Steps between choices.
+    fn period(&self) -> usize {
+        (1.0 / self.queries).round() as usize
+    }
+
+    /// How often each query head has chosen its list so far, `[B * Hq]`, read to the host: over all
+    /// heads, layers and steps, the share that is computed. Empty for layers that attend to
+    /// everything.
+    ///
+    /// # Errors
+    /// [`kv_core::Error::Read`].
+    pub fn retrievals(cache: &LayerCache) -> Result<Vec<usize>> {
+        let Some(SharedLists(lists)) = cache.policy_state() else { return Ok(Vec::new()) };
+        let counts = read_f32("retrievals", lists.clone().narrow(2, LIST_HEADER - 1, 1))?;
+        Ok(counts.into_iter().map(|count| count as usize).collect())
+    }
+
+    /// The policy from its configuration.
+    pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        let policy: Self = config.take_all(NAME)?;
+        Ok(Arc::new(policy.validated()?))
+    }
+}
+
+fn longest(cache: &LayerCache) -> usize {
+    cache.layout().capacities().iter().max().copied().unwrap_or(1).max(1)
+}
+
+impl Policy for HShare {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> serde_json::Value {
+        config_of(NAME, self)
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { window: self.window, ..Needs::default() }
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        check_countable(NAME, tokens)?;
+        self.parts(tokens_of(self.budget, observation))?;
+        Ok(Selection::all(batch * kv_heads, tokens).into())
+    }
+
+    /// A layer by itself: its heads share, layers do not.
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        _selection: &Selection,
+    ) -> Result<()> {
+        if observation.layer.index < self.dense_layers {
+            return Ok(());
+        }
+        let shares = self.shares(observation)?;
+        self.install(cache, observation, &shares, &shares.heads, None)
+    }
+
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        Ok(cache.restore_state::<SharedLists>()?)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            needs_all_layers: self.layers < 1.0,
+            changes_decode: true,
+            reads_other_layers: true,
+            ..Capabilities::default()
+        }
+    }
+
+    fn prefill_layers(
+        &self,
+        layers: &[Observed],
+        new_tokens: usize,
+        options: CacheOptions,
+    ) -> Result<Vec<LayerCache>> {
+        self.prefill_together(layers, new_tokens, &options)
+    }
+
+    fn records(&self, cache: &LayerCache) -> bool {
+        !cache.options().growable
+    }
+
+    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        if layer.index >= self.dense_layers && state(NAME, cache, SOURCES)?.dims()[2] == 2 {
+            // Before anything changes.
+            let board = step.board.lock().unwrap_or_else(PoisonError::into_inner);
+            board.check_turn(layer.index - self.dense_layers)?;
+        }
+        let query = step.append(cache)?;
+        self.attend_appended(layer, cache, query, &step)
+    }
+
+    /// Of layers that do not attend to everything, those that take another's lists among them; what
+    /// is read is that of the last step.
+    fn reads(&self, cache: &LayerCache) -> Result<Option<Reads>> {
+        let (Some(rows), Some(prompts)) = (SlotList::read_last(cache)?, cache.state(PROMPT)) else {
+            return Ok(None);
+        };
+        let counts = Self::retrievals(cache)?;
+        let prompts = read_f32("prompts", prompts.clone())?;
+        let lengths = cache.layout().lengths();
+        let mut reads =
+            Reads { retrieved: counts.iter().sum::<usize>() as u64, ..Reads::default() };
+        for (row, prompt) in prompts.iter().enumerate() {
+            let of = |all: usize| row * all / prompts.len()..(row + 1) * all / prompts.len();
+            let length = lengths[of(lengths.len()).start];
+            let steps = length.saturating_sub(*prompt as usize) as u64;
+            let own = &rows[of(rows.len())];
+            reads.steps += steps * of(counts.len()).len() as u64;
+            reads.slots += steps * own.iter().map(|row| row.len() as u64).sum::<u64>();
+        }
+        Ok(Some(reads))
+    }
+
+    fn attend_appended(
+        &self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        step: &Step,
+    ) -> Result<Tensor<3>> {
+        if layer.index < self.dense_layers {
+            return dense(cache, query);
+        }
+        let [channels, budgets, sources] = [
+            state(NAME, cache, CHANNELS)?,
+            state(NAME, cache, BUDGETS)?,
+            state(NAME, cache, SOURCES)?,
+        ];
+        let own = layer.index - self.dense_layers;
+        let mut board = step.board.lock().unwrap_or_else(PoisonError::into_inner);
+        let reads_others = sources.dims()[2] == 2;
+        let sharing = Sharing {
+            layer: own,
+            layers: layer.count - self.dense_layers,
+            period: self.period(),
+            board: reads_others.then_some(&mut *board),
+        };
+        let ends = self.most_ends(cache)?;
+        let parts = [&channels, &budgets, &sources];
+        let list = SharedLists::choose(cache, query.clone(), parts, ends, sharing)?;
+        drop(board);
+        Ok(list.attend(cache, query)?.output)
+    }
+}
+
+impl HShare {
+    /// Sinks and recents together, at most.
+    fn most_ends(&self, cache: &LayerCache) -> Result<usize> {
+        let budget = match self.budget {
+            Budget::Tokens(count) => count,
+            Budget::Ratio(_) => self.budget.resolve(longest(cache)),
+        };
+        let parts = self.parts(budget)?;
+        Ok(parts.sinks + parts.recents)
+    }
+}

@@ -1,0 +1,122 @@
+//! What a prompt decides: channels, and who takes whose list.
+
+use burn::tensor::Tensor;
+use kv_core::{CacheOptions, LIST_HEADER, LayerCache};
+
+use super::critical::Critical;
+use super::shared::SharedLists;
+use super::{HShare, NAME, PROMPT, SOURCES, copies, longest, share_map};
+use crate::policy::state_tensors::numbers;
+use crate::reading::channels::{CHANNELS, channels};
+use crate::reading::subset::{set_budgets, tokens_of};
+use crate::{Observation, Observed, Policy, Result};
+
+/// What a layer's prompt says.
+pub(super) struct Shares {
+    /// `[B, Hq, r]`
+    channels: Tensor<3>,
+    critical: Critical,
+    /// Whose list each query head takes, `[B]` of `Hq`.
+    pub(super) heads: Vec<Vec<usize>>,
+}
+
+impl HShare {
+    /// Looks at a layer's prompt.
+    pub(super) fn shares(&self, observation: &Observation<'_>) -> Result<Shares> {
+        let head_dim = observation.dims()[3];
+        let labels = self.labels.unwrap_or((head_dim / 4).clamp(1, 32));
+        let channels = channels(NAME, self.channels.as_ref(), observation, labels, self.window)?;
+        let heavy = self.parts(tokens_of(self.budget, observation))?.top;
+        let queries = observation.last_queries(NAME, self.window)?;
+        let critical = Critical::of(&queries, observation.keys, &channels, heavy)?;
+        let [batch, heads, _] = channels.dims();
+        let maps = (0..batch).map(|row| {
+            let overlap = |a: usize, b: usize| critical.heads_share(row, a, b);
+            share_map(heads, copies(heads, self.heads), overlap)
+        });
+        let heads = maps.collect();
+        Ok(Shares { channels, critical, heads })
+    }
+
+    /// Leaves in a cache what steps need; `layers` has the layer that each sequence reads from.
+    pub(super) fn install(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        shares: &Shares,
+        heads: &[Vec<usize>],
+        layers: Option<&[usize]>,
+    ) -> Result<()> {
+        let parts = self.parts(tokens_of(self.budget, observation))?;
+        let [batch, count, _] = shares.channels.dims();
+        let sources: Vec<f32> = heads
+            .iter()
+            .enumerate()
+            .flat_map(|(row, heads)| {
+                let layer = layers.map(|layers| layers[row] as f32);
+                heads.iter().flat_map(move |&head| [Some(head as f32), layer])
+            })
+            .flatten()
+            .collect();
+        let device = cache.options().device.clone();
+        let columns = 1 + usize::from(layers.is_some());
+        cache.set_state(SOURCES, numbers(&sources, [batch, count, columns], &device));
+        let lengths = cache.layout().lengths().chunks(cache.layout().pairs() / batch);
+        let prompts: Vec<f32> = lengths.map(|lengths| lengths[0] as f32).collect();
+        cache.set_state(PROMPT, numbers(&prompts, [batch, 1, 1], &device));
+        set_budgets(cache, count, [parts.top, parts.sinks, parts.recents]);
+        cache.set_state(CHANNELS, shares.channels.clone());
+        let width = LIST_HEADER + parts.top.min(longest(cache));
+        let mut list = vec![0.0; width];
+        // Nothing is chosen yet: the first step does.
+        list[0] = -1.0;
+        let lists = list.repeat(batch * count);
+        let lists = numbers(&lists, [batch, count, width], &device);
+        cache.insert_policy_state(SharedLists(lists));
+        Ok(())
+    }
+
+    /// Which layer's lists each layer behind the dense ones reads, `[B]` of those layers.
+    fn layer_maps(&self, shares: &[Shares]) -> Vec<Vec<usize>> {
+        let batch = shares.first().map_or(0, |shares| shares.heads.len());
+        let count = shares.len();
+        let maps = (0..batch).map(|row| {
+            let overlap =
+                |a: usize, b: usize| shares[a].critical.layers_share(&shares[b].critical, row);
+            share_map(count, copies(count, self.layers), overlap)
+        });
+        maps.collect()
+    }
+
+    /// Compresses all layers, whose lists may be each other's.
+    pub(super) fn prefill_together(
+        &self,
+        layers: &[Observed],
+        new_tokens: usize,
+        options: &CacheOptions,
+    ) -> Result<Vec<LayerCache>> {
+        let sharing = layers.iter().skip(self.dense_layers);
+        let shares: Vec<Shares> =
+            sharing.map(|layer| self.shares(&layer.view())).collect::<Result<_>>()?;
+        let maps = self.layer_maps(&shares);
+        let caches = layers.iter().enumerate().map(|(index, layer)| {
+            let observation = layer.view();
+            let selection = self.select(&observation)?.selection;
+            let room = self.room(&observation, new_tokens)?;
+            let (keys, values) = (observation.keys, observation.values);
+            let positions = observation.positions;
+            let options = options.clone();
+            let mut cache =
+                LayerCache::from_prefill(keys, values, positions, &selection, room, options)?;
+            if let Some(own) = index.checked_sub(self.dense_layers) {
+                let sources: Vec<usize> = maps.iter().map(|map| map[own]).collect();
+                // A layer that takes another's lists takes those of its heads that choose.
+                let rows = sources.iter().enumerate();
+                let heads: Vec<_> = rows.map(|(row, &of)| shares[of].heads[row].clone()).collect();
+                self.install(&mut cache, &observation, &shares[own], &heads, Some(&sources))?;
+            }
+            Ok(cache)
+        });
+        caches.collect()
+    }
+}

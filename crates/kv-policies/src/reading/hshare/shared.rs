@@ -1,0 +1,167 @@
+//! Lists that heads, layers and steps share.
+
+use std::collections::BTreeMap;
+
+use burn::tensor::{DType, Device, Tensor};
+use kv_core::{
+    Choice, Error, HostState, LayerCache, LoadState, PolicyState, Result, SavedState, StateBytes,
+    states_of, top_slots,
+};
+use kv_kernels::{DueRows, LIST_HEADER as HEADER, ListTable, keep_lists, label_scores, list_slots};
+use serde_json::Value;
+
+use crate::policy::board::ListBoard;
+use crate::policy::lists::{SlotList, longest, missing};
+
+/// Lists that are kept for several steps, `[B, Hq, 3 + M]`, as [`keep_lists`] has them.
+#[derive(Debug)]
+pub(super) struct SharedLists(pub(super) Tensor<3>);
+
+/// How lists are shared and kept; see [`DueRows`].
+#[derive(Debug)]
+pub(super) struct Sharing<'a> {
+    /// The layer.
+    pub(super) layer: usize,
+    /// Layers of the model.
+    pub(super) layers: usize,
+    /// Steps between choices.
+    pub(super) period: usize,
+    /// Where layers read each other's lists, if they do.
+    pub(super) board: Option<&'a mut ListBoard>,
+}
+
+impl SharedLists {
+    /// The slots of the highest products of queries and keys over a few channels ([`label_scores`])
+    /// between sinks and recents, in lists that heads and layers share and that stay for several
+    /// steps; tokens that have left the recents since stay readable. `ends` is the most that any budget has of sinks and recents together.
+    ///
+    /// # Shapes
+    /// `query` `[B, Hq, D]`; `channels` `[B, Hq, r]` and `budgets` `[B, Hq, 3]`, f32; `sources` `[B, Hq, 1]`, f32, and `[B, Hq, 2]` with a
+    /// board.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] for caches without lists, and where layers before this one have not
+    /// put theirs on the board; [`Error::Kernel`].
+    pub(super) fn choose(
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        [channels, budgets, sources]: [&Tensor<3>; 3],
+        ends: usize,
+        sharing: Sharing<'_>,
+    ) -> Result<SlotList> {
+        let Sharing { layer, layers, period, board } = sharing;
+        let mut own = cache.take_policy_state::<Self>().ok_or_else(|| missing("lists"))?;
+        let result = own.refresh(
+            cache,
+            query,
+            [channels, budgets, sources],
+            ends,
+            Sharing { layer, layers, period, board },
+        );
+        cache.insert_policy_state(own);
+        result
+    }
+
+    fn refresh(
+        &mut self,
+        cache: &LayerCache,
+        query: Tensor<3>,
+        [channels, budgets, sources]: [&Tensor<3>; 3],
+        ends: usize,
+        sharing: Sharing<'_>,
+    ) -> Result<SlotList> {
+        let lists = &mut self.0;
+        let Sharing { layer, layers, period, board } = sharing;
+        let ([batch, heads, _], [_, _, width]) = (query.dims(), lists.dims());
+        let (ranges, longest) = (cache.ranges(), longest(cache));
+        let due = DueRows { lists, sources, layer, period };
+        let scored =
+            label_scores(query, cache.keys(), channels, budgets, ranges, longest, Some(due))?;
+        let most = width.saturating_sub(HEADER);
+        let choice = Choice::Top(scored.wanted.clone());
+        let chosen = top_slots(scored.scores, Some(scored.candidates), choice, most)?;
+        // All that has come since the lists were chosen is behind the first recent token.
+        let all = (most + ends + period - 1).min(longest);
+        let wanted = &scored.wanted;
+        let (slots, counts) = match board {
+            None => {
+                keep_lists(lists, &chosen, wanted, budgets, ranges, None)?;
+                list_slots(ListTable::Own(lists), sources, budgets, ranges, all)?
+            }
+            Some(board) => {
+                let device = &cache.options().device;
+                let to = board.of_layer(layer, [layers, batch, heads, width], device)?;
+                keep_lists(lists, &chosen, wanted, budgets, ranges, Some((to, layer)))?;
+                list_slots(ListTable::Board(to), sources, budgets, ranges, all)?
+            }
+        };
+        Ok(SlotList { slots, counts })
+    }
+}
+
+impl PolicyState for SharedLists {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn copied(&self) -> Option<Box<dyn PolicyState>> {
+        Some(Box::new(Self(without_padding(self.0.clone().mul_scalar(1.0)))))
+    }
+
+    fn to_device(&self, device: &Device) -> Option<Box<dyn PolicyState>> {
+        Some(Box::new(Self(without_padding(self.0.clone().to_device(device)))))
+    }
+
+    /// Shorter lists are filled up: what is behind a list's own number of tokens means nothing.
+    fn joined(&self, others: &[&dyn PolicyState]) -> Result<Box<dyn PolicyState>> {
+        let parts = states_of::<Self>(self, others)?;
+        let most = parts.iter().map(|part| part.0.dims()[2]).max().unwrap_or_default();
+        let widened = parts.into_iter().map(|Self(lists)| {
+            let [rows, heads, width] = lists.dims();
+            if width == most {
+                return lists.clone();
+            }
+            let more = Tensor::zeros([rows, heads, most - width], (&lists.device(), lists.dtype()));
+            Tensor::cat(vec![lists.clone(), more], 2)
+        });
+        Ok(Box::new(Self(without_padding(Tensor::cat(widened.collect(), 0)))))
+    }
+
+    fn to_host(&self) -> Result<Option<HostState>> {
+        let _work = kv_core::device_work();
+        let data = self.0.clone().try_into_data();
+        let data =
+            data.map_err(|error| Error::Read { what: "lists", reason: error.to_string() })?;
+        let tensors = BTreeMap::from([("table".to_string(), data)]);
+        Ok(Some(HostState::Saved(SavedState::of::<Self>(Value::Bool(true), tensors))))
+    }
+
+    fn bytes(&self, _cache: &LayerCache) -> StateBytes {
+        let device = self.0.dims().iter().product::<usize>() * self.0.dtype().size();
+        StateBytes { device, ..StateBytes::default() }
+    }
+}
+
+impl LoadState for SharedLists {
+    const NAME: &'static str = "lists";
+
+    fn load(mut saved: SavedState, cache: &LayerCache, _seen: &[usize]) -> Result<Self> {
+        let table = saved.take("table", DType::F32, &[])?;
+        let shape: Vec<usize> = table.shape().iter().copied().collect();
+        let invalid = |reason: String| Error::InvalidPlan { what: "lists", reason };
+        let layout = cache.layout();
+        let fits = matches!(shape[..], [batch, heads, width]
+            if batch == layout.batch() && heads.is_multiple_of(layout.kv_heads()) && width > HEADER);
+        if !fits {
+            return Err(invalid(format!("lists are {shape:?}, which is not of this cache")));
+        }
+        let lists = Tensor::from_data(table, (&cache.options().device, DType::F32));
+        Ok(Self(without_padding(lists)))
+    }
+}
+
+/// Lists without padding between rows, as kernels that write in place must have them.
+fn without_padding(lists: Tensor<3>) -> Tensor<3> {
+    let shape = lists.dims();
+    lists.reshape([shape.iter().product::<usize>()]).reshape(shape)
+}

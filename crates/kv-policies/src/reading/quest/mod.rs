@@ -1,0 +1,263 @@
+mod pages;
+
+use std::sync::Arc;
+
+use burn::tensor::{Bool, Int, Tensor};
+use kv_core::{Budget, LayerCache, PageHeads, PageOptions, Selection, counted};
+use serde::{Deserialize, Serialize};
+
+pub use pages::PageBounds;
+
+use crate::policy::config::{Config, config_of};
+use crate::policy::lists::SlotList;
+use crate::policy::notice::warn_once;
+use crate::policy::state_tensors::{numbers, state};
+use crate::reading::subset::{BUDGETS, dense, most_tokens, set_budgets, tokens_of};
+use crate::{
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+};
+
+const NAME: &str = "quest";
+/// State of each sequence's slots of a page, `[B, 1, 1]`.
+const PAGE: &str = "page";
+/// Pages that a budget holds at least, where pages are fitted to it: the last one, and three that are
+/// chosen, which the authors' evaluation reads at least.
+const LEAST_PAGES: usize = 4;
+
+/// Quest (Tang et al., 2024, section 3.2): the whole cache stays, in pages of consecutive slots, with
+/// the minimum and the maximum of each channel of a page's keys. A decode step attends to the pages
+/// of the highest `sum_d max(q_d min_d, q_d max_d)`, which no product with a key of the page exceeds.
+/// The first layers attend to everything, and so do all while a prompt is read.
+///
+/// A budget of one or two pages leaves nothing to choose: the last page takes one. So pages are
+/// halved until the budget holds 4 of them (`fit_page`).
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Quest {
+    /// Tokens attended to per head, in whole pages.
+    pub budget: Budget,
+    /// Slots of a page.
+    #[serde(default = "sixteen")]
+    pub page: usize,
+    /// Whether pages are halved until a sequence's budget holds 4 of them; `false` is the paper's
+    /// form.
+    #[serde(default = "yes")]
+    pub fit_page: bool,
+    /// Who chooses pages.
+    #[serde(default)]
+    pub heads: Choosers,
+    /// What becomes of the last page.
+    #[serde(default)]
+    pub last_page: LastPage,
+    /// First layers that attend to everything.
+    #[serde(default = "two")]
+    pub dense_layers: usize,
+}
+
+/// Who chooses pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Choosers {
+    /// Every query head for itself, as in the paper.
+    #[default]
+    Query,
+    /// The query heads of a group together, by the highest of their scores.
+    Max,
+    /// The query heads of a group together, by the mean of their scores.
+    Mean,
+}
+
+/// What becomes of the last page, which may not be full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LastPage {
+    /// It is read in any case, as one of the budget's pages: the authors' kernels.
+    #[default]
+    Always,
+    /// It is scored like the others, and three pages are read at least: their evaluation.
+    Scored,
+}
+
+fn sixteen() -> usize {
+    16
+}
+
+fn two() -> usize {
+    2
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Quest {
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`] for pages of no slots, and for budgets below a page that is not
+    /// fitted.
+    pub fn validate(&self) -> Result<()> {
+        self.budget.validate()?;
+        let invalid = |reason| Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
+        if self.page == 0 {
+            return invalid("`page` is 0, expected at least 1".into());
+        }
+        match self.budget {
+            Budget::Tokens(tokens) if tokens < self.page && !self.fit_page => invalid(format!(
+                "a budget of {tokens} tokens is below a page, expected at least {}",
+                self.page
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Slots of a page for a budget of so many tokens, and the tokens: at least a page, where a
+    /// share of a short prompt is less.
+    fn fitted(&self, tokens: usize) -> [usize; 2] {
+        let mut page = self.page;
+        while self.fit_page && page > 1 && tokens / page < LEAST_PAGES {
+            page /= 2;
+        }
+        if page < self.page {
+            let own = self.page;
+            warn_once(NAME, "fitted page", || {
+                format!(
+                    "a budget of {tokens} tokens holds fewer than {LEAST_PAGES} pages of {own}: \
+                     its pages have {page} (`fit_page`)"
+                )
+            });
+        }
+        if tokens < page {
+            warn_once(NAME, "page", || {
+                let tokens = counted(tokens, "token");
+                format!("a budget of {tokens} is below a page: it reads a page of {page}")
+            });
+        }
+        [page, tokens.max(page)]
+    }
+
+    /// What each query may read. Sequences of a batch may have pages of different sizes: then each
+    /// has the list that is of its own.
+    fn list(&self, cache: &LayerCache, query: &Tensor<3>) -> Result<SlotList> {
+        let budgets = state(NAME, cache, BUDGETS)?;
+        let most = most_tokens(self.budget, cache);
+        let choose = |page: usize| {
+            let (query, most) = (query.clone(), most.max(page));
+            let list = PageBounds::choose(cache, query, &budgets, most, self.options(page));
+            list.map_err(PolicyError::from)
+        };
+        let mut sizes = PageBounds::sizes(cache).into_iter();
+        let first = sizes.next().unwrap_or(self.page);
+        sizes.try_fold(choose(first)?, |list, page| {
+            let rows = list.counts.dims()[0];
+            let batch = cache.layout().batch();
+            let own = state(NAME, cache, PAGE)?.equal_scalar(page as f32).reshape([batch, 1]);
+            let own = own.expand([batch, rows / batch.max(1)]).reshape([rows]);
+            Ok(either(own, choose(page)?, list))
+        })
+    }
+
+    fn options(&self, page: usize) -> PageOptions {
+        PageOptions {
+            page,
+            heads: match self.heads {
+                Choosers::Query => PageHeads::Query,
+                Choosers::Max => PageHeads::Max,
+                Choosers::Mean => PageHeads::Mean,
+            },
+            always_last: self.last_page == LastPage::Always,
+        }
+    }
+
+    /// The policy from its configuration.
+    pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        let policy: Self = config.take_all(NAME)?;
+        policy.validate()?;
+        Ok(Arc::new(policy))
+    }
+}
+
+/// The rows of one list where `own`, of the other elsewhere.
+fn either(own: Tensor<1, Bool>, list: SlotList, other: SlotList) -> SlotList {
+    let [rows] = list.counts.dims();
+    let width = list.slots.dims()[1].max(other.slots.dims()[1]);
+    let filled = |slots: Tensor<2, Int>| {
+        let missing = width - slots.dims()[1];
+        if missing == 0 {
+            return slots;
+        }
+        let none = Tensor::full([rows, missing], -1, (&slots.device(), slots.dtype()));
+        Tensor::cat(vec![slots, none], 1)
+    };
+    let wide = own.clone().unsqueeze_dim::<2>(1).expand([rows, width]);
+    SlotList {
+        slots: filled(other.slots).mask_where(wide, filled(list.slots)),
+        counts: other.counts.mask_where(own, list.counts),
+    }
+}
+
+impl Policy for Quest {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> serde_json::Value {
+        config_of(NAME, self)
+    }
+
+    /// One query, which says how many heads there are.
+    fn needs(&self) -> Needs {
+        Needs { window: 1, ..Needs::default() }
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        Ok(Selection::all(batch * kv_heads, tokens).into())
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        _selection: &Selection,
+    ) -> Result<()> {
+        if observation.layer.index < self.dense_layers {
+            return Ok(());
+        }
+        let heads = match self.heads {
+            Choosers::Query => observation.last_queries(NAME, 1)?.dims()[1],
+            Choosers::Max | Choosers::Mean => cache.layout().kv_heads(),
+        };
+        let [page, tokens] = self.fitted(tokens_of(self.budget, observation));
+        set_budgets(cache, heads, [tokens, 0, 0]);
+        let batch = cache.layout().batch();
+        let pages = numbers(&vec![page as f32; batch], [batch, 1, 1], &cache.options().device);
+        cache.set_state(PAGE, pages);
+        Ok(PageBounds::keep(cache, page)?)
+    }
+
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        Ok(cache.restore_state::<PageBounds>()?)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, ..Capabilities::default() }
+    }
+
+    fn records(&self, cache: &LayerCache) -> bool {
+        !cache.options().growable
+    }
+
+    fn attend_appended(
+        &self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        _step: &Step,
+    ) -> Result<Tensor<3>> {
+        if layer.index < self.dense_layers {
+            return dense(cache, query);
+        }
+        PageBounds::update(cache)?;
+        let list = self.list(cache, &query)?;
+        Ok(list.attend(cache, query)?.output)
+    }
+}

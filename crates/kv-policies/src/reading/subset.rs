@@ -1,0 +1,42 @@
+//! What policies that keep the whole cache and read a part of it have in common.
+
+use burn::tensor::Tensor;
+use kv_core::{Budget, DecodeAttentionOptions, LayerCache};
+
+use crate::policy::state_tensors::{EXACT, numbers};
+use crate::{Observation, Result};
+
+/// State of what each head may read, `[B, H, 3]`: tokens to choose, sinks, recents.
+pub(crate) const BUDGETS: &str = "budgets";
+
+/// Tokens that a budget has for a prompt; those of a whole number are the same behind any prompt.
+pub(crate) fn tokens_of(budget: Budget, observation: &Observation<'_>) -> usize {
+    match budget {
+        Budget::Tokens(count) => count,
+        Budget::Ratio(_) => budget.resolve(observation.tokens()),
+    }
+}
+
+/// The most tokens that a budget has for any sequence of a cache.
+pub(crate) fn most_tokens(budget: Budget, cache: &LayerCache) -> usize {
+    let longest = cache.layout().capacities().iter().max().copied().unwrap_or_default();
+    match budget {
+        Budget::Tokens(count) => count.min(longest),
+        Budget::Ratio(_) => budget.resolve(longest),
+    }
+}
+
+/// Budgets of equal heads, as the state [`BUDGETS`] has them.
+pub(crate) fn set_budgets(cache: &mut LayerCache, heads: usize, budget: [usize; 3]) {
+    let batch = cache.layout().batch();
+    // A budget beyond what f32 counts is one beyond any prompt.
+    let row = budget.map(|count| count.min(EXACT) as f32);
+    let rows = row.repeat(batch * heads);
+    let state = numbers(&rows, [batch, heads, row.len()], &cache.options().device);
+    cache.set_state(BUDGETS, state);
+}
+
+/// A step that attends to everything.
+pub(crate) fn dense(cache: &LayerCache, query: Tensor<3>) -> Result<Tensor<3>> {
+    Ok(cache.attend(query, DecodeAttentionOptions::default())?.output)
+}

@@ -1,0 +1,121 @@
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use kv_core::{Budget, LayerCache, Selection, Share};
+use serde::{Deserialize, Serialize};
+
+use crate::policy::config::{Config, config_of};
+use crate::{
+    Capabilities, Cis, CisOptions, GroupScore, LayerContext, Needs, Observation, Plan, Policy,
+    Reads, Reduction, Result, SetsOf, Step,
+};
+
+const NAME: &str = "top-k-oracle";
+
+/// The top-k oracle: the whole cache stays, but every decode step attends only to sinks, recents
+/// and the tokens between them that have the most attention. It shows what a perfect choice of that
+/// size would keep; it reads all keys to choose.
+///
+/// Sinks and recents are those of CIS ([`CisOptions`]), of which it is the ceiling at equal tokens
+/// and heads.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TopKOracle {
+    /// Tokens attended to per key-value head.
+    pub budget: Budget,
+    /// First tokens, always attended to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sinks: Option<usize>,
+    /// Last tokens, always attended to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recents: Option<usize>,
+    /// Which heads choose.
+    #[serde(default)]
+    pub sets: SetsOf,
+    /// How a group's query heads become one score.
+    #[serde(default)]
+    pub reduction: Reduction,
+}
+
+impl TopKOracle {
+    /// # Errors
+    /// [`crate::PolicyError::InvalidConfig`], [`crate::PolicyError::ProtectedOverBudget`].
+    pub fn validate(&self) -> Result<()> {
+        self.alone().map(drop)
+    }
+
+    /// CIS that shares nothing and brings no neighbours along.
+    fn alone(&self) -> Result<Cis> {
+        let group_score = match self.reduction {
+            Reduction::Mean | Reduction::Sum => GroupScore::Sum,
+            Reduction::Max => GroupScore::Max,
+        };
+        let Self { budget, sinks, recents, sets, .. } = *self;
+        let options = CisOptions { sinks, recents, sets, group_score, ..CisOptions::new(budget) };
+        Cis::named(NAME, CisOptions { block: 1, dilated: 0.0, radius: 0, ..options }, false)
+    }
+
+    /// The policy from its configuration.
+    pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        let policy: Self = config.take_all(NAME)?;
+        policy.validate()?;
+        Ok(Arc::new(policy))
+    }
+}
+
+impl Policy for TopKOracle {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> serde_json::Value {
+        config_of(self.name(), self)
+    }
+
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        self.alone()?.select(observation)
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        self.alone()?.prime(cache, observation, selection)
+    }
+
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        self.alone()?.restore(cache)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, ..Capabilities::default() }
+    }
+
+    fn records(&self, cache: &LayerCache) -> bool {
+        self.alone().is_ok_and(|alone| alone.records(cache))
+    }
+
+    fn attend_appended(
+        &self,
+        _layer: LayerContext,
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        step: &Step,
+    ) -> Result<Tensor<3>> {
+        self.alone()?.attend_within(Share::default(), cache, query, step)
+    }
+
+    fn reads(&self, cache: &LayerCache) -> Result<Option<Reads>> {
+        Reads::of_sets(cache)
+    }
+
+    fn attended(&self, layer: LayerContext, cache: &LayerCache) -> Result<Option<Vec<Vec<usize>>>> {
+        self.alone()?.attended(layer, cache)
+    }
+}

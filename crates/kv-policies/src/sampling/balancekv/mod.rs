@@ -1,0 +1,344 @@
+mod anchors;
+mod augmented;
+mod compressed;
+mod merge_reduce;
+mod official;
+mod stream;
+mod walk;
+
+use std::f32::consts::LN_2;
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use kv_core::{Budget, CacheOptions, LayerCache, Selection};
+use rand::Rng;
+use serde::{Deserialize, Serialize};
+
+use crate::policy::config::{Config, config_of, invalid};
+use crate::policy::fill;
+use crate::policy::generator::generator;
+use crate::sampling::exact_ends::exact_ends;
+use crate::{Capabilities, Needs, Observation, Observed, Plan, Policy, PolicyError, Result};
+
+pub use anchors::AnchorRule;
+use anchors::{by_block_mean, by_key_diff, without};
+use augmented::NAME as AUGMENTED;
+use compressed::{Compressed, Kept};
+pub use official::{OfficialList, OfficialWalk};
+pub use stream::BalanceKvStream;
+pub use walk::Centring;
+use walk::{Form, Walk};
+
+const NAME: &str = "balancekv";
+
+/// BalanceKV (<https://arxiv.org/abs/2502.07861>) in its block-parallel form (appendix B): of the
+/// tokens between sinks and recents, a self-balancing walk ([`kv_core::balance`], Algorithm 2)
+/// halves every block of 256 so that both halves attend alike, for every query; survivors carry
+/// twice the weight. Rounds follow one another until the budget is met. Prefill only, as in the
+/// paper's end-to-end experiments.
+///
+/// Any budget is met exactly: of `n` tokens, all take `T` rounds while `n / 2^T` is not below it,
+/// and of those that are left the oldest take one more, the paper's form for low compression
+/// (section 4.5).
+///
+/// Where the paper leaves it open: each half has exactly half of its block (when a class is full,
+/// the rest joins the other), keys are centred by the mean of all tokens that are compressed, and
+/// the first and last 256 tokens that the paper keeps exactly are cut to a quarter of the budget
+/// each.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BalanceKv {
+    /// Slots per key-value head, exact ones included.
+    pub budget: Budget,
+    /// First tokens kept exactly; the paper's 256 by default, a quarter of the budget at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sinks: Option<usize>,
+    /// Last tokens kept exactly, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recents: Option<usize>,
+    /// Tokens that are balanced against each other: even, 2 to 256.
+    #[serde(default = "default_block")]
+    pub block: usize,
+    /// The practical walk: probabilities `1/2 − γ Σ`. The authors' code has `γ = 4`, which decides
+    /// nearly every token by the sum's sign.
+    #[serde(default = "default_gamma")]
+    pub gamma: f64,
+    /// Algorithm 2's probabilities instead, failing with this probability: `1/2 − Σ / (2 c R²)`,
+    /// `c = 30 ln(n / δ)` for blocks of `n`, `R` by the norms that are there. Its FAIL is logged,
+    /// and such a token takes the likelier sign. At the norms of real keys this is a fair coin to
+    /// within 1e-6.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta: Option<f64>,
+    /// Added to the values' products, so that denominators are balanced too: 0.025 in the authors'
+    /// code, nothing in the paper.
+    #[serde(default = "default_value_offset")]
+    pub value_offset: f32,
+    /// What keys are centred by.
+    #[serde(default)]
+    pub centring: Centring,
+    /// Share of the slots between the ends that hold tokens exactly, those whose keys stand apart:
+    /// the augmented form for retrieval (section 4.3, "a small set of tokens whose key embeddings
+    /// are strongly anti-correlated with the rest"; the paper names no number).
+    #[serde(default)]
+    pub anchors: f64,
+    /// Which tokens stand apart.
+    #[serde(default)]
+    pub anchors_by: AnchorRule,
+    /// The authors' code to the letter instead, see [`OfficialWalk`]: it takes whole rounds alone,
+    /// so that less than the budget may be kept.
+    #[serde(default)]
+    pub official: bool,
+}
+
+fn default_block() -> usize {
+    256
+}
+
+fn default_gamma() -> f64 {
+    4.0
+}
+
+fn default_value_offset() -> f32 {
+    0.025
+}
+
+impl BalanceKv {
+    /// The paper's defaults.
+    pub fn new(budget: Budget) -> Self {
+        Self {
+            budget,
+            sinks: None,
+            recents: None,
+            block: default_block(),
+            gamma: default_gamma(),
+            delta: None,
+            value_offset: default_value_offset(),
+            centring: Centring::default(),
+            anchors: 0.0,
+            anchors_by: AnchorRule::default(),
+            official: false,
+        }
+    }
+
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`].
+    pub fn validate(&self) -> Result<()> {
+        self.budget.validate()?;
+        let invalid = |reason| PolicyError::InvalidConfig { policy: self.name().into(), reason };
+        if !(0.0..=1.0).contains(&self.anchors) {
+            return Err(invalid(format!("`anchors` is {}, expected 0 to 1", self.anchors)));
+        }
+        if self.official && (self.anchors > 0.0 || self.delta.is_some()) {
+            return Err(invalid("`official` goes with neither `anchors` nor `delta`".into()));
+        }
+        self.walk().validate().map_err(invalid)
+    }
+
+    fn walk(&self) -> Walk {
+        let Self { block, gamma, delta, value_offset, centring, .. } = *self;
+        let form = delta.map_or(Form::Practical { gamma }, |delta| Form::Exact { delta });
+        Walk { block, form, value_offset, centring }
+    }
+
+    /// The policy from its configuration.
+    pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        let policy: Self = config.take_all(NAME)?;
+        policy.validate()?;
+        if policy.anchors > 0.0 || policy.anchors_by != AnchorRule::default() {
+            let reason = "`anchors` and `anchors_by` are of `balancekv-augmented`";
+            return Err(invalid(NAME, reason.into()));
+        }
+        Ok(Arc::new(policy))
+    }
+}
+
+impl Policy for BalanceKv {
+    fn name(&self) -> &'static str {
+        if self.anchors > 0.0 { AUGMENTED } else { NAME }
+    }
+
+    fn config(&self) -> serde_json::Value {
+        config_of(self.name(), self)
+    }
+
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        self.plan(observation, None)
+    }
+
+    /// The authors' anchors are one layer's, for all layers behind it.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            needs_all_layers: self.anchors > 0.0 && self.anchors_by == AnchorRule::BlockMean,
+            ..Capabilities::default()
+        }
+    }
+
+    fn prefill_layers(
+        &self,
+        layers: &[Observed],
+        new_tokens: usize,
+        options: CacheOptions,
+    ) -> Result<Vec<LayerCache>> {
+        let shared = match layers.get(anchors::LAYER) {
+            Some(layer) if self.capabilities().needs_all_layers => {
+                self.block_anchors(&layer.view())?
+            }
+            _ => None,
+        };
+        let plain = BalanceKv { anchors: 0.0, ..self.clone() };
+        let each = layers.iter().enumerate().map(|(index, layer)| {
+            let observation = layer.view();
+            let plan = match index < anchors::LAYER {
+                true => plain.plan(&observation, None)?,
+                false => self.plan(&observation, shared.as_deref())?,
+            };
+            fill(self, plan, &observation, new_tokens, options.clone())
+        });
+        each.collect()
+    }
+}
+
+/// A prompt's tokens, as a budget divides them.
+struct Parts {
+    /// First and last tokens that are kept exactly.
+    ends: [usize; 2],
+    /// The tokens between them.
+    middle: Range<usize>,
+    /// How many of those are kept.
+    target: usize,
+    /// How many of these may be anchors.
+    anchors: usize,
+}
+
+impl BalanceKv {
+    /// What a prompt is divided into; `None` where all of it stays.
+    fn parts(&self, tokens: usize) -> Result<Option<Parts>> {
+        let slots = self.budget.resolve(tokens);
+        if slots >= tokens {
+            return Ok(None);
+        }
+        let ends = exact_ends(self.name(), [self.sinks, self.recents], self.budget, slots)?;
+        let [sinks, recents] = ends;
+        let target = slots - sinks - recents;
+        let anchors = (target as f64 * self.anchors) as usize;
+        Ok(Some(Parts { ends, middle: sinks..tokens - recents, target, anchors }))
+    }
+
+    /// A layer's anchors by the authors' rule, of each sequence; `None` where all of the prompt
+    /// stays.
+    fn block_anchors(&self, observation: &Observation<'_>) -> Result<Option<Vec<Selection>>> {
+        let parts = self.parts(observation.tokens())?;
+        let of =
+            |parts: Parts| by_block_mean(observation, &parts.middle, self.block, parts.anchors);
+        parts.map(of).transpose()
+    }
+
+    /// What is kept, with anchors of the authors' rule that are another layer's or the layer's own.
+    fn plan(&self, observation: &Observation<'_>, shared: Option<&[Selection]>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let Some(Parts { ends, middle, target, anchors }) = self.parts(tokens)? else {
+            return Ok(Selection::all(batch * kv_heads, tokens).into());
+        };
+        if self.official {
+            return self.official(observation, middle, target)?.plan(ends, tokens);
+        }
+        if !self.capabilities().needs_all_layers {
+            let anchors = by_key_diff(observation, &middle, anchors)?;
+            return self.beside(observation, &middle, target, &anchors)?.plan(ends, tokens);
+        }
+        let own;
+        let shared = match shared {
+            Some(shared) => shared,
+            None => {
+                own = by_block_mean(observation, &middle, self.block, anchors)?;
+                &own
+            }
+        };
+        // Sequences may have different numbers of anchors, so that each is walked by itself.
+        let mut kept = Vec::with_capacity(batch * kv_heads);
+        for (row, anchors) in shared.iter().enumerate() {
+            let part = |tensor: &Tensor<4>| tensor.clone().narrow(0, row, 1);
+            let (keys, values) = (part(observation.keys), part(observation.values));
+            let positions = observation.positions.clone().narrow(0, row, 1);
+            let seeds = observation.seeds.get(row..row + 1).unwrap_or_default();
+            let own = Observation {
+                keys: &keys,
+                values: &values,
+                positions: &positions,
+                seeds,
+                ..observation.clone()
+            };
+            kept.extend(self.beside(&own, &middle, target, anchors)?.kept);
+        }
+        Compressed { kept, separate: false }.plan(ends, tokens)
+    }
+
+    /// Anchors, equally many a head, and what the walk leaves of the other tokens of `middle`:
+    /// `target` together.
+    fn beside(
+        &self,
+        observation: &Observation<'_>,
+        middle: &Range<usize>,
+        target: usize,
+        anchors: &Selection,
+    ) -> Result<Compressed> {
+        let lists = without(anchors, middle, &observation.keys.device())?;
+        let own = target - anchors.total() / anchors.pairs().max(1);
+        let mut compressed = self.walk().compress(observation, lists, own)?;
+        for (kept, anchors) in compressed.kept.iter_mut().zip(anchors.kept()?) {
+            let tokens = anchors.iter().map(|at| middle.start as u32 + at);
+            kept.extend(tokens.map(Kept::exact));
+        }
+        Ok(compressed)
+    }
+}
+
+impl BalanceKv {
+    /// Whole rounds of the authors' walk.
+    fn official(
+        &self,
+        observation: &Observation<'_>,
+        middle: Range<usize>,
+        target: usize,
+    ) -> Result<Compressed> {
+        let [batch, kv_heads, _, head_dim] = observation.dims();
+        let mut rounds = 0;
+        while middle.len() >> rounds > target {
+            rounds += 1;
+        }
+        let part = |tensor: &Tensor<4>| {
+            let part = tensor.clone().narrow(2, middle.start, middle.len());
+            part.reshape([batch * kv_heads, middle.len(), head_dim])
+        };
+        let walk = OfficialWalk {
+            block: self.block,
+            rounds,
+            gamma: self.gamma,
+            temperature: 1.0,
+            beta: 0.0,
+            value_offset: self.value_offset,
+        };
+        let (keys, values) = (part(observation.keys), part(observation.values));
+        let mut draws: Vec<_> = (0..batch * kv_heads)
+            .map(|pair| generator(observation, pair / kv_heads, pair % kv_heads))
+            .collect();
+        let lists = walk.run(&keys, Some(&values), |_, pair, _| draws[pair].random())?;
+        let log_weight = rounds as f32 * LN_2;
+        let kept = lists.into_iter().map(|list| {
+            let tokens = list.kept.into_iter().zip(list.weights);
+            tokens
+                .map(|(at, numerator)| Kept {
+                    token: middle.start as u32 + at,
+                    log_weight,
+                    numerator,
+                })
+                .collect()
+        });
+        Ok(Compressed { kept: kept.collect(), separate: true })
+    }
+}

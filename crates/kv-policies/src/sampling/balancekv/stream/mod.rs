@@ -1,0 +1,305 @@
+mod head;
+mod sizes;
+mod take;
+mod waiting;
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Tensor};
+use kv_core::{Budget, DecodeAttentionOptions, LayerCache, Room, Selection, read_f32, read_i32};
+use rand::Rng;
+use serde::{Deserialize, Serialize};
+
+use super::merge_reduce::{Instances, Pool, Token};
+use crate::policy::config::{Config, config_of};
+use crate::policy::generator::generator;
+use crate::sampling::exact_ends::exact_ends;
+use crate::{
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+};
+use head::{Head, STREAM};
+use sizes::Sizes;
+use take::weights;
+
+const NAME: &str = "balancekv-stream";
+/// Tokens to a slot of a budget in slots for which `batch` is chosen.
+const NOMINAL: usize = 16;
+
+/// BalanceKV (<https://arxiv.org/abs/2502.07861>) as a stream: MergeAndReduce (Algorithm 4), whose
+/// levels hold tokens with weights `2^l`. By default one instance serves numerator and denominator
+/// ([`Self::joint`]). Algorithm 1 has one for the denominator and one for each power of two of the
+/// values' norms; a slot is then kept while any of them holds its token, and attention takes
+/// numerators and denominator by their own weights. It runs through prompts and decoding alike, and
+/// what it keeps depends on the tokens alone, not on how they came (where the budget is a share of
+/// the prompt, given `batch`, `sinks` and `recents`).
+///
+/// Tokens are taken in batches of `t`, which wait behind the last `recents`; a full level is halved
+/// exactly, in blocks of 256 where it is longer. Steps that take a batch are decided by the host,
+/// which also gives heads the slots that they need then, so that steps are not recorded.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BalanceKvStream {
+    /// Slots per key-value head, from which `batch` follows where it is not given.
+    pub budget: Budget,
+    /// `t`: even, at least 2. By default the largest whose levels fit the budget if all values are
+    /// in one bucket: of the prompt where the budget is a share, else of `max_tokens`, or 16 times
+    /// the budget. Each doubling of the stream adds up to half a batch an instance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<usize>,
+    /// First tokens kept exactly; 256 by default, a quarter of the budget at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sinks: Option<usize>,
+    /// Last tokens kept exactly, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recents: Option<usize>,
+    /// The stream's length `n`, which fixes the levels, `T = log₂(n / t)`: the last one grows
+    /// without bound where the stream is longer. By default levels grow with the stream.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<usize>,
+    /// One instance for numerator and denominator, whose walk adds `value_offset` to the values'
+    /// products: half as many slots, and errors of numerator and denominator that cancel. `false`
+    /// is Algorithm 1 with its many instances, which needs keys and queries of small norms: at the
+    /// norms of real keys its outputs are off by several times their own norm.
+    #[serde(default = "joint")]
+    pub joint: bool,
+    /// See `joint`.
+    #[serde(default = "super::default_value_offset")]
+    pub value_offset: f32,
+    /// `γ` of the practical walk.
+    #[serde(default = "super::default_gamma")]
+    pub gamma: f64,
+    /// Algorithm 2's probability of failure, for its own walk; needs `norm_bound`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta: Option<f64>,
+    /// `r`, which bounds the norms of queries and keys. With it, buckets of small values are
+    /// erased.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norm_bound: Option<f64>,
+    /// `ε`, of which the erased buckets may take half.
+    #[serde(default = "default_epsilon")]
+    pub epsilon: f64,
+}
+
+fn joint() -> bool {
+    true
+}
+
+fn default_epsilon() -> f64 {
+    0.1
+}
+
+impl BalanceKvStream {
+    /// The defaults.
+    pub fn new(budget: Budget) -> Self {
+        Self {
+            budget,
+            batch: None,
+            sinks: None,
+            recents: None,
+            max_tokens: None,
+            joint: joint(),
+            value_offset: super::default_value_offset(),
+            gamma: super::default_gamma(),
+            delta: None,
+            norm_bound: None,
+            epsilon: default_epsilon(),
+        }
+    }
+
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`].
+    pub fn validate(&self) -> Result<()> {
+        self.budget.validate()?;
+        let reason = match *self {
+            Self { batch: Some(batch), .. } if batch < 2 || batch % 2 == 1 => {
+                format!("`batch` is {batch}, expected an even number from 2 on")
+            }
+            Self { gamma, .. } if !(gamma > 0.0 && gamma.is_finite()) => {
+                format!("`gamma` is {gamma}, expected above 0")
+            }
+            Self { delta: Some(delta), .. } if !(delta > 0.0 && delta < 1.0) => {
+                format!("`delta` is {delta}, expected between 0 and 1")
+            }
+            Self { delta: Some(_), joint: true, .. } => {
+                "`delta` needs `joint` of false: its bounds are of the paper's instances".into()
+            }
+            Self { value_offset, .. } if !(value_offset >= 0.0 && value_offset.is_finite()) => {
+                format!("`value_offset` is {value_offset}, expected at least 0")
+            }
+            Self { delta: Some(_), norm_bound: None, .. } => {
+                "`delta` needs `norm_bound`, which is missing".into()
+            }
+            Self { max_tokens: Some(0), .. } => "`max_tokens` is 0, expected at least 1".into(),
+            Self { norm_bound: Some(bound), .. } if !(bound > 0.0 && bound.is_finite()) => {
+                format!("`norm_bound` is {bound}, expected above 0")
+            }
+            Self { epsilon, .. } if !(epsilon > 0.0 && epsilon.is_finite()) => {
+                format!("`epsilon` is {epsilon}, expected above 0")
+            }
+            _ => return Ok(()),
+        };
+        Err(PolicyError::InvalidConfig { policy: NAME.into(), reason })
+    }
+
+    fn sizes(&self, tokens: usize) -> Result<Sizes> {
+        // What comes of a number of slots must not depend on the prompt.
+        let (budget, tokens) = match self.budget {
+            Budget::Tokens(budget) => {
+                (budget, self.max_tokens.unwrap_or(budget.saturating_mul(NOMINAL)))
+            }
+            Budget::Ratio(_) => (self.budget.resolve(tokens), tokens),
+        };
+        let [sinks, recents] = exact_ends(NAME, [self.sinks, self.recents], self.budget, budget)?;
+        let instances = if self.joint { 1 } else { 2 };
+        let sizes = |half: usize| Sizes { sinks, recents, batch: 2 * half, instances };
+        if let Some(batch) = self.batch {
+            return Ok(sizes(batch / 2));
+        }
+        let halves = (2..=budget / 2).rev();
+        let half = halves.map(sizes).find(|sizes| sizes.slots(tokens) <= budget);
+        Ok(half.unwrap_or(sizes(1)))
+    }
+
+    /// The policy from its configuration.
+    pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        let policy: Self = config.take_all(NAME)?;
+        policy.validate()?;
+        Ok(Arc::new(policy))
+    }
+}
+
+impl Policy for BalanceKvStream {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> serde_json::Value {
+        config_of(NAME, self)
+    }
+
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let [batch, kv_heads, tokens, head_dim] = observation.dims();
+        let pairs = batch * kv_heads;
+        let sizes = self.sizes(tokens)?;
+        let taken = sizes.taken(tokens);
+        let norms = read_f32("norms", norms(observation.values.clone()))?;
+        let positions = read_i32("positions", observation.positions.clone())?;
+        let rows = |tensor: &Tensor<4>| tensor.clone().reshape([pairs * tokens, head_dim]);
+        let (keys, values) = (rows(observation.keys), rows(observation.values));
+        let pool = Pool { keys: &keys, values: &values };
+        let new: Vec<Vec<(Token, f32)>> = (0..pairs)
+            .map(|pair| {
+                let own = sizes.sinks..taken;
+                own.map(|at| {
+                    let slot = (pair * tokens + at) as u32;
+                    let position = positions[pair / kv_heads * tokens + at] as u32;
+                    (Token { slot, position }, norms[pair * tokens + at])
+                })
+                .collect()
+            })
+            .collect();
+        let seeds = seeds(observation);
+        let batch = sizes.batch;
+        let instances =
+            seeds.into_iter().map(|seed| Instances { batch, seed, ..Default::default() });
+        let mut instances: Vec<Instances> = instances.collect();
+        let mut longest = vec![0.0; pairs];
+        self.take(&pool, &mut instances, &new, &mut longest)?;
+        let mut kept = Vec::with_capacity(pairs);
+        let (mut log_weights, mut numerators) = (Vec::new(), Vec::new());
+        for (pair, instances) in instances.iter().enumerate() {
+            let exact = |token: usize| (token as u32, (1.0, 1.0));
+            let own = weights(instances, self.joint).into_iter();
+            let own = own.map(|(slot, weights)| (slot - (pair * tokens) as u32, weights));
+            let all: Vec<(u32, (f32, f32))> = (0..sizes.sinks.min(tokens))
+                .map(exact)
+                .chain(own)
+                .chain((taken.min(tokens)..tokens).map(exact))
+                .collect();
+            log_weights.extend(all.iter().map(|(_, (_, denominator))| denominator.ln()));
+            numerators.extend(all.iter().map(|(_, (numerator, _))| *numerator));
+            kept.push(all.into_iter().map(|(token, _)| token).collect());
+        }
+        Ok(Plan {
+            selection: Selection::new(kept)?,
+            log_weights: Some(log_weights),
+            numerators: (!self.joint).then_some(numerators),
+        })
+    }
+
+    fn prime(
+        &self,
+        cache: &mut LayerCache,
+        observation: &Observation<'_>,
+        selection: &Selection,
+    ) -> Result<()> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let sizes = self.sizes(tokens)?;
+        let taken = sizes.taken(tokens);
+        let norms = read_f32("norms", norms(observation.values.clone()))?;
+        let positions = read_i32("positions", observation.positions.clone())?;
+        // Where tokens that are still to come will stand.
+        let position = |row: usize, at: usize| match tokens.checked_sub(1) {
+            Some(last) if at > last => positions[row * tokens + last] as usize + at - last,
+            Some(_) => positions[row * tokens + at] as usize,
+            None => at,
+        };
+        let heads = seeds(observation).into_iter().zip(norms.chunks(tokens.max(1))).enumerate();
+        let heads = heads.map(|(pair, (seed, norms))| {
+            let row = pair / kv_heads;
+            let longest = norms.iter().take(taken).skip(sizes.sinks).copied();
+            Head {
+                sizes,
+                stream: position(row, sizes.sinks),
+                waiting: position(row, taken),
+                longest: longest.fold(0.0, f32::max),
+                seed,
+            }
+        });
+        let heads: Vec<Head> = heads.collect();
+        cache.set_state(STREAM, Head::store(&heads, [batch, kv_heads], &cache.options().device));
+        let waiting = tokens.saturating_sub(taken);
+        let free = sizes.recents + sizes.batch - waiting.min(sizes.recents + sizes.batch);
+        cache.set_limits(selection.lengths().iter().map(|kept| kept + free).collect())?;
+        Ok(())
+    }
+
+    /// Until the next batch is taken.
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        let Sizes { recents, batch, .. } = self.sizes(observation.tokens())?;
+        Ok(Room::Extra(new_tokens.min(recents + batch)))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, ..Capabilities::default() }
+    }
+
+    fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
+        let query = step.append(cache)?;
+        let output = cache.attend(query, DecodeAttentionOptions::default())?.output;
+        let due = |cache: &LayerCache| {
+            let lengths = cache.layout().lengths().iter();
+            cache.limits().is_some_and(|limits| lengths.zip(limits).any(|(own, at)| own >= at))
+        };
+        if due(cache) {
+            self.take_waiting(cache)?;
+        }
+        Ok(output)
+    }
+}
+
+/// `‖v‖₂` of values `[.., D]`, f32.
+fn norms(values: Tensor<4>) -> Tensor<3> {
+    values.cast(DType::F32).square().sum_dim(3).sqrt().squeeze_dim(3)
+}
+
+/// A seed of 48 bits for every (sequence, head).
+fn seeds(observation: &Observation<'_>) -> Vec<u64> {
+    let [batch, kv_heads, ..] = observation.dims();
+    let pairs = (0..batch).flat_map(|row| (0..kv_heads).map(move |head| (row, head)));
+    pairs.map(|(row, head)| generator(observation, row, head).random::<u64>() >> 16).collect()
+}
