@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use kv_policies::POLICIES;
+use kv_testing::skip;
 
 /// The file in `docs/policies` that documents a policy: its own, or its relative's.
 fn page_of(name: &str) -> String {
@@ -24,6 +25,9 @@ fn assert_names(file: &str, text: &str, name: &str, paper: &str) {
 #[test]
 fn every_policy_is_documented() {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    if !workspace.join("docs/policies").is_dir() {
+        return skip("every_policy_is_documented", "the sources are not here");
+    }
     let read = |file: &str| {
         fs::read_to_string(workspace.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
     };
@@ -45,6 +49,9 @@ fn every_page_documents_a_policy() {
     let expected: BTreeSet<_> =
         POLICIES.iter().map(|entry| page_of(entry.name)).chain(others).collect();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/policies");
+    if !folder.is_dir() {
+        return skip("every_page_documents_a_policy", "the sources are not here");
+    }
     let pages: BTreeSet<_> = fs::read_dir(folder)
         .unwrap()
         .map(|page| page.unwrap().file_name().into_string().unwrap())
