@@ -40,17 +40,5 @@ pub use selection::Selection;
 pub use state::{HostState, LoadState, PolicyState, SavedState, StateBytes, states_of};
 pub use tensors::{packed, read_f32, read_i32, zero_rows};
 
-/// Re-exported for callers that use a cache without depending on the kernels' crate.
-pub use kv_kernels::{
-    ABSENT, AttentionOutput, AverageWeights, BalanceOptions, Balanced, Centre, Choice, Chosen,
-    DecodeAttentionOptions, Dilation, Draws, Earlier, EvictingOutput, EvictionOptions,
-    EvictionScope, GUARD, GroupReduction, Guard, HeadLayout, HeadNorms, IndexSets, KernelError,
-    KeyRule, LIST_HEADER, MAX_BUCKETS, MergeLists, MergeOptions, Merged, Nearest, NearestOptions,
-    PageHeads, PageOptions, RangeSets, RetrieveOptions, RotaryTable, RowNorm, ScoreReduction,
-    SetRule, Share, SimilarityReduction, SlotLists, SlotRanges, SlotView, SteerOptions, StepLogits,
-    StepScores, VOTES_RADIX, balance, device_work, merge_slots, nearest_slots, rankings, rms_norm,
-    split_heads, top_slots, turns_of_groups, uniform, uniforms,
-};
-
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;

@@ -1,8 +1,6 @@
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{
-    CacheOptions, DecodeAttentionOptions, Error, HeadLayout, LayerCache, Room, Selection,
-    SlotLayout,
-};
+use kv_core::{CacheOptions, Error, LayerCache, Room, Selection, SlotLayout};
+use kv_kernels::{DecodeAttentionOptions, HeadLayout};
 use kv_testing::{Numbers, devices};
 
 fn prompt_cache(device: &burn::tensor::Device, selection: &Selection, room: Room) -> LayerCache {

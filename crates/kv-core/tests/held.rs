@@ -2,9 +2,9 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{
-    CacheOptions, Error, EvictionOptions, HeadLayout, KvCache, LayerCache, NUMERATORS, Origin,
-    SlotLayout, read_f32, read_i32,
+    CacheOptions, Error, KvCache, LayerCache, NUMERATORS, Origin, SlotLayout, read_f32, read_i32,
 };
+use kv_kernels::{EvictionOptions, HeadLayout};
 use kv_testing::{Numbers, devices};
 
 const BATCH: usize = 2;

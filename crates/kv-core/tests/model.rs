@@ -1,10 +1,8 @@
 //! A cache as plain vectors: what every operation of the real one must amount to.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use kv_core::{
-    CacheOptions, KeyRule, LayerCache, MergeLists, MergeOptions, Selection, SlotLayout, SlotLists,
-    read_f32,
-};
+use kv_core::{CacheOptions, LayerCache, Selection, SlotLayout, read_f32};
+use kv_kernels::{KeyRule, MergeLists, MergeOptions, SlotLists};
 use kv_testing::Numbers;
 
 pub(crate) const DIM: usize = 8;

@@ -156,7 +156,7 @@ pub enum ModelError {
 
     /// A kernel refused its arguments.
     #[error(transparent)]
-    Kernel(#[from] kv_core::KernelError),
+    Kernel(#[from] kv_kernels::KernelError),
 
     /// The policy refused.
     #[error(transparent)]

@@ -17,10 +17,10 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{
-    CacheOptions, DecodeAttentionOptions, DeviceChoice, Error, HostState, KvCache, LayerCache,
-    LoadState, Origin, PolicyState, Room, SavedState, Selection, StateBytes, read_f32,
-    select_device, states_of,
+    CacheOptions, DeviceChoice, Error, HostState, KvCache, LayerCache, LoadState, Origin,
+    PolicyState, Room, SavedState, Selection, StateBytes, read_f32, select_device, states_of,
 };
+use kv_kernels::DecodeAttentionOptions;
 use kv_policies::{Capabilities, LayerContext, Needs, Observation, Plan, Policy, Result, Step};
 use serde_json::{Value, json};
 

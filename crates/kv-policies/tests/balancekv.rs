@@ -1,5 +1,6 @@
 use burn::tensor::{DType, Device, Tensor};
-use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, NUMERATORS, read_f32};
+use kv_core::{CacheOptions, LayerCache, NUMERATORS, read_f32};
+use kv_kernels::DecodeAttentionOptions;
 use kv_policies::{OfficialWalk, PolicyError, build};
 use kv_testing::{Numbers, devices, golden_files, relative_error};
 use serde_json::{Value, json};

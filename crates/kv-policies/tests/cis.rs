@@ -1,9 +1,8 @@
 //! CIS over a cache: its options, batches, files; the sets themselves are the kernel's tests'.
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{
-    CacheOptions, DecodeAttentionOptions, KvCache, LayerCache, Origin, RowNorm, read_f32,
-};
+use kv_core::{CacheOptions, KvCache, LayerCache, Origin, read_f32};
+use kv_kernels::{DecodeAttentionOptions, RowNorm};
 use kv_policies::certificates::{SharedStep, binary_entropy, information_loss};
 use kv_policies::{CisIndex, LayerContext, LayerInput, Observation, Policy, Step, build};
 use kv_testing::{Numbers, devices, golden_files};

@@ -1,7 +1,8 @@
 //! LongFlow against its reference and its authors' loop, and its borders.
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{CacheOptions, EvictionOptions, LayerCache, SlotLayout, read_f32, read_i32};
+use kv_core::{CacheOptions, LayerCache, SlotLayout, read_f32, read_i32};
+use kv_kernels::EvictionOptions;
 use kv_policies::{Certificate, PolicyError, Step, build, certify};
 use kv_testing::{Numbers, devices, golden_files, relative_error};
 use serde_json::{Value, json};

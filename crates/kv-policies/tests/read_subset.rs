@@ -9,11 +9,10 @@ mod quest;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_core::{
-    CacheOptions, KvCache, LayerCache, Origin, PageHeads, PageOptions, SlotRanges, read_f32,
-    read_i32,
+use kv_core::{CacheOptions, KvCache, LayerCache, Origin, read_f32, read_i32};
+use kv_kernels::{
+    PageHeads, PageOptions, PageSpan, SlotRanges, page_bounds, page_rows, page_scores,
 };
-use kv_kernels::{PageSpan, page_bounds, page_rows, page_scores};
 use kv_policies::{
     HShare, LayerContext, Needs, Observation, Observed, PageBounds, Policy, Reads, SlotList, Step,
     build, copies, share_map,

@@ -3,11 +3,8 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_core::{
-    AttentionOutput, Budget, CacheOptions, DecodeAttentionOptions, LayerCache, Room, Selection,
-    read_f32,
-};
-use kv_kernels::{PrefillOptions, prefill_attention};
+use kv_core::{Budget, CacheOptions, LayerCache, Room, Selection, read_f32};
+use kv_kernels::{AttentionOutput, DecodeAttentionOptions, PrefillOptions, prefill_attention};
 use kv_policies::{
     Attended, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy, Result, Step, build,
 };

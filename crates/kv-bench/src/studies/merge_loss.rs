@@ -5,7 +5,8 @@
 
 use anyhow::Context;
 use burn::tensor::Tensor;
-use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, counted, read_f32};
+use kv_core::{CacheOptions, LayerCache, counted, read_f32};
+use kv_kernels::DecodeAttentionOptions;
 use kv_models::PrefillPass;
 use kv_policies::{Needs, Observation};
 use serde_json::{Value, json};

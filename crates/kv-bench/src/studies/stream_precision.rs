@@ -3,7 +3,8 @@
 
 use anyhow::Context;
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32};
+use kv_core::{CacheOptions, LayerCache, read_f32};
+use kv_kernels::DecodeAttentionOptions;
 use kv_policies::{Observation, Policy};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;

@@ -1,7 +1,7 @@
 //! Bounds on what sparse attention loses (PrHS, sections II-C, VII and VIII, appendix A).
 //!
 //! All in f64 and in nats, of single heads. What they take of a step is measured: see
-//! [`kv_core::RangeSets`].
+//! [`kv_kernels::RangeSets`].
 
 pub(crate) mod depth_bounds;
 pub(crate) mod eviction;

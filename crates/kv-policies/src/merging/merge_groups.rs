@@ -1,9 +1,8 @@
 //! Merges of many victims a head at once, found and carried out on the device.
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_core::{
-    LayerCache, MergeLists, MergeOptions, Nearest, Selection, SlotLists, nearest_slots, read_i32,
-};
+use kv_core::{LayerCache, Selection, read_i32};
+use kv_kernels::{MergeLists, MergeOptions, Nearest, SlotLists, nearest_slots};
 
 use crate::Result;
 

@@ -2,7 +2,7 @@
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::GroupReduction;
+use kv_kernels::GroupReduction;
 use serde::{Deserialize, Serialize};
 
 /// How the query heads of a group become one score.

@@ -11,7 +11,7 @@ pub enum PolicyError {
     Cache(#[from] kv_core::Error),
     /// A kernel refused its arguments.
     #[error(transparent)]
-    Kernel(#[from] kv_core::KernelError),
+    Kernel(#[from] kv_kernels::KernelError),
     /// No policy of this name.
     #[error("unknown policy `{name}`{suggestion}; known: {known}")]
     UnknownPolicy {

@@ -31,7 +31,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, NUMERATORS, Room, Selection};
+use kv_core::{CacheOptions, LayerCache, NUMERATORS, Room, Selection};
+use kv_kernels::DecodeAttentionOptions;
 
 use error::Result;
 use evictor::Evictor;

@@ -1,8 +1,8 @@
 //! What a policy changes in a prompt's own computation, layer by layer.
 
+use kv_kernels::Share;
 use std::ops::Range;
 
-use kv_core::Share;
 use serde::{Deserialize, Serialize};
 
 /// What a layer's queries see of a prompt: the first tokens, and those from a share of the tokens

@@ -1,7 +1,8 @@
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{Int, Tensor};
-use kv_core::{HeadLayout, LayerCache, RowNorm, rms_norm, split_heads};
+use kv_core::LayerCache;
+use kv_kernels::{HeadLayout, RowNorm, rms_norm, split_heads};
 
 use crate::Result;
 use crate::policy::board::ListBoard;
@@ -34,7 +35,7 @@ impl LayerInput {
     /// The hidden states behind the norm, `[B, hidden]`.
     ///
     /// # Errors
-    /// [`kv_core::KernelError`] for a weight of another length.
+    /// [`kv_kernels::KernelError`] for a weight of another length.
     pub fn normed(&self) -> Result<Tensor<2>> {
         let RowNorm { weight, epsilon } = self.norm.clone();
         Ok(rms_norm(self.hidden.clone(), weight, epsilon)?)
@@ -153,7 +154,7 @@ impl Step {
     /// attention factor is in them. Queries after RoPE where a step was made without those before.
     ///
     /// # Errors
-    /// [`kv_core::KernelError`] for a projection that is not of its layout.
+    /// [`kv_kernels::KernelError`] for a projection that is not of its layout.
     pub fn raw_query(&self) -> Result<Tensor<3>> {
         let (projected, layout, factor) = match &self.heads {
             NewHeads::Rotated { query, raw_query, .. } => {

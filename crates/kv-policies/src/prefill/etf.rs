@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
-use kv_core::{Selection, Share};
+use kv_core::Selection;
+use kv_kernels::Share;
 use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};

@@ -1,7 +1,8 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use kv_core::{LayerCache, Selection, Share};
+use kv_core::{LayerCache, Selection};
+use kv_kernels::Share;
 
 use crate::policy::config::{Config, invalid};
 use crate::{

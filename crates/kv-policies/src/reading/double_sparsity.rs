@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use kv_core::{Budget, Choice, LayerCache, Selection, top_slots};
-use kv_kernels::label_scores;
+use kv_core::{Budget, LayerCache, Selection};
+use kv_kernels::{Choice, label_scores, top_slots};
 use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};

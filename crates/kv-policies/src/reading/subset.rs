@@ -1,7 +1,8 @@
 //! What policies that keep the whole cache and read a part of it have in common.
 
 use burn::tensor::Tensor;
-use kv_core::{Budget, DecodeAttentionOptions, LayerCache};
+use kv_core::{Budget, LayerCache};
+use kv_kernels::DecodeAttentionOptions;
 
 use crate::policy::state_tensors::{EXACT, numbers};
 use crate::{Observation, Result};

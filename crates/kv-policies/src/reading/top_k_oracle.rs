@@ -1,7 +1,8 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use kv_core::{Budget, LayerCache, Selection, Share};
+use kv_core::{Budget, LayerCache, Selection};
+use kv_kernels::Share;
 use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};

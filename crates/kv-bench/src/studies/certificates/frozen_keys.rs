@@ -292,7 +292,7 @@ fn softmax(mut logits: Vec<f64>) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
-    use kv_core::Share;
+    use kv_kernels::Share;
     use kv_policies::{FrozenTokens, Reuse, VisibleWindow};
 
     use super::{FitCheck, FreezeError, FrozenLayer, HeadRows, Rows, conclude};

@@ -1,7 +1,7 @@
 //! The attention that shared sets drop (PrHS's CIS): the bound of lemma 9, the tighter one from
 //! odds, and the distance of a set from the best one (equation 42).
 
-use kv_core::RangeSets;
+use kv_kernels::RangeSets;
 use kv_policies::certificates::{SharedStep, information_loss};
 
 use super::ROUNDING;

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{CacheOptions, DecodeAttentionOptions, HeadLayout, LayerCache, SlotLayout};
+use kv_core::{CacheOptions, LayerCache, SlotLayout};
+use kv_kernels::{DecodeAttentionOptions, HeadLayout};
 use kv_policies::{LayerContext, Policy, SCORE, Step, VALUE_NORMS, build};
 use serde_json::json;
 

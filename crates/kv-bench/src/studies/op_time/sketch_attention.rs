@@ -2,12 +2,10 @@
 //! over a full cache; and the launch behind it, which adds up scores and evicts in bulk.
 
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
-use kv_core::{
-    CacheOptions, DecodeAttentionOptions, LayerCache, PolicyState, SlotLayout, StepLogits,
-};
+use kv_core::{CacheOptions, LayerCache, PolicyState, SlotLayout};
 use kv_kernels::{
-    ABSENT, HEAD_FIELDS, ReviseOptions, RevisedScores, SketchHashes, SketchPool, SlotPool,
-    SlotRanges, revise_sketch,
+    ABSENT, DecodeAttentionOptions, HEAD_FIELDS, ReviseOptions, RevisedScores, SketchHashes,
+    SketchPool, SlotPool, SlotRanges, StepLogits, revise_sketch,
 };
 use kv_policies::{Sketch, SketchHead, SketchOptions};
 

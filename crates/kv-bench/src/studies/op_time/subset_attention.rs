@@ -2,7 +2,8 @@
 //! caches that are kept whole (PrHS, table 4).
 
 use burn::tensor::{DType, Distribution, Int, Tensor};
-use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache};
+use kv_core::{CacheOptions, LayerCache};
+use kv_kernels::DecodeAttentionOptions;
 use kv_policies::{CisIndex, LayerContext, Observation, Policy, Reads, Step};
 
 use super::{Heads, OpBench, Sink, Timed};

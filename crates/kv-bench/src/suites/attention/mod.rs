@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{CacheOptions, DecodeAttentionOptions, LayerCache, read_f32, read_i32};
-use kv_kernels::{PrefillOptions, prefill_attention};
+use kv_core::{CacheOptions, LayerCache, read_f32, read_i32};
+use kv_kernels::{DecodeAttentionOptions, PrefillOptions, prefill_attention};
 use kv_models::PrefillPass;
 use kv_policies::{CisIndex, Needs, NewHeads, Observation, Step, certify};
 

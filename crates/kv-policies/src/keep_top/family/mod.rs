@@ -6,10 +6,8 @@ mod options;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use kv_core::{
-    AttentionOutput, Budget, DecodeAttentionOptions, HeadAllocation, LayerAllocation, LayerCache,
-    Room, Selection, read_f32,
-};
+use kv_core::{Budget, HeadAllocation, LayerAllocation, LayerCache, Room, Selection, read_f32};
+use kv_kernels::{AttentionOutput, DecodeAttentionOptions};
 
 use crate::keep_top::rescore::{last_of, remember, rescore};
 use crate::policy::attention_scores::last_queries;

@@ -1,7 +1,8 @@
 //! One victim a head at a time, without waiting for the device.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{Choice, LayerCache, top_slots};
+use kv_core::LayerCache;
+use kv_kernels::{Choice, top_slots};
 
 use super::Cam;
 use crate::Result;

@@ -2,10 +2,8 @@
 //! on the host; values stay on the device.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{
-    KeyRule, LayerCache, MergeLists, MergeOptions, Selection, SlotLists, merge_slots, rank,
-    read_f32,
-};
+use kv_core::{LayerCache, Selection, rank, read_f32};
+use kv_kernels::{KeyRule, MergeLists, MergeOptions, SlotLists, merge_slots};
 
 use super::{Cam, Candidates, NAME, SEEDS};
 use crate::{Observation, PolicyError, Result};
@@ -96,7 +94,7 @@ impl Cam {
             kept.iter().for_each(|&at| stay[at as usize] = true);
             let stays: Vec<bool> = rows.iter().map(|slot| stay[slot - live.start]).collect();
             let seed = [seeds[2 * pair] as u32, seeds[2 * pair + 1] as u32];
-            let uniform = |&slot: &usize| kv_core::uniform(seed, positions[slot] as u32);
+            let uniform = |&slot: &usize| kv_kernels::uniform(seed, positions[slot] as u32);
             Line {
                 candidates: vec![true; stays.len()],
                 attention: rows.iter().map(|&slot| attention[slot]).collect(),

@@ -6,7 +6,8 @@ mod many;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{GroupReduction, LayerCache, Room, Selection, read_f32};
+use kv_core::{LayerCache, Room, Selection, read_f32};
+use kv_kernels::GroupReduction;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -241,7 +242,7 @@ fn draw(cache: &LayerCache, position: &Tensor<1, Int>) -> Result<Tensor<2>> {
     let seeds = cache.state(SEEDS).ok_or(missing)?.clone().int().cast(DType::I32);
     let draws = position.clone().cast(DType::I32).unsqueeze_dim::<2>(1).expand([batch, heads]);
     let seeds = seeds.reshape([batch * heads, 2]);
-    let numbers = kv_core::uniforms(seeds, draws.reshape([batch * heads]))?;
+    let numbers = kv_kernels::uniforms(seeds, draws.reshape([batch * heads]))?;
     Ok(numbers.reshape([batch, heads]))
 }
 
@@ -277,7 +278,7 @@ impl Policy for Cam {
             .map(|pair| seed(observation, pair / kv_heads, pair % kv_heads))
             .collect();
         self.prime_with(cache, observation, selection, |pair, token| {
-            kv_core::uniform(seeds[pair], token as u32)
+            kv_kernels::uniform(seeds[pair], token as u32)
         })
     }
 

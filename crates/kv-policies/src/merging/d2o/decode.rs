@@ -1,7 +1,8 @@
 //! Merges during decode, and the thresholds that follow them.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{LayerCache, MergeLists, Selection, SlotLists, nearest_slots};
+use kv_core::{LayerCache, Selection};
+use kv_kernels::{MergeLists, SlotLists, nearest_slots};
 
 use super::{D2o, NONE_YET, THRESHOLD};
 use crate::Result;

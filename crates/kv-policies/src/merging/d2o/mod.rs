@@ -6,7 +6,8 @@ mod layers;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{CacheOptions, KeyRule, LayerCache, MergeOptions, Nearest, Room, Selection};
+use kv_core::{CacheOptions, LayerCache, Room, Selection};
+use kv_kernels::{KeyRule, MergeOptions, Nearest};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

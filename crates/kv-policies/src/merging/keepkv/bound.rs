@@ -1,7 +1,8 @@
 //! How far merged slots may lead attention astray.
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{GroupReduction, LayerCache, read_f32};
+use kv_core::{LayerCache, read_f32};
+use kv_kernels::GroupReduction;
 
 use super::KeepKv;
 use super::scores::{LOG_SAMPLES, LOG_SCORES, NOTHING};

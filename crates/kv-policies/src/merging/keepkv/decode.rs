@@ -1,7 +1,8 @@
 //! Merges during decode: one victim a head in one launch, or many.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{LayerCache, NearestOptions, Selection, StepScores, read_f32, read_i32};
+use kv_core::{LayerCache, Selection, read_f32, read_i32};
+use kv_kernels::{NearestOptions, StepScores};
 
 use super::scores::{LOG_SAMPLES, LOG_SCORES, TRACKS, mean_queries, weigh, weights};
 use super::{KeepKv, Predictor, VOTES, VOTES_HIGH, window};

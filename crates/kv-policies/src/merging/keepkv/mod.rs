@@ -13,9 +13,8 @@ mod window;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use kv_core::{
-    DecodeAttentionOptions, KeyRule, LayerCache, MergeOptions, Room, Selection, StepScores,
-};
+use kv_core::{LayerCache, Room, Selection};
+use kv_kernels::{DecodeAttentionOptions, KeyRule, MergeOptions, StepScores};
 use serde_json::Value;
 
 use crate::policy::config::{Config, config_around};
@@ -40,7 +39,7 @@ const NAME: &str = "keepkv";
 /// the kept slot of the most similar key (Algorithm 1), if the cosine exceeds a threshold, else
 /// dropped. A merged slot carries the votes of all its tokens, which multiply its attention
 /// (equation 6), and its key and value are such that the attention does not change for scores as
-/// they are predicted (ZIP merging, equations 7 and 25; [`kv_core::MergeOptions`]).
+/// they are predicted (ZIP merging, equations 7 and 25; [`kv_kernels::MergeOptions`]).
 ///
 /// Under grouped queries one key serves several query heads, and exactness for all of them is
 /// impossible: scores are the group's mean, and the additive rule's query is its mean query.

@@ -1,6 +1,6 @@
 //! KeepKV's parameters.
 
-use kv_core::GUARD;
+use kv_kernels::GUARD;
 use serde::{Deserialize, Serialize};
 
 use super::Predictor;
@@ -47,7 +47,7 @@ pub struct KeepKvOptions {
     pub rebuild_above: f64,
 }
 
-/// What becomes of merged keys; see [`kv_core::KeyRule`].
+/// What becomes of merged keys; see [`kv_kernels::KeyRule`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Key {

@@ -1,7 +1,8 @@
 //! A prompt's merges: which tokens stay, and what goes into them.
 
 use burn::tensor::Tensor;
-use kv_core::{LayerCache, Selection, rankings, turns_of_groups};
+use kv_core::{LayerCache, Selection};
+use kv_kernels::{rankings, turns_of_groups};
 
 use super::scores::{LOG_SAMPLES, LOG_SCORES, NOTHING, PromptScores, mean_queries, weigh, weights};
 use super::{KeepKv, NAME, Order, Predictor, votes, window};

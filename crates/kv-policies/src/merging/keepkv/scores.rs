@@ -1,7 +1,8 @@
 //! Predicted scores: averages of what queries gave each slot, unnormalised, as logarithms.
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{AverageWeights, LayerCache, ScoreTracks, StepScores};
+use kv_core::{LayerCache, ScoreTracks};
+use kv_kernels::{AverageWeights, StepScores};
 use serde::{Deserialize, Serialize};
 
 use super::{KeepKv, NAME, VOTES, VOTES_HIGH};

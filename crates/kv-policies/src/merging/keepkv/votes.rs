@@ -1,7 +1,8 @@
 //! Electoral votes: how many tokens each slot stands for, exactly.
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{LayerCache, VOTES_RADIX, read_f32};
+use kv_core::{LayerCache, read_f32};
+use kv_kernels::VOTES_RADIX;
 
 use crate::Result;
 

@@ -1,7 +1,8 @@
 //! Similarities and distances of neighbours, and the merge itself.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{KeyRule, LayerCache, MergeOptions, Selection, VOTES_RADIX, read_f32};
+use kv_core::{LayerCache, Selection, read_f32};
+use kv_kernels::{KeyRule, MergeOptions, VOTES_RADIX};
 use rayon::prelude::*;
 
 use super::KvMerger;

@@ -6,9 +6,8 @@ mod sets;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{
-    Budget, CacheOptions, DecodeAttentionOptions, LayerCache, Room, Selection, read_f32,
-};
+use kv_core::{Budget, CacheOptions, LayerCache, Room, Selection, read_f32};
+use kv_kernels::DecodeAttentionOptions;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

@@ -3,7 +3,8 @@ mod gates;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{Budget, CacheOptions, DecodeAttentionOptions, LayerCache, Selection, counted};
+use kv_core::{Budget, CacheOptions, LayerCache, Selection, counted};
+use kv_kernels::DecodeAttentionOptions;
 use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{
-    AttentionOutput, Budget, DecodeAttentionOptions, GroupReduction, LayerCache, Room, Selection,
-};
+use kv_core::{Budget, LayerCache, Room, Selection};
+use kv_kernels::{AttentionOutput, DecodeAttentionOptions, GroupReduction};
 
 use super::{LongFlow, NAME};
 use crate::{

@@ -3,9 +3,8 @@ mod evictor;
 use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
-use kv_core::{
-    Budget, EvictionOptions, EvictionScope, Guard, LayerCache, Room, Selection, counted,
-};
+use kv_core::{Budget, LayerCache, Room, Selection, counted};
+use kv_kernels::{EvictionOptions, EvictionScope, Guard};
 use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};

@@ -5,7 +5,8 @@ mod free;
 use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
-use kv_core::{DecodeAttentionOptions, LayerCache, Room, Selection, Share, SlotView};
+use kv_core::{LayerCache, Room, Selection};
+use kv_kernels::{DecodeAttentionOptions, Share, SlotView};
 use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};

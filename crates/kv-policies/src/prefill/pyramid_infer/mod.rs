@@ -5,9 +5,8 @@ mod generated;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use kv_core::{
-    Budget, DecodeAttentionOptions, LayerAllocation, LayerCache, Room, Selection, read_f32, top,
-};
+use kv_core::{Budget, LayerAllocation, LayerCache, Room, Selection, read_f32, top};
+use kv_kernels::DecodeAttentionOptions;
 use serde::{Deserialize, Serialize};
 
 use crate::policy::attention_scores::{LAST_WEIGHT, recent_attention};

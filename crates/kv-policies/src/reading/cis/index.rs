@@ -168,7 +168,7 @@ impl PolicyState for CisIndex {
     }
 
     fn to_host(&self) -> Result<Option<HostState>> {
-        let _work = kv_core::device_work();
+        let _work = kv_kernels::device_work();
         let failed = |error: String| Error::Read { what: "index sets", reason: error };
         let (table, vectors) = self.0.tensors();
         let header: Header = (vectors.dims(), table.dims()[1]);

@@ -8,7 +8,8 @@ mod star;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use kv_core::{IndexSets, LayerCache, Selection, SetRule, Share};
+use kv_core::{LayerCache, Selection};
+use kv_kernels::{IndexSets, SetRule, Share};
 
 pub use index::CisIndex;
 

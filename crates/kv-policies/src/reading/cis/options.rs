@@ -1,8 +1,9 @@
 //! CIS's options.
 
-use kv_core::{
-    Budget, Dilation, Earlier, RetrieveOptions, ScoreReduction, SetRule, Share,
-    SimilarityReduction, SteerOptions,
+use kv_core::Budget;
+use kv_kernels::{
+    Dilation, Earlier, RetrieveOptions, ScoreReduction, SetRule, Share, SimilarityReduction,
+    SteerOptions,
 };
 use serde::{Deserialize, Serialize};
 

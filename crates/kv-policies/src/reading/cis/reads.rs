@@ -2,7 +2,8 @@
 
 use std::ops::Add;
 
-use kv_core::{LayerCache, RangeSets};
+use kv_core::LayerCache;
+use kv_kernels::RangeSets;
 
 use super::CisIndex;
 use crate::policy::lists::SlotList;

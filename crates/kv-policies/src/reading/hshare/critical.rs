@@ -1,7 +1,8 @@
 //! Critical tokens of a prompt's last queries, and how many of them heads and layers share.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{Choice, read_f32, read_i32, top_slots};
+use kv_core::{read_f32, read_i32};
+use kv_kernels::{Choice, top_slots};
 
 use crate::Result;
 

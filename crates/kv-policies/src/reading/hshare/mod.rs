@@ -8,7 +8,8 @@ mod shared;
 use std::sync::{Arc, PoisonError};
 
 use burn::tensor::Tensor;
-use kv_core::{Budget, CacheOptions, LIST_HEADER, LayerCache, Selection, read_f32};
+use kv_core::{Budget, CacheOptions, LayerCache, Selection, read_f32};
+use kv_kernels::LIST_HEADER;
 use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};

@@ -1,7 +1,8 @@
 //! What a prompt decides: channels, and who takes whose list.
 
 use burn::tensor::Tensor;
-use kv_core::{CacheOptions, LIST_HEADER, LayerCache};
+use kv_core::{CacheOptions, LayerCache};
+use kv_kernels::LIST_HEADER;
 
 use super::critical::Critical;
 use super::shared::SharedLists;

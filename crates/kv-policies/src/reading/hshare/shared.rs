@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Device, Tensor};
 use kv_core::{
-    Choice, Error, HostState, LayerCache, LoadState, PolicyState, Result, SavedState, StateBytes,
-    states_of, top_slots,
+    Error, HostState, LayerCache, LoadState, PolicyState, Result, SavedState, StateBytes, states_of,
 };
-use kv_kernels::{DueRows, LIST_HEADER as HEADER, ListTable, keep_lists, label_scores, list_slots};
+use kv_kernels::{
+    Choice, DueRows, LIST_HEADER as HEADER, ListTable, keep_lists, label_scores, list_slots,
+    top_slots,
+};
 use serde_json::Value;
 
 use crate::policy::board::ListBoard;
@@ -128,7 +130,7 @@ impl PolicyState for SharedLists {
     }
 
     fn to_host(&self) -> Result<Option<HostState>> {
-        let _work = kv_core::device_work();
+        let _work = kv_kernels::device_work();
         let data = self.0.clone().try_into_data();
         let data =
             data.map_err(|error| Error::Read { what: "lists", reason: error.to_string() })?;

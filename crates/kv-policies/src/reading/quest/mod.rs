@@ -3,7 +3,8 @@ mod pages;
 use std::sync::Arc;
 
 use burn::tensor::{Bool, Int, Tensor};
-use kv_core::{Budget, LayerCache, PageHeads, PageOptions, Selection, counted};
+use kv_core::{Budget, LayerCache, Selection, counted};
+use kv_kernels::{PageHeads, PageOptions};
 use serde::{Deserialize, Serialize};
 
 pub use pages::PageBounds;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{BalanceOptions, Centre, Draws, balance, read_i32};
+use kv_core::read_i32;
+use kv_kernels::{BalanceOptions, Centre, Draws, balance};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 

@@ -33,7 +33,7 @@ use walk::{Form, Walk};
 const NAME: &str = "balancekv";
 
 /// BalanceKV (<https://arxiv.org/abs/2502.07861>) in its block-parallel form (appendix B): of the
-/// tokens between sinks and recents, a self-balancing walk ([`kv_core::balance`], Algorithm 2)
+/// tokens between sinks and recents, a self-balancing walk ([`kv_kernels::balance`], Algorithm 2)
 /// halves every block of 256 so that both halves attend alike, for every query; survivors carry
 /// twice the weight. Rounds follow one another until the budget is met. Prefill only, as in the
 /// paper's end-to-end experiments.

@@ -5,7 +5,8 @@
 //! weights; and values are multiplied by their weights from the second round on.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{BalanceOptions, Centre, Draws, balance, read_i32};
+use kv_core::read_i32;
+use kv_kernels::{BalanceOptions, Centre, Draws, balance};
 
 use crate::Result;
 

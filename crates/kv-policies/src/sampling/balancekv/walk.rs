@@ -1,7 +1,8 @@
 use std::f32::consts::LN_2;
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{BalanceOptions, Centre, Draws, balance, read_i32};
+use kv_core::read_i32;
+use kv_kernels::{BalanceOptions, Centre, Draws, balance};
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 

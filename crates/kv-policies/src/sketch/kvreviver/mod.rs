@@ -140,16 +140,19 @@ impl KvReviver {
     ///
     /// # Errors
     /// [`PolicyError::InvalidConfig`] for shares that do not add up to 1, a number of buckets
-    /// outside 1 to [`kv_core::MAX_BUCKETS`], a replace rate below 1, a slack above
+    /// outside 1 to [`kv_kernels::MAX_BUCKETS`], a replace rate below 1, a slack above
     /// [`Sketch::MOST_SLACK`], a budget in tokens below an entry in each bucket, a recent token and
     /// a candidate, and for candidates whose heads choose together.
     pub fn new(options: KvReviverOptions, candidates: Option<Arc<dyn Evictor>>) -> Result<Self> {
         let invalid = |reason: String| PolicyError::InvalidConfig { policy: NAME.into(), reason };
         options.budget.validate()?;
         options.shares().validate().map_err(invalid)?;
-        if !(1..=kv_core::MAX_BUCKETS).contains(&options.buckets) {
-            let reason =
-                format!("`buckets` is {}, expected 1 to {}", options.buckets, kv_core::MAX_BUCKETS);
+        if !(1..=kv_kernels::MAX_BUCKETS).contains(&options.buckets) {
+            let reason = format!(
+                "`buckets` is {}, expected 1 to {}",
+                options.buckets,
+                kv_kernels::MAX_BUCKETS
+            );
             return Err(invalid(reason));
         }
         if let Some(rate) = options.replace_rate.filter(|rate| rate.is_nan() || *rate < 1.0) {

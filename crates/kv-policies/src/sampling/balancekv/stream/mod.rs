@@ -6,7 +6,8 @@ mod waiting;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{Budget, DecodeAttentionOptions, LayerCache, Room, Selection, read_f32, read_i32};
+use kv_core::{Budget, LayerCache, Room, Selection, read_f32, read_i32};
+use kv_kernels::DecodeAttentionOptions;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{Error, LayerCache, MAX_BUCKETS, Result, SavedState, packed};
+use kv_core::{Error, LayerCache, Result, SavedState, packed};
+use kv_kernels::MAX_BUCKETS;
 use serde::{Deserialize, Serialize};
 
 use super::{Sketch, SketchHead, SketchOptions};
@@ -64,7 +65,7 @@ impl Header {
 }
 
 pub(super) fn save(sketch: &Sketch) -> Result<SavedState> {
-    let _work = kv_core::device_work();
+    let _work = kv_kernels::device_work();
     let failed = |error: String| Error::Read { what: "sketch", reason: error };
     let floats =
         |tensor: &Tensor<2>| tensor.clone().try_into_data().map_err(|e| failed(e.to_string()));
