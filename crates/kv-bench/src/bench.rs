@@ -172,7 +172,7 @@ impl<'a> ModelBench<'a> {
     ) -> anyhow::Result<()> {
         let layers = self.model.config().num_layers;
         for policy_run in policy_runs {
-            for remark in policy_run.policy.remarks(layers) {
+            for remark in policy_run.policy.warnings(layers) {
                 self.note(remark);
             }
             if self.model.name() == EMBEDDED_FOR

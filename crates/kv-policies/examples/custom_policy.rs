@@ -107,7 +107,7 @@ impl Policy for FirstInFirstOut {
     }
 
     /// Gives the kept tokens their numbers; sinks get none that is ever the least.
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,

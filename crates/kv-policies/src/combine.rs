@@ -67,8 +67,8 @@ impl Policy for Combine {
         })
     }
 
-    fn remarks(&self, layers: usize) -> Vec<String> {
-        [self.prefill.remarks(layers), self.decode.remarks(layers)].concat()
+    fn warnings(&self, layers: usize) -> Vec<String> {
+        [self.prefill.warnings(layers), self.decode.warnings(layers)].concat()
     }
 
     fn needs(&self) -> Needs {
@@ -79,13 +79,13 @@ impl Policy for Combine {
         self.prefill.select(observation)
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
         selection: &Selection,
     ) -> Result<()> {
-        self.decode.prime(cache, observation, selection)
+        self.decode.init_cache(cache, observation, selection)
     }
 
     fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
@@ -113,20 +113,24 @@ impl Policy for Combine {
         self.decode.target()
     }
 
-    fn records(&self, cache: &LayerCache) -> bool {
-        self.decode.records(cache)
+    fn is_recordable(&self, cache: &LayerCache) -> bool {
+        self.decode.is_recordable(cache)
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
         self.decode.step(layer, cache, step)
     }
 
-    fn reads(&self, cache: &LayerCache) -> Result<Option<Reads>> {
-        self.decode.reads(cache)
+    fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
+        self.decode.read_stats(cache)
     }
 
-    fn attended(&self, layer: LayerContext, cache: &LayerCache) -> Result<Option<Vec<Vec<usize>>>> {
-        self.decode.attended(layer, cache)
+    fn last_attended(
+        &self,
+        layer: LayerContext,
+        cache: &LayerCache,
+    ) -> Result<Option<Vec<Vec<usize>>>> {
+        self.decode.last_attended(layer, cache)
     }
 
     fn prune(&self, observation: &Observation<'_>) -> Result<Option<Vec<Vec<u32>>>> {

@@ -73,7 +73,7 @@ fn rows_do_not_depend_on_each_other() {
                 let apart = own.iter().zip(part).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(apart < 1e-5, "{config} on {}: row {row} off by {apart}", tested.name);
             }
-            let reads = policy.reads(&cache).unwrap().unwrap();
+            let reads = policy.read_stats(&cache).unwrap().unwrap();
             assert!(reads.slots_each() <= 60.0, "{config}: {reads:?}");
             // Keys of their own are not alike.
             let alone = policy.name() == "top-k-oracle" || config["similarity"] == "key";
@@ -147,7 +147,9 @@ fn sizes_follow_what_is_dropped() {
         }
         let all = cache.attend(query, full.clone()).unwrap().probabilities.unwrap();
         let all = read_f32("probabilities", all.reshape([-1])).unwrap();
-        for (pair, slots) in policy.attended(LAYER, &cache).unwrap().unwrap().iter().enumerate() {
+        for (pair, slots) in
+            policy.last_attended(LAYER, &cache).unwrap().unwrap().iter().enumerate()
+        {
             let first = cache.layout().live(pair).start;
             let own = 1.0 - slots.iter().map(|slot| f64::from(all[first + slot])).sum::<f64>();
             // Every third token is measured, and the number stays until the next.
@@ -184,7 +186,7 @@ fn sizes_come_back_from_everything() {
             let (query, key, value) = (row(draw(1, 0.01)), row(draw(1, 1.0)), row(draw(1, 1.0)));
             let position = Tensor::full([1], 70 + index, (&tested.device, DType::I32));
             policy.step(LAYER, &mut cache, Step::new(query, key, value, position)).unwrap();
-            let attended = policy.attended(LAYER, &cache).unwrap().unwrap();
+            let attended = policy.last_attended(LAYER, &cache).unwrap().unwrap();
             let own = attended[0].len() as f32 / (71 + index) as f32;
             let measured =
                 cache.policy_state::<CisIndex>().unwrap().sets().read().unwrap()[0].measured;
@@ -220,7 +222,7 @@ fn sets_grow_with_their_cache() {
                 let (query, key, value) = (row(draw(1)), row(draw(1)), row(draw(1)));
                 let position = Tensor::full([1], 60 + index, (&tested.device, DType::I32));
                 policy.step(LAYER, &mut cache, Step::new(query, key, value, position)).unwrap();
-                read = policy.attended(LAYER, &cache).unwrap().unwrap()[0].len();
+                read = policy.last_attended(LAYER, &cache).unwrap().unwrap()[0].len();
             }
             // Sinks, locals and all of `k`, of 180, and more than there was room for at first.
             let whole = config.get("target").is_some() || read >= 100;
@@ -244,7 +246,7 @@ fn a_threshold_of_one_never_shares() {
             let step = Step::new(query.clone(), key.clone(), value.clone(), position);
             policy.step(LAYER, &mut cache, step).unwrap();
         }
-        let reads = policy.reads(&cache).unwrap().unwrap();
+        let reads = policy.read_stats(&cache).unwrap().unwrap();
         assert_eq!(reads.retrieved, reads.steps, "{}", tested.name);
     }
 }

@@ -305,7 +305,7 @@ fn schedules_that_change_nothing_say_so() {
         (json!({"policy": "cpe", "budget": 64}), 32, false),
         (json!({"policy": "cis", "budget": 64}), 4, false),
     ] {
-        let remarks = policy(config.clone()).remarks(layers);
+        let remarks = policy(config.clone()).warnings(layers);
         assert_eq!(!remarks.is_empty(), says, "{config} in {layers} layers: {remarks:?}");
         // It is true: no layer's windows or frozen tokens.
         let idle = (0..layers).all(|index| {

@@ -143,7 +143,7 @@ impl Policy for Given {
         Ok(Selection::new(self.kept.clone())?.into())
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         _observation: &Observation<'_>,

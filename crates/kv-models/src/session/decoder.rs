@@ -14,7 +14,7 @@ const WARM_UP: usize = 2;
 /// Sequences that draw their own tokens.
 ///
 /// Where the device can record a step (CUDA graphs, and wgpu's counterpart) and the policy's steps
-/// ask nothing of the host ([`kv_policies::Policy::records`]), the third step is recorded behind
+/// ask nothing of the host ([`kv_policies::Policy::is_recordable`]), the third step is recorded behind
 /// its run, and later ones are one launch each, until one is the host's again, behind which the
 /// next is recorded: on the thread that loaded the model and started the session, since devices
 /// record no tensors of other threads' work. Elsewhere every kernel is launched by itself. While
@@ -209,7 +209,7 @@ impl<'a> Decoder<'a> {
     /// Whether the next step asks nothing of the host.
     fn records(&self) -> bool {
         let Session { policy, cache, .. } = &self.session;
-        cache.layers.iter().all(|layer| policy.records(layer))
+        cache.layers.iter().all(|layer| policy.is_recordable(layer))
     }
 
     /// Runs a step, and notes that it has run.

@@ -40,13 +40,13 @@ impl Policy for Rerotated {
         self.0.select(observation)
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
         selection: &Selection,
     ) -> Result<()> {
-        self.0.prime(cache, observation, selection)?;
+        self.0.init_cache(cache, observation, selection)?;
         Ok(cache.rerotate(observation.inverse_frequencies)?)
     }
 
@@ -58,8 +58,8 @@ impl Policy for Rerotated {
         Capabilities { renumbers: true, ..self.0.capabilities() }
     }
 
-    fn records(&self, cache: &LayerCache) -> bool {
-        !self.0.capabilities().changes_decode && self.0.records(cache)
+    fn is_recordable(&self, cache: &LayerCache) -> bool {
+        !self.0.capabilities().changes_decode && self.0.is_recordable(cache)
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {

@@ -148,7 +148,7 @@ pub trait Policy: Debug + Send + Sync {
         None
     }
 
-    /// What prefill must compute for [`Self::select`] and [`Self::prime`].
+    /// What prefill must compute for [`Self::select`] and [`Self::init_cache`].
     fn needs(&self) -> Needs;
 
     /// Chooses what to keep of a prompt.
@@ -162,7 +162,7 @@ pub trait Policy: Debug + Send + Sync {
     ///
     /// # Errors
     /// As [`Self::select`].
-    fn prime(
+    fn init_cache(
         &self,
         _cache: &mut LayerCache,
         _observation: &Observation<'_>,
@@ -191,17 +191,17 @@ pub trait Policy: Debug + Send + Sync {
 
     /// What a user should know of this policy in a model of so many layers, such as that it does
     /// nothing there.
-    fn remarks(&self, layers: usize) -> Vec<String> {
+    fn warnings(&self, layers: usize) -> Vec<String> {
         let _ = layers;
         Vec::new()
     }
 
-    /// Whether the next step of this layer launches the same kernels as all others of which this is
-    /// said, whatever they compute, so that one can be recorded and replayed: no decision of the
-    /// host's, no new tensor in the cache. Asked before every step: what was recorded is given up
-    /// where the host must decide, as where many slots go at once. By default, for policies whose
-    /// steps only append and attend.
-    fn records(&self, cache: &LayerCache) -> bool {
+    /// Whether the next decode step of this layer can be recorded as a CUDA graph and replayed, true
+    /// if and only if the step reads nothing to the host, allocates no tensor of the cache, and
+    /// launches the kernels of every other recordable step. Asked before every step: a recording is
+    /// given up at a step that is not recordable, such as one that evicts many slots at once. By
+    /// default true of policies whose steps only append and attend.
+    fn is_recordable(&self, cache: &LayerCache) -> bool {
         !self.capabilities().changes_decode && !cache.options().growable
     }
 
@@ -234,7 +234,7 @@ pub trait Policy: Debug + Send + Sync {
     ///
     /// # Errors
     /// Where the device gives nothing back.
-    fn reads(&self, cache: &LayerCache) -> Result<Option<Reads>> {
+    fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
         Reads::of_list(cache)
     }
 
@@ -242,8 +242,8 @@ pub trait Policy: Debug + Send + Sync {
     /// of each query head, counted from the first slot of its range.
     ///
     /// # Errors
-    /// As [`Self::reads`].
-    fn attended(
+    /// As [`Self::read_stats`].
+    fn last_attended(
         &self,
         _layer: LayerContext,
         cache: &LayerCache,
@@ -323,6 +323,6 @@ pub(crate) fn fill<P: Policy + ?Sized>(
     if let Some(numerators) = &plan.numerators {
         cache.set_live_track(NUMERATORS, numerators, 1.0)?;
     }
-    policy.prime(&mut cache, observation, &plan.selection)?;
+    policy.init_cache(&mut cache, observation, &plan.selection)?;
     Ok(cache)
 }

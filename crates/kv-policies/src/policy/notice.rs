@@ -24,12 +24,12 @@ pub(crate) fn warn_once(
     }
 }
 
-/// Warns of what a policy remarks ([`Policy::remarks`]) of a model with so many layers, such as
+/// Warns of what a policy remarks ([`Policy::warnings`]) of a model with so many layers, such as
 /// that it does nothing there: each remark once in this process. The target of these warnings is
 /// `kv_policies::remarks`, so that who shows remarks elsewhere can leave them out of the log.
 pub fn warn_of_remarks(policy: &dyn Policy, layers: usize) {
     let name = policy.name();
-    for remark in policy.remarks(layers).iter().filter(|remark| is_first(name, remark)) {
+    for remark in policy.warnings(layers).iter().filter(|remark| is_first(name, remark)) {
         tracing::warn!(target: "kv_policies::remarks", "policy `{name}`: {remark}");
     }
 }

@@ -89,7 +89,7 @@ impl Policy for Etf {
         config_of(NAME, self)
     }
 
-    fn remarks(&self, layers: usize) -> Vec<String> {
+    fn warnings(&self, layers: usize) -> Vec<String> {
         idle("etf's frozen tokens", self.start, layers)
     }
 

@@ -63,8 +63,8 @@ impl Policy for Cpe {
         config
     }
 
-    fn remarks(&self, layers: usize) -> Vec<String> {
-        [self.psaw.remarks(layers), self.etf.remarks(layers)].concat()
+    fn warnings(&self, layers: usize) -> Vec<String> {
+        [self.psaw.warnings(layers), self.etf.warnings(layers)].concat()
     }
 
     fn needs(&self) -> Needs {
@@ -75,7 +75,7 @@ impl Policy for Cpe {
         self.cis.select(observation)
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
@@ -95,7 +95,7 @@ impl Policy for Cpe {
             );
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
         }
-        self.cis.prime(cache, observation, selection)
+        self.cis.init_cache(cache, observation, selection)
     }
 
     fn restore(&self, cache: &mut LayerCache) -> Result<()> {
@@ -110,8 +110,8 @@ impl Policy for Cpe {
         self.cis.target()
     }
 
-    fn records(&self, cache: &LayerCache) -> bool {
-        self.cis.records(cache)
+    fn is_recordable(&self, cache: &LayerCache) -> bool {
+        self.cis.is_recordable(cache)
     }
 
     fn attend_appended(
@@ -124,12 +124,16 @@ impl Policy for Cpe {
         self.cis.attend_within(self.psaw.share(layer), cache, query, step)
     }
 
-    fn reads(&self, cache: &LayerCache) -> Result<Option<Reads>> {
-        self.cis.reads(cache)
+    fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
+        self.cis.read_stats(cache)
     }
 
-    fn attended(&self, layer: LayerContext, cache: &LayerCache) -> Result<Option<Vec<Vec<usize>>>> {
-        self.cis.attended(layer, cache)
+    fn last_attended(
+        &self,
+        layer: LayerContext,
+        cache: &LayerCache,
+    ) -> Result<Option<Vec<Vec<usize>>>> {
+        self.cis.last_attended(layer, cache)
     }
 
     fn visible_window(&self, layer: LayerContext) -> Option<VisibleWindow> {

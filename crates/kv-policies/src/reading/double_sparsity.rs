@@ -95,7 +95,7 @@ impl Policy for DoubleSparsity {
         Ok(Selection::all(batch * kv_heads, tokens).into())
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
@@ -115,7 +115,7 @@ impl Policy for DoubleSparsity {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    fn records(&self, cache: &LayerCache) -> bool {
+    fn is_recordable(&self, cache: &LayerCache) -> bool {
         !cache.options().growable
     }
 

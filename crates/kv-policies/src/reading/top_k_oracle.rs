@@ -81,13 +81,13 @@ impl Policy for TopKOracle {
         self.alone()?.select(observation)
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
         selection: &Selection,
     ) -> Result<()> {
-        self.alone()?.prime(cache, observation, selection)
+        self.alone()?.init_cache(cache, observation, selection)
     }
 
     fn restore(&self, cache: &mut LayerCache) -> Result<()> {
@@ -98,8 +98,8 @@ impl Policy for TopKOracle {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    fn records(&self, cache: &LayerCache) -> bool {
-        self.alone().is_ok_and(|alone| alone.records(cache))
+    fn is_recordable(&self, cache: &LayerCache) -> bool {
+        self.alone().is_ok_and(|alone| alone.is_recordable(cache))
     }
 
     fn attend_appended(
@@ -112,11 +112,15 @@ impl Policy for TopKOracle {
         self.alone()?.attend_within(Share::default(), cache, query, step)
     }
 
-    fn reads(&self, cache: &LayerCache) -> Result<Option<Reads>> {
+    fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
         Reads::of_sets(cache)
     }
 
-    fn attended(&self, layer: LayerContext, cache: &LayerCache) -> Result<Option<Vec<Vec<usize>>>> {
-        self.alone()?.attended(layer, cache)
+    fn last_attended(
+        &self,
+        layer: LayerContext,
+        cache: &LayerCache,
+    ) -> Result<Option<Vec<Vec<usize>>>> {
+        self.alone()?.last_attended(layer, cache)
     }
 }

@@ -260,7 +260,7 @@ fn compare(
         }
     }
     for ((policy_run, cache), sums) in policy_runs.iter().zip(&caches).zip(sums.iter_mut()) {
-        sums.reads += policy_run.policy.reads(cache)?.unwrap_or_default();
+        sums.reads += policy_run.policy.read_stats(cache)?.unwrap_or_default();
         if let (Some(_), Some(index)) = (target_of(policy_run), cache.policy_state::<CisIndex>()) {
             for head in index.sets().read()? {
                 sums.steered.take(f64::from(head.measured));

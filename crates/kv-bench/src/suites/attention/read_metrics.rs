@@ -56,7 +56,7 @@ pub(super) fn take(
     block: Option<usize>,
 ) -> anyhow::Result<bool> {
     let Exact { probabilities, capacity, tokens, fit_check, all } = *exact;
-    let attended = match policy.attended(layer, cache)? {
+    let attended = match policy.last_attended(layer, cache)? {
         Some(attended) => attended,
         None if all => (0..cache.layout().pairs())
             .map(|pair| (0..cache.layout().live(pair).len()).collect())

@@ -215,7 +215,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
         .into())
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
@@ -264,7 +264,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
 
     /// Once every head is at the same limit, each step appends a slot and evicts one; where many go
     /// at once, steps in between append alone.
-    fn records(&self, cache: &LayerCache) -> bool {
+    fn is_recordable(&self, cache: &LayerCache) -> bool {
         let between = self.family.interval > 1 && !self.evicts(cache, 1).contains(&true);
         let steady = match self.decoding() {
             Decoding::None => true,

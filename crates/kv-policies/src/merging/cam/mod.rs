@@ -111,11 +111,11 @@ impl Cam {
         Ok(Self { evictor, options })
     }
 
-    /// [`Policy::prime`] with numbers in `[0, 1)` of one's own: that of a (sequence, head) and
+    /// [`Policy::init_cache`] with numbers in `[0, 1)` of one's own: that of a (sequence, head) and
     /// token.
     ///
     /// # Errors
-    /// As [`Policy::prime`].
+    /// As [`Policy::init_cache`].
     pub fn prime_with(
         &self,
         cache: &mut LayerCache,
@@ -123,7 +123,7 @@ impl Cam {
         selection: &Selection,
         uniform: impl Fn(usize, usize) -> f32,
     ) -> Result<()> {
-        self.evictor.prime(cache, observation, selection)?;
+        self.evictor.init_cache(cache, observation, selection)?;
         let [batch, kv_heads, ..] = observation.dims();
         let mut seeds = Vec::with_capacity(2 * batch * kv_heads);
         for row in 0..batch {
@@ -267,7 +267,7 @@ impl Policy for Cam {
         self.evictor.select(observation)
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,

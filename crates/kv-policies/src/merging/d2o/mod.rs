@@ -190,13 +190,13 @@ impl Policy for D2o {
         self.evictor.select(observation)
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
         selection: &Selection,
     ) -> Result<()> {
-        self.evictor.prime(cache, observation, selection)?;
+        self.evictor.init_cache(cache, observation, selection)?;
         self.merge_prompt(cache, observation, selection)
     }
 

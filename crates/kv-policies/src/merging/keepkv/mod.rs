@@ -134,13 +134,13 @@ impl Policy for KeepKv {
         self.evictor.select(observation)
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
         selection: &Selection,
     ) -> Result<()> {
-        self.evictor.prime(cache, observation, selection)?;
+        self.evictor.init_cache(cache, observation, selection)?;
         self.merge_prompt(cache, observation, selection)?;
         if self.rebuilds() { self.archive(cache, observation) } else { Ok(()) }
     }
@@ -153,9 +153,9 @@ impl Policy for KeepKv {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    fn records(&self, cache: &LayerCache) -> bool {
+    fn is_recordable(&self, cache: &LayerCache) -> bool {
         let waits = self.merges_on_host() || self.rebuilds();
-        !waits && self.evictor.capabilities().changes_decode && self.evictor.records(cache)
+        !waits && self.evictor.capabilities().changes_decode && self.evictor.is_recordable(cache)
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {

@@ -159,7 +159,7 @@ impl KeepKv {
             Room::Extra(0),
             options,
         )?;
-        self.evictor.prime(&mut fresh, &observation, &selection)?;
+        self.evictor.init_cache(&mut fresh, &observation, &selection)?;
         self.merge_prompt(&mut fresh, &observation, &selection)?;
         Ok(fresh)
     }

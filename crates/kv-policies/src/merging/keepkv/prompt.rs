@@ -59,7 +59,7 @@ impl KeepKv {
         // Far behind a prompt's start the absolute step corrects nothing.
         let fresh = if self.options.absolute_step { 0.0 } else { NOTHING };
         cache.set_kept_track(LOG_SAMPLES, samples.clone(), selection, fresh)?;
-        votes::prime(cache)?;
+        votes::init_cache(cache)?;
         if cache.log_weights().is_none() {
             // There from the start, so that steps make nothing new.
             cache.set_live_log_weights(&vec![0.0; selection.total()])?;
@@ -75,7 +75,7 @@ impl KeepKv {
         let (keys, values) = (flat(observation.keys), flat(observation.values));
         let targets = groups.targets(&keys, self.options.threshold)?;
         if self.options.predictor == Predictor::Window {
-            window::prime(cache, &groups.read(&targets)?, &each, self.options.window)?;
+            window::init_cache(cache, &groups.read(&targets)?, &each, self.options.window)?;
         }
         let queries = observation.last_queries(NAME, 1)?.squeeze_dim(2);
         let predicted = self.add_epsilon((scores - samples).reshape([rows]));

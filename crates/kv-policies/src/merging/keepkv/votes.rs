@@ -25,7 +25,7 @@ pub fn read_votes(cache: &LayerCache) -> Result<Vec<u64>> {
 }
 
 /// One vote for every slot.
-pub(super) fn prime(cache: &mut LayerCache) -> Result<()> {
+pub(super) fn init_cache(cache: &mut LayerCache) -> Result<()> {
     let (slots, device) = (cache.positions().dims()[0], cache.options().device.clone());
     let each = |votes: f32| Tensor::full([slots], votes, (&device, DType::F32));
     cache.set_track(VOTES, each(1.0), 1.0)?;

@@ -46,7 +46,7 @@ fn by_target(victims: &[u32], targets: &[i32]) -> BTreeMap<usize, Vec<u32>> {
 }
 
 /// Sets the tracks from a prompt's scores, `[B * Hkv, W, T]`.
-pub(super) fn prime(
+pub(super) fn init_cache(
     cache: &mut LayerCache,
     merges: &Read<'_>,
     scores: &Tensor<3>,

@@ -161,7 +161,7 @@ impl Policy for KvMerger {
         Ok(Selection::new(sets.kept())?.into())
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,

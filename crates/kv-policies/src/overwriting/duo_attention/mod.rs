@@ -157,7 +157,7 @@ impl Policy for DuoAttention {
         Ok(Selection::new(vec![kept; batch].concat())?.into())
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
@@ -202,7 +202,7 @@ impl Policy for DuoAttention {
             capacities.collect(),
             options,
         )?;
-        self.prime(&mut cache, observation, &selection)?;
+        self.init_cache(&mut cache, observation, &selection)?;
         Ok(cache)
     }
 
@@ -211,7 +211,7 @@ impl Policy for DuoAttention {
     }
 
     /// Whether a head fills or overwrites, a step is the same.
-    fn records(&self, cache: &LayerCache) -> bool {
+    fn is_recordable(&self, cache: &LayerCache) -> bool {
         cache.holds_at_limits() && !cache.options().growable
     }
 

@@ -62,7 +62,7 @@ impl Policy for Behind {
         self.0.select(observation)
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
@@ -82,7 +82,7 @@ impl Policy for Behind {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    fn records(&self, cache: &LayerCache) -> bool {
+    fn is_recordable(&self, cache: &LayerCache) -> bool {
         cache.at_limits() && !cache.options().growable
     }
 

@@ -201,7 +201,7 @@ impl Policy for LongFlow {
         }
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
@@ -238,7 +238,7 @@ impl Policy for LongFlow {
     }
 
     /// Whether a head fills or overwrites, a step is the same.
-    fn records(&self, cache: &LayerCache) -> bool {
+    fn is_recordable(&self, cache: &LayerCache) -> bool {
         cache.holds_at_limits() && !cache.options().growable
     }
 

@@ -109,7 +109,7 @@ impl Policy for Psaw {
         config_of(NAME, self)
     }
 
-    fn remarks(&self, layers: usize) -> Vec<String> {
+    fn warnings(&self, layers: usize) -> Vec<String> {
         idle("psaw's windows", self.start, layers)
     }
 
@@ -123,7 +123,7 @@ impl Policy for Psaw {
         Ok(Selection::new(vec![kept; batch * kv_heads])?.into())
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
@@ -141,7 +141,7 @@ impl Policy for Psaw {
         Capabilities { changes_prefill: true, changes_decode: true, ..Capabilities::default() }
     }
 
-    fn records(&self, cache: &LayerCache) -> bool {
+    fn is_recordable(&self, cache: &LayerCache) -> bool {
         !self.free && !cache.options().growable
     }
 
@@ -159,7 +159,11 @@ impl Policy for Psaw {
         Ok(output)
     }
 
-    fn attended(&self, layer: LayerContext, cache: &LayerCache) -> Result<Option<Vec<Vec<usize>>>> {
+    fn last_attended(
+        &self,
+        layer: LayerContext,
+        cache: &LayerCache,
+    ) -> Result<Option<Vec<Vec<usize>>>> {
         let (share, positions) = (self.share(layer), cache.read_positions()?);
         let seen = (0..cache.layout().pairs()).map(|pair| {
             let live = cache.layout().live(pair);

@@ -203,7 +203,7 @@ impl Policy for PyramidInfer {
         }
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,

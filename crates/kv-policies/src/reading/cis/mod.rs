@@ -91,7 +91,7 @@ impl Policy for Cis {
         Ok(Selection::all(batch * kv_heads, tokens).into())
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
@@ -114,7 +114,7 @@ impl Policy for Cis {
         self.options.target
     }
 
-    fn records(&self, cache: &LayerCache) -> bool {
+    fn is_recordable(&self, cache: &LayerCache) -> bool {
         self.options.target.is_none()
             && cache.policy_state::<CisIndex>().is_some()
             && !cache.options().growable
@@ -130,11 +130,11 @@ impl Policy for Cis {
         self.attend_within(Share::default(), cache, query, step)
     }
 
-    fn reads(&self, cache: &LayerCache) -> Result<Option<Reads>> {
+    fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
         Reads::of_sets(cache)
     }
 
-    fn attended(
+    fn last_attended(
         &self,
         _layer: LayerContext,
         cache: &LayerCache,

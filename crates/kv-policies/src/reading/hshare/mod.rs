@@ -174,7 +174,7 @@ impl Policy for HShare {
     }
 
     /// A layer by itself: its heads share, layers do not.
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
@@ -209,7 +209,7 @@ impl Policy for HShare {
         self.prefill_together(layers, new_tokens, &options)
     }
 
-    fn records(&self, cache: &LayerCache) -> bool {
+    fn is_recordable(&self, cache: &LayerCache) -> bool {
         !cache.options().growable
     }
 
@@ -225,7 +225,7 @@ impl Policy for HShare {
 
     /// Of layers that do not attend to everything, those that take another's lists among them; what
     /// is read is that of the last step.
-    fn reads(&self, cache: &LayerCache) -> Result<Option<Reads>> {
+    fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
         let (Some(rows), Some(prompts)) = (SlotList::read_last(cache)?, cache.state(PROMPT)) else {
             return Ok(None);
         };

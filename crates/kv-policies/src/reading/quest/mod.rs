@@ -214,7 +214,7 @@ impl Policy for Quest {
         Ok(Selection::all(batch * kv_heads, tokens).into())
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
@@ -243,7 +243,7 @@ impl Policy for Quest {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    fn records(&self, cache: &LayerCache) -> bool {
+    fn is_recordable(&self, cache: &LayerCache) -> bool {
         !cache.options().growable
     }
 

@@ -323,7 +323,7 @@ impl Policy for KvReviver {
         Ok(exact_tokens(observation, budget, parts, scores)?.into())
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         _cache: &mut LayerCache,
         _observation: &Observation<'_>,
@@ -342,7 +342,7 @@ impl Policy for KvReviver {
         Capabilities { changes_decode: true, combines: false, ..Capabilities::default() }
     }
 
-    fn records(&self, cache: &LayerCache) -> bool {
+    fn is_recordable(&self, cache: &LayerCache) -> bool {
         !cache.options().growable
     }
 

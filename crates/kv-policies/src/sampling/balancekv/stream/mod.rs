@@ -232,7 +232,7 @@ impl Policy for BalanceKvStream {
         })
     }
 
-    fn prime(
+    fn init_cache(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
