@@ -112,7 +112,10 @@ impl HostLayer {
             state: state
                 .map(|(name, tensor)| Ok((name.clone(), read("state", tensor.clone())?)))
                 .collect::<Result<_>>()?,
-            next: cache.next_places().map(|next| read_int("places", next.clone())).transpose()?,
+            next: cache
+                .write_slots_of_next()
+                .map(|next| read_int("places", next.clone()))
+                .transpose()?,
             states: host_states(cache)?,
         })
     }

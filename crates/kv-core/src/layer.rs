@@ -4,13 +4,14 @@
 mod attend;
 mod capacity;
 mod evict;
-mod next;
+mod merge;
 mod options;
+mod overwrite;
 mod rotate;
+mod scores;
 mod slots;
 mod tracks;
 mod write;
-mod zip;
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -23,11 +24,11 @@ use crate::tensors::{ints, packed, packed_state, read_f32, read_i32, zero_rows};
 use crate::{Error, MemoryReport, Result, SlotLayout};
 
 pub use attend::NUMERATORS;
-pub(crate) use next::{LOG_NORMS, Next};
 pub use options::{CacheOptions, Room};
+pub(crate) use overwrite::{LOG_NORMS, Next};
+pub use scores::ScoreTracks;
 pub(crate) use slots::Rows;
 pub(crate) use tracks::Track;
-pub use zip::ScoreTracks;
 
 /// One layer's slots, for every (sequence, key-value head) of a batch.
 ///

@@ -58,7 +58,7 @@ impl MemoryReport {
         let state: usize = cache.state.values().map(bytes).sum();
         let states: Vec<_> = cache.states.live().map(|state| state.bytes(cache)).collect();
         // Offsets and lengths; places and limits where a cache is held at them.
-        let ranges = if cache.holds_at_limits() { 4 } else { 2 };
+        let ranges = if cache.is_overwriting() { 4 } else { 2 };
         Self {
             allocated: cache.layout().total() * row,
             in_use: cache.layout().used() * row,

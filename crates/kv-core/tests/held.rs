@@ -21,7 +21,7 @@ fn held(device: &Device, capacity: usize, limit: usize) -> LayerCache {
     let positions = Tensor::<1, Int>::arange(0..3, (device, DType::I32));
     cache.extend(keys, values, positions.unsqueeze::<2>().expand([BATCH, 3])).unwrap();
     cache.set_limits(vec![limit; BATCH * KV_HEADS]).unwrap();
-    cache.hold_at_limits().unwrap();
+    cache.enable_overwriting().unwrap();
     cache
 }
 
@@ -43,8 +43,8 @@ fn at(position: i32, device: &Device) -> Tensor<1, Int> {
 /// Writes a token from its projection, attends with its queries.
 fn step(cache: &mut LayerCache, projected: Tensor<2>, layout: &HeadLayout, position: i32) {
     let device = cache.options().device.clone();
-    let query = cache.write_next_projected(projected, at(position, &device), layout).unwrap();
-    cache.attend_evicting(query, EvictionOptions::default()).unwrap();
+    let query = cache.overwrite_projected(projected, at(position, &device), layout).unwrap();
+    cache.attend_and_choose_victim(query, EvictionOptions::default()).unwrap();
 }
 
 /// All that a cache holds, of live slots.
@@ -67,7 +67,7 @@ fn contents(cache: &LayerCache) -> Contents {
         keys: live.iter().flat_map(|slot| keys[slot * DIM..][..DIM].to_vec()).collect(),
         norms: live.iter().map(|slot| norms[*slot]).collect(),
         positions: live.iter().map(|slot| positions[*slot]).collect(),
-        places: read_i32("places", cache.next_places().unwrap().clone()).unwrap(),
+        places: read_i32("places", cache.write_slots_of_next().unwrap().clone()).unwrap(),
         lengths: cache.layout().lengths().to_vec(),
     }
 }
@@ -88,8 +88,8 @@ fn projected_tokens_are_written_like_others() {
             let heads = projected.clone().reshape([BATCH, 4 * KV_HEADS, DIM]);
             let part = |first, count| heads.clone().narrow(1, first, count);
             let (query, keys, values) = (part(0, 4), part(4, 2), part(6, 2));
-            plain.write_next(keys, values, at(position, device)).unwrap();
-            plain.attend_evicting(query, EvictionOptions::default()).unwrap();
+            plain.overwrite(keys, values, at(position, device)).unwrap();
+            plain.attend_and_choose_victim(query, EvictionOptions::default()).unwrap();
             step(&mut fused, projected, &layout, position);
             let (a, b) = (contents(&fused), contents(&plain));
             let close = a.norms.iter().zip(&b.norms).all(|(a, b)| (a - b).abs() < 1e-5);
@@ -135,7 +135,7 @@ fn places_follow_the_slots() {
             assert_eq!(contents(other), expected, "{}", tested.name);
         }
         let both = LayerCache::concat(vec![cache.clone(), cache.clone()]).unwrap();
-        let places = read_i32("places", both.next_places().unwrap().clone()).unwrap();
+        let places = read_i32("places", both.write_slots_of_next().unwrap().clone()).unwrap();
         assert_eq!(
             places,
             [&expected.places[..], &expected.places[..]].concat(),
@@ -152,12 +152,12 @@ fn what_cannot_be_held_is_refused() {
     let reason = |error: Error| error.to_string();
     let mut cache = held(device, 5, 5);
     cache.set_limits(vec![5, 2, 5, 5]).unwrap();
-    let error = reason(cache.hold_at_limits().unwrap_err());
+    let error = reason(cache.enable_overwriting().unwrap_err());
     assert!(error.contains("head 1 is 2 slots, expected at least 3"), "{error}");
     // Steps that overwrite look at one weight a slot.
     let mut apart = held(device, 5, 5);
     apart.set_track(NUMERATORS, Tensor::ones([4 * 5], (device, DType::F32)), 1.0).unwrap();
-    let error = reason(apart.hold_at_limits().unwrap_err());
+    let error = reason(apart.enable_overwriting().unwrap_err());
     assert!(error.contains("one weight a slot"), "{error}");
     // Below its limit a head needs room; at it, none.
     let mut small = held(device, 4, 6);
@@ -165,18 +165,18 @@ fn what_cannot_be_held_is_refused() {
     let (projected, layout) = token(&mut numbers, device);
     step(&mut small, projected.clone(), &layout, 3);
     let before = contents(&small);
-    let error = small.write_next_projected(projected.clone(), at(4, device), &layout).unwrap_err();
+    let error = small.overwrite_projected(projected.clone(), at(4, device), &layout).unwrap_err();
     assert!(matches!(error, Error::CapacityExhausted { capacity: 4, requested: 5, .. }), "{error}");
     assert_eq!(contents(&small), before);
     // Other limits, too, make the places void.
     let mut other = held(device, 5, 4);
     other.set_limits(vec![5; 4]).unwrap();
-    let error = other.write_next_projected(projected.clone(), at(3, device), &layout).unwrap_err();
+    let error = other.overwrite_projected(projected.clone(), at(3, device), &layout).unwrap_err();
     assert!(reason(error).contains("not held at its limits"));
     // Tokens that are appended make the places void.
     let mut cache = held(device, 5, 5);
     cache.append_projected(projected.clone(), at(3, device), &layout).unwrap();
-    let error = cache.write_next_projected(projected, at(4, device), &layout).unwrap_err();
+    let error = cache.overwrite_projected(projected, at(4, device), &layout).unwrap_err();
     assert!(reason(error).contains("not held at its limits"));
 }
 

@@ -164,7 +164,7 @@ pub(crate) fn follow(
     for token in prompt..tokens {
         let step = trace.step(token);
         let output = read_f32("output", policy.step(LAYER, &mut cache, step).unwrap()).unwrap();
-        let places = read_i32("places", cache.next_places().unwrap().clone()).unwrap();
+        let places = read_i32("places", cache.write_slots_of_next().unwrap().clone()).unwrap();
         let newest: Vec<usize> = heads.iter().map(|head| head.place).collect();
         for (pair, head) in heads.iter_mut().enumerate() {
             head.write(keys[pair][token].clone(), values[pair][token].clone());

@@ -61,10 +61,10 @@ impl LayerCache {
         let lengths = self.assumed(tokens);
         self.fit(&lengths)?;
         self.states.live_mut().try_for_each(|state| state.assume(tokens))?;
-        let held = self.holds_at_limits();
+        let held = self.is_overwriting();
         self.set_lengths(lengths);
         self.tell_slots_moved()?;
-        if held { self.hold_at_limits() } else { Ok(()) }
+        if held { self.enable_overwriting() } else { Ok(()) }
     }
 
     /// The lengths with `tokens` more, as far as the limits go.
@@ -95,7 +95,7 @@ impl LayerCache {
                 if let Some(after) = self.states.live().find_map(after) {
                     requested = if length < capacity { after } else { length + 1 };
                 }
-                if let (Some(limits), true) = (&self.limits, self.holds_at_limits()) {
+                if let (Some(limits), true) = (&self.limits, self.is_overwriting()) {
                     requested = requested.min(limits[pair]);
                 }
                 let (sequence, head) =
@@ -196,7 +196,8 @@ impl LayerCache {
         joined.state = joined_state(&parts)?;
         let states: Vec<&States> = parts.iter().map(|part| &part.states).collect();
         joined.states = States::joined(&states)?;
-        let places: Vec<_> = parts.iter().filter_map(|part| part.next_places().cloned()).collect();
+        let places: Vec<_> =
+            parts.iter().filter_map(|part| part.write_slots_of_next().cloned()).collect();
         if !places.is_empty() {
             all_or_none("places", places.len(), parts.len())?;
             joined.set_next(Tensor::cat(places, 0))?;

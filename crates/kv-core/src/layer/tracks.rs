@@ -1,11 +1,11 @@
 //! What policies keep beside the slots: tracks, state tensors, limits.
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_kernels::{assign, scatter_scalars};
+use kv_kernels::{SlotPool, SlotRanges, assign, scatter_scalars};
 
 use super::expect_shape;
 use crate::tensors::floats;
-use crate::{LayerCache, Result, Selection};
+use crate::{Error, LayerCache, Result, Selection};
 
 /// One policy number a slot.
 #[derive(Debug)]
@@ -113,7 +113,7 @@ impl LayerCache {
     /// [`crate::Error::InvalidPlan`] where there is none, [`crate::Error::Kernel`] for one of
     /// another shape or dtype.
     pub fn assign_state(&mut self, name: &str, tensor: Tensor<3>) -> Result<()> {
-        let held = self.state.get_mut(name).ok_or_else(|| crate::Error::InvalidPlan {
+        let held = self.state.get_mut(name).ok_or_else(|| Error::InvalidPlan {
             what: "state",
             reason: format!("the cache has no state `{name}`"),
         })?;
@@ -157,5 +157,76 @@ impl LayerCache {
         }
         let slots = values.len();
         Ok(floats(values, [slots], &self.options.device))
+    }
+
+    /// Gives a kernel of a policy the slots and some tracks, `[S]` each, to be changed in place.
+    /// Where the kernel changes how many slots are live, [`Self::set_host_lengths`] tells the host.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] for tracks that the cache does not have; those of `change`.
+    pub fn change_slots<const N: usize>(
+        &mut self,
+        tracks: [&str; N],
+        change: impl FnOnce(SlotPool<'_>, &mut SlotRanges, [&mut Tensor<1>; N]) -> Result<()>,
+    ) -> Result<()> {
+        self.with_tracks(tracks, |cache, tracks| {
+            let (pool, ranges) = cache.pool();
+            change(pool, ranges, tracks.map(|track| &mut track.values))
+        })
+    }
+
+    /// Tells the host how many slots of each head are live, `[B * Hkv]`, after a kernel has changed
+    /// it on the device.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for another number of heads, [`Error::CapacityExhausted`] for more slots
+    /// than a head has room for.
+    pub fn set_host_lengths(&mut self, lengths: &[usize]) -> Result<()> {
+        expect_shape("lengths", &[lengths.len()], &[self.layout.pairs()])?;
+        self.check_room(lengths)?;
+        self.layout.lengths_mut().copy_from_slice(lengths);
+        Ok(())
+    }
+
+    /// Calls `change` with tracks taken out, which are put back whatever it returns.
+    pub(super) fn with_tracks<const N: usize>(
+        &mut self,
+        names: [&str; N],
+        change: impl FnOnce(&mut Self, [&mut Track; N]) -> Result<()>,
+    ) -> Result<()> {
+        if let Some(name) = names.iter().find(|name| !self.tracks.contains_key(**name)) {
+            let reason = format!("the cache has no track `{name}`");
+            return Err(Error::InvalidPlan { what: "track", reason });
+        }
+        let mut taken: Vec<(String, Track)> =
+            names.iter().filter_map(|name| self.tracks.remove_entry(*name)).collect();
+        let mut tracks = taken.iter_mut().map(|(_, track)| track);
+        let tracks: [Option<&mut Track>; N] = std::array::from_fn(|_| tracks.next());
+        let result = match tracks.into_iter().collect::<Option<Vec<_>>>().map(TryInto::try_into) {
+            Some(Ok(tracks)) => change(self, tracks),
+            // Only where a name is given twice.
+            _ => Err(Error::InvalidPlan { what: "track", reason: "a track twice".into() }),
+        };
+        self.tracks.extend(taken);
+        result
+    }
+
+    /// Sets a track of `slots` `[N]`, in place; negative slots are skipped.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], and [`Error::InvalidPlan`] for a track that the cache does not have.
+    pub fn write_track(
+        &mut self,
+        name: &str,
+        slots: &Tensor<1, Int>,
+        values: Tensor<1>,
+    ) -> Result<()> {
+        expect_shape("track", &values.dims(), &slots.dims())?;
+        let missing = || Error::InvalidPlan {
+            what: "track",
+            reason: format!("the cache has no track `{name}`"),
+        };
+        let track = self.tracks.get_mut(name).ok_or_else(missing)?;
+        Ok(scatter_scalars(&mut track.values, slots.clone(), values)?)
     }
 }

@@ -45,7 +45,7 @@ pub fn certify(
     let layout = cache.layout();
     let (dim, pairs) = (cache.head_dim(), layout.pairs());
     let group = chosen_by.dims()[1] / layout.kv_heads();
-    let places = match cache.next_places() {
+    let places = match cache.write_slots_of_next() {
         Some(places) => read_i32("places", places.clone())?,
         None => return Ok(Vec::new()),
     };

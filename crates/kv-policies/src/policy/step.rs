@@ -136,16 +136,16 @@ impl Step {
     /// their queries after RoPE, `[B, Hq, D]`.
     ///
     /// # Errors
-    /// Those of [`LayerCache::write_next`] and [`LayerCache::write_next_projected`].
-    pub fn write_next(&self, cache: &mut LayerCache) -> Result<Tensor<3>> {
+    /// Those of [`LayerCache::overwrite`] and [`LayerCache::overwrite_projected`].
+    pub fn overwrite(&self, cache: &mut LayerCache) -> Result<Tensor<3>> {
         match &self.heads {
             NewHeads::Rotated { query, key, value, .. } => {
-                cache.write_next(key.clone(), value.clone(), self.position.clone())?;
+                cache.overwrite(key.clone(), value.clone(), self.position.clone())?;
                 Ok(query.clone())
             }
             NewHeads::Projected { projected, layout, .. } => {
                 let (projected, position) = (projected.clone(), self.position.clone());
-                Ok(cache.write_next_projected(projected, position, layout)?)
+                Ok(cache.overwrite_projected(projected, position, layout)?)
             }
         }
     }

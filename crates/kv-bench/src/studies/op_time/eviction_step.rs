@@ -68,7 +68,7 @@ fn cache(bench: &OpBench<'_>, policy: Option<&dyn Policy>) -> anyhow::Result<Lay
     let Some(policy) = policy else { return Ok(cache) };
     cache.set_limits(vec![tokens; pairs])?;
     if policy.name() == "longflow" {
-        cache.hold_at_limits()?;
+        cache.enable_overwriting()?;
     } else {
         let slots = cache.layout().total();
         cache.set_track(SCORE, Tensor::zeros([slots], (device, DType::F32)), 0.0)?;

@@ -170,7 +170,7 @@ impl Policy for DuoAttention {
         let limits =
             heads.map(|(&kept, &streams)| if streams { window.max(kept) } else { ENDLESS });
         cache.set_limits(limits.collect())?;
-        cache.hold_at_limits()?;
+        cache.enable_overwriting()?;
         let (batch, kv_heads) = (cache.layout().batch(), cache.layout().kv_heads());
         let first = vec![split.sinks as f32; batch * kv_heads];
         let first = numbers(&first, [batch, kv_heads, 1], &cache.options().device);
@@ -212,11 +212,11 @@ impl Policy for DuoAttention {
 
     /// Whether a head fills or overwrites, a step is the same.
     fn is_recordable(&self, cache: &LayerCache) -> bool {
-        cache.holds_at_limits() && !cache.options().growable
+        cache.is_overwriting() && !cache.options().growable
     }
 
     fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let query = step.write_next(cache)?;
+        let query = step.overwrite(cache)?;
         let output = cache.attend(query, DecodeAttentionOptions::default())?.output;
         advance(cache)?;
         Ok(output)
@@ -226,5 +226,5 @@ impl Policy for DuoAttention {
 /// Chooses the next tokens' places.
 fn advance(cache: &mut LayerCache) -> Result<()> {
     let first = state(NAME, cache, FIRST)?.squeeze_dim::<2>(2).int().cast(DType::I32);
-    Ok(cache.advance_places(first)?)
+    Ok(cache.advance_write_slots(first)?)
 }

@@ -19,7 +19,7 @@ const NAME: &str = "longflow";
 /// LongFlow (2026): a static cache for long outputs. Each decode step writes its token over the
 /// slot that the step before chose, attends, and chooses the slot of least `‖α_i v_i‖₁`
 /// (equation 6) for the next one, by one fused operator
-/// ([`kv_core::LayerCache::attend_evicting`]). Below the budget nothing is chosen and the cache
+/// ([`kv_core::LayerCache::attend_and_choose_victim`]). Below the budget nothing is chosen and the cache
 /// fills.
 ///
 /// Prompts over the budget are first compressed to it by SnapKV (section 4.1); the last prompt
@@ -219,13 +219,13 @@ impl Policy for LongFlow {
         }
         let limits = selection.lengths().iter().map(|&kept| kept.max(limit));
         cache.set_limits(limits.collect())?;
-        cache.hold_at_limits()?;
+        cache.enable_overwriting()?;
         // The first decoded token's place, by the last prompt token's query.
         let query = observation.last_queries(NAME, 1)?.squeeze_dim(2);
         let (batch, last) = (observation.dims()[0], observation.tokens() - 1);
         let now = observation.positions.clone().narrow(1, last, 1).reshape([batch]);
         let options = self.options(cache, &now);
-        cache.attend_evicting(query.cast(cache.options().dtype), options)?;
+        cache.attend_and_choose_victim(query.cast(cache.options().dtype), options)?;
         Ok(())
     }
 
@@ -239,13 +239,13 @@ impl Policy for LongFlow {
 
     /// Whether a head fills or overwrites, a step is the same.
     fn is_recordable(&self, cache: &LayerCache) -> bool {
-        cache.holds_at_limits() && !cache.options().growable
+        cache.is_overwriting() && !cache.options().growable
     }
 
     fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let query = step.write_next(cache)?;
+        let query = step.overwrite(cache)?;
         let options = self.options(cache, &step.position);
-        Ok(cache.attend_evicting(query, options)?.output)
+        Ok(cache.attend_and_choose_victim(query, options)?.output)
     }
 
     fn into_evictor(self: Arc<Self>) -> Option<Arc<dyn Evictor>> {

@@ -52,13 +52,13 @@ impl Clone for Next {
 
 impl LayerCache {
     /// Holds every head at its limit from now on: a new token takes the place that
-    /// [`Self::attend_evicting`] has chosen before, for which each head's last slot counts as its
+    /// [`Self::attend_and_choose_victim`] has chosen before, for which each head's last slot counts as its
     /// newest token.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] without limits ([`Self::set_limits`]), where one is 0 or below what
     /// its head holds, or where numerators have weights of their own, which no such step looks at.
-    pub fn hold_at_limits(&mut self) -> Result<()> {
+    pub fn enable_overwriting(&mut self) -> Result<()> {
         if self.track(NUMERATORS).is_some() {
             return Err(Error::InvalidPlan {
                 what: "limits",
@@ -77,7 +77,7 @@ impl LayerCache {
     }
 
     /// Whether new tokens take places that were chosen before.
-    pub fn holds_at_limits(&self) -> bool {
+    pub fn is_overwriting(&self) -> bool {
         self.next.is_some()
     }
 
@@ -87,7 +87,7 @@ impl LayerCache {
     }
 
     /// Where each head's next token goes, counted from its first slot, `[B, Hkv]`.
-    pub fn next_places(&self) -> Option<&Tensor<2, Int>> {
+    pub fn write_slots_of_next(&self) -> Option<&Tensor<2, Int>> {
         self.next.as_ref().map(|next| &next.places)
     }
 
@@ -99,7 +99,7 @@ impl LayerCache {
     ///
     /// # Errors
     /// [`Error::CapacityExhausted`] where a head below its limit is full, [`Error::Shape`].
-    pub fn write_next(
+    pub fn overwrite(
         &mut self,
         keys: Tensor<3>,
         values: Tensor<3>,
@@ -108,7 +108,7 @@ impl LayerCache {
         let (keys, values) = (keys.unsqueeze_dim(2), values.unsqueeze_dim(2));
         let positions = positions.unsqueeze_dim(1);
         self.check_tokens(&keys, &values, &positions)?;
-        let lengths = self.lengths_after_next()?;
+        let lengths = self.lengths_after_step()?;
         let places = self.next()?.places.clone();
         let slots = self.ranges.offsets.clone() + places.clone();
         let mut rows = Self::token_rows(keys, values, positions);
@@ -122,15 +122,15 @@ impl LayerCache {
         Ok(())
     }
 
-    /// [`Self::write_next`] for tokens as a layer projects them, in one launch; returns their
+    /// [`Self::overwrite`] for tokens as a layer projects them, in one launch; returns their
     /// queries, `[B, Hq, D]`.
     ///
     /// # Shapes
     /// As for [`Self::append_projected`].
     ///
     /// # Errors
-    /// As [`Self::write_next`], and those of [`write_heads`].
-    pub fn write_next_projected(
+    /// As [`Self::overwrite`], and those of [`write_heads`].
+    pub fn overwrite_projected(
         &mut self,
         projected: Tensor<2>,
         positions: Tensor<1, Int>,
@@ -138,7 +138,7 @@ impl LayerCache {
     ) -> Result<Tensor<3>> {
         expect_shape("kv heads", &[heads.kv_heads], &[self.layout.kv_heads()])?;
         expect_shape("positions", &positions.dims(), &[self.layout.batch()])?;
-        let lengths = self.lengths_after_next()?;
+        let lengths = self.lengths_after_step()?;
         let places = self.next()?.places.clone();
         let Some(mut track) = self.tracks.remove(LOG_NORMS) else {
             return Err(not_held());
@@ -166,7 +166,7 @@ impl LayerCache {
     /// # Errors
     /// See [`evicting_attention`]; [`Error::InvalidPlan`] for a cache that is not held at its
     /// limits.
-    pub fn attend_evicting(
+    pub fn attend_and_choose_victim(
         &mut self,
         query: Tensor<3>,
         mut options: EvictionOptions,
@@ -188,7 +188,7 @@ impl LayerCache {
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] for a cache that is not held at its limits, [`Error::Shape`].
-    pub fn advance_places(&mut self, first: Tensor<2, Int>) -> Result<()> {
+    pub fn advance_write_slots(&mut self, first: Tensor<2, Int>) -> Result<()> {
         let shape = [self.layout.batch(), self.layout.kv_heads()];
         expect_shape("first", &first.dims(), &shape)?;
         let next = self.next.as_mut().ok_or_else(not_held)?;
@@ -228,7 +228,7 @@ impl LayerCache {
     }
 
     /// The lengths after another token; heads below their limits must have room for it.
-    fn lengths_after_next(&mut self) -> Result<Vec<usize>> {
+    fn lengths_after_step(&mut self) -> Result<Vec<usize>> {
         let limits = self.checked_limits()?;
         let heads = self.layout.lengths().iter().zip(limits);
         let lengths: Vec<usize> = heads.map(|(&length, &limit)| limit.min(length + 1)).collect();

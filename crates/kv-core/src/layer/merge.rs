@@ -1,0 +1,111 @@
+//! Merging slots on the device, and writing what merged slots carry.
+
+use burn::tensor::{DType, Int, Tensor};
+use kv_kernels::{
+    MergeLists, MergeOptions, Merged, MergingSlots, NearestOptions, merge_nearest, merge_slots,
+    scatter_rows, scatter_scalars,
+};
+
+use super::{ScoreTracks, expect_shape};
+use crate::{Error, LayerCache, Result};
+
+impl LayerCache {
+    /// Merges one victim a head, `[B, Hkv]`, of the heads that hold more than their limit, into the
+    /// most similar slot, in place and without waiting for the device, behind a step's averages
+    /// where the options have them; see [`merge_nearest`]. [`Self::evict_slots`] then drops the
+    /// victims.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] for tracks or weights that the cache does not have, [`Error::Shape`],
+    /// [`Error::Kernel`].
+    pub fn merge_nearest(
+        &mut self,
+        tracks: ScoreTracks,
+        victims: &Tensor<2, Int>,
+        limits: &[usize],
+        options: &NearestOptions,
+    ) -> Result<()> {
+        let goes = self.flags(&self.over_limits(limits)?);
+        let ScoreTracks { scores, samples, votes, votes_high } = tracks;
+        let names = [scores, samples, votes, votes_high];
+        self.with_tracks(names, |cache, [scores, samples, votes, votes_high]| {
+            let log_weights = cache.log_weights.as_mut().ok_or_else(|| Error::InvalidPlan {
+                what: "merge",
+                reason: "the cache has no weights".into(),
+            })?;
+            let slots = MergingSlots {
+                keys: &mut cache.keys,
+                values: &mut cache.values,
+                log_weights,
+                log_scores: &mut scores.values,
+                log_samples: &mut samples.values,
+                votes: &mut votes.values,
+                votes_high: &mut votes_high.values,
+            };
+            Ok(merge_nearest(slots, &cache.ranges, victims, &goes, options)?)
+        })
+    }
+
+    /// Merges victims, rows of `from` or slots of the cache itself, into kept slots, whose keys and
+    /// values are written in place; see [`merge_slots`]. Weights and tracks stay as they are, and
+    /// so do victims.
+    ///
+    /// # Errors
+    /// Those of [`merge_slots`]; nothing is changed then.
+    pub fn merge_slots(
+        &mut self,
+        from: Option<[&Tensor<2>; 2]>,
+        lists: &MergeLists,
+        options: &MergeOptions,
+    ) -> Result<Merged> {
+        Ok(merge_slots(from, [&mut self.keys, &mut self.values], lists, options)?)
+    }
+
+    /// Sets the log-weights of `slots` `[N]`, in place; negative slots are skipped.
+    ///
+    /// # Errors
+    /// [`Error::Shape`].
+    pub fn write_log_weights(
+        &mut self,
+        slots: &Tensor<1, Int>,
+        log_weights: Tensor<1>,
+    ) -> Result<()> {
+        expect_shape("log_weights", &log_weights.dims(), &slots.dims())?;
+        if self.log_weights.is_none() {
+            let all = Tensor::zeros([self.slots()], (&self.options.device, DType::F32));
+            self.set_log_weights(all)?;
+        }
+        match &mut self.log_weights {
+            Some(pool) => Ok(scatter_scalars(pool, slots.clone(), log_weights)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Multiplies keys and values of `slots` `[N]`, in place; negative slots are skipped. `factors`
+    /// is `[N]`, f32.
+    ///
+    /// # Errors
+    /// [`Error::Shape`].
+    pub fn scale_slots(&mut self, slots: &Tensor<1, Int>, factors: Tensor<1>) -> Result<()> {
+        expect_shape("factors", &factors.dims(), &slots.dims())?;
+        let (read, factors) = (slots.clone().clamp_min(0), factors.unsqueeze_dim::<2>(1));
+        let dtype = self.options.dtype;
+        for pool in [&mut self.keys, &mut self.values] {
+            let rows = pool.clone().select(0, read.clone()).cast(DType::F32) * factors.clone();
+            scatter_rows(pool, slots.clone(), rows.cast(dtype))?;
+        }
+        Ok(())
+    }
+
+    /// Adds `rows` `[N, D]` to the values of `slots` `[N]`, none of them twice, in place; negative
+    /// slots are skipped. Sums are rounded once.
+    ///
+    /// # Errors
+    /// [`Error::Shape`].
+    pub fn add_values(&mut self, slots: &Tensor<1, Int>, rows: Tensor<2>) -> Result<()> {
+        expect_shape("rows", &rows.dims(), &[slots.dims()[0], self.head_dim()])?;
+        let own = self.values.clone().select(0, slots.clone().clamp_min(0)).cast(DType::F32);
+        let rows = (own + rows.cast(DType::F32)).cast(self.options.dtype);
+        Ok(scatter_rows(&mut self.values, slots.clone(), rows)?)
+    }
+}

@@ -1,0 +1,111 @@
+//! What a step's attention adds to tracks of slots.
+
+use burn::tensor::{DType, Tensor};
+use kv_kernels::{
+    AverageWeights, GroupReduction, add_contributions, add_probabilities, average_scores,
+    value_norms,
+};
+
+use crate::{LayerCache, Result};
+
+/// Names of the tracks that merging steps read and write; see [`kv_kernels::MergingSlots`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScoreTracks {
+    /// Logarithms of summed scores.
+    pub scores: &'static str,
+    /// Logarithms of what these are divided by.
+    pub samples: &'static str,
+    /// Tokens a slot stands for, modulo 4,096.
+    pub votes: &'static str,
+    /// 4,096s of them.
+    pub votes_high: &'static str,
+}
+
+impl LayerCache {
+    /// Takes a step's logits `[S, G]`, with the slots' log-weights in them, into the averages; see
+    /// [`average_scores`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] for tracks that the cache does not have, [`Error::Kernel`].
+    pub fn average_scores(
+        &mut self,
+        tracks: ScoreTracks,
+        logits: Tensor<2>,
+        weights: AverageWeights,
+    ) -> Result<()> {
+        let log_weights = self.log_weights.clone();
+        self.with_tracks([tracks.scores, tracks.samples], |_, [scores, samples]| {
+            let (scores, samples) = (&mut scores.values, &mut samples.values);
+            Ok(average_scores(scores, samples, logits, log_weights, weights)?)
+        })
+    }
+
+    /// Adds the probabilities of a step's attention, which asked for logits `[S, G]` and the
+    /// log-sum-exp `[B, Hq]`, to a track of its live slots; see [`add_probabilities`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] for a track that the cache does not have, [`Error::Kernel`].
+    pub fn add_probabilities(
+        &mut self,
+        track: &str,
+        logits: Tensor<2>,
+        log_sum_exp: Tensor<2>,
+        reduction: GroupReduction,
+    ) -> Result<()> {
+        self.with_tracks([track], |cache, [sums]| {
+            let ranges = &cache.ranges;
+            Ok(add_probabilities(&mut sums.values, logits, log_sum_exp, ranges, reduction)?)
+        })
+    }
+
+    /// [`Self::add_probabilities`] of probabilities times norms of values, which a track of their
+    /// own has ([`Self::set_value_norms`]); see [`add_contributions`].
+    ///
+    /// # Errors
+    /// As [`Self::add_probabilities`].
+    pub fn add_contributions(
+        &mut self,
+        [sums, norms]: [&str; 2],
+        logits: Tensor<2>,
+        log_sum_exp: Tensor<2>,
+        reduction: GroupReduction,
+    ) -> Result<()> {
+        self.with_tracks([sums, norms], |cache, [sums, norms]| {
+            let tracks = (&mut sums.values, &mut norms.values);
+            let (values, ranges) = (&cache.values, &cache.ranges);
+            Ok(add_contributions(
+                tracks.0,
+                tracks.1,
+                values,
+                logits,
+                log_sum_exp,
+                ranges,
+                reduction,
+            )?)
+        })
+    }
+
+    /// Sets a track to `‖v‖₁` of every slot's value.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn set_value_norms(&mut self, track: &str) -> Result<()> {
+        self.set_track(track, value_norms(self.values.clone()), 0.0)
+    }
+
+    /// The probabilities that [`Self::add_probabilities`] adds, `[S]`, 0 for slots that are not
+    /// live.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn probabilities(
+        &self,
+        logits: Tensor<2>,
+        log_sum_exp: Tensor<2>,
+        reduction: GroupReduction,
+    ) -> Result<Tensor<1>> {
+        let mut sums = Tensor::zeros([self.slots()], (&self.options.device, DType::F32));
+        add_probabilities(&mut sums, logits, log_sum_exp, &self.ranges, reduction)?;
+        Ok(sums)
+    }
+}
