@@ -1,6 +1,6 @@
 //! The decoder: Burn modules with weights kept `[out, in]`, as Hugging Face stores them.
 
-mod computed;
+mod active_tokens;
 mod decode;
 mod gradients;
 mod layer;

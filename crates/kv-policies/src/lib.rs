@@ -69,7 +69,7 @@ pub use overwriting::{DuoAttention, Gates, LongFlow, Scope};
 pub use policy::attention_scores::{Pooling, Reduction, pool_scores, window_attention};
 pub use policy::board::ListBoard;
 pub use policy::error::{PolicyError, Result};
-pub use policy::evictor::{Attended, Due, Evictor};
+pub use policy::evictor::{Attended, Eviction, EvictionPolicy};
 pub use policy::lists::SlotList;
 pub use policy::notice::warn_of_remarks;
 pub use policy::observation::{LayerContext, Observation, Observed};

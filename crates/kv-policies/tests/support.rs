@@ -6,7 +6,8 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{Budget, CacheOptions, LayerCache, Room, Selection, read_f32};
 use kv_kernels::{AttentionOutput, DecodeAttentionOptions, PrefillOptions, prefill_attention};
 use kv_policies::{
-    Attended, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy, Result, Step, build,
+    Attended, Eviction, EvictionPolicy, LayerContext, Needs, Observation, Plan, Policy, Result,
+    Step, build,
 };
 use kv_testing::relative_error;
 use serde_json::Value;
@@ -156,12 +157,12 @@ impl Policy for Given {
         Ok(Room::Extra(new_tokens))
     }
 
-    fn into_evictor(self: Arc<Self>) -> Option<Arc<dyn Evictor>> {
+    fn into_eviction_policy(self: Arc<Self>) -> Option<Arc<dyn EvictionPolicy>> {
         Some(self)
     }
 }
 
-impl Evictor for Given {
+impl EvictionPolicy for Given {
     fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
         let [batch, heads, tokens, _] = observation.dims();
         let device = observation.keys.device();
@@ -179,7 +180,7 @@ impl Evictor for Given {
         Budget::Tokens(self.limit)
     }
 
-    fn with_budget(&self, budget: Budget) -> Result<Arc<dyn Evictor>> {
+    fn with_budget(&self, budget: Budget) -> Result<Arc<dyn EvictionPolicy>> {
         Ok(Arc::new(Self::new(self.kept.clone(), budget.resolve(usize::MAX))))
     }
 
@@ -205,7 +206,7 @@ impl Evictor for Given {
         let over = cache.layout().lengths().iter().any(|&length| length > self.limit);
         let limits = vec![self.limit; cache.layout().pairs()];
         let victims = cache.lowest_slots(scores)?;
-        let due = over.then_some(Due::Slots { victims, limits });
+        let due = over.then_some(Eviction::One { victims, limits });
         let AttentionOutput { output, logits, log_sum_exp, .. } = attention;
         let (logits, log_sum_exp) = (logits.unwrap(), log_sum_exp.unwrap());
         Ok(Attended { output, query, logits, log_sum_exp, due })

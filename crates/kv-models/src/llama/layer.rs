@@ -56,7 +56,7 @@ pub(crate) struct Layer {
 impl Layer {
     /// Projects hidden states `[N, hidden]` to `[N, (Hq + 2 Hkv) D]`.
     pub(crate) fn project(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
-        Ok(self.qkv.of_normed(hidden, self.attention_norm.of_rows())?)
+        Ok(self.qkv.forward_rmsnorm(hidden, self.attention_norm.of_rows())?)
     }
 
     /// Projects hidden states `[N, hidden]` to keys and values alone, `[N, 2 Hkv D]`.
@@ -88,8 +88,8 @@ impl Layer {
 
     /// The rest of the layer: output projection of the attention `[N, Hq * D]`, and the MLP.
     pub(crate) fn finish(&self, hidden: Tensor<2>, attention: Tensor<2>) -> Result<Tensor<2>> {
-        let hidden = self.output.onto(attention, hidden)?;
+        let hidden = self.output.forward_residual(attention, hidden)?;
         let gated = self.gate_up.gated_of_normed(hidden.clone(), self.mlp_norm.of_rows())?;
-        Ok(self.down.onto(gated, hidden)?)
+        Ok(self.down.forward_residual(gated, hidden)?)
     }
 }

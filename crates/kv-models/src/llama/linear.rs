@@ -35,7 +35,11 @@ impl Linear {
     ///
     /// # Errors
     /// As [`Self::forward`].
-    pub(crate) fn of_normed(&self, x: Tensor<2>, norm: RowNorm) -> Result<Tensor<2>, KernelError> {
+    pub(crate) fn forward_rmsnorm(
+        &self,
+        x: Tensor<2>,
+        norm: RowNorm,
+    ) -> Result<Tensor<2>, KernelError> {
         linear(x, self.weight.val(), LinearOptions { norm: Some(norm), ..self.options() })
     }
 
@@ -71,7 +75,11 @@ impl Linear {
     ///
     /// # Errors
     /// As [`Self::forward`].
-    pub(crate) fn onto(&self, x: Tensor<2>, residual: Tensor<2>) -> Result<Tensor<2>, KernelError> {
+    pub(crate) fn forward_residual(
+        &self,
+        x: Tensor<2>,
+        residual: Tensor<2>,
+    ) -> Result<Tensor<2>, KernelError> {
         linear(x, self.weight.val(), LinearOptions { residual: Some(residual), ..self.options() })
     }
 

@@ -8,7 +8,7 @@ use kv_kernels::{
 use kv_policies::{FrozenTokens, LayerContext, Needs, Observation, Policy, Reuse, VisibleWindow};
 
 use super::Llama;
-use super::computed::Computed;
+use super::active_tokens::ActiveTokens;
 use super::layer::Layer;
 use crate::rope::inverse_frequencies_of;
 use crate::{ModelError, Result};
@@ -84,7 +84,7 @@ pub(crate) struct PromptGroup<'a> {
 }
 
 /// A group on its way through the layers.
-struct Passing<'a> {
+struct PrefillState<'a> {
     seeds: &'a [u64],
     /// Sequences.
     batch: usize,
@@ -103,7 +103,7 @@ struct Passing<'a> {
     /// The last token's states so far.
     trace: Vec<Tensor<2>>,
     /// Keys and values of the layer before, where the next one reuses them.
-    below: Option<[Tensor<4>; 2]>,
+    previous_layer: Option<[Tensor<4>; 2]>,
 }
 
 impl Llama {
@@ -142,14 +142,14 @@ impl Llama {
         for group in groups {
             self.check_prompts(group.prompts)?;
         }
-        let mut passing: Vec<Passing<'_>> =
-            groups.iter().map(|group| Passing::new(self, group)).collect();
+        let mut states: Vec<PrefillState<'_>> =
+            groups.iter().map(|group| PrefillState::new(self, group)).collect();
         for index in 0..self.layers.len() {
-            for (at, group) in passing.iter_mut().enumerate() {
+            for (at, group) in states.iter_mut().enumerate() {
                 group.layer(self, index, &pass, &mut |seen| observe(at, seen))?;
             }
         }
-        passing.into_iter().map(|group| group.finish(self, &pass)).collect()
+        states.into_iter().map(|group| group.finish(self, &pass)).collect()
     }
 
     /// Checks prompts before anything runs; returns `[B, T]`.
@@ -194,7 +194,7 @@ impl Llama {
     }
 }
 
-impl<'a> Passing<'a> {
+impl<'a> PrefillState<'a> {
     fn new(llama: &Llama, group: &PromptGroup<'a>) -> Self {
         let (batch, tokens) = (group.prompts.len(), group.prompts.first().map_or(0, |p| p.len()));
         let hidden = llama.embedding.val().select(0, llama.upload(&group.prompts.concat()));
@@ -210,7 +210,7 @@ impl<'a> Passing<'a> {
             rope: llama.prompt_rope(tokens),
             frequencies: inverse_frequencies_of(&llama.config, tokens),
             trace: Vec::new(),
-            below: None,
+            previous_layer: None,
         }
     }
 
@@ -229,7 +229,7 @@ impl<'a> Passing<'a> {
         }
         let context = LayerContext { index, count };
         let frozen = pass.frozen(context, left);
-        let computed = Computed::new(index, [batch, left], frozen.as_ref())?;
+        let computed = ActiveTokens::new(index, [batch, left], frozen.as_ref())?;
         let window = pass.needs.window.min(left);
         if window > computed.last() {
             let (needed, computed) = (window, computed.last());
@@ -262,7 +262,7 @@ impl<'a> Passing<'a> {
                         &heads,
                     )?
                 }
-                Reuse::KeysValues => computed.frozen_of(index, self.below.as_ref())?,
+                Reuse::KeysValues => computed.frozen_of(index, self.previous_layer.as_ref())?,
             };
             key = computed.with_frozen_heads(key, frozen_key);
             value = computed.with_frozen_heads(value, frozen_value);
@@ -286,7 +286,7 @@ impl<'a> Passing<'a> {
         self.hidden = computed.with_frozen_rows(own, &self.hidden);
         let next = LayerContext { index: index + 1, count };
         let reused = pass.frozen(next, left).is_some_and(|f| f.reuse == Reuse::KeysValues);
-        self.below = (reused && pruned.is_none()).then_some([key, value]);
+        self.previous_layer = (reused && pruned.is_none()).then_some([key, value]);
         if let Some(kept) = pruned {
             self.prune(llama, &kept);
         }

@@ -9,7 +9,7 @@ use super::config::Config;
 use crate::{LayerContext, Observation, Policy, PolicyError, Result, Step};
 
 /// A policy that says what is to go, so that another may do something else with it than drop it.
-pub trait Evictor: Policy {
+pub trait EvictionPolicy: Policy {
     /// Scores of a prompt's tokens, `[B, Hkv, T]`, f32, +∞ for those that always stay, and how many
     /// tokens a head keeps; `None` where all stay, or heads do not choose for themselves.
     ///
@@ -36,7 +36,7 @@ pub trait Evictor: Policy {
     ///
     /// # Errors
     /// [`PolicyError`] where the budget does not hold what the policy protects.
-    fn with_budget(&self, budget: Budget) -> Result<Arc<dyn Evictor>>;
+    fn with_budget(&self, budget: Budget) -> Result<Arc<dyn EvictionPolicy>>;
 
     /// A decode step without its eviction: appends, attends, and says what is due.
     ///
@@ -59,9 +59,9 @@ pub(crate) fn evictor_part(config: &mut Config, default: &str) -> Result<Arc<dyn
 ///
 /// # Errors
 /// [`PolicyError::InvalidConfig`] for policies that do not evict by scores.
-pub(crate) fn evictor_of(policy: Arc<dyn Policy>, around: &str) -> Result<Arc<dyn Evictor>> {
+pub(crate) fn evictor_of(policy: Arc<dyn Policy>, around: &str) -> Result<Arc<dyn EvictionPolicy>> {
     let name = policy.name();
-    policy.into_evictor().ok_or_else(|| PolicyError::InvalidConfig {
+    policy.into_eviction_policy().ok_or_else(|| PolicyError::InvalidConfig {
         policy: around.into(),
         reason: format!("`evictor` is `{name}`, expected a policy that evicts by scores"),
     })
@@ -79,22 +79,22 @@ pub struct Attended {
     /// `[B, Hq]`, f32.
     pub log_sum_exp: Tensor<2>,
     /// What is to go; `None` while all heads are within their limits.
-    pub due: Option<Due>,
+    pub due: Option<Eviction>,
 }
 
 /// What is to go.
 #[allow(clippy::large_enum_variant, reason = "a few handles to tensors, one a step")]
 #[derive(Debug)]
-pub enum Due {
+pub enum Eviction {
     /// One slot of each head over its limit.
-    Slots {
+    One {
         /// `[B, Hkv]`
         victims: Tensor<2, Int>,
         /// `[B * Hkv]`
         limits: Vec<usize>,
     },
     /// All slots but those of the highest scores.
-    Others {
+    KeepTop {
         /// `[S]`, f32.
         scores: Tensor<1>,
         /// How many stay of each head, `[B * Hkv]`.
@@ -102,12 +102,12 @@ pub enum Due {
     },
 }
 
-impl Due {
+impl Eviction {
     /// Drops what is to go.
-    pub(crate) fn drop_from(self, cache: &mut LayerCache) -> Result<()> {
+    pub(crate) fn apply_to(self, cache: &mut LayerCache) -> Result<()> {
         match self {
-            Self::Slots { victims, limits } => cache.evict_slots(victims, &limits)?,
-            Self::Others { scores, counts } => {
+            Self::One { victims, limits } => cache.evict_slots(victims, &limits)?,
+            Self::KeepTop { scores, counts } => {
                 let kept = cache.highest(scores, &counts)?;
                 cache.retain(&kept)?;
             }

@@ -35,7 +35,7 @@ use kv_core::{CacheOptions, LayerCache, NUMERATORS, Room, Selection};
 use kv_kernels::DecodeAttentionOptions;
 
 use error::Result;
-use evictor::Evictor;
+use evictor::EvictionPolicy;
 use lists::SlotList;
 use observation::{LayerContext, Observation, Observed};
 use prompt::{FrozenTokens, VisibleWindow};
@@ -273,7 +273,7 @@ pub trait Policy: Debug + Send + Sync {
     }
 
     /// The policy as one whose evictions another may carry out, where it evicts by scores.
-    fn into_evictor(self: Arc<Self>) -> Option<Arc<dyn Evictor>> {
+    fn into_eviction_policy(self: Arc<Self>) -> Option<Arc<dyn EvictionPolicy>> {
         None
     }
 

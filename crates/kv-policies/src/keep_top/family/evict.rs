@@ -4,7 +4,7 @@ use burn::tensor::{DType, Int, Tensor};
 use kv_core::LayerCache;
 
 use super::KeepTop;
-use crate::{Decoding, Due, Result, Scorer};
+use crate::{Decoding, Eviction, Result, Scorer};
 
 impl<S: Scorer> KeepTop<S> {
     /// Which heads evict once they hold `more` slots more, `[B * Hkv]`.
@@ -20,7 +20,7 @@ impl<S: Scorer> KeepTop<S> {
         cache: &LayerCache,
         scores: impl Fn(&LayerCache) -> Result<Tensor<1>>,
         position: &Tensor<1, Int>,
-    ) -> Result<Option<Due>> {
+    ) -> Result<Option<Eviction>> {
         let Some(limits) = cache.limits().map(<[usize]>::to_vec) else { return Ok(None) };
         let due = self.evicts(cache, 0);
         if !due.contains(&true) {
@@ -44,14 +44,14 @@ impl<S: Scorer> KeepTop<S> {
                 }
                 _ => cache.lowest_slots(protect(cache, scores, position, sinks, recents))?,
             };
-            return Ok(Some(Due::Slots { victims, limits }));
+            return Ok(Some(Eviction::One { victims, limits }));
         }
         // Many at once, or scores that depend on the slots' order, which stays.
         let scores = protect(cache, scores, position, sinks, recents);
         let lengths = cache.layout().lengths();
         let counts =
             (0..due.len()).map(|pair| if due[pair] { limits[pair] } else { lengths[pair] });
-        Ok(Some(Due::Others { scores, counts: counts.collect() }))
+        Ok(Some(Eviction::KeepTop { scores, counts: counts.collect() }))
     }
 }
 

@@ -13,9 +13,9 @@ use crate::keep_top::rescore::{last_of, remember, rescore};
 use crate::policy::attention_scores::last_queries;
 use crate::policy::ends::{fit_ends, protected, warn_of_window};
 use crate::{
-    Attended, Capabilities, DecodeView, Decoding, Due, Evictor, LayerContext, Needs, Observation,
-    Plan, Policy, PolicyError, QUERIES, RAW_QUERIES, Reduction, Result, SCORE, Scorer, Step,
-    VALUE_NORMS,
+    Attended, Capabilities, DecodeView, Decoding, Eviction, EvictionPolicy, LayerContext, Needs,
+    Observation, Plan, Policy, PolicyError, QUERIES, RAW_QUERIES, Reduction, Result, SCORE, Scorer,
+    Step, VALUE_NORMS,
 };
 
 pub use options::Family;
@@ -281,21 +281,21 @@ impl<S: Scorer> Policy for KeepTop<S> {
         if self.decoding() == Decoding::BeforeAttention
             && let Some(due) = self.due_before(layer, cache, &step)?
         {
-            due.drop_from(cache)?;
+            due.apply_to(cache)?;
         }
         let attention = self.attention(cache, &query, false)?;
         if let Some(due) = self.due_behind(layer, cache, &step, &query, &attention)? {
-            due.drop_from(cache)?;
+            due.apply_to(cache)?;
         }
         Ok(attention.output)
     }
 
-    fn into_evictor(self: Arc<Self>) -> Option<Arc<dyn Evictor>> {
+    fn into_eviction_policy(self: Arc<Self>) -> Option<Arc<dyn EvictionPolicy>> {
         Some(self)
     }
 }
 
-impl<S: Scorer> Evictor for KeepTop<S> {
+impl<S: Scorer> EvictionPolicy for KeepTop<S> {
     fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
         let budget = self.family.layer_budget(&self.scorer, observation)?;
         if budget >= observation.tokens() || !self.heads_choose() {
@@ -318,7 +318,7 @@ impl<S: Scorer> Evictor for KeepTop<S> {
         self.family.budget
     }
 
-    fn with_budget(&self, budget: Budget) -> Result<Arc<dyn Evictor>> {
+    fn with_budget(&self, budget: Budget) -> Result<Arc<dyn EvictionPolicy>> {
         let layers = LayerAllocation::Uniform;
         let family = Family { budget, layers, ..self.family.clone() };
         Ok(Arc::new(Self::new(self.name, family, self.scorer.clone())?))
@@ -350,7 +350,7 @@ impl<S: Scorer> KeepTop<S> {
         layer: LayerContext,
         cache: &LayerCache,
         step: &Step,
-    ) -> Result<Option<Due>> {
+    ) -> Result<Option<Eviction>> {
         let scores = |cache: &LayerCache| {
             self.scorer.decode(&DecodeView { layer, cache, step, probabilities: None })
         };
@@ -365,7 +365,7 @@ impl<S: Scorer> KeepTop<S> {
         step: &Step,
         query: &Tensor<3>,
         attention: &AttentionOutput,
-    ) -> Result<Option<Due>> {
+    ) -> Result<Option<Eviction>> {
         let probabilities = attention.probabilities.as_ref();
         match self.decoding() {
             Decoding::None | Decoding::BeforeAttention => Ok(None),

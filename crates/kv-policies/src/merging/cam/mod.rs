@@ -17,8 +17,8 @@ use crate::policy::config::{Config, config_around};
 use crate::policy::evictor::{evictor_of, evictor_part};
 use crate::policy::generator::generator;
 use crate::{
-    Attended, Capabilities, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy,
-    PolicyError, Reduction, Result, Scorer, Step, StreamingLlm,
+    Attended, Capabilities, Eviction, EvictionPolicy, LayerContext, Needs, Observation, Plan,
+    Policy, PolicyError, Reduction, Result, Scorer, Step, StreamingLlm,
 };
 
 const NAME: &str = "cam";
@@ -38,7 +38,7 @@ const SEEDS: &str = "seeds";
 /// of 16. Both keep sinks and recents, and merge nothing of the prompt: one token a decode step.
 #[derive(Debug, Clone)]
 pub struct Cam {
-    evictor: Arc<dyn Evictor>,
+    evictor: Arc<dyn EvictionPolicy>,
     options: CamOptions,
 }
 
@@ -177,7 +177,7 @@ impl Cam {
         let attention = self.observe(cache, &attended)?;
         match attended.due {
             None => {}
-            Some(Due::Slots { victims, limits }) => {
+            Some(Eviction::One { victims, limits }) => {
                 let uniforms = match uniforms {
                     Some(uniforms) => uniforms,
                     None => draw(cache, &step.position)?,
@@ -185,7 +185,7 @@ impl Cam {
                 self.spread_victims(cache, &victims, &limits, &attention, uniforms)?;
                 cache.evict_slots(victims, &limits)?;
             }
-            Some(Due::Others { scores, counts }) => {
+            Some(Eviction::KeepTop { scores, counts }) => {
                 let kept = cache.highest(scores, &counts)?;
                 self.spread_others(cache, &kept, attention)?;
                 cache.retain(&kept)?;

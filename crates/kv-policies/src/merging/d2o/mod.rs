@@ -15,8 +15,8 @@ use crate::merging::merge_groups::Groups;
 use crate::policy::config::{Config, config_around};
 use crate::policy::evictor::{evictor_of, evictor_part};
 use crate::{
-    Capabilities, Due, Evictor, H2o, LayerContext, Needs, Observation, Observed, Plan, Policy,
-    PolicyError, Result, Scorer, Step,
+    Capabilities, Eviction, EvictionPolicy, H2o, LayerContext, Needs, Observation, Observed, Plan,
+    Policy, PolicyError, Result, Scorer, Step,
 };
 
 const NAME: &str = "d2o";
@@ -37,7 +37,7 @@ const NONE_YET: f32 = -2.0;
 /// equal share.
 #[derive(Debug, Clone)]
 pub struct D2o {
-    evictor: Arc<dyn Evictor>,
+    evictor: Arc<dyn EvictionPolicy>,
     options: D2oOptions,
 }
 
@@ -229,12 +229,12 @@ impl Policy for D2o {
         let attended = self.evictor.attend(layer, cache, &step)?;
         match attended.due {
             None => {}
-            Some(Due::Slots { victims, limits }) => {
+            Some(Eviction::One { victims, limits }) => {
                 self.merge_victims(cache, &victims, &limits)?;
                 cache.evict_slots(victims, &limits)?;
             }
             // Many at once are dropped as they are: the paper merges at every step.
-            Some(others) => others.drop_from(cache)?,
+            Some(others) => others.apply_to(cache)?,
         }
         Ok(attended.output)
     }

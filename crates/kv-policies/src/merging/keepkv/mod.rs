@@ -20,8 +20,8 @@ use serde_json::Value;
 use crate::policy::config::{Config, config_around};
 use crate::policy::evictor::{evictor_of, evictor_part};
 use crate::{
-    Attended, Capabilities, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy,
-    PolicyError, RecentAttention, Result, Scorer, Step,
+    Attended, Capabilities, Eviction, EvictionPolicy, LayerContext, Needs, Observation, Plan,
+    Policy, PolicyError, RecentAttention, Result, Scorer, Step,
 };
 
 use decode::others;
@@ -45,7 +45,7 @@ const NAME: &str = "keepkv";
 /// impossible: scores are the group's mean, and the additive rule's query is its mean query.
 #[derive(Debug, Clone)]
 pub struct KeepKv {
-    evictor: Arc<dyn Evictor>,
+    evictor: Arc<dyn EvictionPolicy>,
     options: KeepKvOptions,
 }
 
@@ -195,7 +195,7 @@ impl KeepKv {
     /// A step's scores, where the kernel that merges takes them, too: single slots, but where rebuilds ask for the
     /// averages before.
     fn taken_by_merges(&self, attended: &Attended) -> Option<StepScores> {
-        let single = matches!(attended.due, Some(Due::Slots { .. }));
+        let single = matches!(attended.due, Some(Eviction::One { .. }));
         let taken = single && !self.merges_on_host() && !self.rebuilds();
         taken.then(|| self.step_scores(attended))
     }
@@ -210,18 +210,18 @@ impl KeepKv {
         let before = self.weights_before(cache);
         match attended.due {
             None => {}
-            Some(Due::Slots { victims, limits }) if self.merges_on_host() => {
+            Some(Eviction::One { victims, limits }) if self.merges_on_host() => {
                 let kept = others(cache, victims, &limits)?;
                 self.merge_others(cache, &kept, attended.query)?;
                 self.remember_merges(cache, before)?;
                 cache.retain(&kept)?;
             }
-            Some(Due::Slots { victims, limits }) => {
+            Some(Eviction::One { victims, limits }) => {
                 self.merge_victims(cache, &victims, &limits, attended.query, scores)?;
                 self.remember_merges(cache, before)?;
                 cache.evict_slots(victims, &limits)?;
             }
-            Some(Due::Others { scores, counts }) => {
+            Some(Eviction::KeepTop { scores, counts }) => {
                 let kept = cache.highest(scores, &counts)?;
                 self.merge_others(cache, &kept, attended.query)?;
                 self.remember_merges(cache, before)?;

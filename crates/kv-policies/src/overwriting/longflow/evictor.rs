@@ -8,20 +8,20 @@ use kv_kernels::{AttentionOutput, DecodeAttentionOptions, GroupReduction};
 
 use super::{LongFlow, NAME};
 use crate::{
-    Attended, Capabilities, Due, Evictor, LayerContext, Needs, Observation, Plan, Policy,
-    PolicyError, Result, Scope, Step,
+    Attended, Capabilities, Eviction, EvictionPolicy, LayerContext, Needs, Observation, Plan,
+    Policy, PolicyError, Result, Scope, Step,
 };
 
 /// The slot of least `Σ α ‖v‖₁` is given up behind every step: [`LongFlow`]'s choice, made behind
 /// the attention rather than within it, so that someone else can do something with the slot before
 /// its place is free.
 #[derive(Debug)]
-struct Behind(LongFlow);
+struct PostAttention(LongFlow);
 
 impl LongFlow {
     /// The policy as an evictor.
-    pub(super) fn evictor(self) -> Arc<dyn Evictor> {
-        Arc::new(Behind(self))
+    pub(super) fn evictor(self) -> Arc<dyn EvictionPolicy> {
+        Arc::new(PostAttention(self))
     }
 }
 
@@ -45,7 +45,7 @@ fn over_heads(cache: &LayerCache, scores: &Tensor<1>) -> Tensor<1> {
     (1..heads).fold(of_head(0), |sum, head| sum + of_head(head))
 }
 
-impl Policy for Behind {
+impl Policy for PostAttention {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -89,17 +89,17 @@ impl Policy for Behind {
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
         let attended = self.attend(layer, cache, &step)?;
         if let Some(due) = attended.due {
-            due.drop_from(cache)?;
+            due.apply_to(cache)?;
         }
         Ok(attended.output)
     }
 
-    fn into_evictor(self: Arc<Self>) -> Option<Arc<dyn Evictor>> {
+    fn into_eviction_policy(self: Arc<Self>) -> Option<Arc<dyn EvictionPolicy>> {
         Some(self)
     }
 }
 
-impl Evictor for Behind {
+impl EvictionPolicy for PostAttention {
     fn protected(&self, slots: usize, decoding: bool) -> Result<[usize; 2]> {
         if decoding {
             return Ok(self.0.guarded());
@@ -112,7 +112,7 @@ impl Evictor for Behind {
         self.0.budget
     }
 
-    fn with_budget(&self, budget: Budget) -> Result<Arc<dyn Evictor>> {
+    fn with_budget(&self, budget: Budget) -> Result<Arc<dyn EvictionPolicy>> {
         let evictor = LongFlow { budget, ..self.0 };
         evictor.validate()?;
         Ok(Arc::new(Self(evictor)))
@@ -151,7 +151,7 @@ impl Evictor for Behind {
                 scores = over_heads(cache, &scores);
             }
             let victims = cache.lowest_unprotected(scores, &step.position, self.0.guarded())?;
-            Some(Due::Slots { victims, limits })
+            Some(Eviction::One { victims, limits })
         } else {
             None
         };

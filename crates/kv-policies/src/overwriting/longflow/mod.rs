@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use crate::policy::config::{Config, config_of};
 use crate::policy::ends::{first_tokens, fit_ends, protected, warn_of_window};
 use crate::{
-    Capabilities, Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result,
-    Scorer, SnapKv, Step,
+    Capabilities, EvictionPolicy, LayerContext, Needs, Observation, Plan, Policy, PolicyError,
+    Result, Scorer, SnapKv, Step,
 };
 
 const NAME: &str = "longflow";
@@ -248,7 +248,7 @@ impl Policy for LongFlow {
         Ok(cache.attend_and_choose_victim(query, options)?.output)
     }
 
-    fn into_evictor(self: Arc<Self>) -> Option<Arc<dyn Evictor>> {
+    fn into_eviction_policy(self: Arc<Self>) -> Option<Arc<dyn EvictionPolicy>> {
         Some((*self).evictor())
     }
 }

@@ -14,8 +14,8 @@ use crate::policy::ends::protected;
 use crate::policy::generator::generator;
 use crate::policy::notice::warn_once;
 use crate::{
-    Capabilities, Evictor, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reduction,
-    Result, Step,
+    Capabilities, EvictionPolicy, LayerContext, Needs, Observation, Plan, Policy, PolicyError,
+    Reduction, Result, Step,
 };
 use parts::{Parts, Shares, least};
 
@@ -51,7 +51,7 @@ const FOREIGN: [&str; 4] = ["budget", "layers", "decode", "interval"];
 pub struct KvReviver {
     options: KvReviverOptions,
     /// Who scores prompts, in place of accumulated attention.
-    candidates: Option<Arc<dyn Evictor>>,
+    candidates: Option<Arc<dyn EvictionPolicy>>,
 }
 
 /// How KVReviver shares and moves.
@@ -143,7 +143,10 @@ impl KvReviver {
     /// outside 1 to [`kv_kernels::MAX_BUCKETS`], a replace rate below 1, a slack above
     /// [`Sketch::MOST_SLACK`], a budget in tokens below an entry in each bucket, a recent token and
     /// a candidate, and for candidates whose heads choose together.
-    pub fn new(options: KvReviverOptions, candidates: Option<Arc<dyn Evictor>>) -> Result<Self> {
+    pub fn new(
+        options: KvReviverOptions,
+        candidates: Option<Arc<dyn EvictionPolicy>>,
+    ) -> Result<Self> {
         let invalid = |reason: String| PolicyError::InvalidConfig { policy: NAME.into(), reason };
         options.budget.validate()?;
         options.shares().validate().map_err(invalid)?;
@@ -273,7 +276,7 @@ fn group(observation: &Observation<'_>) -> usize {
 }
 
 /// The policy that scores prompts, by name or configuration without a budget.
-fn candidates(config: &mut Config) -> Result<Option<Arc<dyn Evictor>>> {
+fn candidates(config: &mut Config) -> Result<Option<Arc<dyn EvictionPolicy>>> {
     let Some(mut candidates) = config.take_part("candidates", None) else { return Ok(None) };
     if let Some(candidates) = candidates.as_object_mut() {
         if let Some(key) = FOREIGN.iter().find(|key| candidates.contains_key(**key)) {
@@ -286,7 +289,7 @@ fn candidates(config: &mut Config) -> Result<Option<Arc<dyn Evictor>>> {
     }
     let policy = config.build(&candidates)?;
     let name = policy.name();
-    let evictor = policy.into_evictor().ok_or_else(|| {
+    let evictor = policy.into_eviction_policy().ok_or_else(|| {
         let reason = format!("`candidates` is `{name}`, expected a policy that scores tokens");
         invalid(NAME, reason)
     })?;

@@ -11,13 +11,13 @@ use crate::{ModelError, Result};
 /// The tokens of `B` sequences of `T` tokens each: frozen ones in the midst, and those that a layer
 /// computes before and behind them.
 #[derive(Debug, Clone)]
-pub(super) struct Computed {
+pub(super) struct ActiveTokens {
     batch: usize,
     tokens: usize,
     frozen: Range<usize>,
 }
 
-impl Computed {
+impl ActiveTokens {
     /// # Errors
     /// [`ModelError::InvalidFrozen`] for frozen tokens that are not there, or the last one among
     /// them.
@@ -99,12 +99,13 @@ impl Computed {
     pub(super) fn frozen_of(
         &self,
         layer: usize,
-        below: Option<&[Tensor<4>; 2]>,
+        previous_layer: Option<&[Tensor<4>; 2]>,
     ) -> Result<[Tensor<4>; 2]> {
         let reason = || "no layer below has their keys and values".to_string();
-        let below = below.ok_or_else(|| ModelError::InvalidFrozen { layer, reason: reason() })?;
+        let previous_layer =
+            previous_layer.ok_or_else(|| ModelError::InvalidFrozen { layer, reason: reason() })?;
         let frozen = |all: &Tensor<4>| all.clone().narrow(2, self.frozen.start, self.frozen.len());
-        Ok(below.each_ref().map(frozen))
+        Ok(previous_layer.each_ref().map(frozen))
     }
 
     /// Heads of all tokens `[B, H, T, D]` from those that are computed and those that are not.
