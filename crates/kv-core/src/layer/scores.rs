@@ -26,7 +26,7 @@ impl LayerCache {
     /// [`average_scores`].
     ///
     /// # Errors
-    /// [`Error::InvalidPlan`] for tracks that the cache does not have, [`Error::Kernel`].
+    /// [`crate::Error::InvalidPlan`] for tracks that the cache does not have, [`crate::Error::Kernel`].
     pub fn average_scores(
         &mut self,
         tracks: ScoreTracks,
@@ -44,7 +44,7 @@ impl LayerCache {
     /// log-sum-exp `[B, Hq]`, to a track of its live slots; see [`add_probabilities`].
     ///
     /// # Errors
-    /// [`Error::InvalidPlan`] for a track that the cache does not have, [`Error::Kernel`].
+    /// [`crate::Error::InvalidPlan`] for a track that the cache does not have, [`crate::Error::Kernel`].
     pub fn add_probabilities(
         &mut self,
         track: &str,
@@ -88,7 +88,7 @@ impl LayerCache {
     /// Sets a track to `‖v‖₁` of every slot's value.
     ///
     /// # Errors
-    /// [`Error::Kernel`].
+    /// [`crate::Error::Kernel`].
     pub fn set_value_norms(&mut self, track: &str) -> Result<()> {
         self.set_track(track, value_norms(self.values.clone()), 0.0)
     }
@@ -97,7 +97,7 @@ impl LayerCache {
     /// live.
     ///
     /// # Errors
-    /// [`Error::Kernel`].
+    /// [`crate::Error::Kernel`].
     pub fn probabilities(
         &self,
         logits: Tensor<2>,

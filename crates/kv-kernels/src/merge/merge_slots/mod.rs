@@ -226,5 +226,5 @@ pub(crate) struct MergeConfig {
     pub(crate) within: bool,
 }
 
-/// Votes that [`MergingSlots::votes`] counts to before they are carried.
+/// Votes that [`crate::MergingSlots::votes`] counts to before they are carried.
 pub const VOTES_RADIX: f32 = 4096.0;
