@@ -62,6 +62,10 @@ impl KvCache {
     /// [`Error::Io`], [`Error::Read`]; [`Error::InvalidPlan`] for a cache with a state that no file
     /// holds ([`HostState::Kept`]).
     pub fn save(&self, path: &Path) -> Result<()> {
+        let mut states = self.layers.iter().flat_map(|layer| layer.states.live());
+        if let Some(state) = states.find(|state| !state.is_savable()) {
+            return Err(not_saved(state.name()));
+        }
         self.to_host()?.save(path)
     }
 

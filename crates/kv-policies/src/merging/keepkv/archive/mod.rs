@@ -240,6 +240,10 @@ impl PolicyState for Archive {
         Ok(Box::new(joined))
     }
 
+    fn is_savable(&self) -> bool {
+        false
+    }
+
     /// An archive is in host memory anyway, and no file holds it.
     fn to_host(&self) -> Result<Option<HostState>> {
         Ok(Some(HostState::Kept(Box::new(self.clone().moved_to(&self.device)))))
