@@ -20,8 +20,10 @@ use kv_core::{
     CacheOptions, DeviceChoice, Error, HostState, KvCache, LayerCache, LoadState, Origin,
     PolicyState, Room, SavedState, Selection, StateBytes, read_f32, select_device, states_of,
 };
-use kv_kernels::DecodeAttentionOptions;
-use kv_policies::{Capabilities, LayerContext, Needs, Observation, Plan, Policy, Result, Step};
+use kv_policies::{
+    Capabilities, EvictionRule, LayerContext, Needs, Observation, Plan, Policy, Result, Step,
+    StepPlan, StepUpdate,
+};
 use serde_json::{Value, json};
 
 /// The track of arrivals.
@@ -138,24 +140,35 @@ impl Policy for FirstInFirstOut {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    /// Appends, numbers the new slots, attends, and evicts each head's oldest number.
-    fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let query = step.append(cache)?;
-        let ranges = cache.ranges();
-        let newest = (ranges.offsets.clone() + ranges.lengths.clone()).sub_scalar(1);
-        let heads = cache.layout().pairs();
-        let missing = || Error::InvalidPlan { what: "step", reason: "no arrivals".into() };
-        let arrivals = cache.policy_state_mut::<Arrivals>().ok_or_else(missing)?;
-        let numbers = arrivals.0.clone().float().cast(DType::F32).reshape([heads]);
-        arrivals.0 = arrivals.0.clone().add_scalar(1);
-        cache.write_track(ARRIVAL, &newest.reshape([heads]), numbers)?;
-        let output = cache.attend(query, DecodeAttentionOptions::default())?.output;
-        let scores = cache.track(ARRIVAL).cloned().ok_or_else(missing)?;
-        let victims = cache.lowest_slots(scores)?;
-        let limits = cache.limits().map(<[usize]>::to_vec).unwrap_or_default();
-        cache.evict_slots(victims, &limits)?;
-        Ok(output)
+    /// A step appends, attends, numbers the new slots, and evicts each head's oldest number. The next
+    /// numbers are a new tensor in every step, so that a recording of one step is not the next one.
+    fn plan(&self, _layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {
+        let rule = EvictionRule {
+            before_attention: false,
+            interval: 1,
+            keeps_order: false,
+            protected: Box::new(|_| Ok([0, 0])),
+            scores: Box::new(|view| view.track(ARRIVAL)),
+        };
+        Ok(StepPlan {
+            update: Some(StepUpdate::Own(Box::new(|cache, _, _| number_newest(cache)))),
+            eviction: Some(rule),
+            recordable: false,
+            ..StepPlan::append()
+        })
     }
+}
+
+/// Gives each head's newest slot the head's next number.
+fn number_newest(cache: &mut LayerCache) -> Result<()> {
+    let ranges = cache.ranges();
+    let newest = (ranges.offsets.clone() + ranges.lengths.clone()).sub_scalar(1);
+    let heads = cache.layout().pairs();
+    let missing = || Error::InvalidPlan { what: "step", reason: "no arrivals".into() };
+    let arrivals = cache.policy_state_mut::<Arrivals>().ok_or_else(missing)?;
+    let numbers = arrivals.0.clone().float().cast(DType::F32).reshape([heads]);
+    arrivals.0 = arrivals.0.clone().add_scalar(1);
+    Ok(cache.write_track(ARRIVAL, &newest.reshape([heads]), numbers)?)
 }
 
 const HEADS: usize = 2;

@@ -6,7 +6,7 @@ use kv_core::{LayerCache, Room, Selection};
 use crate::policy::config::{Config, invalid};
 use crate::{
     Capabilities, FrozenTokens, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reads,
-    Result, Step, VisibleWindow,
+    Result, Step, StepPlan, VisibleWindow,
 };
 
 /// One policy for the prompt and another for decoding: `{"policy": "combine", "prefill": {...},
@@ -113,8 +113,12 @@ impl Policy for Combine {
         self.decode.target()
     }
 
-    fn is_recordable(&self, cache: &LayerCache) -> bool {
-        self.decode.is_recordable(cache)
+    fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
+        self.decode.plan(layer, cache)
+    }
+
+    fn is_recordable(&self, layer: LayerContext, cache: &LayerCache) -> bool {
+        self.decode.is_recordable(layer, cache)
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {

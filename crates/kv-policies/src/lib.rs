@@ -57,8 +57,8 @@ pub use combine::Combine;
 pub use compressed_attention::CompressedAttention;
 pub use full::Full;
 pub use keep_top::{
-    DecodeView, Decoding, ExpectedAttention, Family, FamilyDefaults, H2o, KNorm, KeepTop, KeyDiff,
-    LagKv, QUERIES, RAW_QUERIES, RKv, Random, RecentAttention, Rerotated, SCORE, Scorer, SnapKv,
+    Decoding, ExpectedAttention, Family, FamilyDefaults, H2o, KNorm, KeepTop, KeyDiff, LagKv,
+    QUERIES, RAW_QUERIES, RKv, Random, RecentAttention, Rerotated, SCORE, Scorer, SnapKv,
     StreamingLlm, Tova, VALUE_NORMS, Vatp,
 };
 pub use merging::{
@@ -69,13 +69,17 @@ pub use overwriting::{DuoAttention, Gates, LongFlow, Scope};
 pub use policy::attention_scores::{Pooling, Reduction, pool_scores, window_attention};
 pub use policy::board::ListBoard;
 pub use policy::error::{PolicyError, Result};
-pub use policy::evictor::{Attended, Eviction, EvictionPolicy};
+pub use policy::evictor::EvictionPolicy;
 pub use policy::lists::SlotList;
 pub use policy::notice::warn_of_remarks;
 pub use policy::observation::{LayerContext, Observation, Observed};
 pub use policy::prompt::{FrozenTokens, Reuse, VisibleWindow};
 pub use policy::reads::Reads;
 pub use policy::step::{LayerInput, NewHeads, Step};
+pub use policy::step_plan::{
+    Attended, DecodeView, Eviction, EvictionRule, OwnAttention, OwnUpdate, SlotScores,
+    StepAttention, StepOutput, StepPlan, StepUpdate, TokenSlot, VictimChoice,
+};
 pub use policy::{Capabilities, Needs, Plan, Policy};
 pub use prefill::{Etf, Psaw, PyramidInfer};
 pub use reading::{

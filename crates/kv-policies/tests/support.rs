@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{Budget, CacheOptions, LayerCache, Room, Selection, read_f32};
-use kv_kernels::{AttentionOutput, DecodeAttentionOptions, PrefillOptions, prefill_attention};
+use kv_kernels::{PrefillOptions, prefill_attention};
 use kv_policies::{
-    Attended, Eviction, EvictionPolicy, LayerContext, Needs, Observation, Plan, Policy, Result,
-    Step, build,
+    EvictionPolicy, EvictionRule, LayerContext, Needs, Observation, Plan, Policy, Result, Step,
+    StepPlan, build,
 };
 use kv_testing::relative_error;
 use serde_json::Value;
@@ -157,6 +157,28 @@ impl Policy for Given {
         Ok(Room::Extra(new_tokens))
     }
 
+    fn plan(&self, _layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {
+        let rule = EvictionRule {
+            before_attention: false,
+            interval: 1,
+            keeps_order: false,
+            protected: Box::new(|_| Ok([0, 0])),
+            scores: Box::new(|view| {
+                let mut positions = view.cache.positions().clone();
+                if !self.victims.is_empty() {
+                    let victims = Tensor::<1, Int>::from_data(
+                        self.victims.as_slice(),
+                        (&positions.device(), DType::I32),
+                    );
+                    let victims = victims.select(0, view.cache.slot_pairs().clone());
+                    positions = (positions - victims).abs();
+                }
+                Ok(positions.float().cast(DType::F32))
+            }),
+        };
+        Ok(StepPlan { eviction: Some(rule), ..StepPlan::append() })
+    }
+
     fn into_eviction_policy(self: Arc<Self>) -> Option<Arc<dyn EvictionPolicy>> {
         Some(self)
     }
@@ -182,33 +204,5 @@ impl EvictionPolicy for Given {
 
     fn with_budget(&self, budget: Budget) -> Result<Arc<dyn EvictionPolicy>> {
         Ok(Arc::new(Self::new(self.kept.clone(), budget.resolve(usize::MAX))))
-    }
-
-    fn attend(
-        &self,
-        _layer: LayerContext,
-        cache: &mut LayerCache,
-        step: &Step,
-    ) -> Result<Attended> {
-        let query = step.append(cache)?;
-        let options =
-            DecodeAttentionOptions { logits: true, log_sum_exp: true, ..Default::default() };
-        let attention = cache.attend(query.clone(), options)?;
-        let mut positions = cache.positions().clone();
-        if !self.victims.is_empty() {
-            let victims = Tensor::<1, Int>::from_data(
-                self.victims.as_slice(),
-                (&positions.device(), DType::I32),
-            );
-            positions = (positions - victims.select(0, cache.slot_pairs().clone())).abs();
-        }
-        let scores = positions.float().cast(DType::F32);
-        let over = cache.layout().lengths().iter().any(|&length| length > self.limit);
-        let limits = vec![self.limit; cache.layout().pairs()];
-        let victims = cache.lowest_slots(scores)?;
-        let due = over.then_some(Eviction::One { victims, limits });
-        let AttentionOutput { output, logits, log_sum_exp, .. } = attention;
-        let (logits, log_sum_exp) = (logits.unwrap(), log_sum_exp.unwrap());
-        Ok(Attended { output, query, logits, log_sum_exp, due })
     }
 }

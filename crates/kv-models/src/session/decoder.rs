@@ -3,6 +3,7 @@
 
 use burn::tensor::{Int, Tensor};
 use kv_kernels::{DrawState, Reading, Recording, StepGraph, device_work, draw};
+use kv_policies::LayerContext;
 
 use super::Session;
 use super::penalty::Penalty;
@@ -209,7 +210,9 @@ impl<'a> Decoder<'a> {
     /// Whether the next step asks nothing of the host.
     fn records(&self) -> bool {
         let Session { policy, cache, .. } = &self.session;
-        cache.layers.iter().all(|layer| policy.is_recordable(layer))
+        let count = cache.layers.len();
+        let mut layers = cache.layers.iter().enumerate();
+        layers.all(|(index, layer)| policy.is_recordable(LayerContext { index, count }, layer))
     }
 
     /// Runs a step, and notes that it has run.

@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     DecodeView, Decoding, FamilyDefaults, Needs, Observation, PolicyError, Reduction, Result,
-    Scorer,
+    SCORE, Scorer,
 };
 
 /// H2O (Zhang et al., 2023, section 4): attention summed over all queries since prefill, not
@@ -35,7 +35,7 @@ impl Scorer for H2o {
     }
 
     fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
-        view.accumulated()
+        view.track(SCORE)
     }
 
     fn adds(&self) -> Reduction {

@@ -54,9 +54,7 @@ pub use r_kv::RKv;
 pub use random::Random;
 pub use recent_attention::RecentAttention;
 pub use rerotated::Rerotated;
-pub use scorer::{
-    DecodeView, Decoding, FamilyDefaults, QUERIES, RAW_QUERIES, SCORE, Scorer, VALUE_NORMS,
-};
+pub use scorer::{Decoding, FamilyDefaults, QUERIES, RAW_QUERIES, SCORE, Scorer, VALUE_NORMS};
 pub use snapkv::SnapKv;
 pub use streaming_llm::StreamingLlm;
 pub use tova::Tova;

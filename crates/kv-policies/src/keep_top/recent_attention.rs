@@ -9,7 +9,8 @@ use super::build::preset;
 use crate::policy::attention_scores::{LAST_WEIGHT, recent_attention, recent_exponentials};
 use crate::policy::config::Config;
 use crate::{
-    DecodeView, Decoding, FamilyDefaults, Needs, Observation, Policy, Reduction, Result, Scorer,
+    DecodeView, Decoding, FamilyDefaults, Needs, Observation, Policy, Reduction, Result, SCORE,
+    Scorer,
 };
 
 /// The tokens that PyramidInfer chooses (Yang et al., 2024, section 4.2) without its pruning of
@@ -97,7 +98,7 @@ impl Scorer for RecentAttention {
     }
 
     fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
-        view.accumulated()
+        view.track(SCORE)
     }
 
     fn defaults() -> FamilyDefaults {

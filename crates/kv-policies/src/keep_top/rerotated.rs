@@ -58,8 +58,8 @@ impl Policy for Rerotated {
         Capabilities { renumbers: true, ..self.0.capabilities() }
     }
 
-    fn is_recordable(&self, cache: &LayerCache) -> bool {
-        !self.0.capabilities().changes_decode && self.0.is_recordable(cache)
+    fn is_recordable(&self, layer: LayerContext, cache: &LayerCache) -> bool {
+        !self.0.capabilities().changes_decode && self.0.is_recordable(layer, cache)
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {

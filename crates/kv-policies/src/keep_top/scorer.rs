@@ -3,11 +3,10 @@
 use std::fmt::Debug;
 
 use burn::tensor::Tensor;
-use kv_core::LayerCache;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{LayerContext, Needs, Observation, PolicyError, Reduction, Result, Step};
+use crate::{DecodeView, Needs, Observation, Reduction, Result};
 
 /// Scores tokens; higher ones are kept.
 pub trait Scorer:
@@ -131,38 +130,3 @@ pub const VALUE_NORMS: &str = "value-norms";
 pub const QUERIES: &str = "queries";
 /// State of the last queries before RoPE, `[B, Hq, N * D]`.
 pub const RAW_QUERIES: &str = "raw-queries";
-
-/// What a scorer sees during decode.
-#[derive(Debug)]
-pub struct DecodeView<'a> {
-    /// The layer.
-    pub layer: LayerContext,
-    /// The slots, the new token's included (its eviction excluded).
-    pub cache: &'a LayerCache,
-    /// The step.
-    pub step: &'a Step,
-    /// This step's attention probabilities, `[S, G]`.
-    pub probabilities: Option<&'a Tensor<2>>,
-}
-
-impl DecodeView<'_> {
-    /// This step's attention probabilities, `[S, G]`.
-    ///
-    /// # Errors
-    /// [`PolicyError::MissingObservation`] for scorers that did not declare that they need them.
-    pub fn probabilities(&self) -> Result<&Tensor<2>> {
-        let missing =
-            PolicyError::MissingObservation { policy: "scorer", what: "attention probabilities" };
-        self.probabilities.ok_or(missing)
-    }
-
-    /// The track of accumulated scores, `[S]`.
-    ///
-    /// # Errors
-    /// [`PolicyError::MissingObservation`] for caches that were not primed.
-    pub fn accumulated(&self) -> Result<Tensor<1>> {
-        let missing =
-            PolicyError::MissingObservation { policy: "scorer", what: "accumulated scores" };
-        self.cache.track(SCORE).cloned().ok_or(missing)
-    }
-}

@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 
 use super::h2o::column_sums;
 use crate::{
-    DecodeView, Decoding, FamilyDefaults, Needs, Observation, Reduction, Result, Scorer,
+    DecodeView, Decoding, FamilyDefaults, Needs, Observation, Reduction, Result, SCORE, Scorer,
     window_attention,
 };
 
@@ -59,7 +59,7 @@ impl Scorer for Vatp {
     }
 
     fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
-        view.accumulated()
+        view.track(SCORE)
     }
 
     fn adds(&self) -> Reduction {

@@ -3,6 +3,7 @@
 //!
 //! * [`observation`]: what a policy is shown of a prompt.
 //! * [`step`]: one decode step of one layer; [`board`]: what layers of one step show each other.
+//! * [`step_plan`]: what a policy plans for such a step, and how a plan runs.
 //! * [`prompt`]: how a policy changes a prompt's own computation.
 //! * [`evictor`]: policies whose evictions another policy carries out.
 //! * [`lists`]: steps that attend to lists of slots; [`reads`]: counts of what steps have read.
@@ -26,13 +27,13 @@ pub(crate) mod prompt;
 pub(crate) mod reads;
 pub(crate) mod state_tensors;
 pub(crate) mod step;
+pub(crate) mod step_plan;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use kv_core::{CacheOptions, LayerCache, NUMERATORS, Room, Selection};
-use kv_kernels::DecodeAttentionOptions;
 
 use error::Result;
 use evictor::EvictionPolicy;
@@ -41,6 +42,7 @@ use observation::{LayerContext, Observation, Observed};
 use prompt::{FrozenTokens, VisibleWindow};
 use reads::Reads;
 use step::Step;
+use step_plan::StepPlan;
 
 /// What a policy must be shown during prefill; nothing else is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -196,37 +198,31 @@ pub trait Policy: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Whether the next decode step of this layer can be recorded as a CUDA graph and replayed, true
-    /// if and only if the step reads nothing to the host, allocates no tensor of the cache, and
-    /// launches the kernels of every other recordable step. Asked before every step: a recording is
-    /// given up at a step that is not recordable, such as one that evicts many slots at once. By
-    /// default true of policies whose steps only append and attend.
-    fn is_recordable(&self, cache: &LayerCache) -> bool {
-        !self.capabilities().changes_decode && !cache.options().growable
+    /// What the next decode step of this layer does: by default it appends and attends to all live
+    /// slots. Asked before every step, and when the step runs; it looks at nothing but what the host
+    /// knows.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
+        let _ = (layer, cache);
+        Ok(StepPlan::append().recordable(!self.capabilities().changes_decode))
     }
 
-    /// One decode step: append, attend, update. Returns the attention output `[B, Hq, D]`.
+    /// Whether the next decode step of this layer can be recorded as a CUDA graph and replayed
+    /// ([`StepPlan::recordable`]). Asked before every step: a recording is given up at a step that is
+    /// not recordable, such as one that evicts many slots at once.
+    fn is_recordable(&self, layer: LayerContext, cache: &LayerCache) -> bool {
+        !cache.options().growable && self.plan(layer, cache).is_ok_and(|plan| plan.recordable)
+    }
+
+    /// One decode step: runs its plan. Returns the attention output `[B, Hq, D]`. Policies whose
+    /// step is more than a plan says have their own.
     ///
     /// # Errors
     /// [`crate::PolicyError`]; a full cache is one.
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let query = step.append(cache)?;
-        self.attend_appended(layer, cache, query, &step)
-    }
-
-    /// What is left of a step whose tokens are appended, where that is all of it: the attention of
-    /// their queries `[B, Hq, D]` after RoPE.
-    ///
-    /// # Errors
-    /// As [`Self::step`].
-    fn attend_appended(
-        &self,
-        _layer: LayerContext,
-        cache: &mut LayerCache,
-        query: Tensor<3>,
-        _step: &Step,
-    ) -> Result<Tensor<3>> {
-        Ok(cache.attend(query, DecodeAttentionOptions::default())?.output)
+        self.plan(layer, cache)?.run(layer, cache, &step)
     }
 
     /// What decode steps have read so far, for reports; `None` where they read all slots. Waits for

@@ -1,13 +1,12 @@
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
 use kv_core::{LayerCache, Selection};
 use kv_kernels::Share;
 
 use crate::policy::config::{Config, invalid};
 use crate::{
     Capabilities, Cis, CisOptions, Etf, FrozenTokens, LayerContext, Needs, Observation, Plan,
-    Policy, PolicyError, Psaw, Reads, Result, Step, VisibleWindow,
+    Policy, PolicyError, Psaw, Reads, Result, StepPlan, VisibleWindow,
 };
 
 const NAME: &str = "cpe";
@@ -110,18 +109,9 @@ impl Policy for Cpe {
         self.cis.target()
     }
 
-    fn is_recordable(&self, cache: &LayerCache) -> bool {
-        self.cis.is_recordable(cache)
-    }
-
-    fn attend_appended(
-        &self,
-        layer: LayerContext,
-        cache: &mut LayerCache,
-        query: Tensor<3>,
-        step: &Step,
-    ) -> Result<Tensor<3>> {
-        self.cis.attend_within(self.psaw.share(layer), cache, query, step)
+    fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
+        let hidden = self.psaw.share(layer);
+        Ok(self.cis.plan_within(hidden, cache))
     }
 
     fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {

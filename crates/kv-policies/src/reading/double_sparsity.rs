@@ -9,9 +9,9 @@ use crate::policy::config::{Config, config_of};
 use crate::policy::lists::{SlotList, longest};
 use crate::policy::state_tensors::state;
 use crate::reading::channels::{CHANNELS, Channels, channels};
-use crate::reading::subset::{BUDGETS, dense, most_tokens, set_budgets, tokens_of};
+use crate::reading::subset::{BUDGETS, most_tokens, set_budgets, tokens_of};
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, StepPlan,
 };
 
 const NAME: &str = "double-sparsity";
@@ -115,24 +115,16 @@ impl Policy for DoubleSparsity {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    fn is_recordable(&self, cache: &LayerCache) -> bool {
-        !cache.options().growable
-    }
-
-    fn attend_appended(
-        &self,
-        layer: LayerContext,
-        cache: &mut LayerCache,
-        query: Tensor<3>,
-        _step: &Step,
-    ) -> Result<Tensor<3>> {
+    fn plan(&self, layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {
         if layer.index < self.dense_layers {
-            return dense(cache, query);
+            return Ok(StepPlan::append());
         }
-        let [channels, budgets] = [state(NAME, cache, CHANNELS)?, state(NAME, cache, BUDGETS)?];
-        let most = most_tokens(self.budget, cache);
-        let list = choose(cache, query.clone(), [&channels, &budgets], most)?;
-        Ok(list.attend(cache, query)?.output)
+        Ok(StepPlan::attend_with(|cache, query, _| {
+            let [channels, budgets] = [state(NAME, cache, CHANNELS)?, state(NAME, cache, BUDGETS)?];
+            let most = most_tokens(self.budget, cache);
+            let list = choose(cache, query.clone(), [&channels, &budgets], most)?;
+            Ok(list.attend(cache, query)?.output)
+        }))
     }
 }
 

@@ -1,11 +1,9 @@
 //! What policies that keep the whole cache and read a part of it have in common.
 
-use burn::tensor::Tensor;
 use kv_core::{Budget, LayerCache};
-use kv_kernels::DecodeAttentionOptions;
 
+use crate::Observation;
 use crate::policy::state_tensors::{EXACT, numbers};
-use crate::{Observation, Result};
 
 /// State of what each head may read, `[B, H, 3]`: tokens to choose, sinks, recents.
 pub(crate) const BUDGETS: &str = "budgets";
@@ -35,9 +33,4 @@ pub(crate) fn set_budgets(cache: &mut LayerCache, heads: usize, budget: [usize; 
     let rows = row.repeat(batch * heads);
     let state = numbers(&rows, [batch, heads, row.len()], &cache.options().device);
     cache.set_state(BUDGETS, state);
-}
-
-/// A step that attends to everything.
-pub(crate) fn dense(cache: &LayerCache, query: Tensor<3>) -> Result<Tensor<3>> {
-    Ok(cache.attend(query, DecodeAttentionOptions::default())?.output)
 }

@@ -1,6 +1,5 @@
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
 use kv_core::{Budget, LayerCache, Selection};
 use kv_kernels::Share;
 use serde::{Deserialize, Serialize};
@@ -8,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::policy::config::{Config, config_of};
 use crate::{
     Capabilities, Cis, CisOptions, GroupScore, LayerContext, Needs, Observation, Plan, Policy,
-    Reads, Reduction, Result, SetsOf, Step,
+    Reads, Reduction, Result, SetsOf, Step, StepPlan,
 };
 
 const NAME: &str = "top-k-oracle";
@@ -98,18 +97,13 @@ impl Policy for TopKOracle {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    fn is_recordable(&self, cache: &LayerCache) -> bool {
-        self.alone().is_ok_and(|alone| alone.is_recordable(cache))
-    }
-
-    fn attend_appended(
-        &self,
-        _layer: LayerContext,
-        cache: &mut LayerCache,
-        query: Tensor<3>,
-        step: &Step,
-    ) -> Result<Tensor<3>> {
-        self.alone()?.attend_within(Share::default(), cache, query, step)
+    fn plan(&self, _layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
+        let alone = self.alone()?;
+        let recordable = alone.is_steady(cache);
+        let attend = move |cache: &mut LayerCache, query, step: &Step| {
+            alone.attend_within(Share::default(), cache, query, step)
+        };
+        Ok(StepPlan::attend_with(attend).recordable(recordable))
     }
 
     fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{CacheOptions, LayerCache, SlotLayout};
 use kv_kernels::{DecodeAttentionOptions, HeadLayout};
-use kv_policies::{LayerContext, Policy, SCORE, Step, VALUE_NORMS, build};
+use kv_policies::{LayerContext, Policy, Step, StepUpdate, TokenSlot, build};
 use serde_json::json;
 
 use super::{Heads, OpBench, Sink, Timed};
@@ -67,14 +67,19 @@ fn cache(bench: &OpBench<'_>, policy: Option<&dyn Policy>) -> anyhow::Result<Lay
     cache.extend(rows(), rows(), positions.unsqueeze::<2>().expand([batch, tokens]))?;
     let Some(policy) = policy else { return Ok(cache) };
     cache.set_limits(vec![tokens; pairs])?;
-    if policy.name() == "longflow" {
+    let plan = policy.plan(LAYER, &cache)?;
+    if plan.slot == TokenSlot::Overwrite {
         cache.enable_overwriting()?;
-    } else {
-        let slots = cache.layout().total();
-        cache.set_track(SCORE, Tensor::zeros([slots], (device, DType::F32)), 0.0)?;
-        if policy.name() == "vatp" {
-            cache.set_value_norms(VALUE_NORMS)?;
+    }
+    let slots = cache.layout().total();
+    let zeros = || Tensor::zeros([slots], (device, DType::F32));
+    match plan.update {
+        Some(StepUpdate::AddProbabilities { sums, .. }) => cache.set_track(sums, zeros(), 0.0)?,
+        Some(StepUpdate::AddContributions { sums, norms, .. }) => {
+            cache.set_track(sums, zeros(), 0.0)?;
+            cache.set_value_norms(norms)?;
         }
+        Some(StepUpdate::Own(_)) | None => {}
     }
     Ok(cache)
 }

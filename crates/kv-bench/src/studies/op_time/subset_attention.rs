@@ -70,7 +70,7 @@ impl Decoding<'_, '_> {
                 };
                 cache.attend(query.clone(), logits)?.output
             } else {
-                policy.attend_appended(layer, cache, query.clone(), step)?
+                policy.plan(layer, cache)?.attend(layer, cache, query.clone(), step)?
             })
         };
         // A cache's first steps allocate tensors that must be there before steps are recorded.

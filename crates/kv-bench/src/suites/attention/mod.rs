@@ -11,7 +11,9 @@ use burn::tensor::{DType, Int, Tensor};
 use kv_core::{CacheOptions, LayerCache, read_f32, read_i32};
 use kv_kernels::{DecodeAttentionOptions, PrefillOptions, prefill_attention};
 use kv_models::PrefillPass;
-use kv_policies::{CisIndex, Needs, NewHeads, Observation, Step, certify};
+use kv_policies::{
+    CisIndex, LayerContext, Needs, NewHeads, Observation, Step, StepAttention, certify,
+};
 
 use crate::bench::ModelBench;
 use crate::format;
@@ -214,7 +216,7 @@ fn compare(
         let (mut probabilities, mut of_queries) = (Vec::new(), Vec::new());
         for ((policy_run, cache), sums) in policy_runs.iter().zip(&mut caches).zip(sums.iter_mut())
         {
-            if certificates && policy_run.policy.name() == "longflow" {
+            if certificates && chooses_victim(policy_run, observation.layer, cache)? {
                 // Behind the prompt, its last query chose.
                 let before = whole.clone().narrow(2, at - 1, 1).squeeze_dim::<3>(2);
                 sums.measures.take(certify(cache, &before, &query)?);
@@ -268,6 +270,16 @@ fn compare(
         }
     }
     Ok(())
+}
+
+/// Whether the launch that attends chooses the slot of the next token.
+fn chooses_victim(
+    policy_run: &PolicyRun,
+    layer: LayerContext,
+    cache: &LayerCache,
+) -> anyhow::Result<bool> {
+    let plan = policy_run.policy.plan(layer, cache)?;
+    Ok(matches!(plan.attention, StepAttention::ChooseVictim(_)))
 }
 
 #[cfg(test)]

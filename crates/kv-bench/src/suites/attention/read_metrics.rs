@@ -80,7 +80,7 @@ pub(super) fn take(
         // First tokens in sight, and the one from which on all others are.
         let (sinks, seen) = match own {
             Some(own) if own.seen > own.sinks => (own.sinks, own.seen + own.freed),
-            None if policy.name() == "psaw" => window_of(&read),
+            None if policy.visible_window(layer).is_some() => window_of(&read),
             _ => (0, 0),
         };
         let step = own.and_then(|own| SetStep::of(own, scale));

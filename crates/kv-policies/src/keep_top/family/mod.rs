@@ -1,21 +1,19 @@
 //! The policy that keeps the highest scores, whatever gives them.
 
-mod evict;
 mod options;
 
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use kv_core::{Budget, HeadAllocation, LayerAllocation, LayerCache, Room, Selection, read_f32};
-use kv_kernels::{AttentionOutput, DecodeAttentionOptions};
 
 use crate::keep_top::rescore::{last_of, remember, rescore};
 use crate::policy::attention_scores::last_queries;
 use crate::policy::ends::{fit_ends, protected, warn_of_window};
 use crate::{
-    Attended, Capabilities, DecodeView, Decoding, Eviction, EvictionPolicy, LayerContext, Needs,
-    Observation, Plan, Policy, PolicyError, QUERIES, RAW_QUERIES, Reduction, Result, SCORE, Scorer,
-    Step, VALUE_NORMS,
+    Capabilities, Decoding, EvictionPolicy, EvictionRule, LayerContext, Needs, Observation, Plan,
+    Policy, PolicyError, QUERIES, RAW_QUERIES, Result, SCORE, Scorer, StepAttention, StepPlan,
+    StepUpdate, VALUE_NORMS,
 };
 
 pub use options::Family;
@@ -86,48 +84,6 @@ impl<S: Scorer> KeepTop<S> {
     /// Whether steps evict.
     fn decoding(&self) -> Decoding {
         if self.family.decode { self.scorer.decoding() } else { Decoding::None }
-    }
-
-    /// A step's attention with what the scorer is to be shown, and logits where these are wanted.
-    fn attention(
-        &self,
-        cache: &LayerCache,
-        query: &Tensor<3>,
-        logits: bool,
-    ) -> Result<AttentionOutput> {
-        let shown = matches!(self.decoding(), Decoding::AfterAttention { probabilities: true, .. });
-        let logits = logits || self.adds().is_some();
-        let probabilities = shown && !logits;
-        let options = DecodeAttentionOptions {
-            probabilities,
-            logits,
-            log_sum_exp: logits,
-            ..Default::default()
-        };
-        let mut attention = cache.attend(query.clone(), options)?;
-        if shown && logits {
-            let (logits, log_sum_exp) = self.scores_of(&attention)?;
-            // Every slot's own head has its group's.
-            let own = log_sum_exp.reshape([cache.layout().pairs(), logits.dims()[1]]);
-            let own = own.select(0, cache.slot_pairs().clone());
-            attention.probabilities = Some((logits - own).exp());
-        }
-        Ok(attention)
-    }
-
-    /// What steps add to the accumulated scores, where that is a group's probabilities.
-    fn adds(&self) -> Option<Reduction> {
-        match self.decoding() {
-            Decoding::AfterAttention { accumulate: true, .. } => Some(self.scorer.adds()),
-            _ => None,
-        }
-    }
-
-    /// Logits and log-sum-exp of an attention that was asked for them.
-    fn scores_of(&self, attention: &AttentionOutput) -> Result<(Tensor<2>, Tensor<2>)> {
-        let missing = |what| PolicyError::MissingObservation { policy: self.name, what };
-        let logits = attention.logits.clone().ok_or_else(|| missing("logits"))?;
-        Ok((logits, attention.log_sum_exp.clone().ok_or_else(|| missing("log-sum-exp"))?))
     }
 
     /// Keeps the last `count` of a prompt's queries for decoding.
@@ -262,32 +218,22 @@ impl<S: Scorer> Policy for KeepTop<S> {
         }
     }
 
-    /// Once every head is at the same limit, each step appends a slot and evicts one; where many go
-    /// at once, steps in between append alone.
-    fn is_recordable(&self, cache: &LayerCache) -> bool {
-        let between = self.family.interval > 1 && !self.evicts(cache, 1).contains(&true);
-        let steady = match self.decoding() {
-            Decoding::None => true,
-            Decoding::Rescore { .. } => between,
-            Decoding::BeforeAttention | Decoding::AfterAttention { .. } => {
-                between || self.family.interval == 1 && cache.at_limits()
-            }
-        };
-        steady && !cache.options().growable
-    }
-
-    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let query = step.append(cache)?;
-        if self.decoding() == Decoding::BeforeAttention
-            && let Some(due) = self.due_before(layer, cache, &step)?
-        {
-            due.apply_to(cache)?;
-        }
-        let attention = self.attention(cache, &query, false)?;
-        if let Some(due) = self.due_behind(layer, cache, &step, &query, &attention)? {
-            due.apply_to(cache)?;
-        }
-        Ok(attention.output)
+    /// Recordable once every head is at the same limit, from where on each step appends a slot and
+    /// evicts one; where many go at once, the steps in between, which append alone.
+    fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
+        let decoding = self.decoding();
+        let Some(rule) = self.rule(decoding, layer) else { return Ok(StepPlan::append()) };
+        let accumulates = matches!(decoding, Decoding::AfterAttention { accumulate: true, .. });
+        let probabilities =
+            matches!(decoding, Decoding::AfterAttention { probabilities: true, .. });
+        let between = rule.interval > 1 && !rule.is_due(cache, 1);
+        Ok(StepPlan {
+            attention: StepAttention::Live { probabilities, logits: accumulates },
+            update: self.update(decoding),
+            recordable: between || rule.is_steady(cache),
+            eviction: Some(rule),
+            ..StepPlan::append()
+        })
     }
 
     fn into_eviction_policy(self: Arc<Self>) -> Option<Arc<dyn EvictionPolicy>> {
@@ -323,79 +269,59 @@ impl<S: Scorer> EvictionPolicy for KeepTop<S> {
         let family = Family { budget, layers, ..self.family.clone() };
         Ok(Arc::new(Self::new(self.name, family, self.scorer.clone())?))
     }
-
-    /// What needs no attention is found before it too, but goes behind it.
-    fn attend(&self, layer: LayerContext, cache: &mut LayerCache, step: &Step) -> Result<Attended> {
-        let query = step.append(cache)?;
-        if self.adds().is_some() && self.scorer.weighs_values() {
-            // Whoever carries out evictions may have changed values.
-            cache.set_value_norms(VALUE_NORMS)?;
-        }
-        let before = match self.decoding() {
-            Decoding::BeforeAttention => self.due_before(layer, cache, step)?,
-            _ => None,
-        };
-        let attention = self.attention(cache, &query, true)?;
-        let behind = self.due_behind(layer, cache, step, &query, &attention)?;
-        let (logits, log_sum_exp) = self.scores_of(&attention)?;
-        let due = before.or(behind);
-        Ok(Attended { output: attention.output, query, logits, log_sum_exp, due })
-    }
 }
 
 impl<S: Scorer> KeepTop<S> {
-    /// What is due by scores that need no attention.
-    fn due_before(
-        &self,
-        layer: LayerContext,
-        cache: &LayerCache,
-        step: &Step,
-    ) -> Result<Option<Eviction>> {
-        let scores = |cache: &LayerCache| {
-            self.scorer.decode(&DecodeView { layer, cache, step, probabilities: None })
-        };
-        self.due(cache, scores, &step.position)
-    }
-
-    /// What is due by scores of a step's attention, which is recorded.
-    fn due_behind(
-        &self,
-        layer: LayerContext,
-        cache: &mut LayerCache,
-        step: &Step,
-        query: &Tensor<3>,
-        attention: &AttentionOutput,
-    ) -> Result<Option<Eviction>> {
-        let probabilities = attention.probabilities.as_ref();
-        match self.decoding() {
-            Decoding::None | Decoding::BeforeAttention => Ok(None),
-            Decoding::AfterAttention { .. } => {
-                if let Some(reduction) = self.adds() {
-                    let (logits, log_sum_exp) = self.scores_of(attention)?;
-                    let reduction = reduction.into();
-                    if self.scorer.weighs_values() {
-                        let tracks = [SCORE, VALUE_NORMS];
-                        cache.add_contributions(tracks, logits, log_sum_exp, reduction)?;
-                    } else {
-                        cache.add_probabilities(SCORE, logits, log_sum_exp, reduction)?;
+    /// What steps note of their attention.
+    fn update(&self, decoding: Decoding) -> Option<StepUpdate<'_>> {
+        let reduction = self.scorer.adds().into();
+        match decoding {
+            Decoding::AfterAttention { accumulate: true, .. } => {
+                Some(match self.scorer.weighs_values() {
+                    true => {
+                        StepUpdate::AddContributions { sums: SCORE, norms: VALUE_NORMS, reduction }
                     }
-                }
-                let scores = |cache: &LayerCache| {
-                    self.scorer.decode(&DecodeView { layer, cache, step, probabilities })
-                };
-                self.due(cache, scores, &step.position)
+                    false => StepUpdate::AddProbabilities { sums: SCORE, reduction },
+                })
             }
             Decoding::Rescore { window, raw_queries } => {
-                if window > 0 {
-                    remember(self.name, cache, QUERIES, query)?;
-                }
-                if raw_queries > 0 {
-                    remember(self.name, cache, RAW_QUERIES, &step.raw_query()?)?;
-                }
-                let group = query.dims()[1] / cache.layout().kv_heads();
-                let scores = |cache: &LayerCache| rescore(&self.scorer, layer, cache, step, group);
-                self.due(cache, scores, &step.position)
+                Some(StepUpdate::Own(Box::new(move |cache, step, output| {
+                    if window > 0 {
+                        remember(self.name, cache, QUERIES, &output.query)?;
+                    }
+                    if raw_queries > 0 {
+                        remember(self.name, cache, RAW_QUERIES, &step.raw_query()?)?;
+                    }
+                    Ok(())
+                })))
             }
+            Decoding::None | Decoding::BeforeAttention | Decoding::AfterAttention { .. } => None,
         }
+    }
+
+    /// What steps drop; `None` where decoded tokens accumulate.
+    fn rule(&self, decoding: Decoding, layer: LayerContext) -> Option<EvictionRule<'_>> {
+        if decoding == Decoding::None {
+            return None;
+        }
+        // Scores of slots as if they were a prompt depend on the slots' order.
+        let rescores = matches!(decoding, Decoding::Rescore { .. });
+        Some(EvictionRule {
+            before_attention: decoding == Decoding::BeforeAttention,
+            interval: self.family.interval,
+            keeps_order: rescores,
+            protected: Box::new(|limit| {
+                let [sinks, recents] = self.ends(limit, limit)?;
+                let window = self.scorer.fitted(limit).window().min(limit);
+                Ok([sinks, recents.max(window)])
+            }),
+            scores: Box::new(move |view| match rescores {
+                true => {
+                    let group = view.query.dims()[1] / view.cache.layout().kv_heads();
+                    rescore(&self.scorer, layer, view.cache, view.step, group)
+                }
+                false => self.scorer.decode(view),
+            }),
+        })
     }
 }

@@ -173,7 +173,7 @@ impl Cam {
         step: &Step,
         uniforms: Option<Tensor<2>>,
     ) -> Result<Tensor<3>> {
-        let attended = self.evictor.attend(layer, cache, step)?;
+        let attended = self.evictor.plan(layer, cache)?.observe(layer, cache, step)?;
         let attention = self.observe(cache, &attended)?;
         match attended.due {
             None => {}

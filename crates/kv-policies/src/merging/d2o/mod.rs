@@ -226,7 +226,7 @@ impl Policy for D2o {
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let attended = self.evictor.attend(layer, cache, &step)?;
+        let attended = self.evictor.plan(layer, cache)?.observe(layer, cache, &step)?;
         match attended.due {
             None => {}
             Some(Eviction::One { victims, limits }) => {

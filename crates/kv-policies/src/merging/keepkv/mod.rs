@@ -153,9 +153,10 @@ impl Policy for KeepKv {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    fn is_recordable(&self, cache: &LayerCache) -> bool {
+    fn is_recordable(&self, layer: LayerContext, cache: &LayerCache) -> bool {
         let waits = self.merges_on_host() || self.rebuilds();
-        !waits && self.evictor.capabilities().changes_decode && self.evictor.is_recordable(cache)
+        let evicts = self.evictor.capabilities().changes_decode;
+        !waits && evicts && self.evictor.is_recordable(layer, cache)
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
@@ -166,7 +167,7 @@ impl Policy for KeepKv {
             self.look_ahead(layer, cache);
             return Ok(cache.attend(query, DecodeAttentionOptions::default())?.output);
         }
-        let attended = self.evictor.attend(layer, cache, &step)?;
+        let attended = self.evictor.plan(layer, cache)?.observe(layer, cache, &step)?;
         let scores = self.taken_by_merges(&attended);
         if scores.is_none() {
             self.observe(cache, &attended)?;

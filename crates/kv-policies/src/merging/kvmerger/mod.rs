@@ -7,14 +7,13 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{Budget, CacheOptions, LayerCache, Room, Selection, read_f32};
-use kv_kernels::DecodeAttentionOptions;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::policy::config::{Config, config_of};
 use crate::{
     Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reduction, Result,
-    Step,
+    StepAttention, StepPlan, StepUpdate,
 };
 use sets::Sets;
 
@@ -213,16 +212,25 @@ impl Policy for KvMerger {
         Capabilities { changes_decode: self.decode, ..Capabilities::default() }
     }
 
-    fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let query = step.append(cache)?;
-        let options = DecodeAttentionOptions { probabilities: self.decode, ..Default::default() };
-        let attention = cache.attend(query, options)?;
-        if let (Some(sums), Some(now)) = (cache.track(ATTENTION), attention.probabilities) {
-            let sums = sums.clone() + Reduction::Mean.slots(now);
-            cache.set_track(ATTENTION, sums, 0.0)?;
-            self.shrink(cache)?;
+    fn plan(&self, _layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {
+        if !self.decode {
+            return Ok(StepPlan::append());
         }
-        Ok(attention.output)
+        Ok(StepPlan {
+            attention: StepAttention::Live { probabilities: true, logits: false },
+            update: Some(StepUpdate::Own(Box::new(|cache, _, output| {
+                if let (Some(sums), Some(now)) =
+                    (cache.track(ATTENTION), output.attention.probabilities.clone())
+                {
+                    let sums = sums.clone() + Reduction::Mean.slots(now);
+                    cache.set_track(ATTENTION, sums, 0.0)?;
+                    self.shrink(cache)?;
+                }
+                Ok(())
+            }))),
+            recordable: false,
+            ..StepPlan::append()
+        })
     }
 }
 

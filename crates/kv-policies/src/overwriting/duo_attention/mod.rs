@@ -2,16 +2,16 @@ mod gates;
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
 use kv_core::{Budget, CacheOptions, LayerCache, Selection, counted};
-use kv_kernels::DecodeAttentionOptions;
 use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};
 use crate::policy::state_tensors::{numbers, state};
 use crate::reading::subset::tokens_of;
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, StepPlan,
+    StepUpdate, TokenSlot,
 };
 
 pub use gates::Gates;
@@ -210,16 +210,14 @@ impl Policy for DuoAttention {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    /// Whether a head fills or overwrites, a step is the same.
-    fn is_recordable(&self, cache: &LayerCache) -> bool {
-        cache.is_overwriting() && !cache.options().growable
-    }
-
-    fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let query = step.overwrite(cache)?;
-        let output = cache.attend(query, DecodeAttentionOptions::default())?.output;
-        advance(cache)?;
-        Ok(output)
+    /// Whether a head fills or overwrites, a step is what every other step is.
+    fn plan(&self, _layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
+        Ok(StepPlan {
+            slot: TokenSlot::Overwrite,
+            update: Some(StepUpdate::Own(Box::new(|cache, _, _| advance(cache)))),
+            recordable: cache.is_overwriting(),
+            ..StepPlan::append()
+        })
     }
 }
 

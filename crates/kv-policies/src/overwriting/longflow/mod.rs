@@ -1,17 +1,18 @@
-mod evictor;
+mod importance;
 
 use std::sync::Arc;
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::Tensor;
 use kv_core::{Budget, LayerCache, Room, Selection, counted};
-use kv_kernels::{EvictionOptions, EvictionScope, Guard};
+use kv_kernels::EvictionScope;
 use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};
 use crate::policy::ends::{first_tokens, fit_ends, protected, warn_of_window};
+use crate::policy::step_plan::VictimChoice;
 use crate::{
-    Capabilities, EvictionPolicy, LayerContext, Needs, Observation, Plan, Policy, PolicyError,
-    Result, Scorer, SnapKv, Step,
+    Capabilities, EvictionPolicy, EvictionRule, LayerContext, Needs, Observation, Plan, Policy,
+    PolicyError, Result, Scorer, SnapKv, StepAttention, StepPlan, TokenSlot,
 };
 
 const NAME: &str = "longflow";
@@ -51,6 +52,10 @@ pub struct LongFlow {
     /// How prompts over the budget are compressed.
     #[serde(default)]
     pub prefill: SnapKv,
+    /// Whether steps choose a slot behind their attention rather than within its launch, and drop
+    /// it: as a part of another policy, which may do something else with the slot before.
+    #[serde(skip)]
+    pub after_attention: bool,
 }
 
 /// Which heads give up a slot together.
@@ -75,6 +80,7 @@ impl LongFlow {
             recents: 0,
             evict_newest: false,
             prefill: SnapKv::default(),
+            after_attention: false,
         }
     }
 
@@ -111,7 +117,7 @@ impl LongFlow {
 
     /// Scores of a prompt's tokens, `[B, Hkv, T]`, and how many a head keeps; `None` where all
     /// stay.
-    fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
+    fn prompt_scores(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
         let [batch, kv_heads, tokens, _] = observation.dims();
         let budget = self.budget.resolve(tokens);
         if budget >= tokens {
@@ -154,22 +160,14 @@ impl LongFlow {
         }
     }
 
-    fn options(&self, cache: &LayerCache, now: &Tensor<1, Int>) -> EvictionOptions {
-        let guards = self.sinks > 0 || self.recents > 0;
-        EvictionOptions {
-            scope: match self.scope {
-                Scope::Head => EvictionScope::Head,
-                Scope::Layer => EvictionScope::Layer,
-            },
-            evict_newest: self.evict_newest,
-            guard: guards.then(|| Guard {
-                positions: cache.positions().clone(),
-                now: now.clone(),
-                sinks: self.sinks,
-                recents: self.recents,
-            }),
-            ..EvictionOptions::default()
-        }
+    /// What the launch that attends chooses by.
+    fn choice(&self) -> VictimChoice {
+        let scope = match self.scope {
+            Scope::Head => EvictionScope::Head,
+            Scope::Layer => EvictionScope::Layer,
+        };
+        let protected = [self.sinks, self.recents];
+        VictimChoice { scope, protected, evict_newest: self.evict_newest }
     }
 
     /// The policy from its configuration.
@@ -195,7 +193,7 @@ impl Policy for LongFlow {
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let [batch, kv_heads, tokens, _] = observation.dims();
-        match self.rank(observation)? {
+        match self.prompt_scores(observation)? {
             Some((scores, budget)) => Ok(Selection::highest(scores, budget)?.into()),
             None => Ok(Selection::all(batch * kv_heads, tokens).into()),
         }
@@ -219,36 +217,82 @@ impl Policy for LongFlow {
         }
         let limits = selection.lengths().iter().map(|&kept| kept.max(limit));
         cache.set_limits(limits.collect())?;
+        if self.after_attention {
+            return Ok(());
+        }
         cache.enable_overwriting()?;
         // The first decoded token's place, by the last prompt token's query.
         let query = observation.last_queries(NAME, 1)?.squeeze_dim(2);
         let (batch, last) = (observation.dims()[0], observation.tokens() - 1);
         let now = observation.positions.clone().narrow(1, last, 1).reshape([batch]);
-        let options = self.options(cache, &now);
+        let options = self.choice().options(cache, &now);
         cache.attend_and_choose_victim(query.cast(cache.options().dtype), options)?;
         Ok(())
     }
 
     fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
-        Ok(Room::Limited { limit: self.limit(observation), over: 0, new_tokens })
+        let over = usize::from(self.after_attention);
+        Ok(Room::Limited { limit: self.limit(observation), over, new_tokens })
     }
 
     fn capabilities(&self) -> Capabilities {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    /// Whether a head fills or overwrites, a step is the same.
-    fn is_recordable(&self, cache: &LayerCache) -> bool {
-        cache.is_overwriting() && !cache.options().growable
-    }
-
-    fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let query = step.overwrite(cache)?;
-        let options = self.options(cache, &step.position);
-        Ok(cache.attend_and_choose_victim(query, options)?.output)
+    /// Whether a head fills or overwrites, a step is what every other step is.
+    fn plan(&self, _layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
+        if !self.after_attention {
+            return Ok(StepPlan {
+                slot: TokenSlot::Overwrite,
+                attention: StepAttention::ChooseVictim(self.choice()),
+                recordable: cache.is_overwriting(),
+                ..StepPlan::append()
+            });
+        }
+        let rule = EvictionRule {
+            before_attention: false,
+            interval: 1,
+            keeps_order: false,
+            protected: Box::new(|_| Ok(self.guarded())),
+            scores: Box::new(|view| importance::importance(view, self.scope)),
+        };
+        Ok(StepPlan {
+            attention: StepAttention::Live { probabilities: false, logits: true },
+            recordable: rule.is_steady(cache),
+            eviction: Some(rule),
+            ..StepPlan::append()
+        })
     }
 
     fn into_eviction_policy(self: Arc<Self>) -> Option<Arc<dyn EvictionPolicy>> {
-        Some((*self).evictor())
+        Some(Arc::new(Self { after_attention: true, ..*self }))
+    }
+}
+
+impl EvictionPolicy for LongFlow {
+    fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
+        if self.heads_choose() { self.prompt_scores(observation) } else { Ok(None) }
+    }
+
+    fn heads_choose(&self) -> bool {
+        self.scope == Scope::Head
+    }
+
+    fn protected(&self, slots: usize, decoding: bool) -> Result<[usize; 2]> {
+        if decoding {
+            return Ok(self.guarded());
+        }
+        let (_, ends) = self.fitted(slots)?;
+        Ok(ends)
+    }
+
+    fn budget(&self) -> Budget {
+        self.budget
+    }
+
+    fn with_budget(&self, budget: Budget) -> Result<Arc<dyn EvictionPolicy>> {
+        let policy = Self { budget, ..*self };
+        policy.validate()?;
+        Ok(Arc::new(policy))
     }
 }

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::policy::config::{Config, config_of};
 use crate::prefill::depth_schedule::{check_schedule, idle, start_layer};
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, Plan, Policy, Result, Step, VisibleWindow,
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, Result, Step, StepPlan,
+    VisibleWindow,
 };
 
 const NAME: &str = "psaw";
@@ -141,22 +142,15 @@ impl Policy for Psaw {
         Capabilities { changes_prefill: true, changes_decode: true, ..Capabilities::default() }
     }
 
-    fn is_recordable(&self, cache: &LayerCache) -> bool {
-        !self.free && !cache.options().growable
-    }
-
-    fn attend_appended(
-        &self,
-        layer: LayerContext,
-        cache: &mut LayerCache,
-        query: Tensor<3>,
-        step: &Step,
-    ) -> Result<Tensor<3>> {
-        let view = self.view(layer, cache, &step.position)?;
-        let options = DecodeAttentionOptions { view, ..Default::default() };
-        let output = cache.attend(query, options)?.output;
-        self.free_due(layer, cache, &step.position)?;
-        Ok(output)
+    fn plan(&self, layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {
+        let attend = move |cache: &mut LayerCache, query, step: &Step| {
+            let view = self.view(layer, cache, &step.position)?;
+            let options = DecodeAttentionOptions { view, ..Default::default() };
+            let output = cache.attend(query, options)?.output;
+            self.free_due(layer, cache, &step.position)?;
+            Ok(output)
+        };
+        Ok(StepPlan::attend_with(attend).recordable(!self.free))
     }
 
     fn last_attended(

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use kv_core::{Budget, LayerAllocation, LayerCache, Room, Selection, read_f32, top};
-use kv_kernels::DecodeAttentionOptions;
 use serde::{Deserialize, Serialize};
 
 use crate::policy::attention_scores::{LAST_WEIGHT, recent_attention};
 use crate::policy::config::{Config, config_of};
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result,
+    StepAttention, StepPlan, StepUpdate,
 };
 
 /// PyramidInfer (Yang et al., 2024, section 4): hidden states are pruned between layers during
@@ -224,14 +224,21 @@ impl Policy for PyramidInfer {
         Ok(Room::Extra(most))
     }
 
-    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let query = step.append(cache)?;
-        let options = DecodeAttentionOptions { probabilities: self.decode, ..Default::default() };
-        let attention = cache.attend(query, options)?;
-        if let Some(probabilities) = &attention.probabilities {
-            self.record(cache, probabilities, &step.position)?;
-            self.shrink(layer, cache)?;
+    fn plan(&self, layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {
+        if !self.decode {
+            return Ok(StepPlan::append());
         }
-        Ok(attention.output)
+        Ok(StepPlan {
+            attention: StepAttention::Live { probabilities: true, logits: false },
+            update: Some(StepUpdate::Own(Box::new(move |cache, step, output| {
+                if let Some(probabilities) = &output.attention.probabilities {
+                    self.record(cache, probabilities, &step.position)?;
+                    self.shrink(layer, cache)?;
+                }
+                Ok(())
+            }))),
+            recordable: false,
+            ..StepPlan::append()
+        })
     }
 }

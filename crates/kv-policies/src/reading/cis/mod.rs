@@ -16,6 +16,7 @@ pub use index::CisIndex;
 use crate::policy::config::{Config, config_of};
 use crate::{
     Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reads, Result, Step,
+    StepPlan,
 };
 pub use options::{
     CisOptions, Compared, GroupScore, GroupSimilarity, Neighbours, SetsOf, Similarity,
@@ -114,20 +115,8 @@ impl Policy for Cis {
         self.options.target
     }
 
-    fn is_recordable(&self, cache: &LayerCache) -> bool {
-        self.options.target.is_none()
-            && cache.policy_state::<CisIndex>().is_some()
-            && !cache.options().growable
-    }
-
-    fn attend_appended(
-        &self,
-        _layer: LayerContext,
-        cache: &mut LayerCache,
-        query: Tensor<3>,
-        step: &Step,
-    ) -> Result<Tensor<3>> {
-        self.attend_within(Share::default(), cache, query, step)
+    fn plan(&self, _layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
+        Ok(self.plan_within(Share::default(), cache))
     }
 
     fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
@@ -144,6 +133,20 @@ impl Policy for Cis {
 }
 
 impl Cis {
+    /// A step, where `hidden` is the share of tokens that are out of sight. Controllers read what
+    /// they steer by to the host.
+    pub(crate) fn plan_within(&self, hidden: Share, cache: &LayerCache) -> StepPlan<'_> {
+        let attend = move |cache: &mut LayerCache, query, step: &Step| {
+            self.attend_within(hidden, cache, query, step)
+        };
+        StepPlan::attend_with(attend).recordable(self.is_steady(cache))
+    }
+
+    /// Whether a step is what the step before was: index sets are there, and nobody steers.
+    pub(crate) fn is_steady(&self, cache: &LayerCache) -> bool {
+        self.options.target.is_none() && cache.policy_state::<CisIndex>().is_some()
+    }
+
     /// A step whose tokens are appended, where `hidden` is the share of tokens that are out of
     /// sight.
     pub(crate) fn attend_within(

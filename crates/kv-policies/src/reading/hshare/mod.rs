@@ -17,10 +17,10 @@ use crate::policy::lists::SlotList;
 use crate::policy::state_tensors::{check_countable, state};
 use crate::reading::channels::{CHANNELS, Channels};
 use crate::reading::set_parts::SetParts;
-use crate::reading::subset::{BUDGETS, dense, tokens_of};
+use crate::reading::subset::{BUDGETS, tokens_of};
 use crate::{
     Capabilities, LayerContext, Needs, Observation, Observed, Plan, Policy, PolicyError, Reads,
-    Result, Step,
+    Result, Step, StepPlan,
 };
 
 use shared::{SharedLists, Sharing};
@@ -209,18 +209,13 @@ impl Policy for HShare {
         self.prefill_together(layers, new_tokens, &options)
     }
 
-    fn is_recordable(&self, cache: &LayerCache) -> bool {
-        !cache.options().growable
-    }
-
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
         if layer.index >= self.dense_layers && state(NAME, cache, SOURCES)?.dims()[2] == 2 {
             // Before anything changes.
             let board = step.board.lock().unwrap_or_else(PoisonError::into_inner);
             board.check_turn(layer.index - self.dense_layers)?;
         }
-        let query = step.append(cache)?;
-        self.attend_appended(layer, cache, query, &step)
+        self.plan(layer, cache)?.run(layer, cache, &step)
     }
 
     /// Of layers that do not attend to everything, those that take another's lists among them; what
@@ -245,39 +240,44 @@ impl Policy for HShare {
         Ok(Some(reads))
     }
 
-    fn attend_appended(
+    fn plan(&self, layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {
+        if layer.index < self.dense_layers {
+            return Ok(StepPlan::append());
+        }
+        Ok(StepPlan::attend_with(move |cache, query, step| {
+            let list = self.list(layer, cache, &query, step)?;
+            Ok(list.attend(cache, query)?.output)
+        }))
+    }
+}
+
+impl HShare {
+    /// What a step's heads read: lists of their own, or those of others.
+    fn list(
         &self,
         layer: LayerContext,
         cache: &mut LayerCache,
-        query: Tensor<3>,
+        query: &Tensor<3>,
         step: &Step,
-    ) -> Result<Tensor<3>> {
-        if layer.index < self.dense_layers {
-            return dense(cache, query);
-        }
+    ) -> Result<SlotList> {
         let [channels, budgets, sources] = [
             state(NAME, cache, CHANNELS)?,
             state(NAME, cache, BUDGETS)?,
             state(NAME, cache, SOURCES)?,
         ];
-        let own = layer.index - self.dense_layers;
         let mut board = step.board.lock().unwrap_or_else(PoisonError::into_inner);
         let reads_others = sources.dims()[2] == 2;
         let sharing = Sharing {
-            layer: own,
+            layer: layer.index - self.dense_layers,
             layers: layer.count - self.dense_layers,
             period: self.period(),
             board: reads_others.then_some(&mut *board),
         };
         let ends = self.most_ends(cache)?;
         let parts = [&channels, &budgets, &sources];
-        let list = SharedLists::choose(cache, query.clone(), parts, ends, sharing)?;
-        drop(board);
-        Ok(list.attend(cache, query)?.output)
+        Ok(SharedLists::choose(cache, query.clone(), parts, ends, sharing)?)
     }
-}
 
-impl HShare {
     /// Sinks and recents together, at most.
     fn most_ends(&self, cache: &LayerCache) -> Result<usize> {
         let budget = match self.budget {

@@ -13,9 +13,9 @@ use crate::policy::config::{Config, config_of};
 use crate::policy::lists::SlotList;
 use crate::policy::notice::warn_once;
 use crate::policy::state_tensors::{numbers, state};
-use crate::reading::subset::{BUDGETS, dense, most_tokens, set_budgets, tokens_of};
+use crate::reading::subset::{BUDGETS, most_tokens, set_budgets, tokens_of};
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, StepPlan,
 };
 
 const NAME: &str = "quest";
@@ -243,22 +243,14 @@ impl Policy for Quest {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    fn is_recordable(&self, cache: &LayerCache) -> bool {
-        !cache.options().growable
-    }
-
-    fn attend_appended(
-        &self,
-        layer: LayerContext,
-        cache: &mut LayerCache,
-        query: Tensor<3>,
-        _step: &Step,
-    ) -> Result<Tensor<3>> {
+    fn plan(&self, layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {
         if layer.index < self.dense_layers {
-            return dense(cache, query);
+            return Ok(StepPlan::append());
         }
-        PageBounds::update(cache)?;
-        let list = self.list(cache, &query)?;
-        Ok(list.attend(cache, query)?.output)
+        Ok(StepPlan::attend_with(|cache, query, _| {
+            PageBounds::update(cache)?;
+            let list = self.list(cache, &query)?;
+            Ok(list.attend(cache, query)?.output)
+        }))
     }
 }

@@ -15,7 +15,7 @@ use crate::policy::generator::generator;
 use crate::policy::notice::warn_once;
 use crate::{
     Capabilities, EvictionPolicy, LayerContext, Needs, Observation, Plan, Policy, PolicyError,
-    Reduction, Result, Step,
+    Reduction, Result, StepPlan,
 };
 use parts::{Parts, Shares, least};
 
@@ -345,19 +345,16 @@ impl Policy for KvReviver {
         Capabilities { changes_decode: true, combines: false, ..Capabilities::default() }
     }
 
-    fn is_recordable(&self, cache: &LayerCache) -> bool {
-        !cache.options().growable
-    }
-
     fn restore(&self, cache: &mut LayerCache) -> Result<()> {
         Ok(cache.restore_state::<Sketch>()?)
     }
 
-    fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let query = step.append(cache)?;
-        let attended = Sketch::of(cache)?.attend(cache, query, &step.position)?;
-        Sketch::revise(cache, attended.logits, step.position)?;
-        Ok(attended.output)
+    fn plan(&self, _layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {
+        Ok(StepPlan::attend_with(|cache, query, step| {
+            let attended = Sketch::of(cache)?.attend(cache, query, &step.position)?;
+            Sketch::revise(cache, attended.logits, step.position.clone())?;
+            Ok(attended.output)
+        }))
     }
 
     fn prefill(

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{Budget, LayerCache, Room, Selection, read_f32, read_i32};
-use kv_kernels::DecodeAttentionOptions;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +15,8 @@ use crate::policy::config::{Config, config_of};
 use crate::policy::generator::generator;
 use crate::sampling::exact_ends::exact_ends;
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, StepPlan,
+    StepUpdate,
 };
 use head::{Head, STREAM};
 use sizes::Sizes;
@@ -279,17 +279,18 @@ impl Policy for BalanceKvStream {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    fn step(&self, _layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let query = step.append(cache)?;
-        let output = cache.attend(query, DecodeAttentionOptions::default())?.output;
-        let due = |cache: &LayerCache| {
-            let lengths = cache.layout().lengths().iter();
-            cache.limits().is_some_and(|limits| lengths.zip(limits).any(|(own, at)| own >= at))
-        };
-        if due(cache) {
-            self.take_waiting(cache)?;
-        }
-        Ok(output)
+    fn plan(&self, _layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {
+        Ok(StepPlan {
+            update: Some(StepUpdate::Own(Box::new(|cache, _, _| {
+                let lengths = cache.layout().lengths().iter();
+                let full = cache.limits().is_some_and(|limits| {
+                    lengths.zip(limits).any(|(length, limit)| length >= limit)
+                });
+                if full { self.take_waiting(cache) } else { Ok(()) }
+            }))),
+            recordable: false,
+            ..StepPlan::append()
+        })
     }
 }
 

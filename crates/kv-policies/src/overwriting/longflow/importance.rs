@@ -1,0 +1,40 @@
+//! Importance of slots behind a step's attention.
+
+use burn::tensor::{DType, Int, Tensor};
+use kv_core::LayerCache;
+use kv_kernels::GroupReduction;
+
+use crate::{DecodeView, Result, Scope};
+
+/// `Σ α ‖v‖₁` of every slot, `[S]`, summed over the query heads that see it (equation 6), and for a
+/// layer's heads together over its key-value heads.
+pub(super) fn importance(view: &DecodeView<'_>, scope: Scope) -> Result<Tensor<1>> {
+    let (logits, log_sum_exp) = view.logits()?;
+    let shares = view.cache.probabilities(logits, log_sum_exp, GroupReduction::Sum)?;
+    let norms = view.cache.values().clone().cast(DType::F32).abs().sum_dim(1);
+    let scores = shares * norms.squeeze_dim(1);
+    Ok(match scope {
+        Scope::Head => scores,
+        Scope::Layer => over_heads(view.cache, &scores),
+    })
+}
+
+/// Each slot's score summed over the heads of its layer, which hold equally many slots in one
+/// order.
+fn over_heads(cache: &LayerCache, scores: &Tensor<1>) -> Tensor<1> {
+    let (batch, heads) = (cache.layout().batch(), cache.layout().kv_heads());
+    let offsets = cache.ranges().offsets.clone().reshape([batch, heads]);
+    let slots = scores.dims()[0];
+    let device = scores.device();
+    let pairs = cache.slot_pairs().clone();
+    // Where a slot is within its head's range.
+    let slot = Tensor::<1, Int>::arange(0..slots as i64, (&device, DType::I32));
+    let place = slot - offsets.clone().reshape([batch * heads]).select(0, pairs.clone());
+    let rows = pairs.div_scalar(heads as i32);
+    let of_head = |head: usize| {
+        let first = offsets.clone().narrow(1, head, 1).reshape([batch]).select(0, rows.clone());
+        // Beyond a range there is nothing that counts.
+        scores.clone().select(0, (first + place.clone()).clamp(0, slots as i32 - 1))
+    };
+    (1..heads).fold(of_head(0), |sum, head| sum + of_head(head))
+}

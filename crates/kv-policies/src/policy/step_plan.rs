@@ -1,0 +1,535 @@
+//! What one decode step of a layer does, told before it runs.
+
+use std::fmt;
+
+use burn::tensor::{DType, Int, Tensor};
+use kv_core::LayerCache;
+use kv_kernels::{
+    AttentionOutput, DecodeAttentionOptions, EvictionOptions, EvictionScope, GroupReduction, Guard,
+};
+
+use super::error::{PolicyError, Result};
+use super::observation::LayerContext;
+use super::step::Step;
+
+/// One decode step of a layer, in the order in which it runs:
+///
+/// 1. The new token goes to its slot ([`TokenSlot`]).
+/// 2. An eviction that needs no attention drops slots.
+/// 3. The token's query attends ([`StepAttention`]).
+/// 4. What the attention gave each slot is noted ([`StepUpdate`]).
+/// 5. An eviction by scores of the attention drops slots ([`EvictionRule`]).
+///
+/// A policy plans ([`crate::Policy::plan`]); [`Self::run`] carries the plan out. A policy around
+/// another takes the other's plan and does something else with what it evicts ([`Self::observe`]).
+#[must_use = "a plan does nothing before it runs"]
+pub struct StepPlan<'a> {
+    /// Where the new token goes.
+    pub slot: TokenSlot,
+    /// What its query attends to.
+    pub attention: StepAttention<'a>,
+    /// What is noted of the attention.
+    pub update: Option<StepUpdate<'a>>,
+    /// What is dropped, and when.
+    pub eviction: Option<EvictionRule<'a>>,
+    /// Whether the step can be recorded as a CUDA graph and replayed: it launches the kernels that
+    /// every other recordable step of its policy launches, and neither waits for the device nor
+    /// allocates a tensor of the cache.
+    pub recordable: bool,
+}
+
+/// Where a step's token goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenSlot {
+    /// Behind the live slots ([`LayerCache::append`]).
+    Append,
+    /// Over the slot that the step before has chosen ([`LayerCache::overwrite`]).
+    Overwrite,
+}
+
+/// What a step's query attends to.
+pub enum StepAttention<'a> {
+    /// All live slots.
+    Live {
+        /// Whether the update or the eviction looks at probabilities, `[S, G]`.
+        probabilities: bool,
+        /// Whether they look at logits `[S, G]` and log-sum-exp `[B, Hq]`.
+        logits: bool,
+    },
+    /// All live slots, in a launch that chooses the slot of the next token too
+    /// ([`LayerCache::attend_and_choose_victim`]).
+    ChooseVictim(VictimChoice),
+    /// What the policy reads in its own way, given the query `[B, Hq, D]` after RoPE; returns the
+    /// output `[B, Hq, D]`.
+    Own(OwnAttention<'a>),
+}
+
+/// What the launch that attends chooses the slot of the next token by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VictimChoice {
+    /// Which heads give up a slot together.
+    pub scope: EvictionScope,
+    /// First and last tokens that no step overwrites.
+    pub protected: [usize; 2],
+    /// Whether the token just written may be overwritten next, where no last token is protected.
+    pub evict_newest: bool,
+}
+
+/// An attention of a policy's own.
+pub type OwnAttention<'a> =
+    Box<dyn FnOnce(&mut LayerCache, Tensor<3>, &Step) -> Result<Tensor<3>> + 'a>;
+
+/// What a step notes of its attention.
+pub enum StepUpdate<'a> {
+    /// A group's probabilities are added to a track.
+    AddProbabilities {
+        /// The track.
+        sums: &'static str,
+        /// How a group's probabilities become one number.
+        reduction: GroupReduction,
+    },
+    /// A group's probabilities times `‖v‖₁` of the slot's value are added to a track.
+    AddContributions {
+        /// The track.
+        sums: &'static str,
+        /// The track of `‖v‖₁`.
+        norms: &'static str,
+        /// How a group's probabilities become one number.
+        reduction: GroupReduction,
+    },
+    /// What the policy notes in its own way.
+    Own(OwnUpdate<'a>),
+}
+
+/// An update of a policy's own. The view has the cache's state before the update.
+pub type OwnUpdate<'a> = Box<dyn FnOnce(&mut LayerCache, &Step, &StepOutput) -> Result<()> + 'a>;
+
+/// The query and the attention of a step.
+#[derive(Debug)]
+pub struct StepOutput {
+    /// The new tokens' queries after RoPE, `[B, Hq, D]`.
+    pub query: Tensor<3>,
+    /// The attention's output, and what the plan asked for besides.
+    pub attention: AttentionOutput,
+}
+
+/// Which slots go once a head is `interval` over its limit.
+pub struct EvictionRule<'a> {
+    /// Whether the scores need no attention, so that the step attends to what stays.
+    pub before_attention: bool,
+    /// Slots over a head's limit at which it evicts.
+    pub interval: usize,
+    /// Whether the slots that stay keep their order. If not, the last slot moves into the gap of a
+    /// single one.
+    pub keeps_order: bool,
+    /// First and last tokens that a head of so many slots always keeps.
+    pub protected: Box<dyn Fn(usize) -> Result<[usize; 2]> + 'a>,
+    /// Scores of all slots, `[S]`, f32: the lowest go. Values of slots beyond a head's length are
+    /// ignored.
+    pub scores: SlotScores<'a>,
+}
+
+/// Scores of all slots, `[S]`, in a decode step.
+pub type SlotScores<'a> = Box<dyn Fn(&DecodeView<'_>) -> Result<Tensor<1>> + 'a>;
+
+/// What scores of a decode step are made of.
+#[derive(Debug)]
+pub struct DecodeView<'a> {
+    /// The layer.
+    pub layer: LayerContext,
+    /// The slots, the new token's included (its eviction excluded).
+    pub cache: &'a LayerCache,
+    /// The step.
+    pub step: &'a Step,
+    /// The new tokens' queries after RoPE, `[B, Hq, D]`.
+    pub query: &'a Tensor<3>,
+    /// This step's attention; `None` before it.
+    pub attention: Option<&'a AttentionOutput>,
+}
+
+/// A decode step before its eviction.
+#[derive(Debug)]
+pub struct Attended {
+    /// `[B, Hq, D]`
+    pub output: Tensor<3>,
+    /// The new tokens' queries after RoPE, `[B, Hq, D]`.
+    pub query: Tensor<3>,
+    /// Every slot's logit with its log-weight, `[S, G]`, f32.
+    pub logits: Tensor<2>,
+    /// `[B, Hq]`, f32.
+    pub log_sum_exp: Tensor<2>,
+    /// What is to go; `None` while all heads are within their limits.
+    pub due: Option<Eviction>,
+}
+
+/// What is to go.
+#[allow(clippy::large_enum_variant, reason = "a few handles to tensors, one a step")]
+#[derive(Debug)]
+pub enum Eviction {
+    /// One slot of each head over its limit.
+    One {
+        /// `[B, Hkv]`
+        victims: Tensor<2, Int>,
+        /// `[B * Hkv]`
+        limits: Vec<usize>,
+    },
+    /// All slots but those of the highest scores.
+    KeepTop {
+        /// `[S]`, f32.
+        scores: Tensor<1>,
+        /// How many stay of each head, `[B * Hkv]`.
+        counts: Vec<usize>,
+    },
+}
+
+impl StepPlan<'_> {
+    /// Appends the token and attends to all live slots, as any number of steps may in a recording.
+    pub fn append() -> Self {
+        Self {
+            slot: TokenSlot::Append,
+            attention: StepAttention::Live { probabilities: false, logits: false },
+            update: None,
+            eviction: None,
+            recordable: true,
+        }
+    }
+}
+
+impl<'a> StepPlan<'a> {
+    /// Appends the token and attends in a policy's own way.
+    pub fn attend_with(
+        attend: impl FnOnce(&mut LayerCache, Tensor<3>, &Step) -> Result<Tensor<3>> + 'a,
+    ) -> Self {
+        Self { attention: StepAttention::Own(Box::new(attend)), ..StepPlan::append() }
+    }
+
+    /// The plan, recordable or not.
+    pub fn recordable(self, recordable: bool) -> Self {
+        Self { recordable, ..self }
+    }
+
+    /// Runs the step; returns the attention's output, `[B, Hq, D]`.
+    ///
+    /// # Errors
+    /// [`PolicyError`]; a full cache is one.
+    pub fn run(
+        self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        step: &Step,
+    ) -> Result<Tensor<3>> {
+        let query = self.slot.write(cache, step)?;
+        self.attend(layer, cache, query, step)
+    }
+
+    /// Runs what follows the token's write, given its query `[B, Hq, D]` after RoPE.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn attend(
+        self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        step: &Step,
+    ) -> Result<Tensor<3>> {
+        let Self { attention, update, eviction, .. } = self;
+        if let Some(rule) = eviction.as_ref().filter(|rule| rule.before_attention)
+            && let Some(due) =
+                rule.due(&DecodeView { layer, cache, step, query: &query, attention: None })?
+        {
+            due.apply_to(cache)?;
+        }
+        let (probabilities, logits) = match attention {
+            StepAttention::Own(attend) => return attend(cache, query, step),
+            StepAttention::ChooseVictim(choice) => {
+                let options = choice.options(cache, &step.position);
+                return Ok(cache.attend_and_choose_victim(query, options)?.output);
+            }
+            StepAttention::Live { probabilities, logits } => (probabilities, logits),
+        };
+        let attention = attend_live(cache, &query, probabilities, logits)?;
+        let output = StepOutput { query, attention };
+        if let Some(update) = update {
+            update.apply_to(cache, step, &output)?;
+        }
+        if let Some(rule) = eviction.filter(|rule| !rule.before_attention)
+            && let Some(due) = rule.due(&output.view(layer, cache, step))?
+        {
+            due.apply_to(cache)?;
+        }
+        Ok(output.attention.output)
+    }
+
+    /// Runs the step but for its eviction, which it reports: with logits and log-sum-exp, for a
+    /// policy that does something else with what goes. Slots that need no attention to be found are
+    /// found before it too, but attended to.
+    ///
+    /// # Errors
+    /// As [`Self::run`]; [`PolicyError::InvalidConfig`] for plans that read in a way of their own
+    /// or overwrite.
+    pub fn observe(
+        self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        step: &Step,
+    ) -> Result<Attended> {
+        let (TokenSlot::Append, StepAttention::Live { probabilities, .. }) =
+            (self.slot, &self.attention)
+        else {
+            return Err(PolicyError::InvalidConfig {
+                policy: "evictor".into(),
+                reason: "its steps do not attend to all live slots behind an append".into(),
+            });
+        };
+        let query = self.slot.write(cache, step)?;
+        if let Some(StepUpdate::AddContributions { norms, .. }) = self.update {
+            // Whoever carries out evictions may have changed values.
+            cache.set_value_norms(norms)?;
+        }
+        let before = match &self.eviction {
+            Some(rule) if rule.before_attention => {
+                rule.due(&DecodeView { layer, cache, step, query: &query, attention: None })?
+            }
+            _ => None,
+        };
+        let attention = attend_live(cache, &query, *probabilities, true)?;
+        let output = StepOutput { query, attention };
+        if let Some(update) = self.update {
+            update.apply_to(cache, step, &output)?;
+        }
+        let due = match self.eviction {
+            Some(rule) if !rule.before_attention => rule.due(&output.view(layer, cache, step))?,
+            _ => before,
+        };
+        let (logits, log_sum_exp) = logits_of(&output.attention)?;
+        Ok(Attended {
+            output: output.attention.output,
+            query: output.query,
+            logits,
+            log_sum_exp,
+            due,
+        })
+    }
+}
+
+impl fmt::Debug for StepPlan<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let attention = match &self.attention {
+            StepAttention::Live { .. } => "all live slots",
+            StepAttention::ChooseVictim(_) => "all live slots, choosing a victim",
+            StepAttention::Own(_) => "the policy's own",
+        };
+        f.debug_struct("StepPlan")
+            .field("slot", &self.slot)
+            .field("attention", &attention)
+            .field("updates", &self.update.is_some())
+            .field("evicts", &self.eviction.is_some())
+            .field("recordable", &self.recordable)
+            .finish()
+    }
+}
+
+impl VictimChoice {
+    /// The kernel's options for a step whose tokens have these positions, `[B]`.
+    pub(crate) fn options(self, cache: &LayerCache, position: &Tensor<1, Int>) -> EvictionOptions {
+        let Self { scope, protected: [sinks, recents], evict_newest } = self;
+        let guard = (sinks > 0 || recents > 0).then(|| Guard {
+            positions: cache.positions().clone(),
+            now: position.clone(),
+            sinks,
+            recents,
+        });
+        EvictionOptions { scope, evict_newest, guard, ..EvictionOptions::default() }
+    }
+}
+
+impl TokenSlot {
+    fn write(self, cache: &mut LayerCache, step: &Step) -> Result<Tensor<3>> {
+        match self {
+            Self::Append => step.append(cache),
+            Self::Overwrite => step.overwrite(cache),
+        }
+    }
+}
+
+impl StepUpdate<'_> {
+    fn apply_to(self, cache: &mut LayerCache, step: &Step, output: &StepOutput) -> Result<()> {
+        match self {
+            Self::AddProbabilities { sums, reduction } => {
+                let (logits, log_sum_exp) = logits_of(&output.attention)?;
+                Ok(cache.add_probabilities(sums, logits, log_sum_exp, reduction)?)
+            }
+            Self::AddContributions { sums, norms, reduction } => {
+                let (logits, log_sum_exp) = logits_of(&output.attention)?;
+                Ok(cache.add_contributions([sums, norms], logits, log_sum_exp, reduction)?)
+            }
+            Self::Own(update) => update(cache, step, output),
+        }
+    }
+}
+
+impl StepOutput {
+    fn view<'a>(
+        &'a self,
+        layer: LayerContext,
+        cache: &'a LayerCache,
+        step: &'a Step,
+    ) -> DecodeView<'a> {
+        DecodeView { layer, cache, step, query: &self.query, attention: Some(&self.attention) }
+    }
+}
+
+impl DecodeView<'_> {
+    /// This step's attention probabilities, `[S, G]`.
+    ///
+    /// # Errors
+    /// [`PolicyError::MissingObservation`] for plans that did not ask for them.
+    pub fn probabilities(&self) -> Result<&Tensor<2>> {
+        self.attention
+            .and_then(|attention| attention.probabilities.as_ref())
+            .ok_or_else(|| missing("attention probabilities"))
+    }
+
+    /// This step's logits `[S, G]` and log-sum-exp `[B, Hq]`.
+    ///
+    /// # Errors
+    /// As [`Self::probabilities`].
+    pub fn logits(&self) -> Result<(Tensor<2>, Tensor<2>)> {
+        logits_of(self.attention.ok_or_else(|| missing("attention"))?)
+    }
+
+    /// The track of accumulated scores of this name, `[S]`.
+    ///
+    /// # Errors
+    /// [`PolicyError::MissingObservation`] for caches that were not primed.
+    pub fn track(&self, name: &str) -> Result<Tensor<1>> {
+        self.cache.track(name).cloned().ok_or_else(|| missing("accumulated scores"))
+    }
+}
+
+impl EvictionRule<'_> {
+    /// Whether every step of a full cache evicts one slot of each head, so that a step is what the
+    /// step before was.
+    pub fn is_steady(&self, cache: &LayerCache) -> bool {
+        self.interval == 1 && !self.keeps_order && cache.at_limits()
+    }
+
+    /// Whether some head evicts once it holds `more` slots more.
+    pub fn is_due(&self, cache: &LayerCache, more: usize) -> bool {
+        self.due_heads(cache, more).any(|due| due)
+    }
+
+    fn due_heads(&self, cache: &LayerCache, more: usize) -> impl Iterator<Item = bool> {
+        let heads = cache.layout().lengths().iter().zip(cache.limits().unwrap_or_default());
+        heads.map(move |(&length, &limit)| length + more >= limit.saturating_add(self.interval))
+    }
+
+    /// What is over the limits, if it is time to evict.
+    ///
+    /// # Errors
+    /// Those of its scores, and [`PolicyError`] where a head's limit does not hold what the policy
+    /// protects.
+    pub fn due(&self, view: &DecodeView<'_>) -> Result<Option<Eviction>> {
+        let DecodeView { cache, step, .. } = view;
+        let Some(limits) = cache.limits() else { return Ok(None) };
+        if !self.is_due(cache, 0) {
+            return Ok(None);
+        }
+        let protected = limits.iter().map(|&limit| (self.protected)(limit));
+        let protected = protected.collect::<Result<Vec<_>>>()?;
+        let scores = (self.scores)(view)?;
+        if self.interval == 1 && !self.keeps_order {
+            let alike = protected.first().filter(|first| protected.iter().all(|own| own == *first));
+            let victims = match alike {
+                Some(&ends) => cache.lowest_unprotected(scores, &step.position, ends)?,
+                None => cache.lowest_slots(protect(cache, scores, &step.position, &protected))?,
+            };
+            return Ok(Some(Eviction::One { victims, limits: limits.to_vec() }));
+        }
+        // Many at once, or scores that depend on the slots' order, which stays.
+        let scores = protect(cache, scores, &step.position, &protected);
+        let heads = self.due_heads(cache, 0).zip(limits).zip(cache.layout().lengths());
+        let counts = heads.map(|((due, &limit), &length)| if due { limit } else { length });
+        Ok(Some(Eviction::KeepTop { scores, counts: counts.collect() }))
+    }
+}
+
+impl Eviction {
+    /// Drops what is to go.
+    pub(crate) fn apply_to(self, cache: &mut LayerCache) -> Result<()> {
+        match self {
+            Self::One { victims, limits } => cache.evict_slots(victims, &limits)?,
+            Self::KeepTop { scores, counts } => {
+                let kept = cache.highest(scores, &counts)?;
+                cache.retain(&kept)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Attention to all live slots. Where logits are asked for, probabilities are made of them: the
+/// kernel writes one or the other.
+fn attend_live(
+    cache: &LayerCache,
+    query: &Tensor<3>,
+    probabilities: bool,
+    logits: bool,
+) -> Result<AttentionOutput> {
+    let options = DecodeAttentionOptions {
+        probabilities: probabilities && !logits,
+        logits,
+        log_sum_exp: logits,
+        ..Default::default()
+    };
+    let mut attention = cache.attend(query.clone(), options)?;
+    if probabilities && logits {
+        let (logits, log_sum_exp) = logits_of(&attention)?;
+        // Every slot's own head has its group's.
+        let own = log_sum_exp.reshape([cache.layout().pairs(), logits.dims()[1]]);
+        let own = own.select(0, cache.slot_pairs().clone());
+        attention.probabilities = Some((logits - own).exp());
+    }
+    Ok(attention)
+}
+
+/// Logits and log-sum-exp of an attention that was asked for them.
+fn logits_of(attention: &AttentionOutput) -> Result<(Tensor<2>, Tensor<2>)> {
+    let logits = attention.logits.clone().ok_or_else(|| missing("logits"))?;
+    Ok((logits, attention.log_sum_exp.clone().ok_or_else(|| missing("log-sum-exp"))?))
+}
+
+fn missing(what: &'static str) -> PolicyError {
+    PolicyError::MissingObservation { policy: "decode step", what }
+}
+
+/// Raises the scores of each head's first and last tokens beyond all others.
+fn protect(
+    cache: &LayerCache,
+    mut scores: Tensor<1>,
+    position: &Tensor<1, Int>,
+    protected: &[[usize; 2]],
+) -> Tensor<1> {
+    let (rows, heads) = (cache.layout().batch(), cache.layout().kv_heads());
+    let device = &cache.options().device;
+    let of_slots = |per_head: Tensor<1, Int>| per_head.select(0, cache.slot_pairs().clone());
+    let upload = |end: usize| {
+        let counts = protected.iter().map(|ends| i32::try_from(ends[end]).unwrap_or(i32::MAX));
+        let counts: Vec<i32> = counts.collect();
+        Tensor::<1, Int>::from_data(counts.as_slice(), (device, DType::I32))
+    };
+    if protected.iter().any(|[sinks, _]| *sinks > 0) {
+        let first = cache.positions().clone().lower(of_slots(upload(0)));
+        scores = scores.mask_fill(first, f32::INFINITY);
+    }
+    if protected.iter().any(|[_, recents]| *recents > 0) {
+        // The oldest protected position of each slot's (sequence, head).
+        let now = position.clone().cast(DType::I32).unsqueeze_dim::<2>(1);
+        let now = now.expand([rows, heads]).reshape([rows * heads]);
+        let oldest = of_slots((now - upload(1)).add_scalar(1));
+        let recent = cache.positions().clone().greater_equal(oldest);
+        scores = scores.mask_fill(recent, f32::INFINITY);
+    }
+    scores
+}
