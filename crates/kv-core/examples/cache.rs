@@ -1,4 +1,5 @@
-//! The life of a cache: filled from a prompt, appended to, evicted from, and what it takes in bytes.
+//! The life of a cache: filled from a prompt, appended to, evicted from, and what it takes in
+//! bytes.
 //!
 //! ```sh
 //! cargo run --release -p kv-core --example cache
