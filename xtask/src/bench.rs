@@ -8,7 +8,8 @@ use crate::util::{self, Feature};
 
 /// Build `kv-bench` in release, with the backend that `--device` asks for, and run it.
 ///
-/// Everything but `--features` is passed on; `cargo xtask bench -- --help` shows kv-bench's own help.
+/// Everything but `--features` is passed on; `cargo xtask bench -- --help` shows kv-bench's own
+/// help.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Cargo features to build with, instead of those that `--device` implies; give it first

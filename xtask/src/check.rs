@@ -9,7 +9,8 @@ use crate::util;
 pub(crate) fn run() -> Result<()> {
     step("format", || cargo("fmt --all --check"))?;
     step("no fusion feature", || no_fusion("wgpu").and_then(|()| no_fusion("cuda")))?;
-    // One set of features for lints and docs, so that dependencies are checked once; tests build wgpu by itself.
+    // One set of features for lints and docs, so that dependencies are checked once; tests build
+    // wgpu by itself.
     step("lints (wgpu, cuda)", || {
         cargo("clippy --release --workspace --all-targets --features=wgpu,cuda -- -D warnings")
     })?;

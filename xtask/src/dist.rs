@@ -94,7 +94,9 @@ fn add(executable: &Path, to: &Path) -> Result<()> {
 fn readme(devices: &[&str]) -> String {
     format!(
         "burn-kv for {}: `./kv-bench --device {}` measures, `./kv-bench --help` says more, \
-         `./tests --test-threads=1` tests (golden files: KV_GOLDEN_DIR, models: KV_MODELS_DIR).\n",
+         `./tests --test-threads=1` tests. KV_GOLDEN_DIR names a copy of the sources' \
+         fixtures/golden, KV_MODELS_DIR a folder of larger models (absolute paths); tests that \
+         read these are skipped without.\n",
         devices.join(" and "),
         devices[0]
     )

@@ -73,7 +73,8 @@ pub(crate) struct Executable {
     pub(crate) path: PathBuf,
 }
 
-/// Runs a cargo command that builds (`build …`, `test --no-run …`) and returns the executables made.
+/// Runs a cargo command that builds (`build …`, `test --no-run …`) and returns the executables
+/// made.
 ///
 /// # Errors
 ///
@@ -110,8 +111,8 @@ pub(crate) fn show_features(features: &[Feature]) -> String {
 }
 
 /// Builds `kv-bench` in release with some cargo features, and returns the executable. The whole
-/// workspace is named, as for tests, so that crates have the features that tests build them with and
-/// are compiled once.
+/// workspace is named, as for tests, so that crates have the features that tests build them with
+/// and are compiled once.
 ///
 /// # Errors
 ///

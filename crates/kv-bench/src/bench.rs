@@ -137,7 +137,8 @@ impl<'a> ModelBench<'a> {
         Ok(Self { model, bench })
     }
 
-    /// Prefills a prompt and shows its layers to `see`, one by one, up to the first that it refuses.
+    /// Prefills a prompt and shows its layers to `see`, one by one, up to the first that it
+    /// refuses.
     ///
     /// # Errors
     /// Errors of the model and of `see`.

@@ -81,6 +81,15 @@ fn nearest(text: &str) -> String {
 
 /// Opens the chosen device.
 ///
+/// ```
+/// use kv_core::{DeviceChoice, device_name, select_device};
+///
+/// let choice: DeviceChoice = "cpu".parse()?; // or `auto`, `cuda:1`, `vulkan`, ...
+/// let device = select_device(choice)?;
+/// println!("on {}", device_name(&device));
+/// # Ok::<(), kv_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::BackendNotCompiled`] names the cargo feature to enable, [`Error::DeviceNotFound`] what
 /// is there instead.

@@ -38,6 +38,27 @@ pub(crate) use tracks::Track;
 ///
 /// The cache owns its tensors and writes into them in place; none is handed out but by reference.
 /// `Clone` copies deeply.
+///
+/// ```
+/// use burn::tensor::{DType, Device, Distribution, Tensor};
+/// use kv_core::{CacheOptions, LayerCache, SlotLayout};
+///
+/// // One sequence, two key-value heads with room for 4 and 2 slots, head dim 8.
+/// let device = Device::flex();
+/// let layout = SlotLayout::new(2, vec![4, 2]);
+/// let mut cache = LayerCache::new(layout, 8, CacheOptions::new(&device, DType::F32));
+/// let token = Tensor::<3>::random([1, 2, 8], Distribution::Default, &device);
+/// cache.append(token.clone(), token.clone(), Tensor::zeros([1], (&device, DType::I32)))?;
+/// cache.append(token.clone(), token, Tensor::ones([1], (&device, DType::I32)))?;
+/// assert_eq!(cache.layout().lengths(), [2, 2]);
+///
+/// // Evict each head's older token where it holds more than its limit.
+/// let ages = cache.positions().clone().float();
+/// let victims = cache.lowest_slots(ages)?;
+/// cache.evict_slots(victims, &[2, 1])?;
+/// assert_eq!(cache.layout().lengths(), [2, 1]);
+/// # Ok::<(), kv_core::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct LayerCache {
     pub(crate) layout: SlotLayout,

@@ -1,10 +1,4 @@
-//! The KV cache that compression policies share.
-//!
-//! A *slot* of a layer's cache holds a key, a value, the token's logical position and a
-//! multiplicity (weight) `w >= 0`. A [`LayerCache`] is a pool of slots with an offset, a capacity
-//! and a length for every (sequence, key-value head), so that unequal heads are really smaller. A
-//! policy decides what to keep ([`Selection`]), to overwrite or to merge; the cache carries it
-//! out, in place.
+#![doc = include_str!("../README.md")]
 //!
 //! Dimension letters: `B` batch, `Hkv` key-value heads, `T` tokens, `C` capacity in slots, `S`
 //! slots of a pool, `D` head dim.

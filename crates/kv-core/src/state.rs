@@ -44,8 +44,8 @@ pub trait PolicyState: Any + Debug + Send + Sync {
     /// [`Error::Read`] where the device gives nothing back.
     fn to_host(&self) -> Result<Option<HostState>>;
 
-    /// Whether files can hold the state. Saving a cache is refused before anything is read where one
-    /// of its states says no.
+    /// Whether files can hold the state. Saving a cache is refused before anything is read where
+    /// one of its states says no.
     fn is_savable(&self) -> bool {
         true
     }

@@ -1,7 +1,8 @@
-//! Attention over compressed KV caches, and the slot operations around it.
+#![doc = include_str!("../README.md")]
 //!
-//! Kernels work on bare Burn tensors and know no cache, policy or model. Ops are grouped in
-//! families, and each op is one folder that holds all of it:
+//! # Modules
+//!
+//! Ops are grouped in families, and each op is one folder that holds all of it:
 //!
 //! - `mod.rs`: the public function, its options and its checks.
 //! - `backend.rs`: the op's backend trait, and its implementations for CubeCL devices and the CPU.
@@ -11,9 +12,6 @@
 //!
 //! `components` holds the parts of kernels that several ops share, `backend` what ops share on the
 //! host: checks, errors, devices and buffers.
-//!
-//! Dimension letters: `B` batch, `Hq`/`Hkv` query and key-value heads, `G = Hq/Hkv`, `S` slots of
-//! a pool, `D` head dim.
 
 mod attention;
 mod backend;

@@ -12,8 +12,8 @@ fn everything() -> DecodeAttentionOptions {
 fn agrees_with_f64_on_every_device_and_dtype() {
     for tested in devices() {
         for dtype in tested.float_dtypes() {
-            // Inputs are rounded before the reference sees them. Logits are summed in f32; outputs and
-            // probabilities are rounded in half precision.
+            // Inputs are rounded before the reference sees them. Logits are summed in f32; outputs
+            // and probabilities are rounded in half precision.
             let [limit, lse_limit] = if dtype == DType::F32 { [1e-5, 1e-4] } else { [1e-2, 5e-3] };
             // Half precision differs in how rows are read; it need not meet every case on drivers
             // that compile on the CPU.

@@ -83,6 +83,25 @@ struct Running<'a> {
 ///
 /// Each request gets the tokens that it would get alone.
 ///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use kv_models::{Model, Request, generate};
+///
+/// let model = Model::load("needle-1m", &kv_core::select_device("cpu".parse()?)?, None)?;
+/// let policy = kv_policies::build_named("streaming-llm", "16".parse()?)?;
+/// let prompts = ["The boat lay upon the sand.", "The sea was calm that day, and"];
+/// let requests = prompts.map(|prompt| Request::greedy(model.encode(prompt).unwrap(), 3));
+/// let mut seen = 0;
+/// let outputs = generate(&model, policy, &requests, |_event| {
+///     seen += 1;
+///     ControlFlow::Continue(())
+/// })?;
+/// assert_eq!(outputs.len(), 2);
+/// assert!(seen >= 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// [`crate::ModelError`]; no token of a failed step is emitted.
 pub fn generate(

@@ -1,28 +1,4 @@
-//! Llama-family models in Burn, with pluggable KV-cache compression.
-//!
-//! One decoder serves Llama 2 and 3, Mistral, Ministral, Qwen2, Qwen2.5, Qwen3 and the DeepSeek-R1
-//! distillations, configured by the model's own `config.json`. [`Model::load`] takes a local
-//! folder, a hub id, `random:PRESET` (random weights, for speed work) or `needle-1m` (embedded).
-//!
-//! ```
-//! use kv_models::{Model, Request, generate};
-//! use kv_policies::build_named;
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let device = burn::tensor::Device::flex();
-//! let model = Model::load("needle-1m", &device, None)?;
-//! let policy = build_named("snapkv", "0.5".parse()?)?;
-//! let filler = "The sea was calm that day, and the old boat lay upon the sand. ".repeat(9);
-//! let prompt = format!(
-//!     "{filler}\nThe secret number of the clever fiddle is 21963.\n{filler}\nQuestion: What is \
-//!      the secret number of the clever fiddle?\nAnswer: "
-//! );
-//! let requests = [Request::greedy(model.encode(&prompt)?, 5)];
-//! let outputs = generate(&model, policy, &requests, |_| std::ops::ControlFlow::Continue(()))?;
-//! assert_eq!(outputs[0].text.as_deref(), Some("21963"));
-//! # Ok(())
-//! # }
-//! ```
+#![doc = include_str!("../README.md")]
 
 mod calibration;
 mod chat;
@@ -59,7 +35,7 @@ pub use session::{Decoder, Session};
 pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::{Weights, WeightsError};
 
-/// Makes the README's examples doc tests.
+/// Makes the examples of the workspace's README doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
-struct Readme;
+struct WorkspaceReadme;

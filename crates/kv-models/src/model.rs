@@ -43,6 +43,16 @@ impl Model {
     /// model's own elsewhere. On the CPU bf16 decodes faster than f32, which has twice its bytes,
     /// and f16 several times slower, as its numbers are converted one by one.
     ///
+    /// ```
+    /// use kv_models::Model;
+    ///
+    /// let device = kv_core::select_device("cpu".parse()?)?;
+    /// let model = Model::load("needle-1m", &device, None)?;
+    /// let tokens = model.encode("The boat lay upon the sand.")?;
+    /// assert_eq!(model.decode(&tokens)?, "The boat lay upon the sand.");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ModelError`] says what is missing or unsupported.
     pub fn load(name: &str, device: &Device, dtype: Option<DType>) -> Result<Self> {

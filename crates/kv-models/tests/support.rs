@@ -42,11 +42,11 @@ pub(crate) fn configure(folder: &Path, key: &str, value: Value) {
     std::fs::write(&path, config.to_string()).unwrap();
 }
 
-/// Where larger models lie: `KV_MODELS_DIR`, or `../shared/models` beside the workspace.
+/// A larger model's folder in the folder that `KV_MODELS_DIR` names. A relative one counts from the
+/// workspace.
 pub(crate) fn model_folder(name: &str) -> Option<PathBuf> {
     let workspace = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let folder = std::env::var("KV_MODELS_DIR").map(PathBuf::from);
-    let folder = folder.unwrap_or_else(|_| workspace.join("../shared/models")).join(name);
+    let folder = workspace.join(std::env::var("KV_MODELS_DIR").ok()?).join(name);
     folder.is_dir().then_some(folder)
 }
 

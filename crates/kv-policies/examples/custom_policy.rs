@@ -1,9 +1,10 @@
 //! A policy of one's own, with private state on the device.
 //!
-//! First in, first out: each head gives up the token that came first, behind a few sinks. The policy
-//! keeps
+//! First in, first out: each head gives up the token that came first, behind a few sinks. The
+//! policy keeps
 //!
-//! * a *track*, one number a slot: when the slot's token arrived. The cache moves it with the slots.
+//! * a *track*, one number a slot: when the slot's token arrived. The cache moves it with the
+//!   slots.
 //! * a *state* of its own type with an integer tensor: the number that the next token of each head
 //!   gets. The cache copies, moves, joins, saves and loads it through the trait [`PolicyState`].
 //!

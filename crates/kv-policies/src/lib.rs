@@ -1,41 +1,4 @@
-//! KV-cache compression policies over one cache.
-//!
-//! A [`Policy`] chooses what to keep of a prompt and keeps the cache within its budget during
-//! decode. Most belong to one family, *score → keep the top* ([`KeepTop`]): a [`Scorer`] is one
-//! short file in `keep_top/`, and sinks, recents, intervals and allocations are options of the
-//! family. [`build`] makes any of them from JSON.
-//!
-//! Policies work on bare queries, keys and values; a model is not needed. [`CompressedAttention`]
-//! holds one with a layer's cache, as a Burn module:
-//!
-//! ```
-//! use burn::tensor::{DType, Device, Distribution, Int, Tensor};
-//! use kv_core::CacheOptions;
-//! use kv_policies::{CompressedAttention, Observation, Step, build};
-//!
-//! # fn main() -> Result<(), kv_policies::PolicyError> {
-//! let device = Device::flex();
-//! let policy = build(&serde_json::json!({"policy": "knorm", "budget": 0.25}))?;
-//!
-//! // One layer's prompt: 2 sequences, 2 key-value heads, 64 tokens, head dim 16.
-//! let keys = Tensor::<4>::random([2, 2, 64, 16], Distribution::Default, &device);
-//! let values = keys.clone();
-//! let positions = Tensor::<1, Int>::arange(0..64, (&device, DType::I32));
-//! let positions = positions.unsqueeze::<2>().repeat_dim(0, 2);
-//! let observation = Observation::new(&keys, &values, &positions).with_seeds(&[0, 1]);
-//! let mut attention = CompressedAttention::new(policy, observation.layer);
-//! attention.prefill(&observation, 8, CacheOptions::new(&device, DType::F32))?;
-//! assert_eq!(attention.cache().unwrap().layout().lengths(), [16, 16, 16, 16]);
-//!
-//! // A decode step: 4 query heads in groups of 2.
-//! let random = |heads| Tensor::<3>::random([2, heads, 16], Distribution::Default, &device);
-//! let position = Tensor::full([2], 64, (&device, DType::I32));
-//! let step = Step::new(random(4), random(2), random(2), position);
-//! let output = attention.forward(step)?;
-//! assert_eq!(output.dims(), [2, 4, 16]);
-//! # Ok(())
-//! # }
-//! ```
+#![doc = include_str!("../README.md")]
 
 pub mod certificates;
 mod combine;

@@ -273,6 +273,19 @@ pub const POLICIES: &[Entry] = &[
 /// `{"policy": "snapkv", "budget": 512, "window": 64}`. Whole budgets are
 /// tokens, those with a point a share of the prompt.
 ///
+/// ```
+/// use kv_policies::build;
+/// use serde_json::json;
+///
+/// let policy = build(&json!({"policy": "h2o", "budget": 0.25, "sinks": 2}))?;
+/// assert_eq!(policy.name(), "h2o");
+/// assert_eq!(policy.config()["sinks"], 2);
+///
+/// let error = build(&json!({"policy": "h20", "budget": 0.25})).unwrap_err();
+/// assert!(error.to_string().contains("`h2o`"));
+/// # Ok::<(), kv_policies::PolicyError>(())
+/// ```
+///
 /// # Errors
 /// [`PolicyError::UnknownPolicy`] suggests the nearest name; [`PolicyError::InvalidConfig`] names
 /// the parameter that is unknown, missing or out of range.

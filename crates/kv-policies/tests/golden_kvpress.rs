@@ -15,18 +15,36 @@ fn inputs(test: &str, suffix: &str, tested: &TestDevice) -> Prompt {
     let golden = golden_files(test, &format!("kvpress_inputs{suffix}")).remove(0);
     let device = &tested.device;
     let keys = golden.tensor("k").on::<4>(device);
-    let query = golden.tensor("q").on::<4>(device);
     let [batch, _, tokens, dim] = keys.dims();
     let hidden = golden.tensor("hidden").on::<3>(device);
     let weights = golden.tensor("wq").on::<2>(device);
-    let width = hidden.dims()[2];
+    let (width, query_heads) = (hidden.dims()[2], weights.dims()[0] / dim);
     let raw = hidden.reshape([batch * tokens, width]).matmul(weights.transpose());
-    let raw = raw.reshape([batch, tokens, query.dims()[1], dim]).swap_dims(1, 2);
+    let raw = raw.reshape([batch, tokens, query_heads, dim]).swap_dims(1, 2);
     let theta = golden.number("rope_theta");
-    let frequencies =
+    let frequencies: Vec<f64> =
         (0..dim / 2).map(|pair| theta.powf(-2.0 * pair as f64 / dim as f64)).collect();
+    // The file of the tree holds no rotated queries, which these make.
+    let query = rotated(&raw, &frequencies);
     let values = golden.tensor("v").on(device);
     Prompt { query, keys, values, raw_query: Some(raw), frequencies }
+}
+
+/// RoPE of `[B, H, T, D]` at positions from 0 on, whose halves are rotated.
+fn rotated(tensor: &Tensor<4>, frequencies: &[f64]) -> Tensor<4> {
+    let [_, _, tokens, dim] = tensor.dims();
+    let half = dim / 2;
+    let table = |function: fn(f64) -> f64| {
+        let angles = (0..tokens).flat_map(|at| frequencies.iter().map(move |f| at as f64 * f));
+        let numbers: Vec<f32> = angles.map(|angle| function(angle) as f32).collect();
+        let table = Tensor::<1>::from_data(numbers.as_slice(), &tensor.device());
+        table.reshape([1, 1, tokens, half])
+    };
+    let (cos, sin) = (table(f64::cos), table(f64::sin));
+    let (first, second) = (tensor.clone().narrow(3, 0, half), tensor.clone().narrow(3, half, half));
+    let turned =
+        [first.clone() * cos.clone() - second.clone() * sin.clone(), second * cos + first * sin];
+    Tensor::cat(turned.to_vec(), 3)
 }
 
 /// What follows `kvpress_KIND` in a file's name: sets of other seeds may carry a suffix.

@@ -1,8 +1,8 @@
 //! What every policy must do, on bare queries, keys and values.
 
 use burn::tensor::Tensor;
-use kv_core::{CacheOptions, LayerCache, read_f32};
-use kv_policies::{POLICIES, Policy};
+use kv_core::{CacheOptions, LayerCache, Room, read_f32};
+use kv_policies::{POLICIES, Policy, Sketch};
 use kv_testing::{Numbers, devices};
 use serde_json::{Value, json};
 
@@ -72,51 +72,45 @@ fn decode(run: &Run, policy: &dyn Policy) -> (LayerCache, Vec<f32>) {
     (cache, read_f32("outputs", outputs.reshape([batch, steps * heads * dim])).unwrap())
 }
 
+/// Slots that a head may hold beyond its limit, plus one; `None` where the policy states no limit.
+fn beyond_limit(run: &Run, policy: &dyn Policy) -> Option<usize> {
+    match run.prompt.observed(|seen| policy.room(seen, STEPS)).unwrap() {
+        Room::Limited { over, .. } => Some(over.max(1)),
+        Room::Extra(_) | Room::Total(_) => None,
+    }
+}
+
 #[test]
 fn budgets_hold_in_prefill_and_decode() {
     for tested in devices() {
-        for config in all(json!(80)) {
+        for (config, wider) in all(json!(80)).into_iter().zip(all(json!(160))) {
             let policy = policy(config.clone());
             let run = run(0..2, 2, &tested.device);
             let context = format!("{config} on {}", tested.name);
-            let name = policy.name();
-            let keeps_all = matches!(
-                name,
-                "full"
-                    | "top-k-oracle"
-                    | "cis"
-                    | "cis-star"
-                    | "cpe"
-                    | "psaw"
-                    | "etf"
-                    | "quest"
-                    | "double-sparsity"
-                    | "hshare"
-            );
+            let does = policy.capabilities();
+            let beyond = beyond_limit(&run, &*policy);
+            let used = |cache: &LayerCache| cache.layout().used();
             let cache = run.prompt.compress(&*policy, STEPS);
-            let total = if keeps_all { TOKENS } else { 80 };
-            // A stream's levels fill the budget only now and then.
-            let streams = name == "balancekv-stream";
+            // What a budget does not change keeps all tokens.
+            let wider = run.prompt.compress(&*super::support::policy(wider), STEPS);
+            let keeps_all = used(&cache) == used(&wider);
             // Entries of a sketch are a part of the budget.
-            let total = total - if name == "kvreviver" { 6 } else { 0 };
-            let used = cache.layout().used();
-            assert!(used == 4 * total || (streams && used < 4 * total), "{context}: {used} slots");
+            let entries = if cache.policy_state::<Sketch>().is_some() { 6 } else { 0 };
+            let total = if keeps_all { TOKENS } else { 80 - entries };
+            // Without a limit PyramidInfer thins generated tokens, which have no budget. Streams
+            // grow by levels and fill the budget only now and then.
+            let streams = !keeps_all && !does.prunes && does.changes_decode && beyond.is_none();
+            let slots = used(&cache);
+            assert!(slots == 4 * total || (streams && slots < 4 * total), "{context}: {slots}");
             let (cache, outputs) = decode(&run, &*policy);
             assert!(outputs.iter().all(|x| x.is_finite()), "{context}");
-            let config = policy.config();
-            let interval = config["interval"].as_u64().or(config["slack"].as_u64().map(|n| n + 1));
-            let interval = interval.unwrap_or(1) as usize;
-            // PyramidInfer has no budget for generated tokens; it thins them. Streams grow by
-            // levels.
-            let bounded =
-                policy.capabilities().changes_decode && name != "pyramidinfer" && !streams;
             for &length in cache.layout().lengths() {
-                if bounded && !keeps_all {
-                    assert!(length < total + interval, "{context}: {length} slots after decode");
+                if let Some(beyond) = beyond {
+                    assert!(length < total + beyond, "{context}: {length} slots after decode");
                 }
             }
-            if !policy.capabilities().changes_decode {
-                assert_eq!(cache.layout().used(), 4 * (total + STEPS), "{context}");
+            if !does.changes_decode {
+                assert_eq!(used(&cache), 4 * (total + STEPS), "{context}");
             }
         }
     }
@@ -139,12 +133,10 @@ fn heads_over_their_share_decode_on() {
             let run = run(0..2, 2, &tested.device);
             let (cache, outputs) = decode(&run, &*policy);
             assert!(outputs.iter().all(|x| x.is_finite()), "{config} on {}", tested.name);
-            let config = policy.config();
-            let interval = config["interval"].as_u64().or(config["slack"].as_u64().map(|n| n + 1));
-            let interval = interval.unwrap_or(1) as usize;
+            let beyond = beyond_limit(&run, &*policy).unwrap();
             let kept = run.prompt.compress(&*policy, STEPS).limits().unwrap().to_vec();
             for (length, kept) in cache.layout().lengths().iter().zip(kept) {
-                assert!(*length < kept + interval, "{config}: {length} slots of {kept}");
+                assert!(*length < kept + beyond, "{config}: {length} slots of {kept}");
             }
         }
     }
@@ -214,7 +206,7 @@ fn rows_do_not_leak() {
 #[test]
 fn a_budget_beyond_the_prompt_keeps_everything() {
     // Whatever the budget, windows hide tokens of a model's top layer.
-    let hides = |config: &Value| ["psaw", "cpe"].iter().any(|name| config["policy"] == *name);
+    let hides = |config: &Value| policy(config.clone()).visible_window(LAYER).is_some();
     for tested in devices() {
         for config in all(json!(1000)).into_iter().filter(|config| !hides(config)) {
             let policy = policy(config.clone());

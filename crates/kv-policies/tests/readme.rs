@@ -31,15 +31,19 @@ fn every_policy_is_documented() {
     let read = |file: &str| {
         fs::read_to_string(workspace.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
     };
+    let readme = include_str!("../../../README.md");
     let index = read("docs/policies/README.md");
     for entry in POLICIES {
         let page = page_of(entry.name);
         let file = format!("docs/policies/{page}");
-        assert_names("README.md", include_str!("../../../README.md"), entry.name, entry.paper);
         assert_names("docs/policies/README.md", &index, entry.name, entry.paper);
         assert_names(&file, &read(&file), entry.name, entry.paper);
-        let link = format!("[`{}`]({page})", entry.name);
-        assert!(index.contains(&link), "docs/policies/README.md: {link}");
+        for (file, text, folder) in
+            [("README.md", readme, "docs/policies/"), ("docs/policies/README.md", &index, "")]
+        {
+            let link = format!("[`{}`]({folder}{page})", entry.name);
+            assert!(text.contains(&link), "{file}: {link}");
+        }
     }
 }
 

@@ -2,8 +2,8 @@ use std::process::Command;
 
 const ALONE: &str = "KV_TEST_ALONE";
 
-/// Whether this process runs `test` alone. If not, another one is run that does, and must pass: for tests of what all
-/// tests of a process share. `module` is the test's `module_path!()`.
+/// Whether this process runs `test` alone. If not, another one is run that does, and must pass: for
+/// tests of what all tests of a process share. `module` is the test's `module_path!()`.
 pub fn alone(module: &str, test: &str) -> bool {
     if std::env::var_os(ALONE).is_some() {
         return true;

@@ -21,18 +21,15 @@ pub struct GoldenTensor {
     pub values: Vec<f64>,
 }
 
-/// All files whose names begin with `prefix`: from the folder `KV_GOLDEN_DIR` (default
-/// `../shared/golden` beside the workspace) and from the workspace's own `fixtures`. Reports each;
-/// prints a skip for `test` where there are none.
+/// All files whose names begin with `prefix`, from the workspace's `fixtures/golden`, or from the
+/// folder that `KV_GOLDEN_DIR` names instead. Reports each; prints a skip for `test` where there
+/// are none.
 pub fn golden_files(test: &str, prefix: &str) -> Vec<Golden> {
     let workspace = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let outside = std::env::var("KV_GOLDEN_DIR").map(PathBuf::from);
-    let outside = outside.unwrap_or_else(|_| workspace.join("../shared/golden"));
     // A relative folder counts from the workspace, whatever folder cargo runs the test in.
-    let outside = if outside.is_relative() { workspace.join(outside) } else { outside };
-    let mut paths: Vec<PathBuf> = [outside, workspace.join("fixtures")]
-        .iter()
-        .filter_map(|folder| std::fs::read_dir(folder).ok())
+    let named = std::env::var("KV_GOLDEN_DIR").unwrap_or_else(|_| "fixtures/golden".into());
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(workspace.join(named))
+        .into_iter()
         .flatten()
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| path.extension().is_some_and(|ending| ending == "safetensors"))
@@ -84,6 +81,7 @@ impl Golden {
             Dtype::F32 => read!(f32),
             Dtype::I64 => read!(i64),
             Dtype::I32 => read!(i32),
+            Dtype::I16 => read!(i16),
             Dtype::U8 | Dtype::BOOL => bytes.iter().map(|byte| f64::from(*byte)).collect(),
             other => panic!("{}: `{name}` is {other:?}", self.name),
         };

@@ -1,4 +1,4 @@
-//! What the tests of the workspace share: the devices to run on, golden files, seeded numbers.
+#![doc = include_str!("../README.md")]
 //!
 //! Tests tell the runner what they did through lines in the file that `KV_TEST_REPORT` names:
 //! `device NAME`, `golden FILE`, `skip TEST: WHY`.

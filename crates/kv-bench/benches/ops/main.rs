@@ -1,6 +1,7 @@
 //! Ops at a small size, on every device that is compiled in and there:
 //! `cargo bench -p kv-bench [--features wgpu] [-- FILTER]`. Here are the ops of a prompt and of
-//! a plain decode step; ops of single policies are in `policies.rs`, `sketches.rs` and `reading.rs`.
+//! a plain decode step; ops of single policies are in `policies.rs`, `sketches.rs` and
+//! `reading.rs`.
 //!
 //! Times include the launch and the wait for the device. For large sizes there is the suite
 //! `kernels`.

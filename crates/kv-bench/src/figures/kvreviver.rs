@@ -243,8 +243,8 @@ mod tests {
         for at in 0..variances.len() {
             let share = variances[at] / bounds[at];
             assert!(share > 0.0 && share < 0.5, "{share} of the bound");
-            // Where entries hold many tokens, 0.448 of an entry's: pi a / N is 1.05 of that. The mean
-            // of three would have a third, 0.32 of the bound.
+            // Where entries hold many tokens, 0.448 of an entry's: pi a / N is 1.05 of that. The
+            // mean of three would have a third, 0.32 of the bound.
             let many = bounds[at] > 10.0;
             assert!(!many || (share - 0.43).abs() < 0.06, "{share} of the bound");
             assert!(above[at] <= predicted[at], "{} above, {}", above[at], predicted[at]);

@@ -1,5 +1,5 @@
-//! Relative error of one layer's attention by rate: BalanceKV and uniform sampling, on real queries,
-//! keys and values and on made-up ones (BalanceKV, figure 1).
+//! Relative error of one layer's attention by rate: BalanceKV and uniform sampling, on real
+//! queries, keys and values and on made-up ones (BalanceKV, figure 1).
 
 use serde_json::json;
 

@@ -1,5 +1,5 @@
-//! Norms of queries, of keys shifted by their head's mean, and of values, prompt by prompt, over all
-//! layers and heads: `r` and the values' bound of BalanceKV's theorem 3.1 (table 3).
+//! Norms of queries, of keys shifted by their head's mean, and of values, prompt by prompt, over
+//! all layers and heads: `r` and the values' bound of BalanceKV's theorem 3.1 (table 3).
 
 use burn::tensor::{DType, Tensor};
 use kv_core::read_f32;

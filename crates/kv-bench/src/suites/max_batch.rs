@@ -82,7 +82,8 @@ pub(crate) struct Found<M> {
     pub(crate) failed: Option<(usize, anyhow::Error)>,
 }
 
-/// Measures batch after batch; `measure` returns `None` for a batch that needs more than the memory.
+/// Measures batch after batch; `measure` returns `None` for a batch that needs more than the
+/// memory.
 ///
 /// # Errors
 /// Where the smallest batch cannot be measured, and where none fits.

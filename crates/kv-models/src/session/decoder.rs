@@ -15,9 +15,9 @@ const WARM_UP: usize = 2;
 /// Sequences that draw their own tokens.
 ///
 /// Where the device can record a step (CUDA graphs, and wgpu's counterpart) and the policy's steps
-/// ask nothing of the host ([`kv_policies::Policy::is_recordable`]), the third step is recorded behind
-/// its run, and later ones are one launch each, until one is the host's again, behind which the
-/// next is recorded: on the thread that loaded the model and started the session, since devices
+/// ask nothing of the host ([`kv_policies::Policy::is_recordable`]), the third step is recorded
+/// behind its run, and later ones are one launch each, until one is the host's again, behind which
+/// the next is recorded: on the thread that loaded the model and started the session, since devices
 /// record no tensors of other threads' work. Elsewhere every kernel is launched by itself. While
 /// one records, other threads' sessions wait; other work of theirs on the same device should be
 /// announced ([`kv_kernels::device_work`]).

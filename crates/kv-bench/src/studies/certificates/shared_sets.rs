@@ -31,8 +31,8 @@ impl<'a> SetStep<'a> {
         (shares && known).then_some(Self { step, own })
     }
 
-    /// Takes the `attention` of a query, of which its reads have `mass` and `in_sight` is not hidden
-    /// by a window. `block` is given for sets of one size that are this query's alone.
+    /// Takes the `attention` of a query, of which its reads have `mass` and `in_sight` is not
+    /// hidden by a window. `block` is given for sets of one size that are this query's alone.
     pub(crate) fn take(
         &self,
         means: &mut Means,
