@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use kv_core::{LayerCache, Room, Selection};
+use kv_core::{Budget, LayerCache, Room, Selection};
 
 use crate::policy::config::{Config, invalid};
 use crate::{
@@ -69,6 +69,14 @@ impl Policy for Combine {
 
     fn warnings(&self, layers: usize) -> Vec<String> {
         [self.prefill.warnings(layers), self.decode.warnings(layers)].concat()
+    }
+
+    fn decode_part(&self) -> Option<&dyn Policy> {
+        Some(&*self.decode)
+    }
+
+    fn budget(&self) -> Option<Budget> {
+        self.decode.budget()
     }
 
     fn needs(&self) -> Needs {

@@ -1,7 +1,7 @@
 //! What every policy must do, on bare queries, keys and values.
 
 use burn::tensor::Tensor;
-use kv_core::{CacheOptions, LayerCache, Room, read_f32};
+use kv_core::{Budget, CacheOptions, LayerCache, Room, read_f32};
 use kv_policies::{POLICIES, Policy, Sketch};
 use kv_testing::{Numbers, devices};
 use serde_json::{Value, json};
@@ -246,6 +246,18 @@ fn adakv_heads_are_ragged_and_their_total_exact() {
         assert!(lengths.windows(2).any(|pair| pair[0] != pair[1]), "{lengths:?}");
         lengths.chunks(2).for_each(|row| assert_eq!(row.iter().sum::<usize>(), 160));
         assert_eq!(cache.layout().total(), cache.layout().used());
+    }
+}
+
+#[test]
+fn budgets_are_those_of_the_configuration() {
+    for budget in [Budget::Tokens(80), Budget::Ratio(0.25)] {
+        for config in all(serde_json::to_value(budget).unwrap()) {
+            let name = config["policy"].as_str().unwrap();
+            // These keep all tokens, and have no budget.
+            let whole = ["full", "psaw", "etf"].contains(&name);
+            assert_eq!(policy(config.clone()).budget(), (!whole).then_some(budget), "{config}");
+        }
     }
 }
 

@@ -136,6 +136,10 @@ impl Policy for Given {
         serde_json::json!({"policy": "given"})
     }
 
+    fn budget(&self) -> Option<Budget> {
+        Some(Budget::Tokens(self.limit))
+    }
+
     fn needs(&self) -> Needs {
         Needs::default()
     }
@@ -196,10 +200,6 @@ impl EvictionPolicy for Given {
 
     fn protected(&self, _slots: usize, _decoding: bool) -> Result<[usize; 2]> {
         Ok(self.protected)
-    }
-
-    fn budget(&self) -> Budget {
-        Budget::Tokens(self.limit)
     }
 
     fn with_budget(&self, budget: Budget) -> Result<Arc<dyn EvictionPolicy>> {

@@ -2,11 +2,12 @@
 
 mod fisher_layers;
 
+use std::any::Any;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use kv_core::Budget;
-use kv_policies::{POLICIES, Policy, build};
+use kv_policies::{Cis, Cpe, KvReviver, POLICIES, Policy, build};
 use serde_json::{Value, json};
 
 use crate::format;
@@ -87,7 +88,7 @@ impl Common {
             for config in configs {
                 let mut policy_run = PolicyRun::of(&config)?;
                 let config = policy_run.policy.config();
-                if config["budget"].as_u64() == Some(1) {
+                if policy_run.policy.budget() == Some(Budget::Tokens(1)) {
                     bail!("{ONE_TOKEN}");
                 }
                 let shown = with_files(fisher.written(config.clone())?, &written);
@@ -241,34 +242,25 @@ impl PolicyRun {
     /// Slots that it holds or reads behind a prompt of so many tokens, if it has a budget: a
     /// combination has the slots of its decode steps.
     pub(crate) fn tokens(&self, prompt: usize) -> Option<usize> {
-        let budget: Budget = serde_json::from_value(self.decoding()["budget"].take()).ok()?;
-        Some(budget.resolve(prompt))
+        Some(self.policy.budget()?.resolve(prompt))
     }
 
-    /// Tokens that share an entry of its sketch behind a prompt of so many tokens, if it keeps one:
-    /// `r (T - E) / N`, where `N` entries in `r` buckets stand for all but `E` of `T` tokens.
+    /// Tokens that share an entry of its sketch behind a prompt of so many tokens, if it keeps one
+    /// ([`KvReviver::sketch_load`]).
     pub(crate) fn sketch_load(&self, prompt: usize) -> Option<f64> {
-        let config = self.decoding();
-        let slots = self.tokens(prompt)? as f64;
-        let entries = slots * config["vague"].as_f64()?;
-        let buckets = config["buckets"].as_f64()?;
-        let sketched = prompt as f64 - (slots - entries);
-        (sketched > 0.0).then(|| buckets * sketched / entries.max(buckets))
+        self.decoding().downcast_ref::<KvReviver>()?.sketch_load(prompt)
     }
 
     /// Tokens of a block whose steps share sets of one size, each of the highest sums over a
-    /// group's heads.
+    /// group's heads ([`Cis::block_of_sums`]).
     pub(crate) fn block_of_sums(&self) -> Option<usize> {
-        let config = self.decoding();
-        let sized = matches!(config["policy"].as_str(), Some("cis" | "cpe"));
-        let sums = sized && config["group_score"] == "sum" && config["target"].is_null();
-        config["block"].as_u64().filter(|_| sums).map(|block| block as usize)
+        let policy = self.decoding();
+        policy.downcast_ref::<Cis>().or(policy.downcast_ref().map(Cpe::cis))?.block_of_sums()
     }
 
-    /// The configuration of decode steps.
-    fn decoding(&self) -> Value {
-        let mut config = self.policy.config();
-        if config["policy"] == "combine" { config["decode"].take() } else { config }
+    /// The policy of decode steps.
+    fn decoding(&self) -> &dyn Any {
+        self.policy.decode_part().unwrap_or(&*self.policy)
     }
 }
 

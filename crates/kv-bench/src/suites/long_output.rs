@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 use burn::tensor::Tensor;
 use kv_core::{Budget, MemoryReport, counted, read_f32};
 use kv_models::Session;
@@ -192,12 +192,12 @@ fn policy_runs(
     common.policy.get_or_insert_with(|| POLICIES.join(","));
     let policy_runs = common.policy_runs_at(&budgets)?;
     for PolicyRun { label, policy, .. } in &policy_runs {
-        let budget = &policy.config()["budget"];
-        ensure!(
-            !budget.is_f64(),
-            "budget {budget} of {label} would be a share of the prompt alone: expected tokens, or \
-             none there and --budget"
-        );
+        if let Some(Budget::Ratio(share)) = policy.budget() {
+            bail!(
+                "budget {share} of {label} would be a share of the prompt alone: expected tokens, or \
+                 none there and --budget"
+            );
+        }
     }
     Ok(policy_runs)
 }

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use kv_core::{LayerCache, Room, Selection};
+use kv_core::{Budget, LayerCache, Room, Selection};
 
 use crate::{Capabilities, LayerContext, Needs, Observation, Plan, Policy, Result, Step};
 
@@ -30,6 +30,10 @@ impl Policy for Rerotated {
         let mut config = self.0.config();
         config["rerotate"] = true.into();
         config
+    }
+
+    fn budget(&self) -> Option<Budget> {
+        self.0.budget()
     }
 
     fn needs(&self) -> Needs {

@@ -31,9 +31,6 @@ pub trait EvictionPolicy: Policy {
     /// [`PolicyError::ProtectedOverBudget`].
     fn protected(&self, slots: usize, decoding: bool) -> Result<[usize; 2]>;
 
-    /// Slots per head and layer.
-    fn budget(&self) -> Budget;
-
     /// This policy with another budget, equal for all layers.
     ///
     /// # Errors

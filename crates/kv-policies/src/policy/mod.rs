@@ -29,11 +29,12 @@ pub(crate) mod state_tensors;
 pub(crate) mod step;
 pub(crate) mod step_plan;
 
+use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use kv_core::{CacheOptions, LayerCache, NUMERATORS, Room, Selection};
+use kv_core::{Budget, CacheOptions, LayerCache, NUMERATORS, Room, Selection};
 
 use error::Result;
 use evictor::EvictionPolicy;
@@ -132,7 +133,7 @@ impl From<Selection> for Plan {
 /// A policy is configuration only and serves any number of requests at once; what it must remember
 /// lives in the [`LayerCache`], in tracks and state tensors that follow the slots and are saved
 /// with them.
-pub trait Policy: Debug + Send + Sync {
+pub trait Policy: Any + Debug + Send + Sync {
     /// The registry's name.
     fn name(&self) -> &'static str;
 
@@ -147,6 +148,16 @@ pub trait Policy: Debug + Send + Sync {
     /// The share of the attention that decode steps are to drop at most, where the policy measures it
     /// and sets its sizes by it.
     fn target(&self) -> Option<f32> {
+        None
+    }
+
+    /// Slots that a head keeps, or tokens that it reads, where the policy is given a number of them.
+    fn budget(&self) -> Option<Budget> {
+        None
+    }
+
+    /// The policy of the decode steps, where a part of this one has them alone.
+    fn decode_part(&self) -> Option<&dyn Policy> {
         None
     }
 

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use kv_core::{LayerCache, Selection};
+use kv_core::{Budget, LayerCache, Selection};
 use kv_kernels::Share;
 
 use crate::policy::config::{Config, invalid};
@@ -50,6 +50,13 @@ impl Cpe {
     }
 }
 
+impl Cpe {
+    /// What chooses the tokens that steps read.
+    pub fn cis(&self) -> &Cis {
+        &self.cis
+    }
+}
+
 impl Policy for Cpe {
     fn name(&self) -> &'static str {
         NAME
@@ -64,6 +71,10 @@ impl Policy for Cpe {
 
     fn warnings(&self, layers: usize) -> Vec<String> {
         [self.psaw.warnings(layers), self.etf.warnings(layers)].concat()
+    }
+
+    fn budget(&self) -> Option<Budget> {
+        self.cis.budget()
     }
 
     fn needs(&self) -> Needs {

@@ -86,6 +86,10 @@ impl Policy for DoubleSparsity {
         config_of(NAME, self)
     }
 
+    fn budget(&self) -> Option<Budget> {
+        Some(self.budget)
+    }
+
     fn needs(&self) -> Needs {
         Needs { window: self.window, ..Needs::default() }
     }

@@ -72,6 +72,10 @@ impl Policy for TopKOracle {
         config_of(self.name(), self)
     }
 
+    fn budget(&self) -> Option<Budget> {
+        Some(self.budget)
+    }
+
     fn needs(&self) -> Needs {
         Needs::default()
     }

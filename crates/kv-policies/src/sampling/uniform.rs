@@ -42,6 +42,10 @@ impl Policy for Uniform {
         config_of(self.name(), self)
     }
 
+    fn budget(&self) -> Option<Budget> {
+        Some(self.budget)
+    }
+
     fn needs(&self) -> Needs {
         Needs::default()
     }

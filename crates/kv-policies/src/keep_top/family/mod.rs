@@ -137,6 +137,10 @@ impl<S: Scorer> Policy for KeepTop<S> {
         config
     }
 
+    fn budget(&self) -> Option<Budget> {
+        Some(self.family.budget)
+    }
+
     fn needs(&self) -> Needs {
         self.scorer.needs()
     }
@@ -258,10 +262,6 @@ impl<S: Scorer> EvictionPolicy for KeepTop<S> {
         let [sinks, recents] = self.ends(slots, slots)?;
         let window = self.scorer.fitted(slots).window().min(slots - sinks);
         Ok([sinks, recents.max(window)])
-    }
-
-    fn budget(&self) -> Budget {
-        self.family.budget
     }
 
     fn with_budget(&self, budget: Budget) -> Result<Arc<dyn EvictionPolicy>> {

@@ -6,7 +6,7 @@ mod many;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{LayerCache, Room, Selection, read_f32};
+use kv_core::{Budget, LayerCache, Room, Selection, read_f32};
 use kv_kernels::GroupReduction;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
@@ -253,6 +253,10 @@ impl Policy for Cam {
 
     fn config(&self) -> Value {
         config_around(NAME, &self.options, &*self.evictor)
+    }
+
+    fn budget(&self) -> Option<Budget> {
+        self.evictor.budget()
     }
 
     fn needs(&self) -> Needs {

@@ -6,7 +6,7 @@ mod layers;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{CacheOptions, LayerCache, Room, Selection};
+use kv_core::{Budget, CacheOptions, LayerCache, Room, Selection};
 use kv_kernels::{KeyRule, MergeOptions, Nearest};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -179,6 +179,10 @@ impl Policy for D2o {
 
     fn config(&self) -> Value {
         config_around(NAME, &self.options, &*self.evictor)
+    }
+
+    fn budget(&self) -> Option<Budget> {
+        self.evictor.budget()
     }
 
     fn needs(&self) -> Needs {

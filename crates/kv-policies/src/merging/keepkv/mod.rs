@@ -13,7 +13,7 @@ mod window;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use kv_core::{LayerCache, Room, Selection};
+use kv_core::{Budget, LayerCache, Room, Selection};
 use kv_kernels::{DecodeAttentionOptions, KeyRule, MergeOptions, StepScores};
 use serde_json::Value;
 
@@ -118,6 +118,10 @@ impl Policy for KeepKv {
 
     fn config(&self) -> Value {
         config_around(NAME, &self.options, &*self.evictor)
+    }
+
+    fn budget(&self) -> Option<Budget> {
+        self.evictor.budget()
     }
 
     fn needs(&self) -> Needs {

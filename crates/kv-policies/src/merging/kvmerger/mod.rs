@@ -150,6 +150,10 @@ impl Policy for KvMerger {
         config_of(NAME, self)
     }
 
+    fn budget(&self) -> Option<Budget> {
+        Some(self.budget)
+    }
+
     fn needs(&self) -> Needs {
         Needs { column_sums: true, ..Needs::default() }
     }

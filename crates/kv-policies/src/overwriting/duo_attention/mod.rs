@@ -138,6 +138,10 @@ impl Policy for DuoAttention {
         config_of(NAME, self)
     }
 
+    fn budget(&self) -> Option<Budget> {
+        self.budget
+    }
+
     fn needs(&self) -> Needs {
         Needs::default()
     }

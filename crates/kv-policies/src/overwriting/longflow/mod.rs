@@ -187,6 +187,10 @@ impl Policy for LongFlow {
         config_of(NAME, self)
     }
 
+    fn budget(&self) -> Option<Budget> {
+        Some(self.budget)
+    }
+
     fn needs(&self) -> Needs {
         self.prefill.needs()
     }
@@ -284,10 +288,6 @@ impl EvictionPolicy for LongFlow {
         }
         let (_, ends) = self.fitted(slots)?;
         Ok(ends)
-    }
-
-    fn budget(&self) -> Budget {
-        self.budget
     }
 
     fn with_budget(&self, budget: Budget) -> Result<Arc<dyn EvictionPolicy>> {

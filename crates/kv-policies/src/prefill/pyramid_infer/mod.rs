@@ -169,6 +169,10 @@ impl Policy for PyramidInfer {
         config_of(self.name(), self)
     }
 
+    fn budget(&self) -> Option<Budget> {
+        self.budget
+    }
+
     fn needs(&self) -> Needs {
         Needs { window: usize::MAX, ..Needs::default() }
     }

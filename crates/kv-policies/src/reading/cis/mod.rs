@@ -8,7 +8,7 @@ mod star;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use kv_core::{LayerCache, Selection};
+use kv_core::{Budget, LayerCache, Selection};
 use kv_kernels::{IndexSets, SetRule, Share};
 
 pub use index::CisIndex;
@@ -82,6 +82,10 @@ impl Policy for Cis {
         config_of(self.name, &self.options)
     }
 
+    fn budget(&self) -> Option<Budget> {
+        Some(self.options.budget)
+    }
+
     fn needs(&self) -> Needs {
         Needs::default()
     }
@@ -140,6 +144,14 @@ impl Cis {
             self.attend_within(hidden, cache, query, step)
         };
         StepPlan::attend_with(attend).recordable(self.is_steady(cache))
+    }
+
+    /// Steps of a block that share sets of one size, each of the highest sums over a group's heads;
+    /// `None` where sets have other sizes or other scores.
+    pub fn block_of_sums(&self) -> Option<usize> {
+        let CisOptions { group_score, target, block, .. } = self.options;
+        let sums = group_score == GroupScore::Sum && target.is_none() && !self.star;
+        sums.then_some(block)
     }
 
     /// Whether a step is what the step before was: index sets are there, and nobody steers.

@@ -162,6 +162,10 @@ impl Policy for HShare {
         config_of(NAME, self)
     }
 
+    fn budget(&self) -> Option<Budget> {
+        Some(self.budget)
+    }
+
     fn needs(&self) -> Needs {
         Needs { window: self.window, ..Needs::default() }
     }

@@ -205,6 +205,10 @@ impl Policy for Quest {
     }
 
     /// One query, which says how many heads there are.
+    fn budget(&self) -> Option<Budget> {
+        Some(self.budget)
+    }
+
     fn needs(&self) -> Needs {
         Needs { window: 1, ..Needs::default() }
     }

@@ -162,6 +162,10 @@ impl Policy for BalanceKv {
         config_of(self.name(), self)
     }
 
+    fn budget(&self) -> Option<Budget> {
+        Some(self.budget)
+    }
+
     fn needs(&self) -> Needs {
         Needs::default()
     }

@@ -236,6 +236,16 @@ impl KvReviver {
         Ok(scores.mul_scalar(mass) / total)
     }
 
+    /// Tokens that share an entry of the sketch behind a prompt of so many tokens: `r (T - E) / N`,
+    /// where `N` entries in `r` buckets stand for all but `E` of `T` tokens. `None` where all tokens
+    /// are kept exactly.
+    pub fn sketch_load(&self, prompt: usize) -> Option<f64> {
+        let slots = self.options.budget.resolve(prompt) as f64;
+        let (entries, buckets) = (slots * self.options.vague, self.options.buckets as f64);
+        let sketched = prompt as f64 - (slots - entries);
+        (sketched > 0.0).then(|| buckets * sketched / entries.max(buckets))
+    }
+
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
         let candidates = candidates(config)?;
@@ -311,6 +321,10 @@ impl Policy for KvReviver {
             config["candidates"] = inner;
         }
         config
+    }
+
+    fn budget(&self) -> Option<Budget> {
+        Some(self.options.budget)
     }
 
     fn needs(&self) -> Needs {

@@ -178,6 +178,10 @@ impl Policy for BalanceKvStream {
         config_of(NAME, self)
     }
 
+    fn budget(&self) -> Option<Budget> {
+        Some(self.budget)
+    }
+
     fn needs(&self) -> Needs {
         Needs::default()
     }
