@@ -69,7 +69,6 @@ pub(crate) fn reading(criterion: &mut Criterion, name: &str, inputs: &mut Inputs
         reduction: ScoreReduction::Sum,
         similarity: SimilarityReduction::Mean,
         hidden: Share::default(),
-        certified: false,
         longest: Some(CAPACITY),
     };
     bench(criterion, "retrieve_slots", name, &device, || {

@@ -95,7 +95,6 @@ impl Call {
             shares: options.block > 1,
             chains: options.earlier == Earlier::Any,
             reads_choice: options.reads_choice(),
-            certified: options.certified,
             measures: self.config.measures,
             scores,
             // CUDA's barrier orders all memory for its cube.

@@ -2,9 +2,9 @@
 
 use cubecl::prelude::*;
 
-use super::bitmask::{WORD, own_words, shifted, sync_scratch, within};
+use super::bitmask::{WORD, own_words, shifted, within};
 use super::blueprint::Blueprint;
-use super::visible_range::{VisibleRange, window_start};
+use super::visible_range::VisibleRange;
 use crate::components::prefix_sum::exclusive;
 
 /// What [`compact_bitmask`] has listed: a set, and the step's own choice of tokens.
@@ -14,13 +14,8 @@ pub(super) struct CompactedSet {
     pub(super) count: usize,
     /// Tokens that the set would have if its list had room for all.
     pub(super) marked: usize,
-    /// The most attention that any query does not give to tokens that are attended to until the
-    /// block ends.
-    pub(super) dropped: f32,
     /// Tokens in the list of the step's own choice, where the step reads that instead of its set.
     pub(super) chosen: usize,
-    /// The most attention that any query does not give to the tokens that the step then reads.
-    pub(super) dropped_now: f32,
 }
 
 /// Where the lists of a set and of the step's own choice begin in the table.
@@ -40,19 +35,13 @@ pub(super) struct ListOffsets {
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn compact_bitmask(
-    logits: &[f32],
     bitmasks: &mut [u32],
     marked: usize,
     words: usize,
     table: &mut [i32],
-    sums: &Array<f32>,
-    kv_head: usize,
-    stride: usize,
     visible: &VisibleRange,
     lists: &ListOffsets,
     radius: usize,
-    block: usize,
-    hidden_share: u32,
     #[comptime] gathers: bool,
     #[comptime] blueprint: Blueprint,
 ) -> CompactedSet {
@@ -103,32 +92,7 @@ pub(super) fn compact_bitmask(
             blueprint,
         );
     }
-
-    let mut dropped = 0.0f32;
-    let mut dropped_now = 0.0f32;
-    if comptime!(blueprint.certified) {
-        sync_scratch(blueprint);
-        let left = block - 1 - (visible.tokens - min(visible.tokens, 1usize)) % block;
-        let ahead = window_start(hidden_share, visible.tokens + left);
-        let later = ahead - min(ahead, visible.freed);
-        let stays = min(local + left, visible.length);
-        dropped = mass_of_others(
-            logits, &*bitmasks, set, reach, later, stays, sums, kv_head, stride, visible, blueprint,
-        );
-        if comptime!(blueprint.reads_choice) {
-            dropped_now = mass_of_others(
-                logits, &*bitmasks, marked, local, start, local, sums, kv_head, stride, visible,
-                blueprint,
-            );
-        }
-    }
-    CompactedSet {
-        count: min(count, width),
-        marked: count,
-        dropped,
-        chosen: min(choice, width),
-        dropped_now,
-    }
+    CompactedSet { count: min(count, width), marked: count, chosen: min(choice, width) }
 }
 
 /// Writes the tokens of slots whose bits are set in the bitmask at `from` to a list, as far as it
@@ -183,60 +147,4 @@ fn write_tokens(
         sync_cube();
     }
     count as usize
-}
-
-/// The most attention that any query gives to visible slots that are not kept: slots before
-/// `later`, and slots before `stays` that are not in the bitmask at `marked` of the first `reach`
-/// slots. All units get it.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn mass_of_others(
-    logits: &[f32],
-    bitmasks: &[u32],
-    marked: usize,
-    reach: usize,
-    later: usize,
-    stays: usize,
-    sums: &Array<f32>,
-    kv_head: usize,
-    stride: usize,
-    visible: &VisibleRange,
-    #[comptime] blueprint: Blueprint,
-) -> f32 {
-    let group = blueprint.group.comptime();
-    let (units, planes) = comptime!((blueprint.units, blueprint.planes()));
-    let from = kv_head * group * stride;
-    let mut masses = Shared::<[f32]>::new_slice(comptime!(planes * group));
-    let plane = (UNIT_POS / PLANE_DIM) as usize;
-    #[unroll]
-    for g in 0..group {
-        let mut mass = 0.0f32;
-        let mut i = visible.start + UNIT_POS as usize;
-        while i < visible.length {
-            let mut kept = i >= stays;
-            if !kept && i < reach {
-                let bits = bitmasks[marked + i / WORD];
-                kept = (bits >> u32::cast_from(i % WORD)) & 1u32 > 0;
-            }
-            if !kept || i < later {
-                mass += (logits[from + g * stride + i] - sums[g]).exp();
-            }
-            i += units;
-        }
-        mass = plane_sum(mass);
-        if UNIT_POS_PLANE == 0 {
-            masses[g * planes + plane] = mass;
-        }
-    }
-    sync_cube();
-    let mut most = 0.0f32;
-    #[unroll]
-    for g in 0..group {
-        let mut mass = 0.0f32;
-        for other in 0..(CUBE_DIM / PLANE_DIM) as usize {
-            mass += masses[g * planes + other];
-        }
-        most = max(most, mass);
-    }
-    most
 }

@@ -107,10 +107,9 @@ impl Call {
         let [slots, _] = self.keys.shape().dims();
         let ahead = self.ahead();
         let shares = options.block > 1;
-        let parts = if shares { self.parts() } else { 1 };
-        let scratch = Scratch::new(self, parts, true, !shares);
+        let scratch = Scratch::new(self, true, !shares);
         if shares {
-            self.score(&scratch, parts, self.blueprint(UNITS, true, 0, ahead));
+            self.score(&scratch, self.parts(), self.blueprint(UNITS, true, 0, ahead));
         }
         let choice = self.blueprint(PLANE * blueprint.planes, !shares, staged, 2 * ahead);
         let output = empty_like(query, query.shape(), query.dtype);
@@ -139,13 +138,12 @@ impl Call {
                 scratch.logits.into_buffer_arg(),
                 scratch.ordered.into_buffer_arg(),
                 scratch.bitmasks.into_buffer_arg(),
-                scratch.norms.into_buffer_arg(),
                 scratch.log_sum_exp.into_buffer_arg(),
+                none(),
                 none(),
                 none(),
                 total_kv_heads,
                 total_kv_heads / self.batch,
-                parts,
                 slots,
                 stride,
                 options.radius,
@@ -214,13 +212,12 @@ fn fused_kernel<E: Float, N: Size, W: Size>(
     logits: &mut [f32],
     ordered: &mut [u32],
     bitmasks: &mut [u32],
-    norms: &mut [f32],
     sums: &mut [f32],
+    parts: &mut [f32],
     spare: &mut [f32],
     none: &[f32],
     total_kv_heads: usize,
     kv_heads: usize,
-    scored_parts: usize,
     slots: usize,
     stride: usize,
     radius: usize,
@@ -248,10 +245,8 @@ fn fused_kernel<E: Float, N: Size, W: Size>(
         logits,
         ordered,
         bitmasks,
-        norms,
         sums,
         kv_head,
-        scored_parts,
         stride,
         radius,
         block,
@@ -263,7 +258,7 @@ fn fused_kernel<E: Float, N: Size, W: Size>(
     let alone = Sequence::of(lengths, lengths, kv_head, 0usize, 0usize);
     let indexer = SlotIndexer::of_set(&chosen, start, max(length, 0i32) as usize, own);
     attend::<E, W>(
-        query, keys, values, none, none, &*table, output, sums, norms, logits, spare, &indexer,
+        query, keys, values, none, none, &*table, output, sums, parts, logits, spare, &indexer,
         &alone, length, kv_head, 0usize, 1usize, slots, scale, blueprint,
     );
 }

@@ -46,12 +46,12 @@ pub(super) fn select_slots(call: &Call) -> (CubeTensor, CubeTensor, CubeTensor) 
         return (call.table.clone(), call.set_vectors.clone(), log_sum_exp);
     }
     let staged = call.staged(if whole { units } else { chooser });
-    let scratch = Scratch::new(call, splits, staged > 0, whole);
+    let scratch = Scratch::new(call, staged > 0, whole);
     if whole {
-        call.select_slots(&scratch, 1, call.blueprint(units, true, staged, ahead));
+        call.select_slots(&scratch, call.blueprint(units, true, staged, ahead));
     } else {
         call.score(&scratch, splits, call.blueprint(units, true, 0, ahead));
-        call.select_slots(&scratch, splits, call.blueprint(chooser, false, staged, ahead));
+        call.select_slots(&scratch, call.blueprint(chooser, false, staged, ahead));
     }
     (call.table.clone(), call.set_vectors.clone(), scratch.log_sum_exp)
 }
@@ -78,7 +78,6 @@ impl Call {
                 self.table.clone().into_buffer_arg(),
                 scratch.logits.clone().into_buffer_arg(),
                 scratch.ordered.clone().into_buffer_arg(),
-                scratch.norms.clone().into_buffer_arg(),
                 self.total_kv_heads,
                 self.total_kv_heads / self.batch,
                 splits,
@@ -92,9 +91,8 @@ impl Call {
         }
     }
 
-    /// Selects by one cube a range, behind kernels that scored each range in `scored_parts` parts,
-    /// or scoring it itself.
-    fn select_slots(&self, scratch: &Scratch, scored_parts: usize, blueprint: Blueprint) {
+    /// Selects by one cube a range, behind kernels that scored each range, or scoring it itself.
+    fn select_slots(&self, scratch: &Scratch, blueprint: Blueprint) {
         let options = self.config.options;
         // SAFETY: as for the scores.
         unsafe {
@@ -114,11 +112,9 @@ impl Call {
                 scratch.logits.clone().into_buffer_arg(),
                 scratch.ordered.clone().into_buffer_arg(),
                 scratch.bitmasks.clone().into_buffer_arg(),
-                scratch.norms.clone().into_buffer_arg(),
                 scratch.log_sum_exp.clone().into_buffer_arg(),
                 self.total_kv_heads,
                 self.total_kv_heads / self.batch,
-                scored_parts,
                 self.longest(),
                 options.radius,
                 options.block,

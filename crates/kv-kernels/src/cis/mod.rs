@@ -135,8 +135,6 @@ pub struct RetrieveOptions {
     /// The share of the tokens so far that are hidden, the first ones, but for sinks: see
     /// [`Share::first_seen`].
     pub hidden: Share,
-    /// Whether to note what bounds on the dropped attention take.
-    pub certified: bool,
     /// The most slots that any range holds, if known; by default the pool's.
     pub longest: Option<usize>,
 }

@@ -34,8 +34,6 @@ pub(super) fn select_topk(
     lists: &ListOffsets,
     wanted: &TopkSizes,
     radius: usize,
-    block: usize,
-    hidden_share: u32,
     #[comptime] blueprint: Blueprint,
 ) -> CompactedSet {
     if comptime!(!blueprint.direct()) {
@@ -44,23 +42,7 @@ pub(super) fn select_topk(
     sync_scratch(blueprint);
     set_bitmask(&*keys, base, bitmasks, marked, words, visible, wanted, blueprint);
     sync_scratch(blueprint);
-    compact_bitmask(
-        logits,
-        bitmasks,
-        marked,
-        words,
-        table,
-        sums,
-        kv_head,
-        stride,
-        visible,
-        lists,
-        radius,
-        block,
-        hidden_share,
-        false,
-        blueprint,
-    )
+    compact_bitmask(bitmasks, marked, words, table, visible, lists, radius, false, blueprint)
 }
 
 /// How many slots are selected, and how many of these, the highest, bring their neighbours along.

@@ -42,10 +42,9 @@ impl Call {
         let planes = planes_of(&self.query.client, units);
         let digits = 2 * BINS + 6 + 2 * planes;
         let sums = if self.direct() { 0 } else { planes * self.group };
-        let certificate = if self.config.options.certified { planes * (self.group + 1) } else { 0 };
-        let sets = 4 * self.config.sets;
+        let sets = 3 * self.config.sets;
         // Other sums over planes, and what compilers add.
-        digits + sums + certificate + sets + 7 * planes + 256
+        digits + sums + sets + 7 * planes + 256
     }
 
     /// Numbers of shared memory that a selection by `units` units takes, with room for the scores

@@ -32,11 +32,9 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
     logits: &mut [f32],
     ordered: &mut [u32],
     bitmasks: &mut [u32],
-    norms: &mut [f32],
     log_sum_exp: &mut [f32],
     total_kv_heads: usize,
     kv_heads: usize,
-    scored_parts: usize,
     stride: usize,
     radius: usize,
     block: usize,
@@ -61,10 +59,8 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
         logits,
         ordered,
         bitmasks,
-        norms,
         log_sum_exp,
         kv_head,
-        scored_parts,
         stride,
         radius,
         block,
@@ -79,8 +75,7 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
 /// # Shapes
 /// In vectors: `query` `[P, G, columns]`, `keys` `[S, columns]`. `vectors` `[P, parts, length]`,
 /// `set_vectors` `[P, sets, parts, length]`, `table` `[P, row]`; `logits` `[P, G, stride]`,
-/// `ordered` `[P, stride]`, `bitmasks` `[P, 3, words]`, `norms` `[P, scored_parts]`, `log_sum_exp`
-/// `[P, G]`.
+/// `ordered` `[P, stride]`, `bitmasks` `[P, 3, words]`, `log_sum_exp` `[P, G]`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn step<F: Float, N: Size>(
@@ -95,10 +90,8 @@ pub(crate) fn step<F: Float, N: Size>(
     logits: &mut [f32],
     ordered: &mut [u32],
     bitmasks: &mut [u32],
-    norms: &mut [f32],
     log_sum_exp: &mut [f32],
     kv_head: usize,
-    scored_parts: usize,
     stride: usize,
     radius: usize,
     block: usize,
@@ -119,7 +112,6 @@ pub(crate) fn step<F: Float, N: Size>(
     let visible = &context.visible;
     let wanted = load_topk_sizes(&*table, own);
     let mut decided = table[own + DECIDED];
-    let mut distance = f32::reinterpret(table[own + DISTANCE]);
     let mut near = Shared::<[u32]>::new_slice(comptime!(staged.max(1)));
     let mut near_bitmasks =
         Shared::<[u32]>::new_slice(comptime!(BITMASKS * staged.div_ceil(WORD).max(1)));
@@ -139,7 +131,6 @@ pub(crate) fn step<F: Float, N: Size>(
             blueprint,
         );
         decided = decision.decided;
-        distance = decision.distance;
         if all || decided == i32::new(RETRIEVES as i64) {
             let (scores, scores_at) = if comptime!(staged > 0) {
                 (&mut near[..], 0usize)
@@ -148,7 +139,7 @@ pub(crate) fn step<F: Float, N: Size>(
             };
             let mut none = Sums::none(comptime!(blueprint.held()));
             score_split::<F, N>(
-                query, keys, logits, scores, scores_at, norms, &mut none, visible, kv_head, offset,
+                query, keys, logits, scores, scores_at, &mut none, visible, kv_head, offset,
                 0usize, 1usize, stride, scale, blueprint,
             );
         }
@@ -160,7 +151,6 @@ pub(crate) fn step<F: Float, N: Size>(
     }
     store_shared_set::<F>(vectors, set_vectors, table, &context, kv_head, decided, blueprint);
     let mut choice = 0usize;
-    let mut dropped_now = 0.0f32;
     let mut set = 0usize;
     if decided > 0 {
         set = decided as usize;
@@ -173,7 +163,7 @@ pub(crate) fn step<F: Float, N: Size>(
         for g in 0..group {
             sums[g] = 0.0f32;
         }
-        if comptime!(blueprint.measures || blueprint.certified || group > 1) {
+        if comptime!(blueprint.measures || group > 1) {
             let own = log_sums(&*logits, base, stride, visible, blueprint);
             #[unroll]
             for g in 0..group {
@@ -217,43 +207,24 @@ pub(crate) fn step<F: Float, N: Size>(
                 (&mut ordered[..], kv_head * stride, &mut bitmasks[..], marked)
             };
             let listed = select_topk(
-                &*logits,
-                scores,
-                scores_at,
-                bits,
-                bits_at,
-                words,
-                table,
-                &sums,
-                kv_head,
-                stride,
-                visible,
-                &lists,
-                &wanted,
-                radius,
-                block,
-                hidden_share,
-                blueprint,
+                &*logits, scores, scores_at, bits, bits_at, words, table, &sums, kv_head, stride,
+                visible, &lists, &wanted, radius, blueprint,
             );
             choice = listed.chosen;
-            dropped_now = listed.dropped_now;
             store_set::<F>(
                 vectors,
                 set_vectors,
-                &*norms,
                 table,
                 &context,
                 kv_head,
                 set,
                 listed.count,
-                listed.dropped,
-                scored_parts,
                 blueprint,
             );
             sync_memory(blueprint.fenced);
         }
     }
     let count = table[own + FIELDS + set * SET_FIELDS + COUNT] as usize;
-    let decision = Decision { decided, distance, count, choice, dropped_now };
+    let decision = Decision { decided, count, choice };
     finish_step(table, own, visible, &decision, set, blueprint)
 }

@@ -58,7 +58,7 @@ impl Call {
 
     /// Numbers of shared memory that sums take, of a kernel that joins scores or of the last one.
     fn summing(&self, joins: bool) -> usize {
-        let all = joins || self.config.measures || self.config.options.certified;
+        let all = joins || self.config.measures;
         let some = if all { self.group } else { 1 };
         let planes = planes_of(&self.query.client, self.widest());
         2 * planes * some + 2 * planes
