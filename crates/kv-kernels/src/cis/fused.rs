@@ -17,6 +17,7 @@ use super::table::row;
 use crate::attention::decode::DecodeConfig;
 use crate::attention::decode::args::DecodeArgs;
 use crate::attention::decode::blueprint::{Blueprint, KvSplit, LogitsSink};
+use crate::attention::decode::eviction::Eviction;
 use crate::attention::decode::plan::{Kernel, for_choices, kernel, room, splits};
 use crate::attention::decode::slot_indexer::SlotIndexer;
 use crate::attention::decode::tensor_core::attend;
@@ -255,10 +256,30 @@ fn fused_kernel<E: Float, N: Size, W: Size>(
         choice,
     );
     let own = kv_head * comptime!(row(choice.sets, choice.width));
-    let alone = Sequence::of(lengths, lengths, kv_head, 0usize, 0usize);
+    let alone = Sequence::alone(kv_head);
+    let mut eviction = ComptimeOption::<Eviction>::new_None();
     let indexer = SlotIndexer::of_set(&chosen, start, max(length, 0i32) as usize, own);
     attend::<E, W>(
-        query, keys, values, none, none, &*table, output, sums, parts, logits, spare, &indexer,
-        &alone, length, kv_head, 0usize, 1usize, slots, scale, blueprint,
+        query,
+        keys,
+        values,
+        none,
+        none,
+        &*table,
+        output,
+        sums,
+        parts,
+        logits,
+        spare,
+        &mut eviction,
+        &indexer,
+        &alone,
+        length,
+        kv_head,
+        0usize,
+        1usize,
+        slots,
+        scale,
+        blueprint,
     );
 }

@@ -21,6 +21,8 @@ pub(crate) mod backend;
 pub(crate) mod blueprint;
 #[cfg(feature = "gpu")]
 mod combine;
+#[cfg(feature = "gpu")]
+pub(crate) mod eviction;
 pub(crate) mod index_sets;
 #[cfg(feature = "gpu")]
 pub(crate) mod launch;

@@ -45,8 +45,8 @@ pub(super) struct Rules {
 /// # Shapes
 /// In vectors of `N`: `partial` `[B, Hkv, splits, columns]`, `output` `[B, Hkv, columns]`; `stats`
 /// `[B, Hkv, splits, G, 2]` (maximum, sum), `logits` `[S, G]`, `log_norms`, `positions` and
-/// `importance` `[S]`, `now` `[B]`, `candidates` `[B, Hkv, slices, 2]` (importance, and the
-/// place's bits), the others `[B, Hkv]`.
+/// `importance` `[S]`, `now` `[B]`, `candidates` and `candidate_slots` `[B, Hkv, slices]`, the
+/// others `[B, Hkv]`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn decide_kernel<F: Float, N: Size>(
@@ -63,6 +63,7 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
     write_slots: &mut [i32],
     importance: &mut [f32],
     candidates: &mut [f32],
+    candidate_slots: &mut [i32],
     total_kv_heads: usize,
     kv_heads: usize,
     splits: usize,
@@ -257,8 +258,8 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
         if comptime!(blueprint.whole) {
             write_slots[kv_head] = next_write_slot(argmin, newest, full, lengths[kv_head]);
         } else {
-            candidates[cube * 2] = value;
-            candidates[cube * 2 + 1] = f32::reinterpret(argmin);
+            candidates[cube] = value;
+            candidate_slots[cube] = argmin;
         }
     }
 }
@@ -266,12 +267,13 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
 /// A cube for `heads` heads that give up one slot: the best of their candidates.
 ///
 /// # Shapes
-/// `candidates` `[choices, slices, 2]`, of as many choices as cubes; the others as for
+/// `candidates` and `candidate_slots` `[choices, slices]`, of as many choices as cubes; the others as for
 /// [`decide_kernel`].
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn choose_kernel(
     candidates: &[f32],
+    candidate_slots: &[i32],
     lengths: &[i32],
     limits: &[i32],
     write_slots: &mut [i32],
@@ -290,9 +292,9 @@ pub(super) fn choose_kernel(
     // Slices ascend, so `<` keeps the lowest among equals.
     let mut slice = UNIT_POS as usize;
     while slice < slices {
-        let at = (choice * slices + slice) * 2;
+        let at = choice * slices + slice;
         let value = candidates[at];
-        let slot_in_head = i32::reinterpret(candidates[at + 1]);
+        let slot_in_head = candidate_slots[at];
         if slot_in_head != NO_INDEX && (value < best || best_slot == NO_INDEX) {
             best = value;
             best_slot = slot_in_head;
@@ -327,7 +329,7 @@ fn write_next_slots(
 /// `slices` cubes a sequence, whose heads are equally long, each with its share of the slots.
 ///
 /// # Shapes
-/// As for [`decide_kernel`], but `candidates` `[B, slices, 2]`.
+/// As for [`decide_kernel`], but `candidates` and `candidate_slots` `[B, slices]`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn decide_together_kernel(
@@ -339,6 +341,7 @@ pub(super) fn decide_together_kernel(
     now: &[i32],
     write_slots: &mut [i32],
     candidates: &mut [f32],
+    candidate_slots: &mut [i32],
     batch: usize,
     slices: usize,
     sinks: i32,
@@ -402,8 +405,8 @@ pub(super) fn decide_together_kernel(
     if whole {
         write_next_slots(write_slots, lengths, limits, first, argmin, newest, heads);
     } else if UNIT_POS == 0 {
-        candidates[cube * 2] = value;
-        candidates[cube * 2 + 1] = f32::reinterpret(argmin);
+        candidates[cube] = value;
+        candidate_slots[cube] = argmin;
     }
 }
 
