@@ -30,7 +30,7 @@ mod slots;
 pub use crate::merge::merge_nearest::{MergingSlots, NearestOptions, StepScores, merge_nearest};
 pub use crate::merge::merge_slots::VOTES_RADIX;
 pub use attention::decode::{
-    AttentionOutput, DecodeAttentionOptions, SlotView, decode_attention,
+    AttentionOutput, DecodeAttentionOptions, DecodeStrategy, SlotView, decode_attention,
     reference as decode_reference,
 };
 pub use attention::evicting::{

@@ -1,8 +1,11 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kv_kernels::{DecodeAttentionOptions, SlotRanges, decode_attention};
-use kv_testing::{devices, relative_error};
+use kv_kernels::{
+    AttentionOutput, DecodeAttentionOptions, DecodeStrategy, KernelError, SlotRanges,
+    decode_attention,
+};
+use kv_testing::{devices, relative_error, skip};
 
-use super::problems::{catalog, exact};
+use super::problems::{Inputs, Problem, catalog, exact};
 
 fn everything() -> DecodeAttentionOptions {
     DecodeAttentionOptions { log_sum_exp: true, probabilities: true, ..Default::default() }
@@ -22,31 +25,8 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                 let inputs = problem.inputs(seed as u64).rounded(&tested.device, dtype);
                 let (output, lse, probabilities) = exact(&problem, &inputs);
                 let device = &tested.device;
-                let (batch, slots, dim) = (problem.batch(), problem.slots(), problem.head_dim);
-                let heads = problem.kv_heads * problem.group;
-                let float = |values: &[f32]| {
-                    Tensor::<1>::from_data(values, (device, DType::F32)).cast(dtype)
-                };
                 let attend = |options: DecodeAttentionOptions| {
-                    decode_attention(
-                        float(&inputs.query).reshape([batch, heads, dim]),
-                        float(&inputs.keys).reshape([slots, dim]),
-                        float(&inputs.values).reshape([slots, dim]),
-                        inputs
-                            .log_weights
-                            .as_deref()
-                            .map(|w| Tensor::from_data(w, (device, DType::F32))),
-                        &problem.ranges(&inputs, device),
-                        DecodeAttentionOptions {
-                            numerator_weights: inputs
-                                .numerators
-                                .as_deref()
-                                .map(|w| Tensor::from_data(w, (device, DType::F32))),
-                            view: problem.view(&inputs, device),
-                            ..options
-                        },
-                    )
-                    .unwrap()
+                    attend(&problem, &inputs, (device, dtype), options).unwrap()
                 };
                 let result = attend(everything());
                 let read = |tensor: Tensor<1>| tensor.try_into_vec_as::<f32>().unwrap();
@@ -73,6 +53,77 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                 }
             }
         }
+    }
+}
+
+/// Attends as a case says.
+fn attend(
+    problem: &Problem,
+    inputs: &Inputs,
+    (device, dtype): (&Device, DType),
+    options: DecodeAttentionOptions,
+) -> Result<AttentionOutput, KernelError> {
+    let (batch, slots, dim) = (problem.batch(), problem.slots(), problem.head_dim);
+    let heads = problem.kv_heads * problem.group;
+    let float = |values: &[f32]| Tensor::<1>::from_data(values, (device, DType::F32));
+    decode_attention(
+        float(&inputs.query).cast(dtype).reshape([batch, heads, dim]),
+        float(&inputs.keys).cast(dtype).reshape([slots, dim]),
+        float(&inputs.values).cast(dtype).reshape([slots, dim]),
+        inputs.log_weights.as_deref().map(float),
+        &problem.ranges(inputs, device),
+        DecodeAttentionOptions {
+            numerator_weights: inputs.numerators.as_deref().map(float),
+            view: problem.view(inputs, device),
+            ..options
+        },
+    )
+}
+
+/// Every kernel that the device has, whichever would be chosen.
+#[test]
+fn every_strategy_agrees_with_f64() {
+    use DecodeStrategy::{Portable, TensorCore, TensorCoreCluster};
+    for tested in devices() {
+        let mut lacking = [(Portable, true), (TensorCore, true), (TensorCoreCluster, true)];
+        for dtype in tested.float_dtypes() {
+            let limit = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
+            let every = if tested.name == "wgpu" { 4 } else { 1 };
+            for (seed, problem) in catalog().into_iter().enumerate().step_by(every) {
+                let inputs = problem.inputs(seed as u64).rounded(&tested.device, dtype);
+                let (expected, ..) = exact(&problem, &inputs);
+                for (strategy, lacks) in &mut lacking {
+                    let options =
+                        DecodeAttentionOptions { strategy: *strategy, ..Default::default() };
+                    let on = (&tested.device, dtype);
+                    let output = match attend(&problem, &inputs, on, options) {
+                        Ok(attended) => attended.output.reshape([-1]),
+                        Err(KernelError::Unavailable { .. }) => continue,
+                        Err(error) => panic!("{} {strategy:?}: {error}", tested.name),
+                    };
+                    *lacks = false;
+                    let output = output.try_into_vec_as::<f32>().unwrap();
+                    let error = relative_error(&output, &expected);
+                    let context = format!("{} {dtype:?} {strategy:?} {problem:?}", tested.name);
+                    assert!(error < limit, "{context}: off by {error}");
+                }
+            }
+        }
+        for (strategy, _) in lacking.into_iter().filter(|(_, lacks)| *lacks) {
+            let why = format!("{} has no {strategy:?}", tested.name);
+            skip("decode_attention::every_strategy_agrees_with_f64", &why);
+        }
+        // What cannot be forced says so by name.
+        let problem = &catalog()[0];
+        let inputs = problem.inputs(0);
+        let forced = |strategy| {
+            let options = DecodeAttentionOptions { strategy, ..Default::default() };
+            let refused = attend(problem, &inputs, (&tested.device, DType::F32), options).err();
+            refused.map(|error| error.to_string())
+        };
+        let why = "strategy TensorCore is not available";
+        assert!(forced(TensorCore).is_some_and(|error| error.contains(why)), "{}", tested.name);
+        assert_eq!(forced(Portable).is_some(), tested.name == "cpu", "{}", tested.name);
     }
 }
 

@@ -32,6 +32,11 @@ impl Check {
         Self { op, device: first.describe().2 }
     }
 
+    /// The op.
+    pub(crate) fn op(&self) -> &'static str {
+        self.op
+    }
+
     /// The op's device.
     pub(crate) fn device(&self) -> Device {
         self.device.clone()
@@ -66,7 +71,7 @@ impl Check {
     #[cfg(feature = "cuda")]
     pub(crate) fn on_hopper(&self) -> bool {
         match self.device.as_dispatch() {
-            DispatchDevice::Cube(device) => crate::components::tma::is_hopper(&device.client()),
+            DispatchDevice::Cube(device) => crate::backend::client::is_hopper(&device.client()),
             #[allow(unreachable_patterns)]
             _ => false,
         }

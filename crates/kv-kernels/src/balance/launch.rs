@@ -67,7 +67,7 @@ pub(super) fn run(walk: BalanceArgs<CubeBackend>) -> Classes<CubeBackend> {
             }
         };
     }
-    if multiplies(&keys) && head_dim.is_multiple_of(PLANE) {
+    if multiplies(&keys.client, keys.dtype) && head_dim.is_multiple_of(PLANE) {
         let planes = block.div_ceil(PLANE);
         balance!(
             tensor_core::tensor_core_kernel::launch_unchecked,

@@ -108,7 +108,7 @@ impl Call {
     /// Whether matrix instructions score rows.
     fn tiles(&self) -> bool {
         let vectors = self.lanes * self.query.dtype.size() == TILE_VECTOR;
-        multiplies(&self.query)
+        multiplies(&self.query.client, self.query.dtype)
             && vectors
             && self.group <= TILE_HEADS
             && self.head_dim.is_multiple_of(TEAM_OF_TILES * self.lanes)

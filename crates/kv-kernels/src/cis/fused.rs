@@ -14,15 +14,17 @@ use super::launch;
 use super::scratch::Scratch;
 use super::step::step;
 use super::table::row;
-use crate::attention::decode::DecodeConfig;
 use crate::attention::decode::args::DecodeArgs;
 use crate::attention::decode::blueprint::{Blueprint, KvSplit, LogitsSink};
 use crate::attention::decode::eviction::Eviction;
 use crate::attention::decode::plan::{Kernel, for_choices, kernel, room, splits};
 use crate::attention::decode::slot_indexer::SlotIndexer;
+use crate::attention::decode::strategy::DecodeShape;
 use crate::attention::decode::tensor_core::attend;
 use crate::attention::decode::together::Sequence;
+use crate::attention::decode::{DecodeConfig, DecodeStrategy};
 use crate::backend::client::{elem_type, empty_like, grid, processors};
+use crate::backend::strategy::{DeviceTraits, Strategy};
 
 /// Slots of a part that is worth a cube which scores, at least.
 const SMALLEST_PART: usize = 256;
@@ -45,8 +47,17 @@ pub(crate) fn run(
 ) -> (CubeTensor, CubeTensor, CubeTensor) {
     let call = Call::new(retrieval);
     let (query, total_kv_heads) = (&call.query, call.total_kv_heads);
-    let kernel = kernel(query, call.head_dim, call.group);
-    let (parts, kernel) = splits(query, kernel, total_kv_heads, config.longest);
+    let device = DeviceTraits::of(&query.client, query.dtype);
+    let shape = DecodeShape {
+        head_dim: call.head_dim,
+        total_kv_heads,
+        longest: config.longest,
+        listed: true,
+        evicts: false,
+    };
+    let strategy = DecodeStrategy::choose(&device, &shape);
+    let kernel = kernel(query, strategy, call.head_dim, call.group);
+    let (parts, kernel) = splits(device.processors, kernel, total_kv_heads, config.longest);
     if parts > 1 || call.longest() > LONGEST {
         return call.one_by_one(values, config);
     }

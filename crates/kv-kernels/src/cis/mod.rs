@@ -68,7 +68,7 @@ mod visible_range;
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
-use crate::attention::decode::{self, DecodeConfig, Features, ViewKind};
+use crate::attention::decode::{self, DecodeConfig, DecodeStrategy, Features, ViewKind};
 use crate::backend::check::Check;
 use crate::{KernelError, Share, SlotRanges};
 use args::Retrieval;
@@ -219,6 +219,7 @@ pub fn retrieving_attention(
         longest: longest.min(sets.most()),
         sinks: 0,
         raw: false,
+        strategy: DecodeStrategy::Auto,
     };
     let values = values.into_dispatch();
     let (table, set_vectors, output) =

@@ -10,10 +10,12 @@ use super::args::{DecodeArgs, DecodeTensors};
 use super::blueprint::{self, Blueprint, KvSplit, LogitsSink};
 use super::combine::combine_kernel;
 use super::eviction::Evicts;
-use super::plan::{Kernel, cluster, kernel, pays, room, splits};
+use super::plan::{CLUSTER_PLANES, Kernel, cluster, kernel, room, splits};
+use super::strategy::{DecodeShape, DecodeStrategy};
 use super::subgroup_softmax::ThreadGroup;
 use super::{DecodeConfig, ViewKind, normalise, plain, tensor_core, together};
 use crate::backend::client::{elem_type, empty_like, grid, widest_cube, zeros_like};
+use crate::backend::strategy::{DeviceTraits, Strategy};
 
 /// What the attention kernel leaves for those behind it.
 pub(crate) struct Attended {
@@ -233,14 +235,24 @@ impl DecodeArgs<CubeBackend> {
     fn plan(&self, evicts: Option<&Evicts>) -> Plan {
         let query = &self.query;
         let [_, _, head_dim] = query.shape().dims();
-        let (total_kv_heads, longest) = (self.total_kv_heads(), self.config.longest);
-        let (splits, chosen) =
-            splits(query, kernel(query, head_dim, self.group()), total_kv_heads, longest);
-        if splits > 1
-            && let Some(joined) = self.joined(chosen, evicts)
+        let device = DeviceTraits::of(&query.client, query.dtype);
+        let DecodeConfig { longest, strategy, .. } = self.config;
+        let total_kv_heads = self.total_kv_heads();
+        let shape = DecodeShape {
+            head_dim,
+            total_kv_heads,
+            longest,
+            listed: self.listed(),
+            evicts: evicts.is_some(),
+        };
+        let strategy = strategy.or_chosen(&device, &shape);
+        let kernel = kernel(query, strategy, head_dim, self.group());
+        if strategy == DecodeStrategy::TensorCoreCluster
+            && let Some(joined) = self.joined(&device, kernel, evicts)
         {
             return joined;
         }
+        let (splits, chosen) = splits(device.processors, kernel, total_kv_heads, longest);
         let room = room(query, chosen);
         let logits = self.logits(chosen, splits, false, room, evicts);
         let decided = evicts.is_none() || matches!(logits, LogitsSink::ArgminInPlace { .. });
@@ -249,15 +261,16 @@ impl DecodeArgs<CubeBackend> {
     }
 
     /// Parts that the cubes of a cluster join.
-    fn joined(&self, chosen: Kernel, evicts: Option<&Evicts>) -> Option<Plan> {
-        let query = &self.query;
-        let (total_kv_heads, longest) = (self.total_kv_heads(), self.config.longest);
-        let (splits, kernel) = cluster(query, chosen, total_kv_heads, longest)?;
-        // The kernel that decides behind written parts reads their logits once more.
-        if evicts.is_none() && !pays(query, splits, total_kv_heads, longest, self.listed()) {
-            return None;
-        }
-        let room = room(query, kernel);
+    fn joined(
+        &self,
+        device: &DeviceTraits,
+        kernel: Kernel,
+        evicts: Option<&Evicts>,
+    ) -> Option<Plan> {
+        let splits = cluster(device, self.total_kv_heads(), self.config.longest)?;
+        let Kernel::TensorCore { words, .. } = kernel else { return None };
+        let kernel = Kernel::TensorCore { words, planes: CLUSTER_PLANES };
+        let room = room(&self.query, kernel);
         let logits = self.logits(kernel, splits, true, room, evicts);
         let decided = evicts.is_none() || matches!(logits, LogitsSink::ArgminInPlace { .. });
         decided.then_some(Plan { splits, kernel, room, logits, parts: KvSplit::Cluster(splits) })

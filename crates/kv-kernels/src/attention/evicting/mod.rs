@@ -22,7 +22,7 @@ mod reference;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
-use super::decode::{self, DecodeConfig, Features, ViewKind};
+use super::decode::{self, DecodeConfig, DecodeStrategy, Features, ViewKind};
 use crate::backend::check::Check;
 use crate::{KernelError, SlotRanges};
 use args::EvictingArgs;
@@ -157,6 +157,7 @@ pub fn evicting_attention(
         longest: options.longest.unwrap_or(slots).min(slots),
         sinks: 0,
         raw: true,
+        strategy: DecodeStrategy::Auto,
     };
     let protected = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
     let guard = options.guard.as_ref();

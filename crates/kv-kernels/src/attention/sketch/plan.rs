@@ -87,7 +87,8 @@ impl Plan {
         let [_, _, head_dim] = query.shape().dims();
         // For one query head, a plane's products of whole tiles are more work than a team's of
         // rows.
-        if sizes.group > 1 && multiplies(query) && head_dim.is_multiple_of(32) {
+        if sizes.group > 1 && multiplies(&query.client, query.dtype) && head_dim.is_multiple_of(32)
+        {
             Self::tiles(query, head_dim, sizes)
         } else {
             Self::plain(query, head_dim, sizes)

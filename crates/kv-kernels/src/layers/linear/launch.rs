@@ -38,7 +38,7 @@ pub(super) fn skinny(
     let (x, weight) = (into_contiguous(x), into_contiguous(weight));
     // SAFETY: shapes were checked, and the kernels guard their writes.
     unsafe {
-        if multiplies(&x) && inputs.is_multiple_of(32) {
+        if multiplies(&x.client, x.dtype) && inputs.is_multiple_of(32) {
             let tiles = rows.div_ceil(8);
             let blueprint = tensor_core::Blueprint::new(
                 tiles,

@@ -31,7 +31,7 @@ pub(super) fn run(args: NearestSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTenso
     let blueprint = tensor_core::Blueprint::new(head_dim, lanes, earlier);
     // SAFETY: shapes were checked, and the kernels guard their accesses.
     unsafe {
-        match blueprint.filter(|_| multiplies(&keys)) {
+        match blueprint.filter(|_| multiplies(&keys.client, keys.dtype)) {
             Some(blueprint) => tensor_core::nearest_tiles_kernel::launch_unchecked(
                 &client,
                 grid(rows * width.div_ceil(blueprint.rows())),
