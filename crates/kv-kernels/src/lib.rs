@@ -37,21 +37,23 @@ pub use attention::evicting::{
     EvictingOutput, EvictionOptions, EvictionScope, Guard, HeldSlots, LOWEST_NORM,
     evicting_attention,
 };
-pub use attention::prefill::{PrefillOptions, PrefillOutput, PrefillWindow, prefill_attention};
-pub use attention::sketch::{SketchAttention, SketchedTokens, sketch_attention};
+pub use attention::prefill::{
+    PrefillOptions, PrefillOutput, PrefillStrategy, PrefillWindow, prefill_attention,
+};
+pub use attention::sketch::{SketchAttention, SketchStrategy, SketchedTokens, sketch_attention};
 pub use backend::error::KernelError;
 pub use backend::graph::{DeviceWork, Recording, StepGraph, awaited_device_work, device_work};
 pub use backend::limits::largest_tensor;
 pub use backend::reading::Reading;
-pub use balance::{BalanceOptions, Balanced, Centre, Draws, balance};
+pub use balance::{BalanceOptions, BalanceStrategy, Balanced, Centre, Draws, balance};
 pub use cis::{
-    Dilation, Earlier, IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SetRule,
-    SimilarityReduction, SteerOptions, retrieve_slots, retrieving_attention, steer_sets,
+    Dilation, Earlier, IndexSets, RangeSets, RetrieveOptions, RetrieveStrategy, ScoreReduction,
+    SetRule, SimilarityReduction, SteerOptions, retrieve_slots, retrieving_attention, steer_sets,
 };
 pub use layers::heads::{
     HeadLayout, HeadNorms, Placement, RotaryTable, split_heads, split_keys_values, write_heads,
 };
-pub use layers::linear::{LinearOptions, RowNorm, linear};
+pub use layers::linear::{LinearOptions, LinearStrategy, RowNorm, linear};
 pub use layers::random::{uniform, uniforms};
 pub use layers::rms_norm::{add_rms_norm, rms_norm};
 pub use layers::sample::{DrawSettings, DrawState, draw};
@@ -59,7 +61,9 @@ pub use layers::swiglu::swiglu;
 pub use merge::merge_slots::{
     GUARD, KeyRule, MergeLists, MergeOptions, Merged, merge_slots, reference as merge_reference,
 };
-pub use merge::nearest_slots::{Nearest, SlotLists, nearest_slots};
+pub use merge::nearest_slots::{
+    Nearest, NearestSlotsOptions, NearestSlotsStrategy, SlotLists, nearest_slots,
+};
 pub use select::argmin_slots::{Protected, argmin_slots};
 pub use select::labels::{DueRows, label_scores};
 pub use select::lists::{HEADER as LIST_HEADER, ListTable, keep_lists, list_slots};

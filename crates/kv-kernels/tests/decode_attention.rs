@@ -3,9 +3,10 @@ use kv_kernels::{
     AttentionOutput, DecodeAttentionOptions, DecodeStrategy, KernelError, SlotRanges,
     decode_attention,
 };
-use kv_testing::{devices, relative_error, skip};
+use kv_testing::{devices, relative_error};
 
 use super::problems::{Inputs, Problem, catalog, exact};
+use super::strategies::force;
 
 fn everything() -> DecodeAttentionOptions {
     DecodeAttentionOptions { log_sum_exp: true, probabilities: true, ..Default::default() }
@@ -80,45 +81,35 @@ fn attend(
     )
 }
 
-/// Every kernel that the device has, whichever would be chosen.
 #[test]
 fn every_strategy_agrees_with_f64() {
     use DecodeStrategy::{Portable, TensorCore, TensorCoreCluster};
     for tested in devices() {
-        let mut lacking = [(Portable, true), (TensorCore, true), (TensorCoreCluster, true)];
+        let device = &tested.device;
+        let every = if tested.name == "wgpu" { 4 } else { 1 };
+        let problems: Vec<_> = (0u64..).zip(catalog()).step_by(every).collect();
         for dtype in tested.float_dtypes() {
             let limit = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
-            let every = if tested.name == "wgpu" { 4 } else { 1 };
-            for (seed, problem) in catalog().into_iter().enumerate().step_by(every) {
-                let inputs = problem.inputs(seed as u64).rounded(&tested.device, dtype);
-                let (expected, ..) = exact(&problem, &inputs);
-                for (strategy, lacks) in &mut lacking {
-                    let options =
-                        DecodeAttentionOptions { strategy: *strategy, ..Default::default() };
-                    let on = (&tested.device, dtype);
-                    let output = match attend(&problem, &inputs, on, options) {
-                        Ok(attended) => attended.output.reshape([-1]),
-                        Err(KernelError::Unavailable { .. }) => continue,
-                        Err(error) => panic!("{} {strategy:?}: {error}", tested.name),
-                    };
-                    *lacks = false;
-                    let output = output.try_into_vec_as::<f32>().unwrap();
-                    let error = relative_error(&output, &expected);
-                    let context = format!("{} {dtype:?} {strategy:?} {problem:?}", tested.name);
-                    assert!(error < limit, "{context}: off by {error}");
-                }
-            }
-        }
-        for (strategy, _) in lacking.into_iter().filter(|(_, lacks)| *lacks) {
-            let why = format!("{} has no {strategy:?}", tested.name);
-            skip("decode_attention::every_strategy_agrees_with_f64", &why);
+            let test = format!("decode_attention in {dtype:?}");
+            let strategies = [Portable, TensorCore, TensorCoreCluster];
+            force(&test, &tested, &strategies, &problems, |strategy, (seed, problem)| {
+                let inputs = problem.inputs(*seed).rounded(device, dtype);
+                let options = DecodeAttentionOptions { strategy, ..Default::default() };
+                let attended = attend(problem, &inputs, (device, dtype), options)?;
+                let output = attended.output.reshape([-1]).try_into_vec_as::<f32>().unwrap();
+                let (expected, ..) = exact(problem, &inputs);
+                let error = relative_error(&output, &expected);
+                let context = format!("{} {dtype:?} {strategy:?} {problem:?}", tested.name);
+                assert!(error < limit, "{context}: off by {error}");
+                Ok(())
+            });
         }
         // What cannot be forced says so by name.
-        let problem = &catalog()[0];
+        let (_, problem) = &problems[0];
         let inputs = problem.inputs(0);
         let forced = |strategy| {
             let options = DecodeAttentionOptions { strategy, ..Default::default() };
-            let refused = attend(problem, &inputs, (&tested.device, DType::F32), options).err();
+            let refused = attend(problem, &inputs, (device, DType::F32), options).err();
             refused.map(|error| error.to_string())
         };
         let why = "strategy TensorCore is not available";

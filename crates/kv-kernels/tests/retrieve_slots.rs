@@ -6,10 +6,12 @@ use burn::tensor::{DType, Device, Tensor};
 use follow::{Layer, Steps, attended, follow, follow_steps, ints, options, rule};
 use kv_kernels::{
     DecodeAttentionOptions, Dilation, Earlier, IndexSets, RangeSets, RetrieveOptions,
-    ScoreReduction, SetRule, Share, SimilarityReduction, SlotRanges, SlotView, decode_attention,
-    retrieve_slots, retrieving_attention,
+    RetrieveStrategy, ScoreReduction, SetRule, Share, SimilarityReduction, SlotRanges, SlotView,
+    decode_attention, retrieve_slots, retrieving_attention,
 };
 use kv_testing::{Golden, Numbers, devices, golden_files, relative_error};
+
+use super::strategies::force;
 
 #[test]
 fn steps_attend_as_the_paper_says() {
@@ -119,7 +121,7 @@ fn long_ranges_are_sifted_by_many_cubes() {
             let best = SetRule { dilated: 1.0, ..rule(100) };
             let context = format!("{} {width:?} neighbours", tested.name);
             let steps = Steps { count: 4, width, ..Steps::default() };
-            follow_steps(&layer, &[2_400], 0, steps, (best, &wide), device, &context);
+            follow_steps(&layer, &[2_400], 0, steps, (best, &wide), device, &context).unwrap();
         }
         // Among equals the first ones are taken, whether or not one cube has room for all of them.
         for (distinct, group) in [(30, 2), (5, 2), (1, 2), (30, 1), (5, 1)] {
@@ -145,7 +147,7 @@ fn long_ranges_are_sifted_by_many_cubes() {
         let far = RetrieveOptions { block: 1_024, hidden: Share::new(0.5), ..hidden };
         let always = SetRule { threshold: -1.0, ..rule(2_500) };
         let steps = Steps { count: 3, apart: 300, ..Steps::default() };
-        follow_steps(&layer, &[8_200], 0, steps, (always, &far), device, &context);
+        follow_steps(&layer, &[8_200], 0, steps, (always, &far), device, &context).unwrap();
     }
 }
 
@@ -176,6 +178,23 @@ fn halves_are_scored_in_full() {
                 follow(&layer, &lengths, 0, 4, (rule(150), &options), device, &context);
             }
         }
+    }
+}
+
+#[test]
+fn every_strategy_attends_as_the_paper_says() {
+    use RetrieveStrategy::{Histogram, Radix, SplitRadix};
+    let cases = [(1, [300, 40]), (2, [2_500, 33]), (4, [700, 150]), (1, [9_000, 300])];
+    for tested in devices() {
+        let strategies = [Radix, SplitRadix, Histogram];
+        force("retrieve_slots", &tested, &strategies, &cases, |strategy, (group, lengths)| {
+            let room = lengths[0] + 64;
+            let layer = Layer::new(2, 1, *group, 32, room);
+            let options = RetrieveOptions { longest: Some(room), strategy, ..options() };
+            let context = format!("{} {strategy:?} group {group} {lengths:?}", tested.name);
+            let (steps, rules) = (Steps { count: 4, ..Steps::default() }, (rule(24), &options));
+            follow_steps(&layer, lengths, 0, steps, rules, &tested.device, &context).map(drop)
+        });
     }
 }
 
@@ -382,7 +401,7 @@ fn choosing_and_attending_at_once_changes_nothing() {
         // Kernels that take matrix instructions, where there are any: each case in another dtype.
         let halves = [DType::BF16, DType::F16]
             .map(|half| if device.supports_dtype(half) { half } else { DType::F32 });
-        for (case, (batch, kv_heads, group, dim, room, change)) in [
+        let cases = [
             (3, 2 * many, 1, 128, 300, options()),
             // One part, as ranges are short, and as they are many.
             (3, 2 * many, 1, 64, 200, options()),
@@ -394,10 +413,12 @@ fn choosing_and_attending_at_once_changes_nothing() {
             (3, many, 4, 64, 300, options()),
             (3, 2 * many, 2, 128, 300, options()),
             (2, many, 8, 128, 300, options()),
-        ]
-        .into_iter()
-        .enumerate()
-        {
+        ];
+        let cases: Vec<_> = cases.into_iter().enumerate().collect();
+        let strategies =
+            [RetrieveStrategy::Auto, RetrieveStrategy::Fused, RetrieveStrategy::SplitRadix];
+        force("retrieving_attention", &tested, &strategies, &cases, |strategy, (case, sizes)| {
+            let (batch, kv_heads, group, dim, room, change) = *sizes;
             let dtype = halves[case % 2];
             let tolerance = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
             let options = RetrieveOptions { longest: Some(room), ..change };
@@ -436,9 +457,8 @@ fn choosing_and_attending_at_once_changes_nothing() {
                     &ranges,
                     newest.clone(),
                     &mut sets,
-                    options,
-                );
-                let fused = fused.unwrap();
+                    RetrieveOptions { strategy, ..options },
+                )?;
                 let [keys, values] = pools.clone();
                 retrieve_slots(
                     query.clone(),
@@ -473,8 +493,9 @@ fn choosing_and_attending_at_once_changes_nothing() {
                 };
                 let expected: Vec<f64> = of(apart.output).into_iter().map(f64::from).collect();
                 let error = relative_error(&of(fused), &expected);
-                assert!(error < tolerance, "{} {dtype:?}: {error}", tested.name);
+                assert!(error < tolerance, "{} {dtype:?} {strategy:?}: {error}", tested.name);
             }
-        }
+            Ok(())
+        });
     }
 }

@@ -67,16 +67,6 @@ impl Check {
         }
     }
 
-    /// Whether the op may take a kernel for Hopper GPUs.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn on_hopper(&self) -> bool {
-        match self.device.as_dispatch() {
-            DispatchDevice::Cube(device) => crate::backend::client::is_hopper(&device.client()),
-            #[allow(unreachable_patterns)]
-            _ => false,
-        }
-    }
-
     pub(crate) fn shape(
         &self,
         argument: &'static str,

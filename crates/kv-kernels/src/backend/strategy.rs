@@ -13,11 +13,18 @@ use crate::backend::check::Check;
 pub(crate) struct DeviceTraits {
     /// Processors that run cubes.
     pub(crate) processors: usize,
+    /// Units of a plane, at least, and of a cube, at most.
+    pub(crate) plane: usize,
+    pub(crate) units: usize,
     /// Whether matrix instructions make products of the call's dtype, in planes of 32 units.
     pub(crate) multiplies: bool,
+    /// Whether it reads vectors of 16 bytes.
+    pub(crate) reads_16_bytes: bool,
     /// Whether the cubes of a cluster write into each other's shared memory.
     pub(crate) clusters: bool,
-    /// Whether kernels may hold PTX of compute capability 9.0.
+    /// Bytes of a cube's shared memory, at most.
+    pub(crate) shared_memory: usize,
+    /// Whether kernels for Hopper GPUs are built, and run.
     pub(crate) hopper: bool,
 }
 
@@ -28,11 +35,16 @@ impl DeviceTraits {
         use crate::backend::client;
         use crate::components::cluster::has_clusters;
 
+        let hardware = &client.properties().hardware;
         Self {
             processors: client::processors(client),
+            plane: (hardware.plane_size_min as usize).max(1),
+            units: hardware.max_units_per_cube as usize,
             multiplies: client::multiplies(client, dtype),
+            reads_16_bytes: client.properties().io_optimized_vector_sizes(2).any(|of| of == 8),
             clusters: has_clusters(client),
-            hopper: client::is_hopper(client),
+            shared_memory: hardware.max_shared_memory_size,
+            hopper: cfg!(feature = "cuda") && client::is_hopper(client),
         }
     }
 }
@@ -44,6 +56,11 @@ pub(crate) trait Strategy: Copy + Debug + PartialEq {
 
     /// The kernel that [`Self::choose`] finds.
     const AUTO: Self;
+
+    /// Whether a CPU runs it, too, where it is forced.
+    fn serves_cpu(self) -> bool {
+        false
+    }
 
     /// The kernel for a call, which serves it.
     #[cfg(feature = "gpu")]
@@ -74,6 +91,7 @@ impl Check {
         let why = match self.traits(dtype) {
             #[cfg(feature = "gpu")]
             Some(device) => strategy.obstacle(&device, shape),
+            _ if strategy.serves_cpu() => None,
             _ => Some("the CPU runs the op's reference alone"),
         };
         let _ = shape;
@@ -84,6 +102,24 @@ impl Check {
             }
             None => Ok(()),
         }
+    }
+
+    /// The kernel for a call: the forced one, checked as by [`Self::strategy`], or the chosen one. On
+    /// a CPU, which has no choice, what was asked for.
+    pub(crate) fn chosen<S: Strategy>(
+        &self,
+        strategy: S,
+        dtype: DType,
+        shape: &S::Shape,
+    ) -> Result<S, KernelError> {
+        self.strategy(strategy, dtype, shape)?;
+        #[cfg(feature = "gpu")]
+        if strategy == S::AUTO
+            && let Some(device) = self.traits(dtype)
+        {
+            return Ok(S::choose(&device, shape));
+        }
+        Ok(strategy)
     }
 
     /// The device's traits for a call in `dtype`, if it is no CPU.

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use burn::tensor::{DType, Device, Int, Tensor};
 use half::{bf16, f16};
 use kv_kernels::{
-    DecodeAttentionOptions, Dilation, Earlier, IndexSets, RangeSets, RetrieveOptions,
-    ScoreReduction, SetRule, Share, SimilarityReduction, SlotRanges, SlotView, decode_attention,
-    retrieve_slots,
+    DecodeAttentionOptions, Dilation, Earlier, IndexSets, KernelError, RangeSets, RetrieveOptions,
+    RetrieveStrategy, ScoreReduction, SetRule, Share, SimilarityReduction, SlotRanges, SlotView,
+    decode_attention, retrieve_slots,
 };
 use kv_testing::{Numbers, relative_error};
 
@@ -26,6 +26,7 @@ pub(crate) fn options() -> RetrieveOptions {
         similarity: SimilarityReduction::Mean,
         hidden: Share::default(),
         longest: None,
+        strategy: RetrieveStrategy::Auto,
     }
 }
 
@@ -247,7 +248,7 @@ pub(crate) fn follow(
     context: &str,
 ) -> u64 {
     let steps = Steps { count: steps, ..Steps::default() };
-    follow_steps(layer, tokens, freed, steps, rules, device, context)
+    follow_steps(layer, tokens, freed, steps, rules, device, context).unwrap()
 }
 
 /// Steps so many tokens apart, of sets that have room for so many tokens, by default for all.
@@ -265,6 +266,9 @@ impl Default for Steps {
 }
 
 /// The same of any steps: how many steps of single ranges retrieved.
+///
+/// # Errors
+/// Where a forced strategy does not serve them.
 pub(crate) fn follow_steps(
     layer: &Layer,
     tokens: &[usize],
@@ -273,7 +277,7 @@ pub(crate) fn follow_steps(
     (rule, options): (SetRule, &RetrieveOptions),
     device: &Device,
     context: &str,
-) -> u64 {
+) -> Result<u64, KernelError> {
     let width = steps.width.unwrap_or(rule.width(options.radius));
     let (batch, dim) = (tokens.len(), layer.head_dim);
     let pairs = batch * layer.kv_heads;
@@ -310,8 +314,7 @@ pub(crate) fn follow_steps(
             &mut sets,
             *options,
             measures,
-        )
-        .unwrap();
+        )?;
         assert_eq!(sums.is_some(), measures);
         let view = SlotView::Sets(sets.clone());
         let output = decode_attention(
@@ -376,5 +379,5 @@ pub(crate) fn follow_steps(
             }
         }
     }
-    retrieved.iter().sum()
+    Ok(retrieved.iter().sum())
 }

@@ -253,7 +253,7 @@ impl DecodeArgs<CubeBackend> {
             return joined;
         }
         let (splits, chosen) = splits(device.processors, kernel, total_kv_heads, longest);
-        let room = room(query, chosen);
+        let room = room(&device, chosen);
         let logits = self.logits(chosen, splits, false, room, evicts);
         let decided = evicts.is_none() || matches!(logits, LogitsSink::ArgminInPlace { .. });
         let parts = if splits > 1 || !decided { KvSplit::Global } else { KvSplit::None };
@@ -270,7 +270,7 @@ impl DecodeArgs<CubeBackend> {
         let splits = cluster(device, self.total_kv_heads(), self.config.longest)?;
         let Kernel::TensorCore { words, .. } = kernel else { return None };
         let kernel = Kernel::TensorCore { words, planes: CLUSTER_PLANES };
-        let room = room(&self.query, kernel);
+        let room = room(device, kernel);
         let logits = self.logits(kernel, splits, true, room, evicts);
         let decided = evicts.is_none() || matches!(logits, LogitsSink::ArgminInPlace { .. });
         decided.then_some(Plan { splits, kernel, room, logits, parts: KvSplit::Cluster(splits) })

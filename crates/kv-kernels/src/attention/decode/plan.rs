@@ -5,7 +5,6 @@ use std::ops::RangeInclusive;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{DecodeStrategy, blueprint, plain};
-use crate::backend::client::processors;
 use crate::backend::strategy::DeviceTraits;
 use crate::components::cluster::LARGEST_CLUSTER;
 
@@ -33,9 +32,7 @@ pub(crate) fn kernel(
 ) -> Kernel {
     let hardware = &query.client.properties().hardware;
     if strategy != DecodeStrategy::Portable {
-        let words = if head_dim.is_multiple_of(64) { 4 } else { 2 };
-        let planes = blueprint::PLANES;
-        return Kernel::TensorCore { words, planes };
+        return tensor_core(head_dim);
     }
     let lanes = query
         .client
@@ -57,10 +54,16 @@ pub(crate) fn kernel(
     Kernel::Plain { lanes, team: team.max(1) }
 }
 
+/// The kernel for matrix instructions, for rows of head dims that it serves.
+pub(crate) fn tensor_core(head_dim: usize) -> Kernel {
+    let words = if head_dim.is_multiple_of(64) { 4 } else { 2 };
+    Kernel::TensorCore { words, planes: blueprint::PLANES }
+}
+
 /// Numbers of shared memory that a cube takes: as many as let no third find room on a processor, or
 /// as leave the half where a cube is alone there.
-pub(crate) fn room(query: &CubeTensor, kernel: Kernel) -> usize {
-    let most = query.client.properties().hardware.max_shared_memory_size / size_of::<f32>();
+pub(crate) fn room(device: &DeviceTraits, kernel: Kernel) -> usize {
+    let most = device.shared_memory / size_of::<f32>();
     match kernel {
         Kernel::TensorCore { planes, .. } if planes > blueprint::PLANES => most / 2,
         _ => most / 3,
@@ -157,21 +160,19 @@ const PLANES_EACH: usize = 12;
 /// (Given lists are read faster by fewer, wider cubes.) Their places take no more shared memory
 /// than needed, since reads under way take the rest of it, which is the first cache.
 pub(crate) fn for_choices(
-    query: &CubeTensor,
+    device: &DeviceTraits,
     kernel: Kernel,
     total_kv_heads: usize,
     longest: usize,
 ) -> Option<ChoicePlan> {
     let Kernel::TensorCore { words, planes } = kernel else { return None };
-    let processors = processors(&query.client);
-    let each = total_kv_heads.div_ceil(processors);
+    let each = total_kv_heads.div_ceil(device.processors);
     let fewer = PLANES_EACH / each.max(1);
     if fewer >= planes || fewer < 2 {
         return None;
     }
     // A cube less than would fit, for what compilers and devices take.
-    let hardware = &query.client.properties().hardware;
-    let most = hardware.max_shared_memory_size / size_of::<f32>() / (each + 1);
+    let most = device.shared_memory / size_of::<f32>() / (each + 1);
     // One of few sizes, as each is a kernel of its own.
     let room = longest.next_power_of_two().max(SMALLEST_LIST);
     let kernel = Kernel::TensorCore { words, planes: fewer };

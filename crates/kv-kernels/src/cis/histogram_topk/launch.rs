@@ -59,7 +59,7 @@ impl Call {
     /// one; returns log-sums `[P, G]`.
     pub(in crate::cis) fn histogram_topk(&self, units: usize, widest: usize) -> CubeTensor {
         let parts = self.longest().div_ceil(SMALLEST_PART).min(MOST_PARTS);
-        let (listed, candidates) = (self.listed(), self.candidates());
+        let (listed, candidates) = (self.sizes.listed(), self.sizes.candidates());
         let histogram = HistogramScratch::new(self, parts, candidates);
         let scratch = Scratch::new(self, false, false);
         let blueprint =
@@ -190,12 +190,12 @@ impl Call {
                 options.radius,
                 block,
                 hidden,
-                self.words(),
+                self.sizes.words(),
                 candidates,
-                self.gathers(),
+                self.sizes.gathers(),
                 listed,
                 // Marks are in shared memory.
-                self.blueprint(widest, false, self.words() * WORD, 1),
+                self.blueprint(widest, false, self.sizes.words() * WORD, 1),
                 dtype,
             );
         }

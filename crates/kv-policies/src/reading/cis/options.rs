@@ -2,8 +2,8 @@
 
 use kv_core::Budget;
 use kv_kernels::{
-    Dilation, Earlier, RetrieveOptions, ScoreReduction, SetRule, Share, SimilarityReduction,
-    SteerOptions,
+    Dilation, Earlier, RetrieveOptions, RetrieveStrategy, ScoreReduction, SetRule, Share,
+    SimilarityReduction, SteerOptions,
 };
 use serde::{Deserialize, Serialize};
 
@@ -299,6 +299,7 @@ impl CisOptions {
             },
             hidden,
             longest: None,
+            strategy: RetrieveStrategy::Auto,
         }
     }
 }
