@@ -12,6 +12,39 @@
 //! `components` holds the parts of kernels that several ops share, `backend` what ops share on the
 //! host: checks, errors, devices and buffers.
 //!
+//! # Forcing a kernel
+//!
+//! An op that has several kernels chooses one from the device and the call's shape. Its options name
+//! the kernels (`strategy`), and `Auto`, the default, chooses. A kernel that does not serve the call
+//! is refused with [`KernelError::Unavailable`]:
+//!
+//! ```
+//! use burn::tensor::{DType, Device, Distribution, Tensor};
+//! use kv_kernels::{
+//!     DecodeAttentionOptions, DecodeStrategy, KernelError, SlotRanges, decode_attention,
+//! };
+//!
+//! # fn main() -> Result<(), KernelError> {
+//! let device = Device::flex();
+//! // 2 key-value heads of 8 slots each, and 4 query heads.
+//! let query = Tensor::<3>::random([1, 4, 16], Distribution::Default, &device);
+//! let keys = Tensor::<2>::random([16, 16], Distribution::Default, &device);
+//! let ranges = SlotRanges {
+//!     offsets: Tensor::from_data([[0, 8]], (&device, DType::I32)),
+//!     lengths: Tensor::from_data([[8, 8]], (&device, DType::I32)),
+//! };
+//! let attend = |strategy| {
+//!     let options = DecodeAttentionOptions { strategy, ..Default::default() };
+//!     decode_attention(query.clone(), keys.clone(), keys.clone(), None, &ranges, options)
+//! };
+//! assert_eq!(attend(DecodeStrategy::Auto)?.output.dims(), [1, 4, 16]);
+//! // On a GPU this is the portable kernel. A CPU has no kernels, but a reference.
+//! let refused = attend(DecodeStrategy::Portable).unwrap_err();
+//! assert!(matches!(refused, KernelError::Unavailable { op: "decode_attention", .. }));
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Dimension letters: `B` batch, `Hq`/`Hkv` query and key-value heads, `G = Hq/Hkv`, `S` slots of
 //! a pool, `D` head dim.
 
@@ -34,8 +67,8 @@ pub use attention::decode::{
     reference as decode_reference,
 };
 pub use attention::evicting::{
-    EvictingOutput, EvictionOptions, EvictionScope, Guard, HeldSlots, LOWEST_NORM,
-    evicting_attention,
+    EvictingOutput, EvictionOptions, EvictionScope, EvictionStrategy, Guard, HeldSlots,
+    LOWEST_NORM, evicting_attention,
 };
 pub use attention::prefill::{
     PrefillOptions, PrefillOutput, PrefillStrategy, PrefillWindow, prefill_attention,
