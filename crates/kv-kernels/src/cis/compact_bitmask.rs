@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::bitmask::{WORD, own_words, shifted, within};
+use super::bitmask::{BitmaskPlace, WORD, own_words, shifted, within};
 use super::blueprint::Blueprint;
 use super::visible_range::VisibleRange;
 use crate::components::prefix_sum::exclusive;
@@ -18,11 +18,23 @@ pub(super) struct CompactedSet {
     pub(super) chosen: usize,
 }
 
-/// Where the lists of a set and of the step's own choice begin in the table.
+/// Where the lists of a set and of the step's own choice begin in the table, and how many neighbours
+/// on each side the best bring along.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct ListOffsets {
     pub(super) set: usize,
     pub(super) choice: usize,
+    pub(super) radius: usize,
+}
+
+/// The words `first` to before `last` of the bitmask at `from`, which are a unit's, of slots whose
+/// tokens are `freed` ahead.
+#[derive(CubeType, Clone, Copy)]
+struct UnitWords {
+    from: usize,
+    first: usize,
+    last: usize,
+    freed: usize,
 }
 
 /// Writes the tokens of selected slots, with the neighbours of the `k_dilate` highest, to the set's
@@ -31,23 +43,21 @@ pub(super) struct ListOffsets {
 /// side.
 ///
 /// # Shapes
-/// `bitmasks` from `marked` on `[3, words]`, a bit a slot.
+/// `bitmasks` from `place.marked` on `[3, words]`, a bit a slot.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn compact_bitmask(
     bitmasks: &mut [u32],
-    marked: usize,
-    words: usize,
+    place: &BitmaskPlace,
     table: &mut [i32],
     visible: &VisibleRange,
     lists: &ListOffsets,
-    radius: usize,
     #[comptime] gathers: bool,
     #[comptime] blueprint: Blueprint,
 ) -> CompactedSet {
     let units = blueprint.units.comptime();
     let width = blueprint.width.comptime();
     let (start, local) = (visible.start, visible.local);
+    let (marked, words, radius) = (place.marked, place.words, lists.radius);
     // Neighbours of the best may be locals, which go out of the locals' place with time.
     let reach = min(local + radius, visible.length);
     let known = local.div_ceil(WORD);
@@ -66,10 +76,7 @@ pub(super) fn compact_bitmask(
     let mut tokens = Shared::<[i32]>::new_slice(comptime!(if gathers { width } else { 1 }));
     let count = write_tokens(
         &*bitmasks,
-        set,
-        first,
-        last,
-        visible.freed,
+        &UnitWords { from: set, first, last, freed: visible.freed },
         table,
         lists.set,
         &mut tokens,
@@ -81,10 +88,7 @@ pub(super) fn compact_bitmask(
         let last = max(min(last, known), first);
         choice = write_tokens(
             &*bitmasks,
-            marked,
-            first,
-            last,
-            visible.freed,
+            &UnitWords { from: marked, first, last, freed: visible.freed },
             table,
             lists.choice,
             &mut tokens,
@@ -95,16 +99,12 @@ pub(super) fn compact_bitmask(
     CompactedSet { count: min(count, width), marked: count, chosen: min(choice, width) }
 }
 
-/// Writes the tokens of slots whose bits are set in the bitmask at `from` to a list, as far as it
-/// has room; returns how many bits are set. A unit has the words from `first` to before `last`.
+/// Writes the tokens of slots whose bits are set in a bitmask, of which each unit has its words, to a
+/// list, as far as it has room; returns how many bits are set.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn write_tokens(
     bitmasks: &[u32],
-    from: usize,
-    first: usize,
-    last: usize,
-    freed: usize,
+    words: &UnitWords,
     table: &mut [i32],
     to: usize,
     tokens: &mut Shared<[i32]>,
@@ -114,18 +114,18 @@ fn write_tokens(
     let units = blueprint.units.comptime();
     let mut parts = Shared::<[u32]>::new_slice(comptime!(blueprint.planes()));
     let mut own = 0u32;
-    for word in first..last {
-        own += bitmasks[from + word].count_ones();
+    for word in words.first..words.last {
+        own += bitmasks[words.from + word].count_ones();
     }
     let (before, count) = exclusive(own, &mut parts);
     let listed = min(count as usize, comptime!(blueprint.width));
     let mut next = before as usize;
-    for word in first..last {
-        let mut bits = bitmasks[from + word];
+    for word in words.first..words.last {
+        let mut bits = bitmasks[words.from + word];
         while bits > 0 {
             let bit = ((bits - 1) & !bits).count_ones() as usize;
             if next < listed {
-                let token = i32::cast_from(word * WORD + bit + freed);
+                let token = i32::cast_from(word * WORD + bit + words.freed);
                 if gathers {
                     tokens[next] = token;
                 } else {

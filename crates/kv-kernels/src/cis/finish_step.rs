@@ -111,19 +111,17 @@ pub(super) fn write_step(
 /// Stores the fields of a new set of `count` tokens in entry `set`: its size, its list and its
 /// vectors; adapts the size of the next retrieval.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn store_set<F: Float>(
     vectors: &[F],
     set_vectors: &mut [f32],
     table: &mut [i32],
     context: &StepContext,
-    kv_head: usize,
     set: usize,
     count: usize,
     #[comptime] blueprint: Blueprint,
 ) {
     let (own, top) = (context.own, context.top);
-    store_vectors::<F>(vectors, set_vectors, kv_head, set, blueprint);
+    store_vectors::<F>(vectors, set_vectors, context.kv_head, set, blueprint);
     if UNIT_POS == 0 {
         let fields = own + FIELDS + set * SET_FIELDS;
         table[fields + COUNT] = i32::cast_from(count);
@@ -172,13 +170,12 @@ pub(super) fn store_shared_set<F: Float>(
     set_vectors: &mut [f32],
     table: &mut [i32],
     context: &StepContext,
-    kv_head: usize,
     decided: i32,
     #[comptime] blueprint: Blueprint,
 ) {
     if comptime!(blueprint.chains && blueprint.shares) && decided >= 0 {
         let entry = min(context.held, comptime!(blueprint.sets - 1));
-        store_vectors::<F>(vectors, set_vectors, kv_head, entry, blueprint);
+        store_vectors::<F>(vectors, set_vectors, context.kv_head, entry, blueprint);
         if UNIT_POS == 0 {
             let own = context.own;
             let from = own + FIELDS + decided as usize * SET_FIELDS;

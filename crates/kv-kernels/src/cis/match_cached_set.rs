@@ -108,7 +108,6 @@ pub(super) fn match_cached_set<F: Float>(
     vectors: &[F],
     set_vectors: &[f32],
     table: &[i32],
-    kv_head: usize,
     context: &StepContext,
     #[comptime] blueprint: Blueprint,
 ) -> Decision {
@@ -130,8 +129,14 @@ pub(super) fn match_cached_set<F: Float>(
         }
         for round in 1..context.held.div_ceil(planes) {
             let set = round * planes + plane;
-            let seen =
-                load_entry_partials::<F>(vectors, set_vectors, table, kv_head, set, blueprint);
+            let seen = load_entry_partials::<F>(
+                vectors,
+                set_vectors,
+                table,
+                context.kv_head,
+                set,
+                blueprint,
+            );
             let similarity = compare(&seen, blueprint);
             if set < context.held && UNIT_POS_PLANE == 0 {
                 similarities[set] = similarity;

@@ -47,7 +47,7 @@ pub(super) fn score_kernel<F: Float, N: Size>(
     let context =
         load_step_context(&*table, kv_head, length, position, block, hidden_share, blueprint);
     let decision =
-        match_cached_set::<F>(&first, vectors, set_vectors, &*table, kv_head, &context, blueprint);
+        match_cached_set::<F>(&first, vectors, set_vectors, &*table, &context, blueprint);
     let decided = decision.decided;
     if comptime!(blueprint.measures) || decided == i32::new(RETRIEVES as i64) {
         let mut none = Sums::none(comptime!(blueprint.held()));

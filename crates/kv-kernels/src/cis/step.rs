@@ -3,14 +3,14 @@
 
 use cubecl::prelude::*;
 
-use super::bitmask::{BITMASKS, CHUNK, WORD};
+use super::bitmask::{BITMASKS, BitmaskPlace, CHUNK, WORD};
 use super::blueprint::Blueprint;
 use super::compact_bitmask::ListOffsets;
 use super::finish_step::{finish_step, store_set, store_shared_set};
 use super::log_sums::{Sums, log_sums};
 use super::match_cached_set::{Decision, load_similarity_partials, match_cached_set};
 use super::score::score_split;
-use super::select_topk::{load_topk_sizes, select_topk};
+use super::select_topk::{LogitRows, load_topk_sizes, select_topk};
 use super::table::*;
 use super::visible_range::load_step_context;
 use crate::attention::decode::slot_indexer::SetView;
@@ -121,15 +121,8 @@ pub(crate) fn step<F: Float, N: Size>(
     if comptime!(blueprint.scores) {
         let first =
             load_similarity_partials::<F>(vectors, &*set_vectors, &*table, kv_head, blueprint);
-        let decision = match_cached_set::<F>(
-            &first,
-            vectors,
-            &*set_vectors,
-            &*table,
-            kv_head,
-            &context,
-            blueprint,
-        );
+        let decision =
+            match_cached_set::<F>(&first, vectors, &*set_vectors, &*table, &context, blueprint);
         decided = decision.decided;
         if all || decided == i32::new(RETRIEVES as i64) {
             let (scores, scores_at) = if comptime!(staged > 0) {
@@ -149,7 +142,7 @@ pub(crate) fn step<F: Float, N: Size>(
         // All have read the range's fields, as they have where they compared.
         sync_cube();
     }
-    store_shared_set::<F>(vectors, set_vectors, table, &context, kv_head, decided, blueprint);
+    store_shared_set::<F>(vectors, set_vectors, table, &context, decided, blueprint);
     let mut choice = 0usize;
     let mut set = 0usize;
     if decided > 0 {
@@ -181,7 +174,9 @@ pub(crate) fn step<F: Float, N: Size>(
             let lists = ListOffsets {
                 set: own + comptime!(list(sets, width, 0)) + set * width,
                 choice: own + comptime!(list(sets, width, sets)),
+                radius,
             };
+            let rows = LogitRows { from: base, stride };
             if comptime!(direct && staged > 0 && !blueprint.scores) {
                 let mut i = visible.start + unit;
                 while i < visible.local {
@@ -206,21 +201,13 @@ pub(crate) fn step<F: Float, N: Size>(
             } else {
                 (&mut ordered[..], kv_head * stride, &mut bitmasks[..], marked)
             };
+            let place = BitmaskPlace { marked: bits_at, words };
             let listed = select_topk(
-                &*logits, scores, scores_at, bits, bits_at, words, table, &sums, kv_head, stride,
-                visible, &lists, &wanted, radius, blueprint,
+                &*logits, scores, scores_at, bits, &place, table, &sums, &rows, visible, &lists,
+                &wanted, blueprint,
             );
             choice = listed.chosen;
-            store_set::<F>(
-                vectors,
-                set_vectors,
-                table,
-                &context,
-                kv_head,
-                set,
-                listed.count,
-                blueprint,
-            );
+            store_set::<F>(vectors, set_vectors, table, &context, set, listed.count, blueprint);
             sync_memory(blueprint.fenced);
         }
     }

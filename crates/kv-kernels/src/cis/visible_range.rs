@@ -49,6 +49,8 @@ pub(super) fn window_start(hidden_share: u32, tokens: usize) -> usize {
 /// What a range's step knows before its vectors are compared.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct StepContext {
+    /// Its range.
+    pub(super) kv_head: usize,
     /// Where its row in the table begins.
     pub(super) own: usize,
     pub(super) visible: VisibleRange,
@@ -83,5 +85,5 @@ pub(super) fn load_step_context(
     if table[own + BLOCK] == block {
         held = min(table[own + SETS] as usize, sets);
     }
-    StepContext { own, visible, top, threshold, block, held }
+    StepContext { kv_head, own, visible, top, threshold, block, held }
 }

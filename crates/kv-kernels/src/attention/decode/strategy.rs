@@ -42,29 +42,24 @@ impl Strategy for DecodeStrategy {
 
     #[cfg(feature = "gpu")]
     fn choose(device: &DeviceTraits, shape: &DecodeShape) -> Self {
-        // Wherever matrix instructions serve: the portable kernel was not measured against them.
+        // Wherever matrix instructions serve; not measured against the portable kernel.
         if Self::TensorCore.obstacle(device, shape).is_some() {
             return Self::Portable;
         }
-        // A kernel that decides behind written parts reads their logits once more, so that clusters
-        // always pay where a slot is given up.
         let DecodeShape { total_kv_heads, longest, listed, evicts, .. } = *shape;
-        match plan::cluster(device, total_kv_heads, longest) {
-            Some(cubes)
-                if plan::parts(device.processors, total_kv_heads, longest) > 1
-                    && (evicts
-                        || plan::pays(
-                            device.processors,
-                            cubes,
-                            total_kv_heads,
-                            longest,
-                            listed,
-                        )) =>
-            {
-                Self::TensorCoreCluster
-            }
-            _ => Self::TensorCore,
+        let processors = device.processors;
+        // One cube of twice the planes does what two parts would.
+        if plan::parts(processors, total_kv_heads, longest) <= 2 {
+            return Self::TensorCore;
         }
+        // Clusters spare the launch that joins parts: 31.3 µs became 29.4 at 8x32x8x3200, and with the
+        // choice of an eviction 15.9 became 12.4 at 1x32x8x3200 (docs/performance.md).
+        let Some(cubes) = plan::cluster(device, total_kv_heads, longest) else {
+            return Self::TensorCore;
+        };
+        // The kernel that decides behind written parts reads their logits once more.
+        let pays = evicts || plan::pays(processors, cubes, total_kv_heads, longest, listed);
+        if pays { Self::TensorCoreCluster } else { Self::TensorCore }
     }
 
     #[cfg(feature = "gpu")]
@@ -121,6 +116,11 @@ mod tests {
         assert_eq!(choose(&older, &shape), DecodeStrategy::TensorCore);
         let none = DeviceTraits { multiplies: false, ..older };
         assert_eq!(choose(&none, &shape), DecodeStrategy::Portable);
+        // Two parts are one of twice the planes, which a slot that is given up does not change.
+        for evicts in [false, true] {
+            let two = DecodeShape { longest: 300, evicts, ..shape };
+            assert_eq!(choose(&hopper, &two), DecodeStrategy::TensorCore);
+        }
         // Heads that fill the device, ranges too short for a cluster, rows that no product takes.
         let many = DecodeShape { total_kv_heads: 256, ..shape };
         assert_eq!(choose(&hopper, &many), DecodeStrategy::TensorCore);

@@ -8,7 +8,9 @@ use cubecl::prelude::*;
 
 use super::EvictionScope;
 use super::args::{Evicted, EvictingArgs};
-use super::kernel::{self, Blueprint, Rules};
+use super::kernel::{
+    self, Blueprint, CandidatesLaunch, GuardedLaunch, HeadsLaunch, Rules, TogetherBlueprint,
+};
 use crate::attention::decode::args::DecodeArgs;
 use crate::attention::decode::eviction::Evicts;
 use crate::backend::client::{elem_type, empty_like, grid, processors, widest_cube};
@@ -33,6 +35,11 @@ impl Candidates {
             importances: empty_like(query, Shape::from([cubes]), DType::F32),
             slots: empty_like(query, Shape::from([cubes]), DType::I32),
         }
+    }
+
+    fn launched(&self) -> CandidatesLaunch {
+        let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
+        CandidatesLaunch::new(arg(&self.importances), arg(&self.slots))
     }
 }
 
@@ -104,6 +111,9 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
     };
     let [offsets, lengths, positions, now] =
         [eviction.offsets, eviction.lengths, eviction.positions, eviction.now].map(into_contiguous);
+    let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
+    let heads = || HeadsLaunch::new(arg(&offsets), arg(&lengths), arg(&limits), arg(&write_slots));
+    let guarded = || GuardedLaunch::new(arg(&positions), arg(&now), config.sinks, config.recents);
     let candidates = Candidates::new(&query, total_kv_heads * slices);
     // SAFETY: shapes were checked; the kernels stay within the ranges and the parts of the heads.
     unsafe {
@@ -116,27 +126,20 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
             attended.stats.into_buffer_arg(),
             attended.scores.into_buffer_arg(),
             log_norms.into_buffer_arg(),
-            offsets.clone().into_buffer_arg(),
-            lengths.clone().into_buffer_arg(),
-            limits.clone().into_buffer_arg(),
-            positions.clone().into_buffer_arg(),
-            now.clone().into_buffer_arg(),
-            attended.output.clone().into_buffer_arg(),
-            write_slots.clone().into_buffer_arg(),
-            importances.clone().into_buffer_arg(),
-            candidates.importances.clone().into_buffer_arg(),
-            candidates.slots.clone().into_buffer_arg(),
+            heads(),
+            guarded(),
+            arg(&attended.output),
+            arg(&importances),
+            candidates.launched(),
             total_kv_heads,
             kv_heads,
             attended.splits,
             slices,
-            config.sinks,
-            config.recents,
             blueprint,
             elem_type(query.dtype),
         );
         // Of the heads that give up a slot together, each cube reads a share of the slots.
-        let (choices, heads, slices, candidates) = match together {
+        let (choices, count, slices, candidates) = match together {
             true => {
                 let slices = longest.div_ceil(widest).clamp(1, MOST_SLICES);
                 let candidates = Candidates::new(&query, batch * slices);
@@ -144,23 +147,18 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
                     &client,
                     grid(batch * slices),
                     CubeDim::new_1d(widest as u32),
-                    importances.clone().into_buffer_arg(),
-                    offsets.into_buffer_arg(),
-                    lengths.clone().into_buffer_arg(),
-                    limits.clone().into_buffer_arg(),
-                    positions.into_buffer_arg(),
-                    now.into_buffer_arg(),
-                    write_slots.clone().into_buffer_arg(),
-                    candidates.importances.clone().into_buffer_arg(),
-                    candidates.slots.clone().into_buffer_arg(),
+                    arg(&importances),
+                    heads(),
+                    guarded(),
+                    candidates.launched(),
                     batch,
                     slices,
-                    config.sinks,
-                    config.recents,
-                    kv_heads,
-                    slices == 1,
-                    planes(widest),
-                    rules,
+                    TogetherBlueprint {
+                        heads: kv_heads,
+                        planes: planes(widest),
+                        whole: slices == 1,
+                        rules,
+                    },
                 );
                 (batch, kv_heads, slices, candidates)
             }
@@ -171,14 +169,11 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
                 &client,
                 grid(choices),
                 CubeDim::new_1d(CHOOSERS as u32),
-                candidates.importances.into_buffer_arg(),
-                candidates.slots.into_buffer_arg(),
-                lengths.into_buffer_arg(),
-                limits.into_buffer_arg(),
-                write_slots.clone().into_buffer_arg(),
+                candidates.launched(),
+                heads(),
                 choices,
                 slices,
-                heads,
+                count,
                 planes(CHOOSERS),
             );
         }

@@ -36,7 +36,7 @@ impl Strategy for PrefillStrategy {
 
     #[cfg(feature = "gpu")]
     fn choose(device: &DeviceTraits, shape: &PrefillShape) -> Self {
-        // Wherever it serves: docs/performance.md has its times, and none of blocks beside them.
+        // Wherever it serves; not measured against blocks.
         match Self::Hopper.obstacle(device, shape) {
             None => Self::Hopper,
             Some(_) => Self::Blocks,

@@ -8,7 +8,7 @@ use super::refine_bitmask::refine_bitmask;
 use super::tasks::{self, SCORES, run_of};
 use super::{PIVOT_WITHIN, PIVOTS, top_of_bins};
 use crate::attention::decode::slot_indexer::SetView;
-use crate::cis::bitmask::{BITMASKS, WORD, within};
+use crate::cis::bitmask::{BITMASKS, BitmaskPlace, WORD, within};
 use crate::cis::blueprint::Blueprint;
 use crate::cis::compact_bitmask::{CompactedSet, ListOffsets, compact_bitmask};
 use crate::cis::finish_step::{Totals, store_set, write_step};
@@ -89,6 +89,7 @@ pub(super) fn finish_kernel<F: Float>(
                 pivots[kv_head * PIVOTS + PIVOT_WITHIN],
                 pivots[kv_head * PIVOTS + PIVOT_WITHIN + 1],
             );
+            let place = BitmaskPlace { marked: 0usize, words: words.runtime() };
             if within <= comptime!(room as u32) {
                 refine_bitmask(
                     bitmasks,
@@ -106,28 +107,18 @@ pub(super) fn finish_kernel<F: Float>(
                 );
             } else {
                 let base = kv_head * stride;
-                set_bitmask(ordered, base, &mut near, 0usize, words, visible, &wanted, blueprint);
+                set_bitmask(ordered, base, &mut near, &place, visible, &wanted, blueprint);
             }
             sync_cube();
             let set = min(context.held, comptime!(sets - 1));
             let first = comptime!(list(sets, width, 0)) + set * width;
             let choice = comptime!(list(sets, width, sets)).runtime();
-            let lists = ListOffsets { set: own + first, choice: own + choice };
-            let listed = compact_bitmask(
-                &mut near, 0usize, words, table, visible, &lists, radius, gathers, blueprint,
-            );
+            let lists = ListOffsets { set: own + first, choice: own + choice, radius };
+            let listed =
+                compact_bitmask(&mut near, &place, table, visible, &lists, gathers, blueprint);
             // All have listed their words.
             sync_cube();
-            store_set::<F>(
-                vectors,
-                set_vectors,
-                table,
-                &context,
-                kv_head,
-                set,
-                listed.count,
-                blueprint,
-            );
+            store_set::<F>(vectors, set_vectors, table, &context, set, listed.count, blueprint);
             if UNIT_POS == 0 {
                 let mut chosen = set_view_of(&near, &context, first, &listed, radius, words);
                 if comptime!(blueprint.reads_choice) {

@@ -58,7 +58,7 @@ impl Strategy for LinearStrategy {
     #[cfg(feature = "gpu")]
     fn choose(device: &DeviceTraits, shape: &LinearShape) -> Self {
         let serves = |strategy: &Self| strategy.obstacle(device, shape).is_none();
-        // Up to 32 rows, the first that serves: docs/performance.md compares them with cuBLAS.
+        // The first that serves; not measured against each other at more or fewer than 32 rows.
         let few = [Self::HopperSkinny, Self::TensorCore, Self::Portable];
         let many = [Self::HopperWide, Self::Matmul];
         let candidates = if shape.rows <= SKINNY { &few[..] } else { &many[..] };

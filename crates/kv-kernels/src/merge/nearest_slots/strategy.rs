@@ -32,7 +32,7 @@ impl Strategy for NearestSlotsStrategy {
 
     #[cfg(feature = "gpu")]
     fn choose(device: &DeviceTraits, shape: &NearestSlotsShape) -> Self {
-        // Wherever it serves.
+        // Wherever it serves; not measured against the portable kernel.
         match Self::TensorCore.obstacle(device, shape) {
             None => Self::TensorCore,
             Some(_) => Self::Portable,
