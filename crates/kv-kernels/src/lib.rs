@@ -12,6 +12,39 @@
 //!
 //! `components` holds the parts of kernels that several ops share, `backend` what ops share on the
 //! host: checks, errors, devices and buffers.
+//!
+//! # Forcing a kernel
+//!
+//! An op that has several kernels chooses one from the device and the call's shape. Its options name
+//! the kernels (`strategy`), and `Auto`, the default, chooses. A kernel that does not serve the call
+//! is refused with [`KernelError::Unavailable`]:
+//!
+//! ```
+//! use burn::tensor::{DType, Device, Distribution, Tensor};
+//! use kv_kernels::{
+//!     DecodeAttentionOptions, DecodeStrategy, KernelError, SlotRanges, decode_attention,
+//! };
+//!
+//! # fn main() -> Result<(), KernelError> {
+//! let device = Device::flex();
+//! // 2 key-value heads of 8 slots each, and 4 query heads.
+//! let query = Tensor::<3>::random([1, 4, 16], Distribution::Default, &device);
+//! let keys = Tensor::<2>::random([16, 16], Distribution::Default, &device);
+//! let ranges = SlotRanges {
+//!     offsets: Tensor::from_data([[0, 8]], (&device, DType::I32)),
+//!     lengths: Tensor::from_data([[8, 8]], (&device, DType::I32)),
+//! };
+//! let attend = |strategy| {
+//!     let options = DecodeAttentionOptions { strategy, ..Default::default() };
+//!     decode_attention(query.clone(), keys.clone(), keys.clone(), None, &ranges, options)
+//! };
+//! assert_eq!(attend(DecodeStrategy::Auto)?.output.dims(), [1, 4, 16]);
+//! // On a GPU this is the portable kernel. A CPU has no kernels, but a reference.
+//! let refused = attend(DecodeStrategy::Portable).unwrap_err();
+//! assert!(matches!(refused, KernelError::Unavailable { op: "decode_attention", .. }));
+//! # Ok(())
+//! # }
+//! ```
 
 mod attention;
 mod backend;
@@ -28,28 +61,30 @@ mod slots;
 pub use crate::merge::merge_nearest::{MergingSlots, NearestOptions, StepScores, merge_nearest};
 pub use crate::merge::merge_slots::VOTES_RADIX;
 pub use attention::decode::{
-    AttentionOutput, DecodeAttentionOptions, SlotView, decode_attention,
+    AttentionOutput, DecodeAttentionOptions, DecodeStrategy, SlotView, decode_attention,
     reference as decode_reference,
 };
 pub use attention::evicting::{
-    EvictingOutput, EvictionOptions, EvictionScope, Guard, HeldSlots, LOWEST_NORM,
-    evicting_attention,
+    EvictingOutput, EvictionOptions, EvictionScope, EvictionStrategy, Guard, HeldSlots,
+    LOWEST_NORM, evicting_attention,
 };
-pub use attention::prefill::{PrefillOptions, PrefillOutput, PrefillWindow, prefill_attention};
-pub use attention::sketch::{SketchAttention, SketchedTokens, sketch_attention};
+pub use attention::prefill::{
+    PrefillOptions, PrefillOutput, PrefillStrategy, PrefillWindow, prefill_attention,
+};
+pub use attention::sketch::{SketchAttention, SketchStrategy, SketchedTokens, sketch_attention};
 pub use backend::error::KernelError;
 pub use backend::graph::{DeviceWork, Recording, StepGraph, awaited_device_work, device_work};
 pub use backend::limits::largest_tensor;
 pub use backend::reading::Reading;
-pub use balance::{BalanceOptions, Balanced, Centre, Draws, balance};
+pub use balance::{BalanceOptions, BalanceStrategy, Balanced, Centre, Draws, balance};
 pub use cis::{
-    Dilation, Earlier, IndexSets, RangeSets, RetrieveOptions, ScoreReduction, SetRule,
-    SimilarityReduction, SteerOptions, retrieve_slots, retrieving_attention, steer_sets,
+    Dilation, Earlier, IndexSets, RangeSets, RetrieveOptions, RetrieveStrategy, ScoreReduction,
+    SetRule, SimilarityReduction, SteerOptions, retrieve_slots, retrieving_attention, steer_sets,
 };
 pub use layers::heads::{
     HeadLayout, HeadNorms, Placement, RotaryTable, split_heads, split_keys_values, write_heads,
 };
-pub use layers::linear::{LinearOptions, RowNorm, linear};
+pub use layers::linear::{LinearOptions, LinearStrategy, RowNorm, linear};
 pub use layers::random::{uniform, uniforms};
 pub use layers::rms_norm::{add_rms_norm, rms_norm};
 pub use layers::sample::{DrawSettings, DrawState, draw};
@@ -57,7 +92,9 @@ pub use layers::swiglu::swiglu;
 pub use merge::merge_slots::{
     GUARD, KeyRule, MergeLists, MergeOptions, Merged, merge_slots, reference as merge_reference,
 };
-pub use merge::nearest_slots::{Nearest, SlotLists, nearest_slots};
+pub use merge::nearest_slots::{
+    Nearest, NearestSlotsOptions, NearestSlotsStrategy, SlotLists, nearest_slots,
+};
 pub use select::argmin_slots::{Protected, argmin_slots};
 pub use select::labels::{DueRows, label_scores};
 pub use select::lists::{HEADER as LIST_HEADER, ListTable, keep_lists, list_slots};

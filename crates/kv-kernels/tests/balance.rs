@@ -1,6 +1,8 @@
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_kernels::{BalanceOptions, Balanced, Centre, Draws, KernelError, balance};
+use kv_kernels::{BalanceOptions, BalanceStrategy, Balanced, Centre, Draws, KernelError, balance};
 use kv_testing::{Numbers, TestDevice, devices};
+
+use super::strategies::force;
 
 /// Lists of tokens to walk, on the host.
 #[derive(Clone)]
@@ -68,6 +70,15 @@ impl Problem {
     }
 
     fn try_run(&self, device: &Device, dtype: DType) -> Result<Balanced, KernelError> {
+        self.run_by(BalanceStrategy::Auto, device, dtype)
+    }
+
+    fn run_by(
+        &self,
+        strategy: BalanceStrategy,
+        device: &Device,
+        dtype: DType,
+    ) -> Result<Balanced, KernelError> {
         let (rows, longest) = (self.lists.len(), self.longest());
         let floats = |values: &[f32]| Tensor::<1>::from_data(values, (device, DType::F32));
         let pool = |values: &[f32]| floats(values).reshape([self.slots, self.dim]).cast(dtype);
@@ -87,6 +98,7 @@ impl Problem {
                 .map(|weights| floats(&self.padded(weights, 0.0)).reshape([rows, longest])),
             draws: Draws::Numbers(floats(&self.padded(&self.draws, 0.0)).reshape([rows, longest])),
             halves: self.halves,
+            strategy,
         };
         balance(
             pool(&self.keys),
@@ -245,6 +257,14 @@ fn walks_over_halves() {
                 let name = format!("{} {dtype:?} case {case}", tested.name);
                 let compared = problem.check(problem.run(&tested.device, dtype), &name);
                 assert!(compared > 300, "{name}: {compared}");
+                let strategies = [BalanceStrategy::Portable, BalanceStrategy::TensorCore];
+                let test = format!("balance in {dtype:?}");
+                force(&test, tested, &strategies, &[problem], |strategy, problem| {
+                    let compared =
+                        problem.check(problem.run_by(strategy, &tested.device, dtype)?, &name);
+                    assert!(compared > 300, "{name} {strategy:?}: {compared}");
+                    Ok(())
+                });
             }
         }
     });
@@ -330,6 +350,7 @@ fn seeds_draw_alike_everywhere() {
             weights: None,
             draws: Draws::Seeds(Tensor::from_data([[seed, 7]], (device, DType::I32))),
             halves: false,
+            strategy: BalanceStrategy::Auto,
         };
         let lists = Tensor::<1, Int>::from_data(lists.as_slice(), (device, DType::I32));
         let counts = Tensor::from_data([200], (device, DType::I32));

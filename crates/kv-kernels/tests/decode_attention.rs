@@ -1,8 +1,12 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kv_kernels::{DecodeAttentionOptions, SlotRanges, decode_attention};
+use kv_kernels::{
+    AttentionOutput, DecodeAttentionOptions, DecodeStrategy, KernelError, SlotRanges,
+    decode_attention,
+};
 use kv_testing::{devices, relative_error};
 
-use super::problems::{catalog, exact};
+use super::problems::{Inputs, Problem, catalog, exact};
+use super::strategies::force;
 
 fn everything() -> DecodeAttentionOptions {
     DecodeAttentionOptions { log_sum_exp: true, probabilities: true, ..Default::default() }
@@ -22,31 +26,8 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                 let inputs = problem.inputs(seed as u64).rounded(&tested.device, dtype);
                 let (output, lse, probabilities) = exact(&problem, &inputs);
                 let device = &tested.device;
-                let (batch, slots, dim) = (problem.batch(), problem.slots(), problem.head_dim);
-                let heads = problem.kv_heads * problem.group;
-                let float = |values: &[f32]| {
-                    Tensor::<1>::from_data(values, (device, DType::F32)).cast(dtype)
-                };
                 let attend = |options: DecodeAttentionOptions| {
-                    decode_attention(
-                        float(&inputs.query).reshape([batch, heads, dim]),
-                        float(&inputs.keys).reshape([slots, dim]),
-                        float(&inputs.values).reshape([slots, dim]),
-                        inputs
-                            .log_weights
-                            .as_deref()
-                            .map(|w| Tensor::from_data(w, (device, DType::F32))),
-                        &problem.ranges(&inputs, device),
-                        DecodeAttentionOptions {
-                            numerator_weights: inputs
-                                .numerators
-                                .as_deref()
-                                .map(|w| Tensor::from_data(w, (device, DType::F32))),
-                            view: problem.view(&inputs, device),
-                            ..options
-                        },
-                    )
-                    .unwrap()
+                    attend(&problem, &inputs, (device, dtype), options).unwrap()
                 };
                 let result = attend(everything());
                 let read = |tensor: Tensor<1>| tensor.try_into_vec_as::<f32>().unwrap();
@@ -73,6 +54,67 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                 }
             }
         }
+    }
+}
+
+/// Attends as a case says.
+fn attend(
+    problem: &Problem,
+    inputs: &Inputs,
+    (device, dtype): (&Device, DType),
+    options: DecodeAttentionOptions,
+) -> Result<AttentionOutput, KernelError> {
+    let (batch, slots, dim) = (problem.batch(), problem.slots(), problem.head_dim);
+    let heads = problem.kv_heads * problem.group;
+    let float = |values: &[f32]| Tensor::<1>::from_data(values, (device, DType::F32));
+    decode_attention(
+        float(&inputs.query).cast(dtype).reshape([batch, heads, dim]),
+        float(&inputs.keys).cast(dtype).reshape([slots, dim]),
+        float(&inputs.values).cast(dtype).reshape([slots, dim]),
+        inputs.log_weights.as_deref().map(float),
+        &problem.ranges(inputs, device),
+        DecodeAttentionOptions {
+            numerator_weights: inputs.numerators.as_deref().map(float),
+            view: problem.view(inputs, device),
+            ..options
+        },
+    )
+}
+
+#[test]
+fn every_strategy_agrees_with_f64() {
+    use DecodeStrategy::{Portable, TensorCore, TensorCoreCluster};
+    for tested in devices() {
+        let device = &tested.device;
+        let every = if tested.name == "wgpu" { 4 } else { 1 };
+        let problems: Vec<_> = (0u64..).zip(catalog()).step_by(every).collect();
+        for dtype in tested.float_dtypes() {
+            let limit = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
+            let test = format!("decode_attention in {dtype:?}");
+            let strategies = [Portable, TensorCore, TensorCoreCluster];
+            force(&test, &tested, &strategies, &problems, |strategy, (seed, problem)| {
+                let inputs = problem.inputs(*seed).rounded(device, dtype);
+                let options = DecodeAttentionOptions { strategy, ..Default::default() };
+                let attended = attend(problem, &inputs, (device, dtype), options)?;
+                let output = attended.output.reshape([-1]).try_into_vec_as::<f32>().unwrap();
+                let (expected, ..) = exact(problem, &inputs);
+                let error = relative_error(&output, &expected);
+                let context = format!("{} {dtype:?} {strategy:?} {problem:?}", tested.name);
+                assert!(error < limit, "{context}: off by {error}");
+                Ok(())
+            });
+        }
+        // What cannot be forced says so by name.
+        let (_, problem) = &problems[0];
+        let inputs = problem.inputs(0);
+        let forced = |strategy| {
+            let options = DecodeAttentionOptions { strategy, ..Default::default() };
+            let refused = attend(problem, &inputs, (device, DType::F32), options).err();
+            refused.map(|error| error.to_string())
+        };
+        let why = "strategy TensorCore is not available";
+        assert!(forced(TensorCore).is_some_and(|error| error.contains(why)), "{}", tested.name);
+        assert_eq!(forced(Portable).is_some(), tested.name == "cpu", "{}", tested.name);
     }
 }
 

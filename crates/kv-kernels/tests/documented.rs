@@ -1,4 +1,4 @@
-//! The documents' table of kernels is the table of the code.
+//! The documents' tables of kernels and strategies are those of the code.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -45,4 +45,43 @@ fn the_page_of_kernels_lists_every_kernel() {
     let missing: Vec<_> = found.difference(&listed).collect();
     let gone: Vec<_> = listed.difference(&found).collect();
     assert!(missing.is_empty() && gone.is_empty(), "not listed: {missing:?}, gone: {gone:?}");
+}
+
+/// Every strategy of a file, as `Enum::Variant`.
+fn strategies(folder: &Path, found: &mut BTreeSet<(String, String)>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            strategies(&path, found);
+            continue;
+        }
+        if !path.ends_with("strategy.rs") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let Some((_, body)) = text.split_once("pub enum ") else { continue };
+        let (name, body) = body.split_once(" {").unwrap();
+        let (variants, _) = body.split_once("\n}").unwrap();
+        let variants = variants.lines().filter_map(|line| line.trim().strip_suffix(','));
+        let variants = variants.filter(|line| line.chars().all(char::is_alphanumeric));
+        found.extend(variants.map(|variant| (name.to_string(), variant.to_string())));
+    }
+}
+
+#[test]
+fn the_page_of_kernels_lists_every_strategy() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let (source, page) = (root.join("src"), root.join("../../docs/kernels.md"));
+    if !page.is_file() {
+        return skip("the_page_of_kernels_lists_every_strategy", "the sources are not here");
+    }
+    let mut found = BTreeSet::new();
+    strategies(&source, &mut found);
+    let enums: BTreeSet<_> = found.iter().map(|(name, _)| name).collect();
+    let text = std::fs::read_to_string(page).unwrap();
+    let (_, section) = text.split_once("## Forcing a kernel").unwrap();
+    assert_eq!(section.matches("::strategy`").count(), enums.len(), "a row for each of {enums:?}");
+    for (name, variant) in &found {
+        assert!(section.contains(&format!("`{variant}`")), "{name}::{variant} is not listed");
+    }
 }

@@ -1,9 +1,11 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
-    EvictingOutput, EvictionOptions, EvictionScope, Guard, HeldSlots, KernelError, SlotRanges,
-    evicting_attention, log_norms,
+    EvictingOutput, EvictionOptions, EvictionScope, EvictionStrategy, Guard, HeldSlots,
+    KernelError, SlotRanges, evicting_attention, log_norms,
 };
 use kv_testing::{Golden, Numbers, TestDevice, devices, golden_files, relative_error};
+
+use super::strategies::force;
 
 /// One call's inputs; heads lie behind each other, `capacity` slots each.
 #[derive(Clone)]
@@ -56,6 +58,15 @@ impl Case {
         dtype: DType,
         options: EvictionOptions,
     ) -> (EvictingOutput, Vec<i32>) {
+        self.try_run(device, dtype, options).unwrap()
+    }
+
+    fn try_run(
+        &self,
+        device: &Device,
+        dtype: DType,
+        options: EvictionOptions,
+    ) -> Result<(EvictingOutput, Vec<i32>), KernelError> {
         let (pairs, batch) = (self.lengths.len(), self.lengths.len() / self.kv_heads);
         let slots = pairs * self.capacity;
         let float = |values: &[f32], dtype| {
@@ -88,7 +99,7 @@ impl Case {
         );
         let counted = arrivals.try_into_vec_as::<i32>().unwrap();
         assert!(counted.iter().all(|count| *count == 0), "arrivals are left: {counted:?}");
-        (output.unwrap(), places.try_into_vec_as::<i32>().unwrap())
+        Ok((output?, places.try_into_vec_as::<i32>().unwrap()))
     }
 
     /// With tensors as they are in a dtype.
@@ -318,6 +329,41 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                     }
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn every_strategy_agrees_with_f64() {
+    for tested in devices() {
+        let device = &tested.device;
+        for dtype in tested.float_dtypes() {
+            let [limit, tolerance] = if dtype == DType::F32 { [1e-5, 1e-4] } else { [1e-2, 1e-3] };
+            let every = if tested.name == "wgpu" { 5 } else { 1 };
+            let cases: Vec<Case> = cases().into_iter().step_by(every).collect();
+            let strategies = [EvictionStrategy::Portable, EvictionStrategy::TensorCore];
+            let test = format!("evicting_attention in {dtype:?}");
+            force(&test, &tested, &strategies, &cases, |strategy, case| {
+                let case = case.rounded(device, dtype);
+                let longest = case.lengths.iter().max().map(|length| *length as usize);
+                let options = EvictionOptions { longest, strategy, ..Default::default() };
+                let (result, places) = case.try_run(device, dtype, options)?;
+                let (output, importances) = case.exact();
+                let context = format!("{} {dtype:?} {strategy:?} {:?}", tested.name, case.lengths);
+                let actual = result.output.try_into_vec_as::<f32>().unwrap();
+                let error = relative_error(&actual, &output);
+                assert!(error < limit, "{context}: output off by {error}");
+                for (pair, exact) in importances.iter().enumerate() {
+                    let (place, newest) = (places[pair], case.places[pair] as usize);
+                    if case.lengths[pair] < case.limits[pair] {
+                        assert_eq!(place, case.lengths[pair], "{context}: {pair}");
+                        continue;
+                    }
+                    let goes = |place| place != newest;
+                    case.assert_weakest(exact, place, pair, goes, tolerance, &context);
+                }
+                Ok(())
+            });
         }
     }
 }

@@ -29,6 +29,7 @@ mod sample;
 mod scatter_rows;
 mod share;
 mod sketch_attention;
+mod strategies;
 mod subset;
 mod top_slots;
 mod window_starts;

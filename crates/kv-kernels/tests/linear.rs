@@ -1,6 +1,8 @@
 use burn::tensor::{DType, Device, Tensor};
-use kv_kernels::{KernelError, LinearOptions, RowNorm, linear};
+use kv_kernels::{KernelError, LinearOptions, LinearStrategy, RowNorm, linear};
 use kv_testing::{Numbers, TestDevice, devices, relative_error, skip};
+
+use super::strategies::force;
 
 /// Rows, inputs, outputs: each side of every kernel's borders, sums longer than rings of stages,
 /// and more outputs than processors take at once.
@@ -83,6 +85,17 @@ fn agrees_with_f64_on_every_device_and_dtype() {
     for tested in devices() {
         for dtype in tested.float_dtypes() {
             agrees(&tested, dtype, &CASES, &VARIANTS);
+            let strategies = [
+                LinearStrategy::Portable,
+                LinearStrategy::TensorCore,
+                LinearStrategy::HopperSkinny,
+                LinearStrategy::HopperWide,
+                LinearStrategy::Matmul,
+            ];
+            let test = format!("linear in {dtype:?}");
+            force(&test, &tested, &strategies, &CASES, |strategy, case| {
+                agree(&tested, dtype, strategy, *case, VARIANTS[5])
+            });
         }
     }
 }
@@ -98,50 +111,61 @@ fn large_products_agree_with_f64() {
 }
 
 fn agrees(tested: &TestDevice, dtype: DType, cases: &[[usize; 3]], variants: &[[bool; 3]]) {
-    // As large as the mean squares of every other case.
-    const EPSILON: f32 = 1e-4;
-    for (case, &[rows, inputs, outputs]) in cases.iter().enumerate() {
-        for &[norms, gated, adds] in variants {
-            if gated && outputs % 2 == 1 {
-                continue;
-            }
-            let mut numbers = Numbers::new(rows as u64);
-            let width = if gated { outputs / 2 } else { outputs };
-            // Small, so that gates stay where they bend.
-            let scale = 1.0 / (inputs as f32).sqrt();
-            let size = if norms { [0.01, 100.0][case % 2] } else { scale };
-            let x: Vec<f32> = numbers.normal(rows * inputs).iter().map(|x| x * size).collect();
-            let gain: Vec<f32> = numbers.normal(inputs).iter().map(|x| x * scale).collect();
-            let w = numbers.normal(outputs * inputs);
-            let (bias, residual) = (numbers.normal(outputs), numbers.normal(rows * width));
-            let factor = if norms { normed(&x, &gain, EPSILON) } else { x.clone() };
-            let expected = expected([&factor, &w, &bias, &residual], inputs, gated, adds);
-            let device = &tested.device;
-            let vector = |values: &[f32]| {
-                upload(values, [1, values.len()], device, dtype).reshape([values.len()])
-            };
-            let norm = RowNorm { weight: vector(&gain), epsilon: EPSILON };
-            let options = LinearOptions {
-                norm: norms.then_some(norm),
-                bias: Some(vector(&bias)),
-                gated,
-                residual: adds.then(|| upload(&residual, [rows, width], device, dtype)),
-            };
-            let x = upload(&x, [rows, inputs], device, dtype);
-            let w = upload(&w, [outputs, inputs], device, dtype);
-            let y = linear(x, w, options).unwrap();
-            let y = y.try_into_vec_as::<f32>().unwrap();
-            let error = relative_error(&y, &expected);
-            // Above 32 rows, CUDA's products of f32 are Burn's, in TF32.
-            let exact = dtype == DType::F32 && (tested.exact_products() || rows <= 32);
-            let limit = if exact { 1e-5 } else { 1e-2 };
-            let context = format!(
-                "{} {dtype:?} {rows}x{inputs}x{outputs} norm {norms} gated {gated} adds {adds}",
-                tested.name
-            );
-            assert!(error < limit, "{context}: off by {error}");
+    for &case in cases {
+        for &variant in variants {
+            agree(tested, dtype, LinearStrategy::Auto, case, variant).unwrap();
         }
     }
+}
+
+/// One case by a strategy, which may not serve it.
+fn agree(
+    tested: &TestDevice,
+    dtype: DType,
+    strategy: LinearStrategy,
+    [rows, inputs, outputs]: [usize; 3],
+    [norms, gated, adds]: [bool; 3],
+) -> Result<(), KernelError> {
+    // As large as the mean squares of every other case.
+    const EPSILON: f32 = 1e-4;
+    let gated = gated && outputs % 2 == 0;
+    let mut numbers = Numbers::new(rows as u64);
+    let width = if gated { outputs / 2 } else { outputs };
+    // Small, so that gates stay where they bend.
+    let scale = 1.0 / (inputs as f32).sqrt();
+    let size = if norms { [0.01, 100.0][rows % 2] } else { scale };
+    let x: Vec<f32> = numbers.normal(rows * inputs).iter().map(|x| x * size).collect();
+    let gain: Vec<f32> = numbers.normal(inputs).iter().map(|x| x * scale).collect();
+    let w = numbers.normal(outputs * inputs);
+    let (bias, residual) = (numbers.normal(outputs), numbers.normal(rows * width));
+    let factor = if norms { normed(&x, &gain, EPSILON) } else { x.clone() };
+    let expected = expected([&factor, &w, &bias, &residual], inputs, gated, adds);
+    let device = &tested.device;
+    let vector =
+        |values: &[f32]| upload(values, [1, values.len()], device, dtype).reshape([values.len()]);
+    let norm = RowNorm { weight: vector(&gain), epsilon: EPSILON };
+    let options = LinearOptions {
+        norm: norms.then_some(norm),
+        bias: Some(vector(&bias)),
+        gated,
+        residual: adds.then(|| upload(&residual, [rows, width], device, dtype)),
+        strategy,
+    };
+    let x = upload(&x, [rows, inputs], device, dtype);
+    let w = upload(&w, [outputs, inputs], device, dtype);
+    let y = linear(x, w, options)?;
+    let y = y.try_into_vec_as::<f32>().unwrap();
+    let error = relative_error(&y, &expected);
+    // Above 32 rows, CUDA's products of f32 are Burn's, in TF32.
+    let burns = strategy == LinearStrategy::Matmul || rows > 32;
+    let exact = dtype == DType::F32 && (tested.exact_products() || !burns);
+    let limit = if exact { 1e-5 } else { 1e-2 };
+    let context = format!(
+        "{} {dtype:?} {strategy:?} {rows}x{inputs}x{outputs} norm {norms} gated {gated} adds {adds}",
+        tested.name
+    );
+    assert!(error < limit, "{context}: off by {error}");
+    Ok(())
 }
 
 /// A few rows are computed as each is alone, bit for bit, however many outputs a kernel takes at

@@ -1,6 +1,10 @@
 use burn::tensor::{DType, Int, Tensor};
-use kv_kernels::{KernelError, SlotLists, nearest_slots};
+use kv_kernels::{
+    KernelError, NearestSlotsOptions, NearestSlotsStrategy, SlotLists, nearest_slots,
+};
 use kv_testing::{Numbers, TestDevice, devices};
+
+use super::strategies::force;
 
 /// Lists of random lengths over one pool.
 struct Case {
@@ -29,7 +33,16 @@ impl Case {
         Tensor::<1>::from_data(self.keys.as_slice(), (&tested.device, DType::F32)).cast(dtype)
     }
 
-    fn run(&self, tested: &TestDevice, dtype: DType, earlier: bool) -> (Vec<i32>, Vec<f32>) {
+    fn run(&self, tested: &TestDevice, dtype: DType) -> (Vec<i32>, Vec<f32>) {
+        self.run_by(tested, dtype, all()).unwrap()
+    }
+
+    fn run_by(
+        &self,
+        tested: &TestDevice,
+        dtype: DType,
+        options: NearestSlotsOptions,
+    ) -> Result<(Vec<i32>, Vec<f32>), KernelError> {
         let device = &tested.device;
         let lists = |lists: &[Vec<i32>]| {
             let width = lists.iter().map(Vec::len).max().unwrap().max(1);
@@ -43,10 +56,50 @@ impl Case {
             SlotLists { slots: ints(&padded).reshape([lists.len(), width]), counts: ints(&counts) }
         };
         let keys = self.rounded(tested, dtype).reshape([self.keys.len() / self.dim, self.dim]);
-        let nearest = nearest_slots(keys, &lists(&self.of), &lists(&self.among), earlier).unwrap();
+        let nearest = nearest_slots(keys, &lists(&self.of), &lists(&self.among), options)?;
         let places = nearest.places.try_into_vec_as::<i32>().unwrap();
-        (places, nearest.cosines.try_into_vec_as::<f32>().unwrap())
+        Ok((places, nearest.cosines.try_into_vec_as::<f32>().unwrap()))
     }
+
+    /// Compares what was found with all pairs.
+    fn check(
+        &self,
+        tested: &TestDevice,
+        dtype: DType,
+        earlier: bool,
+        (places, cosines): (&[i32], &[f32]),
+        context: &str,
+    ) {
+        let keys = self.rounded(tested, dtype).try_into_vec_as::<f32>().unwrap();
+        let key = |slot: i32| &keys[slot as usize * self.dim..][..self.dim];
+        let width = places.len() / self.of.len();
+        for (row, of) in self.of.iter().enumerate() {
+            for (place, &slot) in of.iter().enumerate() {
+                let at = row * width + place;
+                let context = format!("{context} row {row} place {place}");
+                let among = &self.among[row];
+                let seen = if earlier { place.min(among.len()) } else { among.len() };
+                let others = (0..seen).filter(|&other| among[other] != slot);
+                let all: Vec<(usize, f64)> =
+                    others.map(|other| (other, cosine(key(slot), key(among[other])))).collect();
+                let best = all.iter().map(|(_, cosine)| *cosine).reduce(f64::max);
+                let Some(best) = best else {
+                    assert_eq!((places[at], cosines[at]), (-1, -2.0), "{context}");
+                    continue;
+                };
+                let error = (f64::from(cosines[at]) - best).abs();
+                assert!(error < 2e-6, "{context}: {} for {best}", cosines[at]);
+                let found = all.iter().find(|(other, _)| *other as i32 == places[at]);
+                let own = found.expect(&context).1;
+                assert!(best - own < 4e-6, "{context}: {own} below {best}");
+            }
+        }
+    }
+}
+
+/// Pairs with any other slot.
+fn all() -> NearestSlotsOptions {
+    NearestSlotsOptions::default()
 }
 
 fn cosine(a: &[f32], b: &[f32]) -> f64 {
@@ -68,37 +121,18 @@ fn the_most_similar_is_found() {
     ];
     for tested in devices() {
         for dtype in tested.float_dtypes() {
-            for case in &cases {
-                let keys = case.rounded(&tested, dtype).try_into_vec_as::<f32>().unwrap();
-                let key = |slot: i32| &keys[slot as usize * case.dim..][..case.dim];
+            let check = |strategy: NearestSlotsStrategy, case: &Case| {
                 for earlier in [false, true] {
-                    let (places, cosines) = case.run(&tested, dtype, earlier);
-                    let width = places.len() / case.of.len();
-                    for (row, of) in case.of.iter().enumerate() {
-                        for (place, &slot) in of.iter().enumerate() {
-                            let at = row * width + place;
-                            let context =
-                                format!("{} {dtype:?} row {row} place {place}", tested.name);
-                            let among = &case.among[row];
-                            let seen = if earlier { place.min(among.len()) } else { among.len() };
-                            let others = (0..seen).filter(|&other| among[other] != slot);
-                            let all: Vec<(usize, f64)> = others
-                                .map(|other| (other, cosine(key(slot), key(among[other]))))
-                                .collect();
-                            let best = all.iter().map(|(_, cosine)| *cosine).reduce(f64::max);
-                            let Some(best) = best else {
-                                assert_eq!((places[at], cosines[at]), (-1, -2.0), "{context}");
-                                continue;
-                            };
-                            let error = (f64::from(cosines[at]) - best).abs();
-                            assert!(error < 2e-6, "{context}: {} for {best}", cosines[at]);
-                            let found = all.iter().find(|(other, _)| *other as i32 == places[at]);
-                            let own = found.expect(&context).1;
-                            assert!(best - own < 4e-6, "{context}: {own} below {best}");
-                        }
-                    }
+                    let options = NearestSlotsOptions { earlier, strategy };
+                    let (places, cosines) = case.run_by(&tested, dtype, options)?;
+                    let context = format!("{} {dtype:?} {strategy:?}", tested.name);
+                    case.check(&tested, dtype, earlier, (&places, &cosines), &context);
                 }
-            }
+                Ok::<(), KernelError>(())
+            };
+            cases.iter().for_each(|case| check(NearestSlotsStrategy::Auto, case).unwrap());
+            let strategies = [NearestSlotsStrategy::Portable, NearestSlotsStrategy::TensorCore];
+            force(&format!("nearest_slots in {dtype:?}"), &tested, &strategies, &cases, check);
         }
     }
 }
@@ -119,7 +153,7 @@ fn the_first_of_equals_wins_and_zeros_are_like_nothing() {
         };
         for tested in devices() {
             for dtype in tested.float_dtypes() {
-                let (places, cosines) = case.run(&tested, dtype, false);
+                let (places, cosines) = case.run(&tested, dtype);
                 assert_eq!(places, [1, 1, 2], "{} {dtype:?}", tested.name);
                 for (actual, expected) in cosines.iter().zip([1.0, 0.0, 1.0]) {
                     assert!(
@@ -147,7 +181,7 @@ fn the_first_of_equals_wins_wherever_they_are() {
         let case = Case { dim, keys: keys.clone(), of: vec![vec![0; 300]], among: vec![among] };
         for tested in devices() {
             for dtype in tested.float_dtypes() {
-                let (found, _) = case.run(&tested, dtype, false);
+                let (found, _) = case.run(&tested, dtype);
                 assert_eq!(found, [first; 300], "{} {dtype:?} {places:?}", tested.name);
             }
         }
@@ -171,7 +205,7 @@ fn unlike_keys_are_paired_too() {
     };
     for tested in devices() {
         for dtype in tested.float_dtypes() {
-            let (places, cosines) = case.run(&tested, dtype, false);
+            let (places, cosines) = case.run(&tested, dtype);
             assert_eq!(places, [1], "{} {dtype:?}", tested.name);
             let error = (cosines[0] + 0.5f32.sqrt()).abs();
             assert!(error < 1e-6, "{} {dtype:?}: {}", tested.name, cosines[0]);
@@ -188,9 +222,9 @@ fn lists_that_do_not_fit_are_refused() {
             slots: Tensor::zeros([rows, 2], (device, DType::I32)),
             counts: Tensor::ones([counts], (device, DType::I32)),
         };
-        let refused = nearest_slots(keys.clone(), &lists(2, 2), &lists(3, 3), false).unwrap_err();
+        let refused = nearest_slots(keys.clone(), &lists(2, 2), &lists(3, 3), all()).unwrap_err();
         assert!(matches!(refused, KernelError::Shape { argument: "among", .. }), "{refused}");
-        let refused = nearest_slots(keys, &lists(2, 3), &lists(2, 2), false).unwrap_err();
+        let refused = nearest_slots(keys, &lists(2, 3), &lists(2, 2), all()).unwrap_err();
         assert!(matches!(refused, KernelError::Shape { argument: "counts", .. }), "{refused}");
     }
 }

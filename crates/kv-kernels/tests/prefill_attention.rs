@@ -1,6 +1,10 @@
 use burn::tensor::{DType, Tensor};
-use kv_kernels::{KernelError, PrefillOptions, PrefillWindow, Share, prefill_attention};
+use kv_kernels::{
+    KernelError, PrefillOptions, PrefillStrategy, PrefillWindow, Share, prefill_attention,
+};
 use kv_testing::{Numbers, devices, relative_error, skip};
+
+use super::strategies::force;
 
 /// What is compared: output, log-sum-exp, column sums.
 type Results = [Vec<f64>; 3];
@@ -101,7 +105,13 @@ fn agrees_with_f64() {
                 let (k, v) = (draw(kv_heads, tokens), draw(kv_heads, tokens));
                 let read = |tensor: &Tensor<4>| tensor.clone().try_into_vec_as::<f32>().unwrap();
                 for (window, sinks, column_sums) in options() {
-                    let options = PrefillOptions { window, sinks, column_sums, log_sum_exp: true };
+                    let options = PrefillOptions {
+                        window,
+                        sinks,
+                        column_sums,
+                        log_sum_exp: true,
+                        ..PrefillOptions::default()
+                    };
                     let [output, log_sums, sums] =
                         exact(&read(&q), &read(&k), &read(&v), dims, &options);
                     let result = prefill_attention(&q, &k, &v, &options).unwrap();
@@ -119,6 +129,40 @@ fn agrees_with_f64() {
                     }
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn every_strategy_agrees_with_f64() {
+    let cases: Vec<_> = CASES.into_iter().zip(options().into_iter().cycle().skip(5)).collect();
+    for tested in devices() {
+        for dtype in tested.float_dtypes() {
+            if dtype == DType::F32 && !tested.exact_products() {
+                continue;
+            }
+            let limit = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
+            let strategies = [PrefillStrategy::Blocks, PrefillStrategy::Hopper];
+            let test = format!("prefill_attention in {dtype:?}");
+            force(&test, &tested, &strategies, &cases, |strategy, (dims, options)| {
+                let [batch, kv_heads, group, queries, tokens, dim] = *dims;
+                let (window, sinks, column_sums) = *options;
+                let mut numbers = Numbers::new(tokens as u64);
+                let mut draw = |heads: usize, rows: usize| {
+                    numbers.tensor([batch, heads, rows, dim], &tested.device).cast(dtype)
+                };
+                let q: Tensor<4> = draw(kv_heads * group, queries);
+                let (k, v) = (draw(kv_heads, tokens), draw(kv_heads, tokens));
+                let options =
+                    PrefillOptions { window, sinks, column_sums, log_sum_exp: false, strategy };
+                let result = prefill_attention(&q, &k, &v, &options)?;
+                let read = |tensor: Tensor<4>| tensor.try_into_vec_as::<f32>().unwrap();
+                let [output, ..] = exact(&read(q), &read(k), &read(v), *dims, &options);
+                let error = relative_error(&read(result.output), &output);
+                let context = format!("{} {dtype:?} {dims:?} {options:?}", tested.name);
+                assert!(error < limit, "{context}: off by {error}");
+                Ok(())
+            });
         }
     }
 }

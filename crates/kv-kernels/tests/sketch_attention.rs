@@ -2,10 +2,12 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kv_kernels::{
-    ABSENT, DecodeAttentionOptions, HEAD_FIELDS, SketchHashes, SketchSource, SketchedTokens,
-    SlotRanges, decode_attention, sketch_attention, sketch_query,
+    ABSENT, DecodeAttentionOptions, HEAD_FIELDS, KernelError, SketchHashes, SketchSource,
+    SketchStrategy, SketchedTokens, SlotRanges, decode_attention, sketch_attention, sketch_query,
 };
 use kv_testing::{Numbers, devices, relative_error};
+
+use super::strategies::force;
 
 /// A cache of which a part is in sketches.
 struct Problem {
@@ -115,7 +117,7 @@ impl Problem {
     }
 
     /// Output, log-sum-exp, logits of slots and of tokens where they are live.
-    fn fused(&self) -> [Vec<f32>; 4] {
+    fn fused(&self, strategy: SketchStrategy) -> Result<[Vec<f32>; 4], KernelError> {
         let heads = self.heads();
         let device = self.query.device();
         let scores = Tensor::<1>::from_data(self.scores.as_slice(), (&device, DType::F32));
@@ -125,12 +127,12 @@ impl Problem {
             scores: &scores,
             newest: &newest,
             longest: self.heads[3] as usize,
+            strategy,
         };
         let ranges = self.ranges(&self.offsets, &self.lengths);
         let longest = self.lengths[0] as usize;
         let result =
-            sketch_attention(self.query.clone(), self.slots.clone(), &ranges, longest, tokens)
-                .unwrap();
+            sketch_attention(self.query.clone(), self.slots.clone(), &ranges, longest, tokens)?;
         let slots = self
             .lengths
             .iter()
@@ -143,12 +145,12 @@ impl Problem {
             rows.iter().flat_map(|&row| logits[row as usize * group..][..group].to_vec()).collect()
         };
         let tokens: Vec<i32> = self.sketched().into_iter().map(|(_, token)| token).collect();
-        [
+        Ok([
             read(result.output),
             read(result.log_sum_exp),
             pick(&logits, &slots),
             pick(&token_logits, &tokens),
-        ]
+        ])
     }
 
     /// Every pair's tokens in its sketch, as places among all tokens.
@@ -270,9 +272,9 @@ fn fused_attention_is_that_of_the_rebuilt_cache() {
     ];
     for tested in devices() {
         for dtype in tested.float_dtypes() {
-            for size in sizes {
-                let problem = Problem::new(size, dtype, &tested.device);
-                let (actual, expected) = (problem.fused(), problem.rebuilt());
+            let check = |strategy: SketchStrategy, size: &Size| {
+                let problem = Problem::new(*size, dtype, &tested.device);
+                let (actual, expected) = (problem.fused(strategy)?, problem.rebuilt());
                 let bounds = match dtype {
                     DType::F32 => [1e-5; 4],
                     // The mean of two rounded entries is not their rounded mean.
@@ -289,14 +291,23 @@ fn fused_attention_is_that_of_the_rebuilt_cache() {
                     let error = relative_error(&actual, &expected);
                     assert!(
                         error < bound,
-                        "{} {dtype:?} group {} dim {} buckets {}: part {part} is off by {error}",
+                        "{} {dtype:?} {strategy:?} group {} dim {} buckets {}: part {part} is off \
+                         by {error}",
                         tested.name,
                         size.group,
                         size.head_dim,
                         size.buckets
                     );
                 }
+                Ok(())
+            };
+            for size in &sizes {
+                check(SketchStrategy::Auto, size).unwrap();
             }
+            // On software drivers a few, as every kernel is compiled anew.
+            let some = if tested.name == "wgpu" { &sizes[..3] } else { &sizes };
+            let strategies = [SketchStrategy::Portable, SketchStrategy::TensorCore];
+            force(&format!("sketch_attention in {dtype:?}"), &tested, &strategies, some, check);
         }
     }
 }

@@ -15,12 +15,12 @@ mod sketches;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use kv_kernels::{
-    BalanceOptions, Centre, Choice, DecodeAttentionOptions, DrawSettings, DrawState, Draws,
-    HeadLayout, KeepLists, LinearOptions, Placement, PrefillOptions, PrefillWindow, RotaryTable,
-    RowNorm, SlotPool, SlotSource, add_rms_norm, argmin_slots, assign, assign_ints, balance,
-    compact_slots, copy_slots, decode_attention, draw, linear, prefill_attention, rms_norm,
-    scatter_ints, scatter_rows, scatter_scalars, split_heads, split_keys_values, swiglu, top_slots,
-    uniforms, write_heads,
+    BalanceOptions, BalanceStrategy, Centre, Choice, DecodeAttentionOptions, DrawSettings,
+    DrawState, Draws, HeadLayout, KeepLists, LinearOptions, Placement, PrefillOptions,
+    PrefillWindow, RotaryTable, RowNorm, SlotPool, SlotSource, add_rms_norm, argmin_slots, assign,
+    assign_ints, balance, compact_slots, copy_slots, decode_attention, draw, linear,
+    prefill_attention, rms_norm, scatter_ints, scatter_rows, scatter_scalars, split_heads,
+    split_keys_values, swiglu, top_slots, uniforms, write_heads,
 };
 use kv_testing::{Numbers, devices};
 
@@ -122,6 +122,7 @@ fn slots(criterion: &mut Criterion, name: &str, inputs: &mut Inputs) {
             weights: None,
             draws: Draws::Seeds(seeds.clone()),
             halves: true,
+            strategy: BalanceStrategy::Auto,
         };
         let values = Some(values.clone());
         balance(keys.clone(), values, lists.clone(), counts.clone(), options).unwrap();

@@ -3,10 +3,10 @@
 use criterion::Criterion;
 use kv_kernels::{
     AverageWeights, DecodeAttentionOptions, EvictionOptions, GUARD, GroupReduction, HeldSlots,
-    KeyRule, MergeLists, MergeOptions, MergingSlots, NearestOptions, Share, SlotLists, SlotPool,
-    SlotView, add_contributions, add_probabilities, average_scores, decode_attention, drop_slots,
-    evicting_attention, log_norms, merge_nearest, merge_slots, nearest_slots, rankings, reset_last,
-    turns_of_groups, window_starts,
+    KeyRule, MergeLists, MergeOptions, MergingSlots, NearestOptions, NearestSlotsOptions, Share,
+    SlotLists, SlotPool, SlotView, add_contributions, add_probabilities, average_scores,
+    decode_attention, drop_slots, evicting_attention, log_norms, merge_nearest, merge_slots,
+    nearest_slots, rankings, reset_last, turns_of_groups, window_starts,
 };
 
 use crate::inputs::{BATCH, CAPACITY, FEW, GROUP, HEAD_DIM, Inputs, KV_HEADS, PAIRS, SLOTS, bench};
@@ -107,7 +107,7 @@ pub(crate) fn merging(criterion: &mut Criterion, name: &str, inputs: &mut Inputs
     };
     let (of, among) = (lists(0, CAPACITY - FEW), lists(CAPACITY - FEW, FEW));
     bench(criterion, "nearest_slots", name, &device, || {
-        nearest_slots(keys.clone(), &of, &among, false).unwrap();
+        nearest_slots(keys.clone(), &of, &among, NearestSlotsOptions::default()).unwrap();
     });
     let scores = inputs.floats([PAIRS, CAPACITY]);
     bench(criterion, "rankings", name, &device, || {

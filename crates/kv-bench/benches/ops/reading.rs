@@ -3,9 +3,9 @@
 use criterion::Criterion;
 use kv_kernels::{
     Choice, Dilation, Earlier, IndexSets, ListTable, PageHeads, PageOptions, PageSpan,
-    RetrieveOptions, ScoreReduction, SetRule, Share, SimilarityReduction, SteerOptions, keep_lists,
-    label_scores, list_slots, page_bounds, page_rows, page_scores, page_slots, retrieve_slots,
-    retrieving_attention, steer_sets, top_slots,
+    RetrieveOptions, RetrieveStrategy, ScoreReduction, SetRule, Share, SimilarityReduction,
+    SteerOptions, keep_lists, label_scores, list_slots, page_bounds, page_rows, page_scores,
+    page_slots, retrieve_slots, retrieving_attention, steer_sets, top_slots,
 };
 
 use crate::inputs::{BATCH, CAPACITY, FEW, GROUP, HEAD_DIM, Inputs, KV_HEADS, PAIRS, SLOTS, bench};
@@ -69,8 +69,8 @@ pub(crate) fn reading(criterion: &mut Criterion, name: &str, inputs: &mut Inputs
         reduction: ScoreReduction::Sum,
         similarity: SimilarityReduction::Mean,
         hidden: Share::default(),
-        certified: false,
         longest: Some(CAPACITY),
+        strategy: RetrieveStrategy::Auto,
     };
     bench(criterion, "retrieve_slots", name, &device, || {
         let (query, vectors, keys) = (query.clone(), vectors.clone(), keys.clone());

@@ -4,8 +4,8 @@ use burn::tensor::{DType, Tensor};
 use criterion::Criterion;
 use kv_kernels::{
     HEAD_FIELDS, ReviseOptions, RevisedScores, SketchHashes, SketchPool, SketchSource,
-    SketchedTokens, SlotPool, StepLogits, revise_sketch, sketch_attention, sketch_insert,
-    sketch_query,
+    SketchStrategy, SketchedTokens, SlotPool, StepLogits, revise_sketch, sketch_attention,
+    sketch_insert, sketch_query,
 };
 
 use crate::inputs::{BATCH, CAPACITY, FEW, GROUP, HEAD_DIM, Inputs, KV_HEADS, PAIRS, SLOTS, bench};
@@ -60,7 +60,13 @@ pub(crate) fn sketches(criterion: &mut Criterion, name: &str, inputs: &mut Input
     let scores = Tensor::<1>::ones([SLOTS], (&device, DType::F32));
     let newest = inputs.ints([BATCH], |_| CAPACITY - 1);
     bench(criterion, "sketch_attention", name, &device, || {
-        let tokens = SketchedTokens { sketch, scores: &scores, newest: &newest, longest: CAPACITY };
+        let tokens = SketchedTokens {
+            sketch,
+            scores: &scores,
+            newest: &newest,
+            longest: CAPACITY,
+            strategy: SketchStrategy::Auto,
+        };
         sketch_attention(query.clone(), pool.clone(), &ranges, CAPACITY, tokens).unwrap();
     });
     let [mut slot_keys, mut slot_values] = pool;

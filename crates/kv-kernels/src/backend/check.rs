@@ -32,6 +32,11 @@ impl Check {
         Self { op, device: first.describe().2 }
     }
 
+    /// The op.
+    pub(crate) fn op(&self) -> &'static str {
+        self.op
+    }
+
     /// The op's device.
     pub(crate) fn device(&self) -> Device {
         self.device.clone()
@@ -58,16 +63,6 @@ impl Check {
         match self.device.as_dispatch() {
             #[cfg(feature = "gpu")]
             DispatchDevice::Cube(_) => true,
-            _ => false,
-        }
-    }
-
-    /// Whether the op may take a kernel for Hopper GPUs.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn on_hopper(&self) -> bool {
-        match self.device.as_dispatch() {
-            DispatchDevice::Cube(device) => crate::components::tma::is_hopper(&device.client()),
-            #[allow(unreachable_patterns)]
             _ => false,
         }
     }

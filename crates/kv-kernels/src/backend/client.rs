@@ -52,12 +52,15 @@ pub(crate) fn vector_lanes(tensor: &CubeTensor, width: usize, stride: usize) -> 
         .unwrap_or(1)
 }
 
-/// Whether the device has the matrix instructions that kernels use for a tensor's dtype, in planes
-/// of 32: products of 16 by 16 and 16 by 8, summed in f32.
-pub(crate) fn multiplies(tensor: &CubeTensor) -> bool {
-    let properties = tensor.client.properties();
+/// Whether the device has the matrix instructions that kernels use for a dtype, in planes of 32:
+/// products of 16 by 16 and 16 by 8, summed in f32.
+pub(crate) fn multiplies(client: &Client, dtype: DType) -> bool {
+    if !matches!(dtype, DType::F16 | DType::BF16) {
+        return false;
+    }
+    let properties = client.properties();
     let hardware = &properties.hardware;
-    let elem = elem_type(tensor.dtype);
+    let elem = elem_type(dtype);
     let product = MmaConfig {
         a_type: elem,
         b_type: elem,
@@ -67,8 +70,12 @@ pub(crate) fn multiplies(tensor: &CubeTensor) -> bool {
         k: 16,
     };
     let planes_of_32 = hardware.plane_size_min == 32 && hardware.plane_size_max == 32;
-    let halves = matches!(tensor.dtype, DType::F16 | DType::BF16);
-    halves && planes_of_32 && properties.features.matmul.mma.contains(&product)
+    planes_of_32 && properties.features.matmul.mma.contains(&product)
+}
+
+/// Whether kernels may hold PTX of compute capability 9.0.
+pub(crate) fn is_hopper(client: &Client) -> bool {
+    client.properties().identity.fingerprint == "ptx_sm90"
 }
 
 /// Whether kernels may hold PTX.

@@ -74,6 +74,16 @@ pub enum KernelError {
         /// The argument's device.
         actual: String,
     },
+    /// A kernel that was forced does not serve the call.
+    #[error("{op}: strategy {strategy} is not available: {why}")]
+    Unavailable {
+        /// The op.
+        op: &'static str,
+        /// The strategy.
+        strategy: String,
+        /// What is in its way.
+        why: &'static str,
+    },
     /// No kernel and no reference serve this device.
     #[error(
         "{op}: no implementation for device {device}; use a CPU (`flex`), CUDA, Vulkan or wgpu \

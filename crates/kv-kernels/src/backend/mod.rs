@@ -6,6 +6,7 @@
 //! - [`reading`]: integers on their way from a device to the host.
 //! - [`graph`]: a step's kernels recorded once and replayed as one launch.
 //! - [`client`]: launches on CubeCL devices: grids, vectors, new tensors.
+//! - [`strategy`]: which kernel of an op runs.
 //! - [`host_buffers`]: tensors' buffers on the CPU.
 
 pub(crate) mod check;
@@ -17,3 +18,4 @@ pub(crate) mod graph;
 pub(crate) mod host_buffers;
 pub(crate) mod limits;
 pub(crate) mod reading;
+pub(crate) mod strategy;

@@ -7,8 +7,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::args::{BalanceArgs, Classes};
-use super::{Centring, WalkConfig, mean, plain, tensor_core};
-use crate::backend::client::{elem_type, empty_like, grid, multiplies};
+use super::{BalanceStrategy, Centring, WalkConfig, mean, plain, tensor_core};
+use crate::backend::client::{elem_type, empty_like, grid};
 
 /// Units of a plane that multiplies.
 const PLANE: usize = 32;
@@ -67,7 +67,7 @@ pub(super) fn run(walk: BalanceArgs<CubeBackend>) -> Classes<CubeBackend> {
             }
         };
     }
-    if multiplies(&keys) && head_dim.is_multiple_of(PLANE) {
+    if config.strategy == BalanceStrategy::TensorCore {
         let planes = block.div_ceil(PLANE);
         balance!(
             tensor_core::tensor_core_kernel::launch_unchecked,

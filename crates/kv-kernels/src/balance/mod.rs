@@ -9,6 +9,7 @@ mod mean;
 #[cfg(feature = "gpu")]
 mod plain;
 mod reference;
+mod strategy;
 #[cfg(feature = "gpu")]
 mod tensor_core;
 #[cfg(feature = "gpu")]
@@ -21,6 +22,9 @@ use crate::KernelError;
 use crate::backend::check::Check;
 use args::BalanceArgs;
 use backend::BalanceOps;
+use strategy::BalanceShape;
+
+pub use strategy::BalanceStrategy;
 
 const OP: &str = "balance";
 /// The longest block on GPUs, where each of its tokens has a unit of a cube.
@@ -45,6 +49,8 @@ pub struct BalanceOptions {
     pub draws: Draws,
     /// Whether both classes of a block get half of it: when one has, the rest joins the other.
     pub halves: bool,
+    /// Which kernel walks.
+    pub strategy: BalanceStrategy,
 }
 
 /// What is subtracted from the keys of a list: attention is invariant to it, the walk is not.
@@ -97,7 +103,8 @@ pub struct Balanced {
 /// checked).
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes, devices or the block do not fit.
+/// [`KernelError`] where shapes, dtypes, devices or the block do not fit, and for a forced strategy
+/// that does not serve.
 pub fn balance(
     keys: Tensor<2>,
     values: Option<Tensor<2>>,
@@ -133,6 +140,7 @@ pub fn balance(
     check.int("counts", &counts)?;
     check.shape("log_gamma", &log_gamma, &[rows])?;
     check.f32("log_gamma", &log_gamma)?;
+    let strategy = check.chosen(options.strategy, keys.dtype(), &BalanceShape { head_dim })?;
     let blocks = longest.div_ceil(block);
     // An extension takes no optional tensors: where nothing is read, any tensor of a vector's size
     // serves.
@@ -174,6 +182,7 @@ pub fn balance(
         weighted,
         seeded,
         halves: options.halves,
+        strategy,
     };
     let values = values.unwrap_or_else(|| keys.clone());
     let classes = <Dispatch as BalanceOps>::balance(BalanceArgs {
@@ -206,6 +215,8 @@ pub(crate) struct WalkConfig {
     pub(crate) weighted: bool,
     pub(crate) seeded: bool,
     pub(crate) halves: bool,
+    /// A kernel that serves, or any on a CPU.
+    pub(crate) strategy: BalanceStrategy,
 }
 
 /// [`Centre`] without its tensor.

@@ -98,6 +98,13 @@ pub(super) fn lowest_bits(bits: u32, count: u32) -> u32 {
     left
 }
 
+/// Where a range's bitmasks begin, and the words of each.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct BitmaskPlace {
+    pub(super) marked: usize,
+    pub(super) words: usize,
+}
+
 /// The slots of a word that are `distance` before or behind a slot whose bit is set in the bitmask
 /// of `words` words from `marked` on.
 #[cube]

@@ -29,7 +29,6 @@ pub(crate) struct Blueprint {
     pub(crate) chains: bool,
     /// Whether steps that retrieve read their own choice rather than their set.
     pub(crate) reads_choice: bool,
-    pub(crate) certified: bool,
     /// Whether all ranges are scored.
     pub(crate) measures: bool,
     /// Whether the kernel that selects scores its range first, or finds scores.
@@ -48,7 +47,7 @@ impl Blueprint {
     /// Whether scores are ordered as they are made: those of one query are in the order of its
     /// weights.
     pub(crate) fn direct(&self) -> bool {
-        self.group == 1 && !self.measures && !self.certified
+        self.group == 1 && !self.measures
     }
 
     /// Planes of a cube, at most.

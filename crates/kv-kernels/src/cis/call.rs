@@ -8,8 +8,10 @@ use burn_cubecl::tensor::CubeTensor;
 use super::args::Retrieval;
 use super::blueprint::Blueprint;
 use super::score_mma::{HEADS as TILE_HEADS, TEAM as TEAM_OF_TILES, VECTOR as TILE_VECTOR};
-use super::{Earlier, RetrieveConfig};
-use crate::backend::client::{empty_like, is_cuda, multiplies, vector_lanes};
+use super::sizes::Sizes;
+use super::{Earlier, RetrieveConfig, RetrieveStrategy};
+use crate::backend::client::{empty_like, is_cuda, vector_lanes};
+use crate::backend::strategy::{DeviceTraits, Strategy};
 
 /// A call's tensors, all contiguous, and their sizes.
 pub(super) struct Call {
@@ -30,10 +32,12 @@ pub(super) struct Call {
     pub(super) group: usize,
     /// Elements of a vector of a row.
     pub(super) lanes: usize,
+    pub(super) sizes: Sizes,
 }
 
 impl Call {
-    pub(super) fn new(retrieval: Retrieval<CubeBackend>) -> Self {
+    /// A call that attends to so many slots, if any.
+    pub(super) fn new(retrieval: Retrieval<CubeBackend>, attends: Option<usize>) -> Self {
         let [query, vectors, keys, set_vectors] =
             [retrieval.query, retrieval.vectors, retrieval.keys, retrieval.set_vectors]
                 .map(into_contiguous);
@@ -44,6 +48,8 @@ impl Call {
         let total_kv_heads = offsets.shape().num_elements();
         let lanes = vector_lanes(&keys, head_dim, head_dim);
         let (group, config) = (batch * query_heads / total_kv_heads, retrieval.config);
+        let device = DeviceTraits::of(&query.client, query.dtype);
+        let shape = config.shape([head_dim, total_kv_heads, group], attends);
         Self {
             query,
             vectors,
@@ -59,12 +65,19 @@ impl Call {
             total_kv_heads,
             group,
             lanes,
+            sizes: Sizes { device, shape },
         }
+    }
+
+    /// The kernels that choose.
+    pub(super) fn strategy(&self) -> RetrieveStrategy {
+        let Sizes { device, shape } = &self.sizes;
+        self.config.options.strategy.or_chosen(device, shape)
     }
 
     /// The most slots of a range.
     pub(super) fn longest(&self) -> usize {
-        self.config.longest.max(1)
+        self.sizes.longest()
     }
 
     /// Code of a cube of `units`, whose teams read so many rows `ahead`, with room for `staged`
@@ -85,7 +98,7 @@ impl Call {
             team: self.team(),
             tiles: self.tiles(),
             units,
-            plane: client.properties().hardware.plane_size_min.max(1) as usize,
+            plane: self.sizes.device.plane,
             parts,
             length,
             sets: self.config.sets,
@@ -95,7 +108,6 @@ impl Call {
             shares: options.block > 1,
             chains: options.earlier == Earlier::Any,
             reads_choice: options.reads_choice(),
-            certified: options.certified,
             measures: self.config.measures,
             scores,
             // CUDA's barrier orders all memory for its cube.
@@ -109,7 +121,7 @@ impl Call {
     /// Whether matrix instructions score rows.
     fn tiles(&self) -> bool {
         let vectors = self.lanes * self.query.dtype.size() == TILE_VECTOR;
-        multiplies(&self.query)
+        self.sizes.device.multiplies
             && vectors
             && self.group <= TILE_HEADS
             && self.head_dim.is_multiple_of(TEAM_OF_TILES * self.lanes)
@@ -143,7 +155,7 @@ impl Call {
 
     /// Whether scores are ordered as they are made.
     pub(super) fn direct(&self) -> bool {
-        self.blueprint(1, true, 0, 1).direct()
+        self.sizes.direct()
     }
 
     /// Numbers that kernels leave to others, of which some are never read.

@@ -2,9 +2,9 @@
 
 use cubecl::prelude::*;
 
-use super::bitmask::{WORD, own_words, shifted, sync_scratch, within};
+use super::bitmask::{BitmaskPlace, WORD, own_words, shifted, within};
 use super::blueprint::Blueprint;
-use super::visible_range::{VisibleRange, window_start};
+use super::visible_range::VisibleRange;
 use crate::components::prefix_sum::exclusive;
 
 /// What [`compact_bitmask`] has listed: a set, and the step's own choice of tokens.
@@ -14,20 +14,27 @@ pub(super) struct CompactedSet {
     pub(super) count: usize,
     /// Tokens that the set would have if its list had room for all.
     pub(super) marked: usize,
-    /// The most attention that any query does not give to tokens that are attended to until the
-    /// block ends.
-    pub(super) dropped: f32,
     /// Tokens in the list of the step's own choice, where the step reads that instead of its set.
     pub(super) chosen: usize,
-    /// The most attention that any query does not give to the tokens that the step then reads.
-    pub(super) dropped_now: f32,
 }
 
-/// Where the lists of a set and of the step's own choice begin in the table.
+/// Where the lists of a set and of the step's own choice begin in the table, and how many neighbours
+/// on each side the best bring along.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct ListOffsets {
     pub(super) set: usize,
     pub(super) choice: usize,
+    pub(super) radius: usize,
+}
+
+/// The words `first` to before `last` of the bitmask at `from`, which are a unit's, of slots whose
+/// tokens are `freed` ahead.
+#[derive(CubeType, Clone, Copy)]
+struct UnitWords {
+    from: usize,
+    first: usize,
+    last: usize,
+    freed: usize,
 }
 
 /// Writes the tokens of selected slots, with the neighbours of the `k_dilate` highest, to the set's
@@ -36,29 +43,21 @@ pub(super) struct ListOffsets {
 /// side.
 ///
 /// # Shapes
-/// `bitmasks` from `marked` on `[3, words]`, a bit a slot.
+/// `bitmasks` from `place.marked` on `[3, words]`, a bit a slot.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn compact_bitmask(
-    logits: &[f32],
     bitmasks: &mut [u32],
-    marked: usize,
-    words: usize,
+    place: &BitmaskPlace,
     table: &mut [i32],
-    sums: &Array<f32>,
-    kv_head: usize,
-    stride: usize,
     visible: &VisibleRange,
     lists: &ListOffsets,
-    radius: usize,
-    block: usize,
-    hidden_share: u32,
     #[comptime] gathers: bool,
     #[comptime] blueprint: Blueprint,
 ) -> CompactedSet {
     let units = blueprint.units.comptime();
     let width = blueprint.width.comptime();
     let (start, local) = (visible.start, visible.local);
+    let (marked, words, radius) = (place.marked, place.words, lists.radius);
     // Neighbours of the best may be locals, which go out of the locals' place with time.
     let reach = min(local + radius, visible.length);
     let known = local.div_ceil(WORD);
@@ -77,10 +76,7 @@ pub(super) fn compact_bitmask(
     let mut tokens = Shared::<[i32]>::new_slice(comptime!(if gathers { width } else { 1 }));
     let count = write_tokens(
         &*bitmasks,
-        set,
-        first,
-        last,
-        visible.freed,
+        &UnitWords { from: set, first, last, freed: visible.freed },
         table,
         lists.set,
         &mut tokens,
@@ -92,10 +88,7 @@ pub(super) fn compact_bitmask(
         let last = max(min(last, known), first);
         choice = write_tokens(
             &*bitmasks,
-            marked,
-            first,
-            last,
-            visible.freed,
+            &UnitWords { from: marked, first, last, freed: visible.freed },
             table,
             lists.choice,
             &mut tokens,
@@ -103,44 +96,15 @@ pub(super) fn compact_bitmask(
             blueprint,
         );
     }
-
-    let mut dropped = 0.0f32;
-    let mut dropped_now = 0.0f32;
-    if comptime!(blueprint.certified) {
-        sync_scratch(blueprint);
-        let left = block - 1 - (visible.tokens - min(visible.tokens, 1usize)) % block;
-        let ahead = window_start(hidden_share, visible.tokens + left);
-        let later = ahead - min(ahead, visible.freed);
-        let stays = min(local + left, visible.length);
-        dropped = mass_of_others(
-            logits, &*bitmasks, set, reach, later, stays, sums, kv_head, stride, visible, blueprint,
-        );
-        if comptime!(blueprint.reads_choice) {
-            dropped_now = mass_of_others(
-                logits, &*bitmasks, marked, local, start, local, sums, kv_head, stride, visible,
-                blueprint,
-            );
-        }
-    }
-    CompactedSet {
-        count: min(count, width),
-        marked: count,
-        dropped,
-        chosen: min(choice, width),
-        dropped_now,
-    }
+    CompactedSet { count: min(count, width), marked: count, chosen: min(choice, width) }
 }
 
-/// Writes the tokens of slots whose bits are set in the bitmask at `from` to a list, as far as it
-/// has room; returns how many bits are set. A unit has the words from `first` to before `last`.
+/// Writes the tokens of slots whose bits are set in a bitmask, of which each unit has its words, to a
+/// list, as far as it has room; returns how many bits are set.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn write_tokens(
     bitmasks: &[u32],
-    from: usize,
-    first: usize,
-    last: usize,
-    freed: usize,
+    words: &UnitWords,
     table: &mut [i32],
     to: usize,
     tokens: &mut Shared<[i32]>,
@@ -150,18 +114,18 @@ fn write_tokens(
     let units = blueprint.units.comptime();
     let mut parts = Shared::<[u32]>::new_slice(comptime!(blueprint.planes()));
     let mut own = 0u32;
-    for word in first..last {
-        own += bitmasks[from + word].count_ones();
+    for word in words.first..words.last {
+        own += bitmasks[words.from + word].count_ones();
     }
     let (before, count) = exclusive(own, &mut parts);
     let listed = min(count as usize, comptime!(blueprint.width));
     let mut next = before as usize;
-    for word in first..last {
-        let mut bits = bitmasks[from + word];
+    for word in words.first..words.last {
+        let mut bits = bitmasks[words.from + word];
         while bits > 0 {
             let bit = ((bits - 1) & !bits).count_ones() as usize;
             if next < listed {
-                let token = i32::cast_from(word * WORD + bit + freed);
+                let token = i32::cast_from(word * WORD + bit + words.freed);
                 if gathers {
                     tokens[next] = token;
                 } else {
@@ -183,60 +147,4 @@ fn write_tokens(
         sync_cube();
     }
     count as usize
-}
-
-/// The most attention that any query gives to visible slots that are not kept: slots before
-/// `later`, and slots before `stays` that are not in the bitmask at `marked` of the first `reach`
-/// slots. All units get it.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn mass_of_others(
-    logits: &[f32],
-    bitmasks: &[u32],
-    marked: usize,
-    reach: usize,
-    later: usize,
-    stays: usize,
-    sums: &Array<f32>,
-    kv_head: usize,
-    stride: usize,
-    visible: &VisibleRange,
-    #[comptime] blueprint: Blueprint,
-) -> f32 {
-    let group = blueprint.group.comptime();
-    let (units, planes) = comptime!((blueprint.units, blueprint.planes()));
-    let from = kv_head * group * stride;
-    let mut masses = Shared::<[f32]>::new_slice(comptime!(planes * group));
-    let plane = (UNIT_POS / PLANE_DIM) as usize;
-    #[unroll]
-    for g in 0..group {
-        let mut mass = 0.0f32;
-        let mut i = visible.start + UNIT_POS as usize;
-        while i < visible.length {
-            let mut kept = i >= stays;
-            if !kept && i < reach {
-                let bits = bitmasks[marked + i / WORD];
-                kept = (bits >> u32::cast_from(i % WORD)) & 1u32 > 0;
-            }
-            if !kept || i < later {
-                mass += (logits[from + g * stride + i] - sums[g]).exp();
-            }
-            i += units;
-        }
-        mass = plane_sum(mass);
-        if UNIT_POS_PLANE == 0 {
-            masses[g * planes + plane] = mass;
-        }
-    }
-    sync_cube();
-    let mut most = 0.0f32;
-    #[unroll]
-    for g in 0..group {
-        let mut mass = 0.0f32;
-        for other in 0..(CUBE_DIM / PLANE_DIM) as usize {
-            mass += masses[g * planes + other];
-        }
-        most = max(most, mass);
-    }
-    most
 }

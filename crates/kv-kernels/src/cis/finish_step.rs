@@ -36,9 +36,6 @@ pub(super) fn finish_step(
     let (sets, width) = comptime!((blueprint.sets, blueprint.width));
     let decided = decision.decided;
     let totals = Totals::of(&*table, own);
-    let fields = own + FIELDS + set * SET_FIELDS;
-    let key_norm = table[fields + KEY_NORM];
-    let mut dropped = table[fields + DROPPED];
     let some = decided != i32::new(ALL as i64);
     let retrieves = decided == i32::new(RETRIEVES as i64);
     let mut chosen = all_of(visible);
@@ -47,7 +44,6 @@ pub(super) fn finish_step(
         chosen.first = comptime!(list(sets, width, sets)).runtime();
         chosen.count = decision.choice;
         chosen.local = visible.local;
-        dropped = i32::reinterpret(decision.dropped_now);
     } else if some {
         let list = comptime!(list(sets, width, 0)) + set * width;
         let from = i32::cast_from(visible.start + visible.freed);
@@ -60,11 +56,7 @@ pub(super) fn finish_step(
         chosen.local = visible.local;
     }
     if UNIT_POS == 0 {
-        if some {
-            table[own + OWN_KEY_NORM] = key_norm;
-            table[own + OWN_DROPPED] = dropped;
-        }
-        write_step(table, own, visible, decided, decision.distance, &chosen, &totals);
+        write_step(table, own, visible, decided, &chosen, &totals);
     }
     chosen
 }
@@ -98,12 +90,10 @@ pub(super) fn write_step(
     own: usize,
     visible: &VisibleRange,
     decided: i32,
-    distance: f32,
     chosen: &SetView,
     totals: &Totals,
 ) {
     table[own + DECIDED] = decided;
-    table[own + DISTANCE] = i32::reinterpret(distance);
     table[own + FIRST] = i32::cast_from(chosen.first);
     table[own + READ] = i32::cast_from(chosen.count);
     table[own + LOCAL] = i32::cast_from(chosen.local);
@@ -121,34 +111,21 @@ pub(super) fn write_step(
 /// Stores the fields of a new set of `count` tokens in entry `set`: its size, its list and its
 /// vectors; adapts the size of the next retrieval.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn store_set<F: Float>(
     vectors: &[F],
     set_vectors: &mut [f32],
-    norms: &[f32],
     table: &mut [i32],
     context: &StepContext,
-    kv_head: usize,
     set: usize,
     count: usize,
-    dropped: f32,
-    scored_parts: usize,
     #[comptime] blueprint: Blueprint,
 ) {
     let (own, top) = (context.own, context.top);
-    store_vectors::<F>(vectors, set_vectors, kv_head, set, blueprint);
+    store_vectors::<F>(vectors, set_vectors, context.kv_head, set, blueprint);
     if UNIT_POS == 0 {
         let fields = own + FIELDS + set * SET_FIELDS;
         table[fields + COUNT] = i32::cast_from(count);
         table[fields + LIST] = i32::cast_from(set);
-        if comptime!(blueprint.certified) {
-            let mut most = 0.0f32;
-            for part in 0..scored_parts {
-                most = max(most, norms[kv_head * scored_parts + part]);
-            }
-            table[fields + KEY_NORM] = i32::reinterpret(most.sqrt());
-            table[fields + DROPPED] = i32::reinterpret(dropped);
-        }
         let wanted = table[own + WANTED] as usize;
         if wanted > 0 {
             // Half of what is amiss, and at least one.
@@ -193,13 +170,12 @@ pub(super) fn store_shared_set<F: Float>(
     set_vectors: &mut [f32],
     table: &mut [i32],
     context: &StepContext,
-    kv_head: usize,
     decided: i32,
     #[comptime] blueprint: Blueprint,
 ) {
     if comptime!(blueprint.chains && blueprint.shares) && decided >= 0 {
         let entry = min(context.held, comptime!(blueprint.sets - 1));
-        store_vectors::<F>(vectors, set_vectors, kv_head, entry, blueprint);
+        store_vectors::<F>(vectors, set_vectors, context.kv_head, entry, blueprint);
         if UNIT_POS == 0 {
             let own = context.own;
             let from = own + FIELDS + decided as usize * SET_FIELDS;

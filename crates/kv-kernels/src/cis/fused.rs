@@ -7,33 +7,30 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::RetrieveStrategy;
 use super::args::Retrieval;
 use super::blueprint::Blueprint as ChoiceBlueprint;
 use super::call::Call;
 use super::launch;
 use super::scratch::Scratch;
+use super::sizes::{FusedPlan, PLANE};
 use super::step::step;
 use super::table::row;
 use crate::attention::decode::DecodeConfig;
 use crate::attention::decode::args::DecodeArgs;
 use crate::attention::decode::blueprint::{Blueprint, KvSplit, LogitsSink};
-use crate::attention::decode::plan::{Kernel, for_choices, kernel, room, splits};
+use crate::attention::decode::eviction::Eviction;
 use crate::attention::decode::slot_indexer::SlotIndexer;
 use crate::attention::decode::tensor_core::attend;
 use crate::attention::decode::together::Sequence;
-use crate::backend::client::{elem_type, empty_like, grid, processors};
+use crate::backend::client::{elem_type, empty_like, grid};
 
 /// Slots of a part that is worth a cube which scores, at least.
 const SMALLEST_PART: usize = 256;
 /// Cubes a processor that score, about.
 const CUBES_EACH: usize = 16;
-/// Units of a cube that scores, and of a plane where matrix instructions attend.
+/// Units of a cube that scores.
 const UNITS: usize = 128;
-const PLANE: usize = 32;
-/// Numbers of shared memory that the attention takes beside its sums.
-const BESIDE: usize = 512;
-/// Slots of a range whose scores one cube chooses among in little time.
-const LONGEST: usize = 8_192;
 
 /// Chooses and attends; returns table and vectors, changed in their own buffers, and the output
 /// `[B, Hq, D]`.
@@ -42,48 +39,22 @@ pub(crate) fn run(
     values: CubeTensor,
     config: DecodeConfig,
 ) -> (CubeTensor, CubeTensor, CubeTensor) {
-    let call = Call::new(retrieval);
-    let (query, total_kv_heads) = (&call.query, call.total_kv_heads);
-    let kernel = kernel(query, call.head_dim, call.group);
-    let (parts, kernel) = splits(query, kernel, total_kv_heads, config.longest);
-    if parts > 1 || call.longest() > LONGEST {
-        return call.one_by_one(values, config);
+    let call = Call::new(retrieval, Some(config.longest));
+    let strategy = call.strategy();
+    match call.sizes.fused().filter(|_| strategy == RetrieveStrategy::Fused) {
+        Some(plan) => {
+            let output = call.attend(values, plan, config);
+            (call.table, call.set_vectors, output)
+        }
+        None => call.one_by_one(strategy, values, config),
     }
-    // Where all ranges are scored here, too, it is wider cubes that read more at a time.
-    let shares = call.config.options.block > 1;
-    let plan = for_choices(query, kernel, total_kv_heads, config.longest)
-        .filter(|_| shares)
-        .and_then(|plan| call.plan(plan.kernel, Some(plan.room), plan.most, config))
-        .or_else(|| call.plan(kernel, None, room(query, kernel), config));
-    let Some((blueprint, staged)) = plan else { return call.one_by_one(values, config) };
-    let output = call.attend(values, blueprint, staged);
-    (call.table, call.set_vectors, output)
 }
 
 impl Call {
-    /// The attention's blueprint, and the slots whose scores the selection finds room for, where a
-    /// cube takes up to `most` numbers of shared memory: `room` for the attention, or all that is
-    /// left.
-    fn plan(
-        &self,
-        kernel: Kernel,
-        room: Option<usize>,
-        most: usize,
-        config: DecodeConfig,
-    ) -> Option<(Blueprint, usize)> {
-        let Kernel::TensorCore { words, planes } = kernel else { return None };
-        let hardware = &self.query.client.properties().hardware;
-        let available = hardware.max_shared_memory_size / size_of::<f32>();
-        let units = PLANE * planes;
-        let staged = self.staged(units);
-        let choice = self.choice_room(staged, units);
-        let left = most.saturating_sub(choice);
-        let room = room.unwrap_or(left);
-        let sums = planes * self.group * self.head_dim;
-        let fits = room <= left && config.longest <= room;
-        if staged == 0 || !fits || sums.max(room) + choice + BESIDE > available {
-            return None;
-        }
+    /// Choice and attention by a cube a range, behind the scores of those that retrieve where
+    /// others share.
+    fn attend(&self, values: CubeTensor, plan: FusedPlan, config: DecodeConfig) -> CubeTensor {
+        let FusedPlan { words, planes, room, staged } = plan;
         let blueprint = Blueprint {
             group: self.group,
             head_dim: self.head_dim,
@@ -95,22 +66,15 @@ impl Call {
             logits: LogitsSink::None,
             features: config.features,
         };
-        Some((blueprint, staged))
-    }
-
-    /// Choice and attention by a cube a range, behind the scores of those that retrieve where
-    /// others share.
-    fn attend(&self, values: CubeTensor, blueprint: Blueprint, staged: usize) -> CubeTensor {
         let (query, total_kv_heads, stride) = (&self.query, self.total_kv_heads, self.longest());
         let options = self.config.options;
         let values = into_contiguous(values);
         let [slots, _] = self.keys.shape().dims();
         let ahead = self.ahead();
         let shares = options.block > 1;
-        let parts = if shares { self.parts() } else { 1 };
-        let scratch = Scratch::new(self, parts, true, !shares);
+        let scratch = Scratch::new(self, true, !shares);
         if shares {
-            self.score(&scratch, parts, self.blueprint(UNITS, true, 0, ahead));
+            self.score(&scratch, self.parts(), self.blueprint(UNITS, true, 0, ahead));
         }
         let choice = self.blueprint(PLANE * blueprint.planes, !shares, staged, 2 * ahead);
         let output = empty_like(query, query.shape(), query.dtype);
@@ -139,13 +103,12 @@ impl Call {
                 scratch.logits.into_buffer_arg(),
                 scratch.ordered.into_buffer_arg(),
                 scratch.bitmasks.into_buffer_arg(),
-                scratch.norms.into_buffer_arg(),
                 scratch.log_sum_exp.into_buffer_arg(),
+                none(),
                 none(),
                 none(),
                 total_kv_heads,
                 total_kv_heads / self.batch,
-                parts,
                 slots,
                 stride,
                 options.radius,
@@ -164,19 +127,20 @@ impl Call {
     /// the others waiting.
     fn parts(&self) -> usize {
         let most = self.longest().div_ceil(SMALLEST_PART);
-        (processors(&self.query.client) * CUBES_EACH / self.total_kv_heads.max(1)).clamp(1, most)
+        (self.sizes.device.processors * CUBES_EACH / self.total_kv_heads.max(1)).clamp(1, most)
     }
 
     /// As kernels of their own.
     fn one_by_one(
         self,
+        strategy: RetrieveStrategy,
         values: CubeTensor,
         config: DecodeConfig,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
         let none = self.scratch(1, DType::F32);
         let (query, keys) = (self.query.clone(), self.keys.clone());
         let (offsets, lengths) = (self.offsets.clone(), self.lengths.clone());
-        let (table, set_vectors, _) = launch::select_slots(&self);
+        let (table, set_vectors, _) = launch::select_slots(&self, strategy);
         let attention = DecodeArgs {
             query,
             keys,
@@ -214,13 +178,12 @@ fn fused_kernel<E: Float, N: Size, W: Size>(
     logits: &mut [f32],
     ordered: &mut [u32],
     bitmasks: &mut [u32],
-    norms: &mut [f32],
     sums: &mut [f32],
+    parts: &mut [f32],
     spare: &mut [f32],
     none: &[f32],
     total_kv_heads: usize,
     kv_heads: usize,
-    scored_parts: usize,
     slots: usize,
     stride: usize,
     radius: usize,
@@ -248,10 +211,8 @@ fn fused_kernel<E: Float, N: Size, W: Size>(
         logits,
         ordered,
         bitmasks,
-        norms,
         sums,
         kv_head,
-        scored_parts,
         stride,
         radius,
         block,
@@ -260,10 +221,30 @@ fn fused_kernel<E: Float, N: Size, W: Size>(
         choice,
     );
     let own = kv_head * comptime!(row(choice.sets, choice.width));
-    let alone = Sequence::of(lengths, lengths, kv_head, 0usize, 0usize);
+    let alone = Sequence::alone(kv_head);
+    let mut eviction = ComptimeOption::<Eviction>::new_None();
     let indexer = SlotIndexer::of_set(&chosen, start, max(length, 0i32) as usize, own);
     attend::<E, W>(
-        query, keys, values, none, none, &*table, output, sums, norms, logits, spare, &indexer,
-        &alone, length, kv_head, 0usize, 1usize, slots, scale, blueprint,
+        query,
+        keys,
+        values,
+        none,
+        none,
+        &*table,
+        output,
+        sums,
+        parts,
+        logits,
+        spare,
+        &mut eviction,
+        &indexer,
+        &alone,
+        length,
+        kv_head,
+        0usize,
+        1usize,
+        slots,
+        scale,
+        blueprint,
     );
 }

@@ -4,54 +4,48 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::RetrieveStrategy;
 use super::args::Retrieval;
 use super::blueprint::Blueprint;
 use super::call::Call;
 use super::score::score_kernel;
 use super::scratch::Scratch;
+use super::sizes::PART;
 use super::step::retrieve_kernel;
-use crate::backend::client::{elem_type, grid, processors};
+use crate::backend::client::{elem_type, grid};
 
-/// Slots that a cube scores, at most: one range that retrieves must not keep all others waiting.
-const PART: usize = 4_096;
-/// Slots below which a part is not worth a cube.
-const SMALLEST_PART: usize = 128;
-/// Cubes on a processor, about.
-const CUBES_EACH: usize = 4;
 /// Units of a cube that scores; among many, wider ones choose.
 const UNITS: usize = 256;
 
 /// Changes table and vectors in their own buffers; returns them with log-sums `[P, G]`.
 pub(crate) fn run(retrieval: Retrieval<CubeBackend>) -> (CubeTensor, CubeTensor, CubeTensor) {
-    select_slots(&Call::new(retrieval))
+    let call = Call::new(retrieval, None);
+    select_slots(&call, call.strategy())
 }
 
-/// Runs a call; returns table and vectors, changed in their own buffers, and log-sums `[P, G]`.
-pub(super) fn select_slots(call: &Call) -> (CubeTensor, CubeTensor, CubeTensor) {
-    let (total_kv_heads, stride) = (call.total_kv_heads, call.longest());
-    let client = call.query.client.clone();
-    let processors = processors(&client);
-    let fill =
-        (processors * CUBES_EACH / total_kv_heads.max(1)).clamp(1, stride.div_ceil(SMALLEST_PART));
-    // Where ranges fill the device, parts are joined for nothing.
-    let fill = if 2 * total_kv_heads >= processors { 1 } else { fill };
-    let splits = fill.max(stride.div_ceil(PART));
-    let widest = call.widest();
-    let chooser = if stride > 2 * PART { widest } else { UNITS.min(widest) };
+/// Runs a call by other kernels than the one that attends, too; returns table and vectors, changed
+/// in their own buffers, and log-sums `[P, G]`.
+pub(super) fn select_slots(
+    call: &Call,
+    strategy: RetrieveStrategy,
+) -> (CubeTensor, CubeTensor, CubeTensor) {
+    let sizes = &call.sizes;
+    let widest = sizes.widest();
+    let chooser = if sizes.longest() > 2 * PART { widest } else { UNITS.min(widest) };
     let ahead = call.ahead();
-    let whole = splits == 1;
     let units = UNITS.min(widest);
-    if call.uses_histogram_topk() {
+    if strategy == RetrieveStrategy::Histogram {
         let log_sum_exp = call.histogram_topk(units, widest);
         return (call.table.clone(), call.set_vectors.clone(), log_sum_exp);
     }
-    let staged = call.staged(if whole { units } else { chooser });
-    let scratch = Scratch::new(call, splits, staged > 0, whole);
+    let whole = strategy == RetrieveStrategy::Radix;
+    let staged = sizes.staged(if whole { units } else { chooser });
+    let scratch = Scratch::new(call, staged > 0, whole);
     if whole {
-        call.select_slots(&scratch, 1, call.blueprint(units, true, staged, ahead));
+        call.select_slots(&scratch, call.blueprint(units, true, staged, ahead));
     } else {
-        call.score(&scratch, splits, call.blueprint(units, true, 0, ahead));
-        call.select_slots(&scratch, splits, call.blueprint(chooser, false, staged, ahead));
+        call.score(&scratch, sizes.splits().max(2), call.blueprint(units, true, 0, ahead));
+        call.select_slots(&scratch, call.blueprint(chooser, false, staged, ahead));
     }
     (call.table.clone(), call.set_vectors.clone(), scratch.log_sum_exp)
 }
@@ -78,7 +72,6 @@ impl Call {
                 self.table.clone().into_buffer_arg(),
                 scratch.logits.clone().into_buffer_arg(),
                 scratch.ordered.clone().into_buffer_arg(),
-                scratch.norms.clone().into_buffer_arg(),
                 self.total_kv_heads,
                 self.total_kv_heads / self.batch,
                 splits,
@@ -92,9 +85,8 @@ impl Call {
         }
     }
 
-    /// Selects by one cube a range, behind kernels that scored each range in `scored_parts` parts,
-    /// or scoring it itself.
-    fn select_slots(&self, scratch: &Scratch, scored_parts: usize, blueprint: Blueprint) {
+    /// Selects by one cube a range, behind kernels that scored each range, or scoring it itself.
+    fn select_slots(&self, scratch: &Scratch, blueprint: Blueprint) {
         let options = self.config.options;
         // SAFETY: as for the scores.
         unsafe {
@@ -114,11 +106,9 @@ impl Call {
                 scratch.logits.clone().into_buffer_arg(),
                 scratch.ordered.clone().into_buffer_arg(),
                 scratch.bitmasks.clone().into_buffer_arg(),
-                scratch.norms.clone().into_buffer_arg(),
                 scratch.log_sum_exp.clone().into_buffer_arg(),
                 self.total_kv_heads,
                 self.total_kv_heads / self.batch,
-                scored_parts,
                 self.longest(),
                 options.radius,
                 options.block,

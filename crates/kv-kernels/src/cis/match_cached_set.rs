@@ -15,14 +15,10 @@ pub(super) struct Decision {
     /// The list of the most recent entry whose vectors are similar enough, [`RETRIEVES`] for a step
     /// that retrieves, or [`ALL`] for one that reads all slots.
     pub(super) decided: i32,
-    /// By how much the vectors differ from those of the step that made the list, for certificates.
-    pub(super) distance: f32,
     /// Tokens of the shared list.
     pub(super) count: usize,
-    /// Tokens of the step's own choice, where it retrieves and reads that, and what is dropped
-    /// then, for certificates.
+    /// Tokens of the step's own choice, where it retrieves and reads that.
     pub(super) choice: usize,
-    pub(super) dropped_now: f32,
 }
 
 /// A unit's partial sums of the cosines between the step's vectors and those of an entry, and the
@@ -32,7 +28,6 @@ pub(super) struct SimilarityPartials {
     dots: Array<f32>,
     own_norms: Array<f32>,
     norms: Array<f32>,
-    aparts: Array<f32>,
     list: i32,
     count: i32,
 }
@@ -75,7 +70,6 @@ fn load_entry_partials<F: Float>(
         dots: Array::new(parts),
         own_norms: Array::new(parts),
         norms: Array::new(parts),
-        aparts: Array::new(parts),
         list: table[row + FIELDS + set * SET_FIELDS + LIST],
         count: table[row + FIELDS + set * SET_FIELDS + COUNT],
     };
@@ -84,7 +78,6 @@ fn load_entry_partials<F: Float>(
         let mut dot = 0.0f32;
         let mut own_norm = 0.0f32;
         let mut norm = 0.0f32;
-        let mut apart = 0.0f32;
         for some in 0..comptime!(rounds.div_ceil(chunk)) {
             #[unroll]
             for c in 0..chunk {
@@ -95,13 +88,11 @@ fn load_entry_partials<F: Float>(
                 dot += a * b;
                 own_norm += a * a;
                 norm += b * b;
-                apart += (a - b) * (a - b);
             }
         }
         seen.dots[part] = dot;
         seen.own_norms[part] = own_norm;
         seen.norms[part] = norm;
-        seen.aparts[part] = apart;
     }
     seen
 }
@@ -117,37 +108,38 @@ pub(super) fn match_cached_set<F: Float>(
     vectors: &[F],
     set_vectors: &[f32],
     table: &[i32],
-    kv_head: usize,
     context: &StepContext,
     #[comptime] blueprint: Blueprint,
 ) -> Decision {
     let mut decided = i32::new(RETRIEVES as i64);
-    let mut distance = 0.0f32;
     let mut count = 0usize;
     if comptime!(blueprint.shares) {
         let sets = blueprint.sets.comptime();
         let mut similarities = Shared::<[f32]>::new_slice(sets);
-        let mut distances = Shared::<[f32]>::new_slice(sets);
         let mut counts = Shared::<[i32]>::new_slice(sets);
         let mut lists = Shared::<[i32]>::new_slice(sets);
         // A plane an entry.
         let plane = (UNIT_POS / PLANE_DIM) as usize;
         let planes = (CUBE_DIM / PLANE_DIM) as usize;
-        let (similarity, farthest) = compare(first, blueprint);
+        let similarity = compare(first, blueprint);
         if plane < context.held && UNIT_POS_PLANE == 0 {
             similarities[plane] = similarity;
-            distances[plane] = farthest;
             counts[plane] = first.count;
             lists[plane] = first.list;
         }
         for round in 1..context.held.div_ceil(planes) {
             let set = round * planes + plane;
-            let seen =
-                load_entry_partials::<F>(vectors, set_vectors, table, kv_head, set, blueprint);
-            let (similarity, farthest) = compare(&seen, blueprint);
+            let seen = load_entry_partials::<F>(
+                vectors,
+                set_vectors,
+                table,
+                context.kv_head,
+                set,
+                blueprint,
+            );
+            let similarity = compare(&seen, blueprint);
             if set < context.held && UNIT_POS_PLANE == 0 {
                 similarities[set] = similarity;
-                distances[set] = farthest;
                 counts[set] = seen.count;
                 lists[set] = seen.list;
             }
@@ -156,29 +148,25 @@ pub(super) fn match_cached_set<F: Float>(
         for set in 0..context.held {
             if similarities[set] > context.threshold || context.threshold <= -1.0f32 {
                 decided = lists[set];
-                distance = distances[decided as usize];
                 count = counts[set] as usize;
             }
         }
     }
     if context.visible.local - context.visible.start <= context.top {
         decided = i32::new(ALL as i64);
-        distance = 0.0f32;
     }
-    Decision { decided, distance, count, choice: 0usize, dropped_now: 0.0f32 }
+    Decision { decided, count, choice: 0usize }
 }
 
-/// The similarity of an entry's vectors to the step's, and, for certificates, the largest norm of
-/// their differences.
+/// The similarity of an entry's vectors to the step's.
 #[cube]
-fn compare(seen: &SimilarityPartials, #[comptime] blueprint: Blueprint) -> (f32, f32) {
+fn compare(seen: &SimilarityPartials, #[comptime] blueprint: Blueprint) -> f32 {
     let parts = blueprint.parts.comptime();
     let least = comptime!(blueprint.similarity == SimilarityReduction::Min);
     let mut similarity = 0.0f32;
     if least {
         similarity = 1.0f32;
     }
-    let mut farthest = 0.0f32;
     #[unroll]
     for part in 0..parts {
         let both = (plane_sum(seen.own_norms[part]) * plane_sum(seen.norms[part])).sqrt();
@@ -192,9 +180,6 @@ fn compare(seen: &SimilarityPartials, #[comptime] blueprint: Blueprint) -> (f32,
         } else {
             similarity += cosine / comptime!(parts as f32);
         }
-        if comptime!(blueprint.certified) {
-            farthest = max(farthest, plane_sum(seen.aparts[part]).sqrt());
-        }
     }
-    (min(similarity, 1.0f32), farthest)
+    min(similarity, 1.0f32)
 }

@@ -2,7 +2,7 @@
 //! attention, or shares the set of an earlier step whose query was similar (PrHS, section IV-A:
 //! CIS).
 //!
-//! On CubeCL devices `launch.rs` chooses how a call is launched:
+//! On CubeCL devices `strategy.rs` chooses how a call is launched:
 //!
 //! - a range of few slots: one kernel of one cube a range (`step.rs`), or `score.rs` in parts
 //!   before it;
@@ -15,8 +15,8 @@
 //! it shares a cached set, `score_rows.rs` scores slots (`score_mma.rs` by matrix instructions),
 //! `select_topk.rs` selects the highest scores by the pivots of `radix_pivots.rs` and notes them in
 //! a bitmask (`bitmask.rs`), `compact_bitmask.rs` lists their tokens, and `finish_step.rs` stores
-//! the set and writes what the step reads. `shared_memory.rs` knows what all of it takes of shared
-//! memory, `table.rs` how sets lie in memory.
+//! the set and writes what the step reads. `sizes.rs` knows what all of it takes of shared memory,
+//! `table.rs` how sets lie in memory.
 
 mod args;
 mod backend;
@@ -55,12 +55,13 @@ mod scratch;
 mod select_topk;
 mod sets;
 #[cfg(feature = "gpu")]
-mod shared_memory;
+mod sizes;
 #[cfg(feature = "gpu")]
 mod sorted_bounds;
 mod steer;
 #[cfg(feature = "gpu")]
 mod step;
+mod strategy;
 mod table;
 #[cfg(feature = "gpu")]
 mod visible_range;
@@ -68,14 +69,16 @@ mod visible_range;
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
-use crate::attention::decode::{self, DecodeConfig, Features, ViewKind};
+use crate::attention::decode::{self, DecodeConfig, DecodeStrategy, Features, ViewKind};
 use crate::backend::check::Check;
 use crate::{KernelError, Share, SlotRanges};
 use args::Retrieval;
 use backend::CisOps;
+use strategy::RetrieveShape;
 
 pub use crate::attention::decode::index_sets::IndexSets;
 pub use sets::{RangeSets, SetRule};
+pub use strategy::RetrieveStrategy;
 
 const OP: &str = "retrieve_slots";
 
@@ -135,10 +138,10 @@ pub struct RetrieveOptions {
     /// The share of the tokens so far that are hidden, the first ones, but for sinks: see
     /// [`Share::first_seen`].
     pub hidden: Share,
-    /// Whether to note what bounds on the dropped attention take.
-    pub certified: bool,
     /// The most slots that any range holds, if known; by default the pool's.
     pub longest: Option<usize>,
+    /// Which kernels choose.
+    pub strategy: RetrieveStrategy,
 }
 
 impl RetrieveOptions {
@@ -165,7 +168,8 @@ impl RetrieveOptions {
 /// `measures`: then all ranges are scored, whether they retrieve or not.
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit, and for sets that have no room.
+/// [`KernelError`] where shapes, dtypes or devices do not fit, for sets that have no room, and for a
+/// forced strategy that does not serve.
 #[allow(clippy::too_many_arguments, reason = "callers name them all")]
 pub fn retrieve_slots(
     query: Tensor<3>,
@@ -179,7 +183,8 @@ pub fn retrieve_slots(
 ) -> Result<Option<Tensor<2>>, KernelError> {
     let [batch, query_heads, _] = query.dims();
     let pools = [&keys, &keys];
-    let step = Step { query, vectors, pools, ranges, newest, options, measures };
+    let attends = false;
+    let step = Step { query, vectors, pools, ranges, newest, options, measures, attends };
     let retrieval = step.prepare(sets)?;
     let (table, set_vectors, log_sum_exp) = <Dispatch as CisOps>::retrieve_slots(retrieval);
     sets.table = Tensor::from_dispatch(table);
@@ -206,7 +211,8 @@ pub fn retrieving_attention(
     options: RetrieveOptions,
 ) -> Result<Tensor<3>, KernelError> {
     let pools = [&keys, &values];
-    let step = Step { query, vectors, pools, ranges, newest, options, measures: false };
+    let (measures, attends) = (false, true);
+    let step = Step { query, vectors, pools, ranges, newest, options, measures, attends };
     let retrieval = step.prepare(sets)?;
     let RetrieveConfig { scale, longest, .. } = retrieval.config;
     let attention = DecodeConfig {
@@ -221,6 +227,7 @@ pub fn retrieving_attention(
         longest: longest.min(sets.most()),
         sinks: 0,
         raw: false,
+        strategy: DecodeStrategy::Auto,
     };
     let values = values.into_dispatch();
     let (table, set_vectors, output) =
@@ -240,13 +247,14 @@ struct Step<'a> {
     newest: Tensor<1, Int>,
     options: RetrieveOptions,
     measures: bool,
+    attends: bool,
 }
 
 impl Step<'_> {
     /// Checks the step, and takes the sets' tensors.
     fn prepare(self, sets: &mut IndexSets) -> Result<Retrieval<Dispatch>, KernelError> {
-        let Self { query, vectors, pools: [keys, values], ranges, newest, options, measures } =
-            self;
+        let Self { query, vectors, pools: [keys, values], ranges, newest, .. } = self;
+        let (options, measures) = (self.options, self.measures);
         let check = Check::new(OP, &query);
         let [batch, _, head_dim] = query.dims();
         let [total_kv_heads, parts, length] = vectors.dims();
@@ -265,7 +273,18 @@ impl Step<'_> {
             return Err(check.unsupported("sets", sets.sets, "as many as steps of a block"));
         }
         let [slots, _] = keys.dims();
-        let longest = options.longest.unwrap_or(slots).min(slots);
+        let config = RetrieveConfig {
+            scale: options.scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
+            options,
+            sets: sets.sets,
+            width: sets.width,
+            longest: options.longest.unwrap_or(slots).min(slots),
+            measures,
+        };
+        let attends = self.attends.then(|| config.longest.min(sets.most()));
+        let group = query.dims()[1] / kv_heads;
+        let shape = config.shape([head_dim, total_kv_heads, group], attends);
+        check.strategy(options.strategy, query.dtype(), &shape)?;
         Ok(Retrieval {
             query: query.into_dispatch(),
             vectors: vectors.into_dispatch(),
@@ -275,14 +294,7 @@ impl Step<'_> {
             newest: newest.into_dispatch(),
             table: check.take_ints(&mut sets.table).into_dispatch(),
             set_vectors: check.take(&mut sets.vectors).into_dispatch(),
-            config: RetrieveConfig {
-                scale: options.scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
-                options,
-                sets: sets.sets,
-                width: sets.width,
-                longest,
-                measures,
-            },
+            config,
         })
     }
 }
@@ -348,4 +360,25 @@ pub(crate) struct RetrieveConfig {
     pub(crate) width: usize,
     pub(crate) longest: usize,
     pub(crate) measures: bool,
+}
+
+impl RetrieveConfig {
+    /// What the choice of the kernels asks of a call that attends to so many slots, if any.
+    fn shape(
+        &self,
+        [head_dim, total_kv_heads, group]: [usize; 3],
+        attends: Option<usize>,
+    ) -> RetrieveShape {
+        RetrieveShape {
+            head_dim,
+            total_kv_heads,
+            group,
+            longest: self.longest,
+            sets: self.sets,
+            width: self.width,
+            shares: self.options.block > 1,
+            measures: self.measures,
+            attends,
+        }
+    }
 }

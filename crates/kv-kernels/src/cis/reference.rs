@@ -34,8 +34,6 @@ struct VisibleRange {
     length: usize,
     /// What a token's index is ahead of its slot.
     freed: usize,
-    /// Tokens so far.
-    tokens: usize,
 }
 
 impl Problem<'_> {
@@ -67,7 +65,7 @@ impl Problem<'_> {
         let visible = self.visible(kv_head, newest, own);
         let block = newest / options.block as i32;
         let held = if own[BLOCK] == block { own[SETS] as usize } else { 0 };
-        let (mut decided, mut distance) = (RETRIEVES, 0.0);
+        let mut decided = RETRIEVES;
         let rule = SetRule {
             sinks: visible.sinks,
             locals: own[LOCALS] as usize,
@@ -79,7 +77,7 @@ impl Problem<'_> {
         if visible.local - visible.start <= rule.top {
             decided = ALL;
         } else if options.block > 1 {
-            (decided, distance) = self.decide(kv_head, own, vectors, held, rule.threshold);
+            decided = self.decide(kv_head, own, vectors, held, rule.threshold);
         }
         let logits = if measures || decided == RETRIEVES {
             let logits = self.logits(kv_head, &visible, sums);
@@ -100,19 +98,13 @@ impl Problem<'_> {
             let mut fields = [0; SET_FIELDS];
             fields[COUNT] = set.len() as i32;
             fields[LIST] = entry as i32;
-            if options.certified {
-                let dropped = self.dropped(&visible, logits, sums, &set);
-                fields[KEY_NORM] = self.key_norm(kv_head, &visible).to_bits() as i32;
-                fields[DROPPED] = dropped.to_bits() as i32;
-            }
             own[FIELDS + entry * SET_FIELDS..][..SET_FIELDS].copy_from_slice(&fields);
             if let Some(wanted) = rule.wanted {
                 own[TOP] = next_top(rule.top, set.len(), wanted) as i32;
             }
             if options.reads_choice() {
                 write_tokens(&mut own[list(sets, width, sets)..], &best, visible.freed);
-                let dropped = self.dropped_now(&visible, logits, sums, &best);
-                choice = Some((best.len(), dropped));
+                choice = Some(best.len());
             }
         } else if enters {
             // The entry's list is the shared one, and so is all that is known of it.
@@ -127,20 +119,14 @@ impl Problem<'_> {
             own[SETS] = entry as i32 + 1;
         }
         own[DECIDED] = decided;
-        let distance = if options.certified { distance } else { 0.0 };
-        own[DISTANCE] = f32::to_bits(distance) as i32;
         let set = if decided == RETRIEVES { entry } else { decided.max(0) as usize };
         let (mut first, mut read) = (0, 0);
         let mut local = visible.start;
         if decided != ALL {
             let fields = FIELDS + set * SET_FIELDS;
-            (own[OWN_KEY_NORM], own[OWN_DROPPED]) = (own[fields + KEY_NORM], own[fields + DROPPED]);
             local = visible.local;
-            if let Some((count, dropped)) = choice {
+            if let Some(count) = choice {
                 (first, read) = (list(sets, width, sets), count);
-                if options.certified {
-                    own[OWN_DROPPED] = dropped.to_bits() as i32;
-                }
             } else {
                 let from = list(sets, width, set);
                 let tokens = &own[from..from + own[fields + COUNT] as usize];
@@ -172,11 +158,10 @@ impl Problem<'_> {
         let start = options.hidden.of(tokens).saturating_sub(1 + freed);
         let start = start.clamp(sinks, length);
         let local = length.saturating_sub(own[LOCALS] as usize).max(start);
-        VisibleRange { sinks, start, local, length, freed, tokens }
+        VisibleRange { sinks, start, local, length, freed }
     }
 
-    /// The list of the most recent entry of similar vectors, and by how much the vectors of the
-    /// step that made that list differ.
+    /// The list of the most recent entry of similar vectors.
     fn decide(
         &self,
         kv_head: usize,
@@ -184,7 +169,7 @@ impl Problem<'_> {
         vectors: &[f32],
         held: usize,
         threshold: f32,
-    ) -> (i32, f32) {
+    ) -> i32 {
         let options = self.config.options;
         let length = self.length();
         let part = length / self.parts;
@@ -204,14 +189,10 @@ impl Problem<'_> {
                 SimilarityReduction::Mean => cosines.map(|cosine| cosine / self.parts as f32).sum(),
             };
             if similarity.min(1.0) > threshold || threshold <= -1.0 {
-                let list = row[FIELDS + entry * SET_FIELDS + LIST];
-                let apart = parts(list as usize).map(|(a, b)| {
-                    a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum::<f32>().sqrt()
-                });
-                return (list, apart.fold(0.0, f32::max));
+                return row[FIELDS + entry * SET_FIELDS + LIST];
             }
         }
-        (RETRIEVES, 0.0)
+        RETRIEVES
     }
 
     /// Logits of all slots, `[G, length]`, and their log-sum-exp over the visible ones.
@@ -277,65 +258,6 @@ impl Problem<'_> {
         chosen.dedup();
         [highest, chosen]
     }
-
-    /// The most attention that a query does not give to what the block's steps surely attend to:
-    /// sinks, the chosen, and locals that stay so, all of which stay visible.
-    fn dropped(
-        &self,
-        visible: &VisibleRange,
-        logits: &[f32],
-        sums: &[f32],
-        chosen: &[usize],
-    ) -> f32 {
-        let options = self.config.options;
-        let left = steps_left(visible.tokens, options.block);
-        let start = options.hidden.of(visible.tokens + left).saturating_sub(1 + visible.freed);
-        let local = (visible.local + left).min(visible.length);
-        let kept = |slot: usize| {
-            let listed = slot >= visible.start && chosen.binary_search(&slot).is_ok();
-            slot < visible.sinks || (slot >= start && (listed || slot >= local))
-        };
-        self.mass_of_others(visible, logits, sums, kept)
-    }
-
-    /// The most attention that a query does not give to sinks, the chosen and locals.
-    fn dropped_now(
-        &self,
-        visible: &VisibleRange,
-        logits: &[f32],
-        sums: &[f32],
-        chosen: &[usize],
-    ) -> f32 {
-        let kept = |slot: usize| {
-            slot < visible.sinks || slot >= visible.local || chosen.binary_search(&slot).is_ok()
-        };
-        self.mass_of_others(visible, logits, sums, kept)
-    }
-
-    /// The most attention that a query gives to visible slots that are not `kept`.
-    fn mass_of_others(
-        &self,
-        visible: &VisibleRange,
-        logits: &[f32],
-        sums: &[f32],
-        kept: impl Fn(usize) -> bool,
-    ) -> f32 {
-        let masses = sums.iter().enumerate().map(|(g, sum)| {
-            let others = (0..visible.sinks).chain(visible.start..visible.length);
-            let others = others.filter(|slot| !kept(*slot));
-            others.map(|slot| (logits[g * visible.length + slot] - sum).exp()).sum::<f32>()
-        });
-        masses.fold(0.0, f32::max)
-    }
-
-    fn key_norm(&self, kv_head: usize, visible: &VisibleRange) -> f32 {
-        let offset = self.offsets[kv_head] as usize;
-        let norms = (0..visible.sinks).chain(visible.start..visible.length).map(|slot| {
-            let key = &self.keys[(offset + slot) * self.head_dim..][..self.head_dim];
-            key.iter().map(|k| k * k).sum::<f32>()
-        });
-        norms.fold(0.0, f32::max).sqrt()
-    }
 }
 
 fn write_tokens(list: &mut [i32], slots: &[usize], freed: usize) {
@@ -353,9 +275,4 @@ pub(super) fn next_top(top: usize, count: usize, wanted: usize) -> usize {
         top + (wanted - count).div_ceil(2)
     };
     next.clamp(1, wanted.max(1))
-}
-
-/// Steps of the block behind that of the newest of `tokens` tokens.
-pub(crate) fn steps_left(tokens: usize, block: usize) -> usize {
-    block - 1 - tokens.saturating_sub(1) % block
 }

@@ -7,13 +7,13 @@ use super::log_sums::Sums;
 use super::match_cached_set::{load_similarity_partials, match_cached_set};
 use super::score_mma::score_mma;
 use super::score_rows::score_rows;
-use super::table::{DECIDED, DISTANCE, RETRIEVES};
+use super::table::{DECIDED, RETRIEVES};
 use super::visible_range::{VisibleRange, load_step_context};
 
 /// Finds which ranges retrieve, and scores those: `splits` parts a range, one cube each.
 ///
 /// # Shapes
-/// As for [`step`](super::step::step), but `norms` `[P, splits]`.
+/// As for [`step`](super::step::step).
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn score_kernel<F: Float, N: Size>(
@@ -27,7 +27,6 @@ pub(super) fn score_kernel<F: Float, N: Size>(
     table: &mut [i32],
     logits: &mut [f32],
     ordered: &mut [u32],
-    norms: &mut [f32],
     total_kv_heads: usize,
     kv_heads: usize,
     splits: usize,
@@ -48,7 +47,7 @@ pub(super) fn score_kernel<F: Float, N: Size>(
     let context =
         load_step_context(&*table, kv_head, length, position, block, hidden_share, blueprint);
     let decision =
-        match_cached_set::<F>(&first, vectors, set_vectors, &*table, kv_head, &context, blueprint);
+        match_cached_set::<F>(&first, vectors, set_vectors, &*table, &context, blueprint);
     let decided = decision.decided;
     if comptime!(blueprint.measures) || decided == i32::new(RETRIEVES as i64) {
         let mut none = Sums::none(comptime!(blueprint.held()));
@@ -58,7 +57,6 @@ pub(super) fn score_kernel<F: Float, N: Size>(
             logits,
             ordered,
             kv_head * stride,
-            norms,
             &mut none,
             &context.visible,
             kv_head,
@@ -70,15 +68,14 @@ pub(super) fn score_kernel<F: Float, N: Size>(
             blueprint,
         );
     }
-    // Nothing here reads these fields.
+    // Nothing here reads this field.
     if split == 0 && UNIT_POS == 0 {
         table[context.own + DECIDED] = decided;
-        table[context.own + DISTANCE] = i32::reinterpret(decision.distance);
     }
 }
 
-/// Scores the `split`-th of `splits` parts of a range's visible slots, and notes the largest norm
-/// of their keys. Where sort keys are made at once, only slots between sinks and locals are scored.
+/// Scores the `split`-th of `splits` parts of a range's visible slots. Where sort keys are made at
+/// once, only slots between sinks and locals are scored.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn score_split<F: Float, N: Size>(
@@ -87,7 +84,6 @@ pub(super) fn score_split<F: Float, N: Size>(
     logits: &mut [f32],
     ordered: &mut [u32],
     base: usize,
-    norms: &mut [f32],
     sums: &mut Sums,
     visible: &VisibleRange,
     kv_head: usize,
@@ -108,7 +104,7 @@ pub(super) fn score_split<F: Float, N: Size>(
     let share = count.div_ceil(splits);
     let first = min(split * share, count);
     let end = min(first + share, count);
-    let norm = if comptime!(blueprint.tiles) {
+    if comptime!(blueprint.tiles) {
         score_mma::<F, N>(
             query,
             keys,
@@ -125,7 +121,7 @@ pub(super) fn score_split<F: Float, N: Size>(
             scale,
             sums,
             blueprint,
-        )
+        );
     } else {
         score_rows::<F, N>(
             query,
@@ -143,21 +139,6 @@ pub(super) fn score_split<F: Float, N: Size>(
             scale,
             sums,
             blueprint,
-        )
-    };
-    if comptime!(blueprint.certified) {
-        let mut largest = Shared::<[f32]>::new_slice(comptime!(blueprint.planes()));
-        let norm = plane_max(norm);
-        if UNIT_POS_PLANE == 0 {
-            largest[(UNIT_POS / PLANE_DIM) as usize] = norm;
-        }
-        sync_cube();
-        if UNIT_POS == 0 {
-            let mut most = 0.0f32;
-            for plane in 0..(CUBE_DIM / PLANE_DIM) as usize {
-                most = max(most, largest[plane]);
-            }
-            norms[kv_head * splits + split] = most;
-        }
+        );
     }
 }

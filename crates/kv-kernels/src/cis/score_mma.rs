@@ -45,7 +45,7 @@ pub(super) fn score_mma<F: Float, N: Size>(
     scale: f32,
     sums: &mut Sums,
     #[comptime] blueprint: Blueprint,
-) -> f32 {
+) {
     let (group, columns) = comptime!((blueprint.group, blueprint.columns));
     let pieces = comptime!(columns / TEAM);
     let planes = comptime!(blueprint.units / PLANE);
@@ -68,7 +68,6 @@ pub(super) fn score_mma<F: Float, N: Size>(
             q[piece * 4 + word] = Vector::reinterpret(words.extract(word));
         }
     }
-    let mut norm = 0.0f32;
     // Every plane goes round as often.
     let rounds = (end - first).div_ceil(comptime!(planes * ahead * TILE));
     for round in 0..rounds {
@@ -133,22 +132,7 @@ pub(super) fn score_mma<F: Float, N: Size>(
                 sums.add_all(h, &dots, comptime!(h * rows), rows);
             }
         }
-        if comptime!(blueprint.certified) {
-            #[unroll]
-            for row in 0..rows {
-                let mut square = 0.0f32;
-                #[unroll]
-                for piece in 0..pieces {
-                    let part = Vector::<f32, N>::cast_from(k[row * pieces + piece]);
-                    square += (part * part).vector_sum();
-                }
-                square += plane_shuffle_xor(square, 1u32);
-                square += plane_shuffle_xor(square, 2u32);
-                norm = max(norm, square);
-            }
-        }
     }
-    norm
 }
 
 /// How far from a unit's first row of a round its `row`-th is, each tile the next of its plane.

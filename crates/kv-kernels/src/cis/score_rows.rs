@@ -7,8 +7,7 @@ use super::log_sums::Sums;
 use crate::components::sort_key::sort_key;
 
 /// Writes the logits of the `first`-th to before the `end`-th visible slot, or their sort keys,
-/// where slots from the `sinks`-th on are `gap` further on; returns the largest squared norm of a
-/// key that this unit has read.
+/// where slots from the `sinks`-th on are `gap` further on.
 ///
 /// # Shapes
 /// In vectors: `query` `[P, G, columns]`, `keys` `[S, columns]`. `logits` `[P, G, stride]`,
@@ -31,7 +30,7 @@ pub(super) fn score_rows<F: Float, N: Size>(
     scale: f32,
     sums: &mut Sums,
     #[comptime] blueprint: Blueprint,
-) -> f32 {
+) {
     let group = blueprint.group.comptime();
     let columns = blueprint.columns.comptime();
     let team_size = blueprint.team.comptime();
@@ -55,7 +54,6 @@ pub(super) fn score_rows<F: Float, N: Size>(
             }
         }
     }
-    let mut norm = 0.0f32;
     // Every team goes round as often, so that planes stay together.
     let rounds = (end - first).div_ceil(comptime!(teams * ahead));
     for round in 0..rounds {
@@ -75,19 +73,6 @@ pub(super) fn score_rows<F: Float, N: Size>(
         #[unroll]
         for a in 0..ahead {
             let mut mine = Array::<f32>::new(comptime!(group.div_ceil(team_size)));
-            if comptime!(blueprint.certified) {
-                let mut square = 0.0f32;
-                #[unroll]
-                for c in 0..own {
-                    let row = Vector::<f32, N>::cast_from(k[a * own + c]);
-                    let mut part = (row * row).vector_sum();
-                    if comptime!(!columns.is_multiple_of(team_size)) {
-                        part = select(member + c * team_size < columns, part, 0.0f32);
-                    }
-                    square += part;
-                }
-                norm = max(norm, team_sum(square, team_size));
-            }
             #[unroll]
             for g in 0..group {
                 let mut products = Vector::<f32, N>::new(0.0f32);
@@ -118,7 +103,6 @@ pub(super) fn score_rows<F: Float, N: Size>(
             }
         }
     }
-    norm
 }
 
 /// Sums over a team's units, a power of two.

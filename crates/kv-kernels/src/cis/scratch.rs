@@ -15,17 +15,14 @@ pub(super) struct Scratch {
     pub(super) ordered: CubeTensor,
     /// `[P, 3, words]`
     pub(super) bitmasks: CubeTensor,
-    /// `[P, parts]`
-    pub(super) norms: CubeTensor,
     /// `[P, G]`
     pub(super) log_sum_exp: CubeTensor,
 }
 
 impl Scratch {
-    /// Scratch for ranges scored in `parts` parts. Sort keys and bitmasks are in shared memory
-    /// where that has room for a range (`staged`); sort keys only where one kernel makes and reads
-    /// them (`whole`).
-    pub(super) fn new(call: &Call, parts: usize, staged: bool, whole: bool) -> Self {
+    /// Scratch for a call's ranges. Sort keys and bitmasks are in shared memory where that has room
+    /// for a range (`staged`); sort keys only where one kernel makes and reads them (`whole`).
+    pub(super) fn new(call: &Call, staged: bool, whole: bool) -> Self {
         let (total_kv_heads, group, stride) = (call.total_kv_heads, call.group, call.longest());
         let logits = if call.direct() { 1 } else { total_kv_heads * group * stride };
         let bitmasks = if staged { 1 } else { total_kv_heads * BITMASKS * stride.div_ceil(WORD) };
@@ -34,7 +31,6 @@ impl Scratch {
             logits: call.scratch(logits, DType::F32),
             ordered: call.scratch(ordered, DType::U32),
             bitmasks: call.scratch(bitmasks, DType::U32),
-            norms: call.scratch(total_kv_heads * parts, DType::F32),
             log_sum_exp: empty_like(&call.query, Shape::from([total_kv_heads, group]), DType::F32),
         }
     }

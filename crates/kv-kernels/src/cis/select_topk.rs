@@ -4,7 +4,7 @@
 use cubecl::prelude::*;
 
 use super::ScoreReduction;
-use super::bitmask::{compared, lowest_bits, own_words, sync_scratch};
+use super::bitmask::{BitmaskPlace, compared, lowest_bits, own_words, sync_scratch};
 use super::blueprint::Blueprint;
 use super::compact_bitmask::{CompactedSet, ListOffsets, compact_bitmask};
 use super::radix_pivots::find_pivots;
@@ -24,43 +24,29 @@ pub(super) fn select_topk(
     keys: &mut [u32],
     base: usize,
     bitmasks: &mut [u32],
-    marked: usize,
-    words: usize,
+    place: &BitmaskPlace,
     table: &mut [i32],
     sums: &Array<f32>,
-    kv_head: usize,
-    stride: usize,
+    rows: &LogitRows,
     visible: &VisibleRange,
     lists: &ListOffsets,
     wanted: &TopkSizes,
-    radius: usize,
-    block: usize,
-    hidden_share: u32,
     #[comptime] blueprint: Blueprint,
 ) -> CompactedSet {
     if comptime!(!blueprint.direct()) {
-        order_all(logits, keys, base, sums, kv_head, stride, visible, blueprint);
+        order_all(logits, rows, keys, base, sums, visible, blueprint);
     }
     sync_scratch(blueprint);
-    set_bitmask(&*keys, base, bitmasks, marked, words, visible, wanted, blueprint);
+    set_bitmask(&*keys, base, bitmasks, place, visible, wanted, blueprint);
     sync_scratch(blueprint);
-    compact_bitmask(
-        logits,
-        bitmasks,
-        marked,
-        words,
-        table,
-        sums,
-        kv_head,
-        stride,
-        visible,
-        lists,
-        radius,
-        block,
-        hidden_share,
-        false,
-        blueprint,
-    )
+    compact_bitmask(bitmasks, place, table, visible, lists, false, blueprint)
+}
+
+/// Where a range's logits begin, and how far apart those of two query heads are.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct LogitRows {
+    pub(super) from: usize,
+    pub(super) stride: usize,
 }
 
 /// How many slots are selected, and how many of these, the highest, bring their neighbours along.
@@ -114,25 +100,22 @@ pub(super) fn score_of(
 
 /// Writes the sort keys of the scores of all slots between sinks and locals.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn order_all(
     logits: &[f32],
+    rows: &LogitRows,
     keys: &mut [u32],
     base: usize,
     sums: &Array<f32>,
-    kv_head: usize,
-    stride: usize,
     visible: &VisibleRange,
     #[comptime] blueprint: Blueprint,
 ) {
     let group = blueprint.group.comptime();
-    let from = kv_head * group * stride;
     let mut i = visible.start + UNIT_POS as usize;
     while i < visible.local {
         let mut own = Array::<f32>::new(group);
         #[unroll]
         for g in 0..group {
-            own[g] = logits[from + g * stride + i];
+            own[g] = logits[rows.from + g * rows.stride + i];
         }
         keys[base + i] = sort_key(score_of(&own, sums, blueprint));
         i += blueprint.units.comptime();
@@ -143,20 +126,19 @@ fn order_all(
 /// the next bitmask those of the `k_dilate` highest.
 ///
 /// # Shapes
-/// `keys` from `base` on, `bitmasks` from `marked` on `[3, words]`, a bit a slot.
+/// `keys` from `base` on, `bitmasks` from `place.marked` on `[3, words]`, a bit a slot.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn set_bitmask(
     keys: &[u32],
     base: usize,
     bitmasks: &mut [u32],
-    marked: usize,
-    words: usize,
+    place: &BitmaskPlace,
     visible: &VisibleRange,
     wanted: &TopkSizes,
     #[comptime] blueprint: Blueprint,
 ) {
     let units = blueprint.units.comptime();
+    let (marked, words) = (place.marked, place.words);
     let (start, local) = (visible.start, visible.local);
     let (k_top, k_dilate) = (u32::cast_from(wanted.k_top), u32::cast_from(wanted.k_dilate()));
     let (pivot_top, pivot_dilate) =

@@ -49,6 +49,9 @@ pub struct RangeSets {
     pub tokens: u64,
     /// Whether the last step retrieved a set; `None` where it read all tokens.
     pub retrieves: Option<bool>,
+    /// The set that the last step retrieved or shared, by its number in the block; `None` where it
+    /// read all tokens.
+    pub number: Option<usize>,
     /// The last step's set: token indices, ascending, those that are no longer read left out.
     pub set: Vec<u32>,
     /// First slots that the last step read.
@@ -64,15 +67,6 @@ pub struct RangeSets {
     /// Where sizes are steered: the attention to visible tokens that the last measured step
     /// dropped, exactly, a mean over the queries that share the set; 0 before the first.
     pub measured: f32,
-    /// For certificates: the norm of the largest difference between the vectors of the last step
-    /// and of the step that retrieved its set; 0 where it retrieved itself.
-    pub distance: f32,
-    /// For certificates: the largest norm of a key that was seen when the set was retrieved.
-    pub key_norm: f32,
-    /// For certificates: the most attention that any query of the set's own does not give to what
-    /// the block's steps surely attend to. Where the last step retrieved and read its own choice:
-    /// the most that any of its queries does not give to that choice, sinks and locals.
-    pub dropped: f32,
 }
 
 impl RangeSets {
@@ -287,6 +281,11 @@ impl IndexSets {
                 table::ALL => None,
                 decided => Some(decided == table::RETRIEVES),
             },
+            number: match row[table::DECIDED] {
+                table::ALL => None,
+                table::RETRIEVES => (count(table::SETS) as usize).checked_sub(1),
+                shared => usize::try_from(shared).ok(),
+            },
             set: set.iter().map(|token| *token as u32).collect(),
             sinks: count(table::SINKS) as usize,
             local: count(table::LOCAL) as usize,
@@ -294,9 +293,6 @@ impl IndexSets {
             freed: count(table::FREED) as usize,
             top: count(table::TOP) as usize,
             measured: number(table::MEASURED),
-            distance: number(table::DISTANCE),
-            key_norm: number(table::OWN_KEY_NORM),
-            dropped: number(table::OWN_DROPPED),
         }
     }
 }

@@ -3,14 +3,14 @@
 
 use cubecl::prelude::*;
 
-use super::bitmask::{BITMASKS, CHUNK, WORD};
+use super::bitmask::{BITMASKS, BitmaskPlace, CHUNK, WORD};
 use super::blueprint::Blueprint;
 use super::compact_bitmask::ListOffsets;
 use super::finish_step::{finish_step, store_set, store_shared_set};
 use super::log_sums::{Sums, log_sums};
 use super::match_cached_set::{Decision, load_similarity_partials, match_cached_set};
 use super::score::score_split;
-use super::select_topk::{load_topk_sizes, select_topk};
+use super::select_topk::{LogitRows, load_topk_sizes, select_topk};
 use super::table::*;
 use super::visible_range::load_step_context;
 use crate::attention::decode::slot_indexer::SetView;
@@ -32,11 +32,9 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
     logits: &mut [f32],
     ordered: &mut [u32],
     bitmasks: &mut [u32],
-    norms: &mut [f32],
     log_sum_exp: &mut [f32],
     total_kv_heads: usize,
     kv_heads: usize,
-    scored_parts: usize,
     stride: usize,
     radius: usize,
     block: usize,
@@ -61,10 +59,8 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
         logits,
         ordered,
         bitmasks,
-        norms,
         log_sum_exp,
         kv_head,
-        scored_parts,
         stride,
         radius,
         block,
@@ -79,8 +75,7 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
 /// # Shapes
 /// In vectors: `query` `[P, G, columns]`, `keys` `[S, columns]`. `vectors` `[P, parts, length]`,
 /// `set_vectors` `[P, sets, parts, length]`, `table` `[P, row]`; `logits` `[P, G, stride]`,
-/// `ordered` `[P, stride]`, `bitmasks` `[P, 3, words]`, `norms` `[P, scored_parts]`, `log_sum_exp`
-/// `[P, G]`.
+/// `ordered` `[P, stride]`, `bitmasks` `[P, 3, words]`, `log_sum_exp` `[P, G]`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn step<F: Float, N: Size>(
@@ -95,10 +90,8 @@ pub(crate) fn step<F: Float, N: Size>(
     logits: &mut [f32],
     ordered: &mut [u32],
     bitmasks: &mut [u32],
-    norms: &mut [f32],
     log_sum_exp: &mut [f32],
     kv_head: usize,
-    scored_parts: usize,
     stride: usize,
     radius: usize,
     block: usize,
@@ -119,7 +112,6 @@ pub(crate) fn step<F: Float, N: Size>(
     let visible = &context.visible;
     let wanted = load_topk_sizes(&*table, own);
     let mut decided = table[own + DECIDED];
-    let mut distance = f32::reinterpret(table[own + DISTANCE]);
     let mut near = Shared::<[u32]>::new_slice(comptime!(staged.max(1)));
     let mut near_bitmasks =
         Shared::<[u32]>::new_slice(comptime!(BITMASKS * staged.div_ceil(WORD).max(1)));
@@ -129,17 +121,9 @@ pub(crate) fn step<F: Float, N: Size>(
     if comptime!(blueprint.scores) {
         let first =
             load_similarity_partials::<F>(vectors, &*set_vectors, &*table, kv_head, blueprint);
-        let decision = match_cached_set::<F>(
-            &first,
-            vectors,
-            &*set_vectors,
-            &*table,
-            kv_head,
-            &context,
-            blueprint,
-        );
+        let decision =
+            match_cached_set::<F>(&first, vectors, &*set_vectors, &*table, &context, blueprint);
         decided = decision.decided;
-        distance = decision.distance;
         if all || decided == i32::new(RETRIEVES as i64) {
             let (scores, scores_at) = if comptime!(staged > 0) {
                 (&mut near[..], 0usize)
@@ -148,7 +132,7 @@ pub(crate) fn step<F: Float, N: Size>(
             };
             let mut none = Sums::none(comptime!(blueprint.held()));
             score_split::<F, N>(
-                query, keys, logits, scores, scores_at, norms, &mut none, visible, kv_head, offset,
+                query, keys, logits, scores, scores_at, &mut none, visible, kv_head, offset,
                 0usize, 1usize, stride, scale, blueprint,
             );
         }
@@ -158,9 +142,8 @@ pub(crate) fn step<F: Float, N: Size>(
         // All have read the range's fields, as they have where they compared.
         sync_cube();
     }
-    store_shared_set::<F>(vectors, set_vectors, table, &context, kv_head, decided, blueprint);
+    store_shared_set::<F>(vectors, set_vectors, table, &context, decided, blueprint);
     let mut choice = 0usize;
-    let mut dropped_now = 0.0f32;
     let mut set = 0usize;
     if decided > 0 {
         set = decided as usize;
@@ -173,7 +156,7 @@ pub(crate) fn step<F: Float, N: Size>(
         for g in 0..group {
             sums[g] = 0.0f32;
         }
-        if comptime!(blueprint.measures || blueprint.certified || group > 1) {
+        if comptime!(blueprint.measures || group > 1) {
             let own = log_sums(&*logits, base, stride, visible, blueprint);
             #[unroll]
             for g in 0..group {
@@ -191,7 +174,9 @@ pub(crate) fn step<F: Float, N: Size>(
             let lists = ListOffsets {
                 set: own + comptime!(list(sets, width, 0)) + set * width,
                 choice: own + comptime!(list(sets, width, sets)),
+                radius,
             };
+            let rows = LogitRows { from: base, stride };
             if comptime!(direct && staged > 0 && !blueprint.scores) {
                 let mut i = visible.start + unit;
                 while i < visible.local {
@@ -216,44 +201,17 @@ pub(crate) fn step<F: Float, N: Size>(
             } else {
                 (&mut ordered[..], kv_head * stride, &mut bitmasks[..], marked)
             };
+            let place = BitmaskPlace { marked: bits_at, words };
             let listed = select_topk(
-                &*logits,
-                scores,
-                scores_at,
-                bits,
-                bits_at,
-                words,
-                table,
-                &sums,
-                kv_head,
-                stride,
-                visible,
-                &lists,
-                &wanted,
-                radius,
-                block,
-                hidden_share,
-                blueprint,
+                &*logits, scores, scores_at, bits, &place, table, &sums, &rows, visible, &lists,
+                &wanted, blueprint,
             );
             choice = listed.chosen;
-            dropped_now = listed.dropped_now;
-            store_set::<F>(
-                vectors,
-                set_vectors,
-                &*norms,
-                table,
-                &context,
-                kv_head,
-                set,
-                listed.count,
-                listed.dropped,
-                scored_parts,
-                blueprint,
-            );
+            store_set::<F>(vectors, set_vectors, table, &context, set, listed.count, blueprint);
             sync_memory(blueprint.fenced);
         }
     }
     let count = table[own + FIELDS + set * SET_FIELDS + COUNT] as usize;
-    let decision = Decision { decided, distance, count, choice, dropped_now };
+    let decision = Decision { decided, count, choice };
     finish_step(table, own, visible, &decision, set, blueprint)
 }

@@ -6,6 +6,9 @@
 //! A step of the block that is compared with later ones has an entry: the list that it read, and
 //! vectors. A step that retrieves makes the list of its entry's number; the entry of a step that
 //! shares names the list of another.
+//!
+//! Fields 11 to 13 of a range, and fields 1 and 2 of an entry, hold nothing: rows have the layout of
+//! files that were saved when they held something.
 
 // The fields that attention reads; the others are between them and behind.
 pub(super) use crate::attention::decode::index_sets::{FIRST, FREED, LOCAL, READ, SINKS};
@@ -24,13 +27,6 @@ pub(crate) const TOKENS: usize = 8;
 pub(crate) const TOKENS_HIGH: usize = 9;
 /// What the step does: the list that it shares, [`RETRIEVES`] or [`ALL`].
 pub(crate) const DECIDED: usize = 10;
-/// Bits of an f32: by how much the step's queries differ from those of the set, the norm of the
-/// largest difference.
-pub(crate) const DISTANCE: usize = 11;
-/// Bits of f32 numbers: [`KEY_NORM`] and [`DROPPED`] of the set that the step shares, or of what a
-/// step that retrieves reads.
-pub(crate) const OWN_KEY_NORM: usize = 12;
-pub(crate) const OWN_DROPPED: usize = 13;
 /// What the range's steps retrieve, and when they share: [`crate::SetRule`], shares and thresholds
 /// as bits of f32 numbers, 0 for no wanted size.
 pub(crate) const TOP: usize = 14;
@@ -51,11 +47,6 @@ pub(crate) const FIELDS: usize = 24;
 
 /// Tokens of a set.
 pub(crate) const COUNT: usize = 0;
-/// Bits of an f32: the largest norm of a key that was seen when the set was retrieved.
-pub(crate) const KEY_NORM: usize = 1;
-/// Bits of an f32: the most attention that any query of the set's own does not give to what the
-/// block's steps surely attend to.
-pub(crate) const DROPPED: usize = 2;
 /// The list that the entry's step read: its own number where it retrieved.
 pub(crate) const LIST: usize = 3;
 /// Fields of an entry.

@@ -17,8 +17,6 @@ pub(super) struct VisibleRange {
     pub(super) local: usize,
     /// What a token's index is ahead of its slot.
     pub(super) freed: usize,
-    /// Tokens so far.
-    pub(super) tokens: usize,
 }
 
 /// The slots that the token at position `newest` sees of a range of `length` slots, where the share
@@ -38,7 +36,7 @@ pub(super) fn visible_range(
     let first = window_start(hidden_share, tokens);
     let start = min(max(first - min(first, freed), sinks), length);
     let local = max(length - min(locals, length), start);
-    VisibleRange { length, sinks, start, local, freed, tokens }
+    VisibleRange { length, sinks, start, local, freed }
 }
 
 /// The first of `tokens` tokens that the last of them sees behind the sinks, counted from 0.
@@ -51,6 +49,8 @@ pub(super) fn window_start(hidden_share: u32, tokens: usize) -> usize {
 /// What a range's step knows before its vectors are compared.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct StepContext {
+    /// Its range.
+    pub(super) kv_head: usize,
     /// Where its row in the table begins.
     pub(super) own: usize,
     pub(super) visible: VisibleRange,
@@ -85,5 +85,5 @@ pub(super) fn load_step_context(
     if table[own + BLOCK] == block {
         held = min(table[own + SETS] as usize, sets);
     }
-    StepContext { own, visible, top, threshold, block, held }
+    StepContext { kv_head, own, visible, top, threshold, block, held }
 }

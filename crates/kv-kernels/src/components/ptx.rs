@@ -156,11 +156,11 @@ pub(crate) fn scaled_halves(a: u32, b: u32, #[comptime] halves: Halves) -> u32 {
     product
 }
 
-/// Adds 1 to a number in memory, a bit pattern of 32 bits, and returns what it was. All that the
+/// Adds 1 to a number in memory, and returns what it was. All that the
 /// cube wrote before its last barrier is seen by those that arrive later, and so is what those
 /// before have written by this unit's cube behind its next barrier.
 #[cube]
-pub(crate) fn arrive_at(counters: &[f32], at: usize) -> u32 {
+pub(crate) fn arrive_at(counters: &[u32], at: usize) -> u32 {
     let address = counters[at..at + 1].as_ptr();
     let mut before = 0u32;
     gpu_asm!("atom.acq_rel.gpu.global.add.u32 {}, [{}], 1;", out(_) before, in(_) address);
@@ -189,7 +189,7 @@ pub(crate) fn discard(numbers: &[f32], at: usize) {
 /// one. `at` is even.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
-pub(crate) fn raise(numbers: &[f32], at: usize, high: u32, low: u32) {
+pub(crate) fn raise(numbers: &[u32], at: usize, high: u32, low: u32) {
     let address = numbers[at..at + 1].as_ptr();
     let (high, low) = (high | 0u32, low | 0u32);
     gpu_asm!(
@@ -201,7 +201,7 @@ pub(crate) fn raise(numbers: &[f32], at: usize, high: u32, low: u32) {
 
 /// Takes such a number out of memory and leaves 0: its upper and its lower word.
 #[cube]
-pub(crate) fn take_raised(numbers: &[f32], at: usize) -> (u32, u32) {
+pub(crate) fn take_raised(numbers: &[u32], at: usize) -> (u32, u32) {
     let address = numbers[at..at + 1].as_ptr();
     // The compiler knows instructions of one result only: both words are one vector's.
     let mut both = Vector::<u32, Const<2>>::empty();

@@ -7,16 +7,10 @@
 
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::client::Client;
 use cubecl::prelude::*;
 
 /// Columns of a tile in shared memory: 128 bytes, the width of the swizzle.
 pub(crate) const TILE_COLUMNS: usize = 64;
-
-/// Whether a device is a Hopper (compute capability 9.0; later ones lack its products).
-pub(crate) fn is_hopper(client: &Client) -> bool {
-    client.properties().identity.fingerprint == "ptx_sm90"
-}
 
 /// Whether copies move tiles of rows of so many elements of 2 bytes: pieces of 16 bytes, and a
 /// tile's width.

@@ -2,7 +2,9 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{LayerCache, Selection, read_i32};
-use kv_kernels::{MergeLists, MergeOptions, Nearest, SlotLists, nearest_slots};
+use kv_kernels::{
+    MergeLists, MergeOptions, Nearest, NearestSlotsOptions, SlotLists, nearest_slots,
+};
 
 use crate::Result;
 
@@ -123,7 +125,8 @@ impl Groups {
     /// behind a head's last victim anything.
     pub(crate) fn nearest(&self, keys: &Tensor<2>) -> Result<Nearest> {
         let among = self.open.as_ref().map_or(&self.kept_rows, |open| &open.rows);
-        let near = nearest_slots(keys.clone(), &self.victims, among, false);
+        let near =
+            nearest_slots(keys.clone(), &self.victims, among, NearestSlotsOptions::default());
         let Nearest { places, cosines } = near.map_err(kv_core::Error::from)?;
         let Some(open) = &self.open else { return Ok(Nearest { places, cosines }) };
         let none = places.clone().lower_elem(0);
@@ -212,8 +215,9 @@ pub(crate) fn leaders(
     let firsts = firsts.mul_scalar(tokens as i32).unsqueeze_dim::<2>(1).expand([pairs, rest]);
     let slots = ranked.clone().narrow(1, spared, rest) + firsts;
     let lists = SlotLists { slots, counts: ints(&vec![rest; pairs], &device) };
+    let options = NearestSlotsOptions { earlier: true, ..Default::default() };
     let nearest =
-        nearest_slots(keys.clone(), &lists, &lists, true).map_err(kv_core::Error::from)?;
+        nearest_slots(keys.clone(), &lists, &lists, options).map_err(kv_core::Error::from)?;
     let leaders = above(nearest, threshold);
     if spared == 0 {
         return Ok(leaders);

@@ -13,7 +13,6 @@
 //! that the constants are fitted to ([`FitCheck`]). They are a check on the proofs and on the
 //! policies, not a measure of quality. `attention --certificates` runs them.
 
-mod certified_runs;
 mod fit_check_split;
 mod frozen_keys;
 mod hidden_windows;
@@ -21,12 +20,13 @@ mod means;
 mod shared_sets;
 mod slot_measure;
 
-pub(crate) use certified_runs::certified;
 pub(crate) use fit_check_split::FitCheck;
 pub(crate) use frozen_keys::{FreezeError, FrozenKeys, conclude};
 pub(crate) use hidden_windows::HiddenMass;
 pub(crate) use means::{Mean, Means};
-pub(crate) use shared_sets::{SetStep, best_of, take_information_loss};
+pub(crate) use shared_sets::{
+    PromptHeads, QueryStep, Retrievals, best_of, take_information_loss, take_shared,
+};
 pub(crate) use slot_measure::MeasureErrors;
 
 /// Rounding of masses in f32.

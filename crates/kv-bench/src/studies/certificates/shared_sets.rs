@@ -1,6 +1,10 @@
 //! The attention that shared sets drop (PrHS's CIS): the bound of lemma 9, the tighter one from
 //! odds, and the distance of a set from the best one (equation 42).
 
+use std::collections::BTreeMap;
+
+use burn::tensor::{DType, Tensor};
+use kv_core::read_f32;
 use kv_kernels::RangeSets;
 use kv_policies::certificates::{SharedStep, information_loss};
 
@@ -8,47 +12,169 @@ use super::ROUNDING;
 use super::means::{Bound, Means};
 use crate::record::metric;
 
-/// A head's step that read a set.
-pub(crate) struct SetStep<'a> {
-    step: SharedStep,
-    own: &'a RangeSets,
+/// What bounds take of a layer's heads, on the host.
+pub(crate) struct PromptHeads {
+    /// Queries of the decoded tokens, `[Hq, steps, D]`.
+    queries: Vec<f32>,
+    /// Norms of all tokens' keys, `[Hkv, T]`.
+    key_norms: Vec<f32>,
+    /// Tokens of the prompt, all tokens, and `D`.
+    prompt: usize,
+    tokens: usize,
+    head_dim: usize,
 }
 
-impl<'a> SetStep<'a> {
-    /// The step of a head whose set is an earlier step's, where bounds cover it; `scale` is the one
-    /// of logits.
-    pub(crate) fn of(own: &'a RangeSets, scale: f64) -> Option<Self> {
-        let shares = own.retrieves == Some(false) && own.key_norm > 0.0;
-        // It is unknown whether a window hides the tokens that other heads left out, and how far a
-        // step that retrieved is from an earlier one.
-        let known = own.freed == 0 || own.seen > own.sinks;
-        let step = SharedStep {
-            dropped: f64::from(own.dropped),
-            distance: f64::from(own.distance),
-            key_norm: f64::from(own.key_norm),
-            scale,
-        };
-        (shares && known).then_some(Self { step, own })
+impl PromptHeads {
+    /// Of a prompt whose last `steps` tokens are decoded.
+    ///
+    /// # Shapes
+    /// `queries` `[1, Hq, T, D]`, `keys` `[1, Hkv, T, D]`, behind RoPE.
+    ///
+    /// # Errors
+    /// Where the device gives nothing back.
+    pub(crate) fn read(
+        queries: &Tensor<4>,
+        keys: &Tensor<4>,
+        steps: usize,
+    ) -> anyhow::Result<Self> {
+        let [_, _, tokens, head_dim] = queries.dims();
+        let prompt = tokens - steps;
+        let queries = queries.clone().narrow(2, prompt, steps).cast(DType::F32);
+        let keys = keys.clone().cast(DType::F32);
+        let key_norms = (keys.clone() * keys).sum_dim(3).sqrt();
+        Ok(Self {
+            queries: read_f32("queries", queries.flatten::<1>(0, 3))?,
+            key_norms: read_f32("norms of keys", key_norms.flatten::<1>(0, 3))?,
+            prompt,
+            tokens,
+            head_dim,
+        })
     }
 
-    /// Takes the `attention` of a query, of which its reads have `mass` and `in_sight` is not
-    /// hidden by a window. `block` is given for sets of one size that are this query's alone.
-    pub(crate) fn take(
-        &self,
-        means: &mut Means,
-        attention: &[f64],
-        [mass, in_sight]: [f64; 2],
-        block: Option<usize>,
-    ) {
-        let dropped = 1.0 - mass / in_sight;
-        let (paper, odds) = (self.step.dropped_by_paper(), self.step.dropped_by_odds());
-        means.take(metric::DROPPED_MASS, dropped);
-        means.take(metric::DROPPED_BOUND, paper);
-        means.take(metric::ODDS_BOUND, odds);
-        means.judge(Bound::Dropped, dropped, [paper, paper.min(odds)]);
-        if let Some(block) = block {
-            take_set(means, &self.step, self.own, attention, block);
+    /// The query of a query head whose token is the `tokens`-th.
+    fn query(&self, head: usize, tokens: usize) -> &[f32] {
+        let steps = self.tokens - self.prompt;
+        let row = head * steps + tokens - self.prompt - 1;
+        &self.queries[row * self.head_dim..][..self.head_dim]
+    }
+
+    /// The largest norm of the keys of these tokens of a key-value head.
+    fn largest_key(&self, kv_head: usize, of: impl Iterator<Item = usize>) -> f64 {
+        let norms = &self.key_norms[kv_head * self.tokens..][..self.tokens];
+        of.map(|token| f64::from(norms[token])).fold(0.0, f64::max)
+    }
+
+    /// The factor of `q . k` in a logit.
+    fn scale(&self) -> f64 {
+        1.0 / (self.head_dim as f64).sqrt()
+    }
+}
+
+/// A query's step.
+pub(crate) struct QueryStep<'a> {
+    /// The query head, and its key-value head.
+    pub(crate) head: usize,
+    pub(crate) kv_head: usize,
+    /// What the sets of its range have come to.
+    pub(crate) own: &'a RangeSets,
+    /// First tokens in sight, and the one from which on all others are.
+    pub(crate) in_sight: [usize; 2],
+    /// Its attention to all tokens so far.
+    pub(crate) attention: &'a [f64],
+    /// The tokens that it read.
+    pub(crate) read: &'a [usize],
+}
+
+impl QueryStep<'_> {
+    fn tokens(&self) -> usize {
+        self.attention.len()
+    }
+
+    /// Whether it is known which tokens are in sight: not whether a window hides tokens that other
+    /// heads left out.
+    fn sees_known(&self) -> bool {
+        self.own.freed == 0 || self.own.seen > self.own.sinks
+    }
+
+    /// The tokens in sight.
+    fn seen(&self) -> impl Iterator<Item = usize> {
+        let [sinks, seen] = self.in_sight;
+        (0..sinks.min(seen)).chain(seen..self.tokens())
+    }
+}
+
+/// The queries that retrieved the sets of a layer's block, by query head and the set's number.
+#[derive(Default)]
+pub(crate) struct Retrievals(BTreeMap<(usize, usize), Retrieval>);
+
+/// A query that retrieved a set.
+struct Retrieval {
+    /// Tokens by then.
+    tokens: usize,
+    /// The share of attention that it gave to each token in sight, which are 1 together.
+    shares: Vec<f64>,
+    /// The largest norm of a key in sight.
+    key_norm: f64,
+}
+
+impl Retrievals {
+    /// Notes a step that retrieves. Of one that shares, says what bounds take of it, where they
+    /// cover it.
+    pub(crate) fn follow(
+        &mut self,
+        heads: &PromptHeads,
+        step: &QueryStep<'_>,
+    ) -> Option<SharedStep> {
+        let number = step.own.number?;
+        let key = (step.head, number);
+        if step.own.retrieves? {
+            self.0.remove(&key);
+            if step.sees_known() {
+                let mut shares = vec![0.0; step.tokens()];
+                let mass: f64 = step.seen().map(|token| step.attention[token]).sum();
+                step.seen().for_each(|token| shares[token] = step.attention[token] / mass);
+                let key_norm = heads.largest_key(step.kv_head, step.seen());
+                self.0.insert(key, Retrieval { tokens: step.tokens(), shares, key_norm });
+            }
+            return None;
         }
+        let retrieval = self.0.get(&key)?;
+        // A token that came since, and that the step does not read, is in no bound.
+        let reads_later = step.own.local + step.own.freed <= retrieval.tokens;
+        if !(step.sees_known() && reads_later) {
+            return None;
+        }
+        let kept = step.read.iter().filter_map(|token| retrieval.shares.get(*token));
+        let [own, set] =
+            [step.tokens(), retrieval.tokens].map(|tokens| heads.query(step.head, tokens));
+        let distance = own.iter().zip(set).map(|(a, b)| f64::from(a - b).powi(2));
+        Some(SharedStep {
+            dropped: (1.0 - kept.sum::<f64>()).max(0.0),
+            distance: distance.sum::<f64>().sqrt(),
+            key_norm: retrieval.key_norm,
+            scale: heads.scale(),
+        })
+    }
+}
+
+/// Takes a step that shares a set beside its bounds. `block` is given for sets of one size that are
+/// this query's alone.
+pub(crate) fn take_shared(
+    means: &mut Means,
+    shared: &SharedStep,
+    step: &QueryStep<'_>,
+    block: Option<usize>,
+) {
+    let mass = |of: &mut dyn Iterator<Item = usize>| of.map(|token| step.attention[token]).sum();
+    let [read, in_sight]: [f64; 2] = [mass(&mut step.read.iter().copied()), mass(&mut step.seen())];
+    let dropped = 1.0 - read / in_sight;
+    let (paper, odds) = (shared.dropped_by_paper(), shared.dropped_by_odds());
+    means.take(metric::DROPPED_MASS, dropped);
+    means.take(metric::DROPPED_BOUND, paper);
+    means.take(metric::ODDS_BOUND, odds);
+    means.judge(Bound::Dropped, dropped, [paper, paper.min(odds)]);
+    if let Some(block) = block {
+        take_set(means, shared, step.own, step.attention, block);
     }
 }
 
@@ -108,6 +234,7 @@ mod tests {
             retrieved: 1,
             tokens: 0,
             retrieves: Some(false),
+            number: Some(0),
             set: vec![2, 4],
             sinks: 2,
             local: 8,
@@ -115,9 +242,6 @@ mod tests {
             freed: 0,
             top: 2,
             measured: 0.0,
-            distance: 0.1,
-            key_norm: 1.0,
-            dropped: 0.0,
         };
         let attention = [0.1, 0.1, 0.05, 0.1, 0.1, 0.05, 0.2, 0.2, 0.05, 0.03, 0.02];
         let step = SharedStep { dropped: 0.0, distance: 0.1, key_norm: 1.0, scale: 0.1 };
@@ -135,6 +259,46 @@ mod tests {
         let far = SharedStep { distance: 0.2, ..step };
         assert_eq!(of(far, &own).all()[3], (metric::BROKEN, 0.0));
         assert!(!of(step, &RangeSets { seen: 3, ..own }).bounds(), "a window hides a part");
+    }
+
+    /// A query that retrieves tokens 1 and 2 of four, and one that shares them a step later, at a
+    /// distance of 0.5. Token 0 is a sink.
+    #[test]
+    fn shared_steps_are_measured_from_the_retrieving_query() {
+        let heads = PromptHeads {
+            queries: vec![0.3, 0.4, 0.0, 0.0],
+            key_norms: vec![1.0, 3.0, 2.0, 1.0, 9.0],
+            prompt: 3,
+            tokens: 5,
+            head_dim: 2,
+        };
+        let own = |retrieves: bool, local: usize| RangeSets {
+            steps: 1,
+            retrieved: 1,
+            tokens: 0,
+            retrieves: Some(retrieves),
+            number: Some(0),
+            set: vec![1, 2],
+            sinks: 1,
+            local,
+            seen: 1,
+            freed: 0,
+            top: 2,
+            measured: 0.0,
+        };
+        let mut retrievals = Retrievals::default();
+        let mut follow = |own: &RangeSets, attention: &[f64], read: &[usize]| {
+            let step = QueryStep { head: 0, kv_head: 0, own, in_sight: [0, 0], attention, read };
+            retrievals.follow(&heads, &step)
+        };
+        assert_eq!(follow(&own(false, 4), &[0.2; 5], &[0]), None, "the set is unknown");
+        assert_eq!(follow(&own(true, 3), &[0.1, 0.4, 0.3, 0.2], &[0, 1, 2]), None);
+        let shared = follow(&own(false, 4), &[0.2; 5], &[0, 1, 2, 4]).unwrap();
+        assert!((shared.dropped - 0.2).abs() < 1e-12, "{shared:?}");
+        assert!((shared.distance - 0.5).abs() < 1e-6, "{shared:?}");
+        assert_eq!(shared.key_norm, 3.0);
+        assert!((shared.scale - 0.5f64.sqrt()).abs() < 1e-12, "{shared:?}");
+        assert_eq!(follow(&own(false, 5), &[0.2; 5], &[0, 1, 2]), None, "a later token is left");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::options::Attention;
 use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::prompts::Prompts;
-use crate::studies::certificates::{FitCheck, FrozenKeys, Mean, certified};
+use crate::studies::certificates::{FitCheck, FrozenKeys, Mean, PromptHeads, Retrievals};
 use read_metrics::Exact;
 use report::Measured;
 use sums::Sums;
@@ -75,11 +75,6 @@ pub(crate) fn measure(
     }
     let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
     bench.remark(policy_runs, longest)?;
-    let shortest = prompts.iter().map(Vec::len).min().unwrap_or_default() - options.steps;
-    let policy_runs = &match options.certificates {
-        true => certified(bench, policy_runs, shortest),
-        false => policy_runs.to_vec(),
-    };
     let layers = bench.model.config().num_layers;
     let mut wanted: Vec<usize> =
         if options.layers.is_empty() { (0..layers).collect() } else { options.layers.clone() };
@@ -96,7 +91,7 @@ pub(crate) fn measure(
     };
     let fit_checks = FitCheck::of(&prompts.iter().map(Vec::len).collect::<Vec<_>>());
     for (tokens, &fit_check) in prompts.iter().zip(&fit_checks) {
-        let freezing = if options.certificates { &policy_runs[..] } else { &[] };
+        let freezing = if options.certificates { policy_runs } else { &[] };
         let mut frozen = FrozenKeys::prefill(bench, freezing, tokens, options.steps, fit_check)?;
         bench.observe(tokens, pass, &mut |observation| {
             let layer = observation.layer.index;
@@ -197,6 +192,9 @@ fn compare(
     if certificates && let Some(first) = sums.first_mut() {
         first.similarity.take(whole, steps)?;
     }
+    let prompt_heads = certificates.then(|| PromptHeads::read(whole, observation.keys, steps));
+    let prompt_heads = prompt_heads.transpose()?;
+    let mut retrievals: Vec<Retrievals> = caches.iter().map(|_| Retrievals::default()).collect();
     for step in 0..steps {
         let at = tokens + step;
         let pick = |tensor: &Tensor<4>| tensor.clone().narrow(2, at, 1).squeeze_dim::<3>(2);
@@ -214,7 +212,8 @@ fn compare(
         // The full cache runs first: the others are compared with its output and attention.
         let mut exact = Vec::new();
         let (mut probabilities, mut of_queries) = (Vec::new(), Vec::new());
-        for ((policy_run, cache), sums) in policy_runs.iter().zip(&mut caches).zip(sums.iter_mut())
+        for (((policy_run, cache), sums), retrievals) in
+            policy_runs.iter().zip(&mut caches).zip(sums.iter_mut()).zip(&mut retrievals)
         {
             if certificates && chooses_victim(policy_run, observation.layer, cache)? {
                 // Behind the prompt, its last query chose.
@@ -244,11 +243,11 @@ fn compare(
                 capacity,
                 tokens: at + 1,
                 fit_check,
-                all: certificates,
+                heads: prompt_heads.as_ref(),
             };
             let budget = policy_run.tokens(tokens).unwrap_or(tokens);
             let block = policy_run.block_of_sums();
-            let heads = &mut sums.reading;
+            let heads = (&mut sums.reading, retrievals);
             if read_metrics::take(heads, policy, cache, &positions, &exact, budget, block)? {
                 continue;
             }

@@ -5,7 +5,8 @@ use kv_policies::{CisIndex, LayerContext, Policy};
 
 use crate::record::metric;
 use crate::studies::certificates::{
-    FitCheck, HiddenMass, Means, SetStep, best_of, take_information_loss,
+    FitCheck, HiddenMass, Means, PromptHeads, QueryStep, Retrievals, best_of,
+    take_information_loss, take_shared,
 };
 
 /// The reads of a query head.
@@ -26,9 +27,10 @@ pub(super) struct Exact<'a> {
     pub(super) tokens: usize,
     /// Whether constants of bounds are fitted to the prompt, or bounds checked on it.
     pub(super) fit_check: FitCheck,
-    /// Whether policies that read all tokens they keep are measured too: their distance from the
-    /// best choice of as many tokens is equation (6) of PrHS.
-    pub(super) all: bool,
+    /// What certificates take of the layer's heads, where they are asked for. Policies that read all
+    /// tokens they keep are measured then, too: their distance from the best choice of as many
+    /// tokens is equation (6) of PrHS.
+    pub(super) heads: Option<&'a PromptHeads>,
 }
 
 impl Exact<'_> {
@@ -39,15 +41,15 @@ impl Exact<'_> {
     }
 }
 
-/// Adds a step to the metrics of all query heads, `heads`, which is filled at the first step.
-/// Returns whether the policy told which tokens it read. `block` is the number of steps that share
+/// Adds a step to the metrics of all query heads, `heads`, which is filled at the first step, and
+/// follows the sets that it retrieves or shares. Returns whether the policy told which tokens it read. `block` is the number of steps that share
 /// a set, where sets are the tokens of the highest sums: see
 /// [`crate::policy_runs::PolicyRun::block_of_sums`].
 ///
 /// # Errors
 /// Where the device gives nothing back.
 pub(super) fn take(
-    heads: &mut Vec<ReadMetrics>,
+    (heads, retrievals): (&mut Vec<ReadMetrics>, &mut Retrievals),
     (policy, layer): (&dyn Policy, LayerContext),
     cache: &LayerCache,
     positions: &[i32],
@@ -55,10 +57,10 @@ pub(super) fn take(
     budget: usize,
     block: Option<usize>,
 ) -> anyhow::Result<bool> {
-    let Exact { probabilities, capacity, tokens, fit_check, all } = *exact;
+    let Exact { probabilities, capacity, tokens, fit_check, heads: certified } = *exact;
     let attended = match policy.last_attended(layer, cache)? {
         Some(attended) => attended,
-        None if all => (0..cache.layout().pairs())
+        None if certified.is_some() => (0..cache.layout().pairs())
             .map(|pair| (0..cache.layout().live(pair).len()).collect())
             .collect(),
         None => return Ok(false),
@@ -69,7 +71,6 @@ pub(super) fn take(
     heads.resize(layout.pairs() * group, ReadMetrics::default());
     let sets = cache.policy_state::<CisIndex>();
     let sets = sets.map(|index| index.sets().read()).transpose()?;
-    let scale = 1.0 / (cache.head_dim() as f64).sqrt();
     for (range, slots) in attended.iter().enumerate() {
         let pair = range / each;
         let first = layout.live(pair).start;
@@ -83,7 +84,6 @@ pub(super) fn take(
             None if policy.visible_window(layer).is_some() => window_of(&read),
             _ => (0, 0),
         };
-        let step = own.and_then(|own| SetStep::of(own, scale));
         // The queries that read this list.
         let queries = if each == 1 { 0..group } else { range % each..range % each + 1 };
         // The bound on a set covers sets of a single query. Queries that share a set change their
@@ -101,9 +101,18 @@ pub(super) fn take(
             means.take(metric::OVERLAP, found as f64 / wanted.len().max(1) as f64);
             take_information_loss(means, mass, tokens);
             hidden.take(&attention, [sinks, seen], fit_check);
-            if let Some(step) = &step {
-                let in_sight = 1.0 - attention[sinks.min(seen)..seen].iter().sum::<f64>();
-                step.take(means, &attention, [mass, in_sight], block.filter(|_| alone));
+            if let (Some(own), Some(certified)) = (own, certified) {
+                let step = QueryStep {
+                    head: pair * group + query,
+                    kv_head: pair,
+                    own,
+                    in_sight: [sinks, seen],
+                    attention: &attention,
+                    read: &read,
+                };
+                if let Some(shared) = retrievals.follow(certified, &step) {
+                    take_shared(means, &shared, &step, block.filter(|_| alone));
+                }
             }
         }
     }

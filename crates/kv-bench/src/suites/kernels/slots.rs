@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Distribution, Int, Tensor};
 use kv_kernels::{
-    BalanceOptions, Centre, Choice, Draws, KeepLists, SlotPool, SlotSource, balance, compact_slots,
-    copy_slots, top_slots,
+    BalanceOptions, BalanceStrategy, Centre, Choice, Draws, KeepLists, SlotPool, SlotSource,
+    balance, compact_slots, copy_slots, top_slots,
 };
 
 use super::KernelBench;
@@ -108,6 +108,7 @@ pub(super) fn halve(bench: &mut KernelBench<'_>, case: &Halving) -> anyhow::Resu
         weights: None,
         draws: Draws::Seeds(Tensor::zeros([lists, 2], (&device, DType::I32))),
         halves: true,
+        strategy: BalanceStrategy::Auto,
     };
     // Every token meets all before it in its block, by key and by value.
     let operations = (slots * block / 2 * head_dim * 2 * 2) as f64;

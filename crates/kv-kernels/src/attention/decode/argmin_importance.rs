@@ -7,6 +7,7 @@
 
 use cubecl::prelude::*;
 
+use super::eviction::Eviction;
 use super::split_kv_reduce::{PLANE, PartialShape};
 use crate::components::cluster::{arrive_at_cluster, send, wait_for_cluster};
 use crate::components::ptx::{exp2, least_of_plane, log2};
@@ -42,24 +43,27 @@ pub(super) struct CandidateSlots {
     pub(super) newest: i32,
 }
 
-/// Prefetches the logarithms of the norms of the first values that a unit looks at: they are on
-/// their way while planes are reduced.
+/// Prefetches the logarithms of the norms of the first values that a unit looks at, where a slot is
+/// given up: they are on their way while planes are reduced.
 #[cube]
 pub(super) fn prefetch_log_norms(
-    log_norms: &[f32],
+    eviction: &ComptimeOption<Eviction>,
     candidates_of_cube: &CandidateSlots,
-    #[comptime] wanted: bool,
     #[comptime] joined: bool,
     #[comptime] sums: PartialShape,
 ) -> Array<f32> {
-    let ahead = comptime!(if wanted { ahead(joined, sums) } else { 0 });
+    let ahead = comptime!(if eviction.is_some() { ahead(joined, sums) } else { 0 });
     let mut norms = Array::<f32>::new(comptime!(ahead.max(1)));
-    #[unroll]
-    for c in 0..ahead {
-        let slot = c * comptime!(sums.planes * PLANE) + UNIT_POS as usize;
-        norms[c] = 0.0f32;
-        if slot < candidates_of_cube.count {
-            norms[c] = log_norms[candidates_of_cube.start + candidates_of_cube.first + slot];
+    #[comptime]
+    if let ComptimeOption::Some(eviction) = eviction {
+        let first = candidates_of_cube.start + candidates_of_cube.first;
+        #[unroll]
+        for c in 0..ahead {
+            let slot = c * comptime!(sums.planes * PLANE) + UNIT_POS as usize;
+            norms[c] = 0.0f32;
+            if slot < candidates_of_cube.count {
+                norms[c] = eviction.log_norms[first + slot];
+            }
         }
     }
     norms

@@ -78,15 +78,11 @@ pub(crate) enum LogitsSink {
     /// the end: a fraction of the cost.
     Shared,
     /// Logits stay in shared memory, and the cube or cluster, which has its whole head, finds the
-    /// slot of least importance. Then the kernel's `numerators` are logarithms of the values'
-    /// norms, `view` the heads' limits, and `partial` the bits of the newest tokens' slots, which
-    /// it replaces by the slots that the next tokens are written to.
+    /// slot of least importance: the kernel has an [`Eviction`](super::eviction::Eviction) then.
     ArgminInPlace {
         /// Whether the newest token is no candidate.
         spares_newest: bool,
-        /// Heads of a sequence that give up the same slot, or 0 where each head has its own. Then
-        /// importances go to `scores`, `[B * Hkv, stride]`, and `stats` counts a sequence's
-        /// arrivals, `[B, ARRIVALS]`.
+        /// Heads of a sequence that give up the same slot, or 0 where each head has its own.
         together: usize,
     },
 }

@@ -9,10 +9,13 @@ use cubecl::prelude::*;
 use super::args::{DecodeArgs, DecodeTensors};
 use super::blueprint::{self, Blueprint, KvSplit, LogitsSink};
 use super::combine::combine_kernel;
-use super::plan::{Kernel, cluster, kernel, pays, room, splits};
+use super::eviction::Evicts;
+use super::plan::{CLUSTER_PLANES, Kernel, cluster, kernel, room, splits};
+use super::strategy::{DecodeShape, DecodeStrategy};
 use super::subgroup_softmax::ThreadGroup;
 use super::{DecodeConfig, ViewKind, normalise, plain, tensor_core, together};
 use crate::backend::client::{elem_type, empty_like, grid, widest_cube, zeros_like};
+use crate::backend::strategy::{DeviceTraits, Strategy};
 
 /// What the attention kernel leaves for those behind it.
 pub(crate) struct Attended {
@@ -34,21 +37,6 @@ pub(crate) struct Attended {
     pub(crate) split: bool,
     /// Whether the output is whole and the next places are written: nothing is left to be done.
     pub(crate) decided: bool,
-}
-
-/// What an eviction asks of the attention kernel.
-pub(crate) struct Evicts {
-    /// Slots of the newest tokens, `[B, Hkv]`, contiguous; where the kernel decides, it replaces
-    /// them by the slots that the next tokens are written to.
-    pub(crate) write_slots: CubeTensor,
-    /// Whether the newest token is no candidate.
-    pub(crate) spares_newest: bool,
-    /// Whether nothing else is kept, and importances are not wanted: the kernel may decide then.
-    pub(crate) alone: bool,
-    /// Heads of a sequence that give up the same slot, or 0 where each has its own.
-    pub(crate) together: usize,
-    /// A sequence's arrivals, `[B, ARRIVALS]`, contiguous: 0 before and behind the kernel.
-    pub(crate) arrivals: CubeTensor,
 }
 
 /// How ranges are attended to.
@@ -85,8 +73,7 @@ impl DecodeArgs<CubeBackend> {
         DecodeTensors { output, log_sum_exp, scores }
     }
 
-    /// Attends, and either decides or leaves all heads in parts, if only one each, and logits. Then
-    /// `numerators` are logarithms of the values' norms, and `view` the heads' limits.
+    /// Attends, and either decides or leaves all heads in parts, if only one each, and logits.
     pub(crate) fn run_evicting(self, evicts: &Evicts) -> Attended {
         self.packed().attend(None, Some(evicts))
     }
@@ -138,34 +125,33 @@ impl DecodeArgs<CubeBackend> {
         let decided = deciding.is_some();
         let split = parts == KvSplit::Global;
         let scores = scores.unwrap_or_else(|| {
-            let shape = match logits {
-                LogitsSink::ArgminInPlace { together: 0, .. } => [1, 1],
-                LogitsSink::ArgminInPlace { .. } => [
-                    total_kv_heads,
-                    self.config.longest.next_multiple_of(together::LINE).max(together::LINE),
-                ],
-                _ => self.scores_shape(),
-            };
+            let shape = if decided { [1, 1] } else { self.scores_shape() };
             empty_like(query, Shape::from(shape), DType::F32)
         });
         let output = empty_like(query, query.shape(), query.dtype);
         let shape = if features.log_sum_exp { [batch, query_heads] } else { [1, 1] };
         let log_sum_exp = empty_like(query, Shape::from(shape), DType::F32);
         let sums = if split { total_kv_heads * splits * group } else { 1 };
-        let partial = match deciding {
-            Some(evicts) => evicts.write_slots.clone(),
-            None => empty_like(query, Shape::from([sums * head_dim]), DType::F32),
+        let partial = empty_like(query, Shape::from([sums * head_dim]), DType::F32);
+        let stats = empty_like(query, Shape::from([sums * 2]), DType::F32);
+        let importances = match logits.together() {
+            0 => [1, 1],
+            _ => {
+                let longest = self.config.longest.max(1);
+                [total_kv_heads, longest.next_multiple_of(together::LINE)]
+            }
         };
-        let stats = match deciding {
-            Some(evicts) => evicts.arrivals.clone(),
-            None => empty_like(query, Shape::from([sums * 2]), DType::F32),
+        let eviction = || {
+            deciding.map(|evicts| {
+                evicts.launched(empty_like(query, Shape::from(importances), DType::F32))
+            })
         };
 
         let count = grid(total_kv_heads * splits);
         let dtype = elem_type(query.dtype);
         // The kernels for attention take the same arguments.
         macro_rules! attend {
-            ($kernel:path, $units:expr, $lanes:expr, $blueprint:expr) => {
+            ($kernel:path, $units:expr, $lanes:expr, $blueprint:expr $(, $eviction:expr)?) => {
                 $kernel(
                     &client,
                     count,
@@ -184,6 +170,7 @@ impl DecodeArgs<CubeBackend> {
                     scores.clone().into_buffer_arg(),
                     partial.clone().into_buffer_arg(),
                     stats.clone().into_buffer_arg(),
+                    $($eviction,)?
                     total_kv_heads,
                     splits,
                     slots,
@@ -217,13 +204,15 @@ impl DecodeArgs<CubeBackend> {
                             tensor_core::joined_kernel::launch_unchecked,
                             units,
                             words,
-                            blueprint
+                            blueprint,
+                            eviction().into()
                         ),
                         KvSplit::None | KvSplit::Global => attend!(
                             tensor_core::tensor_core_kernel::launch_unchecked,
                             units,
                             words,
-                            blueprint
+                            blueprint,
+                            eviction().into()
                         ),
                     }
                 }
@@ -246,15 +235,25 @@ impl DecodeArgs<CubeBackend> {
     fn plan(&self, evicts: Option<&Evicts>) -> Plan {
         let query = &self.query;
         let [_, _, head_dim] = query.shape().dims();
-        let (total_kv_heads, longest) = (self.total_kv_heads(), self.config.longest);
-        let (splits, chosen) =
-            splits(query, kernel(query, head_dim, self.group()), total_kv_heads, longest);
-        if splits > 1
-            && let Some(joined) = self.joined(chosen, evicts)
+        let device = DeviceTraits::of(&query.client, query.dtype);
+        let DecodeConfig { longest, strategy, .. } = self.config;
+        let total_kv_heads = self.total_kv_heads();
+        let shape = DecodeShape {
+            head_dim,
+            total_kv_heads,
+            longest,
+            listed: self.listed(),
+            evicts: evicts.is_some(),
+        };
+        let strategy = strategy.or_chosen(&device, &shape);
+        let kernel = kernel(query, strategy, head_dim, self.group());
+        if strategy == DecodeStrategy::TensorCoreCluster
+            && let Some(joined) = self.joined(&device, kernel, evicts)
         {
             return joined;
         }
-        let room = room(query, chosen);
+        let (splits, chosen) = splits(device.processors, kernel, total_kv_heads, longest);
+        let room = room(&device, chosen);
         let logits = self.logits(chosen, splits, false, room, evicts);
         let decided = evicts.is_none() || matches!(logits, LogitsSink::ArgminInPlace { .. });
         let parts = if splits > 1 || !decided { KvSplit::Global } else { KvSplit::None };
@@ -262,15 +261,16 @@ impl DecodeArgs<CubeBackend> {
     }
 
     /// Parts that the cubes of a cluster join.
-    fn joined(&self, chosen: Kernel, evicts: Option<&Evicts>) -> Option<Plan> {
-        let query = &self.query;
-        let (total_kv_heads, longest) = (self.total_kv_heads(), self.config.longest);
-        let (splits, kernel) = cluster(query, chosen, total_kv_heads, longest)?;
-        // The kernel that decides behind written parts reads their logits once more.
-        if evicts.is_none() && !pays(query, splits, total_kv_heads, longest, self.listed()) {
-            return None;
-        }
-        let room = room(query, kernel);
+    fn joined(
+        &self,
+        device: &DeviceTraits,
+        kernel: Kernel,
+        evicts: Option<&Evicts>,
+    ) -> Option<Plan> {
+        let splits = cluster(device, self.total_kv_heads(), self.config.longest)?;
+        let Kernel::TensorCore { words, .. } = kernel else { return None };
+        let kernel = Kernel::TensorCore { words, planes: CLUSTER_PLANES };
+        let room = room(device, kernel);
         let logits = self.logits(kernel, splits, true, room, evicts);
         let decided = evicts.is_none() || matches!(logits, LogitsSink::ArgminInPlace { .. });
         decided.then_some(Plan { splits, kernel, room, logits, parts: KvSplit::Cluster(splits) })

@@ -1,7 +1,8 @@
 //! Weighted decode attention over slots: ragged lengths, grouped queries, optional weights, index
 //! lists and windows.
 //!
-//! On CubeCL devices `plan.rs` chooses a kernel and how many cubes share a head (split KV):
+//! On CubeCL devices `strategy.rs` chooses a kernel, and `plan.rs` how many cubes share a head (split
+//! KV):
 //!
 //! - `tensor_core.rs`, where matrix instructions serve: `mma_fragments.rs` loads keys and values,
 //!   `products.rs` multiplies, `split_kv_reduce.rs` reduces the sums of a cube's planes, and of a
@@ -21,6 +22,8 @@ pub(crate) mod backend;
 pub(crate) mod blueprint;
 #[cfg(feature = "gpu")]
 mod combine;
+#[cfg(feature = "gpu")]
+pub(crate) mod eviction;
 pub(crate) mod index_sets;
 #[cfg(feature = "gpu")]
 pub(crate) mod launch;
@@ -40,6 +43,7 @@ pub mod reference;
 pub(crate) mod slot_indexer;
 #[cfg(feature = "gpu")]
 pub(crate) mod split_kv_reduce;
+pub(crate) mod strategy;
 #[cfg(feature = "gpu")]
 pub(crate) mod subgroup_softmax;
 #[cfg(feature = "gpu")]
@@ -54,9 +58,11 @@ use crate::backend::check::Check;
 use crate::{KernelError, SlotRanges};
 use args::DecodeArgs;
 use backend::DecodeAttentionOps;
+use strategy::DecodeShape;
 
 pub use options::{AttentionOutput, DecodeAttentionOptions, SlotView};
 pub(crate) use options::{DecodeConfig, Features, ViewKind};
+pub use strategy::DecodeStrategy;
 
 const OP: &str = "decode_attention";
 
@@ -84,7 +90,7 @@ const MAX_HEAD_DIM: usize = 256;
 /// [`KernelError`] for shapes, dtypes, devices or sizes that do not fit; `D` must be a multiple of
 /// 4 of at most 256. What ranges and views hold is on the device, and is not waited for: a range
 /// must end within the pool ([`SlotRanges::validate`]), and slots of lists outside it are absent
-/// ([`SlotView::validate`]).
+/// ([`SlotView::validate`]). [`KernelError::Unavailable`] for a forced strategy that does not serve.
 pub fn decode_attention(
     query: Tensor<3>,
     keys: Tensor<2>,
@@ -120,7 +126,16 @@ pub fn decode_attention(
         longest: options.longest.unwrap_or(slots).min(slots).min(view.longest),
         sinks: view.sinks,
         raw: options.logits,
+        strategy: options.strategy,
     };
+    let shape = DecodeShape {
+        head_dim,
+        total_kv_heads: batch * kv_heads,
+        longest: config.longest,
+        listed: matches!(view.kind, ViewKind::List | ViewKind::Sets),
+        evicts: false,
+    };
+    check.strategy(options.strategy, query.dtype(), &shape)?;
     // An extension takes no optional tensors: where nothing is read, any tensor serves.
     let device = query.device();
     let none = || Tensor::<1>::empty([1], (&device, DType::F32));

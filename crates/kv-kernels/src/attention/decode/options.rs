@@ -3,6 +3,7 @@
 use burn::tensor::{Int, Tensor};
 
 use super::index_sets::IndexSets;
+use super::strategy::DecodeStrategy;
 use crate::backend::check::Check;
 use crate::slots::pool::within;
 use crate::{KernelError, Reading};
@@ -27,6 +28,8 @@ pub struct DecodeAttentionOptions {
     pub probabilities: bool,
     /// Also return every slot's logit.
     pub logits: bool,
+    /// Which kernel attends.
+    pub strategy: DecodeStrategy,
 }
 
 /// Which slots of each range a query attends to.
@@ -104,6 +107,7 @@ pub(crate) struct DecodeConfig {
     pub(crate) sinks: usize,
     /// Whether logits are wanted rather than probabilities.
     pub(crate) raw: bool,
+    pub(crate) strategy: DecodeStrategy,
 }
 
 /// What changes the generated code.

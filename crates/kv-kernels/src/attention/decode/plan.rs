@@ -4,9 +4,9 @@ use std::ops::RangeInclusive;
 
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{blueprint, plain};
-use crate::backend::client::{multiplies, processors};
-use crate::components::cluster::{LARGEST_CLUSTER, has_clusters};
+use super::{DecodeStrategy, blueprint, plain};
+use crate::backend::strategy::DeviceTraits;
+use crate::components::cluster::LARGEST_CLUSTER;
 
 /// What launches the attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,13 +23,16 @@ const CUBES_EACH: [usize; 2] = [2, 5];
 /// Slots below which a part is not worth a cube.
 const SMALLEST_PART: usize = 64;
 
-/// The kernel for a query `[B, Hq, D]`.
-pub(crate) fn kernel(query: &CubeTensor, head_dim: usize, group: usize) -> Kernel {
+/// The kernel of a chosen strategy for a query `[B, Hq, D]`.
+pub(crate) fn kernel(
+    query: &CubeTensor,
+    strategy: DecodeStrategy,
+    head_dim: usize,
+    group: usize,
+) -> Kernel {
     let hardware = &query.client.properties().hardware;
-    if multiplies(query) && head_dim.is_multiple_of(32) {
-        let words = if head_dim.is_multiple_of(64) { 4 } else { 2 };
-        let planes = blueprint::PLANES;
-        return Kernel::TensorCore { words, planes };
+    if strategy != DecodeStrategy::Portable {
+        return tensor_core(head_dim);
     }
     let lanes = query
         .client
@@ -51,10 +54,16 @@ pub(crate) fn kernel(query: &CubeTensor, head_dim: usize, group: usize) -> Kerne
     Kernel::Plain { lanes, team: team.max(1) }
 }
 
+/// The kernel for matrix instructions, for rows of head dims that it serves.
+pub(crate) fn tensor_core(head_dim: usize) -> Kernel {
+    let words = if head_dim.is_multiple_of(64) { 4 } else { 2 };
+    Kernel::TensorCore { words, planes: blueprint::PLANES }
+}
+
 /// Numbers of shared memory that a cube takes: as many as let no third find room on a processor, or
 /// as leave the half where a cube is alone there.
-pub(crate) fn room(query: &CubeTensor, kernel: Kernel) -> usize {
-    let most = query.client.properties().hardware.max_shared_memory_size / size_of::<f32>();
+pub(crate) fn room(device: &DeviceTraits, kernel: Kernel) -> usize {
+    let most = device.shared_memory / size_of::<f32>();
     match kernel {
         Kernel::TensorCore { planes, .. } if planes > blueprint::PLANES => most / 2,
         _ => most / 3,
@@ -64,29 +73,40 @@ pub(crate) fn room(query: &CubeTensor, kernel: Kernel) -> usize {
 /// Parts of each of `total_kv_heads` ranges of up to `longest` slots, and with how many planes a
 /// cube.
 pub(crate) fn splits(
-    query: &CubeTensor,
+    processors: usize,
     kernel: Kernel,
     total_kv_heads: usize,
     longest: usize,
 ) -> (usize, Kernel) {
-    let processors = processors(&query.client);
-    let (each, part) = match kernel {
-        // Two tiles a plane: of parts as small as one, joining costs more than reading.
-        Kernel::TensorCore { planes, .. } => (CUBES_EACH[0], 2 * planes * blueprint::MMA_KEYS),
-        Kernel::Plain { .. } => (CUBES_EACH[1], SMALLEST_PART.max(plain::UNITS / 2)),
-    };
-    // One part where the ranges alone fill the device.
-    if 2 * total_kv_heads >= processors * each {
-        return (1, kernel);
-    }
-    let splits = (processors * each / total_kv_heads).min(longest / part).max(1);
     match kernel {
-        // Twice the planes do what two parts would, and nothing is to be joined.
-        Kernel::TensorCore { words, planes } if splits == 2 => {
-            (1, Kernel::TensorCore { words, planes: 2 * planes })
+        Kernel::TensorCore { words, planes } => {
+            match parts(processors, total_kv_heads, longest) {
+                // Twice the planes do what two parts would, and nothing is to be joined.
+                2 => (1, Kernel::TensorCore { words, planes: 2 * planes }),
+                splits => (splits, kernel),
+            }
         }
-        _ => (splits, kernel),
+        Kernel::Plain { .. } => {
+            let part = SMALLEST_PART.max(plain::UNITS / 2);
+            (filling(processors * CUBES_EACH[1], part, total_kv_heads, longest), kernel)
+        }
     }
+}
+
+/// Parts of each range for cubes of [`blueprint::PLANES`] planes.
+pub(super) fn parts(processors: usize, total_kv_heads: usize, longest: usize) -> usize {
+    // Two tiles a plane: of parts as small as one, joining costs more than reading.
+    let part = 2 * blueprint::PLANES * blueprint::MMA_KEYS;
+    filling(processors * CUBES_EACH[0], part, total_kv_heads, longest)
+}
+
+/// Parts of ranges, of at least `part` slots each, that make about so many `cubes`.
+fn filling(cubes: usize, part: usize, total_kv_heads: usize, longest: usize) -> usize {
+    // One part where the ranges alone fill the device.
+    if 2 * total_kv_heads >= cubes {
+        return 1;
+    }
+    (cubes / total_kv_heads).min(longest / part).max(1)
 }
 
 /// Cubes that a cluster may have, of which the most that fit are taken.
@@ -95,26 +115,20 @@ const CLUSTERS: RangeInclusive<usize> = 2..=LARGEST_CLUSTER;
 /// reading them takes as long as another launch, which joins parts that are written.
 const MOST_MORE: [usize; 2] = [100, 200];
 
-/// Cubes of a cluster that join the parts of each range in one launch, and what launches them,
-/// where a device can do that: one cube a processor, with twice the planes.
-pub(crate) fn cluster(
-    query: &CubeTensor,
-    kernel: Kernel,
+/// Planes of a cube of a cluster, which has a processor to itself.
+pub(super) const CLUSTER_PLANES: usize = 2 * blueprint::PLANES;
+
+/// Cubes of a cluster that join the parts of each range in one launch, where a device can do that.
+pub(super) fn cluster(
+    device: &DeviceTraits,
     total_kv_heads: usize,
     longest: usize,
-) -> Option<(usize, Kernel)> {
-    let Kernel::TensorCore { words, .. } = kernel else { return None };
-    if !has_clusters(&query.client) {
-        return None;
-    }
-    let planes = 2 * blueprint::PLANES;
-    let processors = processors(&query.client);
-    let fits = |cubes: usize| {
-        fit_clusters(processors, cubes, total_kv_heads)
-            && longest >= cubes * planes * blueprint::MMA_KEYS
+) -> Option<usize> {
+    let fits = |&cubes: &usize| {
+        fit_clusters(device.processors, cubes, total_kv_heads)
+            && longest >= cubes * CLUSTER_PLANES * blueprint::MMA_KEYS
     };
-    let cubes = CLUSTERS.rev().find(|&cubes| fits(cubes))?;
-    Some((cubes, Kernel::TensorCore { words, planes }))
+    CLUSTERS.rev().find(fits).filter(|_| device.clusters)
 }
 
 /// Whether so many `clusters` of `cubes`, of which each takes a processor, are under way at once.
@@ -125,15 +139,15 @@ pub(crate) fn fit_clusters(processors: usize, cubes: usize, clusters: usize) -> 
 }
 
 /// Whether clusters of so many `cubes` are worth the processors that they leave idle.
-pub(crate) fn pays(
-    query: &CubeTensor,
+pub(super) fn pays(
+    processors: usize,
     cubes: usize,
     total_kv_heads: usize,
     longest: usize,
     listed: bool,
 ) -> bool {
     let most_more = MOST_MORE[usize::from(listed)];
-    longest / cubes <= total_kv_heads * longest / processors(&query.client) + most_more
+    longest / cubes <= total_kv_heads * longest / processors + most_more
 }
 
 /// The fewest places for which shared memory is taken.
@@ -146,21 +160,19 @@ const PLANES_EACH: usize = 12;
 /// (Given lists are read faster by fewer, wider cubes.) Their places take no more shared memory
 /// than needed, since reads under way take the rest of it, which is the first cache.
 pub(crate) fn for_choices(
-    query: &CubeTensor,
+    device: &DeviceTraits,
     kernel: Kernel,
     total_kv_heads: usize,
     longest: usize,
 ) -> Option<ChoicePlan> {
     let Kernel::TensorCore { words, planes } = kernel else { return None };
-    let processors = processors(&query.client);
-    let each = total_kv_heads.div_ceil(processors);
+    let each = total_kv_heads.div_ceil(device.processors);
     let fewer = PLANES_EACH / each.max(1);
     if fewer >= planes || fewer < 2 {
         return None;
     }
     // A cube less than would fit, for what compilers and devices take.
-    let hardware = &query.client.properties().hardware;
-    let most = hardware.max_shared_memory_size / size_of::<f32>() / (each + 1);
+    let most = device.shared_memory / size_of::<f32>() / (each + 1);
     // One of few sizes, as each is a kernel of its own.
     let room = longest.next_power_of_two().max(SMALLEST_LIST);
     let kernel = Kernel::TensorCore { words, planes: fewer };

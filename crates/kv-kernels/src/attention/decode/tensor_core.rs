@@ -11,6 +11,7 @@ use super::argmin_importance::{
     prefetch_log_norms, send_argmin,
 };
 use super::blueprint::{Blueprint, KvSplit, LogitsSink, MMA_KEYS, PLANES, stride_of};
+use super::eviction::Eviction;
 use super::mma_fragments::{key_index, read_keys, read_values, read_weights};
 use super::products::{Rows, dots_of, nothing_yet, read_queries, take_values};
 use super::slot_indexer::SlotIndexer;
@@ -26,8 +27,8 @@ use crate::components::sentinels::{LOWEST_LOGIT, NO_INDEX};
 /// In pairs of elements, as 32-bit words: `query` `[B, Hkv, G, D / 2]`, `keys` `[S, D / 2]`,
 /// `values` `[S, D / 2]` in vectors of `N` words, so that 8 lanes take a multiple of a row. In f32:
 /// `log_sum_exp` `[B, Hkv, G]`, `scores` `[S, G]`; where the range is split, `partial` `[B, Hkv,
-/// splits, G, D]` and `stats` `[B, Hkv, splits, G, 2]` (maximum, sum). Where slots are given up,
-/// `scores`, `partial`, `stats` and `view` are as [`LogitsSink::ArgminInPlace`] says.
+/// splits, G, D]` and `stats` `[B, Hkv, splits, G, 2]` (maximum, sum). There is an `eviction` where
+/// logits go to [`LogitsSink::ArgminInPlace`].
 #[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn tensor_core_kernel<E: Float, N: Size>(
@@ -44,6 +45,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     scores: &mut [f32],
     partial: &mut [f32],
     stats: &mut [f32],
+    eviction: &mut ComptimeOption<Eviction>,
     total_kv_heads: usize,
     splits: usize,
     slots: usize,
@@ -60,8 +62,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     let kv_head = cube / splits;
     let kind = blueprint.features.view.comptime();
     let indexer = SlotIndexer::new(view, offsets, lengths, kv_head, width, sinks, kind);
-    let heads = comptime!(blueprint.logits.together());
-    let sequence = Sequence::of(lengths, view, kv_head, scores.len() / total_kv_heads, heads);
+    let sequence = Sequence::of(lengths, &*eviction, kv_head, total_kv_heads, blueprint.logits);
     attend::<E, N>(
         query,
         keys,
@@ -74,6 +75,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
         scores,
         partial,
         stats,
+        eviction,
         &indexer,
         &sequence,
         lengths[kv_head],
@@ -110,6 +112,7 @@ pub(super) fn joined_kernel<E: Float, N: Size>(
     scores: &mut [f32],
     partial: &mut [f32],
     stats: &mut [f32],
+    eviction: &mut ComptimeOption<Eviction>,
     total_kv_heads: usize,
     splits: usize,
     slots: usize,
@@ -126,8 +129,7 @@ pub(super) fn joined_kernel<E: Float, N: Size>(
     let kv_head = cube / splits;
     let kind = blueprint.features.view.comptime();
     let indexer = SlotIndexer::new(view, offsets, lengths, kv_head, width, sinks, kind);
-    let heads = comptime!(blueprint.logits.together());
-    let sequence = Sequence::of(lengths, view, kv_head, scores.len() / total_kv_heads, heads);
+    let sequence = Sequence::of(lengths, &*eviction, kv_head, total_kv_heads, blueprint.logits);
     attend::<E, N>(
         query,
         keys,
@@ -140,6 +142,7 @@ pub(super) fn joined_kernel<E: Float, N: Size>(
         scores,
         partial,
         stats,
+        eviction,
         &indexer,
         &sequence,
         lengths[kv_head],
@@ -170,6 +173,7 @@ pub(crate) fn attend<E: Float, N: Size>(
     scores: &mut [f32],
     partial: &mut [f32],
     stats: &mut [f32],
+    eviction: &mut ComptimeOption<Eviction>,
     indexer: &SlotIndexer,
     sequence: &Sequence,
     length: i32,
@@ -233,13 +237,13 @@ pub(crate) fn attend<E: Float, N: Size>(
     let mut at = Array::<usize>::new(4usize);
     let mut log_weight = Array::<f32>::new(4usize);
     let mut numerator = Array::<f32>::new(4usize);
-    let weighs = comptime!(matches!(blueprint.logits, LogitsSink::ArgminInPlace { .. }));
     // Early, so that the decision waits for nothing.
     let mut limit = 0i32;
     let mut newest = 0i32;
-    if weighs {
-        limit = view[kv_head];
-        newest = i32::reinterpret(partial[kv_head]);
+    #[comptime]
+    if let ComptimeOption::Some(eviction) = eviction {
+        limit = eviction.limits[kv_head];
+        newest = eviction.write_slots[kv_head];
     }
     let mut tile = first + plane * MMA_KEYS;
     if tile < end {
@@ -382,7 +386,7 @@ pub(crate) fn attend<E: Float, N: Size>(
         stride,
         newest,
     };
-    let norms = prefetch_log_norms(numerators, &candidates_of_cube, weighs, joined, joint);
+    let norms = prefetch_log_norms(&*eviction, &candidates_of_cube, joined, joint);
     let (mut joint_maxima, mut joint_weights) = reduce_warps(&running, &mut totals, rows, joint);
     if comptime!(blueprint.logits == LogitsSink::Shared) {
         let mut i = unit;
@@ -413,37 +417,38 @@ pub(crate) fn attend<E: Float, N: Size>(
     let candidates = ClusterArgmin::room(cubes);
     let mut arrived = 0u32;
     let mut place = i32::new(NO_INDEX as i64);
-    if comptime!(together > 0) {
-        arrived = publish(
-            &totals,
-            &joint_maxima,
-            &joint_weights,
-            &norms,
-            numerators,
-            &candidates_of_cube,
-            scores,
-            &*stats,
-            sequence,
-            kv_head,
-            split,
-            joined,
-            joint,
-        );
-    } else if weighs {
-        let (key, argmin) = argmin_importance(
-            &totals,
-            &joint_maxima,
-            &joint_weights,
-            &norms,
-            numerators,
-            &candidates_of_cube,
-            spares,
-            joined,
-            joint,
-        );
-        place = argmin;
-        if joined {
-            send_argmin(&candidates, key, argmin, split);
+    #[comptime]
+    if let ComptimeOption::Some(eviction) = eviction {
+        if comptime!(together > 0) {
+            arrived = publish(
+                &totals,
+                &joint_maxima,
+                &joint_weights,
+                &norms,
+                eviction,
+                &candidates_of_cube,
+                sequence,
+                kv_head,
+                split,
+                joined,
+                joint,
+            );
+        } else {
+            let (key, argmin) = argmin_importance(
+                &totals,
+                &joint_maxima,
+                &joint_weights,
+                &norms,
+                &eviction.log_norms,
+                &candidates_of_cube,
+                spares,
+                joined,
+                joint,
+            );
+            place = argmin;
+            if joined {
+                send_argmin(&candidates, key, argmin, split);
+            }
         }
     }
     if joined {
@@ -474,29 +479,30 @@ pub(crate) fn attend<E: Float, N: Size>(
             joint,
         );
     }
-    if comptime!(together > 0) {
-        give_up_together(
-            arrived,
-            &*scores,
-            stats,
-            partial,
-            &candidates_of_cube,
-            sequence,
-            kv_head,
-            length,
-            split,
-            splits,
-            together,
-            spares,
-            joined,
-            joint,
-        );
-    } else if weighs {
-        if joined {
-            place = cluster_argmin(&candidates, split, cubes);
-        }
-        if unit == 0 && split == 0 {
-            partial[kv_head] = f32::reinterpret(next_write_slot(place, newest, full, length));
+    #[comptime]
+    if let ComptimeOption::Some(eviction) = eviction {
+        if comptime!(together > 0) {
+            give_up_together(
+                arrived,
+                eviction,
+                &candidates_of_cube,
+                sequence,
+                kv_head,
+                length,
+                split,
+                splits,
+                together,
+                spares,
+                joined,
+                joint,
+            );
+        } else {
+            if joined {
+                place = cluster_argmin(&candidates, split, cubes);
+            }
+            if unit == 0 && split == 0 {
+                eviction.write_slots[kv_head] = next_write_slot(place, newest, full, length);
+            }
         }
     }
 }

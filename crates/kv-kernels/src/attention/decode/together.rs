@@ -9,6 +9,8 @@ use cubecl::prelude::*;
 use super::argmin_importance::{
     CandidateSlots, LOG2_E, TOGETHER, ahead, block_argmin, importance, next_write_slot,
 };
+use super::blueprint::LogitsSink;
+use super::eviction::Eviction;
 use super::split_kv_reduce::{PLANE, PartialShape};
 use crate::components::cluster::LARGEST_CLUSTER;
 use crate::components::ptx::{
@@ -52,31 +54,40 @@ pub(crate) struct Sequence {
 
 #[cube]
 impl Sequence {
-    /// That of a head, from all heads' lengths and limits; `stride` importances are each head's.
-    pub(crate) fn of(
+    /// A head that gives up no slot together with others.
+    pub(crate) fn alone(kv_head: usize) -> Sequence {
+        Sequence { index: 0usize, first: kv_head, stride: 0usize, length: 0usize, full: false }
+    }
+
+    /// That of one of `total_kv_heads` heads, from all heads' lengths and limits.
+    pub(super) fn of(
         lengths: &[i32],
-        limits: &[i32],
+        eviction: &ComptimeOption<Eviction>,
         kv_head: usize,
-        stride: usize,
-        #[comptime] heads: usize,
+        total_kv_heads: usize,
+        #[comptime] logits: LogitsSink,
     ) -> Sequence {
-        let mut sequence =
-            Sequence { index: 0usize, first: kv_head, stride, length: 0usize, full: false };
+        let heads = comptime!(logits.together());
+        let mut sequence = Sequence::alone(kv_head);
         if comptime!(heads > 0) {
             sequence.index = kv_head / heads;
             sequence.first = kv_head / heads * heads;
-            let mut length = lengths[sequence.first];
-            #[unroll]
-            for head in 0..heads {
-                let own = lengths[sequence.first + head];
-                length = min(length, own);
-                // All cubes of the sequence find the same, even of heads that are not equally long.
-                // A name for the comparison keeps `||` from branching: limits are read at once, not
-                // one behind another.
-                let full = own >= limits[sequence.first + head];
-                sequence.full = sequence.full || full;
+            #[comptime]
+            if let ComptimeOption::Some(eviction) = eviction {
+                sequence.stride = eviction.importances.len() / total_kv_heads;
+                let mut length = lengths[sequence.first];
+                #[unroll]
+                for head in 0..heads {
+                    let own = lengths[sequence.first + head];
+                    length = min(length, own);
+                    // All cubes of the sequence find the same, even of heads that are not equally
+                    // long. A name for the comparison keeps `||` from branching: limits are read at
+                    // once, not one behind another.
+                    let full = own >= eviction.limits[sequence.first + head];
+                    sequence.full = sequence.full || full;
+                }
+                sequence.length = max(length, 0i32) as usize;
             }
-            sequence.length = max(length, 0i32) as usize;
         }
         sequence
     }
@@ -84,9 +95,6 @@ impl Sequence {
 
 /// Writes a cube's importances, and arrives. Returns how many heads' cubes have arrived before:
 /// only the first unit knows.
-///
-/// # Shapes
-/// As [`LogitsSink::ArgminInPlace`](super::blueprint::LogitsSink::ArgminInPlace) says.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn publish(
@@ -94,10 +102,8 @@ pub(super) fn publish(
     maxima: &Shared<[f32]>,
     weights: &Shared<[f32]>,
     norms: &Array<f32>,
-    log_norms: &[f32],
+    eviction: &mut Eviction,
     candidates_of_cube: &CandidateSlots,
-    importances: &mut [f32],
-    arrivals: &[f32],
     sequence: &Sequence,
     kv_head: usize,
     split: usize,
@@ -143,14 +149,15 @@ pub(super) fn publish(
                 for i in 0..comptime!(TOGETHER.min(ahead - round * TOGETHER)) {
                     let slot = comptime!((round * TOGETHER + i) * units) + unit;
                     if slot < candidates_of_cube.count {
-                        importances[to + slot] = values[i];
+                        eviction.importances[to + slot] = values[i];
                     }
                 }
             }
         }
         let mut slot = comptime!(ahead * units) + unit;
         while slot < candidates_of_cube.count {
-            let norm = log_norms[candidates_of_cube.start + candidates_of_cube.first + slot];
+            let first = candidates_of_cube.start + candidates_of_cube.first;
+            let norm = eviction.log_norms[first + slot];
             let value = importance(
                 totals,
                 &normalisers,
@@ -161,12 +168,12 @@ pub(super) fn publish(
                 false,
                 group,
             );
-            importances[to + slot] = number_or_most(value);
+            eviction.importances[to + slot] = number_or_most(value);
             slot += units;
         }
         sync_cube();
         if unit == 0 {
-            before = arrive_at(arrivals, sequence.index * ARRIVALS + split);
+            before = arrive_at(&eviction.arrivals, sequence.index * ARRIVALS + split);
         }
     }
     before
@@ -180,16 +187,11 @@ fn number_or_most(value: f32) -> f32 {
 
 /// Finds the slot that all heads give up, in the last cube to have arrived, and writes it
 /// for all of them. The first unit knows how many heads' cubes have `arrived` before this one.
-///
-/// # Shapes
-/// As for [`publish`]; `write_slots` `[B, Hkv]`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn give_up_together(
     arrived: u32,
-    importances: &[f32],
-    arrivals: &mut [f32],
-    write_slots: &mut [f32],
+    eviction: &mut Eviction,
     candidates_of_cube: &CandidateSlots,
     sequence: &Sequence,
     kv_head: usize,
@@ -205,12 +207,8 @@ pub(super) fn give_up_together(
     if !sequence.full {
         if unit == 0 && split == 0 {
             let nowhere = i32::new(NO_INDEX as i64);
-            write_slots[kv_head] = f32::reinterpret(next_write_slot(
-                nowhere,
-                candidates_of_cube.newest,
-                false,
-                length,
-            ));
+            eviction.write_slots[kv_head] =
+                next_write_slot(nowhere, candidates_of_cube.newest, false, length);
         }
     } else {
         let mut before = Shared::<[u32]>::new_slice(1usize);
@@ -221,7 +219,7 @@ pub(super) fn give_up_together(
         if before[0] == comptime!(heads as u32 - 1) {
             let counters = sequence.index * ARRIVALS;
             let (key, slot_in_head) = least_of_part(
-                importances,
+                &eviction.importances,
                 candidates_of_cube,
                 sequence,
                 heads,
@@ -235,23 +233,23 @@ pub(super) fn give_up_together(
                 let lines = heads * sequence.stride / LINE;
                 let mut line = unit;
                 while line < lines {
-                    discard(importances, sequence.first * sequence.stride + line * LINE);
+                    discard(&eviction.importances, sequence.first * sequence.stride + line * LINE);
                     line += comptime!(sums.planes * PLANE);
                 }
             }
             if unit == 0 {
-                arrivals[counters + split] = 0.0f32;
+                eviction.arrivals[counters + split] = 0u32;
                 let mut done = true;
                 let mut chosen = slot_in_head;
                 if joined {
                     // Inverted, so that 0 is nothing, and the lowest place is the highest among
                     // equals.
-                    raise(&*arrivals, counters + LEAST, !key, !(slot_in_head as u32));
-                    let through = arrive_at(&*arrivals, counters + THROUGH) as usize;
+                    raise(&eviction.arrivals, counters + LEAST, !key, !(slot_in_head as u32));
+                    let through = arrive_at(&eviction.arrivals, counters + THROUGH) as usize;
                     done = through + 1 == splits;
                     if done {
-                        let (key, slot_in_head) = take_raised(&*arrivals, counters + LEAST);
-                        arrivals[counters + THROUGH] = 0.0f32;
+                        let (key, slot_in_head) = take_raised(&eviction.arrivals, counters + LEAST);
+                        eviction.arrivals[counters + THROUGH] = 0u32;
                         // Of no candidates, the places are nowhere.
                         chosen =
                             select(key == 0, i32::new(NO_INDEX as i64), (!slot_in_head) as i32);
@@ -261,7 +259,7 @@ pub(super) fn give_up_together(
                     let next = next_write_slot(chosen, candidates_of_cube.newest, true, length);
                     #[unroll]
                     for head in 0..heads {
-                        write_slots[sequence.first + head] = f32::reinterpret(next);
+                        eviction.write_slots[sequence.first + head] = next;
                     }
                 }
             }

@@ -40,13 +40,51 @@ pub(super) struct Rules {
     pub(super) spares_newest: bool,
 }
 
+/// The key-value heads of a call, `[B, Hkv]` each.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Heads {
+    offsets: Box<[i32]>,
+    lengths: Box<[i32]>,
+    limits: Box<[i32]>,
+    /// Slots of the newest tokens, which are replaced by those that the next tokens are written to.
+    write_slots: Box<[i32]>,
+}
+
+/// Tokens that are kept whatever their importance, where [`Rules::guarded`].
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Guarded {
+    /// `[S]`
+    positions: Box<[i32]>,
+    /// `[B]`
+    now: Box<[i32]>,
+    sinks: i32,
+    recents: i32,
+}
+
+/// The slot of least importance that each cube has found, for the kernel that compares them.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Candidates {
+    importances: Box<[f32]>,
+    slots: Box<[i32]>,
+}
+
+/// What fixes the generated code of a decision for all heads of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct TogetherBlueprint {
+    pub(super) heads: usize,
+    /// Planes of a cube, at most.
+    pub(super) planes: usize,
+    /// Whether a cube sees all slots and so decides; else it leaves a candidate.
+    pub(super) whole: bool,
+    pub(super) rules: Rules,
+}
+
 /// `slices` cubes a key-value head, each with its share of the slots and of the output's columns.
 ///
 /// # Shapes
 /// In vectors of `N`: `partial` `[B, Hkv, splits, columns]`, `output` `[B, Hkv, columns]`; `stats`
-/// `[B, Hkv, splits, G, 2]` (maximum, sum), `logits` `[S, G]`, `log_norms`, `positions` and
-/// `importance` `[S]`, `now` `[B]`, `candidates` `[B, Hkv, slices, 2]` (importance, and the
-/// place's bits), the others `[B, Hkv]`.
+/// `[B, Hkv, splits, G, 2]` (maximum, sum), `logits` `[S, G]`, `log_norms` and `importance` `[S]`,
+/// `candidates` `[B, Hkv, slices]`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn decide_kernel<F: Float, N: Size>(
@@ -54,21 +92,15 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
     stats: &[f32],
     logits: &[f32],
     log_norms: &[f32],
-    offsets: &[i32],
-    lengths: &[i32],
-    limits: &[i32],
-    positions: &[i32],
-    now: &[i32],
+    heads: &mut Heads,
+    guarded: &Guarded,
     output: &mut [Vector<F, N>],
-    write_slots: &mut [i32],
     importance: &mut [f32],
-    candidates: &mut [f32],
+    candidates: &mut Candidates,
     total_kv_heads: usize,
     kv_heads: usize,
     splits: usize,
     slices: usize,
-    sinks: i32,
-    recents: i32,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -84,10 +116,10 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
     let (kv_head, slice) = (cube / slices, cube % slices);
     let unit = UNIT_POS as usize;
 
-    let start = offsets[kv_head] as usize;
-    let length = lengths[kv_head] as usize;
-    let full = lengths[kv_head] >= limits[kv_head];
-    let newest = write_slots[kv_head];
+    let start = heads.offsets[kv_head] as usize;
+    let length = heads.lengths[kv_head] as usize;
+    let full = heads.lengths[kv_head] >= heads.limits[kv_head];
+    let newest = heads.write_slots[kv_head];
     let share = length.div_ceil(slices);
     let first = min(slice * share, length);
     let mut end = min(first + share, length);
@@ -209,7 +241,7 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
     }
     let mut today = 0i32;
     if comptime!(rules.guarded) {
-        today = now[kv_head / kv_heads];
+        today = guarded.now[kv_head / kv_heads];
     }
     let mut best = f32::new(INFINITE_IMPORTANCE);
     let mut best_slot = i32::new(NO_INDEX as i64);
@@ -226,8 +258,7 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
             if comptime!(blueprint.importance) {
                 importance[start + slot_in_head] = value;
             }
-            let goes =
-                may_go(positions, value, slot_in_head, newest, start, today, sinks, recents, rules);
+            let goes = may_go(guarded, value, slot_in_head, newest, start, today, rules);
             if goes && (value < best || best_slot == NO_INDEX) {
                 best = value;
                 best_slot = i32::cast_from(slot_in_head);
@@ -244,8 +275,7 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
         if comptime!(blueprint.importance) {
             importance[start + slot_in_head] = value;
         }
-        let goes =
-            may_go(positions, value, slot_in_head, newest, start, today, sinks, recents, rules);
+        let goes = may_go(guarded, value, slot_in_head, newest, start, today, rules);
         if goes && (value < best || best_slot == NO_INDEX) {
             best = value;
             best_slot = i32::cast_from(slot_in_head);
@@ -255,44 +285,41 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
     let (value, argmin) = block_argmin(best, best_slot, blueprint.planes);
     if unit == 0 {
         if comptime!(blueprint.whole) {
-            write_slots[kv_head] = next_write_slot(argmin, newest, full, lengths[kv_head]);
+            heads.write_slots[kv_head] =
+                next_write_slot(argmin, newest, full, heads.lengths[kv_head]);
         } else {
-            candidates[cube * 2] = value;
-            candidates[cube * 2 + 1] = f32::reinterpret(argmin);
+            candidates.importances[cube] = value;
+            candidates.slots[cube] = argmin;
         }
     }
 }
 
-/// A cube for `heads` heads that give up one slot: the best of their candidates.
+/// A cube for `count` heads that give up one slot: the best of their candidates.
 ///
 /// # Shapes
-/// `candidates` `[choices, slices, 2]`, of as many choices as cubes; the others as for
-/// [`decide_kernel`].
+/// `candidates` `[choices, slices]`, of as many choices as cubes.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn choose_kernel(
-    candidates: &[f32],
-    lengths: &[i32],
-    limits: &[i32],
-    write_slots: &mut [i32],
+    candidates: &Candidates,
+    heads: &mut Heads,
     choices: usize,
     slices: usize,
-    #[comptime] heads: usize,
+    #[comptime] count: usize,
     #[comptime] planes: usize,
 ) {
     let choice = CUBE_POS;
     if choice >= choices {
         terminate!();
     }
-    let newest = write_slots[choice * heads];
+    let newest = heads.write_slots[choice * count];
     let mut best = f32::new(INFINITE_IMPORTANCE);
     let mut best_slot = i32::new(NO_INDEX as i64);
     // Slices ascend, so `<` keeps the lowest among equals.
     let mut slice = UNIT_POS as usize;
     while slice < slices {
-        let at = (choice * slices + slice) * 2;
-        let value = candidates[at];
-        let slot_in_head = i32::reinterpret(candidates[at + 1]);
+        let at = choice * slices + slice;
+        let value = candidates.importances[at];
+        let slot_in_head = candidates.slots[at];
         if slot_in_head != NO_INDEX && (value < best || best_slot == NO_INDEX) {
             best = value;
             best_slot = slot_in_head;
@@ -300,26 +327,24 @@ pub(super) fn choose_kernel(
         slice += CUBE_DIM as usize;
     }
     let (_, argmin) = block_argmin(best, best_slot, planes);
-    write_next_slots(write_slots, lengths, limits, choice * heads, argmin, newest, heads);
+    write_next_slots(heads, choice * count, argmin, newest, count);
 }
 
-/// Writes where the next tokens of `heads` heads go. All units have read `newest` and know
+/// Writes where the next tokens of `count` heads go. All units have read `newest` and know
 /// `argmin`.
 #[cube]
 fn write_next_slots(
-    write_slots: &mut [i32],
-    lengths: &[i32],
-    limits: &[i32],
+    heads: &mut Heads,
     first: usize,
     argmin: i32,
     newest: i32,
-    #[comptime] heads: usize,
+    #[comptime] count: usize,
 ) {
     let mut head = UNIT_POS as usize;
-    while head < heads {
-        let own = lengths[first + head];
-        write_slots[first + head] =
-            next_write_slot(argmin, newest, own >= limits[first + head], own);
+    while head < count {
+        let own = heads.lengths[first + head];
+        heads.write_slots[first + head] =
+            next_write_slot(argmin, newest, own >= heads.limits[first + head], own);
         head += CUBE_DIM as usize;
     }
 }
@@ -327,57 +352,49 @@ fn write_next_slots(
 /// `slices` cubes a sequence, whose heads are equally long, each with its share of the slots.
 ///
 /// # Shapes
-/// As for [`decide_kernel`], but `candidates` `[B, slices, 2]`.
+/// As for [`decide_kernel`], but `candidates` `[B, slices]`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn decide_together_kernel(
     importance: &[f32],
-    offsets: &[i32],
-    lengths: &[i32],
-    limits: &[i32],
-    positions: &[i32],
-    now: &[i32],
-    write_slots: &mut [i32],
-    candidates: &mut [f32],
+    heads: &mut Heads,
+    guarded: &Guarded,
+    candidates: &mut Candidates,
     batch: usize,
     slices: usize,
-    sinks: i32,
-    recents: i32,
-    #[comptime] heads: usize,
-    #[comptime] whole: bool,
-    #[comptime] planes: usize,
-    #[comptime] rules: Rules,
+    #[comptime] blueprint: TogetherBlueprint,
 ) {
+    let count = blueprint.heads.comptime();
+    let rules = blueprint.rules.comptime();
     let cube = CUBE_POS;
     if cube >= batch * slices {
         terminate!();
     }
     let (sequence, slice) = (cube / slices, cube % slices);
-    let first = sequence * heads;
-    let mut length = lengths[first];
+    let first = sequence * count;
+    let mut length = heads.lengths[first];
     #[unroll]
-    for head in 1..heads {
-        length = min(length, lengths[first + head]);
+    for head in 1..count {
+        length = min(length, heads.lengths[first + head]);
     }
     let length = max(length, 0i32) as usize;
-    let newest = write_slots[first];
+    let newest = heads.write_slots[first];
     let mut today = 0i32;
     if comptime!(rules.guarded) {
-        today = now[sequence];
+        today = guarded.now[sequence];
     }
     let mut best = f32::new(INFINITE_IMPORTANCE);
     let mut best_slot = i32::new(NO_INDEX as i64);
-    let start = offsets[first] as usize;
+    let start = heads.offsets[first] as usize;
     let share = length.div_ceil(slices);
     let end = min((slice + 1) * share, length);
     let mut slot_in_head = slice * share + UNIT_POS as usize;
     while slot_in_head < end {
-        let mut terms = Array::<f32>::new(heads);
+        let mut terms = Array::<f32>::new(count);
         let mut top = f32::new(LOWEST_LOGIT);
         #[unroll]
-        for head in 0..heads {
+        for head in 0..count {
             // Slots of no weight add nothing.
-            let own = importance[offsets[first + head] as usize + slot_in_head];
+            let own = importance[heads.offsets[first + head] as usize + slot_in_head];
             terms[head] = select(own == f32::new(INFINITE_IMPORTANCE), f32::new(LOWEST_LOGIT), own);
             top = larger(top, terms[head]);
         }
@@ -385,40 +402,36 @@ pub(super) fn decide_together_kernel(
         if top > f32::new(LOWEST_LOGIT) {
             let mut sum = 0.0f32;
             #[unroll]
-            for head in 0..heads {
+            for head in 0..count {
                 sum += (terms[head] - top).exp();
             }
             all = top + sum.ln();
         }
-        let goes =
-            may_go(positions, all, slot_in_head, newest, start, today, sinks, recents, rules);
+        let goes = may_go(guarded, all, slot_in_head, newest, start, today, rules);
         if goes && (all < best || best_slot == NO_INDEX) {
             best = all;
             best_slot = i32::cast_from(slot_in_head);
         }
         slot_in_head += CUBE_DIM as usize;
     }
-    let (value, argmin) = block_argmin(best, best_slot, planes);
-    if whole {
-        write_next_slots(write_slots, lengths, limits, first, argmin, newest, heads);
+    let (value, argmin) = block_argmin(best, best_slot, blueprint.planes);
+    if comptime!(blueprint.whole) {
+        write_next_slots(heads, first, argmin, newest, count);
     } else if UNIT_POS == 0 {
-        candidates[cube * 2] = value;
-        candidates[cube * 2 + 1] = f32::reinterpret(argmin);
+        candidates.importances[cube] = value;
+        candidates.slots[cube] = argmin;
     }
 }
 
 /// Whether a slot may be given up.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn may_go(
-    positions: &[i32],
+    guarded: &Guarded,
     importance: f32,
     slot_in_head: usize,
     newest: i32,
     start: usize,
     now: i32,
-    sinks: i32,
-    recents: i32,
     #[comptime] rules: Rules,
 ) -> bool {
     let mut goes = importance != f32::new(INFINITE_IMPORTANCE) && is_number(importance);
@@ -426,8 +439,8 @@ fn may_go(
         goes = goes && i32::cast_from(slot_in_head) != newest;
     }
     if comptime!(rules.guarded) {
-        let position = positions[start + slot_in_head];
-        goes = goes && position >= sinks && position <= now - recents;
+        let position = guarded.positions[start + slot_in_head];
+        goes = goes && position >= guarded.sinks && position <= now - guarded.recents;
     }
     goes
 }

@@ -3,13 +3,16 @@
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::EvictionScope;
 use super::args::{Evicted, EvictingArgs};
-use super::kernel::{self, Blueprint, Rules};
+use super::kernel::{
+    self, Blueprint, CandidatesLaunch, GuardedLaunch, HeadsLaunch, Rules, TogetherBlueprint,
+};
 use crate::attention::decode::args::DecodeArgs;
-use crate::attention::decode::launch::Evicts;
+use crate::attention::decode::eviction::Evicts;
 use crate::backend::client::{elem_type, empty_like, grid, processors, widest_cube};
 
 /// Units of a cube that decides for a head, where there are many.
@@ -19,41 +22,66 @@ const MOST_SLICES: usize = 64;
 /// Units of a cube that compares candidates: one for each.
 const CHOOSERS: usize = MOST_SLICES;
 
+/// What cubes that share a head, or a sequence, leave for the kernel that compares: the least
+/// importance of each, and its slot.
+struct Candidates {
+    importances: CubeTensor,
+    slots: CubeTensor,
+}
+
+impl Candidates {
+    fn new(query: &CubeTensor, cubes: usize) -> Self {
+        Self {
+            importances: empty_like(query, Shape::from([cubes]), DType::F32),
+            slots: empty_like(query, Shape::from([cubes]), DType::I32),
+        }
+    }
+
+    fn launched(&self) -> CandidatesLaunch {
+        let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
+        CandidatesLaunch::new(arg(&self.importances), arg(&self.slots))
+    }
+}
+
 /// Attends and decides.
 pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
     let config = eviction.config;
     let query = eviction.query.clone();
     let [_, _, head_dim] = query.shape().dims();
     let [batch, kv_heads] = eviction.offsets.shape().dims();
-    let slots = eviction.log_norms.shape().num_elements();
     let client = query.client.clone();
     let longest = config.attention.longest;
     let together = config.scope == EvictionScope::Layer;
     let alone = !config.guarded && !config.importance;
-    let [write_slots, arrivals] = [eviction.write_slots, eviction.arrivals].map(into_contiguous);
+    let log_norms = into_contiguous(eviction.log_norms);
+    let [limits, write_slots, arrivals] =
+        [eviction.limits, eviction.write_slots, eviction.arrivals].map(into_contiguous);
     let evicts = Evicts {
+        log_norms: log_norms.clone(),
+        limits: limits.clone(),
         write_slots: write_slots.clone(),
+        arrivals: arrivals.clone(),
         spares_newest: config.spares_newest,
         alone,
         together: if together { kv_heads } else { 0 },
-        arrivals: arrivals.clone(),
     };
     let attention = DecodeArgs::<CubeBackend> {
         query: eviction.query,
         keys: eviction.keys,
         values: eviction.values,
+        // Neither numerators nor a view are read.
+        numerators: eviction.log_weights.clone(),
         log_weights: eviction.log_weights,
-        // What the kernel reads in their place where it evicts.
-        numerators: eviction.log_norms.clone(),
         offsets: eviction.offsets.clone(),
         lengths: eviction.lengths.clone(),
-        view: eviction.limits.clone(),
+        view: eviction.lengths.clone(),
         config: config.attention,
     };
     let attended = attention.run_evicting(&evicts);
 
     // Heads that give up a slot together sum their importances up.
     let importance = config.importance || together;
+    let slots = log_norms.shape().num_elements();
     let shape = Shape::from([if importance && !attended.decided { slots } else { 1 }]);
     let importances = empty_like(&query, shape, DType::F32);
     if attended.decided {
@@ -81,11 +109,12 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
         importance,
         rules,
     };
-    let log_norms = into_contiguous(eviction.log_norms);
-    let [offsets, lengths, limits, positions, now] =
-        [eviction.offsets, eviction.lengths, eviction.limits, eviction.positions, eviction.now]
-            .map(into_contiguous);
-    let candidates = empty_like(&query, Shape::from([total_kv_heads * slices * 2]), DType::F32);
+    let [offsets, lengths, positions, now] =
+        [eviction.offsets, eviction.lengths, eviction.positions, eviction.now].map(into_contiguous);
+    let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
+    let heads = || HeadsLaunch::new(arg(&offsets), arg(&lengths), arg(&limits), arg(&write_slots));
+    let guarded = || GuardedLaunch::new(arg(&positions), arg(&now), config.sinks, config.recents);
+    let candidates = Candidates::new(&query, total_kv_heads * slices);
     // SAFETY: shapes were checked; the kernels stay within the ranges and the parts of the heads.
     unsafe {
         kernel::decide_kernel::launch_unchecked(
@@ -97,50 +126,39 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
             attended.stats.into_buffer_arg(),
             attended.scores.into_buffer_arg(),
             log_norms.into_buffer_arg(),
-            offsets.clone().into_buffer_arg(),
-            lengths.clone().into_buffer_arg(),
-            limits.clone().into_buffer_arg(),
-            positions.clone().into_buffer_arg(),
-            now.clone().into_buffer_arg(),
-            attended.output.clone().into_buffer_arg(),
-            write_slots.clone().into_buffer_arg(),
-            importances.clone().into_buffer_arg(),
-            candidates.clone().into_buffer_arg(),
+            heads(),
+            guarded(),
+            arg(&attended.output),
+            arg(&importances),
+            candidates.launched(),
             total_kv_heads,
             kv_heads,
             attended.splits,
             slices,
-            config.sinks,
-            config.recents,
             blueprint,
             elem_type(query.dtype),
         );
         // Of the heads that give up a slot together, each cube reads a share of the slots.
-        let (choices, heads, slices, candidates) = match together {
+        let (choices, count, slices, candidates) = match together {
             true => {
                 let slices = longest.div_ceil(widest).clamp(1, MOST_SLICES);
-                let shape = Shape::from([batch * slices * 2]);
-                let candidates = empty_like(&query, shape, DType::F32);
+                let candidates = Candidates::new(&query, batch * slices);
                 kernel::decide_together_kernel::launch_unchecked(
                     &client,
                     grid(batch * slices),
                     CubeDim::new_1d(widest as u32),
-                    importances.clone().into_buffer_arg(),
-                    offsets.into_buffer_arg(),
-                    lengths.clone().into_buffer_arg(),
-                    limits.clone().into_buffer_arg(),
-                    positions.into_buffer_arg(),
-                    now.into_buffer_arg(),
-                    write_slots.clone().into_buffer_arg(),
-                    candidates.clone().into_buffer_arg(),
+                    arg(&importances),
+                    heads(),
+                    guarded(),
+                    candidates.launched(),
                     batch,
                     slices,
-                    config.sinks,
-                    config.recents,
-                    kv_heads,
-                    slices == 1,
-                    planes(widest),
-                    rules,
+                    TogetherBlueprint {
+                        heads: kv_heads,
+                        planes: planes(widest),
+                        whole: slices == 1,
+                        rules,
+                    },
                 );
                 (batch, kv_heads, slices, candidates)
             }
@@ -151,13 +169,11 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
                 &client,
                 grid(choices),
                 CubeDim::new_1d(CHOOSERS as u32),
-                candidates.into_buffer_arg(),
-                lengths.into_buffer_arg(),
-                limits.into_buffer_arg(),
-                write_slots.clone().into_buffer_arg(),
+                candidates.launched(),
+                heads(),
                 choices,
                 slices,
-                heads,
+                count,
                 planes(CHOOSERS),
             );
         }

@@ -18,10 +18,12 @@ mod kernel;
 #[cfg(feature = "gpu")]
 mod launch;
 mod reference;
+mod strategy;
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
+use super::decode::strategy::DecodeShape;
 use super::decode::{self, DecodeConfig, Features, ViewKind};
 use crate::backend::check::Check;
 use crate::{KernelError, SlotRanges};
@@ -29,6 +31,7 @@ use args::EvictingArgs;
 use backend::EvictingAttentionOps;
 
 pub use crate::components::sentinels::LOWEST_NORM;
+pub use strategy::EvictionStrategy;
 
 const OP: &str = "evicting_attention";
 
@@ -91,6 +94,8 @@ pub struct EvictionOptions {
     pub guard: Option<Guard>,
     /// Also return every slot's importance.
     pub importance: bool,
+    /// Which kernel attends.
+    pub strategy: EvictionStrategy,
 }
 
 /// What one call returns.
@@ -114,7 +119,8 @@ pub struct EvictingOutput {
 /// As [`crate::decode_attention`]'s.
 ///
 /// # Errors
-/// [`KernelError`] for shapes, dtypes, devices or sizes that do not fit; nothing is changed.
+/// [`KernelError`] for shapes, dtypes, devices or sizes that do not fit, and for a forced strategy
+/// that does not serve; nothing is changed.
 pub fn evicting_attention(
     query: Tensor<3>,
     [keys, values]: [Tensor<2>; 2],
@@ -157,7 +163,16 @@ pub fn evicting_attention(
         longest: options.longest.unwrap_or(slots).min(slots),
         sinks: 0,
         raw: true,
+        strategy: options.strategy.attention(),
     };
+    let shape = DecodeShape {
+        head_dim,
+        total_kv_heads: batch * kv_heads,
+        longest: attention.longest,
+        listed: false,
+        evicts: true,
+    };
+    check.strategy(options.strategy, query.dtype(), &shape)?;
     let protected = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
     let guard = options.guard.as_ref();
     let config = EvictionConfig {

@@ -10,15 +10,17 @@ mod column_sums;
 mod hopper;
 #[cfg(feature = "cuda")]
 mod launch;
+mod strategy;
 
 use std::ops::Range;
 
-#[cfg(feature = "cuda")]
-use burn::tensor::DType;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use crate::backend::check::Check;
 use crate::{KernelError, Share};
+use strategy::PrefillShape;
+
+pub use strategy::PrefillStrategy;
 
 const OP: &str = "prefill_attention";
 
@@ -34,6 +36,8 @@ pub struct PrefillOptions {
     pub column_sums: Option<usize>,
     /// The logarithm of each query's sum of exponentials.
     pub log_sum_exp: bool,
+    /// Which kernel attends.
+    pub strategy: PrefillStrategy,
 }
 
 /// How far back queries see.
@@ -71,7 +75,8 @@ pub struct PrefillOutput {
 /// `N <= T`.
 ///
 /// # Errors
-/// [`KernelError`] where shapes do not fit, for a window of 0, and for no queries.
+/// [`KernelError`] where shapes do not fit, for a window of 0, for no queries, and for a forced
+/// strategy that does not serve.
 pub fn prefill_attention(
     query: &Tensor<4>,
     keys: &Tensor<4>,
@@ -99,10 +104,13 @@ pub fn prefill_attention(
     if options.window == PrefillWindow::Last(0) {
         return unsupported("window", 0, "at least 1");
     }
+    let shape = PrefillShape { head_dim, halves: query.dtype() != DType::F32 };
+    let strategy = check.chosen(options.strategy, query.dtype(), &shape)?;
     #[cfg(feature = "cuda")]
-    if matches!(head_dim, 64 | 128) && query.dtype() != DType::F32 && check.on_hopper() {
+    if strategy == PrefillStrategy::Hopper {
         return Ok(on_hopper(query, keys, values, options));
     }
+    debug_assert_ne!(strategy, PrefillStrategy::Hopper, "it is built with `cuda` alone");
     Ok(blocks::attend(query, keys, values, options))
 }
 

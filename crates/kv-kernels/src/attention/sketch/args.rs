@@ -3,6 +3,7 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
+use super::SketchStrategy;
 use crate::sketch::count_sketch::args::SketchTensors;
 
 /// What attention over slots and sketched tokens takes.
@@ -29,6 +30,7 @@ pub(crate) struct SketchAttentionArgs<B: Backend> {
     pub(crate) longest: usize,
     /// The most tokens that a range has room for.
     pub(crate) longest_tokens: usize,
+    pub(crate) strategy: SketchStrategy,
 }
 
 /// What attention over slots and sketched tokens returns.

@@ -8,7 +8,8 @@ use cubecl::prelude::*;
 use super::args::{SketchAttended, SketchAttentionArgs};
 use super::blueprint::Blueprint;
 use super::plain::{self, sketch_attention_kernel};
-use super::plan::{Kernel, Plan, Sizes};
+use super::plan::{Kernel, Plan};
+use super::strategy::SketchShape;
 use super::tensor_core::{joined_kernel, tile_kernel};
 use crate::attention::decode::blueprint::KvSplit;
 use crate::attention::decode::launch::combine;
@@ -27,14 +28,16 @@ pub(super) fn run(args: SketchAttentionArgs<CubeBackend>) -> SketchAttended<Cube
     let [count] = args.scores.shape().dims();
     let total_kv_heads = offsets.shape().num_elements();
     let group = batch * query_heads / total_kv_heads;
-    let sizes = Sizes {
+    let shape = SketchShape {
+        head_dim,
+        size: query.dtype.size(),
         total_kv_heads,
         group,
         entries: sketch.most_entries,
         buckets: sketch.config.buckets,
         longest: args.longest + args.longest_tokens,
     };
-    let Plan { kernel, splits, parts, staged } = Plan::new(&query, sizes);
+    let Plan { kernel, splits, parts, staged } = Plan::new(&query, args.strategy, &shape);
     let split = parts == KvSplit::Global;
 
     let floats = |shape: Shape| empty_like(&query, shape, DType::F32);

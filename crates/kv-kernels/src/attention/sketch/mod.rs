@@ -6,7 +6,7 @@
 //! sketch of a range is in shared memory where it finds room, in the cache's dtype: rounding and
 //! the median of an odd number commute, and the mean of the middle two of an even one is rounded
 //! twice. `tensor_core.rs` (with `staging.rs` and `entries.rs`) is that kernel where matrix
-//! instructions serve, `plain.rs` where not; `plan.rs` chooses.
+//! instructions serve, `plain.rs` where not; `strategy.rs` chooses.
 
 mod args;
 mod backend;
@@ -23,6 +23,7 @@ mod plan;
 mod reference;
 #[cfg(feature = "gpu")]
 mod staging;
+mod strategy;
 #[cfg(feature = "gpu")]
 mod tensor_core;
 
@@ -35,6 +36,9 @@ use crate::sketch::count_sketch::{HEAD_FIELDS, SketchConfig, SketchSource};
 use crate::{KernelError, SlotRanges};
 use args::SketchAttentionArgs;
 use backend::SketchAttentionOps;
+use strategy::SketchShape;
+
+pub use strategy::SketchStrategy;
 
 const OP: &str = "sketch_attention";
 
@@ -50,6 +54,8 @@ pub struct SketchedTokens<'a> {
     pub newest: &'a Tensor<1, Int>,
     /// The most tokens that any range has room for.
     pub longest: usize,
+    /// Which kernel attends.
+    pub strategy: SketchStrategy,
 }
 
 /// Attention over both.
@@ -74,7 +80,8 @@ pub struct SketchAttention {
 /// `longest` slots of a range at most.
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit.
+/// [`KernelError`] where shapes, dtypes or devices do not fit, and for a forced strategy that does not
+/// serve.
 pub fn sketch_attention(
     query: Tensor<3>,
     [keys, values]: [Tensor<2>; 2],
@@ -87,6 +94,16 @@ pub fn sketch_attention(
     check_attention(&check, OP, &query, [&keys, &values], None, ranges)?;
     let [_, kv_heads] = ranges.offsets.dims();
     let config = tokens.check(&check, batch, kv_heads, head_dim)?;
+    let shape = SketchShape {
+        head_dim,
+        size: query.dtype().size(),
+        total_kv_heads: batch * kv_heads,
+        group: query_heads / kv_heads,
+        entries: tokens.sketch.most_entries,
+        buckets: config.buckets,
+        longest: longest + tokens.longest,
+    };
+    check.strategy(tokens.strategy, query.dtype(), &shape)?;
     let scale = 1.0 / (head_dim as f32).sqrt();
     let attended = <Dispatch as SketchAttentionOps>::sketch_attention(SketchAttentionArgs {
         query: query.into_dispatch(),
@@ -100,6 +117,7 @@ pub fn sketch_attention(
         scale,
         longest,
         longest_tokens: tokens.longest,
+        strategy: tokens.strategy,
     });
     let log_sum_exp = Tensor::<2>::from_dispatch(attended.log_sum_exp);
     debug_assert_eq!(log_sum_exp.dims(), [batch, query_heads]);

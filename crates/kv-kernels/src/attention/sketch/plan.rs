@@ -1,27 +1,13 @@
-//! Which kernel, how wide its cubes are, and into how many parts each range is split.
+//! How wide a kernel's cubes are, and into how many parts each range is split.
 
-use burn::backend::TensorMetadata;
 use burn_cubecl::tensor::CubeTensor;
 
+use super::strategy::{SketchShape, SketchStrategy};
 use crate::attention::decode::blueprint::{KvSplit, MMA_KEYS};
 use crate::attention::decode::plan::fit_clusters;
-use crate::backend::client::{multiplies, processors};
-use crate::components::cluster::{LARGEST_CLUSTER, has_clusters};
-
-/// A call's sizes.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Sizes {
-    /// Key-value heads of all sequences.
-    pub(super) total_kv_heads: usize,
-    /// Query heads of each.
-    pub(super) group: usize,
-    /// Entries of a range's sketch, at most.
-    pub(super) entries: usize,
-    /// Entries of which a token is the median.
-    pub(super) buckets: usize,
-    /// Slots and tokens of a range, at most.
-    pub(super) longest: usize,
-}
+use crate::backend::client::processors;
+use crate::backend::strategy::{DeviceTraits, Strategy};
+use crate::components::cluster::LARGEST_CLUSTER;
 
 /// How a call is laid out on the device.
 #[derive(Debug, Clone, Copy)]
@@ -83,41 +69,38 @@ const LAUNCH: usize = 256;
 const MOST_WAVES: usize = 4;
 
 impl Plan {
-    pub(super) fn new(query: &CubeTensor, sizes: Sizes) -> Self {
-        let [_, _, head_dim] = query.shape().dims();
-        // For one query head, a plane's products of whole tiles are more work than a team's of
-        // rows.
-        if sizes.group > 1 && multiplies(query) && head_dim.is_multiple_of(32) {
-            Self::tiles(query, head_dim, sizes)
-        } else {
-            Self::plain(query, head_dim, sizes)
-        }
+    pub(super) fn new(query: &CubeTensor, strategy: SketchStrategy, shape: &SketchShape) -> Self {
+        let device = DeviceTraits::of(&query.client, query.dtype);
+        let tiles = match strategy.or_chosen(&device, shape) {
+            SketchStrategy::TensorCore => Self::tiles(&device, shape),
+            SketchStrategy::Auto | SketchStrategy::Portable => None,
+        };
+        tiles.unwrap_or_else(|| Self::plain(query, shape))
     }
 
-    /// The layout and split of the fewest tiles one behind another.
-    fn tiles(query: &CubeTensor, head_dim: usize, sizes: Sizes) -> Self {
-        let Sizes { total_kv_heads, group, longest, .. } = sizes;
-        let room = query.client.properties().hardware.max_shared_memory_size;
+    /// The layout and split of the fewest tiles one behind another, where any finds room.
+    pub(super) fn tiles(device: &DeviceTraits, shape: &SketchShape) -> Option<Self> {
+        let SketchShape { head_dim, total_kv_heads, group, longest, .. } = *shape;
+        let room = device.shared_memory;
         // And zeros.
-        let entries = (sizes.entries + 1).next_multiple_of(16);
+        let entries = (shape.entries + 1).next_multiple_of(16);
         let layouts = if head_dim <= NARROW { &LAYOUTS[..] } else { &WIDE[..] };
         let bytes = |planes: usize, staged: usize| {
             // Of planes and of what a cluster's cubes send each other, rounded up.
             let rows = (planes + 1) * group * head_dim;
             let heads = (16 * planes + 2 * group) + (2 * group + 1) * LARGEST_CLUSTER;
-            (rows + heads) * size_of::<f32>() + 2 * staged * head_dim * query.dtype.size()
+            (rows + heads) * size_of::<f32>() + 2 * staged * head_dim * shape.size
         };
         let fits = |(planes, each): (usize, usize), staged| bytes(planes, staged) * each <= room;
         let staged = if layouts.iter().any(|&layout| fits(layout, entries)) { entries } else { 0 };
         let tiles = longest.div_ceil(MMA_KEYS).max(1);
-        let processors = processors(&query.client);
         let joins = |splits: usize, each: usize| {
-            let clusters = has_clusters(&query.client) && each == 1 && splits <= LARGEST_CLUSTER;
-            clusters && fit_clusters(processors, splits, total_kv_heads)
+            let clusters = device.clusters && each == 1 && splits <= LARGEST_CLUSTER;
+            clusters && fit_clusters(device.processors, splits, total_kv_heads)
         };
         let (mut best, mut fewest) = (None, usize::MAX);
         for &(planes, each) in layouts.iter().filter(|&&layout| fits(layout, staged)) {
-            let at_once = processors * each;
+            let at_once = device.processors * each;
             for splits in 1..=(at_once / total_kv_heads).min(tiles.div_ceil(planes)).max(1) {
                 let (parts, joining) = match splits {
                     1 => (KvSplit::None, 0),
@@ -133,13 +116,13 @@ impl Plan {
                 }
             }
         }
-        best.unwrap_or_else(|| Self::plain(query, head_dim, sizes))
+        best
     }
 
-    fn plain(query: &CubeTensor, head_dim: usize, sizes: Sizes) -> Self {
-        let Sizes { total_kv_heads, group, entries, buckets, longest } = sizes;
+    fn plain(query: &CubeTensor, shape: &SketchShape) -> Self {
+        let SketchShape { head_dim, size, total_kv_heads, group, entries, buckets, longest } =
+            *shape;
         let hardware = &query.client.properties().hardware;
-        let size = query.dtype.size();
         // Rows in pieces of 16 bytes, where the device has them; entries come in fours.
         let lanes = query
             .client

@@ -8,7 +8,7 @@ use super::refine_bitmask::refine_bitmask;
 use super::tasks::{self, SCORES, run_of};
 use super::{PIVOT_WITHIN, PIVOTS, top_of_bins};
 use crate::attention::decode::slot_indexer::SetView;
-use crate::cis::bitmask::{BITMASKS, WORD, within};
+use crate::cis::bitmask::{BITMASKS, BitmaskPlace, WORD, within};
 use crate::cis::blueprint::Blueprint;
 use crate::cis::compact_bitmask::{CompactedSet, ListOffsets, compact_bitmask};
 use crate::cis::finish_step::{Totals, store_set, write_step};
@@ -33,13 +33,11 @@ pub(super) fn finish_kernel<F: Float>(
     newest: &[i32],
     table: &mut [i32],
     tasks: &[u32],
-    logits: &[f32],
     ordered: &[u32],
     part_sums: &[f32],
     bitmasks: &[u32],
     candidates: &[u32],
     pivots: &[u32],
-    norms: &[f32],
     log_sum_exp: &mut [f32],
     total_kv_heads: usize,
     kv_heads: usize,
@@ -62,7 +60,7 @@ pub(super) fn finish_kernel<F: Float>(
     let run = run_of(tasks, &mut ranges, total_kv_heads, 1usize, SCORES, blueprint);
     for range in run.first..run.end {
         let kv_head = ranges[range] as usize;
-        let asked = comptime!(blueprint.measures || blueprint.certified);
+        let asked = comptime!(blueprint.measures);
         let logs = logs_of(part_sums, kv_head, scored_parts, asked, blueprint);
         if comptime!(blueprint.measures) && UNIT_POS == 0 {
             #[unroll]
@@ -91,6 +89,7 @@ pub(super) fn finish_kernel<F: Float>(
                 pivots[kv_head * PIVOTS + PIVOT_WITHIN],
                 pivots[kv_head * PIVOTS + PIVOT_WITHIN + 1],
             );
+            let place = BitmaskPlace { marked: 0usize, words: words.runtime() };
             if within <= comptime!(room as u32) {
                 refine_bitmask(
                     bitmasks,
@@ -108,57 +107,26 @@ pub(super) fn finish_kernel<F: Float>(
                 );
             } else {
                 let base = kv_head * stride;
-                set_bitmask(ordered, base, &mut near, 0usize, words, visible, &wanted, blueprint);
+                set_bitmask(ordered, base, &mut near, &place, visible, &wanted, blueprint);
             }
             sync_cube();
             let set = min(context.held, comptime!(sets - 1));
             let first = comptime!(list(sets, width, 0)) + set * width;
             let choice = comptime!(list(sets, width, sets)).runtime();
-            let lists = ListOffsets { set: own + first, choice: own + choice };
-            let listed = compact_bitmask(
-                logits,
-                &mut near,
-                0usize,
-                words,
-                table,
-                &logs,
-                kv_head,
-                stride,
-                visible,
-                &lists,
-                radius,
-                block,
-                hidden_share,
-                gathers,
-                blueprint,
-            );
+            let lists = ListOffsets { set: own + first, choice: own + choice, radius };
+            let listed =
+                compact_bitmask(&mut near, &place, table, visible, &lists, gathers, blueprint);
             // All have listed their words.
             sync_cube();
-            store_set::<F>(
-                vectors,
-                set_vectors,
-                norms,
-                table,
-                &context,
-                kv_head,
-                set,
-                listed.count,
-                listed.dropped,
-                scored_parts,
-                blueprint,
-            );
+            store_set::<F>(vectors, set_vectors, table, &context, set, listed.count, blueprint);
             if UNIT_POS == 0 {
-                let fields = own + FIELDS + set * SET_FIELDS;
-                table[own + OWN_KEY_NORM] = table[fields + KEY_NORM];
-                table[own + OWN_DROPPED] = table[fields + DROPPED];
                 let mut chosen = set_view_of(&near, &context, first, &listed, radius, words);
                 if comptime!(blueprint.reads_choice) {
                     chosen.first = choice;
                     chosen.count = listed.chosen;
-                    table[own + OWN_DROPPED] = i32::reinterpret(listed.dropped_now);
                 }
                 let decided = i32::new(RETRIEVES as i64);
-                write_step(table, own, visible, decided, 0.0f32, &chosen, &totals);
+                write_step(table, own, visible, decided, &chosen, &totals);
             }
         }
     }

@@ -59,9 +59,9 @@ impl Call {
     /// one; returns log-sums `[P, G]`.
     pub(in crate::cis) fn histogram_topk(&self, units: usize, widest: usize) -> CubeTensor {
         let parts = self.longest().div_ceil(SMALLEST_PART).min(MOST_PARTS);
-        let (listed, candidates) = (self.listed(), self.candidates());
+        let (listed, candidates) = (self.sizes.listed(), self.sizes.candidates());
         let histogram = HistogramScratch::new(self, parts, candidates);
-        let scratch = Scratch::new(self, parts, false, false);
+        let scratch = Scratch::new(self, false, false);
         let blueprint =
             Blueprint { feeds_histogram: true, ..self.blueprint(units, true, 0, self.ahead()) };
         let (options, stride, total_kv_heads) =
@@ -107,7 +107,6 @@ impl Call {
                 arg(&histogram.tasks),
                 arg(&scratch.logits),
                 arg(&scratch.ordered),
-                arg(&scratch.norms),
                 arg(&histogram.sums),
                 arg(&histogram.bins),
                 arg(&histogram.tallies),
@@ -178,13 +177,11 @@ impl Call {
                 arg(&self.newest),
                 arg(&self.table),
                 arg(&histogram.tasks),
-                arg(&scratch.logits),
                 arg(&scratch.ordered),
                 arg(&histogram.sums),
                 arg(&scratch.bitmasks),
                 arg(&histogram.candidates),
                 arg(&histogram.pivots),
-                arg(&scratch.norms),
                 arg(&scratch.log_sum_exp),
                 total_kv_heads,
                 kv_heads,
@@ -193,12 +190,12 @@ impl Call {
                 options.radius,
                 block,
                 hidden,
-                self.words(),
+                self.sizes.words(),
                 candidates,
-                self.gathers(),
+                self.sizes.gathers(),
                 listed,
                 // Marks are in shared memory.
-                self.blueprint(widest, false, self.words() * WORD, 1),
+                self.blueprint(widest, false, self.sizes.words() * WORD, 1),
                 dtype,
             );
         }

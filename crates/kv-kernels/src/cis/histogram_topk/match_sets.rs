@@ -38,18 +38,11 @@ pub(super) fn match_kernel<F: Float>(
     let first = load_similarity_partials::<F>(vectors, &*set_vectors, &*table, kv_head, blueprint);
     let context =
         load_step_context(&*table, kv_head, length, position, block, hidden_share, blueprint);
-    let decision = match_cached_set::<F>(
-        &first,
-        vectors,
-        &*set_vectors,
-        &*table,
-        kv_head,
-        &context,
-        blueprint,
-    );
+    let decision =
+        match_cached_set::<F>(&first, vectors, &*set_vectors, &*table, &context, blueprint);
     let decided = decision.decided;
     let retrieves = decided == i32::new(RETRIEVES as i64);
-    store_shared_set::<F>(vectors, set_vectors, table, &context, kv_head, decided, blueprint);
+    store_shared_set::<F>(vectors, set_vectors, table, &context, decided, blueprint);
     if !retrieves {
         let set = max(decided, 0i32) as usize;
         let (own, visible) = (context.own, &context.visible);

@@ -14,8 +14,7 @@ use crate::cis::visible_range::load_step_context;
 /// ranges' bins and tallies.
 ///
 /// # Shapes
-/// As for [`step`](crate::cis::step::step), but `norms` `[P, parts]`; `tasks` `[P]`;
-/// `part_sums` `[P, parts, G, 2]`, `bins` `[P, BINS]`, `tallies` `[P, 2]`. Ranges are `most` at
+/// As for [`step`](crate::cis::step::step); `tasks` `[P]`; `part_sums` `[P, parts, G, 2]`, `bins` `[P, BINS]`, `tallies` `[P, 2]`. Ranges are `most` at
 /// most.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
@@ -29,7 +28,6 @@ pub(super) fn score_kernel<F: Float, N: Size>(
     tasks: &[u32],
     logits: &mut [f32],
     ordered: &mut [u32],
-    norms: &mut [f32],
     part_sums: &mut [f32],
     bins: &[Atomic<u32>],
     tallies: &[Atomic<u32>],
@@ -73,7 +71,6 @@ pub(super) fn score_kernel<F: Float, N: Size>(
             logits,
             ordered,
             kv_head * stride,
-            norms,
             &mut sums,
             &context.visible,
             kv_head,

@@ -1,9 +1,8 @@
 //! Which calls are selected by histograms: what the kernels take of shared memory.
 
 use super::{BINS, FEWEST_CANDIDATES, FINER, MOST_CANDIDATES, PART_WORDS};
-use crate::backend::client::planes_of;
 use crate::cis::bitmask::{BITMASKS, WORD};
-use crate::cis::call::Call;
+use crate::cis::sizes::Sizes;
 
 /// Slots of a range beyond which many cubes share its selection: where sort keys are made with the
 /// logits of one query, and where the scores of a group are joined first.
@@ -16,14 +15,16 @@ const COARSEST: usize = 256;
 const MOST_RANGES: usize = 4_096;
 const FEWEST_RANGES: usize = 256;
 
-impl Call {
-    /// Whether the call is selected by histograms: long ranges, where shared memory has room for
-    /// their bitmasks and for bins.
-    pub(in crate::cis) fn uses_histogram_topk(&self) -> bool {
+impl Sizes {
+    /// Whether ranges are so long that many cubes are to share a selection.
+    pub(in crate::cis) fn is_long(&self) -> bool {
+        self.longest() > if self.direct() { LONGEST } else { LONGEST_OF_GROUPS }
+    }
+
+    /// Whether shared memory has room for the bitmasks of ranges, and for bins.
+    pub(in crate::cis) fn has_room_for_histogram(&self) -> bool {
         let counting = BINS + 2 * PART_WORDS + self.listed() + self.summing(true);
-        let longest = if self.direct() { LONGEST } else { LONGEST_OF_GROUPS };
-        self.longest() > longest
-            && self.total_kv_heads <= MOST_RANGES
+        self.shape.total_kv_heads <= MOST_RANGES
             && counting.max(self.finishing(FEWEST_CANDIDATES)) <= self.room()
     }
 
@@ -35,7 +36,7 @@ impl Call {
 
     /// Ranges that a cube lists, rounded up: each number is a kernel of its own.
     pub(super) fn listed(&self) -> usize {
-        self.total_kv_heads.next_power_of_two().max(FEWEST_RANGES)
+        self.shape.total_kv_heads.next_power_of_two().max(FEWEST_RANGES)
     }
 
     /// Candidates of a pivot bin that the last kernel orders.
@@ -46,7 +47,7 @@ impl Call {
 
     /// Whether shared memory has room for a set's tokens, too.
     pub(super) fn gathers(&self) -> bool {
-        self.finishing(self.candidates()) + self.config.width <= self.room()
+        self.finishing(self.candidates()) + self.shape.width <= self.room()
     }
 
     /// Numbers of shared memory that the last kernel takes.
@@ -58,9 +59,9 @@ impl Call {
 
     /// Numbers of shared memory that sums take, of a kernel that joins scores or of the last one.
     fn summing(&self, joins: bool) -> usize {
-        let all = joins || self.config.measures || self.config.options.certified;
-        let some = if all { self.group } else { 1 };
-        let planes = planes_of(&self.query.client, self.widest());
+        let all = joins || self.shape.measures;
+        let some = if all { self.shape.group } else { 1 };
+        let planes = self.planes_of(self.widest());
         2 * planes * some + 2 * planes
     }
 }

@@ -5,15 +5,18 @@ use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "gpu")]
 use burn_cubecl::CubeBackend;
 
+use super::LinearStrategy;
 use super::args::Epilogue;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait LinearOps: Backend {
-    /// `x` `[N, K]` times the transpose of `weight` `[M, K]`, for few rows.
+    /// `x` `[N, K]` times the transpose of `weight` `[M, K]`, for few rows, by
+    /// [`LinearStrategy::Portable`] or [`LinearStrategy::TensorCore`]; on a CPU by the reference.
     fn skinny_product(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         #[extension_type] epilogue: Epilogue<Self>,
+        strategy: LinearStrategy,
     ) -> FloatTensor<Self>;
 }
 
@@ -41,8 +44,9 @@ impl LinearOps for CubeBackend {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         epilogue: Epilogue<Self>,
+        strategy: LinearStrategy,
     ) -> FloatTensor<Self> {
-        super::launch::skinny(x, weight, epilogue)
+        super::launch::skinny(x, weight, epilogue, strategy)
     }
 }
 
@@ -72,7 +76,7 @@ mod cpu {
     use bytemuck::Pod;
     use half::{bf16, f16};
 
-    use super::LinearOps;
+    use super::{LinearOps, LinearStrategy};
     use crate::backend::host_buffers::{rounded, slice, wide};
     use crate::layers::linear::args::{Epilogue, EpilogueConfig};
     use crate::layers::linear::reference::{finish, product};
@@ -82,6 +86,7 @@ mod cpu {
             x: FlexTensor,
             weight: FlexTensor,
             epilogue: Epilogue<Self>,
+            _strategy: LinearStrategy,
         ) -> FlexTensor {
             match x.dtype() {
                 DType::F16 => product_of::<f16>(x, weight, epilogue, f16::to_f32),

@@ -9,20 +9,20 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::args::Epilogue;
+use super::{LinearStrategy, plain, tensor_core};
 #[cfg(feature = "cuda")]
 use super::{hopper_skinny, hopper_wide};
-use super::{plain, tensor_core};
-use crate::backend::client::{
-    elem_type, empty_like, grid, is_cuda, multiplies, processors, vector_lanes,
-};
+use crate::backend::client::{elem_type, empty_like, grid, is_cuda, processors, vector_lanes};
 #[cfg(feature = "cuda")]
 use crate::components::tma::{tiles, with_rows};
 
-/// Up to 32 rows `x` `[M, K]` times the transpose of `weight` `[N, K]`, and the epilogue.
+/// Up to 32 rows `x` `[M, K]` times the transpose of `weight` `[N, K]`, and the epilogue, by the
+/// portable kernel or by matrix instructions.
 pub(super) fn skinny(
     x: CubeTensor,
     weight: CubeTensor,
     epilogue: Epilogue<CubeBackend>,
+    strategy: LinearStrategy,
 ) -> CubeTensor {
     let [rows, inputs] = x.shape().dims();
     let [outputs, _] = weight.shape().dims();
@@ -38,7 +38,7 @@ pub(super) fn skinny(
     let (x, weight) = (into_contiguous(x), into_contiguous(weight));
     // SAFETY: shapes were checked, and the kernels guard their writes.
     unsafe {
-        if multiplies(&x) && inputs.is_multiple_of(32) {
+        if strategy == LinearStrategy::TensorCore {
             let tiles = rows.div_ceil(8);
             let blueprint = tensor_core::Blueprint::new(
                 tiles,

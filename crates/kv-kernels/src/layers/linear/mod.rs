@@ -13,23 +13,23 @@ mod launch;
 #[cfg(feature = "gpu")]
 mod plain;
 mod reference;
+mod strategy;
 #[cfg(feature = "gpu")]
 mod tensor_core;
 
 use burn::backend::Dispatch;
-#[cfg(feature = "cuda")]
-use burn::tensor::DType;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use crate::KernelError;
 use crate::backend::check::Check;
-#[cfg(feature = "cuda")]
-use crate::components::tma::copies_rows_of;
 use crate::{rms_norm, swiglu};
 use args::{Epilogue, EpilogueConfig};
 #[cfg(feature = "cuda")]
 use backend::HopperLinearOps;
 use backend::LinearOps;
+use strategy::LinearShape;
+
+pub use strategy::LinearStrategy;
 
 const OP: &str = "linear";
 
@@ -48,6 +48,8 @@ pub struct LinearOptions {
     pub gated: bool,
     /// Added, of the result's shape.
     pub residual: Option<Tensor<2>>,
+    /// Which kernel multiplies.
+    pub strategy: LinearStrategy,
 }
 
 /// A normalisation of rows, RMSNorm, as by [`rms_norm`]. Where a Hopper GPU has it in the product
@@ -73,7 +75,8 @@ pub struct RowNorm {
 /// or `[N, out / 2]` where gated.
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit.
+/// [`KernelError`] where shapes, dtypes or devices do not fit, and for a forced strategy that does not
+/// serve.
 pub fn linear(
     x: Tensor<2>,
     weight: Tensor<2>,
@@ -109,8 +112,10 @@ pub fn linear(
         check.shape("norm", &norm.weight, &[inputs])?;
         check.same_dtype("norm", &norm.weight, "the dtype of x", dtype)?;
     }
+    let shape = LinearShape { rows, inputs, outputs, halves: dtype != DType::F32 };
+    let strategy = check.chosen(options.strategy, dtype, &shape)?;
     #[cfg(feature = "cuda")]
-    if rows <= SKINNY && streams(&check, &x, inputs) {
+    if strategy == LinearStrategy::HopperSkinny {
         let gain = options
             .norm
             .as_ref()
@@ -129,15 +134,16 @@ pub fn linear(
         Some(norm) => rms_norm(x, norm.weight.clone(), norm.epsilon)?,
         None => x,
     };
-    if rows <= SKINNY {
+    if strategy.is_skinny(rows) {
         let y = <Dispatch as LinearOps>::skinny_product(
             x.clone().into_dispatch(),
             weight.into_dispatch(),
             options.epilogue(x),
+            strategy,
         );
         return Ok(Tensor::from_dispatch(y));
     }
-    let mut y = wide(&check, x, weight);
+    let mut y = wide(strategy, x, weight);
     if let Some(bias) = options.bias {
         y = y + bias.unsqueeze_dim(0);
     }
@@ -164,26 +170,14 @@ impl LinearOptions {
     }
 }
 
-/// Whether a Hopper GPU copies the factors' rows in tiles.
-#[cfg(feature = "cuda")]
-fn streams(check: &Check, x: &Tensor<2>, inputs: usize) -> bool {
-    x.dtype() != DType::F32 && copies_rows_of(inputs) && check.on_hopper()
-}
-
 /// Products of many rows.
-fn wide(check: &Check, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+fn wide(strategy: LinearStrategy, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     #[cfg(feature = "cuda")]
-    {
-        let [outputs, inputs] = weight.dims();
-        // Results are written in pairs.
-        if outputs.is_multiple_of(2) && streams(check, &x, inputs) {
-            let y = <Dispatch as HopperLinearOps>::wide_product(
-                x.into_dispatch(),
-                weight.into_dispatch(),
-            );
-            return Tensor::from_dispatch(y);
-        }
+    if strategy == LinearStrategy::HopperWide {
+        let y =
+            <Dispatch as HopperLinearOps>::wide_product(x.into_dispatch(), weight.into_dispatch());
+        return Tensor::from_dispatch(y);
     }
-    let _ = check;
+    debug_assert_ne!(strategy, LinearStrategy::HopperWide, "it is built with `cuda` alone");
     x.matmul(weight.transpose())
 }

@@ -3,6 +3,8 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
+use super::NearestSlotsOptions;
+
 /// The lists that are paired.
 #[derive(ExtensionType)]
 pub(crate) struct NearestSlotsArgs<B: Backend> {
@@ -16,6 +18,6 @@ pub(crate) struct NearestSlotsArgs<B: Backend> {
     pub(crate) among: IntTensor<B>,
     /// How many of each row count, `[P]`.
     pub(crate) among_counts: IntTensor<B>,
-    /// Whether only places before a slot's own are looked among.
-    pub(crate) earlier: bool,
+    /// With a kernel that serves, or any on a CPU.
+    pub(crate) options: NearestSlotsOptions,
 }

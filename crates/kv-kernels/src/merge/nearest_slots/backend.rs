@@ -37,7 +37,7 @@ mod cpu {
 
     impl NearestSlotsOps for Flex {
         fn nearest_slots(args: NearestSlotsArgs<Self>) -> (FlexTensor, FlexTensor) {
-            let NearestSlotsArgs { keys, of, of_counts, among, among_counts, earlier } = args;
+            let NearestSlotsArgs { keys, of, of_counts, among, among_counts, options } = args;
             let [_, head_dim] = keys.layout().shape().dims();
             let shape: [usize; 2] = of.layout().shape().dims();
             let keys = wide(&keys);
@@ -50,7 +50,7 @@ mod cpu {
                 of_counts: slice::<i32>(&of_counts),
                 among: slice::<i32>(&among),
                 among_counts: slice::<i32>(&among_counts),
-                earlier,
+                earlier: options.earlier,
             }
             .nearest();
             let places = FlexTensor::from_data(TensorData::new(places, shape));

@@ -7,12 +7,13 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::args::NearestSlotsArgs;
-use super::{kernel, tensor_core};
-use crate::backend::client::{elem_type, empty_like, grid, multiplies, vector_lanes};
+use super::{NearestSlotsOptions, NearestSlotsStrategy, kernel, tensor_core};
+use crate::backend::client::{elem_type, empty_like, grid};
 
 /// Places and cosines.
 pub(super) fn run(args: NearestSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
-    let NearestSlotsArgs { keys, of, of_counts, among, among_counts, earlier } = args;
+    let NearestSlotsArgs { keys, of, of_counts, among, among_counts, options } = args;
+    let NearestSlotsOptions { earlier, strategy } = options;
     let [_, head_dim] = keys.shape().dims();
     let [rows, width] = of.shape().dims();
     let [_, others] = among.shape().dims();
@@ -27,16 +28,15 @@ pub(super) fn run(args: NearestSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTenso
     let to = [&places, &cosines];
     let [places_to, cosines_to] = to.map(|tensor| tensor.clone().into_buffer_arg());
     let elem = elem_type(keys.dtype);
-    let lanes = vector_lanes(&keys, head_dim, head_dim);
-    let blueprint = tensor_core::Blueprint::new(head_dim, lanes, earlier);
     // SAFETY: shapes were checked, and the kernels guard their accesses.
     unsafe {
-        match blueprint.filter(|_| multiplies(&keys)) {
-            Some(blueprint) => tensor_core::nearest_tiles_kernel::launch_unchecked(
+        if strategy == NearestSlotsStrategy::TensorCore {
+            let blueprint = tensor_core::Blueprint::new(head_dim, earlier);
+            tensor_core::nearest_tiles_kernel::launch_unchecked(
                 &client,
                 grid(rows * width.div_ceil(blueprint.rows())),
                 CubeDim::new_1d(tensor_core::UNITS as u32),
-                lanes,
+                tensor_core::LANES,
                 keys.into_buffer_arg(),
                 of,
                 of_counts,
@@ -49,8 +49,9 @@ pub(super) fn run(args: NearestSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTenso
                 others,
                 blueprint,
                 elem,
-            ),
-            None => kernel::nearest_slots_kernel::launch_unchecked(
+            );
+        } else {
+            kernel::nearest_slots_kernel::launch_unchecked(
                 &client,
                 grid(rows * width.div_ceil(kernel::KEYS_PER_BLOCK)),
                 CubeDim::new_1d(kernel::UNITS as u32),
@@ -67,7 +68,7 @@ pub(super) fn run(args: NearestSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTenso
                 head_dim,
                 earlier,
                 elem,
-            ),
+            );
         }
     }
     (places, cosines)

@@ -9,6 +9,7 @@ mod kernel;
 #[cfg(feature = "gpu")]
 mod launch;
 pub(crate) mod reference;
+mod strategy;
 #[cfg(feature = "gpu")]
 mod tensor_core;
 
@@ -19,6 +20,9 @@ use crate::KernelError;
 use crate::backend::check::Check;
 use args::NearestSlotsArgs;
 use backend::NearestSlotsOps;
+use strategy::NearestSlotsShape;
+
+pub use strategy::NearestSlotsStrategy;
 
 const OP: &str = "nearest_slots";
 
@@ -46,6 +50,15 @@ impl SlotLists {
     }
 }
 
+/// Which slots are paired, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NearestSlotsOptions {
+    /// Whether slots find only those at places before their own.
+    pub earlier: bool,
+    /// Which kernel pairs.
+    pub strategy: NearestSlotsStrategy,
+}
+
 /// What [`nearest_slots`] found, `[P, N]` each; undefined behind a list's end.
 #[derive(Debug, Clone)]
 pub struct Nearest {
@@ -59,7 +72,7 @@ pub struct Nearest {
 /// For every slot of a list, the slot of another list of the same row whose key has the highest
 /// cosine. A slot is not paired with itself.
 ///
-/// With `earlier`, only with places before its own: where both lists are one ranking, a slot finds
+/// With [`NearestSlotsOptions::earlier`], only with places before its own: where both lists are one ranking, a slot finds
 /// the most similar of those that rank higher.
 ///
 /// # Shapes
@@ -67,12 +80,13 @@ pub struct Nearest {
 /// on the device and are not checked.
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit.
+/// [`KernelError`] where shapes, dtypes or devices do not fit, and for a forced strategy that does not
+/// serve.
 pub fn nearest_slots(
     keys: Tensor<2>,
     of: &SlotLists,
     among: &SlotLists,
-    earlier: bool,
+    options: NearestSlotsOptions,
 ) -> Result<Nearest, KernelError> {
     let check = Check::new(OP, &keys);
     check.supported()?;
@@ -82,13 +96,15 @@ pub fn nearest_slots(
     let [rows, _] = of.slots.dims();
     of.check(&check, "of", rows)?;
     among.check(&check, "among", rows)?;
+    let shape = NearestSlotsShape { head_dim: keys.dims()[1] };
+    let strategy = check.chosen(options.strategy, keys.dtype(), &shape)?;
     let (places, cosines) = <Dispatch as NearestSlotsOps>::nearest_slots(NearestSlotsArgs {
         keys: keys.into_dispatch(),
         of: of.slots.clone().into_dispatch(),
         of_counts: of.counts.clone().into_dispatch(),
         among: among.slots.clone().into_dispatch(),
         among_counts: among.counts.clone().into_dispatch(),
-        earlier,
+        options: NearestSlotsOptions { strategy, ..options },
     });
     Ok(Nearest { places: Tensor::from_dispatch(places), cosines: Tensor::from_dispatch(cosines) })
 }

@@ -12,8 +12,8 @@ use cubecl::prelude::*;
 
 use crate::components::sentinels::{NO_COSINE, NO_SIMILARITY};
 
-/// Bytes of a vector.
-const VECTOR: usize = 16;
+/// Elements of a vector of 16 bytes.
+pub(super) const LANES: usize = 8;
 /// Units that share a key.
 const TEAM: usize = 4;
 /// Slots of a product: rows of which a unit has two, and columns.
@@ -39,13 +39,16 @@ pub(super) struct Blueprint {
 }
 
 impl Blueprint {
-    /// For keys of 2 bytes an element in vectors of so many; `None` where they do not fit.
-    pub(super) fn new(head_dim: usize, lanes: usize, earlier: bool) -> Option<Self> {
-        let whole = 2 * lanes == VECTOR && head_dim.is_multiple_of(TEAM * lanes);
-        let fits = whole && head_dim <= LARGEST;
+    /// Whether a unit's share of a key of 2 bytes an element is whole vectors, and finds room.
+    pub(super) fn serves(head_dim: usize) -> bool {
+        head_dim.is_multiple_of(TEAM * LANES) && head_dim <= LARGEST
+    }
+
+    /// For keys in vectors of [`LANES`].
+    pub(super) fn new(head_dim: usize, earlier: bool) -> Self {
         // As many as registers hold beside what comes next.
         let tiles = if head_dim <= LARGEST / 2 { 2 } else { 1 };
-        fits.then_some(Self { columns: head_dim / lanes, tiles, earlier })
+        Self { columns: head_dim / LANES, tiles, earlier }
     }
 
     /// Slots that a cube seeks others for.

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{LayerCache, Selection};
-use kv_kernels::{MergeLists, SlotLists, nearest_slots};
+use kv_kernels::{MergeLists, NearestSlotsOptions, SlotLists, nearest_slots};
 
 use super::{D2o, NONE_YET, THRESHOLD};
 use crate::Result;
@@ -31,8 +31,9 @@ impl D2o {
             true => self.open_slots(cache)?,
             false => all_slots(cache, longest),
         };
-        let nearest = nearest_slots(cache.keys().clone(), &of, &among, false)
-            .map_err(kv_core::Error::from)?;
+        let nearest =
+            nearest_slots(cache.keys().clone(), &of, &among, NearestSlotsOptions::default())
+                .map_err(kv_core::Error::from)?;
         let cosines = nearest.cosines.clamp_min(-1.0);
         // Heads within their limit have no victim.
         let over = lengths.iter().zip(limits).map(|(length, limit)| f32::from(length > limit));

@@ -2,11 +2,12 @@
 
 use kv_core::Budget;
 use kv_kernels::{
-    Dilation, Earlier, RetrieveOptions, ScoreReduction, SetRule, Share, SimilarityReduction,
-    SteerOptions,
+    Dilation, Earlier, RetrieveOptions, RetrieveStrategy, ScoreReduction, SetRule, Share,
+    SimilarityReduction, SteerOptions,
 };
 use serde::{Deserialize, Serialize};
 
+use crate::policy::notice::warn_once;
 use crate::reading::set_parts::SetParts;
 use crate::{PolicyError, Result};
 
@@ -123,9 +124,9 @@ pub struct CisOptions {
     /// How scores of a group become one.
     #[serde(default)]
     pub group_score: GroupScore,
-    /// Whether steps note what certificates take, see [`crate::certificates`]. Needs `similarity`
-    /// of queries after RoPE, and locals for all but the first of a block's tokens.
-    #[serde(default)]
+    /// Has no effect. It is read so that older configurations remain valid: what certificates take
+    /// is computed outside of steps, for any options.
+    #[serde(default, skip_serializing)]
     pub certified: bool,
     /// The share of attention, to what is in sight, that heads are to drop: `k`, which begins with
     /// the budget's, is raised and lowered until measured steps do. Ours; steps are not recorded
@@ -204,12 +205,8 @@ impl CisOptions {
         if !(1..=LONGEST_BLOCK).contains(&self.block) {
             return invalid(format!("`block` is {}, expected 1 to {LONGEST_BLOCK}", self.block));
         }
-        if self.certified && self.similarity != Similarity::Query {
-            return invalid(
-                "`certified` is true, expected false where `similarity` is not `query`: bounds \
-                 take how far queries after RoPE are apart"
-                    .into(),
-            );
+        if self.certified {
+            warn_once(policy, "certified", || "`certified` has no effect any more".into());
         }
         if self.recents == Some(0) {
             return invalid("`recents` is 0, expected at least the newest token".into());
@@ -246,20 +243,7 @@ impl CisOptions {
 
     /// Sinks, recents, and `k` of a budget.
     pub(crate) fn parts(&self, policy: &'static str, budget: usize) -> Result<SetParts> {
-        let parts = SetParts::of(policy, self.budget, budget, [self.sinks, self.recents])?;
-        let recents = parts.recents;
-        if self.certified && recents + 1 < self.block {
-            // What leaves the locals within its block is in no bound.
-            return Err(PolicyError::InvalidConfig {
-                policy: policy.into(),
-                reason: format!(
-                    "`certified` needs `recents` of at least {}, one less than `block`: they are \
-                     {recents}",
-                    self.block - 1
-                ),
-            });
-        }
-        Ok(parts)
+        SetParts::of(policy, self.budget, budget, [self.sinks, self.recents])
     }
 
     /// What a range of such parts retrieves; where sets have the budget's size, `k` begins about
@@ -314,8 +298,8 @@ impl CisOptions {
                 GroupSimilarity::Min => SimilarityReduction::Min,
             },
             hidden,
-            certified: self.certified,
             longest: None,
+            strategy: RetrieveStrategy::Auto,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::read_i32;
-use kv_kernels::{BalanceOptions, Centre, Draws, balance};
+use kv_kernels::{BalanceOptions, BalanceStrategy, Centre, Draws, balance};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -205,6 +205,7 @@ impl Reduction {
             weights: None,
             draws: Draws::Seeds(ints(seeds.concat()).reshape([rows, 2])),
             halves: true,
+            strategy: BalanceStrategy::Auto,
         };
         let counts = ints(counts.into_iter().map(|count| count as i32).collect());
         let values = valued.then(|| pool.values.clone());

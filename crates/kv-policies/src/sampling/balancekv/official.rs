@@ -6,7 +6,7 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::read_i32;
-use kv_kernels::{BalanceOptions, Centre, Draws, balance};
+use kv_kernels::{BalanceOptions, BalanceStrategy, Centre, Draws, balance};
 
 use crate::Result;
 
@@ -105,6 +105,7 @@ impl OfficialWalk {
                 weights: values.map(|_| floats(&weights, [pairs, count])),
                 draws: Draws::Numbers(floats(&draws, [pairs, count])),
                 halves: false,
+                strategy: BalanceStrategy::Auto,
             };
             let slots = slots.reshape([pairs, count]);
             let counts = Tensor::full([pairs], count as i32, (&device, DType::I32));

@@ -2,7 +2,7 @@ use std::f32::consts::LN_2;
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::read_i32;
-use kv_kernels::{BalanceOptions, Centre, Draws, balance};
+use kv_kernels::{BalanceOptions, BalanceStrategy, Centre, Draws, balance};
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 
@@ -124,6 +124,7 @@ impl Walk {
                 weights: None,
                 draws: Draws::Seeds(seeds.reshape([pairs, 2])),
                 halves: true,
+                strategy: BalanceStrategy::Auto,
             };
             let counts = Tensor::full([pairs], count as i32, (&device, DType::I32));
             let values = Some(values.clone());

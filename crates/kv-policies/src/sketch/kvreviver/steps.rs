@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::{
-    DecodeAttentionOptions, ReviseOptions, RevisedScores, SketchedTokens, SlotRanges, StepLogits,
-    decode_attention, revise_sketch, scatter_rows, sketch_attention,
+    DecodeAttentionOptions, ReviseOptions, RevisedScores, SketchStrategy, SketchedTokens,
+    SlotRanges, StepLogits, decode_attention, revise_sketch, scatter_rows, sketch_attention,
 };
 
 use kv_core::{Error, LayerCache, Result, expect_shape};
@@ -66,6 +66,7 @@ impl Sketch {
             scores: self.scores(),
             newest,
             longest: self.tokens(),
+            strategy: SketchStrategy::Auto,
         };
         let attended = sketch_attention(query, slots, cache.ranges(), longest, tokens)?;
         Ok(SketchedOutput {

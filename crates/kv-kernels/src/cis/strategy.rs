@@ -1,0 +1,87 @@
+//! Which kernels choose.
+
+#[cfg(feature = "gpu")]
+use super::sizes::Sizes;
+#[cfg(feature = "gpu")]
+use crate::backend::strategy::DeviceTraits;
+use crate::backend::strategy::Strategy;
+
+/// The kernels of [`retrieve_slots`](crate::retrieve_slots) and
+/// [`retrieving_attention`](crate::retrieving_attention).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum RetrieveStrategy {
+    /// The kernels that are expected to be the fastest.
+    #[default]
+    Auto,
+    /// One cube a range scores its slots and selects among them, by digits of their scores.
+    Radix,
+    /// Several cubes a range score its slots, and one selects among them, by digits of their scores.
+    SplitRadix,
+    /// Several cubes a range score its slots and select among them, by a histogram of their scores.
+    Histogram,
+    /// One cube a range selects and attends, by matrix instructions: of
+    /// [`retrieving_attention`](crate::retrieving_attention) alone. Where sets are shared, several
+    /// cubes a range score before.
+    Fused,
+}
+
+/// What the choice of the kernels asks of a call.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(feature = "gpu"), allow(dead_code, reason = "a CPU has no choice"))]
+pub(crate) struct RetrieveShape {
+    pub(crate) head_dim: usize,
+    /// Ranges.
+    pub(crate) total_kv_heads: usize,
+    /// Query heads of a range.
+    pub(crate) group: usize,
+    /// Slots of a range, at most.
+    pub(crate) longest: usize,
+    /// Sets that a range remembers, and tokens of a set, at most.
+    pub(crate) sets: usize,
+    pub(crate) width: usize,
+    /// Whether steps share sets.
+    pub(crate) shares: bool,
+    /// Whether all ranges are scored.
+    pub(crate) measures: bool,
+    /// Slots that are attended to, at most, where the call attends.
+    pub(crate) attends: Option<usize>,
+}
+
+impl Strategy for RetrieveStrategy {
+    type Shape = RetrieveShape;
+
+    const AUTO: Self = Self::Auto;
+
+    #[cfg(feature = "gpu")]
+    fn choose(device: &DeviceTraits, shape: &RetrieveShape) -> Self {
+        let sizes = Sizes { device: *device, shape: *shape };
+        // Choice and attention in one launch: 44 µs became 38.7 at 16 x 4k. The lengths from which on a
+        // histogram selects are not measured here (docs/performance.md has its times from 8k on).
+        if sizes.fuses() {
+            Self::Fused
+        } else if sizes.is_long() && sizes.has_room_for_histogram() {
+            Self::Histogram
+        } else if sizes.splits() > 1 {
+            Self::SplitRadix
+        } else {
+            Self::Radix
+        }
+    }
+
+    #[cfg(feature = "gpu")]
+    fn obstacle(self, device: &DeviceTraits, shape: &RetrieveShape) -> Option<&'static str> {
+        let sizes = Sizes { device: *device, shape: *shape };
+        match self {
+            Self::Auto | Self::Radix | Self::SplitRadix => None,
+            Self::Histogram => (!sizes.has_room_for_histogram())
+                .then_some("shared memory has no room for bins, or there are too many ranges"),
+            Self::Fused if shape.attends.is_none() => {
+                Some("the kernel attends, too: `retrieving_attention` takes it")
+            }
+            Self::Fused => sizes.fused().is_none().then_some(
+                "the device has no matrix instructions for this dtype and head dim, or shared \
+                 memory no room for a range's scores and what is attended to",
+            ),
+        }
+    }
+}
