@@ -8,7 +8,7 @@ use super::blueprint::Blueprint;
 use crate::components::sentinels::NO_INDEX;
 use crate::merge::merge_slots::sums::{add, no_sums, outcome, settle};
 use crate::merge::merge_slots::{KeyRule, VOTES_RADIX};
-use crate::slots::average_scores::kernel::{averaged, log_add};
+use crate::slots::average_scores::kernel::{Blueprint as Average, ScoreWeights, averaged, log_add};
 
 /// # Shapes
 /// In vectors of `N`: `keys` and `values` `[S, columns]`, `queries` `[B * Hkv, group, columns]`;
@@ -57,6 +57,7 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     }
 
     let last = last_round(length, blueprint);
+    let weights = ScoreWeights { new, old };
     let mut held = keys_of_round::<F, N>(&*keys, start, length, last, blueprint);
     let columns_of_victim = own_columns::<F, N>(&*keys, victim, blueprint);
     let victim_key = wide::<F, N>(&columns_of_victim, blueprint);
@@ -84,17 +85,14 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
             #[unroll]
             for e in 0..each {
                 let slot = start + min(first + e * units, length - 1);
-                let (group, weighted) = comptime!((blueprint.averaged, true));
-                let (sum, count) = averaged(
+                let (sum, count) = average_of(
                     &*log_scores,
                     &*log_samples,
                     logits,
                     &*log_weights,
                     slot,
-                    new,
-                    old,
-                    group,
-                    weighted,
+                    &weights,
+                    blueprint,
                 );
                 sums[e] = sum;
                 samples[e] = count;
@@ -131,9 +129,9 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     }
     let (weight, victim_weight) = (log_weights[target], log_weights[victim]);
     let (sum, samples) =
-        average_of(&*log_scores, &*log_samples, logits, &*log_weights, target, new, old, blueprint);
+        average_of(&*log_scores, &*log_samples, logits, &*log_weights, target, &weights, blueprint);
     let (victim_sum, victim_samples) =
-        average_of(&*log_scores, &*log_samples, logits, &*log_weights, victim, new, old, blueprint);
+        average_of(&*log_scores, &*log_samples, logits, &*log_weights, victim, &weights, blueprint);
     let score = log_add(sum - samples, log_epsilon);
     let victim_score = log_add(victim_sum - victim_samples, log_epsilon);
     let (low, high) = (votes[target] + votes[victim], votes_high[target] + votes_high[victim]);
@@ -206,20 +204,18 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
 
 /// A slot's sum and samples, with the step's scores in them where there are any.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn average_of(
     log_scores: &[f32],
     log_samples: &[f32],
     logits: &[f32],
     log_weights: &[f32],
     slot: usize,
-    new: f32,
-    old: f32,
+    weights: &ScoreWeights,
     #[comptime] blueprint: Blueprint,
 ) -> (f32, f32) {
-    let group = blueprint.averaged.comptime();
-    if comptime!(group > 0) {
-        averaged(log_scores, log_samples, logits, log_weights, slot, new, old, group, true)
+    if comptime!(blueprint.averaged > 0) {
+        let average = comptime!(Average { group: blueprint.averaged, weighted: true });
+        averaged(log_scores, log_samples, logits, log_weights, slot, weights, average)
     } else {
         (log_scores[slot], log_samples[slot])
     }

@@ -8,31 +8,43 @@ use crate::components::softmax::{larger, weight_of};
 /// Units of a cube.
 pub(crate) const UNITS: usize = 128;
 
+/// Ranges of slots, `[total_kv_heads]` each.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Ranges {
+    offsets: Box<[i32]>,
+    lengths: Box<[i32]>,
+}
+
+/// What fixes the generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Blueprint {
+    /// Query heads of a range.
+    pub(crate) group: usize,
+    pub(crate) reduction: GroupReduction,
+}
+
 /// # Shapes
 /// `logits` `[S, group]`, `log_sum_exp` `[total_kv_heads, group]`; `cubes` a range.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn add_probabilities_kernel(
     sums: &mut [f32],
     logits: &[f32],
     log_sum_exp: &[f32],
-    offsets: &[i32],
-    lengths: &[i32],
+    ranges: &Ranges,
     total_kv_heads: usize,
     cubes: usize,
-    #[comptime] group: usize,
-    #[comptime] reduction: GroupReduction,
+    #[comptime] blueprint: Blueprint,
 ) {
     let cube = CUBE_POS;
     if cube >= total_kv_heads * cubes {
         terminate!();
     }
     let kv_head = cube / cubes;
-    let (start, length) = (offsets[kv_head] as usize, lengths[kv_head] as usize);
+    let (start, length) = (ranges.offsets[kv_head] as usize, ranges.lengths[kv_head] as usize);
     let mut i = cube % cubes * UNITS + UNIT_POS as usize;
     while i < length {
         let slot = start + i;
-        sums[slot] += probability_of(logits, log_sum_exp, slot, kv_head, group, reduction);
+        sums[slot] += probability_of(logits, log_sum_exp, slot, kv_head, blueprint);
         i += cubes * UNITS;
     }
 }
@@ -49,13 +61,11 @@ pub(crate) fn add_contributions_kernel<V: Float>(
     values: &[V],
     logits: &[f32],
     log_sum_exp: &[f32],
-    offsets: &[i32],
-    lengths: &[i32],
+    ranges: &Ranges,
     total_kv_heads: usize,
     cubes: usize,
-    #[comptime] group: usize,
     #[comptime] head_dim: usize,
-    #[comptime] reduction: GroupReduction,
+    #[comptime] blueprint: Blueprint,
     #[define(V)] _dtype: ElemType,
 ) {
     let cube = CUBE_POS;
@@ -63,7 +73,7 @@ pub(crate) fn add_contributions_kernel<V: Float>(
         terminate!();
     }
     let kv_head = cube / cubes;
-    let (start, length) = (offsets[kv_head] as usize, lengths[kv_head] as usize);
+    let (start, length) = (ranges.offsets[kv_head] as usize, ranges.lengths[kv_head] as usize);
     let mut i = cube % cubes * UNITS + UNIT_POS as usize;
     while i < length {
         let slot = start + i;
@@ -75,7 +85,7 @@ pub(crate) fn add_contributions_kernel<V: Float>(
             }
             norms[slot] = norm;
         }
-        let own = probability_of(logits, log_sum_exp, slot, kv_head, group, reduction);
+        let own = probability_of(logits, log_sum_exp, slot, kv_head, blueprint);
         sums[slot] += own * norms[slot];
         i += cubes * UNITS;
     }
@@ -88,9 +98,9 @@ fn probability_of(
     log_sum_exp: &[f32],
     slot: usize,
     kv_head: usize,
-    #[comptime] group: usize,
-    #[comptime] reduction: GroupReduction,
+    #[comptime] blueprint: Blueprint,
 ) -> f32 {
+    let (group, reduction) = comptime!((blueprint.group, blueprint.reduction));
     let mut reduced = 0.0f32;
     #[unroll]
     for g in 0..group {

@@ -7,7 +7,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::args::ProbabilityArgs;
-use super::kernel;
+use super::kernel::{self, Blueprint, RangesLaunch};
 use crate::backend::client::{elem_type, grid};
 
 /// Adds in the sums' own buffer.
@@ -26,12 +26,13 @@ pub(super) fn run(args: ProbabilityArgs<CubeBackend>) -> CubeTensor {
             sums.clone().into_buffer_arg(),
             into_contiguous(logits).into_buffer_arg(),
             into_contiguous(log_sum_exp).into_buffer_arg(),
-            into_contiguous(offsets).into_buffer_arg(),
-            into_contiguous(lengths).into_buffer_arg(),
+            RangesLaunch::new(
+                into_contiguous(offsets).into_buffer_arg(),
+                into_contiguous(lengths).into_buffer_arg(),
+            ),
             total_kv_heads,
             cubes,
-            group,
-            reduction,
+            Blueprint { group, reduction },
         );
     }
     sums
@@ -61,13 +62,14 @@ pub(super) fn run_weighed(
             into_contiguous(values).into_buffer_arg(),
             into_contiguous(logits).into_buffer_arg(),
             into_contiguous(log_sum_exp).into_buffer_arg(),
-            into_contiguous(offsets).into_buffer_arg(),
-            into_contiguous(lengths).into_buffer_arg(),
+            RangesLaunch::new(
+                into_contiguous(offsets).into_buffer_arg(),
+                into_contiguous(lengths).into_buffer_arg(),
+            ),
             total_kv_heads,
             cubes,
-            group,
             head_dim,
-            reduction,
+            Blueprint { group, reduction },
             dtype,
         );
     }

@@ -5,43 +5,53 @@ use cubecl::prelude::*;
 use crate::components::sentinels::LOG_OF_ZERO;
 use crate::components::softmax::larger;
 
+/// Logarithms of what a new score counts, and of what those before it count.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct ScoreWeights {
+    pub(crate) new: f32,
+    pub(crate) old: f32,
+}
+
+/// What fixes the generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Blueprint {
+    /// Query heads of a slot.
+    pub(crate) group: usize,
+    /// Whether slots have weights.
+    pub(crate) weighted: bool,
+}
+
 #[cube(launch)]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn average_scores_kernel(
     sums: &mut [f32],
     samples: &mut [f32],
     logits: &[f32],
     log_weights: &[f32],
     slots: usize,
-    new: f32,
-    old: f32,
-    #[comptime] group: usize,
-    #[comptime] weighted: bool,
+    weights: ScoreWeights,
+    #[comptime] blueprint: Blueprint,
 ) {
     let slot = ABSOLUTE_POS;
     if slot >= slots {
         terminate!();
     }
-    let (sum, count) =
-        averaged(&*sums, &*samples, logits, log_weights, slot, new, old, group, weighted);
+    let (sum, count) = averaged(&*sums, &*samples, logits, log_weights, slot, &weights, blueprint);
     sums[slot] = sum;
     samples[slot] = count;
 }
 
 /// A slot's sum and samples with its scores in them.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn averaged(
     sums: &[f32],
     samples: &[f32],
     logits: &[f32],
     log_weights: &[f32],
     slot: usize,
-    new: f32,
-    old: f32,
-    #[comptime] group: usize,
-    #[comptime] weighted: bool,
+    weights: &ScoreWeights,
+    #[comptime] blueprint: Blueprint,
 ) -> (f32, f32) {
+    let group = blueprint.group.comptime();
     // NaN is no smaller than anything: it stays.
     let first = logits[slot * group];
     let mut score = select(first < f32::new(LOG_OF_ZERO), f32::new(LOG_OF_ZERO), first);
@@ -58,9 +68,10 @@ pub(crate) fn averaged(
         }
         score = top + (sum / f32::cast_from(group.runtime())).ln();
     }
-    if weighted {
+    if comptime!(blueprint.weighted) {
         score -= log_weights[slot];
     }
+    let (new, old) = (weights.new, weights.old);
     (log_add(sums[slot] + old, score + new), log_add(samples[slot] + old, new))
 }
 

@@ -8,7 +8,7 @@ use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
 
 use super::args::AverageScoresArgs;
-use super::kernel::average_scores_kernel;
+use super::kernel::{Blueprint, ScoreWeightsLaunch, average_scores_kernel};
 
 /// Averages in the tensors' own buffers.
 pub(super) fn run(args: AverageScoresArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
@@ -26,10 +26,8 @@ pub(super) fn run(args: AverageScoresArgs<CubeBackend>) -> (CubeTensor, CubeTens
         into_contiguous(logits).into_buffer_arg(),
         into_contiguous(log_weights).into_buffer_arg(),
         slots,
-        weights.new,
-        weights.old,
-        group,
-        weighted,
+        ScoreWeightsLaunch::new(weights.new, weights.old),
+        Blueprint { group, weighted },
     );
     (log_scores, log_samples)
 }
