@@ -1,94 +1,72 @@
-//! Six families of policies, by their treatment of slots.
+//! Families of policies, by their treatment of slots, as tables name them.
 
-/// A family of policies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Family {
-    Drop,
-    Overwrite,
-    Sample,
-    Merge,
-    Summarise,
-    Read,
+use kv_policies::{POLICIES, Treatment};
+
+/// All families.
+pub(crate) const FAMILIES: [Treatment; 6] = [
+    Treatment::Drop,
+    Treatment::Overwrite,
+    Treatment::Sample,
+    Treatment::Merge,
+    Treatment::Summarise,
+    Treatment::Read,
+];
+
+/// A family's name.
+pub(crate) fn name(family: Treatment) -> &'static str {
+    match family {
+        Treatment::Drop => "drop",
+        Treatment::Overwrite => "overwrite",
+        Treatment::Sample => "sample",
+        Treatment::Merge => "merge",
+        Treatment::Summarise => "summarise",
+        Treatment::Read => "read",
+    }
 }
 
-impl Family {
-    /// All of them.
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Drop, Self::Overwrite, Self::Sample, Self::Merge, Self::Summarise, Self::Read];
-
-    /// Its name.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Drop => "drop",
-            Self::Overwrite => "overwrite",
-            Self::Sample => "sample",
-            Self::Merge => "merge",
-            Self::Summarise => "summarise",
-            Self::Read => "read",
-        }
+/// The treatment of slots, as text behind a family's name.
+pub(crate) fn does(family: Treatment) -> &'static str {
+    match family {
+        Treatment::Drop => "removes tokens",
+        Treatment::Overwrite => "writes each new token over an old one",
+        Treatment::Sample => "removes tokens and gives the others larger weights",
+        Treatment::Merge => "joins tokens into one",
+        Treatment::Summarise => "moves tokens into a smaller summary",
+        Treatment::Read => "keeps all tokens and attends to some of them",
     }
+}
 
-    /// The treatment of slots, as text behind its name.
-    pub(crate) fn does(self) -> &'static str {
-        match self {
-            Self::Drop => "removes tokens",
-            Self::Overwrite => "writes each new token over an old one",
-            Self::Sample => "removes tokens and gives the others larger weights",
-            Self::Merge => "joins tokens into one",
-            Self::Summarise => "moves tokens into a smaller summary",
-            Self::Read => "keeps all tokens and attends to some of them",
-        }
+/// The family of the policy that a label of records begins with; `None` for combinations and for
+/// what is no method.
+pub(crate) fn of_label(label: &str) -> Option<Treatment> {
+    if label.contains(" + ") {
+        return None;
     }
-
-    /// The family of a policy of the registry; `None` for the full cache, for a combination of two
-    /// policies, and for yardsticks that are no methods.
-    pub(crate) fn of(policy: &str) -> Option<Self> {
-        Some(match policy {
-            "streaming-llm" | "snapkv" | "pyramidkv" | "adakv" | "h2o" | "vatp" | "tova"
-            | "r-kv" | "knorm" | "keydiff" | "expected-attention" | "lagkv" | "pyramidinfer"
-            | "recent-attention" | "duo-attention" => Self::Drop,
-            "longflow" => Self::Overwrite,
-            "balancekv" | "balancekv-augmented" | "balancekv-stream" | "uniform" => Self::Sample,
-            "keepkv" | "d2o" | "cam" | "kvmerger" => Self::Merge,
-            "kvreviver" => Self::Summarise,
-            "cis" | "cis-star" | "cpe" | "psaw" | "etf" | "quest" | "double-sparsity"
-            | "hshare" => Self::Read,
-            _ => return None,
-        })
-    }
-
-    /// The family of the policy that a label of records begins with.
-    pub(crate) fn of_label(label: &str) -> Option<Self> {
-        if label.contains(" + ") {
-            return None;
-        }
-        Self::of(label.split([' ', '(']).next().unwrap_or_default())
-    }
+    let policy = label.split([' ', '(']).next().unwrap_or_default();
+    POLICIES.iter().find(|entry| entry.name == policy)?.treatment
 }
 
 #[cfg(test)]
 mod tests {
-    use kv_policies::POLICIES;
-
     use super::*;
 
     #[test]
     fn every_method_has_a_family_and_every_family_a_method() {
         let yardsticks = ["full", "random", "top-k-oracle", "combine"];
         for entry in POLICIES {
-            let has = Family::of(entry.name).is_some();
+            let has = entry.treatment.is_some();
             assert_eq!(has, !yardsticks.contains(&entry.name), "{}", entry.name);
         }
-        for family in Family::ALL {
-            assert!(POLICIES.iter().any(|entry| Family::of(entry.name) == Some(family)));
+        for family in FAMILIES {
+            assert!(POLICIES.iter().any(|entry| entry.treatment == Some(family)));
         }
     }
 
     #[test]
     fn labels_have_the_family_of_their_policy() {
-        assert_eq!(Family::of_label("keepkv(h2o interval=8) period=4"), Some(Family::Merge));
-        assert_eq!(Family::of_label("cis block=8"), Some(Family::Read));
-        assert_eq!(Family::of_label("snapkv + h2o"), None);
-        assert_eq!(Family::of_label("full · other"), None);
+        assert_eq!(of_label("keepkv(h2o interval=8) period=4"), Some(Treatment::Merge));
+        assert_eq!(of_label("cis block=8"), Some(Treatment::Read));
+        assert_eq!(of_label("snapkv + h2o"), None);
+        assert_eq!(of_label("full · other"), None);
     }
 }

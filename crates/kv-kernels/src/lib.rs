@@ -15,9 +15,9 @@
 //!
 //! # Forcing a kernel
 //!
-//! An op that has several kernels chooses one from the device and the call's shape. Its options name
-//! the kernels (`strategy`), and `Auto`, the default, chooses. A kernel that does not serve the call
-//! is refused with [`KernelError::Unavailable`]:
+//! An op that has several kernels chooses one from the device and the call's shape. Its options
+//! name the kernels (`strategy`), and `Auto`, the default, chooses. A kernel that does not serve
+//! the call is refused with [`KernelError::Unavailable`]:
 //!
 //! ```
 //! use burn::tensor::{DType, Device, Distribution, Tensor};
@@ -62,7 +62,6 @@ pub use crate::merge::merge_nearest::{MergingSlots, NearestOptions, StepScores, 
 pub use crate::merge::merge_slots::VOTES_RADIX;
 pub use attention::decode::{
     AttentionOutput, DecodeAttentionOptions, DecodeStrategy, SlotView, decode_attention,
-    reference as decode_reference,
 };
 pub use attention::evicting::{
     EvictingOutput, EvictionOptions, EvictionScope, EvictionStrategy, Guard, HeldSlots,

@@ -141,8 +141,9 @@ impl Policy for FirstInFirstOut {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    /// A step appends, attends, numbers the new slots, and evicts each head's oldest number. The next
-    /// numbers are a new tensor in every step, so that a recording of one step is not the next one.
+    /// A step appends, attends, numbers the new slots, and evicts each head's oldest number. The
+    /// next numbers are a new tensor in every step, so that a recording of one step is not the next
+    /// one.
     fn plan(&self, _layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {
         let rule = EvictionRule {
             before_attention: false,

@@ -50,7 +50,7 @@ pub use reading::{
     GroupScore, GroupSimilarity, HShare, LastPage, Neighbours, PageBounds, Quest, SetsOf,
     Similarity, TopKOracle, by_importance, copies, share_map,
 };
-pub use registry::{Entry, POLICIES, build, build_named};
+pub use registry::{Entry, POLICIES, Treatment, build, build_named};
 pub use sampling::{
     AnchorRule, BalanceKv, BalanceKvStream, Centring, OfficialList, OfficialWalk, Uniform,
 };

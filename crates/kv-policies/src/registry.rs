@@ -27,11 +27,31 @@ use crate::sketch::KvReviver;
 pub struct Entry {
     /// Its name in configurations.
     pub name: &'static str,
+    /// What it does with slots; `None` for the full cache, for a combination of two policies, and for
+    /// yardsticks that are no methods.
+    pub treatment: Option<Treatment>,
     /// One line for lists.
     pub summary: &'static str,
     /// The paper; empty for yardsticks.
     pub paper: &'static str,
     build: fn(&mut Config) -> Result<Arc<dyn Policy>>,
+}
+
+/// What a policy does with slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Treatment {
+    /// Removes tokens.
+    Drop,
+    /// Writes each new token over an old one.
+    Overwrite,
+    /// Removes tokens and gives the others larger weights.
+    Sample,
+    /// Joins tokens into one.
+    Merge,
+    /// Moves tokens into a smaller summary.
+    Summarise,
+    /// Keeps all tokens and attends to some of them.
+    Read,
 }
 
 impl Entry {
@@ -54,135 +74,163 @@ impl Entry {
 
 /// All policies, as `cargo xtask bench --policy` takes them.
 pub const POLICIES: &[Entry] = &[
-    Entry { name: "full", summary: "keeps everything", paper: "", build: Full::from_config },
+    Entry {
+        name: "full",
+        treatment: None,
+        summary: "keeps everything",
+        paper: "",
+        build: Full::from_config,
+    },
     Entry {
         name: "streaming-llm",
+        treatment: Some(Treatment::Drop),
         summary: "attention sinks and the most recent tokens",
         paper: "https://arxiv.org/abs/2309.17453",
         build: family::<StreamingLlm>,
     },
     Entry {
         name: "snapkv",
+        treatment: Some(Treatment::Drop),
         summary: "attention of the last queries, pooled",
         paper: "https://arxiv.org/abs/2404.14469",
         build: family::<SnapKv>,
     },
     Entry {
         name: "pyramidkv",
+        treatment: Some(Treatment::Drop),
         summary: "SnapKV with budgets that fall with depth",
         paper: "https://arxiv.org/abs/2406.02069",
         build: pyramidkv::from_config,
     },
     Entry {
         name: "adakv",
+        treatment: Some(Treatment::Drop),
         summary: "SnapKV whose heads compete for slots",
         paper: "https://arxiv.org/abs/2407.11550",
         build: adakv::from_config,
     },
     Entry {
         name: "h2o",
+        treatment: Some(Treatment::Drop),
         summary: "heavy hitters by accumulated attention, and recents",
         paper: "https://arxiv.org/abs/2306.14048",
         build: family::<H2o>,
     },
     Entry {
         name: "vatp",
+        treatment: Some(Treatment::Drop),
         summary: "H2O times the value's norm",
         paper: "https://arxiv.org/abs/2406.12335",
         build: family::<Vatp>,
     },
     Entry {
         name: "tova",
+        treatment: Some(Treatment::Drop),
         summary: "the last query's attention",
         paper: "https://arxiv.org/abs/2401.06104",
         build: family::<Tova>,
     },
     Entry {
         name: "r-kv",
+        treatment: Some(Treatment::Drop),
         summary: "importance against redundancy",
         paper: "https://arxiv.org/abs/2505.24133",
         build: family::<RKv>,
     },
     Entry {
         name: "knorm",
+        treatment: Some(Treatment::Drop),
         summary: "small key norms",
         paper: "https://arxiv.org/abs/2406.11430",
         build: family::<KNorm>,
     },
     Entry {
         name: "keydiff",
+        treatment: Some(Treatment::Drop),
         summary: "keys unlike the mean key",
         paper: "https://arxiv.org/abs/2504.15364",
         build: family::<KeyDiff>,
     },
     Entry {
         name: "expected-attention",
+        treatment: Some(Treatment::Drop),
         summary: "attention that future queries would give",
         paper: "https://arxiv.org/abs/2510.00636",
         build: family::<ExpectedAttention>,
     },
     Entry {
         name: "lagkv",
+        treatment: Some(Treatment::Drop),
         summary: "spread of keys and values relative to the next chunk",
         paper: "https://arxiv.org/abs/2504.04704",
         build: family::<LagKv>,
     },
     Entry {
         name: "pyramidinfer",
+        treatment: Some(Treatment::Drop),
         summary: "prunes hidden states between layers",
         paper: "https://arxiv.org/abs/2405.12532",
         build: PyramidInfer::from_config,
     },
     Entry {
         name: "longflow",
+        treatment: Some(Treatment::Overwrite),
         summary: "overwrites the slot that adds least to the output",
         paper: "https://github.com/yisunlp/LongFLow",
         build: LongFlow::from_config,
     },
     Entry {
         name: "balancekv",
+        treatment: Some(Treatment::Sample),
         summary: "halves blocks so that both halves attend alike",
         paper: "https://arxiv.org/abs/2502.07861",
         build: BalanceKv::from_config,
     },
     Entry {
         name: "balancekv-augmented",
+        treatment: Some(Treatment::Sample),
         summary: "BalanceKV beside tokens that stand apart, exact",
         paper: "https://arxiv.org/abs/2502.07861",
         build: BalanceKv::augmented_from_config,
     },
     Entry {
         name: "balancekv-stream",
+        treatment: Some(Treatment::Sample),
         summary: "BalanceKV in levels, while decoding too",
         paper: "https://arxiv.org/abs/2502.07861",
         build: BalanceKvStream::from_config,
     },
     Entry {
         name: "keepkv",
+        treatment: Some(Treatment::Merge),
         summary: "merges what another policy evicts, attention unchanged",
         paper: "https://arxiv.org/abs/2504.09936",
         build: KeepKv::from_config,
     },
     Entry {
         name: "d2o",
+        treatment: Some(Treatment::Merge),
         summary: "H2O whose victims are averaged into similar slots",
         paper: "https://arxiv.org/abs/2406.13035",
         build: D2o::from_config,
     },
     Entry {
         name: "cam",
+        treatment: Some(Treatment::Merge),
         summary: "sinks and recents; what decode steps evict is spread on what follows",
         paper: "https://github.com/zyxxmu/cam",
         build: Cam::from_config,
     },
     Entry {
         name: "kvmerger",
+        treatment: Some(Treatment::Merge),
         summary: "similar neighbours become one slot",
         paper: "https://arxiv.org/abs/2407.08454",
         build: KvMerger::from_config,
     },
     Entry {
         name: "kvreviver",
+        treatment: Some(Treatment::Summarise),
         summary: "a sketch from which dropped tokens are estimated; keeps no answers on small \
             models",
         paper: "",
@@ -190,79 +238,98 @@ pub const POLICIES: &[Entry] = &[
     },
     Entry {
         name: "recent-attention",
+        treatment: Some(Treatment::Drop),
         summary: "PyramidInfer's tokens, without pruning hidden states",
         paper: "https://arxiv.org/abs/2405.12532",
         build: recent_attention::from_config,
     },
     Entry {
         name: "uniform",
+        treatment: Some(Treatment::Sample),
         summary: "uniform sampling, reweighted",
         paper: "https://arxiv.org/abs/2502.07861",
         build: Uniform::from_config,
     },
-    Entry { name: "random", summary: "tokens at random", paper: "", build: family::<Random> },
+    Entry {
+        name: "random",
+        treatment: None,
+        summary: "tokens at random",
+        paper: "",
+        build: family::<Random>,
+    },
     Entry {
         name: "quest",
+        treatment: Some(Treatment::Read),
         summary: "keeps everything, attends to the pages that may matter most",
         paper: "https://arxiv.org/abs/2406.10774",
         build: Quest::from_config,
     },
     Entry {
         name: "double-sparsity",
+        treatment: Some(Treatment::Read),
         summary: "keeps everything, attends to the best by a few channels",
         paper: "https://arxiv.org/abs/2408.07092",
         build: DoubleSparsity::from_config,
     },
     Entry {
         name: "hshare",
+        treatment: Some(Treatment::Read),
         summary: "Double Sparsity with choices that queries, heads and layers share",
         paper: "https://github.com/wuhuaijin/HShare",
         build: HShare::from_config,
     },
     Entry {
         name: "duo-attention",
+        treatment: Some(Treatment::Drop),
         summary: "some heads keep everything, others sinks and recents",
         paper: "https://arxiv.org/abs/2410.10819",
         build: DuoAttention::from_config,
     },
     Entry {
         name: "top-k-oracle",
+        treatment: None,
         summary: "keeps everything, attends to the best",
         paper: "",
         build: TopKOracle::from_config,
     },
     Entry {
         name: "cis",
+        treatment: Some(Treatment::Read),
         summary: "attends to sets that similar steps share",
         paper: "",
         build: Cis::from_config,
     },
     Entry {
         name: "cis-star",
+        treatment: Some(Treatment::Read),
         summary: "CIS whose sets have the budget's size",
         paper: "",
         build: Cis::star_from_config,
     },
     Entry {
         name: "psaw",
+        treatment: Some(Treatment::Read),
         summary: "windows that shrink with depth",
         paper: "",
         build: Psaw::from_config,
     },
     Entry {
         name: "etf",
+        treatment: Some(Treatment::Read),
         summary: "deep layers leave a prompt's early tokens as they are",
         paper: "",
         build: Etf::from_config,
     },
     Entry {
         name: "cpe",
+        treatment: Some(Treatment::Read),
         summary: "CIS within PSAW's windows, ETF in prefill",
         paper: "",
         build: Cpe::from_config,
     },
     Entry {
         name: "combine",
+        treatment: None,
         summary: "one policy for the prompt, another for decoding",
         paper: "",
         build: Combine::from_config,

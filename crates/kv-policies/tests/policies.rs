@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 use kv_core::{Budget, CacheOptions, LayerCache, Room, read_f32};
-use kv_policies::{POLICIES, Policy, Sketch};
+use kv_policies::{POLICIES, Policy, Sketch, StepPlan, StepUpdate};
 use kv_testing::{Numbers, devices};
 use serde_json::{Value, json};
 
@@ -259,6 +259,24 @@ fn budgets_are_those_of_the_configuration() {
             assert_eq!(policy(config.clone()).budget(), (!whole).then_some(budget), "{config}");
         }
     }
+}
+
+#[test]
+fn a_plan_whose_parts_would_be_left_out_is_refused() {
+    let device = burn::tensor::Device::flex();
+    let run = run(0..1, 1, &device);
+    let mut cache = run.prompt.compress(&*policy(json!({"policy": "full"})), STEPS);
+    let plan = StepPlan {
+        update: Some(StepUpdate::Own(Box::new(|_, _, _| Ok(())))),
+        ..StepPlan::attend_with(|cache, query, _| {
+            Ok(cache.attend(query, Default::default())?.output)
+        })
+    };
+    let before = cache.layout().lengths().to_vec();
+    let step = step(&run.query, &run.keys, &run.values, 0, TOKENS);
+    let error = plan.run(LAYER, &mut cache, &step).unwrap_err().to_string();
+    assert!(error.contains("an update or an eviction"), "{error}");
+    assert_eq!(cache.layout().lengths(), before, "nothing was appended");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The overview's first table: the best policy of each family, beside the full cache.
 
 use super::samples;
-use crate::families::Family;
+use crate::families::{self, FAMILIES};
 use crate::format::{self, info};
 use crate::record::{Record, by_setup, group_by, is_full, metric, mode, summary};
 use crate::table::{Column, Row, Table};
@@ -51,9 +51,9 @@ pub(crate) fn table(records: &[Record]) -> Option<Table> {
         rows.push(row("all tokens", policy, *budget, records));
     }
     let of_full = rows.len();
-    for family in Family::ALL {
+    for family in FAMILIES {
         let own = setups.iter().filter(|(policy, own, _)| {
-            *own == Some(budget) && Family::of_label(policy) == Some(family)
+            *own == Some(budget) && families::of_label(policy) == Some(family)
         });
         // NaN is no merit.
         let number = |records: &[&Record], metric| {
@@ -66,7 +66,7 @@ pub(crate) fn table(records: &[Record]) -> Option<Table> {
         });
         let best = ranked.max_by(|((a, b), _), ((c, d), _)| a.total_cmp(c).then(b.total_cmp(d)));
         if let Some((_, (policy, budget, records))) = best {
-            rows.push(row(family.name(), policy, *budget, records));
+            rows.push(row(families::name(family), policy, *budget, records));
         }
     }
     let column = |(metric, _, head): &(&str, Option<&str>, &str)| {
@@ -78,7 +78,8 @@ pub(crate) fn table(records: &[Record]) -> Option<Table> {
     let models = group_by(quality.iter().copied(), |r| r.model.as_str());
     let models: Vec<&str> = models.into_iter().map(|(model, _)| model).collect();
     let means_over = [format!("model {}", models.join(" and ")), samples::samples(&quality)];
-    let families = Family::ALL.map(|family| format!("{}: {}", family.name(), family.does()));
+    let families =
+        FAMILIES.map(|family| format!("{}: {}", families::name(family), families::does(family)));
     let best = "best: the highest exact match; among equals the lowest KL divergence of answers";
     let columns = [best].into_iter().chain(COLUMNS_ARE).chain(format::legend(metric::HELD_BYTES));
     let table = Table {

@@ -52,8 +52,8 @@ impl Clone for Next {
 
 impl LayerCache {
     /// Holds every head at its limit from now on: a new token takes the place that
-    /// [`Self::attend_and_choose_victim`] has chosen before, for which each head's last slot counts as its
-    /// newest token.
+    /// [`Self::attend_and_choose_victim`] has chosen before, for which each head's last slot counts
+    /// as its newest token.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] without limits ([`Self::set_limits`]), where one is 0 or below what

@@ -26,7 +26,8 @@ impl LayerCache {
     /// [`average_scores`].
     ///
     /// # Errors
-    /// [`crate::Error::InvalidPlan`] for tracks that the cache does not have, [`crate::Error::Kernel`].
+    /// [`crate::Error::InvalidPlan`] for tracks that the cache does not have,
+    /// [`crate::Error::Kernel`].
     pub fn average_scores(
         &mut self,
         tracks: ScoreTracks,
@@ -44,7 +45,8 @@ impl LayerCache {
     /// log-sum-exp `[B, Hq]`, to a track of its live slots; see [`add_probabilities`].
     ///
     /// # Errors
-    /// [`crate::Error::InvalidPlan`] for a track that the cache does not have, [`crate::Error::Kernel`].
+    /// [`crate::Error::InvalidPlan`] for a track that the cache does not have,
+    /// [`crate::Error::Kernel`].
     pub fn add_probabilities(
         &mut self,
         track: &str,

@@ -104,8 +104,8 @@ impl Check {
         }
     }
 
-    /// The kernel for a call: the forced one, checked as by [`Self::strategy`], or the chosen one. On
-    /// a CPU, which has no choice, what was asked for.
+    /// The kernel for a call: the forced one, checked as by [`Self::strategy`], or the chosen one.
+    /// On a CPU, which has no choice, what was asked for.
     pub(crate) fn chosen<S: Strategy>(
         &self,
         strategy: S,

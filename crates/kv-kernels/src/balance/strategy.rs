@@ -30,7 +30,7 @@ impl Strategy for BalanceStrategy {
 
     #[cfg(feature = "gpu")]
     fn choose(device: &DeviceTraits, shape: &BalanceShape) -> Self {
-        // Wherever it serves: 664 µs became 252 (docs/performance.md).
+        // Wherever it serves: 664 µs became 252 (docs/results/kernels.md).
         match Self::TensorCore.obstacle(device, shape) {
             None => Self::TensorCore,
             Some(_) => Self::Portable,

@@ -18,8 +18,8 @@ pub(super) struct CompactedSet {
     pub(super) chosen: usize,
 }
 
-/// Where the lists of a set and of the step's own choice begin in the table, and how many neighbours
-/// on each side the best bring along.
+/// Where the lists of a set and of the step's own choice begin in the table, and how many
+/// neighbours on each side the best bring along.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct ListOffsets {
     pub(super) set: usize,
@@ -99,8 +99,8 @@ pub(super) fn compact_bitmask(
     CompactedSet { count: min(count, width), marked: count, chosen: min(choice, width) }
 }
 
-/// Writes the tokens of slots whose bits are set in a bitmask, of which each unit has its words, to a
-/// list, as far as it has room; returns how many bits are set.
+/// Writes the tokens of slots whose bits are set in a bitmask, of which each unit has its words, to
+/// a list, as far as it has room; returns how many bits are set.
 #[cube]
 fn write_tokens(
     bitmasks: &[u32],

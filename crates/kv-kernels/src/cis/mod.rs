@@ -54,6 +54,7 @@ mod scratch;
 #[cfg(feature = "gpu")]
 mod select_topk;
 mod sets;
+mod shape;
 #[cfg(feature = "gpu")]
 mod sizes;
 #[cfg(feature = "gpu")]
@@ -74,7 +75,7 @@ use crate::backend::check::Check;
 use crate::{KernelError, Share, SlotRanges};
 use args::Retrieval;
 use backend::CisOps;
-use strategy::RetrieveShape;
+use shape::RetrieveShape;
 
 pub use crate::attention::decode::index_sets::IndexSets;
 pub use sets::{RangeSets, SetRule};
@@ -168,8 +169,8 @@ impl RetrieveOptions {
 /// `measures`: then all ranges are scored, whether they retrieve or not.
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit, for sets that have no room, and for a
-/// forced strategy that does not serve.
+/// [`KernelError`] where shapes, dtypes or devices do not fit, for sets that have no room, and for
+/// a forced strategy that does not serve.
 #[allow(clippy::too_many_arguments, reason = "callers name them all")]
 pub fn retrieve_slots(
     query: Tensor<3>,

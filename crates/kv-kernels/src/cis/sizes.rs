@@ -3,7 +3,7 @@
 
 use super::bitmask::{BITMASKS, WORD};
 use super::radix_pivots::BINS;
-use super::strategy::RetrieveShape;
+use super::shape::RetrieveShape;
 use crate::attention::decode::plan::{Kernel, for_choices, room, splits, tensor_core};
 use crate::backend::strategy::DeviceTraits;
 

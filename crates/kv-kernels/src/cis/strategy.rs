@@ -1,5 +1,6 @@
 //! Which kernels choose.
 
+use super::shape::RetrieveShape;
 #[cfg(feature = "gpu")]
 use super::sizes::Sizes;
 #[cfg(feature = "gpu")]
@@ -15,7 +16,8 @@ pub enum RetrieveStrategy {
     Auto,
     /// One cube a range scores its slots and selects among them, by digits of their scores.
     Radix,
-    /// Several cubes a range score its slots, and one selects among them, by digits of their scores.
+    /// Several cubes a range score its slots, and one selects among them, by digits of their
+    /// scores.
     SplitRadix,
     /// Several cubes a range score its slots and select among them, by a histogram of their scores.
     Histogram,
@@ -23,28 +25,6 @@ pub enum RetrieveStrategy {
     /// [`retrieving_attention`](crate::retrieving_attention) alone. Where sets are shared, several
     /// cubes a range score before.
     Fused,
-}
-
-/// What the choice of the kernels asks of a call.
-#[derive(Debug, Clone, Copy)]
-#[cfg_attr(not(feature = "gpu"), allow(dead_code, reason = "a CPU has no choice"))]
-pub(crate) struct RetrieveShape {
-    pub(crate) head_dim: usize,
-    /// Ranges.
-    pub(crate) total_kv_heads: usize,
-    /// Query heads of a range.
-    pub(crate) group: usize,
-    /// Slots of a range, at most.
-    pub(crate) longest: usize,
-    /// Sets that a range remembers, and tokens of a set, at most.
-    pub(crate) sets: usize,
-    pub(crate) width: usize,
-    /// Whether steps share sets.
-    pub(crate) shares: bool,
-    /// Whether all ranges are scored.
-    pub(crate) measures: bool,
-    /// Slots that are attended to, at most, where the call attends.
-    pub(crate) attends: Option<usize>,
 }
 
 impl Strategy for RetrieveStrategy {
@@ -55,8 +35,8 @@ impl Strategy for RetrieveStrategy {
     #[cfg(feature = "gpu")]
     fn choose(device: &DeviceTraits, shape: &RetrieveShape) -> Self {
         let sizes = Sizes { device: *device, shape: *shape };
-        // Choice and attention in one launch: 44 µs became 38.7 at 16 x 4k. The lengths from which on a
-        // histogram selects are not measured here (docs/performance.md has its times from 8k on).
+        // One launch for choice and attention is not measured against two, nor the lengths from which
+        // on a histogram selects (docs/results/kernels.md has its times from 32k on).
         if sizes.fuses() {
             Self::Fused
         } else if sizes.is_long() && sizes.has_room_for_histogram() {

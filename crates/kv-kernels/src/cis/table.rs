@@ -7,8 +7,8 @@
 //! vectors. A step that retrieves makes the list of its entry's number; the entry of a step that
 //! shares names the list of another.
 //!
-//! Fields 11 to 13 of a range, and fields 1 and 2 of an entry, hold nothing: rows have the layout of
-//! files that were saved when they held something.
+//! Fields 11 to 13 of a range, and fields 1 and 2 of an entry, hold nothing: rows have the layout
+//! of files that were saved when they held something.
 
 // The fields that attention reads; the others are between them and behind.
 pub(super) use crate::attention::decode::index_sets::{FIRST, FREED, LOCAL, READ, SINKS};

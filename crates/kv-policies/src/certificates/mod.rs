@@ -1,7 +1,7 @@
 //! Bounds on what sparse attention loses (PrHS, sections II-C, VII and VIII, appendix A).
 //!
-//! All in f64 and in nats, of single heads. What they take of a step, its observer computes from the
-//! queries, the keys and the sets that the step read ([`kv_kernels::RangeSets`]).
+//! All in f64 and in nats, of single heads. What they take of a step, its observer computes from
+//! the queries, the keys and the sets that the step read ([`kv_kernels::RangeSets`]).
 
 pub(crate) mod depth_bounds;
 pub(crate) mod eviction;

@@ -8,8 +8,8 @@ use kv_core::Budget;
 use super::config::Config;
 use crate::{Observation, Policy, PolicyError, Result};
 
-/// A policy that says what is to go, so that another may do something else with it than drop it: its
-/// steps' plans append, attend to all live slots, and have an eviction that
+/// A policy that says what is to go, so that another may do something else with it than drop it:
+/// its steps' plans append, attend to all live slots, and have an eviction that
 /// [`crate::StepPlan::observe`] reports.
 pub trait EvictionPolicy: Policy {
     /// Scores of a prompt's tokens, `[B, Hkv, T]`, f32, +∞ for those that always stay, and how many

@@ -47,8 +47,8 @@ impl SlotList {
         Ok(decode_attention(query, keys, values, weights, &ranges, options)?)
     }
 
-    /// What a cache's last step attended to, where that was a list: slots of each key-value or query
-    /// head of each sequence, counted from the first of its range. Waits for the device.
+    /// What a cache's last step attended to, where that was a list: slots of each key-value or
+    /// query head of each sequence, counted from the first of its range. Waits for the device.
     ///
     /// # Errors
     /// [`Error::Read`].

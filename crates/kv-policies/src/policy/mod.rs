@@ -145,13 +145,14 @@ pub trait Policy: Any + Debug + Send + Sync {
         Capabilities::default()
     }
 
-    /// The share of the attention that decode steps are to drop at most, where the policy measures it
-    /// and sets its sizes by it.
+    /// The share of the attention that decode steps are to drop at most, where the policy measures
+    /// it and sets its sizes by it.
     fn target(&self) -> Option<f32> {
         None
     }
 
-    /// Slots that a head keeps, or tokens that it reads, where the policy is given a number of them.
+    /// Slots that a head keeps, or tokens that it reads, where the policy is given a number of
+    /// them.
     fn budget(&self) -> Option<Budget> {
         None
     }
@@ -171,7 +172,7 @@ pub trait Policy: Any + Debug + Send + Sync {
     /// policy needs.
     fn select(&self, observation: &Observation<'_>) -> Result<Plan>;
 
-    /// Prepares a freshly filled cache for decoding under this policy: limits and tracks.
+    /// Prepares a freshly filled cache for decoding under this policy: limits, tracks and state.
     ///
     /// # Errors
     /// As [`Self::select`].
@@ -210,8 +211,8 @@ pub trait Policy: Any + Debug + Send + Sync {
     }
 
     /// What the next decode step of this layer does: by default it appends and attends to all live
-    /// slots. Asked before every step, and when the step runs; it looks at nothing but what the host
-    /// knows.
+    /// slots. Asked before every step, and when the step runs; it looks at nothing but what the
+    /// host knows.
     ///
     /// # Errors
     /// As [`Self::step`].
@@ -220,9 +221,9 @@ pub trait Policy: Any + Debug + Send + Sync {
         Ok(StepPlan::append().recordable(!self.capabilities().changes_decode))
     }
 
-    /// Whether the next decode step of this layer can be recorded as a CUDA graph and replayed
-    /// ([`StepPlan::recordable`]). Asked before every step: a recording is given up at a step that is
-    /// not recordable, such as one that evicts many slots at once.
+    /// Whether the next decode step of this layer can be recorded and replayed
+    /// ([`StepPlan::recordable`]). Asked before every step: a recording is given up at a step that
+    /// is not recordable, such as one that evicts many slots at once.
     fn is_recordable(&self, layer: LayerContext, cache: &LayerCache) -> bool {
         !cache.options().growable && self.plan(layer, cache).is_ok_and(|plan| plan.recordable)
     }
@@ -284,7 +285,8 @@ pub trait Policy: Any + Debug + Send + Sync {
         None
     }
 
-    /// Compresses one layer's prompt into a cache: select, fill, prime.
+    /// Compresses one layer's prompt into a cache: selects, fills, and prepares it for decoding
+    /// ([`Self::init_cache`]).
     ///
     /// # Errors
     /// As [`Self::select`].

@@ -22,6 +22,9 @@ use super::step::Step;
 ///
 /// A policy plans ([`crate::Policy::plan`]); [`Self::run`] carries the plan out. A policy around
 /// another takes the other's plan and does something else with what it evicts ([`Self::observe`]).
+///
+/// An attention of the policy's own and one that chooses a victim leave nothing to an update or to an
+/// eviction behind them: a plan that has either is refused.
 #[must_use = "a plan does nothing before it runs"]
 pub struct StepPlan<'a> {
     /// Where the new token goes.
@@ -32,8 +35,8 @@ pub struct StepPlan<'a> {
     pub update: Option<StepUpdate<'a>>,
     /// What is dropped, and when.
     pub eviction: Option<EvictionRule<'a>>,
-    /// Whether the step can be recorded as a CUDA graph and replayed: it launches the kernels that
-    /// every other recordable step of its policy launches, and neither waits for the device nor
+    /// Whether the step can be recorded and replayed, as a CUDA graph is: it launches the kernels
+    /// that every other recordable step of its policy launches, and neither waits for the device nor
     /// allocates a tensor of the cache.
     pub recordable: bool,
 }
@@ -51,9 +54,10 @@ pub enum TokenSlot {
 pub enum StepAttention<'a> {
     /// All live slots.
     Live {
-        /// Whether the update or the eviction looks at probabilities, `[S, G]`.
+        /// Whether an update of the policy's own or the eviction looks at probabilities, `[S, G]`.
         probabilities: bool,
-        /// Whether they look at logits `[S, G]` and log-sum-exp `[B, Hq]`.
+        /// Whether they look at logits `[S, G]` and log-sum-exp `[B, Hq]`. Updates that add
+        /// probabilities or contributions have these without being asked for here.
         logits: bool,
     },
     /// All live slots, in a launch that chooses the slot of the next token too
@@ -101,7 +105,7 @@ pub enum StepUpdate<'a> {
     Own(OwnUpdate<'a>),
 }
 
-/// An update of a policy's own. The view has the cache's state before the update.
+/// An update of a policy's own, given the cache, the step, and the step's query and attention.
 pub type OwnUpdate<'a> = Box<dyn FnOnce(&mut LayerCache, &Step, &StepOutput) -> Result<()> + 'a>;
 
 /// The query and the attention of a step.
@@ -137,7 +141,7 @@ pub type SlotScores<'a> = Box<dyn Fn(&DecodeView<'_>) -> Result<Tensor<1>> + 'a>
 pub struct DecodeView<'a> {
     /// The layer.
     pub layer: LayerContext,
-    /// The slots, the new token's included (its eviction excluded).
+    /// The slots as they are before this step's eviction, the new token's included.
     pub cache: &'a LayerCache,
     /// The step.
     pub step: &'a Step,
@@ -218,8 +222,21 @@ impl<'a> StepPlan<'a> {
         cache: &mut LayerCache,
         step: &Step,
     ) -> Result<Tensor<3>> {
+        self.check()?;
         let query = self.slot.write(cache, step)?;
         self.attend(layer, cache, query, step)
+    }
+
+    /// Refuses parts that would be left out.
+    fn check(&self) -> Result<()> {
+        let behind = self.eviction.as_ref().is_some_and(|rule| !rule.before_attention);
+        let live = matches!(self.attention, StepAttention::Live { .. });
+        if live || !(behind || self.update.is_some()) {
+            return Ok(());
+        }
+        let reason = "its plan has an update or an eviction behind an attention that leaves neither \
+                      probabilities nor logits";
+        Err(PolicyError::InvalidConfig { policy: "decode step".into(), reason: reason.into() })
     }
 
     /// Runs what follows the token's write, given its query `[B, Hq, D]` after RoPE.
@@ -233,6 +250,7 @@ impl<'a> StepPlan<'a> {
         query: Tensor<3>,
         step: &Step,
     ) -> Result<Tensor<3>> {
+        self.check()?;
         let Self { attention, update, eviction, .. } = self;
         if let Some(rule) = eviction.as_ref().filter(|rule| rule.before_attention)
             && let Some(due) =
@@ -246,7 +264,9 @@ impl<'a> StepPlan<'a> {
                 let options = choice.options(cache, &step.position);
                 return Ok(cache.attend_and_choose_victim(query, options)?.output);
             }
-            StepAttention::Live { probabilities, logits } => (probabilities, logits),
+            StepAttention::Live { probabilities, logits } => {
+                (probabilities, logits || update.as_ref().is_some_and(StepUpdate::takes_logits))
+            }
         };
         let attention = attend_live(cache, &query, probabilities, logits)?;
         let output = StepOutput { query, attention };
@@ -262,8 +282,8 @@ impl<'a> StepPlan<'a> {
     }
 
     /// Runs the step but for its eviction, which it reports: with logits and log-sum-exp, for a
-    /// policy that does something else with what goes. Slots that need no attention to be found are
-    /// found before it too, but attended to.
+    /// policy that does something else with what goes. A rule that needs no attention still chooses
+    /// before it, but its victims are attended to.
     ///
     /// # Errors
     /// As [`Self::run`]; [`PolicyError::InvalidConfig`] for plans that read in a way of their own
@@ -354,6 +374,10 @@ impl TokenSlot {
 }
 
 impl StepUpdate<'_> {
+    fn takes_logits(&self) -> bool {
+        matches!(self, Self::AddProbabilities { .. } | Self::AddContributions { .. })
+    }
+
     fn apply_to(self, cache: &mut LayerCache, step: &Step, output: &StepOutput) -> Result<()> {
         match self {
             Self::AddProbabilities { sums, reduction } => {
@@ -402,7 +426,7 @@ impl DecodeView<'_> {
     /// The track of accumulated scores of this name, `[S]`.
     ///
     /// # Errors
-    /// [`PolicyError::MissingObservation`] for caches that were not primed.
+    /// [`PolicyError::MissingObservation`] for a cache that another policy has filled.
     pub fn track(&self, name: &str) -> Result<Tensor<1>> {
         self.cache.track(name).cloned().ok_or_else(|| missing("accumulated scores"))
     }

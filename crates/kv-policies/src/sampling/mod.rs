@@ -2,8 +2,8 @@
 //!
 //! * [`uniform`]: tokens at random, reweighted.
 //! * [`balancekv`]: `balancekv` halves blocks so that both halves attend alike;
-//!   `balancekv-augmented` does so beside tokens that stand apart, and `balancekv-stream` in levels,
-//!   while decoding too.
+//!   `balancekv-augmented` does so beside tokens that stand apart, and `balancekv-stream` in
+//!   levels, while decoding too.
 //!
 //! [`exact_ends`] has the first and last tokens that they keep exactly.
 

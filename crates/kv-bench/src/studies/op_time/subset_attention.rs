@@ -100,7 +100,7 @@ impl Decoding<'_, '_> {
         Ok(Timed { bytes, reads, ..Timed::of(policy, budget, seconds) })
     }
 
-    /// A primed cache of so many tokens.
+    /// A cache of so many tokens, prepared for decode steps.
     fn cache(
         &self,
         policy: &dyn Policy,

@@ -27,8 +27,8 @@ pub(super) struct Exact<'a> {
     pub(super) tokens: usize,
     /// Whether constants of bounds are fitted to the prompt, or bounds checked on it.
     pub(super) fit_check: FitCheck,
-    /// What certificates take of the layer's heads, where they are asked for. Policies that read all
-    /// tokens they keep are measured then, too: their distance from the best choice of as many
+    /// What certificates take of the layer's heads, where they are asked for. Policies that read
+    /// all tokens they keep are measured then, too: their distance from the best choice of as many
     /// tokens is equation (6) of PrHS.
     pub(super) heads: Option<&'a PromptHeads>,
 }
@@ -42,9 +42,9 @@ impl Exact<'_> {
 }
 
 /// Adds a step to the metrics of all query heads, `heads`, which is filled at the first step, and
-/// follows the sets that it retrieves or shares. Returns whether the policy told which tokens it read. `block` is the number of steps that share
-/// a set, where sets are the tokens of the highest sums: see
-/// [`crate::policy_runs::PolicyRun::block_of_sums`].
+/// follows the sets that it retrieves or shares. Returns whether the policy told which tokens it
+/// read. `block` is the number of steps that share a set, where sets are the tokens of the highest
+/// sums: see [`crate::policy_runs::PolicyRun::block_of_sums`].
 ///
 /// # Errors
 /// Where the device gives nothing back.

@@ -1,5 +1,5 @@
-//! What the kernel for matrix instructions takes and writes where it also chooses the slots that the
-//! next tokens overwrite.
+//! What the kernel for matrix instructions takes and writes where it also chooses the slots that
+//! the next tokens overwrite.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;

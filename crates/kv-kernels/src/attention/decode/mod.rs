@@ -1,8 +1,8 @@
 //! Weighted decode attention over slots: ragged lengths, grouped queries, optional weights, index
 //! lists and windows.
 //!
-//! On CubeCL devices `strategy.rs` chooses a kernel, and `plan.rs` how many cubes share a head (split
-//! KV):
+//! On CubeCL devices `strategy.rs` chooses a kernel, and `plan.rs` how many cubes share a head
+//! (split KV):
 //!
 //! - `tensor_core.rs`, where matrix instructions serve: `mma_fragments.rs` loads keys and values,
 //!   `products.rs` multiplies, `split_kv_reduce.rs` reduces the sums of a cube's planes, and of a
@@ -38,7 +38,7 @@ mod plain;
 pub(crate) mod plan;
 #[cfg(feature = "gpu")]
 pub(crate) mod products;
-pub mod reference;
+pub(crate) mod reference;
 #[cfg(feature = "gpu")]
 pub(crate) mod slot_indexer;
 #[cfg(feature = "gpu")]
@@ -90,7 +90,8 @@ const MAX_HEAD_DIM: usize = 256;
 /// [`KernelError`] for shapes, dtypes, devices or sizes that do not fit; `D` must be a multiple of
 /// 4 of at most 256. What ranges and views hold is on the device, and is not waited for: a range
 /// must end within the pool ([`SlotRanges::validate`]), and slots of lists outside it are absent
-/// ([`SlotView::validate`]). [`KernelError::Unavailable`] for a forced strategy that does not serve.
+/// ([`SlotView::validate`]). [`KernelError::Unavailable`] for a forced strategy that does not
+/// serve.
 pub fn decode_attention(
     query: Tensor<3>,
     keys: Tensor<2>,

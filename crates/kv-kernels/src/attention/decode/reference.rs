@@ -4,36 +4,36 @@ use super::index_sets::{FIRST, FREED, LOCAL, READ, SINKS};
 
 /// One call's arguments, as slices in row-major order.
 #[derive(Debug, Clone, Copy)]
-pub struct Problem<'a, E> {
+pub(crate) struct Problem<'a, E> {
     /// `[B, Hq, D]`
-    pub query: &'a [E],
+    pub(crate) query: &'a [E],
     /// `[S, D]`
-    pub keys: &'a [E],
+    pub(crate) keys: &'a [E],
     /// `[S, D]`
-    pub values: &'a [E],
+    pub(crate) values: &'a [E],
     /// `[S]`
-    pub log_weights: Option<&'a [f32]>,
+    pub(crate) log_weights: Option<&'a [f32]>,
     /// `[S]`, weights of the values alone.
-    pub numerators: Option<&'a [f32]>,
+    pub(crate) numerators: Option<&'a [f32]>,
     /// Which slots of each range are read.
-    pub view: View<'a>,
+    pub(crate) view: View<'a>,
     /// `[B, Hkv]`
-    pub offsets: &'a [i32],
+    pub(crate) offsets: &'a [i32],
     /// `[B, Hkv]`
-    pub lengths: &'a [i32],
+    pub(crate) lengths: &'a [i32],
     /// `Hkv`
-    pub kv_heads: usize,
+    pub(crate) kv_heads: usize,
     /// `Hq / Hkv`
-    pub group: usize,
+    pub(crate) group: usize,
     /// `D`
-    pub head_dim: usize,
+    pub(crate) head_dim: usize,
     /// Factor of `q . k`.
-    pub scale: f32,
+    pub(crate) scale: f32,
 }
 
 /// [`crate::SlotView`] on the host.
 #[derive(Debug, Clone, Copy)]
-pub enum View<'a> {
+pub(crate) enum View<'a> {
     /// All slots of a range.
     All,
     /// The first `sinks`, and those from `starts` `[B, Hkv]` on.
@@ -83,18 +83,18 @@ impl<E> Problem<'_, E> {
 
 /// The results, in f32.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Solution {
+pub(crate) struct Solution {
     /// `[B, Hq, D]`
-    pub output: Vec<f32>,
+    pub(crate) output: Vec<f32>,
     /// `[B, Hq]`
-    pub log_sum_exp: Vec<f32>,
+    pub(crate) log_sum_exp: Vec<f32>,
     /// `[S, G]`, what was asked for of every slot; 0 outside the ranges.
-    pub scores: Vec<f32>,
+    pub(crate) scores: Vec<f32>,
 }
 
 /// What to return of every slot and query head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scores {
+pub(crate) enum Scores {
     /// Nothing.
     None,
     /// Its probability.
@@ -104,7 +104,7 @@ pub enum Scores {
 }
 
 /// Solves `problem`, reading each element through `load`.
-pub fn solve<E: Copy>(
+pub(crate) fn solve<E: Copy>(
     problem: &Problem<'_, E>,
     scores: Scores,
     load: impl Fn(E) -> f32,

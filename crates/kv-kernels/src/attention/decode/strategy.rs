@@ -52,8 +52,8 @@ impl Strategy for DecodeStrategy {
         if plan::parts(processors, total_kv_heads, longest) <= 2 {
             return Self::TensorCore;
         }
-        // Clusters spare the launch that joins parts: 31.3 µs became 29.4 at 8x32x8x3200, and with the
-        // choice of an eviction 15.9 became 12.4 at 1x32x8x3200 (docs/performance.md).
+        // Clusters spare the launch that joins parts: 31.3 µs became 29.4 at 8x32x8x3200, and with
+        // the choice of an eviction 15.9 became 12.4 at 1x32x8x3200 (docs/results/kernels.md).
         let Some(cubes) = plan::cluster(device, total_kv_heads, longest) else {
             return Self::TensorCore;
         };

@@ -14,8 +14,8 @@ pub enum EvictionStrategy {
     Auto,
     /// Vector instructions alone, on every CubeCL device. A launch behind chooses the slot.
     Portable,
-    /// Matrix instructions, in f16 and bf16. The attention's launch chooses the slot where a cube or
-    /// a cluster has a whole head and room for its logits, and a launch behind elsewhere.
+    /// Matrix instructions, in f16 and bf16. The attention's launch chooses the slot where a cube
+    /// or a cluster has a whole head and room for its logits, and a launch behind elsewhere.
     TensorCore,
 }
 

@@ -9,7 +9,7 @@ use super::args::{SketchAttended, SketchAttentionArgs};
 use super::blueprint::Blueprint;
 use super::plain::{self, sketch_attention_kernel};
 use super::plan::{Kernel, Plan};
-use super::strategy::SketchShape;
+use super::shape::SketchShape;
 use super::tensor_core::{joined_kernel, tile_kernel};
 use crate::attention::decode::blueprint::KvSplit;
 use crate::attention::decode::launch::combine;
@@ -37,7 +37,7 @@ pub(super) fn run(args: SketchAttentionArgs<CubeBackend>) -> SketchAttended<Cube
         buckets: sketch.config.buckets,
         longest: args.longest + args.longest_tokens,
     };
-    let Plan { kernel, splits, parts, staged } = Plan::new(&query, args.strategy, &shape);
+    let Plan { kernel, splits, parts, staged } = args.strategy.plan(&query, &shape);
     let split = parts == KvSplit::Global;
 
     let floats = |shape: Shape| empty_like(&query, shape, DType::F32);

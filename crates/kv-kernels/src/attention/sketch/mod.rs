@@ -21,6 +21,7 @@ mod plain;
 #[cfg(feature = "gpu")]
 mod plan;
 mod reference;
+mod shape;
 #[cfg(feature = "gpu")]
 mod staging;
 mod strategy;
@@ -36,7 +37,7 @@ use crate::sketch::count_sketch::{HEAD_FIELDS, SketchConfig, SketchSource};
 use crate::{KernelError, SlotRanges};
 use args::SketchAttentionArgs;
 use backend::SketchAttentionOps;
-use strategy::SketchShape;
+use shape::SketchShape;
 
 pub use strategy::SketchStrategy;
 
@@ -80,8 +81,8 @@ pub struct SketchAttention {
 /// `longest` slots of a range at most.
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit, and for a forced strategy that does not
-/// serve.
+/// [`KernelError`] where shapes, dtypes or devices do not fit, and for a forced strategy that does
+/// not serve.
 pub fn sketch_attention(
     query: Tensor<3>,
     [keys, values]: [Tensor<2>; 2],

@@ -2,11 +2,11 @@
 
 use burn_cubecl::tensor::CubeTensor;
 
-use super::strategy::{SketchShape, SketchStrategy};
+use super::shape::SketchShape;
 use crate::attention::decode::blueprint::{KvSplit, MMA_KEYS};
 use crate::attention::decode::plan::fit_clusters;
 use crate::backend::client::processors;
-use crate::backend::strategy::{DeviceTraits, Strategy};
+use crate::backend::strategy::DeviceTraits;
 use crate::components::cluster::LARGEST_CLUSTER;
 
 /// How a call is laid out on the device.
@@ -69,15 +69,6 @@ const LAUNCH: usize = 256;
 const MOST_WAVES: usize = 4;
 
 impl Plan {
-    pub(super) fn new(query: &CubeTensor, strategy: SketchStrategy, shape: &SketchShape) -> Self {
-        let device = DeviceTraits::of(&query.client, query.dtype);
-        let tiles = match strategy.or_chosen(&device, shape) {
-            SketchStrategy::TensorCore => Self::tiles(&device, shape),
-            SketchStrategy::Auto | SketchStrategy::Portable => None,
-        };
-        tiles.unwrap_or_else(|| Self::plain(query, shape))
-    }
-
     /// The layout and split of the fewest tiles one behind another, where any finds room.
     pub(super) fn tiles(device: &DeviceTraits, shape: &SketchShape) -> Option<Self> {
         let SketchShape { head_dim, total_kv_heads, group, longest, .. } = *shape;
@@ -119,7 +110,8 @@ impl Plan {
         best
     }
 
-    fn plain(query: &CubeTensor, shape: &SketchShape) -> Self {
+    /// The portable kernel's layout and split.
+    pub(super) fn plain(query: &CubeTensor, shape: &SketchShape) -> Self {
         let SketchShape { head_dim, size, total_kv_heads, group, entries, buckets, longest } =
             *shape;
         let hardware = &query.client.properties().hardware;

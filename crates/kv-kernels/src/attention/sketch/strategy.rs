@@ -1,7 +1,11 @@
 //! Which kernel attends.
 
 #[cfg(feature = "gpu")]
+use burn_cubecl::tensor::CubeTensor;
+
+#[cfg(feature = "gpu")]
 use super::plan::Plan;
+use super::shape::SketchShape;
 #[cfg(feature = "gpu")]
 use crate::backend::strategy::DeviceTraits;
 use crate::backend::strategy::Strategy;
@@ -14,28 +18,9 @@ pub enum SketchStrategy {
     Auto,
     /// Vector instructions alone, on every CubeCL device.
     Portable,
-    /// Matrix instructions, in f16 and bf16. Parts of a head are joined by the cubes of a cluster or
-    /// by a launch behind, whichever is expected to be the faster.
+    /// Matrix instructions, in f16 and bf16. Parts of a head are joined by the cubes of a cluster
+    /// or by a launch behind, whichever is expected to be the faster.
     TensorCore,
-}
-
-/// What the choice of a kernel asks of a call.
-#[derive(Debug, Clone, Copy)]
-#[cfg_attr(not(feature = "gpu"), allow(dead_code, reason = "a CPU has no choice"))]
-pub(crate) struct SketchShape {
-    pub(crate) head_dim: usize,
-    /// Bytes of an element.
-    pub(crate) size: usize,
-    /// Key-value heads of all sequences.
-    pub(crate) total_kv_heads: usize,
-    /// Query heads of each.
-    pub(crate) group: usize,
-    /// Entries of a range's sketch, at most.
-    pub(crate) entries: usize,
-    /// Entries of which a token is the median.
-    pub(crate) buckets: usize,
-    /// Slots and tokens of a range, at most.
-    pub(crate) longest: usize,
 }
 
 impl Strategy for SketchStrategy {
@@ -46,7 +31,7 @@ impl Strategy for SketchStrategy {
     #[cfg(feature = "gpu")]
     fn choose(device: &DeviceTraits, shape: &SketchShape) -> Self {
         // For one query head, a plane's products of whole tiles are more work than a team's of
-        // rows: 137 µs against 129 at batch 8 and 4,096 tokens (docs/performance.md).
+        // rows: 137 µs against 129 at batch 8 and 4,096 tokens (docs/results/kernels.md).
         let serves = shape.group > 1 && Self::TensorCore.obstacle(device, shape).is_none();
         if serves { Self::TensorCore } else { Self::Portable }
     }
@@ -65,5 +50,18 @@ impl Strategy for SketchStrategy {
                 .is_none()
                 .then_some("shared memory has no room for the sums of a cube"),
         }
+    }
+}
+
+#[cfg(feature = "gpu")]
+impl SketchStrategy {
+    /// How a call is laid out on the device of its query.
+    pub(super) fn plan(self, query: &CubeTensor, shape: &SketchShape) -> Plan {
+        let device = DeviceTraits::of(&query.client, query.dtype);
+        let tiles = match self.or_chosen(&device, shape) {
+            Self::TensorCore => Plan::tiles(&device, shape),
+            Self::Auto | Self::Portable => None,
+        };
+        tiles.unwrap_or_else(|| Plan::plain(query, shape))
     }
 }

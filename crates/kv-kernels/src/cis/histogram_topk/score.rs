@@ -14,8 +14,8 @@ use crate::cis::visible_range::load_step_context;
 /// ranges' bins and tallies.
 ///
 /// # Shapes
-/// As for [`step`](crate::cis::step::step); `tasks` `[P]`; `part_sums` `[P, parts, G, 2]`, `bins` `[P, BINS]`, `tallies` `[P, 2]`. Ranges are `most` at
-/// most.
+/// As for [`step`](crate::cis::step::step); `tasks` `[P]`; `part_sums` `[P, parts, G, 2]`, `bins`
+/// `[P, BINS]`, `tallies` `[P, 2]`. Ranges are `most` at most.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn score_kernel<F: Float, N: Size>(

@@ -75,8 +75,8 @@ pub struct RowNorm {
 /// or `[N, out / 2]` where gated.
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit, and for a forced strategy that does not
-/// serve.
+/// [`KernelError`] where shapes, dtypes or devices do not fit, and for a forced strategy that does
+/// not serve.
 pub fn linear(
     x: Tensor<2>,
     weight: Tensor<2>,

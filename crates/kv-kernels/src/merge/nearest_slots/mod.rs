@@ -72,16 +72,16 @@ pub struct Nearest {
 /// For every slot of a list, the slot of another list of the same row whose key has the highest
 /// cosine. A slot is not paired with itself.
 ///
-/// With [`NearestSlotsOptions::earlier`], only with places before its own: where both lists are one ranking, a slot finds
-/// the most similar of those that rank higher.
+/// With [`NearestSlotsOptions::earlier`], only with places before its own: where both lists are one
+/// ranking, a slot finds the most similar of those that rank higher.
 ///
 /// # Shapes
 /// `keys` `[S, D]`, f32, f16 or bf16; `of` `[P, N]`, `among` `[P, M]`; their slots and counts are
 /// on the device and are not checked.
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit, and for a forced strategy that does not
-/// serve.
+/// [`KernelError`] where shapes, dtypes or devices do not fit, and for a forced strategy that does
+/// not serve.
 pub fn nearest_slots(
     keys: Tensor<2>,
     of: &SlotLists,

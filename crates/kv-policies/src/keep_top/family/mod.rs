@@ -227,12 +227,11 @@ impl<S: Scorer> Policy for KeepTop<S> {
     fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
         let decoding = self.decoding();
         let Some(rule) = self.rule(decoding, layer) else { return Ok(StepPlan::append()) };
-        let accumulates = matches!(decoding, Decoding::AfterAttention { accumulate: true, .. });
         let probabilities =
             matches!(decoding, Decoding::AfterAttention { probabilities: true, .. });
         let between = rule.interval > 1 && !rule.is_due(cache, 1);
         Ok(StepPlan {
-            attention: StepAttention::Live { probabilities, logits: accumulates },
+            attention: StepAttention::Live { probabilities, logits: false },
             update: self.update(decoding),
             recordable: between || rule.is_steady(cache),
             eviction: Some(rule),

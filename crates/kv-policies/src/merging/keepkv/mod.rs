@@ -197,8 +197,8 @@ impl KeepKv {
         self.options.predictor == Predictor::Window || self.options.spare_protected
     }
 
-    /// A step's scores, where the kernel that merges takes them, too: single slots, but where rebuilds ask for the
-    /// averages before.
+    /// A step's scores, where the kernel that merges takes them, too: single slots, but where
+    /// rebuilds ask for the averages before.
     fn taken_by_merges(&self, attended: &Attended) -> Option<StepScores> {
         let single = matches!(attended.due, Some(Eviction::One { .. }));
         let taken = single && !self.merges_on_host() && !self.rebuilds();

@@ -35,8 +35,8 @@ pub struct KeepKvOptions {
     /// stay as they are. The paper and the authors' code merge into all that is kept. Decode steps
     /// wait for the device then, and are not recorded.
     pub spare_protected: bool,
-    /// Every so many steps the cache is rebuilt from all tokens, which are in host memory then (periodic
-    /// lossless compression); 0 for never.
+    /// Every so many steps the cache is rebuilt from all tokens, which are in host memory then
+    /// (periodic lossless compression); 0 for never.
     pub period: usize,
     /// Whether layers take turns within the period, rather than being rebuilt at the same step:
     /// each one's tokens come back to the device while the step before runs.

@@ -2,17 +2,16 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::LayerCache;
-use kv_kernels::GroupReduction;
+use kv_kernels::{GroupReduction, value_norms};
 
 use crate::{DecodeView, Result, Scope};
 
-/// `Σ α ‖v‖₁` of every slot, `[S]`, summed over the query heads that see it (equation 6), and for a
-/// layer's heads together over its key-value heads.
+/// `Σ α ‖v‖₁` of every slot over its group's query heads, `[S]` (equation 6); with [`Scope::Layer`]
+/// also over all key-value heads.
 pub(super) fn importance(view: &DecodeView<'_>, scope: Scope) -> Result<Tensor<1>> {
     let (logits, log_sum_exp) = view.logits()?;
     let shares = view.cache.probabilities(logits, log_sum_exp, GroupReduction::Sum)?;
-    let norms = view.cache.values().clone().cast(DType::F32).abs().sum_dim(1);
-    let scores = shares * norms.squeeze_dim(1);
+    let scores = shares * value_norms(view.cache.values().clone());
     Ok(match scope {
         Scope::Head => scores,
         Scope::Layer => over_heads(view.cache, &scores),

@@ -18,10 +18,9 @@ use crate::{
 const NAME: &str = "longflow";
 
 /// LongFlow (2026): a static cache for long outputs. Each decode step writes its token over the
-/// slot that the step before chose, attends, and chooses the slot of least `‖α_i v_i‖₁`
-/// (equation 6) for the next one, by one fused operator
-/// ([`kv_core::LayerCache::attend_and_choose_victim`]). Below the budget nothing is chosen and the cache
-/// fills.
+/// slot that the step before chose, attends, and chooses the slot of least `‖α_i v_i‖₁` (equation
+/// 6) for the next one, by one fused operator ([`kv_core::LayerCache::attend_and_choose_victim`]).
+/// Below the budget nothing is chosen and the cache fills.
 ///
 /// Prompts over the budget are first compressed to it by SnapKV (section 4.1); the last prompt
 /// token's query then chooses the first slot to overwrite.
@@ -52,8 +51,8 @@ pub struct LongFlow {
     /// How prompts over the budget are compressed.
     #[serde(default)]
     pub prefill: SnapKv,
-    /// Whether steps choose a slot behind their attention rather than within its launch, and drop
-    /// it: as a part of another policy, which may do something else with the slot before.
+    /// Whether a step appends, attends, and then drops its least important slot, so that a policy
+    /// around this one (KeepKV) can merge the slot first.
     #[serde(skip)]
     pub after_attention: bool,
 }
@@ -97,7 +96,7 @@ impl LongFlow {
     }
 
     /// Some slot must be free to be overwritten; that of a single one is. A share of a short prompt
-    /// may leave none: then each step overwrites the newest.
+    /// may leave none, which is no error: then each step overwrites the newest.
     fn check_protected(&self, budget: usize) -> Result<()> {
         if let Budget::Ratio(_) = self.budget {
             return Ok(());

@@ -109,7 +109,7 @@ impl PyramidInfer {
         probabilities: &Tensor<2>,
         position: &Tensor<1, Int>,
     ) -> Result<()> {
-        let state = cache.state(BLOCKS).ok_or_else(not_primed)?;
+        let state = cache.state(BLOCKS).ok_or_else(not_filled)?;
         let (batch, heads) = (cache.layout().batch(), cache.layout().kv_heads());
         let prompt = state.clone().narrow(2, 0, 1).reshape([batch]).int().cast(DType::I32);
         let generated = position.clone().cast(DType::I32) - prompt.clone();
@@ -118,7 +118,7 @@ impl PyramidInfer {
         let own_block = own_block.reshape([batch * heads]).select(0, cache.slot_pairs().clone());
         let excluded = cache.positions().clone().greater_equal(own_block);
         let row = probabilities.clone().mean_dim(1).squeeze_dim::<1>(1).mask_fill(excluded, 0.0);
-        let track = |name: &str| cache.track(name).cloned().ok_or_else(not_primed);
+        let track = |name: &str| cache.track(name).cloned().ok_or_else(not_filled);
         let (attention, aged) = (track(ATTENTION)?, track(AGED)?);
         // All earlier rows grow older by one step.
         cache.set_track(AGED, aged + attention.clone(), 0.0)?;
@@ -128,7 +128,7 @@ impl PyramidInfer {
     /// Shrinks the blocks that have left the recents.
     pub(super) fn shrink(&self, layer: LayerContext, cache: &mut LayerCache) -> Result<()> {
         let heads = cache.layout().kv_heads();
-        let limits = cache.limits().ok_or_else(not_primed)?.to_vec();
+        let limits = cache.limits().ok_or_else(not_filled)?.to_vec();
         let lengths = cache.layout().lengths().to_vec();
         let is_due = |row: usize| lengths[row * heads] > limits[row * heads];
         let batch = cache.layout().batch();
@@ -137,7 +137,7 @@ impl PyramidInfer {
         }
         let mut sequences = blocks(cache)?;
         let read = |name: &str| {
-            let track = cache.track(name).cloned().ok_or_else(not_primed)?;
+            let track = cache.track(name).cloned().ok_or_else(not_filled)?;
             Ok::<_, PolicyError>(read_f32("scores", track)?)
         };
         let (attention, aged) = (read(ATTENTION)?, read(AGED)?);
@@ -183,7 +183,7 @@ fn limit(length: usize, whole: usize, due: Option<usize>) -> usize {
 }
 
 fn blocks(cache: &LayerCache) -> Result<Vec<Generated>> {
-    let state = cache.state(BLOCKS).ok_or_else(not_primed)?;
+    let state = cache.state(BLOCKS).ok_or_else(not_filled)?;
     let numbers = read_f32("blocks", state.clone().flatten::<1>(0, 2))?;
     let sequences = numbers.chunks(3).map(|of| Generated {
         prompt: of[0] as usize,
@@ -203,6 +203,9 @@ fn set_blocks(cache: &mut LayerCache, sequences: &[Generated]) {
     cache.set_state(BLOCKS, state.reshape([sequences.len(), 1, 3]));
 }
 
-fn not_primed() -> PolicyError {
-    PolicyError::MissingObservation { policy: "pyramidinfer", what: "a primed cache" }
+fn not_filled() -> PolicyError {
+    PolicyError::MissingObservation {
+        policy: "pyramidinfer",
+        what: "a cache that this policy filled",
+    }
 }

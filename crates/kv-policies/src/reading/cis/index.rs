@@ -144,8 +144,8 @@ fn ranges_of(cache: &LayerCache, count: usize) -> SlotRanges {
     SlotRanges { offsets: repeated(&ranges.offsets), lengths: repeated(&ranges.lengths) }
 }
 
-/// What a file says of index sets besides their tensors: the shape of their vectors, and integers of
-/// a row of their table.
+/// What a file says of index sets besides their tensors: the shape of their vectors, and integers
+/// of a row of their table.
 type Header = ([usize; 4], usize);
 
 impl PolicyState for CisIndex {

@@ -249,7 +249,8 @@ fn widest(
     star: bool,
     cache: &LayerCache,
 ) -> Result<SetRule> {
-    let missing = PolicyError::MissingObservation { policy, what: "a primed cache" };
+    let missing =
+        PolicyError::MissingObservation { policy, what: "a cache that this policy filled" };
     let limit = cache.limits().ok_or(missing)?.iter().max().copied().unwrap_or(1);
     Ok(options.rule(options.parts(policy, limit)?, star))
 }
@@ -264,7 +265,8 @@ fn index_sets(
 ) -> Result<IndexSets> {
     let [ranges, parts, length] = vectors.dims();
     let pairs = cache.layout().pairs();
-    let missing = PolicyError::MissingObservation { policy, what: "a primed cache" };
+    let missing =
+        PolicyError::MissingObservation { policy, what: "a cache that this policy filled" };
     let limits = cache.limits().ok_or(missing)?;
     let rules = (0..ranges).map(|range| {
         let budget = limits[range / (ranges / pairs)];

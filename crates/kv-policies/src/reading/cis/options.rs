@@ -124,8 +124,8 @@ pub struct CisOptions {
     /// How scores of a group become one.
     #[serde(default)]
     pub group_score: GroupScore,
-    /// Has no effect. It is read so that older configurations remain valid: what certificates take
-    /// is computed outside of steps, for any options.
+    /// Read, and without effect: what certificates take is computed outside of steps, for any
+    /// options.
     #[serde(default, skip_serializing)]
     pub certified: bool,
     /// The share of attention, to what is in sight, that heads are to drop: `k`, which begins with

@@ -35,11 +35,12 @@ pub(super) struct Sharing<'a> {
 impl SharedLists {
     /// The slots of the highest products of queries and keys over a few channels ([`label_scores`])
     /// between sinks and recents, in lists that heads and layers share and that stay for several
-    /// steps; tokens that have left the recents since stay readable. `ends` is the most that any budget has of sinks and recents together.
+    /// steps; tokens that have left the recents since stay readable. `ends` is the most that any
+    /// budget has of sinks and recents together.
     ///
     /// # Shapes
-    /// `query` `[B, Hq, D]`; `channels` `[B, Hq, r]` and `budgets` `[B, Hq, 3]`, f32; `sources` `[B, Hq, 1]`, f32, and `[B, Hq, 2]` with a
-    /// board.
+    /// `query` `[B, Hq, D]`; `channels` `[B, Hq, r]` and `budgets` `[B, Hq, 3]`, f32; `sources`
+    /// `[B, Hq, 1]`, f32, and `[B, Hq, 2]` with a board.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] for caches without lists, and where layers before this one have not

@@ -21,14 +21,14 @@ use crate::{
 const NAME: &str = "quest";
 /// State of each sequence's slots of a page, `[B, 1, 1]`.
 const PAGE: &str = "page";
-/// Pages that a budget holds at least, where pages are fitted to it: the last one, and three that are
-/// chosen, which the authors' evaluation reads at least.
+/// Pages that a budget holds at least, where pages are fitted to it: the last one, and three that
+/// are chosen, which the authors' evaluation reads at least.
 const LEAST_PAGES: usize = 4;
 
-/// Quest (Tang et al., 2024, section 3.2): the whole cache stays, in pages of consecutive slots, with
-/// the minimum and the maximum of each channel of a page's keys. A decode step attends to the pages
-/// of the highest `sum_d max(q_d min_d, q_d max_d)`, which no product with a key of the page exceeds.
-/// The first layers attend to everything, and so do all while a prompt is read.
+/// Quest (Tang et al., 2024, section 3.2): the whole cache stays, in pages of consecutive slots,
+/// with the minimum and the maximum of each channel of a page's keys. A decode step attends to the
+/// pages of the highest `sum_d max(q_d min_d, q_d max_d)`, which no product with a key of the page
+/// exceeds. The first layers attend to everything, and so do all while a prompt is read.
 ///
 /// A budget of one or two pages leaves nothing to choose: the last page takes one. So pages are
 /// halved until the budget holds 4 of them (`fit_page`).
@@ -93,8 +93,8 @@ fn yes() -> bool {
 
 impl Quest {
     /// # Errors
-    /// [`PolicyError::InvalidConfig`] for pages of no slots, and for budgets below a page that is not
-    /// fitted.
+    /// [`PolicyError::InvalidConfig`] for pages of no slots, and for budgets below a page that is
+    /// not fitted.
     pub fn validate(&self) -> Result<()> {
         self.budget.validate()?;
         let invalid = |reason| Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });

@@ -138,8 +138,8 @@ impl PolicyState for PageBounds {
         Some(Box::new(Self(self.0.iter().map(|pages| pages.to_device(device)).collect())))
     }
 
-    /// Pages of every size that any of the caches has. Their bounds are made where the batch's slots
-    /// are there.
+    /// Pages of every size that any of the caches has. Their bounds are made where the batch's
+    /// slots are there.
     fn joined(&self, others: &[&dyn PolicyState]) -> Result<Box<dyn PolicyState>> {
         let mut joined = Self::default();
         for pages in states_of::<Self>(self, others)?.into_iter().flat_map(|own| &own.0) {

@@ -237,8 +237,8 @@ impl KvReviver {
     }
 
     /// Tokens that share an entry of the sketch behind a prompt of so many tokens: `r (T - E) / N`,
-    /// where `N` entries in `r` buckets stand for all but `E` of `T` tokens. `None` where all tokens
-    /// are kept exactly.
+    /// where `N` entries in `r` buckets stand for all but `E` of `T` tokens. `None` where all
+    /// tokens are kept exactly.
     pub fn sketch_load(&self, prompt: usize) -> Option<f64> {
         let slots = self.options.budget.resolve(prompt) as f64;
         let (entries, buckets) = (slots * self.options.vague, self.options.buckets as f64);

@@ -43,7 +43,8 @@ impl Sketch {
         cache.policy_state().ok_or_else(without)
     }
 
-    /// Attention of one query per sequence over a cache's live slots and over all tokens in the sketches.
+    /// Attention of one query per sequence over a cache's live slots and over all tokens in the
+    /// sketches.
     ///
     /// # Shapes
     /// `query` `[B, Hq, D]`; `newest` `[B]`, 32-bit: the newest tokens' positions.
