@@ -6,11 +6,13 @@
 //!
 //! ```text
 //! skip <test>: <why>
+//! lacks <part of a test>: <why>
 //! golden <file>
 //! device <name>
 //! ```
 //!
-//! A test that appends `skip` counts as skipped, not as passed.
+//! A test that appends `skip` counts as skipped, not as passed. One that appends `lacks` ran, but for
+//! the part that this machine cannot run.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,6 +52,8 @@ impl Counts {
 pub(crate) struct Report {
     /// Test → why it was skipped.
     pub(crate) skipped: BTreeMap<String, String>,
+    /// Why parts of tests did not run → these parts.
+    pub(crate) lacking: BTreeMap<String, BTreeSet<String>>,
     /// Golden files that were checked.
     pub(crate) golden: BTreeSet<String>,
     /// Backend → how often a test ran on it.
@@ -65,6 +69,10 @@ impl Report {
                 "skip" => {
                     let (test, why) = rest.split_once(": ").unwrap_or((rest, "no reason given"));
                     report.skipped.insert(test.to_string(), why.to_string());
+                }
+                "lacks" => {
+                    let (part, why) = rest.split_once(": ").unwrap_or((rest, "no reason given"));
+                    report.lacking.entry(why.to_string()).or_default().insert(part.to_string());
                 }
                 "golden" => {
                     report.golden.insert(rest.to_string());
@@ -106,12 +114,16 @@ mod tests {
     fn a_report_is_distinct_files_tests_and_counted_devices() {
         let report = Report::parse(
             "device wgpu:0\ngolden a.safetensors\ndevice flex\ngolden a.safetensors\n\
-             skip attend::bf16: no bf16 here: llvmpipe\ndevice flex\nskip other\n\n",
+             skip attend::bf16: no bf16 here: llvmpipe\ndevice flex\nskip other\n\n\
+             lacks attend on wgpu: no matrices\nlacks merge on wgpu: no matrices\n",
         );
         assert_eq!(report.golden.len(), 1);
         assert_eq!(report.devices["flex"], 2);
         assert_eq!(report.skipped["attend::bf16"], "no bf16 here: llvmpipe");
         assert_eq!(report.skipped["other"], "no reason given");
+        assert_eq!(report.skipped.len(), 2);
+        let parts: Vec<_> = report.lacking["no matrices"].iter().map(String::as_str).collect();
+        assert_eq!(parts, ["attend on wgpu", "merge on wgpu"]);
         assert!(report.ran_on("wgpu") && report.ran_on("flex") && !report.ran_on("cuda"));
     }
 }

@@ -144,6 +144,10 @@ fn conclude(counts: &Counts, report: &Report, notes: &Notes) -> ExitCode {
     let devices = devices.collect::<Vec<_>>().join(", ");
     println!("\nbackends that tests reported: [{devices}]");
     println!("golden files checked: {}", report.golden.len());
+    for (why, parts) in &report.lacking {
+        let parts = parts.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        println!("not run here: {why}: {parts}");
+    }
     for (test, why) in &report.skipped {
         println!("skipped test {test}: {why}");
     }

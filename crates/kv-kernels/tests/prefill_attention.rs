@@ -2,7 +2,7 @@ use burn::tensor::{DType, Tensor};
 use kv_kernels::{
     KernelError, PrefillOptions, PrefillStrategy, PrefillWindow, Share, prefill_attention,
 };
-use kv_testing::{Numbers, devices, relative_error, skip};
+use kv_testing::{Numbers, devices, lacks, relative_error};
 
 use super::strategies::force;
 
@@ -91,7 +91,7 @@ fn agrees_with_f64() {
     for tested in devices() {
         for dtype in tested.float_dtypes() {
             if dtype == DType::F32 && !tested.exact_products() {
-                skip("prefill_attention in f32 on cuda", "its products are rounded to TF32");
+                lacks("prefill_attention in f32 on cuda", "its products are rounded to TF32");
                 continue;
             }
             let limit = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
@@ -174,7 +174,7 @@ fn large_numbers_keep_their_digits() {
     for tested in devices() {
         for dtype in tested.float_dtypes() {
             if dtype == DType::F32 && !tested.exact_products() {
-                skip("prefill_attention in f32 on cuda", "its products are rounded to TF32");
+                lacks("prefill_attention in f32 on cuda", "its products are rounded to TF32");
                 continue;
             }
             // With a kernel of its own, and in blocks.

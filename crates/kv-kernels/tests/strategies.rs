@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use kv_kernels::KernelError;
-use kv_testing::{TestDevice, skip};
+use kv_testing::{TestDevice, lacks};
 
 /// Runs each case by each strategy that serves it, and tells which strategies served none.
 pub(crate) fn force<S: Copy + Debug, C>(
@@ -23,7 +23,7 @@ pub(crate) fn force<S: Copy + Debug, C>(
             }
         }
         if !served {
-            skip(&format!("{test} on {} by {strategy:?}", tested.name), &why);
+            lacks(&format!("{test} on {} by {strategy:?}", tested.name), &why);
         }
     }
 }

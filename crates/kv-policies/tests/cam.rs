@@ -73,7 +73,7 @@ fn golden_kvpress_prompts() {
                 let mut cache =
                     LayerCache::from_prefill(keys, values, positions, &selection, room, options)
                         .unwrap();
-                cam.prime_with(&mut cache, &seen, &selection, uniform).unwrap();
+                cam.init_cache_with(&mut cache, &seen, &selection, uniform).unwrap();
                 cache
             });
             // Their file holds the first sequence.

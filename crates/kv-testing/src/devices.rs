@@ -31,7 +31,7 @@ pub fn exact_devices(test: &str) -> Vec<TestDevice> {
         devices().into_iter().partition(TestDevice::exact_products);
     for device in others {
         let why = "its f32 matrix products are rounded to TF32";
-        crate::skip(&format!("{test} on {}", device.name), why);
+        crate::lacks(&format!("{test} on {}", device.name), why);
     }
     exact
 }

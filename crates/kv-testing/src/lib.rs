@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 //!
 //! Tests tell the runner what they did through lines in the file that `KV_TEST_REPORT` names:
-//! `device NAME`, `golden FILE`, `skip TEST: WHY`.
+//! `device NAME`, `golden FILE`, `skip TEST: WHY`, `lacks PART: WHY`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,6 +22,13 @@ pub use numbers::{Numbers, relative_error};
 pub fn skip(test: &str, why: &str) {
     eprintln!("SKIP {test}: {why}");
     report(&format!("skip {test}: {why}"));
+}
+
+/// Says why a part of a test did not run, such as a kernel that a device lacks. The test counts as
+/// run.
+pub fn lacks(part: &str, why: &str) {
+    eprintln!("LACKS {part}: {why}");
+    report(&format!("lacks {part}: {why}"));
 }
 
 fn report(line: &str) {

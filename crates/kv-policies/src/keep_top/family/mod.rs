@@ -87,7 +87,7 @@ impl<S: Scorer> KeepTop<S> {
     }
 
     /// Keeps the last `count` of a prompt's queries for decoding.
-    fn prime_queries(
+    fn keep_queries(
         &self,
         cache: &mut LayerCache,
         name: &str,
@@ -199,8 +199,8 @@ impl<S: Scorer> Policy for KeepTop<S> {
             }
             Decoding::Rescore { window, raw_queries } => {
                 let (last, raw) = (&observation.window, &observation.raw_queries);
-                self.prime_queries(cache, QUERIES, last.as_ref(), window)?;
-                self.prime_queries(cache, RAW_QUERIES, raw.as_ref(), raw_queries)?;
+                self.keep_queries(cache, QUERIES, last.as_ref(), window)?;
+                self.keep_queries(cache, RAW_QUERIES, raw.as_ref(), raw_queries)?;
             }
             _ => {}
         }

@@ -116,7 +116,7 @@ impl Cam {
     ///
     /// # Errors
     /// As [`Policy::init_cache`].
-    pub fn prime_with(
+    pub fn init_cache_with(
         &self,
         cache: &mut LayerCache,
         observation: &Observation<'_>,
@@ -281,7 +281,7 @@ impl Policy for Cam {
         let seeds: Vec<[u32; 2]> = (0..batch * kv_heads)
             .map(|pair| seed(observation, pair / kv_heads, pair % kv_heads))
             .collect();
-        self.prime_with(cache, observation, selection, |pair, token| {
+        self.init_cache_with(cache, observation, selection, |pair, token| {
             kv_kernels::uniform(seeds[pair], token as u32)
         })
     }

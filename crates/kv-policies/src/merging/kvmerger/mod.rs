@@ -171,7 +171,7 @@ impl Policy for KvMerger {
         selection: &Selection,
     ) -> Result<()> {
         let attention = Self::prompt_attention(observation)?;
-        self.prime_with(cache, observation.tokens(), selection, &attention)
+        self.init_cache_with(cache, observation.tokens(), selection, &attention)
     }
 
     fn prefill(
@@ -200,7 +200,7 @@ impl Policy for KvMerger {
         for (set, attention) in sets.pivots.iter().zip(attention.chunks_mut(tokens)) {
             sets::add_up(set, attention);
         }
-        self.prime_with(&mut cache, tokens, &selection, &attention)?;
+        self.init_cache_with(&mut cache, tokens, &selection, &attention)?;
         Ok(cache)
     }
 
@@ -240,7 +240,7 @@ impl Policy for KvMerger {
 
 impl KvMerger {
     /// Limits, and the attention that slots have had. `attention` is `[B * Hkv * T]`.
-    fn prime_with(
+    fn init_cache_with(
         &self,
         cache: &mut LayerCache,
         tokens: usize,

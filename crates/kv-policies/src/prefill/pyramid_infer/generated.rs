@@ -84,7 +84,7 @@ impl PyramidInfer {
     }
 
     /// Prepares a freshly filled cache for [`Self::record`] and [`Self::shrink`].
-    pub(super) fn prime_blocks(
+    pub(super) fn init_blocks(
         &self,
         cache: &mut LayerCache,
         [prompt, first_layer]: [usize; 2],

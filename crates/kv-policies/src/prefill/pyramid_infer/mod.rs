@@ -216,7 +216,7 @@ impl Policy for PyramidInfer {
         if !self.decode {
             return Ok(());
         }
-        self.prime_blocks(cache, self.prompt_sizes(observation)?)
+        self.init_blocks(cache, self.prompt_sizes(observation)?)
     }
 
     fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
