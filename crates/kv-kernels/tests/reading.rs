@@ -1,6 +1,6 @@
 use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::{KernelError, Reading};
-use kv_testing::{devices, skip};
+use kv_testing::{devices, lacks};
 
 /// What is read is what was there when the read began; work behind it goes on.
 #[test]
@@ -25,7 +25,7 @@ fn other_integers_are_refused() {
     for tested in devices() {
         let bytes = Tensor::<1, Int>::zeros([4], (&tested.device, DType::I64));
         if bytes.dtype() != DType::I64 {
-            skip(
+            lacks(
                 &format!("other_integers_are_refused on {}", tested.name),
                 "it has no 64-bit integers",
             );

@@ -25,7 +25,7 @@ impl TestDevice {
     }
 }
 
-/// [`devices`] whose matrix products are exact to f32; prints a skip of `test` for the others.
+/// [`devices`] whose matrix products are exact to f32; tells that `test` lacks the others.
 pub fn exact_devices(test: &str) -> Vec<TestDevice> {
     let (exact, others): (Vec<_>, Vec<_>) =
         devices().into_iter().partition(TestDevice::exact_products);
