@@ -36,8 +36,8 @@ pub(crate) fn does(family: Treatment) -> &'static str {
     }
 }
 
-/// The family of the policy that a label of records begins with; `None` for combinations and for
-/// what is no method.
+/// The family of the policy that a label of records begins with; `None` for combinations and
+/// yardsticks.
 pub(crate) fn of_label(label: &str) -> Option<Treatment> {
     if label.contains(" + ") {
         return None;

@@ -1,4 +1,4 @@
-//! A call's shape, by which a kernel is chosen and laid out.
+//! A call's shape. It decides which kernel runs, and how many cubes.
 
 /// What the choice of the kernels asks of a call.
 #[derive(Debug, Clone, Copy)]
