@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use crate::layer::{Rows, Track};
+use crate::layer::{Rows, StateTensor, Track};
 use crate::state::{Held, HostState};
-use crate::tensors::packed_state;
 use crate::{CacheOptions, KvCache, LayerCache, Origin, Result, SlotLayout};
 
 /// A layer's live slots in host memory.
@@ -110,7 +109,7 @@ impl HostLayer {
             log_weights: rows.log_weights.map(|weights| read("weights", weights)).transpose()?,
             tracks: tracks.collect::<Result<_>>()?,
             state: state
-                .map(|(name, tensor)| Ok((name.clone(), read("state", tensor.clone())?)))
+                .map(|(name, own)| Ok((name.clone(), own.to_host()?)))
                 .collect::<Result<_>>()?,
             next: cache
                 .write_slots_of_next()
@@ -147,9 +146,7 @@ impl HostLayer {
             cache.write_slots(&cache.live_slots(), rows)?;
         }
         for (name, data) in self.state {
-            let dtype = data.dtype();
-            let tensor = Tensor::<3>::from_data(data, (device, dtype));
-            cache.state.insert(name, packed_state(tensor));
+            cache.state.insert(name, StateTensor::from_host(data, device));
         }
         if let Some(next) = self.next {
             cache.set_next(Tensor::from_data(next, (device, DType::I32)))?;

@@ -10,6 +10,7 @@ mod overwrite;
 mod rotate;
 mod scores;
 mod slots;
+mod state_tensor;
 mod tracks;
 mod write;
 
@@ -20,7 +21,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::SlotRanges;
 
 use crate::state::States;
-use crate::tensors::{ints, packed, packed_state, read_f32, read_i32, zero_rows};
+use crate::tensors::{ints, packed, read_f32, read_i32, zero_rows};
 use crate::{Error, MemoryReport, Result, SlotLayout};
 
 pub use attend::NUMERATORS;
@@ -28,6 +29,7 @@ pub use options::{CacheOptions, Room};
 pub(crate) use overwrite::{LOG_NORMS, Next};
 pub use scores::ScoreTracks;
 pub(crate) use slots::Rows;
+pub(crate) use state_tensor::StateTensor;
 pub(crate) use tracks::Track;
 
 /// One layer's slots, for every (sequence, key-value head) of a batch.
@@ -68,7 +70,7 @@ pub struct LayerCache {
     pub(crate) positions: Tensor<1, Int>,
     pub(crate) log_weights: Option<Tensor<1>>,
     pub(crate) tracks: BTreeMap<String, Track>,
-    pub(crate) state: BTreeMap<String, Tensor<3>>,
+    pub(crate) state: BTreeMap<String, StateTensor>,
     /// Slots that a policy lets each head hold after a decode step, `[B * Hkv]`.
     pub(crate) limits: Option<Vec<usize>>,
     /// Where the next tokens go, in caches that are held at their limits.
@@ -221,7 +223,7 @@ impl LayerCache {
             let values = floats(track.values);
             (name, Track { initial: track.initial, values })
         });
-        let state = self.state.into_iter();
+        let state = self.state.iter();
         Self {
             ranges: self.layout.to_device(device),
             keys: packed(self.keys.to_device(device)),
@@ -229,9 +231,7 @@ impl LayerCache {
             positions: self.positions.to_device(device),
             log_weights: self.log_weights.map(floats),
             tracks: tracks.collect(),
-            state: state
-                .map(|(name, tensor)| (name, packed_state(tensor.to_device(device))))
-                .collect(),
+            state: state.map(|(name, own)| (name.clone(), own.to_device(device))).collect(),
             next: self.next.map(|next| next.to_device(device)),
             states: self.states.map(|state| state.to_device(device)),
             slot_pairs: OnceLock::new(),
@@ -277,14 +277,7 @@ impl Clone for LayerCache {
                     (name.clone(), Track { initial: track.initial, values })
                 })
                 .collect(),
-            state: self
-                .state
-                .iter()
-                .map(|(name, tensor)| {
-                    let copied = tensor.clone().mul_scalar(1.0);
-                    (name.clone(), packed_state(copied))
-                })
-                .collect(),
+            state: self.state.iter().map(|(name, own)| (name.clone(), own.copied())).collect(),
             limits: self.limits.clone(),
             next: self.next.clone(),
             states: self.states.map(|state| state.copied()),

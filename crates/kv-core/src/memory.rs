@@ -6,6 +6,7 @@ use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::LayerCache;
+use crate::layer::StateTensor;
 
 /// Bytes of a cache, by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -55,7 +56,7 @@ impl MemoryReport {
         let slots = cache.slots();
         let weights = cache.log_weights().map_or(0, bytes);
         let tracks: usize = cache.tracks.values().map(|track| bytes(&track.values)).sum();
-        let state: usize = cache.state.values().map(bytes).sum();
+        let state: usize = cache.state.values().map(StateTensor::bytes).sum();
         let states: Vec<_> = cache.states.live().map(|state| state.bytes(cache)).collect();
         // Offsets and lengths; places and limits where a cache is held at them.
         let ranges = if cache.is_overwriting() { 4 } else { 2 };

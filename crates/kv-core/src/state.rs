@@ -180,6 +180,16 @@ impl SavedState {
         Self { header, tensors, load: Some(load::<T>) }
     }
 
+    /// Takes out a tensor of one of some dtypes and any shape.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] that names them.
+    pub fn take_any(&mut self, name: &str, dtypes: &[burn::tensor::DType]) -> Result<TensorData> {
+        let found = self.tensors.get(name).map(|data| data.dtype());
+        let own = dtypes.iter().copied().find(|&dtype| Some(dtype) == found);
+        self.take(name, own.unwrap_or(dtypes[0]), &[])
+    }
+
     /// Takes out a tensor of a dtype and, where the expected shape is not empty, of that shape.
     ///
     /// # Errors

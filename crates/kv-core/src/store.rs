@@ -223,8 +223,8 @@ impl HostCache {
                     .state
                     .into_iter()
                     .map(|name| {
-                        let data = read(format!("{index}.state.{name}"), DType::F32, &[])?;
-                        Ok((name, data))
+                        let data = read_state(&file, &format!("{index}.state.{name}"));
+                        Ok((name, data.map_err(&invalid)?))
                     })
                     .collect::<Result<_>>()?,
                 states,
@@ -255,6 +255,23 @@ impl HostCache {
 fn not_saved(name: &str) -> Error {
     let reason = format!("its state `{name}` lives in host memory, and is not saved");
     Error::InvalidPlan { what: "save", reason }
+}
+
+/// A state tensor: f32, or i32.
+fn read_state(file: &SafeTensors<'_>, name: &str) -> std::result::Result<TensorData, String> {
+    let view = file.tensor(name).map_err(|_| format!("no tensor `{name}`"))?;
+    let (dtype, shape) = (view.dtype(), view.shape());
+    let held = match dtype {
+        Dtype::F32 => Some(DType::F32),
+        Dtype::I32 => Some(DType::I32),
+        _ => None,
+    };
+    let held = held.filter(|_| shape.len() == 3);
+    let held = held.ok_or_else(|| {
+        format!("`{name}` is {dtype:?} {shape:?}, expected F32 or I32 of 3 dimensions")
+    })?;
+    let bytes = Bytes::from_bytes_vec(view.data().to_vec());
+    Ok(TensorData::from_bytes(bytes, shape.to_vec(), held))
 }
 
 /// What a file has of a layer's states. Whether that makes sense is for their policies to say.

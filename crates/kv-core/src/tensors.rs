@@ -65,12 +65,6 @@ pub fn zero_rows(rows: usize, width: usize, device: &Device, dtype: DType) -> Te
     Tensor::<1>::zeros([rows * width], (device, dtype)).reshape([rows, width])
 }
 
-/// A policy's state without padding, so that kernels write it in place.
-pub(crate) fn packed_state(state: Tensor<3>) -> Tensor<3> {
-    let shape = state.dims();
-    state.reshape([shape.iter().product::<usize>()]).reshape(shape)
-}
-
 /// Rows without padding between them, as kernels that write in place must have them; a copy where
 /// there is padding.
 pub fn packed(rows: Tensor<2>) -> Tensor<2> {

@@ -80,6 +80,7 @@ pub use cis::{
     Dilation, Earlier, IndexSets, RangeSets, RetrieveOptions, RetrieveStrategy, ScoreReduction,
     SetRule, SimilarityReduction, SteerOptions, retrieve_slots, retrieving_attention, steer_sets,
 };
+pub use components::sentinels::{NO_LIST, NO_SLOT};
 pub use layers::heads::{
     HeadLayout, HeadNorms, Placement, RotaryTable, split_heads, split_keys_values, write_heads,
 };

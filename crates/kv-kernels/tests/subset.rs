@@ -3,9 +3,9 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
-    Choice, Chosen, DueRows, KernelError, ListTable, PageHeads, PageOptions, PageSpan, ScoredRows,
-    SlotRanges, keep_lists, label_scores, list_slots, page_bounds, page_rows, page_scores,
-    page_slots, top_slots,
+    Choice, Chosen, DueRows, KernelError, ListTable, NO_LIST, NO_SLOT, PageHeads, PageOptions,
+    PageSpan, ScoredRows, SlotRanges, keep_lists, label_scores, list_slots, page_bounds, page_rows,
+    page_scores, page_slots, top_slots,
 };
 use kv_testing::{Numbers, devices, relative_error};
 
@@ -107,13 +107,13 @@ fn pages_are_scored_by_their_bounds_and_chosen() {
                 let query = Numbers::new(9).normal(BATCH * query_heads * DIM);
                 let own = if heads == PageHeads::Query { query_heads } else { KV_HEADS };
                 let rows = BATCH * own;
-                let budget = [tokens as f32, 0.0, 0.0].repeat(rows);
+                let budget = [tokens as i32, 0, 0].repeat(rows);
                 let all = 160usize.div_ceil(page);
                 let ScoredRows { scores, candidates, wanted } = page_scores(
                     floats(&query, [BATCH, query_heads, DIM], device),
                     &bounds,
                     &pool.ranges(device),
-                    &floats(&budget, [BATCH, own, 3], device),
+                    &ints(&budget, [BATCH, own, 3], device),
                     all,
                     options,
                 )
@@ -179,7 +179,10 @@ fn pages_are_scored_by_their_bounds_and_chosen() {
                     let own = &slots[row * width..][..width];
                     let count = listed[row] as usize;
                     assert_eq!(own[..count], expected, "{context} row {row}");
-                    assert!(own[count..].iter().all(|&slot| slot == -1), "{context} row {row}");
+                    assert!(
+                        own[count..].iter().all(|&slot| slot == NO_SLOT),
+                        "{context} row {row}"
+                    );
                 }
             }
         }
@@ -222,13 +225,13 @@ fn channels_score_what_is_between_the_ends() {
             let rows = BATCH * heads;
             let mut numbers = Numbers::new(3);
             let query = numbers.normal(rows * DIM);
-            let channels: Vec<f32> = (0..rows * labels).map(|at| ((at * 7) % DIM) as f32).collect();
-            let budget = [6.0, 2.0, 3.0].repeat(rows);
+            let channels: Vec<i32> = (0..rows * labels).map(|at| ((at * 7) % DIM) as i32).collect();
+            let budget = [6, 2, 3].repeat(rows);
             let scored = label_scores(
                 floats(&query, [BATCH, heads, DIM], device),
                 &pool.keys(DType::F32, device),
-                &floats(&channels, [BATCH, heads, labels], device),
-                &floats(&budget, [BATCH, heads, 3], device),
+                &ints(&channels, [BATCH, heads, labels], device),
+                &ints(&budget, [BATCH, heads, 3], device),
                 &pool.ranges(device),
                 160,
                 None,
@@ -245,7 +248,7 @@ fn channels_score_what_is_between_the_ends() {
                     .map(|at| {
                         let key = pool.key(pair, at + 2);
                         let channels = channels[row * labels..][..labels].iter();
-                        let product = |&c: &f32| {
+                        let product = |&c: &i32| {
                             f64::from(query[row * DIM + c as usize]) * f64::from(key[c as usize])
                         };
                         channels.map(product).sum()
@@ -265,18 +268,17 @@ fn lists_stay_and_are_shared() {
     for tested in devices() {
         let device = &tested.device;
         let (heads, width) = (2, 3 + 4);
-        let mut lists =
-            floats(&[-1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0].repeat(4), [2, 2, width], device);
-        let sources = floats(&[0.0, 0.0, 0.0, 0.0], [2, 2, 1], device);
-        let budget = floats(&[4.0, 2.0, 3.0].repeat(4), [2, 2, 3], device);
-        let channels = floats(&[0.0; 4], [2, 2, 1], device);
+        let mut lists = ints(&[NO_LIST, 0, 0, 0, 0, 0, 0].repeat(4), [2, 2, width], device);
+        let sources = ints(&[0; 4], [2, 2, 1], device);
+        let budget = ints(&[4, 2, 3].repeat(4), [2, 2, 3], device);
+        let channels = ints(&[0; 4], [2, 2, 1], device);
         // One channel counts: its number is the score.
         let mut numbers = Numbers::new(1);
         let keys = floats(&numbers.normal(80 * 4), [80, 4], device);
         let values = keys.clone().try_into_vec_as::<f32>().unwrap();
         let query = floats(&[1.0; 16], [2, 2, 4], device);
         let mut kept: [Option<(Vec<i32>, i32)>; 2] = [None, None];
-        let mut retrievals = [0.0f32; 2];
+        let mut retrievals = [0; 2];
         for step in 0..9 {
             let lengths = [20 + step, 3 + step];
             let ranges = SlotRanges {
@@ -304,7 +306,7 @@ fn lists_stay_and_are_shared() {
                     open.truncate(4);
                     open.sort_unstable();
                     kept[row] = Some((open, (length - 3).max(2)));
-                    retrievals[row] += 1.0;
+                    retrievals[row] += 1;
                 }
                 let (list, recent) = kept[row].clone().unwrap();
                 let all = (0..2).chain(list).chain(recent..length).map(|slot| offset + slot);
@@ -314,14 +316,17 @@ fn lists_stay_and_are_shared() {
                     let own = &slots[at * 12..][..12];
                     let context = format!("{} step {step} row {row} head {head}", tested.name);
                     assert_eq!(own[..counts[at] as usize], all, "{context}");
-                    assert!(own[counts[at] as usize..].iter().all(|&slot| slot == -1), "{context}");
+                    assert!(
+                        own[counts[at] as usize..].iter().all(|&slot| slot == NO_SLOT),
+                        "{context}"
+                    );
                 }
             }
         }
-        let lists = lists.try_into_vec_as::<f32>().unwrap();
+        let lists = lists.try_into_vec_as::<i32>().unwrap();
         let counted = [0, 2].map(|row| lists[row * width + 2]);
         assert_eq!(counted, retrievals, "{}", tested.name);
-        assert_eq!([1, 3].map(|row| lists[row * width + 2]), [0.0; 2], "{}", tested.name);
+        assert_eq!([1, 3].map(|row| lists[row * width + 2]), [0; 2], "{}", tested.name);
     }
 }
 
@@ -334,27 +339,27 @@ fn boards_carry_lists_to_later_layers() {
             offsets: ints(&[0], [1, 1], device),
             lengths: ints(&[10], [1, 1], device),
         };
-        let budget = floats(&[2.0, 1.0, 1.0].repeat(2), [1, 2, 3], device);
-        let mut board = floats(&[f32::NAN; 2 * 2 * 5], [2, 1, 2, 5], device);
-        let mut first = floats(&[-1.0, 0.0, 0.0, 0.0, 0.0].repeat(2), [1, 2, 5], device);
+        let budget = ints(&[2, 1, 1].repeat(2), [1, 2, 3], device);
+        let mut board = ints(&[i32::MIN; 2 * 2 * 5], [2, 1, 2, 5], device);
+        let mut first = ints(&[NO_LIST, 0, 0, 0, 0].repeat(2), [1, 2, 5], device);
         let chosen = Chosen {
             indices: ints(&[1, 3, 2, 6], [2, 2], device),
             counts: ints(&[2, 2], [2], device),
         };
         let due = ints(&[2, 2], [2], device);
         keep_lists(&mut first, &chosen, &due, &budget, &ranges, Some((&mut board, 0))).unwrap();
-        let mut second = floats(&[-1.0, 0.0, 0.0, 0.0, 0.0].repeat(2), [1, 2, 5], device);
+        let mut second = ints(&[NO_LIST, 0, 0, 0, 0].repeat(2), [1, 2, 5], device);
         let none =
             Chosen { indices: ints(&[-1; 4], [2, 2], device), counts: ints(&[0, 0], [2], device) };
         let idle = ints(&[0, 0], [2], device);
         keep_lists(&mut second, &none, &idle, &budget, &ranges, Some((&mut board, 1))).unwrap();
         // The second layer's heads take the first layer's second and first.
-        let sources = floats(&[1.0, 0.0, 0.0, 0.0], [1, 2, 2], device);
+        let sources = ints(&[1, 0, 0, 0], [1, 2, 2], device);
         let table = ListTable::Board(&board);
         let (slots, counts) = list_slots(table, &sources, &budget, &ranges, 5).unwrap();
         assert_eq!(read(counts), [4, 4], "{}", tested.name);
         let slots = slots.try_into_vec_as::<i32>().unwrap();
-        assert_eq!(slots, [0, 3, 7, 9, -1, 0, 2, 4, 9, -1], "{}", tested.name);
+        assert_eq!(slots, [0, 3, 7, 9, NO_SLOT, 0, 2, 4, 9, NO_SLOT], "{}", tested.name);
     }
 }
 
@@ -369,8 +374,8 @@ fn what_does_not_fit_is_refused() {
     let error = page_bounds(&keys, &ranges, &mut bounds, 0, PageSpan::Last).unwrap_err();
     assert!(matches!(error, KernelError::Unsupported { argument: "page", .. }), "{error}");
     let query = || floats(&[0.0; 2 * 4 * DIM], [2, 4, DIM], device);
-    let budget = floats(&[0.0; 24], [2, 4, 3], device);
-    let channels = floats(&[0.0; 8], [2, 4, 1], device);
+    let budget = ints(&[0; 24], [2, 4, 3], device);
+    let channels = ints(&[0; 8], [2, 4, 1], device);
     let error = label_scores(query(), &keys, &channels, &budget, &ranges, 160, None).unwrap_err();
     assert!(
         matches!(error, KernelError::HeadGroups { query_heads: 4, kv_heads: 3, .. }),
@@ -379,8 +384,8 @@ fn what_does_not_fit_is_refused() {
     let options = PageOptions { page: 16, heads: PageHeads::Query, always_last: true };
     let error = page_scores(query(), &bounds, &ranges, &budget, 10, options).unwrap_err();
     assert!(matches!(error, KernelError::HeadGroups { .. }), "{error}");
-    let lists = floats(&[0.0; 24], [2, 4, 3], device);
-    let sources = floats(&[0.0; 8], [2, 4, 1], device);
+    let lists = ints(&[0; 24], [2, 4, 3], device);
+    let sources = ints(&[0; 8], [2, 4, 1], device);
     let four = SlotRanges {
         offsets: ints(&[0; 4], [2, 2], device),
         lengths: ints(&[0; 4], [2, 2], device),

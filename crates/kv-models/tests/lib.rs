@@ -5,6 +5,7 @@
 mod bad_input;
 mod calibration;
 mod chat;
+mod earlier_files;
 mod fisher;
 #[path = "../../kv-policies/tests/followed.rs"]
 mod followed;

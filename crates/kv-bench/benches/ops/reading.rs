@@ -24,7 +24,7 @@ pub(crate) fn reading(criterion: &mut Criterion, name: &str, inputs: &mut Inputs
     });
     let query = inputs.floats([BATCH, KV_HEADS * GROUP, HEAD_DIM]);
     let heads = KV_HEADS * GROUP;
-    let budgets = inputs.floats([BATCH, heads, 3]).zeros_like().add_scalar(FEW as f64);
+    let budgets = inputs.ints([BATCH, heads, 3], |_| FEW);
     let pages = CAPACITY / PAGE;
     let options = PageOptions { page: PAGE, heads: PageHeads::Query, always_last: true };
     bench(criterion, "page_scores", name, &device, || {
@@ -35,7 +35,7 @@ pub(crate) fn reading(criterion: &mut Criterion, name: &str, inputs: &mut Inputs
     bench(criterion, "page_slots", name, &device, || {
         page_slots(chosen.clone(), found.clone(), &ranges, PAGE, true).unwrap();
     });
-    let channels = inputs.ints([BATCH, heads, 8], |i| i % 8).float();
+    let channels = inputs.ints([BATCH, heads, 8], |i| i % 8);
     let scored = || {
         let query = query.clone();
         label_scores(query, &keys, &channels, &budgets, &ranges, CAPACITY, None).unwrap()
@@ -45,11 +45,11 @@ pub(crate) fn reading(criterion: &mut Criterion, name: &str, inputs: &mut Inputs
     let wanted = scored.wanted.clone();
     let choice = Choice::Top(scored.wanted);
     let chosen = top_slots(scored.scores, Some(scored.candidates), choice, FEW).unwrap();
-    let mut lists = inputs.floats([BATCH, heads, 3 + FEW]).zeros_like().sub_scalar(1.0);
+    let mut lists = inputs.ints([BATCH, heads, 3 + FEW], |_| 0).sub_scalar(1);
     bench(criterion, "keep_lists", name, &device, || {
         keep_lists(&mut lists, &chosen, &wanted, &budgets, &ranges, None).unwrap();
     });
-    let sources = inputs.ints([BATCH, heads, 1], |i| i % heads).float();
+    let sources = inputs.ints([BATCH, heads, 1], |i| i % heads);
     bench(criterion, "list_slots", name, &device, || {
         let table = ListTable::Own(&lists);
         list_slots(table, &sources, &budgets, &ranges, 3 * FEW).unwrap();

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Tensor};
 
-use super::{Track, expect_shape};
+use super::{StateTensor, Track, expect_shape};
 use crate::state::{PolicyState, States};
-use crate::tensors::{packed, packed_state};
+use crate::tensors::packed;
 use crate::{Error, LayerCache, Result, SlotLayout, counted};
 
 impl LayerCache {
@@ -244,19 +244,14 @@ impl LayerCache {
 }
 
 /// The state tensors of several caches, batched.
-fn joined_state(parts: &[LayerCache]) -> Result<BTreeMap<String, Tensor<3>>> {
-    let mut state: BTreeMap<String, Vec<Tensor<3>>> = BTreeMap::new();
-    for (name, tensor) in parts.iter().flat_map(|part| &part.state) {
-        state.entry(name.clone()).or_default().push(tensor.clone());
+fn joined_state(parts: &[LayerCache]) -> Result<BTreeMap<String, StateTensor>> {
+    let mut state: BTreeMap<&String, Vec<&StateTensor>> = BTreeMap::new();
+    for (name, own) in parts.iter().flat_map(|part| &part.state) {
+        state.entry(name).or_default().push(own);
     }
-    let joined = state.into_iter().map(|(name, tensors)| {
-        all_or_none(&format!("state `{name}`"), tensors.len(), parts.len())?;
-        let expected = tensors[0].dims();
-        for tensor in &tensors {
-            let [rows, ..] = tensor.dims();
-            expect_shape("state", &tensor.dims(), &[rows, expected[1], expected[2]])?;
-        }
-        Ok((name, packed_state(Tensor::cat(tensors, 0))))
+    let joined = state.into_iter().map(|(name, own)| {
+        all_or_none(&format!("state `{name}`"), own.len(), parts.len())?;
+        Ok((name.clone(), StateTensor::joined(name, &own)?))
     });
     joined.collect()
 }

@@ -1,4 +1,4 @@
-//! What policies keep beside the slots: tracks, state tensors, limits.
+//! What policies keep beside the slots: tracks and limits.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{SlotPool, SlotRanges, assign, scatter_scalars};
@@ -95,29 +95,6 @@ impl LayerCache {
             scatter_scalars(&mut values, to, kept)?;
         }
         self.set_track(name, values, initial)
-    }
-
-    /// A tensor that belongs to the policy's state of this layer.
-    pub fn state(&self, name: &str) -> Option<&Tensor<3>> {
-        self.state.get(name)
-    }
-
-    /// Stores a state tensor.
-    pub fn set_state(&mut self, name: &str, tensor: Tensor<3>) {
-        self.state.insert(name.to_string(), tensor);
-    }
-
-    /// Overwrites a state tensor in its own buffer, as recorded steps must.
-    ///
-    /// # Errors
-    /// [`crate::Error::InvalidPlan`] where there is none, [`crate::Error::Kernel`] for one of
-    /// another shape or dtype.
-    pub fn assign_state(&mut self, name: &str, tensor: Tensor<3>) -> Result<()> {
-        let held = self.state.get_mut(name).ok_or_else(|| Error::InvalidPlan {
-            what: "state",
-            reason: format!("the cache has no state `{name}`"),
-        })?;
-        Ok(assign(held, tensor)?)
     }
 
     /// Slots that the policy lets each head hold after a decode step, `[B * Hkv]`.

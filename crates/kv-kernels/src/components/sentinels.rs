@@ -51,6 +51,12 @@ pub(crate) const NO_SORT_KEY: u32 = u32::MAX;
 #[cfg(feature = "gpu")]
 pub(crate) const NO_INDEX: i32 = i32::MAX;
 
+/// No slot of a pool, behind the slots of a list that is shorter than others.
+pub const NO_SLOT: i32 = -1;
+
+/// The length of a list of tokens that was never chosen.
+pub const NO_LIST: i32 = -1;
+
 /// No entry of a sketch.
 #[cfg(feature = "gpu")]
 pub(crate) const NO_ENTRY: u32 = u32::MAX;

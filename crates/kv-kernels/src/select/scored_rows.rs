@@ -3,6 +3,8 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType};
 use burn::tensor::{Int, Tensor};
+#[cfg(feature = "gpu")]
+use cubecl::prelude::*;
 
 /// Numbers of a row of budgets: tokens to choose, sinks, recents.
 pub(crate) const BUDGETS: usize = 3;
@@ -37,6 +39,48 @@ impl From<ScoredRowTensors<Dispatch>> for ScoredRows {
             candidates: Tensor::from_dispatch(rows.candidates),
             wanted: Tensor::from_dispatch(rows.wanted),
         }
+    }
+}
+
+/// [`ScoredRows`] as kernels write them.
+#[cfg(feature = "gpu")]
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct ScoredRowBuffers {
+    /// `[rows, columns]`
+    pub(crate) scores: Box<[f32]>,
+    /// `[rows]`
+    pub(crate) candidates: Box<[i32]>,
+    /// `[rows]`
+    pub(crate) wanted: Box<[i32]>,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+}
+
+#[cfg(feature = "gpu")]
+impl ScoredRowTensors<burn_cubecl::CubeBackend> {
+    /// Room for `rows` of `columns` scores on the device of `of`.
+    pub(crate) fn empty(of: &burn_cubecl::tensor::CubeTensor, [rows, columns]: [usize; 2]) -> Self {
+        use burn::backend::{DType, Shape};
+
+        use crate::backend::client::empty_like;
+
+        let ints = || empty_like(of, Shape::from([rows]), DType::I32);
+        Self {
+            scores: empty_like(of, Shape::from([rows, columns]), DType::F32),
+            candidates: ints(),
+            wanted: ints(),
+        }
+    }
+
+    /// As a kernel takes them.
+    pub(crate) fn launched(&self, [rows, columns]: [usize; 2]) -> ScoredRowBuffersLaunch {
+        ScoredRowBuffersLaunch::new(
+            self.scores.clone().into_buffer_arg(),
+            self.candidates.clone().into_buffer_arg(),
+            self.wanted.clone().into_buffer_arg(),
+            rows,
+            columns,
+        )
     }
 }
 

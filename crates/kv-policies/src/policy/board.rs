@@ -1,12 +1,12 @@
 //! What the layers of one decode step show each other.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{Error, Result, expect_shape};
 
 /// Lists of all layers in one decode step, `[layers, B, Hq, 3 + M]`.
 #[derive(Debug, Default)]
 pub struct ListBoard {
-    lists: Option<Tensor<4>>,
+    lists: Option<Tensor<4, Int>>,
     /// Layers that have put theirs here.
     posted: usize,
 }
@@ -33,12 +33,12 @@ impl ListBoard {
         layer: usize,
         shape: [usize; 4],
         device: &Device,
-    ) -> Result<&mut Tensor<4>> {
+    ) -> Result<&mut Tensor<4, Int>> {
         self.check_turn(layer)?;
         self.posted = layer + 1;
         let count = shape.iter().product::<usize>();
         // Allocated flat, since rows must follow each other.
-        let empty = || Tensor::<1>::empty([count], (device, DType::F32)).reshape(shape);
+        let empty = || Tensor::<1, Int>::empty([count], (device, DType::I32)).reshape(shape);
         let lists = self.lists.get_or_insert_with(empty);
         expect_shape("board", &lists.dims(), &shape)?;
         Ok(lists)

@@ -10,7 +10,7 @@
 //! * [`attention_scores`]: attention of the last queries, pooled and reduced.
 //! * [`ends`]: first and last tokens that always stay.
 //! * [`config`]: parameters from and to JSON.
-//! * [`state_tensors`], [`generator`], [`notice`], [`error`]: state in f32, random numbers,
+//! * [`state_tensors`], [`generator`], [`notice`], [`error`]: state tensors, random numbers,
 //!   warnings, errors.
 
 pub(crate) mod attention_scores;

@@ -1,6 +1,6 @@
-//! Counts and positions that caches hold as f32 tensors.
+//! State tensors of policies, and the counts that tracks hold as f32.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::LayerCache;
 
 use crate::{PolicyError, Result};
@@ -8,7 +8,7 @@ use crate::{PolicyError, Result};
 /// Tokens up to which f32 tells every count and position apart.
 pub(crate) const EXACT: usize = 1 << 24;
 
-/// Checks that a prompt's tokens can be counted in f32, as tracks and states do.
+/// Checks that a prompt's tokens can be counted in f32, as tracks do.
 ///
 /// # Errors
 /// [`PolicyError::InvalidConfig`] beyond 2^24 tokens.
@@ -20,12 +20,18 @@ pub(crate) fn check_countable(policy: &'static str, tokens: usize) -> Result<()>
     Err(PolicyError::InvalidConfig { policy: policy.into(), reason })
 }
 
-/// f32 numbers on a device, in rows without padding.
-pub(crate) fn numbers(values: &[f32], shape: [usize; 3], device: &Device) -> Tensor<3> {
-    Tensor::<1>::from_data(values, (device, DType::F32)).reshape(shape)
+/// Integers of a state on a device, in rows without padding; what exceeds i32 is its maximum.
+pub(crate) fn int_numbers(
+    values: impl IntoIterator<Item = usize>,
+    shape: [usize; 3],
+    device: &Device,
+) -> Tensor<3, Int> {
+    let values = values.into_iter().map(|value| i32::try_from(value).unwrap_or(i32::MAX));
+    let values: Vec<i32> = values.collect();
+    Tensor::<1, Int>::from_data(values.as_slice(), (device, DType::I32)).reshape(shape)
 }
 
-/// A state that priming has left.
+/// A state of real numbers that priming has left.
 pub(crate) fn state(
     policy: &'static str,
     cache: &LayerCache,
@@ -33,4 +39,14 @@ pub(crate) fn state(
 ) -> Result<Tensor<3>> {
     let missing = PolicyError::MissingObservation { policy, what: name };
     cache.state(name).cloned().ok_or(missing)
+}
+
+/// A state of integers that priming has left.
+pub(crate) fn int_state(
+    policy: &'static str,
+    cache: &LayerCache,
+    name: &'static str,
+) -> Result<Tensor<3, Int>> {
+    let missing = PolicyError::MissingObservation { policy, what: name };
+    cache.int_state(name).cloned().ok_or(missing)
 }

@@ -1,14 +1,14 @@
 //! The channels by which Double Sparsity and HShare approximate products of queries and keys.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 use kv_core::{counted, read_f32};
 use serde::{Deserialize, Serialize};
 
 use crate::policy::attention_scores::last_queries;
-use crate::policy::state_tensors::numbers;
+use crate::policy::state_tensors::int_numbers;
 use crate::{Observation, PolicyError, Result};
 
-/// State of each query head's channels, `[B, Hq, r]`.
+/// State of each query head's channels, integers `[B, Hq, r]`.
 pub(crate) const CHANNELS: &str = "channels";
 
 /// Channels for every layer and query head, the most important first; or for every key-value head,
@@ -104,7 +104,7 @@ pub(crate) fn channels(
     observation: &Observation<'_>,
     count: usize,
     window: usize,
-) -> Result<Tensor<3>> {
+) -> Result<Tensor<3, Int>> {
     let queries = observation.last_queries(policy, window)?;
     let [batch, heads, _, head_dim] = queries.dims();
     if count == 0 || count > head_dim {
@@ -122,8 +122,8 @@ pub(crate) fn channels(
         }
     };
     rows.iter_mut().for_each(|row| row.sort_unstable());
-    let flat: Vec<f32> = rows.concat().into_iter().map(|channel| channel as f32).collect();
-    Ok(numbers(&flat, [batch, heads, count], &observation.keys.device()))
+    let flat = rows.concat().into_iter().map(|channel| channel as usize);
+    Ok(int_numbers(flat, [batch, heads, count], &observation.keys.device()))
 }
 
 /// What says how much a channel matters.

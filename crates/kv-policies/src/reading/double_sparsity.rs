@@ -1,13 +1,13 @@
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 use kv_core::{Budget, LayerCache, Selection};
 use kv_kernels::{Choice, label_scores, top_slots};
 use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};
 use crate::policy::lists::{SlotList, longest};
-use crate::policy::state_tensors::state;
+use crate::policy::state_tensors::int_state;
 use crate::reading::channels::{CHANNELS, Channels, channels};
 use crate::reading::subset::{BUDGETS, most_tokens, set_budgets, tokens_of};
 use crate::{
@@ -111,7 +111,12 @@ impl Policy for DoubleSparsity {
         let labels = self.labels.unwrap_or((cache.head_dim() / 16).max(1));
         let channels = channels(NAME, self.channels.as_ref(), observation, labels, self.window)?;
         set_budgets(cache, channels.dims()[1], [tokens_of(self.budget, observation), 0, 0]);
-        cache.set_state(CHANNELS, channels);
+        cache.set_int_state(CHANNELS, channels);
+        Ok(())
+    }
+
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        cache.states_to_ints(&[BUDGETS, CHANNELS]);
         Ok(())
     }
 
@@ -124,7 +129,8 @@ impl Policy for DoubleSparsity {
             return Ok(StepPlan::append());
         }
         Ok(StepPlan::attend_with(|cache, query, _| {
-            let [channels, budgets] = [state(NAME, cache, CHANNELS)?, state(NAME, cache, BUDGETS)?];
+            let [channels, budgets] =
+                [int_state(NAME, cache, CHANNELS)?, int_state(NAME, cache, BUDGETS)?];
             let most = most_tokens(self.budget, cache);
             let list = choose(cache, query.clone(), [&channels, &budgets], most)?;
             Ok(list.attend(cache, query)?.output)
@@ -136,15 +142,15 @@ impl Policy for DoubleSparsity {
 /// as [`label_scores`] says.
 ///
 /// # Shapes
-/// `query` `[B, Hq, D]`; `channels` `[B, Hq, r]` and `budgets` `[B, Hq, 3]`, f32, without sinks
-/// and recents.
+/// `query` `[B, Hq, D]`; integers `channels` `[B, Hq, r]` and `budgets` `[B, Hq, 3]`, without
+/// sinks and recents.
 ///
 /// # Errors
 /// [`Error::Kernel`].
 fn choose(
     cache: &LayerCache,
     query: Tensor<3>,
-    [channels, budgets]: [&Tensor<3>; 2],
+    [channels, budgets]: [&Tensor<3, Int>; 2],
     tokens: usize,
 ) -> Result<SlotList> {
     let ([batch, heads, _], longest) = (query.dims(), longest(cache));

@@ -3,9 +3,9 @@
 use kv_core::{Budget, LayerCache};
 
 use crate::Observation;
-use crate::policy::state_tensors::{EXACT, numbers};
+use crate::policy::state_tensors::{EXACT, int_numbers};
 
-/// State of what each head may read, `[B, H, 3]`: tokens to choose, sinks, recents.
+/// State of what each head may read, integers `[B, H, 3]`: tokens to choose, sinks, recents.
 pub(crate) const BUDGETS: &str = "budgets";
 
 /// Tokens that a budget has for a prompt; those of a whole number are the same behind any prompt.
@@ -28,9 +28,9 @@ pub(crate) fn most_tokens(budget: Budget, cache: &LayerCache) -> usize {
 /// Budgets of equal heads, as the state [`BUDGETS`] has them.
 pub(crate) fn set_budgets(cache: &mut LayerCache, heads: usize, budget: [usize; 3]) {
     let batch = cache.layout().batch();
-    // A budget beyond what f32 counts is one beyond any prompt.
-    let row = budget.map(|count| count.min(EXACT) as f32);
+    // A budget beyond 2^24 tokens is one beyond any prompt; kernels add the three numbers.
+    let row = budget.map(|count| count.min(EXACT));
     let rows = row.repeat(batch * heads);
-    let state = numbers(&rows, [batch, heads, row.len()], &cache.options().device);
-    cache.set_state(BUDGETS, state);
+    let state = int_numbers(rows, [batch, heads, row.len()], &cache.options().device);
+    cache.set_int_state(BUDGETS, state);
 }

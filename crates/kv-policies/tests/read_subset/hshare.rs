@@ -45,7 +45,7 @@ impl<'a> Shared<'a> {
 }
 
 fn sources(cache: &LayerCache) -> Vec<usize> {
-    let sources = read_f32("sources", cache.state("sources").unwrap().clone()).unwrap();
+    let sources = read_i32("sources", cache.int_state("sources").unwrap().clone()).unwrap();
     sources.into_iter().map(|source| source as usize).collect()
 }
 

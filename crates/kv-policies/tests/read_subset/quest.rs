@@ -111,7 +111,8 @@ fn golden_quest() {
             let mut bounds = Tensor::zeros([rows, dim], (device, DType::F32));
             page_bounds(&pool, &ranges, &mut bounds, page, PageSpan::All { longest: tokens })
                 .unwrap();
-            let budgets = Tensor::full([batch, heads, 3], budget as f32, (device, DType::F32));
+            let budgets =
+                Tensor::<3, Int>::full([batch, heads, 3], budget as i32, (device, DType::I32));
             for (always_last, name) in
                 [(false, "page_score"), (true, "page_score_ref_cpu_estimate_without_last")]
             {

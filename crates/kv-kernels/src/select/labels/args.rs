@@ -16,13 +16,13 @@ pub(crate) struct LabelScoresArgs<B: Backend> {
     /// `[B, Hkv]`
     pub(crate) lengths: IntTensor<B>,
     /// `[B, Hq, r]`
-    pub(crate) channels: FloatTensor<B>,
+    pub(crate) channels: IntTensor<B>,
     /// `[B, Hq, 3]`
-    pub(crate) budgets: FloatTensor<B>,
+    pub(crate) budgets: IntTensor<B>,
     /// `[B, Hq, 3 + M]`
-    pub(crate) lists: FloatTensor<B>,
+    pub(crate) lists: IntTensor<B>,
     /// `[B, Hq, 1 or 2]`
-    pub(crate) sources: FloatTensor<B>,
+    pub(crate) sources: IntTensor<B>,
     /// Whether rows share lists.
     pub(crate) shares: bool,
     pub(crate) layer: usize,

@@ -37,25 +37,20 @@ mod cpu {
             let [_, heads, head_dim] = args.query.layout().shape().dims();
             let [[_, _, width], [_, _, source_width]] =
                 [&args.lists, &args.sources].map(|tensor| tensor.layout().shape().dims());
-            let [query, keys, channels, budgets, lists, sources] = [
-                &args.query,
-                &args.keys,
-                &args.channels,
-                &args.budgets,
-                &args.lists,
-                &args.sources,
-            ]
-            .map(wide);
-            let [offsets, lengths] =
-                [args.offsets, args.lengths].map(|tensor| tensor.to_contiguous());
+            let [query, keys] = [&args.query, &args.keys].map(wide);
+            let [offsets, lengths, channels, budgets, lists, sources] =
+                [args.offsets, args.lengths, args.channels, args.budgets, args.lists, args.sources]
+                    .map(|tensor| tensor.to_contiguous());
             let found = Labels {
                 query: &query,
                 keys: &keys,
                 offsets: slice(&offsets),
                 lengths: slice(&lengths),
-                channels: &channels,
-                budgets: &budgets,
-                shared: args.shares.then_some([(&lists[..], width), (&sources[..], source_width)]),
+                channels: slice(&channels),
+                budgets: slice(&budgets),
+                shared: args
+                    .shares
+                    .then(|| [(slice(&lists), width), (slice(&sources), source_width)]),
                 layer: args.layer,
                 period: args.period,
                 heads,

@@ -2,81 +2,107 @@
 
 use cubecl::prelude::*;
 
-use crate::select::scored_rows::BUDGETS;
+use crate::select::scored_rows::{BUDGETS, ScoredRowBuffers};
 
-/// # Shapes
-/// As [`super::label_scores`]'s; `lists` `[rows, width]` and `sources` `[rows, source_width]` where
-/// rows share.
-#[cube(launch)]
-#[allow(clippy::too_many_arguments)]
-#[allow(clippy::collapsible_if, reason = "kernels evaluate both sides of `&&`")]
-pub(crate) fn label_scores_kernel<E: Float>(
-    query: &[E],
-    keys: &[E],
-    offsets: &[i32],
-    lengths: &[i32],
-    channels: &[f32],
-    budgets: &[f32],
-    lists: &[f32],
-    sources: &[f32],
-    scores: &mut [f32],
-    candidates: &mut [i32],
-    wanted: &mut [i32],
-    rows: usize,
-    columns: usize,
+/// The rows whose candidates are scored, one for each query head.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct LabelRows {
+    /// `[B, Hkv]`
+    offsets: Box<[i32]>,
+    /// `[B, Hkv]`
+    lengths: Box<[i32]>,
+    /// `[rows, labels]`
+    channels: Box<[i32]>,
+    /// `[rows, 3]`
+    budgets: Box<[i32]>,
+    /// `Hq`
     heads: usize,
+    /// Query heads of a key-value head.
     group: usize,
     head_dim: usize,
+    /// Channels of a row.
     labels: usize,
+}
+
+/// The lists that rows keep, where they share any.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct KeptLists {
+    /// `[rows, width]`
+    lists: Box<[i32]>,
+    /// `[rows, source_width]`
+    sources: Box<[i32]>,
     width: usize,
     source_width: usize,
     layer: usize,
+    /// Steps between choices.
     period: usize,
+}
+
+/// # Shapes
+/// `query` `[rows, head_dim]`, `keys` `[S, head_dim]`.
+#[cube(launch)]
+pub(crate) fn label_scores_kernel<E: Float>(
+    query: &[E],
+    keys: &[E],
+    of: &LabelRows,
+    kept: &KeptLists,
+    scored: &mut ScoredRowBuffers,
     #[comptime] shares: bool,
     #[define(E)] _dtype: ElemType,
 ) {
-    let at = ABSOLUTE_POS;
-    if at >= rows * columns {
+    let (at, columns) = (ABSOLUTE_POS, scored.columns);
+    if at >= scored.rows * columns {
         terminate!();
     }
     let (row, column) = (at / columns, at % columns);
-    let (offset, length) = (offsets[row / group] as usize, lengths[row / group] as usize);
+    let kv_head = row / of.group;
+    let (offset, length) = (of.offsets[kv_head] as usize, of.lengths[kv_head] as usize);
     let mut due = true;
     if shares {
-        due = sources[row * source_width] as usize == row % heads;
-        if source_width > 1 {
-            if sources[row * source_width + 1] as usize != layer {
-                due = false;
-            }
-        }
-        if length % period != 0 {
-            if lists[row * width] >= 0.0f32 {
-                due = false;
-            }
-        }
+        due = is_due(kept, row, row % of.heads, length);
     }
     let mut own = 0usize;
     let mut count = 0usize;
-    let sinks = budgets[row * BUDGETS + 1] as usize;
+    let sinks = of.budgets[row * BUDGETS + 1] as usize;
     if due {
-        count = budgets[row * BUDGETS] as usize;
-        let ends = sinks + budgets[row * BUDGETS + 2] as usize;
+        count = of.budgets[row * BUDGETS] as usize;
+        let ends = sinks + of.budgets[row * BUDGETS + 2] as usize;
         if length > ends {
             own = length - ends;
         }
     }
     if column == 0 {
-        candidates[row] = i32::cast_from(own);
-        wanted[row] = i32::cast_from(count);
+        scored.candidates[row] = i32::cast_from(own);
+        scored.wanted[row] = i32::cast_from(count);
     }
     if column < own {
-        let from = (offset + sinks + column) * head_dim;
+        let from = (offset + sinks + column) * of.head_dim;
         let mut sum = 0.0f32;
-        for label in 0..labels {
-            let channel = channels[row * labels + label] as usize;
-            let q = f32::cast_from(query[row * head_dim + channel]);
+        for label in 0..of.labels {
+            let channel = of.channels[row * of.labels + label] as usize;
+            let q = f32::cast_from(query[row * of.head_dim + channel]);
             sum += q * f32::cast_from(keys[from + channel]);
         }
-        scores[at] = sum;
+        scored.scores[at] = sum;
     }
+}
+
+/// Whether a row chooses in this step: it reads its own list, and has none yet or has kept it for
+/// a period.
+#[cube]
+#[allow(clippy::collapsible_if, reason = "kernels evaluate both sides of `&&`")]
+#[allow(clippy::manual_is_multiple_of, reason = "kernels have no such method")]
+fn is_due(kept: &KeptLists, row: usize, head: usize, length: usize) -> bool {
+    let mut due = kept.sources[row * kept.source_width] as usize == head;
+    if kept.source_width > 1 {
+        if kept.sources[row * kept.source_width + 1] as usize != kept.layer {
+            due = false;
+        }
+    }
+    if length % kept.period != 0 {
+        if kept.lists[row * kept.width] >= 0 {
+            due = false;
+        }
+    }
+    due
 }

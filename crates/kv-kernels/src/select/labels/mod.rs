@@ -10,7 +10,7 @@ mod launch;
 mod reference;
 
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 
 use super::lists;
 use crate::backend::check::Check;
@@ -25,10 +25,10 @@ const OP: &str = "label_scores";
 #[derive(Debug, Clone, Copy)]
 pub struct DueRows<'a> {
     /// Kept lists, `[B, Hq, 3 + M]`, as [`crate::keep_lists`] has them.
-    pub lists: &'a Tensor<3>,
+    pub lists: &'a Tensor<3, Int>,
     /// The query head whose list each one reads, and in a second column, if there is one, its
-    /// layer: `[B, Hq, 1 or 2]`, f32. A row that reads another's is never due.
-    pub sources: &'a Tensor<3>,
+    /// layer: `[B, Hq, 1 or 2]`, 32-bit. A row that reads another's is never due.
+    pub sources: &'a Tensor<3, Int>,
     /// The layer.
     pub layer: usize,
     /// A row without a list is due, and any when its range's length is a multiple of this.
@@ -41,8 +41,8 @@ pub struct DueRows<'a> {
 /// nothing.
 ///
 /// # Shapes
-/// `query` `[B, Hq, D]`, `keys` `[S, D]` of its dtype; `channels` `[B, Hq, r]`, f32, below `D` (on
-/// the device, not checked); `budgets` `[B, Hq, 3]`, f32: tokens to choose (at least 1), sinks,
+/// `query` `[B, Hq, D]`, `keys` `[S, D]` of its dtype; `channels` `[B, Hq, r]`, 32-bit, below `D`
+/// (on the device, not checked); `budgets` `[B, Hq, 3]`, 32-bit: tokens to choose (at least 1), sinks,
 /// recents; `ranges` `[B, Hkv]` of up to `longest` slots, which is `T`. `R` is `B * Hq`.
 ///
 /// # Errors
@@ -50,8 +50,8 @@ pub struct DueRows<'a> {
 pub fn label_scores(
     query: Tensor<3>,
     keys: &Tensor<2>,
-    channels: &Tensor<3>,
-    budgets: &Tensor<3>,
+    channels: &Tensor<3, Int>,
+    budgets: &Tensor<3, Int>,
     ranges: &SlotRanges,
     longest: usize,
     due: Option<DueRows<'_>>,
@@ -69,10 +69,10 @@ pub fn label_scores(
     check.same_dtype("keys", keys, "the query's dtype", query.dtype())?;
     check.counted("keys", keys)?;
     check.shape("channels", channels, &[batch, heads, channels.dims()[2]])?;
-    check.f32("channels", channels)?;
+    check.int("channels", channels)?;
     check.filled("channels", channels)?;
     check.shape("budgets", budgets, &[batch, heads, BUDGETS])?;
-    check.f32("budgets", budgets)?;
+    check.int("budgets", budgets)?;
     if longest == 0 {
         return Err(check.unsupported("longest", 0, "at least 1 slot"));
     }

@@ -8,10 +8,10 @@ pub(crate) struct Labels<'a> {
     pub(crate) keys: &'a [f32],
     pub(crate) offsets: &'a [i32],
     pub(crate) lengths: &'a [i32],
-    pub(crate) channels: &'a [f32],
-    pub(crate) budgets: &'a [f32],
+    pub(crate) channels: &'a [i32],
+    pub(crate) budgets: &'a [i32],
     /// Lists and sources, with their widths, where rows share.
-    pub(crate) shared: Option<[(&'a [f32], usize); 2]>,
+    pub(crate) shared: Option<[(&'a [i32], usize); 2]>,
     pub(crate) layer: usize,
     pub(crate) period: usize,
     /// `Hq`
@@ -51,6 +51,6 @@ impl Labels<'_> {
         let source = &sources[row * columns..][..columns];
         let own = source[0] as usize == row % self.heads
             && source.get(1).is_none_or(|&layer| layer as usize == self.layer);
-        own && ((length as usize).is_multiple_of(self.period) || lists[row * width] < 0.0)
+        own && ((length as usize).is_multiple_of(self.period) || lists[row * width] < 0)
     }
 }

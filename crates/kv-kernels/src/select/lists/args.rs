@@ -1,13 +1,13 @@
 //! The arguments and results of the ops on shared lists as backends take and return them.
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::IntTensor;
 use burn::backend::{Backend, ExtensionType};
 
 /// The lists that are taken over, and where they go.
 #[derive(ExtensionType)]
 pub(crate) struct KeepListsArgs<B: Backend> {
     /// `[B, Hq, 3 + M]`, written in place.
-    pub(crate) lists: FloatTensor<B>,
+    pub(crate) lists: IntTensor<B>,
     /// Chosen tokens, `[R, M]`.
     pub(crate) indices: IntTensor<B>,
     /// How many tokens were chosen, `[R]`.
@@ -15,11 +15,11 @@ pub(crate) struct KeepListsArgs<B: Backend> {
     /// How many tokens were wanted, `[R]`; 0 for rows that keep their lists.
     pub(crate) wanted: IntTensor<B>,
     /// `[B, Hq, 3]`
-    pub(crate) budgets: FloatTensor<B>,
+    pub(crate) budgets: IntTensor<B>,
     /// `[B, Hkv]`
     pub(crate) lengths: IntTensor<B>,
     /// `[layers, B, Hq, 3 + M]`, written in place where there is a layer.
-    pub(crate) board: FloatTensor<B>,
+    pub(crate) board: IntTensor<B>,
     /// The layer whose part of the board gets the lists.
     pub(crate) layer: Option<usize>,
 }
@@ -28,11 +28,11 @@ pub(crate) struct KeepListsArgs<B: Backend> {
 #[derive(ExtensionType)]
 pub(crate) struct ListSlotsArgs<B: Backend> {
     /// `[layers, B, Hq, 3 + M]`
-    pub(crate) table: FloatTensor<B>,
+    pub(crate) table: IntTensor<B>,
     /// `[B, Hq, 1 or 2]`
-    pub(crate) sources: FloatTensor<B>,
+    pub(crate) sources: IntTensor<B>,
     /// `[B, Hq, 3]`
-    pub(crate) budgets: FloatTensor<B>,
+    pub(crate) budgets: IntTensor<B>,
     /// `[B, Hkv]`
     pub(crate) offsets: IntTensor<B>,
     /// `[B, Hkv]`

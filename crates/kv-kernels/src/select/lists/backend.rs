@@ -1,6 +1,6 @@
 //! What the ops on shared lists ask of a backend.
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::IntTensor;
 use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "gpu")]
 use burn_cubecl::CubeBackend;
@@ -13,7 +13,7 @@ pub(crate) trait ListsOps: Backend {
     /// part of the board; returns lists and board.
     fn keep_lists(
         #[extension_type] args: KeepListsArgs<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+    ) -> (IntTensor<Self>, IntTensor<Self>);
 
     /// Slots that lists name `[R, width]`, and their number `[R]`.
     fn list_slots(
@@ -23,7 +23,7 @@ pub(crate) trait ListsOps: Backend {
 
 #[cfg(feature = "gpu")]
 impl ListsOps for CubeBackend {
-    fn keep_lists(args: KeepListsArgs<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn keep_lists(args: KeepListsArgs<Self>) -> (IntTensor<Self>, IntTensor<Self>) {
         super::launch::keep(args)
     }
 
@@ -40,28 +40,28 @@ mod cpu {
     use burn_flex::FlexTensor;
 
     use super::ListsOps;
-    use crate::backend::host_buffers::{listed, owned, slice, wide};
+    use crate::backend::host_buffers::{listed, owned, slice};
     use crate::select::lists::args::{KeepListsArgs, ListSlotsArgs};
     use crate::select::lists::reference::{NewLists, slots};
 
     impl ListsOps for Flex {
         fn keep_lists(args: KeepListsArgs<Self>) -> (FlexTensor, FlexTensor) {
             let (mut lists, mut board) = (owned(args.lists), owned(args.board));
-            let [indices, found, wanted, lengths] =
-                [args.indices, args.found, args.wanted, args.lengths]
+            let [indices, found, wanted, budgets, lengths] =
+                [args.indices, args.found, args.wanted, args.budgets, args.lengths]
                     .map(|tensor| tensor.to_contiguous());
             let new = NewLists {
                 indices: slice(&indices),
                 found: slice(&found),
                 wanted: slice(&wanted),
-                budgets: &wide(&args.budgets),
+                budgets: slice(&budgets),
                 lengths: slice(&lengths),
             };
-            let own = lists.storage_mut::<f32>();
+            let own = lists.storage_mut::<i32>();
             new.keep(own);
             if let Some(layer) = args.layer {
                 let count = own.len();
-                board.storage_mut::<f32>()[layer * count..][..count].copy_from_slice(own);
+                board.storage_mut::<i32>()[layer * count..][..count].copy_from_slice(own);
             }
             (lists, board)
         }
@@ -70,10 +70,11 @@ mod cpu {
             let ListSlotsArgs { table, sources, budgets, offsets, lengths, width } = args;
             let [_, _, heads, list] = table.layout().shape().dims();
             let [_, _, columns] = sources.layout().shape().dims();
-            let [table, sources, budgets] = [&table, &sources, &budgets].map(wide);
-            let [offsets, lengths] = [offsets, lengths].map(|tensor| tensor.to_contiguous());
-            let ranges = [slice::<i32>(&offsets), slice::<i32>(&lengths)];
-            listed(slots((&table, list), (&sources, columns), &budgets, ranges, heads, width))
+            let [table, sources, budgets, offsets, lengths] =
+                [table, sources, budgets, offsets, lengths].map(|tensor| tensor.to_contiguous());
+            let ranges = [slice(&offsets), slice(&lengths)];
+            let (table, sources) = ((slice(&table), list), (slice(&sources), columns));
+            listed(slots(table, sources, slice(&budgets), ranges, heads, width))
         }
     }
 }

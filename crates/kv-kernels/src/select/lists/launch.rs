@@ -8,8 +8,13 @@ use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
 
 use super::args::{KeepListsArgs, ListSlotsArgs};
-use super::kernel;
+use super::kernel::{self, ListSizesLaunch, ListedSlotsLaunch, NewListsLaunch, ReadListsLaunch};
 use crate::backend::client::empty_like;
+
+/// A tensor without gaps, as a kernel takes it.
+fn arg(tensor: CubeTensor) -> BufferArg {
+    into_contiguous(tensor).into_buffer_arg()
+}
 
 /// Writes into the buffers of the lists and of the board, if it posts in a layer's name.
 pub(super) fn keep(args: KeepListsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
@@ -24,16 +29,10 @@ pub(super) fn keep(args: KeepListsArgs<CubeBackend>) -> (CubeTensor, CubeTensor)
         calculate_cube_count_elemwise(&lists.client, rows * width, cube_dim),
         cube_dim,
         lists.clone().into_buffer_arg(),
-        into_contiguous(indices).into_buffer_arg(),
-        into_contiguous(found).into_buffer_arg(),
-        into_contiguous(wanted).into_buffer_arg(),
-        into_contiguous(budgets).into_buffer_arg(),
-        into_contiguous(lengths).into_buffer_arg(),
+        NewListsLaunch::new(arg(indices), arg(found), arg(wanted), arg(budgets), arg(lengths)),
         board.clone().into_buffer_arg(),
-        rows,
-        width,
-        group,
         layer.unwrap_or_default(),
+        ListSizesLaunch::new(rows, width, group),
         layer.is_some(),
     );
     (lists, board)
@@ -42,30 +41,27 @@ pub(super) fn keep(args: KeepListsArgs<CubeBackend>) -> (CubeTensor, CubeTensor)
 /// Slots and their number.
 pub(super) fn slots(args: ListSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
     let ListSlotsArgs { table, sources, budgets, offsets, lengths, width } = args;
+    let client = budgets.client.clone();
     let [_, batch, heads, list] = table.shape().dims();
-    let [_, _, columns] = sources.shape().dims();
+    let [_, _, source_width] = sources.shape().dims();
     let rows = batch * heads;
     let group = rows / offsets.shape().num_elements();
     let slots = empty_like(&budgets, Shape::from([rows, width]), DType::I32);
     let counts = empty_like(&budgets, Shape::from([rows]), DType::I32);
-    let cube_dim = CubeDim::new(&budgets.client, rows * width);
+    let cube_dim = CubeDim::new(&client, rows * width);
     kernel::list_slots_kernel::launch(
-        &budgets.client.clone(),
-        calculate_cube_count_elemwise(&budgets.client, rows * width, cube_dim),
+        &client,
+        calculate_cube_count_elemwise(&client, rows * width, cube_dim),
         cube_dim,
-        into_contiguous(table).into_buffer_arg(),
-        into_contiguous(sources).into_buffer_arg(),
-        into_contiguous(budgets).into_buffer_arg(),
-        into_contiguous(offsets).into_buffer_arg(),
-        into_contiguous(lengths).into_buffer_arg(),
-        slots.clone().into_buffer_arg(),
-        counts.clone().into_buffer_arg(),
-        rows,
-        heads,
-        group,
-        list,
-        columns,
-        width,
+        ReadListsLaunch::new(arg(table), arg(sources), arg(budgets), heads, source_width),
+        arg(offsets),
+        arg(lengths),
+        ListedSlotsLaunch::new(
+            slots.clone().into_buffer_arg(),
+            counts.clone().into_buffer_arg(),
+            width,
+        ),
+        ListSizesLaunch::new(rows, list, group),
     );
     (slots, counts)
 }

@@ -20,8 +20,8 @@ use backend::ListsOps;
 
 const KEEP: &str = "keep_lists";
 const SLOTS: &str = "list_slots";
-/// Numbers of a list before its tokens: how many there are, below 0 where nothing was chosen yet;
-/// the first recent slot; how often it was chosen.
+/// Numbers of a list before its tokens: how many there are, [`crate::NO_LIST`] where nothing was
+/// chosen yet; the first recent slot; how often it was chosen.
 pub const HEADER: usize = 3;
 
 /// Takes over the lists of the rows that were due, in place: their tokens, counted from behind the
@@ -29,19 +29,19 @@ pub const HEADER: usize = 3;
 /// layer's part of `board`, if there is one.
 ///
 /// # Shapes
-/// `lists` `[B, Hq, 3 + M]`, f32; `chosen` of `R = B * Hq` rows of `M`, `wanted` `[R]`, 0 for rows
+/// `lists` `[B, Hq, 3 + M]`, 32-bit; `chosen` of `R = B * Hq` rows of `M`, `wanted` `[R]`, 0 for rows
 /// that were not due; `budgets` as for [`crate::label_scores`]; `ranges` `[B, Hkv]`; `board`
-/// `[layers, B, Hq, 3 + M]`, f32, with the layer.
+/// `[layers, B, Hq, 3 + M]`, 32-bit, with the layer.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.
 pub fn keep_lists(
-    lists: &mut Tensor<3>,
+    lists: &mut Tensor<3, Int>,
     chosen: &Chosen,
     wanted: &Tensor<1, Int>,
-    budgets: &Tensor<3>,
+    budgets: &Tensor<3, Int>,
     ranges: &SlotRanges,
-    board: Option<(&mut Tensor<4>, usize)>,
+    board: Option<(&mut Tensor<4, Int>, usize)>,
 ) -> Result<(), KernelError> {
     let check = Check::new(KEEP, lists);
     check.supported()?;
@@ -55,13 +55,13 @@ pub fn keep_lists(
     check.shape("wanted", wanted, &[rows])?;
     check.int("wanted", wanted)?;
     check.shape("budgets", budgets, &[batch, heads, BUDGETS])?;
-    check.f32("budgets", budgets)?;
+    check.int("budgets", budgets)?;
     check.ranges(ranges, batch, kv_heads)?;
     let mut layer = 0;
     if let Some((board, own)) = &board {
         let [layers, ..] = board.dims();
         check.shape("board", &**board, &[layers, batch, heads, width])?;
-        check.f32("board", &**board)?;
+        check.int("board", &**board)?;
         if *own >= layers {
             return Err(check.unsupported("layer", *own, "one of the board's"));
         }
@@ -71,17 +71,17 @@ pub fn keep_lists(
     let posted = match &board {
         Some(_) => None,
         // A placeholder, which a kernel binds as a buffer of its own.
-        None => Some(Tensor::<4>::empty([1, 1, 1, 4], (&device, DType::F32))),
+        None => Some(Tensor::<4, Int>::empty([1, 1, 1, 4], (&device, DType::I32))),
     };
     let posts = board.is_some();
     let mut board = board.map(|(board, _)| board);
     let to = match (&mut board, posted) {
-        (Some(board), _) => check.take(*board),
+        (Some(board), _) => check.take_ints(*board),
         (None, Some(placeholder)) => placeholder,
         (None, None) => return Ok(()),
     };
     let (own, posted) = <Dispatch as ListsOps>::keep_lists(KeepListsArgs {
-        lists: check.take(lists).into_dispatch(),
+        lists: check.take_ints(lists).into_dispatch(),
         indices: chosen.indices.clone().into_dispatch(),
         found: chosen.counts.clone().into_dispatch(),
         wanted: wanted.clone().into_dispatch(),
@@ -101,9 +101,9 @@ pub fn keep_lists(
 #[derive(Debug, Clone, Copy)]
 pub enum ListTable<'a> {
     /// `[B, Hq, 3 + M]`
-    Own(&'a Tensor<3>),
+    Own(&'a Tensor<3, Int>),
     /// `[layers, B, Hq, 3 + M]`
-    Board(&'a Tensor<4>),
+    Board(&'a Tensor<4, Int>),
 }
 
 /// What each query head attends to, slots of the pool `[B * Hq, W]`, 32-bit, `-1` behind them, and
@@ -111,7 +111,7 @@ pub enum ListTable<'a> {
 /// one of that list on.
 ///
 /// # Shapes
-/// `sources` `[B, Hq, 1]`, f32, of [`ListTable::Own`] and `[B, Hq, 2]` of [`ListTable::Board`], as
+/// `sources` `[B, Hq, 1]`, 32-bit, of [`ListTable::Own`] and `[B, Hq, 2]` of [`ListTable::Board`], as
 /// [`crate::DueRows`] has them; `budgets` `[B, Hq, 3]`; `ranges` `[B, Hkv]`. Of more than `W` slots
 /// the first count.
 ///
@@ -119,8 +119,8 @@ pub enum ListTable<'a> {
 /// [`KernelError`] where shapes, dtypes or devices do not fit.
 pub fn list_slots(
     table: ListTable<'_>,
-    sources: &Tensor<3>,
-    budgets: &Tensor<3>,
+    sources: &Tensor<3, Int>,
+    budgets: &Tensor<3, Int>,
     ranges: &SlotRanges,
     width: usize,
 ) -> Result<(Tensor<2, Int>, Tensor<1, Int>), KernelError> {
@@ -128,7 +128,7 @@ pub fn list_slots(
     check.supported()?;
     let ([batch, heads, _], [_, kv_heads]) = (budgets.dims(), ranges.offsets.dims());
     check.shape("budgets", budgets, &[batch, heads, BUDGETS])?;
-    check.f32("budgets", budgets)?;
+    check.int("budgets", budgets)?;
     check.ranges(ranges, batch, kv_heads)?;
     if kv_heads == 0 || heads % kv_heads != 0 {
         return Err(KernelError::HeadGroups { op: SLOTS, query_heads: heads, kv_heads });
@@ -141,12 +141,12 @@ pub fn list_slots(
         ListTable::Board(board) => {
             let [layers, _, _, own] = board.dims();
             check.shape("board", board, &[layers, batch, heads, own])?;
-            check.f32("board", board)?;
+            check.int("board", board)?;
             (board.clone(), 2)
         }
     };
     check.shape("sources", sources, &[batch, heads, columns])?;
-    check.f32("sources", sources)?;
+    check.int("sources", sources)?;
     if width == 0 {
         return Err(check.unsupported("slots", 0, "lists of at least 1"));
     }
@@ -164,12 +164,12 @@ pub fn list_slots(
 /// Lists of `[batch, heads]` with room for a token.
 pub(crate) fn check_lists(
     check: &Check,
-    lists: &Tensor<3>,
+    lists: &Tensor<3, Int>,
     [batch, heads]: [usize; 2],
 ) -> Result<(), KernelError> {
     let width = lists.dims()[2];
     check.shape("lists", lists, &[batch, heads, width])?;
-    check.f32("lists", lists)?;
+    check.int("lists", lists)?;
     if width <= HEADER {
         return Err(check.unsupported("numbers of a list", width, "at least 4"));
     }
@@ -179,10 +179,10 @@ pub(crate) fn check_lists(
 /// Heads, and layers perhaps.
 pub(crate) fn check_sources(
     check: &Check,
-    sources: &Tensor<3>,
+    sources: &Tensor<3, Int>,
     [batch, heads]: [usize; 2],
 ) -> Result<(), KernelError> {
     let columns = sources.dims()[2];
     check.shape("sources", sources, &[batch, heads, columns.clamp(1, 2)])?;
-    check.f32("sources", sources)
+    check.int("sources", sources)
 }

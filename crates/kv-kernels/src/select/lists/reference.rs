@@ -1,6 +1,7 @@
 //! Lists in plain loops.
 
 use super::HEADER;
+use crate::components::sentinels::NO_SLOT;
 use crate::select::scored_rows::BUDGETS;
 
 /// Rows that were chosen anew.
@@ -8,36 +9,35 @@ pub(crate) struct NewLists<'a> {
     pub(crate) indices: &'a [i32],
     pub(crate) found: &'a [i32],
     pub(crate) wanted: &'a [i32],
-    pub(crate) budgets: &'a [f32],
+    pub(crate) budgets: &'a [i32],
     /// `[B, Hkv]`
     pub(crate) lengths: &'a [i32],
 }
 
 impl NewLists<'_> {
     /// Writes them into `lists` `[R, width]`.
-    pub(crate) fn keep(&self, lists: &mut [f32]) {
+    pub(crate) fn keep(&self, lists: &mut [i32]) {
         let rows = self.found.len();
         let (most, group) = (self.indices.len() / rows, rows / self.lengths.len());
         for (row, list) in lists.chunks_exact_mut(HEADER + most).enumerate() {
             if self.wanted[row] <= 0 {
                 continue;
             }
-            let length = self.lengths[row / group] as usize;
-            let [sinks, recents] = [1, 2].map(|at| self.budgets[row * BUDGETS + at] as usize);
-            list[0] = self.found[row] as f32;
-            list[1] = length.saturating_sub(recents).max(sinks.min(length)) as f32;
-            list[2] += 1.0;
-            let indices = &self.indices[row * most..][..most];
-            list[HEADER..].iter_mut().zip(indices).for_each(|(to, from)| *to = *from as f32);
+            let length = self.lengths[row / group];
+            let [sinks, recents] = [1, 2].map(|at| self.budgets[row * BUDGETS + at]);
+            list[0] = self.found[row];
+            list[1] = (length - recents).max(sinks.min(length));
+            list[2] += 1;
+            list[HEADER..].copy_from_slice(&self.indices[row * most..][..most]);
         }
     }
 }
 
 /// Slots `[R, width]` and their number `[R]`; `list` are a table's numbers for a list.
 pub(crate) fn slots(
-    (table, list): (&[f32], usize),
-    (sources, columns): (&[f32], usize),
-    budgets: &[f32],
+    (table, list): (&[i32], usize),
+    (sources, columns): (&[i32], usize),
+    budgets: &[i32],
     [offsets, lengths]: [&[i32]; 2],
     heads: usize,
     width: usize,
@@ -51,15 +51,15 @@ pub(crate) fn slots(
         let at = layer * rows + row / heads * heads + source[0] as usize;
         let list = &table[at * list..][..list];
         let (offset, length) = (offsets[row / group], lengths[row / group]);
-        let own = budgets[row * BUDGETS + 1] as i32;
+        let own = budgets[row * BUDGETS + 1];
         let sinks = own.min(length);
-        let chosen = list[HEADER..][..list[0].max(0.0) as usize].iter().map(|at| own + *at as i32);
-        let recents = (list[1] as i32).max(sinks)..length;
+        let chosen = list[HEADER..][..list[0].max(0) as usize].iter().map(|at| own + at);
+        let recents = list[1].max(sinks)..length;
         let all = (0..sinks).chain(chosen).chain(recents).map(|slot| offset + slot);
         let before = slots.len();
         slots.extend(all.take(width));
         counts.push((slots.len() - before) as i32);
-        slots.resize(before + width, -1);
+        slots.resize(before + width, NO_SLOT);
     }
     (slots, counts)
 }

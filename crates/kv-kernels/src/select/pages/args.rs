@@ -36,7 +36,7 @@ pub(crate) struct PageScoresArgs<B: Backend> {
     /// `[B, Hkv]`
     pub(crate) lengths: IntTensor<B>,
     /// `[B, H, 3]`
-    pub(crate) budgets: FloatTensor<B>,
+    pub(crate) budgets: IntTensor<B>,
     /// The most pages of a range.
     pub(crate) pages: usize,
     pub(crate) options: PageOptions,

@@ -83,10 +83,12 @@ mod cpu {
         fn page_scores(args: PageScoresArgs<Self>) -> ScoredRowTensors<Self> {
             let PageScoresArgs { query, bounds, offsets, lengths, budgets, pages, options } = args;
             let [_, _, head_dim] = query.layout().shape().dims();
-            let [offsets, lengths] = [offsets, lengths].map(|tensor| tensor.to_contiguous());
+            let [offsets, lengths, budgets] =
+                [offsets, lengths, budgets].map(|tensor| tensor.to_contiguous());
             let ranges = [slice::<i32>(&offsets), slice::<i32>(&lengths)];
-            let [query, bounds, budgets] = [&query, &bounds, &budgets].map(wide);
-            let scored = score(&query, &bounds, ranges, &budgets, [head_dim, pages], options);
+            let [query, bounds] = [&query, &bounds].map(wide);
+            let budgets = slice(&budgets);
+            let scored = score(&query, &bounds, ranges, budgets, [head_dim, pages], options);
             ScoredRowTensors::new(scored, pages)
         }
 

@@ -2,32 +2,47 @@
 
 use cubecl::prelude::*;
 
-use crate::select::scored_rows::BUDGETS;
+use crate::components::sentinels::NO_SLOT;
+use crate::select::scored_rows::{BUDGETS, ScoredRowBuffers};
+
+/// The slots of the key-value heads, `[B, Hkv]` each.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct PagedRanges {
+    offsets: Box<[i32]>,
+    lengths: Box<[i32]>,
+    /// Slots of a page.
+    page: usize,
+}
+
+/// The pages whose bounds are written.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct BoundedPages {
+    total_kv_heads: usize,
+    /// Pages of each range that are visited, from its first on; one, the last, where only that is.
+    pages: usize,
+    /// Elements of a key.
+    columns: usize,
+}
 
 /// # Shapes
-/// `pages` of each range are visited, from the first on; one, the last, where `last`.
+/// `keys` `[S, columns]`, `bounds` `[page_rows, columns]`.
 #[cube(launch)]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn page_bounds_kernel<E: Numeric>(
     keys: &[E],
-    offsets: &[i32],
-    lengths: &[i32],
+    ranges: &PagedRanges,
     bounds: &mut [E],
-    total_kv_heads: usize,
-    pages: usize,
-    columns: usize,
-    page: usize,
+    bounded: &BoundedPages,
     #[comptime] last: bool,
     #[define(E)] _dtype: ElemType,
 ) {
-    let at = ABSOLUTE_POS;
-    if at >= total_kv_heads * pages * columns {
+    let (at, columns, page) = (ABSOLUTE_POS, bounded.columns, ranges.page);
+    if at >= bounded.total_kv_heads * bounded.pages * columns {
         terminate!();
     }
     let column = at % columns;
-    let kv_head = at / columns / pages;
-    let (offset, length) = (offsets[kv_head] as usize, lengths[kv_head] as usize);
-    let mut own = at / columns % pages;
+    let kv_head = at / columns / bounded.pages;
+    let (offset, length) = (ranges.offsets[kv_head] as usize, ranges.lengths[kv_head] as usize);
+    let mut own = at / columns % bounded.pages;
     if last {
         own = max(length.div_ceil(page), 1) - 1;
     }
@@ -52,43 +67,56 @@ pub(crate) fn page_bounds_kernel<E: Numeric>(
     }
 }
 
+/// What rows of pages are scored by.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct PageQueries {
+    /// `[rows, 3]`
+    budgets: Box<[i32]>,
+    /// Vectors of a query and of a key's bound.
+    columns: usize,
+    /// Query heads of a key-value head.
+    group: usize,
+    /// Query heads that choose together.
+    each: usize,
+}
+
+/// What fixes the generated code of the scores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct PageRule {
+    /// Whether heads that choose together do so by their mean, rather than by their maximum.
+    pub(super) mean: bool,
+    /// Whether the last page is read in any case.
+    pub(super) always_last: bool,
+}
+
 /// # Shapes
-/// In vectors: `query` `[B, Hq, columns]`, `bounds` `[N, columns]`; `scores` `[rows, pages]`.
-/// `each` query heads choose together.
+/// In vectors: `query` `[B, Hq, columns]`, `bounds` `[page_rows, columns]`. A row of `scored` is for
+/// the query heads that choose together, a column for a page.
 #[cube(launch)]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn page_scores_kernel<E: Float, N: Size>(
     query: &[Vector<E, N>],
     bounds: &[Vector<E, N>],
-    offsets: &[i32],
-    lengths: &[i32],
-    budgets: &[f32],
-    scores: &mut [f32],
-    candidates: &mut [i32],
-    wanted: &mut [i32],
-    rows: usize,
-    pages: usize,
-    columns: usize,
-    group: usize,
-    each: usize,
-    page: usize,
-    #[comptime] mean: bool,
-    #[comptime] always_last: bool,
+    ranges: &PagedRanges,
+    of: &PageQueries,
+    scored: &mut ScoredRowBuffers,
+    #[comptime] rule: PageRule,
     #[define(E)] _dtype: ElemType,
 ) {
-    let at = ABSOLUTE_POS;
-    if at >= rows * pages {
+    let PageRule { mean, always_last } = comptime!(rule);
+    let (at, pages, page) = (ABSOLUTE_POS, scored.columns, ranges.page);
+    if at >= scored.rows * pages {
         terminate!();
     }
     let (row, own) = (at / pages, at % pages);
-    let kv_head = row * each / group;
-    let (offset, length) = (offsets[kv_head] as usize, lengths[kv_head] as usize);
+    let (each, columns) = (of.each, of.columns);
+    let kv_head = row * each / of.group;
+    let (offset, length) = (ranges.offsets[kv_head] as usize, ranges.lengths[kv_head] as usize);
     let mut own_candidates = length.div_ceil(page);
     if always_last {
         own_candidates = max(own_candidates, 1) - 1;
     }
     if own == 0 {
-        let tokens = budgets[row * BUDGETS] as usize;
+        let tokens = of.budgets[row * BUDGETS] as usize;
         let mut count = own_candidates;
         if tokens < length {
             if always_last {
@@ -97,8 +125,8 @@ pub(crate) fn page_scores_kernel<E: Float, N: Size>(
                 count = max(tokens / page, 3);
             }
         }
-        candidates[row] = i32::cast_from(own_candidates);
-        wanted[row] = i32::cast_from(min(count, own_candidates));
+        scored.candidates[row] = i32::cast_from(own_candidates);
+        scored.wanted[row] = i32::cast_from(min(count, own_candidates));
     }
     if own < own_candidates {
         let from = 2 * (offset / page + kv_head + own) * columns;
@@ -123,52 +151,58 @@ pub(crate) fn page_scores_kernel<E: Float, N: Size>(
                 score = select(sum > score, sum, score);
             }
         }
-        scores[at] = score;
+        scored.scores[at] = score;
     }
 }
 
-/// # Shapes
-/// `pages` `[rows, most]`, `slots` `[rows, width]`.
-#[cube(launch)]
-#[allow(clippy::too_many_arguments)]
-pub(crate) fn page_slots_kernel(
-    pages: &[i32],
-    found: &[i32],
-    offsets: &[i32],
-    lengths: &[i32],
-    slots: &mut [i32],
-    counts: &mut [i32],
+/// The pages that rows have chosen, in order.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct ChosenPages {
+    /// `[rows, most]`
+    pages: Box<[i32]>,
+    /// `[rows]`
+    found: Box<[i32]>,
     rows: usize,
     most: usize,
-    width: usize,
+    /// Rows of a key-value head.
     group: usize,
-    page: usize,
+}
+
+/// # Shapes
+/// `slots` `[rows, width]`, `counts` `[rows]`.
+#[cube(launch)]
+pub(crate) fn page_slots_kernel(
+    chosen: &ChosenPages,
+    ranges: &PagedRanges,
+    slots: &mut [i32],
+    counts: &mut [i32],
+    width: usize,
     #[comptime] always_last: bool,
 ) {
-    let at = ABSOLUTE_POS;
-    if at >= rows * width {
+    let (at, page) = (ABSOLUTE_POS, ranges.page);
+    if at >= chosen.rows * width {
         terminate!();
     }
     let (row, column) = (at / width, at % width);
-    let kv_head = row / group;
-    let length = lengths[kv_head] as usize;
+    let kv_head = row / chosen.group;
+    let length = ranges.lengths[kv_head] as usize;
     let all = length.div_ceil(page);
-    let chosen = found[row] as usize;
+    let found = chosen.found[row] as usize;
     // Pages are chosen in order: only the last one of all may be short.
-    let mut total = chosen;
+    let mut total = found;
     if always_last {
         total += min(all, 1);
     }
     let mut own = all;
-    if column / page < chosen {
-        own = pages[row * most + column / page] as usize;
+    if column / page < found {
+        own = chosen.pages[row * chosen.most + column / page] as usize;
     } else if column / page < total {
         own = all - 1;
     }
     let slot = own * page + column % page;
-    let mut written = i32::new(-1);
+    let mut written = i32::new(NO_SLOT as i64);
     if slot < length {
-        written = i32::cast_from(offsets[kv_head] as usize + slot);
+        written = i32::cast_from(ranges.offsets[kv_head] as usize + slot);
     }
     slots[at] = written;
     if column == 0 {
@@ -176,7 +210,7 @@ pub(crate) fn page_slots_kernel(
         if total > 0 {
             let mut last = all - 1;
             if !always_last {
-                last = pages[row * most + total - 1] as usize;
+                last = chosen.pages[row * chosen.most + total - 1] as usize;
             }
             count = (total - 1) * page + min(length - last * page, page);
         }

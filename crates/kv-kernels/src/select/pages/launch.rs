@@ -7,10 +7,18 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
 
+use super::PageHeads;
 use super::args::{PageBoundsArgs, PageScoresArgs, PageSlotsArgs};
-use super::{PageHeads, kernel};
+use super::kernel::{
+    self, BoundedPagesLaunch, ChosenPagesLaunch, PageQueriesLaunch, PageRule, PagedRangesLaunch,
+};
 use crate::backend::client::{elem_type, empty_like, vector_lanes};
 use crate::select::scored_rows::ScoredRowTensors;
+
+/// A tensor without gaps, as a kernel takes it.
+fn arg(tensor: CubeTensor) -> BufferArg {
+    into_contiguous(tensor).into_buffer_arg()
+}
 
 /// Writes into the bounds' own buffer.
 pub(super) fn bounds(args: PageBoundsArgs<CubeBackend>) -> CubeTensor {
@@ -24,14 +32,10 @@ pub(super) fn bounds(args: PageBoundsArgs<CubeBackend>) -> CubeTensor {
         &keys.client.clone(),
         calculate_cube_count_elemwise(&keys.client, units, cube_dim),
         cube_dim,
-        into_contiguous(keys.clone()).into_buffer_arg(),
-        into_contiguous(offsets).into_buffer_arg(),
-        into_contiguous(lengths).into_buffer_arg(),
+        arg(keys.clone()),
+        PagedRangesLaunch::new(arg(offsets), arg(lengths), page),
         bounds.clone().into_buffer_arg(),
-        total_kv_heads,
-        pages,
-        columns,
-        page,
+        BoundedPagesLaunch::new(total_kv_heads, pages, columns),
         last,
         elem_type(keys.dtype),
     );
@@ -46,8 +50,7 @@ pub(super) fn scores(args: PageScoresArgs<CubeBackend>) -> ScoredRowTensors<Cube
     let group = batch * heads / offsets.shape().num_elements();
     let each = if options.heads == PageHeads::Query { 1 } else { group };
     let rows = batch * heads / each;
-    let scores = empty_like(&query, Shape::from([rows, pages]), DType::F32);
-    let [candidates, wanted] = [(); 2].map(|()| empty_like(&query, [rows].into(), DType::I32));
+    let scored = ScoredRowTensors::empty(&query, [rows, pages]);
     let lanes = vector_lanes(&query, head_dim, head_dim);
     let cube_dim = CubeDim::new(&query.client, rows * pages);
     kernel::page_scores_kernel::launch(
@@ -57,49 +60,34 @@ pub(super) fn scores(args: PageScoresArgs<CubeBackend>) -> ScoredRowTensors<Cube
         lanes,
         query.clone().into_buffer_arg(),
         bounds.into_buffer_arg(),
-        into_contiguous(offsets).into_buffer_arg(),
-        into_contiguous(lengths).into_buffer_arg(),
-        into_contiguous(budgets).into_buffer_arg(),
-        scores.clone().into_buffer_arg(),
-        candidates.clone().into_buffer_arg(),
-        wanted.clone().into_buffer_arg(),
-        rows,
-        pages,
-        head_dim / lanes,
-        group,
-        each,
-        options.page,
-        options.heads == PageHeads::Mean,
-        options.always_last,
+        PagedRangesLaunch::new(arg(offsets), arg(lengths), options.page),
+        PageQueriesLaunch::new(arg(budgets), head_dim / lanes, group, each),
+        scored.launched([rows, pages]),
+        PageRule { mean: options.heads == PageHeads::Mean, always_last: options.always_last },
         elem_type(query.dtype),
     );
-    ScoredRowTensors { scores, candidates, wanted }
+    scored
 }
 
 /// Slots and their number.
 pub(super) fn slots(args: PageSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
     let PageSlotsArgs { pages, found, offsets, lengths, page, always_last } = args;
+    let client = pages.client.clone();
     let [rows, most] = pages.shape().dims();
     let width = (most + usize::from(always_last)) * page;
     let group = rows / offsets.shape().num_elements();
     let slots = empty_like(&pages, Shape::from([rows, width]), DType::I32);
     let counts = empty_like(&pages, Shape::from([rows]), DType::I32);
-    let cube_dim = CubeDim::new(&pages.client, rows * width);
+    let cube_dim = CubeDim::new(&client, rows * width);
     kernel::page_slots_kernel::launch(
-        &pages.client.clone(),
-        calculate_cube_count_elemwise(&pages.client, rows * width, cube_dim),
+        &client,
+        calculate_cube_count_elemwise(&client, rows * width, cube_dim),
         cube_dim,
-        into_contiguous(pages).into_buffer_arg(),
-        into_contiguous(found).into_buffer_arg(),
-        into_contiguous(offsets).into_buffer_arg(),
-        into_contiguous(lengths).into_buffer_arg(),
+        ChosenPagesLaunch::new(arg(pages), arg(found), rows, most, group),
+        PagedRangesLaunch::new(arg(offsets), arg(lengths), page),
         slots.clone().into_buffer_arg(),
         counts.clone().into_buffer_arg(),
-        rows,
-        most,
         width,
-        group,
-        page,
         always_last,
     );
     (slots, counts)

@@ -117,7 +117,7 @@ pub fn page_bounds(
 /// least 3.
 ///
 /// # Shapes
-/// `query` `[B, Hq, D]`; `bounds` as [`page_bounds`] has them; `budgets` `[B, H, 3]`, f32, tokens
+/// `query` `[B, Hq, D]`; `bounds` as [`page_bounds`] has them; `budgets` `[B, H, 3]`, 32-bit, tokens
 /// first, of `H = Hq` or, where a group chooses together, `Hkv` heads, as `R = B * H`; `pages` is
 /// the most that a range has.
 ///
@@ -127,7 +127,7 @@ pub fn page_scores(
     query: Tensor<3>,
     bounds: &Tensor<2>,
     ranges: &SlotRanges,
-    budgets: &Tensor<3>,
+    budgets: &Tensor<3, Int>,
     pages: usize,
     options: PageOptions,
 ) -> Result<ScoredRows, KernelError> {
@@ -148,7 +148,7 @@ pub fn page_scores(
     }
     let rows = if options.heads == PageHeads::Query { heads } else { kv_heads };
     check.shape("budgets", budgets, &[batch, rows, BUDGETS])?;
-    check.f32("budgets", budgets)?;
+    check.int("budgets", budgets)?;
     let scored = <Dispatch as PagesOps>::page_scores(PageScoresArgs {
         query: query.into_dispatch(),
         bounds: bounds.clone().into_dispatch(),

@@ -1,6 +1,7 @@
 //! Pages in plain loops.
 
 use super::{PageHeads, PageOptions};
+use crate::components::sentinels::NO_SLOT;
 use crate::select::scored_rows::BUDGETS;
 
 /// Row of a page's minima.
@@ -48,7 +49,7 @@ pub(crate) fn score(
     query: &[f32],
     bounds: &[f32],
     [offsets, lengths]: [&[i32]; 2],
-    budgets: &[f32],
+    budgets: &[i32],
     [head_dim, pages]: [usize; 2],
     options: PageOptions,
 ) -> (Vec<f32>, Vec<i32>, Vec<i32>) {
@@ -114,7 +115,7 @@ pub(crate) fn slots(
         let before = slots.len();
         slots.extend(own);
         counts.push((slots.len() - before) as i32);
-        slots.resize(before + width, -1);
+        slots.resize(before + width, NO_SLOT);
     }
     (slots, counts)
 }

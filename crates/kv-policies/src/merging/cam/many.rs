@@ -2,7 +2,7 @@
 //! on the host; values stay on the device.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{LayerCache, Selection, rank, read_f32};
+use kv_core::{LayerCache, Selection, rank, read_f32, read_i32};
 use kv_kernels::{KeyRule, MergeLists, MergeOptions, SlotLists, merge_slots};
 
 use super::{Cam, Candidates, NAME, SEEDS};
@@ -85,7 +85,7 @@ impl Cam {
         let attention = read_f32("attention", attention)?;
         let positions = cache.read_positions()?;
         let missing = PolicyError::MissingObservation { policy: NAME, what: "a prompt" };
-        let seeds = read_f32("seeds", cache.state(SEEDS).ok_or(missing)?.clone())?;
+        let seeds = read_i32("seeds", cache.int_state(SEEDS).ok_or(missing)?.clone())?;
         let lines = kept.kept()?.iter().enumerate().map(|(pair, kept)| {
             let live = cache.layout().live(pair);
             let mut rows: Vec<usize> = live.clone().collect();

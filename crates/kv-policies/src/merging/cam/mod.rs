@@ -16,6 +16,7 @@ use crate::policy::attention_scores::window_attention;
 use crate::policy::config::{Config, config_around};
 use crate::policy::evictor::{evictor_of, evictor_part};
 use crate::policy::generator::generator;
+use crate::policy::state_tensors::int_numbers;
 use crate::{
     Attended, Capabilities, Eviction, EvictionPolicy, LayerContext, Needs, Observation, Plan,
     Policy, PolicyError, Reduction, Result, Scorer, Step, StreamingLlm,
@@ -128,12 +129,11 @@ impl Cam {
         let mut seeds = Vec::with_capacity(2 * batch * kv_heads);
         for row in 0..batch {
             for head in 0..kv_heads {
-                seeds.extend(seed(observation, row, head).map(|part| part as f32));
+                seeds.extend(seed(observation, row, head).map(|part| part as usize));
             }
         }
         let device = cache.options().device.clone();
-        let seeds = Tensor::<1>::from_data(seeds.as_slice(), (&device, DType::F32));
-        cache.set_state(SEEDS, seeds.reshape([batch, kv_heads, 2]));
+        cache.set_int_state(SEEDS, int_numbers(seeds, [batch, kv_heads, 2], &device));
 
         let spreads = self.options.candidates != Candidates::Most(0);
         if !spreads && self.options.attention == CamAttention::Step {
@@ -229,7 +229,7 @@ impl Cam {
     }
 }
 
-/// The seed of one (sequence, layer, head): two numbers of 24 bits, which f32 holds exactly.
+/// The seed of one (sequence, layer, head): two numbers of 24 bits.
 fn seed(observation: &Observation<'_>, row: usize, head: usize) -> [u32; 2] {
     let mut draws = generator(observation, row, head);
     [(); 2].map(|()| draws.random::<u32>() >> 8)
@@ -239,7 +239,7 @@ fn seed(observation: &Observation<'_>, row: usize, head: usize) -> [u32; 2] {
 fn draw(cache: &LayerCache, position: &Tensor<1, Int>) -> Result<Tensor<2>> {
     let (batch, heads) = (cache.layout().batch(), cache.layout().kv_heads());
     let missing = PolicyError::MissingObservation { policy: NAME, what: "a prompt" };
-    let seeds = cache.state(SEEDS).ok_or(missing)?.clone().int().cast(DType::I32);
+    let seeds = cache.int_state(SEEDS).ok_or(missing)?.clone();
     let draws = position.clone().cast(DType::I32).unsqueeze_dim::<2>(1).expand([batch, heads]);
     let seeds = seeds.reshape([batch * heads, 2]);
     let numbers = kv_kernels::uniforms(seeds, draws.reshape([batch * heads]))?;
@@ -288,6 +288,11 @@ impl Policy for Cam {
 
     fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
         self.evictor.room(observation, new_tokens)
+    }
+
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        cache.states_to_ints(&[SEEDS]);
+        self.evictor.restore(cache)
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -2,12 +2,11 @@ mod gates;
 
 use std::sync::Arc;
 
-use burn::tensor::DType;
 use kv_core::{Budget, CacheOptions, LayerCache, Selection, counted};
 use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};
-use crate::policy::state_tensors::{numbers, state};
+use crate::policy::state_tensors::{int_numbers, int_state};
 use crate::reading::subset::tokens_of;
 use crate::{
     Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, StepPlan,
@@ -176,9 +175,9 @@ impl Policy for DuoAttention {
         cache.set_limits(limits.collect())?;
         cache.enable_overwriting()?;
         let (batch, kv_heads) = (cache.layout().batch(), cache.layout().kv_heads());
-        let first = vec![split.sinks as f32; batch * kv_heads];
-        let first = numbers(&first, [batch, kv_heads, 1], &cache.options().device);
-        cache.set_state(FIRST, first);
+        let first = vec![split.sinks; batch * kv_heads];
+        let first = int_numbers(first, [batch, kv_heads, 1], &cache.options().device);
+        cache.set_int_state(FIRST, first);
         advance(cache)
     }
 
@@ -210,6 +209,11 @@ impl Policy for DuoAttention {
         Ok(cache)
     }
 
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        cache.states_to_ints(&[FIRST]);
+        Ok(())
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
@@ -227,6 +231,6 @@ impl Policy for DuoAttention {
 
 /// Chooses the next tokens' places.
 fn advance(cache: &mut LayerCache) -> Result<()> {
-    let first = state(NAME, cache, FIRST)?.squeeze_dim::<2>(2).int().cast(DType::I32);
+    let first = int_state(NAME, cache, FIRST)?.squeeze_dim::<2>(2);
     Ok(cache.advance_write_slots(first)?)
 }

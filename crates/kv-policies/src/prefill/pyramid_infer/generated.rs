@@ -1,9 +1,10 @@
 //! Generated tokens under PyramidInfer: block after block shrinks behind the recents.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{LayerCache, Selection, read_f32, top};
+use kv_core::{LayerCache, Selection, read_f32, read_i32, top};
 
 use super::PyramidInfer;
+use crate::policy::state_tensors::int_numbers;
 use crate::{LayerContext, PolicyError, Result};
 
 /// Generated tokens that shrink together.
@@ -17,9 +18,9 @@ const GAMMA: f64 = 0.1;
 const ATTENTION: &str = "attention";
 /// The same, times the rows' age in steps.
 const AGED: &str = "aged-attention";
-/// State of each sequence, `[B, 1, 3]`: prompt tokens, slots of them in the first layer, blocks
+/// State of each sequence, integers `[B, 1, 3]`: prompt tokens, slots of them in the first layer, blocks
 /// shrunk so far.
-const BLOCKS: &str = "blocks";
+pub(super) const BLOCKS: &str = "blocks";
 
 /// One sequence's generated tokens.
 #[derive(Debug, Clone, Copy)]
@@ -109,9 +110,9 @@ impl PyramidInfer {
         probabilities: &Tensor<2>,
         position: &Tensor<1, Int>,
     ) -> Result<()> {
-        let state = cache.state(BLOCKS).ok_or_else(not_filled)?;
+        let state = cache.int_state(BLOCKS).ok_or_else(not_filled)?;
         let (batch, heads) = (cache.layout().batch(), cache.layout().kv_heads());
-        let prompt = state.clone().narrow(2, 0, 1).reshape([batch]).int().cast(DType::I32);
+        let prompt = state.clone().narrow(2, 0, 1).reshape([batch]);
         let generated = position.clone().cast(DType::I32) - prompt.clone();
         let own_block = prompt + generated.div_scalar(BLOCK as i32).mul_scalar(BLOCK as i32);
         let own_block = own_block.unsqueeze_dim::<2>(1).expand([batch, heads]);
@@ -183,8 +184,8 @@ fn limit(length: usize, whole: usize, due: Option<usize>) -> usize {
 }
 
 fn blocks(cache: &LayerCache) -> Result<Vec<Generated>> {
-    let state = cache.state(BLOCKS).ok_or_else(not_filled)?;
-    let numbers = read_f32("blocks", state.clone().flatten::<1>(0, 2))?;
+    let state = cache.int_state(BLOCKS).ok_or_else(not_filled)?;
+    let numbers = read_i32("blocks", state.clone())?;
     let sequences = numbers.chunks(3).map(|of| Generated {
         prompt: of[0] as usize,
         first_layer: of[1] as usize,
@@ -194,13 +195,9 @@ fn blocks(cache: &LayerCache) -> Result<Vec<Generated>> {
 }
 
 fn set_blocks(cache: &mut LayerCache, sequences: &[Generated]) {
-    let numbers: Vec<f32> = sequences
-        .iter()
-        .flat_map(|of| [of.prompt, of.first_layer, of.shrunk].map(|number| number as f32))
-        .collect();
-    let device = cache.options().device.clone();
-    let state = Tensor::<1>::from_data(numbers.as_slice(), (&device, DType::F32));
-    cache.set_state(BLOCKS, state.reshape([sequences.len(), 1, 3]));
+    let numbers = sequences.iter().flat_map(|of| [of.prompt, of.first_layer, of.shrunk]);
+    let state = int_numbers(numbers, [sequences.len(), 1, 3], &cache.options().device);
+    cache.set_int_state(BLOCKS, state);
 }
 
 fn not_filled() -> PolicyError {

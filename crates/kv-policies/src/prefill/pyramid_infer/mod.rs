@@ -198,6 +198,11 @@ impl Policy for PyramidInfer {
         }
     }
 
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        cache.states_to_ints(&[generated::BLOCKS]);
+        Ok(())
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             changes_prefill: true,

@@ -1,7 +1,7 @@
 //! Critical tokens of a prompt's last queries, and how many of them heads and layers share.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{read_f32, read_i32};
+use kv_core::read_i32;
 use kv_kernels::{Choice, top_slots};
 
 use crate::Result;
@@ -24,7 +24,7 @@ impl Critical {
     pub(super) fn of(
         queries: &Tensor<4>,
         keys: &Tensor<4>,
-        channels: &Tensor<3>,
+        channels: &Tensor<3, Int>,
         heavy: usize,
     ) -> Result<Self> {
         let [batch, heads, window, head_dim] = queries.dims();
@@ -32,7 +32,7 @@ impl Critical {
         let device = queries.device();
         let mut masks = vec![0.0f32; batch * heads * head_dim];
         let labels = channels.dims()[2];
-        for (head, own) in read_f32("channels", channels.clone())?.chunks(labels).enumerate() {
+        for (head, own) in read_i32("channels", channels.clone())?.chunks(labels).enumerate() {
             own.iter().for_each(|&channel| masks[head * head_dim + channel as usize] = 1.0);
         }
         let masks = Tensor::<1>::from_data(masks.as_slice(), (&device, DType::F32));

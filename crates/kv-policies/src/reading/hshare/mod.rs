@@ -8,13 +8,13 @@ mod shared;
 use std::sync::{Arc, PoisonError};
 
 use burn::tensor::Tensor;
-use kv_core::{Budget, CacheOptions, LayerCache, Selection, read_f32};
+use kv_core::{Budget, CacheOptions, LayerCache, Selection, read_i32};
 use kv_kernels::LIST_HEADER;
 use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};
 use crate::policy::lists::SlotList;
-use crate::policy::state_tensors::{check_countable, state};
+use crate::policy::state_tensors::{check_countable, int_state};
 use crate::reading::channels::{CHANNELS, Channels};
 use crate::reading::set_parts::SetParts;
 use crate::reading::subset::{BUDGETS, tokens_of};
@@ -138,7 +138,7 @@ impl HShare {
     /// [`kv_core::Error::Read`].
     pub fn retrievals(cache: &LayerCache) -> Result<Vec<usize>> {
         let Some(SharedLists(lists)) = cache.policy_state() else { return Ok(Vec::new()) };
-        let counts = read_f32("retrievals", lists.clone().narrow(2, LIST_HEADER - 1, 1))?;
+        let counts = read_i32("retrievals", lists.clone().narrow(2, LIST_HEADER - 1, 1))?;
         Ok(counts.into_iter().map(|count| count as usize).collect())
     }
 
@@ -192,6 +192,7 @@ impl Policy for HShare {
     }
 
     fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        cache.states_to_ints(&[SOURCES, PROMPT, BUDGETS, CHANNELS]);
         Ok(cache.restore_state::<SharedLists>()?)
     }
 
@@ -214,7 +215,7 @@ impl Policy for HShare {
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        if layer.index >= self.dense_layers && state(NAME, cache, SOURCES)?.dims()[2] == 2 {
+        if layer.index >= self.dense_layers && int_state(NAME, cache, SOURCES)?.dims()[2] == 2 {
             // Before anything changes.
             let board = step.board.lock().unwrap_or_else(PoisonError::into_inner);
             board.check_turn(layer.index - self.dense_layers)?;
@@ -225,11 +226,12 @@ impl Policy for HShare {
     /// Of layers that do not attend to everything, those that take another's lists among them; what
     /// is read is that of the last step.
     fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
-        let (Some(rows), Some(prompts)) = (SlotList::read_last(cache)?, cache.state(PROMPT)) else {
+        let (Some(rows), Some(prompts)) = (SlotList::read_last(cache)?, cache.int_state(PROMPT))
+        else {
             return Ok(None);
         };
         let counts = Self::retrievals(cache)?;
-        let prompts = read_f32("prompts", prompts.clone())?;
+        let prompts = read_i32("prompts", prompts.clone())?;
         let lengths = cache.layout().lengths();
         let mut reads =
             Reads { retrieved: counts.iter().sum::<usize>() as u64, ..Reads::default() };
@@ -265,9 +267,9 @@ impl HShare {
         step: &Step,
     ) -> Result<SlotList> {
         let [channels, budgets, sources] = [
-            state(NAME, cache, CHANNELS)?,
-            state(NAME, cache, BUDGETS)?,
-            state(NAME, cache, SOURCES)?,
+            int_state(NAME, cache, CHANNELS)?,
+            int_state(NAME, cache, BUDGETS)?,
+            int_state(NAME, cache, SOURCES)?,
         ];
         let mut board = step.board.lock().unwrap_or_else(PoisonError::into_inner);
         let reads_others = sources.dims()[2] == 2;

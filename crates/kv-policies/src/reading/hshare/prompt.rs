@@ -1,13 +1,13 @@
 //! What a prompt decides: channels, and who takes whose list.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Int, Tensor};
 use kv_core::{CacheOptions, LayerCache};
-use kv_kernels::LIST_HEADER;
+use kv_kernels::{LIST_HEADER, NO_LIST};
 
 use super::critical::Critical;
 use super::shared::SharedLists;
 use super::{HShare, NAME, PROMPT, SOURCES, copies, longest, share_map};
-use crate::policy::state_tensors::numbers;
+use crate::policy::state_tensors::int_numbers;
 use crate::reading::channels::{CHANNELS, channels};
 use crate::reading::subset::{set_budgets, tokens_of};
 use crate::{Observation, Observed, Policy, Result};
@@ -15,7 +15,7 @@ use crate::{Observation, Observed, Policy, Result};
 /// What a layer's prompt says.
 pub(super) struct Shares {
     /// `[B, Hq, r]`
-    channels: Tensor<3>,
+    channels: Tensor<3, Int>,
     critical: Critical,
     /// Whose list each query head takes, `[B]` of `Hq`.
     pub(super) heads: Vec<Vec<usize>>,
@@ -50,29 +50,25 @@ impl HShare {
     ) -> Result<()> {
         let parts = self.parts(tokens_of(self.budget, observation))?;
         let [batch, count, _] = shares.channels.dims();
-        let sources: Vec<f32> = heads
-            .iter()
-            .enumerate()
-            .flat_map(|(row, heads)| {
-                let layer = layers.map(|layers| layers[row] as f32);
-                heads.iter().flat_map(move |&head| [Some(head as f32), layer])
-            })
-            .flatten()
-            .collect();
+        let sources = heads.iter().enumerate().flat_map(|(row, heads)| {
+            let layer = layers.map(|layers| layers[row]);
+            heads.iter().flat_map(move |&head| [Some(head), layer]).flatten()
+        });
         let device = cache.options().device.clone();
         let columns = 1 + usize::from(layers.is_some());
-        cache.set_state(SOURCES, numbers(&sources, [batch, count, columns], &device));
+        cache.set_int_state(SOURCES, int_numbers(sources, [batch, count, columns], &device));
         let lengths = cache.layout().lengths().chunks(cache.layout().pairs() / batch);
-        let prompts: Vec<f32> = lengths.map(|lengths| lengths[0] as f32).collect();
-        cache.set_state(PROMPT, numbers(&prompts, [batch, 1, 1], &device));
+        let prompts = int_numbers(lengths.map(|lengths| lengths[0]), [batch, 1, 1], &device);
+        cache.set_int_state(PROMPT, prompts);
         set_budgets(cache, count, [parts.top, parts.sinks, parts.recents]);
-        cache.set_state(CHANNELS, shares.channels.clone());
+        cache.set_int_state(CHANNELS, shares.channels.clone());
         let width = LIST_HEADER + parts.top.min(longest(cache));
-        let mut list = vec![0.0; width];
+        let mut list = vec![0; width];
         // Nothing is chosen yet: the first step does.
-        list[0] = -1.0;
+        list[0] = NO_LIST;
         let lists = list.repeat(batch * count);
-        let lists = numbers(&lists, [batch, count, width], &device);
+        let lists = Tensor::<1, Int>::from_data(lists.as_slice(), (&device, DType::I32));
+        let lists = lists.reshape([batch, count, width]);
         cache.insert_policy_state(SharedLists(lists));
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kv_core::{
     Error, HostState, LayerCache, LoadState, PolicyState, Result, SavedState, StateBytes, states_of,
 };
@@ -15,9 +15,9 @@ use serde_json::Value;
 use crate::policy::board::ListBoard;
 use crate::policy::lists::{SlotList, longest, missing};
 
-/// Lists that are kept for several steps, `[B, Hq, 3 + M]`, as [`keep_lists`] has them.
+/// Lists that are kept for several steps, integers `[B, Hq, 3 + M]`, as [`keep_lists`] has them.
 #[derive(Debug)]
-pub(super) struct SharedLists(pub(super) Tensor<3>);
+pub(super) struct SharedLists(pub(super) Tensor<3, Int>);
 
 /// How lists are shared and kept; see [`DueRows`].
 #[derive(Debug)]
@@ -39,8 +39,8 @@ impl SharedLists {
     /// budget has of sinks and recents together.
     ///
     /// # Shapes
-    /// `query` `[B, Hq, D]`; `channels` `[B, Hq, r]` and `budgets` `[B, Hq, 3]`, f32; `sources`
-    /// `[B, Hq, 1]`, f32, and `[B, Hq, 2]` with a board.
+    /// `query` `[B, Hq, D]`; integers `channels` `[B, Hq, r]`, `budgets` `[B, Hq, 3]`, and `sources`
+    /// `[B, Hq, 1]`, or `[B, Hq, 2]` with a board.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] for caches without lists, and where layers before this one have not
@@ -48,7 +48,7 @@ impl SharedLists {
     pub(super) fn choose(
         cache: &mut LayerCache,
         query: Tensor<3>,
-        [channels, budgets, sources]: [&Tensor<3>; 3],
+        [channels, budgets, sources]: [&Tensor<3, Int>; 3],
         ends: usize,
         sharing: Sharing<'_>,
     ) -> Result<SlotList> {
@@ -69,7 +69,7 @@ impl SharedLists {
         &mut self,
         cache: &LayerCache,
         query: Tensor<3>,
-        [channels, budgets, sources]: [&Tensor<3>; 3],
+        [channels, budgets, sources]: [&Tensor<3, Int>; 3],
         ends: usize,
         sharing: Sharing<'_>,
     ) -> Result<SlotList> {
@@ -108,7 +108,7 @@ impl PolicyState for SharedLists {
     }
 
     fn copied(&self) -> Option<Box<dyn PolicyState>> {
-        Some(Box::new(Self(without_padding(self.0.clone().mul_scalar(1.0)))))
+        Some(Box::new(Self(without_padding(self.0.clone().add_scalar(0)))))
     }
 
     fn to_device(&self, device: &Device) -> Option<Box<dyn PolicyState>> {
@@ -149,7 +149,7 @@ impl LoadState for SharedLists {
     const NAME: &'static str = "lists";
 
     fn load(mut saved: SavedState, cache: &LayerCache, _seen: &[usize]) -> Result<Self> {
-        let table = saved.take("table", DType::F32, &[])?;
+        let table = integers(saved.take_any("table", &[DType::I32, DType::F32])?);
         let shape: Vec<usize> = table.shape().iter().copied().collect();
         let invalid = |reason: String| Error::InvalidPlan { what: "lists", reason };
         let layout = cache.layout();
@@ -158,13 +158,18 @@ impl LoadState for SharedLists {
         if !fits {
             return Err(invalid(format!("lists are {shape:?}, which is not of this cache")));
         }
-        let lists = Tensor::from_data(table, (&cache.options().device, DType::F32));
+        let lists = Tensor::from_data(table, (&cache.options().device, DType::I32));
         Ok(Self(without_padding(lists)))
     }
 }
 
+/// Lists of a file, which earlier versions store as f32.
+fn integers(table: TensorData) -> TensorData {
+    table.convert::<i32>()
+}
+
 /// Lists without padding between rows, as kernels that write in place must have them.
-fn without_padding(lists: Tensor<3>) -> Tensor<3> {
+fn without_padding(lists: Tensor<3, Int>) -> Tensor<3, Int> {
     let shape = lists.dims();
     lists.reshape([shape.iter().product::<usize>()]).reshape(shape)
 }

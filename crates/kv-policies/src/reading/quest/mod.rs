@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Bool, Int, Tensor};
 use kv_core::{Budget, LayerCache, Selection, counted};
-use kv_kernels::{PageHeads, PageOptions};
+use kv_kernels::{NO_SLOT, PageHeads, PageOptions};
 use serde::{Deserialize, Serialize};
 
 pub use pages::PageBounds;
@@ -12,7 +12,7 @@ pub use pages::PageBounds;
 use crate::policy::config::{Config, config_of};
 use crate::policy::lists::SlotList;
 use crate::policy::notice::warn_once;
-use crate::policy::state_tensors::{numbers, state};
+use crate::policy::state_tensors::{int_numbers, int_state};
 use crate::reading::subset::{BUDGETS, most_tokens, set_budgets, tokens_of};
 use crate::{
     Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, StepPlan,
@@ -138,7 +138,7 @@ impl Quest {
     /// What each query may read. Sequences of a batch may have pages of different sizes: then each
     /// has the list that is of its own.
     fn list(&self, cache: &LayerCache, query: &Tensor<3>) -> Result<SlotList> {
-        let budgets = state(NAME, cache, BUDGETS)?;
+        let budgets = int_state(NAME, cache, BUDGETS)?;
         let most = most_tokens(self.budget, cache);
         let choose = |page: usize| {
             let (query, most) = (query.clone(), most.max(page));
@@ -150,7 +150,7 @@ impl Quest {
         sizes.try_fold(choose(first)?, |list, page| {
             let rows = list.counts.dims()[0];
             let batch = cache.layout().batch();
-            let own = state(NAME, cache, PAGE)?.equal_scalar(page as f32).reshape([batch, 1]);
+            let own = int_state(NAME, cache, PAGE)?.equal_elem(page as i32).reshape([batch, 1]);
             let own = own.expand([batch, rows / batch.max(1)]).reshape([rows]);
             Ok(either(own, choose(page)?, list))
         })
@@ -185,7 +185,7 @@ fn either(own: Tensor<1, Bool>, list: SlotList, other: SlotList) -> SlotList {
         if missing == 0 {
             return slots;
         }
-        let none = Tensor::full([rows, missing], -1, (&slots.device(), slots.dtype()));
+        let none = Tensor::full([rows, missing], NO_SLOT, (&slots.device(), slots.dtype()));
         Tensor::cat(vec![slots, none], 1)
     };
     let wide = own.clone().unsqueeze_dim::<2>(1).expand([rows, width]);
@@ -234,12 +234,13 @@ impl Policy for Quest {
         let [page, tokens] = self.fitted(tokens_of(self.budget, observation));
         set_budgets(cache, heads, [tokens, 0, 0]);
         let batch = cache.layout().batch();
-        let pages = numbers(&vec![page as f32; batch], [batch, 1, 1], &cache.options().device);
-        cache.set_state(PAGE, pages);
+        let pages = int_numbers(vec![page; batch], [batch, 1, 1], &cache.options().device);
+        cache.set_int_state(PAGE, pages);
         Ok(PageBounds::keep(cache, page)?)
     }
 
     fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        cache.states_to_ints(&[BUDGETS, PAGE]);
         Ok(cache.restore_state::<PageBounds>()?)
     }
 

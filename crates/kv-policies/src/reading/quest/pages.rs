@@ -1,6 +1,6 @@
 //! Bounds of the keys of every page of slots, and the pages that a query may attend to most.
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use kv_core::{
     CacheOptions, Error, HostState, LayerCache, LoadState, PolicyState, Result, SavedState,
     StateBytes, packed, states_of, zero_rows,
@@ -97,14 +97,14 @@ impl PageBounds {
     /// `tokens` is the most that any budget has.
     ///
     /// # Shapes
-    /// `query` `[B, Hq, D]`; `budgets` `[B, H, 3]`, f32.
+    /// `query` `[B, Hq, D]`; `budgets` `[B, H, 3]`, 32-bit.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] for caches without pages of this size, [`Error::Kernel`].
     pub fn choose(
         cache: &LayerCache,
         query: Tensor<3>,
-        budgets: &Tensor<3>,
+        budgets: &Tensor<3, Int>,
         tokens: usize,
         options: PageOptions,
     ) -> Result<SlotList> {

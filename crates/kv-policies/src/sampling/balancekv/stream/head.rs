@@ -1,10 +1,21 @@
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Tensor};
+use kv_core::{LayerCache, read_f32, read_i32};
 
+use super::NAME;
 use super::sizes::Sizes;
+use crate::Result;
+use crate::policy::state_tensors::{int_numbers, int_state, state};
 
-/// The state tensor of a layer, `[B, Hkv, STATE]`.
-pub(super) const STREAM: &str = "balancekv-stream";
-const STATE: usize = 9;
+/// State of every head, integers `[B, Hkv, 8]`: positions, sizes, and two halves of a seed.
+const STREAM: &str = "balancekv-stream";
+/// Numbers of a head in [`STREAM`].
+const WIDTH: usize = 8;
+/// State of every head's longest value, `[B, Hkv, 1]`.
+const LONGEST: &str = "balancekv-longest";
+// Files of earlier versions store all of a head's numbers as f32 in `STREAM`: so many, and the
+// longest value among them.
+const F32_WIDTH: usize = 9;
+const F32_LONGEST: usize = 6;
 
 /// What a (sequence, head) remembers besides its slots.
 #[derive(Debug, Clone, Copy)]
@@ -16,45 +27,61 @@ pub(super) struct Head {
     pub(super) waiting: usize,
     /// The longest value so far.
     pub(super) longest: f32,
+    /// 48 bits.
     pub(super) seed: u64,
 }
 
 impl Head {
-    pub(super) fn store(
-        heads: &[Self],
-        [batch, kv_heads]: [usize; 2],
-        device: &Device,
-    ) -> Tensor<3> {
-        let values = heads.iter().flat_map(|head| {
+    /// Leaves what all heads remember in a cache.
+    pub(super) fn store(heads: &[Self], cache: &mut LayerCache) {
+        let [batch, kv_heads] = [cache.layout().batch(), cache.layout().kv_heads()];
+        let device = cache.options().device.clone();
+        let integers = heads.iter().flat_map(|head| {
             let Sizes { sinks, recents, batch, instances } = head.sizes;
-            let counts = [head.stream, head.waiting, sinks, recents, batch, instances];
-            let counts = counts.map(|count| count as f32);
-            // Two halves of 24 bits, which f32 holds exactly.
-            let halves = [head.seed & 0xff_ffff, head.seed >> 24].map(|half| half as f32);
-            counts.into_iter().chain([head.longest]).chain(halves)
+            let halves = [head.seed & 0xff_ffff, head.seed >> 24].map(|half| half as usize);
+            [[head.stream, head.waiting, sinks, recents, batch, instances].as_slice(), &halves]
+                .concat()
         });
-        let data = TensorData::new(values.collect::<Vec<f32>>(), [batch, kv_heads, STATE]);
-        Tensor::from_data(data, (device, DType::F32))
+        let longest: Vec<f32> = heads.iter().map(|head| head.longest).collect();
+        cache.set_int_state(STREAM, int_numbers(integers, [batch, kv_heads, WIDTH], &device));
+        let longest = Tensor::<1>::from_data(longest.as_slice(), (&device, DType::F32));
+        cache.set_state(LONGEST, longest.reshape([batch, kv_heads, 1]));
     }
 
-    pub(super) fn load(state: &[f32]) -> Vec<Self> {
-        let heads = state.chunks_exact(STATE);
-        heads
-            .map(|head| {
-                let count = |at: usize| head[at] as usize;
-                Self {
-                    sizes: Sizes {
-                        sinks: count(2),
-                        recents: count(3),
-                        batch: count(4),
-                        instances: count(5),
-                    },
-                    stream: count(0),
-                    waiting: count(1),
-                    longest: head[6],
-                    seed: head[7] as u64 | ((head[8] as u64) << 24),
-                }
-            })
-            .collect()
+    /// What all heads of a cache remember. Waits for the device.
+    ///
+    /// # Errors
+    /// [`crate::PolicyError::MissingObservation`] for a cache that no stream has filled.
+    pub(super) fn load(cache: &LayerCache) -> Result<Vec<Self>> {
+        let integers = read_i32("state", int_state(NAME, cache, STREAM)?)?;
+        let longest = read_f32("state", state(NAME, cache, LONGEST)?)?;
+        let heads = integers.chunks_exact(WIDTH).zip(longest).map(|(head, longest)| {
+            let count = |at: usize| head[at].max(0) as usize;
+            Self {
+                sizes: Sizes {
+                    sinks: count(2),
+                    recents: count(3),
+                    batch: count(4),
+                    instances: count(5),
+                },
+                stream: count(0),
+                waiting: count(1),
+                longest,
+                seed: count(6) as u64 | ((count(7) as u64) << 24),
+            }
+        });
+        Ok(heads.collect())
+    }
+
+    /// Takes the state of a file of an earlier version apart.
+    pub(super) fn restore(cache: &mut LayerCache) {
+        let Some(all) = cache.state(STREAM).cloned() else { return };
+        if all.dims()[2] != F32_WIDTH {
+            return;
+        }
+        let part = |from: usize, to: usize| all.clone().narrow(2, from, to - from);
+        let integers = vec![part(0, F32_LONGEST), part(F32_LONGEST + 1, F32_WIDTH)];
+        cache.set_state(LONGEST, part(F32_LONGEST, F32_LONGEST + 1));
+        cache.set_int_state(STREAM, Tensor::cat(integers, 2).int());
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, StepPlan,
     StepUpdate,
 };
-use head::{Head, STREAM};
+use head::Head;
 use sizes::Sizes;
 use take::weights;
 
@@ -242,7 +242,7 @@ impl Policy for BalanceKvStream {
         observation: &Observation<'_>,
         selection: &Selection,
     ) -> Result<()> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
+        let [_, kv_heads, tokens, _] = observation.dims();
         let sizes = self.sizes(tokens)?;
         let taken = sizes.taken(tokens);
         let norms = read_f32("norms", norms(observation.values.clone()))?;
@@ -266,7 +266,7 @@ impl Policy for BalanceKvStream {
             }
         });
         let heads: Vec<Head> = heads.collect();
-        cache.set_state(STREAM, Head::store(&heads, [batch, kv_heads], &cache.options().device));
+        Head::store(&heads, cache);
         let waiting = tokens.saturating_sub(taken);
         let free = sizes.recents + sizes.batch - waiting.min(sizes.recents + sizes.batch);
         cache.set_limits(selection.lengths().iter().map(|kept| kept + free).collect())?;
@@ -277,6 +277,11 @@ impl Policy for BalanceKvStream {
     fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
         let Sizes { recents, batch, .. } = self.sizes(observation.tokens())?;
         Ok(Room::Extra(new_tokens.min(recents + batch)))
+    }
+
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        Head::restore(cache);
+        Ok(())
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -1,20 +1,17 @@
 use kv_core::{LayerCache, NUMERATORS, Selection, read_f32};
 
-use super::head::{Head, STREAM};
+use super::head::Head;
 use super::sizes::Sizes;
 use super::take::weights;
-use super::{BalanceKvStream, NAME, norms};
+use super::{BalanceKvStream, norms};
+use crate::Result;
 use crate::sampling::balancekv::merge_reduce::{Instances, Pool, Token, bucket};
-use crate::{PolicyError, Result};
 
 impl BalanceKvStream {
     /// Lets the stream take the oldest waiting tokens of a cache.
     pub(super) fn take_waiting(&self, cache: &mut LayerCache) -> Result<()> {
         let layout = cache.layout().clone();
-        let shape = [layout.batch(), layout.kv_heads()];
-        let missing = PolicyError::MissingObservation { policy: NAME, what: "a prompt" };
-        let state = cache.state(STREAM).ok_or(missing)?.clone();
-        let mut heads = Head::load(&read_f32("state", state)?);
+        let mut heads = Head::load(cache)?;
         let positions = cache.read_positions()?;
         let values = cache.values().clone().unsqueeze::<3>().unsqueeze::<4>();
         let norms = read_f32("norms", norms(values))?;
@@ -87,7 +84,7 @@ impl BalanceKvStream {
         if !self.joint {
             cache.set_live_track(NUMERATORS, &numerators, 1.0)?;
         }
-        cache.set_state(STREAM, Head::store(&heads, shape, &cache.options().device));
+        Head::store(&heads, cache);
         cache.set_limits(limits)?;
         Ok(())
     }
