@@ -14,3 +14,18 @@ pub(crate) struct Sketch {
     /// Hash functions, `[P, buckets, 4]`, or a table of hashes, `[buckets, T]`.
     pub(crate) hashes: Box<[i32]>,
 }
+
+/// Tokens, and their keys and values.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct TokenRows<F: Float> {
+    /// Positions, `[P, count]`, negative for none.
+    pub(super) tokens: Box<[i32]>,
+    /// `[P, count, D]`, in vectors of 4.
+    pub(super) keys: Box<[Vector<F, Const<4>>]>,
+    /// `[P, count, D]`, in vectors of 4.
+    pub(super) values: Box<[Vector<F, Const<4>>]>,
+    /// `P`
+    pub(super) ranges: usize,
+    /// Tokens of a range.
+    pub(super) count: usize,
+}
