@@ -20,9 +20,13 @@ use crate::attention::decode::DecodeConfig;
 use crate::attention::decode::args::DecodeArgs;
 use crate::attention::decode::blueprint::{Blueprint, KvSplit, LogitsSink};
 use crate::attention::decode::eviction::Eviction;
+use crate::attention::decode::kernel_args::{
+    DecodeOutputs, DecodeOutputsLaunch, Queries, QueriesLaunch, WeightedPool, WeightedPoolLaunch,
+};
+use crate::attention::decode::launch::head_outputs;
 use crate::attention::decode::slot_indexer::SlotIndexer;
 use crate::attention::decode::tensor_core::attend;
-use crate::attention::decode::together::Sequence;
+use crate::attention::decode::together::{RangePart, Sequence};
 use crate::backend::client::{elem_type, empty_like, grid};
 
 /// Slots of a part that is worth a cube which scores, at least.
@@ -78,7 +82,7 @@ impl Call {
         }
         let choice = self.blueprint(PLANE * blueprint.planes, !shares, staged, 2 * ahead);
         let output = empty_like(query, query.shape(), query.dtype);
-        let none = || self.scratch(1, DType::F32).into_buffer_arg();
+        let none = self.scratch(1, DType::F32);
         // SAFETY: shapes were checked; the kernel stays within slots, sets and scratch, given
         // ranges that end within the pool and are no longer than the longest.
         unsafe {
@@ -89,32 +93,36 @@ impl Call {
                 self.lanes,
                 blueprint.words,
                 query.clone().into_buffer_arg(),
-                query.clone().into_buffer_arg(),
+                QueriesLaunch::new(query.clone().into_buffer_arg(), self.config.scale),
                 self.keys.clone().into_buffer_arg(),
-                self.keys.clone().into_buffer_arg(),
-                values.into_buffer_arg(),
+                WeightedPoolLaunch::new(
+                    self.keys.clone().into_buffer_arg(),
+                    values.into_buffer_arg(),
+                    none.clone().into_buffer_arg(),
+                    none.clone().into_buffer_arg(),
+                    slots,
+                ),
                 self.vectors.clone().into_buffer_arg(),
                 self.set_vectors.clone().into_buffer_arg(),
                 self.offsets.clone().into_buffer_arg(),
                 self.lengths.clone().into_buffer_arg(),
                 self.newest.clone().into_buffer_arg(),
                 self.table.clone().into_buffer_arg(),
-                output.clone().into_buffer_arg(),
+                // Cubes have whole ranges, and nothing but the output is wanted.
+                DecodeOutputsLaunch::new(
+                    head_outputs([&output, &none], [&none, &none]),
+                    none.clone().into_buffer_arg(),
+                ),
                 scratch.logits.into_buffer_arg(),
                 scratch.ordered.into_buffer_arg(),
                 scratch.bitmasks.into_buffer_arg(),
                 scratch.log_sum_exp.into_buffer_arg(),
-                none(),
-                none(),
-                none(),
                 total_kv_heads,
                 total_kv_heads / self.batch,
-                slots,
                 stride,
                 options.radius,
                 options.block,
                 options.hidden.bits(),
-                self.config.scale,
                 choice,
                 blueprint,
                 elem_type(query.dtype),
@@ -164,32 +172,26 @@ impl Call {
 #[allow(clippy::too_many_arguments)]
 fn fused_kernel<E: Float, N: Size, W: Size>(
     queries: &[Vector<E, N>],
-    query: &[Vector<u32, Const<2>>],
+    attending: &Queries<Vector<u32, Const<2>>>,
     rows: &[Vector<E, N>],
-    keys: &[Vector<u32, Const<4>>],
-    values: &[Vector<u32, W>],
+    pool: &WeightedPool<Vector<u32, Const<4>>, Vector<u32, W>>,
     vectors: &[E],
     set_vectors: &mut [f32],
     offsets: &[i32],
     lengths: &[i32],
     newest: &[i32],
     table: &mut [i32],
-    output: &mut [E],
+    outputs: &mut DecodeOutputs<E, f32>,
     logits: &mut [f32],
     ordered: &mut [u32],
     bitmasks: &mut [u32],
     sums: &mut [f32],
-    parts: &mut [f32],
-    spare: &mut [f32],
-    none: &[f32],
     total_kv_heads: usize,
     kv_heads: usize,
-    slots: usize,
     stride: usize,
     radius: usize,
     block: usize,
     hidden_share: u32,
-    scale: f32,
     #[comptime] choice: ChoiceBlueprint,
     #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
@@ -217,34 +219,19 @@ fn fused_kernel<E: Float, N: Size, W: Size>(
         radius,
         block,
         hidden_share,
-        scale,
+        attending.scale,
         choice,
     );
     let own = kv_head * comptime!(row(choice.sets, choice.width));
-    let alone = Sequence::alone(kv_head);
     let mut eviction = ComptimeOption::<Eviction>::new_None();
     let indexer = SlotIndexer::of_set(&chosen, start, max(length, 0i32) as usize, own);
-    attend::<E, W>(
-        query,
-        keys,
-        values,
-        none,
-        none,
-        &*table,
-        output,
-        sums,
-        parts,
-        logits,
-        spare,
-        &mut eviction,
-        &indexer,
-        &alone,
-        length,
+    let part = RangePart {
         kv_head,
-        0usize,
-        1usize,
-        slots,
-        scale,
-        blueprint,
-    );
+        length,
+        split: 0usize,
+        splits: 1usize,
+        indexer,
+        sequence: Sequence::alone(kv_head),
+    };
+    attend::<E, W>(attending, pool, &*table, &part, outputs, &mut eviction, blueprint);
 }

@@ -32,8 +32,19 @@ pub(crate) fn wait_for_cluster() {
 /// cube.
 #[cube]
 pub(crate) fn send(number: f32, base: *const f32, at: usize, to: usize) {
+    write_to_cube::<f32>(u32::reinterpret(number), base, at, to);
+}
+
+/// The same of an integer.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn send_word(word: u32, base: *const u32, at: usize, to: usize) {
+    write_to_cube::<u32>(word | 0u32, base, at, to);
+}
+
+#[cube]
+fn write_to_cube<T: CubePrimitive>(bits: u32, base: *const T, at: usize, to: usize) {
     // Operations make values of what may be variables.
-    let bits = u32::reinterpret(number);
     let bytes = (at * 4) as u32;
     let to = to as u32 & comptime!(LARGEST_CLUSTER as u32 - 1);
     gpu_asm!(

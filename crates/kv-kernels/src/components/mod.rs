@@ -5,6 +5,7 @@
 //! - [`argmin`]: the minimum over a cube's units, and its index.
 //! - [`sort_key`]: integers that order as numbers do.
 //! - [`top_k`]: the highest numbers of a row, found digit by digit (radix select).
+//! - [`pool`]: pools of slots, as kernels take them.
 //! - [`prefix_sum`]: sums over a cube's units before each unit.
 //! - [`barrier`]: a barrier behind writes to memory.
 //! - [`cluster`]: clusters of cubes (thread block clusters) and their distributed shared memory.
@@ -17,6 +18,8 @@ pub(crate) mod argmin;
 pub(crate) mod barrier;
 #[cfg(feature = "gpu")]
 pub(crate) mod cluster;
+#[cfg(feature = "gpu")]
+pub(crate) mod pool;
 #[cfg(feature = "gpu")]
 pub(crate) mod prefix_sum;
 #[cfg(feature = "gpu")]

@@ -167,14 +167,13 @@ pub(crate) fn arrive_at(counters: &[u32], at: usize) -> u32 {
     before
 }
 
-/// Reads four numbers from `at` on, a multiple of four, as bits. They may be what other cubes have
-/// written.
+/// Reads four numbers from `at` on, a multiple of four. They may be what other cubes have written.
 #[cube]
-pub(crate) fn read_four(from: &[f32], at: usize) -> Vector<u32, Const<4>> {
+pub(crate) fn read_four(from: &[f32], at: usize) -> Vector<f32, Const<4>> {
     let address = from[at..at + 1].as_ptr();
     let mut v = Vector::<u32, Const<4>>::empty();
     gpu_asm!("ld.global.v4.u32 {v}, [{address}];", v = out(_) v, address = in(_) address);
-    v
+    Vector::reinterpret(v)
 }
 
 /// Discards the 128 bytes from `at` on, a line of the L2 cache: nobody reads them again, and the

@@ -8,10 +8,12 @@
 use cubecl::prelude::*;
 
 use super::eviction::Eviction;
-use super::split_kv_reduce::{PLANE, PartialShape};
-use crate::components::cluster::{arrive_at_cluster, send, wait_for_cluster};
+use super::split_kv_reduce::{CubeSums, PLANE, PartialShape};
+use crate::components::cluster::{arrive_at_cluster, send_word, wait_for_cluster};
 use crate::components::ptx::{exp2, least_of_plane, log2};
-use crate::components::sentinels::{INFINITE_IMPORTANCE, NO_INDEX, NO_SORT_KEY, WEIGHTLESS_LOGIT};
+use crate::components::sentinels::{
+    INFINITE_IMPORTANCE, LOWEST_LOGIT, NO_INDEX, NO_SORT_KEY, WEIGHTLESS_LOGIT,
+};
 use crate::components::softmax::larger;
 use crate::components::sort_key::sort_key_of_number;
 
@@ -70,14 +72,11 @@ pub(super) fn prefetch_log_norms(
 }
 
 /// The least importance of a cube's slots, as a sort key, and the lowest slot that has it, counted
-/// from the range's first. Only the first plane gets them. `maxima` and `weights` are those of the
-/// query heads' logits.
+/// from the range's first. Only the first plane gets them. `norms` are the logarithms of norms that
+/// were prefetched, `log_norms` `[S]` those of all values.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn argmin_importance(
-    totals: &Shared<[f32]>,
-    maxima: &Shared<[f32]>,
-    weights: &Shared<[f32]>,
+    cube: &CubeSums,
     norms: &Array<f32>,
     log_norms: &[f32],
     candidates_of_cube: &CandidateSlots,
@@ -91,10 +90,10 @@ pub(super) fn argmin_importance(
     let mut normalisers = Array::<f32>::new(group);
     #[unroll]
     for g in 0..group {
-        normalisers[g] = maxima[g] * LOG2_E + log2(weights[g]);
+        normalisers[g] = cube.maxima[g] * LOG2_E + log2(cube.weights[g]);
     }
-    let absent = f32::new(INFINITE_IMPORTANCE);
-    let mut best = absent;
+    let compared = comptime!(Compared::InHead { spares_newest });
+    let mut best = f32::new(INFINITE_IMPORTANCE);
     let mut best_slot = usize::new(0);
     #[unroll]
     for round in 0..comptime!(ahead.div_ceil(TOGETHER)) {
@@ -104,13 +103,12 @@ pub(super) fn argmin_importance(
             for c in comptime!(round * TOGETHER)..comptime!(((round + 1) * TOGETHER).min(ahead)) {
                 let slot = c * units + UNIT_POS as usize;
                 let value = importance(
-                    totals,
+                    &cube.totals,
                     &normalisers,
                     norms[c],
                     slot,
                     candidates_of_cube,
-                    absent,
-                    spares_newest,
+                    compared,
                     group,
                 );
                 // Slots ascend, so `<` keeps the lowest among equals.
@@ -122,16 +120,8 @@ pub(super) fn argmin_importance(
     let mut slot = comptime!(ahead * units) + UNIT_POS as usize;
     while slot < candidates_of_cube.count {
         let norm = log_norms[candidates_of_cube.start + candidates_of_cube.first + slot];
-        let value = importance(
-            totals,
-            &normalisers,
-            norm,
-            slot,
-            candidates_of_cube,
-            absent,
-            spares_newest,
-            group,
-        );
+        let value =
+            importance(&cube.totals, &normalisers, norm, slot, candidates_of_cube, compared, group);
         best_slot = select(value < best, slot, best_slot);
         best = min(best, value);
         slot += units;
@@ -177,8 +167,34 @@ pub(super) fn block_argmin(
     (least, least_slot as i32)
 }
 
-/// The importance of one of the cube's slots, `log2 Σ_g α_g ‖v‖₁`; `absent` for slots that are no
-/// candidates.
+/// Among what importances are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Compared {
+    /// The slots of a head, of which the least goes: what is no candidate is above all others.
+    InHead {
+        /// Whether the newest token is no candidate.
+        spares_newest: bool,
+    },
+    /// Sums over heads: slots of no weight add nothing.
+    OverHeads,
+}
+
+impl Compared {
+    /// The importance of what is no candidate.
+    fn absent(self) -> f32 {
+        match self {
+            Self::InHead { .. } => INFINITE_IMPORTANCE,
+            Self::OverHeads => LOWEST_LOGIT,
+        }
+    }
+
+    fn spares_newest(self) -> bool {
+        matches!(self, Self::InHead { spares_newest: true })
+    }
+}
+
+/// The importance of one of the cube's slots, `log2 Σ_g α_g ‖v‖₁`, or what stands for that of slots
+/// that are no candidates. `normalisers` are the query heads' log-sum-exps, to base 2.
 #[cube]
 pub(super) fn importance(
     totals: &Shared<[f32]>,
@@ -186,15 +202,14 @@ pub(super) fn importance(
     log_norm: f32,
     slot: usize,
     candidates_of_cube: &CandidateSlots,
-    absent: f32,
-    #[comptime] spares_newest: bool,
+    #[comptime] compared: Compared,
     #[comptime] group: usize,
 ) -> f32 {
     let at = candidates_of_cube.logits_at + min(slot, candidates_of_cube.count - 1);
     // What is no number is not without weight; it is below nothing, and never the least.
     let weightless = totals[at] < f32::new(WEIGHTLESS_LOGIT);
     let mut goes = slot < candidates_of_cube.count && !weightless;
-    if spares_newest {
+    if comptime!(compared.spares_newest()) {
         goes = goes && (candidates_of_cube.first + slot) as i32 != candidates_of_cube.newest;
     }
     let mut shares = Array::<f32>::new(group);
@@ -214,7 +229,7 @@ pub(super) fn importance(
         }
         value += log2(sum);
     }
-    select(goes, value, absent)
+    select(goes, value, f32::new(comptime!(compared.absent())))
 }
 
 /// The slot of a head that its next token is written to: the one of least importance where the head
@@ -228,8 +243,8 @@ pub(crate) fn next_write_slot(argmin: i32, newest: i32, full: bool, length: i32)
 /// and slots.
 #[derive(CubeType)]
 pub(crate) struct ClusterArgmin {
-    keys: Shared<[f32]>,
-    slots: Shared<[f32]>,
+    keys: Shared<[u32]>,
+    slots: Shared<[u32]>,
 }
 
 #[cube]
@@ -237,8 +252,8 @@ impl ClusterArgmin {
     /// Shared memory for the candidates of `cubes` cubes.
     pub(crate) fn room(#[comptime] cubes: usize) -> ClusterArgmin {
         ClusterArgmin {
-            keys: Shared::<[f32]>::new_slice(cubes),
-            slots: Shared::<[f32]>::new_slice(cubes),
+            keys: Shared::<[u32]>::new_slice(cubes),
+            slots: Shared::<[u32]>::new_slice(cubes),
         }
     }
 }
@@ -248,8 +263,8 @@ impl ClusterArgmin {
 #[cube]
 pub(crate) fn send_argmin(candidates: &ClusterArgmin, key: u32, slot_in_head: i32, rank: usize) {
     if UNIT_POS == 0 {
-        send(f32::reinterpret(key), candidates.keys.as_ptr(), rank, 0);
-        send(f32::reinterpret(slot_in_head), candidates.slots.as_ptr(), rank, 0);
+        send_word(key, candidates.keys.as_ptr(), rank, 0);
+        send_word(slot_in_head as u32, candidates.slots.as_ptr(), rank, 0);
     }
     arrive_at_cluster();
 }
@@ -269,8 +284,7 @@ pub(crate) fn cluster_argmin(
     if rank == 0 {
         #[unroll]
         for cube in 0..cubes {
-            let (key, slot_in_head) =
-                (u32::reinterpret(candidates.keys[cube]), i32::reinterpret(candidates.slots[cube]));
+            let (key, slot_in_head) = (candidates.keys[cube], candidates.slots[cube] as i32);
             if key < best {
                 best = key;
                 best_slot_in_head = slot_in_head;

@@ -2,29 +2,33 @@
 
 use cubecl::prelude::*;
 
+use super::kernel_args::HeadOutputs;
 use crate::components::sentinels::LOWEST_LOGIT;
 use crate::components::softmax::{divisor, larger, presence};
 
-/// One cube a query head; `rows` units a column, each with every `rows`-th part.
-///
-/// # Shapes
-/// In vectors of `N`: `partial` `[B, Hkv, splits, G, columns]`, `output` `[B, Hkv, G, columns]`;
-/// `stats` `[B, Hkv, splits, G, 2]`, `log_sum_exp` `[B, Hkv, G]`.
+/// What fixes the generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Blueprint {
+    /// Query heads of a key-value head.
+    pub(super) group: usize,
+    /// Vectors of a row.
+    pub(super) columns: usize,
+    /// Units of a column.
+    pub(super) rows: usize,
+    /// Whether log-sum-exps are wanted.
+    pub(super) log_sum_exp: bool,
+}
+
+/// One cube for each of `heads` query heads; `rows` units a column, each with every `rows`-th part.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn combine_kernel<F: Float, N: Size>(
-    partial: &[Vector<f32, N>],
-    stats: &[f32],
-    output: &mut [Vector<F, N>],
-    log_sum_exp: &mut [f32],
+    outputs: &mut HeadOutputs<Vector<F, N>, Vector<f32, N>>,
     heads: usize,
     splits: usize,
-    #[comptime] group: usize,
-    #[comptime] columns: usize,
-    #[comptime] rows: usize,
-    #[comptime] wants_log_sum_exp: bool,
+    #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
+    let Blueprint { group, columns, rows, log_sum_exp } = blueprint;
     let head = CUBE_POS;
     if head >= heads {
         terminate!();
@@ -40,11 +44,12 @@ pub(super) fn combine_kernel<F: Float, N: Size>(
     let mut split = row;
     while split < splits {
         let part = (kv_head * splits + split) * group + g;
-        let max = larger(top, stats[part * 2]);
+        let max = larger(top, outputs.stats[part * 2]);
         let old = (top - max).exp();
-        let new = (stats[part * 2] - max).exp();
-        sum = sum * old + stats[part * 2 + 1] * new;
-        total = total * Vector::new(old) + partial[part * columns + column] * Vector::new(new);
+        let new = (outputs.stats[part * 2] - max).exp();
+        sum = sum * old + outputs.stats[part * 2 + 1] * new;
+        total =
+            total * Vector::new(old) + outputs.partial[part * columns + column] * Vector::new(new);
         top = max;
         split += rows;
     }
@@ -69,9 +74,9 @@ pub(super) fn combine_kernel<F: Float, N: Size>(
             top = max;
         }
         let result = total * Vector::new(presence(sum)) / Vector::new(divisor(sum));
-        output[head * columns + column] = Vector::cast_from(result);
-        if wants_log_sum_exp && column == 0 {
-            log_sum_exp[head] = top + sum.ln();
+        outputs.output[head * columns + column] = Vector::cast_from(result);
+        if log_sum_exp && column == 0 {
+            outputs.log_sum_exp[head] = top + sum.ln();
         }
     }
 }

@@ -8,8 +8,11 @@ use cubecl::prelude::*;
 
 use super::args::{DecodeArgs, DecodeTensors};
 use super::blueprint::{self, Blueprint, KvSplit, LogitsSink};
-use super::combine::combine_kernel;
+use super::combine::{self, combine_kernel};
 use super::eviction::Evicts;
+use super::kernel_args::{
+    AttendedRangesLaunch, DecodeOutputsLaunch, HeadOutputsLaunch, QueriesLaunch, WeightedPoolLaunch,
+};
 use super::plan::{CLUSTER_PLANES, Kernel, cluster, kernel, room, splits};
 use super::strategy::{DecodeShape, DecodeStrategy};
 use super::subgroup_softmax::ThreadGroup;
@@ -117,7 +120,7 @@ impl DecodeArgs<CubeBackend> {
         let [batch, query_heads, head_dim] = query.shape().dims();
         let [slots, _] = self.keys.shape().dims();
         let (total_kv_heads, group) = (self.total_kv_heads(), self.group());
-        let DecodeConfig { scale, features, sinks, .. } = self.config;
+        let DecodeConfig { scale, features, .. } = self.config;
 
         let plan = self.plan(evicts);
         let Plan { splits, kernel: chosen, room, logits, parts } = plan;
@@ -157,26 +160,20 @@ impl DecodeArgs<CubeBackend> {
                     count,
                     CubeDim::new_1d($units as u32),
                     $lanes,
-                    query.clone().into_buffer_arg(),
-                    self.keys.clone().into_buffer_arg(),
-                    self.values.clone().into_buffer_arg(),
-                    self.log_weights.clone().into_buffer_arg(),
-                    self.numerators.clone().into_buffer_arg(),
-                    self.offsets.clone().into_buffer_arg(),
-                    self.lengths.clone().into_buffer_arg(),
-                    self.view.clone().into_buffer_arg(),
-                    output.clone().into_buffer_arg(),
-                    log_sum_exp.clone().into_buffer_arg(),
-                    scores.clone().into_buffer_arg(),
-                    partial.clone().into_buffer_arg(),
-                    stats.clone().into_buffer_arg(),
+                    QueriesLaunch::new(query.clone().into_buffer_arg(), scale),
+                    WeightedPoolLaunch::new(
+                        self.keys.clone().into_buffer_arg(),
+                        self.values.clone().into_buffer_arg(),
+                        self.log_weights.clone().into_buffer_arg(),
+                        self.numerators.clone().into_buffer_arg(),
+                        slots,
+                    ),
+                    self.ranges(splits),
+                    DecodeOutputsLaunch::new(
+                        head_outputs([&output, &log_sum_exp], [&partial, &stats]),
+                        scores.clone().into_buffer_arg(),
+                    ),
                     $($eviction,)?
-                    total_kv_heads,
-                    splits,
-                    slots,
-                    self.width(),
-                    sinks,
-                    scale,
                     $blueprint,
                     dtype,
                 )
@@ -229,6 +226,19 @@ impl DecodeArgs<CubeBackend> {
             }
         }
         Attended { output, log_sum_exp, scores, partial, stats, splits, group, split, decided }
+    }
+
+    /// The head ranges, each in `splits` parts, as kernels take them.
+    fn ranges(&self, splits: usize) -> AttendedRangesLaunch {
+        AttendedRangesLaunch::new(
+            self.offsets.clone().into_buffer_arg(),
+            self.lengths.clone().into_buffer_arg(),
+            self.view.clone().into_buffer_arg(),
+            self.width(),
+            self.config.sinks,
+            self.total_kv_heads(),
+            splits,
+        )
     }
 
     /// Into what parts the ranges go, and what becomes of them.
@@ -325,16 +335,10 @@ impl DecodeArgs<CubeBackend> {
                 &self.query.client.clone(),
                 grid(self.total_kv_heads() * attended.splits),
                 CubeDim::new_1d(normalise::UNITS as u32),
-                self.offsets.clone().into_buffer_arg(),
-                self.lengths.clone().into_buffer_arg(),
-                self.view.clone().into_buffer_arg(),
+                self.ranges(attended.splits),
                 attended.log_sum_exp.clone().into_buffer_arg(),
                 attended.scores.clone().into_buffer_arg(),
-                self.total_kv_heads(),
-                attended.splits,
                 slots,
-                self.width(),
-                self.config.sinks,
                 attended.group,
                 self.config.features,
             );
@@ -342,15 +346,29 @@ impl DecodeArgs<CubeBackend> {
     }
 }
 
+/// Output and log-sum-exp, and sums and statistics of parts, as kernels take them.
+pub(crate) fn head_outputs<O: CubePrimitive, P: CubePrimitive>(
+    [output, log_sum_exp]: [&CubeTensor; 2],
+    [partial, stats]: [&CubeTensor; 2],
+) -> HeadOutputsLaunch<O, P> {
+    HeadOutputsLaunch::new(
+        output.clone().into_buffer_arg(),
+        log_sum_exp.clone().into_buffer_arg(),
+        partial.clone().into_buffer_arg(),
+        stats.clone().into_buffer_arg(),
+    )
+}
+
 /// Sums the parts of each head: of `partial` `[B * Hkv, splits, G, D]` and `stats` `[B * Hkv,
 /// splits, G, 2]` to output `[B, Hq, D]` and, where it is wanted, log-sum-exp `[B, Hq]`.
 pub(crate) fn combine(
-    [partial, stats]: [&CubeTensor; 2],
-    [output, log_sum_exp]: [&CubeTensor; 2],
+    parts: [&CubeTensor; 2],
+    outputs: [&CubeTensor; 2],
     total_kv_heads: usize,
     splits: usize,
-    wants_log_sum_exp: bool,
+    log_sum_exp: bool,
 ) {
+    let [output, _] = outputs;
     let [batch, query_heads, head_dim] = output.shape().dims();
     let heads = batch * query_heads;
     let lanes = if head_dim.is_multiple_of(4) { 4 } else { 1 };
@@ -364,16 +382,10 @@ pub(crate) fn combine(
             grid(heads),
             CubeDim::new_1d((rows * columns) as u32),
             lanes,
-            partial.clone().into_buffer_arg(),
-            stats.clone().into_buffer_arg(),
-            output.clone().into_buffer_arg(),
-            log_sum_exp.clone().into_buffer_arg(),
+            head_outputs(outputs, parts),
             heads,
             splits,
-            heads / total_kv_heads,
-            columns,
-            rows,
-            wants_log_sum_exp,
+            combine::Blueprint { group: heads / total_kv_heads, columns, rows, log_sum_exp },
             elem_type(output.dtype),
         );
     }

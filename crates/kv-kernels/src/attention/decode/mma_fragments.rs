@@ -7,8 +7,10 @@
 
 use cubecl::prelude::*;
 
-use super::ViewKind;
+use super::kernel_args::WeightedPool;
+use super::products::Rows;
 use super::slot_indexer::SlotIndexer;
+use super::{Features, ViewKind};
 use crate::components::ptx::read_fleeting;
 
 /// The index in the range of the `u`-th logit of a lane in a tile: `2 j`, `2 j + 1`, `2 j + 8`, `2
@@ -18,119 +20,157 @@ pub(crate) fn key_index(tile: usize, #[comptime] u: usize, j: usize) -> usize {
     tile + 2 * j + comptime!(u % 2 + (u / 2) * 8)
 }
 
-/// Reads the weights of the slots `at`, where they are wanted; indices of no slot get the last
-/// slot's.
+/// Where a lane is in a tile of 16 slots.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct TileLane {
+    /// The tile's first slot, as the query counts those that it attends to.
+    pub(crate) tile: usize,
+    /// Of lane `4 r + j`.
+    pub(crate) r: usize,
+    /// Likewise.
+    pub(crate) j: usize,
+}
+
+/// A cube's part of the slots that a query attends to, and how they are read.
+#[derive(CubeType)]
+pub(crate) struct PartSlots {
+    pub(crate) indexer: SlotIndexer,
+    /// The part's first slot, as the query counts those that it attends to.
+    pub(crate) first: usize,
+    /// The first slot behind the part, likewise.
+    pub(crate) end: usize,
+    /// Slots of the pool: the number that stands for no slot.
+    pub(crate) slots: usize,
+    #[cube(comptime)]
+    pub(crate) kind: ViewKind,
+    /// Whether shared memory holds the part's slots.
+    #[cube(comptime)]
+    pub(crate) staged: bool,
+    /// Whether values are the first to leave the L2 cache.
+    #[cube(comptime)]
+    pub(crate) fleeting: bool,
+}
+
 #[cube]
-pub(super) fn read_weights(
-    weights: &[f32],
-    own: &mut Array<f32>,
-    at: &Array<usize>,
-    slots: usize,
-    #[comptime] wanted: bool,
-) {
-    if wanted {
-        #[unroll]
-        for u in 0..4usize {
-            own[u] = weights[min(at[u], slots - 1)];
+impl PartSlots {
+    /// The `i`-th slot that the query attends to. Where slots are staged, `totals` has those of the
+    /// part.
+    fn slot(&self, view: &[i32], totals: &Shared<[f32]>, i: usize) -> usize {
+        if self.staged.comptime() {
+            // Bits of integers: the sums of planes take the same shared memory when all rows are
+            // read. With memory of their own for slots, fewer cubes would share a processor.
+            u32::reinterpret(totals[i - self.first]) as usize
+        } else {
+            self.indexer.slot(view, i, self.slots, self.kind)
         }
     }
 }
 
-/// The `i`-th slot that a query attends to. Where slots are `staged`, those of the cube's part are
-/// in shared memory.
+/// What a lane has of a tile's slots `2 j`, `2 j + 1`, `2 j + 8` and `2 j + 9`, to which its logits
+/// belong.
+#[derive(CubeType)]
+pub(crate) struct TileSlots<N: Size> {
+    /// Every eighth piece of a value from `r` on, `[4, blocks]`.
+    pub(crate) values: Array<Vector<u32, N>>,
+    /// The slots, `[4]`.
+    pub(crate) at: Array<usize>,
+    /// Logarithms of weights, `[4]`, where slots are weighted.
+    pub(crate) log_weights: Array<f32>,
+    /// Weights of the values alone, `[4]`, where there are any.
+    pub(crate) numerators: Array<f32>,
+}
+
 #[cube]
-#[allow(clippy::too_many_arguments)]
-pub(super) fn staged_slot(
-    view: &[i32],
-    staged_slots: &Shared<[f32]>,
-    indexer: &SlotIndexer,
-    i: usize,
-    first: usize,
-    slots: usize,
-    #[comptime] kind: ViewKind,
-    #[comptime] staged: bool,
-) -> usize {
-    if staged {
-        u32::reinterpret(staged_slots[i - first]) as usize
-    } else {
-        indexer.slot(view, i, slots, kind)
+impl<N: Size> TileSlots<N> {
+    /// Registers for a tile's slots.
+    pub(crate) fn room(#[comptime] rows: Rows) -> TileSlots<N> {
+        TileSlots::<N> {
+            values: Array::new(comptime!(4 * rows.blocks())),
+            at: Array::new(4usize),
+            log_weights: Array::new(4usize),
+            numerators: Array::new(4usize),
+        }
+    }
+
+    /// Reads the weights of the tile's slots, those that there are; indices of no slot get the last
+    /// slot's.
+    pub(super) fn read_weights<K: CubePrimitive>(
+        &mut self,
+        pool: &WeightedPool<K, Vector<u32, N>>,
+        #[comptime] features: Features,
+    ) {
+        if features.weighted {
+            #[unroll]
+            for u in 0..4usize {
+                self.log_weights[u] = pool.log_weights[min(self.at[u], pool.slots - 1)];
+            }
+        }
+        if features.numerators {
+            #[unroll]
+            for u in 0..4usize {
+                self.numerators[u] = pool.numerators[min(self.at[u], pool.slots - 1)];
+            }
+        }
     }
 }
 
-/// Reads a tile's keys: slots `r` and `r + 8`, every fourth piece from `j` on.
+/// Reads a tile's keys: slots `r` and `r + 8`, every fourth piece from `j` on. Beyond the part's
+/// end, the last slot is read again.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn read_keys(
     keys: &[Vector<u32, Const<4>>],
     view: &[i32],
-    staged_slots: &Shared<[f32]>,
+    part: &PartSlots,
+    totals: &Shared<[f32]>,
     k: &mut Array<Vector<u32, Const<4>>>,
-    tile: usize,
-    end: usize,
-    indexer: &SlotIndexer,
-    first: usize,
-    slots: usize,
-    r: usize,
-    j: usize,
-    #[comptime] pieces: usize,
-    #[comptime] kind: ViewKind,
-    #[comptime] staged: bool,
+    lane: &TileLane,
+    #[comptime] rows: Rows,
 ) {
+    let pieces = comptime!(rows.pieces());
     #[unroll]
     for n in 0..2usize {
-        let i = min(tile + 8 * n + r, end - 1);
-        let slot =
-            min(staged_slot(view, staged_slots, indexer, i, first, slots, kind, staged), slots - 1);
+        let i = min(lane.tile + 8 * n + lane.r, part.end - 1);
+        let slot = min(part.slot(view, totals, i), part.slots - 1);
         #[unroll]
         for piece in 0..pieces {
-            k[n * pieces + piece] = keys[slot * comptime!(4 * pieces) + 4 * piece + j];
+            k[n * pieces + piece] = keys[slot * comptime!(4 * pieces) + 4 * piece + lane.j];
         }
     }
 }
 
-/// Reads a tile's values: slots `2 j`, `2 j + 1`, `2 j + 8` and `2 j + 9`, to which this lane's
-/// logits belong, too; `at` gets their slots, `slots` for none. `fleeting` values are the first to
-/// leave the L2 cache.
+/// Reads a tile's values, and its slots, `slots` for none.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn read_values<N: Size>(
     values: &[Vector<u32, N>],
     view: &[i32],
-    staged_slots: &Shared<[f32]>,
-    v: &mut Array<Vector<u32, N>>,
-    at: &mut Array<usize>,
-    tile: usize,
-    end: usize,
-    indexer: &SlotIndexer,
-    first: usize,
-    slots: usize,
-    r: usize,
-    j: usize,
-    #[comptime] blocks: usize,
-    #[comptime] words: usize,
-    #[comptime] fleeting: bool,
-    #[comptime] kind: ViewKind,
-    #[comptime] staged: bool,
+    part: &PartSlots,
+    totals: &Shared<[f32]>,
+    own: &mut TileSlots<N>,
+    lane: &TileLane,
+    #[comptime] rows: Rows,
 ) {
+    let blocks = comptime!(rows.blocks());
     #[unroll]
     for u in 0..4usize {
-        let i = key_index(tile, u, j);
-        let slot =
-            staged_slot(view, staged_slots, indexer, min(i, end - 1), first, slots, kind, staged);
-        let row = min(slot, slots - 1);
-        at[u] = select(i < end, slot, slots);
+        let i = key_index(lane.tile, u, lane.j);
+        let slot = part.slot(view, totals, min(i, part.end - 1));
+        let row = min(slot, part.slots - 1);
+        own.at[u] = select(i < part.end, slot, part.slots);
         #[unroll]
         for block in 0..blocks {
-            let from = row * comptime!(8 * blocks) + 8 * block + r;
-            let mut piece =
-                if fleeting { read_fleeting(values, from, words) } else { values[from] };
-            if comptime!(kind == ViewKind::List) {
+            let from = row * comptime!(8 * blocks) + 8 * block + lane.r;
+            let mut piece = if part.fleeting.comptime() {
+                read_fleeting(values, from, rows.words)
+            } else {
+                values[from]
+            };
+            if comptime!(part.kind == ViewKind::List) {
                 // What stands for an absent slot may hold anything, which 0 times NaN shows.
-                if slot == slots {
+                if slot == part.slots {
                     piece = Vector::new(0u32);
                 }
             }
-            v[u * blocks + block] = piece;
+            own.values[u * blocks + block] = piece;
         }
     }
 }

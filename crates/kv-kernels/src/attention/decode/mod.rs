@@ -9,7 +9,7 @@
 //!   cluster's cubes; `blueprint.rs` fixes the code.
 //! - `plain.rs` elsewhere, with the softmax of `subgroup_softmax.rs`.
 //!
-//! `combine.rs` sums the parts of a split head that no cluster has reduced, and `normalise.rs`
+//! The kernels' arguments are in `kernel_args.rs`. `combine.rs` sums the parts of a split head that no cluster has reduced, and `normalise.rs`
 //! makes probabilities of logits. `slot_indexer.rs` says which slots a query attends to. For
 //! evictions, `argmin_importance.rs` finds the slot that adds least to the output, and
 //! `together.rs` one slot for all heads of a sequence.
@@ -25,6 +25,8 @@ mod combine;
 #[cfg(feature = "gpu")]
 pub(crate) mod eviction;
 pub(crate) mod index_sets;
+#[cfg(feature = "gpu")]
+pub(crate) mod kernel_args;
 #[cfg(feature = "gpu")]
 pub(crate) mod launch;
 #[cfg(feature = "gpu")]

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::Features;
-use super::slot_indexer::SlotIndexer;
+use super::kernel_args::AttendedRanges;
 use crate::components::softmax::weight_of;
 
 /// Units of a cube.
@@ -12,34 +12,27 @@ pub(super) const UNITS: usize = 128;
 /// Cubes share the ranges as the attention's do.
 ///
 /// # Shapes
-/// `log_sum_exp` `[B, Hkv, G]`, `scores` `[S, G]`.
+/// `log_sum_exp` `[B, Hkv, G]`, `scores` `[slots, G]`: logits, which become probabilities.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn normalise_kernel(
-    offsets: &[i32],
-    lengths: &[i32],
-    view: &[i32],
+    ranges: &AttendedRanges,
     log_sum_exp: &[f32],
     scores: &mut [f32],
-    total_kv_heads: usize,
-    splits: usize,
     slots: usize,
-    width: usize,
-    sinks: usize,
     #[comptime] group: usize,
     #[comptime] features: Features,
 ) {
     let kind = features.view.comptime();
     let cube = CUBE_POS;
-    if cube >= total_kv_heads * splits {
+    if cube >= ranges.total_kv_heads * ranges.splits {
         terminate!();
     }
-    let kv_head = cube / splits;
-    let indexer = SlotIndexer::new(view, offsets, lengths, kv_head, width, sinks, kind);
+    let kv_head = cube / ranges.splits;
+    let indexer = ranges.indexer(kv_head, kind);
     let count = indexer.count;
-    let mut i = cube % splits * UNITS + UNIT_POS as usize;
+    let mut i = cube % ranges.splits * UNITS + UNIT_POS as usize;
     while i < count {
-        let slot = indexer.slot(view, i, slots, kind);
+        let slot = indexer.slot(&ranges.view, i, slots, kind);
         if slot < slots {
             #[unroll]
             for g in 0..group {
@@ -47,6 +40,6 @@ pub(super) fn normalise_kernel(
                 scores[at] = weight_of(scores[at], log_sum_exp[kv_head * group + g]);
             }
         }
-        i += splits * UNITS;
+        i += ranges.splits * UNITS;
     }
 }

@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 
-use super::slot_indexer::SlotIndexer;
-use super::subgroup_softmax::{ThreadGroup, Weighing, gather_sums, take_rows};
+use super::kernel_args::{AttendedRanges, DecodeOutputs, Queries, WeightedPool};
+use super::subgroup_softmax::{TeamSums, ThreadGroup, Turn, Weighing, gather_sums, take_rows};
 use super::{Features, ViewKind};
 use crate::components::sentinels::LOWEST_LOGIT;
 use crate::components::softmax::{divisor, larger, presence};
@@ -20,32 +20,13 @@ pub(super) struct Blueprint {
     pub(super) features: Features,
 }
 
-/// # Shapes
-/// In vectors of `N`: `query` `[B, Hkv, G, columns]`, `keys` and `values` `[S, columns]`, `output`
-/// as `query`; `log_sum_exp` `[B, Hkv, G]`; `scores` `[S, G]`. Where the range is split: `partial`
-/// `[B, Hkv, splits, G, columns]`, `stats` `[B, Hkv, splits, G, 2]` (maximum, sum).
+/// Rows of `D` elements are in vectors of `N`. Units share them in teams.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn plain_kernel<F: Float, N: Size>(
-    query: &[Vector<F, N>],
-    keys: &[Vector<F, N>],
-    values: &[Vector<F, N>],
-    log_weights: &[f32],
-    numerators: &[f32],
-    offsets: &[i32],
-    lengths: &[i32],
-    view: &[i32],
-    output: &mut [Vector<F, N>],
-    log_sum_exp: &mut [f32],
-    scores: &mut [f32],
-    partial: &mut [Vector<f32, N>],
-    stats: &mut [f32],
-    total_kv_heads: usize,
-    splits: usize,
-    slots: usize,
-    width: usize,
-    sinks: usize,
-    scale: f32,
+    queries: &Queries<Vector<F, N>>,
+    pool: &WeightedPool<Vector<F, N>, Vector<F, N>>,
+    ranges: &AttendedRanges,
+    outputs: &mut DecodeOutputs<Vector<F, N>, Vector<f32, N>>,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -62,40 +43,35 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     });
 
     let cube = CUBE_POS;
-    if cube >= total_kv_heads * splits {
+    let splits = ranges.splits;
+    if cube >= ranges.total_kv_heads * splits {
         terminate!();
     }
     let kv_head = cube / splits;
     let split = cube % splits;
+    let slots = pool.slots;
     let unit = UNIT_POS as usize;
     let lane = unit % team_size;
     let team = unit / team_size;
 
-    let indexer = SlotIndexer::new(view, offsets, lengths, kv_head, width, sinks, kind);
+    let indexer = ranges.indexer(kv_head, kind);
     let count = indexer.count;
     let share = count.div_ceil(splits);
     let first = min(split * share, count);
     let end = min(first + share, count);
 
     let mut q = Array::<Vector<f32, N>>::new(comptime!(group * own));
-    let mut acc = Array::<Vector<f32, N>>::new(comptime!(group * own));
-    let mut held_maxima = Array::<f32>::new(comptime!(shape.heads()));
-    let mut held_sums = Array::<f32>::new(comptime!(shape.heads()));
-    #[unroll]
-    for head in 0..comptime!(shape.heads()) {
-        held_maxima[head] = f32::new(LOWEST_LOGIT);
-        held_sums[head] = 0.0f32;
-    }
+    let mut running = TeamSums::<N>::of_nothing(shape);
     #[unroll]
     for g in 0..group {
         #[unroll]
         for c in 0..own {
             let column = lane + c * team_size;
             q[g * own + c] = Vector::new(0.0f32);
-            acc[g * own + c] = Vector::new(0.0f32);
             if column < columns {
-                q[g * own + c] = Vector::cast_from(query[(kv_head * group + g) * columns + column])
-                    * Vector::new(scale);
+                q[g * own + c] =
+                    Vector::cast_from(queries.rows[(kv_head * group + g) * columns + column])
+                        * Vector::new(queries.scale);
             }
         }
     }
@@ -103,58 +79,39 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     // Every team goes round as often, so that planes stay together.
     let rounds = (end - first).div_ceil(comptime!(teams * ahead));
     for round in 0..rounds {
-        let mut at = Array::<usize>::new(ahead);
-        let mut k = Array::<Vector<F, N>>::new(comptime!(ahead * own));
-        let mut v = Array::<Vector<F, N>>::new(comptime!(ahead * own));
-        let mut log_weight = Array::<f32>::new(ahead);
-        let mut numerator = Array::<f32>::new(ahead);
+        let mut turn = Turn::<F, N>::new(slots, shape);
         #[unroll]
         for a in 0..ahead {
             let i = first + (round * ahead + a) * teams + team;
             // Beyond the end, the last slot is read again and weighs nothing.
-            let slot = indexer.slot(view, min(i, end - 1), slots, kind);
+            let slot = indexer.slot(&ranges.view, min(i, end - 1), slots, kind);
             let there = min(slot, slots - 1);
-            at[a] = select(i < end, slot, slots);
+            turn.at[a] = select(i < end, slot, slots);
             if features.weighted {
-                log_weight[a] = log_weights[there];
+                turn.log_weights[a] = pool.log_weights[there];
             }
             if features.numerators {
-                numerator[a] = numerators[there];
+                turn.numerators[a] = pool.numerators[there];
             }
             let row = there * columns;
             #[unroll]
             for c in 0..own {
                 let column = min(lane + c * team_size, columns - 1);
-                k[a * own + c] = keys[row + column];
-                v[a * own + c] = values[row + column];
+                turn.keys[a * own + c] = pool.keys[row + column];
+                turn.values[a * own + c] = pool.values[row + column];
                 if comptime!(kind == ViewKind::List) {
                     // What stands for an absent slot may hold anything, which 0 times NaN shows.
                     if slot == slots {
-                        v[a * own + c] = Vector::new(F::new(0.0));
+                        turn.values[a * own + c] = Vector::new(F::new(0.0));
                     }
                 }
             }
         }
-        take_rows::<F, N>(
-            &q,
-            &k,
-            &v,
-            &at,
-            slots,
-            &log_weight,
-            &numerator,
-            &mut acc,
-            &mut held_maxima,
-            &mut held_sums,
-            scores,
-            lane,
-            weighing,
-            shape,
-        );
+        take_rows::<F, N>(&q, &turn, &mut running, &mut outputs.scores, lane, weighing, shape);
     }
     let mut maxima = Array::<f32>::new(group);
     let mut sums = Array::<f32>::new(group);
-    gather_sums(&held_maxima, &held_sums, &mut maxima, &mut sums, lane, shape);
+    gather_sums(&running, &mut maxima, &mut sums, lane, shape);
 
     // Teams meet, one query head after another.
     let mut team_maxima = Shared::<[f32]>::new_slice(teams);
@@ -170,7 +127,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
         for c in 0..own {
             let column = lane + c * team_size;
             if column < columns {
-                rows[team * columns + column] = acc[g * own + c];
+                rows[team * columns + column] = running.values[g * own + c];
             }
         }
         sync_cube();
@@ -193,23 +150,23 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
                 total += rows[t * columns + unit] * Vector::new((team_maxima[t] - top).exp());
             }
             if comptime!(blueprint.split) {
-                partial[part * columns + unit] = total;
+                outputs.heads.partial[part * columns + unit] = total;
             } else {
                 let mut result = total / Vector::new(divisor(sum));
                 if features.numerators {
                     result *= Vector::new(presence(sum));
                 }
-                output[head * columns + unit] = Vector::cast_from(result);
+                outputs.heads.output[head * columns + unit] = Vector::cast_from(result);
             }
         }
         if unit == 0 {
             if comptime!(blueprint.split) {
-                stats[part * 2] = top;
-                stats[part * 2 + 1] = sum;
+                outputs.heads.stats[part * 2] = top;
+                outputs.heads.stats[part * 2 + 1] = sum;
             } else {
                 if features.log_sum_exp {
                     // `ln 0` of a head that attended to nothing is −∞.
-                    log_sum_exp[head] = top + sum.ln();
+                    outputs.heads.log_sum_exp[head] = top + sum.ln();
                 }
             }
         }

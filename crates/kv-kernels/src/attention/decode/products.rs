@@ -13,6 +13,7 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
+use super::mma_fragments::TileSlots;
 use crate::components::ptx::halves_of;
 use crate::components::sentinels::LOWEST_LOGIT;
 use crate::components::softmax::{larger, weight_of};
@@ -143,16 +144,14 @@ pub(crate) fn dots_of<E: Float>(
 }
 
 /// Takes a tile's values into the sums: `exp` of the slots' logits times their values. Where
-/// numerators are `separate`, `exp` of the products alone times `numerators` weighs values, and
-/// logits the denominator.
+/// numerators are `separate`, `exp` of the products alone times the tile's numerators weighs values,
+/// and logits the denominator.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn take_values<E: Float, N: Size>(
     running: &mut Running,
     logits: &Array<f32>,
     dots: &Array<f32>,
-    numerators: &Array<f32>,
-    v: &Array<Vector<u32, N>>,
+    tile: &TileSlots<N>,
     j: usize,
     #[comptime] separate: bool,
     #[comptime] rows: Rows,
@@ -182,7 +181,7 @@ pub(crate) fn take_values<E: Float, N: Size>(
             weight += own;
             let mut share = own;
             if separate {
-                share = weight_of(dots[u], top) * numerators[u];
+                share = weight_of(dots[u], top) * tile.numerators[u];
             }
             both.insert(e, share);
         }
@@ -198,10 +197,10 @@ pub(crate) fn take_values<E: Float, N: Size>(
     for block in 0..blocks {
         #[unroll]
         for word in 0..words {
-            let t0 = v[block].extract(word);
-            let t1 = v[blocks + block].extract(word);
-            let t2 = v[2 * blocks + block].extract(word);
-            let t3 = v[3 * blocks + block].extract(word);
+            let t0 = tile.values[block].extract(word);
+            let t1 = tile.values[blocks + block].extract(word);
+            let t2 = tile.values[2 * blocks + block].extract(word);
+            let t3 = tile.values[3 * blocks + block].extract(word);
             let mut a = Array::<Vector<E, Const<2>>>::new(4usize);
             a[0] = Vector::reinterpret(halves_of(t0, t1, false));
             a[1] = Vector::reinterpret(halves_of(t0, t1, true));

@@ -7,7 +7,8 @@ use super::ViewKind;
 use super::index_sets::{FIRST, FREED, LOCAL, READ, SINKS};
 
 /// Which of a range's slots a query attends to: finds the slot of the `i`-th of them.
-#[derive(CubeType, Clone, Copy)]
+#[derive(CubeType, Clone)]
+#[expand(derive(Clone))]
 pub(crate) struct SlotIndexer {
     /// How many slots the query attends to.
     pub(crate) count: usize,

@@ -8,6 +8,7 @@
 
 use cubecl::prelude::*;
 
+use super::kernel_args::HeadOutputs;
 use super::products::{Rows, Running};
 use crate::components::cluster::{arrive_at_cluster, send, wait_for_cluster};
 use crate::components::sentinels::LOWEST_LOGIT;
@@ -40,16 +41,26 @@ impl PartialShape {
     }
 }
 
+/// What a cube has of its query heads when its planes have met, in shared memory.
+#[derive(CubeType)]
+pub(crate) struct CubeSums {
+    /// Weights times values of each plane, `[planes, group, D]`; logits may lie behind them.
+    pub(crate) totals: Shared<[f32]>,
+    /// The largest logits, `[group]`.
+    pub(crate) maxima: Shared<[f32]>,
+    /// Sums of weights, `[group]`.
+    pub(crate) weights: Shared<[f32]>,
+}
+
 /// Reduces over a cube's planes (warps): each plane scales its sums to the common maximum and
-/// leaves them in `totals`, as `[planes, group, D]`. Returns the maxima and the sums of weights of
-/// the query heads, `[group]` each.
+/// leaves them in `totals`.
 #[cube]
 pub(crate) fn reduce_warps(
     running: &Running,
-    totals: &mut Shared<[f32]>,
+    mut totals: Shared<[f32]>,
     #[comptime] rows: Rows,
     #[comptime] sums: PartialShape,
-) -> (Shared<[f32]>, Shared<[f32]>) {
+) -> CubeSums {
     let group = sums.group.comptime();
     let planes = sums.planes.comptime();
     let words = rows.words.comptime();
@@ -108,7 +119,7 @@ pub(crate) fn reduce_warps(
         joint_weights[unit] = sum;
     }
     sync_cube();
-    (joint_maxima, joint_weights)
+    CubeSums { totals, maxima: joint_maxima, weights: joint_weights }
 }
 
 /// The `i`-th number of the group's output, summed over all planes.
@@ -122,46 +133,44 @@ fn sum_of(totals: &Shared<[f32]>, i: usize, #[comptime] sums: PartialShape) -> f
     total
 }
 
-/// Writes one number of a head's output, and its log-sum-exp with the first.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn write_output<E: Float>(
+/// One number of a head's output before it is divided.
+#[derive(CubeType, Clone, Copy)]
+struct HeadSum {
+    /// Weights times values.
     total: f32,
+    /// The largest logit.
     max: f32,
+    /// The sum of weights.
     weight: f32,
-    output: &mut [E],
-    log_sum_exp: &mut [f32],
+}
+
+/// Writes the `i`-th number of the output of a head's group, and a query head's log-sum-exp with
+/// its first.
+#[cube]
+fn write_output<E: Float>(
+    sum: HeadSum,
+    outputs: &mut HeadOutputs<E, f32>,
     kv_head: usize,
     i: usize,
     #[comptime] sums: PartialShape,
 ) {
-    let mut result = total / divisor(weight);
+    let mut result = sum.total / divisor(sum.weight);
     if sums.numerators {
-        result *= presence(weight);
+        result *= presence(sum.weight);
     }
-    output[kv_head * comptime!(sums.group * sums.dim) + i] = E::cast_from(result);
+    outputs.output[kv_head * comptime!(sums.group * sums.dim) + i] = E::cast_from(result);
     let head = i / sums.dim;
     if sums.log_sum_exp && i == head * sums.dim {
-        log_sum_exp[kv_head * sums.group + head] = max + weight.ln();
+        outputs.log_sum_exp[kv_head * sums.group + head] = sum.max + sum.weight.ln();
     }
 }
 
 /// Writes the reduced sums of a cube: the output where it has the whole range, or one of the parts
-/// that a kernel behind combines (`is_part`). `maxima` and `weights` are those of the cube's query
-/// heads.
-///
-/// # Shapes
-/// `partial` `[parts, G, D]`, `stats` `[parts, G, 2]` (maximum, sum).
+/// that a kernel behind combines (`is_part`).
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn write_partial<E: Float>(
-    totals: &Shared<[f32]>,
-    maxima: &Shared<[f32]>,
-    weights: &Shared<[f32]>,
-    output: &mut [E],
-    log_sum_exp: &mut [f32],
-    partial: &mut [f32],
-    stats: &mut [f32],
+    cube: &CubeSums,
+    outputs: &mut HeadOutputs<E, f32>,
     kv_head: usize,
     part: usize,
     #[comptime] is_part: bool,
@@ -171,17 +180,17 @@ pub(crate) fn write_partial<E: Float>(
     let mut i = UNIT_POS as usize;
     while i < group * dim {
         let head = i / dim;
-        let total = sum_of(totals, i, sums);
-        let (max, weight) = (maxima[head], weights[head]);
+        let total = sum_of(&cube.totals, i, sums);
+        let (max, weight) = (cube.maxima[head], cube.weights[head]);
         if is_part {
-            partial[part * comptime!(sums.group * sums.dim) + i] = total;
+            outputs.partial[part * comptime!(sums.group * sums.dim) + i] = total;
             if i == head * dim {
                 let at = (part * group + head) * 2;
-                stats[at] = max;
-                stats[at + 1] = weight;
+                outputs.stats[at] = max;
+                outputs.stats[at + 1] = weight;
             }
         } else {
-            write_output::<E>(total, max, weight, output, log_sum_exp, kv_head, i, sums);
+            write_output::<E>(HeadSum { total, max, weight }, outputs, kv_head, i, sums);
         }
         i += comptime!(sums.planes * PLANE);
     }
@@ -216,13 +225,11 @@ impl ClusterPartials {
 }
 
 /// Exchanges partial sums among the cubes of a cluster, each of which has a part of a range.
-/// `maxima` and `weights` are those of this cube's part before, and of the whole range after.
+/// Maxima and weights are those of this cube's part before, and of the whole range after.
 #[cube]
 pub(crate) fn cluster_exchange(
     received: &ClusterPartials,
-    totals: &Shared<[f32]>,
-    maxima: &mut Shared<[f32]>,
-    weights: &mut Shared<[f32]>,
+    cube: &mut CubeSums,
     rank: usize,
     #[comptime] cubes: usize,
     #[comptime] sums: PartialShape,
@@ -236,45 +243,42 @@ pub(crate) fn cluster_exchange(
     wait_for_cluster();
     let mut i = unit;
     while i < comptime!(sums.group * sums.dim) {
-        let total = sum_of(totals, i, sums);
+        let total = sum_of(&cube.totals, i, sums);
         send(total, received.totals.as_ptr(), rank * share + i % share, i / share);
         i += units;
     }
     if unit < comptime!(cubes * sums.group) {
         let (to, head) = (unit / group, unit % group);
-        send(maxima[head], received.maxima.as_ptr(), rank * group + head, to);
-        send(weights[head], received.weights.as_ptr(), rank * group + head, to);
+        send(cube.maxima[head], received.maxima.as_ptr(), rank * group + head, to);
+        send(cube.weights[head], received.weights.as_ptr(), rank * group + head, to);
     }
     arrive_at_cluster();
     wait_for_cluster();
     if unit < group {
         let mut top = f32::new(LOWEST_LOGIT);
         #[unroll]
-        for cube in 0..cubes {
-            top = larger(top, received.maxima[cube * group + unit]);
+        for other in 0..cubes {
+            top = larger(top, received.maxima[other * group + unit]);
         }
         let mut sum = 0.0f32;
         #[unroll]
-        for cube in 0..cubes {
-            let part = cube * group + unit;
+        for other in 0..cubes {
+            let part = other * group + unit;
             sum += received.weights[part] * (received.maxima[part] - top).exp();
         }
-        maxima[unit] = top;
-        weights[unit] = sum;
+        cube.maxima[unit] = top;
+        cube.weights[unit] = sum;
     }
     sync_cube();
 }
 
-/// Reduces what other cubes have sent, and writes this cube's share of the output; `maxima` and
-/// `weights` are those of the whole range.
+/// Reduces what other cubes have sent, and writes this cube's share of the output; maxima and
+/// weights are those of the whole range.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn cluster_reduce<E: Float>(
     received: &ClusterPartials,
-    maxima: &Shared<[f32]>,
-    weights: &Shared<[f32]>,
-    output: &mut [E],
-    log_sum_exp: &mut [f32],
+    cube: &CubeSums,
+    outputs: &mut HeadOutputs<E, f32>,
     kv_head: usize,
     rank: usize,
     #[comptime] cubes: usize,
@@ -285,14 +289,15 @@ pub(crate) fn cluster_reduce<E: Float>(
     while own < share && rank * share + own < comptime!(sums.group * sums.dim) {
         let i = rank * share + own;
         let head = i / sums.dim;
-        let top = maxima[head];
+        let top = cube.maxima[head];
         let mut total = 0.0f32;
         #[unroll]
-        for cube in 0..cubes {
-            let factor = (received.maxima[cube * sums.group + head] - top).exp();
-            total += received.totals[cube * share + own] * factor;
+        for other in 0..cubes {
+            let factor = (received.maxima[other * sums.group + head] - top).exp();
+            total += received.totals[other * share + own] * factor;
         }
-        write_output::<E>(total, top, weights[head], output, log_sum_exp, kv_head, i, sums);
+        let sum = HeadSum { total, max: top, weight: cube.weights[head] };
+        write_output::<E>(sum, outputs, kv_head, i, sums);
         own += comptime!(sums.planes * PLANE);
     }
 }

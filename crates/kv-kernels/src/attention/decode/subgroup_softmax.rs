@@ -106,26 +106,81 @@ impl ThreadGroup {
     }
 }
 
-/// Takes rows into the sums: logits of their keys, and the exponentials of logits times their
-/// values.
+/// The rows that a team takes at a time, as a unit has them: some columns of each.
+#[derive(CubeType)]
+pub(crate) struct Turn<F: Float, N: Size> {
+    /// `[ahead, own]`, in vectors.
+    pub(crate) keys: Array<Vector<F, N>>,
+    /// `[ahead, own]`, in vectors.
+    pub(crate) values: Array<Vector<F, N>>,
+    /// Where a row's logits go, `[ahead]`; `none` for no row.
+    pub(crate) at: Array<usize>,
+    pub(crate) none: usize,
+    /// Logarithms of the rows' weights, `[ahead]`, where rows are [`Weighing::weighted`].
+    pub(crate) log_weights: Array<f32>,
+    /// Weights of the rows' values alone, `[ahead]`, where there are [`Weighing::numerators`].
+    pub(crate) numerators: Array<f32>,
+}
+
+#[cube]
+impl<F: Float, N: Size> Turn<F, N> {
+    /// Room for a turn's rows; `none` stands for no row.
+    pub(crate) fn new(none: usize, #[comptime] shape: ThreadGroup) -> Turn<F, N> {
+        let count = comptime!(shape.ahead * shape.own());
+        Turn::<F, N> {
+            keys: Array::new(count),
+            values: Array::new(count),
+            at: Array::new(shape.ahead),
+            none,
+            log_weights: Array::new(shape.ahead),
+            numerators: Array::new(shape.ahead),
+        }
+    }
+}
+
+/// A unit's sums over the rows so far.
+#[derive(CubeType)]
+pub(crate) struct TeamSums<N: Size> {
+    /// Weights times values, `[group, own]`, in vectors.
+    pub(crate) values: Array<Vector<f32, N>>,
+    /// The largest logits, `[heads]`, of the query heads of which the unit has products.
+    maxima: Array<f32>,
+    /// Sums of weights, `[heads]`, likewise.
+    weights: Array<f32>,
+}
+
+#[cube]
+impl<N: Size> TeamSums<N> {
+    /// Before the first row.
+    pub(crate) fn of_nothing(#[comptime] shape: ThreadGroup) -> TeamSums<N> {
+        let count = comptime!(shape.group * shape.own());
+        let heads = comptime!(shape.heads());
+        let mut values = Array::<Vector<f32, N>>::new(count);
+        let mut maxima = Array::<f32>::new(heads);
+        let mut weights = Array::<f32>::new(heads);
+        #[unroll]
+        for head in 0..heads {
+            maxima[head] = f32::new(LOWEST_LOGIT);
+            weights[head] = 0.0f32;
+        }
+        #[unroll]
+        for i in 0..count {
+            values[i] = Vector::new(0.0f32);
+        }
+        TeamSums::<N> { values, maxima, weights }
+    }
+}
+
+/// Takes a turn's rows into the sums: logits of their keys, and the exponentials of logits times
+/// their values.
 ///
 /// # Shapes
-/// In vectors: `q` and `acc` `[group, own]`, `k` and `v` `[ahead, own]`; `at` `[ahead]`, where a
-/// row's logits go, `none` for no row, with `log_weights` and `numerators`, where there are any;
-/// `maxima` and `sums` `[heads]`, of the products that the unit has. `logits` `[.., group]`.
+/// In vectors: `q` `[group, own]`. `logits` `[.., group]`.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn take_rows<F: Float, N: Size>(
     q: &Array<Vector<f32, N>>,
-    k: &Array<Vector<F, N>>,
-    v: &Array<Vector<F, N>>,
-    at: &Array<usize>,
-    none: usize,
-    log_weights: &Array<f32>,
-    numerators: &Array<f32>,
-    acc: &mut Array<Vector<f32, N>>,
-    maxima: &mut Array<f32>,
-    sums: &mut Array<f32>,
+    turn: &Turn<F, N>,
+    running: &mut TeamSums<N>,
     logits: &mut [f32],
     lane: usize,
     #[comptime] weighing: Weighing,
@@ -143,7 +198,8 @@ pub(crate) fn take_rows<F: Float, N: Size>(
             #[unroll]
             for c in 0..own {
                 // Columns beyond the row meet a query of zeros, but may hold anything.
-                let mut part = Vector::<f32, N>::cast_from(k[a * own + c]).dot(q[g * own + c]);
+                let mut part =
+                    Vector::<f32, N>::cast_from(turn.keys[a * own + c]).dot(q[g * own + c]);
                 if comptime!(!columns.is_multiple_of(team)) {
                     part = select(lane + c * team < columns, part, 0.0f32);
                 }
@@ -179,23 +235,23 @@ pub(crate) fn take_rows<F: Float, N: Size>(
     #[unroll]
     for head in 0..comptime!(shape.heads()) {
         let g = first / ahead + head;
-        let mut top = maxima[head];
+        let mut top = running.maxima[head];
         let mut logits_of = Array::<f32>::new(rows);
         let mut shares = Array::<f32>::new(rows);
         #[unroll]
         for row in 0..rows {
             let a = first % ahead + row;
-            let mut to = none;
+            let mut to = turn.none;
             let mut log_weight = 0.0f32;
             shares[row] = 1.0f32;
             #[unroll]
             for other in 0..ahead {
-                to = select(a == other, at[other], to);
+                to = select(a == other, turn.at[other], to);
                 if comptime!(weighing.weighted) {
-                    log_weight = select(a == other, log_weights[other], log_weight);
+                    log_weight = select(a == other, turn.log_weights[other], log_weight);
                 }
                 if comptime!(weighing.numerators) {
-                    shares[row] = select(a == other, numerators[other], shares[row]);
+                    shares[row] = select(a == other, turn.numerators[other], shares[row]);
                 }
             }
             let i = comptime!(head * rows + row);
@@ -203,7 +259,7 @@ pub(crate) fn take_rows<F: Float, N: Size>(
             if comptime!(weighing.weighted) {
                 logit += log_weight;
             }
-            if to != none && g < group {
+            if to != turn.none && g < group {
                 if comptime!(weighing.logits) && alone {
                     logits[to * group + g] = logit;
                 }
@@ -222,15 +278,15 @@ pub(crate) fn take_rows<F: Float, N: Size>(
                 top = larger(top, other);
             }
         }
-        let rescale = (maxima[head] - top).exp();
-        maxima[head] = top;
+        let rescale = (running.maxima[head] - top).exp();
+        running.maxima[head] = top;
         rescales[head] = rescale;
-        sums[head] *= rescale;
+        running.weights[head] *= rescale;
         #[unroll]
         for row in 0..rows {
             let i = comptime!(head * rows + row);
             let p = weight_of(logits_of[row], top);
-            sums[head] += p;
+            running.weights[head] += p;
             if comptime!(weighing.numerators) {
                 parts[i] = weight_of(parts[i], top) * shares[row];
             } else {
@@ -247,7 +303,7 @@ pub(crate) fn take_rows<F: Float, N: Size>(
         let rescale = Vector::<f32, N>::new(plane_shuffle(rescales[head], base + owner));
         #[unroll]
         for c in 0..own {
-            acc[g * own + c] *= rescale;
+            running.values[g * own + c] *= rescale;
         }
         #[unroll]
         for a in 0..ahead {
@@ -256,7 +312,8 @@ pub(crate) fn take_rows<F: Float, N: Size>(
             let p = plane_shuffle(parts[comptime!(product % shape.held())], base + owner);
             #[unroll]
             for c in 0..own {
-                acc[g * own + c] += Vector::<f32, N>::cast_from(v[a * own + c]) * Vector::new(p);
+                running.values[g * own + c] +=
+                    Vector::<f32, N>::cast_from(turn.values[a * own + c]) * Vector::new(p);
             }
         }
     }
@@ -264,9 +321,8 @@ pub(crate) fn take_rows<F: Float, N: Size>(
 
 /// Gives every unit of a thread group the maxima and sums of all query heads, `[group]` each.
 #[cube]
-pub(crate) fn gather_sums(
-    maxima: &Array<f32>,
-    sums: &Array<f32>,
+pub(crate) fn gather_sums<N: Size>(
+    running: &TeamSums<N>,
     all_maxima: &mut Array<f32>,
     all_sums: &mut Array<f32>,
     lane: usize,
@@ -277,14 +333,14 @@ pub(crate) fn gather_sums(
     for g in 0..comptime!(shape.group) {
         let head = comptime!(g * shape.ahead % shape.held() / shape.rows());
         let owner = comptime!(shape.owner(g * shape.ahead) as u32);
-        let mut sum = sums[head];
+        let mut sum = running.weights[head];
         #[unroll]
         for level in 0..comptime!(shape.levels()) {
             if comptime!(shape.between_rows(level)) {
                 sum += plane_shuffle_xor(sum, comptime!(shape.distance(level) as u32));
             }
         }
-        all_maxima[g] = plane_shuffle(maxima[head], base + owner);
+        all_maxima[g] = plane_shuffle(running.maxima[head], base + owner);
         all_sums[g] = plane_shuffle(sum, base + owner);
     }
 }

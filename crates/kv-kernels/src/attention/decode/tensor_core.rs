@@ -12,176 +12,68 @@ use super::argmin_importance::{
 };
 use super::blueprint::{Blueprint, KvSplit, LogitsSink, MMA_KEYS, PLANES, stride_of};
 use super::eviction::Eviction;
-use super::mma_fragments::{key_index, read_keys, read_values, read_weights};
+use super::kernel_args::{AttendedRanges, DecodeOutputs, Queries, WeightedPool};
+use super::mma_fragments::{PartSlots, TileLane, TileSlots, key_index, read_keys, read_values};
 use super::products::{Rows, dots_of, nothing_yet, read_queries, take_values};
-use super::slot_indexer::SlotIndexer;
 use super::split_kv_reduce::{
     ClusterPartials, PLANE, PartialShape, cluster_exchange, cluster_reduce, reduce_warps,
     write_partial,
 };
-use super::together::{Sequence, give_up_together, publish};
+use super::together::{RangePart, TogetherRules, give_up_together, publish};
 use crate::components::cluster::arrive_at_cluster;
 use crate::components::sentinels::{LOWEST_LOGIT, NO_INDEX};
 
-/// # Shapes
-/// In pairs of elements, as 32-bit words: `query` `[B, Hkv, G, D / 2]`, `keys` `[S, D / 2]`,
-/// `values` `[S, D / 2]` in vectors of `N` words, so that 8 lanes take a multiple of a row. In f32:
-/// `log_sum_exp` `[B, Hkv, G]`, `scores` `[S, G]`; where the range is split, `partial` `[B, Hkv,
-/// splits, G, D]` and `stats` `[B, Hkv, splits, G, 2]` (maximum, sum). There is an `eviction` where
-/// logits go to [`LogitsSink::ArgminInPlace`].
+/// Queries, keys and values are in pairs of elements, as 32-bit words; values in vectors of `N` of
+/// these, so that 8 lanes take a multiple of a row. There is an `eviction` where logits go to
+/// [`LogitsSink::ArgminInPlace`].
 #[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn tensor_core_kernel<E: Float, N: Size>(
-    query: &[Vector<u32, Const<2>>],
-    keys: &[Vector<u32, Const<4>>],
-    values: &[Vector<u32, N>],
-    log_weights: &[f32],
-    numerators: &[f32],
-    offsets: &[i32],
-    lengths: &[i32],
-    view: &[i32],
-    output: &mut [E],
-    log_sum_exp: &mut [f32],
-    scores: &mut [f32],
-    partial: &mut [f32],
-    stats: &mut [f32],
+    queries: &Queries<Vector<u32, Const<2>>>,
+    pool: &WeightedPool<Vector<u32, Const<4>>, Vector<u32, N>>,
+    ranges: &AttendedRanges,
+    outputs: &mut DecodeOutputs<E, f32>,
     eviction: &mut ComptimeOption<Eviction>,
-    total_kv_heads: usize,
-    splits: usize,
-    slots: usize,
-    width: usize,
-    sinks: usize,
-    scale: f32,
     #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
 ) {
-    let cube = CUBE_POS;
-    if cube >= total_kv_heads * splits {
+    if CUBE_POS >= ranges.total_kv_heads * ranges.splits {
         terminate!();
     }
-    let kv_head = cube / splits;
-    let kind = blueprint.features.view.comptime();
-    let indexer = SlotIndexer::new(view, offsets, lengths, kv_head, width, sinks, kind);
-    let sequence = Sequence::of(lengths, &*eviction, kv_head, total_kv_heads, blueprint.logits);
-    attend::<E, N>(
-        query,
-        keys,
-        values,
-        log_weights,
-        numerators,
-        view,
-        output,
-        log_sum_exp,
-        scores,
-        partial,
-        stats,
-        eviction,
-        &indexer,
-        &sequence,
-        lengths[kv_head],
-        kv_head,
-        cube % splits,
-        splits,
-        slots,
-        scale,
-        blueprint,
-    );
+    let part = ranges.part(&*eviction, CUBE_POS, blueprint);
+    attend::<E, N>(queries, pool, &ranges.view, &part, outputs, eviction, blueprint);
 }
 
 /// The same, where the cubes of a cluster have the parts of a range.
-///
-/// # Shapes
-/// As for [`tensor_core_kernel`].
 #[cube(
     launch_unchecked,
     fast_math = FastMath::ReducedPrecision.into(),
     cluster_dim = CubeDim::new_1d(blueprint.cubes() as u32)
 )]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn joined_kernel<E: Float, N: Size>(
-    query: &[Vector<u32, Const<2>>],
-    keys: &[Vector<u32, Const<4>>],
-    values: &[Vector<u32, N>],
-    log_weights: &[f32],
-    numerators: &[f32],
-    offsets: &[i32],
-    lengths: &[i32],
-    view: &[i32],
-    output: &mut [E],
-    log_sum_exp: &mut [f32],
-    scores: &mut [f32],
-    partial: &mut [f32],
-    stats: &mut [f32],
+    queries: &Queries<Vector<u32, Const<2>>>,
+    pool: &WeightedPool<Vector<u32, Const<4>>, Vector<u32, N>>,
+    ranges: &AttendedRanges,
+    outputs: &mut DecodeOutputs<E, f32>,
     eviction: &mut ComptimeOption<Eviction>,
-    total_kv_heads: usize,
-    splits: usize,
-    slots: usize,
-    width: usize,
-    sinks: usize,
-    scale: f32,
     #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
 ) {
-    let cube = CUBE_POS;
-    if cube >= total_kv_heads * splits {
+    if CUBE_POS >= ranges.total_kv_heads * ranges.splits {
         terminate!();
     }
-    let kv_head = cube / splits;
-    let kind = blueprint.features.view.comptime();
-    let indexer = SlotIndexer::new(view, offsets, lengths, kv_head, width, sinks, kind);
-    let sequence = Sequence::of(lengths, &*eviction, kv_head, total_kv_heads, blueprint.logits);
-    attend::<E, N>(
-        query,
-        keys,
-        values,
-        log_weights,
-        numerators,
-        view,
-        output,
-        log_sum_exp,
-        scores,
-        partial,
-        stats,
-        eviction,
-        &indexer,
-        &sequence,
-        lengths[kv_head],
-        kv_head,
-        cube % splits,
-        splits,
-        slots,
-        scale,
-        blueprint,
-    );
+    let part = ranges.part(&*eviction, CUBE_POS, blueprint);
+    attend::<E, N>(queries, pool, &ranges.view, &part, outputs, eviction, blueprint);
 }
 
-/// What a cube does of a range, of which it has one of `splits` parts.
-///
-/// # Shapes
-/// As for [`tensor_core_kernel`].
+/// What a cube does of a range, of which it has a part. `view` is that of [`AttendedRanges`].
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn attend<E: Float, N: Size>(
-    query: &[Vector<u32, Const<2>>],
-    keys: &[Vector<u32, Const<4>>],
-    values: &[Vector<u32, N>],
-    log_weights: &[f32],
-    numerators: &[f32],
+    queries: &Queries<Vector<u32, Const<2>>>,
+    pool: &WeightedPool<Vector<u32, Const<4>>, Vector<u32, N>>,
     view: &[i32],
-    output: &mut [E],
-    log_sum_exp: &mut [f32],
-    scores: &mut [f32],
-    partial: &mut [f32],
-    stats: &mut [f32],
+    part: &RangePart,
+    outputs: &mut DecodeOutputs<E, f32>,
     eviction: &mut ComptimeOption<Eviction>,
-    indexer: &SlotIndexer,
-    sequence: &Sequence,
-    length: i32,
-    kv_head: usize,
-    split: usize,
-    splits: usize,
-    slots: usize,
-    scale: f32,
     #[comptime] blueprint: Blueprint,
 ) {
     let group = blueprint.group.comptime();
@@ -191,11 +83,11 @@ pub(crate) fn attend<E: Float, N: Size>(
     let kind = features.view.comptime();
     let rows = comptime!(Rows { dim: blueprint.head_dim, words: blueprint.words });
     let (pieces, blocks) = comptime!((rows.pieces(), rows.blocks()));
-
     let joined = comptime!(matches!(blueprint.parts, KvSplit::Cluster(_)));
     if joined {
         arrive_at_cluster();
     }
+    let (kv_head, split, splits) = (part.kv_head, part.split, part.splits);
     let cube = kv_head * splits + split;
     let unit = UNIT_POS as usize;
     let lane = unit % PLANE;
@@ -203,13 +95,14 @@ pub(crate) fn attend<E: Float, N: Size>(
     let r = lane / 4;
     let j = lane % 4;
 
-    let (start, count) = (indexer.start, indexer.count);
+    let (start, count) = (part.indexer.start, part.indexer.count);
+    let slots = pool.slots;
     // This cube's part, in whole tiles.
     let share = count.div_ceil(splits).div_ceil(MMA_KEYS) * MMA_KEYS;
     let first = min(split * share, count);
     let end = min(first + share, count);
 
-    let q = read_queries::<E>(query, kv_head, r, j, group, rows);
+    let q = read_queries::<E>(&queries.rows, kv_head, r, j, group, rows);
     let mut running = nothing_yet(rows);
 
     // At least so much that only two cubes share a processor: with the registers that three would
@@ -219,10 +112,11 @@ pub(crate) fn attend<E: Float, N: Size>(
 
     let staged = blueprint.staged.comptime();
     if staged {
-        // Else each tile waits for its places before it reads its rows.
+        // Else each tile waits for its places before it reads its rows. They are kept as bits: with
+        // integers' own shared memory beside that of the sums, fewer cubes would share a processor.
         let mut i = first + unit;
         while i < end {
-            totals[i - first] = f32::reinterpret(indexer.slot(view, i, slots, kind) as u32);
+            totals[i - first] = f32::reinterpret(part.indexer.slot(view, i, slots, kind) as u32);
             i += planes * PLANE;
         }
         sync_cube();
@@ -233,10 +127,9 @@ pub(crate) fn attend<E: Float, N: Size>(
     let fleeting = comptime!(blueprint.planes >= PLANES);
     // Always one tile ahead: memory is never idle while a tile is worked on.
     let mut k = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pieces));
-    let mut v = Array::<Vector<u32, N>>::new(comptime!(4 * blocks));
-    let mut at = Array::<usize>::new(4usize);
-    let mut log_weight = Array::<f32>::new(4usize);
-    let mut numerator = Array::<f32>::new(4usize);
+    let mut own = TileSlots::<N>::room(rows);
+    let indexer = part.indexer.clone();
+    let part_slots = PartSlots { indexer, first, end, slots, kind, staged, fleeting };
     // Early, so that the decision waits for nothing.
     let mut limit = 0i32;
     let mut newest = 0i32;
@@ -247,79 +140,37 @@ pub(crate) fn attend<E: Float, N: Size>(
     }
     let mut tile = first + plane * MMA_KEYS;
     if tile < end {
-        read_keys(
-            keys, view, &totals, &mut k, tile, end, indexer, first, slots, r, j, pieces, kind,
-            staged,
-        );
-        read_values::<N>(
-            values, view, &totals, &mut v, &mut at, tile, end, indexer, first, slots, r, j, blocks,
-            rows.words, fleeting, kind, staged,
-        );
-        read_weights(log_weights, &mut log_weight, &at, slots, features.weighted);
-        read_weights(numerators, &mut numerator, &at, slots, features.numerators);
+        let lane = TileLane { tile, r, j };
+        read_keys(&pool.keys, view, &part_slots, &totals, &mut k, &lane, rows);
+        read_values::<N>(&pool.values, view, &part_slots, &totals, &mut own, &lane, rows);
+        own.read_weights::<Vector<u32, Const<4>>>(pool, features);
     }
     let stride = stride_of(share);
     while tile < end {
         let next = tile + planes * MMA_KEYS;
         let mut next_k = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pieces));
-        let mut next_v = Array::<Vector<u32, N>>::new(comptime!(4 * blocks));
-        let mut next_at = Array::<usize>::new(4usize);
+        let mut next_own = TileSlots::<N>::room(rows);
+        let next_lane = TileLane { tile: next, r, j };
         // Beyond the end, the last slot is read again and weighs nothing.
-        read_keys(
-            keys,
-            view,
-            &totals,
-            &mut next_k,
-            next,
-            end,
-            indexer,
-            first,
-            slots,
-            r,
-            j,
-            pieces,
-            kind,
-            staged,
-        );
-        read_values::<N>(
-            values,
-            view,
-            &totals,
-            &mut next_v,
-            &mut next_at,
-            next,
-            end,
-            indexer,
-            first,
-            slots,
-            r,
-            j,
-            blocks,
-            rows.words,
-            fleeting,
-            kind,
-            staged,
-        );
-        let mut next_log = Array::<f32>::new(4usize);
-        let mut next_numerator = Array::<f32>::new(4usize);
-        read_weights(log_weights, &mut next_log, &next_at, slots, features.weighted);
-        read_weights(numerators, &mut next_numerator, &next_at, slots, features.numerators);
+        read_keys(&pool.keys, view, &part_slots, &totals, &mut next_k, &next_lane, rows);
+        read_values::<N>(&pool.values, view, &part_slots, &totals, &mut next_own, &next_lane, rows);
+        next_own.read_weights::<Vector<u32, Const<4>>>(pool, features);
 
-        let mut dots = dots_of(&q, &k, scale, rows);
+        let mut dots = dots_of(&q, &k, queries.scale, rows);
         let mut logits = Array::<f32>::new(4usize);
         #[unroll]
         for u in 0..4usize {
             let mut logit = dots[u];
             if features.weighted {
-                logit += log_weight[u];
+                logit += own.log_weights[u];
             }
-            if at[u] == slots {
+            if own.at[u] == slots {
                 logit = f32::new(LOWEST_LOGIT);
                 dots[u] = f32::new(LOWEST_LOGIT);
             } else {
                 if comptime!(blueprint.logits != LogitsSink::None) && r < group {
                     if comptime!(blueprint.logits == LogitsSink::Global) {
-                        scores[at[u] * group + r] = logit;
+                        outputs.scores[own.at[u] * group + r] = logit;
                     } else {
                         totals[sums_end + key_index(tile, u, j) - first + r * stride] = logit;
                     }
@@ -327,39 +178,31 @@ pub(crate) fn attend<E: Float, N: Size>(
             }
             logits[u] = logit;
         }
-        take_values::<E, N>(
-            &mut running,
-            &logits,
-            &dots,
-            &numerator,
-            &v,
-            j,
-            features.numerators,
-            rows,
-        );
+        let separate = features.numerators.comptime();
+        take_values::<E, N>(&mut running, &logits, &dots, &own, j, separate, rows);
         #[unroll]
         for i in 0..comptime!(2 * pieces) {
             k[i] = next_k[i];
         }
         #[unroll]
         for i in 0..comptime!(4 * blocks) {
-            v[i] = next_v[i];
+            own.values[i] = next_own.values[i];
         }
         #[unroll]
         for u in 0..4usize {
             if comptime!(matches!(kind, ViewKind::List | ViewKind::Sets)) {
-                at[u] = next_at[u];
+                own.at[u] = next_own.at[u];
             } else {
                 // Cheaper to find than to keep.
                 let i = key_index(next, u, j);
-                let slot = indexer.slot(view, min(i, end - 1), slots, kind);
-                at[u] = select(i < end, slot, slots);
+                let slot = part.indexer.slot(view, min(i, end - 1), slots, kind);
+                own.at[u] = select(i < end, slot, slots);
             }
             if features.weighted {
-                log_weight[u] = next_log[u];
+                own.log_weights[u] = next_own.log_weights[u];
             }
             if features.numerators {
-                numerator[u] = next_numerator[u];
+                own.numerators[u] = next_own.numerators[u];
             }
         }
         tile = next;
@@ -373,10 +216,10 @@ pub(crate) fn attend<E: Float, N: Size>(
         log_sum_exp: features.log_sum_exp,
     });
     // A head below its limit has nothing to look for.
-    let mut full = length >= limit;
+    let mut full = part.length >= limit;
     let together = comptime!(blueprint.logits.together());
     if comptime!(together > 0) {
-        full = sequence.full;
+        full = part.sequence.full;
     }
     let candidates_of_cube = CandidateSlots {
         start,
@@ -387,26 +230,19 @@ pub(crate) fn attend<E: Float, N: Size>(
         newest,
     };
     let norms = prefetch_log_norms(&*eviction, &candidates_of_cube, joined, joint);
-    let (mut joint_maxima, mut joint_weights) = reduce_warps(&running, &mut totals, rows, joint);
+    let mut sums = reduce_warps(&running, totals, rows, joint);
     if comptime!(blueprint.logits == LogitsSink::Shared) {
         let mut i = unit;
         while i < (end - first) * group {
-            scores[(start + first) * group + i] = totals[sums_end + i / group + i % group * stride];
+            outputs.scores[(start + first) * group + i] =
+                sums.totals[sums_end + i / group + i % group * stride];
             i += planes * PLANE;
         }
     }
     let cubes = blueprint.cubes().comptime();
     let received = ClusterPartials::room(cubes, joint);
     if joined {
-        cluster_exchange(
-            &received,
-            &totals,
-            &mut joint_maxima,
-            &mut joint_weights,
-            split,
-            cubes,
-            joint,
-        );
+        cluster_exchange(&received, &mut sums, split, cubes, joint);
     }
 
     // What other cubes are told or asked travels while the output is written.
@@ -420,24 +256,10 @@ pub(crate) fn attend<E: Float, N: Size>(
     #[comptime]
     if let ComptimeOption::Some(eviction) = eviction {
         if comptime!(together > 0) {
-            arrived = publish(
-                &totals,
-                &joint_maxima,
-                &joint_weights,
-                &norms,
-                eviction,
-                &candidates_of_cube,
-                sequence,
-                kv_head,
-                split,
-                joined,
-                joint,
-            );
+            arrived = publish(&sums, &norms, eviction, &candidates_of_cube, part, joined, joint);
         } else {
             let (key, argmin) = argmin_importance(
-                &totals,
-                &joint_maxima,
-                &joint_weights,
+                &sums,
                 &norms,
                 &eviction.log_norms,
                 &candidates_of_cube,
@@ -452,56 +274,22 @@ pub(crate) fn attend<E: Float, N: Size>(
         }
     }
     if joined {
-        cluster_reduce::<E>(
-            &received,
-            &joint_maxima,
-            &joint_weights,
-            output,
-            log_sum_exp,
-            kv_head,
-            split,
-            cubes,
-            joint,
-        );
+        cluster_reduce::<E>(&received, &sums, &mut outputs.heads, kv_head, split, cubes, joint);
     } else {
         let is_part = comptime!(blueprint.parts == KvSplit::Global);
-        write_partial::<E>(
-            &totals,
-            &joint_maxima,
-            &joint_weights,
-            output,
-            log_sum_exp,
-            partial,
-            stats,
-            kv_head,
-            cube,
-            is_part,
-            joint,
-        );
+        write_partial::<E>(&sums, &mut outputs.heads, kv_head, cube, is_part, joint);
     }
     #[comptime]
     if let ComptimeOption::Some(eviction) = eviction {
         if comptime!(together > 0) {
-            give_up_together(
-                arrived,
-                eviction,
-                &candidates_of_cube,
-                sequence,
-                kv_head,
-                length,
-                split,
-                splits,
-                together,
-                spares,
-                joined,
-                joint,
-            );
+            let rules = comptime!(TogetherRules { heads: together, spares_newest: spares });
+            give_up_together(arrived, eviction, &candidates_of_cube, part, rules, joined, joint);
         } else {
             if joined {
                 place = cluster_argmin(&candidates, split, cubes);
             }
             if unit == 0 && split == 0 {
-                eviction.write_slots[kv_head] = next_write_slot(place, newest, full, length);
+                eviction.write_slots[kv_head] = next_write_slot(place, newest, full, part.length);
             }
         }
     }

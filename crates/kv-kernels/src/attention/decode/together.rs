@@ -7,11 +7,12 @@
 use cubecl::prelude::*;
 
 use super::argmin_importance::{
-    CandidateSlots, LOG2_E, TOGETHER, ahead, block_argmin, importance, next_write_slot,
+    CandidateSlots, Compared, LOG2_E, TOGETHER, ahead, block_argmin, importance, next_write_slot,
 };
 use super::blueprint::LogitsSink;
 use super::eviction::Eviction;
-use super::split_kv_reduce::{PLANE, PartialShape};
+use super::slot_indexer::SlotIndexer;
+use super::split_kv_reduce::{CubeSums, PLANE, PartialShape};
 use crate::components::cluster::LARGEST_CLUSTER;
 use crate::components::ptx::{
     arrive_at, discard, exp2, least_of_plane, log2, raise, read_four, take_raised,
@@ -93,37 +94,56 @@ impl Sequence {
     }
 }
 
+/// A cube's part of a head range.
+#[derive(CubeType)]
+pub(crate) struct RangePart {
+    /// The range, counted over all sequences' key-value heads.
+    pub(crate) kv_head: usize,
+    /// Its slots, or listed ones.
+    pub(crate) length: i32,
+    /// Which of `splits` parts the cube has.
+    pub(crate) split: usize,
+    pub(crate) splits: usize,
+    /// Finds the slots that the range's queries see.
+    pub(crate) indexer: SlotIndexer,
+    /// The range's sequence, where its heads give up a slot together.
+    pub(crate) sequence: Sequence,
+}
+
+/// What fixes the code that gives up one slot of all heads of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct TogetherRules {
+    /// Heads of a sequence, 0 where each gives up a slot of its own.
+    pub(super) heads: usize,
+    /// Whether the newest token is no candidate.
+    pub(super) spares_newest: bool,
+}
+
 /// Writes a cube's importances, and arrives. Returns how many heads' cubes have arrived before:
 /// only the first unit knows.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn publish(
-    totals: &Shared<[f32]>,
-    maxima: &Shared<[f32]>,
-    weights: &Shared<[f32]>,
+    cube: &CubeSums,
     norms: &Array<f32>,
     eviction: &mut Eviction,
     candidates_of_cube: &CandidateSlots,
-    sequence: &Sequence,
-    kv_head: usize,
-    split: usize,
+    part: &RangePart,
     #[comptime] joined: bool,
     #[comptime] sums: PartialShape,
 ) -> u32 {
     let units = comptime!(sums.planes * PLANE);
     let unit = UNIT_POS as usize;
     let mut before = 0u32;
+    let sequence = &part.sequence;
     if sequence.full {
         let group = sums.group.comptime();
         let mut normalisers = Array::<f32>::new(group);
         #[unroll]
         for g in 0..group {
-            normalisers[g] = maxima[g] * LOG2_E + log2(weights[g]);
+            normalisers[g] = cube.maxima[g] * LOG2_E + log2(cube.weights[g]);
         }
         let ahead = comptime!(ahead(joined, sums));
-        let to = kv_head * sequence.stride + candidates_of_cube.first;
-        // Slots of no weight add nothing.
-        let absent = f32::new(LOWEST_LOGIT);
+        let to = part.kv_head * sequence.stride + candidates_of_cube.first;
         #[unroll]
         for round in 0..comptime!(ahead.div_ceil(TOGETHER)) {
             if comptime!(round * TOGETHER * units) < candidates_of_cube.count {
@@ -134,13 +154,12 @@ pub(super) fn publish(
                     let c = comptime!(round * TOGETHER + i);
                     let slot = c * units + unit;
                     let value = importance(
-                        totals,
+                        &cube.totals,
                         &normalisers,
                         norms[c],
                         slot,
                         candidates_of_cube,
-                        absent,
-                        false,
+                        Compared::OverHeads,
                         group,
                     );
                     values[i] = number_or_most(value);
@@ -159,13 +178,12 @@ pub(super) fn publish(
             let first = candidates_of_cube.start + candidates_of_cube.first;
             let norm = eviction.log_norms[first + slot];
             let value = importance(
-                totals,
+                &cube.totals,
                 &normalisers,
                 norm,
                 slot,
                 candidates_of_cube,
-                absent,
-                false,
+                Compared::OverHeads,
                 group,
             );
             eviction.importances[to + slot] = number_or_most(value);
@@ -173,7 +191,7 @@ pub(super) fn publish(
         }
         sync_cube();
         if unit == 0 {
-            before = arrive_at(&eviction.arrivals, sequence.index * ARRIVALS + split);
+            before = arrive_at(&eviction.arrivals, sequence.index * ARRIVALS + part.split);
         }
     }
     before
@@ -188,27 +206,23 @@ fn number_or_most(value: f32) -> f32 {
 /// Finds the slot that all heads give up, in the last cube to have arrived, and writes it
 /// for all of them. The first unit knows how many heads' cubes have `arrived` before this one.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn give_up_together(
     arrived: u32,
     eviction: &mut Eviction,
     candidates_of_cube: &CandidateSlots,
-    sequence: &Sequence,
-    kv_head: usize,
-    length: i32,
-    split: usize,
-    splits: usize,
-    #[comptime] heads: usize,
-    #[comptime] spares_newest: bool,
+    part: &RangePart,
+    #[comptime] rules: TogetherRules,
     #[comptime] joined: bool,
     #[comptime] sums: PartialShape,
 ) {
+    let TogetherRules { heads, spares_newest } = rules;
     let unit = UNIT_POS as usize;
+    let sequence = &part.sequence;
     if !sequence.full {
-        if unit == 0 && split == 0 {
+        if unit == 0 && part.split == 0 {
             let nowhere = i32::new(NO_INDEX as i64);
-            eviction.write_slots[kv_head] =
-                next_write_slot(nowhere, candidates_of_cube.newest, false, length);
+            eviction.write_slots[part.kv_head] =
+                next_write_slot(nowhere, candidates_of_cube.newest, false, part.length);
         }
     } else {
         let mut before = Shared::<[u32]>::new_slice(1usize);
@@ -238,7 +252,7 @@ pub(super) fn give_up_together(
                 }
             }
             if unit == 0 {
-                eviction.arrivals[counters + split] = 0u32;
+                eviction.arrivals[counters + part.split] = 0u32;
                 let mut done = true;
                 let mut chosen = slot_in_head;
                 if joined {
@@ -246,7 +260,7 @@ pub(super) fn give_up_together(
                     // equals.
                     raise(&eviction.arrivals, counters + LEAST, !key, !(slot_in_head as u32));
                     let through = arrive_at(&eviction.arrivals, counters + THROUGH) as usize;
-                    done = through + 1 == splits;
+                    done = through + 1 == part.splits;
                     if done {
                         let (key, slot_in_head) = take_raised(&eviction.arrivals, counters + LEAST);
                         eviction.arrivals[counters + THROUGH] = 0u32;
@@ -256,7 +270,8 @@ pub(super) fn give_up_together(
                     }
                 }
                 if done {
-                    let next = next_write_slot(chosen, candidates_of_cube.newest, true, length);
+                    let next =
+                        next_write_slot(chosen, candidates_of_cube.newest, true, part.length);
                     #[unroll]
                     for head in 0..heads {
                         eviction.write_slots[sequence.first + head] = next;
@@ -293,7 +308,7 @@ fn least_of_part(
     let unit = UNIT_POS as usize;
     let mut from_round = 0usize;
     while from_round < fours {
-        let mut own = Array::<Vector<u32, Const<4>>>::new(comptime!(each * heads));
+        let mut own = Array::<Vector<f32, Const<4>>>::new(comptime!(each * heads));
         #[unroll]
         for c in 0..each {
             if from_round + comptime!(c * units) < fours {
@@ -321,7 +336,7 @@ fn least_of_part(
                     let mut top = lowest;
                     #[unroll]
                     for head in 0..heads {
-                        top = max(top, f32::reinterpret(own[c * heads + head].extract(i)));
+                        top = max(top, own[c * heads + head].extract(i));
                     }
                     let mut goes = slot < count && top > lowest;
                     if spares_newest {
@@ -347,7 +362,7 @@ fn least_of_part(
                         let mut sum = 0.0f32;
                         #[unroll]
                         for head in 0..heads {
-                            sum += exp2(f32::reinterpret(own[c * heads + head].extract(i)) - top);
+                            sum += exp2(own[c * heads + head].extract(i) - top);
                         }
                         value += log2(sum);
                     }

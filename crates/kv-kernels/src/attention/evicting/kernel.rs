@@ -40,32 +40,70 @@ pub(super) struct Rules {
     pub(super) spares_newest: bool,
 }
 
-/// The key-value heads of a call, `[B, Hkv]` each.
+/// The key-value heads of a call.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Heads {
+    /// First slots, `[B, Hkv]`.
     offsets: Box<[i32]>,
+    /// Live slots, `[B, Hkv]`.
     lengths: Box<[i32]>,
+    /// Slots that heads may hold, `[B, Hkv]`.
     limits: Box<[i32]>,
-    /// Slots of the newest tokens, which are replaced by those that the next tokens are written to.
+    /// Slots of the newest tokens, `[B, Hkv]`, which are replaced by those that the next tokens are
+    /// written to.
     write_slots: Box<[i32]>,
+    /// `B * Hkv`
+    total_kv_heads: usize,
+    /// `Hkv`
+    kv_heads: usize,
+}
+
+/// Heads in parts, and the output that they are joined to.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct SplitHeads<F: Float, N: Size> {
+    /// Sums of the parts, `[B, Hkv, splits, columns]`, in vectors of `N`.
+    partial: Box<[Vector<f32, N>]>,
+    /// Maximum and sum of weights of the parts, `[B, Hkv, splits, G, 2]`.
+    stats: Box<[f32]>,
+    /// `[B, Hkv, columns]`, in vectors of `N`.
+    output: Box<[Vector<F, N>]>,
+    /// Parts of a head.
+    splits: usize,
+}
+
+/// What a slot's importance is made of.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct SlotImportances {
+    /// `[S, G]`
+    logits: Box<[f32]>,
+    /// Logarithms of the values' norms, `[S]`.
+    log_norms: Box<[f32]>,
+    /// Logarithms of importances, `[S]`, where [`Blueprint::importance`] asks for them.
+    importances: Box<[f32]>,
 }
 
 /// Tokens that are kept whatever their importance, where [`Rules::guarded`].
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Guarded {
-    /// `[S]`
+    /// Positions of the slots' tokens, `[S]`.
     positions: Box<[i32]>,
-    /// `[B]`
+    /// Positions of the newest tokens, `[B]`.
     now: Box<[i32]>,
+    /// First tokens that are kept.
     sinks: i32,
+    /// Last tokens that are kept.
     recents: i32,
 }
 
 /// The slot of least importance that each cube has found, for the kernel that compares them.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Candidates {
+    /// Logarithms, `[choices, slices]`.
     importances: Box<[f32]>,
+    /// Counted from a head's first slot, `[choices, slices]`; [`NO_INDEX`] for none.
     slots: Box<[i32]>,
+    /// Cubes that share the slots of a head, or of a sequence whose heads decide together.
+    slices: usize,
 }
 
 /// What fixes the generated code of a decision for all heads of a sequence.
@@ -79,28 +117,15 @@ pub(super) struct TogetherBlueprint {
     pub(super) rules: Rules,
 }
 
-/// `slices` cubes a key-value head, each with its share of the slots and of the output's columns.
-///
-/// # Shapes
-/// In vectors of `N`: `partial` `[B, Hkv, splits, columns]`, `output` `[B, Hkv, columns]`; `stats`
-/// `[B, Hkv, splits, G, 2]` (maximum, sum), `logits` `[S, G]`, `log_norms` and `importance` `[S]`,
-/// `candidates` `[B, Hkv, slices]`.
+/// Several cubes a key-value head, as many as candidates have slices, each with its share of the
+/// slots and of the output's columns.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn decide_kernel<F: Float, N: Size>(
-    partial: &[Vector<f32, N>],
-    stats: &[f32],
-    logits: &[f32],
-    log_norms: &[f32],
+    split_heads: &mut SplitHeads<F, N>,
+    slots: &mut SlotImportances,
     heads: &mut Heads,
     guarded: &Guarded,
-    output: &mut [Vector<F, N>],
-    importance: &mut [f32],
     candidates: &mut Candidates,
-    total_kv_heads: usize,
-    kv_heads: usize,
-    splits: usize,
-    slices: usize,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -110,7 +135,8 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
     let rules = blueprint.rules.comptime();
     let each = comptime!(columns / group);
     let cube = CUBE_POS;
-    if cube >= total_kv_heads * slices {
+    let (slices, splits) = (candidates.slices, split_heads.splits);
+    if cube >= heads.total_kv_heads * slices {
         terminate!();
     }
     let (kv_head, slice) = (cube / slices, cube % slices);
@@ -135,9 +161,9 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
         if slot_in_head < end {
             #[unroll]
             for g in 0..group {
-                early[a * group + g] = logits[(start + slot_in_head) * group + g];
+                early[a * group + g] = slots.logits[(start + slot_in_head) * group + g];
             }
-            early_norms[a] = log_norms[start + slot_in_head];
+            early_norms[a] = slots.log_norms[start + slot_in_head];
         }
     }
 
@@ -152,7 +178,8 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
         let split = row + a * rows;
         early_parts[a] = Vector::new(0.0f32);
         if row < rows && early_column < columns && split < splits {
-            early_parts[a] = partial[(kv_head * splits + split) * columns + early_column];
+            early_parts[a] =
+                split_heads.partial[(kv_head * splits + split) * columns + early_column];
         }
     }
 
@@ -167,8 +194,9 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
         let mut split = joiner;
         while split < splits {
             let at = ((kv_head * splits + split) * group + g) * 2;
-            let max = larger(top, stats[at]);
-            sum = sum * (top - max).exp() + stats[at + 1] * (stats[at] - max).exp();
+            let max = larger(top, split_heads.stats[at]);
+            sum = sum * (top - max).exp()
+                + split_heads.stats[at + 1] * (split_heads.stats[at] - max).exp();
             top = max;
             split += joiners;
         }
@@ -205,7 +233,7 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
                 for a in 0..AHEAD {
                     if split < splits {
                         let part = kv_head * splits + split;
-                        let factor = (stats[(part * group + g) * 2] - top).exp();
+                        let factor = (split_heads.stats[(part * group + g) * 2] - top).exp();
                         total += early_parts[a] * Vector::new(factor);
                     }
                     split += rows;
@@ -213,8 +241,8 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
             }
             while split < splits {
                 let part = kv_head * splits + split;
-                let factor = (stats[(part * group + g) * 2] - top).exp();
-                total += partial[part * columns + column] * Vector::new(factor);
+                let factor = (split_heads.stats[(part * group + g) * 2] - top).exp();
+                total += split_heads.partial[part * columns + column] * Vector::new(factor);
                 split += rows;
             }
         }
@@ -230,7 +258,7 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
         }
         if live && row == 0 {
             let result = total / Vector::new(divisor(sums[column / each * joiners]));
-            output[kv_head * columns + column] = Vector::cast_from(result);
+            split_heads.output[kv_head * columns + column] = Vector::cast_from(result);
         }
     }
 
@@ -241,7 +269,7 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
     }
     let mut today = 0i32;
     if comptime!(rules.guarded) {
-        today = guarded.now[kv_head / kv_heads];
+        today = guarded.now[kv_head / heads.kv_heads];
     }
     let mut best = f32::new(INFINITE_IMPORTANCE);
     let mut best_slot = i32::new(NO_INDEX as i64);
@@ -256,7 +284,7 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
             }
             let value = importance_of(&own, &normalisers, early_norms[a], group);
             if comptime!(blueprint.importance) {
-                importance[start + slot_in_head] = value;
+                slots.importances[start + slot_in_head] = value;
             }
             let goes = may_go(guarded, value, slot_in_head, newest, start, today, rules);
             if goes && (value < best || best_slot == NO_INDEX) {
@@ -269,11 +297,11 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
     while slot_in_head < end {
         #[unroll]
         for g in 0..group {
-            own[g] = logits[(start + slot_in_head) * group + g];
+            own[g] = slots.logits[(start + slot_in_head) * group + g];
         }
-        let value = importance_of(&own, &normalisers, log_norms[start + slot_in_head], group);
+        let value = importance_of(&own, &normalisers, slots.log_norms[start + slot_in_head], group);
         if comptime!(blueprint.importance) {
-            importance[start + slot_in_head] = value;
+            slots.importances[start + slot_in_head] = value;
         }
         let goes = may_go(guarded, value, slot_in_head, newest, start, today, rules);
         if goes && (value < best || best_slot == NO_INDEX) {
@@ -294,16 +322,13 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
     }
 }
 
-/// A cube for `count` heads that give up one slot: the best of their candidates.
-///
-/// # Shapes
-/// `candidates` `[choices, slices]`, of as many choices as cubes.
+/// A cube for `count` heads that give up one slot: the best of their candidates. There are as many
+/// `choices` as cubes.
 #[cube(launch_unchecked)]
 pub(super) fn choose_kernel(
     candidates: &Candidates,
     heads: &mut Heads,
     choices: usize,
-    slices: usize,
     #[comptime] count: usize,
     #[comptime] planes: usize,
 ) {
@@ -311,6 +336,7 @@ pub(super) fn choose_kernel(
     if choice >= choices {
         terminate!();
     }
+    let slices = candidates.slices;
     let newest = heads.write_slots[choice * count];
     let mut best = f32::new(INFINITE_IMPORTANCE);
     let mut best_slot = i32::new(NO_INDEX as i64);
@@ -349,10 +375,8 @@ fn write_next_slots(
     }
 }
 
-/// `slices` cubes a sequence, whose heads are equally long, each with its share of the slots.
-///
-/// # Shapes
-/// As for [`decide_kernel`], but `candidates` `[B, slices]`.
+/// Several cubes a sequence, as many as candidates have slices, each with its share of the slots of
+/// heads that are equally long. `importance` `[S]` is what [`decide_kernel`] has left.
 #[cube(launch_unchecked)]
 pub(super) fn decide_together_kernel(
     importance: &[f32],
@@ -360,12 +384,12 @@ pub(super) fn decide_together_kernel(
     guarded: &Guarded,
     candidates: &mut Candidates,
     batch: usize,
-    slices: usize,
     #[comptime] blueprint: TogetherBlueprint,
 ) {
     let count = blueprint.heads.comptime();
     let rules = blueprint.rules.comptime();
     let cube = CUBE_POS;
+    let slices = candidates.slices;
     if cube >= batch * slices {
         terminate!();
     }

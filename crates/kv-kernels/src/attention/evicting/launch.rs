@@ -9,7 +9,8 @@ use cubecl::prelude::*;
 use super::EvictionScope;
 use super::args::{Evicted, EvictingArgs};
 use super::kernel::{
-    self, Blueprint, CandidatesLaunch, GuardedLaunch, HeadsLaunch, Rules, TogetherBlueprint,
+    self, Blueprint, CandidatesLaunch, GuardedLaunch, HeadsLaunch, Rules, SlotImportancesLaunch,
+    SplitHeadsLaunch, TogetherBlueprint,
 };
 use crate::attention::decode::args::DecodeArgs;
 use crate::attention::decode::eviction::Evicts;
@@ -27,19 +28,23 @@ const CHOOSERS: usize = MOST_SLICES;
 struct Candidates {
     importances: CubeTensor,
     slots: CubeTensor,
+    slices: usize,
 }
 
 impl Candidates {
-    fn new(query: &CubeTensor, cubes: usize) -> Self {
+    /// Of `choices`, each by `slices` cubes.
+    fn new(query: &CubeTensor, choices: usize, slices: usize) -> Self {
+        let cubes = choices * slices;
         Self {
             importances: empty_like(query, Shape::from([cubes]), DType::F32),
             slots: empty_like(query, Shape::from([cubes]), DType::I32),
+            slices,
         }
     }
 
     fn launched(&self) -> CandidatesLaunch {
         let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
-        CandidatesLaunch::new(arg(&self.importances), arg(&self.slots))
+        CandidatesLaunch::new(arg(&self.importances), arg(&self.slots), self.slices)
     }
 }
 
@@ -112,9 +117,13 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
     let [offsets, lengths, positions, now] =
         [eviction.offsets, eviction.lengths, eviction.positions, eviction.now].map(into_contiguous);
     let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
-    let heads = || HeadsLaunch::new(arg(&offsets), arg(&lengths), arg(&limits), arg(&write_slots));
+    let heads = || {
+        let (offsets, lengths) = (arg(&offsets), arg(&lengths));
+        let (limits, write_slots) = (arg(&limits), arg(&write_slots));
+        HeadsLaunch::new(offsets, lengths, limits, write_slots, total_kv_heads, kv_heads)
+    };
     let guarded = || GuardedLaunch::new(arg(&positions), arg(&now), config.sinks, config.recents);
-    let candidates = Candidates::new(&query, total_kv_heads * slices);
+    let candidates = Candidates::new(&query, total_kv_heads, slices);
     // SAFETY: shapes were checked; the kernels stay within the ranges and the parts of the heads.
     unsafe {
         kernel::decide_kernel::launch_unchecked(
@@ -122,19 +131,20 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
             grid(total_kv_heads * slices),
             CubeDim::new_1d(units as u32),
             lanes,
-            attended.partial.into_buffer_arg(),
-            attended.stats.into_buffer_arg(),
-            attended.scores.into_buffer_arg(),
-            log_norms.into_buffer_arg(),
+            SplitHeadsLaunch::new(
+                attended.partial.into_buffer_arg(),
+                attended.stats.into_buffer_arg(),
+                arg(&attended.output),
+                attended.splits,
+            ),
+            SlotImportancesLaunch::new(
+                attended.scores.into_buffer_arg(),
+                log_norms.into_buffer_arg(),
+                arg(&importances),
+            ),
             heads(),
             guarded(),
-            arg(&attended.output),
-            arg(&importances),
             candidates.launched(),
-            total_kv_heads,
-            kv_heads,
-            attended.splits,
-            slices,
             blueprint,
             elem_type(query.dtype),
         );
@@ -142,7 +152,7 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
         let (choices, count, slices, candidates) = match together {
             true => {
                 let slices = longest.div_ceil(widest).clamp(1, MOST_SLICES);
-                let candidates = Candidates::new(&query, batch * slices);
+                let candidates = Candidates::new(&query, batch, slices);
                 kernel::decide_together_kernel::launch_unchecked(
                     &client,
                     grid(batch * slices),
@@ -152,7 +162,6 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
                     guarded(),
                     candidates.launched(),
                     batch,
-                    slices,
                     TogetherBlueprint {
                         heads: kv_heads,
                         planes: planes(widest),
@@ -172,7 +181,6 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
                 candidates.launched(),
                 heads(),
                 choices,
-                slices,
                 count,
                 planes(CHOOSERS),
             );

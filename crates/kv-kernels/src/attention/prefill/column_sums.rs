@@ -8,38 +8,40 @@
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
 
-use super::hopper::{Blueprint, KEYS, QUERIES, STAGES, TILE_BYTES, View, start_of};
+use super::hopper::{Blueprint, KEYS, Prompt, QUERIES, STAGES, TILE_BYTES, View, start_of};
 use crate::components::ptx::exp2;
 use crate::components::sentinels::UNCOUNTED_LOG_SUM;
 use crate::components::tma::{
     arrive, arrive_expecting, copy_tile_of, init_barrier, publish_barriers, wait_barrier,
 };
 
+/// The attention that keys get from the queries of a prompt.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct ColumnSums {
+    /// Of the queries' logits, `[B * Hq, N]`.
+    log_sum_exp: Box<[f32]>,
+    /// `[B * Hq, T]`
+    sums: Box<[f32]>,
+    /// How many of the last queries count.
+    counted: u32,
+    /// Tiles of keys that a cube takes, 1 where it takes all queries that see its keys.
+    tiles_each: u32,
+}
+
 /// How much of the queries' attention each key gets: `sums[t] = Σ exp(q · k_t scale -
-/// log_sum_exp[q])` over the last `counted` queries that see it.
+/// log_sum_exp[q])` over the last queries that count and see it.
 ///
 /// A cube has a tile of keys, whose queries come one tile after another; or, where `few` queries
-/// are counted, no more than a tile, these, whose keys come in so many tiles as `tiles_each`, which
-/// is 1 otherwise.
+/// are counted, no more than a tile, these, whose keys come in tiles.
 ///
 /// # Shapes
-/// `q` `[B * Hq, N, D]`, `k` `[B * Hkv, T, D]`; f32 `log_sum_exp` `[B * Hq, N]` and `sums`
-/// `[B * Hq, T]`.
+/// `q` `[B * Hq, N, D]`, `k` `[B * Hkv, T, D]`.
 #[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn column_sums_kernel<E: Float>(
     q: &TensorMap<E, Tiled>,
     k: &TensorMap<E, Tiled>,
-    log_sum_exp: &[f32],
-    sums: &mut [f32],
-    queries: u32,
-    keys: u32,
-    group: u32,
-    window: u32,
-    sinks: u32,
-    counted: u32,
-    tiles_each: u32,
-    scale: f32,
+    column_sums: &mut ColumnSums,
+    prompt: &Prompt,
     #[comptime] few: bool,
     #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
@@ -71,15 +73,18 @@ pub(super) fn column_sums_kernel<E: Float>(
     }
     sync_cube();
 
+    let (queries, keys) = (prompt.queries, prompt.keys);
+    let (window, sinks) = (prompt.window, prompt.sinks);
+    let tiles_each = column_sums.tiles_each;
     // Heads one after another, keys that many queries see first.
     let blocks = keys.div_ceil(comptime!(KEYS as u32));
     let parts = blocks.div_ceil(tiles_each);
     let head = CUBE_POS_X / parts;
     let block = CUBE_POS_X % parts * tiles_each;
     let own_token = block * comptime!(KEYS as u32);
-    let kv_head = head / group;
+    let kv_head = head / prompt.group;
     let offset = keys - queries;
-    let least = queries - min(counted, queries);
+    let least = queries - min(column_sums.counted, queries);
     // From the first query that sees the first key.
     let from = select(few.runtime(), least, max(max(own_token, offset) - offset, least));
     let mut steps = min(tiles_each, blocks - block);
@@ -135,7 +140,7 @@ pub(super) fn column_sums_kernel<E: Float>(
                 for e in 0..2usize {
                     let query = first + 2 * pair + comptime!(e as u32);
                     if query >= least && query < queries {
-                        let sum = log_sum_exp[(head * queries + query) as usize];
+                        let sum = column_sums.log_sum_exp[(head * queries + query) as usize];
                         shift.insert(e, sum * std::f32::consts::LOG2_E);
                     }
                 }
@@ -153,7 +158,7 @@ pub(super) fn column_sums_kernel<E: Float>(
         let lane = UNIT_POS % 32;
         let j = lane % 4;
         // Exponentials are powers of two.
-        let scale = scale * std::f32::consts::LOG2_E;
+        let scale = prompt.scale * std::f32::consts::LOG2_E;
         let mut sum = Array::<f32>::new(2usize);
         sum[0] = 0.0f32;
         sum[1] = 0.0f32;
@@ -215,7 +220,7 @@ pub(super) fn column_sums_kernel<E: Float>(
                 }
             }
             if comptime!(few) {
-                write(&mut sum, sums, head * keys, row, keys, j);
+                write(&mut sum, &mut column_sums.sums, head * keys, row, keys, j);
             }
             stage += 1;
             if stage == comptime!(STAGES as u32) {
@@ -225,7 +230,7 @@ pub(super) fn column_sums_kernel<E: Float>(
         }
         if comptime!(!few) {
             let row = own_token + part * 64 + UNIT_POS % 128 / 32 * 16 + lane / 4;
-            write(&mut sum, sums, head * keys, row, keys, j);
+            write(&mut sum, &mut column_sums.sums, head * keys, row, keys, j);
         }
     }
 }

@@ -115,23 +115,41 @@ fn sums_text(tiles: usize, name: &str) -> String {
     text + DONE
 }
 
+/// What queries of a prompt see. The last query is at the last key.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Prompt {
+    /// `N`, queries of a head.
+    pub(super) queries: u32,
+    /// `T`, keys of a head.
+    pub(super) keys: u32,
+    /// `G`, query heads of a key-value head.
+    pub(super) group: u32,
+    /// As [`View`] counts it.
+    pub(super) window: u32,
+    /// First keys that all queries behind them see.
+    pub(super) sinks: u32,
+    /// What products of queries and keys are multiplied by.
+    pub(super) scale: f32,
+}
+
+/// What attention of a prompt writes.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct PromptOutputs<E: Float> {
+    /// `[B * Hq, N, D]`, in pairs.
+    output: Box<[Vector<E, Const<2>>]>,
+    /// `[B * Hq, N]`
+    log_sum_exp: Box<[f32]>,
+}
+
 /// # Shapes
-/// `q` `[B * Hq, N, D]`, `k` and `v` `[B * Hkv, T, D]`; `output` as `q`, in pairs; `log_sum_exp`
-/// `[B * Hq, N]`, f32. The last query is at the last key. `NO` is `D / 2`.
+/// `q` `[B * Hq, N, D]`, `k` and `v` `[B * Hkv, T, D]`. `NO` is `D / 2`.
 #[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn prefill_kernel<E: Float, NO: Size>(
     q: &TensorMap<E, Tiled>,
     k: &TensorMap<E, Tiled>,
     v: &TensorMap<E, Tiled>,
-    output: &mut [Vector<E, Const<2>>],
-    log_sum_exp: &mut [f32],
-    queries: u32,
-    keys: u32,
-    group: u32,
-    window: u32,
-    sinks: u32,
-    scale: f32,
+    outputs: &mut PromptOutputs<E>,
+    prompt: &Prompt,
     #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
 ) {
@@ -165,12 +183,13 @@ pub(super) fn prefill_kernel<E: Float, NO: Size>(
     }
     sync_cube();
 
+    let (queries, window, sinks) = (prompt.queries, prompt.window, prompt.sinks);
     // Heads one after another, long rows first.
     let blocks = queries.div_ceil(comptime!(QUERIES as u32));
     let head = CUBE_POS_X / blocks;
     let first = (blocks - 1 - CUBE_POS_X % blocks) * comptime!(QUERIES as u32);
-    let kv_head = head / group;
-    let offset = keys - queries;
+    let kv_head = head / prompt.group;
+    let offset = prompt.keys - queries;
     let last = offset + min(first + comptime!(QUERIES as u32), queries) - 1;
     let last_block = last / comptime!(KEYS as u32);
     // Blocks that a query sees: back to the window's start, then those of the sinks.
@@ -227,7 +246,7 @@ pub(super) fn prefill_kernel<E: Float, NO: Size>(
         // This lane's queries: `row` and `row + 8`.
         let row = first + part * 64 + UNIT_POS % 128 / 32 * 16 + lane / 4;
         // Exponentials are powers of two.
-        let scale = scale * std::f32::consts::LOG2_E;
+        let scale = prompt.scale * std::f32::consts::LOG2_E;
         let registers = comptime!(32 * tiles);
         let mut o = Array::<Vector<f32, NO>>::new(1usize);
         o[0] = Vector::new(0.0f32);
@@ -355,11 +374,12 @@ pub(super) fn prefill_kernel<E: Float, NO: Size>(
                     let mut pair = Vector::<f32, Const<2>>::empty();
                     pair.insert(0usize, o[0].extract(comptime!(4 * i + 2 * half)) * share);
                     pair.insert(1usize, o[0].extract(comptime!(4 * i + 2 * half + 1)) * share);
-                    output[at * registers + comptime!(4 * i) + j as usize] =
+                    outputs.output[at * registers + comptime!(4 * i) + j as usize] =
                         Vector::cast_from(pair);
                 }
                 if j == 0 {
-                    log_sum_exp[at] = (max[half] * scale) * std::f32::consts::LN_2 + sum[half].ln();
+                    outputs.log_sum_exp[at] =
+                        (max[half] * scale) * std::f32::consts::LN_2 + sum[half].ln();
                 }
             }
         }

@@ -6,6 +6,8 @@ use burn_cubecl::ops::reshape;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::column_sums::ColumnSumsLaunch;
+use super::hopper::{PromptLaunch, PromptOutputsLaunch};
 use super::{PrefillConfig, PrefillWindow, column_sums, hopper};
 use crate::backend::client::{elem_type, empty_like, processors};
 use crate::components::tma::tiles;
@@ -38,6 +40,10 @@ pub(crate) fn causal(
     };
     let blueprint = hopper::Blueprint::new(dim, dtype == DType::F16, view);
     let cube_dim = CubeDim::new_1d(hopper::UNITS as u32);
+    let prompt = || {
+        let (queries, tokens) = (queries as u32, tokens as u32);
+        PromptLaunch::new(queries, tokens, group, window, config.sinks, config.scale)
+    };
     // SAFETY: shapes were checked, and the kernels guard their writes.
     unsafe {
         hopper::prefill_kernel::launch_unchecked(
@@ -48,14 +54,11 @@ pub(crate) fn causal(
             tiles(query.clone(), hopper::QUERIES),
             tiles(keys.clone(), hopper::KEYS),
             tiles(values, hopper::KEYS),
-            output.clone().into_buffer_arg(),
-            log_sum_exp.clone().into_buffer_arg(),
-            queries as u32,
-            tokens as u32,
-            group,
-            window,
-            config.sinks,
-            config.scale,
+            PromptOutputsLaunch::new(
+                output.clone().into_buffer_arg(),
+                log_sum_exp.clone().into_buffer_arg(),
+            ),
+            prompt(),
             blueprint,
             elem,
         );
@@ -79,16 +82,13 @@ pub(crate) fn causal(
             cube_dim,
             tiles(query, hopper::QUERIES),
             tiles(keys, hopper::KEYS),
-            log_sum_exp.clone().into_buffer_arg(),
-            sums.clone().into_buffer_arg(),
-            queries as u32,
-            tokens as u32,
-            group,
-            window,
-            config.sinks,
-            counted,
-            tiles_each as u32,
-            config.scale,
+            ColumnSumsLaunch::new(
+                log_sum_exp.clone().into_buffer_arg(),
+                sums.clone().into_buffer_arg(),
+                counted,
+                tiles_each as u32,
+            ),
+            prompt(),
             few,
             blueprint,
             elem,

@@ -107,13 +107,12 @@ pub(super) fn token_keys<E: Float>(
     all: &[Vector<f32, Const<ENTRY>>],
     packed_entries: &Array<u32>,
     asked: usize,
-    r: usize,
-    j: usize,
     #[comptime] blueprint: Blueprint,
 ) -> Array<Vector<u32, Const<4>>> {
     let buckets = blueprint.sketch.buckets.comptime();
     let pieces = comptime!(blueprint.rows().pieces());
     let halves = blueprint.halves.comptime();
+    let (r, j) = (columns.r, columns.j);
     let ahead = piece_ahead(r, blueprint);
     let mut k = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pieces));
     #[unroll]
@@ -168,7 +167,6 @@ pub(super) fn token_keys<E: Float>(
 /// first sign, which is returned; and whether the token is in the sketch. Lane `asked` has its
 /// places.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn token_value<E: Float>(
     columns: &Columns,
     all: &[Vector<f32, Const<ENTRY>>],
@@ -176,14 +174,13 @@ pub(super) fn token_value<E: Float>(
     v: &mut Array<Vector<u32, Const<WORDS>>>,
     asked: usize,
     #[comptime] u: usize,
-    r: usize,
-    j: usize,
     #[comptime] blueprint: Blueprint,
 ) -> (f32, bool) {
     let buckets = blueprint.sketch.buckets.comptime();
     let blocks = comptime!(blueprint.rows().blocks());
     let halves = blueprint.halves.comptime();
     let orders = comptime!(orders(blocks));
+    let (r, j) = (columns.r, columns.j);
     let turned = j % orders;
     let found = found(packed_entries, asked, blueprint);
     #[unroll]

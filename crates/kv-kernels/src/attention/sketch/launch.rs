@@ -7,15 +7,19 @@ use cubecl::prelude::*;
 
 use super::args::{SketchAttended, SketchAttentionArgs};
 use super::blueprint::Blueprint;
+use super::kernel_args::{SketchOutputsLaunch, SketchedTokensLaunch, SplitRangesLaunch};
 use super::plain::{self, sketch_attention_kernel};
 use super::plan::{Kernel, Plan};
 use super::shape::SketchShape;
 use super::tensor_core::{joined_kernel, tile_kernel};
 use crate::attention::decode::blueprint::KvSplit;
-use crate::attention::decode::launch::combine;
+use crate::attention::decode::kernel_args::QueriesLaunch;
+use crate::attention::decode::launch::{combine, head_outputs};
 use crate::attention::decode::subgroup_softmax::ThreadGroup;
 use crate::backend::client::{elem_type, empty_like, grid};
+use crate::components::pool::PoolLaunch;
 use crate::components::ptx::Halves;
+use crate::sketch::count_sketch::kernel_args::SketchLaunch;
 
 /// Attends.
 pub(super) fn run(args: SketchAttentionArgs<CubeBackend>) -> SketchAttended<CubeBackend> {
@@ -56,27 +60,30 @@ pub(super) fn run(args: SketchAttentionArgs<CubeBackend>) -> SketchAttended<Cube
                 grid(total_kv_heads * splits),
                 CubeDim::new_1d($units as u32),
                 $($lanes,)?
-                query.clone().into_buffer_arg(),
-                keys.into_buffer_arg(),
-                values.into_buffer_arg(),
-                offsets.into_buffer_arg(),
-                lengths.into_buffer_arg(),
-                into_contiguous(sketch.keys).into_buffer_arg(),
-                into_contiguous(sketch.values).into_buffer_arg(),
-                into_contiguous(sketch.heads).into_buffer_arg(),
-                into_contiguous(sketch.hashes).into_buffer_arg(),
-                into_contiguous(args.scores).into_buffer_arg(),
-                into_contiguous(args.newest).into_buffer_arg(),
-                output.clone().into_buffer_arg(),
-                log_sum_exp.clone().into_buffer_arg(),
-                slot_logits.clone().into_buffer_arg(),
-                token_logits.clone().into_buffer_arg(),
-                partial.clone().into_buffer_arg(),
-                stats.clone().into_buffer_arg(),
-                total_kv_heads,
-                total_kv_heads / batch,
-                splits,
-                args.scale,
+                QueriesLaunch::new(query.clone().into_buffer_arg(), args.scale),
+                PoolLaunch::new(keys.into_buffer_arg(), values.into_buffer_arg()),
+                SplitRangesLaunch::new(
+                    offsets.into_buffer_arg(),
+                    lengths.into_buffer_arg(),
+                    total_kv_heads,
+                    splits,
+                ),
+                SketchedTokensLaunch::new(
+                    SketchLaunch::new(
+                        into_contiguous(sketch.keys).into_buffer_arg(),
+                        into_contiguous(sketch.values).into_buffer_arg(),
+                        into_contiguous(sketch.heads).into_buffer_arg(),
+                        into_contiguous(sketch.hashes).into_buffer_arg(),
+                    ),
+                    into_contiguous(args.scores).into_buffer_arg(),
+                    into_contiguous(args.newest).into_buffer_arg(),
+                    total_kv_heads / batch,
+                ),
+                SketchOutputsLaunch::new(
+                    head_outputs([&output, &log_sum_exp], [&partial, &stats]),
+                    slot_logits.clone().into_buffer_arg(),
+                    token_logits.clone().into_buffer_arg(),
+                ),
                 $blueprint,
                 elem_type(query.dtype),
             )

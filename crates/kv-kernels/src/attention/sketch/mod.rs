@@ -15,6 +15,8 @@ mod blueprint;
 #[cfg(feature = "gpu")]
 mod entries;
 #[cfg(feature = "gpu")]
+mod kernel_args;
+#[cfg(feature = "gpu")]
 mod launch;
 #[cfg(feature = "gpu")]
 mod plain;

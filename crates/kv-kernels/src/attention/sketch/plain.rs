@@ -2,7 +2,12 @@
 
 use cubecl::prelude::*;
 
-use crate::attention::decode::subgroup_softmax::{ThreadGroup, Weighing, gather_sums, take_rows};
+use super::kernel_args::{SketchOutputs, SketchedTokens, SplitRanges};
+use crate::attention::decode::kernel_args::Queries;
+use crate::attention::decode::subgroup_softmax::{
+    TeamSums, ThreadGroup, Turn, Weighing, gather_sums, take_rows,
+};
+use crate::components::pool::Pool;
 use crate::components::sentinels::{LOWEST_LOGIT, NO_ENTRY};
 use crate::components::softmax::{divisor, larger};
 use crate::sketch::count_sketch::hash::kernel::{hash_of, sign_of};
@@ -31,36 +36,16 @@ pub(super) struct Blueprint {
     pub(super) sketch: SketchConfig,
 }
 
-/// # Shapes
-/// In vectors of `N`: `query` `[B, Hkv, G, columns]`, `keys` and `values` `[S, columns]`, `output`
-/// as `query`; in vectors of 4: `sketch_keys` and `sketch_values` `[N, D / 4]`; `slot_logits` `[S,
-/// G]`, `token_logits` `[T, G]`, `log_sum_exp` `[B, Hkv, G]`. Where the range is split: `partial`
-/// `[B, Hkv, splits, G, columns]`, `stats` `[B, Hkv, splits, G, 2]` (maximum, sum).
+/// Rows of `D` elements are in vectors of `N`, those of entries in vectors of 4. Units share them in
+/// teams.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 #[allow(clippy::collapsible_if, reason = "the outer one decides what code there is")]
 pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
-    query: &[Vector<F, N>],
-    keys: &[Vector<F, N>],
-    values: &[Vector<F, N>],
-    offsets: &[i32],
-    lengths: &[i32],
-    sketch_keys: &[Vector<f32, Const<4>>],
-    sketch_values: &[Vector<f32, Const<4>>],
-    heads: &[i32],
-    hashes: &[i32],
-    scores: &[f32],
-    newest: &[i32],
-    output: &mut [Vector<F, N>],
-    log_sum_exp: &mut [f32],
-    slot_logits: &mut [f32],
-    token_logits: &mut [f32],
-    partial: &mut [Vector<f32, N>],
-    stats: &mut [f32],
-    total_kv_heads: usize,
-    kv_heads: usize,
-    splits: usize,
-    scale: f32,
+    queries: &Queries<Vector<F, N>>,
+    pool: &Pool<Vector<F, N>, Vector<F, N>>,
+    ranges: &SplitRanges,
+    tokens: &SketchedTokens,
+    outputs: &mut SketchOutputs<Vector<F, N>, Vector<f32, N>>,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -71,12 +56,12 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
     let buckets = blueprint.sketch.buckets.comptime();
     let teams = (units / team).comptime();
     let weighing = comptime!(Weighing { weighted: false, numerators: false, logits: true });
-    let unweighted = Array::<f32>::new(ahead);
     // Vectors of entries in one of a row.
     let pieces = (blueprint.lanes / ENTRY).comptime();
 
     let cube = CUBE_POS;
-    if cube >= total_kv_heads * splits {
+    let splits = ranges.splits;
+    if cube >= ranges.total_kv_heads * splits {
         terminate!();
     }
     let kv_head = cube / splits;
@@ -86,31 +71,24 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
     let own_team = unit / team;
 
     let mut q = Array::<Vector<f32, N>>::new(comptime!(group * own));
-    let mut acc = Array::<Vector<f32, N>>::new(comptime!(group * own));
-    let mut held_maxima = Array::<f32>::new(comptime!(shape.heads()));
-    let mut held_sums = Array::<f32>::new(comptime!(shape.heads()));
-    #[unroll]
-    for head in 0..comptime!(shape.heads()) {
-        held_maxima[head] = f32::new(LOWEST_LOGIT);
-        held_sums[head] = 0.0f32;
-    }
+    let mut running = TeamSums::<N>::of_nothing(shape);
     #[unroll]
     for g in 0..group {
         #[unroll]
         for c in 0..own {
             let column = lane + c * team;
-            acc[g * own + c] = Vector::new(0.0f32);
             q[g * own + c] = Vector::new(0.0f32);
             if column < columns {
-                q[g * own + c] = Vector::cast_from(query[(kv_head * group + g) * columns + column])
-                    * Vector::new(scale);
+                q[g * own + c] =
+                    Vector::cast_from(queries.rows[(kv_head * group + g) * columns + column])
+                        * Vector::new(queries.scale);
             }
         }
     }
 
     // The slots.
-    let start = offsets[kv_head] as usize;
-    let length = lengths[kv_head] as usize;
+    let start = ranges.offsets[kv_head] as usize;
+    let length = ranges.lengths[kv_head] as usize;
     let share = length.div_ceil(splits);
     let first = min(split * share, length);
     let end = min(first + share, length);
@@ -118,33 +96,24 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
     // Every team goes round as often, so that planes stay together.
     let rounds = (end - first).div_ceil(comptime!(teams * ahead));
     for round in 0..rounds {
-        let mut at = Array::<usize>::new(ahead);
-        let mut k = Array::<Vector<F, N>>::new(comptime!(ahead * own));
-        let mut v = Array::<Vector<F, N>>::new(comptime!(ahead * own));
+        let mut own_rows = Turn::<F, N>::new(none, shape);
         #[unroll]
         for a in 0..ahead {
             let i = first + (round * ahead + a) * teams + own_team;
             let slot = start + min(i, end - 1);
-            at[a] = select(i < end, slot, none);
+            own_rows.at[a] = select(i < end, slot, none);
             #[unroll]
             for c in 0..own {
                 let column = min(lane + c * team, columns - 1);
-                k[a * own + c] = keys[slot * columns + column];
-                v[a * own + c] = values[slot * columns + column];
+                own_rows.keys[a * own + c] = pool.keys[slot * columns + column];
+                own_rows.values[a * own + c] = pool.values[slot * columns + column];
             }
         }
         take_rows::<F, N>(
             &q,
-            &k,
-            &v,
-            &at,
-            none,
-            &unweighted,
-            &unweighted,
-            &mut acc,
-            &mut held_maxima,
-            &mut held_sums,
-            slot_logits,
+            &own_rows,
+            &mut running,
+            &mut outputs.slot_logits,
             lane,
             weighing,
             shape,
@@ -152,11 +121,12 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
     }
 
     // The tokens in the sketch.
+    let (sketch, heads) = (&tokens.sketch, &tokens.sketch.heads);
     let head = kv_head * HEAD_FIELDS;
     let first_entry = heads[head] as usize;
     let entries = heads[head + 1] as usize;
     let first_token = heads[head + 2] as usize;
-    let last = min(newest[kv_head / kv_heads] + 1i32, heads[head + 3]);
+    let last = min(tokens.newest[kv_head / tokens.kv_heads] + 1i32, heads[head + 3]);
     let mut indexer = max(last, 0i32) as usize;
     if entries == 0 {
         indexer = 0usize.runtime();
@@ -174,8 +144,8 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
             let mut i = unit;
             while i < count {
                 let from = first_entry * comptime!(columns * pieces) + i * pieces;
-                staged_keys[i] = joined::<F, N>(sketch_keys, from, pieces);
-                staged_values[i] = joined::<F, N>(sketch_values, from, pieces);
+                staged_keys[i] = joined::<F, N>(&sketch.keys, from, pieces);
+                staged_values[i] = joined::<F, N>(&sketch.values, from, pieces);
                 i += units;
             }
         }
@@ -189,14 +159,14 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
         let token = base + unit;
         let mut is_one = false;
         if token < end {
-            is_one = scores[first_token + token] >= 0.0f32;
+            is_one = tokens.scores[first_token + token] >= 0.0f32;
         }
         #[unroll]
         for bucket in 0..buckets {
             let mut entry_hash = NO_ENTRY.runtime();
             if is_one {
                 entry_hash = hash_of(
-                    hashes,
+                    &sketch.hashes,
                     kv_head,
                     bucket.runtime(),
                     token as u32,
@@ -210,9 +180,7 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
         let here = min(end - base, units);
         let rounds = here.div_ceil(comptime!(teams * ahead));
         for round in 0..rounds {
-            let mut at = Array::<usize>::new(ahead);
-            let mut k = Array::<Vector<F, N>>::new(comptime!(ahead * own));
-            let mut v = Array::<Vector<F, N>>::new(comptime!(ahead * own));
+            let mut own_rows = Turn::<F, N>::new(none, shape);
             #[unroll]
             for a in 0..ahead {
                 let i = (round * ahead + a) * teams + own_team;
@@ -228,7 +196,7 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
                     rows[bucket] = (bucket * entries + within) * columns;
                     signs[bucket] = sign_of(entry_hash);
                 }
-                at[a] = select(absent || i >= here, none, first_token + base + listed);
+                own_rows.at[a] = select(absent || i >= here, none, first_token + base + listed);
                 #[unroll]
                 for c in 0..own {
                     let column = min(lane + c * team, columns - 1);
@@ -243,34 +211,27 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
                             value_parts[bucket] = staged_values[row] * sign;
                         } else {
                             let from = first_entry * comptime!(columns * pieces) + row * pieces;
-                            key_parts[bucket] = joined::<F, N>(sketch_keys, from, pieces);
+                            key_parts[bucket] = joined::<F, N>(&sketch.keys, from, pieces);
                             value_parts[bucket] =
-                                joined::<F, N>(sketch_values, from, pieces) * sign;
+                                joined::<F, N>(&sketch.values, from, pieces) * sign;
                         }
                         if comptime!(blueprint.sketch.signed_keys) {
                             key_parts[bucket] *= sign;
                         }
                     }
-                    k[a * own + c] = median::<F, N>(&mut key_parts, buckets);
-                    v[a * own + c] = median::<F, N>(&mut value_parts, buckets);
+                    own_rows.keys[a * own + c] = median::<F, N>(&mut key_parts, buckets);
+                    own_rows.values[a * own + c] = median::<F, N>(&mut value_parts, buckets);
                     // Entries may hold anything, which 0 times NaN shows.
                     if absent {
-                        v[a * own + c] = Vector::new(F::new(0.0));
+                        own_rows.values[a * own + c] = Vector::new(F::new(0.0));
                     }
                 }
             }
             take_rows::<F, N>(
                 &q,
-                &k,
-                &v,
-                &at,
-                none,
-                &unweighted,
-                &unweighted,
-                &mut acc,
-                &mut held_maxima,
-                &mut held_sums,
-                token_logits,
+                &own_rows,
+                &mut running,
+                &mut outputs.token_logits,
                 lane,
                 weighing,
                 shape,
@@ -281,7 +242,7 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
 
     let mut maxima = Array::<f32>::new(group);
     let mut sums = Array::<f32>::new(group);
-    gather_sums(&held_maxima, &held_sums, &mut maxima, &mut sums, lane, shape);
+    gather_sums(&running, &mut maxima, &mut sums, lane, shape);
     // Teams meet: those of a plane by exchange, planes in shared memory.
     let planes = (units / blueprint.plane).comptime();
     let joined = blueprint.joined.comptime();
@@ -309,11 +270,12 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
                     let mut others = Vector::<f32, N>::empty();
                     #[unroll]
                     for e in 0..comptime!(blueprint.lanes) {
-                        let part = acc[g * own + c].extract(e);
+                        let part = running.values[g * own + c].extract(e);
                         others.insert(e, plane_shuffle_xor(part, distance));
                     }
-                    acc[g * own + c] =
-                        acc[g * own + c] * Vector::new(rescale) + others * Vector::new(rescaled);
+                    running.values[g * own + c] = running.values[g * own + c]
+                        * Vector::new(rescale)
+                        + others * Vector::new(rescaled);
                 }
             }
             if in_plane < team {
@@ -325,7 +287,7 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
                 for c in 0..own {
                     let column = lane + c * team;
                     if column < columns {
-                        rows[(plane * joined + h) * columns + column] = acc[g * own + c];
+                        rows[(plane * joined + h) * columns + column] = running.values[g * own + c];
                     }
                 }
             }
@@ -350,18 +312,18 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
             let head = kv_head * group + g;
             let part = (kv_head * splits + split) * group + g;
             if comptime!(blueprint.split) {
-                partial[part * columns + column] = total;
+                outputs.heads.partial[part * columns + column] = total;
             } else {
-                output[head * columns + column] =
+                outputs.heads.output[head * columns + column] =
                     Vector::cast_from(total / Vector::new(divisor(sum)));
             }
             if column == 0 {
                 if comptime!(blueprint.split) {
-                    stats[part * 2] = top;
-                    stats[part * 2 + 1] = sum;
+                    outputs.heads.stats[part * 2] = top;
+                    outputs.heads.stats[part * 2 + 1] = sum;
                 } else {
                     // `ln 0` of a head that attended to nothing is −∞.
-                    log_sum_exp[head] = top + sum.ln();
+                    outputs.heads.log_sum_exp[head] = top + sum.ln();
                 }
             }
             at += units;

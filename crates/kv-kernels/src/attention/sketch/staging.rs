@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use super::blueprint::{Blueprint, WORDS};
 use crate::components::ptx::shared_address;
+use crate::sketch::count_sketch::kernel_args::Sketch;
 
 /// Elements of a piece of a key, of one of a value, and of a vector of entries in memory.
 pub(super) const KEY_PIECE: usize = 8;
@@ -19,6 +20,10 @@ pub(super) struct Columns {
     pub(super) values: Array<u32>,
     /// The range's first entry, in memory.
     pub(super) first: usize,
+    /// Of lane `4 r + j`.
+    pub(super) r: usize,
+    /// Likewise.
+    pub(super) j: usize,
 }
 
 /// Orders in which lanes read the blocks of a value: at most one for each of four lanes.
@@ -32,13 +37,9 @@ pub(super) fn orders(blocks: usize) -> usize {
 
 /// Puts a range's entries into shared memory, rounded, with zeros behind them, and says where this
 /// lane's columns are.
-///
-/// # Shapes
-/// In vectors of 4: `all_keys` and `all_values` `[N, D / 4]`.
 #[cube]
 pub(super) fn stage<E: Float>(
-    all_keys: &[Vector<f32, Const<ENTRY>>],
-    all_values: &[Vector<f32, Const<ENTRY>>],
+    sketch: &Sketch,
     first: usize,
     entries: usize,
     r: usize,
@@ -60,14 +61,14 @@ pub(super) fn stage<E: Float>(
         let rows = min(entries * buckets, room - 1);
         let mut i = UNIT_POS as usize;
         while i < rows * comptime!(dim / KEY_PIECE) {
-            staged_keys[i] = key_piece::<E>(all_keys, first * each + 2 * i);
+            staged_keys[i] = key_piece::<E>(&sketch.keys, first * each + 2 * i);
             i += CUBE_DIM as usize;
         }
         i = UNIT_POS as usize;
         while i < rows * comptime!(dim / VALUE_PIECE) {
             let (row, piece) = (i / each, i % each);
             let to = row * each + place_of_piece(piece / 8, piece % 8, blocks);
-            staged_values[to] = value_piece::<E>(all_values, first * each + i);
+            staged_values[to] = value_piece::<E>(&sketch.values, first * each + i);
             i += CUBE_DIM as usize;
         }
         // The last row, for tokens that are not in the sketch: what entries hold may be infinite.
@@ -92,7 +93,7 @@ pub(super) fn stage<E: Float>(
             values[step] = of_values + 8 * place_of_piece(block, r, blocks) as u32;
         }
     }
-    Columns { keys, values, first }
+    Columns { keys, values, first, r, j }
 }
 
 /// Lanes of odd rows read every two pieces of a key in the other order, so that two rows are in all

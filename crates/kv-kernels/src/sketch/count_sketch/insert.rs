@@ -3,40 +3,33 @@
 use cubecl::prelude::*;
 
 use super::hash::kernel::{hash_of, sign_of};
+use super::kernel_args::{Sketch, TokenRows};
 use super::{HEAD_FIELDS, SketchConfig};
 
 /// Units of a cube, which look at as many tokens at a time.
 pub(crate) const UNITS: usize = 128;
 
-/// # Shapes
-/// In vectors of 4: `sketch_keys`, `sketch_values` `[N, columns]`, `keys`, `values` `[P, count,
-/// columns]`; `tokens` `[P, count]`, `heads` `[P, 6]`. `most` entries of a range at most.
+/// Adds `sign` times the tokens. Ranges have `most` entries at most, in rows of so many `columns`
+/// as vectors of 4.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn insert_kernel<F: Float>(
-    sketch_keys: &mut [Vector<f32, Const<4>>],
-    sketch_values: &mut [Vector<f32, Const<4>>],
-    heads: &[i32],
-    hashes: &[i32],
-    tokens: &[i32],
-    keys: &[Vector<F, Const<4>>],
-    values: &[Vector<F, Const<4>>],
+    sketch: &mut Sketch,
+    added: &TokenRows<F>,
     sign: f32,
-    ranges: usize,
-    count: usize,
     most: usize,
     columns: usize,
     #[comptime] config: SketchConfig,
     #[define(F)] _dtype: ElemType,
 ) {
     let cube = CUBE_POS;
-    if cube >= ranges * most {
+    let count = added.count;
+    if cube >= added.ranges * most {
         terminate!();
     }
     let range = cube / most;
     let entry = cube % most;
-    let first = heads[range * HEAD_FIELDS] as usize;
-    let entries = heads[range * HEAD_FIELDS + 1] as usize;
+    let first = sketch.heads[range * HEAD_FIELDS] as usize;
+    let entries = sketch.heads[range * HEAD_FIELDS + 1] as usize;
     if entry >= entries * config.buckets {
         terminate!();
     }
@@ -58,9 +51,10 @@ pub(crate) fn insert_kernel<F: Float>(
         let own = chunk * UNITS + unit;
         let mut found = 0.0f32;
         if own < count {
-            let token = tokens[range * count + own];
+            let token = added.tokens[range * count + own];
             if token >= 0i32 {
-                let place = hash_of(hashes, range, bucket, token as u32, entries as u32, config);
+                let (token, entries) = (token as u32, entries as u32);
+                let place = hash_of(&sketch.hashes, range, bucket, token, entries, config);
                 if place / 2u32 == within {
                     found = sign_of(place);
                 }
@@ -78,10 +72,10 @@ pub(crate) fn insert_kernel<F: Float>(
                         if comptime!(!config.signed_keys) {
                             factor = 1.0f32;
                         }
-                        let key = Vector::<f32, Const<4>>::cast_from(keys[row]);
+                        let key = Vector::<f32, Const<4>>::cast_from(added.keys[row]);
                         sum += key * Vector::new(factor * sign);
                     } else {
-                        let value = Vector::<f32, Const<4>>::cast_from(values[row]);
+                        let value = Vector::<f32, Const<4>>::cast_from(added.values[row]);
                         sum += value * Vector::new(factor * sign);
                     }
                 }
@@ -91,9 +85,9 @@ pub(crate) fn insert_kernel<F: Float>(
     }
     if mine {
         if is_key {
-            sketch_keys[at] += sum;
+            sketch.keys[at] += sum;
         } else {
-            sketch_values[at] += sum;
+            sketch.values[at] += sum;
         }
     }
 }

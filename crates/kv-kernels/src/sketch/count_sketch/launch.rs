@@ -8,6 +8,7 @@ use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
 
 use super::args::{InsertArgs, SketchTensors};
+use super::kernel_args::{SketchLaunch, TokenRowsLaunch};
 use super::{insert, query};
 use crate::backend::client::{elem_type, empty_like, grid};
 
@@ -25,16 +26,20 @@ pub(super) fn insert(args: InsertArgs<CubeBackend>) -> (CubeTensor, CubeTensor) 
             &sketch_keys.client.clone(),
             grid(ranges * most),
             CubeDim::new_1d(insert::UNITS as u32),
-            sketch_keys.clone().into_buffer_arg(),
-            sketch_values.clone().into_buffer_arg(),
-            into_contiguous(sketch.heads).into_buffer_arg(),
-            into_contiguous(sketch.hashes).into_buffer_arg(),
-            into_contiguous(tokens).into_buffer_arg(),
-            into_contiguous(keys.clone()).into_buffer_arg(),
-            into_contiguous(values).into_buffer_arg(),
+            SketchLaunch::new(
+                sketch_keys.clone().into_buffer_arg(),
+                sketch_values.clone().into_buffer_arg(),
+                into_contiguous(sketch.heads).into_buffer_arg(),
+                into_contiguous(sketch.hashes).into_buffer_arg(),
+            ),
+            TokenRowsLaunch::new(
+                into_contiguous(tokens).into_buffer_arg(),
+                into_contiguous(keys.clone()).into_buffer_arg(),
+                into_contiguous(values).into_buffer_arg(),
+                ranges,
+                count,
+            ),
             sign,
-            ranges,
-            count,
             most,
             head_dim / 4,
             sketch.config,
@@ -63,15 +68,19 @@ pub(super) fn query(
             &client,
             calculate_cube_count_elemwise(&client, units, cube_dim),
             cube_dim,
-            into_contiguous(sketch.keys).into_buffer_arg(),
-            into_contiguous(sketch.values).into_buffer_arg(),
-            into_contiguous(sketch.heads).into_buffer_arg(),
-            into_contiguous(sketch.hashes).into_buffer_arg(),
-            into_contiguous(tokens).into_buffer_arg(),
-            keys.clone().into_buffer_arg(),
-            values.clone().into_buffer_arg(),
-            ranges,
-            count,
+            SketchLaunch::new(
+                into_contiguous(sketch.keys).into_buffer_arg(),
+                into_contiguous(sketch.values).into_buffer_arg(),
+                into_contiguous(sketch.heads).into_buffer_arg(),
+                into_contiguous(sketch.hashes).into_buffer_arg(),
+            ),
+            TokenRowsLaunch::new(
+                into_contiguous(tokens).into_buffer_arg(),
+                keys.clone().into_buffer_arg(),
+                values.clone().into_buffer_arg(),
+                ranges,
+                count,
+            ),
             head_dim / 4,
             sketch.config,
             elem_type(dtype),

@@ -12,6 +12,8 @@ pub(crate) mod hash;
 #[cfg(feature = "gpu")]
 mod insert;
 #[cfg(feature = "gpu")]
+pub(crate) mod kernel_args;
+#[cfg(feature = "gpu")]
 mod launch;
 #[cfg(feature = "gpu")]
 pub(crate) mod query;

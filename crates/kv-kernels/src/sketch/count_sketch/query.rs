@@ -3,6 +3,7 @@
 use cubecl::prelude::*;
 
 use super::hash::kernel::{hash_of, sign_of};
+use super::kernel_args::{Sketch, TokenRows};
 use super::{HEAD_FIELDS, SketchConfig};
 
 /// The elementwise median of `count` vectors, whose order it changes.
@@ -34,37 +35,26 @@ pub(crate) fn median<F: Float, N: Size>(
     }
 }
 
-/// A unit a vector of 4 of a token.
-///
-/// # Shapes
-/// `sketch_keys`, `sketch_values` `[N, columns]`, `out_keys`, `out_values` `[P, count, columns]`;
-/// `tokens` `[P, count]`, `heads` `[P, 6]`.
+/// Writes the keys and values of tokens. A unit has a vector of 4 of a token, of so many `columns`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn query_kernel<F: Float>(
-    sketch_keys: &[Vector<f32, Const<4>>],
-    sketch_values: &[Vector<f32, Const<4>>],
-    heads: &[i32],
-    hashes: &[i32],
-    tokens: &[i32],
-    out_keys: &mut [Vector<F, Const<4>>],
-    out_values: &mut [Vector<F, Const<4>>],
-    ranges: usize,
-    count: usize,
+    sketch: &Sketch,
+    asked: &mut TokenRows<F>,
     columns: usize,
     #[comptime] config: SketchConfig,
     #[define(F)] _dtype: ElemType,
 ) {
     let buckets = config.buckets.comptime();
     let at = ABSOLUTE_POS;
-    if at >= ranges * count * columns {
+    let count = asked.count;
+    if at >= asked.ranges * count * columns {
         terminate!();
     }
     let row = at / columns;
     let range = row / count;
-    let first = heads[range * HEAD_FIELDS] as usize;
-    let entries = heads[range * HEAD_FIELDS + 1] as usize;
-    let token = tokens[row];
+    let first = sketch.heads[range * HEAD_FIELDS] as usize;
+    let entries = sketch.heads[range * HEAD_FIELDS + 1] as usize;
+    let token = asked.tokens[row];
     let mut key = Vector::<f32, Const<4>>::new(0.0f32);
     let mut value = Vector::<f32, Const<4>>::new(0.0f32);
     if token >= 0i32 && entries > 0 {
@@ -72,20 +62,26 @@ pub(crate) fn query_kernel<F: Float>(
         let mut values = Array::<Vector<f32, Const<4>>>::new(buckets);
         #[unroll]
         for bucket in 0..buckets {
-            let place =
-                hash_of(hashes, range, bucket.runtime(), token as u32, entries as u32, config);
+            let place = hash_of(
+                &sketch.hashes,
+                range,
+                bucket.runtime(),
+                token as u32,
+                entries as u32,
+                config,
+            );
             let entry = first + bucket * entries + (place / 2u32) as usize;
             let sign = Vector::new(sign_of(place));
             let from = entry * columns + at % columns;
-            keys[bucket] = sketch_keys[from];
+            keys[bucket] = sketch.keys[from];
             if comptime!(config.signed_keys) {
                 keys[bucket] *= sign;
             }
-            values[bucket] = sketch_values[from] * sign;
+            values[bucket] = sketch.values[from] * sign;
         }
         key = median::<f32, Const<4>>(&mut keys, buckets);
         value = median::<f32, Const<4>>(&mut values, buckets);
     }
-    out_keys[at] = Vector::cast_from(key);
-    out_values[at] = Vector::cast_from(value);
+    asked.keys[at] = Vector::cast_from(key);
+    asked.values[at] = Vector::cast_from(value);
 }

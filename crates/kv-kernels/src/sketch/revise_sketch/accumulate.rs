@@ -3,6 +3,7 @@
 
 use cubecl::prelude::*;
 
+use super::kernel_args::{ScoredSlots, StepLogits, TokenScores};
 use crate::components::argmin::block_argmin;
 use crate::components::sentinels::{NO_INDEX, NO_MINIMUM};
 use crate::components::softmax::weight_of;
@@ -27,60 +28,27 @@ pub(crate) struct Blueprint {
     pub(crate) planes: usize,
 }
 
-/// Cubes share a range: each takes a part of its tokens, and every so many of its slots.
-///
-/// # Shapes
-/// `slot_scores` `[S]`, `token_scores` `[T]`, `slot_logits` `[S, group]` (`[T, group]` where they
-/// stand among the tokens'), `token_logits` `[T, group]`, `log_sum_exp` `[total_kv_heads, group]`;
-/// `tops` and `tops_at` `[total_kv_heads, parts]`: the highest score of each `part` of tokens,
-/// negated, and its token.
+/// Cubes share a range: each takes a part of its tokens, and every so many of its slots. `heads` is
+/// the sketch's.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn accumulate_kernel(
-    slot_scores: &mut [f32],
-    token_scores: &mut [f32],
-    slot_logits: &[f32],
-    token_logits: &[f32],
-    log_sum_exp: &[f32],
-    positions: &[i32],
-    offsets: &[i32],
-    lengths: &[i32],
+    slots: &mut ScoredSlots,
+    tokens: &mut TokenScores,
+    step: &StepLogits,
     heads: &[i32],
-    newest: &[i32],
-    tops: &mut [f32],
-    tops_at: &mut [i32],
-    total_kv_heads: usize,
-    kv_heads: usize,
-    parts: usize,
-    part: usize,
     #[comptime] blueprint: Blueprint,
 ) {
     let cube = CUBE_POS;
-    if cube >= total_kv_heads * parts {
+    let parts = tokens.parts;
+    if cube >= step.total_kv_heads * parts {
         terminate!();
     }
-    let found = accumulate_part(
-        slot_scores,
-        token_scores,
-        slot_logits,
-        token_logits,
-        log_sum_exp,
-        positions,
-        offsets,
-        lengths,
-        heads,
-        newest,
-        cube / parts,
-        kv_heads,
-        cube % parts,
-        parts,
-        part,
-        blueprint,
-    );
+    let share = Share { kv_head: cube / parts, of: cube % parts, parts };
+    let found = accumulate_part(slots, tokens, step, heads, &share, blueprint);
     let (top, top_at) = block_argmin(found.top, found.top_at, blueprint.planes);
     if UNIT_POS == 0 {
-        tops[cube] = top;
-        tops_at[cube] = top_at;
+        tokens.tops[cube] = top;
+        tokens.tops_at[cube] = top_at;
     }
 }
 
@@ -95,25 +63,22 @@ pub(crate) struct Found {
     pub(crate) low_at: i32,
 }
 
-/// A cube's share: the `of`-th part of the tokens, and every `parts`-th turn of slots.
+/// A cube's share of a range: the `of`-th part of the tokens, and every `parts`-th turn of slots.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Share {
+    pub(crate) kv_head: usize,
+    pub(crate) of: usize,
+    pub(crate) parts: usize,
+}
+
+/// Adds up a cube's share.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn accumulate_part(
-    slot_scores: &mut [f32],
-    token_scores: &mut [f32],
-    slot_logits: &[f32],
-    token_logits: &[f32],
-    log_sum_exp: &[f32],
-    positions: &[i32],
-    offsets: &[i32],
-    lengths: &[i32],
+    slots: &mut ScoredSlots,
+    tokens: &mut TokenScores,
+    step: &StepLogits,
     heads: &[i32],
-    newest: &[i32],
-    kv_head: usize,
-    kv_heads: usize,
-    of: usize,
-    parts: usize,
-    part: usize,
+    share: &Share,
     #[comptime] blueprint: Blueprint,
 ) -> Found {
     let group = blueprint.group.comptime();
@@ -122,20 +87,22 @@ pub(crate) fn accumulate_part(
     let ahead = blueprint.ahead.comptime();
     let tokens_turn = comptime!(ahead * units);
     let unit = UNIT_POS as usize;
+    let (kv_head, of, parts) = (share.kv_head, share.of, share.parts);
+    let part = tokens.part;
     let head = kv_head * HEAD_FIELDS;
     let first_token = heads[head + 2] as usize;
-    let last = newest[kv_head / kv_heads];
+    let last = step.newest[kv_head / step.kv_heads];
     let seen = max(min(last + 1i32, heads[head + 3]), 0i32) as usize;
 
     let mut totals = Array::<f32>::new(group);
     #[unroll]
     for g in 0..group {
-        totals[g] = log_sum_exp[kv_head * group + g];
+        totals[g] = step.log_sum_exp[kv_head * group + g];
     }
 
-    let start = offsets[kv_head] as usize;
-    let length = lengths[kv_head] as usize;
-    let bound = first_recent(lengths[kv_head], heads[head + 4], heads[head + 5], last + 1i32);
+    let start = slots.offsets[kv_head] as usize;
+    let length = slots.lengths[kv_head] as usize;
+    let bound = first_recent(slots.lengths[kv_head], heads[head + 4], heads[head + 5], last + 1i32);
     let end = min((of + 1) * part, seen);
     let mut found = Found {
         top: 1.0f32,
@@ -155,16 +122,16 @@ pub(crate) fn accumulate_part(
             #[unroll]
             for a in 0..SLOTS_AHEAD {
                 let at = start + min(slot + a * units, length - 1);
-                places[a] = positions[at];
-                before[a] = slot_scores[at];
+                places[a] = slots.positions[at];
+                before[a] = slots.scores[at];
             }
         }
         if token < end {
             #[unroll]
             for a in 0..ahead {
                 let row = first_token + min(token + a * units, end - 1);
-                scores[a] = token_scores[row];
-                given[a] = mass(token_logits, &totals, row, group);
+                scores[a] = tokens.scores[row];
+                given[a] = mass(&step.tokens, &totals, row, group);
             }
         }
         if slot < length {
@@ -175,7 +142,7 @@ pub(crate) fn accumulate_part(
                 if comptime!(blueprint.by_token) {
                     row = first_token + places[a] as usize;
                 }
-                own[a] = mass(slot_logits, &totals, row, group);
+                own[a] = mass(&step.slots, &totals, row, group);
             }
             #[unroll]
             for a in 0..SLOTS_AHEAD {
@@ -183,7 +150,7 @@ pub(crate) fn accumulate_part(
                 if i < length {
                     // A new token begins with what this step gives it.
                     let score = select(places[a] == last, own[a], before[a] + own[a]);
-                    slot_scores[start + i] = score;
+                    slots.scores[start + i] = score;
                     if places[a] < bound && score < found.low {
                         found.low = score;
                         found.low_at = i32::cast_from(i);
@@ -196,7 +163,7 @@ pub(crate) fn accumulate_part(
             let at = token + a * units;
             if at < end && scores[a] >= 0.0f32 {
                 let score = scores[a] + given[a];
-                token_scores[first_token + at] = score;
+                tokens.scores[first_token + at] = score;
                 // Negated, so that the least is found.
                 if -score < found.top {
                     found.top = -score;

@@ -2,42 +2,80 @@
 
 use cubecl::prelude::*;
 
-use super::search::lowest_of;
+use super::kernel_args::ScoredSlots;
+use super::search::{SearchedSlots, lowest_of};
 use crate::components::sentinels::NO_INDEX;
 
 /// Slots that a unit reads before it waits for the first.
 const SLOTS: usize = 8;
 
+/// The victims of a turn, up to [`VICTIMS`], in shared memory, in the order in which they go.
+#[derive(CubeType)]
+pub(super) struct Victims {
+    /// Their places in the range when they went.
+    pub(super) places: Shared<[i32]>,
+    /// Positions of their tokens.
+    pub(super) tokens: Shared<[i32]>,
+    /// Their scores.
+    pub(super) scores: Shared<[f32]>,
+    /// Places at which their rows stand before anything moves.
+    pub(super) sources: Shared<[i32]>,
+    /// Places that rows of others are put into, [`NO_INDEX`] for none.
+    pub(super) targets: Shared<[i32]>,
+    /// Places at which the rows that are put there stand before.
+    pub(super) replacements: Shared<[i32]>,
+    /// Slots that the range has left, and how many victims there are.
+    pub(super) state: Shared<[i32]>,
+}
+
+#[cube]
+impl Victims {
+    /// Shared memory for a turn's victims.
+    pub(super) fn room() -> Victims {
+        Victims {
+            places: Shared::<[i32]>::new_slice(VICTIMS),
+            tokens: Shared::<[i32]>::new_slice(VICTIMS),
+            scores: Shared::<[f32]>::new_slice(VICTIMS),
+            sources: Shared::<[i32]>::new_slice(VICTIMS),
+            targets: Shared::<[i32]>::new_slice(VICTIMS),
+            replacements: Shared::<[i32]>::new_slice(VICTIMS),
+            state: Shared::<[i32]>::new_slice(2usize),
+        }
+    }
+}
+
+/// A range that gives up slots.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct ShrinkingRange {
+    /// Its first slot.
+    pub(super) start: usize,
+    /// Slots that it holds.
+    pub(super) held: i32,
+    /// Slots that it keeps.
+    pub(super) limit: i32,
+    /// Tokens from this position on stay.
+    pub(super) bound: i32,
+}
+
 /// Chooses victims, one after another: positions and scores move at once, keys and values when all
 /// are chosen. Left to one plane, whose units need no barrier: each reads and writes every so many
 /// of the slots, and only these.
 #[cube]
-#[allow(clippy::too_many_arguments)]
-pub(super) fn choose(
-    positions: &mut [i32],
-    slot_scores: &mut [f32],
-    places: &mut Shared<[i32]>,
-    tokens: &mut Shared<[i32]>,
-    scores: &mut Shared<[f32]>,
-    state: &mut Shared<[i32]>,
-    start: usize,
-    held: i32,
-    limit: i32,
-    bound: i32,
-) {
+pub(super) fn choose(slots: &mut ScoredSlots, victims: &mut Victims, range: &ShrinkingRange) {
+    let (start, limit, bound) = (range.start, range.limit, range.bound);
     let (unit, units) = (UNIT_POS_PLANE as usize, PLANE_DIM as usize);
-    let mut length = held;
+    let mut length = range.held;
     let mut count = 0usize;
     let mut among = true;
-    let mut own =
-        lowest_of(&*slot_scores, &*positions, start, length as usize, bound, unit, units, SLOTS);
+    let all = SearchedSlots { start, length: length as usize, bound };
+    let mut own = lowest_of(&*slots, &all, unit, units, SLOTS);
     while among && length > limit && count < VICTIMS {
         // What takes the victim's place is read by whom it belongs to.
         let last = length - 1i32;
         let keeper = last as u32 % PLANE_DIM;
         let from = start + last as usize;
-        let last_token = plane_shuffle(positions[from], keeper);
-        let last_score = plane_shuffle(slot_scores[from], keeper);
+        let last_token = plane_shuffle(slots.positions[from], keeper);
+        let last_score = plane_shuffle(slots.scores[from], keeper);
         let least = plane_min(own.value);
         let victim = plane_min(select(own.value == least, own.at, i32::new(NO_INDEX as i64)));
         among = victim != NO_INDEX;
@@ -45,25 +83,17 @@ pub(super) fn choose(
             let holds = victim as usize % units == unit;
             if holds {
                 let to = start + victim as usize;
-                places[count] = victim;
-                tokens[count] = positions[to];
-                scores[count] = least;
-                positions[to] = last_token;
-                slot_scores[to] = last_score;
+                victims.places[count] = victim;
+                victims.tokens[count] = slots.positions[to];
+                victims.scores[count] = least;
+                slots.positions[to] = last_token;
+                slots.scores[to] = last_score;
             }
             length = last;
             count += 1;
             // By all, though few have lost anything: a plane's units wait for each other anyway.
-            own.set(lowest_of(
-                &*slot_scores,
-                &*positions,
-                start,
-                length as usize,
-                bound,
-                unit,
-                units,
-                SLOTS,
-            ));
+            let left = SearchedSlots { start, length: length as usize, bound };
+            own.set(lowest_of(&*slots, &left, unit, units, SLOTS));
         }
     }
     if !among {
@@ -72,8 +102,8 @@ pub(super) fn choose(
         length = limit;
     }
     if unit == 0 {
-        state[0] = length;
-        state[1] = count as i32;
+        victims.state[0] = length;
+        victims.state[1] = count as i32;
     }
 }
 

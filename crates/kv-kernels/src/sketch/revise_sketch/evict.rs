@@ -3,145 +3,102 @@
 
 use cubecl::prelude::*;
 
-use super::accumulate::Blueprint;
-use super::choose::{VICTIMS, choose, source_of};
+use super::choose::{ShrinkingRange, VICTIMS, Victims, choose, source_of};
+use super::kernel::Blueprint as ReviseBlueprint;
+use super::kernel_args::{ExactTokens, TokenScores};
 use super::search::raise_tops;
 use crate::components::barrier::sync_memory;
 use crate::components::sentinels::NO_INDEX;
+use crate::sketch::count_sketch::HEAD_FIELDS;
 use crate::sketch::count_sketch::hash::kernel::{hash_of, key_sign, sign_of};
-use crate::sketch::count_sketch::{HEAD_FIELDS, SketchConfig};
+use crate::sketch::count_sketch::kernel_args::Sketch;
 
 /// Rows or entries that a unit reads before it waits for the first: more would take registers from
 /// a cube beside.
 const READS: usize = 2;
 
-/// Evicts from a range of `held` slots until what it keeps is left, none of tokens from `bound` on.
-/// Returns its length then, and how many went into the sketch. Victims are chosen first, by a plane
+/// Evicts from a range until what it keeps is left. Returns its length then, and how many went into the sketch. Victims are chosen first, by a plane
 /// alone; then what they hold is read side by side.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn evict<F: Float>(
-    sketch_keys: &mut [Vector<f32, Const<4>>],
-    sketch_values: &mut [Vector<f32, Const<4>>],
-    keys: &mut [Vector<F, Const<4>>],
-    values: &mut [Vector<F, Const<4>>],
-    positions: &mut [i32],
-    slot_scores: &mut [f32],
-    token_scores: &mut [f32],
-    tops: &mut [f32],
-    tops_at: &mut [i32],
-    heads: &[i32],
-    hashes: &[i32],
+    sketch: &mut Sketch,
+    exact: &mut ExactTokens<F>,
+    tokens: &mut TokenScores,
     kv_head: usize,
-    start: usize,
-    held: i32,
-    bound: i32,
-    parts: usize,
-    part: usize,
-    #[comptime] columns: usize,
-    #[comptime] fenced: bool,
-    #[comptime] blueprint: Blueprint,
-    #[comptime] config: SketchConfig,
+    range: &ShrinkingRange,
+    #[comptime] blueprint: ReviseBlueprint,
 ) -> (i32, i32) {
-    let units = blueprint.units.comptime();
+    let ReviseBlueprint { columns, fenced, scores: accumulation, sketch: config, .. } = blueprint;
     let unit = UNIT_POS as usize;
+    let heads = &sketch.heads;
     let first_entry = heads[kv_head * HEAD_FIELDS] as usize;
     let entries = heads[kv_head * HEAD_FIELDS + 1] as u32;
     let first_token = heads[kv_head * HEAD_FIELDS + 2] as usize;
-    let limit = heads[kv_head * HEAD_FIELDS + 4];
-    let mut places = Shared::<[i32]>::new_slice(VICTIMS);
-    let mut tokens = Shared::<[i32]>::new_slice(VICTIMS);
-    let mut scores = Shared::<[f32]>::new_slice(VICTIMS);
-    let mut sources = Shared::<[i32]>::new_slice(VICTIMS);
-    let mut targets = Shared::<[i32]>::new_slice(VICTIMS);
-    let mut replacements = Shared::<[i32]>::new_slice(VICTIMS);
-    // Slots that are left, and how many victims the last turn had.
-    let mut state = Shared::<[i32]>::new_slice(2usize);
+    let limit = range.limit;
+    let mut victims = Victims::room();
 
-    let mut length = held;
+    let start = range.start;
+    let mut length = range.held;
     let mut gone = 0i32;
     while length > limit {
         let before = length;
         if UNIT_POS < PLANE_DIM {
-            choose(
-                positions,
-                slot_scores,
-                &mut places,
-                &mut tokens,
-                &mut scores,
-                &mut state,
-                start,
-                length,
-                limit,
-                bound,
-            );
+            let left = ShrinkingRange { start, held: length, limit, bound: range.bound };
+            choose(&mut exact.slots, &mut victims, &left);
         }
         // All see what was chosen, and what has moved by that.
         sync_memory(fenced);
-        length = state[0];
-        let count = state[1] as usize;
+        length = victims.state[0];
+        let count = victims.state[1] as usize;
         if unit < count {
-            let place = places[unit];
-            sources[unit] = source_of(&places, place, unit, before);
-            replacements[unit] = source_of(&places, before - 1i32 - unit as i32, unit, before);
+            let place = victims.places[unit];
+            victims.sources[unit] = source_of(&victims.places, place, unit, before);
+            victims.replacements[unit] =
+                source_of(&victims.places, before - 1i32 - unit as i32, unit, before);
             // Slots behind the rest keep nothing, and the last that comes into a slot stays.
             let mut target = select(place < length, place, i32::new(NO_INDEX as i64));
             for later in unit + 1..count {
-                if places[later] == place {
+                if victims.places[later] == place {
                     target = i32::new(NO_INDEX as i64);
                 }
             }
-            targets[unit] = target;
-            token_scores[first_token + tokens[unit] as usize] = scores[unit];
+            victims.targets[unit] = target;
+            tokens.scores[first_token + victims.tokens[unit] as usize] = victims.scores[unit];
         }
         sync_cube();
         // Teams of units with a vector of a row each, of keys before values: they share buckets,
         // then rows.
-        let teams = comptime!(units / (2 * columns));
+        let teams = comptime!(blueprint.teams());
         let team = unit / comptime!(2 * columns);
         // Units behind the last whole team have nothing to do.
         let team = select(team < teams, team, comptime!(VICTIMS.max(config.buckets)).runtime());
         let member = unit % comptime!(2 * columns);
         let is_key = member < columns;
         let column = select(is_key, member, member - columns);
-        let at = Rows { kv_head, start, first_entry, entries, column, team };
+        let at = Rows { kv_head, start, first_entry, entries, column, team, count };
         if is_key {
-            absorb(
-                sketch_keys,
-                &*keys,
-                hashes,
-                &at,
-                &sources,
-                &tokens,
-                count,
-                columns,
-                teams,
-                true,
-                config,
-            );
+            let added = &exact.pool.keys;
+            absorb(&mut sketch.keys, added, &sketch.hashes, &at, &victims, Half::Keys, blueprint);
         } else {
+            let added = &exact.pool.values;
             absorb(
-                sketch_values,
-                &*values,
-                hashes,
+                &mut sketch.values,
+                added,
+                &sketch.hashes,
                 &at,
-                &sources,
-                &tokens,
-                count,
-                columns,
-                teams,
-                false,
-                config,
+                &victims,
+                Half::Values,
+                blueprint,
             );
         }
         // All have read what victims hold.
         sync_memory(fenced);
         if is_key {
-            replace(keys, &at, &replacements, &targets, count, columns, teams);
+            replace(&mut exact.pool.keys, &at, &victims, columns, teams);
         } else {
-            replace(values, &at, &replacements, &targets, count, columns, teams);
+            replace(&mut exact.pool.values, &at, &victims, columns, teams);
         }
-        raise_tops(tops, tops_at, &tokens, &scores, count, kv_head * parts, parts, part, blueprint);
+        raise_tops(tokens, &victims, count, kv_head, accumulation);
         gone += count as i32;
         sync_memory(fenced);
     }
@@ -157,28 +114,34 @@ struct Rows {
     entries: u32,
     column: usize,
     team: usize,
+    /// Victims of the turn.
+    count: usize,
+}
+
+/// Which half of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Half {
+    Keys,
+    Values,
 }
 
 /// Adds what victims hold to their entries, one after another: teams take buckets, which have no
 /// entry in common.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn absorb<F: Float>(
-    sketch: &mut [Vector<f32, Const<4>>],
+    entries: &mut [Vector<f32, Const<4>>],
     slots: &[Vector<F, Const<4>>],
     hashes: &[i32],
     at: &Rows,
-    sources: &Shared<[i32]>,
-    tokens: &Shared<[i32]>,
-    count: usize,
-    #[comptime] columns: usize,
-    #[comptime] teams: usize,
-    #[comptime] is_key: bool,
-    #[comptime] config: SketchConfig,
+    victims: &Victims,
+    #[comptime] half: Half,
+    #[comptime] blueprint: ReviseBlueprint,
 ) {
+    let (columns, config) = comptime!((blueprint.columns, blueprint.sketch));
+    let teams = comptime!(blueprint.teams());
     for round in 0..comptime!(config.buckets.div_ceil(teams)) {
         let bucket = round * teams + at.team;
-        let count = select(bucket < config.buckets, count, 0usize);
+        let count = select(bucket < config.buckets, at.count, 0usize);
         let first_entry = at.first_entry + bucket * at.entries as usize;
         let mut first = 0usize;
         while first < count {
@@ -189,13 +152,17 @@ fn absorb<F: Float>(
             #[unroll]
             for a in 0..READS {
                 let victim = min(first + a, count - 1);
-                let slot = at.start + sources[victim] as usize;
+                let slot = at.start + victims.sources[victim] as usize;
                 added[a] = slots[slot * columns + at.column];
-                let token = tokens[victim] as u32;
+                let token = victims.tokens[victim] as u32;
                 let place = hash_of(hashes, at.kv_head, bucket, token, at.entries, config);
-                signs[a] = if comptime!(is_key) { key_sign(place, config) } else { sign_of(place) };
+                signs[a] = if comptime!(half == Half::Keys) {
+                    key_sign(place, config)
+                } else {
+                    sign_of(place)
+                };
                 rows[a] = (first_entry + (place / 2u32) as usize) * columns + at.column;
-                held[a] = sketch[rows[a]];
+                held[a] = entries[rows[a]];
             }
             #[unroll]
             for a in 0..READS {
@@ -210,7 +177,7 @@ fn absorb<F: Float>(
                 sum += Vector::cast_from(added[a]) * Vector::new(signs[a]);
                 held[a] = sum;
                 if first + a < count {
-                    sketch[rows[a]] = sum;
+                    entries[rows[a]] = sum;
                 }
             }
             first += READS;
@@ -223,12 +190,11 @@ fn absorb<F: Float>(
 fn replace<F: Float>(
     slots: &mut [Vector<F, Const<4>>],
     at: &Rows,
-    replacements: &Shared<[i32]>,
-    targets: &Shared<[i32]>,
-    count: usize,
+    victims: &Victims,
     #[comptime] columns: usize,
     #[comptime] teams: usize,
 ) {
+    let count = at.count;
     let turn = comptime!(READS * teams);
     for round in 0..count.div_ceil(turn) {
         let first = round * turn + at.team;
@@ -236,13 +202,13 @@ fn replace<F: Float>(
         #[unroll]
         for a in 0..READS {
             let victim = min(first + a * teams, count - 1);
-            let from = at.start + replacements[victim] as usize;
+            let from = at.start + victims.replacements[victim] as usize;
             rows[a] = slots[from * columns + at.column];
         }
         #[unroll]
         for a in 0..READS {
             let victim = first + a * teams;
-            let target = targets[min(victim, count - 1)];
+            let target = victims.targets[min(victim, count - 1)];
             if victim < count && target != NO_INDEX {
                 slots[(at.start + target as usize) * columns + at.column] = rows[a];
             }

@@ -3,103 +3,85 @@
 use cubecl::prelude::*;
 
 use super::ABSENT;
-use super::accumulate::{Blueprint, accumulate_part, first_recent};
+use super::accumulate::{Blueprint as Accumulation, Share, accumulate_part, first_recent};
+use super::choose::ShrinkingRange;
 use super::evict::evict;
-use super::search::{Weakest, highest, lowest, top_of, weakest};
+use super::kernel_args::{ExactTokens, Moves, StepLogits, TokenScores};
+use super::search::{RangeTokens, SearchedSlots, Weakest, highest, lowest, top_of, weakest};
 use crate::components::barrier::sync_memory;
 use crate::components::sentinels::{NO_INDEX, NO_MINIMUM};
 use crate::sketch::count_sketch::hash::kernel::{hash_of, key_sign, sign_of};
+use crate::sketch::count_sketch::kernel_args::Sketch;
 use crate::sketch::count_sketch::query::median;
 use crate::sketch::count_sketch::{HEAD_FIELDS, SketchConfig};
 
-/// # Shapes
-/// In vectors of 4: `sketch_keys`, `sketch_values` `[N, columns]`, `keys`, `values` `[S, columns]`;
-/// `moved` `[total_kv_heads, 2]`; `tops` and `tops_at` `[total_kv_heads, parts]` as the
-/// accumulation leaves them, unless it is done here. A cube has two units a vector of a row, at
-/// least.
+/// What fixes the generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Blueprint {
+    /// Vectors of 4 of a row.
+    pub(crate) columns: usize,
+    /// Whether scores are added up here; else the accumulation has left the parts' highest.
+    pub(crate) accumulates: bool,
+    /// Whether barriers order memory only for what is fenced.
+    pub(crate) fenced: bool,
+    /// How scores are added up, by a cube of two units a vector of a row, at least.
+    pub(crate) scores: Accumulation,
+    pub(crate) sketch: SketchConfig,
+}
+
+impl Blueprint {
+    /// Teams of units that have a row each, its key and its value.
+    pub(super) fn teams(&self) -> usize {
+        self.scores.units / (2 * self.columns)
+    }
+}
+
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn revise_kernel<F: Float>(
-    sketch_keys: &mut [Vector<f32, Const<4>>],
-    sketch_values: &mut [Vector<f32, Const<4>>],
-    keys: &mut [Vector<F, Const<4>>],
-    values: &mut [Vector<F, Const<4>>],
-    positions: &mut [i32],
-    slot_scores: &mut [f32],
-    token_scores: &mut [f32],
-    lengths: &mut [i32],
-    moved: &mut [i32],
-    tops: &mut [f32],
-    tops_at: &mut [i32],
-    slot_logits: &[f32],
-    token_logits: &[f32],
-    log_sum_exp: &[f32],
-    offsets: &[i32],
-    heads: &[i32],
-    hashes: &[i32],
-    newest: &[i32],
-    total_kv_heads: usize,
-    kv_heads: usize,
-    parts: usize,
-    part: usize,
-    slack: i32,
-    replace_rate: f32,
-    #[comptime] columns: usize,
-    #[comptime] accumulates: bool,
-    #[comptime] fenced: bool,
+    sketch: &mut Sketch,
+    exact: &mut ExactTokens<F>,
+    tokens: &mut TokenScores,
+    step: &StepLogits,
+    moves: &mut Moves,
     #[comptime] blueprint: Blueprint,
-    #[comptime] config: SketchConfig,
     #[define(F)] _dtype: ElemType,
 ) {
+    let Blueprint { columns, accumulates, fenced, scores: accumulation, sketch: config } =
+        blueprint;
     let buckets = config.buckets.comptime();
-    let planes = blueprint.planes.comptime();
+    let planes = accumulation.planes.comptime();
     let kv_head = CUBE_POS;
-    if kv_head >= total_kv_heads {
+    if kv_head >= step.total_kv_heads {
         terminate!();
     }
     let head = kv_head * HEAD_FIELDS;
-    let first_entry = heads[head] as usize;
-    let entries = heads[head + 1] as usize;
-    let first_token = heads[head + 2] as usize;
-    let limit = heads[head + 4];
-    let recents = heads[head + 5];
-    let behind = newest[kv_head / kv_heads] + 1i32;
-    let seen = max(min(behind, heads[head + 3]), 0i32) as usize;
-    let start = offsets[kv_head] as usize;
+    let first_entry = sketch.heads[head] as usize;
+    let entries = sketch.heads[head + 1] as usize;
+    let first_token = sketch.heads[head + 2] as usize;
+    let limit = sketch.heads[head + 4];
+    let recents = sketch.heads[head + 5];
+    let behind = step.newest[kv_head / step.kv_heads] + 1i32;
+    let seen = max(min(behind, sketch.heads[head + 3]), 0i32) as usize;
+    let start = exact.slots.offsets[kv_head] as usize;
     let unit = UNIT_POS as usize;
     // Keys before values.
     let is_key = unit < columns;
     let column = select(is_key, unit, unit - columns);
     let mine = unit < comptime!(2 * columns);
-    let held = lengths[kv_head];
+    let held = exact.slots.lengths[kv_head];
 
     // What may change places: the slot of the lowest score, and the token of the highest, negated.
     let mut low = Weakest { value: f32::new(NO_MINIMUM), at: i32::new(NO_INDEX as i64) };
     let mut top = Weakest { value: f32::new(NO_MINIMUM), at: i32::new(NO_INDEX as i64) };
     if accumulates {
-        let found = accumulate_part(
-            slot_scores,
-            token_scores,
-            slot_logits,
-            token_logits,
-            log_sum_exp,
-            &*positions,
-            offsets,
-            &*lengths,
-            heads,
-            newest,
-            kv_head,
-            kv_heads,
-            0usize,
-            1usize,
-            part,
-            blueprint,
-        );
+        let share = Share { kv_head, of: 0usize, parts: 1usize };
+        let found =
+            accumulate_part(&mut exact.slots, tokens, step, &sketch.heads, &share, accumulation);
         top.set(weakest(found.top, found.top_at, planes));
         low.set(weakest(found.low, found.low_at, planes));
         if unit == 0 {
-            tops[kv_head] = top.value;
-            tops_at[kv_head] = top.at;
+            tokens.tops[kv_head] = top.value;
+            tokens.tops_at[kv_head] = top.at;
         }
         sync_memory(fenced);
     }
@@ -110,30 +92,9 @@ pub(crate) fn revise_kernel<F: Float>(
     // More than the slack: the surplus goes at once.
     let mut length = held;
     let mut gone = 0i32;
-    if length > limit + slack {
-        let (left, absorbed) = evict(
-            sketch_keys,
-            sketch_values,
-            keys,
-            values,
-            positions,
-            slot_scores,
-            token_scores,
-            tops,
-            tops_at,
-            heads,
-            hashes,
-            kv_head,
-            start,
-            held,
-            behind - recents,
-            parts,
-            part,
-            columns,
-            fenced,
-            blueprint,
-            config,
-        );
+    if length > limit + moves.slack {
+        let range = ShrinkingRange { start, held, limit, bound: behind - recents };
+        let (left, absorbed) = evict(sketch, exact, tokens, kv_head, &range, blueprint);
         length = left;
         gone = absorbed;
     }
@@ -146,18 +107,19 @@ pub(crate) fn revise_kernel<F: Float>(
     while goes_on {
         if anew {
             let slots = length as usize;
-            low.set(lowest(&*slot_scores, &*positions, start, slots, recent, blueprint));
-            top.set(highest(&*tops, &*tops_at, kv_head * parts, parts, blueprint));
+            let among = SearchedSlots { start, length: slots, bound: recent };
+            low.set(lowest(&exact.slots, &among, accumulation));
+            top.set(highest(&*tokens, kv_head, accumulation));
         }
         goes_on = false;
         if low.at != NO_INDEX && top.at != NO_INDEX {
             // NaN swaps nothing.
-            goes_on = low.value * replace_rate < -top.value;
+            goes_on = low.value * moves.replace_rate < -top.value;
         }
         if goes_on {
             let token = top.at;
             let slot = start + low.at as usize;
-            let old = positions[slot] as usize;
+            let old = exact.slots.positions[slot] as usize;
             let row = slot * columns + column;
             if mine {
                 let mut rows = Array::<usize>::new(buckets);
@@ -166,7 +128,7 @@ pub(crate) fn revise_kernel<F: Float>(
                 #[unroll]
                 for bucket in 0..buckets {
                     let place = hash_of(
-                        hashes,
+                        &sketch.hashes,
                         kv_head,
                         bucket.runtime(),
                         token as u32,
@@ -177,10 +139,10 @@ pub(crate) fn revise_kernel<F: Float>(
                     rows[bucket] = entry * columns + column;
                     if is_key {
                         signs[bucket] = key_sign(place, config);
-                        parts_of[bucket] = sketch_keys[rows[bucket]] * Vector::new(signs[bucket]);
+                        parts_of[bucket] = sketch.keys[rows[bucket]] * Vector::new(signs[bucket]);
                     } else {
                         signs[bucket] = sign_of(place);
-                        parts_of[bucket] = sketch_values[rows[bucket]] * Vector::new(signs[bucket]);
+                        parts_of[bucket] = sketch.values[rows[bucket]] * Vector::new(signs[bucket]);
                     }
                 }
                 // As the slot will hold it.
@@ -192,15 +154,15 @@ pub(crate) fn revise_kernel<F: Float>(
                 #[unroll]
                 for bucket in 0..buckets {
                     if is_key {
-                        sketch_keys[rows[bucket]] -= taken * Vector::new(signs[bucket]);
+                        sketch.keys[rows[bucket]] -= taken * Vector::new(signs[bucket]);
                     } else {
-                        sketch_values[rows[bucket]] -= taken * Vector::new(signs[bucket]);
+                        sketch.values[rows[bucket]] -= taken * Vector::new(signs[bucket]);
                     }
                 }
                 #[unroll]
                 for bucket in 0..buckets {
                     let place = hash_of(
-                        hashes,
+                        &sketch.hashes,
                         kv_head,
                         bucket.runtime(),
                         old as u32,
@@ -210,56 +172,35 @@ pub(crate) fn revise_kernel<F: Float>(
                     let entry = first_entry + bucket * entries + (place / 2u32) as usize;
                     let at = entry * columns + column;
                     if is_key {
-                        let key = Vector::<f32, Const<4>>::cast_from(keys[row]);
-                        sketch_keys[at] += key * Vector::new(key_sign(place, config));
+                        let key = Vector::<f32, Const<4>>::cast_from(exact.pool.keys[row]);
+                        sketch.keys[at] += key * Vector::new(key_sign(place, config));
                     } else {
-                        let value = Vector::<f32, Const<4>>::cast_from(values[row]);
-                        sketch_values[at] += value * Vector::new(sign_of(place));
+                        let value = Vector::<f32, Const<4>>::cast_from(exact.pool.values[row]);
+                        sketch.values[at] += value * Vector::new(sign_of(place));
                     }
                 }
                 if is_key {
-                    keys[row] = revived;
+                    exact.pool.keys[row] = revived;
                 } else {
-                    values[row] = revived;
+                    exact.pool.values[row] = revived;
                 }
             }
             // All units have read what the first is about to write.
             sync_cube();
             if unit == 0 {
-                token_scores[first_token + old] = low.value;
-                token_scores[first_token + token as usize] = f32::new(ABSENT);
-                slot_scores[slot] = -top.value;
-                positions[slot] = token;
+                tokens.scores[first_token + old] = low.value;
+                tokens.scores[first_token + token as usize] = f32::new(ABSENT);
+                exact.slots.scores[slot] = -top.value;
+                exact.slots.positions[slot] = token;
             }
             sync_memory(fenced);
             // The parts that lost and gained a token are looked through again.
-            let lost = token as usize / part;
-            let gained = old / part;
-            top_of(
-                &*token_scores,
-                tops,
-                tops_at,
-                kv_head * parts,
-                first_token,
-                lost,
-                part,
-                seen,
-                fenced,
-                blueprint,
-            );
+            let lost = token as usize / tokens.part;
+            let gained = old / tokens.part;
+            let range = RangeTokens { kv_head, first_token, seen };
+            top_of(tokens, &range, lost, fenced, accumulation);
             if gained != lost {
-                top_of(
-                    &*token_scores,
-                    tops,
-                    tops_at,
-                    kv_head * parts,
-                    first_token,
-                    gained,
-                    part,
-                    seen,
-                    fenced,
-                    blueprint,
-                );
+                top_of(tokens, &range, gained, fenced, accumulation);
             }
             swapped += 1i32;
             anew = true;
@@ -267,11 +208,11 @@ pub(crate) fn revise_kernel<F: Float>(
     }
     if unit == 0 {
         if length != held {
-            lengths[kv_head] = length;
+            exact.slots.lengths[kv_head] = length;
         }
         if gone + swapped > 0i32 {
-            moved[2 * kv_head] += gone;
-            moved[2 * kv_head + 1] += swapped;
+            moves.moved[2 * kv_head] += gone;
+            moves.moved[2 * kv_head + 1] += swapped;
         }
     }
 }

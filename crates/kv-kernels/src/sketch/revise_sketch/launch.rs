@@ -3,12 +3,18 @@
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::accumulate::{Blueprint, UNITS, accumulate_kernel};
 use super::args::{Revised, Revision};
 use super::kernel;
+use super::kernel_args::{
+    ExactTokensLaunch, MovesLaunch, ScoredSlotsLaunch, StepLogitsLaunch, TokenScoresLaunch,
+};
 use crate::backend::client::{elem_type, empty_like, grid, planes_of};
+use crate::components::pool::PoolLaunch;
+use crate::sketch::count_sketch::kernel_args::SketchLaunch;
 
 /// Tokens that the cube of a range adds up by itself.
 const FEW: usize = 8_192;
@@ -65,6 +71,24 @@ pub(super) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
     let tops_at = empty_like(&pool.keys, shape, DType::I32);
     let [slot_logits, token_logits, log_sum_exp] =
         [revision.slot_logits, revision.token_logits, revision.log_sum_exp].map(into_contiguous);
+    let slack = i32::try_from(revision.options.slack).unwrap_or(i32::MAX).min(i32::MAX / 2);
+    let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
+    let scored_slots = || {
+        let positions = arg(&pool.positions);
+        ScoredSlotsLaunch::new(arg(&slot_scores), positions, arg(&offsets), arg(&lengths))
+    };
+    let token_scores_of =
+        || TokenScoresLaunch::new(arg(&token_scores), arg(&tops), arg(&tops_at), parts, part);
+    let step_logits = || {
+        StepLogitsLaunch::new(
+            arg(&slot_logits),
+            arg(&token_logits),
+            arg(&log_sum_exp),
+            arg(&newest),
+            kv_heads,
+            total_kv_heads,
+        )
+    };
     // SAFETY: shapes were checked; the kernels stay within what ranges and heads name, given
     // positions that the heads have room for.
     unsafe {
@@ -73,22 +97,10 @@ pub(super) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
                 &client,
                 grid(total_kv_heads * parts),
                 CubeDim::new_1d(UNITS as u32),
-                slot_scores.clone().into_buffer_arg(),
-                token_scores.clone().into_buffer_arg(),
-                slot_logits.clone().into_buffer_arg(),
-                token_logits.clone().into_buffer_arg(),
-                log_sum_exp.clone().into_buffer_arg(),
-                pool.positions.clone().into_buffer_arg(),
-                offsets.clone().into_buffer_arg(),
-                lengths.clone().into_buffer_arg(),
-                heads.clone().into_buffer_arg(),
-                newest.clone().into_buffer_arg(),
-                tops.clone().into_buffer_arg(),
-                tops_at.clone().into_buffer_arg(),
-                total_kv_heads,
-                kv_heads,
-                parts,
-                part,
+                scored_slots(),
+                token_scores_of(),
+                step_logits(),
+                arg(&heads),
                 blueprint(UNITS, AHEAD),
             );
         }
@@ -96,36 +108,22 @@ pub(super) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
             &client,
             grid(total_kv_heads),
             CubeDim::new_1d(units as u32),
-            sketch.keys.clone().into_buffer_arg(),
-            sketch.values.clone().into_buffer_arg(),
-            pool.keys.clone().into_buffer_arg(),
-            pool.values.clone().into_buffer_arg(),
-            pool.positions.clone().into_buffer_arg(),
-            slot_scores.clone().into_buffer_arg(),
-            token_scores.clone().into_buffer_arg(),
-            lengths.clone().into_buffer_arg(),
-            moved.clone().into_buffer_arg(),
-            tops.into_buffer_arg(),
-            tops_at.into_buffer_arg(),
-            slot_logits.into_buffer_arg(),
-            token_logits.into_buffer_arg(),
-            log_sum_exp.into_buffer_arg(),
-            offsets.into_buffer_arg(),
-            heads.clone().into_buffer_arg(),
-            hashes.clone().into_buffer_arg(),
-            newest.into_buffer_arg(),
-            total_kv_heads,
-            kv_heads,
-            parts,
-            part,
-            i32::try_from(revision.options.slack).unwrap_or(i32::MAX).min(i32::MAX / 2),
-            revision.options.replace_rate,
-            head_dim / 4,
-            accumulates,
-            // CUDA's barrier orders all memory for its cube.
-            !client.properties().identity.fingerprint.starts_with("ptx"),
-            blueprint(units, AHEAD_ALONE),
-            sketch.config,
+            SketchLaunch::new(arg(&sketch.keys), arg(&sketch.values), arg(&heads), arg(&hashes)),
+            ExactTokensLaunch::new(
+                PoolLaunch::new(arg(&pool.keys), arg(&pool.values)),
+                scored_slots(),
+            ),
+            token_scores_of(),
+            step_logits(),
+            MovesLaunch::new(arg(&moved), slack, revision.options.replace_rate),
+            kernel::Blueprint {
+                columns: head_dim / 4,
+                accumulates,
+                // CUDA's barrier orders all memory for its cube.
+                fenced: !client.properties().identity.fingerprint.starts_with("ptx"),
+                scores: blueprint(units, AHEAD_ALONE),
+                sketch: sketch.config,
+            },
             elem_type(pool.keys.dtype),
         );
     }

@@ -18,6 +18,8 @@ mod evict;
 #[cfg(feature = "gpu")]
 mod kernel;
 #[cfg(feature = "gpu")]
+mod kernel_args;
+#[cfg(feature = "gpu")]
 mod launch;
 mod reference;
 #[cfg(feature = "gpu")]

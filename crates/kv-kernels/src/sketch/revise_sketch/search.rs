@@ -3,6 +3,8 @@
 use cubecl::prelude::*;
 
 use super::accumulate::{Blueprint, SLOTS_AHEAD};
+use super::choose::Victims;
+use super::kernel_args::{ScoredSlots, TokenScores};
 use crate::components::argmin::block_argmin;
 use crate::components::barrier::sync_memory;
 use crate::components::sentinels::{NO_INDEX, NO_MINIMUM};
@@ -30,36 +32,41 @@ pub(super) fn weakest(value: f32, at: i32, #[comptime] planes: usize) -> Weakest
     Weakest { value, at }
 }
 
-/// The lowest score among slots of tokens before `bound`.
+/// Slots of a range among which the lowest score is looked for.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct SearchedSlots {
+    /// The range's first slot.
+    pub(super) start: usize,
+    /// How many slots from there on.
+    pub(super) length: usize,
+    /// Tokens from this position on are left out.
+    pub(super) bound: i32,
+}
+
+/// The lowest score.
 #[cube]
 pub(super) fn lowest(
-    slot_scores: &[f32],
-    positions: &[i32],
-    start: usize,
-    length: usize,
-    bound: i32,
+    slots: &ScoredSlots,
+    among: &SearchedSlots,
     #[comptime] blueprint: Blueprint,
 ) -> Weakest {
     let (unit, units) = (UNIT_POS as usize, comptime!(blueprint.units).runtime());
-    let own = lowest_of(slot_scores, positions, start, length, bound, unit, units, SLOTS_AHEAD);
+    let own = lowest_of(slots, among, unit, units, SLOTS_AHEAD);
     weakest(own.value, own.at, blueprint.planes)
 }
 
 /// What a unit finds that has every `stride`-th slot from `first` on, and reads so many `ahead`.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn lowest_of(
-    slot_scores: &[f32],
-    positions: &[i32],
-    start: usize,
-    length: usize,
-    bound: i32,
+    slots: &ScoredSlots,
+    among: &SearchedSlots,
     first: usize,
     stride: usize,
     #[comptime] ahead: usize,
 ) -> Weakest {
     let mut best = f32::new(NO_MINIMUM);
     let mut best_at = i32::new(NO_INDEX as i64);
+    let (start, length) = (among.start, among.length);
     for round in 0..length.div_ceil(ahead * stride) {
         let first = first + round * ahead * stride;
         let mut places = Array::<i32>::new(ahead);
@@ -67,13 +74,13 @@ pub(super) fn lowest_of(
         #[unroll]
         for a in 0..ahead {
             let slot = start + min(first + a * stride, length - 1);
-            places[a] = positions[slot];
-            scores[a] = slot_scores[slot];
+            places[a] = slots.positions[slot];
+            scores[a] = slots.scores[slot];
         }
         #[unroll]
         for a in 0..ahead {
             let i = first + a * stride;
-            if i < length && places[a] < bound && scores[a] < best {
+            if i < length && places[a] < among.bound && scores[a] < best {
                 best = scores[a];
                 best_at = i32::cast_from(i);
             }
@@ -85,17 +92,16 @@ pub(super) fn lowest_of(
 /// The highest score of all parts' tokens, negated.
 #[cube]
 pub(super) fn highest(
-    tops: &[f32],
-    tops_at: &[i32],
-    first_part: usize,
-    parts: usize,
+    tokens: &TokenScores,
+    kv_head: usize,
     #[comptime] blueprint: Blueprint,
 ) -> Weakest {
     let mut best = f32::new(NO_MINIMUM);
     let mut best_at = i32::new(NO_INDEX as i64);
+    let (parts, first_part) = (tokens.parts, kv_head * tokens.parts);
     let mut of = UNIT_POS as usize;
     while of < parts {
-        let (top, top_at) = (tops[first_part + of], tops_at[first_part + of]);
+        let (top, top_at) = (tokens.tops[first_part + of], tokens.tops_at[first_part + of]);
         if top_at != NO_INDEX && (best_at == NO_INDEX || top < best) {
             best = top;
             best_at = top_at;
@@ -105,27 +111,32 @@ pub(super) fn highest(
     weakest(best, best_at, blueprint.planes)
 }
 
-/// Finds a part's highest score anew.
+/// A range's tokens.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct RangeTokens {
+    pub(super) kv_head: usize,
+    /// The first among the tokens of all ranges.
+    pub(super) first_token: usize,
+    /// How many there are so far.
+    pub(super) seen: usize,
+}
+
+/// Finds the highest score of a range's `of`-th part anew.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn top_of(
-    token_scores: &[f32],
-    tops: &mut [f32],
-    tops_at: &mut [i32],
-    first_part: usize,
-    first_token: usize,
+    tokens: &mut TokenScores,
+    range: &RangeTokens,
     of: usize,
-    part: usize,
-    seen: usize,
     #[comptime] fenced: bool,
     #[comptime] blueprint: Blueprint,
 ) {
     let mut best = 1.0f32;
     let mut best_at = i32::new(NO_INDEX as i64);
-    let end = min((of + 1) * part, seen);
+    let part = tokens.part;
+    let end = min((of + 1) * part, range.seen);
     let mut token = of * part + UNIT_POS as usize;
     while token < end {
-        let score = token_scores[first_token + token];
+        let score = tokens.scores[range.first_token + token];
         if score >= 0.0f32 && (best_at == NO_INDEX || -score < best) {
             best = -score;
             best_at = i32::cast_from(token);
@@ -134,33 +145,31 @@ pub(super) fn top_of(
     }
     let (top, top_at) = block_argmin(best, best_at, blueprint.planes);
     if UNIT_POS == 0 {
-        tops[first_part + of] = top;
-        tops_at[first_part + of] = top_at;
+        let at = range.kv_head * tokens.parts + of;
+        tokens.tops[at] = top;
+        tokens.tops_at[at] = top_at;
     }
     sync_memory(fenced);
 }
 
-/// Takes tokens that are new to a sketch into the highest scores, negated, of their parts.
+/// Takes `count` tokens that are new to a range's sketch into the highest scores, negated, of their
+/// parts.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn raise_tops(
-    tops: &mut [f32],
-    tops_at: &mut [i32],
-    tokens: &Shared<[i32]>,
-    scores: &Shared<[f32]>,
+    tokens: &mut TokenScores,
+    victims: &Victims,
     count: usize,
-    first_part: usize,
-    parts: usize,
-    part: usize,
+    kv_head: usize,
     #[comptime] blueprint: Blueprint,
 ) {
+    let (parts, part, first_part) = (tokens.parts, tokens.part, kv_head * tokens.parts);
     let mut of = UNIT_POS as usize;
     while of < parts {
-        let mut top = tops[first_part + of];
-        let mut top_at = tops_at[first_part + of];
+        let mut top = tokens.tops[first_part + of];
+        let mut top_at = tokens.tops_at[first_part + of];
         for victim in 0..count {
-            let token = tokens[victim];
-            let score = -scores[victim];
+            let token = victims.tokens[victim];
+            let score = -victims.scores[victim];
             if token as usize / part == of
                 && (top_at == NO_INDEX || score < top || (score == top && token < top_at))
             {
@@ -168,8 +177,8 @@ pub(super) fn raise_tops(
                 top_at = token;
             }
         }
-        tops[first_part + of] = top;
-        tops_at[first_part + of] = top_at;
+        tokens.tops[first_part + of] = top;
+        tokens.tops_at[first_part + of] = top_at;
         of += comptime!(blueprint.units);
     }
 }
