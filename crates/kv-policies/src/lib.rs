@@ -40,7 +40,7 @@ pub use policy::prompt::{FrozenTokens, Reuse, VisibleWindow};
 pub use policy::reads::Reads;
 pub use policy::step::{LayerInput, NewHeads, Step};
 pub use policy::step_plan::{
-    Attended, DecodeView, Eviction, EvictionRule, OwnAttention, OwnUpdate, SlotScores,
+    Attended, DecodeView, Eviction, EvictionRule, Merge, OwnAttention, OwnUpdate, SlotScores,
     StepAttention, StepOutput, StepPlan, StepUpdate, TokenSlot, VictimChoice,
 };
 pub use policy::{Capabilities, Needs, Plan, Policy};

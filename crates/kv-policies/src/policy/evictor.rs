@@ -1,4 +1,4 @@
-//! Policies whose evictions another policy carries out in its own way.
+//! Policies whose victims another policy merges before they are dropped.
 
 use std::sync::Arc;
 
@@ -8,9 +8,8 @@ use kv_core::Budget;
 use super::config::Config;
 use crate::{Observation, Policy, PolicyError, Result};
 
-/// A policy that says what is to go, so that another may do something else with it than drop it:
-/// its steps' plans append, attend to all live slots, and have an eviction that
-/// [`crate::StepPlan::observe`] reports.
+/// A policy that chooses victims which another policy may merge before they are dropped
+/// ([`crate::Merge`]): its steps' plans append, attend to all live slots and evict.
 pub trait EvictionPolicy: Policy {
     /// Scores of a prompt's tokens, `[B, Hkv, T]`, f32, +∞ for those that always stay, and how many
     /// tokens a head keeps; `None` where all stay, or heads do not choose for themselves.

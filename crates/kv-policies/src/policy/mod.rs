@@ -5,7 +5,7 @@
 //! * [`step`]: one decode step of one layer; [`board`]: what layers of one step show each other.
 //! * [`step_plan`]: what a policy plans for such a step, and how a plan runs.
 //! * [`prompt`]: how a policy changes a prompt's own computation.
-//! * [`evictor`]: policies whose evictions another policy carries out.
+//! * [`evictor`]: policies whose victims another policy merges before they are dropped.
 //! * [`lists`]: steps that attend to lists of slots; [`reads`]: counts of what steps have read.
 //! * [`attention_scores`]: attention of the last queries, pooled and reduced.
 //! * [`ends`]: first and last tokens that always stay.
@@ -228,8 +228,8 @@ pub trait Policy: Any + Debug + Send + Sync {
         !cache.options().growable && self.plan(layer, cache).is_ok_and(|plan| plan.recordable)
     }
 
-    /// One decode step: runs its plan. Returns the attention output `[B, Hq, D]`. Policies whose
-    /// step is more than a plan says have their own.
+    /// One decode step: runs its plan. Returns the attention output `[B, Hq, D]`. A policy has its own
+    /// where it checks the step before anything changes.
     ///
     /// # Errors
     /// [`crate::PolicyError`]; a full cache is one.
@@ -280,7 +280,7 @@ pub trait Policy: Any + Debug + Send + Sync {
         None
     }
 
-    /// The policy as one whose evictions another may carry out, where it evicts by scores.
+    /// The policy as one whose victims another may merge, where it evicts by scores.
     fn into_eviction_policy(self: Arc<Self>) -> Option<Arc<dyn EvictionPolicy>> {
         None
     }

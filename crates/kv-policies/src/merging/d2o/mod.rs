@@ -15,8 +15,8 @@ use crate::merging::merge_groups::Groups;
 use crate::policy::config::{Config, config_around};
 use crate::policy::evictor::{evictor_of, evictor_part};
 use crate::{
-    Capabilities, Eviction, EvictionPolicy, H2o, LayerContext, Needs, Observation, Observed, Plan,
-    Policy, PolicyError, Result, Scorer, Step,
+    Attended, Capabilities, Eviction, EvictionPolicy, H2o, LayerContext, Merge, Needs, Observation,
+    Observed, Plan, Policy, PolicyError, Result, Scorer, Step, StepPlan,
 };
 
 const NAME: &str = "d2o";
@@ -229,17 +229,23 @@ impl Policy for D2o {
         each.map(|layer| self.prefill(&layer.view(), new_tokens, options.clone())).collect()
     }
 
-    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let attended = self.evictor.plan(layer, cache)?.observe(layer, cache, &step)?;
-        match attended.due {
-            None => {}
-            Some(Eviction::One { victims, limits }) => {
-                self.merge_victims(cache, &victims, &limits)?;
-                cache.evict_slots(victims, &limits)?;
-            }
-            // Many at once are dropped as they are: the paper merges at every step.
-            Some(others) => others.apply_to(cache)?,
+    fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
+        Ok(self.evictor.plan(layer, cache)?.merging(self).recordable(false))
+    }
+}
+
+impl Merge for D2o {
+    fn merge(
+        &self,
+        _layer: LayerContext,
+        cache: &mut LayerCache,
+        _step: &Step,
+        attended: Attended,
+    ) -> Result<Option<Eviction>> {
+        // Many at once are dropped as they are: the paper merges at every step.
+        if let Some(Eviction::One { victims, limits }) = &attended.due {
+            self.merge_victims(cache, victims, limits)?;
         }
-        Ok(attended.output)
+        Ok(attended.due)
     }
 }
