@@ -2,7 +2,10 @@
 
 use burn::tensor::Tensor;
 use kv_core::{Budget, CacheOptions, LayerCache, Room, read_f32};
-use kv_policies::{POLICIES, Policy, Sketch, StepPlan, StepUpdate};
+use kv_policies::{
+    Attended, Eviction, LayerContext, Merge, POLICIES, Policy, Result, Sketch, Step, StepPlan,
+    StepUpdate, TokenSlot,
+};
 use kv_testing::{Numbers, devices};
 use serde_json::{Value, json};
 
@@ -277,6 +280,30 @@ fn a_plan_whose_parts_would_be_left_out_is_refused() {
     let error = plan.run(LAYER, &mut cache, &step).unwrap_err().to_string();
     assert!(error.contains("an update or an eviction"), "{error}");
     assert_eq!(cache.layout().lengths(), before, "nothing was appended");
+
+    // A merge takes logits, which an attention of a policy's own leaves none of.
+    #[derive(Debug)]
+    struct Unreached;
+    impl Merge for Unreached {
+        fn merge(
+            &self,
+            _: LayerContext,
+            _: &mut LayerCache,
+            _: &Step,
+            _: Attended,
+        ) -> Result<Option<Eviction>> {
+            unreachable!("the plan is refused")
+        }
+    }
+    let own = StepPlan::attend_with(|cache, query, _| {
+        Ok(cache.attend(query, Default::default())?.output)
+    });
+    let overwrites = StepPlan { slot: TokenSlot::Overwrite, ..StepPlan::append() };
+    for plan in [own, overwrites] {
+        let error = plan.merging(&Unreached).run(LAYER, &mut cache, &step).unwrap_err();
+        assert!(error.to_string().contains("behind an append"), "{error}");
+        assert_eq!(cache.layout().lengths(), before, "nothing was appended");
+    }
 }
 
 #[test]
@@ -300,7 +327,7 @@ fn pyramids_share_the_total_exactly() {
         let options = CacheOptions::new(device, burn::tensor::DType::F32);
         let cache = run.prompt.observed(|seen| {
             let mut seen = seen.clone();
-            seen.layer = kv_policies::LayerContext { index, count: 6 };
+            seen.layer = LayerContext { index, count: 6 };
             pyramid.prefill(&seen, 0, options).unwrap()
         });
         let kept = cache.layout().lengths()[0];

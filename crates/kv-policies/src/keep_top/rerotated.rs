@@ -1,9 +1,8 @@
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
 use kv_core::{Budget, LayerCache, Room, Selection};
 
-use crate::{Capabilities, LayerContext, Needs, Observation, Plan, Policy, Result, Step};
+use crate::{Capabilities, LayerContext, Needs, Observation, Plan, Policy, Result, StepPlan};
 
 /// A policy whose kept tokens are renumbered without gaps, their keys re-rotated: the option
 /// `"rerotate": true` of any policy of the family. It is how StreamingLLM's authors cache (rotation
@@ -62,16 +61,10 @@ impl Policy for Rerotated {
         Capabilities { renumbers: true, ..self.0.capabilities() }
     }
 
-    fn is_recordable(&self, layer: LayerContext, cache: &LayerCache) -> bool {
-        !self.0.capabilities().changes_decode && self.0.is_recordable(layer, cache)
-    }
-
-    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let frequencies = step.inverse_frequencies.clone();
-        let output = self.0.step(layer, cache, step)?;
-        if self.0.capabilities().changes_decode {
-            cache.rerotate(&frequencies)?;
-        }
-        Ok(output)
+    fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
+        let plan = self.0.plan(layer, cache)?;
+        let renumbers = self.0.capabilities().changes_decode;
+        let recordable = plan.recordable && !renumbers;
+        Ok(StepPlan { renumbers, ..plan }.recordable(recordable))
     }
 }

@@ -1,4 +1,4 @@
-//! Policies whose evictions another policy carries out in its own way.
+//! Policies whose victims another policy merges before they are dropped.
 
 use std::sync::Arc;
 
@@ -8,9 +8,8 @@ use kv_core::Budget;
 use super::config::Config;
 use crate::{Observation, Policy, PolicyError, Result};
 
-/// A policy that says what is to go, so that another may do something else with it than drop it:
-/// its steps' plans append, attend to all live slots, and have an eviction that
-/// [`crate::StepPlan::observe`] reports.
+/// A policy that chooses victims which another policy may merge before they are dropped
+/// ([`crate::Merge`]): its steps' plans append, attend to all live slots and evict.
 pub trait EvictionPolicy: Policy {
     /// Scores of a prompt's tokens, `[B, Hkv, T]`, f32, +∞ for those that always stay, and how many
     /// tokens a head keeps; `None` where all stay, or heads do not choose for themselves.
@@ -38,10 +37,13 @@ pub trait EvictionPolicy: Policy {
     fn with_budget(&self, budget: Budget) -> Result<Arc<dyn EvictionPolicy>>;
 }
 
-/// The policy whose evictions another one carries out: the part `evictor` of its configuration,
-/// `default` where there is none, with its budget.
+/// The option that configures a policy's evictor.
+pub(crate) const EVICTOR: &str = "evictor";
+
+/// The policy whose victims another one merges: the part `evictor` of its configuration, `default`
+/// where there is none, with its budget.
 pub(crate) fn evictor_part(config: &mut Config, default: &str) -> Result<Arc<dyn Policy>> {
-    let mut evictor = config.take_part("evictor", Some(default)).unwrap_or_default();
+    let mut evictor = config.take_part(EVICTOR, Some(default)).unwrap_or_default();
     if let (Some(budget), Some(evictor)) = (config.take("budget"), evictor.as_object_mut()) {
         evictor.insert("budget".into(), budget);
     }

@@ -5,7 +5,7 @@
 //! * [`step`]: one decode step of one layer; [`board`]: what layers of one step show each other.
 //! * [`step_plan`]: what a policy plans for such a step, and how a plan runs.
 //! * [`prompt`]: how a policy changes a prompt's own computation.
-//! * [`evictor`]: policies whose evictions another policy carries out.
+//! * [`evictor`]: policies whose victims another policy merges before they are dropped.
 //! * [`lists`]: steps that attend to lists of slots; [`reads`]: counts of what steps have read.
 //! * [`attention_scores`]: attention of the last queries, pooled and reduced.
 //! * [`ends`]: first and last tokens that always stay.
@@ -109,6 +109,27 @@ impl Default for Capabilities {
     }
 }
 
+/// The policies that a policy is made of.
+#[derive(Debug, Clone, Copy)]
+pub enum Composition<'a> {
+    /// It is made of no others.
+    None,
+    /// It asks another one for scores or victims, within its own budget.
+    Around {
+        /// The option that configures the inner policy.
+        option: &'static str,
+        /// The inner policy.
+        inner: &'a dyn Policy,
+    },
+    /// One policy chooses from prompts, another one decodes.
+    Combined {
+        /// The policy of prompts.
+        prefill: &'a dyn Policy,
+        /// The policy of decode steps.
+        decode: &'a dyn Policy,
+    },
+}
+
 /// What a policy keeps of a prompt.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -157,9 +178,9 @@ pub trait Policy: Any + Debug + Send + Sync {
         None
     }
 
-    /// The policy of the decode steps, where a part of this one has them alone.
-    fn decode_part(&self) -> Option<&dyn Policy> {
-        None
+    /// The policies that this one is made of.
+    fn composition(&self) -> Composition<'_> {
+        Composition::None
     }
 
     /// What prefill must compute for [`Self::select`] and [`Self::init_cache`].
@@ -228,8 +249,8 @@ pub trait Policy: Any + Debug + Send + Sync {
         !cache.options().growable && self.plan(layer, cache).is_ok_and(|plan| plan.recordable)
     }
 
-    /// One decode step: runs its plan. Returns the attention output `[B, Hq, D]`. Policies whose
-    /// step is more than a plan says have their own.
+    /// One decode step: runs its plan. Returns the attention output `[B, Hq, D]`. A policy has its own
+    /// where it checks the step before anything changes.
     ///
     /// # Errors
     /// [`crate::PolicyError`]; a full cache is one.
@@ -280,7 +301,7 @@ pub trait Policy: Any + Debug + Send + Sync {
         None
     }
 
-    /// The policy as one whose evictions another may carry out, where it evicts by scores.
+    /// The policy as one whose victims another may merge, where it evicts by scores.
     fn into_eviction_policy(self: Arc<Self>) -> Option<Arc<dyn EvictionPolicy>> {
         None
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::LayerCache;
+use kv_core::{LayerCache, Selection, read_i32};
 use kv_kernels::{
     AttentionOutput, DecodeAttentionOptions, EvictionOptions, EvictionScope, GroupReduction, Guard,
 };
@@ -18,13 +18,16 @@ use super::step::Step;
 /// 2. An eviction that needs no attention drops slots.
 /// 3. The token's query attends ([`StepAttention`]).
 /// 4. What the attention gave each slot is noted ([`StepUpdate`]).
-/// 5. An eviction by scores of the attention drops slots ([`EvictionRule`]).
+/// 5. An eviction by scores of the attention chooses slots ([`EvictionRule`]).
+/// 6. They are merged into slots that stay ([`Merge`]), and dropped.
+/// 7. Positions are renumbered.
 ///
 /// A policy plans ([`crate::Policy::plan`]); [`Self::run`] carries the plan out. A policy around
-/// another takes the other's plan and does something else with what it evicts ([`Self::observe`]).
+/// another takes the other's plan and adds its merge ([`Self::merging`]).
 ///
-/// An attention of the policy's own and one that chooses a victim leave nothing to an update or to an
-/// eviction behind them: a plan that has either is refused.
+/// An attention of the policy's own and one that chooses a victim leave nothing to an update, to an
+/// eviction behind them or to a merge: a plan that has one of these is refused. So is a merge behind
+/// a token that overwrites another.
 #[must_use = "a plan does nothing before it runs"]
 pub struct StepPlan<'a> {
     /// Where the new token goes.
@@ -35,6 +38,12 @@ pub struct StepPlan<'a> {
     pub update: Option<StepUpdate<'a>>,
     /// What is dropped, and when.
     pub eviction: Option<EvictionRule<'a>>,
+    /// What takes over from slots before they are dropped. An eviction that needs no attention then
+    /// still chooses before it, but its victims are attended to.
+    pub merge: Option<&'a dyn Merge>,
+    /// Whether the step ends with positions without gaps, and keys rotated to them
+    /// ([`LayerCache::rerotate`]).
+    pub renumbers: bool,
     /// Whether the step can be recorded and replayed, as a CUDA graph is: it launches the kernels
     /// that every other recordable step of its policy launches, and neither waits for the device nor
     /// allocates a tensor of the cache.
@@ -151,18 +160,33 @@ pub struct DecodeView<'a> {
     pub attention: Option<&'a AttentionOutput>,
 }
 
-/// A decode step before its eviction.
+/// What a policy does with slots that another policy's plan evicts, before they are dropped.
+pub trait Merge {
+    /// Merges victims into slots that stay, and notes what later merges need of the step's
+    /// attention. Runs in every step, victims or not. Returns what is to be
+    /// dropped then: `attended.due`, or the same victims in another form.
+    ///
+    /// # Errors
+    /// As [`crate::Policy::step`].
+    fn merge(
+        &self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        step: &Step,
+        attended: Attended,
+    ) -> Result<Option<Eviction>>;
+}
+
+/// What a merge is shown of a step.
 #[derive(Debug)]
 pub struct Attended {
-    /// `[B, Hq, D]`
-    pub output: Tensor<3>,
     /// The new tokens' queries after RoPE, `[B, Hq, D]`.
     pub query: Tensor<3>,
     /// Every slot's logit with its log-weight, `[S, G]`, f32.
     pub logits: Tensor<2>,
     /// `[B, Hq]`, f32.
     pub log_sum_exp: Tensor<2>,
-    /// What is to go; `None` while all heads are within their limits.
+    /// The victims; `None` while all heads are within their limits.
     pub due: Option<Eviction>,
 }
 
@@ -184,6 +208,8 @@ pub enum Eviction {
         /// How many stay of each head, `[B * Hkv]`.
         counts: Vec<usize>,
     },
+    /// All slots but these, which stay in their order.
+    Keep(Selection),
 }
 
 impl StepPlan<'_> {
@@ -194,6 +220,8 @@ impl StepPlan<'_> {
             attention: StepAttention::Live { probabilities: false, logits: false },
             update: None,
             eviction: None,
+            merge: None,
+            renumbers: false,
             recordable: true,
         }
     }
@@ -205,6 +233,11 @@ impl<'a> StepPlan<'a> {
         attend: impl FnOnce(&mut LayerCache, Tensor<3>, &Step) -> Result<Tensor<3>> + 'a,
     ) -> Self {
         Self { attention: StepAttention::Own(Box::new(attend)), ..StepPlan::append() }
+    }
+
+    /// The plan with a merge of what it evicts.
+    pub fn merging(self, merge: &'a dyn Merge) -> Self {
+        Self { merge: Some(merge), ..self }
     }
 
     /// The plan, recordable or not.
@@ -229,14 +262,21 @@ impl<'a> StepPlan<'a> {
 
     /// Refuses parts that would be left out.
     fn check(&self) -> Result<()> {
-        let behind = self.eviction.as_ref().is_some_and(|rule| !rule.before_attention);
+        let invalid = |policy: &str, reason: &str| {
+            Err(PolicyError::InvalidConfig { policy: policy.into(), reason: reason.into() })
+        };
         let live = matches!(self.attention, StepAttention::Live { .. });
-        if live || !(behind || self.update.is_some()) {
-            return Ok(());
+        if self.merge.is_some() && !(live && self.slot == TokenSlot::Append) {
+            let reason = "its steps do not attend to all live slots behind an append";
+            return invalid("evictor", reason);
         }
-        let reason = "its plan has an update or an eviction behind an attention that leaves neither \
-                      probabilities nor logits";
-        Err(PolicyError::InvalidConfig { policy: "decode step".into(), reason: reason.into() })
+        let behind = self.eviction.as_ref().is_some_and(|rule| !rule.before_attention);
+        if !live && (behind || self.update.is_some()) {
+            let reason = "its plan has an update or an eviction behind an attention that leaves \
+                          neither probabilities nor logits";
+            return invalid("decode step", reason);
+        }
+        Ok(())
     }
 
     /// Runs what follows the token's write, given its query `[B, Hq, D]` after RoPE.
@@ -251,10 +291,38 @@ impl<'a> StepPlan<'a> {
         step: &Step,
     ) -> Result<Tensor<3>> {
         self.check()?;
-        let Self { attention, update, eviction, .. } = self;
-        if let Some(rule) = eviction.as_ref().filter(|rule| rule.before_attention)
-            && let Some(due) =
+        let renumbers = self.renumbers;
+        let output = self.attend_and_evict(layer, cache, query, step)?;
+        if renumbers {
+            cache.rerotate(&step.inverse_frequencies)?;
+        }
+        Ok(output)
+    }
+
+    fn attend_and_evict(
+        self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        query: Tensor<3>,
+        step: &Step,
+    ) -> Result<Tensor<3>> {
+        let Self { attention, update, eviction, merge, .. } = self;
+        if let (Some(_), Some(StepUpdate::AddContributions { norms, .. })) = (merge, &update) {
+            // Merges of earlier steps may have changed values.
+            cache.set_value_norms(norms)?;
+        }
+        let (before, behind) = match eviction {
+            Some(rule) if rule.before_attention => (Some(rule), None),
+            rule => (None, rule),
+        };
+        let mut due = match before {
+            Some(rule) => {
                 rule.due(&DecodeView { layer, cache, step, query: &query, attention: None })?
+            }
+            None => None,
+        };
+        if merge.is_none()
+            && let Some(due) = due.take()
         {
             due.apply_to(cache)?;
         }
@@ -265,7 +333,8 @@ impl<'a> StepPlan<'a> {
                 return Ok(cache.attend_and_choose_victim(query, options)?.output);
             }
             StepAttention::Live { probabilities, logits } => {
-                (probabilities, logits || update.as_ref().is_some_and(StepUpdate::takes_logits))
+                let updates = update.as_ref().is_some_and(StepUpdate::takes_logits);
+                (probabilities, logits || updates || merge.is_some())
             }
         };
         let attention = attend_live(cache, &query, probabilities, logits)?;
@@ -273,63 +342,19 @@ impl<'a> StepPlan<'a> {
         if let Some(update) = update {
             update.apply_to(cache, step, &output)?;
         }
-        if let Some(rule) = eviction.filter(|rule| !rule.before_attention)
-            && let Some(due) = rule.due(&output.view(layer, cache, step))?
-        {
+        if let Some(rule) = behind {
+            due = rule.due(&output.view(layer, cache, step))?;
+        }
+        let StepOutput { query, attention } = output;
+        if let Some(merge) = merge {
+            let (logits, log_sum_exp) = logits_of(&attention)?;
+            let attended = Attended { query, logits, log_sum_exp, due };
+            due = merge.merge(layer, cache, step, attended)?;
+        }
+        if let Some(due) = due {
             due.apply_to(cache)?;
         }
-        Ok(output.attention.output)
-    }
-
-    /// Runs the step but for its eviction, which it reports: with logits and log-sum-exp, for a
-    /// policy that does something else with what goes. A rule that needs no attention still chooses
-    /// before it, but its victims are attended to.
-    ///
-    /// # Errors
-    /// As [`Self::run`]; [`PolicyError::InvalidConfig`] for plans that read in a way of their own
-    /// or overwrite.
-    pub fn observe(
-        self,
-        layer: LayerContext,
-        cache: &mut LayerCache,
-        step: &Step,
-    ) -> Result<Attended> {
-        let (TokenSlot::Append, StepAttention::Live { probabilities, .. }) =
-            (self.slot, &self.attention)
-        else {
-            return Err(PolicyError::InvalidConfig {
-                policy: "evictor".into(),
-                reason: "its steps do not attend to all live slots behind an append".into(),
-            });
-        };
-        let query = self.slot.write(cache, step)?;
-        if let Some(StepUpdate::AddContributions { norms, .. }) = self.update {
-            // Whoever carries out evictions may have changed values.
-            cache.set_value_norms(norms)?;
-        }
-        let before = match &self.eviction {
-            Some(rule) if rule.before_attention => {
-                rule.due(&DecodeView { layer, cache, step, query: &query, attention: None })?
-            }
-            _ => None,
-        };
-        let attention = attend_live(cache, &query, *probabilities, true)?;
-        let output = StepOutput { query, attention };
-        if let Some(update) = self.update {
-            update.apply_to(cache, step, &output)?;
-        }
-        let due = match self.eviction {
-            Some(rule) if !rule.before_attention => rule.due(&output.view(layer, cache, step))?,
-            _ => before,
-        };
-        let (logits, log_sum_exp) = logits_of(&output.attention)?;
-        Ok(Attended {
-            output: output.attention.output,
-            query: output.query,
-            logits,
-            log_sum_exp,
-            due,
-        })
+        Ok(attention.output)
     }
 }
 
@@ -345,6 +370,8 @@ impl fmt::Debug for StepPlan<'_> {
             .field("attention", &attention)
             .field("updates", &self.update.is_some())
             .field("evicts", &self.eviction.is_some())
+            .field("merges", &self.merge.is_some())
+            .field("renumbers", &self.renumbers)
             .field("recordable", &self.recordable)
             .finish()
     }
@@ -480,12 +507,37 @@ impl EvictionRule<'_> {
 }
 
 impl Eviction {
-    /// Drops what is to go.
-    pub(crate) fn apply_to(self, cache: &mut LayerCache) -> Result<()> {
+    /// The slots that stay. Waits for the device where single victims go.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn kept(self, cache: &LayerCache) -> Result<Selection> {
+        match self {
+            Self::One { victims, limits } => {
+                let victims = read_i32("victims", victims)?;
+                let layout = cache.layout();
+                let kept =
+                    victims.iter().zip(&limits).enumerate().map(|(pair, (&victim, &limit))| {
+                        let live = layout.live(pair);
+                        let all = 0..live.len() as u32;
+                        let goes = |at: &u32| {
+                            live.len() > limit && live.start + *at as usize == victim as usize
+                        };
+                        all.filter(|at| !goes(at)).collect()
+                    });
+                Ok(Selection::new(kept.collect())?)
+            }
+            Self::KeepTop { scores, counts } => Ok(cache.highest(scores, &counts)?),
+            Self::Keep(kept) => Ok(kept),
+        }
+    }
+
+    /// Drops the victims.
+    fn apply_to(self, cache: &mut LayerCache) -> Result<()> {
         match self {
             Self::One { victims, limits } => cache.evict_slots(victims, &limits)?,
-            Self::KeepTop { scores, counts } => {
-                let kept = cache.highest(scores, &counts)?;
+            many => {
+                let kept = many.kept(cache)?;
                 cache.retain(&kept)?;
             }
         }

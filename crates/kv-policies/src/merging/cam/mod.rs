@@ -14,12 +14,13 @@ use serde_json::Value;
 
 use crate::policy::attention_scores::window_attention;
 use crate::policy::config::{Config, config_around};
-use crate::policy::evictor::{evictor_of, evictor_part};
+use crate::policy::evictor::{EVICTOR, evictor_of, evictor_part};
 use crate::policy::generator::generator;
 use crate::policy::state_tensors::int_numbers;
 use crate::{
-    Attended, Capabilities, Eviction, EvictionPolicy, LayerContext, Needs, Observation, Plan,
-    Policy, PolicyError, Reduction, Result, Scorer, Step, StreamingLlm,
+    Attended, Capabilities, Composition, Eviction, EvictionPolicy, LayerContext, Merge, Needs,
+    Observation, Plan, Policy, PolicyError, Reduction, Result, Scorer, Step, StepPlan,
+    StreamingLlm,
 };
 
 const NAME: &str = "cam";
@@ -163,35 +164,8 @@ impl Cam {
         step: &Step,
         uniforms: Tensor<2>,
     ) -> Result<Tensor<3>> {
-        self.advance(layer, cache, step, Some(uniforms))
-    }
-
-    fn advance(
-        &self,
-        layer: LayerContext,
-        cache: &mut LayerCache,
-        step: &Step,
-        uniforms: Option<Tensor<2>>,
-    ) -> Result<Tensor<3>> {
-        let attended = self.evictor.plan(layer, cache)?.observe(layer, cache, step)?;
-        let attention = self.observe(cache, &attended)?;
-        match attended.due {
-            None => {}
-            Some(Eviction::One { victims, limits }) => {
-                let uniforms = match uniforms {
-                    Some(uniforms) => uniforms,
-                    None => draw(cache, &step.position)?,
-                };
-                self.spread_victims(cache, &victims, &limits, &attention, uniforms)?;
-                cache.evict_slots(victims, &limits)?;
-            }
-            Some(Eviction::KeepTop { scores, counts }) => {
-                let kept = cache.highest(scores, &counts)?;
-                self.spread_others(cache, &kept, attention)?;
-                cache.retain(&kept)?;
-            }
-        }
-        Ok(attended.output)
+        let spreading = Spreading { cam: self, uniforms: Some(uniforms) };
+        self.evictor.plan(layer, cache)?.merging(&spreading).run(layer, cache, step)
     }
 
     /// Each slot's attention behind a step, `[S]`, which is recorded where it accumulates.
@@ -259,6 +233,10 @@ impl Policy for Cam {
         self.evictor.budget()
     }
 
+    fn composition(&self) -> Composition<'_> {
+        Composition::Around { option: EVICTOR, inner: &*self.evictor }
+    }
+
     fn needs(&self) -> Needs {
         let own = match self.options.attention {
             CamAttention::Accumulated => Needs { column_sums: true, ..Needs::default() },
@@ -299,7 +277,54 @@ impl Policy for Cam {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        self.advance(layer, cache, &step, None)
+    fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
+        Ok(self.evictor.plan(layer, cache)?.merging(self).recordable(false))
+    }
+}
+
+/// CaM's merge with numbers in `[0, 1)` for victims that go one by one, `[B, Hkv]`, f32; without,
+/// they are drawn.
+struct Spreading<'a> {
+    cam: &'a Cam,
+    uniforms: Option<Tensor<2>>,
+}
+
+impl Merge for Cam {
+    fn merge(
+        &self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        step: &Step,
+        attended: Attended,
+    ) -> Result<Option<Eviction>> {
+        Spreading { cam: self, uniforms: None }.merge(layer, cache, step, attended)
+    }
+}
+
+impl Merge for Spreading<'_> {
+    fn merge(
+        &self,
+        _layer: LayerContext,
+        cache: &mut LayerCache,
+        step: &Step,
+        attended: Attended,
+    ) -> Result<Option<Eviction>> {
+        let attention = self.cam.observe(cache, &attended)?;
+        Ok(match attended.due {
+            Some(Eviction::One { victims, limits }) => {
+                let uniforms = match &self.uniforms {
+                    Some(uniforms) => uniforms.clone(),
+                    None => draw(cache, &step.position)?,
+                };
+                self.cam.spread_victims(cache, &victims, &limits, &attention, uniforms)?;
+                Some(Eviction::One { victims, limits })
+            }
+            Some(many) => {
+                let kept = many.kept(cache)?;
+                self.cam.spread_others(cache, &kept, attention)?;
+                Some(Eviction::Keep(kept))
+            }
+            None => None,
+        })
     }
 }

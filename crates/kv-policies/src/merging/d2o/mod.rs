@@ -13,10 +13,10 @@ use serde_json::Value;
 
 use crate::merging::merge_groups::Groups;
 use crate::policy::config::{Config, config_around};
-use crate::policy::evictor::{evictor_of, evictor_part};
+use crate::policy::evictor::{EVICTOR, evictor_of, evictor_part};
 use crate::{
-    Capabilities, Eviction, EvictionPolicy, H2o, LayerContext, Needs, Observation, Observed, Plan,
-    Policy, PolicyError, Result, Scorer, Step,
+    Attended, Capabilities, Composition, Eviction, EvictionPolicy, H2o, LayerContext, Merge, Needs,
+    Observation, Observed, Plan, Policy, PolicyError, Result, Scorer, Step, StepPlan,
 };
 
 const NAME: &str = "d2o";
@@ -185,6 +185,10 @@ impl Policy for D2o {
         self.evictor.budget()
     }
 
+    fn composition(&self) -> Composition<'_> {
+        Composition::Around { option: EVICTOR, inner: &*self.evictor }
+    }
+
     fn needs(&self) -> Needs {
         let own = Needs { column_sums: self.options.dynamic_layers, ..Needs::default() };
         self.evictor.needs().union(own)
@@ -229,17 +233,23 @@ impl Policy for D2o {
         each.map(|layer| self.prefill(&layer.view(), new_tokens, options.clone())).collect()
     }
 
-    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        let attended = self.evictor.plan(layer, cache)?.observe(layer, cache, &step)?;
-        match attended.due {
-            None => {}
-            Some(Eviction::One { victims, limits }) => {
-                self.merge_victims(cache, &victims, &limits)?;
-                cache.evict_slots(victims, &limits)?;
-            }
-            // Many at once are dropped as they are: the paper merges at every step.
-            Some(others) => others.apply_to(cache)?,
+    fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
+        Ok(self.evictor.plan(layer, cache)?.merging(self).recordable(false))
+    }
+}
+
+impl Merge for D2o {
+    fn merge(
+        &self,
+        _layer: LayerContext,
+        cache: &mut LayerCache,
+        _step: &Step,
+        attended: Attended,
+    ) -> Result<Option<Eviction>> {
+        // Many at once are dropped as they are: the paper merges at every step.
+        if let Some(Eviction::One { victims, limits }) = &attended.due {
+            self.merge_victims(cache, victims, limits)?;
         }
-        Ok(attended.output)
+        Ok(attended.due)
     }
 }

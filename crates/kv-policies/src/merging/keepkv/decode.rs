@@ -1,7 +1,7 @@
 //! Merges during decode: one victim a head in one launch, or many.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{LayerCache, Selection, read_f32, read_i32};
+use kv_core::{LayerCache, Selection, read_f32};
 use kv_kernels::{NearestOptions, StepScores};
 
 use super::scores::{LOG_SAMPLES, LOG_SCORES, TRACKS, mean_queries, weigh, weights};
@@ -74,21 +74,4 @@ impl KeepKv {
         let merged = groups.merge(cache, None, targets, groups.weights(&weights), options)?;
         weigh(cache, merged)
     }
-}
-
-/// All slots but one victim, `[B, Hkv]`, of every head over its limit.
-pub(super) fn others(
-    cache: &LayerCache,
-    victims: Tensor<2, Int>,
-    limits: &[usize],
-) -> Result<Selection> {
-    let victims = read_i32("victims", victims)?;
-    let layout = cache.layout();
-    let kept = victims.iter().zip(limits).enumerate().map(|(pair, (&victim, &limit))| {
-        let live = layout.live(pair);
-        let all = 0..live.len() as u32;
-        let goes = |at: &u32| live.len() > limit && live.start + *at as usize == victim as usize;
-        all.filter(|at| !goes(at)).collect()
-    });
-    Ok(Selection::new(kept.collect())?)
 }

@@ -18,13 +18,11 @@ use kv_kernels::{DecodeAttentionOptions, KeyRule, MergeOptions, StepScores};
 use serde_json::Value;
 
 use crate::policy::config::{Config, config_around};
-use crate::policy::evictor::{evictor_of, evictor_part};
+use crate::policy::evictor::{EVICTOR, evictor_of, evictor_part};
 use crate::{
-    Attended, Capabilities, Eviction, EvictionPolicy, LayerContext, Needs, Observation, Plan,
-    Policy, PolicyError, RecentAttention, Result, Scorer, Step,
+    Attended, Capabilities, Composition, Eviction, EvictionPolicy, LayerContext, Merge, Needs,
+    Observation, Plan, Policy, PolicyError, RecentAttention, Result, Scorer, Step, StepPlan,
 };
-
-use decode::others;
 
 pub use archive::{Archive, Transfers};
 
@@ -124,6 +122,10 @@ impl Policy for KeepKv {
         self.evictor.budget()
     }
 
+    fn composition(&self) -> Composition<'_> {
+        Composition::Around { option: EVICTOR, inner: &*self.evictor }
+    }
+
     fn needs(&self) -> Needs {
         let own = Needs { window: self.options.window, ..Needs::default() };
         self.evictor.needs().union(own)
@@ -157,37 +159,48 @@ impl Policy for KeepKv {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    fn is_recordable(&self, layer: LayerContext, cache: &LayerCache) -> bool {
+    fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
+        if self.due_now(layer, cache) {
+            let rebuilt = StepPlan::attend_with(move |cache, query, step| {
+                self.keep_newest(cache, step, &query)?;
+                self.rebuild(layer, cache, step)?;
+                self.look_ahead(layer, cache);
+                Ok(cache.attend(query, DecodeAttentionOptions::default())?.output)
+            });
+            return Ok(rebuilt.recordable(false));
+        }
         let waits = self.merges_on_host() || self.rebuilds();
         let evicts = self.evictor.capabilities().changes_decode;
-        !waits && evicts && self.evictor.is_recordable(layer, cache)
+        let plan = self.evictor.plan(layer, cache)?;
+        let recordable = plan.recordable && evicts && !waits;
+        Ok(plan.merging(self).recordable(recordable))
     }
+}
 
-    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        if self.due_now(layer, cache) {
-            let query = step.append(cache)?;
-            self.keep_newest(cache, &step, &query)?;
-            self.rebuild(layer, cache, &step)?;
-            self.look_ahead(layer, cache);
-            return Ok(cache.attend(query, DecodeAttentionOptions::default())?.output);
-        }
-        let attended = self.evictor.plan(layer, cache)?.observe(layer, cache, &step)?;
+impl Merge for KeepKv {
+    fn merge(
+        &self,
+        layer: LayerContext,
+        cache: &mut LayerCache,
+        step: &Step,
+        attended: Attended,
+    ) -> Result<Option<Eviction>> {
         let scores = self.taken_by_merges(&attended);
         if scores.is_none() {
             self.observe(cache, &attended)?;
         }
         if !self.rebuilds() {
-            return self.evict(cache, attended, scores);
+            return self.merge_due(cache, attended, scores);
         }
-        self.keep_newest(cache, &step, &attended.query)?;
+        self.keep_newest(cache, step, &attended.query)?;
         let above = self.options.rebuild_above;
         if above > 0.0 && self.estimated_perturbation(cache, &attended)? > above {
-            self.rebuild(layer, cache, &step)?;
-            return Ok(attended.output);
+            self.rebuild(layer, cache, step)?;
+            return Ok(None);
         }
-        let output = self.evict(cache, attended, None)?;
+        let due = self.merge_due(cache, attended, None)?;
         self.look_ahead(layer, cache);
-        Ok(output)
+        Ok(due)
     }
 }
 
@@ -205,34 +218,26 @@ impl KeepKv {
         taken.then(|| self.step_scores(attended))
     }
 
-    /// Merges what is due, behind averages of `scores` where these are not taken yet, and drops it.
-    fn evict(
+    /// Merges what is due, behind averages of `scores` where these are not taken yet; returns what is
+    /// to be dropped then.
+    fn merge_due(
         &self,
         cache: &mut LayerCache,
         attended: Attended,
         scores: Option<StepScores>,
-    ) -> Result<Tensor<3>> {
+    ) -> Result<Option<Eviction>> {
         let before = self.weights_before(cache);
-        match attended.due {
-            None => {}
-            Some(Eviction::One { victims, limits }) if self.merges_on_host() => {
-                let kept = others(cache, victims, &limits)?;
-                self.merge_others(cache, &kept, attended.query)?;
-                self.remember_merges(cache, before)?;
-                cache.retain(&kept)?;
-            }
-            Some(Eviction::One { victims, limits }) => {
+        let kept = match attended.due {
+            None => return Ok(None),
+            Some(Eviction::One { victims, limits }) if !self.merges_on_host() => {
                 self.merge_victims(cache, &victims, &limits, attended.query, scores)?;
                 self.remember_merges(cache, before)?;
-                cache.evict_slots(victims, &limits)?;
+                return Ok(Some(Eviction::One { victims, limits }));
             }
-            Some(Eviction::KeepTop { scores, counts }) => {
-                let kept = cache.highest(scores, &counts)?;
-                self.merge_others(cache, &kept, attended.query)?;
-                self.remember_merges(cache, before)?;
-                cache.retain(&kept)?;
-            }
-        }
-        Ok(attended.output)
+            Some(due) => due.kept(cache)?,
+        };
+        self.merge_others(cache, &kept, attended.query)?;
+        self.remember_merges(cache, before)?;
+        Ok(Some(Eviction::Keep(kept)))
     }
 }
