@@ -84,7 +84,7 @@ impl KvCache {
 
     /// The host's part of a step that the device runs by itself: lengths change by `growth`, a list
     /// `[B * Hkv]` a layer, as the device's do. Where a policy's state changes lengths by itself,
-    /// it says what they are ([`crate::PolicyState::length_after_step`]).
+    /// it says what they are ([`crate::PolicyState::lengths_of_step`]).
     ///
     /// # Errors
     /// [`Error::CapacityExhausted`] where a head has no room, [`Error::Shape`]; nothing changes

@@ -27,8 +27,6 @@ pub struct HostLayer {
     pub(crate) log_weights: Option<TensorData>,
     pub(crate) tracks: BTreeMap<String, (f32, TensorData)>,
     pub(crate) state: BTreeMap<String, TensorData>,
-    /// Where the next tokens go, `[B, Hkv]`.
-    pub(crate) next: Option<TensorData>,
     /// What policies keep beside the slots.
     pub(crate) states: BTreeMap<String, HostState>,
 }
@@ -111,10 +109,6 @@ impl HostLayer {
             state: state
                 .map(|(name, own)| Ok((name.clone(), own.to_host()?)))
                 .collect::<Result<_>>()?,
-            next: cache
-                .write_slots_of_next()
-                .map(|next| read_int("places", next.clone()))
-                .transpose()?,
             states: host_states(cache)?,
         })
     }
@@ -147,9 +141,6 @@ impl HostLayer {
         }
         for (name, data) in self.state {
             cache.state.insert(name, StateTensor::from_host(data, device));
-        }
-        if let Some(next) = self.next {
-            cache.set_next(Tensor::from_data(next, (device, DType::I32)))?;
         }
         for (name, state) in self.states {
             let held = match state {

@@ -6,7 +6,6 @@ mod capacity;
 mod evict;
 mod merge;
 mod options;
-mod overwrite;
 mod rotate;
 mod scores;
 mod slots;
@@ -26,7 +25,6 @@ use crate::{Error, MemoryReport, Result, SlotLayout};
 
 pub use attend::NUMERATORS;
 pub use options::{CacheOptions, Room};
-pub(crate) use overwrite::{LOG_NORMS, Next};
 pub use scores::ScoreTracks;
 pub(crate) use slots::Rows;
 pub(crate) use state_tensor::StateTensor;
@@ -73,8 +71,6 @@ pub struct LayerCache {
     pub(crate) state: BTreeMap<String, StateTensor>,
     /// Slots that a policy lets each head hold after a decode step, `[B * Hkv]`.
     pub(crate) limits: Option<Vec<usize>>,
-    /// Where the next tokens go, in caches that are held at their limits.
-    pub(crate) next: Option<Next>,
     /// What policies keep beside the slots, in types of their own.
     pub(crate) states: States,
     /// The (sequence, head) of every slot, `[S]`, made when first asked for.
@@ -101,7 +97,6 @@ impl LayerCache {
             tracks: BTreeMap::new(),
             state: BTreeMap::new(),
             limits: None,
-            next: None,
             states: States::default(),
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
@@ -232,7 +227,6 @@ impl LayerCache {
             log_weights: self.log_weights.map(floats),
             tracks: tracks.collect(),
             state: state.map(|(name, own)| (name.clone(), own.to_device(device))).collect(),
-            next: self.next.map(|next| next.to_device(device)),
             states: self.states.map(|state| state.to_device(device)),
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),
@@ -249,8 +243,6 @@ impl LayerCache {
     pub(crate) fn set_lengths(&mut self, lengths: Vec<usize>) {
         self.layout.lengths_mut().copy_from_slice(&lengths);
         self.ranges = self.layout.to_device(&self.options.device);
-        // Places that were chosen before mean nothing any more.
-        self.next = None;
     }
 }
 
@@ -279,7 +271,6 @@ impl Clone for LayerCache {
                 .collect(),
             state: self.state.iter().map(|(name, own)| (name.clone(), own.copied())).collect(),
             limits: self.limits.clone(),
-            next: self.next.clone(),
             states: self.states.map(|state| state.copied()),
             slot_pairs: OnceLock::new(),
             every_head: OnceLock::new(),

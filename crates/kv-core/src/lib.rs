@@ -31,7 +31,9 @@ pub use layout::SlotLayout;
 pub use memory::MemoryReport;
 pub use ranking::{rank, top};
 pub use selection::Selection;
-pub use state::{HostState, LoadState, PolicyState, SavedState, StateBytes, states_of};
+pub use state::{
+    HostState, LoadState, PolicyState, SavedState, StateBytes, StepLengths, states_of,
+};
 pub use tensors::{packed, read_f32, read_i32, zero_rows};
 
 /// `Result` with this crate's [`Error`].

@@ -58,8 +58,8 @@ impl MemoryReport {
         let tracks: usize = cache.tracks.values().map(|track| bytes(&track.values)).sum();
         let state: usize = cache.state.values().map(StateTensor::bytes).sum();
         let states: Vec<_> = cache.states.live().map(|state| state.bytes(cache)).collect();
-        // Offsets and lengths; places and limits where a cache is held at them.
-        let ranges = if cache.is_overwriting() { 4 } else { 2 };
+        // Offsets and lengths.
+        let ranges = 2;
         Self {
             allocated: cache.layout().total() * row,
             in_use: cache.layout().used() * row,

@@ -92,10 +92,16 @@ pub trait PolicyState: Any + Debug + Send + Sync {
         Ok(())
     }
 
-    /// Slots of a head behind a step, where the state's steps change lengths by themselves; the
-    /// head had `length` slots with the step's token. `None` where they do not.
-    fn length_after_step(&self, _head: usize, _length: usize) -> Option<usize> {
+    /// Slots of a head within a step and behind it, where the state's steps change lengths by
+    /// themselves; the head has `before` slots before the step. `None` where they do not.
+    fn lengths_of_step(&self, _head: usize, _before: usize) -> Option<StepLengths> {
         None
+    }
+
+    /// Whether the state means nothing any more once slots are appended, dropped or reordered
+    /// otherwise than by its own steps, or once limits change: the cache lets go of it then.
+    fn is_void_once_slots_change(&self) -> bool {
+        false
     }
 
     /// Whether the state's own steps set this track's value of a new token, so that an append
@@ -126,6 +132,15 @@ pub trait LoadState: PolicyState + Sized {
     /// # Errors
     /// [`Error::InvalidPlan`] that says what does not fit.
     fn load(saved: SavedState, cache: &LayerCache, seen: &[usize]) -> Result<Self>;
+}
+
+/// Slots of a head around a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepLengths {
+    /// The most that it has within the step, such as before the step gives up slots.
+    pub within: usize,
+    /// Slots that it has behind the step.
+    pub behind: usize,
 }
 
 /// Bytes of a state.
@@ -266,6 +281,19 @@ impl States {
             Held::State(state) => Some(state),
             Held::Saved(..) => None,
         })
+    }
+
+    /// Whether some state's own steps set this track of a new token.
+    pub(crate) fn set_track(&self, track: &str) -> bool {
+        self.live().any(|state| state.sets_track(track))
+    }
+
+    /// Lets go of states that mean nothing any more once slots or limits have changed.
+    pub(crate) fn drop_void(&mut self) {
+        self.0.retain(|_, held| match held {
+            Held::State(state) => !state.is_void_once_slots_change(),
+            Held::Saved(..) => true,
+        });
     }
 
     /// Each state's counter, in the order of names.

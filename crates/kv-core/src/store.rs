@@ -10,7 +10,6 @@ use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::layer::LOG_NORMS;
 use crate::state::{HostState, SavedState};
 use crate::{Error, HostCache, HostLayer, KvCache, Origin, Result};
 
@@ -36,8 +35,8 @@ struct LayerHeader {
     limits: Option<Vec<usize>>,
     tracks: BTreeMap<String, f32>,
     state: Vec<String>,
-    /// Whether places of the next tokens are stored.
-    #[serde(default)]
+    /// Whether write slots are stored as files of earlier versions store them, as the tensor `next`.
+    #[serde(default, skip_serializing)]
     next: bool,
     /// Headers of policies' states, by name.
     #[serde(flatten)]
@@ -100,9 +99,6 @@ impl HostCache {
             for (name, data) in &layer.state {
                 add(&format!("state.{name}"), data);
             }
-            if let Some(next) = &layer.next {
-                add("next", next);
-            }
             let mut states = BTreeMap::new();
             for (name, state) in &layer.states {
                 let HostState::Saved(saved) = state else { return Err(not_saved(name)) };
@@ -126,7 +122,7 @@ impl HostCache {
                     .map(|(name, (initial, _))| (name.clone(), *initial))
                     .collect(),
                 state: layer.state.keys().cloned().collect(),
-                next: layer.next.is_some(),
+                next: false,
                 states,
             });
         }
@@ -201,7 +197,14 @@ impl HostCache {
             let dtype = parse_dtype(&layer.dtype)
                 .ok_or_else(|| invalid(format!("layer {index}: dtype `{}`", layer.dtype)))?;
             let live: usize = layer.lengths.iter().sum();
-            let states = saved_states(&file, index, &layer).map_err(&invalid)?;
+            let mut states = saved_states(&file, index, &layer).map_err(&invalid)?;
+            if layer.next {
+                let shape = [header.seen.len(), layer.kv_heads];
+                let slots = read(format!("{index}.next"), DType::I32, &shape)?;
+                let tensors = BTreeMap::from([("slots".to_string(), slots)]);
+                let saved = SavedState { header: Value::Bool(true), tensors, load: None };
+                states.insert("write_slots".into(), HostState::Saved(saved));
+            }
             let rows = [live, layer.head_dim];
             layers.push(HostLayer {
                 keys: read(format!("{index}.keys"), dtype, &rows)?,
@@ -228,13 +231,6 @@ impl HostCache {
                     })
                     .collect::<Result<_>>()?,
                 states,
-                next: layer
-                    .next
-                    .then(|| {
-                        let shape = [header.seen.len(), layer.kv_heads];
-                        read(format!("{index}.next"), DType::I32, &shape)
-                    })
-                    .transpose()?,
                 kv_heads: layer.kv_heads,
                 capacities: layer.capacities,
                 lengths: layer.lengths,
@@ -244,9 +240,6 @@ impl HostCache {
                 growable: layer.growable,
                 limits: layer.limits,
             });
-        }
-        for (index, layer) in layers.iter().enumerate() {
-            check_places(layer).map_err(|reason| invalid(format!("layer {index}: {reason}")))?;
         }
         Ok(Self { layers, seen: header.seen, origin: header.origin })
     }
@@ -296,25 +289,6 @@ fn saved_states(
         states.insert(name.clone(), HostState::Saved(saved));
     }
     Ok(states)
-}
-
-/// Checks where a layer's next tokens go: the device will not.
-fn check_places(layer: &HostLayer) -> std::result::Result<(), String> {
-    let Some(next) = &layer.next else { return Ok(()) };
-    let limits = layer.limits.as_ref().ok_or("places without limits")?;
-    if !layer.tracks.contains_key(LOG_NORMS) {
-        return Err(format!("places without the track `{LOG_NORMS}`"));
-    }
-    let places = next.as_slice::<i32>().map_err(|error| error.to_string())?;
-    let heads = places.iter().zip(&layer.lengths).zip(limits).enumerate();
-    for (head, ((&place, &length), &limit)) in heads {
-        let within = usize::try_from(place)
-            .is_ok_and(|place| place < length || (place == length && length < limit));
-        if !within {
-            return Err(format!("place {place} of head {head}, which holds {length} of {limit}"));
-        }
-    }
-    Ok(())
 }
 
 fn file_dtype(dtype: DType) -> Dtype {

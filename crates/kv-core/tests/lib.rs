@@ -4,7 +4,6 @@
 
 mod cache;
 mod files;
-mod held;
 mod memory;
 mod model;
 mod properties;

@@ -1,4 +1,5 @@
-//! Saved sessions of earlier versions, which store integers of policies' states as f32.
+//! Saved sessions of earlier versions, which store integers of policies' states as f32, and write
+//! slots as a tensor of the cache's own.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -20,7 +21,10 @@ fn as_before(from: &Path, to: &Path) -> usize {
     let header = metadata.metadata().as_ref().unwrap()["burn-kv"].clone();
     let mut header: Value = serde_json::from_str(&header).unwrap();
     for layer in header["layers"].as_array_mut().unwrap() {
+        let layer = layer.as_object_mut().unwrap();
         layer["state"].as_array_mut().unwrap().retain(|name| name != "balancekv-longest");
+        let next = layer.remove("write_slots").is_some();
+        layer.insert("next".into(), next.into());
     }
     let mut tensors: Vec<(String, Vec<usize>, Dtype, Vec<u8>)> = Vec::new();
     let mut changed = 0;
@@ -28,6 +32,11 @@ fn as_before(from: &Path, to: &Path) -> usize {
         let integers = view.dtype() == Dtype::I32
             && (name.contains(".state.") || name.ends_with(".lists.table"));
         let mut shape = view.shape().to_vec();
+        if let Some(layer) = name.strip_suffix(".write_slots.slots") {
+            changed += 1;
+            tensors.push((format!("{layer}.next"), shape, view.dtype(), view.data().to_vec()));
+            continue;
+        }
         if !integers {
             if !name.ends_with("balancekv-longest") {
                 tensors.push((name.to_string(), shape, view.dtype(), view.data().to_vec()));
@@ -59,7 +68,7 @@ fn as_before(from: &Path, to: &Path) -> usize {
 }
 
 #[test]
-fn files_that_store_integers_as_f32_go_on_identically() {
+fn files_of_earlier_versions_go_on_identically() {
     let tested = &devices()[0];
     let model = embedded(tested);
     let heads = model.config().num_kv_heads;
@@ -70,6 +79,7 @@ fn files_that_store_integers_as_f32_go_on_identically() {
         json!({"policy": "double-sparsity", "budget": 24}),
         json!({"policy": "hshare", "budget": 48}),
         json!({"policy": "duo-attention", "alpha": alpha, "sinks": 4, "recents": 30}),
+        json!({"policy": "longflow", "budget": 40}),
         json!({"policy": "cam", "budget": 40}),
         json!({"policy": "pyramidinfer", "budget": 60}),
         json!({"policy": "balancekv-stream", "budget": 60}),
@@ -81,7 +91,7 @@ fn files_that_store_integers_as_f32_go_on_identically() {
         let mut session = Session::start(&model, policy.clone(), prompts, &[5], 60).unwrap();
         (0..20).for_each(|at| session.step(&[3 + at]).unwrap());
         session.save(&now).unwrap();
-        assert!(as_before(&now, &before) > 0, "{config} stores integers");
+        assert!(as_before(&now, &before) > 0, "{config}");
         let logits = [&now, &before].map(|path| {
             let mut session = Session::resume(&model, policy.clone(), path, &[30]).unwrap();
             (0..30).for_each(|at| session.step(&[9 + at]).unwrap());

@@ -43,6 +43,7 @@ pub use policy::step_plan::{
     Attended, DecodeView, Eviction, EvictionRule, Merge, OwnAttention, OwnUpdate, SlotScores,
     StepAttention, StepOutput, StepPlan, StepUpdate, TokenSlot, VictimChoice,
 };
+pub use policy::write_slots::WriteSlots;
 pub use policy::{Capabilities, Composition, Needs, Plan, Policy};
 pub use prefill::{Etf, Psaw, PyramidInfer};
 pub use reading::{

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{CacheOptions, LayerCache, read_f32, read_i32};
-use kv_policies::{LayerContext, Observation, Policy, Step, build};
+use kv_policies::{LayerContext, Observation, Policy, Step, WriteSlots, build};
 use kv_testing::relative_error;
 use serde_json::json;
 
@@ -164,7 +164,7 @@ pub(crate) fn follow(
     for token in prompt..tokens {
         let step = trace.step(token);
         let output = read_f32("output", policy.step(LAYER, &mut cache, step).unwrap()).unwrap();
-        let places = read_i32("places", cache.write_slots_of_next().unwrap().clone()).unwrap();
+        let places = read_i32("places", WriteSlots::next(&cache).unwrap().clone()).unwrap();
         let newest: Vec<usize> = heads.iter().map(|head| head.place).collect();
         for (pair, head) in heads.iter_mut().enumerate() {
             head.write(keys[pair][token].clone(), values[pair][token].clone());

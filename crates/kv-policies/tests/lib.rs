@@ -28,3 +28,4 @@ mod refused;
 mod short_prompts;
 mod spared;
 mod support;
+mod write_slots;

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Tensor};
 use kv_core::{CacheOptions, LayerCache, SlotLayout, read_f32, read_i32};
 use kv_kernels::EvictionOptions;
-use kv_policies::{Certificate, PolicyError, Step, build, certify};
+use kv_policies::{Certificate, PolicyError, Step, WriteSlots, build, certify};
 use kv_testing::{Numbers, devices, golden_files, relative_error};
 use serde_json::{Value, json};
 
@@ -148,18 +148,18 @@ fn golden_longflow_decode_loop() {
             let positions = Tensor::zeros([batch, filled], (device, DType::I32));
             cache.extend(first(keys), first(values), positions).unwrap();
             cache.set_limits(vec![budget; batch * kv_heads]).unwrap();
-            cache.enable_overwriting().unwrap();
+            WriteSlots::enable(&mut cache).unwrap();
             let [q, k, v] =
                 ["step_q", "step_k", "step_v"].map(|name| golden.tensor(name).on::<4>(device));
             let at = |tensor: &Tensor<4>, index| tensor.clone().narrow(0, index, 1).squeeze_dim(0);
-            cache.attend_and_choose_victim(at(&q, 0), EvictionOptions::default()).unwrap();
+            WriteSlots::attend_and_choose_victim(&mut cache, at(&q, 0), EvictionOptions::default())
+                .unwrap();
             let written = golden.tensor("step_write_slot").indices();
             let evicted = golden.tensor("step_evict_idx").indices();
             let outputs = golden.tensor("step_out");
             let width = outputs.values.len() / q.dims()[0];
             let places = |cache: &LayerCache| -> Vec<u32> {
-                let places =
-                    read_i32("places", cache.write_slots_of_next().unwrap().clone()).unwrap();
+                let places = read_i32("places", WriteSlots::next(cache).unwrap().clone()).unwrap();
                 places.chunks(kv_heads).map(|heads| heads[0] as u32).collect()
             };
             for index in 0..q.dims()[0] {
@@ -227,7 +227,7 @@ fn certified(cache: &LayerCache, before: &Tensor<3>, after: &Tensor<3>) -> Vec<[
         .map(|pool| read(read_f32("pool", pool.clone().reshape([-1])).unwrap()));
     let [before, after] =
         [before, after].map(|query| read(read_f32("query", query.clone().reshape([-1])).unwrap()));
-    let places = read_i32("places", cache.write_slots_of_next().unwrap().clone()).unwrap();
+    let places = read_i32("places", WriteSlots::next(cache).unwrap().clone()).unwrap();
     let dim = cache.head_dim();
     let group = before.len() / dim / places.len();
     let norm = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>().sqrt();
@@ -303,7 +303,7 @@ fn the_bound_of_the_remainder_is_near() {
     };
     let prompt = Prompt::new(tensor(&query), tensor(&keys), tensor(&values));
     let cache = prompt.compress(&*policy, 4);
-    assert_eq!(read_i32("places", cache.write_slots_of_next().unwrap().clone()).unwrap(), [5]);
+    assert_eq!(read_i32("places", WriteSlots::next(&cache).unwrap().clone()).unwrap(), [5]);
     let last = tensor(&query).narrow(2, 23, 1).squeeze_dim::<3>(2);
     let certificate = certify(&cache, &last, &last).unwrap()[0];
     let Certificate { remainder, remainder_bound, .. } = certificate;

@@ -37,7 +37,6 @@ impl LayerCache {
         }
         resized.state = std::mem::take(&mut self.state);
         resized.limits = self.limits.take();
-        resized.next = self.next.take();
         resized.states = std::mem::take(&mut self.states);
         *self = resized;
         self.tell_slots_moved()
@@ -61,10 +60,8 @@ impl LayerCache {
         let lengths = self.assumed(tokens);
         self.fit(&lengths)?;
         self.states.live_mut().try_for_each(|state| state.assume(tokens))?;
-        let held = self.is_overwriting();
         self.set_lengths(lengths);
-        self.tell_slots_moved()?;
-        if held { self.enable_overwriting() } else { Ok(()) }
+        self.tell_slots_moved()
     }
 
     /// The lengths with `tokens` more, as far as the limits go.
@@ -90,13 +87,9 @@ impl LayerCache {
             .enumerate()
             .map(|(pair, ((&length, &capacity), &growth))| {
                 let mut requested = length.saturating_add_signed(growth);
-                // A step appends before it gives up slots.
-                let after = |state: &dyn PolicyState| state.length_after_step(pair, length + 1);
-                if let Some(after) = self.states.live().find_map(after) {
-                    requested = if length < capacity { after } else { length + 1 };
-                }
-                if let (Some(limits), true) = (&self.limits, self.is_overwriting()) {
-                    requested = requested.min(limits[pair]);
+                let own = |state: &dyn PolicyState| state.lengths_of_step(pair, length);
+                if let Some(own) = self.states.live().find_map(own) {
+                    requested = if own.within > capacity { own.within } else { own.behind };
                 }
                 let (sequence, head) =
                     (pair / self.layout.kv_heads(), pair % self.layout.kv_heads());
@@ -123,8 +116,11 @@ impl LayerCache {
         self.states.live_mut().for_each(|state| state.appended(tokens));
     }
 
-    /// Makes sure that heads of these lengths fit.
-    pub(super) fn fit(&mut self, lengths: &[usize]) -> Result<()> {
+    /// Makes sure that heads of these lengths, `[B * Hkv]`, fit: a growable cache grows.
+    ///
+    /// # Errors
+    /// [`Error::CapacityExhausted`] where a head has no room and the cache does not grow.
+    pub fn fit(&mut self, lengths: &[usize]) -> Result<()> {
         self.check_fit(lengths)?;
         let heads = || lengths.iter().zip(self.layout.capacities());
         if heads().all(|(length, capacity)| length <= capacity) {
@@ -154,8 +150,8 @@ impl LayerCache {
 
     /// Batches the sequences of several caches of one layer into one, with room to decode. Tracks
     /// and weights that only some have get their neutral value in the others; state tensors are
-    /// joined along their first dimension, the batch, and must be there in all or none, as must the
-    /// places of caches that are held at their limits.
+    /// joined along their first dimension, the batch, and must be there in all or none, as must
+    /// states of policies' own types.
     ///
     /// # Errors
     /// [`Error`] where head counts, head dims or state do not fit.
@@ -196,12 +192,6 @@ impl LayerCache {
         joined.state = joined_state(&parts)?;
         let states: Vec<&States> = parts.iter().map(|part| &part.states).collect();
         joined.states = States::joined(&states)?;
-        let places: Vec<_> =
-            parts.iter().filter_map(|part| part.write_slots_of_next().cloned()).collect();
-        if !places.is_empty() {
-            all_or_none("places", places.len(), parts.len())?;
-            joined.set_next(Tensor::cat(places, 0))?;
-        }
         joined.tell_slots_moved()?;
         Ok(joined)
     }

@@ -53,7 +53,7 @@ impl LayerCache {
         let (pool, tracks, ranges) = self.pool_and_tracks();
         let mut tracks: Vec<_> = tracks.values_mut().map(|track| &mut track.values).collect();
         drop_slots(pool, &mut tracks, ranges, &victims, &dropped)?;
-        self.next = None;
+        self.states.drop_void();
         for (length, over) in self.layout.lengths_mut().iter_mut().zip(over) {
             *length -= usize::from(over);
         }
@@ -111,6 +111,7 @@ impl LayerCache {
             let (pool, ranges) = self.pool();
             compact_slots(pool, &ranges.offsets, &lists)?;
         }
+        self.states.drop_void();
         self.set_lengths(lengths);
         Ok(())
     }

@@ -108,21 +108,33 @@ impl LayerCache {
         self.layout.uniform_length().is_some() && self.limits() == Some(self.layout.lengths())
     }
 
-    /// Sets the limits; a cache that was held at others no longer is.
+    /// Sets the limits; states that were chosen under others go
+    /// ([`crate::PolicyState::is_void_once_slots_change`]).
     ///
     /// # Errors
     /// [`crate::Error::Shape`] for another number of heads.
     pub fn set_limits(&mut self, limits: Vec<usize>) -> Result<()> {
         expect_shape("limits", &[limits.len()], &[self.layout.pairs()])?;
         self.limits = Some(limits);
-        // Places were chosen under other limits.
-        self.next = None;
+        self.states.drop_void();
         Ok(())
     }
 
-    /// Sets all tracks of `slots` `[N]` to their initial values; negative slots are skipped.
-    pub(super) fn reset_tracks(&mut self, slots: &Tensor<1, Int>) -> Result<()> {
-        self.tracks.values_mut().try_for_each(|track| track.reset(slots))
+    /// Sets the tracks of `slots` `[N]`, 32-bit, to their initial values, but for tracks that a
+    /// state's own steps set; negative slots are skipped. `slots` is not asked for where there is
+    /// no such track.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn reset_tracks(&mut self, slots: impl FnOnce(&Self) -> Tensor<1, Int>) -> Result<()> {
+        let own = |name: &String| !self.states.set_track(name);
+        if !self.tracks.keys().any(own) {
+            return Ok(());
+        }
+        let slots = slots(self);
+        let states = &self.states;
+        let mut tracks = self.tracks.iter_mut().filter(|(name, _)| !states.set_track(name));
+        tracks.try_for_each(|(_, track)| track.reset(&slots))
     }
 
     /// One value a live slot as one value a slot.

@@ -121,14 +121,13 @@ impl LayerCache {
         expect_shape("kv heads", &[heads.kv_heads], &[self.layout.kv_heads()])?;
         expect_shape("positions", &positions.dims(), &[self.layout.batch()])?;
         self.reserve(1)?;
-        self.next = None;
+        self.states.drop_void();
         let (pool, ranges) = self.pool();
         let query = write_heads(projected, positions, heads, pool, Placement::Append(ranges))?;
         self.layout.lengths_mut().iter_mut().for_each(|length| *length += 1);
         self.note_tokens(1);
         let states = &self.states;
-        let own = |name: &str| states.live().any(|state| state.sets_track(name));
-        let tracks = self.tracks.iter_mut().filter(|(name, _)| !own(name));
+        let tracks = self.tracks.iter_mut().filter(|(name, _)| !states.set_track(name));
         let mut tracks: Vec<_> =
             tracks.map(|(_, track)| (&mut track.values, track.initial)).collect();
         if !tracks.is_empty() {
@@ -156,7 +155,7 @@ impl LayerCache {
             return Ok(());
         }
         self.reserve(tokens)?;
-        self.next = None;
+        self.states.drop_void();
         let pairs = self.layout.pairs();
         let mut slots = self.free_slots().reshape([pairs, 1]);
         if tokens > 1 {
@@ -169,6 +168,28 @@ impl LayerCache {
         self.layout.lengths_mut().iter_mut().for_each(|length| *length += tokens);
         self.note_tokens(tokens);
         Ok(())
+    }
+
+    /// Writes one token of every head of every sequence into a slot of the pool, `slots`
+    /// `[B * Hkv]`, 32-bit, on the device and not checked, over what is there. Its weight is 1, and
+    /// its tracks have their initial values. Lengths stay: [`Self::change_slots`] changes them.
+    ///
+    /// # Shapes
+    /// As for [`Self::append`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`].
+    pub fn write_tokens(
+        &mut self,
+        slots: &Tensor<1, Int>,
+        keys: Tensor<3>,
+        values: Tensor<3>,
+        positions: Tensor<1, Int>,
+    ) -> Result<()> {
+        let (keys, values) = (keys.unsqueeze_dim(2), values.unsqueeze_dim(2));
+        let positions = positions.unsqueeze_dim(1);
+        self.check_tokens(&keys, &values, &positions)?;
+        self.write_slots(slots, Self::token_rows(keys, values, positions))
     }
 
     /// Checks the shapes of `N` tokens of every head.

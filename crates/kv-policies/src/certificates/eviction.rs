@@ -4,6 +4,7 @@ use burn::tensor::Tensor;
 use kv_core::{LayerCache, read_f32, read_i32};
 
 use crate::Result;
+use crate::policy::write_slots::WriteSlots;
 
 /// How far LongFlow's importance may be from what an eviction really changes, and how far it is, of
 /// one query head at one step (section 3.3 and appendix D).
@@ -45,7 +46,7 @@ pub fn certify(
     let layout = cache.layout();
     let (dim, pairs) = (cache.head_dim(), layout.pairs());
     let group = chosen_by.dims()[1] / layout.kv_heads();
-    let places = match cache.write_slots_of_next() {
+    let places = match WriteSlots::next(cache) {
         Some(places) => read_i32("places", places.clone())?,
         None => return Ok(Vec::new()),
     };

@@ -8,6 +8,7 @@
 //! * [`evictor`]: policies whose victims another policy merges before they are dropped.
 //! * [`lists`]: steps that attend to lists of slots; [`reads`]: counts of what steps have read.
 //! * [`attention_scores`]: attention of the last queries, pooled and reduced.
+//! * [`write_slots`]: caches of a fixed size, whose new tokens overwrite.
 //! * [`ends`]: first and last tokens that always stay.
 //! * [`config`]: parameters from and to JSON.
 //! * [`state_tensors`], [`generator`], [`notice`], [`error`]: state tensors, random numbers,
@@ -28,6 +29,7 @@ pub(crate) mod reads;
 pub(crate) mod state_tensors;
 pub(crate) mod step;
 pub(crate) mod step_plan;
+pub(crate) mod write_slots;
 
 use std::any::Any;
 use std::fmt::Debug;

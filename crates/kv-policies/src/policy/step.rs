@@ -6,6 +6,7 @@ use kv_kernels::{HeadLayout, RowNorm, rms_norm, split_heads};
 
 use crate::Result;
 use crate::policy::board::ListBoard;
+use crate::policy::write_slots::WriteSlots;
 
 /// One decode step of one layer.
 #[derive(Debug, Clone)]
@@ -132,20 +133,20 @@ impl Step {
         }
     }
 
-    /// Writes the tokens to the places that a cache held at its limits has chosen, and returns
+    /// Writes the tokens to the slots that a cache held at its limits has chosen, and returns
     /// their queries after RoPE, `[B, Hq, D]`.
     ///
     /// # Errors
-    /// Those of [`LayerCache::overwrite`] and [`LayerCache::overwrite_projected`].
+    /// Those of [`WriteSlots::write`] and [`WriteSlots::write_projected`].
     pub fn overwrite(&self, cache: &mut LayerCache) -> Result<Tensor<3>> {
         match &self.heads {
             NewHeads::Rotated { query, key, value, .. } => {
-                cache.overwrite(key.clone(), value.clone(), self.position.clone())?;
+                WriteSlots::write(cache, key.clone(), value.clone(), self.position.clone())?;
                 Ok(query.clone())
             }
             NewHeads::Projected { projected, layout, .. } => {
                 let (projected, position) = (projected.clone(), self.position.clone());
-                Ok(cache.overwrite_projected(projected, position, layout)?)
+                Ok(WriteSlots::write_projected(cache, projected, position, layout)?)
             }
         }
     }

@@ -11,6 +11,7 @@ use kv_kernels::{
 use super::error::{PolicyError, Result};
 use super::observation::LayerContext;
 use super::step::Step;
+use super::write_slots::WriteSlots;
 
 /// One decode step of a layer, in the order in which it runs:
 ///
@@ -70,7 +71,7 @@ pub enum StepAttention<'a> {
         logits: bool,
     },
     /// All live slots, in a launch that chooses the slot of the next token too
-    /// ([`LayerCache::attend_and_choose_victim`]).
+    /// ([`WriteSlots::attend_and_choose_victim`]).
     ChooseVictim(VictimChoice),
     /// What the policy reads in its own way, given the query `[B, Hq, D]` after RoPE; returns the
     /// output `[B, Hq, D]`.
@@ -330,7 +331,7 @@ impl<'a> StepPlan<'a> {
             StepAttention::Own(attend) => return attend(cache, query, step),
             StepAttention::ChooseVictim(choice) => {
                 let options = choice.options(cache, &step.position);
-                return Ok(cache.attend_and_choose_victim(query, options)?.output);
+                return Ok(WriteSlots::attend_and_choose_victim(cache, query, options)?.output);
             }
             StepAttention::Live { probabilities, logits } => {
                 let updates = update.as_ref().is_some_and(StepUpdate::takes_logits);

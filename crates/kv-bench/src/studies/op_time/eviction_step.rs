@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{CacheOptions, LayerCache, SlotLayout};
 use kv_kernels::{DecodeAttentionOptions, HeadLayout};
-use kv_policies::{LayerContext, Policy, Step, StepUpdate, TokenSlot, build};
+use kv_policies::{LayerContext, Policy, Step, StepUpdate, TokenSlot, WriteSlots, build};
 use serde_json::json;
 
 use super::{Heads, OpBench, Sink, Timed};
@@ -69,7 +69,7 @@ fn cache(bench: &OpBench<'_>, policy: Option<&dyn Policy>) -> anyhow::Result<Lay
     cache.set_limits(vec![tokens; pairs])?;
     let plan = policy.plan(LAYER, &cache)?;
     if plan.slot == TokenSlot::Overwrite {
-        cache.enable_overwriting()?;
+        WriteSlots::enable(&mut cache)?;
     }
     let slots = cache.layout().total();
     let zeros = || Tensor::zeros([slots], (device, DType::F32));

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};
 use crate::policy::state_tensors::{int_numbers, int_state};
+use crate::policy::write_slots::WriteSlots;
 use crate::reading::subset::tokens_of;
 use crate::{
     Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, StepPlan,
@@ -173,7 +174,7 @@ impl Policy for DuoAttention {
         let limits =
             heads.map(|(&kept, &streams)| if streams { window.max(kept) } else { ENDLESS });
         cache.set_limits(limits.collect())?;
-        cache.enable_overwriting()?;
+        WriteSlots::enable(cache)?;
         let (batch, kv_heads) = (cache.layout().batch(), cache.layout().kv_heads());
         let first = vec![split.sinks; batch * kv_heads];
         let first = int_numbers(first, [batch, kv_heads, 1], &cache.options().device);
@@ -211,7 +212,7 @@ impl Policy for DuoAttention {
 
     fn restore(&self, cache: &mut LayerCache) -> Result<()> {
         cache.states_to_ints(&[FIRST]);
-        Ok(())
+        Ok(cache.restore_state::<WriteSlots>()?)
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -223,7 +224,7 @@ impl Policy for DuoAttention {
         Ok(StepPlan {
             slot: TokenSlot::Overwrite,
             update: Some(StepUpdate::Own(Box::new(|cache, _, _| advance(cache)))),
-            recordable: cache.is_overwriting(),
+            recordable: WriteSlots::are_held(cache),
             ..StepPlan::append()
         })
     }
@@ -232,5 +233,5 @@ impl Policy for DuoAttention {
 /// Chooses the next tokens' places.
 fn advance(cache: &mut LayerCache) -> Result<()> {
     let first = int_state(NAME, cache, FIRST)?.squeeze_dim::<2>(2);
-    Ok(cache.advance_write_slots(first)?)
+    Ok(WriteSlots::advance(cache, first)?)
 }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::policy::config::{Config, config_of};
 use crate::policy::ends::{first_tokens, fit_ends, protected, warn_of_window};
 use crate::policy::step_plan::VictimChoice;
+use crate::policy::write_slots::WriteSlots;
 use crate::{
     Capabilities, EvictionPolicy, EvictionRule, LayerContext, Needs, Observation, Plan, Policy,
     PolicyError, Result, Scorer, SnapKv, StepAttention, StepPlan, TokenSlot,
@@ -19,7 +20,7 @@ const NAME: &str = "longflow";
 
 /// LongFlow (2026): a static cache for long outputs. Each decode step writes its token over the
 /// slot that the step before chose, attends, and chooses the slot of least `‖α_i v_i‖₁` (equation
-/// 6) for the next one, by one fused operator ([`kv_core::LayerCache::attend_and_choose_victim`]).
+/// 6) for the next one, by one fused operator ([`WriteSlots::attend_and_choose_victim`]).
 /// Below the budget nothing is chosen and the cache fills.
 ///
 /// Prompts over the budget are first compressed to it by SnapKV (section 4.1); the last prompt
@@ -223,19 +224,24 @@ impl Policy for LongFlow {
         if self.after_attention {
             return Ok(());
         }
-        cache.enable_overwriting()?;
+        WriteSlots::enable(cache)?;
         // The first decoded token's place, by the last prompt token's query.
         let query = observation.last_queries(NAME, 1)?.squeeze_dim(2);
         let (batch, last) = (observation.dims()[0], observation.tokens() - 1);
         let now = observation.positions.clone().narrow(1, last, 1).reshape([batch]);
         let options = self.choice().options(cache, &now);
-        cache.attend_and_choose_victim(query.cast(cache.options().dtype), options)?;
+        let query = query.cast(cache.options().dtype);
+        WriteSlots::attend_and_choose_victim(cache, query, options)?;
         Ok(())
     }
 
     fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
         let over = usize::from(self.after_attention);
         Ok(Room::Limited { limit: self.limit(observation), over, new_tokens })
+    }
+
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        Ok(cache.restore_state::<WriteSlots>()?)
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -248,7 +254,7 @@ impl Policy for LongFlow {
             return Ok(StepPlan {
                 slot: TokenSlot::Overwrite,
                 attention: StepAttention::ChooseVictim(self.choice()),
-                recordable: cache.is_overwriting(),
+                recordable: WriteSlots::are_held(cache),
                 ..StepPlan::append()
             });
         }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use kv_core::{
     Error, HostState, LayerCache, LoadState, PolicyState, Result, SavedState, Selection,
-    StateBytes, counted, expect_shape, packed, read_f32, read_i32, zero_rows,
+    StateBytes, StepLengths, counted, expect_shape, packed, read_f32, read_i32, zero_rows,
 };
 
 /// How a layer's sketches work, the same for all heads.
@@ -473,8 +473,10 @@ impl PolicyState for Sketch {
         Ok(())
     }
 
-    fn length_after_step(&self, head: usize, length: usize) -> Option<usize> {
-        Some(self.length_after(head, length))
+    /// A step appends before it gives up slots.
+    fn lengths_of_step(&self, head: usize, before: usize) -> Option<StepLengths> {
+        let within = before + 1;
+        Some(StepLengths { within, behind: self.length_after(head, within) })
     }
 
     fn sets_track(&self, track: &str) -> bool {

@@ -5,6 +5,7 @@ use kv_core::{
     CacheOptions, Error, KvCache, LayerCache, NUMERATORS, Origin, SlotLayout, read_f32, read_i32,
 };
 use kv_kernels::{EvictionOptions, HeadLayout};
+use kv_policies::WriteSlots;
 use kv_testing::{Numbers, devices};
 
 const BATCH: usize = 2;
@@ -21,7 +22,7 @@ fn held(device: &Device, capacity: usize, limit: usize) -> LayerCache {
     let positions = Tensor::<1, Int>::arange(0..3, (device, DType::I32));
     cache.extend(keys, values, positions.unsqueeze::<2>().expand([BATCH, 3])).unwrap();
     cache.set_limits(vec![limit; BATCH * KV_HEADS]).unwrap();
-    cache.enable_overwriting().unwrap();
+    WriteSlots::enable(&mut cache).unwrap();
     cache
 }
 
@@ -43,8 +44,9 @@ fn at(position: i32, device: &Device) -> Tensor<1, Int> {
 /// Writes a token from its projection, attends with its queries.
 fn step(cache: &mut LayerCache, projected: Tensor<2>, layout: &HeadLayout, position: i32) {
     let device = cache.options().device.clone();
-    let query = cache.overwrite_projected(projected, at(position, &device), layout).unwrap();
-    cache.attend_and_choose_victim(query, EvictionOptions::default()).unwrap();
+    let position = at(position, &device);
+    let query = WriteSlots::write_projected(cache, projected, position, layout).unwrap();
+    WriteSlots::attend_and_choose_victim(cache, query, EvictionOptions::default()).unwrap();
 }
 
 /// All that a cache holds, of live slots.
@@ -61,13 +63,13 @@ fn contents(cache: &LayerCache) -> Contents {
     let live: Vec<usize> =
         (0..cache.layout().pairs()).flat_map(|p| cache.layout().live(p)).collect();
     let keys = read_f32("keys", cache.keys().clone()).unwrap();
-    let norms = read_f32("norms", cache.value_log_norms().unwrap().clone()).unwrap();
+    let norms = read_f32("norms", WriteSlots::value_log_norms(cache).unwrap().clone()).unwrap();
     let positions = cache.read_positions().unwrap();
     Contents {
         keys: live.iter().flat_map(|slot| keys[slot * DIM..][..DIM].to_vec()).collect(),
         norms: live.iter().map(|slot| norms[*slot]).collect(),
         positions: live.iter().map(|slot| positions[*slot]).collect(),
-        places: read_i32("places", cache.write_slots_of_next().unwrap().clone()).unwrap(),
+        places: read_i32("places", WriteSlots::next(cache).unwrap().clone()).unwrap(),
         lengths: cache.layout().lengths().to_vec(),
     }
 }
@@ -88,8 +90,9 @@ fn projected_tokens_are_written_like_others() {
             let heads = projected.clone().reshape([BATCH, 4 * KV_HEADS, DIM]);
             let part = |first, count| heads.clone().narrow(1, first, count);
             let (query, keys, values) = (part(0, 4), part(4, 2), part(6, 2));
-            plain.overwrite(keys, values, at(position, device)).unwrap();
-            plain.attend_and_choose_victim(query, EvictionOptions::default()).unwrap();
+            WriteSlots::write(&mut plain, keys, values, at(position, device)).unwrap();
+            WriteSlots::attend_and_choose_victim(&mut plain, query, EvictionOptions::default())
+                .unwrap();
             step(&mut fused, projected, &layout, position);
             let (a, b) = (contents(&fused), contents(&plain));
             let close = a.norms.iter().zip(&b.norms).all(|(a, b)| (a - b).abs() < 1e-5);
@@ -127,6 +130,7 @@ fn places_follow_the_slots() {
         };
         whole.save(file.path()).unwrap();
         let mut loaded = KvCache::load(file.path(), device).unwrap().layers.remove(0);
+        loaded.restore_state::<WriteSlots>().unwrap();
         let (projected, layout) = token(&mut numbers, device);
         step(&mut cache, projected.clone(), &layout, 6);
         let expected = contents(&cache);
@@ -135,7 +139,7 @@ fn places_follow_the_slots() {
             assert_eq!(contents(other), expected, "{}", tested.name);
         }
         let both = LayerCache::concat(vec![cache.clone(), cache.clone()]).unwrap();
-        let places = read_i32("places", both.write_slots_of_next().unwrap().clone()).unwrap();
+        let places = read_i32("places", WriteSlots::next(&both).unwrap().clone()).unwrap();
         assert_eq!(
             places,
             [&expected.places[..], &expected.places[..]].concat(),
@@ -152,31 +156,34 @@ fn what_cannot_be_held_is_refused() {
     let reason = |error: Error| error.to_string();
     let mut cache = held(device, 5, 5);
     cache.set_limits(vec![5, 2, 5, 5]).unwrap();
-    let error = reason(cache.enable_overwriting().unwrap_err());
+    let error = reason(WriteSlots::enable(&mut cache).unwrap_err());
     assert!(error.contains("head 1 is 2 slots, expected at least 3"), "{error}");
     // Steps that overwrite look at one weight a slot.
     let mut apart = held(device, 5, 5);
     apart.set_track(NUMERATORS, Tensor::ones([4 * 5], (device, DType::F32)), 1.0).unwrap();
-    let error = reason(apart.enable_overwriting().unwrap_err());
+    let error = reason(WriteSlots::enable(&mut apart).unwrap_err());
     assert!(error.contains("one weight a slot"), "{error}");
     // Below its limit a head needs room; at it, none.
     let mut small = held(device, 4, 6);
     let mut numbers = Numbers::new(6);
     let (projected, layout) = token(&mut numbers, device);
     step(&mut small, projected.clone(), &layout, 3);
+    let write = |cache: &mut LayerCache, projected: Tensor<2>, position: i32| {
+        WriteSlots::write_projected(cache, projected, at(position, device), &layout).unwrap_err()
+    };
     let before = contents(&small);
-    let error = small.overwrite_projected(projected.clone(), at(4, device), &layout).unwrap_err();
+    let error = write(&mut small, projected.clone(), 4);
     assert!(matches!(error, Error::CapacityExhausted { capacity: 4, requested: 5, .. }), "{error}");
     assert_eq!(contents(&small), before);
     // Other limits, too, make the places void.
     let mut other = held(device, 5, 4);
     other.set_limits(vec![5; 4]).unwrap();
-    let error = other.overwrite_projected(projected.clone(), at(3, device), &layout).unwrap_err();
+    let error = write(&mut other, projected.clone(), 3);
     assert!(reason(error).contains("not held at its limits"));
     // Tokens that are appended make the places void.
     let mut cache = held(device, 5, 5);
     cache.append_projected(projected.clone(), at(3, device), &layout).unwrap();
-    let error = cache.overwrite_projected(projected, at(4, device), &layout).unwrap_err();
+    let error = write(&mut cache, projected, 4);
     assert!(reason(error).contains("not held at its limits"));
 }
 
@@ -189,12 +196,12 @@ fn places_of_a_file_are_checked() {
     let file = tempfile::NamedTempFile::new().unwrap();
     whole.save(file.path()).unwrap();
     let mut bytes = std::fs::read(file.path()).unwrap();
-    // Tensors lie in the order of their names' alignment: the places are four times `2`.
+    // The slots, four times `2`, are the last integers of the file.
     let places: Vec<u8> = [2i32; 4].iter().flat_map(|place| place.to_le_bytes()).collect();
-    let start = bytes.windows(places.len()).position(|window| window == places).unwrap();
+    let start = bytes.windows(places.len()).rposition(|window| window == places).unwrap();
     bytes[start..start + 4].copy_from_slice(&9i32.to_le_bytes());
     std::fs::write(file.path(), bytes).unwrap();
-    let error = KvCache::load(file.path(), &tested.device).unwrap_err();
-    let reason = error.to_string();
-    assert!(reason.contains("place 9 of head 0, which holds 3 of 4"), "{reason}");
+    let mut loaded = KvCache::load(file.path(), &tested.device).unwrap().layers.remove(0);
+    let reason = loaded.restore_state::<WriteSlots>().unwrap_err().to_string();
+    assert!(reason.contains("slot 9 of head 0, which holds 3 of 4"), "{reason}");
 }
