@@ -51,6 +51,16 @@ pub(crate) const NO_SORT_KEY: u32 = u32::MAX;
 #[cfg(feature = "gpu")]
 pub(crate) const NO_INDEX: i32 = i32::MAX;
 
+/// In the place of a shared list's number: the step retrieves a new set.
+pub(crate) const NEW_SET: i32 = -1;
+
+/// In the place of a shared list's number: the step reads all visible slots, which are no more than
+/// a set would have.
+pub(crate) const ALL_SLOTS: i32 = -2;
+
+/// The block of a range that has taken no step yet: before all blocks.
+pub(crate) const NO_BLOCK: i32 = -1;
+
 /// No entry of a sketch.
 #[cfg(feature = "gpu")]
 pub(crate) const NO_ENTRY: u32 = u32::MAX;
