@@ -51,6 +51,9 @@ pub(crate) const NO_SORT_KEY: u32 = u32::MAX;
 #[cfg(feature = "gpu")]
 pub(crate) const NO_INDEX: i32 = i32::MAX;
 
+/// No slot, place or token in what ops take and return: below all indices.
+pub(crate) const ABSENT_INDEX: i32 = -1;
+
 /// In the place of a shared list's number: the step retrieves a new set.
 pub(crate) const NEW_SET: i32 = -1;
 
