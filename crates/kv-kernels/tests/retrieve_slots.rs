@@ -256,8 +256,7 @@ fn one_step(
     let ranges = SlotRanges { offsets: int(0), lengths: int(tokens as i32) };
     let keys = Tensor::<1>::from_data(keys.as_slice(), (device, DType::F32)).reshape([tokens, dim]);
     let options = RetrieveOptions { block: sets.sets(), ..options };
-    retrieve_slots(on.clone(), on, keys, &ranges, ints(&[at], device), sets, options, false)
-        .unwrap();
+    retrieve_slots(on.clone(), on, keys, &ranges, ints(&[at], device), sets, options).unwrap();
     sets.read().unwrap().remove(0)
 }
 
@@ -318,8 +317,8 @@ fn selections(file: &Golden, device: &Device, context: &str) {
         let (keys, newest) = (keys.clone(), newest.clone());
         let step = |sets: &mut IndexSets| {
             let (query, vectors, newest) = (query.clone(), vectors.clone(), newest.clone());
-            retrieve_slots(query, vectors, keys.clone(), &ranges, newest, sets, options, true)
-                .unwrap()
+            let options = RetrieveOptions { measures: true, ..options };
+            retrieve_slots(query, vectors, keys.clone(), &ranges, newest, sets, options).unwrap()
         };
         let mut sums = step(&mut sets);
         if shares {
@@ -366,18 +365,9 @@ fn refuses_what_does_not_fit() {
         let try_with = |sets: &mut IndexSets, vectors: [usize; 3], options: RetrieveOptions| {
             let vectors = Tensor::<3>::zeros(vectors, (device, DType::F32));
             let newest = ints(&[15], device);
-            retrieve_slots(
-                query.clone(),
-                vectors,
-                keys.clone(),
-                &ranges,
-                newest,
-                sets,
-                options,
-                false,
-            )
-            .unwrap_err()
-            .to_string()
+            retrieve_slots(query.clone(), vectors, keys.clone(), &ranges, newest, sets, options)
+                .unwrap_err()
+                .to_string()
         };
         let mut sets = IndexSets::new(&[rule(4); 2], 8, 4, 1, 8, device);
         let error = try_with(&mut sets, [2, 1, 4], options());
@@ -468,7 +458,6 @@ fn choosing_and_attending_at_once_changes_nothing() {
                     newest,
                     &mut other,
                     options,
-                    false,
                 )
                 .unwrap();
                 let attention = DecodeAttentionOptions {

@@ -70,12 +70,13 @@ pub(crate) fn reading(criterion: &mut Criterion, name: &str, inputs: &mut Inputs
         similarity: SimilarityReduction::Mean,
         hidden: Share::default(),
         longest: Some(CAPACITY),
+        measures: false,
         strategy: RetrieveStrategy::Auto,
     };
     bench(criterion, "retrieve_slots", name, &device, || {
         let (query, vectors, keys) = (query.clone(), vectors.clone(), keys.clone());
         let newest = newest.clone();
-        retrieve_slots(query, vectors, keys, &ranges, newest, &mut sets, options, false).unwrap();
+        retrieve_slots(query, vectors, keys, &ranges, newest, &mut sets, options).unwrap();
     });
     bench(criterion, "retrieving_attention", name, &device, || {
         let pool = [keys.clone(), values.clone()];

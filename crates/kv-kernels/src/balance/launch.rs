@@ -7,8 +7,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::args::{BalanceArgs, Classes};
+use super::walk::{BlockClassesLaunch, CentresLaunch, TokenListsLaunch, WalkRulesLaunch};
 use super::{BalanceStrategy, Centring, WalkConfig, mean, plain, tensor_core};
 use crate::backend::client::{elem_type, empty_like, grid};
+use crate::components::pool::PoolLaunch;
 
 /// Units of a plane that multiplies.
 const PLANE: usize = 32;
@@ -44,23 +46,27 @@ pub(super) fn run(walk: BalanceArgs<CubeBackend>) -> Classes<CubeBackend> {
                     grid(rows * blocks),
                     CubeDim::new_1d($units as u32),
                     $($lanes,)?
-                    keys.clone().into_buffer_arg(),
-                    values.into_buffer_arg(),
-                    lists.into_buffer_arg(),
-                    counts.into_buffer_arg(),
-                    log_gamma.into_buffer_arg(),
-                    means.into_buffer_arg(),
-                    weights.into_buffer_arg(),
-                    seeds.into_buffer_arg(),
-                    numbers.into_buffer_arg(),
-                    signs.clone().into_buffer_arg(),
-                    kept.clone().into_buffer_arg(),
-                    failed.clone().into_buffer_arg(),
-                    rows,
-                    longest,
-                    centres,
-                    scale,
-                    value_offset,
+                    PoolLaunch::new(keys.clone().into_buffer_arg(), values.into_buffer_arg()),
+                    TokenListsLaunch::new(
+                        lists.into_buffer_arg(),
+                        counts.into_buffer_arg(),
+                        rows,
+                        longest,
+                    ),
+                    CentresLaunch::new(means.into_buffer_arg(), centres),
+                    WalkRulesLaunch::new(
+                        log_gamma.into_buffer_arg(),
+                        weights.into_buffer_arg(),
+                        seeds.into_buffer_arg(),
+                        numbers.into_buffer_arg(),
+                        scale,
+                        value_offset,
+                    ),
+                    BlockClassesLaunch::new(
+                        signs.clone().into_buffer_arg(),
+                        kept.clone().into_buffer_arg(),
+                        failed.clone().into_buffer_arg(),
+                    ),
                     $blueprint,
                     elem_type(keys.dtype),
                 )
@@ -125,11 +131,13 @@ fn list_means(keys: &CubeTensor, lists: &CubeTensor, counts: &CubeTensor) -> Cub
             CubeDim::new_1d(mean::UNITS as u32),
             lanes,
             keys.clone().into_buffer_arg(),
-            lists.clone().into_buffer_arg(),
-            counts.clone().into_buffer_arg(),
+            TokenListsLaunch::new(
+                lists.clone().into_buffer_arg(),
+                counts.clone().into_buffer_arg(),
+                rows,
+                longest,
+            ),
             sums.clone().into_buffer_arg(),
-            rows,
-            longest,
             head_dim / lanes,
             elem_type(keys.dtype),
         );

@@ -2,6 +2,8 @@
 
 use cubecl::prelude::*;
 
+use super::walk::TokenLists;
+
 /// Tokens of a chunk.
 pub(super) const CHUNK: usize = 256;
 /// Units of a cube.
@@ -10,28 +12,24 @@ pub(super) const UNITS: usize = 256;
 /// A cube a chunk of a list.
 ///
 /// # Shapes
-/// In vectors of `N`: `keys` `[S, columns]`, `sums` `[P, chunks, columns]`. `lists` `[P, longest]`,
-/// `counts` `[P]`.
+/// In vectors of `N`: `keys` `[S, columns]`, `sums` `[P, chunks, columns]`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn chunk_sums_kernel<F: Float, N: Size>(
     keys: &[Vector<F, N>],
-    lists: &[i32],
-    counts: &[i32],
+    lists: &TokenLists,
     sums: &mut [Vector<f32, N>],
-    rows: usize,
-    longest: usize,
     columns: usize,
     #[define(F)] _dtype: ElemType,
 ) {
+    let longest = lists.longest;
     let chunks = longest.div_ceil(CHUNK.runtime());
     let cube = CUBE_POS;
-    if cube >= rows * chunks {
+    if cube >= lists.rows * chunks {
         terminate!();
     }
     let (row, chunk) = (cube / chunks, cube % chunks);
     let first = chunk * CHUNK;
-    let end = min(first + CHUNK, min(counts[row] as usize, longest));
+    let end = min(first + CHUNK, min(lists.counts[row] as usize, longest));
     let unit = UNIT_POS as usize;
     // So many tokens at a time as units have whole rows; more columns than units are taken in
     // turns.
@@ -46,7 +44,7 @@ pub(super) fn chunk_sums_kernel<F: Float, N: Size>(
         if team < teams && column < columns {
             let mut at = first + team;
             while at < end {
-                let slot = lists[row * longest + at] as usize;
+                let slot = lists.slots[row * longest + at] as usize;
                 sum += Vector::cast_from(keys[slot * columns + column]);
                 at += teams;
             }

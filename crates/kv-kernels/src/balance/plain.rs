@@ -7,7 +7,10 @@
 
 use cubecl::prelude::*;
 
-use super::walk::{Outcome, block_of, factors_of, finish, sign_of};
+use super::walk::{
+    BlockClasses, Centres, Outcome, TokenLists, WalkRules, block_of, factors_of, finish, sign_of,
+};
+use crate::components::pool::Pool;
 use crate::components::sentinels::LOWEST_LOGIT;
 
 /// Tokens of a strip.
@@ -29,49 +32,33 @@ pub(super) struct Blueprint {
     pub(super) halves: bool,
 }
 
-/// # Shapes
-/// In vectors of `N`: `keys`, `values` `[S, columns]`, `means` `[P, centres, columns]`. `lists`,
-/// `weights`, `numbers` and `signs` `[P, longest]`, `counts` and `log_gamma` `[P]`, `seeds`
-/// `[P, 2]`, `kept` `[P, longest / 2]`, `failed` `[P, blocks]`.
+/// Rows are in vectors of `N`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn plain_kernel<F: Float, N: Size>(
-    keys: &[Vector<F, N>],
-    values: &[Vector<F, N>],
-    lists: &[i32],
-    counts: &[i32],
-    log_gamma: &[f32],
-    means: &[Vector<f32, N>],
-    weights: &[f32],
-    seeds: &[i32],
-    numbers: &[f32],
-    signs: &mut [i32],
-    kept: &mut [i32],
-    failed: &mut [i32],
-    rows: usize,
-    longest: usize,
-    centres: usize,
-    scale: f32,
-    value_offset: f32,
+    pool: &Pool<Vector<F, N>, Vector<F, N>>,
+    lists: &TokenLists,
+    centres: &Centres<Vector<f32, N>>,
+    rules: &WalkRules,
+    classes: &mut BlockClasses,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
     let block = blueprint.block.comptime();
     let columns = blueprint.columns.comptime();
+    let longest = lists.longest;
     let blocks = longest.div_ceil(block.runtime());
     let cube = CUBE_POS;
-    if cube >= rows * blocks {
+    if cube >= lists.rows * blocks {
         terminate!();
     }
     let (row, index) = (cube / blocks, cube % blocks);
     let unit = UNIT_POS as usize;
     let first = index * block;
-    let index_in_list =
-        block_of(lists, counts, seeds, numbers, row, first, longest, block, blueprint.seeded);
+    let index_in_list = block_of(lists, rules, row, first, block, blueprint.seeded);
     let (tokens, slot) = (index_in_list.tokens, index_in_list.slot);
     let mut mean = 0usize;
     if comptime!(blueprint.centred) {
-        mean = (row * centres + index % centres) * columns;
+        mean = (row * centres.centres + index % centres.centres) * columns;
     }
 
     // Σ K_ij η_i over the tokens before, without the factor exp(top).
@@ -84,7 +71,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     let mut negatives = 0i32;
     let mut before = 0i32;
     let half = tokens.div_ceil(2) as i32;
-    let gamma = log_gamma[row];
+    let gamma = rules.log_gamma[row];
 
     let mut strip = Shared::<[Vector<f32, N>]>::new_slice(comptime!(STRIP * CHUNK));
     let mut factors = Shared::<[f32]>::new_slice(STRIP);
@@ -96,56 +83,32 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
         if comptime!(blueprint.weighted) && unit >= start && unit < start + STRIP {
             factors[unit - start] = 0.0f32;
             if unit < tokens {
-                factors[unit - start] = weights[row * longest + first + unit];
+                factors[unit - start] = rules.weights[row * longest + first + unit];
             }
         }
         let mut terms = Array::<f32>::new(STRIP);
-        products(
-            keys,
-            lists,
-            means,
-            &mut strip,
-            &mut terms,
-            row * longest + first,
-            start,
-            tokens,
-            slot,
-            mean,
-            block,
-            columns,
-            blueprint.centred,
-        );
+        let at = StripRows { list: row * longest + first, start, tokens, slot, mean };
+        let means = &centres.means;
+        let shape = comptime!(StripShape { units: block, columns, centred: blueprint.centred });
+        products(&pool.keys, &lists.slots, means, &mut strip, &mut terms, &at, shape);
         let mut highest = top;
         #[unroll]
         for i in 0..STRIP {
-            terms[i] *= scale;
+            terms[i] *= rules.scale;
             if start + i < min(unit, tokens) {
                 highest = max(highest, terms[i]);
             }
         }
         let mut likeness = Array::<f32>::new(STRIP);
         if comptime!(blueprint.valued) {
-            products(
-                values,
-                lists,
-                means,
-                &mut strip,
-                &mut likeness,
-                row * longest + first,
-                start,
-                tokens,
-                slot,
-                mean,
-                block,
-                columns,
-                false,
-            );
+            let shape = comptime!(StripShape { units: block, columns, centred: false });
+            products(&pool.values, &lists.slots, means, &mut strip, &mut likeness, &at, shape);
         }
         let mut weight = 1.0f32;
         if comptime!(blueprint.weighted) {
             sync_cube();
             if unit < tokens {
-                weight = weights[row * longest + first + unit];
+                weight = rules.weights[row * longest + first + unit];
             }
         }
         sum *= (top - highest).exp();
@@ -159,7 +122,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
             if comptime!(blueprint.weighted) {
                 factor *= weight * factors[i];
             }
-            factor += value_offset;
+            factor += rules.value_offset;
             let precedes = start + i < min(unit, tokens);
             terms[i] = select(precedes, factor * (terms[i] - top).exp(), 0.0f32);
         }
@@ -189,27 +152,47 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     }
 
     let outcome = Outcome { sign, before, failing, positives, negatives };
-    finish(signs, kept, failed, index_in_list, outcome, cube, longest, block, block);
+    finish(classes, index_in_list, outcome, cube, longest, block, block);
+}
+
+/// Rows that are multiplied with each other.
+#[derive(CubeType, Clone, Copy)]
+struct StripRows {
+    /// Where the block's tokens begin in the lists.
+    list: usize,
+    /// The strip's first token, counted from the block's.
+    start: usize,
+    /// Tokens of the block.
+    tokens: usize,
+    /// Slot of the unit's token.
+    slot: usize,
+    /// Where the block's mean begins.
+    mean: usize,
+}
+
+/// What fixes the code of a strip's products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct StripShape {
+    units: usize,
+    /// Vectors of a row.
+    columns: usize,
+    centred: bool,
 }
 
 /// Products of a unit's row with the rows of a strip; the rows are centred first.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn products<F: Float, N: Size>(
     pool: &[Vector<F, N>],
     lists: &[i32],
     means: &[Vector<f32, N>],
     strip: &mut Shared<[Vector<f32, N>]>,
     dots: &mut Array<f32>,
-    list: usize,
-    start: usize,
-    tokens: usize,
-    slot: usize,
-    mean: usize,
-    #[comptime] units: usize,
-    #[comptime] columns: usize,
-    #[comptime] centred: bool,
+    at: &StripRows,
+    #[comptime] shape: StripShape,
 ) {
+    let StripShape { units, columns, centred } = shape;
+    let (start, tokens, slot, mean) = (at.start, at.tokens, at.slot, at.mean);
+    let list = at.list;
     let unit = UNIT_POS as usize;
     #[unroll]
     for i in 0..STRIP {

@@ -1,6 +1,7 @@
 //! The walk in plain loops, in f64.
 
 use super::{Centring, WalkConfig};
+use crate::components::sentinels::NO_SLOT;
 use crate::layers::random::uniform;
 
 /// One call's data.
@@ -43,7 +44,7 @@ impl Lists<'_> {
         let (blocks, half) = (longest.div_ceil(block), (longest / 2).max(1));
         let mut classes = Classes {
             signs: vec![0; rows * longest],
-            kept: vec![-1; rows * half],
+            kept: vec![NO_SLOT; rows * half],
             failed: vec![0; rows * blocks],
         };
         for row in 0..rows {

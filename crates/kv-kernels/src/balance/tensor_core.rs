@@ -8,7 +8,10 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::walk::{Outcome, block_of, factors_of, finish, sign_of};
+use super::walk::{
+    BlockClasses, Centres, Outcome, TokenLists, WalkRules, block_of, factors_of, finish, sign_of,
+};
+use crate::components::pool::Pool;
 use crate::components::sentinels::LOWEST_LOGIT;
 
 /// Tokens of a strip, and units of a plane.
@@ -35,29 +38,14 @@ pub(super) struct Blueprint {
     pub(super) halves: bool,
 }
 
-/// # Shapes
-/// In eights of elements, as 32-bit words: `keys`, `values` `[S, D / 8]`. `means` `[P, centres,
-/// D]`; the others as the portable kernel has them.
+/// Keys and values are in eights of elements, as 32-bit words.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn tensor_core_kernel<E: Float>(
-    keys: &[Vector<u32, Const<4>>],
-    values: &[Vector<u32, Const<4>>],
-    lists: &[i32],
-    counts: &[i32],
-    log_gamma: &[f32],
-    means: &[f32],
-    weights: &[f32],
-    seeds: &[i32],
-    numbers: &[f32],
-    signs: &mut [i32],
-    kept: &mut [i32],
-    failed: &mut [i32],
-    rows: usize,
-    longest: usize,
-    centres: usize,
-    scale: f32,
-    value_offset: f32,
+    pool: &Pool<Vector<u32, Const<4>>, Vector<u32, Const<4>>>,
+    lists: &TokenLists,
+    centres: &Centres<f32>,
+    rules: &WalkRules,
+    classes: &mut BlockClasses,
     #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
 ) {
@@ -65,15 +53,15 @@ pub(super) fn tensor_core_kernel<E: Float>(
     let planes = blueprint.planes.comptime();
     let dim = blueprint.head_dim.comptime();
     let units = comptime!(planes * STRIP);
+    let longest = lists.longest;
     let blocks = longest.div_ceil(block.runtime());
     let cube = CUBE_POS;
-    if cube >= rows * blocks {
+    if cube >= lists.rows * blocks {
         terminate!();
     }
     let (row, index) = (cube / blocks, cube % blocks);
     let first = index * block;
-    let index_in_list =
-        block_of(lists, counts, seeds, numbers, row, first, longest, block, blueprint.seeded);
+    let index_in_list = block_of(lists, rules, row, first, block, blueprint.seeded);
     let tokens = index_in_list.tokens;
     let unit = UNIT_POS as usize;
     let (plane, lane) = (unit / STRIP, unit % STRIP);
@@ -87,29 +75,29 @@ pub(super) fn tensor_core_kernel<E: Float>(
     let mut parts = Shared::<[f32]>::new_slice(comptime!(planes * STRIP * STRIDE));
     let mut slot = index_in_list.slot;
     if unit >= tokens && tokens > 0 {
-        slot = lists[row * longest + first] as usize;
+        slot = lists.slots[row * longest + first] as usize;
     }
     slots[unit] = slot as u32;
     let mut weight = 1.0f32;
     if comptime!(blueprint.weighted) && unit < tokens {
-        weight = weights[row * longest + first + unit];
+        weight = rules.weights[row * longest + first + unit];
     }
     factors[unit] = weight;
     // <k, m> of the unit's token, and <m, m>.
     let mut shift = 0.0f32;
     let mut square = 0.0f32;
     if comptime!(blueprint.centred) {
-        let mean = (row * centres + index % centres) * dim;
+        let mean = (row * centres.centres + index % centres.centres) * dim;
         for piece in 0..comptime!(dim / 8) {
-            let bits = keys[slot * comptime!(dim / 8) + piece];
+            let bits = pool.keys[slot * comptime!(dim / 8) + piece];
             #[unroll]
             for word in 0..4usize {
                 let kv_head: Vector<E, Const<2>> = Vector::reinterpret(bits.extract(word));
                 let kv_head: Vector<f32, Const<2>> = Vector::cast_from(kv_head);
                 let at = mean + piece * 8 + word * 2;
-                shift +=
-                    kv_head.extract(0usize) * means[at] + kv_head.extract(1usize) * means[at + 1];
-                square += means[at] * means[at] + means[at + 1] * means[at + 1];
+                let (left, right) = (centres.means[at], centres.means[at + 1]);
+                shift += kv_head.extract(0usize) * left + kv_head.extract(1usize) * right;
+                square += left * left + right * right;
             }
         }
     }
@@ -122,7 +110,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
     let mut before = 0i32;
     let mut positives = 0i32;
     let mut negatives = 0i32;
-    let gamma = log_gamma[row];
+    let gamma = rules.log_gamma[row];
     let mut start = 0usize;
     while start < tokens {
         // Slots and shifts are there, and nobody reads the last strip's signs any more.
@@ -132,9 +120,9 @@ pub(super) fn tensor_core_kernel<E: Float>(
         // Planes before the strip have their signs.
         let behind = plane * STRIP >= start && plane * STRIP < tokens;
         if behind {
-            strip::<E>(keys, &slots, &mut parts, &mut terms, start, dim, planes);
+            strip::<E>(&pool.keys, &slots, &mut parts, &mut terms, start, dim, planes);
             if comptime!(blueprint.valued) {
-                strip::<E>(values, &slots, &mut parts, &mut likeness, start, dim, planes);
+                strip::<E>(&pool.values, &slots, &mut parts, &mut likeness, start, dim, planes);
             }
         }
         let last = min(unit, tokens);
@@ -144,7 +132,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
             if comptime!(blueprint.centred) {
                 terms[i] += square - shift - shifts[min(start + i, units - 1)];
             }
-            terms[i] *= scale;
+            terms[i] *= rules.scale;
             if behind && start + i < last {
                 highest = max(highest, terms[i]);
             }
@@ -160,7 +148,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
             if comptime!(blueprint.weighted) {
                 factor *= weight * factors[min(start + i, units - 1)];
             }
-            factor += value_offset;
+            factor += rules.value_offset;
             let precedes = behind && start + i < last;
             terms[i] = select(precedes, factor * (terms[i] - top).exp(), 0.0f32);
         }
@@ -201,7 +189,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
         start += STRIP;
     }
     let outcome = Outcome { sign, before, failing, positives, negatives };
-    finish(signs, kept, failed, index_in_list, outcome, cube, longest, block, units);
+    finish(classes, index_in_list, outcome, cube, longest, block, units);
 }
 
 /// Products of a unit's row with the rows of a strip.

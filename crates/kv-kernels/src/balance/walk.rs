@@ -3,7 +3,57 @@
 
 use cubecl::prelude::*;
 
+use crate::components::sentinels::NO_SLOT;
 use crate::layers::random::kernel::uniform;
+
+/// Lists of tokens, which are walked in blocks.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct TokenLists {
+    /// Slots, `[P, longest]`.
+    pub(super) slots: Box<[i32]>,
+    /// How many of them count, `[P]`.
+    pub(super) counts: Box<[i32]>,
+    /// `P`
+    pub(super) rows: usize,
+    pub(super) longest: usize,
+}
+
+/// What products of keys are taken less of, where they are centred.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Centres<M: CubePrimitive> {
+    /// `[P, centres, D]`, in the kernel's vectors.
+    pub(super) means: Box<[M]>,
+    /// Means of a list: one, or one a block.
+    pub(super) centres: usize,
+}
+
+/// What a walk decides by.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct WalkRules {
+    /// Logarithm of the factor of a token's sum, `[P]`.
+    pub(super) log_gamma: Box<[f32]>,
+    /// Of tokens, `[P, longest]`, where they are weighted.
+    pub(super) weights: Box<[f32]>,
+    /// Of a list's random numbers, `[P, 2]`, where they are seeded.
+    pub(super) seeds: Box<[i32]>,
+    /// Random numbers, `[P, longest]`, where they are given.
+    pub(super) numbers: Box<[f32]>,
+    /// What products of keys are multiplied by.
+    pub(super) scale: f32,
+    /// What is added to products of values.
+    pub(super) value_offset: f32,
+}
+
+/// What becomes of the tokens.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct BlockClasses {
+    /// `[P, longest]`
+    pub(super) signs: Box<[i32]>,
+    /// Slots of each block's smaller class, `[P, longest / 2]`, [`NO_SLOT`] behind them.
+    pub(super) kept: Box<[i32]>,
+    /// Whether a probability was outside `[0, 1]`, `[P, blocks]`.
+    pub(super) failed: Box<[i32]>,
+}
 
 /// A cube's block, and its unit's token.
 #[derive(CubeType, Clone, Copy)]
@@ -21,31 +71,28 @@ pub(super) struct BlockToken {
 }
 
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn block_of(
-    lists: &[i32],
-    counts: &[i32],
-    seeds: &[i32],
-    numbers: &[f32],
+    lists: &TokenLists,
+    rules: &WalkRules,
     row: usize,
     first: usize,
-    longest: usize,
     #[comptime] block: usize,
     #[comptime] seeded: bool,
 ) -> BlockToken {
     let unit = UNIT_POS as usize;
-    let count = min(counts[row] as usize, longest);
+    let longest = lists.longest;
+    let count = min(lists.counts[row] as usize, longest);
     let tokens = min(max(count, first) - first, block.runtime());
     let index_in_list = first + unit;
     let mut slot = 0usize;
     let mut draw = 0.0f32;
     if unit < tokens {
-        slot = lists[row * longest + index_in_list] as usize;
+        slot = lists.slots[row * longest + index_in_list] as usize;
         if seeded {
-            let (low, high) = (seeds[row * 2], seeds[row * 2 + 1]);
+            let (low, high) = (rules.seeds[row * 2], rules.seeds[row * 2 + 1]);
             draw = uniform(u32::cast_from(low), u32::cast_from(high), index_in_list as u32);
         } else {
-            draw = numbers[row * longest + index_in_list];
+            draw = rules.numbers[row * longest + index_in_list];
         }
     }
     BlockToken { row, first, tokens, slot, draw }
@@ -82,11 +129,8 @@ pub(super) struct Outcome {
 
 /// Writes a block's signs, its smaller class, and whether one failed.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn finish(
-    signs: &mut [i32],
-    kept: &mut [i32],
-    failed: &mut [i32],
+    classes: &mut BlockClasses,
     index_in_list: BlockToken,
     outcome: Outcome,
     cube: usize,
@@ -97,19 +141,19 @@ pub(super) fn finish(
     let unit = UNIT_POS as usize;
     let (row, first, tokens) = (index_in_list.row, index_in_list.first, index_in_list.tokens);
     if unit < block && first + unit < longest {
-        signs[row * longest + first + unit] = outcome.sign;
+        classes.signs[row * longest + first + unit] = outcome.sign;
     }
     let class = select(outcome.positives <= outcome.negatives, 1i32, -1i32);
     let members = min(outcome.positives, outcome.negatives);
     let halves = max(longest / 2, 1usize);
     let room = row * halves + first / 2;
     if unit < tokens && outcome.sign == class {
-        kept[room + outcome.before as usize] = index_in_list.slot as i32;
+        classes.kept[room + outcome.before as usize] = index_in_list.slot as i32;
     }
     // What the class leaves of its block's half.
     let end = min(first / 2 + comptime!(block / 2), halves) - min(first / 2, halves);
     if unit >= members as usize && unit < end {
-        kept[room + unit] = -1;
+        classes.kept[room + unit] = i32::new(NO_SLOT as i64);
     }
     let mut flags = Shared::<[i32]>::new_slice(units);
     flags[unit] = outcome.failing;
@@ -119,6 +163,6 @@ pub(super) fn finish(
         for other in 0..units {
             any |= flags[other];
         }
-        failed[cube] = any;
+        classes.failed[cube] = any;
     }
 }

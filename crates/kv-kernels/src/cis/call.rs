@@ -4,10 +4,15 @@ use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
 
 use super::args::Retrieval;
 use super::blueprint::Blueprint;
+use super::kernel_args::{
+    ChoosingLaunch, ComparedVectorsLaunch, ScoredKeysLaunch, StepRangesLaunch,
+};
 use super::score_mma::{HEADS as TILE_HEADS, TEAM as TEAM_OF_TILES, VECTOR as TILE_VECTOR};
+use super::scratch::Scratch;
 use super::sizes::Sizes;
 use super::{Earlier, RetrieveConfig, RetrieveStrategy};
 use crate::backend::client::{empty_like, is_cuda, vector_lanes};
@@ -161,5 +166,42 @@ impl Call {
     /// Numbers that kernels leave to others, of which some are never read.
     pub(super) fn scratch(&self, numbers: usize, dtype: DType) -> CubeTensor {
         empty_like(&self.query, Shape::from([numbers.max(4)]), dtype)
+    }
+    /// The keys and their queries as kernels take them.
+    pub(super) fn scored_keys<F: Float, N: Size>(&self) -> ScoredKeysLaunch<F, N> {
+        let (query, keys) = (self.query.clone(), self.keys.clone());
+        ScoredKeysLaunch::new(query.into_buffer_arg(), keys.into_buffer_arg(), self.config.scale)
+    }
+
+    /// The ranges and their sets, likewise.
+    pub(super) fn step_ranges(&self) -> StepRangesLaunch {
+        let options = self.config.options;
+        StepRangesLaunch::new(
+            self.offsets.clone().into_buffer_arg(),
+            self.lengths.clone().into_buffer_arg(),
+            self.newest.clone().into_buffer_arg(),
+            self.table.clone().into_buffer_arg(),
+            self.total_kv_heads,
+            self.total_kv_heads / self.batch,
+            options.block,
+            options.hidden.bits(),
+        )
+    }
+
+    /// The vectors that are compared, likewise.
+    pub(super) fn compared_vectors<F: Float>(&self) -> ComparedVectorsLaunch<F> {
+        let (step, cached) = (self.vectors.clone(), self.set_vectors.clone());
+        ComparedVectorsLaunch::new(step.into_buffer_arg(), cached.into_buffer_arg())
+    }
+
+    /// All that chooses by one cube a range, likewise.
+    pub(super) fn choosing<F: Float, N: Size>(&self, scratch: &Scratch) -> ChoosingLaunch<F, N> {
+        ChoosingLaunch::new(
+            self.scored_keys(),
+            self.step_ranges(),
+            self.compared_vectors(),
+            scratch.scores(self.longest()),
+            scratch.selection(self.config.options.radius),
+        )
     }
 }

@@ -9,6 +9,7 @@ use super::sorted_bounds::count_below;
 use super::table::*;
 use super::visible_range::{StepContext, VisibleRange};
 use crate::attention::decode::slot_indexer::SetView;
+use crate::components::sentinels::{ALL_SLOTS, NEW_SET};
 
 /// The view of a step that reads all visible slots.
 #[cube]
@@ -36,8 +37,8 @@ pub(super) fn finish_step(
     let (sets, width) = comptime!((blueprint.sets, blueprint.width));
     let decided = decision.decided;
     let totals = Totals::of(&*table, own);
-    let some = decided != i32::new(ALL as i64);
-    let retrieves = decided == i32::new(RETRIEVES as i64);
+    let some = decided != i32::new(ALL_SLOTS as i64);
+    let retrieves = decided == i32::new(NEW_SET as i64);
     let mut chosen = all_of(visible);
     if comptime!(blueprint.reads_choice) && retrieves {
         // All of it is visible, and none of it local.
@@ -100,7 +101,7 @@ pub(super) fn write_step(
     table[own + SEEN] = i32::cast_from(visible.start);
     table[own + FREED] = i32::cast_from(visible.freed);
     table[own + STEPS] = totals.steps + 1i32;
-    let retrieves = decided == i32::new(RETRIEVES as i64);
+    let retrieves = decided == i32::new(NEW_SET as i64);
     table[own + RETRIEVED] = totals.retrieved + select(retrieves, 1i32, 0i32);
     let read = visible.sinks + chosen.count + visible.length - chosen.local;
     let tokens = totals.tokens + i32::cast_from(read);

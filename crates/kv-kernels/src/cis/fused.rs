@@ -11,6 +11,7 @@ use super::RetrieveStrategy;
 use super::args::Retrieval;
 use super::blueprint::Blueprint as ChoiceBlueprint;
 use super::call::Call;
+use super::kernel_args::Choosing;
 use super::launch;
 use super::scratch::Scratch;
 use super::sizes::{FusedPlan, PLANE};
@@ -70,7 +71,7 @@ impl Call {
             logits: LogitsSink::None,
             features: config.features,
         };
-        let (query, total_kv_heads, stride) = (&self.query, self.total_kv_heads, self.longest());
+        let (query, total_kv_heads) = (&self.query, self.total_kv_heads);
         let options = self.config.options;
         let values = into_contiguous(values);
         let [slots, _] = self.keys.shape().dims();
@@ -92,9 +93,8 @@ impl Call {
                 CubeDim::new_1d(choice.units as u32),
                 self.lanes,
                 blueprint.words,
-                query.clone().into_buffer_arg(),
+                self.choosing(&scratch),
                 QueriesLaunch::new(query.clone().into_buffer_arg(), self.config.scale),
-                self.keys.clone().into_buffer_arg(),
                 WeightedPoolLaunch::new(
                     self.keys.clone().into_buffer_arg(),
                     values.into_buffer_arg(),
@@ -102,27 +102,11 @@ impl Call {
                     none.clone().into_buffer_arg(),
                     slots,
                 ),
-                self.vectors.clone().into_buffer_arg(),
-                self.set_vectors.clone().into_buffer_arg(),
-                self.offsets.clone().into_buffer_arg(),
-                self.lengths.clone().into_buffer_arg(),
-                self.newest.clone().into_buffer_arg(),
-                self.table.clone().into_buffer_arg(),
                 // Cubes have whole ranges, and nothing but the output is wanted.
                 DecodeOutputsLaunch::new(
                     head_outputs([&output, &none], [&none, &none]),
                     none.clone().into_buffer_arg(),
                 ),
-                scratch.logits.into_buffer_arg(),
-                scratch.ordered.into_buffer_arg(),
-                scratch.bitmasks.into_buffer_arg(),
-                scratch.log_sum_exp.into_buffer_arg(),
-                total_kv_heads,
-                total_kv_heads / self.batch,
-                stride,
-                options.radius,
-                options.block,
-                options.hidden.bits(),
                 choice,
                 blueprint,
                 elem_type(query.dtype),
@@ -165,63 +149,25 @@ impl Call {
     }
 }
 
-/// # Shapes
-/// As for the kernels of the choice, `rows` being the keys, and of the attention, in pairs of
-/// elements, as 32-bit words: `query` `[P, G, D / 2]`, `keys` `[S, D / 2]`, `values` `[S, D / 2]`.
+/// The choice takes queries and keys in vectors of elements, the attention takes them, and values,
+/// in pairs of elements, as 32-bit words.
 #[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
-#[allow(clippy::too_many_arguments)]
 fn fused_kernel<E: Float, N: Size, W: Size>(
-    queries: &[Vector<E, N>],
-    attending: &Queries<Vector<u32, Const<2>>>,
-    rows: &[Vector<E, N>],
+    choosing: &mut Choosing<E, N>,
+    queries: &Queries<Vector<u32, Const<2>>>,
     pool: &WeightedPool<Vector<u32, Const<4>>, Vector<u32, W>>,
-    vectors: &[E],
-    set_vectors: &mut [f32],
-    offsets: &[i32],
-    lengths: &[i32],
-    newest: &[i32],
-    table: &mut [i32],
     outputs: &mut DecodeOutputs<E, f32>,
-    logits: &mut [f32],
-    ordered: &mut [u32],
-    bitmasks: &mut [u32],
-    sums: &mut [f32],
-    total_kv_heads: usize,
-    kv_heads: usize,
-    stride: usize,
-    radius: usize,
-    block: usize,
-    hidden_share: u32,
     #[comptime] choice: ChoiceBlueprint,
     #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
 ) {
     let kv_head = CUBE_POS;
-    if kv_head >= total_kv_heads {
+    if kv_head >= choosing.ranges.total_kv_heads {
         terminate!();
     }
-    let (start, length) = (offsets[kv_head] as usize, lengths[kv_head]);
-    let chosen = step::<E, N>(
-        queries,
-        rows,
-        vectors,
-        set_vectors,
-        start,
-        length,
-        newest[kv_head / kv_heads],
-        table,
-        logits,
-        ordered,
-        bitmasks,
-        sums,
-        kv_head,
-        stride,
-        radius,
-        block,
-        hidden_share,
-        attending.scale,
-        choice,
-    );
+    let start = choosing.ranges.offsets[kv_head] as usize;
+    let length = choosing.ranges.lengths[kv_head];
+    let chosen = step::<E, N>(choosing, kv_head, choice);
     let own = kv_head * comptime!(row(choice.sets, choice.width));
     let mut eviction = ComptimeOption::<Eviction>::new_None();
     let indexer = SlotIndexer::of_set(&chosen, start, max(length, 0i32) as usize, own);
@@ -233,5 +179,5 @@ fn fused_kernel<E: Float, N: Size, W: Size>(
         indexer,
         sequence: Sequence::alone(kv_head),
     };
-    attend::<E, W>(attending, pool, &*table, &part, outputs, &mut eviction, blueprint);
+    attend::<E, W>(queries, pool, &choosing.ranges.table, &part, outputs, &mut eviction, blueprint);
 }

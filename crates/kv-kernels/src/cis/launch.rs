@@ -53,7 +53,6 @@ pub(super) fn select_slots(
 impl Call {
     /// Scores ranges in so many parts, where they retrieve.
     pub(super) fn score(&self, scratch: &Scratch, splits: usize, blueprint: Blueprint) {
-        let options = self.config.options;
         // SAFETY: shapes were checked; the kernel stays within slots, sets and scratch, given
         // ranges that end within the pool and are no longer than the longest.
         unsafe {
@@ -62,23 +61,11 @@ impl Call {
                 grid(self.total_kv_heads * splits),
                 CubeDim::new_1d(blueprint.units as u32),
                 self.lanes,
-                self.query.clone().into_buffer_arg(),
-                self.keys.clone().into_buffer_arg(),
-                self.vectors.clone().into_buffer_arg(),
-                self.set_vectors.clone().into_buffer_arg(),
-                self.offsets.clone().into_buffer_arg(),
-                self.lengths.clone().into_buffer_arg(),
-                self.newest.clone().into_buffer_arg(),
-                self.table.clone().into_buffer_arg(),
-                scratch.logits.clone().into_buffer_arg(),
-                scratch.ordered.clone().into_buffer_arg(),
-                self.total_kv_heads,
-                self.total_kv_heads / self.batch,
+                self.scored_keys(),
+                self.step_ranges(),
+                self.compared_vectors(),
+                scratch.scores(self.longest()),
                 splits,
-                self.longest(),
-                options.block,
-                options.hidden.bits(),
-                self.config.scale,
                 blueprint,
                 elem_type(self.query.dtype),
             );
@@ -87,7 +74,6 @@ impl Call {
 
     /// Selects by one cube a range, behind kernels that scored each range, or scoring it itself.
     fn select_slots(&self, scratch: &Scratch, blueprint: Blueprint) {
-        let options = self.config.options;
         // SAFETY: as for the scores.
         unsafe {
             retrieve_kernel::launch_unchecked(
@@ -95,25 +81,7 @@ impl Call {
                 grid(self.total_kv_heads),
                 CubeDim::new_1d(blueprint.units as u32),
                 self.lanes,
-                self.query.clone().into_buffer_arg(),
-                self.keys.clone().into_buffer_arg(),
-                self.vectors.clone().into_buffer_arg(),
-                self.set_vectors.clone().into_buffer_arg(),
-                self.offsets.clone().into_buffer_arg(),
-                self.lengths.clone().into_buffer_arg(),
-                self.newest.clone().into_buffer_arg(),
-                self.table.clone().into_buffer_arg(),
-                scratch.logits.clone().into_buffer_arg(),
-                scratch.ordered.clone().into_buffer_arg(),
-                scratch.bitmasks.clone().into_buffer_arg(),
-                scratch.log_sum_exp.clone().into_buffer_arg(),
-                self.total_kv_heads,
-                self.total_kv_heads / self.batch,
-                self.longest(),
-                options.radius,
-                options.block,
-                options.hidden.bits(),
-                self.config.scale,
+                self.choosing(scratch),
                 blueprint,
                 elem_type(self.query.dtype),
             );

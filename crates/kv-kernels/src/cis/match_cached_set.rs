@@ -8,12 +8,13 @@ use super::bitmask::CHUNK;
 use super::blueprint::Blueprint;
 use super::table::*;
 use super::visible_range::StepContext;
+use crate::components::sentinels::{ALL_SLOTS, NEW_SET};
 
 /// What a range's step does: shares a set, retrieves one, or reads all slots.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Decision {
-    /// The list of the most recent entry whose vectors are similar enough, [`RETRIEVES`] for a step
-    /// that retrieves, or [`ALL`] for one that reads all slots.
+    /// The list of the most recent entry whose vectors are similar enough, [`NEW_SET`] for a step
+    /// that retrieves, or [`ALL_SLOTS`] for one that reads all slots.
     pub(super) decided: i32,
     /// Tokens of the shared list.
     pub(super) count: usize,
@@ -111,7 +112,7 @@ pub(super) fn match_cached_set<F: Float>(
     context: &StepContext,
     #[comptime] blueprint: Blueprint,
 ) -> Decision {
-    let mut decided = i32::new(RETRIEVES as i64);
+    let mut decided = i32::new(NEW_SET as i64);
     let mut count = 0usize;
     if comptime!(blueprint.shares) {
         let sets = blueprint.sets.comptime();
@@ -153,7 +154,7 @@ pub(super) fn match_cached_set<F: Float>(
         }
     }
     if context.visible.local - context.visible.start <= context.top {
-        decided = i32::new(ALL as i64);
+        decided = i32::new(ALL_SLOTS as i64);
     }
     Decision { decided, count, choice: 0usize }
 }

@@ -35,6 +35,8 @@ mod fused;
 #[cfg(feature = "gpu")]
 mod histogram_topk;
 #[cfg(feature = "gpu")]
+mod kernel_args;
+#[cfg(feature = "gpu")]
 mod launch;
 #[cfg(feature = "gpu")]
 mod log_sums;
@@ -141,6 +143,9 @@ pub struct RetrieveOptions {
     pub hidden: Share,
     /// The most slots that any range holds, if known; by default the pool's.
     pub longest: Option<usize>,
+    /// Whether [`retrieve_slots`] scores all ranges, whether they retrieve or not, and returns the
+    /// log-sum-exp of their queries; [`retrieving_attention`] measures nothing.
+    pub measures: bool,
     /// Which kernels choose.
     pub strategy: RetrieveStrategy,
 }
@@ -166,12 +171,11 @@ impl RetrieveOptions {
 /// - `keys`: `[S, D]`; `newest`: `[B]`, 32-bit, the newest tokens' indices
 ///
 /// Returns the log-sum-exp of each query over all visible tokens, `[B, Hq]`, f32, where
-/// `measures`: then all ranges are scored, whether they retrieve or not.
+/// [`RetrieveOptions::measures`].
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit, for sets that have no room, and for
 /// a forced strategy that does not serve.
-#[allow(clippy::too_many_arguments, reason = "callers name them all")]
 pub fn retrieve_slots(
     query: Tensor<3>,
     vectors: Tensor<3>,
@@ -180,10 +184,10 @@ pub fn retrieve_slots(
     newest: Tensor<1, Int>,
     sets: &mut IndexSets,
     options: RetrieveOptions,
-    measures: bool,
 ) -> Result<Option<Tensor<2>>, KernelError> {
     let [batch, query_heads, _] = query.dims();
     let pools = [&keys, &keys];
+    let measures = options.measures;
     let attends = false;
     let step = Step { query, vectors, pools, ranges, newest, options, measures, attends };
     let retrieval = step.prepare(sets)?;

@@ -2,6 +2,7 @@
 
 use super::table::*;
 use super::{Earlier, RetrieveConfig, ScoreReduction, SetRule, SimilarityReduction};
+use crate::components::sentinels::{ALL_SLOTS, NEW_SET};
 
 /// One call's arguments, as slices in row-major order.
 pub(crate) struct Problem<'a> {
@@ -65,7 +66,7 @@ impl Problem<'_> {
         let visible = self.visible(kv_head, newest, own);
         let block = newest / options.block as i32;
         let held = if own[BLOCK] == block { own[SETS] as usize } else { 0 };
-        let mut decided = RETRIEVES;
+        let mut decided = NEW_SET;
         let rule = SetRule {
             sinks: visible.sinks,
             locals: own[LOCALS] as usize,
@@ -75,11 +76,11 @@ impl Problem<'_> {
             wanted: usize::try_from(own[WANTED]).ok().filter(|wanted| *wanted > 0),
         };
         if visible.local - visible.start <= rule.top {
-            decided = ALL;
+            decided = ALL_SLOTS;
         } else if options.block > 1 {
             decided = self.decide(kv_head, own, vectors, held, rule.threshold);
         }
-        let logits = if measures || decided == RETRIEVES {
+        let logits = if measures || decided == NEW_SET {
             let logits = self.logits(kv_head, &visible, sums);
             Some(logits)
         } else {
@@ -88,8 +89,8 @@ impl Problem<'_> {
         // What a step that retrieves reads, where that is not its set.
         let mut choice = None;
         let entry = held.min(sets - 1);
-        let enters = decided == RETRIEVES || decided != ALL && options.earlier == Earlier::Any;
-        if decided == RETRIEVES {
+        let enters = decided == NEW_SET || decided != ALL_SLOTS && options.earlier == Earlier::Any;
+        if decided == NEW_SET {
             let logits = logits.as_deref().unwrap_or_default();
             let mut lists = self.choose(&visible, logits, sums, rule);
             lists.iter_mut().for_each(|list| list.truncate(width));
@@ -119,10 +120,10 @@ impl Problem<'_> {
             own[SETS] = entry as i32 + 1;
         }
         own[DECIDED] = decided;
-        let set = if decided == RETRIEVES { entry } else { decided.max(0) as usize };
+        let set = if decided == NEW_SET { entry } else { decided.max(0) as usize };
         let (mut first, mut read) = (0, 0);
         let mut local = visible.start;
-        if decided != ALL {
+        if decided != ALL_SLOTS {
             let fields = FIELDS + set * SET_FIELDS;
             local = visible.local;
             if let Some(count) = choice {
@@ -143,7 +144,7 @@ impl Problem<'_> {
         own[FREED] = visible.freed as i32;
         own[SEEN] = visible.start as i32;
         own[STEPS] += 1;
-        own[RETRIEVED] += i32::from(decided == RETRIEVES);
+        own[RETRIEVED] += i32::from(decided == NEW_SET);
         let tokens = own[TOKENS] + (visible.sinks + read + visible.length - local) as i32;
         own[TOKENS] = tokens & ((1 << TOKEN_BITS) - 1);
         own[TOKENS_HIGH] += tokens >> TOKEN_BITS;
@@ -192,7 +193,7 @@ impl Problem<'_> {
                 return row[FIELDS + entry * SET_FIELDS + LIST];
             }
         }
-        RETRIEVES
+        NEW_SET
     }
 
     /// Logits of all slots, `[G, length]`, and their log-sum-exp over the visible ones.

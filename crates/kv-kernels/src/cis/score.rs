@@ -3,95 +3,101 @@
 use cubecl::prelude::*;
 
 use super::blueprint::Blueprint;
+use super::kernel_args::{ComparedVectors, ScoredKeys, Scores, StepRanges};
 use super::log_sums::Sums;
 use super::match_cached_set::{load_similarity_partials, match_cached_set};
 use super::score_mma::score_mma;
-use super::score_rows::score_rows;
-use super::table::{DECIDED, RETRIEVES};
+use super::score_rows::{ScoredSpan, score_rows};
+use super::table::DECIDED;
 use super::visible_range::{VisibleRange, load_step_context};
+use crate::components::sentinels::NEW_SET;
 
 /// Finds which ranges retrieve, and scores those: `splits` parts a range, one cube each.
-///
-/// # Shapes
-/// As for [`step`](super::step::step).
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn score_kernel<F: Float, N: Size>(
-    query: &[Vector<F, N>],
-    keys: &[Vector<F, N>],
-    vectors: &[F],
-    set_vectors: &[f32],
-    offsets: &[i32],
-    lengths: &[i32],
-    newest: &[i32],
-    table: &mut [i32],
-    logits: &mut [f32],
-    ordered: &mut [u32],
-    total_kv_heads: usize,
-    kv_heads: usize,
+    keys: &ScoredKeys<F, N>,
+    ranges: &mut StepRanges,
+    vectors: &ComparedVectors<F>,
+    scores: &mut Scores,
     splits: usize,
-    stride: usize,
-    block: usize,
-    hidden_share: u32,
-    scale: f32,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
     let cube = CUBE_POS;
-    if cube >= total_kv_heads * splits {
+    if cube >= ranges.total_kv_heads * splits {
         terminate!();
     }
     let (kv_head, split) = (cube / splits, cube % splits);
-    let (length, position) = (lengths[kv_head], newest[kv_head / kv_heads]);
-    let first = load_similarity_partials::<F>(vectors, set_vectors, &*table, kv_head, blueprint);
-    let context =
-        load_step_context(&*table, kv_head, length, position, block, hidden_share, blueprint);
-    let decision =
-        match_cached_set::<F>(&first, vectors, set_vectors, &*table, &context, blueprint);
+    let (length, position) = (ranges.lengths[kv_head], ranges.newest[kv_head / ranges.kv_heads]);
+    let first = load_similarity_partials::<F>(
+        &vectors.step,
+        &vectors.cached,
+        &ranges.table,
+        kv_head,
+        blueprint,
+    );
+    let context = load_step_context(&*ranges, kv_head, length, position, blueprint);
+    let decision = match_cached_set::<F>(
+        &first,
+        &vectors.step,
+        &vectors.cached,
+        &ranges.table,
+        &context,
+        blueprint,
+    );
     let decided = decision.decided;
-    if comptime!(blueprint.measures) || decided == i32::new(RETRIEVES as i64) {
+    if comptime!(blueprint.measures) || decided == i32::new(NEW_SET as i64) {
         let mut none = Sums::none(comptime!(blueprint.held()));
-        score_split::<F, N>(
-            query,
-            keys,
-            logits,
-            ordered,
-            kv_head * stride,
-            &mut none,
-            &context.visible,
+        let stride = scores.stride;
+        let share = ScoreShare {
             kv_head,
-            offsets[kv_head] as usize,
+            offset: ranges.offsets[kv_head] as usize,
             split,
             splits,
+            base: kv_head * stride,
             stride,
-            scale,
+        };
+        score_split::<F, N>(
+            keys,
+            &mut scores.logits,
+            &mut scores.ordered,
+            &mut none,
+            &share,
+            &context.visible,
             blueprint,
         );
     }
     // Nothing here reads this field.
     if split == 0 && UNIT_POS == 0 {
-        table[context.own + DECIDED] = decided;
+        ranges.table[context.own + DECIDED] = decided;
     }
 }
 
-/// Scores the `split`-th of `splits` parts of a range's visible slots. Where sort keys are made at
-/// once, only slots between sinks and locals are scored.
+/// A cube's share of a range that is scored.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct ScoreShare {
+    /// The range, and its first slot.
+    pub(super) kv_head: usize,
+    pub(super) offset: usize,
+    /// Which of so many parts.
+    pub(super) split: usize,
+    pub(super) splits: usize,
+    /// Where the range's sort keys begin.
+    pub(super) base: usize,
+    /// Logits of a query head.
+    pub(super) stride: usize,
+}
+
+/// Scores a share of a range's visible slots. Where sort keys are made at once, only slots between
+/// sinks and locals are scored.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn score_split<F: Float, N: Size>(
-    query: &[Vector<F, N>],
-    keys: &[Vector<F, N>],
+    keys: &ScoredKeys<F, N>,
     logits: &mut [f32],
     ordered: &mut [u32],
-    base: usize,
     sums: &mut Sums,
+    share: &ScoreShare,
     visible: &VisibleRange,
-    kv_head: usize,
-    offset: usize,
-    split: usize,
-    splits: usize,
-    stride: usize,
-    scale: f32,
     #[comptime] blueprint: Blueprint,
 ) {
     let gap = visible.start - visible.sinks;
@@ -101,44 +107,22 @@ pub(super) fn score_split<F: Float, N: Size>(
         from = visible.sinks;
         count = visible.local - visible.start;
     }
-    let share = count.div_ceil(splits);
-    let first = min(split * share, count);
-    let end = min(first + share, count);
+    let part = count.div_ceil(share.splits);
+    let first = min(share.split * part, count);
+    let end = min(first + part, count);
+    let span = ScoredSpan {
+        kv_head: share.kv_head,
+        offset: share.offset,
+        first: from + first,
+        end: from + end,
+        sinks: visible.sinks,
+        gap,
+        base: share.base,
+        stride: share.stride,
+    };
     if comptime!(blueprint.tiles) {
-        score_mma::<F, N>(
-            query,
-            keys,
-            logits,
-            ordered,
-            base,
-            kv_head,
-            offset,
-            from + first,
-            from + end,
-            visible.sinks,
-            gap,
-            stride,
-            scale,
-            sums,
-            blueprint,
-        );
+        score_mma::<F, N>(keys, logits, ordered, sums, &span, blueprint);
     } else {
-        score_rows::<F, N>(
-            query,
-            keys,
-            logits,
-            ordered,
-            base,
-            kv_head,
-            offset,
-            from + first,
-            from + end,
-            visible.sinks,
-            gap,
-            stride,
-            scale,
-            sums,
-            blueprint,
-        );
+        score_rows::<F, N>(keys, logits, ordered, sums, &span, blueprint);
     }
 }

@@ -10,7 +10,9 @@ use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
 use super::blueprint::Blueprint;
+use super::kernel_args::ScoredKeys;
 use super::log_sums::Sums;
+use super::score_rows::ScoredSpan;
 use crate::components::sentinels::LOWEST_LOGIT;
 use crate::components::sort_key::sort_key;
 
@@ -28,22 +30,12 @@ const PLANE: usize = 32;
 
 /// Scores slots as [`score_rows`](super::score_rows::score_rows) does, by tiles of 16 slots.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn score_mma<F: Float, N: Size>(
-    query: &[Vector<F, N>],
-    keys: &[Vector<F, N>],
+    scored: &ScoredKeys<F, N>,
     logits: &mut [f32],
     ordered: &mut [u32],
-    base: usize,
-    kv_head: usize,
-    offset: usize,
-    first: usize,
-    end: usize,
-    sinks: usize,
-    gap: usize,
-    stride: usize,
-    scale: f32,
     sums: &mut Sums,
+    span: &ScoredSpan,
     #[comptime] blueprint: Blueprint,
 ) {
     let (group, columns) = comptime!((blueprint.group, blueprint.columns));
@@ -52,6 +44,9 @@ pub(super) fn score_mma<F: Float, N: Size>(
     let ahead = blueprint.ahead.comptime();
     let held = comptime!(group.div_ceil(TEAM));
     let def = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
+    let (kv_head, offset, stride) = (span.kv_head, span.offset, span.stride);
+    let (first, end) = (span.first, span.end);
+    let (sinks, gap, base) = (span.sinks, span.gap, span.base);
     let unit = UNIT_POS as usize;
     let (plane, lane) = (unit / PLANE, unit % PLANE);
     let (r, j) = (lane / TEAM, lane % TEAM);
@@ -61,7 +56,7 @@ pub(super) fn score_mma<F: Float, N: Size>(
     let mut q = Array::<Vector<F, Const<2>>>::new(comptime!(4 * pieces));
     #[unroll]
     for piece in 0..pieces {
-        let vector = query[(kv_head * group + head) * columns + piece * TEAM + j];
+        let vector = scored.query[(kv_head * group + head) * columns + piece * TEAM + j];
         let words = Vector::<u32, Const<4>>::reinterpret(vector);
         #[unroll]
         for word in 0..4usize {
@@ -79,7 +74,7 @@ pub(super) fn score_mma<F: Float, N: Size>(
             let slot = select(i < sinks, i, i + gap);
             #[unroll]
             for piece in 0..pieces {
-                k[row * pieces + piece] = keys[(offset + slot) * columns + piece * TEAM + j];
+                k[row * pieces + piece] = scored.keys[(offset + slot) * columns + piece * TEAM + j];
             }
         }
         let rows = comptime!(2 * ahead);
@@ -114,7 +109,7 @@ pub(super) fn score_mma<F: Float, N: Size>(
                 #[unroll]
                 for h in 0..held {
                     let head = j + h * TEAM;
-                    let dot = acc[half].extract(h) * scale;
+                    let dot = acc[half].extract(h) * scored.scale;
                     dots[h * rows + row] = select(i < end, dot, f32::new(LOWEST_LOGIT));
                     if head < group && i < end {
                         if comptime!(blueprint.direct()) {

@@ -3,32 +3,40 @@
 use cubecl::prelude::*;
 
 use super::blueprint::Blueprint;
+use super::kernel_args::ScoredKeys;
 use super::log_sums::Sums;
 use crate::components::sort_key::sort_key;
 
-/// Writes the logits of the `first`-th to before the `end`-th visible slot, or their sort keys,
-/// where slots from the `sinks`-th on are `gap` further on.
+/// Visible slots of a range that are scored.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct ScoredSpan {
+    /// The range, and its first slot.
+    pub(super) kv_head: usize,
+    pub(super) offset: usize,
+    /// From the `first`-th visible slot to before the `end`-th.
+    pub(super) first: usize,
+    pub(super) end: usize,
+    /// Visible slots from the `sinks`-th on are `gap` further on in the range.
+    pub(super) sinks: usize,
+    pub(super) gap: usize,
+    /// Where the range's sort keys begin.
+    pub(super) base: usize,
+    /// Logits of a query head.
+    pub(super) stride: usize,
+}
+
+/// Writes the logits of a span's slots, or their sort keys, and adds logits to a unit's sums where
+/// these feed a histogram.
 ///
 /// # Shapes
-/// In vectors: `query` `[P, G, columns]`, `keys` `[S, columns]`. `logits` `[P, G, stride]`,
-/// `ordered` from `base` on `[stride]`.
+/// `logits` `[P, G, stride]`, `ordered` from `span.base` on `[stride]`.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn score_rows<F: Float, N: Size>(
-    query: &[Vector<F, N>],
-    keys: &[Vector<F, N>],
+    scored: &ScoredKeys<F, N>,
     logits: &mut [f32],
     ordered: &mut [u32],
-    base: usize,
-    kv_head: usize,
-    offset: usize,
-    first: usize,
-    end: usize,
-    sinks: usize,
-    gap: usize,
-    stride: usize,
-    scale: f32,
     sums: &mut Sums,
+    span: &ScoredSpan,
     #[comptime] blueprint: Blueprint,
 ) {
     let group = blueprint.group.comptime();
@@ -37,6 +45,9 @@ pub(super) fn score_rows<F: Float, N: Size>(
     let own = columns.div_ceil(team_size).comptime();
     let teams = comptime!(blueprint.units / team_size);
     let ahead = blueprint.ahead.comptime();
+    let (kv_head, offset, stride) = (span.kv_head, span.offset, span.stride);
+    let (first, end) = (span.first, span.end);
+    let (sinks, gap, base) = (span.sinks, span.gap, span.base);
     let unit = UNIT_POS as usize;
     let member = unit % team_size;
     let team = unit / team_size;
@@ -49,8 +60,9 @@ pub(super) fn score_rows<F: Float, N: Size>(
             let column = member + c * team_size;
             q[g * own + c] = Vector::new(0.0f32);
             if column < columns {
-                q[g * own + c] = Vector::cast_from(query[(kv_head * group + g) * columns + column])
-                    * Vector::new(scale);
+                q[g * own + c] =
+                    Vector::cast_from(scored.query[(kv_head * group + g) * columns + column])
+                        * Vector::new(scored.scale);
             }
         }
     }
@@ -67,7 +79,7 @@ pub(super) fn score_rows<F: Float, N: Size>(
             #[unroll]
             for c in 0..own {
                 let column = min(member + c * team_size, comptime!(columns - 1));
-                k[a * own + c] = keys[(offset + slot) * columns + column];
+                k[a * own + c] = scored.keys[(offset + slot) * columns + column];
             }
         }
         #[unroll]

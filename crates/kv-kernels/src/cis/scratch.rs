@@ -5,6 +5,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::bitmask::{BITMASKS, WORD};
 use super::call::Call;
+use super::kernel_args::{ScoresLaunch, SelectionLaunch};
 use crate::backend::client::empty_like;
 
 /// A call's scratch.
@@ -33,5 +34,16 @@ impl Scratch {
             bitmasks: call.scratch(bitmasks, DType::U32),
             log_sum_exp: empty_like(&call.query, Shape::from([total_kv_heads, group]), DType::F32),
         }
+    }
+    /// Scores as kernels take them, of ranges with room for `stride` slots.
+    pub(super) fn scores(&self, stride: usize) -> ScoresLaunch {
+        let (logits, ordered) = (self.logits.clone(), self.ordered.clone());
+        ScoresLaunch::new(logits.into_buffer_arg(), ordered.into_buffer_arg(), stride)
+    }
+
+    /// What the choice makes of them, likewise.
+    pub(super) fn selection(&self, radius: usize) -> SelectionLaunch {
+        let (bitmasks, log_sum_exp) = (self.bitmasks.clone(), self.log_sum_exp.clone());
+        SelectionLaunch::new(bitmasks.into_buffer_arg(), log_sum_exp.into_buffer_arg(), radius)
     }
 }

@@ -15,31 +15,39 @@ use crate::components::sentinels::LOWEST_LOGIT;
 use crate::components::softmax::larger;
 use crate::components::sort_key::sort_key;
 
+/// What is looked for among a range's scores, and where it goes.
+#[derive(CubeType)]
+pub(super) struct TopkSearch {
+    pub(super) rows: LogitRows,
+    /// Log-sum-exps of the query heads, `[G]`, by which scores are made of logits.
+    pub(super) sums: Array<f32>,
+    /// Where the range's sort keys begin.
+    pub(super) base: usize,
+    pub(super) place: BitmaskPlace,
+    pub(super) lists: ListOffsets,
+    pub(super) wanted: TopkSizes,
+}
+
 /// Selects the highest scores and lists their tokens: makes sort keys ([`order_all`]), notes the
 /// highest in a bitmask ([`set_bitmask`]), and lists the tokens of its slots ([`compact_bitmask`]).
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn select_topk(
     logits: &[f32],
     keys: &mut [u32],
-    base: usize,
     bitmasks: &mut [u32],
-    place: &BitmaskPlace,
     table: &mut [i32],
-    sums: &Array<f32>,
-    rows: &LogitRows,
+    search: &TopkSearch,
     visible: &VisibleRange,
-    lists: &ListOffsets,
-    wanted: &TopkSizes,
     #[comptime] blueprint: Blueprint,
 ) -> CompactedSet {
     if comptime!(!blueprint.direct()) {
-        order_all(logits, rows, keys, base, sums, visible, blueprint);
+        order_all(logits, keys, search, visible, blueprint);
     }
     sync_scratch(blueprint);
-    set_bitmask(&*keys, base, bitmasks, place, visible, wanted, blueprint);
+    let (place, wanted) = (&search.place, &search.wanted);
+    set_bitmask(&*keys, search.base, bitmasks, place, visible, wanted, blueprint);
     sync_scratch(blueprint);
-    compact_bitmask(bitmasks, place, table, visible, lists, false, blueprint)
+    compact_bitmask(bitmasks, place, table, visible, &search.lists, false, blueprint)
 }
 
 /// Where a range's logits begin, and how far apart those of two query heads are.
@@ -102,10 +110,8 @@ pub(super) fn score_of(
 #[cube]
 fn order_all(
     logits: &[f32],
-    rows: &LogitRows,
     keys: &mut [u32],
-    base: usize,
-    sums: &Array<f32>,
+    search: &TopkSearch,
     visible: &VisibleRange,
     #[comptime] blueprint: Blueprint,
 ) {
@@ -115,9 +121,9 @@ fn order_all(
         let mut own = Array::<f32>::new(group);
         #[unroll]
         for g in 0..group {
-            own[g] = logits[rows.from + g * rows.stride + i];
+            own[g] = logits[search.rows.from + g * search.rows.stride + i];
         }
-        keys[base + i] = sort_key(score_of(&own, sums, blueprint));
+        keys[search.base + i] = sort_key(score_of(&own, &search.sums, blueprint));
         i += blueprint.units.comptime();
     }
 }

@@ -6,6 +6,7 @@ use super::table;
 use crate::KernelError;
 use crate::attention::decode::index_sets::IndexSets;
 use crate::backend::check::Check;
+use crate::components::sentinels::{ALL_SLOTS, NEW_SET, NO_BLOCK};
 
 /// What a range's steps retrieve, and when they share it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -94,7 +95,7 @@ impl IndexSets {
         let mut values = vec![0i32; ranges * row];
         for (own, rule) in values.chunks_exact_mut(row).zip(rules) {
             let count = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
-            own[table::BLOCK] = -1;
+            own[table::BLOCK] = NO_BLOCK;
             own[table::SINKS] = count(rule.sinks);
             own[table::LOCALS] = count(rule.locals.max(1));
             own[table::TOP] = count(rule.top.max(1));
@@ -278,12 +279,12 @@ impl IndexSets {
             retrieved: count(table::RETRIEVED),
             tokens: (count(table::TOKENS_HIGH) << table::TOKEN_BITS) + count(table::TOKENS),
             retrieves: match row[table::DECIDED] {
-                table::ALL => None,
-                decided => Some(decided == table::RETRIEVES),
+                ALL_SLOTS => None,
+                decided => Some(decided == NEW_SET),
             },
             number: match row[table::DECIDED] {
-                table::ALL => None,
-                table::RETRIEVES => (count(table::SETS) as usize).checked_sub(1),
+                ALL_SLOTS => None,
+                NEW_SET => (count(table::SETS) as usize).checked_sub(1),
                 shared => usize::try_from(shared).ok(),
             },
             set: set.iter().map(|token| *token as u32).collect(),

@@ -27,12 +27,10 @@ pub(crate) fn steer(table: CubeTensor, dropped: CubeTensor, options: SteerOption
             CubeDim::new_1d(UNITS),
             table.clone().into_buffer_arg(),
             dropped.into_buffer_arg(),
+            SteeredSizesLaunch::new(options.target, options.gain, options.most as f32),
             total_kv_heads,
             row,
             group,
-            options.target,
-            options.gain,
-            options.most as f32,
         );
     }
     table
@@ -67,6 +65,18 @@ pub(crate) fn reference(
     }
 }
 
+/// [`SteerOptions`] as the kernel takes them.
+#[cfg(feature = "gpu")]
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct SteeredSizes {
+    /// The share of attention that steps are to drop.
+    target: f32,
+    /// By how much the logarithm of a size changes where twice the target is dropped.
+    gain: f32,
+    /// The largest size.
+    most: f32,
+}
+
 /// A unit a range.
 ///
 /// # Shapes
@@ -76,12 +86,10 @@ pub(crate) fn reference(
 pub(super) fn steer_kernel(
     table: &mut [i32],
     dropped: &[f32],
+    sizes: &SteeredSizes,
     total_kv_heads: usize,
     row: usize,
     group: usize,
-    target: f32,
-    gain: f32,
-    most: f32,
 ) {
     let kv_head = ABSOLUTE_POS;
     if kv_head >= total_kv_heads {
@@ -98,9 +106,9 @@ pub(super) fn steer_kernel(
         held = f32::cast_from(top);
     }
     let mean = sum / f32::cast_from(group);
-    let error = (mean / target - 1.0f32) * gain;
+    let error = (mean / sizes.target - 1.0f32) * sizes.gain;
     let change = min(max(error, -MOST_CHANGE), MOST_CHANGE);
-    let exact = min(max(held * change.exp(), 1.0f32), most);
+    let exact = min(max(held * change.exp(), 1.0f32), sizes.most);
     table[own + EXACT_TOP] = i32::reinterpret(exact);
     table[own + TOP] = i32::cast_from(exact);
     table[own + MEASURED] = i32::reinterpret(mean);

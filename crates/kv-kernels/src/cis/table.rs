@@ -10,10 +10,13 @@
 //! Fields 11 to 13 of a range, and fields 1 and 2 of an entry, hold nothing: rows have the layout
 //! of files that were saved when they held something.
 
+#[cfg(doc)]
+use crate::components::sentinels::{ALL_SLOTS, NEW_SET, NO_BLOCK};
+
 // The fields that attention reads; the others are between them and behind.
 pub(super) use crate::attention::decode::index_sets::{FIRST, FREED, LOCAL, READ, SINKS};
 
-/// The block of steps that the sets are of; `-1` before the first.
+/// The block of steps that the sets are of; [`NO_BLOCK`] before the first.
 pub(crate) const BLOCK: usize = 0;
 /// Entries of the block so far.
 pub(crate) const SETS: usize = 1;
@@ -25,10 +28,13 @@ pub(crate) const RETRIEVED: usize = 7;
 /// Tokens attended to so far: below `1 << TOKEN_BITS`, and multiples of that.
 pub(crate) const TOKENS: usize = 8;
 pub(crate) const TOKENS_HIGH: usize = 9;
-/// What the step does: the list that it shares, [`RETRIEVES`] or [`ALL`].
+/// What the step does: the list that it shares, [`NEW_SET`] or [`ALL_SLOTS`].
 pub(crate) const DECIDED: usize = 10;
-/// What the range's steps retrieve, and when they share: [`crate::SetRule`], shares and thresholds
-/// as bits of f32 numbers, 0 for no wanted size.
+/// What the range's steps retrieve, and when they share: [`crate::SetRule`], 0 for no wanted size.
+///
+/// Shares and thresholds are bits of f32 numbers. In a tensor of their own, every step of every
+/// range would wait for one more line of memory before it compares or chooses, and saved files
+/// would have another form.
 pub(crate) const TOP: usize = 14;
 pub(crate) const DILATED: usize = 15;
 pub(crate) const THRESHOLD: usize = 16;
@@ -51,11 +57,6 @@ pub(crate) const COUNT: usize = 0;
 pub(crate) const LIST: usize = 3;
 /// Fields of an entry.
 pub(crate) const SET_FIELDS: usize = 4;
-
-/// A new set is retrieved.
-pub(crate) const RETRIEVES: i32 = -1;
-/// All tokens in between are as many as a set would have, or fewer: all are read.
-pub(crate) const ALL: i32 = -2;
 
 /// What a share of a count is rounded down with: thirds in f32 are less than thirds.
 pub(crate) const ROUNDING: f32 = 1e-3;

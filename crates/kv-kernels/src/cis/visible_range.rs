@@ -3,6 +3,7 @@
 use cubecl::prelude::*;
 
 use super::blueprint::Blueprint;
+use super::kernel_args::StepRanges;
 use super::table::*;
 
 /// The slots that a step of a range sees, counted from the range's first: the first `sinks`, and
@@ -62,28 +63,27 @@ pub(super) struct StepContext {
     pub(super) held: usize,
 }
 
-/// Loads the context of a step at `position` from the range's row of the table.
+/// Loads the context of a step at `position` of a range of `length` slots from the range's row of
+/// the table.
 #[cube]
 pub(super) fn load_step_context(
-    table: &[i32],
+    ranges: &StepRanges,
     kv_head: usize,
     length: i32,
     position: i32,
-    block: usize,
-    hidden_share: u32,
     #[comptime] blueprint: Blueprint,
 ) -> StepContext {
     let sets = blueprint.sets.comptime();
     let own = kv_head * comptime!(row(blueprint.sets, blueprint.width));
-    let sinks = table[own + SINKS] as usize;
-    let locals = table[own + LOCALS] as usize;
-    let visible = visible_range(length, position, sinks, locals, hidden_share);
-    let top = table[own + TOP] as usize;
-    let threshold = f32::reinterpret(table[own + THRESHOLD]);
-    let block = max(position, 0i32) / i32::cast_from(block);
+    let sinks = ranges.table[own + SINKS] as usize;
+    let locals = ranges.table[own + LOCALS] as usize;
+    let visible = visible_range(length, position, sinks, locals, ranges.hidden_share);
+    let top = ranges.table[own + TOP] as usize;
+    let threshold = f32::reinterpret(ranges.table[own + THRESHOLD]);
+    let block = max(position, 0i32) / i32::cast_from(ranges.block);
     let mut held = 0usize;
-    if table[own + BLOCK] == block {
-        held = min(table[own + SETS] as usize, sets);
+    if ranges.table[own + BLOCK] == block {
+        held = min(ranges.table[own + SETS] as usize, sets);
     }
     StepContext { kv_head, own, visible, top, threshold, block, held }
 }

@@ -51,11 +51,22 @@ pub(crate) const NO_SORT_KEY: u32 = u32::MAX;
 #[cfg(feature = "gpu")]
 pub(crate) const NO_INDEX: i32 = i32::MAX;
 
-/// No slot of a pool, behind the slots of a list that is shorter than others.
+/// No slot, place or token in what ops take and return, such as behind the slots of a list that is
+/// shorter than others: below all indices.
 pub const NO_SLOT: i32 = -1;
 
 /// The length of a list of tokens that was never chosen.
 pub const NO_LIST: i32 = -1;
+
+/// In the place of a shared list's number: the step retrieves a new set.
+pub(crate) const NEW_SET: i32 = -1;
+
+/// In the place of a shared list's number: the step reads all visible slots, which are no more than
+/// a set would have.
+pub(crate) const ALL_SLOTS: i32 = -2;
+
+/// The block of a range that has taken no step yet: before all blocks.
+pub(crate) const NO_BLOCK: i32 = -1;
 
 /// No entry of a sketch.
 #[cfg(feature = "gpu")]

@@ -32,27 +32,58 @@ pub(crate) fn weight(logit: f32, max: f32, temperature: f32) -> f32 {
     weight
 }
 
-/// The highest place `(high, low)` from which on a row's first `length` numbers, but for those
-/// below the floor, come to `wanted`: in count, or in weight.
-///
-/// # Shapes
-/// `numbers` in vectors, `columns` of them from `start` on.
+/// A row of numbers.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct RankedRow {
+    /// Its first vector.
+    pub(crate) start: usize,
+    /// Its vectors.
+    pub(crate) columns: usize,
+    /// How many numbers count, from the first on.
+    pub(crate) length: usize,
+    /// The highest of them, and what their distance from it is divided by, where they count by
+    /// [`weight`].
+    pub(crate) max: f32,
+    pub(crate) temperature: f32,
+}
+
+/// A place in the order of numbers: a sort key, and the key of an index.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) high: u32,
+    pub(crate) low: u32,
+}
+
+/// Shared memory of a search.
+#[derive(CubeType)]
+pub(crate) struct Counts {
+    /// What each plane has counted, `[planes, STEPS]`.
+    parts: Shared<[f32]>,
+    /// What all planes have, `[STEPS]`.
+    pub(crate) totals: Shared<[f32]>,
+}
+
 #[cube]
-#[allow(clippy::too_many_arguments)]
+impl Counts {
+    /// Room for the counts of so many planes, at most.
+    pub(crate) fn room(#[comptime] planes: usize) -> Counts {
+        Counts {
+            parts: Shared::<[f32]>::new_slice(comptime!(STEPS * planes)),
+            totals: Shared::<[f32]>::new_slice(STEPS),
+        }
+    }
+}
+
+/// The highest place from which on a row's numbers, but for those below the floor, come to `wanted`: in count, or in weight. `numbers` are in vectors.
+#[cube]
 pub(crate) fn threshold<N: Size>(
     numbers: &[Vector<f32, N>],
-    parts: &mut Shared<[f32]>,
-    totals: &mut Shared<[f32]>,
-    start: usize,
-    columns: usize,
-    length: usize,
-    max: f32,
-    temperature: f32,
+    counts: &mut Counts,
+    row: &RankedRow,
     wanted: f32,
-    floor_high: u32,
-    floor_low: u32,
+    floor: &Place,
     #[comptime] search: Search,
-) -> Vector<u32, Const<2>> {
+) -> Place {
     let mut own = Array::<f32>::new(STEPS);
     let mut high = 0u32;
     let mut low = 0u32;
@@ -61,30 +92,16 @@ pub(crate) fn threshold<N: Size>(
     for digit in 0..comptime!(8 + INDEX_BITS / 4) {
         let of_high = digit < 8;
         let shift = select(of_high, 28 - 4 * digit, comptime!(INDEX_BITS + 28) - 4 * digit);
-        measure_digit(
-            numbers,
-            &mut own,
-            start,
-            columns,
-            length,
-            max,
-            temperature,
-            high,
-            low,
-            of_high,
-            shift,
-            floor_high,
-            floor_low,
-            search,
-        );
-        add_up(&own, parts, totals, search);
+        let digit = Digit { high, low, of_high, shift };
+        measure_digit(numbers, &mut own, row, &digit, floor, search);
+        add_up(&own, counts, search);
         let mut value = 0u32;
         #[unroll]
         for step in 0..STEPS {
-            value += select(above + totals[step] >= wanted, 1u32, 0u32);
+            value += select(above + counts.totals[step] >= wanted, 1u32, 0u32);
         }
         if value < STEPS as u32 {
-            above += totals[value as usize];
+            above += counts.totals[value as usize];
         }
         if of_high {
             high |= value << shift;
@@ -93,39 +110,40 @@ pub(crate) fn threshold<N: Size>(
         }
         sync_cube();
     }
-    let mut key = Vector::<u32, Const<2>>::new(0u32);
-    key.insert(0usize, high);
-    key.insert(1usize, low);
-    key
+    Place { high, low }
+}
+
+/// A digit that is searched.
+#[derive(CubeType, Clone, Copy)]
+struct Digit {
+    /// The place as far as it is known.
+    high: u32,
+    low: u32,
+    /// Whether the digit is of the sort key rather than of the index key.
+    of_high: bool,
+    /// The digit's lowest bit.
+    shift: u32,
 }
 
 /// What this unit's numbers come to whose places have the digits so far, and at `shift` each of 15
 /// digits or more.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn measure_digit<N: Size>(
     numbers: &[Vector<f32, N>],
     own: &mut Array<f32>,
-    start: usize,
-    columns: usize,
-    length: usize,
-    max: f32,
-    temperature: f32,
-    high: u32,
-    low: u32,
-    of_high: bool,
-    shift: u32,
-    floor_high: u32,
-    floor_low: u32,
+    row: &RankedRow,
+    digit: &Digit,
+    floor: &Place,
     #[comptime] search: Search,
 ) {
+    let (high, low, of_high, shift) = (digit.high, digit.low, digit.of_high, digit.shift);
     #[unroll]
     for step in 0..STEPS {
         own[step] = 0.0f32;
     }
     let mut at = UNIT_POS as usize;
-    while at < columns {
-        let vector = numbers[start + at];
+    while at < row.columns {
+        let vector = numbers[row.start + at];
         #[unroll]
         for lane in 0..N::value() {
             let number = vector.extract(lane);
@@ -139,10 +157,10 @@ fn measure_digit<N: Size>(
                 key = own_high;
                 same = (own_high ^ high) >> shift < 16;
             }
-            if same && index < length && not_below(own_high, own_low, floor_high, floor_low) {
+            if same && index < row.length && not_below(own_high, own_low, floor.high, floor.low) {
                 let mut amount = 1.0f32;
                 if search.weighted {
-                    amount = weight(number, max, temperature);
+                    amount = weight(number, row.max, row.temperature);
                 }
                 let value = (key >> shift) & 15u32;
                 #[unroll]
@@ -155,20 +173,13 @@ fn measure_digit<N: Size>(
     }
 }
 
-/// What a row's first `length` numbers from a place on come to, in the first of `totals`.
+/// What a row's numbers from a place on come to, in the first of the totals.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn total_from<N: Size>(
     numbers: &[Vector<f32, N>],
-    parts: &mut Shared<[f32]>,
-    totals: &mut Shared<[f32]>,
-    start: usize,
-    columns: usize,
-    length: usize,
-    max: f32,
-    temperature: f32,
-    high: u32,
-    low: u32,
+    counts: &mut Counts,
+    row: &RankedRow,
+    from: &Place,
     #[comptime] search: Search,
 ) {
     let mut own = Array::<f32>::new(STEPS);
@@ -177,39 +188,35 @@ pub(crate) fn total_from<N: Size>(
         own[step] = 0.0f32;
     }
     let mut at = UNIT_POS as usize;
-    while at < columns {
-        let vector = numbers[start + at];
+    while at < row.columns {
+        let vector = numbers[row.start + at];
         #[unroll]
         for lane in 0..N::value() {
             let number = vector.extract(lane);
             let index = at * N::value() + lane;
-            if index < length && not_below(sort_key(number), index_key(index), high, low) {
+            let key = sort_key(number);
+            if index < row.length && not_below(key, index_key(index), from.high, from.low) {
                 let mut amount = 1.0f32;
                 if search.weighted {
-                    amount = weight(number, max, temperature);
+                    amount = weight(number, row.max, row.temperature);
                 }
                 own[0] += amount;
             }
         }
         at += search.units.comptime();
     }
-    add_up(&own, parts, totals, search);
+    add_up(&own, counts, search);
 }
 
 /// Sums 15 numbers over the cube.
 #[cube]
-fn add_up(
-    own: &Array<f32>,
-    parts: &mut Shared<[f32]>,
-    totals: &mut Shared<[f32]>,
-    #[comptime] search: Search,
-) {
+fn add_up(own: &Array<f32>, counts: &mut Counts, #[comptime] search: Search) {
     let plane = (UNIT_POS / PLANE_DIM) as usize;
     #[unroll]
     for step in 0..STEPS {
         let of_plane = plane_sum(own[step]);
         if UNIT_POS_PLANE == 0 {
-            parts[plane * STEPS + step] = of_plane;
+            counts.parts[plane * STEPS + step] = of_plane;
         }
     }
     sync_cube();
@@ -218,9 +225,9 @@ fn add_up(
         let planes = (comptime!(search.units as u32) / PLANE_DIM) as usize;
         let mut total = 0.0f32;
         for plane in 0..planes {
-            total += parts[plane * STEPS + unit];
+            total += counts.parts[plane * STEPS + unit];
         }
-        totals[unit] = total;
+        counts.totals[unit] = total;
     }
     sync_cube();
 }

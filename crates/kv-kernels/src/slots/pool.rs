@@ -5,7 +5,11 @@ use burn::backend::{Backend, Dispatch, ExtensionType};
 use burn::tensor::{DType, Int, Tensor};
 
 use crate::backend::check::Check;
+#[cfg(feature = "gpu")]
+use crate::components::pool::PoolSlotsLaunch;
 use crate::{KernelError, Reading};
+#[cfg(feature = "gpu")]
+use cubecl::prelude::CubePrimitive;
 
 /// Which slots of a pool belong to each (sequence, key-value head): device tensors, so that a
 /// decode step can run (and be captured as a graph) without the host.
@@ -198,5 +202,14 @@ impl SlotPools<burn_cubecl::CubeBackend> {
             log_weights: into_contiguous(self.log_weights),
             weighted: self.weighted,
         }
+    }
+    /// As kernels take them.
+    pub(crate) fn launched<R: CubePrimitive>(&self) -> PoolSlotsLaunch<R> {
+        PoolSlotsLaunch::new(
+            self.keys.clone().into_buffer_arg(),
+            self.values.clone().into_buffer_arg(),
+            self.positions.clone().into_buffer_arg(),
+            self.log_weights.clone().into_buffer_arg(),
+        )
     }
 }

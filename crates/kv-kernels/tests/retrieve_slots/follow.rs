@@ -26,6 +26,7 @@ pub(crate) fn options() -> RetrieveOptions {
         similarity: SimilarityReduction::Mean,
         hidden: Share::default(),
         longest: None,
+        measures: false,
         strategy: RetrieveStrategy::Auto,
     }
 }
@@ -312,8 +313,7 @@ pub(crate) fn follow_steps(
             &ranges,
             ints(&newest, device),
             &mut sets,
-            *options,
-            measures,
+            RetrieveOptions { measures, ..*options },
         )?;
         assert_eq!(sums.is_some(), measures);
         let view = SlotView::Sets(sets.clone());

@@ -2,8 +2,9 @@
 
 use cubecl::prelude::*;
 
+use super::kernel_args::{DueRanges, PartScores, Room, ScoreCounts};
 use super::log_sums::logs_of;
-use super::tasks::{RETRIEVES, run_of};
+use super::tasks::{TO_RETRIEVE, run_of};
 use super::{BINS, PART, bin_of, top_of_bins};
 use crate::cis::bitmask::CHUNK;
 use crate::cis::blueprint::Blueprint;
@@ -12,34 +13,20 @@ use crate::cis::visible_range::load_step_context;
 use crate::components::sort_key::sort_key;
 
 /// Writes the sort keys of the scores of ranges that retrieve, and counts them by bins.
-///
-/// # Shapes
-/// As for [`score_kernel`](super::score::score_kernel); `bins` `[P, BINS]`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn histogram_kernel(
-    lengths: &[i32],
-    newest: &[i32],
-    table: &[i32],
-    tasks: &[u32],
-    logits: &[f32],
-    ordered: &mut [u32],
-    part_sums: &[f32],
-    bins: &[Atomic<u32>],
-    total_kv_heads: usize,
-    kv_heads: usize,
-    scored_parts: usize,
-    stride: usize,
-    block: usize,
-    hidden_share: u32,
-    #[comptime] most: usize,
+    due: &DueRanges,
+    scored: &mut PartScores,
+    counts: &ScoreCounts,
+    #[comptime] room: Room,
     #[comptime] blueprint: Blueprint,
 ) {
     let (group, units) = comptime!((blueprint.group, blueprint.units));
     let joins = comptime!(!blueprint.direct());
+    let (stride, scored_parts) = (scored.scores.stride, scored.parts);
     let parts = stride.div_ceil(PART);
-    let mut ranges = Shared::<[u32]>::new_slice(most);
-    let run = run_of(tasks, &mut ranges, total_kv_heads, parts, RETRIEVES, blueprint);
+    let mut ranges = Shared::<[u32]>::new_slice(room.ranges);
+    let run = run_of(due, &mut ranges, parts, TO_RETRIEVE, blueprint);
     let histogram = Shared::<[Atomic<u32>]>::new_slice(BINS);
     // All parts of a range that are in the run, one range after another.
     let mut next = run.first;
@@ -47,19 +34,12 @@ pub(super) fn histogram_kernel(
         let range = next / parts;
         let last = min((range + 1) * parts, run.end);
         let kv_head = ranges[range] as usize;
-        let position = newest[kv_head / kv_heads];
-        let context = load_step_context(
-            table,
-            kv_head,
-            lengths[kv_head],
-            position,
-            block,
-            hidden_share,
-            blueprint,
-        );
+        let position = due.ranges.newest[kv_head / due.ranges.kv_heads];
+        let length = due.ranges.lengths[kv_head];
+        let context = load_step_context(&due.ranges, kv_head, length, position, blueprint);
         let visible = &context.visible;
-        let top_of_bins = top_of_bins(part_sums, kv_head, scored_parts, blueprint);
-        let logs = logs_of(part_sums, kv_head, scored_parts, joins, blueprint);
+        let top_of_bins = top_of_bins(&scored.part_sums, kv_head, scored_parts, blueprint);
+        let logs = logs_of(&scored.part_sums, kv_head, scored_parts, joins, blueprint);
         // All have emptied those of before.
         sync_cube();
         let mut bin = UNIT_POS as usize;
@@ -79,9 +59,9 @@ pub(super) fn histogram_kernel(
                 #[unroll]
                 for g in 0..group {
                     some[c * group + g] = if joins {
-                        u32::reinterpret(logits[(kv_head * group + g) * stride + at])
+                        u32::reinterpret(scored.scores.logits[(kv_head * group + g) * stride + at])
                     } else {
-                        ordered[kv_head * stride + at]
+                        scored.scores.ordered[kv_head * stride + at]
                     };
                 }
             }
@@ -97,7 +77,7 @@ pub(super) fn histogram_kernel(
                             own[g] = f32::reinterpret(some[c * group + g]);
                         }
                         key = sort_key(score_of(&own, &logs, blueprint));
-                        ordered[kv_head * stride + at] = key;
+                        scored.scores.ordered[kv_head * stride + at] = key;
                     }
                     histogram[bin_of(key, top_of_bins)].fetch_add(1u32);
                 }
@@ -109,7 +89,7 @@ pub(super) fn histogram_kernel(
         while bin < BINS {
             let count = histogram[bin].load();
             if count > 0 {
-                bins[kv_head * BINS + bin].fetch_add(count);
+                counts.bins[kv_head * BINS + bin].fetch_add(count);
             }
             bin += units;
         }

@@ -5,7 +5,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::build_histogram::histogram_kernel;
-use super::finish_steps::finish_kernel;
+use super::finish_steps::{FinishBlueprint, finish_kernel};
+use super::kernel_args::{
+    DueRangesLaunch, PartScoresLaunch, PivotCandidatesLaunch, Room, ScoreCountsLaunch,
+};
 use super::match_sets::match_kernel;
 use super::score::score_kernel;
 use super::write_bitmask::bitmask_kernel;
@@ -59,20 +62,24 @@ impl Call {
     /// one; returns log-sums `[P, G]`.
     pub(in crate::cis) fn histogram_topk(&self, units: usize, widest: usize) -> CubeTensor {
         let parts = self.longest().div_ceil(SMALLEST_PART).min(MOST_PARTS);
-        let (listed, candidates) = (self.sizes.listed(), self.sizes.candidates());
-        let histogram = HistogramScratch::new(self, parts, candidates);
+        let room = Room { ranges: self.sizes.listed(), candidates: self.sizes.candidates() };
+        let histogram = HistogramScratch::new(self, parts, room.candidates);
         let scratch = Scratch::new(self, false, false);
         let blueprint =
             Blueprint { feeds_histogram: true, ..self.blueprint(units, true, 0, self.ahead()) };
         let (options, stride, total_kv_heads) =
             (self.config.options, self.longest(), self.total_kv_heads);
-        let (block, hidden) = (options.block, options.hidden.bits());
-        let (kv_heads, dtype) = (total_kv_heads / self.batch, elem_type(self.query.dtype));
+        let dtype = elem_type(self.query.dtype);
         let client = self.query.client.clone();
         let processors = processors(&client);
         let shared = grid(processors * CUBES_EACH);
         let wide = CubeDim::new_1d(units as u32);
         let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
+        let due = || DueRangesLaunch::new(self.step_ranges(), arg(&histogram.tasks));
+        let scored = || PartScoresLaunch::new(scratch.scores(stride), arg(&histogram.sums), parts);
+        let counts = || ScoreCountsLaunch::new(arg(&histogram.bins), arg(&histogram.tallies));
+        let pivot_candidates =
+            || PivotCandidatesLaunch::new(arg(&histogram.candidates), arg(&histogram.pivots));
         // SAFETY: shapes were checked; the kernels stay within slots, sets and scratch, given
         // ranges that end within the pool and are no longer than the longest.
         unsafe {
@@ -80,16 +87,8 @@ impl Call {
                 &client,
                 grid(total_kv_heads),
                 CubeDim::new_1d(UNITS.min(units) as u32),
-                arg(&self.vectors),
-                arg(&self.set_vectors),
-                arg(&self.lengths),
-                arg(&self.newest),
-                arg(&self.table),
-                arg(&histogram.tasks),
-                total_kv_heads,
-                kv_heads,
-                block,
-                hidden,
+                due(),
+                self.compared_vectors(),
                 Blueprint { units: UNITS.min(units), ..blueprint },
                 dtype,
             );
@@ -98,26 +97,11 @@ impl Call {
                 shared.clone(),
                 wide,
                 self.lanes,
-                arg(&self.query),
-                arg(&self.keys),
-                arg(&self.offsets),
-                arg(&self.lengths),
-                arg(&self.newest),
-                arg(&self.table),
-                arg(&histogram.tasks),
-                arg(&scratch.logits),
-                arg(&scratch.ordered),
-                arg(&histogram.sums),
-                arg(&histogram.bins),
-                arg(&histogram.tallies),
-                total_kv_heads,
-                kv_heads,
-                parts,
-                stride,
-                block,
-                hidden,
-                self.config.scale,
-                listed,
+                self.scored_keys(),
+                due(),
+                scored(),
+                counts(),
+                room,
                 blueprint,
                 dtype,
             );
@@ -125,77 +109,40 @@ impl Call {
                 &client,
                 shared.clone(),
                 wide,
-                arg(&self.lengths),
-                arg(&self.newest),
-                arg(&self.table),
-                arg(&histogram.tasks),
-                arg(&scratch.logits),
-                arg(&scratch.ordered),
-                arg(&histogram.sums),
-                arg(&histogram.bins),
-                total_kv_heads,
-                kv_heads,
-                parts,
-                stride,
-                block,
-                hidden,
-                listed,
+                due(),
+                scored(),
+                counts(),
+                room,
                 blueprint,
             );
             bitmask_kernel::launch_unchecked(
                 &client,
                 shared,
                 wide,
-                arg(&self.lengths),
-                arg(&self.newest),
-                arg(&self.table),
-                arg(&histogram.tasks),
-                arg(&scratch.ordered),
-                arg(&histogram.sums),
-                arg(&histogram.bins),
-                arg(&scratch.bitmasks),
-                arg(&histogram.tallies),
-                arg(&histogram.candidates),
-                arg(&histogram.pivots),
-                total_kv_heads,
-                kv_heads,
-                parts,
-                stride,
-                block,
-                hidden,
-                candidates,
-                listed,
+                due(),
+                scored(),
+                counts(),
+                scratch.selection(options.radius),
+                pivot_candidates(),
+                room,
                 blueprint,
             );
             finish_kernel::launch_unchecked(
                 &client,
                 grid(total_kv_heads.min(processors * CUBES_EACH)),
                 CubeDim::new_1d(widest as u32),
-                arg(&self.vectors),
-                arg(&self.set_vectors),
-                arg(&self.lengths),
-                arg(&self.newest),
-                arg(&self.table),
-                arg(&histogram.tasks),
-                arg(&scratch.ordered),
-                arg(&histogram.sums),
-                arg(&scratch.bitmasks),
-                arg(&histogram.candidates),
-                arg(&histogram.pivots),
-                arg(&scratch.log_sum_exp),
-                total_kv_heads,
-                kv_heads,
-                parts,
-                stride,
-                options.radius,
-                block,
-                hidden,
-                self.sizes.words(),
-                candidates,
-                self.sizes.gathers(),
-                listed,
-                // Marks are in shared memory.
-                self.blueprint(widest, false, self.sizes.words() * WORD, 1),
+                due(),
+                self.compared_vectors(),
+                scored(),
+                scratch.selection(options.radius),
+                pivot_candidates(),
+                FinishBlueprint {
+                    // Marks are in shared memory.
+                    step: self.blueprint(widest, false, self.sizes.words() * WORD, 1),
+                    room,
+                    words: self.sizes.words(),
+                    gathers: self.sizes.gathers(),
+                },
                 dtype,
             );
         }

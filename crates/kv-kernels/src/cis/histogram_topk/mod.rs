@@ -19,6 +19,7 @@
 
 mod build_histogram;
 mod finish_steps;
+mod kernel_args;
 mod launch;
 mod log_sums;
 mod match_sets;

@@ -10,20 +10,29 @@ pub(super) const ABOVE: usize = 1;
 pub(super) const WITHIN: usize = 2;
 pub(super) const FOUND: usize = 3;
 
-/// Finds, for each number of `most`, the bin of the score of that rank, and writes it to `found`,
-/// one behind another from `to` on. Of the `many` bins from `base` on, the first hold the highest
-/// scores.
+/// Searches for bins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Searches {
+    /// Bins, of which the first hold the highest scores.
+    pub(super) bins: usize,
+    /// How many searches there are.
+    pub(super) count: usize,
+    /// Where their results begin.
+    pub(super) to: usize,
+}
+
+/// Finds, for each number of `most`, the bin of the score of that rank among the bins from `base`
+/// on, and writes it to `found`, one behind another.
 #[cube]
 pub(super) fn find_pivot_bins(
     bins: &[Atomic<u32>],
     base: usize,
-    #[comptime] many: usize,
     most: &Array<u32>,
-    #[comptime] searches: usize,
     found: &mut Shared<[u32]>,
-    #[comptime] to: usize,
+    #[comptime] searches: Searches,
     #[comptime] blueprint: Blueprint,
 ) {
+    let Searches { bins: many, count, to } = searches;
     let units = blueprint.units.comptime();
     let each = comptime!(many.div_ceil(units));
     let plane = (UNIT_POS / PLANE_DIM) as usize;
@@ -50,7 +59,7 @@ pub(super) fn find_pivot_bins(
     }
     let mut here = false;
     #[unroll]
-    for search in 0..searches {
+    for search in 0..count {
         here = here || (before < most[search] && before + all >= most[search]);
     }
     // The few planes that have an edge look again, now at neighbours in each unit.
@@ -70,7 +79,7 @@ pub(super) fn find_pivot_bins(
         #[unroll]
         for b in 0..each {
             #[unroll]
-            for search in 0..searches {
+            for search in 0..count {
                 if above < most[search] && above + counts[b] >= most[search] {
                     let at = comptime!(to + search * FOUND);
                     found[at + BIN] = (first + b) as u32;

@@ -2,12 +2,23 @@
 
 use cubecl::prelude::*;
 
-use super::pivot_bins::{ABOVE, BIN, FOUND, WITHIN, find_pivot_bins};
+use super::finish_steps::FinishBlueprint;
+use super::kernel_args::PivotCandidates;
+use super::pivot_bins::{ABOVE, BIN, FOUND, Searches, WITHIN, find_pivot_bins};
 use super::{FINER, PIVOT_WITHIN, PIVOTS, finer_bin_of};
 use crate::cis::bitmask::{BITMASKS, WORD};
-use crate::cis::blueprint::Blueprint;
 use crate::cis::select_topk::TopkSizes;
 use crate::cis::visible_range::VisibleRange;
+
+/// A range whose candidates are selected.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct RefinedRange {
+    pub(super) kv_head: usize,
+    /// Slots that a range has room for.
+    pub(super) stride: usize,
+    /// The score at which bins begin.
+    pub(super) top_of_bins: f32,
+}
 
 /// Completes the bitmasks, whose bits are set for slots above the pivot bins, by the highest
 /// candidates, ties by the lowest slot, to as many as are wanted. Candidates are counted by
@@ -15,27 +26,24 @@ use crate::cis::visible_range::VisibleRange;
 /// other.
 ///
 /// # Shapes
-/// `near` `[3, words]`.
+/// `bitmasks` `[P, 3, words of the stride]`, `near` `[3, words]`.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn refine_bitmask(
     bitmasks: &[u32],
-    candidates: &[u32],
-    pivots: &[u32],
-    kv_head: usize,
-    stride: usize,
+    pivot: &PivotCandidates,
+    range: &RefinedRange,
     near: &mut Shared<[u32]>,
     visible: &VisibleRange,
     wanted: &TopkSizes,
-    top_of_bins: f32,
-    #[comptime] words: usize,
-    #[comptime] room: usize,
-    #[comptime] blueprint: Blueprint,
+    #[comptime] finish: FinishBlueprint,
 ) {
+    let (words, room) = comptime!((finish.words, finish.room.candidates));
+    let blueprint = finish.step.comptime();
+    let (kv_head, top_of_bins) = (range.kv_head, range.top_of_bins);
     let units = blueprint.units.comptime();
     let unit = UNIT_POS as usize;
     let chosen = Shared::<[Atomic<u32>]>::new_slice(comptime!(2 * words));
-    let all = stride.div_ceil(WORD);
+    let all = range.stride.div_ceil(WORD);
     let marked = kv_head * BITMASKS * all;
     let known = visible.local.div_ceil(WORD);
     let mut word = unit;
@@ -58,14 +66,14 @@ pub(super) fn refine_bitmask(
     #[unroll]
     for search in 0..2usize {
         let most = if comptime!(search == 0) { wanted.k_top } else { wanted.k_dilate() };
-        left[search] = most as u32 - pivots[kv_head * PIVOTS + search];
-        counts[search] = pivots[kv_head * PIVOTS + PIVOT_WITHIN + search] as usize;
+        left[search] = most as u32 - pivot.pivots[kv_head * PIVOTS + search];
+        counts[search] = pivot.pivots[kv_head * PIVOTS + PIVOT_WITHIN + search] as usize;
         #[unroll]
         for e in 0..each {
             let i = min(unit + e * units, counts[search] - 1);
             let from = 2 * ((2 * kv_head + search) * room + i);
-            keys[search * each + e] = candidates[from];
-            slots[search * each + e] = candidates[from + 1];
+            keys[search * each + e] = pivot.candidates[from];
+            slots[search * each + e] = pivot.candidates[from + 1];
         }
     }
     let mut bin = unit;
@@ -90,10 +98,11 @@ pub(super) fn refine_bitmask(
     sync_cube();
     #[unroll]
     for search in 0..2usize {
-        let (base, to) = comptime!((search * FINER, search * FOUND));
+        let base = comptime!(search * FINER);
+        let searches = comptime!(Searches { bins: FINER, count: 1, to: search * FOUND });
         let mut most = Array::<u32>::new(1usize);
         most[0] = left[search];
-        find_pivot_bins(&histograms[..], base, FINER, &most, 1usize, &mut found, to, blueprint);
+        find_pivot_bins(&histograms[..], base, &most, &mut found, searches, blueprint);
     }
     sync_cube();
     #[unroll]

@@ -2,11 +2,12 @@
 
 use cubecl::prelude::*;
 
+use super::kernel_args::DueRanges;
 use crate::cis::blueprint::Blueprint;
 
-/// Tasks of a range: to score it, and to retrieve a set.
-pub(super) const SCORES: u32 = 1;
-pub(super) const RETRIEVES: u32 = 2;
+/// Tasks of a range, a bit each: to score it, and to retrieve a set.
+pub(super) const TO_SCORE: u32 = 1;
+pub(super) const TO_RETRIEVE: u32 = 2;
 
 /// A cube's run of parts, counted over all ranges that have the task.
 #[derive(CubeType, Clone, Copy)]
@@ -18,28 +19,28 @@ pub(super) struct Run {
 /// Lists the ranges that have `task`; returns the cube's share of their parts.
 ///
 /// # Shapes
-/// `tasks` `[P]`; `ranges` has room for `P`.
+/// `ranges` has room for `P`.
 #[cube]
 pub(super) fn run_of(
-    tasks: &[u32],
+    due: &DueRanges,
     ranges: &mut Shared<[u32]>,
-    total_kv_heads: usize,
     parts: usize,
     #[comptime] task: u32,
     #[comptime] blueprint: Blueprint,
 ) -> Run {
     let units = blueprint.units.comptime();
     let mut sums = Shared::<[u32]>::new_slice(comptime!(blueprint.planes()));
+    let total_kv_heads = due.ranges.total_kv_heads;
     let plane = (UNIT_POS / PLANE_DIM) as usize;
     let mut known = 0usize;
     for round in 0..total_kv_heads.div_ceil(units) {
         let kv_head = round * units + UNIT_POS as usize;
-        let mut due = 0u32;
+        let mut listed = 0u32;
         if kv_head < total_kv_heads {
-            due = select(tasks[kv_head] & task > 0, 1u32, 0u32);
+            listed = select(due.tasks[kv_head] & task > 0, 1u32, 0u32);
         }
-        let before = plane_exclusive_sum(due);
-        let all = plane_sum(due);
+        let before = plane_exclusive_sum(listed);
+        let all = plane_sum(listed);
         // All have read those of before.
         sync_cube();
         if UNIT_POS_PLANE == 0 {
@@ -54,7 +55,7 @@ pub(super) fn run_of(
             at += select(other < plane, sum, 0usize);
             known += sum;
         }
-        if due > 0 {
+        if listed > 0 {
             ranges[at] = kv_head as u32;
         }
     }

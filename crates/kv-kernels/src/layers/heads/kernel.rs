@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use super::PlacementKind;
 use crate::attention::evicting::LOWEST_NORM;
+use crate::components::pool::PoolSlots;
 
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,24 +27,48 @@ impl Blueprint {
     }
 }
 
-/// Elements `i` and `i + D / 2` of head `head` (queries, keys, values) of a token, as attention
-/// takes them. All units of a cube must call it, `live` or not.
-#[cube]
-fn head_pair<E: Float>(
-    projected: &[E],
-    query_norm: &[E],
-    key_norm: &[E],
-    cos: &[f32],
-    sin: &[f32],
+/// Projections of tokens, and what queries and keys of them are normalised and rotated by.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct ProjectedTokens<E: Float> {
+    /// `[B * T, (Hq + 2 Hkv) D]`
+    projected: Box<[E]>,
+    /// `[B * T]`
+    positions: Box<[i32]>,
+    /// `[positions, D / 2]`, where queries and keys are rotated.
+    cos: Box<[f32]>,
+    /// `[positions, D / 2]`, likewise.
+    sin: Box<[f32]>,
+    /// `[D]`, where queries and keys are normalised.
+    query_norm: Box<[E]>,
+    /// `[D]`, likewise.
+    key_norm: Box<[E]>,
+    /// What is added to mean squares.
+    epsilon: f32,
+}
+
+/// Two elements of a token's heads that rotate together: `i` and `i + D / 2`.
+#[derive(CubeType, Clone, Copy)]
+struct RotatedPair {
     token: usize,
+    /// Of queries, then keys, then values.
     head: usize,
     position: usize,
     i: usize,
+    /// Whether there is such a pair.
     live: bool,
+}
+
+/// A pair of a head's elements as attention takes them. All units of a cube must call it, whether
+/// theirs is live or not.
+#[cube]
+fn head_pair<E: Float>(
+    tokens: &ProjectedTokens<E>,
+    own: &RotatedPair,
     squares: &mut Shared<[f32]>,
-    epsilon: f32,
     #[comptime] blueprint: Blueprint,
 ) -> Vector<f32, Const<2>> {
+    let (token, head, position) = (own.token, own.head, own.position);
+    let (i, live) = (own.i, own.live);
     let half = comptime!(blueprint.head_dim / 2);
     let queries = blueprint.query_heads.comptime();
     let keys_end = comptime!(blueprint.query_heads + blueprint.kv_heads);
@@ -52,8 +77,8 @@ fn head_pair<E: Float>(
     let mut second = 0.0f32;
     if live {
         let at = (token * heads + head) * blueprint.head_dim.comptime() + i;
-        first = f32::cast_from(projected[at]);
-        second = f32::cast_from(projected[at + half]);
+        first = f32::cast_from(tokens.projected[at]);
+        second = f32::cast_from(tokens.projected[at + half]);
     }
     if comptime!(blueprint.normalises) {
         let unit = UNIT_POS as usize;
@@ -66,14 +91,14 @@ fn head_pair<E: Float>(
                 sum += squares[start + other];
             }
             let mean = sum / comptime!(blueprint.head_dim as f32);
-            let root = (mean + epsilon).sqrt();
+            let root = (mean + tokens.epsilon).sqrt();
             let mut weights = Vector::<f32, Const<2>>::new(0.0f32);
             if head < queries {
-                weights.insert(0usize, f32::cast_from(query_norm[i]));
-                weights.insert(1usize, f32::cast_from(query_norm[i + half]));
+                weights.insert(0usize, f32::cast_from(tokens.query_norm[i]));
+                weights.insert(1usize, f32::cast_from(tokens.query_norm[i + half]));
             } else {
-                weights.insert(0usize, f32::cast_from(key_norm[i]));
-                weights.insert(1usize, f32::cast_from(key_norm[i + half]));
+                weights.insert(0usize, f32::cast_from(tokens.key_norm[i]));
+                weights.insert(1usize, f32::cast_from(tokens.key_norm[i + half]));
             }
             // Rounded to the dtype before the weight and behind it, as the models' own code does.
             first = round::<E>(round::<E>(first / root) * weights.extract(0usize));
@@ -85,8 +110,8 @@ fn head_pair<E: Float>(
     pair.insert(0usize, first);
     pair.insert(1usize, second);
     if comptime!(blueprint.rotates) && live && head < keys_end {
-        let c = cos[position * half + i];
-        let s = sin[position * half + i];
+        let c = tokens.cos[position * half + i];
+        let s = tokens.sin[position * half + i];
         pair.insert(0usize, first * c - second * s);
         pair.insert(1usize, second * c + first * s);
     }
@@ -98,24 +123,26 @@ fn round<E: Float>(x: f32) -> f32 {
     f32::cast_from(E::cast_from(x))
 }
 
-/// Splits projections of `tokens` tokens a sequence into heads.
-///
-/// # Shapes
-/// `projected` `[B * T, (Hq + 2 Hkv) D]`; `query` `[B, Hq, T, D]`; `key`, `value` `[B, Hkv, T, D]`.
+/// Heads of all tokens.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct TokenHeads<E: Float> {
+    /// `[B, Hq, T, D]`
+    query: Box<[E]>,
+    /// `[B, Hkv, T, D]`
+    key: Box<[E]>,
+    /// `[B, Hkv, T, D]`
+    value: Box<[E]>,
+    /// `B * T`
+    all: usize,
+    /// `T`
+    tokens: usize,
+}
+
+/// Splits projections into heads.
 #[cube(launch_unchecked)]
 pub(crate) fn split_kernel<E: Float>(
-    projected: &[E],
-    positions: &[i32],
-    cos: &[f32],
-    sin: &[f32],
-    query_norm: &[E],
-    key_norm: &[E],
-    query: &mut [E],
-    key: &mut [E],
-    value: &mut [E],
-    all: usize,
-    tokens: usize,
-    epsilon: f32,
+    projected: &ProjectedTokens<E>,
+    split: &mut TokenHeads<E>,
     #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
 ) {
@@ -128,80 +155,81 @@ pub(crate) fn split_kernel<E: Float>(
     let unit = UNIT_POS as usize;
     let i = unit % half;
     let row = CUBE_POS * rows + unit / half;
-    let live = unit < rows * half && row < all * heads;
+    let live = unit < rows * half && row < split.all * heads;
     let token = row / heads;
     let head = row % heads;
     let mut position = 0usize;
     if live {
-        position = positions[token] as usize;
+        position = projected.positions[token] as usize;
     }
-    let pair = head_pair::<E>(
-        projected,
-        query_norm,
-        key_norm,
-        cos,
-        sin,
-        token,
-        head,
-        position,
-        i,
-        live,
-        &mut squares,
-        epsilon,
-        blueprint,
-    );
+    let own = RotatedPair { token, head, position, i, live };
+    let pair = head_pair::<E>(projected, &own, &mut squares, blueprint);
     if live {
+        let tokens = split.tokens;
         let (sequence, at) = (token / tokens, token % tokens);
         let first = E::cast_from(pair.extract(0usize));
         let second = E::cast_from(pair.extract(1usize));
         let dim = blueprint.head_dim.comptime();
         if head < queries {
             let to = ((sequence * queries + head) * tokens + at) * dim + i;
-            query[to] = first;
-            query[to + half] = second;
+            split.query[to] = first;
+            split.query[to + half] = second;
         } else if head < queries + kv_heads {
             let to = ((sequence * kv_heads + head - queries) * tokens + at) * dim + i;
-            key[to] = first;
-            key[to + half] = second;
+            split.key[to] = first;
+            split.key[to + half] = second;
         } else {
             let to = ((sequence * kv_heads + head - queries - kv_heads) * tokens + at) * dim + i;
-            value[to] = first;
-            value[to + half] = second;
+            split.value[to] = first;
+            split.value[to + half] = second;
         }
     }
 }
 
+/// The slots that new tokens go into.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct NewSlots {
+    /// First slots of ranges, or the slots themselves, `[B, Hkv]`.
+    offsets: Box<[i32]>,
+    /// Live slots, `[B, Hkv]`, one more where ranges grow.
+    lengths: Box<[i32]>,
+    /// Places in the ranges, `[B, Hkv]`, where they were chosen.
+    next: Box<[i32]>,
+    /// `B * Hkv`
+    total_kv_heads: usize,
+}
+
+/// What is written of new tokens beside their slots.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct NewTokens<E: Float> {
+    /// `[B, Hq, D]`
+    query: Box<[E]>,
+    /// Logarithms of the values' norms, `[S]`, where places were chosen.
+    log_norms: Box<[f32]>,
+}
+
+/// What fixes the generated code of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct WriteBlueprint {
+    pub(crate) heads: Blueprint,
+    pub(crate) place: PlacementKind,
+    /// Whether slots have weights.
+    pub(crate) weighted: bool,
+}
+
 /// Writes one token a sequence into the slots of its heads and returns its queries; a cube has a
 /// key-value head and its queries.
-///
-/// # Shapes
-/// `projected` `[B, (Hq + 2 Hkv) D]`, `query` `[B, Hq, D]`; `keys`, `values` `[S, D]`;
-/// `slot_positions`, `log_weights` and `log_norms` `[S]`.
 #[cube(launch_unchecked)]
 pub(crate) fn write_kernel<E: Float, P: Float>(
-    projected: &[E],
-    positions: &[i32],
-    cos: &[f32],
-    sin: &[f32],
-    query_norm: &[E],
-    key_norm: &[E],
-    query: &mut [E],
-    keys: &mut [P],
-    values: &mut [P],
-    slot_positions: &mut [i32],
-    log_weights: &mut [f32],
-    log_norms: &mut [f32],
-    offsets: &[i32],
-    lengths: &mut [i32],
-    next: &[i32],
-    pairs: usize,
-    epsilon: f32,
-    #[comptime] blueprint: Blueprint,
-    #[comptime] place: PlacementKind,
-    #[comptime] weighted: bool,
+    projected: &ProjectedTokens<E>,
+    pool: &mut PoolSlots<P>,
+    slots: &mut NewSlots,
+    written: &mut NewTokens<E>,
+    #[comptime] write: WriteBlueprint,
     #[define(E)] _dtype: ElemType,
-    #[define(P)] _pool: ElemType,
+    #[define(P)] _pool_dtype: ElemType,
 ) {
+    let WriteBlueprint { heads: blueprint, place, weighted } = write;
     let half = comptime!(blueprint.head_dim / 2);
     let rows = comptime!(blueprint.rows());
     let queries = blueprint.query_heads.comptime();
@@ -210,23 +238,23 @@ pub(crate) fn write_kernel<E: Float, P: Float>(
     let passes = comptime!((group + 2).div_ceil(blueprint.rows()));
     let mut squares = Shared::<[f32]>::new_slice(comptime!(blueprint.units));
     let here = CUBE_POS;
-    if here >= pairs {
+    if here >= slots.total_kv_heads {
         terminate!();
     }
     let sequence = here / kv_heads;
     let kv_head = here % kv_heads;
-    let position = positions[sequence];
-    let length = lengths[here];
+    let position = projected.positions[sequence];
+    let length = slots.lengths[here];
     // Given slots stand in place of the offsets.
-    let mut slot = offsets[here];
+    let mut slot = slots.offsets[here];
     let mut grown = length;
     if comptime!(place == PlacementKind::Append) {
         slot += length;
         grown += 1;
     }
     if comptime!(place == PlacementKind::Next) {
-        slot += next[here];
-        if next[here] == length {
+        slot += slots.next[here];
+        if slots.next[here] == length {
             grown += 1;
         }
     }
@@ -243,37 +271,24 @@ pub(crate) fn write_kernel<E: Float, P: Float>(
         if own >= group {
             head = comptime!(blueprint.query_heads) + (own - group) * kv_heads + kv_head;
         }
-        let pair = head_pair::<E>(
-            projected,
-            query_norm,
-            key_norm,
-            cos,
-            sin,
-            sequence,
-            head,
-            position as usize,
-            i,
-            live,
-            &mut squares,
-            epsilon,
-            blueprint,
-        );
+        let pair = RotatedPair { token: sequence, head, position: position as usize, i, live };
+        let pair = head_pair::<E>(projected, &pair, &mut squares, blueprint);
         if live {
             let first = E::cast_from(pair.extract(0usize));
             let second = E::cast_from(pair.extract(1usize));
             if own < group {
                 let to = (sequence * queries + head) * blueprint.head_dim.comptime() + i;
-                query[to] = first;
-                query[to + half] = second;
+                written.query[to] = first;
+                written.query[to + half] = second;
             } else if slot >= 0 {
                 let to = slot as usize * blueprint.head_dim.comptime() + i;
                 if own == group {
-                    keys[to] = P::cast_from(first);
-                    keys[to + half] = P::cast_from(second);
+                    pool.keys[to] = P::cast_from(first);
+                    pool.keys[to + half] = P::cast_from(second);
                 } else {
                     let (first, second) = (P::cast_from(first), P::cast_from(second));
-                    values[to] = first;
-                    values[to + half] = second;
+                    pool.values[to] = first;
+                    pool.values[to + half] = second;
                     norm += f32::cast_from(first).abs() + f32::cast_from(second).abs();
                 }
             }
@@ -287,12 +302,12 @@ pub(crate) fn write_kernel<E: Float, P: Float>(
     sync_cube();
     if unit == 0 {
         if comptime!(place != PlacementKind::Slots) {
-            lengths[here] = grown;
+            slots.lengths[here] = grown;
         }
         if slot >= 0 {
-            slot_positions[slot as usize] = position;
+            pool.positions[slot as usize] = position;
             if weighted {
-                log_weights[slot as usize] = 0.0f32;
+                pool.log_weights[slot as usize] = 0.0f32;
             }
             if comptime!(place == PlacementKind::Next) {
                 let mut total = 0.0f32;
@@ -304,7 +319,7 @@ pub(crate) fn write_kernel<E: Float, P: Float>(
                 if total == 0.0f32 {
                     log_norm = f32::new(LOWEST_NORM);
                 }
-                log_norms[slot as usize] = log_norm;
+                written.log_norms[slot as usize] = log_norm;
             }
         }
     }

@@ -9,7 +9,10 @@ use cubecl::prelude::*;
 
 use super::HeadConfig;
 use super::args::{PlacementArgs, Projection, Written};
-use super::kernel::{self, Blueprint};
+use super::kernel::{
+    self, Blueprint, NewSlotsLaunch, NewTokensLaunch, ProjectedTokensLaunch, TokenHeadsLaunch,
+    WriteBlueprint,
+};
 use crate::backend::client::{elem_type, empty_like, grid};
 use crate::slots::pool::SlotPools;
 
@@ -41,18 +44,22 @@ pub(super) fn split(
             &client,
             grid(rows.div_ceil(blueprint.rows())),
             CubeDim::new_1d(blueprint.units as u32),
-            projected.clone().into_buffer_arg(),
-            into_contiguous(args.positions).into_buffer_arg(),
-            into_contiguous(args.cos).into_buffer_arg(),
-            into_contiguous(args.sin).into_buffer_arg(),
-            into_contiguous(args.query_norm).into_buffer_arg(),
-            into_contiguous(args.key_norm).into_buffer_arg(),
-            query.clone().into_buffer_arg(),
-            key.clone().into_buffer_arg(),
-            value.clone().into_buffer_arg(),
-            all,
-            tokens,
-            config.epsilon,
+            ProjectedTokensLaunch::new(
+                projected.clone().into_buffer_arg(),
+                into_contiguous(args.positions).into_buffer_arg(),
+                into_contiguous(args.cos).into_buffer_arg(),
+                into_contiguous(args.sin).into_buffer_arg(),
+                into_contiguous(args.query_norm).into_buffer_arg(),
+                into_contiguous(args.key_norm).into_buffer_arg(),
+                config.epsilon,
+            ),
+            TokenHeadsLaunch::new(
+                query.clone().into_buffer_arg(),
+                key.clone().into_buffer_arg(),
+                value.clone().into_buffer_arg(),
+                all,
+                tokens,
+            ),
             blueprint,
             elem_type(projected.dtype),
         );
@@ -85,26 +92,27 @@ pub(super) fn write(
             &client,
             grid(batch * kv_heads),
             CubeDim::new_1d(blueprint.units as u32),
-            projected.clone().into_buffer_arg(),
-            into_contiguous(args.positions).into_buffer_arg(),
-            into_contiguous(args.cos).into_buffer_arg(),
-            into_contiguous(args.sin).into_buffer_arg(),
-            into_contiguous(args.query_norm).into_buffer_arg(),
-            into_contiguous(args.key_norm).into_buffer_arg(),
-            query.clone().into_buffer_arg(),
-            pools.keys.clone().into_buffer_arg(),
-            pools.values.clone().into_buffer_arg(),
-            pools.positions.clone().into_buffer_arg(),
-            pools.log_weights.clone().into_buffer_arg(),
-            log_norms.clone().into_buffer_arg(),
-            into_contiguous(places.offsets).into_buffer_arg(),
-            lengths.clone().into_buffer_arg(),
-            into_contiguous(places.next).into_buffer_arg(),
-            batch * kv_heads,
-            config.epsilon,
-            blueprint,
-            places.place,
-            pools.weighted,
+            ProjectedTokensLaunch::new(
+                projected.clone().into_buffer_arg(),
+                into_contiguous(args.positions).into_buffer_arg(),
+                into_contiguous(args.cos).into_buffer_arg(),
+                into_contiguous(args.sin).into_buffer_arg(),
+                into_contiguous(args.query_norm).into_buffer_arg(),
+                into_contiguous(args.key_norm).into_buffer_arg(),
+                config.epsilon,
+            ),
+            pools.launched(),
+            NewSlotsLaunch::new(
+                into_contiguous(places.offsets).into_buffer_arg(),
+                lengths.clone().into_buffer_arg(),
+                into_contiguous(places.next).into_buffer_arg(),
+                batch * kv_heads,
+            ),
+            NewTokensLaunch::new(
+                query.clone().into_buffer_arg(),
+                log_norms.clone().into_buffer_arg(),
+            ),
+            WriteBlueprint { heads: blueprint, place: places.place, weighted: pools.weighted },
             elem_type(projected.dtype),
             elem_type(pools.keys.dtype),
         );

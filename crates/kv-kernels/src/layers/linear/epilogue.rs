@@ -4,6 +4,20 @@ use cubecl::prelude::*;
 
 use super::args::EpilogueConfig;
 
+/// What a product writes, and what is added before.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct ProductOutputs<E: Float> {
+    /// `[N]`, where [`EpilogueConfig::biased`]; `N` is `outputs`, or twice as many where gated.
+    pub(super) bias: Box<[E]>,
+    /// `[M, outputs]`, where [`EpilogueConfig::adds`].
+    pub(super) residual: Box<[E]>,
+    /// `[M, outputs]`
+    pub(super) y: Box<[E]>,
+    /// `M`
+    pub(super) rows: usize,
+    pub(super) outputs: usize,
+}
+
 /// What is added to the result at `to`.
 #[cube]
 pub(super) fn added_to<E: Float>(

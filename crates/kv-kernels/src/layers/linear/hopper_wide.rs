@@ -29,6 +29,14 @@ pub(super) struct Blueprint {
     pub(super) name: &'static str,
 }
 
+/// The size of a product of an `M` by `K` and an `N` by `K` matrix.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct ProductSize {
+    m: u32,
+    n: u32,
+    k: u32,
+}
+
 /// `c = a bᵀ`.
 ///
 /// # Shapes
@@ -38,12 +46,11 @@ pub(super) fn product_kernel<E: Float, NA: Size>(
     a: &TensorMap<E, Tiled>,
     b: &TensorMap<E, Tiled>,
     c: &mut [Vector<E, Const<2>>],
-    m: u32,
-    n: u32,
-    k: u32,
+    size: &ProductSize,
     #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
 ) {
+    let (m, n, k) = (size.m, size.n, size.k);
     let width = blueprint.columns.comptime();
     let name = blueprint.name.comptime();
     let a_words = (ROWS * TILE_COLUMNS / 2).comptime();

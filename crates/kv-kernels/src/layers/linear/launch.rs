@@ -9,6 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::args::Epilogue;
+use super::epilogue::ProductOutputsLaunch;
 use super::{LinearStrategy, plain, tensor_core};
 #[cfg(feature = "cuda")]
 use super::{hopper_skinny, hopper_wide};
@@ -53,11 +54,13 @@ pub(super) fn skinny(
                 CubeDim::new_1d(32 * tensor_core::PLANES as u32),
                 x.clone().into_buffer_arg(),
                 weight.into_buffer_arg(),
-                bias,
-                residual,
-                y.clone().into_buffer_arg(),
-                rows,
-                outputs,
+                ProductOutputsLaunch::new(
+                    bias,
+                    residual,
+                    y.clone().into_buffer_arg(),
+                    rows,
+                    outputs,
+                ),
                 inputs,
                 blueprint,
                 elem_type(x.dtype),
@@ -73,15 +76,15 @@ pub(super) fn skinny(
                 lanes,
                 x.clone().into_buffer_arg(),
                 weight.into_buffer_arg(),
-                bias,
-                residual,
-                y.clone().into_buffer_arg(),
-                rows,
-                outputs,
+                ProductOutputsLaunch::new(
+                    bias,
+                    residual,
+                    y.clone().into_buffer_arg(),
+                    rows,
+                    outputs,
+                ),
                 inputs / lanes,
-                rows.next_power_of_two().min(8),
-                team,
-                config,
+                plain::Blueprint { tile: rows.next_power_of_two().min(8), team, epilogue: config },
                 elem_type(x.dtype),
             );
         }
@@ -124,16 +127,20 @@ pub(super) fn streamed(
             CubeDim::new_1d(hopper_skinny::CUBE as u32),
             tiles(x.clone(), blueprint.rows()),
             weight.with_prefetch(TensorMapPrefetch::B256),
-            read(gain, epsilon.is_some()),
-            read(epilogue.bias, config.biased),
-            read(epilogue.residual, config.adds),
-            y.clone().into_buffer_arg(),
-            rows,
-            outputs,
-            inputs,
-            units,
-            cubes,
-            epsilon.unwrap_or_default(),
+            hopper_skinny::StreamedRowsLaunch::new(
+                read(gain, epsilon.is_some()),
+                epsilon.unwrap_or_default(),
+                inputs,
+                units,
+                cubes,
+            ),
+            ProductOutputsLaunch::new(
+                read(epilogue.bias, config.biased),
+                read(epilogue.residual, config.adds),
+                y.clone().into_buffer_arg(),
+                rows,
+                outputs,
+            ),
             blueprint,
             elem_type(x.dtype),
         );
@@ -161,9 +168,7 @@ pub(super) fn wide(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
             tiles(with_rows(x.clone()), hopper_wide::ROWS),
             tiles(with_rows(weight), columns),
             output.clone().into_buffer_arg(),
-            rows as u32,
-            outputs as u32,
-            inputs as u32,
+            hopper_wide::ProductSizeLaunch::new(rows as u32, outputs as u32, inputs as u32),
             hopper_wide::Blueprint { columns, name },
             elem_type(x.dtype),
         );

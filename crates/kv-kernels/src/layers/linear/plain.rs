@@ -4,29 +4,34 @@
 use cubecl::prelude::*;
 
 use super::args::EpilogueConfig;
-use super::epilogue::{added_to, finish};
+use super::epilogue::{ProductOutputs, added_to, finish};
 
 /// Units of a cube.
 pub(super) const UNITS: usize = 128;
 
+/// What fixes the generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Blueprint {
+    /// Rows that are taken at a time.
+    pub(super) tile: usize,
+    /// Units that share an output.
+    pub(super) team: usize,
+    pub(super) epilogue: EpilogueConfig,
+}
+
 /// # Shapes
-/// In vectors: `x` `[M, columns]`, `weight` `[outputs, columns]`, twice the outputs where gated;
-/// `bias`, `residual` and `y` in elements. `tile` rows at a time.
+/// In vectors: `x` `[M, columns]`, `weight` `[outputs, columns]`, twice the outputs where gated.
 #[cube(launch_unchecked)]
 pub(super) fn plain_kernel<E: Float, N: Size>(
     x: &[Vector<E, N>],
     weight: &[Vector<E, N>],
-    bias: &[E],
-    residual: &[E],
-    y: &mut [E],
-    rows: usize,
-    outputs: usize,
+    product: &mut ProductOutputs<E>,
     columns: usize,
-    #[comptime] tile: usize,
-    #[comptime] team: usize,
-    #[comptime] epilogue: EpilogueConfig,
+    #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
 ) {
+    let Blueprint { tile, team, epilogue } = blueprint;
+    let (rows, outputs) = (product.rows, product.outputs);
     let unit = UNIT_POS as usize;
     let lane = unit % team;
     let parts = epilogue.parts().comptime();
@@ -76,9 +81,9 @@ pub(super) fn plain_kernel<E: Float, N: Size>(
             }
             if lane == 0 && own < outputs && first + row < rows {
                 let to = (first + row) * outputs + output;
-                y[to] = finish::<E>(
-                    bias,
-                    added_to::<E>(residual, to, epilogue),
+                product.y[to] = finish::<E>(
+                    &product.bias,
+                    added_to::<E>(&product.residual, to, epilogue),
                     totals[0],
                     totals[comptime!(parts - 1)],
                     output,

@@ -9,7 +9,7 @@ use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
 use super::args::EpilogueConfig;
-use super::epilogue::{added_to, finish};
+use super::epilogue::{ProductOutputs, added_to, finish};
 
 /// Outputs of a plane.
 const OUTPUTS: usize = 16;
@@ -58,17 +58,13 @@ impl Blueprint {
 }
 
 /// # Shapes
-/// In vectors of four pairs of elements: `x` `[M, K / 8]`, `weight` `[N, K / 8]`; `y` `[M,
-/// outputs]`, where `N` is `outputs`, or twice as many where gated. `tiles` times 8 rows.
+/// In vectors of four pairs of elements: `x` `[M, K / 8]`, `weight` `[N, K / 8]`, where `N` is the
+/// outputs, or twice as many where gated.
 #[cube(launch_unchecked)]
 pub(super) fn tensor_core_kernel<E: Float>(
     x: &[Vector<u32, Const<4>>],
     weight: &[Vector<u32, Const<4>>],
-    bias: &[E],
-    residual: &[E],
-    y: &mut [E],
-    rows: usize,
-    outputs: usize,
+    product: &mut ProductOutputs<E>,
     inputs: usize,
     #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
@@ -80,6 +76,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
     let epilogue = blueprint.epilogue.comptime();
     let parts_each = epilogue.parts().comptime();
     let own = comptime!(OUTPUTS / epilogue.parts());
+    let (rows, outputs) = (product.rows, product.outputs);
     let cube_first = CUBE_POS * comptime!(own * groups);
     if cube_first >= outputs {
         terminate!();
@@ -197,9 +194,9 @@ pub(super) fn tensor_core_kernel<E: Float>(
         }
         if row < rows && output < outputs {
             let to = row * outputs + output;
-            y[to] = finish::<E>(
-                bias,
-                added_to::<E>(residual, to, epilogue),
+            product.y[to] = finish::<E>(
+                &product.bias,
+                added_to::<E>(&product.residual, to, epilogue),
                 totals[0],
                 totals[comptime!(epilogue.parts() - 1)],
                 output,

@@ -5,37 +5,55 @@ use cubecl::prelude::*;
 /// Units of a cube.
 pub(crate) const UNITS: usize = 256;
 
-/// # Shapes
-/// In vectors: `x`, `delta`, `normed` and `sum` `[N, columns]`, `weight` `[columns]`; without
-/// `adds`, `delta` is not read and `sum` not written.
+/// Rows that are normalised.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct NormedRows<E: Float, N: Size> {
+    /// `[rows, columns]`, in vectors of `N`.
+    x: Box<[Vector<E, N>]>,
+    /// What is added before, `[rows, columns]`, where the kernel `adds`.
+    delta: Box<[Vector<E, N>]>,
+    /// `[columns]`, in vectors of `N`.
+    weight: Box<[Vector<E, N>]>,
+    rows: usize,
+    /// Vectors of a row.
+    columns: usize,
+    /// What is added to mean squares.
+    epsilon: f32,
+}
+
+/// What comes of them.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct NormOutputs<E: Float, N: Size> {
+    /// `[rows, columns]`, in vectors of `N`.
+    normed: Box<[Vector<E, N>]>,
+    /// `x + delta`, `[rows, columns]`, where the kernel `adds`.
+    sum: Box<[Vector<E, N>]>,
+}
+
+/// A cube a row.
 #[cube(launch_unchecked)]
 pub(crate) fn rms_norm_kernel<E: Float, N: Size>(
-    x: &[Vector<E, N>],
-    delta: &[Vector<E, N>],
-    weight: &[Vector<E, N>],
-    normed: &mut [Vector<E, N>],
-    sum: &mut [Vector<E, N>],
-    rows: usize,
-    columns: usize,
-    epsilon: f32,
+    given: &NormedRows<E, N>,
+    outputs: &mut NormOutputs<E, N>,
     #[comptime] adds: bool,
     #[define(E)] _dtype: ElemType,
 ) {
     let row = CUBE_POS;
-    if row >= rows {
+    if row >= given.rows {
         terminate!();
     }
     let unit = UNIT_POS as usize;
+    let columns = given.columns;
     let start = row * columns;
     let lanes = N::value();
     let mut squares = Vector::<f32, N>::new(0.0f32);
     let mut i = unit;
     while i < columns {
-        let mut own = x[start + i];
+        let mut own = given.x[start + i];
         if adds {
-            let wide = Vector::<f32, N>::cast_from(own) + Vector::cast_from(delta[start + i]);
+            let wide = Vector::<f32, N>::cast_from(own) + Vector::cast_from(given.delta[start + i]);
             own = Vector::cast_from(wide);
-            sum[start + i] = own;
+            outputs.sum[start + i] = own;
         }
         let wide = Vector::<f32, N>::cast_from(own);
         squares += wide * wide;
@@ -59,17 +77,17 @@ pub(crate) fn rms_norm_kernel<E: Float, N: Size>(
     for other in 0..planes {
         total += parts[other];
     }
-    let root = (total / f32::cast_from(columns * lanes) + epsilon).sqrt();
+    let root = (total / f32::cast_from(columns * lanes) + given.epsilon).sqrt();
     let divisor = Vector::<f32, N>::new(root);
     let mut i = unit;
     while i < columns {
-        let mut own = Vector::<f32, N>::cast_from(x[start + i]);
+        let mut own = Vector::<f32, N>::cast_from(given.x[start + i]);
         if adds {
-            own = Vector::cast_from(sum[start + i]);
+            own = Vector::cast_from(outputs.sum[start + i]);
         }
         let rounded = Vector::<f32, N>::cast_from(Vector::<E, N>::cast_from(own / divisor));
-        let weighted = rounded * Vector::cast_from(weight[i]);
-        normed[start + i] = Vector::cast_from(weighted);
+        let weighted = rounded * Vector::cast_from(given.weight[i]);
+        outputs.normed[start + i] = Vector::cast_from(weighted);
         i += UNITS;
     }
 }

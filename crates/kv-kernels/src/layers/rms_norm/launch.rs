@@ -5,7 +5,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::kernel::{UNITS, rms_norm_kernel};
+use super::kernel::{NormOutputsLaunch, NormedRowsLaunch, UNITS, rms_norm_kernel};
 use crate::backend::client::{elem_type, empty_like, grid, vector_lanes};
 
 /// Normalised rows, and the sums that they are of.
@@ -28,14 +28,15 @@ pub(super) fn run(
             grid(rows),
             CubeDim::new_1d(UNITS as u32),
             lanes,
-            x.clone().into_buffer_arg(),
-            delta.into_buffer_arg(),
-            into_contiguous(weight).into_buffer_arg(),
-            normed.clone().into_buffer_arg(),
-            sum.clone().into_buffer_arg(),
-            rows,
-            width / lanes,
-            epsilon,
+            NormedRowsLaunch::new(
+                x.clone().into_buffer_arg(),
+                delta.into_buffer_arg(),
+                into_contiguous(weight).into_buffer_arg(),
+                rows,
+                width / lanes,
+                epsilon,
+            ),
+            NormOutputsLaunch::new(normed.clone().into_buffer_arg(), sum.clone().into_buffer_arg()),
             adds,
             elem_type(x.dtype),
         );

@@ -5,9 +5,10 @@
 use cubecl::prelude::*;
 
 use super::{FLOATS, INTS};
+use crate::components::sentinels::NO_SLOT;
 use crate::components::sentinels::NO_INDEX;
 use crate::components::sort_key::{index_key, not_below, sort_key};
-use crate::components::top_k::{STEPS, Search, threshold, total_from, weight};
+use crate::components::top_k::{Counts, Place, RankedRow, Search, threshold, total_from, weight};
 use crate::layers::random::kernel::uniform;
 
 /// What fixes the generated code.
@@ -31,24 +32,41 @@ impl Blueprint {
     }
 }
 
-/// # Shapes
-/// `logits` `[B, columns]` in vectors; `floats` `[B, 3]`: temperature, top p, min p; `ints`
-/// `[B, 4]`: top k, seed, whether positions advance; the others `[B]`.
+/// How tokens are drawn.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct DrawRules {
+    /// Temperature, top p, min p, `[B, 3]`.
+    floats: Box<[f32]>,
+    /// Top k, seed (two words), whether positions advance, `[B, 4]`.
+    ints: Box<[i32]>,
+}
+
+/// The sequences that are drawn for.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct DrawnSequences {
+    /// Draws so far, `[B]`.
+    draws: Box<[i32]>,
+    /// Positions of the next tokens, `[B]`.
+    positions: Box<[i32]>,
+    /// What models take, `[B]`.
+    tokens: Box<[i32]>,
+    /// What was drawn, `[B]`, [`NO_SLOT`] where logits are no numbers.
+    drawn: Box<[i32]>,
+    /// `B`
+    rows: usize,
+}
+
+/// `logits` `[B, columns]` in vectors.
 #[cube(launch_unchecked)]
 pub(crate) fn sample_kernel<N: Size>(
     logits: &[Vector<f32, N>],
-    floats: &[f32],
-    ints: &[i32],
-    draws: &mut [i32],
-    positions: &mut [i32],
-    tokens: &mut [i32],
-    drawn: &mut [i32],
-    rows: usize,
+    rules: &DrawRules,
+    sequences: &mut DrawnSequences,
     columns: usize,
     #[comptime] blueprint: Blueprint,
 ) {
     let row = CUBE_POS;
-    if row >= rows {
+    if row >= sequences.rows {
         terminate!();
     }
     let unit = UNIT_POS as usize;
@@ -65,66 +83,32 @@ pub(crate) fn sample_kernel<N: Size>(
     sync_cube();
 
     if comptime!(blueprint.draws) {
-        let temperature = floats[row * FLOATS];
-        let min_p = floats[row * FLOATS + 2];
-        let mut parts = Shared::<[f32]>::new_slice(comptime!(STEPS * blueprint.planes));
-        let mut totals = Shared::<[f32]>::new_slice(STEPS);
+        let temperature = rules.floats[row * FLOATS];
+        let min_p = rules.floats[row * FLOATS + 2];
+        let mut counted = Counts::room(blueprint.planes);
+        let ranked = RankedRow { start, columns, length: vocabulary, max, temperature };
         let mut high = 0u32;
         let mut low = 0u32;
         if comptime!(blueprint.ranks) {
-            let wanted = f32::cast_from(ints[row * INTS]);
-            let threshold = threshold(
-                logits,
-                &mut parts,
-                &mut totals,
-                start,
-                columns,
-                vocabulary,
-                max,
-                temperature,
-                wanted,
-                high,
-                low,
-                blueprint.search(false),
-            );
-            high = threshold.extract(0usize);
-            low = threshold.extract(1usize);
+            let wanted = f32::cast_from(rules.ints[row * INTS]);
+            let floor = Place { high: 0u32, low: 0u32 };
+            let search = blueprint.search(false);
+            let place = threshold(logits, &mut counted, &ranked, wanted, &floor, search);
+            high = place.high;
+            low = place.low;
         }
         if comptime!(blueprint.nucleus) {
-            total_from(
-                logits,
-                &mut parts,
-                &mut totals,
-                start,
-                columns,
-                vocabulary,
-                max,
-                temperature,
-                high,
-                low,
-                blueprint.search(true),
-            );
-            let wanted = floats[row * FLOATS + 1] * totals[0];
+            let floor = Place { high, low };
+            let search = blueprint.search(true);
+            total_from(logits, &mut counted, &ranked, &floor, search);
+            let wanted = rules.floats[row * FLOATS + 1] * counted.totals[0];
             sync_cube();
-            let threshold = threshold(
-                logits,
-                &mut parts,
-                &mut totals,
-                start,
-                columns,
-                vocabulary,
-                max,
-                temperature,
-                wanted,
-                high,
-                low,
-                blueprint.search(true),
-            );
+            let place = threshold(logits, &mut counted, &ranked, wanted, &floor, search);
             // Sums in another order may fall short of what the row keeps anyway.
-            let within = not_below(threshold.extract(0usize), threshold.extract(1usize), high, low);
-            if within && floats[row * FLOATS + 1] < 1.0 {
-                high = threshold.extract(0usize);
-                low = threshold.extract(1usize);
+            let within = not_below(place.high, place.low, high, low);
+            if within && rules.floats[row * FLOATS + 1] < 1.0 {
+                high = place.high;
+                low = place.low;
             }
         }
 
@@ -151,15 +135,15 @@ pub(crate) fn sample_kernel<N: Size>(
             let seed = row * INTS + 1;
             let mut left = total
                 * uniform(
-                    u32::cast_from(ints[seed]),
-                    u32::cast_from(ints[seed + 1]),
-                    u32::cast_from(draws[row]),
+                    u32::cast_from(rules.ints[seed]),
+                    u32::cast_from(rules.ints[seed + 1]),
+                    u32::cast_from(sequences.draws[row]),
                 );
-            let mut hit = i32::new(-1);
+            let mut hit = i32::new(NO_SLOT as i64);
             for other in 0..units {
                 if tops[other] > 0.0 && left >= 0.0 {
                     hit = i32::cast_from(other);
-                    totals[0] = left;
+                    counted.totals[0] = left;
                     left -= tops[other];
                 }
             }
@@ -169,8 +153,8 @@ pub(crate) fn sample_kernel<N: Size>(
         let hit = ids[0];
         sync_cube();
         if hit == i32::cast_from(unit) {
-            let mut left = totals[0];
-            let mut found = i32::new(-1);
+            let mut left = counted.totals[0];
+            let mut found = i32::new(NO_SLOT as i64);
             for at in first..last {
                 let vector = logits[start + at];
                 #[unroll]
@@ -192,10 +176,10 @@ pub(crate) fn sample_kernel<N: Size>(
         }
     }
     if unit == 0 {
-        drawn[row] = chosen;
-        tokens[row] = select(chosen < 0, i32::new(0), chosen);
-        draws[row] += 1;
-        positions[row] += ints[row * INTS + 3];
+        sequences.drawn[row] = chosen;
+        sequences.tokens[row] = select(chosen < 0, i32::new(0), chosen);
+        sequences.draws[row] += 1;
+        sequences.positions[row] += rules.ints[row * INTS + 3];
     }
 }
 
@@ -234,7 +218,7 @@ fn likeliest<N: Size>(
         at += units;
     }
     if broken != 0 {
-        id = i32::new(-1);
+        id = i32::new(NO_SLOT as i64);
     }
     tops[unit] = top;
     ids[unit] = id;

@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 
 use super::DrawConfig;
 use super::args::{Drawn, SampleTensors};
-use super::kernel::{Blueprint, sample_kernel};
+use super::kernel::{Blueprint, DrawRulesLaunch, DrawnSequencesLaunch, sample_kernel};
 use crate::backend::client::{empty_like, grid, vector_lanes, widest_cube};
 
 /// Draws a token for every row of `logits` `[B, V]`.
@@ -33,13 +33,17 @@ pub(super) fn draw(
             CubeDim::new_1d(units as u32),
             lanes,
             logits.into_buffer_arg(),
-            into_contiguous(state.floats).into_buffer_arg(),
-            into_contiguous(state.ints).into_buffer_arg(),
-            state.draws.clone().into_buffer_arg(),
-            state.positions.clone().into_buffer_arg(),
-            state.tokens.clone().into_buffer_arg(),
-            drawn.clone().into_buffer_arg(),
-            rows,
+            DrawRulesLaunch::new(
+                into_contiguous(state.floats).into_buffer_arg(),
+                into_contiguous(state.ints).into_buffer_arg(),
+            ),
+            DrawnSequencesLaunch::new(
+                state.draws.clone().into_buffer_arg(),
+                state.positions.clone().into_buffer_arg(),
+                state.tokens.clone().into_buffer_arg(),
+                drawn.clone().into_buffer_arg(),
+                rows,
+            ),
             vocabulary / lanes,
             Blueprint { units, planes, draws, ranks, nucleus },
         );

@@ -67,6 +67,7 @@ pub(super) fn most_alike<F: Float, N: Size>(
     }
     let scale = select(square > f32::new(f32::MIN_POSITIVE), square.inverse_sqrt(), 0.0f32);
 
+    let search = Search { scale, length, victim: victim - start };
     // The least of negated cosines. Rounds descend, since what attention has read last may still be
     // in a cache.
     let mut best = f32::new(NO_MINIMUM);
@@ -74,8 +75,7 @@ pub(super) fn most_alike<F: Float, N: Size>(
     let mut round = last_round(length, blueprint);
     while round > 0 {
         let next = keys_of_round(keys, start, length, round - 1, blueprint);
-        let (least, slot_in_head) =
-            compare(&*k, q, scale, best, best_slot, length, victim - start, round, blueprint);
+        let (least, slot_in_head) = compare(&*k, q, &search, best, best_slot, round, blueprint);
         best = least;
         best_slot = slot_in_head;
         #[unroll]
@@ -84,22 +84,29 @@ pub(super) fn most_alike<F: Float, N: Size>(
         }
         round -= 1;
     }
-    let (least, slot_in_head) =
-        compare(&*k, q, scale, best, best_slot, length, victim - start, 0, blueprint);
+    let (least, slot_in_head) = compare(&*k, q, &search, best, best_slot, 0, blueprint);
     block_argmin(least, slot_in_head, blueprint.planes)
+}
+
+/// What keys are compared with.
+#[derive(CubeType, Clone, Copy)]
+struct Search {
+    /// One over the length of the victim's key, 0 for a key of zeros.
+    scale: f32,
+    /// Slots of the range.
+    length: usize,
+    /// The victim's place in it.
+    victim: usize,
 }
 
 /// The better of the best so far and a round's.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn compare<F: Float, N: Size>(
     k: &Array<Vector<F, N>>,
     q: &Array<Vector<f32, N>>,
-    scale: f32,
+    search: &Search,
     best: f32,
     best_slot: i32,
-    length: usize,
-    victim: usize,
     round: usize,
     #[comptime] blueprint: Blueprint,
 ) -> (f32, i32) {
@@ -135,11 +142,12 @@ fn compare<F: Float, N: Size>(
     for i in 0..left {
         let a = comptime!(left - 1 - i);
         let slot_in_head = (round * ahead + first + a) * teams + team;
-        let cosine = dots[a] * scale * squares[a].inverse_sqrt();
+        let cosine = dots[a] * search.scale * squares[a].inverse_sqrt();
         // Keys of zeros are like nothing.
         let distance = select(squares[a] > f32::new(f32::MIN_POSITIVE), -cosine, 0.0f32);
         // Places descend, so `<=` takes the first among equals.
-        let better = slot_in_head < length && slot_in_head != victim && distance <= least;
+        let better =
+            slot_in_head < search.length && slot_in_head != search.victim && distance <= least;
         least = select(better, distance, least);
         least_slot = select(better, i32::cast_from(slot_in_head), least_slot);
     }

@@ -5,67 +5,110 @@ use cubecl::prelude::*;
 
 use super::alike::{keys_of_round, last_round, most_alike};
 use super::blueprint::Blueprint;
+use crate::components::pool::Pool;
 use crate::components::sentinels::NO_INDEX;
 use crate::merge::merge_slots::sums::{add, no_sums, outcome, settle};
 use crate::merge::merge_slots::{KeyRule, VOTES_RADIX};
 use crate::slots::average_scores::kernel::{Blueprint as Average, ScoreWeights, averaged, log_add};
 
-/// # Shapes
-/// In vectors of `N`: `keys` and `values` `[S, columns]`, `queries` `[B * Hkv, group, columns]`;
-/// the others as [`super::merge_nearest`] has them.
-#[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
-pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
-    keys: &mut [Vector<F, N>],
-    values: &mut [Vector<F, N>],
-    log_weights: &mut [f32],
-    log_scores: &mut [f32],
-    log_samples: &mut [f32],
-    votes: &mut [f32],
-    votes_high: &mut [f32],
-    offsets: &[i32],
-    lengths: &[i32],
-    victims: &[i32],
-    goes: &[i32],
-    queries: &[Vector<F, N>],
-    logits: &[f32],
+/// Numbers of a pool's slots.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct SlotNumbers {
+    /// Logarithms of weights, `[S]`.
+    log_weights: Box<[f32]>,
+    /// Logarithms of sums of scores, `[S]`.
+    log_scores: Box<[f32]>,
+    /// Logarithms of the weights of these sums, `[S]`.
+    log_samples: Box<[f32]>,
+    /// Votes below [`VOTES_RADIX`], `[S]`.
+    votes: Box<[f32]>,
+    /// Multiples of it, `[S]`.
+    votes_high: Box<[f32]>,
+}
+
+/// The head ranges of a call, and what is merged of each.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct MergingRanges {
+    /// First slots, `[B, Hkv]`.
+    offsets: Box<[i32]>,
+    /// Live slots, `[B, Hkv]`.
+    lengths: Box<[i32]>,
+    /// The slots that are merged into others, `[B, Hkv]`, negative for none.
+    victims: Box<[i32]>,
+    /// 0 where the victim stays, `[B, Hkv]`.
+    goes: Box<[i32]>,
+    /// `B * Hkv`
     total_kv_heads: usize,
-    new: f32,
-    old: f32,
+}
+
+/// What a step's attention has left.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct MergingStep<F: Float, N: Size> {
+    /// `[B * Hkv, group, columns]`, in vectors of `N`.
+    queries: Box<[Vector<F, N>]>,
+    /// `[S, averaged]`
+    logits: Box<[f32]>,
+}
+
+/// When slots are merged, and what comes of them.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct MergeRules {
+    /// How a step's scores enter the averages.
+    weights: ScoreWeights,
+    /// The cosine above which a victim is merged.
     threshold: f32,
+    /// Logarithm of what is added to averages.
     log_epsilon: f32,
+    /// The largest factor of a key, and its inverse the smallest.
     guard: f32,
+    /// What products of queries and keys are multiplied by.
     scale: f32,
+}
+
+/// A cube a range. Rows are in vectors of `N`.
+#[cube(launch_unchecked)]
+pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
+    pool: &mut Pool<Vector<F, N>, Vector<F, N>>,
+    slots: &mut SlotNumbers,
+    ranges: &MergingRanges,
+    attended: &MergingStep<F, N>,
+    rules: &MergeRules,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
     let (columns, team_size) = comptime!((blueprint.columns, blueprint.team));
     let own = blueprint.own().comptime();
     let kv_head = CUBE_POS;
-    if kv_head >= total_kv_heads {
+    if kv_head >= ranges.total_kv_heads {
         terminate!();
     }
     let unit = UNIT_POS as usize;
     let member = unit % team_size;
-    let start = offsets[kv_head] as usize;
-    let length = lengths[kv_head] as usize;
-    let chosen = victims[kv_head];
-    let stays = goes[kv_head] == 0 || chosen < 0;
+    let start = ranges.offsets[kv_head] as usize;
+    let length = ranges.lengths[kv_head] as usize;
+    let chosen = ranges.victims[kv_head];
+    let stays = ranges.goes[kv_head] == 0 || chosen < 0;
     let victim = select(stays, start as i32, chosen) as usize;
     if length == 0 {
         terminate!();
     }
 
     let last = last_round(length, blueprint);
-    let weights = ScoreWeights { new, old };
-    let mut held = keys_of_round::<F, N>(&*keys, start, length, last, blueprint);
-    let columns_of_victim = own_columns::<F, N>(&*keys, victim, blueprint);
+    let mut held = keys_of_round::<F, N>(&pool.keys, start, length, last, blueprint);
+    let columns_of_victim = own_columns::<F, N>(&pool.keys, victim, blueprint);
     let victim_key = wide::<F, N>(&columns_of_victim, blueprint);
     let mut target = victim;
     if !stays {
-        let (least, slot_in_head) =
-            most_alike::<F, N>(&*keys, &mut held, &victim_key, start, length, victim, blueprint);
-        if slot_in_head != NO_INDEX && -least > threshold {
+        let (least, slot_in_head) = most_alike::<F, N>(
+            &pool.keys,
+            &mut held,
+            &victim_key,
+            start,
+            length,
+            victim,
+            blueprint,
+        );
+        if slot_in_head != NO_INDEX && -least > rules.threshold {
             target = start + slot_in_head as usize;
         }
     }
@@ -85,15 +128,8 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
             #[unroll]
             for e in 0..each {
                 let slot = start + min(first + e * units, length - 1);
-                let (sum, count) = average_of(
-                    &*log_scores,
-                    &*log_samples,
-                    logits,
-                    &*log_weights,
-                    slot,
-                    &weights,
-                    blueprint,
-                );
+                let (sum, count) =
+                    average_of(&*slots, &attended.logits, slot, &rules.weights, blueprint);
                 sums[e] = sum;
                 samples[e] = count;
             }
@@ -102,8 +138,8 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
                 let slot_in_head = first + e * units;
                 let slot = start + slot_in_head;
                 if slot_in_head < length && !(merges && (slot == target || slot == victim)) {
-                    log_scores[slot] = sums[e];
-                    log_samples[slot] = samples[e];
+                    slots.log_scores[slot] = sums[e];
+                    slots.log_samples[slot] = samples[e];
                 }
             }
             first += each * units;
@@ -114,9 +150,9 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     }
 
     // All that is changed is on its way before any of it is waited for.
-    let key = wide::<F, N>(&own_columns(&*keys, target, blueprint), blueprint);
-    let value = wide::<F, N>(&own_columns(&*values, target, blueprint), blueprint);
-    let victim_value = wide::<F, N>(&own_columns(&*values, victim, blueprint), blueprint);
+    let key = wide::<F, N>(&own_columns(&pool.keys, target, blueprint), blueprint);
+    let value = wide::<F, N>(&own_columns(&pool.values, target, blueprint), blueprint);
+    let victim_value = wide::<F, N>(&own_columns(&pool.values, victim, blueprint), blueprint);
     let mut query = Array::<Vector<f32, N>>::new(own);
     let moves = comptime!(matches!(blueprint.rule, KeyRule::Paper | KeyRule::Additive));
     #[unroll]
@@ -124,21 +160,22 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
         query[c] = Vector::new(0.0f32);
         if comptime!(moves && blueprint.group > 0) && member + c * team_size < columns {
             let column = member + c * team_size;
-            query[c] = mean_query::<F, N>(queries, kv_head, column, columns, blueprint.group);
+            query[c] =
+                mean_query::<F, N>(&attended.queries, kv_head, column, columns, blueprint.group);
         }
     }
-    let (weight, victim_weight) = (log_weights[target], log_weights[victim]);
-    let (sum, samples) =
-        average_of(&*log_scores, &*log_samples, logits, &*log_weights, target, &weights, blueprint);
+    let (weight, victim_weight) = (slots.log_weights[target], slots.log_weights[victim]);
+    let (sum, samples) = average_of(&*slots, &attended.logits, target, &rules.weights, blueprint);
     let (victim_sum, victim_samples) =
-        average_of(&*log_scores, &*log_samples, logits, &*log_weights, victim, &weights, blueprint);
-    let score = log_add(sum - samples, log_epsilon);
-    let victim_score = log_add(victim_sum - victim_samples, log_epsilon);
-    let (low, high) = (votes[target] + votes[victim], votes_high[target] + votes_high[victim]);
+        average_of(&*slots, &attended.logits, victim, &rules.weights, blueprint);
+    let score = log_add(sum - samples, rules.log_epsilon);
+    let victim_score = log_add(victim_sum - victim_samples, rules.log_epsilon);
+    let low = slots.votes[target] + slots.votes[victim];
+    let high = slots.votes_high[target] + slots.votes_high[victim];
     let mut sums = no_sums();
     let (_, first) = add(&mut sums, weight, score);
     let (fade, second) = add(&mut sums, victim_weight, victim_score);
-    let mut result = outcome(&sums, guard, blueprint.rule, blueprint.literal);
+    let mut result = outcome(&sums, rules.guard, blueprint.rule, blueprint.literal);
     let mut share = first * fade / sums.mass;
     let mut victim_share = second / sums.mass;
     if result.massless {
@@ -166,6 +203,7 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
             query_square += plane_shuffle_xor(query_square, comptime!(1u32 << level));
         }
         alike = spread == 0.0f32;
+        let (guard, scale) = (rules.guard, rules.scale);
         settle(&mut result, spread, key_square, query_square, guard, scale);
         if result.step != 0.0f32 {
             step = result.step / (scale * query_square);
@@ -184,40 +222,46 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
             if !alike {
                 let mean = key[c] * Vector::new(share * result.factor)
                     + victim_key[c] * Vector::new(victim_share * result.factor);
-                keys[to] = Vector::cast_from(mean + query[c] * Vector::new(step));
+                pool.keys[to] = Vector::cast_from(mean + query[c] * Vector::new(step));
             }
             let mean = value[c] * Vector::new(share) + victim_value[c] * Vector::new(victim_share);
-            values[to] = Vector::cast_from(mean);
+            pool.values[to] = Vector::cast_from(mean);
         }
     }
     if unit == 0 {
         let carry = (low / f32::new(VOTES_RADIX)).floor();
-        votes[target] = low - carry * f32::new(VOTES_RADIX);
-        votes_high[target] = high + carry;
-        log_weights[target] = result.votes + result.excess;
-        log_scores[target] = result.target - result.excess + samples;
-        log_samples[target] = samples;
-        log_scores[victim] = victim_sum;
-        log_samples[victim] = victim_samples;
+        slots.votes[target] = low - carry * f32::new(VOTES_RADIX);
+        slots.votes_high[target] = high + carry;
+        slots.log_weights[target] = result.votes + result.excess;
+        slots.log_scores[target] = result.target - result.excess + samples;
+        slots.log_samples[target] = samples;
+        slots.log_scores[victim] = victim_sum;
+        slots.log_samples[victim] = victim_samples;
     }
 }
 
 /// A slot's sum and samples, with the step's scores in them where there are any.
 #[cube]
 fn average_of(
-    log_scores: &[f32],
-    log_samples: &[f32],
+    slots: &SlotNumbers,
     logits: &[f32],
-    log_weights: &[f32],
     slot: usize,
     weights: &ScoreWeights,
     #[comptime] blueprint: Blueprint,
 ) -> (f32, f32) {
     if comptime!(blueprint.averaged > 0) {
         let average = comptime!(Average { group: blueprint.averaged, weighted: true });
-        averaged(log_scores, log_samples, logits, log_weights, slot, weights, average)
+        averaged(
+            &slots.log_scores,
+            &slots.log_samples,
+            logits,
+            &slots.log_weights,
+            slot,
+            weights,
+            average,
+        )
     } else {
-        (log_scores[slot], log_samples[slot])
+        (slots.log_scores[slot], slots.log_samples[slot])
     }
 }
 

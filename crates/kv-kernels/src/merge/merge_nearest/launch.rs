@@ -5,10 +5,15 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use cubecl::prelude::*;
 
+use super::NearestConfig;
 use super::args::{MergingPools, StepMerges};
 use super::blueprint::Blueprint;
-use super::{NearestConfig, kernel};
+use super::kernel::{
+    self, MergeRulesLaunch, MergingRangesLaunch, MergingStepLaunch, SlotNumbersLaunch,
+};
 use crate::backend::client::{elem_type, grid, planes_of, processors, vector_lanes, widest_cube};
+use crate::components::pool::PoolLaunch;
+use crate::slots::average_scores::kernel::ScoreWeightsLaunch;
 
 /// Merges in the pools' own buffers.
 pub(super) fn run(
@@ -40,26 +45,35 @@ pub(super) fn run(
             grid(total_kv_heads),
             CubeDim::new_1d(units as u32),
             lanes,
-            keys.clone().into_buffer_arg(),
-            values.clone().into_buffer_arg(),
-            pools.log_weights.clone().into_buffer_arg(),
-            pools.log_scores.clone().into_buffer_arg(),
-            pools.log_samples.clone().into_buffer_arg(),
-            pools.votes.clone().into_buffer_arg(),
-            pools.votes_high.clone().into_buffer_arg(),
-            into_contiguous(offsets).into_buffer_arg(),
-            into_contiguous(lengths).into_buffer_arg(),
-            into_contiguous(victims).into_buffer_arg(),
-            into_contiguous(goes).into_buffer_arg(),
-            into_contiguous(queries).into_buffer_arg(),
-            into_contiguous(logits).into_buffer_arg(),
-            total_kv_heads,
-            config.average.map_or(0.0, |weights| weights.new),
-            config.average.map_or(0.0, |weights| weights.old),
-            config.threshold,
-            config.log_epsilon,
-            config.merge.guard.min(f32::MAX),
-            config.merge.scale,
+            PoolLaunch::new(keys.clone().into_buffer_arg(), values.clone().into_buffer_arg()),
+            SlotNumbersLaunch::new(
+                pools.log_weights.clone().into_buffer_arg(),
+                pools.log_scores.clone().into_buffer_arg(),
+                pools.log_samples.clone().into_buffer_arg(),
+                pools.votes.clone().into_buffer_arg(),
+                pools.votes_high.clone().into_buffer_arg(),
+            ),
+            MergingRangesLaunch::new(
+                into_contiguous(offsets).into_buffer_arg(),
+                into_contiguous(lengths).into_buffer_arg(),
+                into_contiguous(victims).into_buffer_arg(),
+                into_contiguous(goes).into_buffer_arg(),
+                total_kv_heads,
+            ),
+            MergingStepLaunch::new(
+                into_contiguous(queries).into_buffer_arg(),
+                into_contiguous(logits).into_buffer_arg(),
+            ),
+            MergeRulesLaunch::new(
+                ScoreWeightsLaunch::new(
+                    config.average.map_or(0.0, |weights| weights.new),
+                    config.average.map_or(0.0, |weights| weights.old),
+                ),
+                config.threshold,
+                config.log_epsilon,
+                config.merge.guard.min(f32::MAX),
+                config.merge.scale,
+            ),
             Blueprint {
                 columns,
                 team,

@@ -5,8 +5,9 @@ use cubecl::prelude::*;
 
 use super::sums::{add, no_sums, outcome, settle};
 use super::{KeyRule, VOTES_RADIX};
+use crate::components::pool::Pool;
 use crate::components::prefix_sum::exclusive;
-use crate::components::sentinels::LOG_OF_ZERO;
+use crate::components::sentinels::{NO_SLOT, LOG_OF_ZERO};
 
 /// Units of a cube.
 pub(crate) const UNITS: usize = 256;
@@ -30,32 +31,58 @@ pub(crate) struct Blueprint {
     pub(crate) numbers: usize,
 }
 
-/// # Shapes
-/// In vectors of `N`: `from_keys` and `from_values` `[Sv, columns]`, `keys` and `values`
-/// `[S, columns]`, `queries` `[P, columns]`; the others as [`super::MergeLists`] and
-/// [`super::Merged`] have them.
-#[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
-pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
-    from_keys: &[Vector<F, N>],
-    from_values: &[Vector<F, N>],
-    victims: &[i32],
-    victim_counts: &[i32],
-    targets: &[i32],
-    victim_weights: &[f32],
-    kept: &[i32],
-    kept_counts: &[i32],
-    kept_weights: &[f32],
-    queries: &[Vector<f32, N>],
-    keys: &mut [Vector<F, N>],
-    values: &mut [Vector<F, N>],
-    weights: &mut [f32],
-    guarded: &mut [i32],
-    rows: usize,
+/// The slots that are merged into others.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Victims {
+    /// `[R, width]`
+    slots: Box<[i32]>,
+    /// How many of them count, `[R]`.
+    counts: Box<[i32]>,
+    /// Places in the list of kept slots, `[R, width]`, [`NO_SLOT`] for none.
+    targets: Box<[i32]>,
+    /// Logarithms of weight and score, and votes where they are counted, `[R, width, numbers]`.
+    weights: Box<[f32]>,
     width: usize,
+}
+
+/// The slots that others are merged into.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct KeptSlots {
+    /// `[R, n_kept]`
+    slots: Box<[i32]>,
+    /// How many of them count, `[R]`.
+    counts: Box<[i32]>,
+    /// As [`Victims::weights`], `[R, n_kept, numbers]`.
+    weights: Box<[f32]>,
+    /// The same after the merges, `[R, n_kept, numbers]`.
+    merged_weights: Box<[f32]>,
+    /// Whether a merge was guarded, `[R, n_kept]`.
+    guarded: Box<[i32]>,
+    /// `R`
+    rows: usize,
     n_kept: usize,
+}
+
+/// What keys are moved towards, and how far.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct KeyMoves<N: Size> {
+    /// `[R, columns]`, in vectors of `N`, where [`Blueprint::queried`].
+    queries: Box<[Vector<f32, N>]>,
+    /// The largest factor of a key, and its inverse the smallest.
     guard: f32,
+    /// What products of queries and keys are multiplied by.
     scale: f32,
+}
+
+/// Merges slots of the pool `from`, or of the same, into kept slots of `pool`. Rows are in vectors
+/// of `N`.
+#[cube(launch_unchecked)]
+pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
+    from: &Pool<Vector<F, N>, Vector<F, N>>,
+    pool: &mut Pool<Vector<F, N>, Vector<F, N>>,
+    victims: &Victims,
+    kept: &mut KeptSlots,
+    moves: &KeyMoves<N>,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -63,15 +90,16 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
     let numbers = blueprint.numbers.comptime();
     let team = blueprint.team.comptime();
     let teams = comptime!(UNITS / team);
+    let (width, n_kept) = (victims.width, kept.n_kept);
     let tiles = n_kept.div_ceil(teams);
-    if CUBE_POS >= rows * tiles {
+    if CUBE_POS >= kept.rows * tiles {
         terminate!();
     }
     let row = CUBE_POS / tiles;
     let unit = UNIT_POS as usize;
     let kept_index = CUBE_POS % tiles * teams + unit / team;
     let column = unit % team;
-    let live = kept_index < kept_counts[row] as usize;
+    let live = kept_index < kept.counts[row] as usize;
     let reads = live && column < columns;
 
     // The kept slot is the first member of its group.
@@ -81,13 +109,13 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
     let mut key = Vector::<f32, N>::new(0.0f32);
     let mut value = Vector::<f32, N>::new(0.0f32);
     if live {
-        slot = kept[row * n_kept + kept_index] as usize;
-        log_weight = kept_weights[(row * n_kept + kept_index) * numbers];
-        log_score = kept_weights[(row * n_kept + kept_index) * numbers + 1];
+        slot = kept.slots[row * n_kept + kept_index] as usize;
+        log_weight = kept.weights[(row * n_kept + kept_index) * numbers];
+        log_score = kept.weights[(row * n_kept + kept_index) * numbers + 1];
     }
     if reads {
-        key = Vector::cast_from(keys[slot * columns + column]);
-        value = Vector::cast_from(values[slot * columns + column]);
+        key = Vector::cast_from(pool.keys[slot * columns + column]);
+        value = Vector::cast_from(pool.values[slot * columns + column]);
     }
     // Sums by votes alone serve groups without mass.
     let own_key = key;
@@ -107,12 +135,12 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
     let mut found_targets = Shared::<[i32]>::new_slice(UNITS);
     let mut parts = Shared::<[u32]>::new_slice(UNITS);
     let begin = i32::cast_from(CUBE_POS % tiles * teams);
-    let count = victim_counts[row] as usize;
+    let count = victims.counts[row] as usize;
     let mut first = 0usize;
     while first < count {
-        let mut target = i32::new(-1);
+        let mut target = i32::new(NO_SLOT as i64);
         if first + unit < count {
-            target = targets[row * width + first + unit];
+            target = victims.targets[row * width + first + unit];
         }
         let taken = target >= begin && target < begin + comptime!(teams as i32);
         let (to, all) = exclusive(select(taken, 1u32, 0u32), &mut parts);
@@ -124,20 +152,21 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
         for i in 0..all as usize {
             if live && found_targets[i] == i32::cast_from(kept_index) {
                 let at = found[i] as usize;
-                let log_weight = victim_weights[at * numbers];
-                let log_score = victim_weights[at * numbers + 1];
-                let from = victims[at] as usize;
+                let log_weight = victims.weights[at * numbers];
+                let log_score = victims.weights[at * numbers + 1];
+                let victim = victims.slots[at] as usize;
                 let old_votes = sums.top_votes;
                 let (old, own) = add(&mut sums, log_weight, log_score);
                 members += 1u32;
                 if comptime!(numbers == COUNTED) {
-                    votes += u32::cast_from(victim_weights[at * COUNTED + 2]);
-                    votes_high += u32::cast_from(victim_weights[at * COUNTED + 3]);
+                    votes += u32::cast_from(victims.weights[at * COUNTED + 2]);
+                    votes_high += u32::cast_from(victims.weights[at * COUNTED + 3]);
                 }
                 if reads {
-                    let at = from * columns + column;
-                    let next_key = row_of::<F, N>(from_keys, &*keys, at, blueprint.within);
-                    let next_value = row_of::<F, N>(from_values, &*values, at, blueprint.within);
+                    let at = victim * columns + column;
+                    let next_key = row_of::<F, N>(&from.keys, &pool.keys, at, blueprint.within);
+                    let next_value =
+                        row_of::<F, N>(&from.values, &pool.values, at, blueprint.within);
                     let gap = next_key - own_key;
                     spread += gap.dot(gap);
                     key = key * Vector::new(old) + next_key * Vector::new(own);
@@ -152,7 +181,7 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
         first += UNITS;
     }
 
-    let mut result = outcome(&sums, guard, blueprint.rule, blueprint.literal);
+    let mut result = outcome(&sums, moves.guard, blueprint.rule, blueprint.literal);
     if result.massless {
         key = plain_key / Vector::new(sums.votes);
         value = plain_value / Vector::new(sums.votes);
@@ -163,7 +192,7 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
     if comptime!(blueprint.rule != KeyRule::Mean) {
         let mut query = Vector::<f32, N>::new(0.0f32);
         if comptime!(blueprint.queried) && reads {
-            query = queries[row * columns + column];
+            query = moves.queries[row * columns + column];
         }
         // Squares of norms, from all units of the team.
         let mut sums = Shared::<[f32]>::new_slice(comptime!(3 * UNITS));
@@ -185,6 +214,7 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
         }
         let first = unit - column;
         let square = sums[comptime!(2 * UNITS) + first];
+        let (guard, scale) = (moves.guard, moves.scale);
         settle(&mut result, sums[first], sums[UNITS + first], square, guard, scale);
         key *= Vector::new(result.factor);
         // Free of rounding, however often.
@@ -197,22 +227,23 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
     }
     let changed = live && members > 0;
     if reads && changed {
-        keys[slot * columns + column] = Vector::cast_from(key);
-        values[slot * columns + column] = Vector::cast_from(value);
+        pool.keys[slot * columns + column] = Vector::cast_from(key);
+        pool.values[slot * columns + column] = Vector::cast_from(value);
     }
     if column == 0 && kept_index < n_kept {
         let at = row * n_kept + kept_index;
-        guarded[at] = select(changed && result.guarded, 1i32, 0i32);
+        kept.guarded[at] = select(changed && result.guarded, 1i32, 0i32);
         let weight = result.votes + result.excess;
-        weights[at * numbers] = select(changed, weight, kept_weights[at * numbers]);
+        kept.merged_weights[at * numbers] = select(changed, weight, kept.weights[at * numbers]);
         let score = result.target - result.excess;
-        weights[at * numbers + 1] = select(changed, score, kept_weights[at * numbers + 1]);
+        kept.merged_weights[at * numbers + 1] =
+            select(changed, score, kept.weights[at * numbers + 1]);
         if comptime!(numbers == COUNTED) {
             let radix = comptime!(VOTES_RADIX as u32).runtime();
-            votes += u32::cast_from(kept_weights[at * COUNTED + 2]);
-            votes_high += u32::cast_from(kept_weights[at * COUNTED + 3]) + votes / radix;
-            weights[at * COUNTED + 2] = f32::cast_from(votes % radix);
-            weights[at * COUNTED + 3] = f32::cast_from(votes_high);
+            votes += u32::cast_from(kept.weights[at * COUNTED + 2]);
+            votes_high += u32::cast_from(kept.weights[at * COUNTED + 3]) + votes / radix;
+            kept.merged_weights[at * COUNTED + 2] = f32::cast_from(votes % radix);
+            kept.merged_weights[at * COUNTED + 3] = f32::cast_from(votes_high);
         }
     }
 }

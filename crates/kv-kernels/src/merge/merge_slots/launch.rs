@@ -6,8 +6,9 @@ use burn_cubecl::kernel::into_contiguous;
 use cubecl::prelude::*;
 
 use super::args::{MergeSlotsArgs, MergedPools};
-use super::kernel;
+use super::kernel::{self, KeptSlotsLaunch, KeyMovesLaunch, VictimsLaunch};
 use crate::backend::client::{elem_type, empty_like, grid, vector_lanes};
+use crate::components::pool::PoolLaunch;
 
 /// Merges in the pools' own buffers.
 pub(super) fn run(merges: MergeSlotsArgs<CubeBackend>) -> MergedPools<CubeBackend> {
@@ -29,25 +30,32 @@ pub(super) fn run(merges: MergeSlotsArgs<CubeBackend>) -> MergedPools<CubeBacken
             grid(rows * n_kept.div_ceil(kernel::UNITS / team)),
             CubeDim::new_1d(kernel::UNITS as u32),
             lanes,
-            into_contiguous(merges.from_keys).into_buffer_arg(),
-            into_contiguous(merges.from_values).into_buffer_arg(),
-            into_contiguous(merges.victims).into_buffer_arg(),
-            into_contiguous(merges.victim_counts).into_buffer_arg(),
-            into_contiguous(merges.targets).into_buffer_arg(),
-            into_contiguous(merges.victim_weights).into_buffer_arg(),
-            into_contiguous(merges.kept).into_buffer_arg(),
-            into_contiguous(merges.kept_counts).into_buffer_arg(),
-            into_contiguous(merges.kept_weights).into_buffer_arg(),
-            into_contiguous(merges.queries).into_buffer_arg(),
-            keys.clone().into_buffer_arg(),
-            values.clone().into_buffer_arg(),
-            weights.clone().into_buffer_arg(),
-            guarded.clone().into_buffer_arg(),
-            rows,
-            width,
-            n_kept,
-            config.guard.min(f32::MAX),
-            config.scale,
+            PoolLaunch::new(
+                into_contiguous(merges.from_keys).into_buffer_arg(),
+                into_contiguous(merges.from_values).into_buffer_arg(),
+            ),
+            PoolLaunch::new(keys.clone().into_buffer_arg(), values.clone().into_buffer_arg()),
+            VictimsLaunch::new(
+                into_contiguous(merges.victims).into_buffer_arg(),
+                into_contiguous(merges.victim_counts).into_buffer_arg(),
+                into_contiguous(merges.targets).into_buffer_arg(),
+                into_contiguous(merges.victim_weights).into_buffer_arg(),
+                width,
+            ),
+            KeptSlotsLaunch::new(
+                into_contiguous(merges.kept).into_buffer_arg(),
+                into_contiguous(merges.kept_counts).into_buffer_arg(),
+                into_contiguous(merges.kept_weights).into_buffer_arg(),
+                weights.clone().into_buffer_arg(),
+                guarded.clone().into_buffer_arg(),
+                rows,
+                n_kept,
+            ),
+            KeyMovesLaunch::new(
+                into_contiguous(merges.queries).into_buffer_arg(),
+                config.guard.min(f32::MAX),
+                config.scale,
+            ),
             kernel::Blueprint {
                 columns,
                 team,

@@ -2,7 +2,8 @@
 
 use cubecl::prelude::*;
 
-use crate::components::sentinels::NO_COSINE;
+use super::kernel_args::{Nearest, SlotLists};
+use crate::components::sentinels::{NO_SLOT, NO_COSINE};
 
 /// Slots of a tile, of both lists.
 pub(crate) const KEYS_PER_BLOCK: usize = 64;
@@ -16,37 +17,27 @@ const DEPTH: usize = 16;
 /// A row of them, without conflicts between banks.
 const PITCH: usize = DEPTH + 1;
 
-/// One cube a tile of a row's list.
-///
-/// # Shapes
-/// As [`super::nearest_slots`]'s.
+/// One cube a tile of a row's list. `keys` `[S, D]`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 #[allow(clippy::collapsible_if, reason = "kernels evaluate both sides of `&&`")]
-pub(crate) fn nearest_slots_kernel<F: Float>(
+pub(super) fn nearest_slots_kernel<F: Float>(
     keys: &[F],
-    of: &[i32],
-    of_counts: &[i32],
-    among: &[i32],
-    among_counts: &[i32],
-    indices: &mut [i32],
-    cosines: &mut [f32],
-    rows: usize,
-    width: usize,
-    others: usize,
+    lists: &SlotLists,
+    nearest: &mut Nearest,
     #[comptime] head_dim: usize,
     #[comptime] earlier: bool,
     #[define(F)] _dtype: ElemType,
 ) {
+    let (width, others) = (lists.width, lists.others);
     let tiles = width.div_ceil(KEYS_PER_BLOCK);
-    if CUBE_POS >= rows * tiles {
+    if CUBE_POS >= lists.rows * tiles {
         terminate!();
     }
     let (row, first) = (CUBE_POS / tiles, CUBE_POS % tiles * KEYS_PER_BLOCK);
     let unit = UNIT_POS as usize;
     let (down, across) = (unit / SIDE, unit % SIDE);
-    let count = of_counts[row] as usize;
-    let mut end = among_counts[row] as usize;
+    let count = lists.of_counts[row] as usize;
+    let mut end = lists.among_counts[row] as usize;
     if earlier {
         end = min(end, min(first + KEYS_PER_BLOCK, count));
     }
@@ -60,7 +51,7 @@ pub(crate) fn nearest_slots_kernel<F: Float>(
     #[unroll]
     for i in 0..EACH {
         best[i] = f32::new(NO_COSINE);
-        best_place[i] = i32::new(-1);
+        best_place[i] = i32::new(NO_SLOT as i64);
     }
 
     let mut base = 0usize;
@@ -82,11 +73,11 @@ pub(crate) fn nearest_slots_kernel<F: Float>(
                 let mut other = 0.0f32;
                 if column + depth < head_dim {
                     if first + slot < count {
-                        let from = of[row * width + first + slot] as usize;
+                        let from = lists.of[row * width + first + slot] as usize;
                         own = f32::cast_from(keys[from * head_dim + column + depth]);
                     }
                     if base + slot < end {
-                        let from = among[row * others + base + slot] as usize;
+                        let from = lists.among[row * others + base + slot] as usize;
                         other = f32::cast_from(keys[from * head_dim + column + depth]);
                     }
                 }
@@ -146,7 +137,7 @@ pub(crate) fn nearest_slots_kernel<F: Float>(
                 }
                 // Places ascend, so `>` keeps the first among equals.
                 if fits && cosine > best[i] {
-                    if among[row * others + other] != of[row * width + index] {
+                    if lists.among[row * others + other] != lists.of[row * width + index] {
                         best[i] = cosine;
                         best_place[i] = i32::cast_from(other);
                     }
@@ -167,7 +158,7 @@ pub(crate) fn nearest_slots_kernel<F: Float>(
     sync_cube();
     if unit < KEYS_PER_BLOCK && first + unit < width {
         let mut value = f32::new(NO_COSINE);
-        let mut index = i32::new(-1);
+        let mut index = i32::new(NO_SLOT as i64);
         for other in 0..SIDE {
             let at = unit * SIDE + other;
             let wins =
@@ -177,7 +168,7 @@ pub(crate) fn nearest_slots_kernel<F: Float>(
                 index = found[at];
             }
         }
-        indices[row * width + first + unit] = index;
-        cosines[row * width + first + unit] = value;
+        nearest.places[row * width + first + unit] = index;
+        nearest.cosines[row * width + first + unit] = value;
     }
 }

@@ -7,6 +7,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::args::NearestSlotsArgs;
+use super::kernel_args::{NearestLaunch, SlotListsLaunch};
 use super::{NearestSlotsOptions, NearestSlotsStrategy, kernel, tensor_core};
 use crate::backend::client::{elem_type, empty_like, grid};
 
@@ -21,12 +22,17 @@ pub(super) fn run(args: NearestSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTenso
     let cosines = empty_like(&keys, of.shape(), DType::F32);
     let keys = into_contiguous(keys);
     let client = keys.client.clone();
-    let of = into_contiguous(of).into_buffer_arg();
-    let of_counts = into_contiguous(of_counts).into_buffer_arg();
-    let among = into_contiguous(among).into_buffer_arg();
-    let among_counts = into_contiguous(among_counts).into_buffer_arg();
-    let to = [&places, &cosines];
-    let [places_to, cosines_to] = to.map(|tensor| tensor.clone().into_buffer_arg());
+    let lists = SlotListsLaunch::new(
+        into_contiguous(of).into_buffer_arg(),
+        into_contiguous(of_counts).into_buffer_arg(),
+        into_contiguous(among).into_buffer_arg(),
+        into_contiguous(among_counts).into_buffer_arg(),
+        rows,
+        width,
+        others,
+    );
+    let nearest =
+        NearestLaunch::new(places.clone().into_buffer_arg(), cosines.clone().into_buffer_arg());
     let elem = elem_type(keys.dtype);
     // SAFETY: shapes were checked, and the kernels guard their accesses.
     unsafe {
@@ -38,15 +44,8 @@ pub(super) fn run(args: NearestSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTenso
                 CubeDim::new_1d(tensor_core::UNITS as u32),
                 tensor_core::LANES,
                 keys.into_buffer_arg(),
-                of,
-                of_counts,
-                among,
-                among_counts,
-                places_to,
-                cosines_to,
-                rows,
-                width,
-                others,
+                lists,
+                nearest,
                 blueprint,
                 elem,
             );
@@ -56,15 +55,8 @@ pub(super) fn run(args: NearestSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTenso
                 grid(rows * width.div_ceil(kernel::KEYS_PER_BLOCK)),
                 CubeDim::new_1d(kernel::UNITS as u32),
                 keys.into_buffer_arg(),
-                of,
-                of_counts,
-                among,
-                among_counts,
-                places_to,
-                cosines_to,
-                rows,
-                width,
-                others,
+                lists,
+                nearest,
                 head_dim,
                 earlier,
                 elem,

@@ -7,6 +7,8 @@ mod backend;
 #[cfg(feature = "gpu")]
 mod kernel;
 #[cfg(feature = "gpu")]
+mod kernel_args;
+#[cfg(feature = "gpu")]
 mod launch;
 pub(crate) mod reference;
 mod strategy;

@@ -10,7 +10,8 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use crate::components::sentinels::{NO_COSINE, NO_SIMILARITY};
+use super::kernel_args::{Nearest, SlotLists};
+use crate::components::sentinels::{NO_SLOT, NO_COSINE, NO_SIMILARITY};
 
 /// Elements of a vector of 16 bytes.
 pub(super) const LANES: usize = 8;
@@ -65,20 +66,12 @@ impl Blueprint {
 /// A cube has [`Blueprint::rows`] slots of a row's list.
 ///
 /// # Shapes
-/// `keys` in vectors `[S, columns]`; the others as [`super::nearest_slots`] has them.
+/// `keys` in vectors `[S, columns]`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn nearest_tiles_kernel<F: Float, N: Size>(
     keys: &[Vector<F, N>],
-    of: &[i32],
-    of_counts: &[i32],
-    among: &[i32],
-    among_counts: &[i32],
-    indices: &mut [i32],
-    cosines: &mut [f32],
-    rows: usize,
-    width: usize,
-    others: usize,
+    lists: &SlotLists,
+    nearest: &mut Nearest,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -86,16 +79,17 @@ pub(super) fn nearest_tiles_kernel<F: Float, N: Size>(
     let pieces = comptime!(columns / TEAM);
     let own = comptime!(blueprint.own());
     let held = comptime!(blueprint.rows());
+    let (width, others) = (lists.width, lists.others);
     let parts = width.div_ceil(held);
-    if CUBE_POS >= rows * parts {
+    if CUBE_POS >= lists.rows * parts {
         terminate!();
     }
     let (row, first) = (CUBE_POS / parts, CUBE_POS % parts * held);
     let unit = UNIT_POS as usize;
     let (plane, lane) = (unit / PLANE, unit % PLANE);
     let (r, j) = (lane / TEAM, lane % TEAM);
-    let count = of_counts[row] as usize;
-    let mut end = among_counts[row] as usize;
+    let count = lists.of_counts[row] as usize;
+    let mut end = lists.among_counts[row] as usize;
     if comptime!(blueprint.earlier) {
         end = min(end, min(first + held, count));
     }
@@ -114,7 +108,7 @@ pub(super) fn nearest_tiles_kernel<F: Float, N: Size>(
         let index = begin + i * COLUMNS;
         let mut slot = 0i32;
         if index < count {
-            slot = of[row * width + index];
+            slot = lists.of[row * width + index];
         }
         slots[i] = slot;
         #[unroll]
@@ -123,7 +117,7 @@ pub(super) fn nearest_tiles_kernel<F: Float, N: Size>(
         }
         lengths[i] = inverse_length(&a, i * pieces, pieces);
         best[i] = f32::new(NO_SIMILARITY);
-        best_place[i] = i32::new(-1);
+        best_place[i] = i32::new(NO_SLOT as i64);
     }
 
     let def = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
@@ -137,7 +131,7 @@ pub(super) fn nearest_tiles_kernel<F: Float, N: Size>(
         let index = base + plane * COLUMNS + r;
         let mut slot = 0i32;
         if index < end {
-            slot = among[row * others + index];
+            slot = lists.among[row * others + index];
         }
         #[unroll]
         for piece in 0..pieces {
@@ -225,8 +219,9 @@ pub(super) fn nearest_tiles_kernel<F: Float, N: Size>(
         let index = begin + i * COLUMNS;
         if j == 0 && index < width {
             let found = index < count && other >= 0;
-            indices[row * width + index] = select(found, other, i32::new(-1));
-            cosines[row * width + index] =
+            nearest.places[row * width + index] =
+                select(found, other, i32::new(NO_SLOT as i64));
+            nearest.cosines[row * width + index] =
                 select(found, likeness * lengths[i], f32::new(NO_COSINE));
         }
     }

@@ -2,32 +2,42 @@
 
 use cubecl::prelude::*;
 
-/// # Shapes
-/// `offsets`, `lengths`, `output` `[total_kv_heads]`; `positions` `[S]` and `newest`
-/// `[total_kv_heads / kv_heads]` where it `protects`. `units` of a cube are a power of two.
+use crate::components::pool::HeadRanges;
+use crate::components::sentinels::NO_SLOT;
+
+/// Tokens that go only where nothing else may.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct ProtectedTokens {
+    /// Positions of the slots' tokens, `[S]`.
+    positions: Box<[i32]>,
+    /// Positions of the newest tokens, `[B]`.
+    newest: Box<[i32]>,
+    /// `Hkv`
+    kv_heads: usize,
+    /// First tokens that are protected.
+    sinks: i32,
+    /// Last tokens that are protected.
+    recents: i32,
+}
+
+/// `scores` `[S]`, `output` `[B, Hkv]`. Nothing is read of protected tokens unless the kernel
+/// `protects`. `units` of a cube are a power of two.
 #[cube(launch)]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn argmin_slots_kernel(
     scores: &[f32],
-    offsets: &[i32],
-    lengths: &[i32],
-    positions: &[i32],
-    newest: &[i32],
+    ranges: &HeadRanges,
+    protected: &ProtectedTokens,
     output: &mut [i32],
-    total_kv_heads: usize,
-    kv_heads: usize,
-    sinks: i32,
-    recents: i32,
     #[comptime] units: usize,
     #[comptime] protects: bool,
 ) {
     let kv_head = CUBE_POS;
-    if kv_head >= total_kv_heads {
+    if kv_head >= ranges.total_kv_heads {
         terminate!();
     }
     let unit = UNIT_POS as usize;
-    let start = offsets[kv_head] as usize;
-    let length = lengths[kv_head] as usize;
+    let start = ranges.offsets[kv_head] as usize;
+    let length = ranges.lengths[kv_head] as usize;
 
     let mut lowest = Shared::<[f32]>::new_slice(units);
     let mut slots = Shared::<[i32]>::new_slice(units);
@@ -35,19 +45,19 @@ pub(crate) fn argmin_slots_kernel(
 
     let mut oldest = i32::new(0);
     if protects {
-        oldest = newest[kv_head / kv_heads] - recents;
+        oldest = protected.newest[kv_head / protected.kv_heads] - protected.recents;
     }
     // A unit's slots ascend, so `<` keeps the lowest among equals. 0 for those that may go.
     let mut best = 0.0f32;
     let mut best_kept = 0u32;
-    let mut best_slot = i32::new(-1);
+    let mut best_slot = i32::new(NO_SLOT as i64);
     let mut i = unit;
     while i < length {
         let score = scores[start + i];
         let mut is_kept = 0u32;
         if protects {
-            let position = positions[start + i];
-            is_kept = u32::cast_from(position < sinks || position > oldest);
+            let position = protected.positions[start + i];
+            is_kept = u32::cast_from(position < protected.sinks || position > oldest);
         }
         let better = is_kept < best_kept || (is_kept == best_kept && score < best);
         if best_slot < 0 || better {

@@ -8,8 +8,9 @@ use cubecl::prelude::*;
 
 use super::Protection;
 use super::args::ArgminSlotsArgs;
-use super::kernel::argmin_slots_kernel;
+use super::kernel::{ProtectedTokensLaunch, argmin_slots_kernel};
 use crate::backend::client::{empty_like, grid, widest_cube};
+use crate::components::pool::HeadRangesLaunch;
 
 /// The slot of each range's lowest score.
 pub(super) fn run(args: ArgminSlotsArgs<CubeBackend>) -> CubeTensor {
@@ -25,15 +26,19 @@ pub(super) fn run(args: ArgminSlotsArgs<CubeBackend>) -> CubeTensor {
         grid(total_kv_heads),
         CubeDim::new_1d(units as u32),
         into_contiguous(scores).into_buffer_arg(),
-        into_contiguous(offsets).into_buffer_arg(),
-        into_contiguous(lengths).into_buffer_arg(),
-        into_contiguous(positions).into_buffer_arg(),
-        into_contiguous(newest).into_buffer_arg(),
+        HeadRangesLaunch::new(
+            into_contiguous(offsets).into_buffer_arg(),
+            into_contiguous(lengths).into_buffer_arg(),
+            total_kv_heads,
+        ),
+        ProtectedTokensLaunch::new(
+            into_contiguous(positions).into_buffer_arg(),
+            into_contiguous(newest).into_buffer_arg(),
+            total_kv_heads / rows.max(1),
+            sinks,
+            recents,
+        ),
         output.clone().into_buffer_arg(),
-        total_kv_heads,
-        total_kv_heads / rows.max(1),
-        sinks,
-        recents,
         units,
         protects,
     );

@@ -1,6 +1,7 @@
 //! Argmin in plain loops.
 
 use super::Protection;
+use crate::components::sentinels::NO_SLOT;
 
 /// The slot of each range's lowest score, unprotected ones first; `-1` for an empty range.
 pub(crate) fn argmin(
@@ -26,7 +27,7 @@ pub(crate) fn argmin(
                     best = Some(slot);
                 }
             }
-            best.unwrap_or(-1)
+            best.unwrap_or(NO_SLOT)
         })
         .collect()
 }

@@ -4,6 +4,7 @@
 use cubecl::prelude::*;
 
 use crate::components::barrier::sync_memory;
+use crate::components::sentinels::NO_SLOT;
 use crate::components::sort_key::{index_key, not_below, sort_key};
 
 /// Units of a cube.
@@ -23,25 +24,40 @@ pub(crate) enum RankOutput {
     Priority,
 }
 
-/// Ranks the numbers of every row: a unit counts the numbers that are better than its own.
-///
-/// # Shapes
-/// `numbers` `[rows, columns]`, of which a cube has `UNITS` of a row. With
-/// [`RankOutput::Priority`], `ranked` and `parents` are read and `priorities` written, else
-/// `indices` is written; tensors that are not used may be any.
-#[cube(launch_unchecked)]
-pub(crate) fn rankings_kernel(
-    numbers: &[f32],
-    ranked: &[i32],
-    parents: &[i32],
-    indices: &mut [i32],
-    priorities: &mut [f32],
+/// Numbers that are ranked, in rows.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct RankedNumbers {
+    /// `[rows, columns]`
+    numbers: Box<[f32]>,
+    /// Tokens by rank, `[rows, columns]`, for [`RankOutput::Priority`].
+    ranked: Box<[i32]>,
+    /// Places of the tokens that others are merged into, `[rows, columns]`, [`NO_SLOT`] for
+    /// none, likewise.
+    parents: Box<[i32]>,
     rows: usize,
     columns: usize,
+}
+
+/// What is written of ranks; what is not asked for may be any tensor.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Ranks {
+    /// `[rows, columns]`, by [`RankOutput::Index`].
+    indices: Box<[i32]>,
+    /// `[rows, columns]`, by [`RankOutput::Priority`].
+    priorities: Box<[f32]>,
+}
+
+/// Ranks the numbers of every row: a unit counts the numbers that are better than its own. A cube
+/// has `UNITS` of a row.
+#[cube(launch_unchecked)]
+pub(crate) fn rankings_kernel(
+    given: &RankedNumbers,
+    ranks: &mut Ranks,
     #[comptime] output: RankOutput,
 ) {
+    let columns = given.columns;
     let cubes = columns.div_ceil(UNITS);
-    if CUBE_POS >= rows * cubes {
+    if CUBE_POS >= given.rows * cubes {
         terminate!();
     }
     let start = CUBE_POS / cubes * columns;
@@ -50,9 +66,9 @@ pub(crate) fn rankings_kernel(
     let mut high = 0u32;
     let mut is_merged = 0i32;
     if own < columns {
-        high = sort_key(numbers[start + own]);
+        high = sort_key(given.numbers[start + own]);
         if comptime!(output == RankOutput::Priority) {
-            is_merged = select(parents[start + own] >= 0, i32::new(1), i32::new(0));
+            is_merged = select(given.parents[start + own] >= 0, i32::new(1), i32::new(0));
         }
     }
     let low = index_key(own);
@@ -66,9 +82,9 @@ pub(crate) fn rankings_kernel(
         for i in 0..EACH {
             let at = i * UNITS + unit;
             if first + at < columns {
-                others[at] = sort_key(numbers[start + first + at]);
+                others[at] = sort_key(given.numbers[start + first + at]);
                 if comptime!(output == RankOutput::Priority) {
-                    let parents = parents[start + first + at];
+                    let parents = given.parents[start + first + at];
                     others_merged[at] = select(parents >= 0, i32::new(1), i32::new(0));
                 }
             }
@@ -85,43 +101,54 @@ pub(crate) fn rankings_kernel(
     }
     if own < columns {
         if comptime!(output == RankOutput::Priority) {
-            priorities[start + ranked[start + own] as usize] = -f32::cast_from(better);
+            let token = given.ranked[start + own] as usize;
+            ranks.priorities[start + token] = -f32::cast_from(better);
         } else {
-            indices[start + better as usize] = i32::cast_from(own);
+            ranks.indices[start + better as usize] = i32::cast_from(own);
         }
     }
 }
 
-/// Sums up the groups of every row, one cube a row: from the lowest rank up, each token adds its
-/// sum to its parent's.
-///
-/// # Shapes
-/// All `[rows, columns]`; `parents` are the leaders that tokens are merged into, −1 for none.
-#[cube(launch_unchecked)]
-pub(crate) fn group_sums_kernel(
-    scores: &[f32],
-    ranked: &[i32],
-    leaders: &[i32],
-    parents: &mut [i32],
-    sums: &mut [f32],
+/// Tokens in groups, in rows.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct TokenGroups {
+    /// `[rows, columns]`
+    scores: Box<[f32]>,
+    /// Tokens by rank, `[rows, columns]`.
+    ranked: Box<[i32]>,
+    /// Ranks of the tokens that others are merged into, `[rows, columns]`, negative for none.
+    leaders: Box<[i32]>,
+    /// The leaders of tokens whose scores are finite, `[rows, columns]`, [`NO_SLOT`] for none.
+    parents: Box<[i32]>,
+    /// Sums of groups, `[rows, columns]`, by rank.
+    sums: Box<[f32]>,
     rows: usize,
     columns: usize,
+}
+
+/// Sums up the groups of every row, one cube a row: from the lowest rank up, each token adds its
+/// sum to its parent's.
+#[cube(launch_unchecked)]
+pub(crate) fn group_sums_kernel(
+    groups: &mut TokenGroups,
     // Whether barriers for shared memory leave memory unordered.
     #[comptime] fenced: bool,
 ) {
     let row = CUBE_POS;
-    if row >= rows {
+    if row >= groups.rows {
         terminate!();
     }
+    let columns = groups.columns;
     let start = row * columns;
     let unit = UNIT_POS as usize;
     let mut rank = unit;
     while rank < columns {
-        let score = scores[start + ranked[start + rank] as usize];
-        sums[start + rank] = score;
+        let score = groups.scores[start + groups.ranked[start + rank] as usize];
+        groups.sums[start + rank] = score;
         // Infinities and NaN join nobody.
         let finite = u32::reinterpret(score) & 0x7f80_0000u32 != 0x7f80_0000u32;
-        parents[start + rank] = select(finite, leaders[start + rank], i32::new(-1));
+        let leader = groups.leaders[start + rank];
+        groups.parents[start + rank] = select(finite, leader, i32::new(NO_SLOT as i64));
         rank += UNITS;
     }
     let mut own = Shared::<[f32]>::new_slice(NUMBERS_PER_BLOCK);
@@ -135,8 +162,8 @@ pub(crate) fn group_sums_kernel(
         for i in 0..EACH {
             let at = i * UNITS + unit;
             if first + at < columns {
-                to[at] = parents[start + first + at];
-                own[at] = sums[start + first + at];
+                to[at] = groups.parents[start + first + at];
+                own[at] = groups.sums[start + first + at];
             }
         }
         sync_cube();
@@ -151,7 +178,7 @@ pub(crate) fn group_sums_kernel(
                     if leader >= first {
                         own[leader - first] += more;
                     } else {
-                        sums[start + leader] += more;
+                        groups.sums[start + leader] += more;
                     }
                 }
             }
@@ -161,7 +188,7 @@ pub(crate) fn group_sums_kernel(
         for i in 0..EACH {
             let at = i * UNITS + unit;
             if first + at < columns {
-                sums[start + first + at] = own[at];
+                groups.sums[start + first + at] = own[at];
             }
         }
     }

@@ -5,7 +5,10 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::kernel::{RankOutput, UNITS, group_sums_kernel, rankings_kernel};
+use super::kernel::{
+    RankOutput, RankedNumbersLaunch, RanksLaunch, TokenGroupsLaunch, UNITS, group_sums_kernel,
+    rankings_kernel,
+};
 use crate::backend::client::{empty_like, grid, is_cuda};
 
 /// Indices of every row by score, `[R, T]`.
@@ -21,13 +24,14 @@ pub(super) fn rankings(scores: CubeTensor) -> CubeTensor {
             &scores.client.clone(),
             grid(rows * columns.div_ceil(UNITS)),
             CubeDim::new_1d(UNITS as u32),
-            scores.into_buffer_arg(),
-            any.clone().into_buffer_arg(),
-            any.into_buffer_arg(),
-            ranked.clone().into_buffer_arg(),
-            none.into_buffer_arg(),
-            rows,
-            columns,
+            RankedNumbersLaunch::new(
+                scores.into_buffer_arg(),
+                any.clone().into_buffer_arg(),
+                any.into_buffer_arg(),
+                rows,
+                columns,
+            ),
+            RanksLaunch::new(ranked.clone().into_buffer_arg(), none.into_buffer_arg()),
             RankOutput::Index,
         );
     }
@@ -53,26 +57,29 @@ pub(super) fn turns_of_groups(
             &client,
             grid(rows),
             cube,
-            scores.into_buffer_arg(),
-            ranked.clone().into_buffer_arg(),
-            leaders.into_buffer_arg(),
-            parents.clone().into_buffer_arg(),
-            sums.clone().into_buffer_arg(),
-            rows,
-            columns,
+            TokenGroupsLaunch::new(
+                scores.into_buffer_arg(),
+                ranked.clone().into_buffer_arg(),
+                leaders.into_buffer_arg(),
+                parents.clone().into_buffer_arg(),
+                sums.clone().into_buffer_arg(),
+                rows,
+                columns,
+            ),
             !is_cuda(&client),
         );
         rankings_kernel::launch_unchecked(
             &client,
             grid(rows * columns.div_ceil(UNITS)),
             cube,
-            sums.into_buffer_arg(),
-            ranked.into_buffer_arg(),
-            parents.into_buffer_arg(),
-            none.into_buffer_arg(),
-            priorities.clone().into_buffer_arg(),
-            rows,
-            columns,
+            RankedNumbersLaunch::new(
+                sums.into_buffer_arg(),
+                ranked.into_buffer_arg(),
+                parents.into_buffer_arg(),
+                rows,
+                columns,
+            ),
+            RanksLaunch::new(none.into_buffer_arg(), priorities.clone().into_buffer_arg()),
             RankOutput::Priority,
         );
     }

@@ -2,8 +2,9 @@
 
 use cubecl::prelude::*;
 
+use crate::components::sentinels::NO_SLOT;
 use crate::components::sort_key::{index_key, not_below, sort_key};
-use crate::components::top_k::{STEPS, Search, threshold};
+use crate::components::top_k::{Counts, Place, RankedRow, Search, threshold};
 
 /// What is chosen of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -17,55 +18,64 @@ pub(crate) enum Rule {
 /// Units whose counts are summed together.
 const GROUP: usize = 32;
 
-/// # Shapes
-/// `scores` `[R, columns]` in vectors; `lengths`, `counts` (of [`Rule::Top`]), `bounds` (of
-/// [`Rule::Above`]) and `found` `[R]`; `indices` `[R, most]`.
+/// Rows of scores, and what is wanted of each.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct WantedRows<N: Size> {
+    /// `[R, columns]`, in vectors of `N`.
+    scores: Box<[Vector<f32, N>]>,
+    /// How many scores count, `[R]`.
+    lengths: Box<[i32]>,
+    /// How many are wanted, `[R]`, by [`Rule::Top`].
+    counts: Box<[i32]>,
+    /// The least that is wanted, `[R]`, by [`Rule::Above`].
+    bounds: Box<[f32]>,
+    /// `R`
+    rows: usize,
+    /// Vectors of a row.
+    columns: usize,
+}
+
+/// What is chosen.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct ChosenSlots {
+    /// Ascending, `[R, most]`, [`NO_SLOT`] behind the last.
+    indices: Box<[i32]>,
+    /// How many there are, `[R]`.
+    found: Box<[i32]>,
+    /// Room of a row.
+    most: usize,
+}
+
+/// A cube a row.
 #[cube(launch_unchecked)]
 pub(crate) fn top_slots_kernel<N: Size>(
-    scores: &[Vector<f32, N>],
-    lengths: &[i32],
-    counts: &[i32],
-    bounds: &[f32],
-    indices: &mut [i32],
-    found: &mut [i32],
-    rows: usize,
-    columns: usize,
-    most: usize,
+    asked: &WantedRows<N>,
+    chosen: &mut ChosenSlots,
     #[comptime] rule: Rule,
     #[comptime] search: Search,
 ) {
     let row = CUBE_POS;
-    if row >= rows {
+    if row >= asked.rows {
         terminate!();
     }
     let units = search.units.comptime();
     let unit = UNIT_POS as usize;
+    let (columns, most) = (asked.columns, chosen.most);
     let start = row * columns;
-    let length = lengths[row] as usize;
-    let mut high = sort_key(bounds[row]);
+    let length = asked.lengths[row] as usize;
+    let mut high = sort_key(asked.bounds[row]);
     let mut low = 0u32;
     let mut wanted = 1u32;
     if comptime!(rule == Rule::Top) {
-        let mut parts = Shared::<[f32]>::new_slice(comptime!(STEPS * search.planes));
-        let mut totals = Shared::<[f32]>::new_slice(STEPS);
-        wanted = u32::cast_from(min(counts[row] as usize, most));
-        let place = threshold(
-            scores,
-            &mut parts,
-            &mut totals,
-            start,
-            columns,
-            length,
-            0.0f32,
-            1.0f32,
-            f32::cast_from(wanted),
-            0u32,
-            0u32,
-            search,
-        );
-        high = place.extract(0usize);
-        low = place.extract(1usize);
-    } else if u32::reinterpret(bounds[row]) & 0x7fff_ffffu32 > 0x7f80_0000u32 {
+        let mut counted = Counts::room(search.planes);
+        wanted = u32::cast_from(min(asked.counts[row] as usize, most));
+        let ranked = RankedRow { start, columns, length, max: 0.0f32, temperature: 1.0f32 };
+        let floor = Place { high: 0u32, low: 0u32 };
+        let wanted = f32::cast_from(wanted);
+        let place = threshold(&asked.scores, &mut counted, &ranked, wanted, &floor, search);
+        high = place.high;
+        low = place.low;
+    } else if u32::reinterpret(asked.bounds[row]) & 0x7fff_ffffu32 > 0x7f80_0000u32 {
         // Nothing is from NaN on.
         wanted = 0u32;
     }
@@ -76,7 +86,7 @@ pub(crate) fn top_slots_kernel<N: Size>(
     let last = min(first + segment, columns);
     let mut kept = 0u32;
     for at in first..last {
-        let vector = scores[start + at];
+        let vector = asked.scores[start + at];
         #[unroll]
         for lane in 0..N::value() {
             let index = at * N::value() + lane;
@@ -110,14 +120,14 @@ pub(crate) fn top_slots_kernel<N: Size>(
     let mut to = before as usize;
     if kept > 0 {
         for at in first..last {
-            let vector = scores[start + at];
+            let vector = asked.scores[start + at];
             #[unroll]
             for lane in 0..N::value() {
                 let index = at * N::value() + lane;
                 let stays = index < length
                     && not_below(sort_key(vector.extract(lane)), index_key(index), high, low);
                 if stays && to < most {
-                    indices[row * most + to] = i32::cast_from(index);
+                    chosen.indices[row * most + to] = i32::cast_from(index);
                     to += 1;
                 }
             }
@@ -132,10 +142,10 @@ pub(crate) fn top_slots_kernel<N: Size>(
     let total = min(groups[0] as usize, most);
     let mut free = total + unit;
     while free < most {
-        indices[row * most + free] = i32::new(-1);
+        chosen.indices[row * most + free] = i32::new(NO_SLOT as i64);
         free += units;
     }
     if unit == 0 {
-        found[row] = i32::cast_from(total);
+        chosen.found[row] = i32::cast_from(total);
     }
 }

@@ -7,7 +7,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::args::TopSlotsArgs;
-use super::kernel::{Rule, top_slots_kernel};
+use super::kernel::{ChosenSlotsLaunch, Rule, WantedRowsLaunch, top_slots_kernel};
 use crate::backend::client::{empty_like, grid, vector_lanes, widest_cube};
 use crate::components::top_k::Search;
 
@@ -28,15 +28,19 @@ pub(super) fn run(args: TopSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
             grid(rows),
             CubeDim::new_1d(units as u32),
             lanes,
-            scores.into_buffer_arg(),
-            into_contiguous(lengths).into_buffer_arg(),
-            into_contiguous(counts).into_buffer_arg(),
-            into_contiguous(bounds).into_buffer_arg(),
-            indices.clone().into_buffer_arg(),
-            found.clone().into_buffer_arg(),
-            rows,
-            columns / lanes,
-            most,
+            WantedRowsLaunch::new(
+                scores.into_buffer_arg(),
+                into_contiguous(lengths).into_buffer_arg(),
+                into_contiguous(counts).into_buffer_arg(),
+                into_contiguous(bounds).into_buffer_arg(),
+                rows,
+                columns / lanes,
+            ),
+            ChosenSlotsLaunch::new(
+                indices.clone().into_buffer_arg(),
+                found.clone().into_buffer_arg(),
+                most,
+            ),
             if by_bound { Rule::Above } else { Rule::Top },
             Search { units, planes, weighted: false },
         );

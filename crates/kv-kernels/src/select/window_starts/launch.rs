@@ -10,6 +10,7 @@ use cubecl::prelude::*;
 use super::args::WindowStartsArgs;
 use super::kernel::window_starts_kernel;
 use crate::backend::client::empty_like;
+use crate::components::pool::HeadRangesLaunch;
 
 /// The first slot of each range that its sequence's window has.
 pub(super) fn run(args: WindowStartsArgs<CubeBackend>) -> CubeTensor {
@@ -24,11 +25,13 @@ pub(super) fn run(args: WindowStartsArgs<CubeBackend>) -> CubeTensor {
         calculate_cube_count_elemwise(&client, total_kv_heads, cube_dim),
         cube_dim,
         into_contiguous(positions).into_buffer_arg(),
-        into_contiguous(offsets).into_buffer_arg(),
-        into_contiguous(lengths).into_buffer_arg(),
+        HeadRangesLaunch::new(
+            into_contiguous(offsets).into_buffer_arg(),
+            into_contiguous(lengths).into_buffer_arg(),
+            total_kv_heads,
+        ),
         into_contiguous(newest).into_buffer_arg(),
         starts.clone().into_buffer_arg(),
-        total_kv_heads,
         kv_heads,
         share.bits(),
     );

@@ -3,16 +3,30 @@
 use cubecl::prelude::*;
 
 use super::GroupReduction;
+use crate::components::pool::HeadRanges;
 use crate::components::softmax::{larger, weight_of};
 
 /// Units of a cube.
 pub(crate) const UNITS: usize = 128;
 
-/// Ranges of slots, `[total_kv_heads]` each.
+/// What attention has left.
 #[derive(CubeType, CubeLaunch)]
-pub(crate) struct Ranges {
-    offsets: Box<[i32]>,
-    lengths: Box<[i32]>,
+pub(crate) struct Attended {
+    /// `[S, G]`
+    logits: Box<[f32]>,
+    /// `[B, Hkv, G]`
+    log_sum_exp: Box<[f32]>,
+}
+
+/// What slots have contributed to outputs so far.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Contributions<V: Float> {
+    /// `[S]`
+    sums: Box<[f32]>,
+    /// Norms of values, `[S]`, in which a range's last one is missing.
+    norms: Box<[f32]>,
+    /// `[S, head_dim]`
+    values: Box<[V]>,
 }
 
 /// What fixes the generated code.
@@ -23,20 +37,17 @@ pub(crate) struct Blueprint {
     pub(crate) reduction: GroupReduction,
 }
 
-/// # Shapes
-/// `logits` `[S, group]`, `log_sum_exp` `[total_kv_heads, group]`; `cubes` a range.
+/// `cubes` a range. `sums` `[S]`.
 #[cube(launch_unchecked)]
 pub(crate) fn add_probabilities_kernel(
     sums: &mut [f32],
-    logits: &[f32],
-    log_sum_exp: &[f32],
-    ranges: &Ranges,
-    total_kv_heads: usize,
+    attended: &Attended,
+    ranges: &HeadRanges,
     cubes: usize,
     #[comptime] blueprint: Blueprint,
 ) {
     let cube = CUBE_POS;
-    if cube >= total_kv_heads * cubes {
+    if cube >= ranges.total_kv_heads * cubes {
         terminate!();
     }
     let kv_head = cube / cubes;
@@ -44,32 +55,24 @@ pub(crate) fn add_probabilities_kernel(
     let mut i = cube % cubes * UNITS + UNIT_POS as usize;
     while i < length {
         let slot = start + i;
-        sums[slot] += probability_of(logits, log_sum_exp, slot, kv_head, blueprint);
+        sums[slot] += probability_of(attended, slot, kv_head, blueprint);
         i += cubes * UNITS;
     }
 }
 
 /// The same, each probability times the norm of the slot's value.
-///
-/// # Shapes
-/// `norms` `[S]`, in which a range's last one is missing, and `values` `[S, head_dim]`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn add_contributions_kernel<V: Float>(
-    sums: &mut [f32],
-    norms: &mut [f32],
-    values: &[V],
-    logits: &[f32],
-    log_sum_exp: &[f32],
-    ranges: &Ranges,
-    total_kv_heads: usize,
+    contributions: &mut Contributions<V>,
+    attended: &Attended,
+    ranges: &HeadRanges,
     cubes: usize,
     #[comptime] head_dim: usize,
     #[comptime] blueprint: Blueprint,
     #[define(V)] _dtype: ElemType,
 ) {
     let cube = CUBE_POS;
-    if cube >= total_kv_heads * cubes {
+    if cube >= ranges.total_kv_heads * cubes {
         terminate!();
     }
     let kv_head = cube / cubes;
@@ -81,12 +84,12 @@ pub(crate) fn add_contributions_kernel<V: Float>(
         if i + 1 == length {
             let mut norm = 0.0f32;
             for column in 0..head_dim {
-                norm += f32::cast_from(values[slot * head_dim + column]).abs();
+                norm += f32::cast_from(contributions.values[slot * head_dim + column]).abs();
             }
-            norms[slot] = norm;
+            contributions.norms[slot] = norm;
         }
-        let own = probability_of(logits, log_sum_exp, slot, kv_head, blueprint);
-        sums[slot] += own * norms[slot];
+        let own = probability_of(attended, slot, kv_head, blueprint);
+        contributions.sums[slot] += own * contributions.norms[slot];
         i += cubes * UNITS;
     }
 }
@@ -94,8 +97,7 @@ pub(crate) fn add_contributions_kernel<V: Float>(
 /// What a group's query heads give a slot, as one number.
 #[cube]
 fn probability_of(
-    logits: &[f32],
-    log_sum_exp: &[f32],
+    attended: &Attended,
     slot: usize,
     kv_head: usize,
     #[comptime] blueprint: Blueprint,
@@ -104,7 +106,8 @@ fn probability_of(
     let mut reduced = 0.0f32;
     #[unroll]
     for g in 0..group {
-        let own = weight_of(logits[slot * group + g], log_sum_exp[kv_head * group + g]);
+        let log_sum_exp = attended.log_sum_exp[kv_head * group + g];
+        let own = weight_of(attended.logits[slot * group + g], log_sum_exp);
         if comptime!(reduction == GroupReduction::Max) {
             reduced = larger(reduced, own);
         } else {

@@ -7,8 +7,9 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::args::ProbabilityArgs;
-use super::kernel::{self, Blueprint, RangesLaunch};
+use super::kernel::{self, AttendedLaunch, Blueprint, ContributionsLaunch};
 use crate::backend::client::{elem_type, grid};
+use crate::components::pool::HeadRangesLaunch;
 
 /// Adds in the sums' own buffer.
 pub(super) fn run(args: ProbabilityArgs<CubeBackend>) -> CubeTensor {
@@ -24,13 +25,15 @@ pub(super) fn run(args: ProbabilityArgs<CubeBackend>) -> CubeTensor {
             grid(total_kv_heads * cubes),
             CubeDim::new_1d(kernel::UNITS as u32),
             sums.clone().into_buffer_arg(),
-            into_contiguous(logits).into_buffer_arg(),
-            into_contiguous(log_sum_exp).into_buffer_arg(),
-            RangesLaunch::new(
+            AttendedLaunch::new(
+                into_contiguous(logits).into_buffer_arg(),
+                into_contiguous(log_sum_exp).into_buffer_arg(),
+            ),
+            HeadRangesLaunch::new(
                 into_contiguous(offsets).into_buffer_arg(),
                 into_contiguous(lengths).into_buffer_arg(),
+                total_kv_heads,
             ),
-            total_kv_heads,
             cubes,
             Blueprint { group, reduction },
         );
@@ -57,16 +60,20 @@ pub(super) fn run_weighed(
             &sums.client.clone(),
             grid(total_kv_heads * cubes),
             CubeDim::new_1d(kernel::UNITS as u32),
-            sums.clone().into_buffer_arg(),
-            norms.clone().into_buffer_arg(),
-            into_contiguous(values).into_buffer_arg(),
-            into_contiguous(logits).into_buffer_arg(),
-            into_contiguous(log_sum_exp).into_buffer_arg(),
-            RangesLaunch::new(
+            ContributionsLaunch::new(
+                sums.clone().into_buffer_arg(),
+                norms.clone().into_buffer_arg(),
+                into_contiguous(values).into_buffer_arg(),
+            ),
+            AttendedLaunch::new(
+                into_contiguous(logits).into_buffer_arg(),
+                into_contiguous(log_sum_exp).into_buffer_arg(),
+            ),
+            HeadRangesLaunch::new(
                 into_contiguous(offsets).into_buffer_arg(),
                 into_contiguous(lengths).into_buffer_arg(),
+                total_kv_heads,
             ),
-            total_kv_heads,
             cubes,
             head_dim,
             Blueprint { group, reduction },

@@ -3,98 +3,111 @@
 use cubecl::prelude::*;
 
 use crate::components::barrier::sync_memory;
+use crate::components::pool::PoolSlots;
 
-/// Row `rows[n]` of one pool to row `slots[n]` of another; a unit has a vector of a key and of a
-/// value. Negative slots are skipped.
-///
-/// # Shapes
-/// In vectors: `keys`, `values` `[S, columns]` of either pool.
+/// Which rows of a pool go where.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct CopiedRows {
+    /// Rows of the pool that is read, `[count]`.
+    rows: Box<[i32]>,
+    /// Slots of the one that is written, `[count]`, negative for none.
+    slots: Box<[i32]>,
+    count: usize,
+}
+
+/// What becomes of weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum CopiedWeights {
+    /// The pool that is written has none.
+    None,
+    /// They are copied.
+    Copied,
+    /// They are set to those of new tokens.
+    Fresh,
+}
+
+/// Copies rows of one pool to slots of another; a unit has a vector of a key and of a value.
 #[cube(launch_unchecked)]
 pub(crate) fn copy_kernel<E: Float, P: Float, N: Size>(
-    keys: &[Vector<E, N>],
-    values: &[Vector<E, N>],
-    positions: &[i32],
-    log_weights: &[f32],
-    rows: &[i32],
-    slots: &[i32],
-    to_keys: &mut [Vector<P, N>],
-    to_values: &mut [Vector<P, N>],
-    to_positions: &mut [i32],
-    to_log_weights: &mut [f32],
-    count: usize,
+    from: &PoolSlots<Vector<E, N>>,
+    to: &mut PoolSlots<Vector<P, N>>,
+    copied: &CopiedRows,
     columns: usize,
-    // Whether weights are copied, and whether they are set to those of new tokens.
-    #[comptime] weighted: bool,
-    #[comptime] fresh: bool,
+    #[comptime] weights: CopiedWeights,
     #[define(E)] _dtype: ElemType,
     #[define(P)] _to_dtype: ElemType,
 ) {
     let at = ABSOLUTE_POS;
-    if at < count * columns {
+    if at < copied.count * columns {
         let (n, column) = (at / columns, at % columns);
-        let slot = slots[n];
+        let slot = copied.slots[n];
         if slot >= 0 {
-            let (row, slot) = (rows[n] as usize, slot as usize);
-            let from = row * columns + column;
-            let to = slot * columns + column;
-            to_keys[to] = Vector::cast_from(keys[from]);
-            to_values[to] = Vector::cast_from(values[from]);
+            let (row, slot) = (copied.rows[n] as usize, slot as usize);
+            let read = row * columns + column;
+            let written = slot * columns + column;
+            to.keys[written] = Vector::cast_from(from.keys[read]);
+            to.values[written] = Vector::cast_from(from.values[read]);
             if column == 0 {
-                to_positions[slot] = positions[row];
-                if weighted {
-                    to_log_weights[slot] = log_weights[row];
+                to.positions[slot] = from.positions[row];
+                if comptime!(weights == CopiedWeights::Copied) {
+                    to.log_weights[slot] = from.log_weights[row];
                 }
-                if fresh {
-                    to_log_weights[slot] = 0.0f32;
+                if comptime!(weights == CopiedWeights::Fresh) {
+                    to.log_weights[slot] = 0.0f32;
                 }
             }
         }
     }
 }
 
+/// The slots of each range that stay.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct KeptLists {
+    /// First slots of ranges, `[B, Hkv]`.
+    offsets: Box<[i32]>,
+    /// Places in the ranges, ascending, those of all ranges one after another.
+    kept: Box<[i32]>,
+    /// Where those of a range begin, `[B, Hkv]`.
+    starts: Box<[i32]>,
+    /// How many they are, `[B, Hkv]`.
+    counts: Box<[i32]>,
+    /// `B * Hkv`
+    total_kv_heads: usize,
+    /// The most of any range.
+    most: usize,
+}
+
 /// Moves the kept slots of each range to its beginning, in place: a cube has a range's keys or its
 /// values.
-///
-/// # Shapes
-/// In vectors: `keys`, `values` `[S, columns]`; `kept`, indices from the range's first
-/// slot, those of pair `p` from `starts[p]` on, `counts[p]` of them.
 #[cube(launch_unchecked)]
 pub(crate) fn compact_kernel<E: Float, N: Size>(
-    keys: &mut [Vector<E, N>],
-    values: &mut [Vector<E, N>],
-    positions: &mut [i32],
-    log_weights: &mut [f32],
-    offsets: &[i32],
-    kept: &[i32],
-    starts: &[i32],
-    counts: &[i32],
-    total_kv_heads: usize,
-    most: usize,
+    pool: &mut PoolSlots<Vector<E, N>>,
+    lists: &KeptLists,
     columns: usize,
     #[comptime] cube: CompactCube,
     #[comptime] weighted: bool,
     #[define(E)] _dtype: ElemType,
 ) {
-    if CUBE_POS >= 2 * total_kv_heads {
+    if CUBE_POS >= 2 * lists.total_kv_heads {
         terminate!();
     }
     let kv_head = CUBE_POS / 2;
     let range = Kept {
-        offset: offsets[kv_head] as usize,
-        start: starts[kv_head] as usize,
-        count: counts[kv_head] as usize,
-        most,
+        offset: lists.offsets[kv_head] as usize,
+        start: lists.starts[kv_head] as usize,
+        count: lists.counts[kv_head] as usize,
+        most: lists.most,
     };
     if CUBE_POS % 2 == 1 {
-        close_up::<Vector<E, N>>(values, kept, &range, columns, cube);
+        close_up::<Vector<E, N>>(&mut pool.values, &lists.kept, &range, columns, cube);
     } else {
         // The numbers beside the slots go with the keys, and before them: nobody is to wait for
         // them in the end.
-        close_up::<i32>(positions, kept, &range, 1, cube);
+        close_up::<i32>(&mut pool.positions, &lists.kept, &range, 1, cube);
         if weighted {
-            close_up::<f32>(log_weights, kept, &range, 1, cube);
+            close_up::<f32>(&mut pool.log_weights, &lists.kept, &range, 1, cube);
         }
-        close_up::<Vector<E, N>>(keys, kept, &range, columns, cube);
+        close_up::<Vector<E, N>>(&mut pool.keys, &lists.kept, &range, columns, cube);
     }
 }
 
@@ -209,37 +222,49 @@ fn put<T: CubePrimitive>(
     }
 }
 
-/// Moves the last slot of each range, of which a cube has one, into its victim's place.
-///
-/// # Shapes
-/// In vectors: `keys`, `values` `[S, columns]`; `scalars` `[S]` each; `offsets`, `lengths`,
-/// `victims`, `goes` `[total_kv_heads]`.
-#[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
-pub(crate) fn drop_kernel<E: Float, N: Size>(
-    keys: &mut [Vector<E, N>],
-    values: &mut [Vector<E, N>],
-    positions: &mut [i32],
-    log_weights: &mut [f32],
-    scalars: &mut Sequence<Box<[f32]>>,
-    offsets: &[i32],
-    lengths: &mut [i32],
-    victims: &[i32],
-    goes: &[i32],
+/// The slots that go.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct DroppedSlots {
+    /// First slots of ranges, `[B, Hkv]`.
+    offsets: Box<[i32]>,
+    /// Live slots of ranges, `[B, Hkv]`, one less where all of a slot goes.
+    lengths: Box<[i32]>,
+    /// `[B, Hkv]`, negative for none.
+    victims: Box<[i32]>,
+    /// 0 where the victim stays, `[B, Hkv]`.
+    goes: Box<[i32]>,
+    /// `B * Hkv`
     total_kv_heads: usize,
+}
+
+/// What of a slot goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct DropBlueprint {
+    /// Whether slots have weights.
+    pub(crate) weighted: bool,
+    /// Whether all of a slot goes, rather than its scalars alone.
+    pub(crate) whole: bool,
+}
+
+/// Moves the last slot of each range, of which a cube has one, into its victim's place. `scalars`
+/// are `[S]` each.
+#[cube(launch_unchecked)]
+pub(crate) fn drop_kernel<E: Float, N: Size>(
+    pool: &mut PoolSlots<Vector<E, N>>,
+    scalars: &mut Sequence<Box<[f32]>>,
+    dropped: &mut DroppedSlots,
     columns: usize,
-    #[comptime] weighted: bool,
-    // Whether all of a slot goes, rather than its scalars alone.
-    #[comptime] whole: bool,
+    #[comptime] blueprint: DropBlueprint,
     #[define(E)] _dtype: ElemType,
 ) {
+    let DropBlueprint { weighted, whole } = blueprint;
     let kv_head = CUBE_POS;
-    if kv_head >= total_kv_heads {
+    if kv_head >= dropped.total_kv_heads {
         terminate!();
     }
-    let (length, slot) = (lengths[kv_head], victims[kv_head]);
-    let last = (offsets[kv_head] + length - 1) as usize;
-    if goes[kv_head] == 0 || slot < 0 || length <= 0 {
+    let (length, slot) = (dropped.lengths[kv_head], dropped.victims[kv_head]);
+    let last = (dropped.offsets[kv_head] + length - 1) as usize;
+    if dropped.goes[kv_head] == 0 || slot < 0 || length <= 0 {
         terminate!();
     }
     let slot = slot as usize;
@@ -251,33 +276,34 @@ pub(crate) fn drop_kernel<E: Float, N: Size>(
         for i in 0..scalars.len() {
             held[i] = scalars.index(i)[last];
         }
-        let position = positions[last];
+        let position = pool.positions[last];
         if comptime!(whole && weighted) {
-            held[comptime!(scalars.len())] = log_weights[last];
+            held[comptime!(scalars.len())] = pool.log_weights[last];
         }
         #[unroll]
         for i in 0..scalars.len() {
             scalars.index_mut(i)[slot] = held[i];
         }
         if comptime!(whole && weighted) {
-            log_weights[slot] = held[comptime!(scalars.len())];
+            pool.log_weights[slot] = held[comptime!(scalars.len())];
         }
         if whole {
-            positions[slot] = position;
+            pool.positions[slot] = position;
         }
     }
     if whole {
         let mut column = unit;
         while column < columns {
-            let (key, value) = (keys[last * columns + column], values[last * columns + column]);
-            keys[slot * columns + column] = key;
-            values[slot * columns + column] = value;
+            let from = last * columns + column;
+            let (key, value) = (pool.keys[from], pool.values[from]);
+            pool.keys[slot * columns + column] = key;
+            pool.values[slot * columns + column] = value;
             column += CUBE_DIM as usize;
         }
         // Everybody knows the length by then.
         sync_cube();
         if unit == 0 {
-            lengths[kv_head] = length - 1;
+            dropped.lengths[kv_head] = length - 1;
         }
     }
 }

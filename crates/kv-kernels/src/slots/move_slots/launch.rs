@@ -8,7 +8,10 @@ use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
 
 use super::args::{Drops, Lists, Scalars};
-use super::kernel::{self, CompactCube};
+use super::kernel::{
+    self, CompactCube, CopiedRowsLaunch, CopiedWeights, DropBlueprint, DroppedSlotsLaunch,
+    KeptListsLaunch,
+};
 use crate::backend::client::{elem_type, grid, is_cuda, vector_lanes};
 use crate::slots::pool::SlotPools;
 
@@ -32,12 +35,16 @@ pub(super) fn copy(
 ) -> SlotPools<CubeBackend> {
     let (from, to) = (from.packed(), to.packed());
     let client = to.keys.client.clone();
-    let keys = from.keys;
-    let lanes = lanes(&keys, &to.keys);
+    let lanes = lanes(&from.keys, &to.keys);
     let count = slots.shape().num_elements();
-    let columns = keys.shape()[1] / lanes;
+    let columns = from.keys.shape()[1] / lanes;
     let units = count * columns;
     let cube_dim = CubeDim::new(&client, units);
+    let weights = match (from.weighted, to.weighted) {
+        (_, false) => CopiedWeights::None,
+        (true, true) => CopiedWeights::Copied,
+        (false, true) => CopiedWeights::Fresh,
+    };
     // SAFETY: shapes were checked, and the kernel guards its accesses but for the given rows.
     unsafe {
         kernel::copy_kernel::launch_unchecked(
@@ -45,21 +52,16 @@ pub(super) fn copy(
             calculate_cube_count_elemwise(&client, units, cube_dim),
             cube_dim,
             lanes,
-            keys.clone().into_buffer_arg(),
-            from.values.into_buffer_arg(),
-            from.positions.into_buffer_arg(),
-            from.log_weights.into_buffer_arg(),
-            into_contiguous(rows).into_buffer_arg(),
-            into_contiguous(slots).into_buffer_arg(),
-            to.keys.clone().into_buffer_arg(),
-            to.values.clone().into_buffer_arg(),
-            to.positions.clone().into_buffer_arg(),
-            to.log_weights.clone().into_buffer_arg(),
-            count,
+            from.launched(),
+            to.launched(),
+            CopiedRowsLaunch::new(
+                into_contiguous(rows).into_buffer_arg(),
+                into_contiguous(slots).into_buffer_arg(),
+                count,
+            ),
             columns,
-            from.weighted && to.weighted,
-            to.weighted && !from.weighted,
-            elem_type(keys.dtype),
+            weights,
+            elem_type(from.keys.dtype),
             elem_type(to.keys.dtype),
         );
     }
@@ -88,16 +90,15 @@ pub(super) fn compact(
             grid(2 * total_kv_heads),
             CubeDim::new_1d(cube.units as u32),
             lanes,
-            pools.keys.clone().into_buffer_arg(),
-            pools.values.clone().into_buffer_arg(),
-            pools.positions.clone().into_buffer_arg(),
-            pools.log_weights.clone().into_buffer_arg(),
-            into_contiguous(offsets).into_buffer_arg(),
-            into_contiguous(lists.kept).into_buffer_arg(),
-            into_contiguous(lists.starts).into_buffer_arg(),
-            into_contiguous(lists.counts).into_buffer_arg(),
-            total_kv_heads,
-            lists.most,
+            pools.launched(),
+            KeptListsLaunch::new(
+                into_contiguous(offsets).into_buffer_arg(),
+                into_contiguous(lists.kept).into_buffer_arg(),
+                into_contiguous(lists.starts).into_buffer_arg(),
+                into_contiguous(lists.counts).into_buffer_arg(),
+                total_kv_heads,
+                lists.most,
+            ),
             pools.keys.shape()[1] / lanes,
             cube,
             pools.weighted,
@@ -134,19 +135,17 @@ pub(super) fn drop(
                 grid(total_kv_heads),
                 CubeDim::new_1d(units as u32),
                 lanes,
-                pools.keys.clone().into_buffer_arg(),
-                pools.values.clone().into_buffer_arg(),
-                pools.positions.clone().into_buffer_arg(),
-                pools.log_weights.clone().into_buffer_arg(),
+                pools.launched(),
                 scalars.iter().map(|pool| pool.clone().into_buffer_arg()).collect(),
-                into_contiguous(drops.offsets).into_buffer_arg(),
-                lengths.clone().into_buffer_arg(),
-                into_contiguous(drops.victims).into_buffer_arg(),
-                into_contiguous(drops.goes).into_buffer_arg(),
-                total_kv_heads,
+                DroppedSlotsLaunch::new(
+                    into_contiguous(drops.offsets).into_buffer_arg(),
+                    lengths.clone().into_buffer_arg(),
+                    into_contiguous(drops.victims).into_buffer_arg(),
+                    into_contiguous(drops.goes).into_buffer_arg(),
+                    total_kv_heads,
+                ),
                 columns,
-                pools.weighted,
-                whole,
+                DropBlueprint { weighted: pools.weighted, whole },
                 elem_type(pools.keys.dtype),
             );
         }

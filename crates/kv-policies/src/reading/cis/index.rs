@@ -98,8 +98,7 @@ impl CisIndex {
             &ranges,
             newest,
             sets,
-            options,
-            measures,
+            RetrieveOptions { measures, ..options },
         )?;
         let (view, most) = (SlotView::Sets(sets.clone()), sets.most());
         let attention = DecodeAttentionOptions {

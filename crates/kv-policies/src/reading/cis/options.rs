@@ -299,6 +299,7 @@ impl CisOptions {
             },
             hidden,
             longest: None,
+            measures: false,
             strategy: RetrieveStrategy::Auto,
         }
     }

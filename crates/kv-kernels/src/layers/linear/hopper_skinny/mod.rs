@@ -18,9 +18,11 @@ use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
 
 use self::parts::{
-    copy, load_matrices, products, read_ahead, squares_of, store, weight_place, x_place,
+    PlaneParts, ProductShape, Ring, Units, copy, load_matrices, products, read_ahead, squares_of,
+    store, weight_place, x_place,
 };
 use super::args::EpilogueConfig;
+use super::epilogue::ProductOutputs;
 use crate::components::tma::{TILE_COLUMNS, init_barrier, publish_barriers, wait_barrier};
 
 /// Rows of weights in a unit.
@@ -104,27 +106,33 @@ pub(super) fn unit_outputs(epilogue: EpilogueConfig) -> usize {
     UNIT / epilogue.parts()
 }
 
+/// The rows of a product, and how cubes share its outputs.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct StreamedRows {
+    /// What columns are multiplied by, where rows are normalised: `[K / 2]`, in pairs.
+    gain: Box<[u32]>,
+    /// What is added to the rows' mean squares, likewise.
+    epsilon: f32,
+    /// `K`
+    inputs: usize,
+    /// Units of outputs, which the cubes share.
+    units: usize,
+    cubes: usize,
+}
+
 /// # Shapes
-/// `x` `[M, K]`, `weight` `[N, K]`, `y` `[M, outputs]`, where `N` is `outputs`, or twice as many
-/// where gated; `units` are shared by `cubes`. `bias` `[N]` and `residual` `[M, outputs]`, where
-/// there are any; in pairs, where rows are normalised, `gain` `[K / 2]`.
+/// `x` `[M, K]`, `weight` `[N, K]`, where `N` is the outputs, or twice as many where gated.
 #[cube(launch_unchecked)]
 pub(super) fn skinny_kernel<E: Float>(
     x: &TensorMap<E, Tiled>,
     weight: &TensorMap<E, Tiled>,
-    gain: &[u32],
-    bias: &[E],
-    residual: &[E],
-    y: &mut [E],
-    rows: usize,
-    outputs: usize,
-    inputs: usize,
-    units: usize,
-    cubes: usize,
-    epsilon: f32,
+    streamed: &StreamedRows,
+    product: &mut ProductOutputs<E>,
     #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
 ) {
+    let (rows, outputs) = (product.rows, product.outputs);
+    let (inputs, units, cubes) = (streamed.inputs, streamed.units, streamed.cubes);
     let tiles = blueprint.tiles.comptime();
     let stages = blueprint.stages.comptime();
     let together = blueprint.together.comptime();
@@ -137,8 +145,10 @@ pub(super) fn skinny_kernel<E: Float>(
     let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(PLANES * stages), 16usize);
     let wide = comptime!(8 * tiles);
     let unit_rows = comptime!(blueprint.together * UNIT);
-    let mut parts = Shared::<[f32]>::new_slice(comptime!(PLANES * wide * unit_rows));
-    let mut row_squares = Shared::<[f32]>::new_slice(comptime!(PLANES * wide));
+    let mut parts = PlaneParts {
+        sums: Shared::<[f32]>::new_slice(comptime!(PLANES * wide * unit_rows)),
+        squares: Shared::<[f32]>::new_slice(comptime!(PLANES * wide)),
+    };
 
     let plane = UNIT_POS as usize / PLANE;
     let lane = UNIT_POS as usize % PLANE;
@@ -159,6 +169,8 @@ pub(super) fn skinny_kernel<E: Float>(
     let cube = CUBE_POS;
     let first = cube * units / cubes;
     let end = (cube + 1) * units / cubes;
+    let copies = Ring { stages: ring_bytes, barriers: own_barriers, end, outputs };
+    let shape = ProductShape { rows, inputs, outputs, epsilon: streamed.epsilon };
     // Blocks of 64 columns in turn to every plane; those behind the end are zeros.
     let turns = inputs.div_ceil(comptime!(PLANES * TILE_COLUMNS));
     // The turn and the first unit of the next copy, the stage and the parity of the next products.
@@ -172,13 +184,10 @@ pub(super) fn skinny_kernel<E: Float>(
             copy::<E>(
                 x,
                 weight,
-                own_barriers,
-                ring_bytes,
+                &copies,
                 comptime!(begun as u32).runtime(),
                 copied_turn * PLANES + plane,
                 copied,
-                end,
-                outputs,
                 blueprint,
             );
         }
@@ -208,7 +217,7 @@ pub(super) fn skinny_kernel<E: Float>(
     let (weight_at, x_at) = (weight_place(lane), x_place(lane));
     let mut unit = first;
     while unit < end {
-        read_ahead::<E>(residual, &mut ahead, unit, end, rows, outputs, blueprint);
+        read_ahead::<E>(&product.residual, &mut ahead, unit, end, rows, outputs, blueprint);
         for turn in 0..turns {
             let mut gains = Array::<u32>::new(PIECES);
             if comptime!(blueprint.normalises) {
@@ -216,7 +225,7 @@ pub(super) fn skinny_kernel<E: Float>(
                 for piece in 0..PIECES {
                     let pair = ((turn * PLANES + plane) * PIECES + piece) * 4 + j;
                     // Behind the end, zeros stay zeros.
-                    gains[piece] = gain[min(pair, inputs / 2 - 1)];
+                    gains[piece] = streamed.gain[min(pair, inputs / 2 - 1)];
                 }
             }
             wait_barrier(own_barriers + 8 * stage, parity);
@@ -248,13 +257,10 @@ pub(super) fn skinny_kernel<E: Float>(
                 copy::<E>(
                     x,
                     weight,
-                    own_barriers,
-                    ring_bytes,
+                    &copies,
                     stage,
                     copied_turn * PLANES + plane,
                     copied,
-                    end,
-                    outputs,
                     blueprint,
                 );
             }
@@ -327,8 +333,8 @@ pub(super) fn skinny_kernel<E: Float>(
                 for e in 0..2usize {
                     let row = 8 * tile + 2 * j + e;
                     let to = (plane * wide + row) * unit_rows + own * UNIT + r;
-                    parts[to] = sums[from].extract(e);
-                    parts[to + 8] = sums[comptime!(from + 1)].extract(e);
+                    parts.sums[to] = sums[from].extract(e);
+                    parts.sums[to + 8] = sums[comptime!(from + 1)].extract(e);
                 }
                 sums[from] = none;
                 sums[comptime!(from + 1)] = none;
@@ -341,23 +347,18 @@ pub(super) fn skinny_kernel<E: Float>(
                 sum += plane_shuffle_xor(sum, 1u32);
                 sum += plane_shuffle_xor(sum, 2u32);
                 if j == 0 {
-                    row_squares[plane * wide + 8 * tile + r] = sum;
+                    parts.squares[plane * wide + 8 * tile + r] = sum;
                 }
             }
         }
         sync_cube();
         store::<E>(
             &parts,
-            &row_squares,
-            bias,
+            &product.bias,
             &ahead,
-            y,
-            unit,
-            min(unit + together, end),
-            rows,
-            outputs,
-            inputs,
-            epsilon,
+            &mut product.y,
+            &Units { first: unit, end: min(unit + together, end) },
+            &shape,
             blueprint,
         );
         unit += together;

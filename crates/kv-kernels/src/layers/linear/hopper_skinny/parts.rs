@@ -11,20 +11,28 @@ use crate::layers::linear::epilogue::{added_to, finish};
 const ROW_BYTES: usize = 128;
 const PIECE_BYTES: usize = 16;
 
+/// Where a plane's copies go, and what they are of.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Ring {
+    /// The first stage, and its barrier, as shared memory's instructions count bytes.
+    pub(super) stages: u32,
+    pub(super) barriers: u32,
+    /// The first unit behind the cube's.
+    pub(super) end: usize,
+    /// Outputs of a row.
+    pub(super) outputs: usize,
+}
+
 /// Copies a block of 64 columns of `x` and of up to [`Blueprint::together`] units from `unit` on
 /// into a stage.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn copy<E: Float>(
     x: &TensorMap<E, Tiled>,
     weight: &TensorMap<E, Tiled>,
-    barriers: u32,
-    ring: u32,
+    ring: &Ring,
     stage: u32,
     block: usize,
     unit: usize,
-    end: usize,
-    outputs: usize,
     #[comptime] blueprint: Blueprint,
 ) {
     let tiles = blueprint.tiles.comptime();
@@ -34,9 +42,9 @@ pub(super) fn copy<E: Float>(
     let weight_rows = comptime!(blueprint.weight_rows());
     let unit_bytes = comptime!((UNIT / 8 * TILE_BYTES) as u32);
     let column = (block * TILE_COLUMNS) as u32;
-    let count = min(end - unit, together);
-    let barrier = barriers + 8 * stage;
-    let to = ring + stage * comptime!(((weight_tiles + tiles) * TILE_BYTES) as u32);
+    let count = min(ring.end - unit, together);
+    let barrier = ring.barriers + 8 * stage;
+    let to = ring.stages + stage * comptime!(((weight_tiles + tiles) * TILE_BYTES) as u32);
     let weights = tensor_map_address(weight);
     arrive_expecting(barrier, count as u32 * unit_bytes + comptime!((tiles * TILE_BYTES) as u32));
     copy_tile(
@@ -51,7 +59,7 @@ pub(super) fn copy<E: Float>(
         copy_tile(to, weights, column, row as u32, barrier);
         if gated {
             let ups = to + comptime!(TILE_BYTES as u32);
-            copy_tile(ups, weights, column, (outputs + row) as u32, barrier);
+            copy_tile(ups, weights, column, (ring.outputs + row) as u32, barrier);
         }
     }
 }
@@ -138,23 +146,47 @@ pub(super) fn read_ahead<E: Float>(
     }
 }
 
-/// Adds the planes' parts of units `first..end`, and stores what comes of them.
+/// What a cube's planes have, for all to read.
+#[derive(CubeType)]
+pub(super) struct PlaneParts {
+    /// Parts of outputs, `[PLANES, rows, units]`.
+    pub(super) sums: Shared<[f32]>,
+    /// Parts of the rows' sums of squares, `[PLANES, rows]`.
+    pub(super) squares: Shared<[f32]>,
+}
+
+/// The shape of a product.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct ProductShape {
+    pub(super) rows: usize,
+    /// Elements of a row of `x`.
+    pub(super) inputs: usize,
+    /// Elements of a row of `y`.
+    pub(super) outputs: usize,
+    /// What is added to the rows' mean squares.
+    pub(super) epsilon: f32,
+}
+
+/// Units that are multiplied at once, from `first` to before `end`.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Units {
+    pub(super) first: usize,
+    pub(super) end: usize,
+}
+
+/// Adds the planes' parts of some units, and stores what comes of them.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn store<E: Float>(
-    parts: &Shared<[f32]>,
-    row_squares: &Shared<[f32]>,
+    parts: &PlaneParts,
     bias: &[E],
     ahead: &Array<f32>,
     y: &mut [E],
-    first: usize,
-    end: usize,
-    rows: usize,
-    outputs: usize,
-    inputs: usize,
-    epsilon: f32,
+    units: &Units,
+    shape: &ProductShape,
     #[comptime] blueprint: Blueprint,
 ) {
+    let (first, end) = (units.first, units.end);
+    let (rows, outputs) = (shape.rows, shape.outputs);
     let epilogue = blueprint.epilogue.comptime();
     let each = epilogue.parts().comptime();
     let wide = comptime!(8 * blueprint.tiles);
@@ -168,9 +200,9 @@ pub(super) fn store<E: Float>(
                 let mut squares = 0.0f32;
                 #[unroll]
                 for plane in 0..PLANES {
-                    squares += row_squares[plane * wide + place.row];
+                    squares += parts.squares[plane * wide + place.row];
                 }
-                let root = (squares / f32::cast_from(inputs) + epsilon).sqrt();
+                let root = (squares / f32::cast_from(shape.inputs) + shape.epsilon).sqrt();
                 scale = 1.0f32 / root;
             }
             let from = place.row * unit_rows + place.unit * UNIT + place.column;
@@ -180,7 +212,7 @@ pub(super) fn store<E: Float>(
                 let mut total = 0.0f32;
                 #[unroll]
                 for plane in 0..PLANES {
-                    total += parts[from + comptime!(plane * wide * unit_rows + 8 * part)];
+                    total += parts.sums[from + comptime!(plane * wide * unit_rows + 8 * part)];
                 }
                 totals[part] = total * scale;
             }
