@@ -1,6 +1,6 @@
 //! Families of policies, by their treatment of slots, as tables name them.
 
-use kv_policies::{POLICIES, Treatment};
+use kv_policies::{Treatment, entry};
 
 /// All families.
 pub(crate) const FAMILIES: [Treatment; 6] = [
@@ -43,11 +43,13 @@ pub(crate) fn of_label(label: &str) -> Option<Treatment> {
         return None;
     }
     let policy = label.split([' ', '(']).next().unwrap_or_default();
-    POLICIES.iter().find(|entry| entry.name == policy)?.treatment
+    entry(policy)?.treatment
 }
 
 #[cfg(test)]
 mod tests {
+    use kv_policies::POLICIES;
+
     use super::*;
 
     #[test]

@@ -5,9 +5,12 @@ use kv_core::{Budget, LayerCache, Room, Selection};
 
 use crate::policy::config::{Config, invalid};
 use crate::{
-    Capabilities, FrozenTokens, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reads,
-    Result, Step, StepPlan, VisibleWindow,
+    Capabilities, Composition, FrozenTokens, LayerContext, Needs, Observation, Plan, Policy,
+    PolicyError, Reads, Result, Step, StepPlan, VisibleWindow,
 };
+
+/// The registry's name.
+pub(crate) const COMBINE: &str = "combine";
 
 /// One policy for the prompt and another for decoding: `{"policy": "combine", "prefill": {...},
 /// "decode": {...}}`, such as SnapKV's choice kept within its budget by H2O.
@@ -30,14 +33,14 @@ impl Combine {
                     "`{part}` is `{}`, whose prompt and decode steps belong together",
                     policy.name()
                 );
-                return Err(PolicyError::InvalidConfig { policy: "combine".into(), reason });
+                return Err(PolicyError::InvalidConfig { policy: COMBINE.into(), reason });
             }
         }
         if prefill.capabilities().renumbers && !decode.capabilities().renumbers {
             let reason = "`rerotate` of `prefill` alone does not hold while decoding, expected it \
                           in `decode`";
             return Err(PolicyError::InvalidConfig {
-                policy: "combine".into(),
+                policy: COMBINE.into(),
                 reason: reason.into(),
             });
         }
@@ -48,7 +51,7 @@ impl Combine {
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
         let mut part = |name: &str| match config.take(name) {
             Some(part) => config.build(&part),
-            None => Err(invalid("combine", format!("`{name}` is missing"))),
+            None => Err(invalid(COMBINE, format!("`{name}` is missing"))),
         };
         Ok(Arc::new(Self::new(part("prefill")?, part("decode")?)?))
     }
@@ -56,12 +59,12 @@ impl Combine {
 
 impl Policy for Combine {
     fn name(&self) -> &'static str {
-        "combine"
+        COMBINE
     }
 
     fn config(&self) -> serde_json::Value {
         serde_json::json!({
-            "policy": "combine",
+            "policy": COMBINE,
             "prefill": self.prefill.config(),
             "decode": self.decode.config(),
         })
@@ -71,8 +74,8 @@ impl Policy for Combine {
         [self.prefill.warnings(layers), self.decode.warnings(layers)].concat()
     }
 
-    fn decode_part(&self) -> Option<&dyn Policy> {
-        Some(&*self.decode)
+    fn composition(&self) -> Composition<'_> {
+        Composition::Combined { prefill: &*self.prefill, decode: &*self.decode }
     }
 
     fn budget(&self) -> Option<Budget> {

@@ -43,14 +43,17 @@ pub use policy::step_plan::{
     Attended, DecodeView, Eviction, EvictionRule, Merge, OwnAttention, OwnUpdate, SlotScores,
     StepAttention, StepOutput, StepPlan, StepUpdate, TokenSlot, VictimChoice,
 };
-pub use policy::{Capabilities, Needs, Plan, Policy};
+pub use policy::{Capabilities, Composition, Needs, Plan, Policy};
 pub use prefill::{Etf, Psaw, PyramidInfer};
 pub use reading::{
     ChannelStatistic, Channels, Choosers, Cis, CisIndex, CisOptions, Compared, Cpe, DoubleSparsity,
     GroupScore, GroupSimilarity, HShare, LastPage, Neighbours, PageBounds, Quest, SetsOf,
     Similarity, TopKOracle, by_importance, copies, share_map,
 };
-pub use registry::{Entry, POLICIES, Treatment, build, build_named};
+pub use registry::description::{Description, describe};
+pub use registry::{
+    Entry, POLICIES, Treatment, build, build_named, entry, leaves_budget_open, with_budget,
+};
 pub use sampling::{
     AnchorRule, BalanceKv, BalanceKvStream, Centring, OfficialList, OfficialWalk, Uniform,
 };

@@ -12,42 +12,27 @@ const LAYERS: &str = "layers";
 
 const FISHER: &str = "fisher";
 
-/// The options as configurations have them, and the weights that were read in their place.
+/// The model whose layers share.
 pub(super) struct FisherLayers<'a> {
     model: &'a str,
-    read: Vec<(Value, Value)>,
 }
 
 impl<'a> FisherLayers<'a> {
     /// For configurations of policies that run on a model.
     pub(super) fn of(model: &'a str) -> Self {
-        Self { model, read: Vec::new() }
+        Self { model }
     }
 
     /// A configuration with weights, in the policies within it too.
     ///
     /// # Errors
     /// Where a file is missing, is none, or is of a model with another number of layers.
-    pub(super) fn resolved(&mut self, mut config: Value) -> anyhow::Result<Value> {
+    pub(super) fn resolved(&self, mut config: Value) -> anyhow::Result<Value> {
         each_layers(&mut config, &mut |layers| {
             let Some(path) = self.file(layers)? else { return Ok(()) };
             let count = ModelConfig::from_name(self.model)?.num_layers;
             let allocation = Fisher::load(&path)?.allocation(count);
-            let weights = json!(allocation.with_context(|| path.display().to_string())?);
-            self.read.push((layers.clone(), weights.clone()));
-            *layers = weights;
-            Ok(())
-        })?;
-        Ok(config)
-    }
-
-    /// A configuration as it was written.
-    pub(super) fn written(&self, mut config: Value) -> anyhow::Result<Value> {
-        each_layers(&mut config, &mut |layers| {
-            let known = self.read.iter().find(|(_, weights)| weights == layers);
-            if let Some((written, _)) = known {
-                *layers = written.clone();
-            }
+            *layers = json!(allocation.with_context(|| path.display().to_string())?);
             Ok(())
         })?;
         Ok(config)

@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use kv_core::Budget;
-use kv_policies::{Cis, Cpe, KvReviver, POLICIES, Policy, build};
+use kv_policies::{
+    Cis, Composition, Cpe, Description, KvReviver, POLICIES, Policy, build, build_named, describe,
+    leaves_budget_open, with_budget,
+};
 use serde_json::{Value, json};
 
 use crate::format;
@@ -17,18 +20,6 @@ use fisher_layers::FisherLayers;
 
 const ONE_TOKEN: &str =
     "a budget of one token would read as 100 % in records; take 2, or 1.0 for all";
-/// The parts of a `combine`.
-const PARTS: [&str; 2] = ["prefill", "decode"];
-
-/// The part of a policy around another, by whichever name; other policies have numbers by these
-/// names.
-const INNER: [&str; 2] = ["evictor", "candidates"];
-
-/// The gates of DuoAttention.
-const GATES: &str = "alpha";
-
-/// Options that name files, which policies read when they are built.
-const FILES: [&str; 2] = ["channels", GATES];
 
 /// A policy to run, and how it appears in records.
 #[derive(Debug, Clone)]
@@ -77,23 +68,20 @@ impl Common {
         budgets: &[Budget],
     ) -> anyhow::Result<Vec<PolicyRun>> {
         let mut policy_runs = vec![PolicyRun::of(&json!({"policy": FULL}))?];
-        let mut fisher = FisherLayers::of(&self.model);
+        let fisher = FisherLayers::of(&self.model);
         for config in configs {
             let written = config.clone();
             let config = fisher.resolved(config)?;
-            let configs = match lacks_budget(&config) {
+            let configs = match leaves_budget_open(&config) {
                 true => budgets.iter().map(|&budget| with_budget(&config, budget)).collect(),
                 false => vec![config],
             };
             for config in configs {
-                let mut policy_run = PolicyRun::of(&config)?;
+                let policy_run = PolicyRun::written(build(&config)?, &written)?;
                 let config = policy_run.policy.config();
                 if policy_run.policy.budget() == Some(Budget::Tokens(1)) {
                     bail!("{ONE_TOKEN}");
                 }
-                let shown = with_files(fisher.written(config.clone())?, &written);
-                policy_run.label = label(&shown)?;
-                policy_run.channels = shown["channels"].as_str().map(Into::into);
                 // Records of two equal policies would be averaged.
                 if policy_runs.iter().all(|known| known.policy.config() != config) {
                     policy_runs.push(policy_run);
@@ -221,9 +209,15 @@ fn named(mut policy_runs: Vec<PolicyRun>, names: &[&str]) -> anyhow::Result<Vec<
 impl PolicyRun {
     /// The policy that a configuration describes.
     pub(crate) fn of(config: &Value) -> anyhow::Result<Self> {
-        let policy = build(config)?;
-        let config = policy.config();
-        Ok(Self { label: label(&config)?, budget: budget(&config), policy, channels: None })
+        Self::written(build(config)?, config)
+    }
+
+    /// A policy, and the configuration that it was built from as the user wrote it.
+    fn written(policy: Arc<dyn Policy>, config: &Value) -> anyhow::Result<Self> {
+        let described = describe(&*policy, config)?;
+        let channels = described.options.get("channels").and_then(Value::as_str);
+        let (channels, budget) = (channels.map(Into::into), described.budget.map(as_number));
+        Ok(Self { label: label(&described), budget, policy, channels })
     }
 
     /// The label and budget, by which records name it.
@@ -260,94 +254,32 @@ impl PolicyRun {
 
     /// The policy of decode steps.
     fn decoding(&self) -> &dyn Any {
-        self.policy.decode_part().unwrap_or(&*self.policy)
-    }
-}
-
-/// A configuration in which files stand by their names, as they were written, not with their
-/// contents.
-fn with_files(mut config: Value, written: &Value) -> Value {
-    for (key, written) in written.as_object().into_iter().flatten() {
-        let Some(own) = config.get_mut(key.as_str()) else { continue };
-        if FILES.contains(&key.as_str()) && written.is_string() {
-            *own = written.clone();
-        } else if written.is_object() {
-            *own = with_files(own.take(), written);
+        match self.policy.composition() {
+            Composition::Combined { decode, .. } => decode,
+            _ => &*self.policy,
         }
     }
-    config
 }
 
-/// Whether a configuration, or a part of one, leaves its budget to `--budget`.
-fn lacks_budget(config: &Value) -> bool {
-    match config["policy"] == "combine" {
-        true => PARTS.iter().any(|part| config[part].is_object() && lacks_budget(&config[part])),
-        false => config.get("budget").is_none(),
+/// A budget as records bear it.
+fn as_number(budget: Budget) -> f64 {
+    match budget {
+        Budget::Tokens(tokens) => tokens as f64,
+        Budget::Ratio(ratio) => ratio,
     }
-}
-
-/// The configuration with a budget wherever there is none.
-fn with_budget(config: &Value, budget: Budget) -> Value {
-    let mut config = config.clone();
-    if config["policy"] == "combine" {
-        for part in PARTS {
-            if config[part].is_object() {
-                config[part] = with_budget(&config[part], budget);
-            }
-        }
-    } else if config.get("budget").is_none() {
-        config["budget"] = json!(budget);
-    }
-    config
-}
-
-/// The budget that a policy's records bear; a combination's is the one of its prompt.
-fn budget(config: &Value) -> Option<f64> {
-    let parts = PARTS.iter().filter_map(|part| config.get(part));
-    config["budget"].as_f64().or_else(|| parts.filter_map(budget).next())
 }
 
 /// Its name and the options that differ from the defaults, `a + b` for a combination, `a(b)` for a
 /// policy around another.
-fn label(config: &Value) -> anyhow::Result<String> {
-    if config["policy"] == "combine" {
-        let [prefill, decode] = PARTS.map(|part| &config[part]);
-        let own = budget(decode).filter(|own| budget(prefill).is_some_and(|other| other != *own));
-        let own = own.map(|own| format!(" budget={}", format::budget(Some(own))));
-        return Ok(format!("{} + {}{}", label(prefill)?, label(decode)?, own.unwrap_or_default()));
+fn label(described: &Description) -> String {
+    if let Some([prefill, decode]) = described.combined.as_deref() {
+        let own = decode.budget.filter(|own| prefill.budget.is_some_and(|other| other != *own));
+        let own = own.map(|own| format!(" budget={}", format::budget(Some(as_number(own)))));
+        return format!("{} + {}{}", label(prefill), label(decode), own.unwrap_or_default());
     }
-    let mut bare = json!({"policy": config["policy"], "budget": config["budget"]});
-    // An option that a policy cannot be without is no departure from its defaults, but its file's
-    // name is shown.
-    if let Some(gates) = config.get(GATES).filter(|gates| gates.is_array() || gates.is_string()) {
-        bare[GATES] = gates.clone();
-    }
-    let default = build(&bare)?.config();
-    let differs = |key: &str| default.get(key) != config.get(key);
-    let inner = |key: &str| INNER.contains(&key) && config[key].is_object();
-    let around = match INNER.into_iter().find(|part| inner(part) && differs(part)) {
-        Some(part) => {
-            let mut inner = config[part].clone();
-            inner["budget"] = config["budget"].clone();
-            format!("({})", label(&inner)?)
-        }
-        None => String::new(),
-    };
-    let options = config.as_object().into_iter().flatten();
-    let options = options.filter(|(key, _)| differs(key) && !inner(key));
-    let options = options.map(|(key, value)| {
-        // Of a part that the default has too, only the options that differ.
-        let value = match (default.get(key), value) {
-            (Some(Value::Object(usual)), Value::Object(own)) => {
-                let own = own.iter().filter(|(key, value)| usual.get(*key) != Some(value));
-                &Value::Object(own.map(|(key, value)| (key.clone(), value.clone())).collect())
-            }
-            _ => value,
-        };
-        format!(" {}", option(key, value))
-    });
-    let name = config["policy"].as_str().unwrap_or_default();
-    Ok(format!("{name}{around}{}", options.collect::<String>()))
+    let inner = described.inner.as_ref().map(|inner| format!("({})", label(inner)));
+    let options = described.options.iter().map(|(key, value)| format!(" {}", option(key, value)));
+    format!("{}{}{}", described.name, inner.unwrap_or_default(), options.collect::<String>())
 }
 
 /// The label of the policy that KeepKV is around, given the label of KeepKV with no options of its
@@ -357,9 +289,12 @@ pub(crate) fn inside_keepkv(label: &str) -> Option<String> {
     if inner.is_some() {
         return inner.map(Into::into);
     }
-    let default = || build(&json!({"policy": label, "budget": 0.5})).ok();
-    let default = (label == "keepkv").then(default).flatten()?.config();
-    default[INNER[0]]["policy"].as_str().map(Into::into)
+    let default =
+        (label == "keepkv").then(|| build_named(label, Budget::Ratio(0.5)).ok()).flatten()?;
+    match default.composition() {
+        Composition::Around { inner, .. } => Some(inner.name().into()),
+        _ => None,
+    }
 }
 
 /// An option as `key=value`, and `key(inner=value)` where the value has options of its own.

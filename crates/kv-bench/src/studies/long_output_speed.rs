@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use kv_models::{Sampling, Session};
+use kv_policies::{Treatment, entry};
 use serde_json::json;
 
 use super::SUITE;
@@ -69,10 +70,13 @@ pub(crate) fn run(
     let policy_runs = PolicyRun::all(&configs)?;
     let mut runs = Vec::new();
     for policy_run in bench.common.select(policy_runs)? {
-        let (limit, window) = match policy_run.policy.name() {
-            "full" => (size.input + size.output, WINDOW),
-            "longflow" => (size.budget, WINDOW),
-            _ => (size.budget, WINDOW.max(size.interval)),
+        let policy = &policy_run.policy;
+        let overwrites =
+            entry(policy.name()).is_some_and(|entry| entry.treatment == Some(Treatment::Overwrite));
+        let (limit, window) = match policy.budget() {
+            None => (size.input + size.output, WINDOW),
+            Some(_) if overwrites => (size.budget, WINDOW),
+            Some(_) => (size.budget, WINDOW.max(size.interval)),
         };
         runs.push(Run { policy_run, limit, window });
     }

@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::Policy;
+use super::evictor::EVICTOR;
 use crate::{PolicyError, Result};
 
 /// What is left of a configuration, of which constructors take their parameters.
@@ -115,7 +116,7 @@ pub(crate) fn config_around(name: &str, options: &impl Serialize, inner: &dyn Po
     if let (Some(config), Some(inner)) = (config.as_object_mut(), inner.as_object_mut()) {
         config.extend(inner.remove("budget").map(|budget| ("budget".into(), budget)));
     }
-    config["evictor"] = inner;
+    config[EVICTOR] = inner;
     config
 }
 

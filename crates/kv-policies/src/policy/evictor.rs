@@ -37,10 +37,13 @@ pub trait EvictionPolicy: Policy {
     fn with_budget(&self, budget: Budget) -> Result<Arc<dyn EvictionPolicy>>;
 }
 
-/// The policy whose evictions another one carries out: the part `evictor` of its configuration,
-/// `default` where there is none, with its budget.
+/// The option that configures a policy's evictor.
+pub(crate) const EVICTOR: &str = "evictor";
+
+/// The policy whose victims another one merges: the part `evictor` of its configuration, `default`
+/// where there is none, with its budget.
 pub(crate) fn evictor_part(config: &mut Config, default: &str) -> Result<Arc<dyn Policy>> {
-    let mut evictor = config.take_part("evictor", Some(default)).unwrap_or_default();
+    let mut evictor = config.take_part(EVICTOR, Some(default)).unwrap_or_default();
     if let (Some(budget), Some(evictor)) = (config.take("budget"), evictor.as_object_mut()) {
         evictor.insert("budget".into(), budget);
     }

@@ -109,6 +109,27 @@ impl Default for Capabilities {
     }
 }
 
+/// The policies that a policy is made of.
+#[derive(Debug, Clone, Copy)]
+pub enum Composition<'a> {
+    /// It is made of no others.
+    None,
+    /// It asks another one for scores or victims, within its own budget.
+    Around {
+        /// The option that configures the inner policy.
+        option: &'static str,
+        /// The inner policy.
+        inner: &'a dyn Policy,
+    },
+    /// One policy chooses from prompts, another one decodes.
+    Combined {
+        /// The policy of prompts.
+        prefill: &'a dyn Policy,
+        /// The policy of decode steps.
+        decode: &'a dyn Policy,
+    },
+}
+
 /// What a policy keeps of a prompt.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -157,9 +178,9 @@ pub trait Policy: Any + Debug + Send + Sync {
         None
     }
 
-    /// The policy of the decode steps, where a part of this one has them alone.
-    fn decode_part(&self) -> Option<&dyn Policy> {
-        None
+    /// The policies that this one is made of.
+    fn composition(&self) -> Composition<'_> {
+        Composition::None
     }
 
     /// What prefill must compute for [`Self::select`] and [`Self::init_cache`].

@@ -14,11 +14,12 @@ use serde_json::Value;
 
 use crate::policy::attention_scores::window_attention;
 use crate::policy::config::{Config, config_around};
-use crate::policy::evictor::{evictor_of, evictor_part};
+use crate::policy::evictor::{EVICTOR, evictor_of, evictor_part};
 use crate::policy::generator::generator;
 use crate::{
-    Attended, Capabilities, Eviction, EvictionPolicy, LayerContext, Merge, Needs, Observation,
-    Plan, Policy, PolicyError, Reduction, Result, Scorer, Step, StepPlan, StreamingLlm,
+    Attended, Capabilities, Composition, Eviction, EvictionPolicy, LayerContext, Merge, Needs,
+    Observation, Plan, Policy, PolicyError, Reduction, Result, Scorer, Step, StepPlan,
+    StreamingLlm,
 };
 
 const NAME: &str = "cam";
@@ -230,6 +231,10 @@ impl Policy for Cam {
 
     fn budget(&self) -> Option<Budget> {
         self.evictor.budget()
+    }
+
+    fn composition(&self) -> Composition<'_> {
+        Composition::Around { option: EVICTOR, inner: &*self.evictor }
     }
 
     fn needs(&self) -> Needs {

@@ -13,10 +13,10 @@ use serde_json::Value;
 
 use crate::merging::merge_groups::Groups;
 use crate::policy::config::{Config, config_around};
-use crate::policy::evictor::{evictor_of, evictor_part};
+use crate::policy::evictor::{EVICTOR, evictor_of, evictor_part};
 use crate::{
-    Attended, Capabilities, Eviction, EvictionPolicy, H2o, LayerContext, Merge, Needs, Observation,
-    Observed, Plan, Policy, PolicyError, Result, Scorer, Step, StepPlan,
+    Attended, Capabilities, Composition, Eviction, EvictionPolicy, H2o, LayerContext, Merge, Needs,
+    Observation, Observed, Plan, Policy, PolicyError, Result, Scorer, Step, StepPlan,
 };
 
 const NAME: &str = "d2o";
@@ -183,6 +183,10 @@ impl Policy for D2o {
 
     fn budget(&self) -> Option<Budget> {
         self.evictor.budget()
+    }
+
+    fn composition(&self) -> Composition<'_> {
+        Composition::Around { option: EVICTOR, inner: &*self.evictor }
     }
 
     fn needs(&self) -> Needs {

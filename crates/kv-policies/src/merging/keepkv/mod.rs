@@ -18,10 +18,10 @@ use kv_kernels::{DecodeAttentionOptions, KeyRule, MergeOptions, StepScores};
 use serde_json::Value;
 
 use crate::policy::config::{Config, config_around};
-use crate::policy::evictor::{evictor_of, evictor_part};
+use crate::policy::evictor::{EVICTOR, evictor_of, evictor_part};
 use crate::{
-    Attended, Capabilities, Eviction, EvictionPolicy, LayerContext, Merge, Needs, Observation,
-    Plan, Policy, PolicyError, RecentAttention, Result, Scorer, Step, StepPlan,
+    Attended, Capabilities, Composition, Eviction, EvictionPolicy, LayerContext, Merge, Needs,
+    Observation, Plan, Policy, PolicyError, RecentAttention, Result, Scorer, Step, StepPlan,
 };
 
 pub use archive::{Archive, Transfers};
@@ -120,6 +120,10 @@ impl Policy for KeepKv {
 
     fn budget(&self) -> Option<Budget> {
         self.evictor.budget()
+    }
+
+    fn composition(&self) -> Composition<'_> {
+        Composition::Around { option: EVICTOR, inner: &*self.evictor }
     }
 
     fn needs(&self) -> Needs {

@@ -14,8 +14,8 @@ use crate::policy::ends::protected;
 use crate::policy::generator::generator;
 use crate::policy::notice::warn_once;
 use crate::{
-    Capabilities, EvictionPolicy, LayerContext, Needs, Observation, Plan, Policy, PolicyError,
-    Reduction, Result, StepPlan,
+    Capabilities, Composition, EvictionPolicy, LayerContext, Needs, Observation, Plan, Policy,
+    PolicyError, Reduction, Result, StepPlan,
 };
 use parts::{Parts, Shares, least};
 
@@ -23,6 +23,8 @@ pub use sketch::{Sketch, SketchHead, SketchOptions};
 pub use steps::SketchedOutput;
 
 const NAME: &str = "kvreviver";
+/// The option that configures the policy which scores prompts.
+const CANDIDATES: &str = "candidates";
 /// Options of policies that are none of `candidates`, which score prompts: how much is kept, where,
 /// and when.
 const FOREIGN: [&str; 4] = ["budget", "layers", "decode", "interval"];
@@ -287,7 +289,7 @@ fn group(observation: &Observation<'_>) -> usize {
 
 /// The policy that scores prompts, by name or configuration without a budget.
 fn candidates(config: &mut Config) -> Result<Option<Arc<dyn EvictionPolicy>>> {
-    let Some(mut candidates) = config.take_part("candidates", None) else { return Ok(None) };
+    let Some(mut candidates) = config.take_part(CANDIDATES, None) else { return Ok(None) };
     if let Some(candidates) = candidates.as_object_mut() {
         if let Some(key) = FOREIGN.iter().find(|key| candidates.contains_key(**key)) {
             let reason = format!(
@@ -318,13 +320,20 @@ impl Policy for KvReviver {
             if let Some(inner) = inner.as_object_mut() {
                 FOREIGN.iter().for_each(|key| drop(inner.remove(*key)));
             }
-            config["candidates"] = inner;
+            config[CANDIDATES] = inner;
         }
         config
     }
 
     fn budget(&self) -> Option<Budget> {
         Some(self.options.budget)
+    }
+
+    fn composition(&self) -> Composition<'_> {
+        match &self.candidates {
+            Some(candidates) => Composition::Around { option: CANDIDATES, inner: &**candidates },
+            None => Composition::None,
+        }
     }
 
     fn needs(&self) -> Needs {

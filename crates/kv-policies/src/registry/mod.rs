@@ -1,11 +1,13 @@
 //! Policies by name, from JSON.
 
+pub(crate) mod description;
+
 use std::sync::Arc;
 
 use kv_core::Budget;
 use serde_json::Value;
 
-use crate::combine::Combine;
+use crate::combine::{COMBINE, Combine};
 use crate::full::Full;
 use crate::keep_top::build::family;
 use crate::keep_top::{
@@ -37,6 +39,9 @@ pub struct Entry {
     build: fn(&mut Config) -> Result<Arc<dyn Policy>>,
 }
 
+/// The options of `combine` that hold policies.
+const PARTS: [&str; 2] = ["prefill", "decode"];
+
 /// What a policy does with slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Treatment {
@@ -55,15 +60,24 @@ pub enum Treatment {
 }
 
 impl Entry {
+    /// Options without which a name and a budget make no policy.
+    pub fn required(&self) -> &'static [&'static str] {
+        match self.name {
+            COMBINE => &PARTS,
+            "duo-attention" => &["alpha"],
+            _ => &[],
+        }
+    }
+
     /// Whether a name and a budget make a policy: others need to be told more.
     pub fn needs_no_more(&self) -> bool {
-        self.example().is_none()
+        self.required().is_empty()
     }
 
     /// For those that need more, a configuration that has it.
     pub fn example(&self) -> Option<&'static str> {
         match self.name {
-            "combine" => Some(
+            COMBINE => Some(
                 r#"{"policy": "combine", "prefill": {"policy": "snapkv"}, "decode": {"policy": "h2o"}}"#,
             ),
             "duo-attention" => Some(r#"{"policy": "duo-attention", "alpha": "GATES.json"}"#),
@@ -328,7 +342,7 @@ pub const POLICIES: &[Entry] = &[
         build: Cpe::from_config,
     },
     Entry {
-        name: "combine",
+        name: COMBINE,
         treatment: None,
         summary: "one policy for the prompt, another for decoding",
         paper: "",
@@ -365,7 +379,7 @@ pub fn build(config: &Value) -> Result<Arc<dyn Policy>> {
     let Some(Value::String(name)) = map.remove("policy") else {
         return Err(invalid("?", "`policy` is missing".into()));
     };
-    let entry = POLICIES.iter().find(|entry| entry.name == name).ok_or_else(|| unknown(&name))?;
+    let entry = entry(&name).ok_or_else(|| unknown(&name))?;
     let mut config = Config::new(map, build);
     let policy = (entry.build)(&mut config).map_err(|error| with_example(error, entry))?;
     match config.first_left() {
@@ -384,6 +398,38 @@ fn with_example(error: PolicyError, entry: &Entry) -> PolicyError {
         }
         (error, _) => error,
     }
+}
+
+/// The policy of this name in the registry.
+pub fn entry(name: &str) -> Option<&'static Entry> {
+    POLICIES.iter().find(|entry| entry.name == name)
+}
+
+/// Whether a configuration, or a part of one, gives no budget.
+pub fn leaves_budget_open(config: &Value) -> bool {
+    match config["policy"] == COMBINE {
+        true => PARTS
+            .iter()
+            .map(|part| &config[part])
+            .filter(|part| part.is_object())
+            .any(leaves_budget_open),
+        false => config.get("budget").is_none(),
+    }
+}
+
+/// The configuration with a budget wherever it gives none.
+pub fn with_budget(config: &Value, budget: Budget) -> Value {
+    let mut config = config.clone();
+    if config["policy"] == COMBINE {
+        for part in PARTS {
+            if config[part].is_object() {
+                config[part] = with_budget(&config[part], budget);
+            }
+        }
+    } else if let Some(map) = config.as_object_mut() {
+        map.entry("budget").or_insert_with(|| serde_json::json!(budget));
+    }
+    config
 }
 
 /// Builds a policy with its paper's defaults.
