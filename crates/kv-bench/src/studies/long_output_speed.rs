@@ -171,7 +171,7 @@ fn time(bench: &ModelBench<'_>, size: &Size, run: &Run, batch: usize) -> anyhow:
         }
         let length = (size.input + generated).min(last);
         session.assume(length.saturating_sub(session.cache().seen[0]))?;
-        let mut decoder = session.decoder(&vec![Sampling::greedy(); batch])?.ahead();
+        let mut decoder = session.decoder(&vec![Sampling::greedy(); batch])?.overlapped();
         for _ in 0..WARM_UP {
             decoder.next_tokens()?;
         }

@@ -23,8 +23,8 @@ impl SnapKv {
 
 /// AdaKV from its configuration.
 pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-    preset::<SnapKv>("adakv", config, |family, scorer| {
-        family.heads = HeadAllocation::Ada { floor: FLOOR };
+    preset::<SnapKv>("adakv", config, |options, scorer| {
+        options.heads = HeadAllocation::Ada { floor: FLOOR };
         *scorer = SnapKv::of_ada_kv();
     })
 }

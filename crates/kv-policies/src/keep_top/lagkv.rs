@@ -2,7 +2,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use kv_core::{rank, read_f32};
 use serde::{Deserialize, Serialize};
 
-use crate::{Decoding, FamilyDefaults, Observation, Result, Scorer};
+use crate::{Decoding, KeepTopDefaults, Observation, Result, Scorer};
 
 /// LagKV (Liang et al., 2025, section 3): behind the sinks, the prompt is cut into chunks of `lag`
 /// tokens; each chunk is normalised per channel by the range of the next one, and a token's score
@@ -61,8 +61,8 @@ impl Scorer for LagKv {
         Decoding::Rescore { window: 0, raw_queries: 0 }
     }
 
-    fn defaults() -> FamilyDefaults {
-        FamilyDefaults { sinks: 4, interval: 128, ..FamilyDefaults::default() }
+    fn defaults() -> KeepTopDefaults {
+        KeepTopDefaults { sinks: 4, interval: 128, ..KeepTopDefaults::default() }
     }
 }
 

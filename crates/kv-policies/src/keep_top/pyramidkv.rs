@@ -16,7 +16,7 @@ const BETA: f64 = 20.0;
 
 /// PyramidKV from its configuration.
 pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-    preset::<SnapKv>("pyramidkv", config, |family, _| {
-        family.layers = LayerAllocation::Pyramid { beta: BETA };
+    preset::<SnapKv>("pyramidkv", config, |options, _| {
+        options.layers = LayerAllocation::Pyramid { beta: BETA };
     })
 }

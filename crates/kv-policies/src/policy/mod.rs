@@ -39,7 +39,7 @@ use kv_core::{Budget, CacheOptions, LayerCache, NUMERATORS, Room, Selection};
 use error::Result;
 use evictor::EvictionPolicy;
 use lists::SlotList;
-use observation::{LayerContext, Observation, Observed};
+use observation::{LayerContext, Observation, OwnedObservation};
 use prompt::{FrozenTokens, VisibleWindow};
 use reads::Reads;
 use step::Step;
@@ -249,8 +249,8 @@ pub trait Policy: Any + Debug + Send + Sync {
         !cache.options().growable && self.plan(layer, cache).is_ok_and(|plan| plan.recordable)
     }
 
-    /// One decode step: runs its plan. Returns the attention output `[B, Hq, D]`. A policy has its own
-    /// where it checks the step before anything changes.
+    /// One decode step: runs its plan. Returns the attention output `[B, Hq, D]`. A policy has its
+    /// own where it checks the step before anything changes.
     ///
     /// # Errors
     /// [`crate::PolicyError`]; a full cache is one.
@@ -326,7 +326,7 @@ pub trait Policy: Any + Debug + Send + Sync {
     /// As [`Self::select`].
     fn prefill_layers(
         &self,
-        layers: &[Observed],
+        layers: &[OwnedObservation],
         new_tokens: usize,
         options: CacheOptions,
     ) -> Result<Vec<LayerCache>> {

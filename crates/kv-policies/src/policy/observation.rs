@@ -135,7 +135,7 @@ impl<'a> Observation<'a> {
 /// An observation that outlives the pass that made it, for policies that compress all layers
 /// together.
 #[derive(Debug, Clone)]
-pub struct Observed {
+pub struct OwnedObservation {
     layer: LayerContext,
     keys: Tensor<4>,
     values: Tensor<4>,
@@ -148,7 +148,7 @@ pub struct Observed {
     seeds: Vec<u64>,
 }
 
-impl Observed {
+impl OwnedObservation {
     /// An observation with what `needs` names of it.
     pub fn new(observation: &Observation<'_>, needs: Needs) -> Self {
         // A copy: a view would keep all queries alive.

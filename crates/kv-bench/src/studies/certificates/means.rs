@@ -98,7 +98,7 @@ impl Means {
             Some((metric, shares.reduce(f64::max)?))
         };
         let worst = [
-            worst(metric::VACUOUS, |verdicts| verdicts.vacuous),
+            worst(metric::BOUND_GT_1_SHARE, |verdicts| verdicts.vacuous),
             worst(metric::BROKEN, |verdicts| verdicts.broken),
         ];
         means.chain(worst.into_iter().flatten()).collect()
@@ -113,21 +113,21 @@ mod tests {
     #[test]
     fn heads_add_up_to_layers() {
         let (mut first, mut second) = (Means::default(), Means::default());
-        first.take(metric::HIDDEN_MASS, 0.5);
+        first.take(metric::WINDOW_DROPPED_MASS, 0.5);
         first.judge(Bound::Hidden, 0.5, [0.25, 0.25]);
         first.judge(Bound::Dropped, 0.5, [1.5, 0.5]);
         for _ in 0..3 {
-            second.take(metric::HIDDEN_MASS, 0.1);
+            second.take(metric::WINDOW_DROPPED_MASS, 0.1);
             second.judge(Bound::Hidden, 0.1, [1.0, 0.1]);
         }
         let mut layer = Means::default();
         layer.add(&first);
         layer.add(&second);
-        assert!((layer.of(metric::HIDDEN_MASS).unwrap() - 0.2).abs() < 1e-12);
-        assert_eq!(layer.of(metric::MOVED_MASS), None);
+        assert!((layer.of(metric::WINDOW_DROPPED_MASS).unwrap() - 0.2).abs() < 1e-12);
+        assert_eq!(layer.of(metric::FROZEN_KEY_TV), None);
         // A quarter of the bounds on hidden attention are broken, and the bound on dropped
         // attention is vacuous.
-        assert_eq!(layer.all()[1..], [(metric::VACUOUS, 1.0), (metric::BROKEN, 0.25)]);
+        assert_eq!(layer.all()[1..], [(metric::BOUND_GT_1_SHARE, 1.0), (metric::BROKEN, 0.25)]);
         assert!(layer.bounds() && Means::default().all().is_empty());
     }
 }

@@ -16,7 +16,7 @@ use crate::policy::config::{Config, config_around};
 use crate::policy::evictor::{EVICTOR, evictor_of, evictor_part};
 use crate::{
     Attended, Capabilities, Composition, Eviction, EvictionPolicy, H2o, LayerContext, Merge, Needs,
-    Observation, Observed, Plan, Policy, PolicyError, Result, Scorer, Step, StepPlan,
+    Observation, OwnedObservation, Plan, Policy, PolicyError, Result, Scorer, Step, StepPlan,
 };
 
 const NAME: &str = "d2o";
@@ -222,7 +222,7 @@ impl Policy for D2o {
 
     fn prefill_layers(
         &self,
-        layers: &[Observed],
+        layers: &[OwnedObservation],
         new_tokens: usize,
         options: CacheOptions,
     ) -> Result<Vec<LayerCache>> {

@@ -164,7 +164,7 @@ impl Policy for KeepKv {
             let rebuilt = StepPlan::attend_with(move |cache, query, step| {
                 self.keep_newest(cache, step, &query)?;
                 self.rebuild(layer, cache, step)?;
-                self.look_ahead(layer, cache);
+                self.prefetch_if_due(layer, cache);
                 Ok(cache.attend(query, DecodeAttentionOptions::default())?.output)
             });
             return Ok(rebuilt.recordable(false));
@@ -199,7 +199,7 @@ impl Merge for KeepKv {
             return Ok(None);
         }
         let due = self.merge_due(cache, attended, None)?;
-        self.look_ahead(layer, cache);
+        self.prefetch_if_due(layer, cache);
         Ok(due)
     }
 }
@@ -218,8 +218,8 @@ impl KeepKv {
         taken.then(|| self.step_scores(attended))
     }
 
-    /// Merges what is due, behind averages of `scores` where these are not taken yet; returns what is
-    /// to be dropped then.
+    /// Merges the victims, behind averages of `scores` where these are not taken yet. Returns the
+    /// slots to drop.
     fn merge_due(
         &self,
         cache: &mut LayerCache,

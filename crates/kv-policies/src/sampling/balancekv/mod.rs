@@ -19,7 +19,9 @@ use crate::policy::config::{Config, config_of, invalid};
 use crate::policy::fill;
 use crate::policy::generator::generator;
 use crate::sampling::exact_ends::exact_ends;
-use crate::{Capabilities, Needs, Observation, Observed, Plan, Policy, PolicyError, Result};
+use crate::{
+    Capabilities, Needs, Observation, OwnedObservation, Plan, Policy, PolicyError, Result,
+};
 
 pub use anchors::AnchorRule;
 use anchors::{by_block_mean, by_key_diff, without};
@@ -184,7 +186,7 @@ impl Policy for BalanceKv {
 
     fn prefill_layers(
         &self,
-        layers: &[Observed],
+        layers: &[OwnedObservation],
         new_tokens: usize,
         options: CacheOptions,
     ) -> Result<Vec<LayerCache>> {

@@ -72,8 +72,8 @@ pub struct KvReviverOptions {
     #[serde(default = "exact_share")]
     pub candidate: f64,
     /// Share of the sketch.
-    #[serde(default = "vague_share")]
-    pub vague: f64,
+    #[serde(default = "sketch_share", alias = "vague")]
+    pub sketch_share: f64,
     /// `r`
     #[serde(default = "buckets")]
     pub buckets: usize,
@@ -97,7 +97,7 @@ fn exact_share() -> f64 {
     0.45
 }
 
-fn vague_share() -> f64 {
+fn sketch_share() -> f64 {
     0.1
 }
 
@@ -121,7 +121,7 @@ impl KvReviverOptions {
             layers: LayerAllocation::Uniform,
             recent: exact_share(),
             candidate: exact_share(),
-            vague: vague_share(),
+            sketch_share: sketch_share(),
             buckets: buckets(),
             slack: slack(),
             replace_rate: replace_rate(),
@@ -131,7 +131,7 @@ impl KvReviverOptions {
     }
 
     fn shares(&self) -> Shares {
-        Shares { recent: self.recent, candidate: self.candidate, vague: self.vague }
+        Shares { recent: self.recent, candidate: self.candidate, sketch: self.sketch_share }
     }
 }
 
@@ -243,7 +243,7 @@ impl KvReviver {
     /// tokens are kept exactly.
     pub fn sketch_load(&self, prompt: usize) -> Option<f64> {
         let slots = self.options.budget.resolve(prompt) as f64;
-        let (entries, buckets) = (slots * self.options.vague, self.options.buckets as f64);
+        let (entries, buckets) = (slots * self.options.sketch_share, self.options.buckets as f64);
         let sketched = prompt as f64 - (slots - entries);
         (sketched > 0.0).then(|| buckets * sketched / entries.max(buckets))
     }
@@ -375,7 +375,7 @@ impl Policy for KvReviver {
     fn plan(&self, _layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {
         Ok(StepPlan::attend_with(|cache, query, step| {
             let attended = Sketch::of(cache)?.attend(cache, query, &step.position)?;
-            Sketch::revise(cache, attended.logits, step.position.clone())?;
+            Sketch::update(cache, attended.logits, step.position.clone())?;
             Ok(attended.output)
         }))
     }

@@ -187,7 +187,7 @@ impl Archive {
 
     /// Begins to copy everything back to the device; [`Self::fetch`] then waits for no more than
     /// what is left to do.
-    pub fn fetch_ahead(&mut self) {
+    pub fn prefetch(&mut self) {
         for run in &mut self.runs {
             run.ahead = Some(run.upload(&self.device));
         }
@@ -394,7 +394,7 @@ fn joined(mut segments: Vec<OnDevice>) -> Option<OnDevice> {
 
 /// Begins to copy tokens to the host.
 fn download(tokens: OnDevice) -> Coming<Segment<TensorData>> {
-    fn held(
+    fn in_host_memory(
         data: std::result::Result<TensorData, impl ToString>,
     ) -> std::result::Result<TensorData, String> {
         let data = data.map_err(|error| error.to_string())?;
@@ -405,9 +405,9 @@ fn download(tokens: OnDevice) -> Coming<Segment<TensorData>> {
     }
     Coming::start(Direction::ToHost, move || {
         Ok(Segment {
-            keys: held(tokens.keys.try_into_data())?,
-            values: held(tokens.values.try_into_data())?,
-            positions: held(tokens.positions.try_into_data())?,
+            keys: in_host_memory(tokens.keys.try_into_data())?,
+            values: in_host_memory(tokens.values.try_into_data())?,
+            positions: in_host_memory(tokens.positions.try_into_data())?,
         })
     })
 }

@@ -59,7 +59,7 @@ pub struct Sketch {
     /// `[B * Hkv * tokens]`: what tokens in the sketch have accumulated, [`ABSENT`] for all others.
     pub(super) scores: Tensor<1>,
     /// `[B * Hkv, 2]`
-    pub(super) moved: Tensor<2, Int>,
+    pub(super) counters: Tensor<2, Int>,
     /// `[B * Hkv, 6]`, as the kernels have it.
     pub(super) table: Tensor<2, Int>,
     pub(super) hashes: SketchHashes,
@@ -69,7 +69,7 @@ pub struct Sketch {
 pub(super) struct SketchParts<'a> {
     pub(super) pool: SketchPool<'a>,
     pub(super) scores: &'a mut Tensor<1>,
-    pub(super) moved: &'a mut Tensor<2, Int>,
+    pub(super) counters: &'a mut Tensor<2, Int>,
 }
 
 impl Sketch {
@@ -113,7 +113,7 @@ impl Sketch {
         }
         let entries = heads.iter().map(|head| head.entries * options.buckets).sum::<usize>().max(1);
         let zeros = || zero_rows(entries, head_dim, device, DType::F32);
-        let moved = Tensor::<1, Int>::zeros([heads.len() * 2], (device, DType::I32));
+        let counters = Tensor::<1, Int>::zeros([heads.len() * 2], (device, DType::I32));
         Ok(Self {
             options,
             tokens,
@@ -121,7 +121,7 @@ impl Sketch {
             keys: zeros(),
             values: zeros(),
             scores: Tensor::full([heads.len() * tokens.max(1)], ABSENT, (device, DType::F32)),
-            moved: moved.reshape([heads.len(), 2]),
+            counters: counters.reshape([heads.len(), 2]),
             table: table(&heads, tokens, options.buckets, device),
             hashes: SketchHashes::seeded(seeds, options.buckets, device),
             seeds: seeds.to_vec(),
@@ -242,9 +242,9 @@ impl Sketch {
     ///
     /// # Errors
     /// [`Error::Read`].
-    pub fn read_moved(&self) -> Result<Vec<[usize; 2]>> {
-        let moved = read_i32("moves of a sketch", self.moved.clone())?;
-        Ok(moved.chunks(2).map(|pair| [pair[0] as usize, pair[1] as usize]).collect())
+    pub fn read_counters(&self) -> Result<Vec<[usize; 2]>> {
+        let counters = read_i32("moves of a sketch", self.counters.clone())?;
+        Ok(counters.chunks(2).map(|pair| [pair[0] as usize, pair[1] as usize]).collect())
     }
 
     /// Bytes of entries.
@@ -332,7 +332,7 @@ impl Sketch {
                 signed_keys: self.options.signed_keys,
             },
             scores: &mut self.scores,
-            moved: &mut self.moved,
+            counters: &mut self.counters,
         }
     }
 
@@ -371,7 +371,7 @@ impl Sketch {
             keys: entries(|part| &part.keys),
             values: entries(|part| &part.values),
             scores: Tensor::cat(parts.iter().map(|part| part.scores.clone()).collect(), 0),
-            moved: Tensor::cat(parts.iter().map(|part| part.moved.clone()).collect(), 0),
+            counters: Tensor::cat(parts.iter().map(|part| part.counters.clone()).collect(), 0),
             table: table(&heads, tokens, options.buckets, &device),
             hashes: SketchHashes::seeded(&seeds, options.buckets, &device),
             seeds,
@@ -391,7 +391,7 @@ impl Sketch {
             keys: packed(self.keys.clone().to_device(device)),
             values: packed(self.values.clone().to_device(device)),
             scores: self.scores.clone().to_device(device),
-            moved: ints(&self.moved),
+            counters: ints(&self.counters),
             table: table(&self.heads, self.tokens, self.options.buckets, device),
             hashes: SketchHashes::seeded(&self.seeds, self.options.buckets, device),
         }
@@ -411,7 +411,7 @@ impl Clone for Sketch {
             keys: rows(&self.keys),
             values: rows(&self.values),
             scores: self.scores.clone().mul_scalar(1.0),
-            moved: self.moved.clone().add_scalar(0),
+            counters: self.counters.clone().add_scalar(0),
             table: self.table.clone(),
             hashes: self.hashes.clone(),
         }
