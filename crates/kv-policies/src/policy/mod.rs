@@ -10,8 +10,8 @@
 //! * [`attention_scores`]: attention of the last queries, pooled and reduced.
 //! * [`ends`]: first and last tokens that always stay.
 //! * [`config`]: parameters from and to JSON.
-//! * [`state_tensors`], [`generator`], [`notice`], [`error`]: state in f32, random numbers,
-//!   warnings, errors.
+//! * [`state_tensors`], [`sentinels`], [`generator`], [`notice`], [`error`]: state in f32, values that
+//!   are no numbers, random numbers, warnings, errors.
 
 pub(crate) mod attention_scores;
 pub(crate) mod board;
@@ -25,6 +25,7 @@ pub(crate) mod notice;
 pub(crate) mod observation;
 pub(crate) mod prompt;
 pub(crate) mod reads;
+pub(crate) mod sentinels;
 pub(crate) mod state_tensors;
 pub(crate) mod step;
 pub(crate) mod step_plan;

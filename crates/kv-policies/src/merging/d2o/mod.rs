@@ -14,6 +14,7 @@ use serde_json::Value;
 use crate::merging::merge_groups::Groups;
 use crate::policy::config::{Config, config_around};
 use crate::policy::evictor::{EVICTOR, evictor_of, evictor_part};
+use crate::policy::sentinels::NO_THRESHOLD;
 use crate::{
     Attended, Capabilities, Composition, Eviction, EvictionPolicy, H2o, LayerContext, Merge, Needs,
     Observation, OwnedObservation, Plan, Policy, PolicyError, Result, Scorer, Step, StepPlan,
@@ -22,8 +23,6 @@ use crate::{
 const NAME: &str = "d2o";
 /// State of each sequence's threshold, `[B, 1, 1]`.
 const THRESHOLD: &str = "threshold";
-/// The threshold of a sequence that has had no victims: below all cosines.
-const NONE_YET: f32 = -2.0;
 
 /// D2O (Wan et al., 2024): each victim of H2O is merged into the kept slot of the most similar key,
 /// if the cosine reaches a threshold, else dropped. The threshold starts as the mean of the
@@ -102,7 +101,7 @@ impl D2o {
         let device = cache.options().device.clone();
         let mut groups = Groups::of_prompts(selection, tokens, &device)?;
         if groups.is_empty() {
-            let none_yet = Tensor::full([batch, 1, 1], NONE_YET, (&device, DType::F32));
+            let none_yet = Tensor::full([batch, 1, 1], NO_THRESHOLD, (&device, DType::F32));
             cache.set_state(THRESHOLD, none_yet);
             return Ok(());
         }
@@ -132,8 +131,8 @@ impl D2o {
         let totals = Tensor::<1>::from_data(totals.as_slice(), (&device, DType::F32));
         let totals = totals.reshape([batch, 1, 1]);
         let sums = cosines.clone().sum_dim(2).sum_dim(1);
-        let thresholds =
-            (sums / totals.clone().clamp_min(1.0)).mask_fill(totals.equal_scalar(0.0), NONE_YET);
+        let thresholds = (sums / totals.clone().clamp_min(1.0))
+            .mask_fill(totals.equal_scalar(0.0), NO_THRESHOLD);
         cache.set_state(THRESHOLD, thresholds.clone());
         let decides = match self.options.official {
             // The authors decide by victims' ranks, for all heads together.
