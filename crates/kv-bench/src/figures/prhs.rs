@@ -428,8 +428,10 @@ mod tests {
             let holds = observed.iter().zip(&bound).all(|(observed, bound)| observed <= bound);
             assert!(holds, "{policy}: {observed:?} above {bound:?}");
             assert!(of(policy, metric::BROKEN).iter().all(|broken| *broken == 0.0), "{policy}");
-            let vacuous = of(policy, metric::BOUND_GT_1_SHARE);
-            assert!(!vacuous.is_empty() && vacuous.iter().all(|share| (0.0..=1.0).contains(share)));
+            let above_one = of(policy, metric::BOUND_GT_1_SHARE);
+            assert!(
+                !above_one.is_empty() && above_one.iter().all(|share| (0.0..=1.0).contains(share))
+            );
         }
         // Not all of them for want of anything to say.
         assert!(of("psaw", metric::WINDOW_DROPPED_BOUND).iter().any(|bound| *bound < 0.9));

@@ -35,7 +35,7 @@ pub(crate) struct Size {
 const PROMPT: usize = 32;
 /// Lengths at which steps are timed.
 const POINTS: usize = 8;
-/// Steps that are timed, and steps before them, of which one is recorded as a graph.
+/// Steps that are timed, and steps before them; one of the latter is recorded as a graph.
 const WINDOW: usize = 64;
 const WARM_UP: usize = 6;
 /// One policy's measurements.

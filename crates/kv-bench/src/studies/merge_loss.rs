@@ -1,7 +1,7 @@
 //! The error of the log-sum-exp of a prompt's last query that merges cause (KeepKV, figure 2 c):
-//! the log-sum-exp of the compressed cache, weights included, less that of all tokens. Evictions
-//! lose what they drop; merges that count their tokens as one slot lose the attention to all but
-//! one of them (theorem 2).
+//! the log-sum-exp of the compressed cache, weights included, less the log-sum-exp of all tokens.
+//! Evictions lose the attention of dropped tokens; merges that count their tokens as one slot lose
+//! the attention to all but one of them (theorem 2).
 
 use anyhow::Context;
 use burn::tensor::Tensor;

@@ -279,8 +279,8 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Records a step without running it: what the host did for it is undone. `None` where there
-    /// can be no further step, as in a cache that is full by now; the next one says why.
+    /// Records a step without running it: the host's part of it is undone. `None` where there can
+    /// be no further step, as in a cache that is full by now; the next step says why.
     fn record(&mut self, recording: Recording) -> Result<Option<Recorded>> {
         let (before, logits) = (self.session.cache.mirror(), self.session.logits.clone());
         let (drawn, graph) = recording.record(|| self.device_step())?;

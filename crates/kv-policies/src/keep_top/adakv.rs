@@ -1,6 +1,6 @@
 //! AdaKV (Feng et al., 2024): [`SnapKv`] whose heads compete for a layer's slots by their scores.
 //! Each head keeps the share `floor` of an equal budget for its own best tokens, the safeguard of
-//! the paper; `floor = 0.2` is that of the authors' code.
+//! the paper; `floor = 0.2` is the authors' code's.
 
 use std::sync::Arc;
 

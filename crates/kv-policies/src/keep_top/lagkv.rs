@@ -67,8 +67,8 @@ impl Scorer for LagKv {
 }
 
 impl LagKv {
-    /// One head's scores: rank within the chunk over `lag`, below 1; above it what is always kept,
-    /// sinks first, then the newest.
+    /// One head's scores: rank within the chunk over `lag`, below 1. Tokens that always stay have
+    /// scores above 1: sinks the highest, then the newest.
     fn score(&self, keys: &[f32], values: &[f32], tokens: usize, head_dim: usize) -> Vec<f32> {
         let mut scores: Vec<f32> =
             (0..tokens).map(|token| 1.0 + token as f32 / tokens as f32).collect();

@@ -100,7 +100,7 @@ impl<S: Scorer> KeepTop<S> {
         Ok(())
     }
 
-    /// A prompt's scores, those of sinks and recents beyond all others, and how many these are.
+    /// A prompt's scores, with sinks and recents beyond all others, and the numbers of these.
     fn prompt_scores(
         &self,
         observation: &Observation<'_>,

@@ -1,6 +1,6 @@
 //! PyramidKV (Cai et al., 2024): [`SnapKv`] whose layers share the budget as a pyramid. Slots per
 //! head fall linearly with depth, from `2 b - b / beta` to `b / beta` of a mean budget `b`
-//! (equation 3); `beta = 20` is that of the authors' code.
+//! (equation 3); `beta = 20` is the authors' code's.
 
 use std::sync::Arc;
 

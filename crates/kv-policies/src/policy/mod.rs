@@ -10,8 +10,8 @@
 //! * [`attention_scores`]: attention of the last queries, pooled and reduced.
 //! * [`ends`]: first and last tokens that always stay.
 //! * [`config`]: parameters from and to JSON.
-//! * [`state_tensors`], [`sentinels`], [`generator`], [`notice`], [`error`]: state in f32, values that
-//!   are no numbers, random numbers, warnings, errors.
+//! * [`state_tensors`], [`sentinels`], [`generator`], [`notice`], [`error`]: state in f32, values
+//!   that are no numbers, random numbers, warnings, errors.
 
 pub(crate) mod attention_scores;
 pub(crate) mod board;
@@ -138,8 +138,8 @@ pub struct Plan {
     pub selection: Selection,
     /// Log-weights of the kept tokens, in the selection's order; `None` if all are 1.
     pub log_weights: Option<Vec<f32>>,
-    /// Weights that their values have in the numerator instead, likewise; `None` if they are the
-    /// same.
+    /// Weights of the kept tokens' values in the numerator, in the selection's order; `None` if
+    /// values weigh as much as their tokens.
     pub numerators: Option<Vec<f32>>,
 }
 
@@ -207,7 +207,7 @@ pub trait Policy: Any + Debug + Send + Sync {
         Ok(())
     }
 
-    /// Makes the policy's own state of a loaded cache of what its file has of it
+    /// Rebuilds the policy's own state of a loaded cache from the file's part for that state
     /// ([`LayerCache::restore_state`]).
     ///
     /// # Errors
@@ -268,8 +268,9 @@ pub trait Policy: Any + Debug + Send + Sync {
         Reads::of_list(cache)
     }
 
-    /// Slots that the last step attended to, likewise: of each key-value head of each sequence, or
-    /// of each query head, counted from the first slot of its range.
+    /// Slots that the last step attended to; `None` where it attended to all. One list for each
+    /// key-value head of each sequence, or for each query head. Slots count from the first one of
+    /// the head's range. Waits for the device.
     ///
     /// # Errors
     /// As [`Self::read_stats`].

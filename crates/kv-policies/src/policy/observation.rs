@@ -64,13 +64,13 @@ impl<'a> Observation<'a> {
         }
     }
 
-    /// The observation as that of another layer.
+    /// The observation with another layer in it.
     #[must_use]
     pub fn of_layer(self, layer: LayerContext) -> Self {
         Self { layer, ..self }
     }
 
-    /// The observation of a prompt of so many tokens, of which earlier layers have pruned some.
+    /// The observation of a prompt that had so many tokens before earlier layers pruned some.
     #[must_use]
     pub fn of_prompt(self, prompt_tokens: usize) -> Self {
         Self { prompt_tokens, ..self }

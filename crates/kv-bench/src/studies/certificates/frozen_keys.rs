@@ -178,7 +178,7 @@ pub(crate) fn conclude(layers: &[&FreezeError], head_dim: usize) -> Vec<Vec<Mean
             means.take(metric::FROZEN_KEY_TV, *keys);
             means.take(metric::FROZEN_KEY_TV_BOUND, bound.min(1.0));
             means.take(metric::RUN_FROZEN_KEY_TV, *run);
-            means.judge(Bound::Moved, *keys, [bound, bound]);
+            means.judge(Bound::FrozenKeys, *keys, [bound, bound]);
         }
         means
     };

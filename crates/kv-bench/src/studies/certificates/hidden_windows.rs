@@ -28,8 +28,8 @@ struct Class {
 }
 
 impl HiddenMass {
-    /// Adds the attention of a query to all tokens, of which it sees the first `sinks` and all from
-    /// token `seen` on.
+    /// Adds the attention of a query to all tokens. It sees the first `sinks` tokens and all tokens
+    /// from `seen` on.
     pub(crate) fn take(
         &mut self,
         attention: &[f64],
@@ -64,7 +64,7 @@ impl HiddenMass {
                 let bound = fit.dropped_mass(*distance);
                 means.take(metric::WINDOW_DROPPED_MASS, *hidden);
                 means.take(metric::WINDOW_DROPPED_BOUND, bound.min(1.0));
-                means.judge(Bound::Hidden, *hidden, [bound, bound]);
+                means.judge(Bound::Window, *hidden, [bound, bound]);
             }
         }
     }

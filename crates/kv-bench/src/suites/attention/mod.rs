@@ -316,8 +316,8 @@ mod tests {
         assert!(report.contains("fitted to the one prompt"));
     }
 
-    /// In the first layer that freezes, all that is below is as ever: reused hidden states give the
-    /// same keys, and keys of the layer below are what the bound is of.
+    /// Below the first layer that freezes, nothing has changed. So in this layer reused hidden
+    /// states give unchanged keys, and the bound holds for keys of the layer below.
     #[test]
     fn runs_begin_where_bounds_do() {
         let policies = r#"[{"policy": "etf", "start": 1},

@@ -1,4 +1,4 @@
-//! Many victims at once: a prompt's, or those of an eviction every so many steps. They are chosen
+//! Many victims at once: of a prompt, or of an eviction every so many steps. They are chosen
 //! on the host; values stay on the device.
 
 use burn::tensor::{DType, Int, Tensor};
@@ -150,7 +150,7 @@ impl Cam {
         spreads
     }
 
-    /// Adds what is spread to the survivors' values. `values` `[N, D]` are those that victims have.
+    /// Adds shares of the victims' values `[N, D]` to the survivors' values.
     fn spread_lines(
         &self,
         cache: &mut LayerCache,

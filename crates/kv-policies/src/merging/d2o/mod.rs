@@ -1,4 +1,4 @@
-//! D2O: what H2O evicts is averaged into the most similar of what it keeps.
+//! D2O: H2O's victims are averaged into the most similar slots that stay.
 
 mod decode;
 mod layers;
@@ -52,7 +52,7 @@ pub struct D2oOptions {
     /// Whether keys and values are summed and compared as in the authors' code: weights `cos` and
     /// 1, divided by the number of tokens; and the `i`-th victims of all heads stay or go together,
     /// by their mean cosine. With dynamic budgets, the first two layers and the last stay whole,
-    /// and what a layer may have least and most is not made up for by others.
+    /// and other layers do not make up for a layer's least and most slots.
     pub official: bool,
     /// Whether first and last tokens that the evictor always keeps take no merges, so that they
     /// stay as they are. The paper and the authors' code merge into all that is kept.
@@ -83,9 +83,9 @@ impl D2o {
         MergeOptions { rule: KeyRule::Mean, ..Default::default() }
     }
 
-    /// `ln s` of members by their cosines; the kept slot's own is that of a cosine of 1.
+    /// `ln s` of members by their cosines; the kept slot's cosine is 1.
     fn log_scores<const D: usize>(&self, cosines: Tensor<D>) -> Tensor<D> {
-        // What is nothing in f32 beside 1, where logarithms of 0 are no numbers on every device.
+        // 1e-30 is lost in f32 beside 1; the logarithm of 0 is no number on some devices.
         if self.options.official { cosines.clamp_min(1e-30).log() } else { cosines }
     }
 

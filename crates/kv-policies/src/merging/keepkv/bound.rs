@@ -18,7 +18,7 @@ const MOST: f64 = 2.0;
 
 /// The perturbation of one group's output at a later step (theorem 5): below
 /// `2ε(1 + ε)γ / (1 − ε)²` where all scores of the group were predicted with `|1 − ŝ/s| ≤ ε < 1`,
-/// and values differ by at most `γ` from those of the group. Infinite from `ε = 1` on.
+/// and values differ by at most `γ` from the group's values. Infinite from `ε = 1` on.
 pub fn perturbation_bound(epsilon: f64, gamma: f64) -> f64 {
     if epsilon >= 1.0 {
         return f64::INFINITY;
@@ -55,8 +55,9 @@ impl KeepKv {
     /// units of its largest value's norm. Waits for the device.
     ///
     /// Every merged slot adds theorem 5's bound times its share of the attention (equation 32
-    /// before its last step), with the `ε` by which its own score differs from the one it was
-    /// merged for: those of the tokens in it are no longer known. `γ` is twice the largest norm.
+    /// before its last step). `ε` is the difference of the slot's own score from the score that it
+    /// was merged for, as the scores of the tokens in it are no longer known. `γ` is twice the
+    /// largest norm.
     pub(super) fn estimated_perturbation(
         &self,
         cache: &LayerCache,

@@ -1,4 +1,4 @@
-//! KeepKV: what another policy evicts is merged into what it keeps.
+//! KeepKV: another policy's victims are merged into the slots that stay.
 
 mod archive;
 mod bound;
@@ -205,7 +205,7 @@ impl Merge for KeepKv {
 }
 
 impl KeepKv {
-    /// Whether the host lists what a step merges.
+    /// Whether the host lists the slots that a step merges.
     fn merges_on_host(&self) -> bool {
         self.options.predictor == Predictor::Window || self.options.spare_protected
     }

@@ -46,7 +46,7 @@ impl KeepKv {
         Ok(Selection::highest(turns.reshape([batch, kv_heads, tokens]), budget)?)
     }
 
-    /// Merges what is not kept of a prompt into what is.
+    /// Merges a prompt's dropped tokens into its kept ones.
     pub(super) fn merge_prompt(
         &self,
         cache: &mut LayerCache,

@@ -1,4 +1,5 @@
-//! Predicted scores: averages of what queries gave each slot, unnormalised, as logarithms.
+//! Predicted scores: averages of the scores that queries gave each slot, unnormalised, as
+//! logarithms.
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{LayerCache, ScoreTracks};
@@ -44,7 +45,7 @@ pub(super) struct PromptScores {
 }
 
 impl KeepKv {
-    /// Logarithms of the weights that an average gives a new score and what it has.
+    /// Logarithms of the weights of a new score and of the average so far.
     fn weights(&self) -> [f64; 2] {
         match self.options.predictor {
             Predictor::Ema => [(1.0 - self.options.alpha).ln(), self.options.alpha.ln()],

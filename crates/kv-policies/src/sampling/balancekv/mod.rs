@@ -56,7 +56,7 @@ pub struct BalanceKv {
     /// First tokens kept exactly; the paper's 256 by default, a quarter of the budget at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sinks: Option<usize>,
-    /// Last tokens kept exactly, likewise.
+    /// Last tokens kept exactly; the paper's 256 by default, a quarter of the budget at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
     /// Tokens that are balanced against each other: even, 2 to 256.
@@ -284,8 +284,8 @@ impl BalanceKv {
         Compressed { kept, separate: false }.plan(ends, tokens)
     }
 
-    /// Anchors, equally many a head, and what the walk leaves of the other tokens of `middle`:
-    /// `target` together.
+    /// Anchors, equally many a head, and the tokens that the walk leaves of the rest of `middle`:
+    /// `target` tokens together.
     fn beside(
         &self,
         observation: &Observation<'_>,

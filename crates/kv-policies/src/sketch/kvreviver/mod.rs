@@ -29,15 +29,15 @@ const CANDIDATES: &str = "candidates";
 /// and when.
 const FOREIGN: [&str; 4] = ["budget", "layers", "decode", "interval"];
 
-/// KVReviver (2026): what others drop goes into a count-sketch, out of which it is estimated again
-/// at every step, so that attention sees all tokens (algorithms 1 to 4).
+/// KVReviver (2026): tokens that other policies would drop go into a count-sketch. Every step
+/// estimates them from it, so that attention sees all tokens (algorithms 1 to 4).
 ///
 /// A head's budget is shared (technical appendix, table 2) among *Recent* tokens, *Candidates* of
 /// the highest accumulated attention, and the *Vague* part: `r` buckets of `b` entries that all
-/// other tokens share. Surplus recents become candidates in bulk, beyond a slack; the weakest
-/// candidates go into the sketch; a token in the sketch whose score is `replace_rate` times that of
-/// the weakest candidate changes places with it, as its estimate, which is also what is taken out
-/// of the sketch.
+/// other tokens share. Surplus recents become candidates together, beyond a slack. The weakest
+/// candidates go into the sketch. A token in the sketch whose score is `replace_rate` times the
+/// weakest candidate's score changes places with it: its estimate goes into the slot, and out of
+/// the sketch.
 ///
 /// Attention estimates tokens on the fly ([`Sketch::attend`]); `rebuild`
 /// writes the whole cache of one layer at a time to scratch memory first, as the paper does, with
@@ -47,8 +47,8 @@ const FOREIGN: [&str; 4] = ["budget", "layers", "decode", "interval"];
 /// goes into the sketch once Recent and Candidate hold more than both budgets and the slack
 /// together; algorithm 3 counts the slack of recents alone, so that the first of its bulks comes up
 /// to a slack of steps earlier, and later ones at other steps. The sketch is kept in f32, so that
-/// tokens go in and out with hardly a trace; its bytes are reported, and beside caches of 16 bits
-/// are twice those of its share.
+/// tokens go in and out with hardly a trace. Its bytes are reported; beside caches of 16 bits they
+/// are twice its share of the budget.
 #[derive(Debug, Clone)]
 pub struct KvReviver {
     options: KvReviverOptions,
@@ -261,8 +261,8 @@ fn joint(name: &str) -> PolicyError {
     PolicyError::InvalidConfig { policy: NAME.into(), reason }
 }
 
-/// The tokens of a prompt that are kept exactly: all of a short one, else the most recent and, of
-/// the others, those of the highest scores.
+/// The tokens of a prompt that are kept exactly: all of a short prompt; else the most recent
+/// tokens, and the other tokens of the highest scores.
 fn exact_tokens(
     observation: &Observation<'_>,
     budget: usize,

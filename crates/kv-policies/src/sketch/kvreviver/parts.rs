@@ -18,7 +18,7 @@ pub(super) struct Shares {
 pub(super) struct Parts {
     /// Slots for the most recent tokens.
     pub(super) recents: usize,
-    /// Slots for those of the highest scores.
+    /// Slots for tokens of the highest scores.
     pub(super) candidates: usize,
     /// `b`: entries of each of the sketch's buckets.
     pub(super) entries: usize,

@@ -21,8 +21,8 @@ pub struct SketchOptions {
     pub buckets: usize,
     /// Whether keys have random signs as values have.
     pub signed_keys: bool,
-    /// Slots that a head may hold beyond what it keeps exactly, before they go into the sketch in
-    /// bulk.
+    /// Slots that a head may hold beyond the tokens that it keeps exactly. They go into the sketch
+    /// together.
     pub slack: usize,
     /// A token changes places with the slot that matters least if it matters this many times more;
     /// never for `None`.
@@ -42,8 +42,8 @@ pub struct SketchHead {
     pub recents: usize,
 }
 
-/// The sketches of a layer, one for every (sequence, head), and what is known of the tokens in
-/// them: four bytes each, wherever they are. A token's index is its logical position.
+/// The sketches of a layer, one for every (sequence, head), and the score of each token: four
+/// bytes, whether it is in a slot or in the sketch. A token's index is its logical position.
 #[derive(Debug)]
 pub struct Sketch {
     pub(super) options: SketchOptions,
@@ -73,7 +73,7 @@ pub(super) struct SketchParts<'a> {
 }
 
 impl Sketch {
-    /// The track of what slots' tokens have accumulated, beside a sketch.
+    /// The track of the attention that slots' tokens have accumulated, beside a sketch.
     pub const SCORES: &'static str = "score";
 
     /// The most slots beyond those that are kept.
@@ -147,8 +147,8 @@ impl Sketch {
     /// Puts a prompt's tokens into the sketches, but for those that are kept exactly.
     ///
     /// # Shapes
-    /// `keys`, `values` `[B, Hkv, T, D]`; `scores` `[B, Hkv, T]`, f32: what each token has
-    /// accumulated, 0 or more.
+    /// `keys`, `values` `[B, Hkv, T, D]`; `scores` `[B, Hkv, T]`, f32: each token's accumulated
+    /// attention, 0 or more.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::CapacityExhausted`] for more tokens than there is room for.
@@ -253,7 +253,7 @@ impl Sketch {
         2 * entries * head_dim * size_of::<f32>()
     }
 
-    /// Bytes of entries, of what is known of tokens, of tables.
+    /// Bytes of entries, of the tokens' scores and of tables.
     pub fn bytes(&self) -> usize {
         let hashes = self.heads.len() * self.options.buckets * 4;
         let words = self.scores.dims()[0] + self.heads.len() * (HEAD_FIELDS + 2) + hashes;
