@@ -48,7 +48,7 @@ fn beside(path: &Path) -> Result<NamedTempFile> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        // As other new files, of which the user's mask takes its part.
+        // As other new files; the user's mask takes its part of these bits.
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
     builder.tempfile_in(folder)

@@ -47,26 +47,26 @@ pub(crate) fn info(name: &str) -> Info<'_> {
         metric::QUERIES_ALIKE => ("queries alike", Share, None),
         metric::DROPPED_MASS => ("dropped mass", Plain, Some(false)),
         metric::DROPPED_BOUND => ("paper's bound", Plain, Some(false)),
-        metric::VACUOUS => ("vacuous", Share, Some(false)),
+        metric::BOUND_GT_1_SHARE => ("bounds above 1", Share, Some(false)),
         metric::ODDS_BOUND => ("bound by odds", Plain, Some(false)),
-        metric::SET_GAP => ("set's gap", Plain, Some(false)),
-        metric::SET_GAP_BOUND => ("gap's bound", Plain, Some(false)),
+        metric::ORACLE_GAP_IN_SET => ("gap in the set", Plain, Some(false)),
+        metric::ORACLE_GAP_IN_SET_BOUND => ("gap's bound", Plain, Some(false)),
         // A share of a per cent must not read as none.
         metric::BROKEN => ("bounds broken", Plain, Some(false)),
         metric::ORACLE_GAP => ("above the least", Plain, Some(false)),
         metric::INFORMATION_LOSS => ("information nats", Plain, Some(false)),
-        metric::HIDDEN_MASS => ("hidden mass", Plain, Some(false)),
-        metric::HIDDEN_BOUND => ("window's bound", Plain, Some(false)),
-        metric::MOVED_MASS => ("moved mass", Plain, Some(false)),
-        metric::MOVED_BOUND => ("freezing's bound", Plain, Some(false)),
-        metric::RUN_MOVED_MASS => ("moved in a run", Plain, Some(false)),
+        metric::WINDOW_DROPPED_MASS => ("outside the window", Plain, Some(false)),
+        metric::WINDOW_DROPPED_BOUND => ("window's bound", Plain, Some(false)),
+        metric::FROZEN_KEY_TV => ("frozen keys' TV", Plain, Some(false)),
+        metric::FROZEN_KEY_TV_BOUND => ("TV's bound", Plain, Some(false)),
+        metric::RUN_FROZEN_KEY_TV => ("TV in a run", Plain, Some(false)),
         metric::PREFILL_TOKENS_PER_SECOND => ("prefill tok/s", Plain, Some(true)),
         metric::DECODE_TOKENS_PER_SECOND => ("decode tok/s", Plain, Some(true)),
         metric::TIME_TO_FIRST_TOKEN => ("first token ms", Plain, Some(false)),
-        metric::REMAINDER => ("remainder", Plain, Some(false)),
-        metric::REMAINDER_BOUND => ("remainder's bound", Plain, Some(false)),
-        metric::DRIFT => ("drift", Plain, Some(false)),
-        metric::DRIFT_BOUND => ("drift's bound", Plain, Some(false)),
+        metric::EVICTION_RESIDUAL => ("eviction residual", Plain, Some(false)),
+        metric::EVICTION_RESIDUAL_BOUND => ("residual's bound", Plain, Some(false)),
+        metric::LOGIT_CHANGE => ("logit change", Plain, Some(false)),
+        metric::LOGIT_CHANGE_BOUND => ("change's bound", Plain, Some(false)),
         metric::ERROR_BOUND => ("error bound", Plain, Some(false)),
         metric::ERROR_DEVIATION => ("deviation over seeds", Plain, None),
         metric::EPSILON => ("precision ε", Plain, Some(false)),
@@ -76,9 +76,9 @@ pub(crate) fn info(name: &str) -> Info<'_> {
         metric::SHIFTED_KEY_NORM_INTERVAL => ("± 95 %", Plain, None),
         metric::VALUE_NORM => ("value norm", Plain, None),
         metric::VALUE_NORM_INTERVAL => ("± 95 %", Plain, None),
-        metric::SAG => ("attention sag", Plain, None),
+        metric::LSE_ERROR => ("LSE error", Plain, None),
         metric::DROPPED_VOTES => ("dropped votes", Share, Some(false)),
-        metric::WORST_SAG => ("worst sag", Plain, None),
+        metric::WORST_LSE_ERROR => ("worst LSE error", Plain, None),
         metric::QUERY_ERROR => ("relative error", Plain, Some(false)),
         metric::PREDICTION_MEDIAN => ("median error", Plain, Some(false)),
         metric::PREDICTION_MEAN => ("mean error", Plain, Some(false)),
@@ -97,7 +97,7 @@ pub(crate) fn info(name: &str) -> Info<'_> {
         metric::HOST_BYTES => ("host memory", Bytes, Some(false)),
         metric::PEAK_BYTES => ("peak memory", Bytes, Some(false)),
         metric::TOTAL_BYTES => ("weights and caches", Bytes, Some(false)),
-        metric::HELD_BYTES => ("memory held", Bytes, Some(false)),
+        metric::LIVE_BYTES => ("live memory", Bytes, Some(false)),
         metric::CACHE_BYTES => ("cache and room", Bytes, Some(false)),
         metric::BYTES_IN_USE => ("KV in use", Bytes, Some(false)),
         metric::BYTES_ALLOCATED => ("KV allocated", Bytes, Some(false)),
@@ -130,8 +130,8 @@ pub(crate) fn legend(name: &str) -> Option<&'static str> {
         metric::DROPPED_VOTES => {
             "dropped votes: share of a prompt's tokens for which no slot stands any more"
         }
-        metric::HELD_BYTES => {
-            "memory held: keys and values in use, all slots' metadata and the policy's own state"
+        metric::LIVE_BYTES => {
+            "live memory: keys and values in use, all slots' metadata and the policy's own state"
         }
         _ => return None,
     })

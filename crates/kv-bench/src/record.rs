@@ -16,7 +16,8 @@ pub(crate) fn is_full(policy: &str) -> bool {
     policy.strip_prefix(FULL).is_some_and(|rest| rest.is_empty() || rest.starts_with(" · "))
 }
 
-/// Names of metrics. They are stable: `--json` files of different versions compare.
+/// Names of metrics. They are stable: `--json` files of different versions compare, and files that
+/// have a name of [`OLD_NAMES`] are read as if they had the new one.
 pub(crate) mod metric {
     /// Share of the answers that are right, 0 to 1.
     pub(crate) const EXACT_MATCH: &str = "exact_match";
@@ -50,11 +51,11 @@ pub(crate) mod metric {
     pub(crate) const SHIFTED_KEY_NORM_INTERVAL: &str = "shifted_key_norm_interval";
     pub(crate) const VALUE_NORM: &str = "value_norm";
     pub(crate) const VALUE_NORM_INTERVAL: &str = "value_norm_interval";
-    /// Log-sum-exp of a query's weighted logits, less that over all tokens, a mean; 0 where nothing
-    /// is lost.
-    pub(crate) const SAG: &str = "attention_sag";
-    /// The [`SAG`] furthest from 0.
-    pub(crate) const WORST_SAG: &str = "attention_sag_worst";
+    /// `LSE − LSE_full` of a query's weighted logits over the slots and its logits over all tokens,
+    /// a mean; 0 where nothing is lost.
+    pub(crate) const LSE_ERROR: &str = "lse_error";
+    /// The [`LSE_ERROR`] furthest from 0.
+    pub(crate) const WORST_LSE_ERROR: &str = "lse_error_worst";
     /// Relative Frobenius error of one query's attention output.
     pub(crate) const QUERY_ERROR: &str = "relative_error_of_a_query";
     /// Share of tokens that no slot represents any more, where slots count the tokens they
@@ -80,11 +81,11 @@ pub(crate) mod metric {
     pub(crate) const OBSERVED_ERROR: &str = "observed_error";
     /// The part of an eviction's effect on the output that LongFlow's measure leaves out, and its
     /// bound.
-    pub(crate) const REMAINDER: &str = "remainder";
-    pub(crate) const REMAINDER_BOUND: &str = "remainder_bound";
+    pub(crate) const EVICTION_RESIDUAL: &str = "eviction_residual";
+    pub(crate) const EVICTION_RESIDUAL_BOUND: &str = "eviction_residual_bound";
     /// The largest change of a logit from one query to the next, and its bound.
-    pub(crate) const DRIFT: &str = "drift";
-    pub(crate) const DRIFT_BOUND: &str = "drift_bound";
+    pub(crate) const LOGIT_CHANGE: &str = "logit_change";
+    pub(crate) const LOGIT_CHANGE_BOUND: &str = "logit_change_bound";
     /// Share of the full cache's attention that goes to the tokens that a policy reads, 0 to 1.
     pub(crate) const RETAINED_MASS: &str = "retained_mass";
     /// Share of a step's heads that chose the tokens to read, rather than reading the tokens that
@@ -103,28 +104,30 @@ pub(crate) mod metric {
     pub(crate) const ORACLE_GAP: &str = "oracle_gap";
     /// Bound on the information that the dropped attention carries, in nats.
     pub(crate) const INFORMATION_LOSS: &str = "information_loss";
-    /// Share of the full cache's attention that a layer's window hid, and its bound.
-    pub(crate) const HIDDEN_MASS: &str = "hidden_mass";
-    pub(crate) const HIDDEN_BOUND: &str = "hidden_bound";
-    /// Share of the attention that keys frozen from the layer below would move, and its bound.
-    pub(crate) const MOVED_MASS: &str = "moved_mass";
-    pub(crate) const MOVED_BOUND: &str = "moved_bound";
-    /// Share of the attention that frozen keys move in a run in which the policy freezes tokens in
-    /// all layers.
-    pub(crate) const RUN_MOVED_MASS: &str = "run_moved_mass";
+    /// Share of the full cache's attention that goes to tokens outside of a layer's window, and its
+    /// bound.
+    pub(crate) const WINDOW_DROPPED_MASS: &str = "window_dropped_mass";
+    pub(crate) const WINDOW_DROPPED_BOUND: &str = "window_dropped_mass_bound";
+    /// Total variation between the attention over the layer's own keys and the attention with keys
+    /// frozen from the layer below, and its bound.
+    pub(crate) const FROZEN_KEY_TV: &str = "frozen_key_tv";
+    pub(crate) const FROZEN_KEY_TV_BOUND: &str = "frozen_key_tv_bound";
+    /// The total variation of [`FROZEN_KEY_TV`] in a run in which the policy freezes tokens in all
+    /// layers.
+    pub(crate) const RUN_FROZEN_KEY_TV: &str = "frozen_key_tv_of_run";
     /// Share of the attention to visible tokens that a step did not read, over the steps with a
     /// certificate.
     pub(crate) const DROPPED_MASS: &str = "dropped_mass";
     /// Bound on [`DROPPED_MASS`] by the paper's Lipschitz constant; above 1 it says nothing.
     pub(crate) const DROPPED_BOUND: &str = "dropped_bound";
     /// The share of bounds above 1, which say nothing.
-    pub(crate) const VACUOUS: &str = "vacuous_bounds";
+    pub(crate) const BOUND_GT_1_SHARE: &str = "bound_gt_1_share";
     /// Bound on [`DROPPED_MASS`] by odds, which is never above 1.
     pub(crate) const ODDS_BOUND: &str = "odds_bound";
     /// Attention to the best tokens among the candidates of a shared set, as many as the set has,
     /// less the attention to the set; and the paper's bound on the difference.
-    pub(crate) const SET_GAP: &str = "set_gap";
-    pub(crate) const SET_GAP_BOUND: &str = "set_gap_bound";
+    pub(crate) const ORACLE_GAP_IN_SET: &str = "oracle_gap_in_set";
+    pub(crate) const ORACLE_GAP_IN_SET_BOUND: &str = "oracle_gap_in_set_bound";
     /// The share of steps that dropped, hid or moved more than a bound.
     pub(crate) const BROKEN: &str = "broken_bounds";
     /// Prompt tokens processed in a second, over the batch.
@@ -150,8 +153,8 @@ pub(crate) mod metric {
     /// Bytes of weights and caches.
     pub(crate) const TOTAL_BYTES: &str = "total_bytes";
     /// Bytes of the slots that hold a token, of all slots' metadata, and of the policy's state.
-    pub(crate) const HELD_BYTES: &str = "held_bytes";
-    /// [`HELD_BYTES`] and the bytes of the slots that are free to decode into.
+    pub(crate) const LIVE_BYTES: &str = "live_bytes";
+    /// [`LIVE_BYTES`] and the bytes of the slots that are free to decode into.
     pub(crate) const CACHE_BYTES: &str = "cache_bytes";
     /// Bytes of the slots that hold a token.
     pub(crate) const BYTES_IN_USE: &str = "bytes_in_use";
@@ -181,6 +184,25 @@ pub(crate) mod metric {
     pub(crate) const BANDWIDTH_FRACTION: &str = "bandwidth_fraction";
 }
 
+/// Names that metrics had before, with the names that they have.
+const OLD_NAMES: [(&str, &str); 15] = [
+    ("attention_sag", metric::LSE_ERROR),
+    ("attention_sag_worst", metric::WORST_LSE_ERROR),
+    ("remainder", metric::EVICTION_RESIDUAL),
+    ("remainder_bound", metric::EVICTION_RESIDUAL_BOUND),
+    ("drift", metric::LOGIT_CHANGE),
+    ("drift_bound", metric::LOGIT_CHANGE_BOUND),
+    ("hidden_mass", metric::WINDOW_DROPPED_MASS),
+    ("hidden_bound", metric::WINDOW_DROPPED_BOUND),
+    ("moved_mass", metric::FROZEN_KEY_TV),
+    ("moved_bound", metric::FROZEN_KEY_TV_BOUND),
+    ("run_moved_mass", metric::RUN_FROZEN_KEY_TV),
+    ("vacuous_bounds", metric::BOUND_GT_1_SHARE),
+    ("set_gap", metric::ORACLE_GAP_IN_SET),
+    ("set_gap_bound", metric::ORACLE_GAP_IN_SET_BOUND),
+    ("held_bytes", metric::LIVE_BYTES),
+];
+
 /// Values of [`Case::mode`].
 pub(crate) mod mode {
     /// The policy sees the question when it compresses.
@@ -205,6 +227,7 @@ pub(crate) struct Record {
     /// Share of the cache kept (at most 1) or tokens kept (above 1); `None` for the full cache.
     pub(crate) budget: Option<f64>,
     /// The metric, one of [`metric`].
+    #[serde(deserialize_with = "current_name")]
     pub(crate) metric: String,
     /// The number; one that is not finite is `null` in JSON and comes back as NaN.
     #[serde(deserialize_with = "null_as_nan")]
@@ -295,6 +318,13 @@ impl Record {
 
 fn null_as_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+/// A metric's name, the new one of a metric that had another.
+fn current_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    let renamed = OLD_NAMES.iter().find(|(old, _)| *old == name);
+    Ok(renamed.map_or(name, |(_, new)| (*new).into()))
 }
 
 /// Writes the records as a JSON list, one record a line.
@@ -451,6 +481,21 @@ mod tests {
         assert!(read_json(&path).unwrap()[0].value.is_nan());
         write_json(&path, &[]).unwrap();
         assert!(read_json(&path).unwrap().is_empty());
+    }
+
+    #[test]
+    fn metrics_are_read_by_their_old_names_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("records.json");
+        let now = record("h2o", Some(0.5), metric::LIVE_BYTES, 3.5);
+        write_json(&path, std::slice::from_ref(&now)).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains(r#""metric":"live_bytes""#), "{text}");
+        let old = text.replace("live_bytes", "held_bytes");
+        std::fs::write(&path, old).unwrap();
+        assert_eq!(read_json(&path).unwrap(), [now]);
+        let renamed = |name: &&str| OLD_NAMES.iter().any(|(old, _)| old == name);
+        assert!(!OLD_NAMES.iter().map(|(_, new)| *new).any(|new| renamed(&new)));
     }
 
     #[test]

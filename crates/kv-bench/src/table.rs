@@ -190,7 +190,7 @@ mod tests {
             let policies = ["full", "a", "b", "c"].into_iter().zip(bytes);
             let record = |(policy, bytes): (&str, f64)| {
                 let budget = (policy != FULL).then_some(0.5);
-                record(policy, budget, metric::HELD_BYTES, bytes)
+                record(policy, budget, metric::LIVE_BYTES, bytes)
             };
             let table = tables(&policies.map(record).collect::<Vec<_>>(), false).remove(0);
             [1, 2, 3].map(|row| table.is_best(row, 0))

@@ -17,7 +17,6 @@ use super::strategies::force;
 fn steps_attend_as_the_paper_says() {
     for tested in devices() {
         let device = &tested.device;
-        let (mut shares, mut chains) = (false, false);
         for (group, reduction, similarity) in [
             (1, ScoreReduction::Sum, SimilarityReduction::Mean),
             (4, ScoreReduction::Sum, SimilarityReduction::Mean),
@@ -35,12 +34,10 @@ fn steps_attend_as_the_paper_says() {
                 retrieved.push(follow(&layer, &[190, 20], 0, 20, rules, device, &context));
             }
             let [any, only] = retrieved[..] else { unreachable!() };
-            assert!(any <= only, "{}: {retrieved:?} retrieve", tested.name);
-            chains |= any < only;
-            shares |= only < 4 * 20 / 2;
+            let context = format!("{} group {group}: {retrieved:?} of 80 retrieve", tested.name);
+            assert!(only < 4 * 20 / 2, "{context}: hardly any set is shared");
+            assert!(any < only, "{context}: no step shares with one that shared");
         }
-        assert!(shares, "{}: hardly any set is shared", tested.name);
-        assert!(chains, "{}: no step shares with one that shared", tested.name);
     }
 }
 

@@ -117,7 +117,7 @@ pub fn generate(
     let samplings: Vec<Sampling> = requests.iter().map(|request| request.sampling).collect();
     samplings.iter().try_for_each(Sampling::validate)?;
     let started = Session::start_rows(model, &[policy], &prompts, &seeds, &new_tokens)?.pop();
-    let mut decoder = started.ok_or(ModelError::EmptyPrompt)?.decoder(&samplings)?.ahead();
+    let mut decoder = started.ok_or(ModelError::EmptyPrompt)?.decoder(&samplings)?.overlapped();
     for (row, sequence) in running.iter().enumerate() {
         if sequence.finish.is_some() {
             decoder.end(row)?;
@@ -132,7 +132,7 @@ pub fn generate(
             }
             let mut events = Vec::from_iter(sequence.take(model, row, token)?);
             // A step that ran ahead has drawn another token already.
-            if !decoder.session().has_position(row) && !decoder.is_ahead() {
+            if !decoder.session().has_position(row) && !decoder.has_step_in_flight() {
                 sequence.finish.get_or_insert(Finish::Length);
             }
             if sequence.finish.is_some() {

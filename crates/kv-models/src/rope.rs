@@ -21,10 +21,10 @@ pub fn inverse_frequencies(config: &ModelConfig) -> Vec<f64> {
 ///
 /// They depend on the length under dynamic NTK alone. Beyond the trained context of `L` tokens, the
 /// base is multiplied by `(f tokens / L - (f - 1))^(D / (D - 2))` with the factor `f`. As in
-/// `transformers`, a key keeps the rotation that it was cached with: all of a prompt's tokens have
-/// the frequencies of the prompt's length, each later token those of the length that the sequence
-/// has with it. Unlike there, sequences of a batch do not change each other's frequencies, and a
-/// sequence does not change those of later ones.
+/// `transformers`, a key keeps the rotation that it was cached with. All of a prompt's tokens have
+/// the frequencies of the prompt's length. Each later token has the frequencies of the length that
+/// the sequence has with it. Unlike in `transformers`, a sequence changes the frequencies of no
+/// other sequence, neither in its batch nor later.
 pub fn inverse_frequencies_of(config: &ModelConfig, tokens: usize) -> Vec<f64> {
     let dim = config.head_dim as f64;
     let theta = match config.rope_scaling {
@@ -93,7 +93,7 @@ pub fn rotary_table(config: &ModelConfig, positions: usize, device: &Device) -> 
     table(config, rows, device)
 }
 
-/// Cosines and sines of a prompt's positions, where they are not those of [`rotary_table`].
+/// Cosines and sines of a prompt's positions, where they differ from [`rotary_table`]'s.
 pub(crate) fn prompt_table(
     config: &ModelConfig,
     tokens: usize,

@@ -295,6 +295,10 @@ impl<'a> Session<'a> {
     ) -> Result<Self> {
         let _work = device_work();
         let mut cache = KvCache::load(path, &model.llama().device())?;
+        // Earlier versions had other names for some options.
+        if let Ok(saved) = kv_policies::build(&cache.origin.policy) {
+            cache.origin.policy = saved.config();
+        }
         cache.expect_origin(&origin(model, &*policy)?)?;
         cache.layers.iter_mut().try_for_each(|layer| policy.restore(layer))?;
         let logits = model.llama().decode(last, &mut cache, &*policy)?;

@@ -166,8 +166,8 @@ impl Weights {
         Ok(true)
     }
 
-    /// The type of the first tensor of numbers in f32, f16 or bf16, by name: that of a model whose
-    /// configuration does not name one.
+    /// The type of the first tensor, by name, in f32, f16 or bf16. A model has it whose
+    /// configuration names no type.
     pub fn dtype(&self) -> Option<DType> {
         self.tensors.iter().find_map(|(name, file)| match self.files[*file].info(name)?.dtype {
             Dtype::F32 => Some(DType::F32),

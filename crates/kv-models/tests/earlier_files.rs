@@ -1,5 +1,5 @@
-//! Saved sessions of earlier versions, which store integers of policies' states as f32, and write
-//! slots as a tensor of the cache's own.
+//! Saved sessions of earlier versions, which store integers of policies' states as f32, write slots
+//! as a tensor of the cache's own, and a policy's options under other names.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,12 +13,14 @@ use serde_json::{Value, json};
 
 use super::support::embedded;
 
-/// Writes a saved session as an earlier version did; returns how many tensors differ.
+/// Writes a saved session as an earlier version did; returns how many tensors and names differ.
 fn as_before(from: &Path, to: &Path) -> usize {
     let bytes = std::fs::read(from).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
     let header = metadata.metadata().as_ref().unwrap()["burn-kv"].clone();
+    // An option of KVReviver had another name.
+    let header = header.replace("\"sketch_share\"", "\"vague\"");
     let mut header: Value = serde_json::from_str(&header).unwrap();
     for layer in header["layers"].as_array_mut().unwrap() {
         let layer = layer.as_object_mut().unwrap();
@@ -27,7 +29,7 @@ fn as_before(from: &Path, to: &Path) -> usize {
         layer.insert("next".into(), next.into());
     }
     let mut tensors: Vec<(String, Vec<usize>, Dtype, Vec<u8>)> = Vec::new();
-    let mut changed = 0;
+    let mut changed = usize::from(header.to_string().contains("\"vague\""));
     for (name, view) in file.iter() {
         let integers = view.dtype() == Dtype::I32
             && (name.contains(".state.") || name.ends_with(".lists.table"));
@@ -80,6 +82,7 @@ fn files_of_earlier_versions_go_on_identically() {
         json!({"policy": "hshare", "budget": 48}),
         json!({"policy": "duo-attention", "alpha": alpha, "sinks": 4, "recents": 30}),
         json!({"policy": "longflow", "budget": 40}),
+        json!({"policy": "kvreviver", "budget": 60}),
         json!({"policy": "cam", "budget": 40}),
         json!({"policy": "pyramidinfer", "budget": 60}),
         json!({"policy": "balancekv-stream", "budget": 60}),

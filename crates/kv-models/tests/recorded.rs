@@ -166,7 +166,7 @@ fn steps_ahead_of_the_host_draw_the_same() {
             let steps = 40;
             let session = start(&model, &config, steps + 1);
             let mut launched = decoder(&session).without_recording();
-            let mut ahead = decoder(&session).ahead();
+            let mut ahead = decoder(&session).overlapped();
             for step in 0..steps {
                 let (a, b) = (launched.next_tokens().unwrap(), ahead.next_tokens().unwrap());
                 let rows = if step > steps / 2 { 1..3 } else { 0..3 };
@@ -176,7 +176,7 @@ fn steps_ahead_of_the_host_draw_the_same() {
                     ahead.end(0).unwrap();
                 }
             }
-            assert!(ahead.is_ahead() && !launched.is_ahead());
+            assert!(ahead.has_step_in_flight() && !launched.has_step_in_flight());
             launched.next_tokens().unwrap();
             let of = |decoder: Decoder<'_>| {
                 let session = decoder.into_session().unwrap();
@@ -189,11 +189,11 @@ fn steps_ahead_of_the_host_draw_the_same() {
         }
         // The last step that there is room for is taken, and the next one says why not.
         let limited = start(&model, &json!({"policy": "full"}), 6);
-        let mut full = decoder(&limited).ahead();
+        let mut full = decoder(&limited).overlapped();
         (0..7).for_each(|_| drop(full.next_tokens().unwrap()));
-        assert!(!full.is_ahead());
+        assert!(!full.has_step_in_flight());
         full.into_session().unwrap();
-        let mut full = decoder(&limited).ahead();
+        let mut full = decoder(&limited).overlapped();
         (0..7).for_each(|_| drop(full.next_tokens().unwrap()));
         let error = full.next_tokens().unwrap_err();
         assert!(error.to_string().contains("capacity"), "{error}");

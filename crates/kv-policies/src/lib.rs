@@ -20,8 +20,8 @@ pub use combine::Combine;
 pub use compressed_attention::CompressedAttention;
 pub use full::Full;
 pub use keep_top::{
-    Decoding, ExpectedAttention, Family, FamilyDefaults, H2o, KNorm, KeepTop, KeyDiff, LagKv,
-    QUERIES, RAW_QUERIES, RKv, Random, RecentAttention, Rerotated, SCORE, Scorer, SnapKv,
+    Decoding, ExpectedAttention, H2o, KNorm, KeepTop, KeepTopConfig, KeepTopDefaults, KeyDiff,
+    LagKv, QUERIES, RAW_QUERIES, RKv, Random, RecentAttention, Rerotated, SCORE, Scorer, SnapKv,
     StreamingLlm, Tova, VALUE_NORMS, Vatp,
 };
 pub use merging::{
@@ -35,10 +35,10 @@ pub use policy::error::{PolicyError, Result};
 pub use policy::evictor::EvictionPolicy;
 pub use policy::lists::SlotList;
 pub use policy::notice::warn_of_remarks;
-pub use policy::observation::{LayerContext, Observation, Observed};
+pub use policy::observation::{LayerContext, Observation, OwnedObservation};
 pub use policy::prompt::{FrozenTokens, Reuse, VisibleWindow};
 pub use policy::reads::Reads;
-pub use policy::step::{LayerInput, NewHeads, Step};
+pub use policy::step::{LayerInput, Qkv, Step};
 pub use policy::step_plan::{
     Attended, DecodeView, Eviction, EvictionRule, Merge, OwnAttention, OwnUpdate, SlotScores,
     StepAttention, StepOutput, StepPlan, StepUpdate, TokenSlot, VictimChoice,

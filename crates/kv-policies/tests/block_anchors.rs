@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use burn::tensor::{DType, Device, Tensor};
 use kv_core::{CacheOptions, read_f32};
-use kv_policies::{LayerContext, Observation, Observed, Policy};
+use kv_policies::{LayerContext, Observation, OwnedObservation, Policy};
 use kv_testing::{Numbers, devices};
 use serde_json::{Value, json};
 
@@ -51,10 +51,10 @@ fn prompt(layer: usize, device: &Device) -> Prompt {
     Prompt::new(query, keys, values)
 }
 
-fn observed(prompt: &Prompt, index: usize, policy: &dyn Policy) -> Observed {
+fn observed(prompt: &Prompt, index: usize, policy: &dyn Policy) -> OwnedObservation {
     prompt.observed(|seen| {
         let layer = LayerContext { index, count: LAYERS };
-        Observed::new(&Observation { layer, ..seen.clone() }, policy.needs())
+        OwnedObservation::new(&Observation { layer, ..seen.clone() }, policy.needs())
     })
 }
 
@@ -165,7 +165,7 @@ fn block_means_keep_what_plain_loops_do() {
         let augmented = policy_of("balancekv-augmented", json!({"anchors_by": "block-mean"}));
         assert!(augmented.capabilities().needs_all_layers);
         let prompts: Vec<Prompt> = (0..LAYERS).map(|layer| prompt(layer, &tested.device)).collect();
-        let layers: Vec<Observed> =
+        let layers: Vec<OwnedObservation> =
             (0..LAYERS).map(|layer| observed(&prompts[layer], layer, &*augmented)).collect();
         let options = CacheOptions::new(&tested.device, DType::F32);
         let caches = augmented.prefill_layers(&layers, 1, options.clone()).unwrap();

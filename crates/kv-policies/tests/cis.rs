@@ -108,7 +108,7 @@ fn saved_and_joined_caches_go_on_identically() {
         decode(&*policy, &mut shorter, &run.steps[..5]);
         let mut joined = LayerCache::concat(vec![longer, shorter]).unwrap();
         let twice = |step: &Step| {
-            let kv_policies::NewHeads::Rotated { query, key, value, .. } = &step.heads else {
+            let kv_policies::Qkv::Rotated { query, key, value, .. } = &step.heads else {
                 panic!("steps are of rotated heads")
             };
             let twice = |x: &Tensor<3>| Tensor::cat(vec![x.clone(); 2], 0);
@@ -238,7 +238,7 @@ fn a_threshold_of_one_never_shares() {
         let run = run(0..1, 2, &tested.device);
         let mut cache = run.prompt.compress(&*policy, STEPS);
         // The same queries over and over, whose cosine is 1 but for rounding.
-        let kv_policies::NewHeads::Rotated { query, key, value, .. } = &run.steps[0].heads else {
+        let kv_policies::Qkv::Rotated { query, key, value, .. } = &run.steps[0].heads else {
             panic!("steps are of rotated heads")
         };
         for step in &run.steps {

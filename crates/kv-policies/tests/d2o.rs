@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{CacheOptions, LayerCache, read_f32};
-use kv_policies::{D2o, D2oOptions, LayerContext, Observation, Observed, Policy};
+use kv_policies::{D2o, D2oOptions, LayerContext, Observation, OwnedObservation, Policy};
 use kv_testing::{Numbers, devices, exact_devices, golden_files, relative_error};
 use serde_json::json;
 
@@ -201,7 +201,7 @@ const TOKENS: usize = 80;
 
 /// Layers whose attention goes to one token in the first and to ever more of them behind, for two
 /// sequences.
-fn layers(d2o: &dyn Policy, device: &burn::tensor::Device) -> Vec<Observed> {
+fn layers(d2o: &dyn Policy, device: &burn::tensor::Device) -> Vec<OwnedObservation> {
     let layer = |index: usize| {
         let mut numbers = Numbers::new(40 + index as u64);
         let mut draw = |heads: usize| numbers.tensor::<4>([2, heads, TOKENS, 8], device);
@@ -219,14 +219,14 @@ fn layers(d2o: &dyn Policy, device: &burn::tensor::Device) -> Vec<Observed> {
             let layer = LayerContext { index, count: LAYERS };
             let column_sums = Some(sums.reshape([2, 4, TOKENS]));
             let seen = Observation { layer, column_sums, ..seen.clone() };
-            Observed::new(&seen, d2o.needs())
+            OwnedObservation::new(&seen, d2o.needs())
         })
     };
     (0..LAYERS).map(layer).collect()
 }
 
 /// `softmax(−f)` of each sequence in f64, `[B][layers]`.
-fn shares(layers: &[Observed]) -> [Vec<f64>; 2] {
+fn shares(layers: &[OwnedObservation]) -> [Vec<f64>; 2] {
     let variations = layers.iter().map(|layer| {
         let sums = read_f32("sums", layer.view().column_sums.unwrap()).unwrap();
         let variance = |head: &[f32]| {
@@ -288,7 +288,7 @@ fn layers_share_the_budget_by_their_attention() {
                 assert_eq!(cache.layout().lengths(), lengths, "{context}");
             }
             // A sequence has the same alone.
-            let alone: Vec<Observed> = layers.iter().map(|layer| layer.row(1)).collect();
+            let alone: Vec<OwnedObservation> = layers.iter().map(|layer| layer.row(1)).collect();
             let alone = d2o.prefill_layers(&alone, 5, options).unwrap();
             for (cache, alone) in caches.iter().zip(alone) {
                 assert_eq!(alone.layout().lengths(), &cache.layout().lengths()[2..], "{context}");

@@ -67,11 +67,11 @@ fn prefill_leaves_the_last_query_as_it_was() {
             let votes: u64 = read_votes(&cache).unwrap().iter().sum();
             assert_eq!(votes, 4 * 120, "{} {key:?}", tested.name);
         }
-        // What the authors' code does instead sags.
+        // A merge by the authors' code loses attention.
         let kept = (0..4).map(|pair| (pair..pair + 100).step_by(5).collect()).collect();
         let cache = prompt.compress(&around(kept, 20, exact(Key::Mean)), 1);
-        let sagged = cache.attend(query, Default::default()).unwrap().output;
-        let error = relative_error(&floats(sagged), &wide(expected));
+        let lossy = cache.attend(query, Default::default()).unwrap().output;
+        let error = relative_error(&floats(lossy), &wide(expected));
         assert!(error > 1e-3, "{}: off by {error} only", tested.name);
     }
 }

@@ -332,7 +332,7 @@ fn archives_give_back_what_they_were_given() {
             let archive = cache.policy_state_mut::<Archive>().unwrap();
             archive.push(keys, values, next.position).unwrap();
             if index % 40 == 0 {
-                archive.fetch_ahead();
+                archive.prefetch();
             }
         }
         let mut moved = cache.clone().to_device(device);

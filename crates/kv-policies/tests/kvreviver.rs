@@ -104,8 +104,8 @@ impl Reference {
         }
         let recent = held(self).saturating_sub(self.limit - self.recents);
         loop {
-            let vague = (0..newest).filter(|&token| !self.exact[token]);
-            let best = vague.max_by(|&a, &b| self.scores[a].total_cmp(&self.scores[b]));
+            let sketched = (0..newest).filter(|&token| !self.exact[token]);
+            let best = sketched.max_by(|&a, &b| self.scores[a].total_cmp(&self.scores[b]));
             match (weakest(self, newest - recent), best) {
                 (Some(weakest), Some(best)) if self.scores[weakest] * 1.1 < self.scores[best] => {
                     self.exact.swap(weakest, best);
@@ -201,7 +201,7 @@ fn steps_follow_the_algorithms() {
                     assert_eq!(exact[head], own, "{context} head {head}");
                 }
             }
-            let moved = Sketch::of(&cache).unwrap().read_moved().unwrap();
+            let moved = Sketch::of(&cache).unwrap().read_counters().unwrap();
             assert!(moved.iter().all(|[gone, _]| *gone >= 60 - slack - 1), "{moved:?}");
             assert!(moved.iter().map(|[_, swapped]| swapped).sum::<usize>() > 0, "{moved:?}");
         }
@@ -384,7 +384,7 @@ fn short_prompts_leave_the_sketch_empty() {
         for index in 0..run.steps() {
             let (one, other) =
                 (run.step(&*reviver, &mut cache, index), run.step(&*full, &mut whole, index));
-            let vague = Sketch::of(&cache)
+            let sketched = Sketch::of(&cache)
                 .unwrap()
                 .read_scores()
                 .unwrap()
@@ -392,7 +392,7 @@ fn short_prompts_leave_the_sketch_empty() {
                 .iter()
                 .filter(|score| **score >= 0.0)
                 .count();
-            if vague == 0 {
+            if sketched == 0 {
                 close(tested.name, &one, &other);
             } else if differs.is_none() {
                 differs = Some(index);
@@ -400,7 +400,7 @@ fn short_prompts_leave_the_sketch_empty() {
             let held = cache.layout().lengths()[0];
             // 37 exact slots, and a slack of 16.
             assert!(held <= 37 + 16, "{held}");
-            assert_eq!(2 * held + vague, 2 * (20 + index + 1));
+            assert_eq!(2 * held + sketched, 2 * (20 + index + 1));
         }
         assert_eq!(differs, Some(33), "{}", tested.name);
     }
@@ -492,7 +492,7 @@ fn refuses_what_cannot_be() {
             json!({"policy": "kvreviver", "budget": 64, "buckets": 0}),
             vec!["`buckets` is 0", "1 to 9"],
         ),
-        (json!({"policy": "kvreviver", "budget": 64, "vague": 0.5}), vec!["add up to 1"]),
+        (json!({"policy": "kvreviver", "budget": 64, "sketch_share": 0.5}), vec!["add up to 1"]),
         (json!({"policy": "kvreviver", "budget": 64, "recent": -0.1}), vec!["`recent` is -0.1"]),
         (
             json!({"policy": "kvreviver", "budget": 64, "replace_rate": 0.5}),
@@ -589,10 +589,10 @@ fn ended_sequences_stay_within_their_slots() {
             assert!(known.eq(lengths.iter().copied()), "{} step {index}: {lengths:?}", tested.name);
         }
         // The other sequence has all its tokens.
-        let vague = Sketch::of(&cache).unwrap().read_scores().unwrap();
+        let sketched = Sketch::of(&cache).unwrap().read_scores().unwrap();
         for (head, exact) in exact(&cache).iter().take(2).enumerate() {
-            let vague = vague[head].iter().filter(|score| **score >= 0.0).count();
-            assert_eq!(exact.len() + vague, 150, "{} head {head}", tested.name);
+            let sketched = sketched[head].iter().filter(|score| **score >= 0.0).count();
+            assert_eq!(exact.len() + sketched, 150, "{} head {head}", tested.name);
         }
     }
 }

@@ -98,7 +98,7 @@ fn rows_fill_at_different_steps() {
 }
 
 fn joined([a, b]: [Step; 2]) -> Step {
-    use kv_policies::NewHeads::Rotated;
+    use kv_policies::Qkv::Rotated;
     let cat = |a: &Tensor<3>, b: &Tensor<3>| Tensor::cat(vec![a.clone(), b.clone()], 0);
     let (Rotated { query, key, value, .. }, Rotated { query: q, key: k, value: v, .. }) =
         (&a.heads, &b.heads)
@@ -191,9 +191,18 @@ fn certificates_bound_what_they_say() {
     let mut seen = 0;
     for token in 40..80 {
         for certificate in certify(&cache, &query(token - 1), &query(token)).unwrap() {
-            let Certificate { remainder, remainder_bound, drift, drift_bound, .. } = certificate;
-            assert!(remainder <= remainder_bound && remainder > 0.0, "{certificate:?}");
-            assert!(drift <= drift_bound && drift > 0.0, "{certificate:?}");
+            let Certificate {
+                eviction_residual,
+                eviction_residual_bound,
+                logit_change,
+                logit_change_bound,
+                ..
+            } = certificate;
+            assert!(
+                eviction_residual <= eviction_residual_bound && eviction_residual > 0.0,
+                "{certificate:?}"
+            );
+            assert!(logit_change <= logit_change_bound && logit_change > 0.0, "{certificate:?}");
             assert!(certificate.error <= certificate.error_bound, "{certificate:?}");
             seen += 1;
         }
@@ -201,9 +210,22 @@ fn certificates_bound_what_they_say() {
         let actual = certify(&cache, &query(token - 1), &query(token)).unwrap();
         assert_eq!(actual.len(), expected.len());
         for (actual, expected) in actual.iter().zip(&expected) {
-            let Certificate { remainder, remainder_bound, drift, drift_bound, .. } = *actual;
+            let Certificate {
+                eviction_residual,
+                eviction_residual_bound,
+                logit_change,
+                logit_change_bound,
+                ..
+            } = *actual;
             let Certificate { error, error_bound, .. } = *actual;
-            let own = [remainder, remainder_bound, drift, drift_bound, error, error_bound];
+            let own = [
+                eviction_residual,
+                eviction_residual_bound,
+                logit_change,
+                logit_change_bound,
+                error,
+                error_bound,
+            ];
             for (own, expected) in own.iter().zip(expected) {
                 let off = (own - expected).abs();
                 assert!(off < 1e-9 * (1.0 + expected.abs()), "{actual:?} for {expected:?}");
@@ -211,7 +233,7 @@ fn certificates_bound_what_they_say() {
         }
         // The same query again: nothing drifts.
         for certificate in certify(&cache, &query(token), &query(token)).unwrap() {
-            assert_eq!((certificate.drift, certificate.drift_bound), (0.0, 0.0));
+            assert_eq!((certificate.logit_change, certificate.logit_change_bound), (0.0, 0.0));
         }
         let step = step(&trace.query, &trace.keys, &trace.values, token, token);
         policy.step(LAYER, &mut cache, step).unwrap();
@@ -219,8 +241,8 @@ fn certificates_bound_what_they_say() {
     assert_eq!(seen, 40 * 2 * 4);
 }
 
-/// Section 3.3 in sums over single slots: the remainder and its bound, the drift of logits and its
-/// bound, the error and its bound, of every query head.
+/// Section 3.3 in sums over single slots: of every query head the eviction's residual, the change of
+/// logits and the error, each with its bound.
 fn certified(cache: &LayerCache, before: &Tensor<3>, after: &Tensor<3>) -> Vec<[f64; 6]> {
     let read = |values: Vec<f32>| values.into_iter().map(f64::from).collect::<Vec<f64>>();
     let [keys, values] = [cache.keys(), cache.values()]
@@ -266,9 +288,9 @@ fn certified(cache: &LayerCache, before: &Tensor<3>, after: &Tensor<3>) -> Vec<[
             let bound = 2.0 * rows(&values) * share(next) / (1.0 - share(next));
             let apart: Vec<f64> = q.iter().zip(next).map(|(a, b)| a - b).collect();
             let moved = live.iter().map(|slot| (logit(q, *slot) - logit(next, *slot)).abs());
-            let drift_bound = norm(&apart) * rows(&keys) / (dim as f64).sqrt();
+            let logit_change_bound = norm(&apart) * rows(&keys) / (dim as f64).sqrt();
             let size = norm(&values[victim * dim..][..dim]);
-            let m = drift_bound.min(1.0);
+            let m = logit_change_bound.min(1.0);
             let error_bound =
                 bound * (bound + 2.0 * share(next) * size) + m * (2.0 * share(q) + m) * size * size;
             let error = (norm(&change).powi(2) - (share(q) * size).powi(2)).abs();
@@ -276,7 +298,7 @@ fn certified(cache: &LayerCache, before: &Tensor<3>, after: &Tensor<3>) -> Vec<[
                 norm(&left),
                 bound,
                 moved.fold(0.0, f64::max),
-                drift_bound,
+                logit_change_bound,
                 error,
                 error_bound,
             ]);
@@ -285,10 +307,10 @@ fn certified(cache: &LayerCache, before: &Tensor<3>, after: &Tensor<3>) -> Vec<[
     all
 }
 
-/// Where all other values agree, the remainder, which is the share times the output of the others,
-/// is as much as it can be: half of its bound.
+/// The eviction's residual is the share times the output of the other slots. Where all other values
+/// agree, it is as much as it can be: half of its bound.
 #[test]
-fn the_bound_of_the_remainder_is_near() {
+fn the_bound_of_the_residual_is_near() {
     let device = &devices().remove(0).device;
     let policy = policy(json!({"policy": "longflow", "budget": 24}));
     let mut numbers = Numbers::new(8);
@@ -306,8 +328,8 @@ fn the_bound_of_the_remainder_is_near() {
     assert_eq!(read_i32("places", WriteSlots::next(&cache).unwrap().clone()).unwrap(), [5]);
     let last = tensor(&query).narrow(2, 23, 1).squeeze_dim::<3>(2);
     let certificate = certify(&cache, &last, &last).unwrap()[0];
-    let Certificate { remainder, remainder_bound, .. } = certificate;
-    let half = remainder / remainder_bound;
+    let Certificate { eviction_residual, eviction_residual_bound, .. } = certificate;
+    let half = eviction_residual / eviction_residual_bound;
     assert!(half > 0.45 && half < 0.5, "{certificate:?}");
 }
 
@@ -321,7 +343,8 @@ fn heads_that_overwrite_together_hold_the_same() {
     let heads: Vec<Vec<u32>> = (0..cache.layout().pairs()).map(|pair| kept(&cache, pair)).collect();
     assert!(heads.chunks(2).all(|heads| heads[0] == heads[1]), "{heads:?}");
     let combined = policy(json!({
-        "policy": "combine", "prefill": {"policy": "snapkv", "budget": 24, "window": 4}, "decode": decode
+        "policy": "combine", "decode": decode,
+        "prefill": {"policy": "snapkv", "budget": 24, "window": 4},
     }));
     let options = CacheOptions::new(device, DType::F32);
     let prompt = trace.prompt(40);

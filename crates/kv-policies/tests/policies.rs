@@ -104,7 +104,8 @@ fn budgets_hold_in_prefill_and_decode() {
             // grow by levels and fill the budget only now and then.
             let streams = !keeps_all && !does.prunes && does.changes_decode && beyond.is_none();
             let slots = used(&cache);
-            assert!(slots == 4 * total || (streams && slots < 4 * total), "{context}: {slots}");
+            let least = if streams { 2 * total } else { 4 * total };
+            assert!((least..=4 * total).contains(&slots), "{context}: {slots}");
             let (cache, outputs) = decode(&run, &*policy);
             assert!(outputs.iter().all(|x| x.is_finite()), "{context}");
             for &length in cache.layout().lengths() {

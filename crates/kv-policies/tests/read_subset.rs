@@ -14,8 +14,8 @@ use kv_kernels::{
     PageHeads, PageOptions, PageSpan, SlotRanges, page_bounds, page_rows, page_scores,
 };
 use kv_policies::{
-    HShare, LayerContext, Needs, Observation, Observed, PageBounds, Policy, Reads, SlotList, Step,
-    build, copies, share_map,
+    HShare, LayerContext, Needs, Observation, OwnedObservation, PageBounds, Policy, Reads,
+    SlotList, Step, build, copies, share_map,
 };
 use kv_testing::{Numbers, devices, exact_devices, golden_files, relative_error};
 use serde_json::{Value, json};
@@ -114,7 +114,7 @@ fn best(scores: &[f64], count: usize) -> Vec<usize> {
 
 /// Steps of two sequences as one batch.
 fn joined(a: &Step, b: &Step) -> Step {
-    use kv_policies::NewHeads::Rotated;
+    use kv_policies::Qkv::Rotated;
     let cat = |a: &Tensor<3>, b: &Tensor<3>| Tensor::cat(vec![a.clone(), b.clone()], 0);
     let (Rotated { query, key, value, .. }, Rotated { query: q, key: k, value: v, .. }) =
         (&a.heads, &b.heads)

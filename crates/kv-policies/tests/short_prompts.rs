@@ -143,7 +143,7 @@ fn side_by_side<'a>(steps: impl Iterator<Item = &'a Step>) -> Step {
     let (mut queries, mut keys, mut values, mut positions) = (vec![], vec![], vec![], vec![]);
     let mut frequencies = None;
     for step in steps {
-        let kv_policies::NewHeads::Rotated { query, key, value, .. } = &step.heads else {
+        let kv_policies::Qkv::Rotated { query, key, value, .. } = &step.heads else {
             panic!("steps are of rotated heads")
         };
         queries.push(query.clone());

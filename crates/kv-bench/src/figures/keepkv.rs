@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn merges_made_for_a_query_keep_its_attention_and_those_of_d2o_sag() {
+    fn merges_made_for_a_query_keep_its_log_sum_exp_and_merges_of_d2o_lower_it() {
         let (records, report) = quick("keepkv-fig2");
         let of = |policy: &str, task: &str, metric: &str| {
             number(&records, policy, task, metric)
@@ -235,20 +235,20 @@ mod tests {
         };
         let apart = "made for the query, heads apart";
         for policy in ["keepkv(h2o)", "keepkv(h2o) key=additive", "keepkv(h2o) key=votes"] {
-            for metric in [metric::SAG, metric::WORST_SAG, metric::QUERY_ERROR] {
+            for metric in [metric::LSE_ERROR, metric::WORST_LSE_ERROR, metric::QUERY_ERROR] {
                 let value = of(policy, apart, metric);
                 assert!(value.abs() < 1e-4, "{policy}: {metric} {value}");
             }
             let (own, others) = (
-                of(policy, "default options", metric::SAG),
-                of("d2o", "default options", metric::SAG),
+                of(policy, "default options", metric::LSE_ERROR),
+                of("d2o", "default options", metric::LSE_ERROR),
             );
             assert!(
                 others < -0.05 && own.abs() < others.abs() / 2.0,
                 "{policy}: {own}, D2O {others}"
             );
         }
-        assert!(of("h2o", apart, metric::SAG) < -0.05);
+        assert!(of("h2o", apart, metric::LSE_ERROR) < -0.05);
         // One factor for all heads of a group is right for none.
         assert!(of("keepkv(h2o)", "made for the query", metric::QUERY_ERROR) > 1e-3);
         for distance in ["1 step ahead", "8 steps ahead", "32 steps ahead"] {
@@ -259,7 +259,7 @@ mod tests {
                 }
             }
         }
-        for id in ["sag", "query-error", "prediction-median", "prediction-mean"] {
+        for id in ["lse-error", "query-error", "prediction-median", "prediction-mean"] {
             assert!(report.contains(&format!(r#"<section id="paper-0-{id}">"#)), "{id}");
         }
         assert!(report.contains("<details open><summary>Paper · keepkv-fig2 predictors"));

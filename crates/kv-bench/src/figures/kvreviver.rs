@@ -72,10 +72,10 @@ pub(super) const FIGURES: &[Figure] = &[
                     35.2, 0.2 34.4, 0.3 34.1, 0.4 33.3",
         measurement: Measurement::Quality(Quality {
             policies: |bench, budgets| {
-                let shares = [0.1, 0.15, 0.2, 0.3, 0.4f64].map(|vague| {
+                let shares = [0.1, 0.15, 0.2, 0.3, 0.4f64].map(|sketch| {
                     // To four digits, as they are written.
-                    let exact = ((1.0 - vague) / 2.0 * 1e4).round() / 1e4;
-                    [vague, exact, exact]
+                    let exact = ((1.0 - sketch) / 2.0 * 1e4).round() / 1e4;
+                    [sketch, exact, exact]
                 });
                 by_shares(bench, budgets, &shares)
             },
@@ -194,9 +194,9 @@ fn kvreviver(bench: &ModelBench<'_>, budget: Budget) -> Value {
 
 /// KVReviver by the shares of the sketch, of candidates and of recents.
 fn by_shares(bench: &ModelBench<'_>, budgets: &[Budget], shares: &[[f64; 3]]) -> Vec<Value> {
-    let with = |budget: Budget, [vague, candidate, recent]: [f64; 3]| {
+    let with = |budget: Budget, [sketch, candidate, recent]: [f64; 3]| {
         let mut config = kvreviver(bench, budget);
-        config["vague"] = json!(vague);
+        config["sketch_share"] = json!(sketch);
         config["candidate"] = json!(candidate);
         config["recent"] = json!(recent);
         config

@@ -414,12 +414,12 @@ mod tests {
         };
         for (policy, observed, bound) in [
             ("cis", metric::DROPPED_MASS, metric::ODDS_BOUND),
-            ("cis", metric::SET_GAP, metric::SET_GAP_BOUND),
-            ("psaw", metric::HIDDEN_MASS, metric::HIDDEN_BOUND),
-            ("etf", metric::MOVED_MASS, metric::MOVED_BOUND),
+            ("cis", metric::ORACLE_GAP_IN_SET, metric::ORACLE_GAP_IN_SET_BOUND),
+            ("psaw", metric::WINDOW_DROPPED_MASS, metric::WINDOW_DROPPED_BOUND),
+            ("etf", metric::FROZEN_KEY_TV, metric::FROZEN_KEY_TV_BOUND),
             ("cpe", metric::DROPPED_MASS, metric::ODDS_BOUND),
-            ("cpe", metric::HIDDEN_MASS, metric::HIDDEN_BOUND),
-            ("cpe", metric::MOVED_MASS, metric::MOVED_BOUND),
+            ("cpe", metric::WINDOW_DROPPED_MASS, metric::WINDOW_DROPPED_BOUND),
+            ("cpe", metric::FROZEN_KEY_TV, metric::FROZEN_KEY_TV_BOUND),
         ] {
             let (observed, bound) = (of(policy, observed), of(policy, bound));
             // The first of them has no window yet, and nothing frozen.
@@ -428,11 +428,13 @@ mod tests {
             let holds = observed.iter().zip(&bound).all(|(observed, bound)| observed <= bound);
             assert!(holds, "{policy}: {observed:?} above {bound:?}");
             assert!(of(policy, metric::BROKEN).iter().all(|broken| *broken == 0.0), "{policy}");
-            let vacuous = of(policy, metric::VACUOUS);
-            assert!(!vacuous.is_empty() && vacuous.iter().all(|share| (0.0..=1.0).contains(share)));
+            let above_one = of(policy, metric::BOUND_GT_1_SHARE);
+            assert!(
+                !above_one.is_empty() && above_one.iter().all(|share| (0.0..=1.0).contains(share))
+            );
         }
         // Not all of them for want of anything to say.
-        assert!(of("psaw", metric::HIDDEN_BOUND).iter().any(|bound| *bound < 0.9));
+        assert!(of("psaw", metric::WINDOW_DROPPED_BOUND).iter().any(|bound| *bound < 0.9));
         // A cosine a layer, of some queries that are alike and some that are not.
         let (cosines, alike) =
             (of("full", metric::QUERY_COSINE), of("full", metric::QUERIES_ALIKE));
@@ -442,7 +444,7 @@ mod tests {
         );
         // The bound on dropped attention covers visible tokens; hidden attention is a metric of its
         // own.
-        assert!(of("cpe", metric::HIDDEN_MASS).iter().any(|hidden| *hidden > 0.05));
+        assert!(of("cpe", metric::WINDOW_DROPPED_MASS).iter().any(|hidden| *hidden > 0.05));
     }
 
     #[test]

@@ -99,7 +99,7 @@ fn quality(records: &[&Record]) -> Vec<Table> {
         metric::RETRIEVAL_RATIO,
         metric::TOKENS_READ,
         metric::DROPPED_VOTES,
-        metric::HELD_BYTES,
+        metric::LIVE_BYTES,
     ];
     picks.extend(more.map(Pick::all));
     let mut first = build("Quality".into(), records, &[Key::Budget], &picks);
@@ -144,21 +144,21 @@ fn attention(records: &[&Record], by_layer: bool) -> Vec<Table> {
     let certificates = [
         metric::DROPPED_MASS,
         metric::DROPPED_BOUND,
-        metric::VACUOUS,
+        metric::BOUND_GT_1_SHARE,
         metric::ODDS_BOUND,
-        metric::SET_GAP,
-        metric::SET_GAP_BOUND,
+        metric::ORACLE_GAP_IN_SET,
+        metric::ORACLE_GAP_IN_SET_BOUND,
         metric::ORACLE_GAP,
         metric::INFORMATION_LOSS,
-        metric::HIDDEN_MASS,
-        metric::HIDDEN_BOUND,
-        metric::MOVED_MASS,
-        metric::MOVED_BOUND,
-        metric::RUN_MOVED_MASS,
-        metric::REMAINDER,
-        metric::REMAINDER_BOUND,
-        metric::DRIFT,
-        metric::DRIFT_BOUND,
+        metric::WINDOW_DROPPED_MASS,
+        metric::WINDOW_DROPPED_BOUND,
+        metric::FROZEN_KEY_TV,
+        metric::FROZEN_KEY_TV_BOUND,
+        metric::RUN_FROZEN_KEY_TV,
+        metric::EVICTION_RESIDUAL,
+        metric::EVICTION_RESIDUAL_BOUND,
+        metric::LOGIT_CHANGE,
+        metric::LOGIT_CHANGE_BOUND,
         metric::OBSERVED_ERROR,
         metric::ERROR_BOUND,
         metric::BROKEN,
@@ -169,12 +169,12 @@ fn attention(records: &[&Record], by_layer: bool) -> Vec<Table> {
         let picks: Vec<_> = certificates.into_iter().map(Pick::all).collect();
         let title = "Attention · certificates".into();
         let mut table = build(title, &certified, &[Key::Budget], &picks);
-        let constants = [metric::HIDDEN_BOUND, metric::MOVED_BOUND];
+        let constants = [metric::WINDOW_DROPPED_BOUND, metric::FROZEN_KEY_TV_BOUND];
         let checked = certified.iter().filter(|r| constants.contains(&r.metric.as_str()));
         if let Some(checked) = checked.filter_map(|r| r.case.samples).max() {
             let unit = samples::unit(&checked.to_string());
             table.means_over = format!(
-                "all prompts; hidden and moved mass and their bounds, each at most 1, over \
+                "all prompts; masses outside the window, TV and their bounds, each at most 1, over \
                  {checked} {unit} that constants are checked on"
             );
         }
@@ -213,7 +213,7 @@ fn throughput(records: &[&Record]) -> Table {
         metric::LARGEST_BATCH,
         metric::RETRIEVAL_RATIO,
         metric::TOKENS_READ,
-        metric::HELD_BYTES,
+        metric::LIVE_BYTES,
         metric::HOST_BYTES,
         metric::COPY_TIME,
         metric::COPY_WAIT,
@@ -406,11 +406,11 @@ mod tests {
                 metrics.iter().map(|metric| record("a", Some(0.5), metric, 0.5)).collect();
             tables(&records, false).remove(0)
         };
-        let all = [metric::HELD_BYTES, metric::DROPPED_VOTES, metric::RETRIEVAL_RATIO];
+        let all = [metric::LIVE_BYTES, metric::DROPPED_VOTES, metric::RETRIEVAL_RATIO];
         let legend = table(&all).legend;
         let begins = |line: &str| legend.iter().filter(|own| own.starts_with(line)).count();
         assert_eq!(legend.len(), 3, "{legend:?}");
-        for name in ["memory held: ", "dropped votes: ", "retrieval ratio: "] {
+        for name in ["live memory: ", "dropped votes: ", "retrieval ratio: "] {
             assert_eq!(begins(name), 1, "{legend:?}");
         }
         assert!(table(&[metric::PERPLEXITY]).legend.is_empty());

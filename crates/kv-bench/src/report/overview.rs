@@ -15,7 +15,7 @@ const COLUMNS: [(&str, Option<&str>, &str); 6] = [
     (metric::EXACT_MATCH, Some(mode::AGNOSTIC), "question\nunseen"),
     (metric::KL_DIVERGENCE, None, "KL\nnats"),
     (metric::PERPLEXITY, None, "per-\nplexity"),
-    (metric::HELD_BYTES, None, "memory\nheld"),
+    (metric::LIVE_BYTES, None, "live\nmemory"),
     (metric::DECODE_TOKENS_PER_SECOND, None, "decode\ntok/s"),
 ];
 
@@ -81,7 +81,7 @@ pub(crate) fn table(records: &[Record]) -> Option<Table> {
     let families =
         FAMILIES.map(|family| format!("{}: {}", families::name(family), families::does(family)));
     let best = "best: the highest exact match; among equals the lowest KL divergence of answers";
-    let columns = [best].into_iter().chain(COLUMNS_ARE).chain(format::legend(metric::HELD_BYTES));
+    let columns = [best].into_iter().chain(COLUMNS_ARE).chain(format::legend(metric::LIVE_BYTES));
     let table = Table {
         title: format!("The best of each family at {}", format::budget(Some(budget))),
         means_over: means_over.join(": "),
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(heads, ["question\nseen", "KL\nnats"]);
         let text = table.to_text();
         assert!(text.contains("\nread: keeps all tokens and attends to some of them\n"));
-        assert!(text.contains("\nmemory held: keys and values in use"), "{text}");
+        assert!(text.contains("\nlive memory: keys and values in use"), "{text}");
         assert!(super::table(&records[..1]).is_none());
     }
 

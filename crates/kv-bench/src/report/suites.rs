@@ -148,7 +148,13 @@ pub(crate) fn figures(records: &[&Record], policies: &Policies) -> anyhow::Resul
 /// The attention that merges lose, and how well scores are predicted.
 fn merging(records: &[&Record], policies: &Policies) -> anyhow::Result<Vec<Figure>> {
     let metrics = [
-        (metric::SAG, "attention sag (nats)", "sag", "Attention sag", SAG),
+        (
+            metric::LSE_ERROR,
+            "log-sum-exp error (nats)",
+            "lse-error",
+            "Log-sum-exp error",
+            LSE_ERROR,
+        ),
         (metric::QUERY_ERROR, "relative error", "query-error", "Error of one query", QUERY_ERROR),
         (
             metric::PREDICTION_MEDIAN,
@@ -173,7 +179,7 @@ fn merging(records: &[&Record], policies: &Policies) -> anyhow::Result<Vec<Figur
     metrics.into_iter().filter_map(figure).collect()
 }
 
-const SAG: &str = "Log-sum-exp of a prompt's last query over the compressed cache, weights \
+const LSE_ERROR: &str = "Log-sum-exp of a prompt's last query over the compressed cache, weights \
     included, less that over all tokens. 0: attention on what was merged is what it was. Below: a \
     merged slot counts less than its tokens did, or some were dropped.";
 const QUERY_ERROR: &str = "Relative error of the same query's attention output; lower is better.";
@@ -194,7 +200,7 @@ fn costs(records: &[&Record], policies: &Policies) -> anyhow::Result<Vec<Figure>
                   the room to decode. A pale bar much longer than its solid one is memory that \
                   compression did not give back.",
     };
-    let memory = chart(metric::HELD_BYTES, "cache");
+    let memory = chart(metric::LIVE_BYTES, "cache");
     figures.extend(memory.bars(&frame, metric::CACHE_BYTES)?);
     let frame = Frame {
         id: "peak-memory",

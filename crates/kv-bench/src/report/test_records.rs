@@ -68,7 +68,7 @@ pub(crate) fn records() -> Vec<Record> {
             push("throughput", &case, metric::PREFILL_TOKENS_PER_SECOND, 9e3 + 1e3 * skill + size);
             push("throughput", &case, metric::TIME_TO_FIRST_TOKEN, 120.0 * size - 20.0 * skill);
             push("throughput", &case, metric::PEAK_BYTES, size * 3e7 * (1.0 + share));
-            push("throughput", &case, metric::HELD_BYTES, size * 3.2e7 * share);
+            push("throughput", &case, metric::LIVE_BYTES, size * 3.2e7 * share);
             push("throughput", &case, metric::BYTES_ALLOCATED, size * 3.4e7 * share + 1e6);
         }
     }
@@ -108,5 +108,5 @@ fn quality(push: &mut impl FnMut(&str, &Case, &str, f64), loss: f64, share: f64)
         push("quality", &case, metric::TEXT_KL_DIVERGENCE, 0.02 * drift);
     }
     push("quality", &Case::default(), metric::TEXT_AGREEMENT, 1.0 - 0.8 * loss);
-    push("quality", &Case::default(), metric::HELD_BYTES, 1.2e7 * share);
+    push("quality", &Case::default(), metric::LIVE_BYTES, 1.2e7 * share);
 }

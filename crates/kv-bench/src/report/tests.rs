@@ -85,7 +85,7 @@ fn odd_values_are_drawn_around() {
             budgets.map(move |budget| record("<x>", budget, metric::RELATIVE_ERROR, value))
         })
         .collect();
-    records.push(record("y", Some(0.5), metric::HELD_BYTES, f64::NAN));
+    records.push(record("y", Some(0.5), metric::LIVE_BYTES, f64::NAN));
     records.push(record("<x>", Some(0.5), metric::EXACT_MATCH, 1.0));
     records[0].case.mode = Some(mode::AWARE.into());
     let html = html(&records);

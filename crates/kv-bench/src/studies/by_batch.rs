@@ -182,7 +182,7 @@ fn time(
     empty_pool(&bench.device)?;
     let session = start(bench, policy_run, size, batch)?;
     let held = bench.weight_bytes() + session.memory().total() as f64;
-    let mut decoder = session.decoder(&vec![Sampling::greedy(); batch])?.ahead();
+    let mut decoder = session.decoder(&vec![Sampling::greedy(); batch])?.overlapped();
     for _ in 0..WARM_UP {
         decoder.next_tokens()?;
     }

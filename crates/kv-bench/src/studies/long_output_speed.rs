@@ -35,7 +35,7 @@ pub(crate) struct Size {
 const PROMPT: usize = 32;
 /// Lengths at which steps are timed.
 const POINTS: usize = 8;
-/// Steps that are timed, and steps before them, of which one is recorded as a graph.
+/// Steps that are timed, and steps before them; one of the latter is recorded as a graph.
 const WINDOW: usize = 64;
 const WARM_UP: usize = 6;
 /// One policy's measurements.
@@ -171,7 +171,7 @@ fn time(bench: &ModelBench<'_>, size: &Size, run: &Run, batch: usize) -> anyhow:
         }
         let length = (size.input + generated).min(last);
         session.assume(length.saturating_sub(session.cache().seen[0]))?;
-        let mut decoder = session.decoder(&vec![Sampling::greedy(); batch])?.ahead();
+        let mut decoder = session.decoder(&vec![Sampling::greedy(); batch])?.overlapped();
         for _ in 0..WARM_UP {
             decoder.next_tokens()?;
         }

@@ -1,7 +1,7 @@
-//! The sag that a prompt's merges cause in the attention of its last query (KeepKV, figure 2 c):
-//! the log-sum-exp of the compressed cache, weights included, less that of all tokens. Evictions
-//! lose what they drop; merges that count their tokens as one slot lose the attention to all but
-//! one of them (theorem 2).
+//! The error of the log-sum-exp of a prompt's last query that merges cause (KeepKV, figure 2 c):
+//! the log-sum-exp of the compressed cache, weights included, less the log-sum-exp of all tokens.
+//! Evictions lose the attention of dropped tokens; merges that count their tokens as one slot lose
+//! the attention to all but one of them (theorem 2).
 
 use anyhow::Context;
 use burn::tensor::Tensor;
@@ -44,7 +44,7 @@ const KEYS: [&str; 4] = ["paper", "additive", "votes", "mean"];
 /// Of one policy, over prompts, layers and heads.
 #[derive(Clone, Copy, Default)]
 struct Sums {
-    sag: f64,
+    lse_error: f64,
     worst: f64,
     queries: f64,
     difference: f64,
@@ -88,7 +88,7 @@ pub(crate) fn run(
     }
     prompts.limit(options.limit.unwrap_or(limit));
     let layers = bench.model.config().num_layers;
-    let mut progress = Progress::new(prompts.list.len() * layers, &format!("{name}, sag"));
+    let mut progress = Progress::new(prompts.list.len() * layers, &format!("{name}, LSE error"));
     let pass = PrefillPass {
         needs: Needs { window: usize::MAX, column_sums: true, raw_queries: false },
         ..PrefillPass::default()
@@ -108,15 +108,15 @@ pub(crate) fn run(
     progress.finish();
     let (count, source) = (prompts.list.len(), prompts.source.clone());
     let of_prompts = counted(count, "prompt");
-    bench.note(format!("sag: means over layers and heads of {of_prompts}, {source}"));
+    bench.note(format!("LSE error: means over layers and heads of {of_prompts}, {source}"));
     for (setting, policy_runs, sums) in &settings {
         let case = Case::of(format!("{name} sag, {}", setting.name)).samples_of(&source, count);
         for (policy_run, sums) in policy_runs.iter().zip(sums) {
             let setup = policy_run.setup();
-            let sag = sums.sag / sums.queries.max(1.0);
+            let lse_error = sums.lse_error / sums.queries.max(1.0);
             let error = (sums.difference / sums.norm.max(f64::MIN_POSITIVE)).sqrt();
-            bench.record(SUITE, &case, setup, metric::SAG, sag, "nats");
-            bench.record(SUITE, &case, setup, metric::WORST_SAG, sums.worst, "nats");
+            bench.record(SUITE, &case, setup, metric::LSE_ERROR, lse_error, "nats");
+            bench.record(SUITE, &case, setup, metric::WORST_LSE_ERROR, sums.worst, "nats");
             bench.record(SUITE, &case, setup, metric::QUERY_ERROR, error, "ratio");
             sums.votes.record(bench, SUITE, &case, policy_run);
         }
@@ -166,12 +166,12 @@ fn compare(
     for (policy_run, sums) in policy_runs.iter().zip(sums) {
         let own = attended(policy_run)?;
         for (own, exact) in own.log_sum_exp.iter().zip(&exact.log_sum_exp) {
-            let sag = f64::from(own - exact);
-            sums.sag += sag;
+            let lse_error = f64::from(own - exact);
+            sums.lse_error += lse_error;
             sums.queries += 1.0;
             // NaN must show, and nothing exceeds it.
-            if sag.is_nan() || sag.abs() > sums.worst.abs() {
-                sums.worst = sag;
+            if lse_error.is_nan() || lse_error.abs() > sums.worst.abs() {
+                sums.worst = lse_error;
             }
         }
         sums.votes += own.votes;

@@ -102,7 +102,7 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
     let count = options.limit.unwrap_or(if bench.common.quick { 1 } else { TEXTS }).min(TEXTS);
     let (source, text) = prompts::text(options.text.as_deref())?;
     let texts = texts(bench, &text, count, prompt, output)?;
-    let policy_runs = policy_runs(bench, prompt + output, room(&texts))?;
+    let policy_runs = policy_runs(bench, prompt + output, longest_question(&texts))?;
     let grows =
         |own: &&PolicyRun| own.budget.is_some() && !own.policy.capabilities().changes_decode;
     let mut grown: Vec<&str> =
@@ -194,8 +194,8 @@ fn policy_runs(
     for PolicyRun { label, policy, .. } in &policy_runs {
         if let Some(Budget::Ratio(share)) = policy.budget() {
             bail!(
-                "budget {share} of {label} would be a share of the prompt alone: expected tokens, or \
-                 none there and --budget"
+                "budget {share} of {label} would be a share of the prompt alone: expected tokens, \
+                 or none there and --budget"
             );
         }
     }
@@ -203,7 +203,7 @@ fn policy_runs(
 }
 
 /// Tokens of the longest question with its answer.
-fn room(texts: &[Text]) -> usize {
+fn longest_question(texts: &[Text]) -> usize {
     let asked = texts.iter().flat_map(|text| &text.questions);
     asked.map(|[question, answer]| question.len() + answer.len()).max().unwrap_or(0)
 }
@@ -281,7 +281,7 @@ impl<'a> Run<'a> {
             texts.iter().map(|text| text.tokens[..prompt].to_vec()).collect();
         let seeds = vec![bench.common.seed; texts.len()];
         let policy: Arc<dyn Policy> = policy_run.policy.clone();
-        let new = length - prompt + room(texts);
+        let new = length - prompt + longest_question(texts);
         let session = Session::start(&bench.model, policy, &prompts, &seeds, new)?;
         let buckets = vec![Sums::default(); (length - prompt).div_ceil(BUCKET)];
         let memory = session.memory();

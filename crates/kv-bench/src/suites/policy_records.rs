@@ -20,7 +20,7 @@ pub(crate) fn record_memory(
 ) {
     type Bytes = fn(&MemoryReport) -> usize;
     let parts: [(&str, Bytes); 9] = [
-        (metric::HELD_BYTES, |report| report.in_use + report.metadata + report.policy),
+        (metric::LIVE_BYTES, |report| report.in_use + report.metadata + report.policy),
         (metric::CACHE_BYTES, |report| report.total() - report.scratch),
         (metric::BYTES_IN_USE, |report| report.in_use),
         (metric::BYTES_ALLOCATED, |report| report.allocated),

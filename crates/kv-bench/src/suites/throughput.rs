@@ -74,7 +74,7 @@ fn time(
     // Once without the clock.
     drop(start()?.read_logits()?);
     let clock = Instant::now();
-    let mut decoder = start()?.decoder(&vec![Sampling::greedy(); batch])?.ahead();
+    let mut decoder = start()?.decoder(&vec![Sampling::greedy(); batch])?.overlapped();
     decoder.next_tokens()?;
     let first = clock.elapsed().as_secs_f64();
     let kept = decoder.session().memory();

@@ -139,7 +139,7 @@ fn attention_bias(settings: &Settings, architecture: Architecture) -> Result<(bo
             let bias = settings.flag(key, false)?;
             Ok((bias, bias))
         }
-        // Those that have no such setting: what it might say must be what they do.
+        // Architectures without this setting: a file may only repeat their behaviour.
         Architecture::Mistral | Architecture::Ministral if settings.flag(key, false)? => {
             Err(settings.unsupported(key, format!("false for {architecture}")))
         }

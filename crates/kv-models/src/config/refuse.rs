@@ -4,7 +4,7 @@ use super::rope;
 use super::settings::Settings;
 use crate::error::Result;
 
-/// Refuses what is the same for all architectures.
+/// Refuses settings that no architecture supports.
 pub(super) fn unsupported(settings: &Settings) -> Result<()> {
     for key in ["hidden_act", "hidden_activation"] {
         match settings.get::<String>(key, "silu")?.as_deref() {

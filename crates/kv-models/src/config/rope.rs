@@ -88,8 +88,8 @@ fn scaling(settings: &Settings, rope: &Settings, max_positions: usize) -> Result
     Ok(scaling)
 }
 
-/// The factor by which a context is stretched. Below 1 it would shrink the context, of which
-/// `transformers` warns.
+/// How many times longer a context becomes. Factors below 1 would shrink the context;
+/// `transformers` warns of them.
 fn factor(rope: &Settings) -> Result<Option<f64>> {
     match rope.positive("factor")? {
         Some(factor) if factor < 1.0 => Err(rope.unsupported("factor", "a number of at least 1")),

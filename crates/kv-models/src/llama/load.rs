@@ -95,8 +95,8 @@ impl Source for Random<'_> {
 }
 
 impl Llama {
-    /// Loads the decoder. Its configuration says afterwards what the weights are where `config`
-    /// left it open: their type, and whether the output projection is the embedding.
+    /// Loads the decoder. Where `config` leaves it open, the weights decide their type and whether
+    /// the output projection is the embedding; the decoder's configuration then says so.
     ///
     /// # Errors
     /// [`crate::WeightsError`] for tensors that are missing, do not fit, or have no place in the
@@ -117,7 +117,7 @@ impl Llama {
     /// A decoder of random weights.
     ///
     /// # Errors
-    /// None in practice; the type is that of loading.
+    /// None in practice; loading has this type.
     pub fn random(config: ModelConfig, dtype: DType, device: &Device) -> Result<Self> {
         Self::build(config, &Random { dtype, device }, dtype, device)
     }

@@ -53,7 +53,7 @@ impl PrefillPass<'_> {
 /// Tokens of a chunk, unless a pass says otherwise.
 const CHUNK: usize = 4096;
 
-/// What a prefill pass leaves, beside what its observers kept.
+/// The results of a prefill pass, beside the ones that its observers kept.
 #[derive(Debug, Clone)]
 pub struct Prefilled {
     /// Hidden states after the final norm, `[B, T', hidden]`: of all tokens, or those that were not

@@ -109,17 +109,17 @@ impl<'a> Decoder<'a> {
     }
 
     /// Begins every recorded step before the host reads the tokens that it decodes, so that the
-    /// device does not wait for the host: the tokens are the same. As many steps run as tokens are
-    /// asked for, one more than otherwise: caches and logits are one step further, the last tokens
-    /// in them, where [`Self::is_ahead`] says so. Where there is no room for that step it is left
-    /// out.
-    pub fn ahead(mut self) -> Self {
+    /// device does not wait for the host. The tokens are the same. As many steps run as tokens are
+    /// asked for, one more than otherwise. Caches and logits are one step further then, with the
+    /// last tokens in them ([`Self::has_step_in_flight`]). Where caches have no room for that step,
+    /// it is left out.
+    pub fn overlapped(mut self) -> Self {
         self.runs_ahead = true;
         self
     }
 
     /// Whether the last tokens drawn are in the caches already.
-    pub fn is_ahead(&self) -> bool {
+    pub fn has_step_in_flight(&self) -> bool {
         matches!(self.ahead, Some(Ok(_)))
     }
 
@@ -134,7 +134,7 @@ impl<'a> Decoder<'a> {
     }
 
     /// The sequences, to go on with in another way. The last tokens drawn are not in their caches,
-    /// unless the decoder [is ahead](Self::is_ahead).
+    /// unless the decoder [has a step in flight](Self::has_step_in_flight).
     ///
     /// # Errors
     /// [`ModelError::DecoderFailed`] after an error in the midst of a step.
@@ -279,8 +279,8 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Records a step without running it: what the host did for it is undone. `None` where there
-    /// can be no further step, as in a cache that is full by now; the next one says why.
+    /// Records a step without running it: the host's part of it is undone. `None` where there can
+    /// be no further step, as in a cache that is full by now; the next step says why.
     fn record(&mut self, recording: Recording) -> Result<Option<Recorded>> {
         let (before, logits) = (self.session.cache.mirror(), self.session.logits.clone());
         let (drawn, graph) = recording.record(|| self.device_step())?;

@@ -48,7 +48,7 @@ impl Penalty {
         self.seen = self.seen.clone().scatter(1, tokens, ones, IndexingUpdateOp::Add);
     }
 
-    /// Logits `[B, vocabulary]` with those of the sequences' own tokens lowered.
+    /// Logits `[B, vocabulary]`; the logits of tokens that a sequence has are lowered.
     pub(super) fn apply(&self, logits: Tensor<2>) -> Tensor<2> {
         let negative = logits.clone().lower_elem(0.0);
         let raised = logits.clone() * self.factors.clone();

@@ -6,7 +6,7 @@ use std::thread;
 
 use burn::tensor::Tensor;
 use kv_core::{CacheOptions, KvCache, LayerCache, MemoryReport};
-use kv_policies::{LayerContext, Needs, Observed, Policy, Reuse};
+use kv_policies::{LayerContext, Needs, OwnedObservation, Policy, Reuse};
 
 use super::{Session, origin};
 use crate::llama::PromptGroup;
@@ -27,8 +27,10 @@ pub(super) fn prefill<'a>(
     let llama: &Llama = model.llama();
     let needs = policies.iter().fold(Needs::default(), |needs, policy| needs.union(policy.needs()));
     let positions = llama.config().max_positions;
-    let rooms: Vec<usize> =
-        policies.iter().map(|policy| room(&**policy, prompts, new_tokens, positions)).collect();
+    let rooms: Vec<usize> = policies
+        .iter()
+        .map(|policy| new_token_capacity(&**policy, prompts, new_tokens, positions))
+        .collect();
     let options = CacheOptions::new(&llama.device(), llama.dtype());
     let count = llama.config().num_layers;
     // Policy -> layer -> one cache a group of prompts.
@@ -47,14 +49,14 @@ pub(super) fn prefill<'a>(
     let groups: Vec<PromptGroup<'_>> = groups.collect();
     let pass = PrefillPass { needs, by, ..PrefillPass::default() };
     // Policy -> group -> what those that compress all layers together have seen.
-    let mut seen: Vec<Vec<Vec<Observed>>> =
+    let mut seen: Vec<Vec<Vec<OwnedObservation>>> =
         policies.iter().map(|_| groups.iter().map(|_| Vec::new()).collect()).collect();
     let prefilled = llama.prefill_groups(&groups, pass, &mut |group, observation| {
         let layer = observation.layer.index;
         let each = policies.iter().zip(&rooms);
         for (((policy, room), parts), seen) in each.zip(&mut parts).zip(&mut seen) {
             if policy.capabilities().needs_all_layers {
-                seen[group].push(Observed::new(observation, policy.needs()));
+                seen[group].push(OwnedObservation::new(observation, policy.needs()));
                 continue;
             }
             let parts = &mut parts[layer];
@@ -119,7 +121,7 @@ pub(super) fn prefill<'a>(
 }
 
 /// The most new tokens of a prompt: no more than the model has positions for.
-fn room(
+fn new_token_capacity(
     policy: &dyn Policy,
     prompts: &[Vec<u32>],
     new_tokens: &[usize],

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::Weights;
 use super::error::{WeightsError, listed};
 
-/// Parts of the decoder: whatever belongs to them takes part in what it computes.
+/// Parts of the decoder: all their tensors take part in its computation.
 const DECODER: [&str; 4] = ["model.layers.", "model.norm.", "model.embed_tokens.", "lm_head."];
 
 /// Ends of names of what follows from the configuration, and was stored nevertheless: frequencies

@@ -29,9 +29,9 @@ const FLATTEST: f64 = 1e-9;
 const SLACK: f64 = 1e-9;
 
 impl Recency {
-    /// The constants that dominate all of `attention` and bound what is `distance` tokens away or
-    /// further tightest. `attention[d]` is the most that any query of a layer gives a token behind
-    /// the sinks at distance `d`, 0 for its own.
+    /// The constants that dominate all of `attention` and bound the attention to tokens at
+    /// `distance` or further tightest. `attention[d]` is the most that any query of a layer gives a
+    /// token behind the sinks at distance `d`, 0 for its own.
     ///
     /// `None` for attention that is nowhere above 0, which every tail dominates, or is not finite.
     pub fn fit(attention: &[f64], distance: usize) -> Option<Self> {
@@ -68,7 +68,7 @@ impl Recency {
 impl KeyDrift {
     /// The constants that dominate all updates, and lie least above them on average, in logarithms.
     /// `updates` has `(l - start, max ‖k_i^(l) - k_i^(l-1)‖)` of every layer that freezes, over
-    /// what it freezes.
+    /// its frozen tokens.
     ///
     /// `None` for updates that are all 0, or not finite.
     pub fn fit(updates: &[(usize, f64)]) -> Option<Self> {
@@ -98,7 +98,8 @@ impl KeyDrift {
     }
 }
 
-/// Both together: what a window drops, and what frozen keys move. Eq. (48) of PrHS, at most 1.
+/// The bound of a window's dropped attention and of the change by frozen keys together. Eq. (48) of
+/// PrHS, at most 1.
 pub fn mass_bound(dropped: f64, gap: f64) -> f64 {
     (dropped + gap).min(1.0)
 }

@@ -15,14 +15,14 @@ use crate::policy::write_slots::WriteSlots;
 pub struct Certificate {
     /// `2 V α'_i / (1 − α'_i)`, `V = max ‖v_j‖` (equation 13); infinite where the slot has all of
     /// the attention.
-    pub remainder_bound: f64,
+    pub eviction_residual_bound: f64,
     /// What it bounds: `‖o' − o'₋ᵢ − α'_i v_i‖`.
-    pub remainder: f64,
+    pub eviction_residual: f64,
     /// `‖q' − q‖ max ‖k_j‖ / √D`: for queries of length 1 this is
     /// `√(2 (1 − cos(q, q'))) max ‖k_j‖ / √D` (equation 15).
-    pub drift_bound: f64,
+    pub logit_change_bound: f64,
     /// What it bounds: the largest change of a logit.
-    pub drift: f64,
+    pub logit_change: f64,
     /// Of the difference between the two measures (equation 11).
     pub error_bound: f64,
     /// The difference.
@@ -88,22 +88,30 @@ impl Head {
         let output = self.output(&next_shares, None);
         let without = self.output(&next_shares, Some(evicted));
         let change: Vec<f64> = output.iter().zip(&without).map(|(o, w)| o - w).collect();
-        let remainder: Vec<f64> =
+        let eviction_residual: Vec<f64> =
             change.iter().zip(value).map(|(change, v)| change - next_share * v).collect();
         let longest = |rows: &[Vec<f64>]| rows.iter().map(|row| norm(row)).fold(0.0, f64::max);
         let size = norm(value);
         let rest = 1.0 - next_share;
-        let remainder_bound = 2.0 * longest(&self.values) * next_share / rest;
+        let eviction_residual_bound = 2.0 * longest(&self.values) * next_share / rest;
         let difference: Vec<f64> = next.iter().zip(query).map(|(a, b)| a - b).collect();
-        let drift_bound = norm(&difference) * longest(&self.keys) / scale;
-        let drift = old.iter().zip(&new).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        let logit_change_bound = norm(&difference) * longest(&self.keys) / scale;
+        let logit_change = old.iter().zip(&new).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         // |‖c' + R‖² − ‖c'‖²| and |‖c'‖² − ‖c‖²|, shares changing by no more than logits do.
-        let moved = drift_bound.min(1.0);
-        let error_bound = remainder_bound * (remainder_bound + 2.0 * next_share * size)
+        let moved = logit_change_bound.min(1.0);
+        let error_bound = eviction_residual_bound
+            * (eviction_residual_bound + 2.0 * next_share * size)
             + moved * (2.0 * share + moved) * size * size;
         let error = (norm(&change).powi(2) - (share * size).powi(2)).abs();
-        let remainder = norm(&remainder);
-        Certificate { remainder_bound, remainder, drift_bound, drift, error_bound, error }
+        let eviction_residual = norm(&eviction_residual);
+        Certificate {
+            eviction_residual_bound,
+            eviction_residual,
+            logit_change_bound,
+            logit_change,
+            error_bound,
+            error,
+        }
     }
 
     /// The attention output with these shares, without a slot if so asked, the others scaled up.

@@ -21,7 +21,7 @@ pub fn information_loss(dropped: f64, eligible: f64) -> f64 {
 /// What is known of a step that shares a set.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SharedStep {
-    /// Attention that the set's own query does not give to what the step surely attends to.
+    /// The set's own query's attention outside of the tokens that the step surely attends to.
     pub dropped: f64,
     /// `‖q' − q‖` of the step's query and the set's own.
     pub distance: f64,
@@ -57,8 +57,8 @@ impl SharedStep {
         self.dropped + self.attention_change()
     }
 
-    /// Ours, never vacuous: where no logit changes by more than `ε`, the odds of what is dropped
-    /// change by no more than `exp(2 ε)`.
+    /// Our bound, at most 1: where no logit changes by more than `ε`, the odds of the dropped
+    /// attention change by a factor of `exp(2 ε)` at most.
     pub fn dropped_by_odds(&self) -> f64 {
         if self.dropped >= 1.0 {
             return 1.0;

@@ -1,6 +1,6 @@
 //! AdaKV (Feng et al., 2024): [`SnapKv`] whose heads compete for a layer's slots by their scores.
 //! Each head keeps the share `floor` of an equal budget for its own best tokens, the safeguard of
-//! the paper; `floor = 0.2` is that of the authors' code.
+//! the paper; `floor = 0.2` is the authors' code's.
 
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ impl SnapKv {
 
 /// AdaKV from its configuration.
 pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-    preset::<SnapKv>("adakv", config, |family, scorer| {
-        family.heads = HeadAllocation::Ada { floor: FLOOR };
+    preset::<SnapKv>("adakv", config, |options, scorer| {
+        options.heads = HeadAllocation::Ada { floor: FLOOR };
         *scorer = SnapKv::of_ada_kv();
     })
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use kv_core::Budget;
 use serde_json::Value;
 
-use super::{Family, KeepTop, Rerotated, Scorer};
+use super::{KeepTop, KeepTopConfig, Rerotated, Scorer};
 use crate::policy::config::{Config, invalid};
 use crate::{Policy, Result};
 
 /// The policy of a scorer, under its name and with its paper's defaults.
-pub(crate) fn family<S: Scorer>(config: &mut Config) -> Result<Arc<dyn Policy>> {
+pub(crate) fn keep_top<S: Scorer>(config: &mut Config) -> Result<Arc<dyn Policy>> {
     preset::<S>(S::NAME, config, |_, _| {})
 }
 
@@ -19,13 +19,13 @@ pub(crate) fn family<S: Scorer>(config: &mut Config) -> Result<Arc<dyn Policy>> 
 pub(super) fn preset<S: Scorer>(
     name: &'static str,
     config: &mut Config,
-    preset: impl Fn(&mut Family, &mut S),
+    preset: impl Fn(&mut KeepTopConfig, &mut S),
 ) -> Result<Arc<dyn Policy>> {
     let budget = config.take("budget");
     let budget = budget.ok_or_else(|| invalid(name, "`budget` is missing".into()))?;
     let budget: Budget =
         serde_json::from_value(budget).map_err(|error| invalid(name, error.to_string()))?;
-    let mut defaults = Family::of::<S>(budget);
+    let mut defaults = KeepTopConfig::of::<S>(budget);
     let mut scorer = S::default();
     preset(&mut defaults, &mut scorer);
     let Ok(Value::Object(mut options)) = serde_json::to_value(&defaults) else {

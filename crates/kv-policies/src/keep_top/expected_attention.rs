@@ -2,7 +2,9 @@ use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use crate::{Decoding, FamilyDefaults, Needs, Observation, PolicyError, Reduction, Result, Scorer};
+use crate::{
+    Decoding, KeepTopDefaults, Needs, Observation, PolicyError, Reduction, Result, Scorer,
+};
 
 /// Expected Attention (Devoto et al., 2025, section 3): the attention that future queries are
 /// expected to give, if they are Gaussian with the prompt's moments, times `‖v‖₂`. The first 4
@@ -110,8 +112,8 @@ impl Scorer for ExpectedAttention {
         Decoding::Rescore { window: 0, raw_queries: DECODE_QUERIES }
     }
 
-    fn defaults() -> FamilyDefaults {
-        FamilyDefaults { sinks: 4, interval: 128, ..FamilyDefaults::default() }
+    fn defaults() -> KeepTopDefaults {
+        KeepTopDefaults { sinks: 4, interval: 128, ..KeepTopDefaults::default() }
     }
 }
 

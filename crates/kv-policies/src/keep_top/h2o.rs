@@ -2,7 +2,7 @@ use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    DecodeView, Decoding, FamilyDefaults, Needs, Observation, PolicyError, Reduction, Result,
+    DecodeView, Decoding, KeepTopDefaults, Needs, Observation, PolicyError, Reduction, Result,
     SCORE, Scorer,
 };
 
@@ -42,8 +42,8 @@ impl Scorer for H2o {
         self.reduction
     }
 
-    fn defaults() -> FamilyDefaults {
-        FamilyDefaults { recent_share: 0.5, ..FamilyDefaults::default() }
+    fn defaults() -> KeepTopDefaults {
+        KeepTopDefaults { recent_share: 0.5, ..KeepTopDefaults::default() }
     }
 }
 

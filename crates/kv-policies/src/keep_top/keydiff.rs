@@ -1,7 +1,7 @@
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::{Decoding, FamilyDefaults, Observation, Result, Scorer};
+use crate::{Decoding, KeepTopDefaults, Observation, Result, Scorer};
 
 /// KeyDiff (Park et al., 2025, equation 5): minus the cosine between a key and the mean of all unit
 /// keys, so that distinct keys stay. Nothing is protected.
@@ -27,8 +27,8 @@ impl Scorer for KeyDiff {
         Decoding::Rescore { window: 0, raw_queries: 0 }
     }
 
-    fn defaults() -> FamilyDefaults {
-        FamilyDefaults { interval: 128, ..FamilyDefaults::default() }
+    fn defaults() -> KeepTopDefaults {
+        KeepTopDefaults { interval: 128, ..KeepTopDefaults::default() }
     }
 }
 

@@ -2,7 +2,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use kv_core::{rank, read_f32};
 use serde::{Deserialize, Serialize};
 
-use crate::{Decoding, FamilyDefaults, Observation, Result, Scorer};
+use crate::{Decoding, KeepTopDefaults, Observation, Result, Scorer};
 
 /// LagKV (Liang et al., 2025, section 3): behind the sinks, the prompt is cut into chunks of `lag`
 /// tokens; each chunk is normalised per channel by the range of the next one, and a token's score
@@ -61,14 +61,14 @@ impl Scorer for LagKv {
         Decoding::Rescore { window: 0, raw_queries: 0 }
     }
 
-    fn defaults() -> FamilyDefaults {
-        FamilyDefaults { sinks: 4, interval: 128, ..FamilyDefaults::default() }
+    fn defaults() -> KeepTopDefaults {
+        KeepTopDefaults { sinks: 4, interval: 128, ..KeepTopDefaults::default() }
     }
 }
 
 impl LagKv {
-    /// One head's scores: rank within the chunk over `lag`, below 1; above it what is always kept,
-    /// sinks first, then the newest.
+    /// One head's scores: rank within the chunk over `lag`, below 1. Tokens that always stay have
+    /// scores above 1: sinks the highest, then the newest.
     fn score(&self, keys: &[f32], values: &[f32], tokens: usize, head_dim: usize) -> Vec<f32> {
         let mut scores: Vec<f32> =
             (0..tokens).map(|token| 1.0 + token as f32 / tokens as f32).collect();

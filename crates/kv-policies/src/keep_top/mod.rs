@@ -19,19 +19,20 @@
 //! What they share:
 //!
 //! * [`scorer`]: the trait that they implement.
-//! * [`family`]: the policy around a scorer, its options and its evictions; [`build`]: both from
-//!   JSON.
+//! * [`policy`]: the policy around a scorer and its evictions; [`options`]: its options; [`build`]:
+//!   both from JSON.
 //! * [`rescore`]: scores of a cache's slots, as if they were a prompt.
 //! * [`rerotated`]: positions without gaps.
 
 pub(crate) mod adakv;
 pub(crate) mod build;
 mod expected_attention;
-mod family;
 mod h2o;
 mod keydiff;
 mod knorm;
 mod lagkv;
+mod options;
+mod policy;
 pub(crate) mod pyramidkv;
 mod r_kv;
 mod random;
@@ -45,16 +46,17 @@ mod tova;
 mod vatp;
 
 pub use expected_attention::ExpectedAttention;
-pub use family::{Family, KeepTop};
 pub use h2o::H2o;
 pub use keydiff::KeyDiff;
 pub use knorm::KNorm;
 pub use lagkv::LagKv;
+pub use options::KeepTopConfig;
+pub use policy::KeepTop;
 pub use r_kv::RKv;
 pub use random::Random;
 pub use recent_attention::RecentAttention;
 pub use rerotated::Rerotated;
-pub use scorer::{Decoding, FamilyDefaults, QUERIES, RAW_QUERIES, SCORE, Scorer, VALUE_NORMS};
+pub use scorer::{Decoding, KeepTopDefaults, QUERIES, RAW_QUERIES, SCORE, Scorer, VALUE_NORMS};
 pub use snapkv::SnapKv;
 pub use streaming_llm::StreamingLlm;
 pub use tova::Tova;

@@ -1,6 +1,6 @@
 //! PyramidKV (Cai et al., 2024): [`SnapKv`] whose layers share the budget as a pyramid. Slots per
 //! head fall linearly with depth, from `2 b - b / beta` to `b / beta` of a mean budget `b`
-//! (equation 3); `beta = 20` is that of the authors' code.
+//! (equation 3); `beta = 20` is the authors' code's.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ const BETA: f64 = 20.0;
 
 /// PyramidKV from its configuration.
 pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-    preset::<SnapKv>("pyramidkv", config, |family, _| {
-        family.layers = LayerAllocation::Pyramid { beta: BETA };
+    preset::<SnapKv>("pyramidkv", config, |options, _| {
+        options.layers = LayerAllocation::Pyramid { beta: BETA };
     })
 }

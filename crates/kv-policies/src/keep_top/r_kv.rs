@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::keydiff::unit_rows;
 use crate::policy::attention_scores::{Pooling, check_window, fitted_window, logits};
-use crate::{Decoding, FamilyDefaults, Needs, Observation, Result, Scorer, pool_scores};
+use crate::{Decoding, KeepTopDefaults, Needs, Observation, Result, Scorer, pool_scores};
 
 /// R-KV (Cai et al., 2025, section 3): importance against redundancy,
 /// `lambda * I - (1 - lambda) * P`. `I` is the attention of the last `window` queries, averaged and
@@ -74,8 +74,8 @@ impl Scorer for RKv {
         Decoding::Rescore { window: self.window, raw_queries: 0 }
     }
 
-    fn defaults() -> FamilyDefaults {
-        FamilyDefaults { interval: 128, ..FamilyDefaults::default() }
+    fn defaults() -> KeepTopDefaults {
+        KeepTopDefaults { interval: 128, ..KeepTopDefaults::default() }
     }
 }
 

@@ -9,7 +9,7 @@ use super::build::preset;
 use crate::policy::attention_scores::{LAST_WEIGHT, recent_attention, recent_exponentials};
 use crate::policy::config::Config;
 use crate::{
-    DecodeView, Decoding, FamilyDefaults, Needs, Observation, Policy, Reduction, Result, SCORE,
+    DecodeView, Decoding, KeepTopDefaults, Needs, Observation, Policy, Reduction, Result, SCORE,
     Scorer,
 };
 
@@ -53,8 +53,8 @@ impl RecentAttention {
 
 /// The policy from its configuration; layers share the budget as in KeepKV's experiments.
 pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-    preset::<RecentAttention>(RecentAttention::NAME, config, |family, _| {
-        family.layers = LayerAllocation::Cosine { gamma: RecentAttention::GAMMA };
+    preset::<RecentAttention>(RecentAttention::NAME, config, |options, _| {
+        options.layers = LayerAllocation::Cosine { gamma: RecentAttention::GAMMA };
     })
 }
 
@@ -88,7 +88,7 @@ impl Scorer for RecentAttention {
             return Ok(Reduction::Mean.groups(shares, observation.dims()[1]));
         }
         let scores = recent_attention(&queries, observation.keys, self.last);
-        // Summed, as those of the steps that follow.
+        // Summed, as the steps that follow add their scores up.
         let sums = scores.mul_scalar(queries.dims()[2] as f64);
         Ok(Reduction::Mean.groups(sums, observation.dims()[1]))
     }
@@ -101,7 +101,7 @@ impl Scorer for RecentAttention {
         view.track(SCORE)
     }
 
-    fn defaults() -> FamilyDefaults {
-        FamilyDefaults { sinks: 4, recent_share: 0.2, ..FamilyDefaults::default() }
+    fn defaults() -> KeepTopDefaults {
+        KeepTopDefaults { sinks: 4, recent_share: 0.2, ..KeepTopDefaults::default() }
     }
 }

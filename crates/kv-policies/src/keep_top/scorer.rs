@@ -76,8 +76,8 @@ pub trait Scorer:
     }
 
     /// The family's defaults for this scorer.
-    fn defaults() -> FamilyDefaults {
-        FamilyDefaults::default()
+    fn defaults() -> KeepTopDefaults {
+        KeepTopDefaults::default()
     }
 }
 
@@ -107,7 +107,7 @@ pub enum Decoding {
 
 /// Defaults of the family's options that a paper fixes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct FamilyDefaults {
+pub struct KeepTopDefaults {
     /// First tokens that are always kept.
     pub sinks: usize,
     /// Share of the budget that goes to the most recent tokens.
@@ -116,7 +116,7 @@ pub struct FamilyDefaults {
     pub interval: usize,
 }
 
-impl Default for FamilyDefaults {
+impl Default for KeepTopDefaults {
     fn default() -> Self {
         Self { sinks: 0, recent_share: 0.0, interval: 1 }
     }

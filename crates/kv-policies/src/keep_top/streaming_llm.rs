@@ -2,7 +2,7 @@ use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::policy::state_tensors::check_countable;
-use crate::{DecodeView, Decoding, FamilyDefaults, Observation, Result, Scorer};
+use crate::{DecodeView, Decoding, KeepTopDefaults, Observation, Result, Scorer};
 
 /// StreamingLLM (Xiao et al., 2023, section 3.2): the first 4 tokens (attention sinks) and the most
 /// recent ones, in prefill and before every decode step's attention, so that the budget includes
@@ -32,7 +32,7 @@ impl Scorer for StreamingLlm {
         Ok(view.cache.positions().clone().float().cast(DType::F32))
     }
 
-    fn defaults() -> FamilyDefaults {
-        FamilyDefaults { sinks: 4, ..FamilyDefaults::default() }
+    fn defaults() -> KeepTopDefaults {
+        KeepTopDefaults { sinks: 4, ..KeepTopDefaults::default() }
     }
 }

@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 
 use super::h2o::column_sums;
 use crate::{
-    DecodeView, Decoding, FamilyDefaults, Needs, Observation, Reduction, Result, SCORE, Scorer,
+    DecodeView, Decoding, KeepTopDefaults, Needs, Observation, Reduction, Result, SCORE, Scorer,
     window_attention,
 };
 
@@ -70,7 +70,7 @@ impl Scorer for Vatp {
         true
     }
 
-    fn defaults() -> FamilyDefaults {
-        FamilyDefaults { sinks: 20, recent_share: 0.5, interval: 1 }
+    fn defaults() -> KeepTopDefaults {
+        KeepTopDefaults { sinks: 20, recent_share: 0.5, interval: 1 }
     }
 }

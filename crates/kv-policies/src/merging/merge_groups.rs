@@ -12,10 +12,10 @@ use crate::Result;
 pub(crate) struct Groups {
     kept: Selection,
     others: Selection,
-    /// The same as rows of the pool that victims are in.
+    /// The kept tokens, as rows of the pool that victims are in.
     kept_rows: SlotLists,
     victims: SlotLists,
-    /// Those of what stays that victims may go into, where not all of it.
+    /// The kept tokens that victims may go into; `None` for all.
     open: Option<Open>,
 }
 
@@ -47,7 +47,8 @@ impl Groups {
         Ok(Self { kept: kept.clone(), others, kept_rows, victims, open: None })
     }
 
-    /// Spares the first and the last `[sinks, recents]` of what stays of a prompt.
+    /// Spares the first and the last `[sinks, recents]` of a prompt's kept tokens: nothing is
+    /// merged into them.
     pub(crate) fn sparing_ends(mut self, [sinks, recents]: [usize; 2]) -> Self {
         let [pairs, width] = self.kept_rows.slots.dims();
         let counts = self.kept.lengths().iter();
@@ -65,8 +66,8 @@ impl Groups {
         self
     }
 
-    /// Spares all of what stays in a cache but the slots that `open` names, by their places among
-    /// what stays.
+    /// Spares all kept slots of a cache but the ones that `open` names, by their places among the
+    /// kept slots.
     pub(crate) fn sparing_all_but(mut self, open: &[Vec<u32>]) -> Self {
         let device = self.kept_rows.slots.device();
         let width = open.iter().map(Vec::len).max().unwrap_or_default().max(1);
@@ -140,8 +141,8 @@ impl Groups {
         Ok(above(self.nearest(keys)?, threshold))
     }
 
-    /// What victims and kept ones weigh, `[P, N, 4]` and `[P, M, 4]`, of what all rows there are
-    /// do, `[S, 4]`.
+    /// Weights of victims and of kept slots, `[P, N, 4]` and `[P, M, 4]`, out of the weights of all
+    /// rows, `[S, 4]`.
     pub(crate) fn weights(&self, all: &Tensor<2>) -> [Tensor<3>; 2] {
         [&self.victims, &self.kept_rows].map(|lists| {
             let [pairs, width] = lists.slots.dims();
@@ -152,8 +153,8 @@ impl Groups {
     }
 
     /// Merges victims into the cache's kept slots, which stand in order at the beginning of every
-    /// head where victims come from elsewhere (`from`). Weights are those of victims and of kept
-    /// ones, with votes, as [`MergeLists`] has them.
+    /// head where victims come from elsewhere (`from`). `weights` has the victims' and the kept
+    /// slots' weights with votes, as [`MergeLists`] has them.
     pub(crate) fn merge(
         &self,
         cache: &mut LayerCache,
@@ -196,7 +197,7 @@ pub(crate) struct Read<'a> {
 
 /// Every ranked one's most similar one among those that rank higher, as a place among them,
 /// `[P, T]`; −1 where the cosine is not above the threshold. `ranked` are places of heads of `T`
-/// rows each, of which the first `spared` neither lead nor follow.
+/// rows each. The first `spared` ranks neither lead nor follow.
 pub(crate) fn leaders(
     keys: &Tensor<2>,
     ranked: &Tensor<2, Int>,

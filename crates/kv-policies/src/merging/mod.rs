@@ -1,11 +1,11 @@
-//! Policies that merge what they give up into what they keep.
+//! Policies that merge victims into the slots that stay.
 //!
-//! * [`keepkv`]: what another policy evicts is merged so that attention does not change.
-//! * [`d2o`]: what H2O evicts is averaged into similar slots.
-//! * [`cam`]: the values of what decode steps evict are spread on the tokens that follow.
+//! * [`keepkv`]: another policy's victims are merged so that attention does not change.
+//! * [`d2o`]: H2O's victims are averaged into similar slots.
+//! * [`cam`]: the values of decode steps' victims are spread on the tokens that follow.
 //! * [`kvmerger`]: similar neighbours become one slot.
 //!
-//! [`merge_groups`] has what they share: which victims go into which slots.
+//! [`merge_groups`] is common to them: which victims go into which slots.
 
 mod cam;
 mod d2o;

@@ -136,8 +136,9 @@ fn recent_attention_of_one(queries: &Tensor<4>, keys: &Tensor<4>, last: f32) -> 
     sum.div_scalar(rows as f64)
 }
 
-/// `ln Σ w exp(q . k / sqrt(D))` over the last `W` queries, weighted likewise; later keys have no
-/// score of earlier queries. Logarithms, since sums of exponentials know no bounds.
+/// `ln Σ w exp(q . k / sqrt(D))` over the last `W` queries, with [`recent_attention`]'s weights
+/// `w`. Keys have no score of queries before them. Logarithms, since sums of exponentials know no
+/// bounds.
 ///
 /// # Shapes
 /// As [`recent_attention`]'s.

@@ -10,7 +10,7 @@ use super::Policy;
 use super::evictor::EVICTOR;
 use crate::{PolicyError, Result};
 
-/// What is left of a configuration, of which constructors take their parameters.
+/// The parameters of a configuration that no constructor has taken yet.
 pub(crate) struct Config {
     left: Map<String, Value>,
     build: fn(&Value) -> Result<Arc<dyn Policy>>,
@@ -45,8 +45,8 @@ impl Config {
         (self.build)(part)
     }
 
-    /// Takes the configuration of another policy, of which a name is enough: `default` where there
-    /// is none.
+    /// Takes the configuration of another policy. A name stands for a configuration without
+    /// options; `default` is the name where the parameter is missing.
     pub(crate) fn take_part(&mut self, key: &str, default: Option<&str>) -> Option<Value> {
         match (self.take(key), default) {
             (Some(Value::String(name)), _) => Some(serde_json::json!({ "policy": name })),

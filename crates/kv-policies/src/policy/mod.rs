@@ -11,8 +11,8 @@
 //! * [`write_slots`]: caches of a fixed size, whose new tokens overwrite.
 //! * [`ends`]: first and last tokens that always stay.
 //! * [`config`]: parameters from and to JSON.
-//! * [`state_tensors`], [`generator`], [`notice`], [`error`]: state tensors, random numbers,
-//!   warnings, errors.
+//! * [`state_tensors`], [`sentinels`], [`generator`], [`notice`], [`error`]: state tensors,
+//!   values that are no numbers, random numbers, warnings, errors.
 
 pub(crate) mod attention_scores;
 pub(crate) mod board;
@@ -26,6 +26,7 @@ pub(crate) mod notice;
 pub(crate) mod observation;
 pub(crate) mod prompt;
 pub(crate) mod reads;
+pub(crate) mod sentinels;
 pub(crate) mod state_tensors;
 pub(crate) mod step;
 pub(crate) mod step_plan;
@@ -41,7 +42,7 @@ use kv_core::{Budget, CacheOptions, LayerCache, NUMERATORS, Room, Selection};
 use error::Result;
 use evictor::EvictionPolicy;
 use lists::SlotList;
-use observation::{LayerContext, Observation, Observed};
+use observation::{LayerContext, Observation, OwnedObservation};
 use prompt::{FrozenTokens, VisibleWindow};
 use reads::Reads;
 use step::Step;
@@ -139,8 +140,8 @@ pub struct Plan {
     pub selection: Selection,
     /// Log-weights of the kept tokens, in the selection's order; `None` if all are 1.
     pub log_weights: Option<Vec<f32>>,
-    /// Weights that their values have in the numerator instead, likewise; `None` if they are the
-    /// same.
+    /// Weights of the kept tokens' values in the numerator, in the selection's order; `None` if
+    /// values weigh as much as their tokens.
     pub numerators: Option<Vec<f32>>,
 }
 
@@ -208,7 +209,7 @@ pub trait Policy: Any + Debug + Send + Sync {
         Ok(())
     }
 
-    /// Makes the policy's own state of a loaded cache of what its file has of it
+    /// Rebuilds the policy's own state of a loaded cache from the file's part for that state
     /// ([`LayerCache::restore_state`]).
     ///
     /// # Errors
@@ -251,8 +252,8 @@ pub trait Policy: Any + Debug + Send + Sync {
         !cache.options().growable && self.plan(layer, cache).is_ok_and(|plan| plan.recordable)
     }
 
-    /// One decode step: runs its plan. Returns the attention output `[B, Hq, D]`. A policy has its own
-    /// where it checks the step before anything changes.
+    /// One decode step: runs its plan. Returns the attention output `[B, Hq, D]`. A policy has its
+    /// own where it checks the step before anything changes.
     ///
     /// # Errors
     /// [`crate::PolicyError`]; a full cache is one.
@@ -269,8 +270,9 @@ pub trait Policy: Any + Debug + Send + Sync {
         Reads::of_list(cache)
     }
 
-    /// Slots that the last step attended to, likewise: of each key-value head of each sequence, or
-    /// of each query head, counted from the first slot of its range.
+    /// Slots that the last step attended to; `None` where it attended to all. One list for each
+    /// key-value head of each sequence, or for each query head. Slots count from the first one of
+    /// the head's range. Waits for the device.
     ///
     /// # Errors
     /// As [`Self::read_stats`].
@@ -328,7 +330,7 @@ pub trait Policy: Any + Debug + Send + Sync {
     /// As [`Self::select`].
     fn prefill_layers(
         &self,
-        layers: &[Observed],
+        layers: &[OwnedObservation],
         new_tokens: usize,
         options: CacheOptions,
     ) -> Result<Vec<LayerCache>> {

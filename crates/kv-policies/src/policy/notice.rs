@@ -24,9 +24,10 @@ pub(crate) fn warn_once(
     }
 }
 
-/// Warns of what a policy remarks ([`Policy::warnings`]) of a model with so many layers, such as
-/// that it does nothing there: each remark once in this process. The target of these warnings is
-/// `kv_policies::remarks`, so that who shows remarks elsewhere can leave them out of the log.
+/// Logs a policy's warnings about a model with so many layers ([`Policy::warnings`]), such as that
+/// it does nothing there. Each warning appears once in this process. Their target is
+/// `kv_policies::remarks`, so that programs which show them elsewhere can leave them out of the
+/// log.
 pub fn warn_of_remarks(policy: &dyn Policy, layers: usize) {
     let name = policy.name();
     for remark in policy.warnings(layers).iter().filter(|remark| is_first(name, remark)) {

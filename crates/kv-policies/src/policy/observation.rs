@@ -64,13 +64,13 @@ impl<'a> Observation<'a> {
         }
     }
 
-    /// The observation as that of another layer.
+    /// The observation with another layer in it.
     #[must_use]
     pub fn of_layer(self, layer: LayerContext) -> Self {
         Self { layer, ..self }
     }
 
-    /// The observation of a prompt of so many tokens, of which earlier layers have pruned some.
+    /// The observation of a prompt that had so many tokens before earlier layers pruned some.
     #[must_use]
     pub fn of_prompt(self, prompt_tokens: usize) -> Self {
         Self { prompt_tokens, ..self }
@@ -135,7 +135,7 @@ impl<'a> Observation<'a> {
 /// An observation that outlives the pass that made it, for policies that compress all layers
 /// together.
 #[derive(Debug, Clone)]
-pub struct Observed {
+pub struct OwnedObservation {
     layer: LayerContext,
     keys: Tensor<4>,
     values: Tensor<4>,
@@ -148,7 +148,7 @@ pub struct Observed {
     seeds: Vec<u64>,
 }
 
-impl Observed {
+impl OwnedObservation {
     /// An observation with what `needs` names of it.
     pub fn new(observation: &Observation<'_>, needs: Needs) -> Self {
         // A copy: a view would keep all queries alive.

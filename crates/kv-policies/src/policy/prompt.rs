@@ -32,6 +32,6 @@ pub enum Reuse {
     /// The layer projects them from the hidden states that it reuses.
     #[default]
     Hidden,
-    /// They are those of the layer below, as that one holds them.
+    /// The layer takes the keys and values of the layer below.
     KeysValues,
 }

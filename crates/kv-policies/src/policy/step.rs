@@ -12,7 +12,7 @@ use crate::policy::write_slots::WriteSlots;
 #[derive(Debug, Clone)]
 pub struct Step {
     /// The new tokens' queries, keys and values.
-    pub heads: NewHeads,
+    pub heads: Qkv,
     /// The new tokens' logical positions, `[B]`, 32-bit.
     pub position: Tensor<1, Int>,
     /// RoPE's inverse frequencies, `[D / 2]`, for policies that look ahead; may be empty.
@@ -46,7 +46,7 @@ impl LayerInput {
 /// One new token a sequence.
 #[allow(clippy::large_enum_variant, reason = "a step is short-lived, and made once a layer")]
 #[derive(Debug, Clone)]
-pub enum NewHeads {
+pub enum Qkv {
     /// As attention takes it, after RoPE.
     Rotated {
         /// `[B, Hq, D]`
@@ -78,7 +78,7 @@ impl Step {
         value: Tensor<3>,
         position: Tensor<1, Int>,
     ) -> Self {
-        let heads = NewHeads::Rotated { query, key, value, raw_query: None };
+        let heads = Qkv::Rotated { query, key, value, raw_query: None };
         let (inverse_frequencies, board) = (Arc::default(), Arc::default());
         Self { heads, position, inverse_frequencies, input: None, board }
     }
@@ -91,14 +91,14 @@ impl Step {
         position: Tensor<1, Int>,
         inverse_frequencies: Arc<[f64]>,
     ) -> Self {
-        let heads = NewHeads::Projected { projected, layout, rope_factor: 1.0 };
+        let heads = Qkv::Projected { projected, layout, rope_factor: 1.0 };
         Self { heads, position, inverse_frequencies, input: None, board: Arc::default() }
     }
 
     /// The step of a model whose RoPE multiplies what it rotates by a factor, as YaRN's does.
     #[must_use]
     pub fn with_rope_factor(mut self, factor: f64) -> Self {
-        if let NewHeads::Projected { rope_factor, .. } = &mut self.heads {
+        if let Qkv::Projected { rope_factor, .. } = &mut self.heads {
             *rope_factor = factor;
         }
         self
@@ -122,11 +122,11 @@ impl Step {
     /// Those of [`LayerCache::append`] and [`LayerCache::append_projected`].
     pub fn append(&self, cache: &mut LayerCache) -> Result<Tensor<3>> {
         match &self.heads {
-            NewHeads::Rotated { query, key, value, .. } => {
+            Qkv::Rotated { query, key, value, .. } => {
                 cache.append(key.clone(), value.clone(), self.position.clone())?;
                 Ok(query.clone())
             }
-            NewHeads::Projected { projected, layout, .. } => {
+            Qkv::Projected { projected, layout, .. } => {
                 let (projected, position) = (projected.clone(), self.position.clone());
                 Ok(cache.append_projected(projected, position, layout)?)
             }
@@ -140,11 +140,11 @@ impl Step {
     /// Those of [`WriteSlots::write`] and [`WriteSlots::write_projected`].
     pub fn overwrite(&self, cache: &mut LayerCache) -> Result<Tensor<3>> {
         match &self.heads {
-            NewHeads::Rotated { query, key, value, .. } => {
+            Qkv::Rotated { query, key, value, .. } => {
                 WriteSlots::write(cache, key.clone(), value.clone(), self.position.clone())?;
                 Ok(query.clone())
             }
-            NewHeads::Projected { projected, layout, .. } => {
+            Qkv::Projected { projected, layout, .. } => {
                 let (projected, position) = (projected.clone(), self.position.clone());
                 Ok(WriteSlots::write_projected(cache, projected, position, layout)?)
             }
@@ -158,10 +158,10 @@ impl Step {
     /// [`kv_kernels::KernelError`] for a projection that is not of its layout.
     pub fn raw_query(&self) -> Result<Tensor<3>> {
         let (projected, layout, factor) = match &self.heads {
-            NewHeads::Rotated { query, raw_query, .. } => {
+            Qkv::Rotated { query, raw_query, .. } => {
                 return Ok(raw_query.as_ref().unwrap_or(query).clone());
             }
-            NewHeads::Projected { projected, layout, rope_factor } => {
+            Qkv::Projected { projected, layout, rope_factor } => {
                 (projected.clone(), layout, *rope_factor)
             }
         };

@@ -27,8 +27,8 @@ use super::write_slots::WriteSlots;
 /// another takes the other's plan and adds its merge ([`Self::merging`]).
 ///
 /// An attention of the policy's own and one that chooses a victim leave nothing to an update, to an
-/// eviction behind them or to a merge: a plan that has one of these is refused. So is a merge behind
-/// a token that overwrites another.
+/// eviction behind them or to a merge: a plan that has one of these is refused. So is a merge
+/// behind a token that overwrites another.
 #[must_use = "a plan does nothing before it runs"]
 pub struct StepPlan<'a> {
     /// Where the new token goes.
@@ -46,7 +46,7 @@ pub struct StepPlan<'a> {
     /// ([`LayerCache::rerotate`]).
     pub renumbers: bool,
     /// Whether the step can be recorded and replayed, as a CUDA graph is: it launches the kernels
-    /// that every other recordable step of its policy launches, and neither waits for the device nor
+    /// that every other recordable step of its policy launches. It neither waits for the device nor
     /// allocates a tensor of the cache.
     pub recordable: bool,
 }
@@ -123,7 +123,7 @@ pub type OwnUpdate<'a> = Box<dyn FnOnce(&mut LayerCache, &Step, &StepOutput) -> 
 pub struct StepOutput {
     /// The new tokens' queries after RoPE, `[B, Hq, D]`.
     pub query: Tensor<3>,
-    /// The attention's output, and what the plan asked for besides.
+    /// The attention's output, with the probabilities or logits that the plan asks for.
     pub attention: AttentionOutput,
 }
 
@@ -164,8 +164,8 @@ pub struct DecodeView<'a> {
 /// What a policy does with slots that another policy's plan evicts, before they are dropped.
 pub trait Merge {
     /// Merges victims into slots that stay, and notes what later merges need of the step's
-    /// attention. Runs in every step, victims or not. Returns what is to be
-    /// dropped then: `attended.due`, or the same victims in another form.
+    /// attention. Runs in every step, victims or not. Returns the slots to
+    /// drop: `attended.due`, or these victims in another form.
     ///
     /// # Errors
     /// As [`crate::Policy::step`].
@@ -202,7 +202,7 @@ pub enum Eviction {
         /// `[B * Hkv]`
         limits: Vec<usize>,
     },
-    /// All slots but those of the highest scores.
+    /// All slots but the ones of the highest scores.
     KeepTop {
         /// `[S]`, f32.
         scores: Tensor<1>,
@@ -236,7 +236,7 @@ impl<'a> StepPlan<'a> {
         Self { attention: StepAttention::Own(Box::new(attend)), ..StepPlan::append() }
     }
 
-    /// The plan with a merge of what it evicts.
+    /// The plan with a merge of its victims.
     pub fn merging(self, merge: &'a dyn Merge) -> Self {
         Self { merge: Some(merge), ..self }
     }

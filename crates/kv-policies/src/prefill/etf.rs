@@ -47,7 +47,7 @@ impl Default for Etf {
 }
 
 impl Etf {
-    /// Checks the parameters, as those of `policy`.
+    /// Checks the parameters; errors name `policy`.
     ///
     /// # Errors
     /// [`crate::PolicyError::InvalidConfig`] for a `psi` that is not above 0 and at most 1, and for

@@ -14,7 +14,7 @@ use crate::policy::{Composition, Policy};
 pub struct Description {
     /// The registry's name.
     pub name: &'static str,
-    /// The budget of what the policy keeps or reads of a prompt.
+    /// Slots that a head keeps, or tokens that it reads, of a prompt.
     pub budget: Option<Budget>,
     /// The options that differ from the defaults. Where an option has options of its own, as the
     /// default has, only those that differ.
@@ -28,8 +28,8 @@ pub struct Description {
     pub combined: Option<Box<[Description; 2]>>,
 }
 
-/// Describes a policy that was built from the configuration `written`, whose names of files stand in
-/// for what the files hold.
+/// Describes a policy that was built from the configuration `written`. Files have their names in
+/// the description, not their contents.
 ///
 /// ```
 /// use kv_policies::{build, describe};
@@ -82,7 +82,7 @@ pub fn describe(policy: &dyn Policy, written: &Value) -> Result<Description> {
     let mut options = BTreeMap::new();
     for (key, value) in config.as_object().unwrap_or(&empty) {
         let shown = as_written(value, &written[key]);
-        // An option that a policy cannot be without is no departure, but the name of a file is shown.
+        // An option that a policy cannot be without is no departure; the name of a file is shown.
         let differs =
             default.get(key) != Some(value) || required.contains(&key.as_str()) && shown != *value;
         if differs && Some(key.as_str()) != part {
@@ -92,8 +92,8 @@ pub fn describe(policy: &dyn Policy, written: &Value) -> Result<Description> {
     Ok(Description { name, budget, options, inner, combined: None })
 }
 
-/// A value as the configuration `written` has it, where that is more than another form of the same
-/// numbers: a text or other options in the value's place.
+/// A value as the configuration `written` has it, where that is a text or other options in the
+/// value's place, not another form of its numbers.
 fn as_written(value: &Value, written: &Value) -> Value {
     match (value, written) {
         (Value::String(_), _) | (_, Value::Null) => value.clone(),

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::combine::{COMBINE, Combine};
 use crate::full::Full;
-use crate::keep_top::build::family;
+use crate::keep_top::build::keep_top;
 use crate::keep_top::{
     ExpectedAttention, H2o, KNorm, KeyDiff, LagKv, RKv, Random, SnapKv, StreamingLlm, Tova, Vatp,
     adakv, pyramidkv, recent_attention,
@@ -29,8 +29,8 @@ use crate::sketch::KvReviver;
 pub struct Entry {
     /// Its name in configurations.
     pub name: &'static str,
-    /// What it does with slots; `None` for the full cache, for a combination of two policies, and for
-    /// yardsticks that are no methods.
+    /// What it does with slots; `None` for the full cache, for a combination of two policies, and
+    /// for yardsticks that are no methods.
     pub treatment: Option<Treatment>,
     /// One line for lists.
     pub summary: &'static str,
@@ -100,14 +100,14 @@ pub const POLICIES: &[Entry] = &[
         treatment: Some(Treatment::Drop),
         summary: "attention sinks and the most recent tokens",
         paper: "https://arxiv.org/abs/2309.17453",
-        build: family::<StreamingLlm>,
+        build: keep_top::<StreamingLlm>,
     },
     Entry {
         name: "snapkv",
         treatment: Some(Treatment::Drop),
         summary: "attention of the last queries, pooled",
         paper: "https://arxiv.org/abs/2404.14469",
-        build: family::<SnapKv>,
+        build: keep_top::<SnapKv>,
     },
     Entry {
         name: "pyramidkv",
@@ -128,56 +128,56 @@ pub const POLICIES: &[Entry] = &[
         treatment: Some(Treatment::Drop),
         summary: "heavy hitters by accumulated attention, and recents",
         paper: "https://arxiv.org/abs/2306.14048",
-        build: family::<H2o>,
+        build: keep_top::<H2o>,
     },
     Entry {
         name: "vatp",
         treatment: Some(Treatment::Drop),
         summary: "H2O times the value's norm",
         paper: "https://arxiv.org/abs/2406.12335",
-        build: family::<Vatp>,
+        build: keep_top::<Vatp>,
     },
     Entry {
         name: "tova",
         treatment: Some(Treatment::Drop),
         summary: "the last query's attention",
         paper: "https://arxiv.org/abs/2401.06104",
-        build: family::<Tova>,
+        build: keep_top::<Tova>,
     },
     Entry {
         name: "r-kv",
         treatment: Some(Treatment::Drop),
         summary: "importance against redundancy",
         paper: "https://arxiv.org/abs/2505.24133",
-        build: family::<RKv>,
+        build: keep_top::<RKv>,
     },
     Entry {
         name: "knorm",
         treatment: Some(Treatment::Drop),
         summary: "small key norms",
         paper: "https://arxiv.org/abs/2406.11430",
-        build: family::<KNorm>,
+        build: keep_top::<KNorm>,
     },
     Entry {
         name: "keydiff",
         treatment: Some(Treatment::Drop),
         summary: "keys unlike the mean key",
         paper: "https://arxiv.org/abs/2504.15364",
-        build: family::<KeyDiff>,
+        build: keep_top::<KeyDiff>,
     },
     Entry {
         name: "expected-attention",
         treatment: Some(Treatment::Drop),
         summary: "attention that future queries would give",
         paper: "https://arxiv.org/abs/2510.00636",
-        build: family::<ExpectedAttention>,
+        build: keep_top::<ExpectedAttention>,
     },
     Entry {
         name: "lagkv",
         treatment: Some(Treatment::Drop),
         summary: "spread of keys and values relative to the next chunk",
         paper: "https://arxiv.org/abs/2504.04704",
-        build: family::<LagKv>,
+        build: keep_top::<LagKv>,
     },
     Entry {
         name: "pyramidinfer",
@@ -269,7 +269,7 @@ pub const POLICIES: &[Entry] = &[
         treatment: None,
         summary: "tokens at random",
         paper: "",
-        build: family::<Random>,
+        build: keep_top::<Random>,
     },
     Entry {
         name: "quest",

@@ -21,7 +21,7 @@ pub struct Uniform {
     /// First tokens kept exactly; the paper's 256 by default, a quarter of the budget at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sinks: Option<usize>,
-    /// Last tokens kept exactly, likewise.
+    /// Last tokens kept exactly; the paper's 256 by default, a quarter of the budget at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
 }

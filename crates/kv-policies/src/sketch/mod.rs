@@ -1,4 +1,4 @@
-//! Policies that keep a sketch of what they give up.
+//! Policies that keep a sketch of the tokens that they drop.
 //!
 //! * [`kvreviver`]: dropped tokens are estimated from count-sketches, and come back where they
 //!   matter.

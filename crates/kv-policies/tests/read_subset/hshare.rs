@@ -130,14 +130,14 @@ fn hshare_layers_read_each_others_lists() {
         let policy = policy(config);
         assert!(policy.capabilities().needs_all_layers);
         let of_row = |row: usize| {
-            let seen: Vec<Observed> = layers
+            let seen: Vec<OwnedObservation> = layers
                 .iter()
                 .enumerate()
                 .map(|(index, traces)| {
                     let layer = LayerContext { index, count: count as usize };
                     traces[row].prompt().observed(|seen| {
                         let seen = Observation { layer, ..seen.clone() };
-                        Observed::new(&seen, Needs { window: 12, ..Needs::default() })
+                        OwnedObservation::new(&seen, Needs { window: 12, ..Needs::default() })
                     })
                 })
                 .collect();

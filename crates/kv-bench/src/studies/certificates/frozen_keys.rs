@@ -175,10 +175,10 @@ pub(crate) fn conclude(layers: &[&FreezeError], head_dim: usize) -> Vec<Vec<Mean
         let mut means = Means::default();
         for QueryFreezeError { norm, keys, run } in queries {
             let bound = fit.gap(*norm, head_dim, layer.saturating_sub(first));
-            means.take(metric::MOVED_MASS, *keys);
-            means.take(metric::MOVED_BOUND, bound.min(1.0));
-            means.take(metric::RUN_MOVED_MASS, *run);
-            means.judge(Bound::Moved, *keys, [bound, bound]);
+            means.take(metric::FROZEN_KEY_TV, *keys);
+            means.take(metric::FROZEN_KEY_TV_BOUND, bound.min(1.0));
+            means.take(metric::RUN_FROZEN_KEY_TV, *run);
+            means.judge(Bound::FrozenKeys, *keys, [bound, bound]);
         }
         means
     };
@@ -322,10 +322,10 @@ mod tests {
         let layers = conclude(&[&still, &moved], 1);
         assert!(layers[0].is_empty(), "nothing is frozen");
         let metrics = [
-            metric::MOVED_MASS,
-            metric::MOVED_BOUND,
-            metric::RUN_MOVED_MASS,
-            metric::VACUOUS,
+            metric::FROZEN_KEY_TV,
+            metric::FROZEN_KEY_TV_BOUND,
+            metric::RUN_FROZEN_KEY_TV,
+            metric::BOUND_GT_1_SHARE,
             metric::BROKEN,
         ];
         let all = layers[1].first().map(|means| means.all()).unwrap_or_default();

@@ -28,8 +28,8 @@ struct Class {
 }
 
 impl HiddenMass {
-    /// Adds the attention of a query to all tokens, of which it sees the first `sinks` and all from
-    /// token `seen` on.
+    /// Adds the attention of a query to all tokens. It sees the first `sinks` tokens and all tokens
+    /// from `seen` on.
     pub(crate) fn take(
         &mut self,
         attention: &[f64],
@@ -62,9 +62,9 @@ impl HiddenMass {
             let Some(fit) = fit else { continue };
             for (distance, hidden) in rows {
                 let bound = fit.dropped_mass(*distance);
-                means.take(metric::HIDDEN_MASS, *hidden);
-                means.take(metric::HIDDEN_BOUND, bound.min(1.0));
-                means.judge(Bound::Hidden, *hidden, [bound, bound]);
+                means.take(metric::WINDOW_DROPPED_MASS, *hidden);
+                means.take(metric::WINDOW_DROPPED_BOUND, bound.min(1.0));
+                means.judge(Bound::Window, *hidden, [bound, bound]);
             }
         }
     }
@@ -97,10 +97,10 @@ mod tests {
             hidden.take(&falling(tokens, 0.5), [1, tokens / 4], both);
         }
         let own = means(&hidden);
-        let [mass, bound] =
-            [metric::HIDDEN_MASS, metric::HIDDEN_BOUND].map(|of| own.of(of).unwrap());
+        let [mass, bound] = [metric::WINDOW_DROPPED_MASS, metric::WINDOW_DROPPED_BOUND]
+            .map(|of| own.of(of).unwrap());
         assert!(mass > 0.0 && mass <= bound && bound < 1.5 * mass, "{bound} bounds {mass}");
-        assert_eq!(own.all()[2..], [(metric::VACUOUS, 0.0), (metric::BROKEN, 0.0)]);
+        assert_eq!(own.all()[2..], [(metric::BOUND_GT_1_SHARE, 0.0), (metric::BROKEN, 0.0)]);
         let mut all = HiddenMass::default();
         all.take(&[0.5, 0.5], [1, 0], both);
         assert!(!means(&all).bounds(), "nothing is hidden");
@@ -119,8 +119,8 @@ mod tests {
         assert!(!take(0.5, 0, true).bounds(), "nothing is checked");
         assert!(!take(0.8, 1, false).bounds(), "nothing is fitted to");
         let own = take(0.8, 0, false);
-        assert!(own.of(metric::HIDDEN_MASS) > own.of(metric::HIDDEN_BOUND));
-        assert_eq!(own.all()[2..], [(metric::VACUOUS, 0.0), (metric::BROKEN, 1.0)]);
+        assert!(own.of(metric::WINDOW_DROPPED_MASS) > own.of(metric::WINDOW_DROPPED_BOUND));
+        assert_eq!(own.all()[2..], [(metric::BOUND_GT_1_SHARE, 0.0), (metric::BROKEN, 1.0)]);
         // The other class's hold, and are half of all.
         let both = take(0.8, 1, true);
         assert_eq!(both.all()[3], (metric::BROKEN, 0.5));

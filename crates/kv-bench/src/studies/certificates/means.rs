@@ -36,16 +36,16 @@ pub(crate) enum Bound {
     /// How far a shared set is from the best (equation 42).
     Set,
     /// The attention that a window hides (theorem 7).
-    Hidden,
+    Window,
     /// The attention that frozen keys move (theorem 8).
-    Moved,
+    FrozenKeys,
 }
 
 /// The share of bounds above 1, which say nothing, and the share of bounds that the quantity
 /// exceeds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Verdicts {
-    vacuous: Mean,
+    above_one: Mean,
     broken: Mean,
 }
 
@@ -65,7 +65,7 @@ impl Means {
     /// tightest known bound, and counts as broken where `observed` exceeds it.
     pub(crate) fn judge(&mut self, of: Bound, observed: f64, [bound, least]: [f64; 2]) {
         let verdicts = self.verdicts.entry(of).or_default();
-        verdicts.vacuous.take(f64::from(u8::from(bound > 1.0)));
+        verdicts.above_one.take(f64::from(u8::from(bound > 1.0)));
         verdicts.broken.take(f64::from(u8::from(observed > least + ROUNDING)));
     }
 
@@ -75,7 +75,7 @@ impl Means {
         }
         for (of, verdicts) in &other.verdicts {
             let own = self.verdicts.entry(*of).or_default();
-            own.vacuous.add(verdicts.vacuous);
+            own.above_one.add(verdicts.above_one);
             own.broken.add(verdicts.broken);
         }
     }
@@ -98,7 +98,7 @@ impl Means {
             Some((metric, shares.reduce(f64::max)?))
         };
         let worst = [
-            worst(metric::VACUOUS, |verdicts| verdicts.vacuous),
+            worst(metric::BOUND_GT_1_SHARE, |verdicts| verdicts.above_one),
             worst(metric::BROKEN, |verdicts| verdicts.broken),
         ];
         means.chain(worst.into_iter().flatten()).collect()
@@ -113,21 +113,21 @@ mod tests {
     #[test]
     fn heads_add_up_to_layers() {
         let (mut first, mut second) = (Means::default(), Means::default());
-        first.take(metric::HIDDEN_MASS, 0.5);
-        first.judge(Bound::Hidden, 0.5, [0.25, 0.25]);
+        first.take(metric::WINDOW_DROPPED_MASS, 0.5);
+        first.judge(Bound::Window, 0.5, [0.25, 0.25]);
         first.judge(Bound::Dropped, 0.5, [1.5, 0.5]);
         for _ in 0..3 {
-            second.take(metric::HIDDEN_MASS, 0.1);
-            second.judge(Bound::Hidden, 0.1, [1.0, 0.1]);
+            second.take(metric::WINDOW_DROPPED_MASS, 0.1);
+            second.judge(Bound::Window, 0.1, [1.0, 0.1]);
         }
         let mut layer = Means::default();
         layer.add(&first);
         layer.add(&second);
-        assert!((layer.of(metric::HIDDEN_MASS).unwrap() - 0.2).abs() < 1e-12);
-        assert_eq!(layer.of(metric::MOVED_MASS), None);
+        assert!((layer.of(metric::WINDOW_DROPPED_MASS).unwrap() - 0.2).abs() < 1e-12);
+        assert_eq!(layer.of(metric::FROZEN_KEY_TV), None);
         // A quarter of the bounds on hidden attention are broken, and the bound on dropped
-        // attention is vacuous.
-        assert_eq!(layer.all()[1..], [(metric::VACUOUS, 1.0), (metric::BROKEN, 0.25)]);
+        // attention is above 1.
+        assert_eq!(layer.all()[1..], [(metric::BOUND_GT_1_SHARE, 1.0), (metric::BROKEN, 0.25)]);
         assert!(layer.bounds() && Means::default().all().is_empty());
     }
 }

@@ -5,13 +5,13 @@
 //! |---|---|---|
 //! | error of the measure that ranks slots | LongFlow | its approximation of a slot's effect |
 //! | attention that a shared set drops, and the set's distance from the best | CIS | PrHS, lemma 9 and equation 42 |
-//! | attention that a window hides | PSAW | PrHS, theorem 7 |
+//! | attention to tokens outside of a window | PSAW | PrHS, theorem 7 |
 //! | attention that frozen keys move | ETF | PrHS, theorem 8 |
 //!
-//! They hold, but say little on real models: bounds on a share of the attention are mostly above 1,
-//! which is the metric `vacuous_bounds`, and bounds with constants hold only for prompts like those
-//! that the constants are fitted to ([`FitCheck`]). They are a check on the proofs and on the
-//! policies, not a measure of quality. `attention --certificates` runs them.
+//! The bounds hold, but say little on real models. Most bounds on a share of the attention are
+//! above 1 (the metric `bound_gt_1_share`). Bounds with constants hold only for prompts like the
+//! ones that the constants are fitted to ([`FitCheck`]). Certificates check the proofs and the
+//! policies; they do not measure quality. `attention --certificates` runs them.
 
 mod fit_check_split;
 mod frozen_keys;

@@ -206,8 +206,8 @@ fn take_set(
     let best: f64 = best_of(candidates, own.top).iter().map(|at| candidates[*at]).sum();
     let held: f64 = own.set.iter().map(|token| attention[*token as usize]).sum();
     let bound = step.gap();
-    means.take(metric::SET_GAP, (best - held).max(0.0));
-    means.take(metric::SET_GAP_BOUND, bound);
+    means.take(metric::ORACLE_GAP_IN_SET, (best - held).max(0.0));
+    means.take(metric::ORACLE_GAP_IN_SET_BOUND, bound);
     means.judge(Bound::Set, best - held, [bound, bound]);
 }
 
@@ -252,10 +252,10 @@ mod tests {
         };
         // Tokens 3 and 4 are the best of 2 to 5.
         let near = of(step, &own);
-        let [gap, bound] =
-            [metric::SET_GAP, metric::SET_GAP_BOUND].map(|name| near.of(name).unwrap());
+        let [gap, bound] = [metric::ORACLE_GAP_IN_SET, metric::ORACLE_GAP_IN_SET_BOUND]
+            .map(|name| near.of(name).unwrap());
         assert!((gap - 0.05).abs() < 1e-12 && (bound - 0.04).abs() < 1e-12, "{gap}, {bound}");
-        assert_eq!(near.all()[2..], [(metric::VACUOUS, 0.0), (metric::BROKEN, 1.0)]);
+        assert_eq!(near.all()[2..], [(metric::BOUND_GT_1_SHARE, 0.0), (metric::BROKEN, 1.0)]);
         let far = SharedStep { distance: 0.2, ..step };
         assert_eq!(of(far, &own).all()[3], (metric::BROKEN, 0.0));
         assert!(!of(step, &RangeSets { seen: 3, ..own }).bounds(), "a window hides a part");

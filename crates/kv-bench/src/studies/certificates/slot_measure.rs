@@ -13,8 +13,8 @@ impl MeasureErrors {
         self.0.extend(certificates);
     }
 
-    /// Medians of the bounded quantities and of their bounds, as a few outliers would dominate a
-    /// mean; the share of bounds on drift of at least 1, which say nothing; and the share of
+    /// Medians of the bounded quantities and of their bounds, since a few outliers would dominate a
+    /// mean; the share of logit bounds of at least 1, which say nothing; and the share of
     /// certificates whose quantity exceeds its bound. There are none without certificates.
     pub(crate) fn records(&self) -> Vec<(&'static str, f64, &'static str)> {
         if self.0.is_empty() {
@@ -31,19 +31,19 @@ impl MeasureErrors {
         // Rounding, in f64, of sums of a whole cache.
         let above = |value: f64, bound: f64| value > bound * (1.0 + 1e-9) + 1e-12;
         let broken = |c: &Certificate| {
-            above(c.remainder, c.remainder_bound)
-                || above(c.drift, c.drift_bound)
+            above(c.eviction_residual, c.eviction_residual_bound)
+                || above(c.logit_change, c.logit_change_bound)
                 || above(c.error, c.error_bound)
         };
         vec![
-            (metric::REMAINDER, median(&|c| c.remainder), "norm"),
-            (metric::REMAINDER_BOUND, median(&|c| c.remainder_bound), "norm"),
-            (metric::DRIFT, median(&|c| c.drift), "logit"),
-            (metric::DRIFT_BOUND, median(&|c| c.drift_bound), "logit"),
+            (metric::EVICTION_RESIDUAL, median(&|c| c.eviction_residual), "norm"),
+            (metric::EVICTION_RESIDUAL_BOUND, median(&|c| c.eviction_residual_bound), "norm"),
+            (metric::LOGIT_CHANGE, median(&|c| c.logit_change), "logit"),
+            (metric::LOGIT_CHANGE_BOUND, median(&|c| c.logit_change_bound), "logit"),
             (metric::OBSERVED_ERROR, median(&|c| c.error), "squared"),
             (metric::ERROR_BOUND, median(&|c| c.error_bound), "squared"),
             // Shares change by no more than 1 in any case.
-            (metric::VACUOUS, share(&|c| c.drift_bound >= 1.0), "share"),
+            (metric::BOUND_GT_1_SHARE, share(&|c| c.logit_change_bound >= 1.0), "share"),
             (metric::BROKEN, share(&broken), "share"),
         ]
     }

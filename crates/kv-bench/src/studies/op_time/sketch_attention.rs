@@ -60,7 +60,7 @@ impl Sketched<'_, '_> {
             timed(policy, "attention", seconds);
             let logits = attend(&caches[0])?.logits;
             let seconds = clock.seconds(sets, |i| {
-                Sketch::revise(&mut caches[i], logits.clone(), newest.clone())?;
+                Sketch::update(&mut caches[i], logits.clone(), newest.clone())?;
                 Ok(caches[i].track(Sketch::SCORES).cloned())
             })?;
             timed(policy, "scores and swaps", seconds);

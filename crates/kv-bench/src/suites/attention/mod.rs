@@ -11,9 +11,7 @@ use burn::tensor::{DType, Int, Tensor};
 use kv_core::{CacheOptions, LayerCache, read_f32, read_i32};
 use kv_kernels::{DecodeAttentionOptions, PrefillOptions, prefill_attention};
 use kv_models::PrefillPass;
-use kv_policies::{
-    CisIndex, LayerContext, Needs, NewHeads, Observation, Step, StepAttention, certify,
-};
+use kv_policies::{CisIndex, LayerContext, Needs, Observation, Qkv, Step, StepAttention, certify};
 
 use crate::bench::ModelBench;
 use crate::format;
@@ -199,7 +197,7 @@ fn compare(
         let at = tokens + step;
         let pick = |tensor: &Tensor<4>| tensor.clone().narrow(2, at, 1).squeeze_dim::<3>(2);
         let query = pick(whole);
-        let heads = NewHeads::Rotated {
+        let heads = Qkv::Rotated {
             query: query.clone(),
             key: pick(observation.keys),
             value: pick(observation.values),
@@ -295,9 +293,9 @@ mod tests {
         };
         let (records, report) = run("attention --certificates --by-head --limit 2 --steps 8");
         for (policy, name) in [
-            ("psaw start=0", metric::HIDDEN_MASS),
-            ("etf start=1", metric::MOVED_MASS),
-            ("etf start=1", metric::RUN_MOVED_MASS),
+            ("psaw start=0", metric::WINDOW_DROPPED_MASS),
+            ("etf start=1", metric::FROZEN_KEY_TV),
+            ("etf start=1", metric::RUN_FROZEN_KEY_TV),
         ] {
             let of = |layer: usize, whole: bool| -> Vec<f64> {
                 let own = |r: &&Record| {
@@ -318,8 +316,8 @@ mod tests {
         assert!(report.contains("fitted to the one prompt"));
     }
 
-    /// In the first layer that freezes, all that is below is as ever: reused hidden states give the
-    /// same keys, and keys of the layer below are what the bound is of.
+    /// Below the first layer that freezes, nothing has changed. So in this layer reused hidden
+    /// states give unchanged keys, and the bound holds for keys of the layer below.
     #[test]
     fn runs_begin_where_bounds_do() {
         let policies = r#"[{"policy": "etf", "start": 1},
@@ -334,13 +332,13 @@ mod tests {
         };
         let (hidden, keys) = ("etf start=1", "etf reuse=keys-values start=1");
         // From the second of four layers on, the first one behind `start`.
-        assert!(of(hidden, 1, metric::RUN_MOVED_MASS) < 1e-6);
+        assert!(of(hidden, 1, metric::RUN_FROZEN_KEY_TV) < 1e-6);
         let [moved, run] =
-            [metric::MOVED_MASS, metric::RUN_MOVED_MASS].map(|name| of(keys, 1, name));
+            [metric::FROZEN_KEY_TV, metric::RUN_FROZEN_KEY_TV].map(|name| of(keys, 1, name));
         assert!(moved > 0.01 && (moved - run).abs() < 1e-6, "{moved}, in the run {run}");
-        assert!(of(hidden, 3, metric::RUN_MOVED_MASS) > 1e-4);
+        assert!(of(hidden, 3, metric::RUN_FROZEN_KEY_TV) > 1e-4);
         let [moved, run] =
-            [metric::MOVED_MASS, metric::RUN_MOVED_MASS].map(|name| of(keys, 3, name));
+            [metric::FROZEN_KEY_TV, metric::RUN_FROZEN_KEY_TV].map(|name| of(keys, 3, name));
         assert!((moved - run).abs() > 0.01, "{moved}, in the run {run}");
     }
 
@@ -408,8 +406,8 @@ mod tests {
             records.iter().filter(|r| r.metric == name).map(|r| r.value).collect()
         };
         for (value, bound) in [
-            (metric::REMAINDER, metric::REMAINDER_BOUND),
-            (metric::DRIFT, metric::DRIFT_BOUND),
+            (metric::EVICTION_RESIDUAL, metric::EVICTION_RESIDUAL_BOUND),
+            (metric::LOGIT_CHANGE, metric::LOGIT_CHANGE_BOUND),
             (metric::OBSERVED_ERROR, metric::ERROR_BOUND),
         ] {
             let (values, bounds) = (of(value), of(bound));

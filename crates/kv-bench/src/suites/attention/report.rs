@@ -10,11 +10,11 @@ use crate::studies::certificates::{Means, conclude};
 const SUITE: &str = "attention";
 /// Metrics that are means over the prompts that bounds are checked on, not over all prompts.
 const CHECKED: [&str; 5] = [
-    metric::HIDDEN_MASS,
-    metric::HIDDEN_BOUND,
-    metric::MOVED_MASS,
-    metric::MOVED_BOUND,
-    metric::RUN_MOVED_MASS,
+    metric::WINDOW_DROPPED_MASS,
+    metric::WINDOW_DROPPED_BOUND,
+    metric::FROZEN_KEY_TV,
+    metric::FROZEN_KEY_TV_BOUND,
+    metric::RUN_FROZEN_KEY_TV,
 ];
 
 /// The sums of all layers and policies, and the prompts that they are sums over.
@@ -106,7 +106,7 @@ impl Measured<'_> {
                          prompts";
             bench.note(format!("no bounds: they are {whose}"));
         }
-        let constants = [metric::HIDDEN_BOUND, metric::MOVED_BOUND];
+        let constants = [metric::WINDOW_DROPPED_BOUND, metric::FROZEN_KEY_TV_BOUND];
         let fitted = |means: &Means| constants.iter().any(|metric| means.of(metric).is_some());
         if self.prompts == 1 && heads().any(fitted) {
             let note = "constants of the bounds of psaw and etf are fitted to the one prompt that \

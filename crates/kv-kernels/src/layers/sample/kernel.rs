@@ -5,8 +5,8 @@
 use cubecl::prelude::*;
 
 use super::{FLOATS, INTS};
-use crate::components::sentinels::NO_SLOT;
 use crate::components::sentinels::NO_INDEX;
+use crate::components::sentinels::NO_SLOT;
 use crate::components::sort_key::{index_key, not_below, sort_key};
 use crate::components::top_k::{Counts, Place, RankedRow, Search, threshold, total_from, weight};
 use crate::layers::random::kernel::uniform;

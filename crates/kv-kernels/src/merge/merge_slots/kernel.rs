@@ -7,7 +7,7 @@ use super::sums::{add, no_sums, outcome, settle};
 use super::{KeyRule, VOTES_RADIX};
 use crate::components::pool::Pool;
 use crate::components::prefix_sum::exclusive;
-use crate::components::sentinels::{NO_SLOT, LOG_OF_ZERO};
+use crate::components::sentinels::{LOG_OF_ZERO, NO_SLOT};
 
 /// Units of a cube.
 pub(crate) const UNITS: usize = 256;

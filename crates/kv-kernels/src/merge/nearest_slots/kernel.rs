@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::kernel_args::{Nearest, SlotLists};
-use crate::components::sentinels::{NO_SLOT, NO_COSINE};
+use crate::components::sentinels::{NO_COSINE, NO_SLOT};
 
 /// Slots of a tile, of both lists.
 pub(crate) const KEYS_PER_BLOCK: usize = 64;

@@ -11,7 +11,7 @@ use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
 use super::kernel_args::{Nearest, SlotLists};
-use crate::components::sentinels::{NO_SLOT, NO_COSINE, NO_SIMILARITY};
+use crate::components::sentinels::{NO_COSINE, NO_SIMILARITY, NO_SLOT};
 
 /// Elements of a vector of 16 bytes.
 pub(super) const LANES: usize = 8;
@@ -219,8 +219,7 @@ pub(super) fn nearest_tiles_kernel<F: Float, N: Size>(
         let index = begin + i * COLUMNS;
         if j == 0 && index < width {
             let found = index < count && other >= 0;
-            nearest.places[row * width + index] =
-                select(found, other, i32::new(NO_SLOT as i64));
+            nearest.places[row * width + index] = select(found, other, i32::new(NO_SLOT as i64));
             nearest.cosines[row * width + index] =
                 select(found, likeness * lengths[i], f32::new(NO_COSINE));
         }

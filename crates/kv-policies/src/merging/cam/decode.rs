@@ -6,9 +6,7 @@ use kv_kernels::{Choice, top_slots};
 
 use super::Cam;
 use crate::Result;
-
-/// Below the negated distance of any two tokens.
-const NOWHERE: f32 = -1.0e30;
+use crate::policy::sentinels::NO_NEARNESS;
 
 impl Cam {
     /// Spreads one victim, `[B, Hkv]`, of every head over its limit. `attention` is `[S]`,
@@ -48,13 +46,13 @@ impl Cam {
         let later = distances.clone().greater_scalar(0).bool_and(place.lower(live));
 
         let nearness = distances.float().cast(DType::F32).neg();
-        let nearness = nearness.mask_fill(later.clone().bool_not(), NOWHERE);
+        let nearness = nearness.mask_fill(later.clone().bool_not(), NO_NEARNESS);
         let spread = self.options.spread.min(longest);
         let counts = Tensor::full([pairs], spread as i32, (&device, DType::I32));
         let next = top_slots(nearness.clone(), None, Choice::Top(counts), spread)
             .map_err(kv_core::Error::from)?;
         let next = next.indices.clamp_min(0);
-        let receives = nearness.gather(1, next.clone()).greater_scalar(NOWHERE);
+        let receives = nearness.gather(1, next.clone()).greater_scalar(NO_NEARNESS);
 
         let of_slots = attention.clone().select(0, flat).reshape([pairs, longest]);
         let ones = |of: Tensor<2, burn::tensor::Bool>| of.float().cast(DType::F32).sum_dim(1);

@@ -1,4 +1,4 @@
-//! Many victims at once: a prompt's, or those of an eviction every so many steps. They are chosen
+//! Many victims at once: of a prompt, or of an eviction every so many steps. They are chosen
 //! on the host; values stay on the device.
 
 use burn::tensor::{DType, Int, Tensor};
@@ -6,10 +6,8 @@ use kv_core::{LayerCache, Selection, rank, read_f32, read_i32};
 use kv_kernels::{KeyRule, MergeLists, MergeOptions, SlotLists, merge_slots};
 
 use super::{Cam, Candidates, NAME, SEEDS};
+use crate::policy::sentinels::LOG_OF_ZERO;
 use crate::{Observation, PolicyError, Result};
-
-/// The logarithm of a weight of nothing.
-const WEIGHTLESS: f32 = -1.0e30;
 
 /// One head's tokens in the order of their positions.
 struct Line {
@@ -152,7 +150,7 @@ impl Cam {
         spreads
     }
 
-    /// Adds what is spread to the survivors' values. `values` `[N, D]` are those that victims have.
+    /// Adds shares of the victims' values `[N, D]` to the survivors' values.
     fn spread_lines(
         &self,
         cache: &mut LayerCache,
@@ -198,7 +196,7 @@ impl Cam {
             targets: padded(&|spread| spread.first as i32, -1).reshape([pairs, most]),
             victim_weights: weights(shares.collect(), most),
             kept: list(survivors, lines.iter().map(|line| line.slots.len()).collect()),
-            kept_weights: weights([WEIGHTLESS, 0.0].repeat(pairs * survivors), survivors),
+            kept_weights: weights([LOG_OF_ZERO, 0.0].repeat(pairs * survivors), survivors),
         };
         let zeros = || Tensor::<2>::zeros([pairs * survivors, head_dim], (&device, DType::F32));
         let (mut keys, mut begin) = (zeros(), zeros());

@@ -1,4 +1,4 @@
-//! CaM: the values of what another policy evicts are spread on what it keeps.
+//! CaM: the values of another policy's victims are spread on the slots that stay.
 
 mod decode;
 mod many;
@@ -63,7 +63,7 @@ pub struct CamOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "`candidates` is neither a number of tokens nor \"all\"")]
 pub enum Candidates {
-    /// So many, those of the highest scores (`n_steps` of kvpress's form); 0 for none.
+    /// So many, of the highest scores (`n_steps` of kvpress's form); 0 for none.
     Most(usize),
     /// All of them. Ours.
     All(All),
@@ -82,13 +82,13 @@ impl Candidates {
     pub const ALL: Self = Self::All(All::All);
 }
 
-/// Whose attention decides what is spread.
+/// The queries whose attention decides which values are spread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CamAttention {
-    /// That of all queries so far.
+    /// All queries so far.
     Accumulated,
-    /// That of the last query.
+    /// The last query.
     #[default]
     Step,
 }
@@ -113,8 +113,8 @@ impl Cam {
         Ok(Self { evictor, options })
     }
 
-    /// [`Policy::init_cache`] with numbers in `[0, 1)` of one's own: that of a (sequence, head) and
-    /// token.
+    /// [`Policy::init_cache`] with numbers in `[0, 1)` of one's own: `uniform` gives the number of
+    /// a (sequence, head) and a token.
     ///
     /// # Errors
     /// As [`Policy::init_cache`].

@@ -4,9 +4,10 @@ use burn::tensor::{DType, Int, Tensor};
 use kv_core::{LayerCache, Selection};
 use kv_kernels::{MergeLists, NearestSlotsOptions, SlotLists, nearest_slots};
 
-use super::{D2o, NONE_YET, THRESHOLD};
+use super::{D2o, THRESHOLD};
 use crate::Result;
 use crate::merging::merge_groups::unprotected;
+use crate::policy::sentinels::NO_THRESHOLD;
 
 impl D2o {
     /// Merges one victim, `[B, Hkv]`, of every head over its limit, without waiting for the device.
@@ -53,7 +54,7 @@ impl D2o {
         let momentum = self.options.momentum;
         let followed =
             threshold.clone().mul_scalar(1.0 - momentum) + mean.clone().mul_scalar(momentum);
-        let first = threshold.clone().lower_equal_scalar(NONE_YET);
+        let first = threshold.clone().lower_equal_scalar(NO_THRESHOLD);
         let mut next = followed.mask_where(first, mean.clone());
         if let Some(none) = none {
             next = next.mask_where(none, threshold);

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor};
 use kv_core::{Budget, CacheOptions, LayerCache, apportion, read_f32};
 
 use super::{D2o, NAME};
-use crate::{Observation, Observed, Policy, PolicyError, Result};
+use crate::{Observation, OwnedObservation, Policy, PolicyError, Result};
 
 /// The least share of its prompt that a layer keeps, as in the authors' code.
 const LEAST: f64 = 0.01;
@@ -15,7 +15,7 @@ impl D2o {
     /// Compresses all layers, each sequence within budgets of its own.
     pub(super) fn prefill_together(
         &self,
-        layers: &[Observed],
+        layers: &[OwnedObservation],
         new_tokens: usize,
         options: &CacheOptions,
     ) -> Result<Vec<LayerCache>> {

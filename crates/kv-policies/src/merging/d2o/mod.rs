@@ -1,4 +1,4 @@
-//! D2O: what H2O evicts is averaged into the most similar of what it keeps.
+//! D2O: H2O's victims are averaged into the most similar slots that stay.
 
 mod decode;
 mod layers;
@@ -14,16 +14,15 @@ use serde_json::Value;
 use crate::merging::merge_groups::Groups;
 use crate::policy::config::{Config, config_around};
 use crate::policy::evictor::{EVICTOR, evictor_of, evictor_part};
+use crate::policy::sentinels::NO_THRESHOLD;
 use crate::{
     Attended, Capabilities, Composition, Eviction, EvictionPolicy, H2o, LayerContext, Merge, Needs,
-    Observation, Observed, Plan, Policy, PolicyError, Result, Scorer, Step, StepPlan,
+    Observation, OwnedObservation, Plan, Policy, PolicyError, Result, Scorer, Step, StepPlan,
 };
 
 const NAME: &str = "d2o";
 /// State of each sequence's threshold, `[B, 1, 1]`.
 const THRESHOLD: &str = "threshold";
-/// The threshold of a sequence that has had no victims: below all cosines.
-const NONE_YET: f32 = -2.0;
 
 /// D2O (Wan et al., 2024): each victim of H2O is merged into the kept slot of the most similar key,
 /// if the cosine reaches a threshold, else dropped. The threshold starts as the mean of the
@@ -53,7 +52,7 @@ pub struct D2oOptions {
     /// Whether keys and values are summed and compared as in the authors' code: weights `cos` and
     /// 1, divided by the number of tokens; and the `i`-th victims of all heads stay or go together,
     /// by their mean cosine. With dynamic budgets, the first two layers and the last stay whole,
-    /// and what a layer may have least and most is not made up for by others.
+    /// and other layers do not make up for a layer's least and most slots.
     pub official: bool,
     /// Whether first and last tokens that the evictor always keeps take no merges, so that they
     /// stay as they are. The paper and the authors' code merge into all that is kept.
@@ -84,9 +83,9 @@ impl D2o {
         MergeOptions { rule: KeyRule::Mean, ..Default::default() }
     }
 
-    /// `ln s` of members by their cosines; the kept slot's own is that of a cosine of 1.
+    /// `ln s` of members by their cosines; the kept slot's cosine is 1.
     fn log_scores<const D: usize>(&self, cosines: Tensor<D>) -> Tensor<D> {
-        // What is nothing in f32 beside 1, where logarithms of 0 are no numbers on every device.
+        // 1e-30 is lost in f32 beside 1; the logarithm of 0 is no number on some devices.
         if self.options.official { cosines.clamp_min(1e-30).log() } else { cosines }
     }
 
@@ -102,7 +101,7 @@ impl D2o {
         let device = cache.options().device.clone();
         let mut groups = Groups::of_prompts(selection, tokens, &device)?;
         if groups.is_empty() {
-            let none_yet = Tensor::full([batch, 1, 1], NONE_YET, (&device, DType::F32));
+            let none_yet = Tensor::full([batch, 1, 1], NO_THRESHOLD, (&device, DType::F32));
             cache.set_state(THRESHOLD, none_yet);
             return Ok(());
         }
@@ -132,8 +131,8 @@ impl D2o {
         let totals = Tensor::<1>::from_data(totals.as_slice(), (&device, DType::F32));
         let totals = totals.reshape([batch, 1, 1]);
         let sums = cosines.clone().sum_dim(2).sum_dim(1);
-        let thresholds =
-            (sums / totals.clone().clamp_min(1.0)).mask_fill(totals.equal_scalar(0.0), NONE_YET);
+        let thresholds = (sums / totals.clone().clamp_min(1.0))
+            .mask_fill(totals.equal_scalar(0.0), NO_THRESHOLD);
         cache.set_state(THRESHOLD, thresholds.clone());
         let decides = match self.options.official {
             // The authors decide by victims' ranks, for all heads together.
@@ -222,7 +221,7 @@ impl Policy for D2o {
 
     fn prefill_layers(
         &self,
-        layers: &[Observed],
+        layers: &[OwnedObservation],
         new_tokens: usize,
         options: CacheOptions,
     ) -> Result<Vec<LayerCache>> {

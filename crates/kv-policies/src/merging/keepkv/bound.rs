@@ -5,10 +5,11 @@ use kv_core::{LayerCache, read_f32};
 use kv_kernels::GroupReduction;
 
 use super::KeepKv;
-use super::scores::{LOG_SAMPLES, LOG_SCORES, NOTHING};
+use super::scores::{LOG_SAMPLES, LOG_SCORES};
+use crate::policy::sentinels::LOG_OF_ZERO;
 use crate::{Attended, Result};
 
-/// Track of `ln ŝ` of what a slot was merged for; [`NOTHING`] for slots that nothing went into.
+/// Track of `ln ŝ` of what a slot was merged for; [`LOG_OF_ZERO`] for slots that nothing went into.
 pub(super) const MERGED_FOR: &str = "merged-for";
 
 /// What two weights of the same slot differ by at most, as a factor of its share of the attention
@@ -17,7 +18,7 @@ const MOST: f64 = 2.0;
 
 /// The perturbation of one group's output at a later step (theorem 5): below
 /// `2ε(1 + ε)γ / (1 − ε)²` where all scores of the group were predicted with `|1 − ŝ/s| ≤ ε < 1`,
-/// and values differ by at most `γ` from those of the group. Infinite from `ε = 1` on.
+/// and values differ by at most `γ` from the group's values. Infinite from `ε = 1` on.
 pub fn perturbation_bound(epsilon: f64, gamma: f64) -> f64 {
     if epsilon >= 1.0 {
         return f64::INFINITY;
@@ -38,9 +39,9 @@ impl KeepKv {
         let (Some(scores), Some(samples)) = (track(LOG_SCORES), track(LOG_SAMPLES)) else {
             return Ok(());
         };
-        let so_far = track(MERGED_FOR).unwrap_or_else(|| scores.full_like(NOTHING));
+        let so_far = track(MERGED_FOR).unwrap_or_else(|| scores.full_like(LOG_OF_ZERO));
         let merged_for = (scores - samples).mask_where(same, so_far);
-        Ok(cache.set_track(MERGED_FOR, merged_for, NOTHING)?)
+        Ok(cache.set_track(MERGED_FOR, merged_for, LOG_OF_ZERO)?)
     }
 
     /// A copy of the weights, where merges are to be remembered.
@@ -54,8 +55,9 @@ impl KeepKv {
     /// units of its largest value's norm. Waits for the device.
     ///
     /// Every merged slot adds theorem 5's bound times its share of the attention (equation 32
-    /// before its last step), with the `ε` by which its own score differs from the one it was
-    /// merged for: those of the tokens in it are no longer known. `γ` is twice the largest norm.
+    /// before its last step). `ε` is the difference of the slot's own score from the score that it
+    /// was merged for, as the scores of the tokens in it are no longer known. `γ` is twice the
+    /// largest norm.
     pub(super) fn estimated_perturbation(
         &self,
         cache: &LayerCache,
@@ -74,7 +76,7 @@ impl KeepKv {
         let (shares, scores, merged_for) = (shares?, scores?, merged_for?);
         let layout = cache.layout();
         let heads = (0..layout.pairs()).map(|pair| {
-            let merged = layout.live(pair).filter(|&slot| merged_for[slot] > NOTHING);
+            let merged = layout.live(pair).filter(|&slot| merged_for[slot] > LOG_OF_ZERO);
             let parts = merged.map(|slot| {
                 let epsilon = (f64::from(merged_for[slot]) - f64::from(scores[slot])).exp_m1();
                 f64::from(shares[slot]) * perturbation_bound(epsilon.abs(), 1.0).min(MOST)

@@ -1,4 +1,4 @@
-//! KeepKV: what another policy evicts is merged into what it keeps.
+//! KeepKV: another policy's victims are merged into the slots that stay.
 
 mod archive;
 mod bound;
@@ -164,7 +164,7 @@ impl Policy for KeepKv {
             let rebuilt = StepPlan::attend_with(move |cache, query, step| {
                 self.keep_newest(cache, step, &query)?;
                 self.rebuild(layer, cache, step)?;
-                self.look_ahead(layer, cache);
+                self.prefetch_if_due(layer, cache);
                 Ok(cache.attend(query, DecodeAttentionOptions::default())?.output)
             });
             return Ok(rebuilt.recordable(false));
@@ -199,13 +199,13 @@ impl Merge for KeepKv {
             return Ok(None);
         }
         let due = self.merge_due(cache, attended, None)?;
-        self.look_ahead(layer, cache);
+        self.prefetch_if_due(layer, cache);
         Ok(due)
     }
 }
 
 impl KeepKv {
-    /// Whether the host lists what a step merges.
+    /// Whether the host lists the slots that a step merges.
     fn merges_on_host(&self) -> bool {
         self.options.predictor == Predictor::Window || self.options.spare_protected
     }
@@ -218,8 +218,8 @@ impl KeepKv {
         taken.then(|| self.step_scores(attended))
     }
 
-    /// Merges what is due, behind averages of `scores` where these are not taken yet; returns what is
-    /// to be dropped then.
+    /// Merges the victims, behind averages of `scores` where these are not taken yet. Returns the
+    /// slots to drop.
     fn merge_due(
         &self,
         cache: &mut LayerCache,

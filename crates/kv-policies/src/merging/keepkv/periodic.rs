@@ -84,11 +84,11 @@ impl KeepKv {
     }
 
     /// Asks for all tokens, if the step to come is to rebuild the cache.
-    pub(super) fn look_ahead(&self, layer: LayerContext, cache: &mut LayerCache) {
+    pub(super) fn prefetch_if_due(&self, layer: LayerContext, cache: &mut LayerCache) {
         if self.due_now(layer, cache)
             && let Some(archive) = cache.policy_state_mut::<Archive>()
         {
-            archive.fetch_ahead();
+            archive.prefetch();
         }
     }
 

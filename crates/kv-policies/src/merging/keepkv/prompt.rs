@@ -4,9 +4,10 @@ use burn::tensor::Tensor;
 use kv_core::{LayerCache, Selection};
 use kv_kernels::{rankings, turns_of_groups};
 
-use super::scores::{LOG_SAMPLES, LOG_SCORES, NOTHING, PromptScores, mean_queries, weigh, weights};
+use super::scores::{LOG_SAMPLES, LOG_SCORES, PromptScores, mean_queries, weigh, weights};
 use super::{KeepKv, NAME, Order, Predictor, votes, window};
 use crate::merging::merge_groups::{Groups, leaders};
+use crate::policy::sentinels::LOG_OF_ZERO;
 use crate::{Observation, Result};
 
 impl KeepKv {
@@ -45,7 +46,7 @@ impl KeepKv {
         Ok(Selection::highest(turns.reshape([batch, kv_heads, tokens]), budget)?)
     }
 
-    /// Merges what is not kept of a prompt into what is.
+    /// Merges a prompt's dropped tokens into its kept ones.
     pub(super) fn merge_prompt(
         &self,
         cache: &mut LayerCache,
@@ -55,9 +56,9 @@ impl KeepKv {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
         let rows = batch * kv_heads * tokens;
         let PromptScores { scores, samples, rows: each } = self.prompt_scores(observation)?;
-        cache.set_kept_track(LOG_SCORES, scores.clone(), selection, NOTHING)?;
+        cache.set_kept_track(LOG_SCORES, scores.clone(), selection, LOG_OF_ZERO)?;
         // Far behind a prompt's start the absolute step corrects nothing.
-        let fresh = if self.options.absolute_step { 0.0 } else { NOTHING };
+        let fresh = if self.options.absolute_step { 0.0 } else { LOG_OF_ZERO };
         cache.set_kept_track(LOG_SAMPLES, samples.clone(), selection, fresh)?;
         votes::init_cache(cache)?;
         if cache.log_weights().is_none() {

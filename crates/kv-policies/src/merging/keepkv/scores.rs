@@ -1,4 +1,5 @@
-//! Predicted scores: averages of what queries gave each slot, unnormalised, as logarithms.
+//! Predicted scores: averages of the scores that queries gave each slot, unnormalised, as
+//! logarithms.
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{LayerCache, ScoreTracks};
@@ -8,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{KeepKv, NAME, VOTES, VOTES_HIGH};
 use crate::merging::merge_groups::Merged;
 use crate::policy::attention_scores::window_logits;
+use crate::policy::sentinels::LOG_OF_ZERO;
 use crate::{Attended, Observation, Result};
 
 /// Track of `ln S`, a slot's weighted sum of scores.
@@ -17,8 +19,6 @@ pub(super) const LOG_SAMPLES: &str = "log-samples";
 /// What merging steps read and write.
 pub(super) const TRACKS: ScoreTracks =
     ScoreTracks { scores: LOG_SCORES, samples: LOG_SAMPLES, votes: VOTES, votes_high: VOTES_HIGH };
-/// The logarithm of what new slots start with, nothing: −∞ is no number that all devices can write.
-pub(super) const NOTHING: f32 = -1.0e30;
 
 /// How scores to come are predicted from those that were.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -45,7 +45,7 @@ pub(super) struct PromptScores {
 }
 
 impl KeepKv {
-    /// Logarithms of the weights that an average gives a new score and what it has.
+    /// Logarithms of the weights of a new score and of the average so far.
     fn weights(&self) -> [f64; 2] {
         match self.options.predictor {
             Predictor::Ema => [(1.0 - self.options.alpha).ln(), self.options.alpha.ln()],
@@ -113,7 +113,7 @@ impl KeepKv {
 /// `ln` of the mean of exponentials along a dimension, which stays.
 pub(super) fn log_mean<const D: usize>(values: Tensor<D>, dim: usize) -> Tensor<D> {
     // Where all are −∞, any finite maximum gives it.
-    let top = values.clone().max_dim(dim).clamp_min(NOTHING);
+    let top = values.clone().max_dim(dim).clamp_min(LOG_OF_ZERO);
     (values - top.clone()).exp().mean_dim(dim).log() + top
 }
 

@@ -76,7 +76,7 @@ impl KvMerger {
         if groups.is_empty() {
             return Ok(());
         }
-        // By place: where a token goes; by row, what it weighs.
+        // By place, the slot that a token goes into; by row, a token's weight.
         let mut goes: Vec<Vec<Option<u32>>> = Vec::with_capacity(orders.len());
         let mut weights = [0.0, 0.0, 1.0, 0.0].repeat(rows);
         for (((pivots, order), own), first) in heads().zip(&sets.log_weights).zip(&firsts) {

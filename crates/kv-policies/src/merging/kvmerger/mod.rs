@@ -23,14 +23,14 @@ const NAME: &str = "kvmerger";
 const ATTENTION: &str = "attention";
 
 /// KVMerger (Wang et al., 2024): consecutive tokens whose neighbouring keys have a cosine above `ε`
-/// form a set, but for the most recent tokens and those of most attention, which stay as they are.
+/// form a set. The most recent tokens and the tokens of most attention stay as they are.
 /// A set becomes one slot in the place of its pivot, the token of most attention: key and value are
 /// averages with the weights `exp(−‖k_p − k_i‖² / 2σ²)`, where `σ` is the mean distance from the
 /// pivot. A merged slot counts as one in attention.
 ///
 /// The paper fixes `ε`, from which the number of slots follows. Here each head joins its most
-/// similar neighbours until the budget is met, which is the same as searching its `ε`; below
-/// `threshold` it joins no further, and drops the sets of least attention instead.
+/// similar neighbours until the budget is met, as if it searched for its own `ε`. Below `threshold`
+/// it joins no further, and drops the sets of least attention instead.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KvMerger {

@@ -4,9 +4,10 @@ use kv_core::{rank, top};
 
 /// What becomes of each head's tokens, in the order of their positions.
 pub(super) struct Sets {
-    /// The pivot that a token goes into, itself for those that stay; `None` for what is dropped.
+    /// The pivot that a token goes into: the token itself where it stays, `None` where it is
+    /// dropped.
     pub(super) pivots: Vec<Vec<Option<usize>>>,
-    /// The logarithm of what a token weighs in its set.
+    /// The logarithm of a token's weight in its set.
     pub(super) log_weights: Vec<Vec<f32>>,
 }
 
@@ -39,7 +40,7 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    /// The pivot of each token. `cosines` are those of each token and the next.
+    /// The pivot of each token. `cosines[t]` is the cosine of the keys of tokens `t` and `t + 1`.
     pub(super) fn pivots(&self, attention: &[f32], cosines: &[f32]) -> Vec<Option<usize>> {
         let tokens = attention.len();
         if tokens <= self.budget {

@@ -1,5 +1,5 @@
-//! Slots that no later query can see. A window's start never falls, so what is hidden from the next
-//! query stays hidden.
+//! Slots that no later query can see. A window's start never falls, so that slots hidden from the
+//! next query stay hidden.
 
 use burn::tensor::{Int, Tensor};
 use kv_core::{LayerCache, Room, Selection, read_i32};
@@ -8,9 +8,9 @@ use super::Psaw;
 use crate::{LayerContext, Result};
 
 /// Slots of a head that go together while decoding, at least: freeing waits for the device and
-/// moves what stays.
+/// moves the other slots.
 const BULK: usize = 64;
-/// Or one of so many of what a head holds, where that is more.
+/// Or a head's length divided by this, where that is more.
 const BULK_SHARE: usize = 32;
 
 /// Slots that go together, of a head that holds `held`.
@@ -19,7 +19,7 @@ fn bulk(held: usize) -> usize {
 }
 
 impl Psaw {
-    /// Where what is hidden from all queries behind `tokens` tokens ends, the sinks included.
+    /// The end of the tokens that no query behind `tokens` tokens sees; the sinks are among them.
     fn hidden_end(&self, layer: LayerContext, tokens: usize) -> usize {
         self.share(layer).first_seen(tokens).max(self.sinks).min(tokens)
     }
@@ -44,8 +44,8 @@ impl Psaw {
         Room::Total((held + bulk(held)).min(kept + new_tokens))
     }
 
-    /// Frees what no later query can see, where a step has filled a head up to its limit; `newest`
-    /// has the tokens' positions, `[B]`. Nothing without `free`.
+    /// Frees the slots that no later query can see, where a step has filled a head up to its limit.
+    /// `newest` has the tokens' positions, `[B]`. Does nothing without `free`.
     ///
     /// # Errors
     /// [`kv_core::Error::Read`].
@@ -64,7 +64,8 @@ impl Psaw {
         self.free_hidden(layer, cache, &read_i32("positions", newest.clone())?)
     }
 
-    /// Frees what no later query can see, and sets the limits at which it is worth while again.
+    /// Frees the slots that no later query can see, and sets the limits at which the next freeing
+    /// is worth while.
     ///
     /// # Errors
     /// [`kv_core::Error::Read`].

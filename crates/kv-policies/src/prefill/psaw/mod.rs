@@ -53,7 +53,7 @@ impl Default for Psaw {
 }
 
 impl Psaw {
-    /// Checks the parameters, as those of `policy`.
+    /// Checks the parameters; errors name `policy`.
     ///
     /// # Errors
     /// [`crate::PolicyError::InvalidConfig`] for a `phi` that is not above 0 and at most 1, and for

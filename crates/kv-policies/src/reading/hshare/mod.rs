@@ -19,8 +19,8 @@ use crate::reading::channels::{CHANNELS, Channels};
 use crate::reading::set_parts::SetParts;
 use crate::reading::subset::{BUDGETS, tokens_of};
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, Observed, Plan, Policy, PolicyError, Reads,
-    Result, Step, StepPlan,
+    Capabilities, LayerContext, Needs, Observation, OwnedObservation, Plan, Policy, PolicyError,
+    Reads, Result, Step, StepPlan,
 };
 
 use shared::{SharedLists, Sharing};
@@ -207,7 +207,7 @@ impl Policy for HShare {
 
     fn prefill_layers(
         &self,
-        layers: &[Observed],
+        layers: &[OwnedObservation],
         new_tokens: usize,
         options: CacheOptions,
     ) -> Result<Vec<LayerCache>> {

@@ -10,7 +10,7 @@ use super::{HShare, NAME, PROMPT, SOURCES, copies, longest, share_map};
 use crate::policy::state_tensors::int_numbers;
 use crate::reading::channels::{CHANNELS, channels};
 use crate::reading::subset::{set_budgets, tokens_of};
-use crate::{Observation, Observed, Policy, Result};
+use crate::{Observation, OwnedObservation, Policy, Result};
 
 /// What a layer's prompt says.
 pub(super) struct Shares {
@@ -88,7 +88,7 @@ impl HShare {
     /// Compresses all layers, whose lists may be each other's.
     pub(super) fn prefill_together(
         &self,
-        layers: &[Observed],
+        layers: &[OwnedObservation],
         new_tokens: usize,
         options: &CacheOptions,
     ) -> Result<Vec<LayerCache>> {

@@ -48,8 +48,8 @@ pub(super) fn by_key_diff(
 }
 
 /// The tokens of `middle`, counted from its first, that stand apart from their block, at most
-/// `most` a head, for every sequence. All heads of a sequence have equally many: one with fewer
-/// takes those of the next lowest inner products.
+/// `most` a head, for every sequence. All heads of a sequence have equally many: a head with fewer
+/// takes the tokens of the next lowest inner products.
 pub(super) fn by_block_mean(
     observation: &Observation<'_>,
     middle: &Range<usize>,
@@ -95,8 +95,8 @@ fn spans(marks: impl Iterator<Item = bool>) -> Vec<u32> {
     (0..marks.len()).filter(|at| near(*at)).map(|at| at as u32).collect()
 }
 
-/// The first `count` marked places, and those of the lowest products where there are fewer,
-/// ascending.
+/// The first `count` marked places; where fewer are marked, the places of the lowest products too.
+/// Ascending.
 fn filled(products: &[f32], mut marked: Vec<u32>, count: usize) -> Vec<u32> {
     marked.truncate(count);
     if marked.len() < count {

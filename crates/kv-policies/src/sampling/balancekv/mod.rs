@@ -19,7 +19,9 @@ use crate::policy::config::{Config, config_of, invalid};
 use crate::policy::fill;
 use crate::policy::generator::generator;
 use crate::sampling::exact_ends::exact_ends;
-use crate::{Capabilities, Needs, Observation, Observed, Plan, Policy, PolicyError, Result};
+use crate::{
+    Capabilities, Needs, Observation, OwnedObservation, Plan, Policy, PolicyError, Result,
+};
 
 pub use anchors::AnchorRule;
 use anchors::{by_block_mean, by_key_diff, without};
@@ -54,7 +56,7 @@ pub struct BalanceKv {
     /// First tokens kept exactly; the paper's 256 by default, a quarter of the budget at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sinks: Option<usize>,
-    /// Last tokens kept exactly, likewise.
+    /// Last tokens kept exactly; the paper's 256 by default, a quarter of the budget at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
     /// Tokens that are balanced against each other: even, 2 to 256.
@@ -184,7 +186,7 @@ impl Policy for BalanceKv {
 
     fn prefill_layers(
         &self,
-        layers: &[Observed],
+        layers: &[OwnedObservation],
         new_tokens: usize,
         options: CacheOptions,
     ) -> Result<Vec<LayerCache>> {
@@ -282,8 +284,8 @@ impl BalanceKv {
         Compressed { kept, separate: false }.plan(ends, tokens)
     }
 
-    /// Anchors, equally many a head, and what the walk leaves of the other tokens of `middle`:
-    /// `target` together.
+    /// Anchors, equally many a head, and the tokens that the walk leaves of the rest of `middle`:
+    /// `target` tokens together.
     fn beside(
         &self,
         observation: &Observation<'_>,

@@ -29,15 +29,15 @@ const CANDIDATES: &str = "candidates";
 /// and when.
 const FOREIGN: [&str; 4] = ["budget", "layers", "decode", "interval"];
 
-/// KVReviver (2026): what others drop goes into a count-sketch, out of which it is estimated again
-/// at every step, so that attention sees all tokens (algorithms 1 to 4).
+/// KVReviver (2026): tokens that other policies would drop go into a count-sketch. Every step
+/// estimates them from it, so that attention sees all tokens (algorithms 1 to 4).
 ///
 /// A head's budget is shared (technical appendix, table 2) among *Recent* tokens, *Candidates* of
 /// the highest accumulated attention, and the *Vague* part: `r` buckets of `b` entries that all
-/// other tokens share. Surplus recents become candidates in bulk, beyond a slack; the weakest
-/// candidates go into the sketch; a token in the sketch whose score is `replace_rate` times that of
-/// the weakest candidate changes places with it, as its estimate, which is also what is taken out
-/// of the sketch.
+/// other tokens share. Surplus recents become candidates together, beyond a slack. The weakest
+/// candidates go into the sketch. A token in the sketch whose score is `replace_rate` times the
+/// weakest candidate's score changes places with it: its estimate goes into the slot, and out of
+/// the sketch.
 ///
 /// Attention estimates tokens on the fly ([`Sketch::attend`]); `rebuild`
 /// writes the whole cache of one layer at a time to scratch memory first, as the paper does, with
@@ -47,8 +47,8 @@ const FOREIGN: [&str; 4] = ["budget", "layers", "decode", "interval"];
 /// goes into the sketch once Recent and Candidate hold more than both budgets and the slack
 /// together; algorithm 3 counts the slack of recents alone, so that the first of its bulks comes up
 /// to a slack of steps earlier, and later ones at other steps. The sketch is kept in f32, so that
-/// tokens go in and out with hardly a trace; its bytes are reported, and beside caches of 16 bits
-/// are twice those of its share.
+/// tokens go in and out with hardly a trace. Its bytes are reported; beside caches of 16 bits they
+/// are twice its share of the budget.
 #[derive(Debug, Clone)]
 pub struct KvReviver {
     options: KvReviverOptions,
@@ -72,8 +72,8 @@ pub struct KvReviverOptions {
     #[serde(default = "exact_share")]
     pub candidate: f64,
     /// Share of the sketch.
-    #[serde(default = "vague_share")]
-    pub vague: f64,
+    #[serde(default = "sketch_share", alias = "vague")]
+    pub sketch_share: f64,
     /// `r`
     #[serde(default = "buckets")]
     pub buckets: usize,
@@ -97,7 +97,7 @@ fn exact_share() -> f64 {
     0.45
 }
 
-fn vague_share() -> f64 {
+fn sketch_share() -> f64 {
     0.1
 }
 
@@ -121,7 +121,7 @@ impl KvReviverOptions {
             layers: LayerAllocation::Uniform,
             recent: exact_share(),
             candidate: exact_share(),
-            vague: vague_share(),
+            sketch_share: sketch_share(),
             buckets: buckets(),
             slack: slack(),
             replace_rate: replace_rate(),
@@ -131,7 +131,7 @@ impl KvReviverOptions {
     }
 
     fn shares(&self) -> Shares {
-        Shares { recent: self.recent, candidate: self.candidate, vague: self.vague }
+        Shares { recent: self.recent, candidate: self.candidate, sketch: self.sketch_share }
     }
 }
 
@@ -243,7 +243,7 @@ impl KvReviver {
     /// tokens are kept exactly.
     pub fn sketch_load(&self, prompt: usize) -> Option<f64> {
         let slots = self.options.budget.resolve(prompt) as f64;
-        let (entries, buckets) = (slots * self.options.vague, self.options.buckets as f64);
+        let (entries, buckets) = (slots * self.options.sketch_share, self.options.buckets as f64);
         let sketched = prompt as f64 - (slots - entries);
         (sketched > 0.0).then(|| buckets * sketched / entries.max(buckets))
     }
@@ -261,8 +261,8 @@ fn joint(name: &str) -> PolicyError {
     PolicyError::InvalidConfig { policy: NAME.into(), reason }
 }
 
-/// The tokens of a prompt that are kept exactly: all of a short one, else the most recent and, of
-/// the others, those of the highest scores.
+/// The tokens of a prompt that are kept exactly: all of a short prompt; else the most recent
+/// tokens, and the other tokens of the highest scores.
 fn exact_tokens(
     observation: &Observation<'_>,
     budget: usize,
@@ -375,7 +375,7 @@ impl Policy for KvReviver {
     fn plan(&self, _layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {
         Ok(StepPlan::attend_with(|cache, query, step| {
             let attended = Sketch::of(cache)?.attend(cache, query, &step.position)?;
-            Sketch::revise(cache, attended.logits, step.position.clone())?;
+            Sketch::update(cache, attended.logits, step.position.clone())?;
             Ok(attended.output)
         }))
     }

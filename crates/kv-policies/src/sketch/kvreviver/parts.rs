@@ -10,7 +10,7 @@ use crate::{PolicyError, Result};
 pub(super) struct Shares {
     pub(super) recent: f64,
     pub(super) candidate: f64,
-    pub(super) vague: f64,
+    pub(super) sketch: f64,
 }
 
 /// A head's parts.
@@ -18,7 +18,7 @@ pub(super) struct Shares {
 pub(super) struct Parts {
     /// Slots for the most recent tokens.
     pub(super) recents: usize,
-    /// Slots for those of the highest scores.
+    /// Slots for tokens of the highest scores.
     pub(super) candidates: usize,
     /// `b`: entries of each of the sketch's buckets.
     pub(super) entries: usize,
@@ -31,15 +31,16 @@ pub(super) fn least(buckets: usize) -> usize {
 
 impl Shares {
     pub(super) fn validate(self) -> std::result::Result<(), String> {
-        let Self { recent, candidate, vague } = self;
-        let named = [("recent", recent), ("candidate", candidate), ("vague", vague)];
+        let Self { recent, candidate, sketch } = self;
+        let named = [("recent", recent), ("candidate", candidate), ("sketch_share", sketch)];
         if let Some((name, share)) = named.iter().find(|(_, share)| !(0.0..1.0).contains(share)) {
             return Err(format!("`{name}` is {share}, expected a share from 0 to below 1"));
         }
-        let total = recent + candidate + vague;
+        let total = recent + candidate + sketch;
         if (total - 1.0).abs() > 1e-6 || recent + candidate == 0.0 {
             return Err(format!(
-                "`recent`, `candidate` and `vague` are {recent}, {candidate} and {vague}, expected \
+                "`recent`, `candidate` and `sketch_share` are {recent}, {candidate} and {sketch}, \
+                 expected \
                  shares that add up to 1, not all of them the sketch's"
             ));
         }
@@ -61,7 +62,7 @@ impl Shares {
                 ),
             });
         }
-        let wanted = (budget as f64 * self.vague) as usize / buckets;
+        let wanted = (budget as f64 * self.sketch) as usize / buckets;
         let entries = wanted.min((budget - 2) / buckets).max(1);
         let exact = budget - entries * buckets;
         let recent = self.recent / (self.recent + self.candidate);
@@ -81,7 +82,7 @@ impl Parts {
 mod tests {
     use super::*;
 
-    const PAPER: Shares = Shares { recent: 0.45, candidate: 0.45, vague: 0.1 };
+    const PAPER: Shares = Shares { recent: 0.45, candidate: 0.45, sketch: 0.1 };
 
     #[test]
     fn parts_add_up_to_the_budget() {
@@ -89,8 +90,8 @@ mod tests {
             let parts = PAPER.of(budget, 3).unwrap();
             assert_eq!(parts.exact() + 3 * parts.entries, budget, "{budget}");
             assert!(parts.recents.abs_diff(parts.candidates) <= 1, "{budget}: {parts:?}");
-            let vague = 3.0 * parts.entries as f64;
-            assert!(vague <= (0.1 * budget as f64).max(3.0), "{budget}: {parts:?}");
+            let sketch = 3.0 * parts.entries as f64;
+            assert!(sketch <= (0.1 * budget as f64).max(3.0), "{budget}: {parts:?}");
         }
         assert_eq!(PAPER.of(410, 3).unwrap(), Parts { recents: 186, candidates: 185, entries: 13 });
     }
@@ -98,11 +99,11 @@ mod tests {
     /// However much of it is the sketch's.
     #[test]
     fn the_exact_parts_have_a_slot_each() {
-        for vague in [0.0, 0.1, 0.5, 0.9, 0.99, 0.999_999] {
+        for sketch in [0.0, 0.1, 0.5, 0.9, 0.99, 0.999_999] {
             for recent in [0.001, 0.2, 0.999] {
-                let rest = 1.0 - vague;
+                let rest = 1.0 - sketch;
                 let shares =
-                    Shares { vague, recent: rest * recent, candidate: rest * (1.0 - recent) };
+                    Shares { sketch, recent: rest * recent, candidate: rest * (1.0 - recent) };
                 shares.validate().unwrap();
                 for buckets in 1..=9 {
                     for budget in least(buckets)..300 {

@@ -10,7 +10,7 @@ use kv_core::{Error, LayerCache, Result, expect_shape};
 
 use super::sketch::Sketch;
 
-/// Attention over slots and sketch, and what [`Sketch::revise`] wants to know of it.
+/// Attention over slots and sketch, and what [`Sketch::update`] wants to know of it.
 #[derive(Debug, Clone)]
 pub struct SketchedOutput {
     /// `[B, Hq, D]`
@@ -152,7 +152,7 @@ impl Sketch {
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] without sketches or scores, [`Error::Kernel`].
-    pub fn revise(
+    pub fn update(
         cache: &mut LayerCache,
         logits: StepLogits,
         newest: Tensor<1, Int>,
@@ -166,7 +166,7 @@ impl Sketch {
         };
         let revised = cache.change_slots([Self::SCORES], |pool, ranges, [slots]| {
             let parts = sketch.parts();
-            let scores = RevisedScores { slots, tokens: parts.scores, moved: parts.moved };
+            let scores = RevisedScores { slots, tokens: parts.scores, moved: parts.counters };
             Ok(revise_sketch(parts.pool, pool, ranges, scores, logits, newest, options)?)
         });
         let lengths = cache.layout().lengths().iter().enumerate();

@@ -75,7 +75,7 @@ struct Gathered {
 /// All tokens of some sequences, on the device.
 #[derive(Debug, Clone)]
 pub struct Complete {
-    /// How many sequences, behind those of what came before.
+    /// How many sequences, behind the sequences of the runs before.
     pub rows: usize,
     /// `[b, Hkv, T, D]`
     pub keys: Tensor<4>,
@@ -175,7 +175,7 @@ impl Archive {
             let positions = positions.cast(DType::I32);
             run.gather(Segment { keys: own(&keys), values: own(&values), positions });
             run.tokens += 1;
-            // What was asked for ahead would lack what is copied now.
+            // A prefetch under way would lack the tokens that are copied now.
             if run.ahead.is_none() {
                 run.flush_full();
             }
@@ -185,9 +185,9 @@ impl Archive {
         Ok(())
     }
 
-    /// Begins to copy everything back to the device; [`Self::fetch`] then waits for no more than
-    /// what is left to do.
-    pub fn fetch_ahead(&mut self) {
+    /// Begins to copy everything back to the device; [`Self::fetch`] then waits for the rest of the
+    /// copy alone.
+    pub fn prefetch(&mut self) {
         for run in &mut self.runs {
             run.ahead = Some(run.upload(&self.device));
         }
@@ -394,7 +394,7 @@ fn joined(mut segments: Vec<OnDevice>) -> Option<OnDevice> {
 
 /// Begins to copy tokens to the host.
 fn download(tokens: OnDevice) -> Coming<Segment<TensorData>> {
-    fn held(
+    fn in_host_memory(
         data: std::result::Result<TensorData, impl ToString>,
     ) -> std::result::Result<TensorData, String> {
         let data = data.map_err(|error| error.to_string())?;
@@ -405,9 +405,9 @@ fn download(tokens: OnDevice) -> Coming<Segment<TensorData>> {
     }
     Coming::start(Direction::ToHost, move || {
         Ok(Segment {
-            keys: held(tokens.keys.try_into_data())?,
-            values: held(tokens.values.try_into_data())?,
-            positions: held(tokens.positions.try_into_data())?,
+            keys: in_host_memory(tokens.keys.try_into_data())?,
+            values: in_host_memory(tokens.values.try_into_data())?,
+            positions: in_host_memory(tokens.positions.try_into_data())?,
         })
     })
 }

@@ -50,7 +50,7 @@ pub struct BalanceKvStream {
     /// First tokens kept exactly; 256 by default, a quarter of the budget at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sinks: Option<usize>,
-    /// Last tokens kept exactly, likewise.
+    /// Last tokens kept exactly; 256 by default, a quarter of the budget at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
     /// The stream's length `n`, which fixes the levels, `T = log₂(n / t)`: the last one grows
@@ -76,7 +76,7 @@ pub struct BalanceKvStream {
     /// erased.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm_bound: Option<f64>,
-    /// `ε`, of which the erased buckets may take half.
+    /// `ε`; the erased buckets may take half of it.
     #[serde(default = "default_epsilon")]
     pub epsilon: f64,
 }

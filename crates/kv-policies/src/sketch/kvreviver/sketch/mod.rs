@@ -21,8 +21,8 @@ pub struct SketchOptions {
     pub buckets: usize,
     /// Whether keys have random signs as values have.
     pub signed_keys: bool,
-    /// Slots that a head may hold beyond what it keeps exactly, before they go into the sketch in
-    /// bulk.
+    /// Slots that a head may hold beyond the tokens that it keeps exactly. They go into the sketch
+    /// together.
     pub slack: usize,
     /// A token changes places with the slot that matters least if it matters this many times more;
     /// never for `None`.
@@ -42,8 +42,8 @@ pub struct SketchHead {
     pub recents: usize,
 }
 
-/// The sketches of a layer, one for every (sequence, head), and what is known of the tokens in
-/// them: four bytes each, wherever they are. A token's index is its logical position.
+/// The sketches of a layer, one for every (sequence, head), and the score of each token: four
+/// bytes, whether it is in a slot or in the sketch. A token's index is its logical position.
 #[derive(Debug)]
 pub struct Sketch {
     pub(super) options: SketchOptions,
@@ -59,7 +59,7 @@ pub struct Sketch {
     /// `[B * Hkv * tokens]`: what tokens in the sketch have accumulated, [`ABSENT`] for all others.
     pub(super) scores: Tensor<1>,
     /// `[B * Hkv, 2]`
-    pub(super) moved: Tensor<2, Int>,
+    pub(super) counters: Tensor<2, Int>,
     /// `[B * Hkv, 6]`, as the kernels have it.
     pub(super) table: Tensor<2, Int>,
     pub(super) hashes: SketchHashes,
@@ -69,11 +69,11 @@ pub struct Sketch {
 pub(super) struct SketchParts<'a> {
     pub(super) pool: SketchPool<'a>,
     pub(super) scores: &'a mut Tensor<1>,
-    pub(super) moved: &'a mut Tensor<2, Int>,
+    pub(super) counters: &'a mut Tensor<2, Int>,
 }
 
 impl Sketch {
-    /// The track of what slots' tokens have accumulated, beside a sketch.
+    /// The track of the attention that slots' tokens have accumulated, beside a sketch.
     pub const SCORES: &'static str = "score";
 
     /// The most slots beyond those that are kept.
@@ -113,7 +113,7 @@ impl Sketch {
         }
         let entries = heads.iter().map(|head| head.entries * options.buckets).sum::<usize>().max(1);
         let zeros = || zero_rows(entries, head_dim, device, DType::F32);
-        let moved = Tensor::<1, Int>::zeros([heads.len() * 2], (device, DType::I32));
+        let counters = Tensor::<1, Int>::zeros([heads.len() * 2], (device, DType::I32));
         Ok(Self {
             options,
             tokens,
@@ -121,7 +121,7 @@ impl Sketch {
             keys: zeros(),
             values: zeros(),
             scores: Tensor::full([heads.len() * tokens.max(1)], ABSENT, (device, DType::F32)),
-            moved: moved.reshape([heads.len(), 2]),
+            counters: counters.reshape([heads.len(), 2]),
             table: table(&heads, tokens, options.buckets, device),
             hashes: SketchHashes::seeded(seeds, options.buckets, device),
             seeds: seeds.to_vec(),
@@ -147,8 +147,8 @@ impl Sketch {
     /// Puts a prompt's tokens into the sketches, but for those that are kept exactly.
     ///
     /// # Shapes
-    /// `keys`, `values` `[B, Hkv, T, D]`; `scores` `[B, Hkv, T]`, f32: what each token has
-    /// accumulated, 0 or more.
+    /// `keys`, `values` `[B, Hkv, T, D]`; `scores` `[B, Hkv, T]`, f32: each token's accumulated
+    /// attention, 0 or more.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::CapacityExhausted`] for more tokens than there is room for.
@@ -242,9 +242,9 @@ impl Sketch {
     ///
     /// # Errors
     /// [`Error::Read`].
-    pub fn read_moved(&self) -> Result<Vec<[usize; 2]>> {
-        let moved = read_i32("moves of a sketch", self.moved.clone())?;
-        Ok(moved.chunks(2).map(|pair| [pair[0] as usize, pair[1] as usize]).collect())
+    pub fn read_counters(&self) -> Result<Vec<[usize; 2]>> {
+        let counters = read_i32("moves of a sketch", self.counters.clone())?;
+        Ok(counters.chunks(2).map(|pair| [pair[0] as usize, pair[1] as usize]).collect())
     }
 
     /// Bytes of entries.
@@ -253,7 +253,7 @@ impl Sketch {
         2 * entries * head_dim * size_of::<f32>()
     }
 
-    /// Bytes of entries, of what is known of tokens, of tables.
+    /// Bytes of entries, of the tokens' scores and of tables.
     pub fn bytes(&self) -> usize {
         let hashes = self.heads.len() * self.options.buckets * 4;
         let words = self.scores.dims()[0] + self.heads.len() * (HEAD_FIELDS + 2) + hashes;
@@ -332,7 +332,7 @@ impl Sketch {
                 signed_keys: self.options.signed_keys,
             },
             scores: &mut self.scores,
-            moved: &mut self.moved,
+            counters: &mut self.counters,
         }
     }
 
@@ -371,7 +371,7 @@ impl Sketch {
             keys: entries(|part| &part.keys),
             values: entries(|part| &part.values),
             scores: Tensor::cat(parts.iter().map(|part| part.scores.clone()).collect(), 0),
-            moved: Tensor::cat(parts.iter().map(|part| part.moved.clone()).collect(), 0),
+            counters: Tensor::cat(parts.iter().map(|part| part.counters.clone()).collect(), 0),
             table: table(&heads, tokens, options.buckets, &device),
             hashes: SketchHashes::seeded(&seeds, options.buckets, &device),
             seeds,
@@ -391,7 +391,7 @@ impl Sketch {
             keys: packed(self.keys.clone().to_device(device)),
             values: packed(self.values.clone().to_device(device)),
             scores: self.scores.clone().to_device(device),
-            moved: ints(&self.moved),
+            counters: ints(&self.counters),
             table: table(&self.heads, self.tokens, self.options.buckets, device),
             hashes: SketchHashes::seeded(&self.seeds, self.options.buckets, device),
         }
@@ -411,7 +411,7 @@ impl Clone for Sketch {
             keys: rows(&self.keys),
             values: rows(&self.values),
             scores: self.scores.clone().mul_scalar(1.0),
-            moved: self.moved.clone().add_scalar(0),
+            counters: self.counters.clone().add_scalar(0),
             table: self.table.clone(),
             hashes: self.hashes.clone(),
         }

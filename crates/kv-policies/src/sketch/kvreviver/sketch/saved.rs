@@ -78,12 +78,12 @@ pub(super) fn save(sketch: &Sketch) -> Result<SavedState> {
     };
     let header = serde_json::to_value(header).map_err(|error| failed(error.to_string()))?;
     let scores = sketch.scores.clone().try_into_data();
-    let moved = sketch.moved.clone().try_into_data();
+    let counters = sketch.counters.clone().try_into_data();
     let tensors = [
         ("keys", floats(&sketch.keys)?),
         ("values", floats(&sketch.values)?),
         ("scores", scores.map_err(|error| failed(error.to_string()))?),
-        ("moved", moved.map_err(|error| failed(error.to_string()))?),
+        ("moved", counters.map_err(|error| failed(error.to_string()))?),
     ];
     let tensors: BTreeMap<_, _> =
         tensors.into_iter().map(|(name, data)| (name.to_string(), data)).collect();
@@ -101,12 +101,12 @@ pub(super) fn load(mut saved: SavedState, cache: &LayerCache, seen: &[usize]) ->
     let keys = saved.take("keys", DType::F32, &entries)?;
     let values = saved.take("values", DType::F32, &entries)?;
     let scores = saved.take("scores", DType::F32, &[header.scores()])?;
-    let moved = saved.take("moved", DType::I32, &[header.heads.len(), 2])?;
+    let counters = saved.take("moved", DType::I32, &[header.heads.len(), 2])?;
     let Header { options, heads, seeds, tokens, seen } = header;
     let empty = Sketch::new(heads, tokens, head_dim, &seeds, options, device)?;
     let [keys, values] =
         [keys, values].map(|data| packed(Tensor::from_data(data, (device, DType::F32))));
     let scores = Tensor::from_data(scores, (device, DType::F32));
-    let moved = Tensor::from_data(moved, (device, DType::I32));
-    Ok(Sketch { keys, values, scores, moved, seen, ..empty })
+    let counters = Tensor::from_data(counters, (device, DType::I32));
+    Ok(Sketch { keys, values, scores, counters, seen, ..empty })
 }

@@ -9,7 +9,7 @@ use crate::{LayerContext, Observation, Result, Scorer};
 /// Options that every policy of the family takes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Family {
+pub struct KeepTopConfig {
     /// Slots per key-value head, protected ones included.
     pub budget: Budget,
     /// First tokens that are always kept; `None` takes the paper's number, but at most a quarter of
@@ -31,7 +31,7 @@ pub struct Family {
     pub heads: HeadAllocation,
 }
 
-impl Family {
+impl KeepTopConfig {
     /// The family's options as `S`'s paper has them.
     pub fn of<S: Scorer>(budget: Budget) -> Self {
         let defaults = S::defaults();

@@ -1,7 +1,5 @@
 //! The policy that keeps the highest scores, whatever gives them.
 
-mod options;
-
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
@@ -11,17 +9,15 @@ use crate::keep_top::rescore::{last_of, remember, rescore};
 use crate::policy::attention_scores::last_queries;
 use crate::policy::ends::{fit_ends, protected, warn_of_window};
 use crate::{
-    Capabilities, Decoding, EvictionPolicy, EvictionRule, LayerContext, Needs, Observation, Plan,
-    Policy, PolicyError, QUERIES, RAW_QUERIES, Result, SCORE, Scorer, StepAttention, StepPlan,
-    StepUpdate, VALUE_NORMS,
+    Capabilities, Decoding, EvictionPolicy, EvictionRule, KeepTopConfig, LayerContext, Needs,
+    Observation, Plan, Policy, PolicyError, QUERIES, RAW_QUERIES, Result, SCORE, Scorer,
+    StepAttention, StepPlan, StepUpdate, VALUE_NORMS,
 };
-
-pub use options::Family;
 
 /// A policy that keeps the highest scores.
 #[derive(Debug, Clone)]
 pub struct KeepTop<S> {
-    family: Family,
+    options: KeepTopConfig,
     scorer: S,
     /// The registry's name, where a preset of options has one of its own.
     name: &'static str,
@@ -31,28 +27,28 @@ impl<S: Scorer> KeepTop<S> {
     /// # Errors
     /// [`PolicyError::InvalidConfig`] for an interval of 0 and shares outside `[0, 1]`;
     /// [`PolicyError::ProtectedOverBudget`] where that shows without a prompt.
-    pub fn new(name: &'static str, family: Family, scorer: S) -> Result<Self> {
+    pub fn new(name: &'static str, options: KeepTopConfig, scorer: S) -> Result<Self> {
         let invalid = |reason: String| PolicyError::InvalidConfig { policy: name.into(), reason };
-        if family.interval == 0 {
+        if options.interval == 0 {
             return Err(invalid("`interval` is 0, expected at least 1".into()));
         }
-        if !(0.0..=1.0).contains(&family.recent_share) {
-            let share = family.recent_share;
+        if !(0.0..=1.0).contains(&options.recent_share) {
+            let share = options.recent_share;
             return Err(invalid(format!("`recent_share` is {share}, expected 0 to 1")));
         }
-        family.budget.validate()?;
-        family.heads.validate()?;
+        options.budget.validate()?;
+        options.heads.validate()?;
         scorer.validate().map_err(invalid)?;
-        let policy = Self { family, scorer, name };
-        if let Budget::Tokens(budget) = policy.family.budget {
+        let policy = Self { options, scorer, name };
+        if let Budget::Tokens(budget) = policy.options.budget {
             policy.ends(budget, budget)?;
         }
         Ok(policy)
     }
 
-    /// The family's options.
-    pub fn family(&self) -> &Family {
-        &self.family
+    /// The options's options.
+    pub fn options(&self) -> &KeepTopConfig {
+        &self.options
     }
 
     /// The scorer.
@@ -62,13 +58,13 @@ impl<S: Scorer> KeepTop<S> {
 
     /// Sinks and recents of a layer's `budget`, where layers have `base` slots a head on average.
     fn ends(&self, budget: usize, base: usize) -> Result<[usize; 2]> {
-        let sinks = match self.family.sinks {
+        let sinks = match self.options.sinks {
             Some(sinks) => sinks,
             // What a cut window protects follows from the mean, as the window does.
-            None => self.family.sinks_of(&self.scorer, base).min(budget / 4),
+            None => self.options.sinks_of(&self.scorer, base).min(budget / 4),
         };
-        let ends = [sinks, self.family.recents_of(budget)];
-        fit_ends(self.name, self.family.budget, budget, ends)
+        let ends = [sinks, self.options.recents_of(budget)];
+        fit_ends(self.name, self.options.budget, budget, ends)
     }
 
     /// The scorer for a mean budget.
@@ -83,7 +79,7 @@ impl<S: Scorer> KeepTop<S> {
 
     /// Whether steps evict.
     fn decoding(&self) -> Decoding {
-        if self.family.decode { self.scorer.decoding() } else { Decoding::None }
+        if self.options.decode { self.scorer.decoding() } else { Decoding::None }
     }
 
     /// Keeps the last `count` of a prompt's queries for decoding.
@@ -104,13 +100,13 @@ impl<S: Scorer> KeepTop<S> {
         Ok(())
     }
 
-    /// A prompt's scores, those of sinks and recents beyond all others, and how many these are.
+    /// A prompt's scores, with sinks and recents beyond all others, and the numbers of these.
     fn prompt_scores(
         &self,
         observation: &Observation<'_>,
         budget: usize,
     ) -> Result<(Tensor<3>, [usize; 2])> {
-        let base = self.family.budget.resolve(observation.tokens());
+        let base = self.options.budget.resolve(observation.tokens());
         let scorer = self.fitted(base);
         let [sinks, recents] = self.ends(budget, base)?;
         let window = scorer.window().min(budget - sinks);
@@ -127,7 +123,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
 
     fn config(&self) -> serde_json::Value {
         let mut config = serde_json::json!({ "policy": self.name });
-        for part in [serde_json::to_value(&self.family), serde_json::to_value(&self.scorer)] {
+        for part in [serde_json::to_value(&self.options), serde_json::to_value(&self.scorer)] {
             if let (Some(config), Ok(serde_json::Value::Object(part))) =
                 (config.as_object_mut(), part)
             {
@@ -138,7 +134,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
     }
 
     fn budget(&self) -> Option<Budget> {
-        Some(self.family.budget)
+        Some(self.options.budget)
     }
 
     fn needs(&self) -> Needs {
@@ -147,14 +143,14 @@ impl<S: Scorer> Policy for KeepTop<S> {
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let [batch, kv_heads, tokens, _] = observation.dims();
-        let budget = self.family.layer_budget(&self.scorer, observation)?;
+        let budget = self.options.layer_budget(&self.scorer, observation)?;
         if budget >= tokens {
             return Ok(Selection::all(batch * kv_heads, tokens).into());
         }
         let (scores, [sinks, recents]) = self.prompt_scores(observation, budget)?;
         // Where heads compete, the host decides.
         let read = || read_f32("scores", scores.clone());
-        Ok(match self.family.heads {
+        Ok(match self.options.heads {
             HeadAllocation::Uniform => Selection::highest(scores, budget)?,
             HeadAllocation::Ada { floor } => {
                 // The safeguard covers what heads may lose; protected tokens are theirs anyway.
@@ -185,7 +181,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
         if decoding == Decoding::None {
             return Ok(());
         }
-        let limit = self.family.decode_budget(&self.scorer, observation)?;
+        let limit = self.options.decode_budget(&self.scorer, observation)?;
         self.ends(limit, limit)?;
         let kept = selection.lengths().iter().map(|&kept| kept.max(limit));
         cache.set_limits(kept.collect())?;
@@ -211,8 +207,8 @@ impl<S: Scorer> Policy for KeepTop<S> {
         if self.decoding() == Decoding::None {
             return Ok(Room::Extra(new_tokens));
         }
-        let limit = self.family.decode_budget(&self.scorer, observation)?;
-        Ok(Room::Limited { limit, over: self.family.interval, new_tokens })
+        let limit = self.options.decode_budget(&self.scorer, observation)?;
+        Ok(Room::Limited { limit, over: self.options.interval, new_tokens })
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -246,7 +242,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
 
 impl<S: Scorer> EvictionPolicy for KeepTop<S> {
     fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
-        let budget = self.family.layer_budget(&self.scorer, observation)?;
+        let budget = self.options.layer_budget(&self.scorer, observation)?;
         if budget >= observation.tokens() || !self.heads_choose() {
             return Ok(None);
         }
@@ -254,7 +250,7 @@ impl<S: Scorer> EvictionPolicy for KeepTop<S> {
     }
 
     fn heads_choose(&self) -> bool {
-        self.family.heads == HeadAllocation::Uniform && !self.scorer.heads_agree()
+        self.options.heads == HeadAllocation::Uniform && !self.scorer.heads_agree()
     }
 
     fn protected(&self, slots: usize, _decoding: bool) -> Result<[usize; 2]> {
@@ -265,8 +261,8 @@ impl<S: Scorer> EvictionPolicy for KeepTop<S> {
 
     fn with_budget(&self, budget: Budget) -> Result<Arc<dyn EvictionPolicy>> {
         let layers = LayerAllocation::Uniform;
-        let family = Family { budget, layers, ..self.family.clone() };
-        Ok(Arc::new(Self::new(self.name, family, self.scorer.clone())?))
+        let options = KeepTopConfig { budget, layers, ..self.options.clone() };
+        Ok(Arc::new(Self::new(self.name, options, self.scorer.clone())?))
     }
 }
 
@@ -307,7 +303,7 @@ impl<S: Scorer> KeepTop<S> {
         let rescores = matches!(decoding, Decoding::Rescore { .. });
         Some(EvictionRule {
             before_attention: decoding == Decoding::BeforeAttention,
-            interval: self.family.interval,
+            interval: self.options.interval,
             keeps_order: rescores,
             protected: Box::new(|limit| {
                 let [sinks, recents] = self.ends(limit, limit)?;
