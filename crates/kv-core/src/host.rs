@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
+use crate::layer::state::{Held, HostState};
 use crate::layer::{Rows, StateTensor, Track};
-use crate::state::{Held, HostState};
 use crate::{CacheOptions, KvCache, LayerCache, Origin, Result, SlotLayout};
 
 /// A layer's live slots in host memory.

@@ -4,11 +4,13 @@
 mod attend;
 mod capacity;
 mod evict;
+mod memory;
 mod merge;
 mod options;
 mod rotate;
 mod scores;
 mod slots;
+pub(crate) mod state;
 mod state_tensor;
 mod tracks;
 mod write;
@@ -19,13 +21,12 @@ use std::sync::OnceLock;
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::SlotRanges;
 
-use crate::state::States;
 use crate::tensors::{ints, packed, read_f32, read_i32, zero_rows};
-use crate::{Error, MemoryReport, Result, SlotLayout};
+use crate::{Error, Result, SlotLayout};
+use state::States;
 
 pub use attend::NUMERATORS;
 pub use options::{CacheOptions, Room};
-pub use scores::ScoreTracks;
 pub(crate) use slots::Rows;
 pub(crate) use state_tensor::StateTensor;
 pub(crate) use tracks::Track;
@@ -204,11 +205,6 @@ impl LayerCache {
         let last = last.reshape([batch * kv_heads]).clamp_min(0);
         let shape = [batch, kv_heads, self.head_dim()];
         [&self.keys, &self.values].map(|pool| pool.clone().select(0, last.clone()).reshape(shape))
-    }
-
-    /// Bytes allocated, in use, for metadata and for policies.
-    pub fn memory(&self) -> MemoryReport {
-        MemoryReport::of_layer(self)
     }
 
     /// The cache on another device, all slots where they were.

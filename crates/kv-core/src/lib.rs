@@ -15,7 +15,6 @@ mod layout;
 mod memory;
 mod ranking;
 mod selection;
-mod state;
 mod store;
 mod tensors;
 
@@ -26,14 +25,14 @@ pub use counted::counted;
 pub use device::{DeviceChoice, available_devices, device_name, select_device};
 pub use error::Error;
 pub use host::{HostCache, HostLayer};
-pub use layer::{CacheOptions, LayerCache, NUMERATORS, Room, ScoreTracks, expect_shape};
+pub use layer::state::{
+    HostState, LoadState, PolicyState, SavedState, StateBytes, StepLengths, states_of,
+};
+pub use layer::{CacheOptions, LayerCache, NUMERATORS, Room, expect_shape};
 pub use layout::SlotLayout;
 pub use memory::MemoryReport;
 pub use ranking::{rank, top};
 pub use selection::Selection;
-pub use state::{
-    HostState, LoadState, PolicyState, SavedState, StateBytes, StepLengths, states_of,
-};
 pub use tensors::{packed, read_f32, read_i32, zero_rows};
 
 /// `Result` with this crate's [`Error`].

@@ -2,11 +2,8 @@
 
 use std::ops::Add;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
-
-use crate::LayerCache;
-use crate::layer::StateTensor;
 
 /// Bytes of a cache, by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -50,27 +47,6 @@ impl MemoryReport {
     ) -> usize {
         2 * tokens * layers * kv_heads * head_dim * dtype.size()
     }
-
-    pub(crate) fn of_layer(cache: &LayerCache) -> Self {
-        let row = 2 * cache.head_dim() * cache.options().dtype.size();
-        let slots = cache.slots();
-        let weights = cache.log_weights().map_or(0, bytes);
-        let tracks: usize = cache.tracks.values().map(|track| bytes(&track.values)).sum();
-        let state: usize = cache.state.values().map(StateTensor::bytes).sum();
-        let states: Vec<_> = cache.states.live().map(|state| state.bytes(cache)).collect();
-        // Offsets and lengths.
-        let ranges = 2;
-        Self {
-            allocated: cache.layout().total() * row,
-            in_use: cache.layout().used() * row,
-            metadata: slots * size_of::<i32>()
-                + weights
-                + ranges * cache.layout().pairs() * size_of::<i32>(),
-            policy: tracks + state + states.iter().map(|bytes| bytes.device).sum::<usize>(),
-            host: states.iter().map(|bytes| bytes.host).sum(),
-            scratch: states.iter().map(|bytes| bytes.scratch).sum(),
-        }
-    }
 }
 
 impl Add for MemoryReport {
@@ -93,8 +69,4 @@ impl std::iter::Sum for MemoryReport {
     fn sum<I: Iterator<Item = Self>>(reports: I) -> Self {
         reports.fold(Self::default(), Add::add)
     }
-}
-
-fn bytes<const D: usize>(tensor: &Tensor<D>) -> usize {
-    tensor.dims().iter().product::<usize>() * tensor.dtype().size()
 }

@@ -10,7 +10,7 @@ use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::state::{HostState, SavedState};
+use crate::layer::state::{HostState, SavedState};
 use crate::{Error, HostCache, HostLayer, KvCache, Origin, Result};
 
 const FORMAT: &str = "burn-kv-cache-1";

@@ -172,7 +172,7 @@ fn tokens_are_written_into_their_slots() {
         let projected = case.projected(batch);
         let rows = read(projected.clone());
         let at = [3, 41];
-        for place in ["append", "slots", "next"] {
+        for place in ["append", "next"] {
             let device = case.device.clone();
             let mut keys = case.numbers.tensor([slots, head_dim], &device).cast(case.dtype);
             let mut values = case.numbers.tensor([slots, head_dim], &device).cast(case.dtype);
@@ -184,15 +184,11 @@ fn tokens_are_written_into_their_slots() {
             // Every other place is the first slot; that of an empty head is behind its slots too.
             let places: Vec<i32> =
                 (0..pairs).map(|pair| if pair % 2 == 0 { lengths[pair] } else { 0 }).collect();
-            // Of the given slots, the last is to be skipped.
-            let to: Vec<i32> = (0..pairs)
-                .map(|pair| match place {
-                    "slots" if pair + 1 == pairs => -1,
-                    "slots" => offsets[pair] + 1,
-                    "next" => offsets[pair] + places[pair],
-                    _ => offsets[pair] + lengths[pair],
-                })
-                .collect();
+            let to = (0..pairs).map(|pair| match place {
+                "next" => offsets[pair] + places[pair],
+                _ => offsets[pair] + lengths[pair],
+            });
+            let to: Vec<i32> = to.collect();
             // Lengths with gaps between rows, as devices that pad rows have them.
             let gap = case.ints(&vec![-99; pairs], [batch, kv_heads]);
             let padded = Tensor::cat(vec![case.ints(&lengths, [batch, kv_heads]), gap], 1);
@@ -206,12 +202,10 @@ fn tokens_are_written_into_their_slots() {
                 positions: &mut positions,
                 log_weights: Some(&mut log_weights),
             };
-            let given = case.ints(&to, [batch, kv_heads]);
             let next = case.ints(&places, [batch, kv_heads]);
             let mut log_norms = Tensor::<1>::full([slots], 7.0, (&device, DType::F32));
             let placement = match place {
                 "append" => Placement::Append(&mut ranges),
-                "slots" => Placement::Slots(&given),
                 _ => Placement::Next {
                     ranges: &mut ranges,
                     places: &next,
@@ -228,9 +222,7 @@ fn tokens_are_written_into_their_slots() {
                 let head = |head| case.head(row, head, at[sequence] as usize);
                 queries.extend((0..query_heads).flat_map(head));
                 for kv_head in 0..kv_heads {
-                    let Ok(slot) = usize::try_from(to[sequence * kv_heads + kv_head]) else {
-                        continue;
-                    };
+                    let slot = to[sequence * kv_heads + kv_head] as usize;
                     for (part, expected) in expected.iter_mut().enumerate() {
                         let row = head(query_heads + part * kv_heads + kv_head);
                         expected[slot * head_dim..][..head_dim].copy_from_slice(&row);
@@ -259,7 +251,6 @@ fn tokens_are_written_into_their_slots() {
             assert_eq!(log_weights.try_into_vec_as::<f32>().unwrap(), weights, "{context}");
             let grown = |pair: usize| match place {
                 "append" => true,
-                "slots" => false,
                 _ => places[pair] == lengths[pair],
             };
             let grown: Vec<i32> =

@@ -17,9 +17,9 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use kv_kernels::{
     BalanceOptions, BalanceStrategy, Centre, Choice, DecodeAttentionOptions, DrawSettings,
     DrawState, Draws, HeadLayout, KeepLists, LinearOptions, Placement, PrefillOptions,
-    PrefillWindow, RotaryTable, RowNorm, SlotPool, SlotSource, add_rms_norm, argmin_slots, assign,
-    assign_ints, balance, compact_slots, copy_slots, decode_attention, draw, linear,
-    prefill_attention, rms_norm, scatter_ints, scatter_rows, scatter_scalars, split_heads,
+    PrefillWindow, RotaryTable, RowNorm, SlotPool, SlotRanges, SlotSource, add_rms_norm,
+    argmin_slots, assign, assign_ints, balance, compact_slots, copy_slots, decode_attention, draw,
+    linear, prefill_attention, rms_norm, scatter_ints, scatter_rows, scatter_scalars, split_heads,
     split_keys_values, swiglu, top_slots, uniforms, write_heads,
 };
 use kv_testing::{Numbers, devices};
@@ -207,11 +207,18 @@ fn tokens(criterion: &mut Criterion, name: &str, inputs: &mut Inputs) {
     let mut positions = inputs.ints([slots], |slot| slot);
     let projected = inputs.floats([BATCH, layout.width()]);
     let now = inputs.ints([BATCH], |_| 7);
-    let into = inputs.ints([BATCH, KV_HEADS], |pair| pair * CAPACITY + 7);
+    let mut ranges = SlotRanges {
+        offsets: inputs.ints([BATCH, KV_HEADS], |pair| pair * CAPACITY),
+        lengths: inputs.ints([BATCH, KV_HEADS], |_| 8),
+    };
+    let next = inputs.ints([BATCH, KV_HEADS], |_| 7);
+    let mut log_norms = inputs.floats([slots]);
     bench(criterion, "write_heads", name, &device, || {
         let (keys, values, positions) = (&mut keys, &mut values, &mut positions);
         let pool = SlotPool { keys, values, positions, log_weights: None };
-        let placement = Placement::Slots(&into);
+        // Over the newest slot, so that lengths stay.
+        let (ranges, log_norms) = (&mut ranges, &mut log_norms);
+        let placement = Placement::Next { ranges, places: &next, log_norms };
         write_heads(projected.clone(), now.clone(), &layout, pool, placement).unwrap();
     });
     let logits = inputs.floats([BATCH, VOCABULARY]);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn::tensor::{DType, Tensor};
 
 use super::{StateTensor, Track, expect_shape};
-use crate::state::{PolicyState, States};
+use crate::layer::state::{PolicyState, States};
 use crate::tensors::packed;
 use crate::{Error, LayerCache, Result, SlotLayout, counted};
 

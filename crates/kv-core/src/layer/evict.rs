@@ -60,8 +60,16 @@ impl LayerCache {
         Ok(())
     }
 
+    /// 1 for heads that hold more than their limit, 0 for others, on the device, `[B, Hkv]`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] for a limit of 0, [`Error::Shape`].
+    pub fn heads_over(&self, limits: &[usize]) -> Result<Tensor<2, Int>> {
+        Ok(self.flags(&self.over_limits(limits)?))
+    }
+
     /// Which heads hold more than their limit, `[B * Hkv]`.
-    pub(super) fn over_limits(&self, limits: &[usize]) -> Result<Vec<bool>> {
+    fn over_limits(&self, limits: &[usize]) -> Result<Vec<bool>> {
         expect_shape("limits", &[limits.len()], &[self.layout.pairs()])?;
         if let Some(pair) = limits.iter().position(|&limit| limit == 0) {
             return Err(Error::InvalidPlan {

@@ -1,51 +1,12 @@
 //! Merging slots on the device, and writing what merged slots carry.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_kernels::{
-    MergeLists, MergeOptions, Merged, MergingSlots, NearestOptions, merge_nearest, merge_slots,
-    scatter_rows, scatter_scalars,
-};
+use kv_kernels::{MergeLists, MergeOptions, Merged, merge_slots, scatter_rows, scatter_scalars};
 
-use super::{ScoreTracks, expect_shape};
-use crate::{Error, LayerCache, Result};
+use super::expect_shape;
+use crate::{LayerCache, Result};
 
 impl LayerCache {
-    /// Merges one victim a head, `[B, Hkv]`, of the heads that hold more than their limit, into the
-    /// most similar slot, in place and without waiting for the device, behind a step's averages
-    /// where the options have them; see [`merge_nearest`]. [`Self::evict_slots`] then drops the
-    /// victims.
-    ///
-    /// # Errors
-    /// [`Error::InvalidPlan`] for tracks or weights that the cache does not have, [`Error::Shape`],
-    /// [`Error::Kernel`].
-    pub fn merge_nearest(
-        &mut self,
-        tracks: ScoreTracks,
-        victims: &Tensor<2, Int>,
-        limits: &[usize],
-        options: &NearestOptions,
-    ) -> Result<()> {
-        let goes = self.flags(&self.over_limits(limits)?);
-        let ScoreTracks { scores, samples, votes, votes_high } = tracks;
-        let names = [scores, samples, votes, votes_high];
-        self.with_tracks(names, |cache, [scores, samples, votes, votes_high]| {
-            let log_weights = cache.log_weights.as_mut().ok_or_else(|| Error::InvalidPlan {
-                what: "merge",
-                reason: "the cache has no weights".into(),
-            })?;
-            let slots = MergingSlots {
-                keys: &mut cache.keys,
-                values: &mut cache.values,
-                log_weights,
-                log_scores: &mut scores.values,
-                log_samples: &mut samples.values,
-                votes: &mut votes.values,
-                votes_high: &mut votes_high.values,
-            };
-            Ok(merge_nearest(slots, &cache.ranges, victims, &goes, options)?)
-        })
-    }
-
     /// Merges victims, rows of `from` or slots of the cache itself, into kept slots, whose keys and
     /// values are written in place; see [`merge_slots`]. Weights and tracks stay as they are, and
     /// so do victims.

@@ -1,46 +1,11 @@
 //! What a step's attention adds to tracks of slots.
 
 use burn::tensor::{DType, Tensor};
-use kv_kernels::{
-    AverageWeights, GroupReduction, add_contributions, add_probabilities, average_scores,
-    value_norms,
-};
+use kv_kernels::{GroupReduction, add_contributions, add_probabilities, value_norms};
 
 use crate::{LayerCache, Result};
 
-/// Names of the tracks that merging steps read and write; see [`kv_kernels::MergingSlots`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ScoreTracks {
-    /// Logarithms of summed scores.
-    pub scores: &'static str,
-    /// Logarithms of what these are divided by.
-    pub samples: &'static str,
-    /// Tokens a slot stands for, modulo 4,096.
-    pub votes: &'static str,
-    /// 4,096s of them.
-    pub votes_high: &'static str,
-}
-
 impl LayerCache {
-    /// Takes a step's logits `[S, G]`, with the slots' log-weights in them, into the averages; see
-    /// [`average_scores`].
-    ///
-    /// # Errors
-    /// [`crate::Error::InvalidPlan`] for tracks that the cache does not have,
-    /// [`crate::Error::Kernel`].
-    pub fn average_scores(
-        &mut self,
-        tracks: ScoreTracks,
-        logits: Tensor<2>,
-        weights: AverageWeights,
-    ) -> Result<()> {
-        let log_weights = self.log_weights.clone();
-        self.with_tracks([tracks.scores, tracks.samples], |_, [scores, samples]| {
-            let (scores, samples) = (&mut scores.values, &mut samples.values);
-            Ok(average_scores(scores, samples, logits, log_weights, weights)?)
-        })
-    }
-
     /// Adds the probabilities of a step's attention, which asked for logits `[S, G]` and the
     /// log-sum-exp `[B, Hq]`, to a track of its live slots; see [`add_probabilities`].
     ///

@@ -8,11 +8,8 @@ use cubecl::prelude::*;
 
 use super::args::Retrieval;
 use super::blueprint::Blueprint;
-use super::kernel_args::{
-    ChoosingLaunch, ComparedVectorsLaunch, ScoredKeysLaunch, StepRangesLaunch,
-};
+use super::kernel_args::{ComparedVectorsLaunch, ScoredKeysLaunch, StepRangesLaunch};
 use super::score_mma::{HEADS as TILE_HEADS, TEAM as TEAM_OF_TILES, VECTOR as TILE_VECTOR};
-use super::scratch::Scratch;
 use super::sizes::Sizes;
 use super::{Earlier, RetrieveConfig, RetrieveStrategy};
 use crate::backend::client::{empty_like, is_cuda, vector_lanes};
@@ -167,6 +164,7 @@ impl Call {
     pub(super) fn scratch(&self, numbers: usize, dtype: DType) -> CubeTensor {
         empty_like(&self.query, Shape::from([numbers.max(4)]), dtype)
     }
+
     /// The keys and their queries as kernels take them.
     pub(super) fn scored_keys<F: Float, N: Size>(&self) -> ScoredKeysLaunch<F, N> {
         let (query, keys) = (self.query.clone(), self.keys.clone());
@@ -192,16 +190,5 @@ impl Call {
     pub(super) fn compared_vectors<F: Float>(&self) -> ComparedVectorsLaunch<F> {
         let (step, cached) = (self.vectors.clone(), self.set_vectors.clone());
         ComparedVectorsLaunch::new(step.into_buffer_arg(), cached.into_buffer_arg())
-    }
-
-    /// All that chooses by one cube a range, likewise.
-    pub(super) fn choosing<F: Float, N: Size>(&self, scratch: &Scratch) -> ChoosingLaunch<F, N> {
-        ChoosingLaunch::new(
-            self.scored_keys(),
-            self.step_ranges(),
-            self.compared_vectors(),
-            scratch.scores(self.longest()),
-            scratch.selection(self.config.options.radius),
-        )
     }
 }

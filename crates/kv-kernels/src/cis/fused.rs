@@ -25,9 +25,9 @@ use crate::attention::decode::kernel_args::{
     DecodeOutputs, DecodeOutputsLaunch, Queries, QueriesLaunch, WeightedPool, WeightedPoolLaunch,
 };
 use crate::attention::decode::launch::head_outputs;
+use crate::attention::decode::range_part::{RangePart, Sequence};
 use crate::attention::decode::slot_indexer::SlotIndexer;
 use crate::attention::decode::tensor_core::attend;
-use crate::attention::decode::together::{RangePart, Sequence};
 use crate::backend::client::{elem_type, empty_like, grid};
 
 /// Slots of a part that is worth a cube which scores, at least.
@@ -93,7 +93,7 @@ impl Call {
                 CubeDim::new_1d(choice.units as u32),
                 self.lanes,
                 blueprint.words,
-                self.choosing(&scratch),
+                scratch.choosing(self),
                 QueriesLaunch::new(query.clone().into_buffer_arg(), self.config.scale),
                 WeightedPoolLaunch::new(
                     self.keys.clone().into_buffer_arg(),

@@ -81,7 +81,7 @@ impl Call {
                 grid(self.total_kv_heads),
                 CubeDim::new_1d(blueprint.units as u32),
                 self.lanes,
-                self.choosing(scratch),
+                scratch.choosing(self),
                 blueprint,
                 elem_type(self.query.dtype),
             );

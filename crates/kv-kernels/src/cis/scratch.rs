@@ -2,10 +2,11 @@
 
 use burn::backend::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
 
 use super::bitmask::{BITMASKS, WORD};
 use super::call::Call;
-use super::kernel_args::{ScoresLaunch, SelectionLaunch};
+use super::kernel_args::{ChoosingLaunch, ScoresLaunch, SelectionLaunch};
 use crate::backend::client::empty_like;
 
 /// A call's scratch.
@@ -35,6 +36,7 @@ impl Scratch {
             log_sum_exp: empty_like(&call.query, Shape::from([total_kv_heads, group]), DType::F32),
         }
     }
+
     /// Scores as kernels take them, of ranges with room for `stride` slots.
     pub(super) fn scores(&self, stride: usize) -> ScoresLaunch {
         let (logits, ordered) = (self.logits.clone(), self.ordered.clone());
@@ -45,5 +47,16 @@ impl Scratch {
     pub(super) fn selection(&self, radius: usize) -> SelectionLaunch {
         let (bitmasks, log_sum_exp) = (self.bitmasks.clone(), self.log_sum_exp.clone());
         SelectionLaunch::new(bitmasks.into_buffer_arg(), log_sum_exp.into_buffer_arg(), radius)
+    }
+
+    /// All that chooses by one cube a range, likewise.
+    pub(super) fn choosing<F: Float, N: Size>(&self, call: &Call) -> ChoosingLaunch<F, N> {
+        ChoosingLaunch::new(
+            call.scored_keys(),
+            call.step_ranges(),
+            call.compared_vectors(),
+            self.scores(call.longest()),
+            self.selection(call.config.options.radius),
+        )
     }
 }

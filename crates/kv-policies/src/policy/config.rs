@@ -7,8 +7,10 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::Policy;
-use super::evictor::EVICTOR;
 use crate::{PolicyError, Result};
+
+/// The option that configures a policy's evictor.
+pub(crate) const EVICTOR: &str = "evictor";
 
 /// The parameters of a configuration that no constructor has taken yet.
 pub(crate) struct Config {

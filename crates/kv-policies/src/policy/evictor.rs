@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use kv_core::Budget;
 
-use super::config::Config;
+use super::config::{Config, EVICTOR};
 use crate::{Observation, Policy, PolicyError, Result};
 
 /// A policy that chooses victims which another policy may merge before they are dropped
@@ -36,9 +36,6 @@ pub trait EvictionPolicy: Policy {
     /// [`PolicyError`] where the budget does not hold what the policy protects.
     fn with_budget(&self, budget: Budget) -> Result<Arc<dyn EvictionPolicy>>;
 }
-
-/// The option that configures a policy's evictor.
-pub(crate) const EVICTOR: &str = "evictor";
 
 /// The policy whose victims another one merges: the part `evictor` of its configuration, `default`
 /// where there is none, with its budget.

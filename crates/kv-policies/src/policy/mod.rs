@@ -154,9 +154,9 @@ impl From<Selection> for Plan {
 /// A KV-cache compression policy: how one layer's slots are chosen after prefill and kept within
 /// their budget during decode.
 ///
-/// A policy is configuration only and serves any number of requests at once; what it must remember
-/// lives in the [`LayerCache`], in tracks and state tensors that follow the slots and are saved
-/// with them.
+/// A policy is configuration only and serves any number of requests at once. What it must remember
+/// lives in the [`LayerCache`] and is saved with it: tracks, which follow the slots, state tensors
+/// of a layer, and types of the policy's own ([`kv_core::PolicyState`]).
 pub trait Policy: Any + Debug + Send + Sync {
     /// The registry's name.
     fn name(&self) -> &'static str;

@@ -56,7 +56,7 @@ pub struct StepPlan<'a> {
 pub enum TokenSlot {
     /// Behind the live slots ([`LayerCache::append`]).
     Append,
-    /// Over the slot that the step before has chosen ([`LayerCache::overwrite`]).
+    /// Over the slot that the step before has chosen ([`WriteSlots::write`]).
     Overwrite,
 }
 

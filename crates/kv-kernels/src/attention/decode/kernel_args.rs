@@ -5,8 +5,8 @@ use cubecl::prelude::*;
 use super::ViewKind;
 use super::blueprint::Blueprint;
 use super::eviction::Eviction;
+use super::range_part::{RangePart, Sequence};
 use super::slot_indexer::SlotIndexer;
-use super::together::{RangePart, Sequence};
 
 /// The queries of a step.
 #[derive(CubeType, CubeLaunch)]

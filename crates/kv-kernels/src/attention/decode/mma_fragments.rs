@@ -8,10 +8,35 @@
 use cubecl::prelude::*;
 
 use super::kernel_args::WeightedPool;
-use super::products::Rows;
 use super::slot_indexer::SlotIndexer;
 use super::{Features, ViewKind};
 use crate::components::ptx::read_fleeting;
+
+/// How rows lie in a plane's registers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Rows {
+    /// `D`, a multiple of 32.
+    pub(crate) dim: usize,
+    /// 32-bit words of a vector of values: 8 lanes take `16 * words` columns.
+    pub(crate) words: usize,
+}
+
+impl Rows {
+    /// Pieces of a key, of 32 columns: each of 4 lanes has 8 of them.
+    pub(crate) fn pieces(self) -> usize {
+        self.dim / 32
+    }
+
+    /// Columns of a value that 8 lanes take at once.
+    pub(crate) fn span(self) -> usize {
+        16 * self.words
+    }
+
+    /// Vectors of a value that a lane has.
+    pub(crate) fn blocks(self) -> usize {
+        self.dim / self.span()
+    }
+}
 
 /// The index in the range of the `u`-th logit of a lane in a tile: `2 j`, `2 j + 1`, `2 j + 8`, `2
 /// j + 9` from the tile's first slot on.

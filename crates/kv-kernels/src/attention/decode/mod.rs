@@ -40,6 +40,8 @@ mod plain;
 pub(crate) mod plan;
 #[cfg(feature = "gpu")]
 pub(crate) mod products;
+#[cfg(feature = "gpu")]
+pub(crate) mod range_part;
 pub(crate) mod reference;
 #[cfg(feature = "gpu")]
 pub(crate) mod slot_indexer;

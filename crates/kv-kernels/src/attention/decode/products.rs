@@ -13,36 +13,10 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::mma_fragments::TileSlots;
+use super::mma_fragments::{Rows, TileSlots};
 use crate::components::ptx::halves_of;
 use crate::components::sentinels::LOWEST_LOGIT;
 use crate::components::softmax::{larger, weight_of};
-
-/// How rows lie in a plane's registers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Rows {
-    /// `D`, a multiple of 32.
-    pub(crate) dim: usize,
-    /// 32-bit words of a vector of values: 8 lanes take `16 * words` columns.
-    pub(crate) words: usize,
-}
-
-impl Rows {
-    /// Pieces of a key, of 32 columns: each of 4 lanes has 8 of them.
-    pub(crate) fn pieces(self) -> usize {
-        self.dim / 32
-    }
-
-    /// Columns of a value that 8 lanes take at once.
-    pub(crate) fn span(self) -> usize {
-        16 * self.words
-    }
-
-    /// Vectors of a value that a lane has.
-    pub(crate) fn blocks(self) -> usize {
-        self.dim / self.span()
-    }
-}
 
 /// A plane's sums over the tiles so far.
 #[derive(CubeType)]

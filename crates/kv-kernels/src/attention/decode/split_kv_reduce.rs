@@ -9,7 +9,8 @@
 use cubecl::prelude::*;
 
 use super::kernel_args::HeadOutputs;
-use super::products::{Rows, Running};
+use super::mma_fragments::Rows;
+use super::products::Running;
 use crate::components::cluster::{arrive_at_cluster, send, wait_for_cluster};
 use crate::components::sentinels::LOWEST_LOGIT;
 use crate::components::softmax::{divisor, larger, presence};

@@ -13,13 +13,16 @@ use super::argmin_importance::{
 use super::blueprint::{Blueprint, KvSplit, LogitsSink, MMA_KEYS, PLANES, stride_of};
 use super::eviction::Eviction;
 use super::kernel_args::{AttendedRanges, DecodeOutputs, Queries, WeightedPool};
-use super::mma_fragments::{PartSlots, TileLane, TileSlots, key_index, read_keys, read_values};
-use super::products::{Rows, dots_of, nothing_yet, read_queries, take_values};
+use super::mma_fragments::{
+    PartSlots, Rows, TileLane, TileSlots, key_index, read_keys, read_values,
+};
+use super::products::{dots_of, nothing_yet, read_queries, take_values};
+use super::range_part::RangePart;
 use super::split_kv_reduce::{
     ClusterPartials, PLANE, PartialShape, cluster_exchange, cluster_reduce, reduce_warps,
     write_partial,
 };
-use super::together::{RangePart, TogetherRules, give_up_together, publish};
+use super::together::{TogetherRules, give_up_together, publish};
 use crate::components::cluster::arrive_at_cluster;
 use crate::components::sentinels::{LOWEST_LOGIT, NO_INDEX};
 

@@ -1,7 +1,7 @@
 //! What fixes the code of the kernel for matrix instructions.
 
 use crate::attention::decode::blueprint::KvSplit;
-use crate::attention::decode::products::Rows;
+use crate::attention::decode::mma_fragments::Rows;
 use crate::components::ptx::Halves;
 use crate::sketch::count_sketch::SketchConfig;
 

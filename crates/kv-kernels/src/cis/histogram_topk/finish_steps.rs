@@ -3,14 +3,13 @@
 
 use cubecl::prelude::*;
 
-use super::kernel_args::{DueRanges, PartScores, PivotCandidates, Room};
+use super::kernel_args::{DueRanges, FinishBlueprint, PartScores, PivotCandidates};
 use super::log_sums::logs_of;
 use super::refine_bitmask::{RefinedRange, refine_bitmask};
 use super::tasks::{TO_RETRIEVE, TO_SCORE, run_of};
 use super::{PIVOT_WITHIN, PIVOTS, top_of_bins};
 use crate::attention::decode::slot_indexer::SetView;
 use crate::cis::bitmask::{BITMASKS, BitmaskPlace, WORD, within};
-use crate::cis::blueprint::Blueprint;
 use crate::cis::compact_bitmask::{CompactedSet, ListOffsets, compact_bitmask};
 use crate::cis::finish_step::{Totals, store_set, write_step};
 use crate::cis::kernel_args::{ComparedVectors, Selection};
@@ -18,17 +17,6 @@ use crate::cis::select_topk::{load_topk_sizes, set_bitmask};
 use crate::cis::table::*;
 use crate::cis::visible_range::{StepContext, load_step_context};
 use crate::components::sentinels::NEW_SET;
-
-/// What fixes the generated code of the last kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct FinishBlueprint {
-    pub(super) step: Blueprint,
-    pub(super) room: Room,
-    /// Words of the bitmask of the longest range, at most.
-    pub(super) words: usize,
-    /// Whether shared memory has room for a set's tokens, and cubes gather them there.
-    pub(super) gathers: bool,
-}
 
 /// Lists the sets of ranges that retrieve, of the slots in the bitmasks and of the highest
 /// candidates, finishes their steps, and writes the log-sums of all ranges that are scored where

@@ -2,6 +2,7 @@
 
 use cubecl::prelude::*;
 
+use crate::cis::blueprint::Blueprint;
 use crate::cis::kernel_args::{Scores, StepRanges};
 
 /// The ranges of a step, and what is to be done with them.
@@ -49,4 +50,15 @@ pub(super) struct Room {
     pub(super) ranges: usize,
     /// Candidates of a search.
     pub(super) candidates: usize,
+}
+
+/// What fixes the generated code of the last kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct FinishBlueprint {
+    pub(super) step: Blueprint,
+    pub(super) room: Room,
+    /// Words of the bitmask of the longest range, at most.
+    pub(super) words: usize,
+    /// Whether shared memory has room for a set's tokens, and cubes gather them there.
+    pub(super) gathers: bool,
 }

@@ -5,9 +5,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::build_histogram::histogram_kernel;
-use super::finish_steps::{FinishBlueprint, finish_kernel};
+use super::finish_steps::finish_kernel;
 use super::kernel_args::{
-    DueRangesLaunch, PartScoresLaunch, PivotCandidatesLaunch, Room, ScoreCountsLaunch,
+    DueRangesLaunch, FinishBlueprint, PartScoresLaunch, PivotCandidatesLaunch, Room,
+    ScoreCountsLaunch,
 };
 use super::match_sets::match_kernel;
 use super::score::score_kernel;

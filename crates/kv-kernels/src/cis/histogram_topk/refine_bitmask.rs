@@ -2,8 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::finish_steps::FinishBlueprint;
-use super::kernel_args::PivotCandidates;
+use super::kernel_args::{FinishBlueprint, PivotCandidates};
 use super::pivot_bins::{ABOVE, BIN, FOUND, Searches, WITHIN, find_pivot_bins};
 use super::{FINER, PIVOT_WITHIN, PIVOTS, finer_bin_of};
 use crate::cis::bitmask::{BITMASKS, WORD};

@@ -96,7 +96,6 @@ mod cpu {
             let heads = slice::<i32>(&offsets).iter().zip(slice::<i32>(&next));
             let heads = heads.zip(lengths.storage_mut::<i32>());
             let slots = heads.map(|((&offset, &next), length)| match places.place {
-                PlacementKind::Slots => offset,
                 PlacementKind::Append => {
                     *length += 1;
                     offset + *length - 1

@@ -189,7 +189,7 @@ pub(crate) fn split_kernel<E: Float>(
 /// The slots that new tokens go into.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct NewSlots {
-    /// First slots of ranges, or the slots themselves, `[B, Hkv]`.
+    /// First slots of ranges, `[B, Hkv]`.
     offsets: Box<[i32]>,
     /// Live slots, `[B, Hkv]`, one more where ranges grow.
     lengths: Box<[i32]>,
@@ -245,7 +245,6 @@ pub(crate) fn write_kernel<E: Float, P: Float>(
     let kv_head = here % kv_heads;
     let position = projected.positions[sequence];
     let length = slots.lengths[here];
-    // Given slots stand in place of the offsets.
     let mut slot = slots.offsets[here];
     let mut grown = length;
     if comptime!(place == PlacementKind::Append) {
@@ -280,7 +279,7 @@ pub(crate) fn write_kernel<E: Float, P: Float>(
                 let to = (sequence * queries + head) * blueprint.head_dim.comptime() + i;
                 written.query[to] = first;
                 written.query[to + half] = second;
-            } else if slot >= 0 {
+            } else {
                 let to = slot as usize * blueprint.head_dim.comptime() + i;
                 if own == group {
                     pool.keys[to] = P::cast_from(first);
@@ -301,26 +300,22 @@ pub(crate) fn write_kernel<E: Float, P: Float>(
     // Everybody knows the length by then.
     sync_cube();
     if unit == 0 {
-        if comptime!(place != PlacementKind::Slots) {
-            slots.lengths[here] = grown;
+        slots.lengths[here] = grown;
+        pool.positions[slot as usize] = position;
+        if weighted {
+            pool.log_weights[slot as usize] = 0.0f32;
         }
-        if slot >= 0 {
-            pool.positions[slot as usize] = position;
-            if weighted {
-                pool.log_weights[slot as usize] = 0.0f32;
+        if comptime!(place == PlacementKind::Next) {
+            let mut total = 0.0f32;
+            for plane in 0..CUBE_DIM / PLANE_DIM {
+                total += squares[(plane * PLANE_DIM) as usize];
             }
-            if comptime!(place == PlacementKind::Next) {
-                let mut total = 0.0f32;
-                for plane in 0..CUBE_DIM / PLANE_DIM {
-                    total += squares[(plane * PLANE_DIM) as usize];
-                }
-                let mut log_norm = total.ln();
-                // NaN is no zero, and goes on.
-                if total == 0.0f32 {
-                    log_norm = f32::new(LOWEST_NORM);
-                }
-                written.log_norms[slot as usize] = log_norm;
+            let mut log_norm = total.ln();
+            // NaN is no zero, and goes on.
+            if total == 0.0f32 {
+                log_norm = f32::new(LOWEST_NORM);
             }
+            written.log_norms[slot as usize] = log_norm;
         }
     }
 }

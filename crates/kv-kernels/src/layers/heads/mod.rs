@@ -58,8 +58,6 @@ pub struct HeadLayout {
 pub enum Placement<'a> {
     /// Behind each range's live slots: the lengths grow by one, in place. Ranges must have room.
     Append(&'a mut SlotRanges),
-    /// Into slots of the pool, `[B, Hkv]`, 32-bit; negative ones are skipped.
-    Slots(&'a Tensor<2, Int>),
     /// At places that [`crate::evicting_attention`] has chosen. A range whose place is right behind
     /// its live slots grows by one, in place.
     Next {
@@ -76,7 +74,6 @@ pub enum Placement<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum PlacementKind {
     Append,
-    Slots,
     Next,
 }
 
@@ -168,10 +165,6 @@ pub fn write_heads(
     check.counted("keys", pool.keys)?;
     match &placement {
         Placement::Append(ranges) => check.ranges(ranges, batch, layout.kv_heads)?,
-        Placement::Slots(slots) => {
-            check.shape("slots", *slots, &[batch, layout.kv_heads])?;
-            check.int("slots", *slots)?;
-        }
         Placement::Next { ranges, places, log_norms } => {
             check.ranges(ranges, batch, layout.kv_heads)?;
             check.shape("places", *places, &[batch, layout.kv_heads])?;
@@ -184,14 +177,10 @@ pub fn write_heads(
     let projection = layout.projection(projected, positions);
     let device = check.device();
     let none = || Tensor::<1>::empty([1], (&device, DType::F32));
-    let (mut no_lengths, mut no_norms) = (None, None);
+    let mut no_norms = None;
     let (place, offsets, lengths, next, log_norms) = match placement {
         Placement::Append(SlotRanges { offsets, lengths }) => {
             (PlacementKind::Append, &*offsets, lengths, &*offsets, no_norms.insert(none()))
-        }
-        Placement::Slots(slots) => {
-            let lengths = no_lengths.insert(slots.clone());
-            (PlacementKind::Slots, slots, lengths, slots, no_norms.insert(none()))
         }
         Placement::Next { ranges: SlotRanges { offsets, lengths }, places, log_norms } => {
             (PlacementKind::Next, &*offsets, lengths, places, log_norms)

@@ -3,10 +3,11 @@
 
 use cubecl::prelude::*;
 
-use super::choose::{ShrinkingRange, VICTIMS, Victims, choose, source_of};
-use super::kernel::Blueprint as ReviseBlueprint;
+use super::blueprint::ReviseBlueprint;
+use super::choose::{ShrinkingRange, choose, source_of};
 use super::kernel_args::{ExactTokens, TokenScores};
 use super::search::raise_tops;
+use super::victims::{VICTIMS, Victims};
 use crate::components::barrier::sync_memory;
 use crate::components::sentinels::NO_INDEX;
 use crate::sketch::count_sketch::HEAD_FIELDS;

@@ -3,38 +3,18 @@
 use cubecl::prelude::*;
 
 use super::ABSENT;
-use super::accumulate::{Blueprint as Accumulation, Share, accumulate_part, first_recent};
+use super::accumulate::{Share, accumulate_part, first_recent};
+use super::blueprint::ReviseBlueprint;
 use super::choose::ShrinkingRange;
 use super::evict::evict;
 use super::kernel_args::{ExactTokens, Moves, StepLogits, TokenScores};
 use super::search::{RangeTokens, SearchedSlots, Weakest, highest, lowest, top_of, weakest};
 use crate::components::barrier::sync_memory;
 use crate::components::sentinels::{NO_INDEX, NO_MINIMUM};
+use crate::sketch::count_sketch::HEAD_FIELDS;
 use crate::sketch::count_sketch::hash::kernel::{hash_of, key_sign, sign_of};
 use crate::sketch::count_sketch::kernel_args::Sketch;
 use crate::sketch::count_sketch::query::median;
-use crate::sketch::count_sketch::{HEAD_FIELDS, SketchConfig};
-
-/// What fixes the generated code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Blueprint {
-    /// Vectors of 4 of a row.
-    pub(crate) columns: usize,
-    /// Whether scores are added up here; else the accumulation has left the parts' highest.
-    pub(crate) accumulates: bool,
-    /// Whether barriers order memory only for what is fenced.
-    pub(crate) fenced: bool,
-    /// How scores are added up, by a cube of two units a vector of a row, at least.
-    pub(crate) scores: Accumulation,
-    pub(crate) sketch: SketchConfig,
-}
-
-impl Blueprint {
-    /// Teams of units that have a row each, its key and its value.
-    pub(super) fn teams(&self) -> usize {
-        self.scores.units / (2 * self.columns)
-    }
-}
 
 #[cube(launch_unchecked)]
 pub(crate) fn revise_kernel<F: Float>(
@@ -43,10 +23,10 @@ pub(crate) fn revise_kernel<F: Float>(
     tokens: &mut TokenScores,
     step: &StepLogits,
     moves: &mut Moves,
-    #[comptime] blueprint: Blueprint,
+    #[comptime] blueprint: ReviseBlueprint,
     #[define(F)] _dtype: ElemType,
 ) {
-    let Blueprint { columns, accumulates, fenced, scores: accumulation, sketch: config } =
+    let ReviseBlueprint { columns, accumulates, fenced, scores: accumulation, sketch: config } =
         blueprint;
     let buckets = config.buckets.comptime();
     let planes = accumulation.planes.comptime();

@@ -8,6 +8,7 @@ use cubecl::prelude::*;
 
 use super::accumulate::{Blueprint, UNITS, accumulate_kernel};
 use super::args::{Revised, Revision};
+use super::blueprint::ReviseBlueprint;
 use super::kernel;
 use super::kernel_args::{
     ExactTokensLaunch, MovesLaunch, ScoredSlotsLaunch, StepLogitsLaunch, TokenScoresLaunch,
@@ -116,7 +117,7 @@ pub(super) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
             token_scores_of(),
             step_logits(),
             MovesLaunch::new(arg(&moved), slack, revision.options.replace_rate),
-            kernel::Blueprint {
+            ReviseBlueprint {
                 columns: head_dim / 4,
                 accumulates,
                 // CUDA's barrier orders all memory for its cube.

@@ -12,6 +12,8 @@ mod accumulate;
 mod args;
 mod backend;
 #[cfg(feature = "gpu")]
+mod blueprint;
+#[cfg(feature = "gpu")]
 mod choose;
 #[cfg(feature = "gpu")]
 mod evict;
@@ -24,6 +26,8 @@ mod launch;
 mod reference;
 #[cfg(feature = "gpu")]
 mod search;
+#[cfg(feature = "gpu")]
+mod victims;
 
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};

@@ -3,8 +3,8 @@
 use cubecl::prelude::*;
 
 use super::accumulate::{Blueprint, SLOTS_AHEAD};
-use super::choose::Victims;
 use super::kernel_args::{ScoredSlots, TokenScores};
+use super::victims::Victims;
 use crate::components::argmin::block_argmin;
 use crate::components::barrier::sync_memory;
 use crate::components::sentinels::{NO_INDEX, NO_MINIMUM};

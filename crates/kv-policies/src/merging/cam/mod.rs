@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::policy::attention_scores::window_attention;
-use crate::policy::config::{Config, config_around};
-use crate::policy::evictor::{EVICTOR, evictor_of, evictor_part};
+use crate::policy::config::{Config, EVICTOR, config_around};
+use crate::policy::evictor::{evictor_of, evictor_part};
 use crate::policy::generator::generator;
 use crate::policy::state_tensors::int_numbers;
 use crate::{

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::merging::merge_groups::Groups;
-use crate::policy::config::{Config, config_around};
-use crate::policy::evictor::{EVICTOR, evictor_of, evictor_part};
+use crate::policy::config::{Config, EVICTOR, config_around};
+use crate::policy::evictor::{evictor_of, evictor_part};
 use crate::policy::sentinels::NO_THRESHOLD;
 use crate::{
     Attended, Capabilities, Composition, Eviction, EvictionPolicy, H2o, LayerContext, Merge, Needs,

@@ -1,10 +1,10 @@
 //! Merges during decode: one victim a head in one launch, or many.
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{LayerCache, Selection, read_f32};
-use kv_kernels::{NearestOptions, StepScores};
+use kv_core::{Error, LayerCache, Selection, read_f32};
+use kv_kernels::{MergingSlots, NearestOptions, SlotPool, SlotRanges, StepScores, merge_nearest};
 
-use super::scores::{LOG_SAMPLES, LOG_SCORES, TRACKS, mean_queries, weigh, weights};
+use super::scores::{LOG_SAMPLES, LOG_SCORES, mean_queries, weigh, weights};
 use super::{KeepKv, Predictor, VOTES, VOTES_HIGH, window};
 use crate::Result;
 use crate::merging::merge_groups::{Groups, unprotected};
@@ -28,7 +28,27 @@ impl KeepKv {
             queries: Some(query.cast(cache.options().dtype)),
             merge: self.merging(None),
         };
-        Ok(cache.merge_nearest(TRACKS, victims, limits, &options)?)
+        let goes = cache.heads_over(limits)?;
+        let tracks = [LOG_SCORES, LOG_SAMPLES, VOTES, VOTES_HIGH];
+        let merge = |pool: SlotPool<'_>, ranges: &mut SlotRanges, tracks: [&mut Tensor<1>; 4]| {
+            let SlotPool { keys, values, log_weights, .. } = pool;
+            let [log_scores, log_samples, votes, votes_high] = tracks;
+            let log_weights = log_weights.ok_or_else(|| Error::InvalidPlan {
+                what: "merge",
+                reason: "the cache has no weights".into(),
+            })?;
+            let slots = MergingSlots {
+                keys,
+                values,
+                log_weights,
+                log_scores,
+                log_samples,
+                votes,
+                votes_high,
+            };
+            Ok(merge_nearest(slots, ranges, victims, &goes, &options)?)
+        };
+        Ok(cache.change_slots(tracks, merge)?)
     }
 
     /// What all slots weigh, `[S, 4]`.

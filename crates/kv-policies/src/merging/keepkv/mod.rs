@@ -17,8 +17,8 @@ use kv_core::{Budget, LayerCache, Room, Selection};
 use kv_kernels::{DecodeAttentionOptions, KeyRule, MergeOptions, StepScores};
 use serde_json::Value;
 
-use crate::policy::config::{Config, config_around};
-use crate::policy::evictor::{EVICTOR, evictor_of, evictor_part};
+use crate::policy::config::{Config, EVICTOR, config_around};
+use crate::policy::evictor::{evictor_of, evictor_part};
 use crate::{
     Attended, Capabilities, Composition, Eviction, EvictionPolicy, LayerContext, Merge, Needs,
     Observation, Plan, Policy, PolicyError, RecentAttention, Result, Scorer, Step, StepPlan,

@@ -2,8 +2,8 @@
 //! logarithms.
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{LayerCache, ScoreTracks};
-use kv_kernels::{AverageWeights, StepScores};
+use kv_core::LayerCache;
+use kv_kernels::{AverageWeights, StepScores, average_scores};
 use serde::{Deserialize, Serialize};
 
 use super::{KeepKv, NAME, VOTES, VOTES_HIGH};
@@ -16,10 +16,6 @@ use crate::{Attended, Observation, Result};
 pub(super) const LOG_SCORES: &str = "log-scores";
 /// Track of the sum of the weights, as a logarithm: the average is `S` divided by it.
 pub(super) const LOG_SAMPLES: &str = "log-samples";
-/// What merging steps read and write.
-pub(super) const TRACKS: ScoreTracks =
-    ScoreTracks { scores: LOG_SCORES, samples: LOG_SAMPLES, votes: VOTES, votes_high: VOTES_HIGH };
-
 /// How scores to come are predicted from those that were.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -100,7 +96,10 @@ impl KeepKv {
             return self.observe_window(cache, &attended.logits);
         }
         let StepScores { logits, weights } = self.step_scores(attended);
-        Ok(cache.average_scores(TRACKS, logits, weights)?)
+        let log_weights = cache.log_weights().cloned();
+        Ok(cache.change_slots([LOG_SCORES, LOG_SAMPLES], |_, _, [scores, samples]| {
+            Ok(average_scores(scores, samples, logits, log_weights, weights)?)
+        })?)
     }
 
     /// What averages take of a step.
