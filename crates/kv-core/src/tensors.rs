@@ -1,6 +1,7 @@
 //! Small conversions between device tensors and host vectors.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use kv_kernels::NO_SLOT;
 
 use crate::{Error, Result};
 
@@ -41,7 +42,7 @@ pub(crate) fn listed(
     let [rows, width] = places.dims();
     let wide = |numbers: Tensor<1, Int>| numbers.unsqueeze_dim::<2>(1).expand([rows, width]);
     let columns = columns(rows, width, &places.device());
-    (places + wide(firsts)).mask_fill(columns.greater_equal(wide(counts)), -1)
+    (places + wide(firsts)).mask_fill(columns.greater_equal(wide(counts)), NO_SLOT)
 }
 
 /// 0, 1, 2 and so on in every row, `[R, W]`.

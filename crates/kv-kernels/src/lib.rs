@@ -77,8 +77,8 @@ pub use backend::limits::largest_tensor;
 pub use backend::reading::Reading;
 pub use balance::{BalanceOptions, BalanceStrategy, Balanced, Centre, Draws, balance};
 pub use cis::{
-    Dilation, Earlier, IndexSets, RangeSets, RetrieveOptions, RetrieveStrategy, ScoreReduction,
-    SetRule, SimilarityReduction, SteerOptions, retrieve_slots, retrieving_attention, steer_sets,
+    CisSelectOptions, CisStrategy, Dilation, Earlier, IndexSets, RangeSets, ScoreReduction,
+    SetRule, SimilarityReduction, SteerOptions, cis_attention, cis_select, steer_sets,
 };
 pub use components::sentinels::{NO_LIST, NO_SLOT};
 pub use layers::heads::{
@@ -96,12 +96,12 @@ pub use merge::nearest_slots::{
     Nearest, NearestSlotsOptions, NearestSlotsStrategy, SlotLists, nearest_slots,
 };
 pub use select::argmin_slots::{Protected, argmin_slots};
-pub use select::labels::{DueRows, label_scores};
+pub use select::labels::{RefreshRows, label_scores};
 pub use select::lists::{HEADER as LIST_HEADER, ListTable, keep_lists, list_slots};
 pub use select::pages::{
     PageHeads, PageOptions, PageSpan, page_bounds, page_rows, page_scores, page_slots,
 };
-pub use select::rankings::{rankings, turns_of_groups};
+pub use select::rankings::{group_priority_ranks, rankings};
 pub use select::scored_rows::ScoredRows;
 pub use select::top_slots::{Choice, Chosen, top_slots};
 pub use select::window_starts::window_starts;
@@ -109,7 +109,9 @@ pub use share::Share;
 pub use sketch::count_sketch::{
     HEAD_FIELDS, MAX_BUCKETS, SketchHashes, SketchPool, SketchSource, sketch_insert, sketch_query,
 };
-pub use sketch::revise_sketch::{ABSENT, ReviseOptions, RevisedScores, StepLogits, revise_sketch};
+pub use sketch::update_sketch::{
+    ABSENT, SketchScores, SketchUpdateOptions, StepLogits, update_sketch,
+};
 pub use slots::add_probabilities::{GroupReduction, add_contributions, add_probabilities};
 pub use slots::average_scores::{AverageWeights, average_scores};
 pub use slots::move_slots::{KeepLists, compact_slots, copy_slots, drop_slots, reset_last};

@@ -1,5 +1,5 @@
 use burn::tensor::{DType, Device, Int, Tensor};
-use kv_kernels::{KernelError, rankings, turns_of_groups};
+use kv_kernels::{KernelError, group_priority_ranks, rankings};
 use kv_testing::{Numbers, devices};
 
 fn floats(values: &[f32], rows: usize, device: &Device) -> Tensor<2> {
@@ -79,7 +79,8 @@ fn groups_compete_with_what_joined_them() {
             let ranked: Vec<i32> = scores.chunks(columns).flat_map(sorted).collect();
             let device = &tested.device;
             let [ranks, to] = [&ranked, &leaders].map(|of| ints(of, rows, device));
-            let turns = turns_of_groups(floats(&scores, rows, device), ranks, to.clone()).unwrap();
+            let turns =
+                group_priority_ranks(floats(&scores, rows, device), ranks, to.clone()).unwrap();
             let turns = turns.try_into_vec_as::<f32>().unwrap();
             // What was given is left as it was.
             assert_eq!(to.try_into_vec_as::<i32>().unwrap(), leaders, "{}", tested.name);
@@ -115,13 +116,13 @@ fn what_does_not_fit_is_refused() {
         let device = &tested.device;
         let scores = Tensor::<2>::zeros([2, 8], (device, DType::F32));
         let places = |columns: usize| ints(&vec![-1; 2 * columns], 2, device);
-        let error = turns_of_groups(scores.clone(), places(8), places(7)).unwrap_err();
+        let error = group_priority_ranks(scores.clone(), places(8), places(7)).unwrap_err();
         assert!(matches!(error, KernelError::Shape { argument: "leaders", .. }), "{error}");
         let error = rankings(Tensor::zeros([0, 8], (device, DType::F32))).unwrap_err();
         assert!(matches!(error, KernelError::Unsupported { argument: "scores", .. }), "{error}");
         if tested.name == "cpu" {
             let wide = places(8).cast(DType::I64);
-            let error = turns_of_groups(scores, wide, places(8)).unwrap_err();
+            let error = group_priority_ranks(scores, wide, places(8)).unwrap_err();
             assert!(matches!(error, KernelError::Dtype { argument: "ranked", .. }), "{error}");
         }
     }

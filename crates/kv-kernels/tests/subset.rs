@@ -3,9 +3,9 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
-    Choice, Chosen, DueRows, KernelError, ListTable, NO_LIST, NO_SLOT, PageHeads, PageOptions,
-    PageSpan, ScoredRows, SlotRanges, keep_lists, label_scores, list_slots, page_bounds, page_rows,
-    page_scores, page_slots, top_slots,
+    Choice, Chosen, KernelError, ListTable, NO_LIST, NO_SLOT, PageHeads, PageOptions, PageSpan,
+    RefreshRows, ScoredRows, SlotRanges, keep_lists, label_scores, list_slots, page_bounds,
+    page_rows, page_scores, page_slots, top_slots,
 };
 use kv_testing::{Numbers, devices, relative_error};
 
@@ -285,7 +285,7 @@ fn lists_stay_and_are_shared() {
                 offsets: ints(&[0, 40], [2, 1], device),
                 lengths: ints(&lengths, [2, 1], device),
             };
-            let due = DueRows { lists: &lists, sources: &sources, layer: 0, period: 3 };
+            let due = RefreshRows { lists: &lists, sources: &sources, layer: 0, period: 3 };
             let scored =
                 label_scores(query.clone(), &keys, &channels, &budget, &ranges, 40, Some(due))
                     .unwrap();

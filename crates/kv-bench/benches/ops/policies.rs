@@ -5,8 +5,8 @@ use kv_kernels::{
     AverageWeights, DecodeAttentionOptions, EvictionOptions, GUARD, GroupReduction, HeldSlots,
     KeyRule, MergeLists, MergeOptions, MergingSlots, NearestOptions, NearestSlotsOptions, Share,
     SlotLists, SlotPool, SlotView, add_contributions, add_probabilities, average_scores,
-    decode_attention, drop_slots, evicting_attention, log_norms, merge_nearest, merge_slots,
-    nearest_slots, rankings, reset_last, turns_of_groups, window_starts,
+    decode_attention, drop_slots, evicting_attention, group_priority_ranks, log_norms,
+    merge_nearest, merge_slots, nearest_slots, rankings, reset_last, window_starts,
 };
 
 use crate::inputs::{BATCH, CAPACITY, FEW, GROUP, HEAD_DIM, Inputs, KV_HEADS, PAIRS, SLOTS, bench};
@@ -118,8 +118,8 @@ pub(crate) fn merging(criterion: &mut Criterion, name: &str, inputs: &mut Inputs
     let leaders = inputs.ints([PAIRS, CAPACITY], |i| (i % CAPACITY).saturating_sub(1));
     let alone = inputs.ints([PAIRS, CAPACITY], |i| i % 3).not_equal_scalar(2);
     let leaders = leaders.mask_fill(alone, -1);
-    bench(criterion, "turns_of_groups", name, &device, || {
-        turns_of_groups(scores.clone(), ranked.clone(), leaders.clone()).unwrap();
+    bench(criterion, "group_priority_ranks", name, &device, || {
+        group_priority_ranks(scores.clone(), ranked.clone(), leaders.clone()).unwrap();
     });
     let gone = CAPACITY - FEW;
     let merged = MergeLists {

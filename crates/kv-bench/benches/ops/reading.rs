@@ -2,10 +2,10 @@
 
 use criterion::Criterion;
 use kv_kernels::{
-    Choice, Dilation, Earlier, IndexSets, ListTable, PageHeads, PageOptions, PageSpan,
-    RetrieveOptions, RetrieveStrategy, ScoreReduction, SetRule, Share, SimilarityReduction,
-    SteerOptions, keep_lists, label_scores, list_slots, page_bounds, page_rows, page_scores,
-    page_slots, retrieve_slots, retrieving_attention, steer_sets, top_slots,
+    Choice, CisSelectOptions, CisStrategy, Dilation, Earlier, IndexSets, ListTable, PageHeads,
+    PageOptions, PageSpan, ScoreReduction, SetRule, Share, SimilarityReduction, SteerOptions,
+    cis_attention, cis_select, keep_lists, label_scores, list_slots, page_bounds, page_rows,
+    page_scores, page_slots, steer_sets, top_slots,
 };
 
 use crate::inputs::{BATCH, CAPACITY, FEW, GROUP, HEAD_DIM, Inputs, KV_HEADS, PAIRS, SLOTS, bench};
@@ -60,7 +60,7 @@ pub(crate) fn reading(criterion: &mut Criterion, name: &str, inputs: &mut Inputs
         SetRule { sinks: 4, locals: 8, top: FEW, dilated: 0.3, threshold: 2.0, wanted: None };
     let mut sets = IndexSets::new(&[rule; PAIRS], 8, rule.width(1), GROUP, HEAD_DIM, &device);
     let newest = inputs.ints([BATCH], |_| CAPACITY - 1);
-    let options = RetrieveOptions {
+    let options = CisSelectOptions {
         scale: None,
         radius: 1,
         dilation: Dilation::Shared,
@@ -71,17 +71,17 @@ pub(crate) fn reading(criterion: &mut Criterion, name: &str, inputs: &mut Inputs
         hidden: Share::default(),
         longest: Some(CAPACITY),
         measures: false,
-        strategy: RetrieveStrategy::Auto,
+        strategy: CisStrategy::Auto,
     };
-    bench(criterion, "retrieve_slots", name, &device, || {
+    bench(criterion, "cis_select", name, &device, || {
         let (query, vectors, keys) = (query.clone(), vectors.clone(), keys.clone());
         let newest = newest.clone();
-        retrieve_slots(query, vectors, keys, &ranges, newest, &mut sets, options).unwrap();
+        cis_select(query, vectors, keys, &ranges, newest, &mut sets, options).unwrap();
     });
-    bench(criterion, "retrieving_attention", name, &device, || {
+    bench(criterion, "cis_attention", name, &device, || {
         let pool = [keys.clone(), values.clone()];
         let (query, vectors, newest) = (query.clone(), vectors.clone(), newest.clone());
-        retrieving_attention(query, vectors, pool, &ranges, newest, &mut sets, options).unwrap();
+        cis_attention(query, vectors, pool, &ranges, newest, &mut sets, options).unwrap();
     });
     let dropped = inputs.floats([PAIRS, GROUP]).abs();
     bench(criterion, "steer_sets", name, &device, || {

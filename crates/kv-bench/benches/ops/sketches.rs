@@ -3,9 +3,9 @@
 use burn::tensor::{DType, Tensor};
 use criterion::Criterion;
 use kv_kernels::{
-    HEAD_FIELDS, ReviseOptions, RevisedScores, SketchHashes, SketchPool, SketchSource,
-    SketchStrategy, SketchedTokens, SlotPool, StepLogits, revise_sketch, sketch_attention,
-    sketch_insert, sketch_query,
+    HEAD_FIELDS, SketchHashes, SketchPool, SketchScores, SketchSource, SketchStrategy,
+    SketchUpdateOptions, SketchedTokens, SlotPool, StepLogits, sketch_attention, sketch_insert,
+    sketch_query, update_sketch,
 };
 
 use crate::inputs::{BATCH, CAPACITY, FEW, GROUP, HEAD_DIM, Inputs, KV_HEADS, PAIRS, SLOTS, bench};
@@ -78,7 +78,7 @@ pub(crate) fn sketches(criterion: &mut Criterion, name: &str, inputs: &mut Input
         tokens: inputs.floats([SLOTS, GROUP]),
         log_sum_exp: inputs.floats([BATCH, KV_HEADS * GROUP]),
     };
-    bench(criterion, "revise_sketch", name, &device, || {
+    bench(criterion, "update_sketch", name, &device, || {
         let sketch = SketchPool {
             keys: &mut keys,
             values: &mut values,
@@ -94,11 +94,11 @@ pub(crate) fn sketches(criterion: &mut Criterion, name: &str, inputs: &mut Input
             log_weights: None,
         };
         let scores =
-            RevisedScores { slots: &mut slot_scores, tokens: &mut token_scores, moved: &mut moved };
+            SketchScores { slots: &mut slot_scores, tokens: &mut token_scores, moved: &mut moved };
         // Nothing moves.
         let options =
-            ReviseOptions { slack: CAPACITY, replace_rate: f32::INFINITY, longest: CAPACITY };
+            SketchUpdateOptions { slack: CAPACITY, replace_rate: f32::INFINITY, longest: CAPACITY };
         let (logits, newest) = (logits.clone(), newest.clone());
-        revise_sketch(sketch, pool, &mut ranges.clone(), scores, logits, newest, options).unwrap();
+        update_sketch(sketch, pool, &mut ranges.clone(), scores, logits, newest, options).unwrap();
     });
 }

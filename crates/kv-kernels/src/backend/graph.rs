@@ -64,8 +64,9 @@ pub fn device_work() -> DeviceWork {
     announce(|work| work.recorded || work.waiting > 0)
 }
 
-/// The same for a thread whose work others wait for who have announced theirs: a recording that
-/// waits for them must not go before it.
+/// [`device_work`] for a thread whose work other threads wait for while they have work announced,
+/// such as a thread that copies for them. It does not wait for a recording that has not begun: that
+/// recording waits for the other threads, and they wait for this one.
 pub fn awaited_device_work() -> DeviceWork {
     announce(|work| work.recorded)
 }

@@ -3,9 +3,9 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
-use super::RetrieveConfig;
+use super::CisConfig;
 
-/// A step's choice of what to attend to, as [`crate::retrieve_slots`] takes it.
+/// A step's choice of what to attend to, as [`crate::cis_select`] takes it.
 #[derive(ExtensionType)]
 pub(crate) struct Retrieval<B: Backend> {
     /// `[B, Hq, D]`
@@ -24,5 +24,5 @@ pub(crate) struct Retrieval<B: Backend> {
     pub(crate) table: IntTensor<B>,
     /// `[P, sets, parts, length]`
     pub(crate) set_vectors: FloatTensor<B>,
-    pub(crate) config: RetrieveConfig,
+    pub(crate) config: CisConfig,
 }

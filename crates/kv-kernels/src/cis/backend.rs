@@ -13,13 +13,13 @@ use crate::attention::decode::DecodeConfig;
 pub(crate) trait CisOps: Backend {
     /// Chooses what a step attends to: changes table and vectors in place, returned with log-sums
     /// `[P, G]`.
-    fn retrieve_slots(
+    fn cis_select(
         #[extension_type] retrieval: Retrieval<Self>,
     ) -> (IntTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// Chooses what a step attends to, as [`Self::retrieve_slots`], and attends to it: table,
+    /// Chooses what a step attends to, as [`Self::cis_select`], and attends to it: table,
     /// vectors and output `[B, Hq, D]`.
-    fn retrieving_attention(
+    fn cis_attention(
         #[extension_type] retrieval: Retrieval<Self>,
         values: FloatTensor<Self>,
         attention: DecodeConfig,
@@ -36,13 +36,13 @@ pub(crate) trait CisOps: Backend {
 
 #[cfg(feature = "gpu")]
 impl CisOps for CubeBackend {
-    fn retrieve_slots(
+    fn cis_select(
         retrieval: Retrieval<Self>,
     ) -> (IntTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         super::launch::run(retrieval)
     }
 
-    fn retrieving_attention(
+    fn cis_attention(
         retrieval: Retrieval<Self>,
         values: FloatTensor<Self>,
         attention: DecodeConfig,
@@ -75,7 +75,7 @@ mod cpu {
     use crate::cis::{SteerOptions, reference, steer};
 
     impl CisOps for Flex {
-        fn retrieve_slots(retrieval: Retrieval<Self>) -> (FlexTensor, FlexTensor, FlexTensor) {
+        fn cis_select(retrieval: Retrieval<Self>) -> (FlexTensor, FlexTensor, FlexTensor) {
             let Retrieval { config, .. } = retrieval;
             let [total_kv_heads, parts, _] = retrieval.vectors.layout().shape().dims();
             let [_, head_dim] = retrieval.keys.layout().shape().dims();
@@ -101,7 +101,7 @@ mod cpu {
             (table, set_vectors, rounded(sums, [total_kv_heads, group], DType::F32))
         }
 
-        fn retrieving_attention(
+        fn cis_attention(
             retrieval: Retrieval<Self>,
             values: FlexTensor,
             attention: DecodeConfig,
@@ -109,7 +109,7 @@ mod cpu {
             let [query, keys] = [&retrieval.query, &retrieval.keys].map(Clone::clone);
             let [offsets, lengths] = [&retrieval.offsets, &retrieval.lengths].map(Clone::clone);
             let none = rounded(vec![0.0], [1], DType::F32);
-            let (table, set_vectors, _) = Self::retrieve_slots(retrieval);
+            let (table, set_vectors, _) = Self::cis_select(retrieval);
             let attended = Self::decode_attention(DecodeArgs {
                 query,
                 keys,

@@ -11,7 +11,7 @@ use super::blueprint::Blueprint;
 use super::kernel_args::{ComparedVectorsLaunch, ScoredKeysLaunch, StepRangesLaunch};
 use super::score_mma::{HEADS as TILE_HEADS, TEAM as TEAM_OF_TILES, VECTOR as TILE_VECTOR};
 use super::sizes::Sizes;
-use super::{Earlier, RetrieveConfig, RetrieveStrategy};
+use super::{CisConfig, CisStrategy, Earlier};
 use crate::backend::client::{empty_like, is_cuda, vector_lanes};
 use crate::backend::strategy::{DeviceTraits, Strategy};
 
@@ -25,7 +25,7 @@ pub(super) struct Call {
     pub(super) lengths: CubeTensor,
     pub(super) newest: CubeTensor,
     pub(super) table: CubeTensor,
-    pub(super) config: RetrieveConfig,
+    pub(super) config: CisConfig,
     pub(super) batch: usize,
     pub(super) head_dim: usize,
     /// Ranges.
@@ -72,7 +72,7 @@ impl Call {
     }
 
     /// The kernels that choose.
-    pub(super) fn strategy(&self) -> RetrieveStrategy {
+    pub(super) fn strategy(&self) -> CisStrategy {
         let Sizes { device, shape } = &self.sizes;
         self.config.options.strategy.or_chosen(device, shape)
     }

@@ -7,7 +7,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::RetrieveStrategy;
+use super::CisStrategy;
 use super::args::Retrieval;
 use super::blueprint::Blueprint as ChoiceBlueprint;
 use super::call::Call;
@@ -46,7 +46,7 @@ pub(crate) fn run(
 ) -> (CubeTensor, CubeTensor, CubeTensor) {
     let call = Call::new(retrieval, Some(config.longest));
     let strategy = call.strategy();
-    match call.sizes.fused().filter(|_| strategy == RetrieveStrategy::Fused) {
+    match call.sizes.fused().filter(|_| strategy == CisStrategy::Fused) {
         Some(plan) => {
             let output = call.attend(values, plan, config);
             (call.table, call.set_vectors, output)
@@ -125,7 +125,7 @@ impl Call {
     /// As kernels of their own.
     fn one_by_one(
         self,
-        strategy: RetrieveStrategy,
+        strategy: CisStrategy,
         values: CubeTensor,
         config: DecodeConfig,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {

@@ -4,7 +4,7 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::RetrieveStrategy;
+use super::CisStrategy;
 use super::args::Retrieval;
 use super::blueprint::Blueprint;
 use super::call::Call;
@@ -27,18 +27,18 @@ pub(crate) fn run(retrieval: Retrieval<CubeBackend>) -> (CubeTensor, CubeTensor,
 /// in their own buffers, and log-sums `[P, G]`.
 pub(super) fn select_slots(
     call: &Call,
-    strategy: RetrieveStrategy,
+    strategy: CisStrategy,
 ) -> (CubeTensor, CubeTensor, CubeTensor) {
     let sizes = &call.sizes;
     let widest = sizes.widest();
     let chooser = if sizes.longest() > 2 * PART { widest } else { UNITS.min(widest) };
     let ahead = call.ahead();
     let units = UNITS.min(widest);
-    if strategy == RetrieveStrategy::Histogram {
+    if strategy == CisStrategy::Histogram {
         let log_sum_exp = call.histogram_topk(units, widest);
         return (call.table.clone(), call.set_vectors.clone(), log_sum_exp);
     }
-    let whole = strategy == RetrieveStrategy::Radix;
+    let whole = strategy == CisStrategy::Radix;
     let staged = sizes.staged(if whole { units } else { chooser });
     let scratch = Scratch::new(call, staged > 0, whole);
     if whole {

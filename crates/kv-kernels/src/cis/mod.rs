@@ -77,13 +77,13 @@ use crate::backend::check::Check;
 use crate::{KernelError, Share, SlotRanges};
 use args::Retrieval;
 use backend::CisOps;
-use shape::RetrieveShape;
+use shape::CisShape;
 
 pub use crate::attention::decode::index_sets::IndexSets;
 pub use sets::{RangeSets, SetRule};
-pub use strategy::RetrieveStrategy;
+pub use strategy::CisStrategy;
 
-const OP: &str = "retrieve_slots";
+const OP: &str = "cis_select";
 
 /// How the scores of a group's query heads become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -123,12 +123,12 @@ pub enum Dilation {
 
 /// What a step retrieves and when it shares.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RetrieveOptions {
+pub struct CisSelectOptions {
     /// Logit scale; `None` means `1 / sqrt(D)`.
     pub scale: Option<f32>,
     /// `r`: neighbours on each side that the best bring along.
     pub radius: usize,
-    /// Who reads them.
+    /// Which steps read the neighbours.
     pub dilation: Dilation,
     /// Steps of a block, within which sets are shared; 1 for never.
     pub block: usize,
@@ -143,14 +143,14 @@ pub struct RetrieveOptions {
     pub hidden: Share,
     /// The most slots that any range holds, if known; by default the pool's.
     pub longest: Option<usize>,
-    /// Whether [`retrieve_slots`] scores all ranges, whether they retrieve or not, and returns the
-    /// log-sum-exp of their queries; [`retrieving_attention`] measures nothing.
+    /// Whether [`cis_select`] scores all ranges, whether they retrieve or not, and returns the
+    /// log-sum-exp of their queries; [`cis_attention`] measures nothing.
     pub measures: bool,
     /// Which kernels choose.
-    pub strategy: RetrieveStrategy,
+    pub strategy: CisStrategy,
 }
 
-impl RetrieveOptions {
+impl CisSelectOptions {
     /// Whether steps that retrieve read something else than their sets.
     pub(crate) fn reads_choice(&self) -> bool {
         self.dilation == Dilation::Shared && self.radius > 0
@@ -171,19 +171,19 @@ impl RetrieveOptions {
 /// - `keys`: `[S, D]`; `newest`: `[B]`, 32-bit, the newest tokens' indices
 ///
 /// Returns the log-sum-exp of each query over all visible tokens, `[B, Hq]`, f32, where
-/// [`RetrieveOptions::measures`].
+/// [`CisSelectOptions::measures`].
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit, for sets that have no room, and for
 /// a forced strategy that does not serve.
-pub fn retrieve_slots(
+pub fn cis_select(
     query: Tensor<3>,
     vectors: Tensor<3>,
     keys: Tensor<2>,
     ranges: &SlotRanges,
     newest: Tensor<1, Int>,
     sets: &mut IndexSets,
-    options: RetrieveOptions,
+    options: CisSelectOptions,
 ) -> Result<Option<Tensor<2>>, KernelError> {
     let [batch, query_heads, _] = query.dims();
     let pools = [&keys, &keys];
@@ -191,35 +191,35 @@ pub fn retrieve_slots(
     let attends = false;
     let step = Step { query, vectors, pools, ranges, newest, options, measures, attends };
     let retrieval = step.prepare(sets)?;
-    let (table, set_vectors, log_sum_exp) = <Dispatch as CisOps>::retrieve_slots(retrieval);
+    let (table, set_vectors, log_sum_exp) = <Dispatch as CisOps>::cis_select(retrieval);
     sets.table = Tensor::from_dispatch(table);
     sets.vectors = Tensor::from_dispatch(set_vectors);
     let log_sum_exp = Tensor::<2>::from_dispatch(log_sum_exp);
     Ok(measures.then(|| log_sum_exp.reshape([batch, query_heads])))
 }
 
-/// [`retrieve_slots`], and the attention to what it chooses, in one launch with the choice where
+/// [`cis_select`], and the attention to what it chooses, in one launch with the choice where
 /// the device allows it.
 ///
 /// # Shapes
-/// As for [`retrieve_slots`]; `values` `[S, D]`. Returns `[B, Hq, D]`.
+/// As for [`cis_select`]; `values` `[S, D]`. Returns `[B, Hq, D]`.
 ///
 /// # Errors
-/// As for [`retrieve_slots`].
-pub fn retrieving_attention(
+/// As for [`cis_select`].
+pub fn cis_attention(
     query: Tensor<3>,
     vectors: Tensor<3>,
     [keys, values]: [Tensor<2>; 2],
     ranges: &SlotRanges,
     newest: Tensor<1, Int>,
     sets: &mut IndexSets,
-    options: RetrieveOptions,
+    options: CisSelectOptions,
 ) -> Result<Tensor<3>, KernelError> {
     let pools = [&keys, &values];
     let (measures, attends) = (false, true);
     let step = Step { query, vectors, pools, ranges, newest, options, measures, attends };
     let retrieval = step.prepare(sets)?;
-    let RetrieveConfig { scale, longest, .. } = retrieval.config;
+    let CisConfig { scale, longest, .. } = retrieval.config;
     let attention = DecodeConfig {
         scale,
         features: Features {
@@ -236,7 +236,7 @@ pub fn retrieving_attention(
     };
     let values = values.into_dispatch();
     let (table, set_vectors, output) =
-        <Dispatch as CisOps>::retrieving_attention(retrieval, values, attention);
+        <Dispatch as CisOps>::cis_attention(retrieval, values, attention);
     sets.table = Tensor::from_dispatch(table);
     sets.vectors = Tensor::from_dispatch(set_vectors);
     Ok(Tensor::from_dispatch(output))
@@ -250,7 +250,7 @@ struct Step<'a> {
     pools: [&'a Tensor<2>; 2],
     ranges: &'a SlotRanges,
     newest: Tensor<1, Int>,
-    options: RetrieveOptions,
+    options: CisSelectOptions,
     measures: bool,
     attends: bool,
 }
@@ -278,7 +278,7 @@ impl Step<'_> {
             return Err(check.unsupported("sets", sets.sets, "as many as steps of a block"));
         }
         let [slots, _] = keys.dims();
-        let config = RetrieveConfig {
+        let config = CisConfig {
             scale: options.scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
             options,
             sets: sets.sets,
@@ -356,25 +356,25 @@ pub fn steer_sets(
     Ok(())
 }
 
-/// [`RetrieveOptions`] as the backends take them.
+/// [`CisSelectOptions`] as the backends take them.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct RetrieveConfig {
+pub(crate) struct CisConfig {
     pub(crate) scale: f32,
-    pub(crate) options: RetrieveOptions,
+    pub(crate) options: CisSelectOptions,
     pub(crate) sets: usize,
     pub(crate) width: usize,
     pub(crate) longest: usize,
     pub(crate) measures: bool,
 }
 
-impl RetrieveConfig {
+impl CisConfig {
     /// What the choice of the kernels asks of a call that attends to so many slots, if any.
     fn shape(
         &self,
         [head_dim, total_kv_heads, group]: [usize; 3],
         attends: Option<usize>,
-    ) -> RetrieveShape {
-        RetrieveShape {
+    ) -> CisShape {
+        CisShape {
             head_dim,
             total_kv_heads,
             group,

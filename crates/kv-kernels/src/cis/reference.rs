@@ -1,7 +1,7 @@
 //! Retrieval and sharing in plain loops: the CPU path, and the oracle of the kernels' tests.
 
 use super::table::*;
-use super::{Earlier, RetrieveConfig, ScoreReduction, SetRule, SimilarityReduction};
+use super::{CisConfig, Earlier, ScoreReduction, SetRule, SimilarityReduction};
 use crate::components::sentinels::{ALL_SLOTS, NEW_SET};
 
 /// One call's arguments, as slices in row-major order.
@@ -22,7 +22,7 @@ pub(crate) struct Problem<'a> {
     pub(crate) lengths: &'a [i32],
     /// `[B]`
     pub(crate) newest: &'a [i32],
-    pub(crate) config: RetrieveConfig,
+    pub(crate) config: CisConfig,
 }
 
 /// What a range's step sees: slots, counted from the range's first, and how they relate to tokens.
@@ -41,7 +41,7 @@ impl Problem<'_> {
     /// Changes `table` `[P, row]` and `set_vectors` `[P, sets, parts, length]`; returns the
     /// log-sum-exp of each query over all visible slots, `[P, G]`, of ranges that were scored.
     pub(crate) fn solve(&self, table: &mut [i32], set_vectors: &mut [f32]) -> Vec<f32> {
-        let RetrieveConfig { sets, width, .. } = self.config;
+        let CisConfig { sets, width, .. } = self.config;
         let total_kv_heads = self.offsets.len();
         let group = self.query.len() / self.head_dim / total_kv_heads;
         let mut sums = vec![0.0; total_kv_heads * group];
@@ -60,7 +60,7 @@ impl Problem<'_> {
     }
 
     fn step(&self, kv_head: usize, own: &mut [i32], vectors: &mut [f32], sums: &mut [f32]) {
-        let RetrieveConfig { options, sets, width, measures, .. } = self.config;
+        let CisConfig { options, sets, width, measures, .. } = self.config;
         let kv_heads = self.offsets.len() / self.newest.len();
         let newest = self.newest[kv_head / kv_heads];
         let visible = self.visible(kv_head, newest, own);

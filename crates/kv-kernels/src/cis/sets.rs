@@ -39,7 +39,7 @@ impl SetRule {
     }
 }
 
-/// What the sets of a range have come to ([`IndexSets::read`]).
+/// Counts of a range's steps, and the set that its last step read ([`IndexSets::read`]).
 #[derive(Debug, Clone, PartialEq)]
 pub struct RangeSets {
     /// Steps so far.
@@ -61,7 +61,7 @@ pub struct RangeSets {
     pub local: usize,
     /// First visible slot behind the sinks, counted from the range's first.
     pub seen: usize,
-    /// What a token's index was ahead of its slot.
+    /// By how much a token's index exceeds its slot: tokens that were freed before it.
     pub freed: usize,
     /// `k`: tokens that the next retrieval is to find.
     pub top: usize,
@@ -162,7 +162,7 @@ impl IndexSets {
         })
     }
 
-    /// The same with room for sets of `width` tokens, if that is more.
+    /// These sets with room for `width` tokens each, if that is more.
     #[must_use]
     pub fn widened(self, width: usize) -> Self {
         if width <= self.width {
@@ -213,7 +213,7 @@ impl IndexSets {
         (&self.table, &self.vectors)
     }
 
-    /// The same on another device.
+    /// These sets on another device.
     #[must_use]
     pub fn to_device(self, device: &Device) -> Self {
         Self {

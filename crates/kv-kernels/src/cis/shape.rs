@@ -3,7 +3,7 @@
 /// What the choice of the kernels asks of a call.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(not(feature = "gpu"), allow(dead_code, reason = "a CPU has no choice"))]
-pub(crate) struct RetrieveShape {
+pub(crate) struct CisShape {
     pub(crate) head_dim: usize,
     /// Ranges.
     pub(crate) total_kv_heads: usize,

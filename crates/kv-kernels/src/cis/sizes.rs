@@ -3,7 +3,7 @@
 
 use super::bitmask::{BITMASKS, WORD};
 use super::radix_pivots::BINS;
-use super::shape::RetrieveShape;
+use super::shape::CisShape;
 use crate::attention::decode::plan::{Kernel, for_choices, room, splits, tensor_core};
 use crate::backend::strategy::DeviceTraits;
 
@@ -30,7 +30,7 @@ const MOST_PLANES: usize = 128;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) device: DeviceTraits,
-    pub(super) shape: RetrieveShape,
+    pub(super) shape: CisShape,
 }
 
 /// How one launch chooses and attends.
@@ -81,7 +81,7 @@ impl Sizes {
 
     /// How one launch chooses and attends, where it can.
     pub(super) fn fused(&self) -> Option<FusedPlan> {
-        let RetrieveShape { head_dim, total_kv_heads, shares, .. } = self.shape;
+        let CisShape { head_dim, total_kv_heads, shares, .. } = self.shape;
         let attended = self.shape.attends?;
         if !self.device.multiplies || !head_dim.is_multiple_of(32) {
             return None;

@@ -1,16 +1,16 @@
 //! Which kernels choose.
 
-use super::shape::RetrieveShape;
+use super::shape::CisShape;
 #[cfg(feature = "gpu")]
 use super::sizes::Sizes;
 #[cfg(feature = "gpu")]
 use crate::backend::strategy::DeviceTraits;
 use crate::backend::strategy::Strategy;
 
-/// The kernels of [`retrieve_slots`](crate::retrieve_slots) and
-/// [`retrieving_attention`](crate::retrieving_attention).
+/// The kernels of [`cis_select`](crate::cis_select) and
+/// [`cis_attention`](crate::cis_attention).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum RetrieveStrategy {
+pub enum CisStrategy {
     /// The kernels that are expected to be the fastest.
     #[default]
     Auto,
@@ -22,18 +22,18 @@ pub enum RetrieveStrategy {
     /// Several cubes a range score its slots and select among them, by a histogram of their scores.
     Histogram,
     /// One cube a range selects and attends, by matrix instructions: of
-    /// [`retrieving_attention`](crate::retrieving_attention) alone. Where sets are shared, several
+    /// [`cis_attention`](crate::cis_attention) alone. Where sets are shared, several
     /// cubes a range score before.
     Fused,
 }
 
-impl Strategy for RetrieveStrategy {
-    type Shape = RetrieveShape;
+impl Strategy for CisStrategy {
+    type Shape = CisShape;
 
     const AUTO: Self = Self::Auto;
 
     #[cfg(feature = "gpu")]
-    fn choose(device: &DeviceTraits, shape: &RetrieveShape) -> Self {
+    fn choose(device: &DeviceTraits, shape: &CisShape) -> Self {
         let sizes = Sizes { device: *device, shape: *shape };
         // One launch for choice and attention is not measured against two, nor the lengths from which
         // on a histogram selects (docs/results/kernels.md has its times from 32k on).
@@ -49,14 +49,14 @@ impl Strategy for RetrieveStrategy {
     }
 
     #[cfg(feature = "gpu")]
-    fn obstacle(self, device: &DeviceTraits, shape: &RetrieveShape) -> Option<&'static str> {
+    fn obstacle(self, device: &DeviceTraits, shape: &CisShape) -> Option<&'static str> {
         let sizes = Sizes { device: *device, shape: *shape };
         match self {
             Self::Auto | Self::Radix | Self::SplitRadix => None,
             Self::Histogram => (!sizes.has_room_for_histogram())
                 .then_some("shared memory has no room for bins, or there are too many ranges"),
             Self::Fused if shape.attends.is_none() => {
-                Some("the kernel attends, too: `retrieving_attention` takes it")
+                Some("the kernel attends, too: `cis_attention` takes it")
             }
             Self::Fused => sizes.fused().is_none().then_some(
                 "the device has no matrix instructions for this dtype and head dim, or shared \

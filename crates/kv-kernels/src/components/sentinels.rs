@@ -55,6 +55,10 @@ pub(crate) const NO_INDEX: i32 = i32::MAX;
 /// shorter than others: below all indices.
 pub const NO_SLOT: i32 = -1;
 
+/// What is drawn of logits that are no numbers.
+#[cfg(feature = "gpu")]
+pub(crate) const NO_TOKEN: i32 = -1;
+
 /// The length of a list of tokens that was never chosen.
 pub const NO_LIST: i32 = -1;
 

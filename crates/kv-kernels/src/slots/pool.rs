@@ -91,7 +91,7 @@ pub struct SlotPool<'a> {
     pub log_weights: Option<&'a mut Tensor<1>>,
 }
 
-/// The same to be read.
+/// A pool of slots, to be read.
 #[derive(Debug, Clone, Copy)]
 pub struct SlotSource<'a> {
     /// `[S, D]`

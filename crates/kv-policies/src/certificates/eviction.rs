@@ -16,16 +16,16 @@ pub struct Certificate {
     /// `2 V α'_i / (1 − α'_i)`, `V = max ‖v_j‖` (equation 13); infinite where the slot has all of
     /// the attention.
     pub eviction_residual_bound: f64,
-    /// What it bounds: `‖o' − o'₋ᵢ − α'_i v_i‖`.
+    /// The remainder itself: `‖o' − o'₋ᵢ − α'_i v_i‖`.
     pub eviction_residual: f64,
     /// `‖q' − q‖ max ‖k_j‖ / √D`: for queries of length 1 this is
     /// `√(2 (1 − cos(q, q'))) max ‖k_j‖ / √D` (equation 15).
     pub logit_change_bound: f64,
-    /// What it bounds: the largest change of a logit.
+    /// The largest change of a logit itself.
     pub logit_change: f64,
-    /// Of the difference between the two measures (equation 11).
+    /// The bound of the difference between the two measures of importance (equation 11).
     pub error_bound: f64,
-    /// The difference.
+    /// The difference itself.
     pub error: f64,
 }
 

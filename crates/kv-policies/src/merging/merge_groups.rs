@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{LayerCache, Selection, read_i32};
 use kv_kernels::{
-    MergeLists, MergeOptions, Nearest, NearestSlotsOptions, SlotLists, nearest_slots,
+    MergeLists, MergeOptions, NO_SLOT, Nearest, NearestSlotsOptions, SlotLists, nearest_slots,
 };
 
 use crate::Result;
@@ -131,7 +131,7 @@ impl Groups {
         let Nearest { places, cosines } = near.map_err(kv_core::Error::from)?;
         let Some(open) = &self.open else { return Ok(Nearest { places, cosines }) };
         let none = places.clone().lower_elem(0);
-        let places = open.places.clone().gather(1, places.clamp_min(0)).mask_fill(none, -1);
+        let places = open.places.clone().gather(1, places.clamp_min(0)).mask_fill(none, NO_SLOT);
         Ok(Nearest { places, cosines })
     }
 
@@ -184,7 +184,7 @@ impl Groups {
         let more = (weights.clone() - lists.kept_weights.flatten(0, 1)).narrow(1, 2, 2);
         let untouched = more.abs().sum_dim(1).reshape([count]).equal_scalar(0.0);
         let slots: Tensor<1, Int> = lists.kept.slots.flatten(0, 1);
-        Ok(Merged { slots: slots.mask_fill(untouched, -1), weights })
+        Ok(Merged { slots: slots.mask_fill(untouched, NO_SLOT), weights })
     }
 }
 
@@ -208,7 +208,7 @@ pub(crate) fn leaders(
     let spared = spared.min(tokens);
     let rest = tokens - spared;
     let device = keys.device();
-    let alone = Tensor::full([pairs, spared], -1, (&device, ranked.dtype()));
+    let alone = Tensor::full([pairs, spared], NO_SLOT, (&device, ranked.dtype()));
     if rest == 0 {
         return Ok(alone);
     }
@@ -224,7 +224,7 @@ pub(crate) fn leaders(
         return Ok(leaders);
     }
     let none = leaders.clone().lower_elem(0);
-    let leaders = leaders.add_scalar(spared as i32).mask_fill(none, -1);
+    let leaders = leaders.add_scalar(spared as i32).mask_fill(none, NO_SLOT);
     Ok(Tensor::cat(vec![alone.cast(leaders.dtype()), leaders], 1))
 }
 
@@ -257,5 +257,5 @@ fn ints(counts: &[usize], device: &Device) -> Tensor<1, Int> {
 /// Places whose cosines are above a threshold, −1 else.
 fn above(nearest: Nearest, threshold: f32) -> Tensor<2, Int> {
     let near = nearest.cosines.greater_scalar(threshold);
-    nearest.places.mask_fill(near.bool_not(), -1)
+    nearest.places.mask_fill(near.bool_not(), NO_SLOT)
 }

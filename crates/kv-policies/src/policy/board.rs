@@ -5,24 +5,24 @@ use kv_core::{Error, Result, expect_shape};
 
 /// Lists of all layers in one decode step, `[layers, B, Hq, 3 + M]`.
 #[derive(Debug, Default)]
-pub struct ListBoard {
+pub struct SharedListBoard {
     lists: Option<Tensor<4, Int>>,
     /// Layers that have put theirs here.
-    posted: usize,
+    published: usize,
 }
 
-impl ListBoard {
+impl SharedListBoard {
     /// Refuses a layer before whose step others have not put their lists here.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`].
-    pub fn check_turn(&self, layer: usize) -> Result<()> {
-        if self.posted >= layer {
+    pub fn check_layer_order(&self, layer: usize) -> Result<()> {
+        if self.published >= layer {
             return Ok(());
         }
         let reason = format!(
             "layer {layer} may read lists of all layers before it, {} are there in this step",
-            self.posted
+            self.published
         );
         Err(Error::InvalidPlan { what: "lists", reason })
     }
@@ -34,8 +34,8 @@ impl ListBoard {
         shape: [usize; 4],
         device: &Device,
     ) -> Result<&mut Tensor<4, Int>> {
-        self.check_turn(layer)?;
-        self.posted = layer + 1;
+        self.check_layer_order(layer)?;
+        self.published = layer + 1;
         let count = shape.iter().product::<usize>();
         // Allocated flat, since rows must follow each other.
         let empty = || Tensor::<1, Int>::empty([count], (device, DType::I32)).reshape(shape);

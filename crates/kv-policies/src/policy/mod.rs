@@ -60,7 +60,7 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// What serves both.
+    /// The needs of both, taken together.
     pub fn union(self, other: Self) -> Self {
         Self {
             window: self.window.max(other.window),

@@ -6,7 +6,7 @@ use super::Needs;
 use super::attention_scores::last_queries;
 use crate::{PolicyError, Result};
 
-/// Which layer.
+/// The index of a layer, and the number of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerContext {
     /// Counted from 0.

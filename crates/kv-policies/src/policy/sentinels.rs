@@ -5,10 +5,10 @@
 
 /// The logarithm of a score or a weight of 0, which is what new slots have. What is added to it, or
 /// subtracted, is lost in rounding.
-pub(crate) const LOG_OF_ZERO: f32 = -1.0e30;
+pub(crate) const LOG_OF_NO_SCORE: f32 = -1.0e30;
 
 /// Logarithms of scores from here down are those of 0.
-pub(crate) const SCORELESS_LOG: f32 = LOG_OF_ZERO / 2.0;
+pub(crate) const SCORELESS_LOG: f32 = LOG_OF_NO_SCORE / 2.0;
 
 /// The threshold of a sequence that has had no victims: below all cosines.
 pub(crate) const NO_THRESHOLD: f32 = -2.0;

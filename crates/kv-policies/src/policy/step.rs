@@ -5,7 +5,7 @@ use kv_core::LayerCache;
 use kv_kernels::{HeadLayout, RowNorm, rms_norm, split_heads};
 
 use crate::Result;
-use crate::policy::board::ListBoard;
+use crate::policy::board::SharedListBoard;
 use crate::policy::write_slots::WriteSlots;
 
 /// One decode step of one layer.
@@ -20,7 +20,7 @@ pub struct Step {
     /// What the layer projects, for policies that compare it.
     pub input: Option<LayerInput>,
     /// What layers of one step read of those before them; one board for all of them.
-    pub board: Arc<Mutex<ListBoard>>,
+    pub board: Arc<Mutex<SharedListBoard>>,
 }
 
 /// What a layer projects, `x` of `q = x W_Q` (PrHS, eq. 1): hidden states behind the layer's norm.
@@ -112,7 +112,7 @@ impl Step {
 
     /// The step of one of a model's layers, which share a board in every step.
     #[must_use]
-    pub fn with_board(self, board: Arc<Mutex<ListBoard>>) -> Self {
+    pub fn with_board(self, board: Arc<Mutex<SharedListBoard>>) -> Self {
         Self { board, ..self }
     }
 

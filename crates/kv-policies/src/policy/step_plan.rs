@@ -78,7 +78,7 @@ pub enum StepAttention<'a> {
     Own(OwnAttention<'a>),
 }
 
-/// What the launch that attends chooses the slot of the next token by.
+/// How the launch that attends chooses the slot that the next token overwrites.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VictimChoice {
     /// Which heads give up a slot together.
@@ -191,7 +191,7 @@ pub struct Attended {
     pub due: Option<Eviction>,
 }
 
-/// What is to go.
+/// Slots that a step drops.
 #[allow(clippy::large_enum_variant, reason = "a few handles to tensors, one a step")]
 #[derive(Debug)]
 pub enum Eviction {

@@ -4,8 +4,8 @@
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use kv_core::{CacheOptions, LayerCache, PolicyState, SlotLayout};
 use kv_kernels::{
-    ABSENT, DecodeAttentionOptions, HEAD_FIELDS, ReviseOptions, RevisedScores, SketchHashes,
-    SketchPool, SlotPool, SlotRanges, StepLogits, revise_sketch,
+    ABSENT, DecodeAttentionOptions, HEAD_FIELDS, SketchHashes, SketchPool, SketchScores,
+    SketchUpdateOptions, SlotPool, SlotRanges, StepLogits, update_sketch,
 };
 use kv_policies::{Sketch, SketchHead, SketchOptions};
 
@@ -174,8 +174,11 @@ impl Sketched<'_, '_> {
                 (device, DType::F32),
             ),
         };
-        let options =
-            ReviseOptions { slack: SLACK, replace_rate: f32::INFINITY, longest: self.ops.length };
+        let options = SketchUpdateOptions {
+            slack: SLACK,
+            replace_rate: f32::INFINITY,
+            longest: self.ops.length,
+        };
         let mut call = |evicts: bool| -> anyhow::Result<Tensor<1>> {
             // Whatever the call before has changed.
             let mut positions = positions.clone().add_scalar(0);
@@ -183,7 +186,7 @@ impl Sketched<'_, '_> {
             let less = if evicts { 0 } else { -1 };
             let mut ranges =
                 SlotRanges { offsets: offsets.clone(), lengths: lengths.clone().add_scalar(less) };
-            revise_sketch(
+            update_sketch(
                 SketchPool {
                     keys: &mut sketch_keys,
                     values: &mut sketch_values,
@@ -199,7 +202,7 @@ impl Sketched<'_, '_> {
                     log_weights: None,
                 },
                 &mut ranges,
-                RevisedScores { slots: &mut scores, tokens: &mut token_scores, moved: &mut moved },
+                SketchScores { slots: &mut scores, tokens: &mut token_scores, moved: &mut moved },
                 logits.clone(),
                 newest.clone(),
                 options,

@@ -2,7 +2,7 @@
 //!
 //! A step reads the first `SINKS` slots of a range, the slots of `READ` tokens that are listed in
 //! the row from `FIRST` on (a token's slot is its index less `FREED`), and all slots from `LOCAL`
-//! on. [`crate::retrieve_slots`] writes the rows, and keeps more in them.
+//! on. [`crate::cis_select`] writes the rows, and keeps more in them.
 
 use burn::tensor::{Int, Tensor};
 

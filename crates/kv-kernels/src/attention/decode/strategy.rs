@@ -16,7 +16,8 @@ pub enum DecodeStrategy {
     Portable,
     /// Matrix instructions, in f16 and bf16. Parts of a head are joined by a launch behind.
     TensorCore,
-    /// The same, with the parts of a head in the cubes of a cluster, which join them.
+    /// Matrix instructions, in f16 and bf16. The cubes of a cluster have the parts of a head, and join
+    /// them.
     TensorCoreCluster,
 }
 

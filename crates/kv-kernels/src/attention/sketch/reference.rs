@@ -1,4 +1,4 @@
-//! The same in plain loops: the CPU path, and the oracle of the kernel's tests.
+//! The op in plain loops: the CPU path, and the oracle of the kernel's tests.
 
 use crate::sketch::count_sketch::reference::HostSketch;
 

@@ -28,7 +28,7 @@ use crate::components::cluster::arrive_at_cluster;
 use crate::components::pool::Pool;
 use crate::components::sentinels::LOWEST_LOGIT;
 use crate::sketch::count_sketch::HEAD_FIELDS;
-use crate::sketch::revise_sketch::ABSENT;
+use crate::sketch::update_sketch::ABSENT;
 
 /// Cubes have whole ranges, or parts that a kernel behind joins.
 /// Queries, keys and values are in 32-bit words.

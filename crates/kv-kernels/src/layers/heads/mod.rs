@@ -98,7 +98,7 @@ pub fn split_heads(
     split(OP, projected, positions, layout)
 }
 
-/// The same for rows of keys and values alone: keys and values `[B, Hkv, T, D]`.
+/// [`split_heads`] for rows of keys and values alone; returns keys and values, `[B, Hkv, T, D]`.
 ///
 /// # Shapes
 /// `projected` `[B * T, 2 Hkv D]`, the others as [`split_heads`]'s.

@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 
 use super::{FLOATS, INTS};
 use crate::components::sentinels::NO_INDEX;
-use crate::components::sentinels::NO_SLOT;
+use crate::components::sentinels::NO_TOKEN;
 use crate::components::sort_key::{index_key, not_below, sort_key};
 use crate::components::top_k::{Counts, Place, RankedRow, Search, threshold, total_from, weight};
 use crate::layers::random::kernel::uniform;
@@ -50,7 +50,7 @@ pub(crate) struct DrawnSequences {
     positions: Box<[i32]>,
     /// What models take, `[B]`.
     tokens: Box<[i32]>,
-    /// What was drawn, `[B]`, [`NO_SLOT`] where logits are no numbers.
+    /// What was drawn, `[B]`, [`NO_TOKEN`] where logits are no numbers.
     drawn: Box<[i32]>,
     /// `B`
     rows: usize,
@@ -139,7 +139,7 @@ pub(crate) fn sample_kernel<N: Size>(
                     u32::cast_from(rules.ints[seed + 1]),
                     u32::cast_from(sequences.draws[row]),
                 );
-            let mut hit = i32::new(NO_SLOT as i64);
+            let mut hit = i32::new(NO_TOKEN as i64);
             for other in 0..units {
                 if tops[other] > 0.0 && left >= 0.0 {
                     hit = i32::cast_from(other);
@@ -154,7 +154,7 @@ pub(crate) fn sample_kernel<N: Size>(
         sync_cube();
         if hit == i32::cast_from(unit) {
             let mut left = counted.totals[0];
-            let mut found = i32::new(NO_SLOT as i64);
+            let mut found = i32::new(NO_TOKEN as i64);
             for at in first..last {
                 let vector = logits[start + at];
                 #[unroll]
@@ -218,7 +218,7 @@ fn likeliest<N: Size>(
         at += units;
     }
     if broken != 0 {
-        id = i32::new(NO_SLOT as i64);
+        id = i32::new(NO_TOKEN as i64);
     }
     tops[unit] = top;
     ids[unit] = id;

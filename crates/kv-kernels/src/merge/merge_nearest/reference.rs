@@ -1,4 +1,4 @@
-//! The same in plain loops.
+//! The op in plain loops.
 
 use super::NearestConfig;
 use crate::merge::merge_slots::VOTES_RADIX;

@@ -101,7 +101,7 @@ impl MergeOptions {
 /// The default of [`MergeOptions::guard`].
 pub const GUARD: f32 = 4.0;
 
-/// What goes into what, and what each weighs.
+/// Victims, the kept slots that they are merged into, and the weights of both.
 #[derive(Debug, Clone)]
 pub struct MergeLists {
     /// Slots that are merged into others, `[P, N]`, in the pool that they are read from.
@@ -115,7 +115,7 @@ pub struct MergeLists {
     pub victim_weights: Tensor<3>,
     /// Kept slots, `[P, M]`, in the pool that is written to; none twice.
     pub kept: SlotLists,
-    /// The same of the kept slots, `[P, M, 2]` or `[P, M, 4]`.
+    /// The numbers of [`Self::victim_weights`] for the kept slots, `[P, M, 2]` or `[P, M, 4]`.
     pub kept_weights: Tensor<3>,
 }
 

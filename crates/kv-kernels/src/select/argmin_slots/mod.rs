@@ -26,14 +26,14 @@ pub struct Protected<'a> {
     pub positions: &'a Tensor<1, Int>,
     /// Each sequence's newest position, `[B]`, 32-bit.
     pub newest: &'a Tensor<1, Int>,
-    /// Positions below this one.
+    /// Tokens at positions below this one are protected.
     pub sinks: i32,
-    /// As many of the newest positions.
+    /// So many of the newest positions are protected.
     pub recents: i32,
 }
 
-/// The slot with the lowest score in each range; the lowest slot among equals, and `-1` for an
-/// empty range. Scores of +∞ protect a slot as long as another is left; those that `protected`
+/// The slot with the lowest score in each range; the lowest slot among equals, and [`crate::NO_SLOT`]
+/// for an empty range. Scores of +∞ protect a slot as long as another is left; those that `protected`
 /// names go behind all others.
 ///
 /// # Shapes

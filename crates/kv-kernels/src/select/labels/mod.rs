@@ -21,23 +21,24 @@ use backend::LabelsOps;
 
 const OP: &str = "label_scores";
 
-/// Which rows are due, where rows share lists and keep them for a while.
+/// Which rows choose their lists anew, where rows share lists and keep them for several steps.
 #[derive(Debug, Clone, Copy)]
-pub struct DueRows<'a> {
+pub struct RefreshRows<'a> {
     /// Kept lists, `[B, Hq, 3 + M]`, as [`crate::keep_lists`] has them.
     pub lists: &'a Tensor<3, Int>,
     /// The query head whose list each one reads, and in a second column, if there is one, its
-    /// layer: `[B, Hq, 1 or 2]`, 32-bit. A row that reads another's is never due.
+    /// layer: `[B, Hq, 1 or 2]`, 32-bit. A row that reads the list of another never chooses one.
     pub sources: &'a Tensor<3, Int>,
     /// The layer.
     pub layer: usize,
-    /// A row without a list is due, and any when its range's length is a multiple of this.
+    /// A row chooses where it has no list yet, and in each step in which its range's length is a
+    /// multiple of this.
     pub period: usize,
 }
 
 /// `sum_c q_c k_c` over each query head's channels `c`, for the slots of its range between the
 /// sinks and the recents that its budget names: Double Sparsity (Yang et al., 2024), section 3.
-/// Column 0 is the first slot behind the sinks. Rows that are not due have no candidates and want
+/// Column 0 is the first slot behind the sinks. Rows that keep their lists have no candidates and want
 /// nothing.
 ///
 /// # Shapes
@@ -54,7 +55,7 @@ pub fn label_scores(
     budgets: &Tensor<3, Int>,
     ranges: &SlotRanges,
     longest: usize,
-    due: Option<DueRows<'_>>,
+    due: Option<RefreshRows<'_>>,
 ) -> Result<ScoredRows, KernelError> {
     let check = Check::new(OP, &query);
     check.supported()?;

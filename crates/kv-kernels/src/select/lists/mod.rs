@@ -24,13 +24,14 @@ const SLOTS: &str = "list_slots";
 /// chosen yet; the first recent slot; how often it was chosen.
 pub const HEADER: usize = 3;
 
-/// Takes over the lists of the rows that were due, in place: their tokens, counted from behind the
-/// sinks, how many, where the recents began, and one retrieval more. All lists then go to this
-/// layer's part of `board`, if there is one.
+/// Stores the lists that rows have chosen anew, in place. A row's list gets the chosen tokens,
+/// counted from behind the sinks, their number, the first recent slot, and a count of choices that
+/// is one higher. Rows that keep their lists (`wanted` of 0) stay as they are. All lists are then
+/// copied to this layer's part of `board`, if there is one.
 ///
 /// # Shapes
 /// `lists` `[B, Hq, 3 + M]`, 32-bit; `chosen` of `R = B * Hq` rows of `M`, `wanted` `[R]`, 0 for rows
-/// that were not due; `budgets` as for [`crate::label_scores`]; `ranges` `[B, Hkv]`; `board`
+/// that keep their lists; `budgets` as for [`crate::label_scores`]; `ranges` `[B, Hkv]`; `board`
 /// `[layers, B, Hq, 3 + M]`, 32-bit, with the layer.
 ///
 /// # Errors
@@ -112,7 +113,7 @@ pub enum ListTable<'a> {
 ///
 /// # Shapes
 /// `sources` `[B, Hq, 1]`, 32-bit, of [`ListTable::Own`] and `[B, Hq, 2]` of [`ListTable::Board`], as
-/// [`crate::DueRows`] has them; `budgets` `[B, Hq, 3]`; `ranges` `[B, Hkv]`. Of more than `W` slots
+/// [`crate::RefreshRows`] has them; `budgets` `[B, Hq, 3]`; `ranges` `[B, Hkv]`. Of more than `W` slots
 /// the first count.
 ///
 /// # Errors

@@ -33,7 +33,7 @@ pub enum PageSpan {
     Last,
 }
 
-/// Whose queries choose pages together.
+/// Which query heads choose their pages together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum PageHeads {
     /// Every query head chooses for itself.

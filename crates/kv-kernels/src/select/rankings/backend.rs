@@ -1,4 +1,4 @@
-//! What `rankings` and `turns_of_groups` ask of a backend.
+//! What `rankings` and `group_priority_ranks` ask of a backend.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
@@ -11,7 +11,7 @@ pub(crate) trait RankingsOps: Backend {
     fn rankings(scores: FloatTensor<Self>) -> IntTensor<Self>;
 
     /// When each of every row has its turn where groups compete as one, all `[R, T]`.
-    fn turns_of_groups(
+    fn group_priority_ranks(
         scores: FloatTensor<Self>,
         ranked: IntTensor<Self>,
         leaders: IntTensor<Self>,
@@ -24,12 +24,12 @@ impl RankingsOps for CubeBackend {
         super::launch::rankings(scores)
     }
 
-    fn turns_of_groups(
+    fn group_priority_ranks(
         scores: FloatTensor<Self>,
         ranked: IntTensor<Self>,
         leaders: IntTensor<Self>,
     ) -> FloatTensor<Self> {
-        super::launch::turns_of_groups(scores, ranked, leaders)
+        super::launch::group_priority_ranks(scores, ranked, leaders)
     }
 }
 
@@ -53,7 +53,7 @@ mod cpu {
             FlexTensor::from_data(TensorData::new(ranked, shape))
         }
 
-        fn turns_of_groups(
+        fn group_priority_ranks(
             scores: FlexTensor,
             ranked: FlexTensor,
             leaders: FlexTensor,

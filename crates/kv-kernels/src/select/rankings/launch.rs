@@ -39,7 +39,7 @@ pub(super) fn rankings(scores: CubeTensor) -> CubeTensor {
 }
 
 /// When each of every row has its turn, `[R, T]`.
-pub(super) fn turns_of_groups(
+pub(super) fn group_priority_ranks(
     scores: CubeTensor,
     ranked: CubeTensor,
     leaders: CubeTensor,

@@ -30,33 +30,36 @@ pub fn rankings(scores: Tensor<2>) -> Result<Tensor<2, Int>, KernelError> {
     Ok(Tensor::from_dispatch(<Dispatch as RankingsOps>::rankings(scores.into_dispatch())))
 }
 
-/// When each of every row has its turn where groups compete as one, as a score: 0 for the first, −1
-/// for the second. Whoever has a leader, which ranks higher, joins it if its own score is finite,
-/// and hands on all that it has, with what was handed on to it; what is negative adds nothing.
-/// Those that have joined nobody come first, by their sums, then the others, by theirs; the higher
-/// rank among equals.
+/// The rank of each entry of a row where entries compete in groups, as a score: 0 for the first
+/// rank, −1 for the second, and so on.
 ///
-/// Sums are made from the lowest rank up, so that they are the same on every device.
+/// 1. From the lowest entry of `ranked` up, an entry with a leader and a finite score joins the
+///    leader's group: the leader's sum grows by the entry's sum, which is the entry's score and all
+///    that has joined it before. Negative sums add nothing.
+/// 2. Entries that have joined no group come first, by descending sum; entries that have joined one
+///    follow, by descending sum. Among equal sums the higher entry of `ranked` comes first.
+///
+/// The order of the additions is fixed, so that all devices find equal sums.
 ///
 /// # Shapes
 /// `scores` `[R, T]`, f32, `T` up to 1,048,576; `ranked` `[R, T]`, as [`rankings`] has them;
-/// `leaders` `[R, T]`, each ranked one's leader as a place among these before its own, −1 for none;
-/// 32-bit, on the device and not checked. Returns `[R, T]`, in the order of `scores`.
+/// `leaders` `[R, T]`: the leader of each entry of `ranked`, an index into `ranked` below the
+/// entry's own, [`crate::NO_SLOT`] for none; 32-bit, on the device and not checked. Returns `[R, T]`, in the order of `scores`.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.
-pub fn turns_of_groups(
+pub fn group_priority_ranks(
     scores: Tensor<2>,
     ranked: Tensor<2, Int>,
     leaders: Tensor<2, Int>,
 ) -> Result<Tensor<2>, KernelError> {
-    let check = Check::new("turns_of_groups", &scores);
+    let check = Check::new("group_priority_ranks", &scores);
     checked(&check, &scores)?;
     for (argument, places) in [("ranked", &ranked), ("leaders", &leaders)] {
         check.shape(argument, places, &scores.dims())?;
         check.int(argument, places)?;
     }
-    Ok(Tensor::from_dispatch(<Dispatch as RankingsOps>::turns_of_groups(
+    Ok(Tensor::from_dispatch(<Dispatch as RankingsOps>::group_priority_ranks(
         scores.into_dispatch(),
         ranked.into_dispatch(),
         leaders.into_dispatch(),

@@ -30,6 +30,7 @@ mod cpu {
 
     use super::TopSlotsOps;
     use crate::backend::host_buffers::{slice, wide};
+    use crate::components::sentinels::NO_SLOT;
     use crate::select::top_slots::args::TopSlotsArgs;
     use crate::select::top_slots::reference::{above, top};
 
@@ -49,7 +50,7 @@ mod cpu {
                 };
                 let count = chosen.len().min(most);
                 indices.extend(&chosen[..count]);
-                indices.resize((row + 1) * most, -1);
+                indices.resize((row + 1) * most, NO_SLOT);
                 found.push(count as i32);
             }
             (

@@ -40,11 +40,11 @@ pub const HEAD_FIELDS: usize = 6;
 pub struct SketchSource<'a> {
     /// Entries, `[N, D]`, f32: those of a range together, bucket after bucket.
     pub keys: &'a Tensor<2>,
-    /// The same, `[N, D]`.
+    /// Entries of values, `[N, D]`, f32, in the order of the keys' entries.
     pub values: &'a Tensor<2>,
-    /// What is whose, `[P, 6]`, 32-bit, for every range: its first entry, its entries a bucket, its
+    /// Six numbers of every range, `[P, 6]`, 32-bit: its first entry, its entries a bucket, its
     /// first token among those of all ranges, the tokens that it has room for, and, for
-    /// [`crate::revise_sketch`], the slots that it keeps exactly and how many of them for the most
+    /// [`crate::update_sketch`], the slots that it keeps exactly and how many of them for the most
     /// recent tokens. A range without entries has no sketch.
     pub heads: &'a Tensor<2, Int>,
     /// The most entries of a range, of all its buckets: kernels take room for no more.
@@ -56,7 +56,8 @@ pub struct SketchSource<'a> {
     pub signed_keys: bool,
 }
 
-/// The same to be written in place; as for [`crate::SlotPool`], hold the only references.
+/// The sketches of all ranges, to be written in place; as for [`crate::SlotPool`], hold the only
+/// references.
 #[derive(Debug)]
 pub struct SketchPool<'a> {
     /// `[N, D]`

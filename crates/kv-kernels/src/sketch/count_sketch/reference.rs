@@ -1,4 +1,4 @@
-//! The same in plain loops: the CPU path, and the oracle of the kernels' tests.
+//! The op in plain loops: the CPU path, and the oracle of the kernels' tests.
 
 use super::hash::hashed;
 use super::{HEAD_FIELDS, MAX_BUCKETS, SketchConfig};

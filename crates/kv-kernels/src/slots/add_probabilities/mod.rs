@@ -53,7 +53,7 @@ pub fn add_probabilities(
     Ok(())
 }
 
-/// The same, each probability times the norm of the slot's value: `sum += ‖v‖₁ reduce_g exp(l_g −
+/// [`add_probabilities`] with each probability times the norm of the slot's value: `sum += ‖v‖₁ reduce_g exp(l_g −
 /// L_g)`. Norms are read, but for that of each range's last slot, the token that a step has
 /// appended: it is found here, and written beside the others.
 ///

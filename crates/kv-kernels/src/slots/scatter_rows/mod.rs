@@ -35,7 +35,7 @@ pub fn scatter_rows(
     scatter_floats("scatter_rows", pool, slots, rows, |count| vec![count, width])
 }
 
-/// The same for a pool of one number a slot, such as weights.
+/// [`scatter_rows`] for a pool of one number a slot, such as weights.
 ///
 /// # Shapes
 /// `pool` `[S]`, `slots` `[N]`, `values` `[N]`.
@@ -50,7 +50,7 @@ pub fn scatter_scalars(
     scatter_floats("scatter_scalars", pool, slots, values, |count| vec![count])
 }
 
-/// The same for a pool of one 32-bit integer a slot, such as positions.
+/// [`scatter_rows`] for a pool of one 32-bit integer a slot, such as positions.
 ///
 /// # Shapes
 /// `pool` `[S]`, `slots` `[N]`, `values` `[N]`, all 32-bit.
@@ -97,7 +97,7 @@ pub fn assign<const D: usize>(to: &mut Tensor<D>, from: Tensor<D>) -> Result<(),
     Ok(())
 }
 
-/// The same for 32-bit integers.
+/// [`assign`] for 32-bit integers.
 ///
 /// # Shapes
 /// Both of the same shape.

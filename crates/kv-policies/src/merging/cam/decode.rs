@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::LayerCache;
-use kv_kernels::{Choice, top_slots};
+use kv_kernels::{Choice, NO_SLOT, top_slots};
 
 use super::Cam;
 use crate::Result;
@@ -83,7 +83,7 @@ impl Cam {
         let values = cache.values().clone().select(0, victims).cast(DType::F32) * shares;
         let head_dim = cache.head_dim();
         let rows = values.unsqueeze_dim::<3>(1).expand([pairs, spread, head_dim]);
-        let slots = slots.gather(1, next).mask_fill(receives.bool_not(), -1);
+        let slots = slots.gather(1, next).mask_fill(receives.bool_not(), NO_SLOT);
         Ok(cache.add_values(
             &slots.reshape([pairs * spread]),
             rows.reshape([pairs * spread, head_dim]),

@@ -3,10 +3,10 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{LayerCache, Selection, rank, read_f32, read_i32};
-use kv_kernels::{KeyRule, MergeLists, MergeOptions, SlotLists, merge_slots};
+use kv_kernels::{KeyRule, MergeLists, MergeOptions, NO_SLOT, SlotLists, merge_slots};
 
 use super::{Cam, Candidates, NAME, SEEDS};
-use crate::policy::sentinels::LOG_OF_ZERO;
+use crate::policy::sentinels::LOG_OF_NO_SCORE;
 use crate::{Observation, PolicyError, Result};
 
 /// One head's tokens in the order of their positions.
@@ -193,10 +193,10 @@ impl Cam {
         let rows = rows.cast(DType::F32);
         let lists = MergeLists {
             victims: list(most, spreads.iter().map(Vec::len).collect()),
-            targets: padded(&|spread| spread.first as i32, -1).reshape([pairs, most]),
+            targets: padded(&|spread| spread.first as i32, NO_SLOT).reshape([pairs, most]),
             victim_weights: weights(shares.collect(), most),
             kept: list(survivors, lines.iter().map(|line| line.slots.len()).collect()),
-            kept_weights: weights([LOG_OF_ZERO, 0.0].repeat(pairs * survivors), survivors),
+            kept_weights: weights([LOG_OF_NO_SCORE, 0.0].repeat(pairs * survivors), survivors),
         };
         let zeros = || Tensor::<2>::zeros([pairs * survivors, head_dim], (&device, DType::F32));
         let (mut keys, mut begin) = (zeros(), zeros());

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{LayerCache, Selection};
-use kv_kernels::{MergeLists, NearestSlotsOptions, SlotLists, nearest_slots};
+use kv_kernels::{MergeLists, NO_SLOT, NearestSlotsOptions, SlotLists, nearest_slots};
 
 use super::{D2o, THRESHOLD};
 use crate::Result;
@@ -83,7 +83,7 @@ impl D2o {
             Tensor::cat(vec![scores.zeros_like(), scores], 2)
         };
         let lists = MergeLists {
-            targets: slots.zeros_like().mask_fill(stays.clone(), -1),
+            targets: slots.zeros_like().mask_fill(stays.clone(), NO_SLOT),
             victim_weights: weigh(self.log_scores(cosines.clone())),
             victims: of,
             kept_weights: weigh(self.log_scores(cosines.ones_like())),
@@ -92,7 +92,7 @@ impl D2o {
         cache.merge_slots(None, &lists, &Self::merging())?;
         if self.options.official {
             let factors = cosines.clamp_min(0.0).add_scalar(1.0).div_scalar(2.0).reshape([pairs]);
-            let slots = kept.mask_fill(stays.reshape([pairs]), -1);
+            let slots = kept.mask_fill(stays.reshape([pairs]), NO_SLOT);
             cache.scale_slots(&slots, factors)?;
         }
         Ok(())

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{Budget, CacheOptions, LayerCache, Room, Selection};
-use kv_kernels::{KeyRule, MergeOptions, Nearest};
+use kv_kernels::{KeyRule, MergeOptions, NO_SLOT, Nearest};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -143,7 +143,7 @@ impl D2o {
             false => cosines.clone(),
         };
         let stays = decides.greater_equal(thresholds.expand([batch, kv_heads, width]));
-        let targets = places.mask_fill(stays.bool_not().reshape([pairs, width]), -1);
+        let targets = places.mask_fill(stays.bool_not().reshape([pairs, width]), NO_SLOT);
 
         let of_victims = self.log_scores(cosines.reshape([pairs, width, 1]));
         let most = selection.lengths().iter().copied().max().unwrap_or_default();

@@ -6,10 +6,10 @@ use kv_kernels::GroupReduction;
 
 use super::KeepKv;
 use super::scores::{LOG_SAMPLES, LOG_SCORES};
-use crate::policy::sentinels::LOG_OF_ZERO;
+use crate::policy::sentinels::LOG_OF_NO_SCORE;
 use crate::{Attended, Result};
 
-/// Track of `ln ŝ` of what a slot was merged for; [`LOG_OF_ZERO`] for slots that nothing went into.
+/// Track of `ln ŝ` of what a slot was merged for; [`LOG_OF_NO_SCORE`] for slots that nothing went into.
 pub(super) const MERGED_FOR: &str = "merged-for";
 
 /// What two weights of the same slot differ by at most, as a factor of its share of the attention
@@ -39,9 +39,9 @@ impl KeepKv {
         let (Some(scores), Some(samples)) = (track(LOG_SCORES), track(LOG_SAMPLES)) else {
             return Ok(());
         };
-        let so_far = track(MERGED_FOR).unwrap_or_else(|| scores.full_like(LOG_OF_ZERO));
+        let so_far = track(MERGED_FOR).unwrap_or_else(|| scores.full_like(LOG_OF_NO_SCORE));
         let merged_for = (scores - samples).mask_where(same, so_far);
-        Ok(cache.set_track(MERGED_FOR, merged_for, LOG_OF_ZERO)?)
+        Ok(cache.set_track(MERGED_FOR, merged_for, LOG_OF_NO_SCORE)?)
     }
 
     /// A copy of the weights, where merges are to be remembered.
@@ -76,7 +76,7 @@ impl KeepKv {
         let (shares, scores, merged_for) = (shares?, scores?, merged_for?);
         let layout = cache.layout();
         let heads = (0..layout.pairs()).map(|pair| {
-            let merged = layout.live(pair).filter(|&slot| merged_for[slot] > LOG_OF_ZERO);
+            let merged = layout.live(pair).filter(|&slot| merged_for[slot] > LOG_OF_NO_SCORE);
             let parts = merged.map(|slot| {
                 let epsilon = (f64::from(merged_for[slot]) - f64::from(scores[slot])).exp_m1();
                 f64::from(shares[slot]) * perturbation_bound(epsilon.abs(), 1.0).min(MOST)

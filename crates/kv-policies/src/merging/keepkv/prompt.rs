@@ -2,12 +2,12 @@
 
 use burn::tensor::Tensor;
 use kv_core::{LayerCache, Selection};
-use kv_kernels::{rankings, turns_of_groups};
+use kv_kernels::{group_priority_ranks, rankings};
 
 use super::scores::{LOG_SAMPLES, LOG_SCORES, PromptScores, mean_queries, weigh, weights};
 use super::{KeepKv, NAME, Order, Predictor, votes, window};
 use crate::merging::merge_groups::{Groups, leaders};
-use crate::policy::sentinels::LOG_OF_ZERO;
+use crate::policy::sentinels::LOG_OF_NO_SCORE;
 use crate::{Observation, Result};
 
 impl KeepKv {
@@ -42,7 +42,7 @@ impl KeepKv {
             false => 0,
         };
         let leaders = leaders(&keys, &ranked, self.options.threshold, spared)?;
-        let turns = turns_of_groups(scores, ranked, leaders).map_err(kv_core::Error::from)?;
+        let turns = group_priority_ranks(scores, ranked, leaders).map_err(kv_core::Error::from)?;
         Ok(Selection::highest(turns.reshape([batch, kv_heads, tokens]), budget)?)
     }
 
@@ -56,9 +56,9 @@ impl KeepKv {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
         let rows = batch * kv_heads * tokens;
         let PromptScores { scores, samples, rows: each } = self.prompt_scores(observation)?;
-        cache.set_kept_track(LOG_SCORES, scores.clone(), selection, LOG_OF_ZERO)?;
+        cache.set_kept_track(LOG_SCORES, scores.clone(), selection, LOG_OF_NO_SCORE)?;
         // Far behind a prompt's start the absolute step corrects nothing.
-        let fresh = if self.options.absolute_step { 0.0 } else { LOG_OF_ZERO };
+        let fresh = if self.options.absolute_step { 0.0 } else { LOG_OF_NO_SCORE };
         cache.set_kept_track(LOG_SAMPLES, samples.clone(), selection, fresh)?;
         votes::init_cache(cache)?;
         if cache.log_weights().is_none() {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{KeepKv, NAME, VOTES, VOTES_HIGH};
 use crate::merging::merge_groups::Merged;
 use crate::policy::attention_scores::window_logits;
-use crate::policy::sentinels::LOG_OF_ZERO;
+use crate::policy::sentinels::LOG_OF_NO_SCORE;
 use crate::{Attended, Observation, Result};
 
 /// Track of `ln S`, a slot's weighted sum of scores.
@@ -112,7 +112,7 @@ impl KeepKv {
 /// `ln` of the mean of exponentials along a dimension, which stays.
 pub(super) fn log_mean<const D: usize>(values: Tensor<D>, dim: usize) -> Tensor<D> {
     // Where all are −∞, any finite maximum gives it.
-    let top = values.clone().max_dim(dim).clamp_min(LOG_OF_ZERO);
+    let top = values.clone().max_dim(dim).clamp_min(LOG_OF_NO_SCORE);
     (values - top.clone()).exp().mean_dim(dim).log() + top
 }
 

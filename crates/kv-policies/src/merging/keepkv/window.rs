@@ -10,7 +10,7 @@ use super::KeepKv;
 use super::scores::{LOG_SAMPLES, LOG_SCORES, log_mean};
 use crate::Result;
 use crate::merging::merge_groups::Read;
-use crate::policy::sentinels::{LOG_OF_ZERO, SCORELESS_LOG};
+use crate::policy::sentinels::{LOG_OF_NO_SCORE, SCORELESS_LOG};
 
 /// Track of the logarithms of the scores that the `age`-th last query gave.
 fn track(age: usize) -> String {
@@ -25,7 +25,7 @@ fn seen(log_score: f32) -> bool {
 /// What a slot has of one query behind a merge: the mean by weights, if its own token has any.
 fn averaged(own: [f32; 2], victims: impl Iterator<Item = [f32; 2]>) -> f32 {
     if !seen(own[1]) {
-        return LOG_OF_ZERO;
+        return LOG_OF_NO_SCORE;
     }
     let all: Vec<[f64; 2]> =
         std::iter::once(own).chain(victims).map(|x| x.map(f64::from)).collect();
@@ -58,15 +58,15 @@ pub(super) fn init_cache(
     let score = |pair: usize, query: usize, token: u32| {
         let score = scores[(pair * queries + query) * tokens + token as usize];
         // −∞ where the query does not see the token.
-        score.max(LOG_OF_ZERO)
+        score.max(LOG_OF_NO_SCORE)
     };
     let Read { kept, victims, targets } = merges;
     let joins: Vec<BTreeMap<usize, Vec<u32>>> =
         victims.iter().zip(targets).map(|(own, targets)| by_target(own, targets)).collect();
     for age in 0..window {
         let Some(query) = queries.checked_sub(age + 1) else {
-            let none = vec![LOG_OF_ZERO; kept.iter().map(Vec::len).sum()];
-            cache.set_live_track(&track(age), &none, LOG_OF_ZERO)?;
+            let none = vec![LOG_OF_NO_SCORE; kept.iter().map(Vec::len).sum()];
+            cache.set_live_track(&track(age), &none, LOG_OF_NO_SCORE)?;
             continue;
         };
         let live = (0..pairs).flat_map(|pair| {
@@ -77,7 +77,7 @@ pub(super) fn init_cache(
                 averaged([0.0, score(pair, query, token)], victims)
             })
         });
-        cache.set_live_track(&track(age), &live.collect::<Vec<f32>>(), LOG_OF_ZERO)?;
+        cache.set_live_track(&track(age), &live.collect::<Vec<f32>>(), LOG_OF_NO_SCORE)?;
     }
     Ok(())
 }
@@ -105,7 +105,7 @@ pub(super) fn join(
         }
         let device = cache.options().device.clone();
         let values = Tensor::<1>::from_data(values.as_slice(), (&device, DType::F32));
-        cache.set_track(&name, values, LOG_OF_ZERO)?;
+        cache.set_track(&name, values, LOG_OF_NO_SCORE)?;
     }
     Ok(())
 }
@@ -116,7 +116,7 @@ impl KeepKv {
         let window = self.options.window;
         for age in (1..window).rev() {
             if let Some(newer) = cache.track(&track(age - 1)).cloned() {
-                cache.set_track(&track(age), newer, LOG_OF_ZERO)?;
+                cache.set_track(&track(age), newer, LOG_OF_NO_SCORE)?;
             }
         }
         let now = log_mean(logits.clone(), 1).squeeze_dim::<1>(1);
@@ -124,12 +124,16 @@ impl KeepKv {
             Some(weights) => now - weights.clone(),
             None => now,
         };
-        cache.set_track(&track(0), now, LOG_OF_ZERO)?;
+        cache.set_track(&track(0), now, LOG_OF_NO_SCORE)?;
         let all = (0..window).filter_map(|age| cache.track(&track(age)).cloned());
         let all = Tensor::stack::<2>(all.collect::<Vec<_>>(), 1);
         let sums = log_mean(all.clone(), 1).add_scalar((window as f64).ln());
         let count = all.greater_scalar(SCORELESS_LOG).float().cast(DType::F32).sum_dim(1);
-        cache.set_track(LOG_SCORES, sums.squeeze_dim(1), LOG_OF_ZERO)?;
-        Ok(cache.set_track(LOG_SAMPLES, count.clamp_min(1.0).log().squeeze_dim(1), LOG_OF_ZERO)?)
+        cache.set_track(LOG_SCORES, sums.squeeze_dim(1), LOG_OF_NO_SCORE)?;
+        Ok(cache.set_track(
+            LOG_SAMPLES,
+            count.clamp_min(1.0).log().squeeze_dim(1),
+            LOG_OF_NO_SCORE,
+        )?)
     }
 }

@@ -24,7 +24,7 @@ const ENDLESS: usize = i32::MAX as usize;
 
 /// DuoAttention (Xiao et al., 2024, section 2): retrieval heads keep everything, streaming heads
 /// the first tokens and the most recent ones, which the incoming token joins before the attention.
-/// Which are which say gates that were trained, one for each key-value head.
+/// Trained gates, one for each key-value head, say which heads are retrieval heads.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DuoAttention {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
-    AttentionOutput, DecodeAttentionOptions, IndexSets, RetrieveOptions, SlotRanges, SlotView,
-    SteerOptions, decode_attention, retrieve_slots, retrieving_attention, steer_sets,
+    AttentionOutput, CisSelectOptions, DecodeAttentionOptions, IndexSets, SlotRanges, SlotView,
+    SteerOptions, cis_attention, cis_select, decode_attention, steer_sets,
 };
 
 use kv_core::{
@@ -46,7 +46,7 @@ impl CisIndex {
         self.0.tensors().0.dims()[0]
     }
 
-    /// Chooses what the step attends to ([`retrieve_slots`]), and attends to it. Also returns the
+    /// Chooses what the step attends to ([`cis_select`]), and attends to it. Also returns the
     /// log-sum-exp of each query over all tokens in sight, `[B, Hq]`, where it `measures`.
     ///
     /// # Shapes
@@ -54,13 +54,13 @@ impl CisIndex {
     /// `[B]`, 32-bit, the newest tokens' indices.
     ///
     /// # Errors
-    /// [`Error::InvalidPlan`] without index sets; see [`retrieve_slots`] and [`decode_attention`].
+    /// [`Error::InvalidPlan`] without index sets; see [`cis_select`] and [`decode_attention`].
     pub fn attend(
         cache: &mut LayerCache,
         query: Tensor<3>,
         vectors: Tensor<3>,
         newest: Tensor<1, Int>,
-        options: RetrieveOptions,
+        options: CisSelectOptions,
         measures: bool,
     ) -> Result<(AttentionOutput, Option<Tensor<2>>)> {
         let mut own = cache.take_policy_state::<Self>().ok_or_else(without)?;
@@ -75,30 +75,29 @@ impl CisIndex {
         query: Tensor<3>,
         vectors: Tensor<3>,
         newest: Tensor<1, Int>,
-        options: RetrieveOptions,
+        options: CisSelectOptions,
         measures: bool,
     ) -> Result<(AttentionOutput, Option<Tensor<2>>)> {
         let ranges = ranges_of(cache, self.ranges());
         let longest = cache.layout().capacities().iter().max().copied().unwrap_or_default();
         let sets = &mut self.0;
-        let options = RetrieveOptions { longest: options.longest.or(Some(longest)), ..options };
+        let options = CisSelectOptions { longest: options.longest.or(Some(longest)), ..options };
         let (keys, values) = (cache.keys().clone(), cache.values().clone());
         if !measures {
             let pools = [keys, values];
-            let output =
-                retrieving_attention(query, vectors, pools, &ranges, newest, sets, options)?;
+            let output = cis_attention(query, vectors, pools, &ranges, newest, sets, options)?;
             let attended =
                 AttentionOutput { output, log_sum_exp: None, probabilities: None, logits: None };
             return Ok((attended, None));
         }
-        let sums = retrieve_slots(
+        let sums = cis_select(
             query.clone(),
             vectors,
             keys.clone(),
             &ranges,
             newest,
             sets,
-            RetrieveOptions { measures, ..options },
+            CisSelectOptions { measures, ..options },
         )?;
         let (view, most) = (SlotView::Sets(sets.clone()), sets.most());
         let attention = DecodeAttentionOptions {

@@ -2,7 +2,7 @@
 
 use kv_core::Budget;
 use kv_kernels::{
-    Dilation, Earlier, RetrieveOptions, RetrieveStrategy, ScoreReduction, SetRule, Share,
+    CisSelectOptions, CisStrategy, Dilation, Earlier, ScoreReduction, SetRule, Share,
     SimilarityReduction, SteerOptions,
 };
 use serde::{Deserialize, Serialize};
@@ -276,8 +276,8 @@ impl CisOptions {
     }
 
     /// A step's options, where tokens below a share are out of sight.
-    pub(crate) fn retrieval(&self, hidden: Share) -> RetrieveOptions {
-        RetrieveOptions {
+    pub(crate) fn retrieval(&self, hidden: Share) -> CisSelectOptions {
+        CisSelectOptions {
             scale: None,
             radius: self.radius,
             dilation: match self.neighbours {
@@ -300,7 +300,7 @@ impl CisOptions {
             hidden,
             longest: None,
             measures: false,
-            strategy: RetrieveStrategy::Auto,
+            strategy: CisStrategy::Auto,
         }
     }
 }

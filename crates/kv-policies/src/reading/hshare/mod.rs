@@ -37,8 +37,8 @@ const PROMPT: &str = "prompt";
 /// HShare (Wu et al., ICLR 2025): the whole cache stays; a decode step attends to sinks, recents
 /// and the critical tokens between them, which a few channels of queries and keys choose. Heads
 /// take the lists of other heads of their layer, layers those of earlier layers, and all keep
-/// theirs for some steps. Who takes whose list is decided by how many critical tokens of the prompt
-/// they share.
+/// theirs for some steps. Heads and layers that have many critical tokens of the prompt in common
+/// share a list.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HShare {
@@ -218,7 +218,7 @@ impl Policy for HShare {
         if layer.index >= self.dense_layers && int_state(NAME, cache, SOURCES)?.dims()[2] == 2 {
             // Before anything changes.
             let board = step.board.lock().unwrap_or_else(PoisonError::into_inner);
-            board.check_turn(layer.index - self.dense_layers)?;
+            board.check_layer_order(layer.index - self.dense_layers)?;
         }
         self.plan(layer, cache)?.run(layer, cache, &step)
     }

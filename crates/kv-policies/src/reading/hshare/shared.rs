@@ -7,19 +7,19 @@ use kv_core::{
     Error, HostState, LayerCache, LoadState, PolicyState, Result, SavedState, StateBytes, states_of,
 };
 use kv_kernels::{
-    Choice, DueRows, LIST_HEADER as HEADER, ListTable, keep_lists, label_scores, list_slots,
+    Choice, LIST_HEADER as HEADER, ListTable, RefreshRows, keep_lists, label_scores, list_slots,
     top_slots,
 };
 use serde_json::Value;
 
-use crate::policy::board::ListBoard;
+use crate::policy::board::SharedListBoard;
 use crate::policy::lists::{SlotList, longest, missing};
 
 /// Lists that are kept for several steps, integers `[B, Hq, 3 + M]`, as [`keep_lists`] has them.
 #[derive(Debug)]
 pub(super) struct SharedLists(pub(super) Tensor<3, Int>);
 
-/// How lists are shared and kept; see [`DueRows`].
+/// How lists are shared and kept; see [`RefreshRows`].
 #[derive(Debug)]
 pub(super) struct Sharing<'a> {
     /// The layer.
@@ -29,7 +29,7 @@ pub(super) struct Sharing<'a> {
     /// Steps between choices.
     pub(super) period: usize,
     /// Where layers read each other's lists, if they do.
-    pub(super) board: Option<&'a mut ListBoard>,
+    pub(super) board: Option<&'a mut SharedListBoard>,
 }
 
 impl SharedLists {
@@ -77,7 +77,7 @@ impl SharedLists {
         let Sharing { layer, layers, period, board } = sharing;
         let ([batch, heads, _], [_, _, width]) = (query.dims(), lists.dims());
         let (ranges, longest) = (cache.ranges(), longest(cache));
-        let due = DueRows { lists, sources, layer, period };
+        let due = RefreshRows { lists, sources, layer, period };
         let scored =
             label_scores(query, cache.keys(), channels, budgets, ranges, longest, Some(due))?;
         let most = width.saturating_sub(HEADER);

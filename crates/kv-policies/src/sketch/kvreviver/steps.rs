@@ -2,8 +2,9 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::{
-    DecodeAttentionOptions, ReviseOptions, RevisedScores, SketchStrategy, SketchedTokens,
-    SlotRanges, StepLogits, decode_attention, revise_sketch, scatter_rows, sketch_attention,
+    DecodeAttentionOptions, NO_SLOT, SketchScores, SketchStrategy, SketchUpdateOptions,
+    SketchedTokens, SlotRanges, StepLogits, decode_attention, scatter_rows, sketch_attention,
+    update_sketch,
 };
 
 use kv_core::{Error, LayerCache, Result, expect_shape};
@@ -127,7 +128,7 @@ impl Sketch {
         let all = Tensor::<1, Int>::arange(0..tokens as i64, (device, DType::I32));
         let all = all.unsqueeze_dim::<2>(0).expand([pairs, tokens]);
         let absent = self.scores().clone().lower_scalar(0.0).reshape([pairs, tokens]);
-        let estimated = self.query(all.mask_fill(absent, -1), cache.options().dtype)?;
+        let estimated = self.query(all.mask_fill(absent, NO_SLOT), cache.options().dtype)?;
         // Dead slots go nowhere.
         let slots = cache.positions().dims()[0];
         let place = Tensor::<1, Int>::arange(0..slots as i64, (device, DType::I32));
@@ -136,7 +137,7 @@ impl Sketch {
         let place = place - of_slots(&cache.ranges().offsets);
         let dead = place.greater_equal(of_slots(&cache.ranges().lengths));
         let rows = cache.slot_pairs().clone().mul_scalar(tokens as i32) + cache.positions().clone();
-        let rows = rows.mask_fill(dead, -1);
+        let rows = rows.mask_fill(dead, NO_SLOT);
         let [keys, values] = estimated;
         let filled = |estimated: Tensor<3>, pool: &Tensor<2>| -> Result<Tensor<3>> {
             let mut all = estimated.reshape([pairs * tokens, head_dim]);
@@ -148,7 +149,7 @@ impl Sketch {
 
     /// Ends a step of a cache with sketches: scores of slots, a track, and of tokens in sketches
     /// grow by the step's probabilities, surplus slots go into the sketches, and tokens change
-    /// places, as [`revise_sketch`] says.
+    /// places, as [`update_sketch`] says.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] without sketches or scores, [`Error::Kernel`].
@@ -159,21 +160,21 @@ impl Sketch {
     ) -> Result<()> {
         let mut sketch = cache.take_policy_state::<Self>().ok_or_else(without)?;
         let options = sketch.options();
-        let options = ReviseOptions {
+        let options = SketchUpdateOptions {
             slack: options.slack,
             replace_rate: options.replace_rate.unwrap_or(f32::INFINITY),
             longest: sketch.tokens(),
         };
-        let revised = cache.change_slots([Self::SCORES], |pool, ranges, [slots]| {
+        let updated = cache.change_slots([Self::SCORES], |pool, ranges, [slots]| {
             let parts = sketch.parts();
-            let scores = RevisedScores { slots, tokens: parts.scores, moved: parts.counters };
-            Ok(revise_sketch(parts.pool, pool, ranges, scores, logits, newest, options)?)
+            let scores = SketchScores { slots, tokens: parts.scores, moved: parts.counters };
+            Ok(update_sketch(parts.pool, pool, ranges, scores, logits, newest, options)?)
         });
         let lengths = cache.layout().lengths().iter().enumerate();
         let lengths: Vec<usize> =
             lengths.map(|(pair, &length)| sketch.length_after(pair, length)).collect();
         cache.insert_policy_state(sketch);
-        revised?;
+        updated?;
         cache.set_host_lengths(&lengths)
     }
 }

@@ -4,8 +4,8 @@ mod saved;
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
-    ABSENT, HEAD_FIELDS, SketchHashes, SketchPool, SketchSource, scatter_scalars, sketch_insert,
-    sketch_query,
+    ABSENT, HEAD_FIELDS, NO_SLOT, SketchHashes, SketchPool, SketchSource, scatter_scalars,
+    sketch_insert, sketch_query,
 };
 use serde::{Deserialize, Serialize};
 
@@ -183,7 +183,7 @@ impl Sketch {
         let goes = scores.clone().greater_equal_scalar(0.0);
         let tokens = Tensor::<1, Int>::arange(0..count as i64, (&device, DType::I32));
         let tokens = tokens.unsqueeze_dim::<2>(0).expand([pairs, count]);
-        let listed = tokens.mask_fill(goes.clone().bool_not(), -1);
+        let listed = tokens.mask_fill(goes.clone().bool_not(), NO_SLOT);
         let rows = |tensor: &Tensor<4>| tensor.clone().reshape([pairs, count, head_dim]);
         let own = scores.mask_fill(goes.bool_not(), ABSENT);
         let padded = match self.tokens - count {

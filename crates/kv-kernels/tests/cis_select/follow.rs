@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use burn::tensor::{DType, Device, Int, Tensor};
 use half::{bf16, f16};
 use kv_kernels::{
-    DecodeAttentionOptions, Dilation, Earlier, IndexSets, KernelError, RangeSets, RetrieveOptions,
-    RetrieveStrategy, ScoreReduction, SetRule, Share, SimilarityReduction, SlotRanges, SlotView,
-    decode_attention, retrieve_slots,
+    CisSelectOptions, CisStrategy, DecodeAttentionOptions, Dilation, Earlier, IndexSets,
+    KernelError, RangeSets, ScoreReduction, SetRule, Share, SimilarityReduction, SlotRanges,
+    SlotView, cis_select, decode_attention,
 };
 use kv_testing::{Numbers, relative_error};
 
@@ -15,8 +15,8 @@ pub(crate) fn rule(top: usize) -> SetRule {
     SetRule { sinks: 4, locals: 8, top, dilated: 1.0 / 3.0, threshold: 0.8, wanted: None }
 }
 
-pub(crate) fn options() -> RetrieveOptions {
-    RetrieveOptions {
+pub(crate) fn options() -> CisSelectOptions {
+    CisSelectOptions {
         scale: None,
         radius: 1,
         dilation: Dilation::Shared,
@@ -27,7 +27,7 @@ pub(crate) fn options() -> RetrieveOptions {
         hidden: Share::default(),
         longest: None,
         measures: false,
-        strategy: RetrieveStrategy::Auto,
+        strategy: CisStrategy::Auto,
     }
 }
 
@@ -138,7 +138,7 @@ impl Memory {
         queries: &[&[f32]],
         [tokens, freed]: [usize; 2],
         (rule, width): (SetRule, usize),
-        options: &RetrieveOptions,
+        options: &CisSelectOptions,
     ) -> Expected {
         let length = tokens - freed;
         let hidden = f64::from(options.hidden.bits()) / 2f64.powi(32);
@@ -244,7 +244,7 @@ pub(crate) fn follow(
     tokens: &[usize],
     freed: usize,
     steps: usize,
-    rules: (SetRule, &RetrieveOptions),
+    rules: (SetRule, &CisSelectOptions),
     device: &Device,
     context: &str,
 ) -> u64 {
@@ -275,7 +275,7 @@ pub(crate) fn follow_steps(
     tokens: &[usize],
     freed: usize,
     steps: Steps,
-    (rule, options): (SetRule, &RetrieveOptions),
+    (rule, options): (SetRule, &CisSelectOptions),
     device: &Device,
     context: &str,
 ) -> Result<u64, KernelError> {
@@ -306,14 +306,14 @@ pub(crate) fn follow_steps(
         let on = Tensor::<1>::from_data(query.as_slice(), (device, DType::F32));
         let on = on.reshape([batch, heads, dim]).cast(layer.dtype);
         let measures = step % 3 == 0;
-        let sums = retrieve_slots(
+        let sums = cis_select(
             on.clone(),
             on.clone().reshape([pairs, layer.group, dim]),
             layer.pool(&layer.keys, device),
             &ranges,
             ints(&newest, device),
             &mut sets,
-            RetrieveOptions { measures, ..*options },
+            CisSelectOptions { measures, ..*options },
         )?;
         assert_eq!(sums.is_some(), measures);
         let view = SlotView::Sets(sets.clone());

@@ -1,21 +1,21 @@
-//! What `revise_sketch` asks of a backend.
+//! What `update_sketch` asks of a backend.
 
 use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "gpu")]
 use burn_cubecl::CubeBackend;
 
-use super::args::{Revised, Revision};
+use super::args::{SketchUpdateArgs, UpdatedSketch};
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
-pub(crate) trait ReviseSketchOps: Backend {
+pub(crate) trait UpdateSketchOps: Backend {
     /// Adds a step's probabilities to scores and moves tokens between slots and sketches, in place.
-    fn revise_sketch(#[extension_type] revision: Revision<Self>) -> Revised<Self>;
+    fn update_sketch(#[extension_type] args: SketchUpdateArgs<Self>) -> UpdatedSketch<Self>;
 }
 
 #[cfg(feature = "gpu")]
-impl ReviseSketchOps for CubeBackend {
-    fn revise_sketch(revision: Revision<Self>) -> Revised<Self> {
-        super::launch::run(revision)
+impl UpdateSketchOps for CubeBackend {
+    fn update_sketch(args: SketchUpdateArgs<Self>) -> UpdatedSketch<Self> {
+        super::launch::run(args)
     }
 }
 
@@ -25,29 +25,28 @@ mod cpu {
 
     use burn::backend::Flex;
 
-    use super::ReviseSketchOps;
+    use super::UpdateSketchOps;
     use crate::backend::host_buffers::{dims, owned, rounded, rounding, slice, wide};
     use crate::sketch::count_sketch::args::SketchTensors;
-    use crate::sketch::revise_sketch::args::{Revised, Revision};
-    use crate::sketch::revise_sketch::reference::{Host, HostLogits};
+    use crate::sketch::update_sketch::args::{SketchUpdateArgs, UpdatedSketch};
+    use crate::sketch::update_sketch::reference::{Host, HostLogits};
     use crate::slots::pool::SlotPools;
 
-    impl ReviseSketchOps for Flex {
-        fn revise_sketch(revision: Revision<Self>) -> Revised<Self> {
-            let Revision { sketch, pool, by_token, options, .. } = revision;
+    impl UpdateSketchOps for Flex {
+        fn update_sketch(args: SketchUpdateArgs<Self>) -> UpdatedSketch<Self> {
+            let SketchUpdateArgs { sketch, pool, by_token, options, .. } = args;
             let tables = sketch.tables();
             let (shape, dtype) = (dims::<2>(&pool.keys), pool.keys.dtype());
             let (mut keys, mut values) = (wide(&pool.keys), wide(&pool.values));
             let [mut positions, mut lengths, mut moved] =
-                [pool.positions, revision.lengths, revision.moved].map(owned);
+                [pool.positions, args.lengths, args.moved].map(owned);
             let [mut slot_scores, mut token_scores] =
-                [revision.slot_scores, revision.token_scores].map(owned);
+                [args.slot_scores, args.token_scores].map(owned);
             let host = sketch.on_host(&tables);
             let [mut sketch_keys, mut sketch_values] = [sketch.keys, sketch.values].map(owned);
-            let [offsets, newest] =
-                [revision.offsets, revision.newest].map(|ints| ints.to_contiguous());
+            let [offsets, newest] = [args.offsets, args.newest].map(|ints| ints.to_contiguous());
             let [slot_logits, token_logits, log_sum_exp] =
-                [revision.slot_logits, revision.token_logits, revision.log_sum_exp]
+                [args.slot_logits, args.token_logits, args.log_sum_exp]
                     .map(|tensor| tensor.to_contiguous());
             Host {
                 sketch: host,
@@ -61,7 +60,7 @@ mod cpu {
                 moved: moved.storage_mut::<i32>(),
                 round: rounding(dtype),
             }
-            .revise(
+            .update(
                 &HostLogits {
                     slots: (!by_token).then(|| slice(&slot_logits)),
                     tokens: slice(&token_logits),
@@ -71,7 +70,7 @@ mod cpu {
                 options,
             );
             let [heads, hashes] = tables;
-            Revised {
+            UpdatedSketch {
                 sketch: SketchTensors {
                     keys: sketch_keys,
                     values: sketch_values,

@@ -7,8 +7,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::accumulate::{Blueprint, UNITS, accumulate_kernel};
-use super::args::{Revised, Revision};
-use super::blueprint::ReviseBlueprint;
+use super::args::{SketchUpdateArgs, UpdatedSketch};
+use super::blueprint::UpdateBlueprint;
 use super::kernel;
 use super::kernel_args::{
     ExactTokensLaunch, MovesLaunch, ScoredSlotsLaunch, StepLogitsLaunch, TokenScoresLaunch,
@@ -30,27 +30,21 @@ const LEAST_UNITS: usize = 128;
 const MOST_UNITS: usize = 512;
 
 /// Adds up and moves, in the tensors' own buffers.
-pub(super) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
-    let pool = revision.pool.packed();
-    let mut sketch = revision.sketch;
-    let [slot_scores, token_scores, lengths, moved, offsets, newest] = [
-        revision.slot_scores,
-        revision.token_scores,
-        revision.lengths,
-        revision.moved,
-        revision.offsets,
-        revision.newest,
-    ]
-    .map(into_contiguous);
+pub(super) fn run(args: SketchUpdateArgs<CubeBackend>) -> UpdatedSketch<CubeBackend> {
+    let pool = args.pool.packed();
+    let mut sketch = args.sketch;
+    let [slot_scores, token_scores, lengths, moved, offsets, newest] =
+        [args.slot_scores, args.token_scores, args.lengths, args.moved, args.offsets, args.newest]
+            .map(into_contiguous);
     sketch.keys = into_contiguous(sketch.keys);
     sketch.values = into_contiguous(sketch.values);
     let [heads, hashes] = [sketch.heads, sketch.hashes].map(into_contiguous);
     let client = pool.keys.client.clone();
     let [batch, kv_heads] = offsets.shape().dims();
     let total_kv_heads = batch * kv_heads;
-    let [_, group] = revision.token_logits.shape().dims();
+    let [_, group] = args.token_logits.shape().dims();
     let [_, head_dim] = pool.keys.shape().dims();
-    let longest = revision.options.longest.max(1);
+    let longest = args.options.longest.max(1);
     // Where one cube takes all tokens in a few turns, it adds up too.
     let accumulates = longest <= FEW;
     let part = if accumulates { longest } else { PART };
@@ -63,7 +57,7 @@ pub(super) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
     let blueprint = |units: usize, ahead: usize| Blueprint {
         ahead,
         group,
-        by_token: revision.by_token,
+        by_token: args.by_token,
         units,
         planes: planes_of(&client, units),
     };
@@ -71,8 +65,8 @@ pub(super) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
     let tops = empty_like(&pool.keys, shape.clone(), DType::F32);
     let tops_at = empty_like(&pool.keys, shape, DType::I32);
     let [slot_logits, token_logits, log_sum_exp] =
-        [revision.slot_logits, revision.token_logits, revision.log_sum_exp].map(into_contiguous);
-    let slack = i32::try_from(revision.options.slack).unwrap_or(i32::MAX).min(i32::MAX / 2);
+        [args.slot_logits, args.token_logits, args.log_sum_exp].map(into_contiguous);
+    let slack = i32::try_from(args.options.slack).unwrap_or(i32::MAX).min(i32::MAX / 2);
     let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
     let scored_slots = || {
         let positions = arg(&pool.positions);
@@ -105,7 +99,7 @@ pub(super) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
                 blueprint(UNITS, AHEAD),
             );
         }
-        kernel::revise_kernel::launch_unchecked(
+        kernel::update_kernel::launch_unchecked(
             &client,
             grid(total_kv_heads),
             CubeDim::new_1d(units as u32),
@@ -116,8 +110,8 @@ pub(super) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
             ),
             token_scores_of(),
             step_logits(),
-            MovesLaunch::new(arg(&moved), slack, revision.options.replace_rate),
-            ReviseBlueprint {
+            MovesLaunch::new(arg(&moved), slack, args.options.replace_rate),
+            UpdateBlueprint {
                 columns: head_dim / 4,
                 accumulates,
                 // CUDA's barrier orders all memory for its cube.
@@ -130,5 +124,5 @@ pub(super) fn run(revision: Revision<CubeBackend>) -> Revised<CubeBackend> {
     }
     sketch.heads = heads;
     sketch.hashes = hashes;
-    Revised { sketch, pool, lengths, slot_scores, token_scores, moved }
+    UpdatedSketch { sketch, pool, lengths, slot_scores, token_scores, moved }
 }

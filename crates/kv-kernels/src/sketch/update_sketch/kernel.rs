@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::ABSENT;
 use super::accumulate::{Share, accumulate_part, first_recent};
-use super::blueprint::ReviseBlueprint;
+use super::blueprint::UpdateBlueprint;
 use super::choose::ShrinkingRange;
 use super::evict::evict;
 use super::kernel_args::{ExactTokens, Moves, StepLogits, TokenScores};
@@ -17,16 +17,16 @@ use crate::sketch::count_sketch::kernel_args::Sketch;
 use crate::sketch::count_sketch::query::median;
 
 #[cube(launch_unchecked)]
-pub(crate) fn revise_kernel<F: Float>(
+pub(crate) fn update_kernel<F: Float>(
     sketch: &mut Sketch,
     exact: &mut ExactTokens<F>,
     tokens: &mut TokenScores,
     step: &StepLogits,
     moves: &mut Moves,
-    #[comptime] blueprint: ReviseBlueprint,
+    #[comptime] blueprint: UpdateBlueprint,
     #[define(F)] _dtype: ElemType,
 ) {
-    let ReviseBlueprint { columns, accumulates, fenced, scores: accumulation, sketch: config } =
+    let UpdateBlueprint { columns, accumulates, fenced, scores: accumulation, sketch: config } =
         blueprint;
     let buckets = config.buckets.comptime();
     let planes = accumulation.planes.comptime();

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use burn::tensor::{DType, Device, Tensor};
 use follow::{Layer, Steps, attended, follow, follow_steps, ints, options, rule};
 use kv_kernels::{
-    DecodeAttentionOptions, Dilation, Earlier, IndexSets, RangeSets, RetrieveOptions,
-    RetrieveStrategy, ScoreReduction, SetRule, Share, SimilarityReduction, SlotRanges, SlotView,
-    decode_attention, retrieve_slots, retrieving_attention,
+    CisSelectOptions, CisStrategy, DecodeAttentionOptions, Dilation, Earlier, IndexSets, RangeSets,
+    ScoreReduction, SetRule, Share, SimilarityReduction, SlotRanges, SlotView, cis_attention,
+    cis_select, decode_attention,
 };
 use kv_testing::{Golden, Numbers, devices, golden_files, relative_error};
 
@@ -28,7 +28,7 @@ fn steps_attend_as_the_paper_says() {
                 [(Earlier::Any, Dilation::Shared), (Earlier::Retrieved, Dilation::All)]
             {
                 let options =
-                    RetrieveOptions { reduction, similarity, earlier, dilation, ..options() };
+                    CisSelectOptions { reduction, similarity, earlier, dilation, ..options() };
                 let context = format!("{} {reduction:?} {similarity:?} {earlier:?}", tested.name);
                 let rules = (rule(24), &options);
                 retrieved.push(follow(&layer, &[190, 20], 0, 20, rules, device, &context));
@@ -48,7 +48,7 @@ fn windows_hide_and_freed_tokens_have_no_slots() {
         let layer = Layer::new(2, 1, 1, 32, 300);
         let hidden = Share::new(0.3);
         let context = |what: &str| format!("{} {what}", tested.name);
-        let options = RetrieveOptions { hidden, ..options() };
+        let options = CisSelectOptions { hidden, ..options() };
         follow(&layer, &[200, 280], 0, 10, (rule(16), &options), device, &context("hidden"));
         // What the window hides may be gone: tokens 4 to 53 of 200.
         follow(&layer, &[200, 230], 50, 20, (rule(16), &options), device, &context("freed"));
@@ -70,7 +70,7 @@ fn long_ranges_are_scored_in_parts() {
             (2, 3_000, Some(600_000)),
         ] {
             let layer = Layer::new(1, 1, group, 32, room);
-            let options = RetrieveOptions { longest, ..options() };
+            let options = CisSelectOptions { longest, ..options() };
             let context = format!("{} {room} slots", tested.name);
             follow(&layer, &[room - 100], 0, 3, (rule(200), &options), device, &context);
         }
@@ -93,7 +93,7 @@ fn long_ranges_are_sifted_by_many_cubes() {
             let room = lengths[0].max(lengths[1]) + 64;
             let layer = Layer::new(2, 2, group, 32, room);
             let longest = Some(room);
-            let options = RetrieveOptions { reduction, longest, ..options() };
+            let options = CisSelectOptions { reduction, longest, ..options() };
             let context = format!("{} group {group}", tested.name);
             // The fourth step measures what it shares, too.
             follow(&layer, &lengths, 0, 4, (rule(700), &options), device, &context);
@@ -102,19 +102,19 @@ fn long_ranges_are_sifted_by_many_cubes() {
         // neighbours along.
         let layer = Layer::new(2, 40, 2, 16, 4_300);
         let alone = SetRule { dilated: 0.0, ..rule(300) };
-        let few = RetrieveOptions { longest: Some(4_300), ..options() };
+        let few = CisSelectOptions { longest: Some(4_300), ..options() };
         let context = format!("{} many ranges", tested.name);
         follow(&layer, &[4_200, 3_000], 0, 1, (alone, &few), device, &context);
         // More ranges than cubes and than a cube's units, of which one has next to nothing.
         let layer = Layer::new(4, 80, 2, 16, 2_200);
-        let few = RetrieveOptions { longest: Some(2_200), ..options() };
+        let few = CisSelectOptions { longest: Some(2_200), ..options() };
         let context = format!("{} more ranges than cubes", tested.name);
         follow(&layer, &[2_150, 2_100, 3, 1_000], 0, 1, (rule(100), &few), device, &context);
         // The best bring more neighbours along, of which some are locals, and more than a narrow
         // set has room for.
         for width in [None, Some(500)] {
             let layer = Layer::new(1, 2, 2, 32, 2_500);
-            let wide = RetrieveOptions { radius: 20, longest: Some(2_500), ..options() };
+            let wide = CisSelectOptions { radius: 20, longest: Some(2_500), ..options() };
             let best = SetRule { dilated: 1.0, ..rule(100) };
             let context = format!("{} {width:?} neighbours", tested.name);
             let steps = Steps { count: 4, width, ..Steps::default() };
@@ -133,7 +133,7 @@ fn long_ranges_are_sifted_by_many_cubes() {
         // Windows hide first tokens, of which some are freed.
         let layer = Layer::new(1, 2, 2, 32, 9_500);
         let (hidden, longest) = (Share::new(0.25), Some(9_500));
-        let hidden = RetrieveOptions { hidden, longest, ..options() };
+        let hidden = CisSelectOptions { hidden, longest, ..options() };
         let context = format!("{} hidden", tested.name);
         follow(&layer, &[9_000], 500, 3, (rule(300), &hidden), device, &context);
         // Lists so long that not all of their tokens are read for those that are hidden, or locals,
@@ -141,7 +141,7 @@ fn long_ranges_are_sifted_by_many_cubes() {
         let context = format!("{} long lists", tested.name);
         follow(&layer, &[9_000], 0, 8, (rule(2_500), &hidden), device, &context);
         // Unless it is more of them than are looked at first.
-        let far = RetrieveOptions { block: 1_024, hidden: Share::new(0.5), ..hidden };
+        let far = CisSelectOptions { block: 1_024, hidden: Share::new(0.5), ..hidden };
         let always = SetRule { threshold: -1.0, ..rule(2_500) };
         let steps = Steps { count: 3, apart: 300, ..Steps::default() };
         follow_steps(&layer, &[8_200], 0, steps, (always, &far), device, &context).unwrap();
@@ -170,7 +170,7 @@ fn halves_are_scored_in_full() {
             for (group, dim, lengths) in (0..cases.len()).filter(own).map(|case| cases[case]) {
                 let room = lengths[0].max(lengths[1]) + 64;
                 let layer = Layer::new(2, 1, group, dim, room).in_dtype(dtype);
-                let options = RetrieveOptions { longest: Some(room), ..options() };
+                let options = CisSelectOptions { longest: Some(room), ..options() };
                 let context = format!("{} {dtype:?} group {group}, {dim}", tested.name);
                 follow(&layer, &lengths, 0, 4, (rule(150), &options), device, &context);
             }
@@ -180,14 +180,14 @@ fn halves_are_scored_in_full() {
 
 #[test]
 fn every_strategy_attends_as_the_paper_says() {
-    use RetrieveStrategy::{Histogram, Radix, SplitRadix};
+    use CisStrategy::{Histogram, Radix, SplitRadix};
     let cases = [(1, [300, 40]), (2, [2_500, 33]), (4, [700, 150]), (1, [9_000, 300])];
     for tested in devices() {
         let strategies = [Radix, SplitRadix, Histogram];
-        force("retrieve_slots", &tested, &strategies, &cases, |strategy, (group, lengths)| {
+        force("cis_select", &tested, &strategies, &cases, |strategy, (group, lengths)| {
             let room = lengths[0] + 64;
             let layer = Layer::new(2, 1, *group, 32, room);
-            let options = RetrieveOptions { longest: Some(room), strategy, ..options() };
+            let options = CisSelectOptions { longest: Some(room), strategy, ..options() };
             let context = format!("{} {strategy:?} group {group} {lengths:?}", tested.name);
             let (steps, rules) = (Steps { count: 4, ..Steps::default() }, (rule(24), &options));
             follow_steps(&layer, lengths, 0, steps, rules, &tested.device, &context).map(drop)
@@ -207,7 +207,7 @@ fn thresholds_never_and_always() {
         let always = SetRule { threshold: -1.0, ..rule(16) };
         let retrieved = follow(&layer, &[104], 0, 20, (always, &options()), device, "always");
         assert_eq!(retrieved, 2 * 3);
-        let alone = RetrieveOptions { block: 1, ..options() };
+        let alone = CisSelectOptions { block: 1, ..options() };
         assert_eq!(
             follow(&layer, &[100], 0, 5, (rule(16), &alone), device, "blocks of one"),
             2 * 5
@@ -227,7 +227,7 @@ fn sizes_come_to_what_is_wanted() {
         let mut sizes = Vec::new();
         for _ in 0..40 {
             let query = numbers.normal(16);
-            let all = RetrieveOptions { dilation: Dilation::All, ..options() };
+            let all = CisSelectOptions { dilation: Dilation::All, ..options() };
             let step = one_step(query, keys.clone(), &mut sets, 399, all, device);
             sizes.push(step.set.len() as f64);
         }
@@ -243,7 +243,7 @@ fn one_step(
     keys: Vec<f32>,
     sets: &mut IndexSets,
     at: i32,
-    options: RetrieveOptions,
+    options: CisSelectOptions,
     device: &Device,
 ) -> RangeSets {
     let dim = query.len();
@@ -252,8 +252,8 @@ fn one_step(
     let int = |value: i32| Tensor::full([1, 1], value, (device, DType::I32));
     let ranges = SlotRanges { offsets: int(0), lengths: int(tokens as i32) };
     let keys = Tensor::<1>::from_data(keys.as_slice(), (device, DType::F32)).reshape([tokens, dim]);
-    let options = RetrieveOptions { block: sets.sets(), ..options };
-    retrieve_slots(on.clone(), on, keys, &ranges, ints(&[at], device), sets, options).unwrap();
+    let options = CisSelectOptions { block: sets.sets(), ..options };
+    cis_select(on.clone(), on, keys, &ranges, ints(&[at], device), sets, options).unwrap();
     sets.read().unwrap().remove(0)
 }
 
@@ -278,7 +278,7 @@ fn equal_weights_go_by_index_and_zero_queries_are_like_none() {
 
 #[test]
 fn golden_selections() {
-    for file in golden_files("retrieve_slots", "prhs_select_gqa") {
+    for file in golden_files("cis_select", "prhs_select_gqa") {
         for tested in devices() {
             selections(&file, &tested.device, &format!("{} {}", file.name, tested.name));
         }
@@ -300,7 +300,7 @@ fn selections(file: &Golden, device: &Device, context: &str) {
     // A step retrieves, and its queries' next step shares.
     let choose = |shares: bool, of: usize| {
         let pairs = batch * of;
-        let options = RetrieveOptions { radius: number("r"), block: tokens, ..options() };
+        let options = CisSelectOptions { radius: number("r"), block: tokens, ..options() };
         let width = rule.width(options.radius);
         let mut sets = IndexSets::new(&vec![rule; pairs], tokens, width, heads / of, dim, device);
         let offset =
@@ -314,8 +314,8 @@ fn selections(file: &Golden, device: &Device, context: &str) {
         let (keys, newest) = (keys.clone(), newest.clone());
         let step = |sets: &mut IndexSets| {
             let (query, vectors, newest) = (query.clone(), vectors.clone(), newest.clone());
-            let options = RetrieveOptions { measures: true, ..options };
-            retrieve_slots(query, vectors, keys.clone(), &ranges, newest, sets, options).unwrap()
+            let options = CisSelectOptions { measures: true, ..options };
+            cis_select(query, vectors, keys.clone(), &ranges, newest, sets, options).unwrap()
         };
         let mut sums = step(&mut sets);
         if shares {
@@ -359,19 +359,19 @@ fn refuses_what_does_not_fit() {
         let keys = Tensor::<2>::zeros([16, 8], (device, DType::F32));
         let int = |value: i32| Tensor::full([1, 2], value, (device, DType::I32));
         let ranges = SlotRanges { offsets: int(0), lengths: int(16) };
-        let try_with = |sets: &mut IndexSets, vectors: [usize; 3], options: RetrieveOptions| {
+        let try_with = |sets: &mut IndexSets, vectors: [usize; 3], options: CisSelectOptions| {
             let vectors = Tensor::<3>::zeros(vectors, (device, DType::F32));
             let newest = ints(&[15], device);
-            retrieve_slots(query.clone(), vectors, keys.clone(), &ranges, newest, sets, options)
+            cis_select(query.clone(), vectors, keys.clone(), &ranges, newest, sets, options)
                 .unwrap_err()
                 .to_string()
         };
         let mut sets = IndexSets::new(&[rule(4); 2], 8, 4, 1, 8, device);
         let error = try_with(&mut sets, [2, 1, 4], options());
         assert!(error.contains("vectors"), "{error}");
-        let error = try_with(&mut sets, [2, 1, 8], RetrieveOptions { block: 9, ..options() });
+        let error = try_with(&mut sets, [2, 1, 8], CisSelectOptions { block: 9, ..options() });
         assert!(error.contains("sets") && error.contains('8'), "{error}");
-        let error = try_with(&mut sets, [2, 1, 8], RetrieveOptions { block: 0, ..options() });
+        let error = try_with(&mut sets, [2, 1, 8], CisSelectOptions { block: 0, ..options() });
         assert!(error.contains("block"), "{error}");
     }
 }
@@ -393,22 +393,21 @@ fn choosing_and_attending_at_once_changes_nothing() {
             // One part, as ranges are short, and as they are many.
             (3, 2 * many, 1, 64, 200, options()),
             (3, 16 * many, 1, 32, 600, options()),
-            (3, 2 * many, 1, 64, 300, RetrieveOptions { hidden, ..options() }),
+            (3, 2 * many, 1, 64, 300, CisSelectOptions { hidden, ..options() }),
             // Cubes of fewer planes, so that all are under way at once.
             (3, 6 * many, 1, 64, 300, options()),
-            (3, 2 * many, 1, 64, 300, RetrieveOptions { block: 1, ..options() }),
+            (3, 2 * many, 1, 64, 300, CisSelectOptions { block: 1, ..options() }),
             (3, many, 4, 64, 300, options()),
             (3, 2 * many, 2, 128, 300, options()),
             (2, many, 8, 128, 300, options()),
         ];
         let cases: Vec<_> = cases.into_iter().enumerate().collect();
-        let strategies =
-            [RetrieveStrategy::Auto, RetrieveStrategy::Fused, RetrieveStrategy::SplitRadix];
-        force("retrieving_attention", &tested, &strategies, &cases, |strategy, (case, sizes)| {
+        let strategies = [CisStrategy::Auto, CisStrategy::Fused, CisStrategy::SplitRadix];
+        force("cis_attention", &tested, &strategies, &cases, |strategy, (case, sizes)| {
             let (batch, kv_heads, group, dim, room, change) = *sizes;
             let dtype = halves[case % 2];
             let tolerance = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
-            let options = RetrieveOptions { longest: Some(room), ..change };
+            let options = CisSelectOptions { longest: Some(room), ..change };
             let layer = Layer::new(batch, kv_heads, group, dim, room);
             let lengths: Vec<usize> = [room, 170, 0][..batch].to_vec();
             let ranges = layer.ranges(&lengths, device);
@@ -437,17 +436,17 @@ fn choosing_and_attending_at_once_changes_nothing() {
                 let newest: Vec<i32> =
                     lengths.iter().map(|length| *length as i32 - 1 + step / 3).collect();
                 let newest = ints(&newest, device);
-                let fused = retrieving_attention(
+                let fused = cis_attention(
                     query.clone(),
                     vectors.clone(),
                     pools.clone(),
                     &ranges,
                     newest.clone(),
                     &mut sets,
-                    RetrieveOptions { strategy, ..options },
+                    CisSelectOptions { strategy, ..options },
                 )?;
                 let [keys, values] = pools.clone();
-                retrieve_slots(
+                cis_select(
                     query.clone(),
                     vectors,
                     keys.clone(),

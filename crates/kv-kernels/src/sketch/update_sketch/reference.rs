@@ -1,6 +1,6 @@
-//! The same in plain loops: the CPU path, and the oracle of the kernels' tests.
+//! The op in plain loops: the CPU path, and the oracle of the kernels' tests.
 
-use super::{ABSENT, ReviseOptions};
+use super::{ABSENT, SketchUpdateOptions};
 use crate::sketch::count_sketch::reference::HostSketch;
 
 /// One call's arguments, in row-major order; keys and values widened to f32.
@@ -37,11 +37,11 @@ pub(crate) struct HostLogits<'a> {
 }
 
 impl Host<'_> {
-    pub(crate) fn revise(
+    pub(crate) fn update(
         &mut self,
         logits: &HostLogits<'_>,
         newest: &[i32],
-        options: ReviseOptions,
+        options: SketchUpdateOptions,
     ) {
         let total_kv_heads = self.offsets.len();
         for kv_head in 0..total_kv_heads {

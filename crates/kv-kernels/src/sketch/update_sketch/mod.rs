@@ -35,19 +35,19 @@ use burn::tensor::{Int, Tensor};
 use super::count_sketch::{HEAD_FIELDS, SketchPool};
 use crate::backend::check::Check;
 use crate::{KernelError, SlotPool, SlotRanges};
-use args::Revision;
-use backend::ReviseSketchOps;
+use args::SketchUpdateArgs;
+use backend::UpdateSketchOps;
 
 pub use crate::components::sentinels::ABSENT;
 
-const OP: &str = "revise_sketch";
+const OP: &str = "update_sketch";
 
-/// What a revision changes besides slots and sketches.
+/// What an update changes besides slots and sketches.
 #[derive(Debug)]
-pub struct RevisedScores<'a> {
+pub struct SketchScores<'a> {
     /// What every slot's token has accumulated, `[S]`, f32.
     pub slots: &'a mut Tensor<1>,
-    /// The same of tokens in a sketch, `[T]`, f32; [`ABSENT`] elsewhere.
+    /// What every token in a sketch has accumulated, `[T]`, f32; [`ABSENT`] for other tokens.
     pub tokens: &'a mut Tensor<1>,
     /// Tokens that went into the sketch for good and those that changed places with slots, so far,
     /// `[P, 2]`, 32-bit.
@@ -65,9 +65,9 @@ pub struct StepLogits {
     pub log_sum_exp: Tensor<2>,
 }
 
-/// How a revision moves tokens.
+/// How an update moves tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ReviseOptions {
+pub struct SketchUpdateOptions {
     /// Slots that a range may hold beyond what it keeps exactly, before they go in bulk.
     pub slack: usize,
     /// A token changes places with the slot of the lowest score if its own is higher than this many
@@ -77,18 +77,22 @@ pub struct ReviseOptions {
     pub longest: usize,
 }
 
-/// Adds a step's attention probabilities, summed over the group, to the scores, of which the newest
-/// token's are the first; where a range holds more than `slack` slots beyond what it keeps, moves
-/// those of the lowest scores, but for the most recent tokens, into its sketch; then swaps while
-/// [`ReviseOptions::replace_rate`] says so. All in place, the lengths too. Among equals, the first
-/// slot and the first token go.
+/// One step of KVReviver's bookkeeping, in place, for every range:
 ///
-/// Where all surplus slots are of the most recent tokens, as of a sequence that has ended and stays
-/// at its position, the last of them are dropped for good.
+/// 1. The step's attention probabilities, summed over the group, are added to the scores. The newest
+///    token's score begins with this step.
+/// 2. Where the range holds more than `slack` slots beyond the slots that it keeps, the slots of the
+///    lowest scores move into its sketch, but for the most recent tokens. The length shrinks.
+/// 3. The token of the highest score in the sketch and the slot of the lowest score change places,
+///    as long as [`SketchUpdateOptions::replace_rate`] allows.
 ///
-/// What a token's estimate is when it leaves the sketch, rounded to the slots' dtype, is taken out
-/// of it, so that it comes back out the same when it goes in again, unless its entries have changed
-/// since.
+/// Among equal scores, the first slot and the first token go. Where all surplus slots are of the
+/// most recent tokens, as of a sequence that has ended and stays at its position, the last of them
+/// are dropped for good.
+///
+/// A token that leaves the sketch takes its estimate, rounded to the slots' dtype, out of its
+/// entries. When it goes in again, its estimate is the former one, unless its entries have changed
+/// in between.
 ///
 /// # Shapes
 /// `newest` `[B]`, 32-bit: the indices of the newest tokens, which are their positions. Slots are
@@ -97,14 +101,14 @@ pub struct ReviseOptions {
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit, for slots with weights and for a
 /// replace rate below 1; nothing is changed.
-pub fn revise_sketch(
+pub fn update_sketch(
     mut sketch: SketchPool<'_>,
     mut pool: SlotPool<'_>,
     ranges: &mut SlotRanges,
-    scores: RevisedScores<'_>,
+    scores: SketchScores<'_>,
     logits: StepLogits,
     newest: Tensor<1, Int>,
-    options: ReviseOptions,
+    options: SketchUpdateOptions,
 ) -> Result<(), KernelError> {
     let check = Check::new(OP, sketch.keys);
     let config = sketch.source().check(&check)?;
@@ -146,7 +150,7 @@ pub fn revise_sketch(
     check.f32("log_sum_exp", &logits.log_sum_exp)?;
 
     let by_token = logits.slots.is_none();
-    let revision = Revision {
+    let args = SketchUpdateArgs {
         sketch: sketch.take(&check, config),
         pool: pool.take(&check),
         offsets: ranges.offsets.clone().into_dispatch(),
@@ -161,12 +165,12 @@ pub fn revise_sketch(
         by_token,
         options,
     };
-    let revised = <Dispatch as ReviseSketchOps>::revise_sketch(revision);
-    sketch.put_back([revised.sketch.keys, revised.sketch.values]);
-    pool.put_back(revised.pool);
-    ranges.lengths = Tensor::from_dispatch(revised.lengths);
-    *scores.slots = Tensor::from_dispatch(revised.slot_scores);
-    *scores.tokens = Tensor::from_dispatch(revised.token_scores);
-    *scores.moved = Tensor::from_dispatch(revised.moved);
+    let updated = <Dispatch as UpdateSketchOps>::update_sketch(args);
+    sketch.put_back([updated.sketch.keys, updated.sketch.values]);
+    pool.put_back(updated.pool);
+    ranges.lengths = Tensor::from_dispatch(updated.lengths);
+    *scores.slots = Tensor::from_dispatch(updated.slot_scores);
+    *scores.tokens = Tensor::from_dispatch(updated.token_scores);
+    *scores.moved = Tensor::from_dispatch(updated.moved);
     Ok(())
 }

@@ -1,15 +1,15 @@
-//! The arguments and results of `revise_sketch` as backends take and return them.
+//! The arguments and results of `update_sketch` as backends take and return them.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
-use super::ReviseOptions;
+use super::SketchUpdateOptions;
 use crate::sketch::count_sketch::args::SketchTensors;
 use crate::slots::pool::SlotPools;
 
-/// A step's end for slots and sketches, as [`crate::revise_sketch`] takes it.
+/// A step's end for slots and sketches, as [`crate::update_sketch`] takes it.
 #[derive(ExtensionType)]
-pub(crate) struct Revision<B: Backend> {
+pub(crate) struct SketchUpdateArgs<B: Backend> {
     #[extension_type]
     pub(crate) sketch: SketchTensors<B>,
     #[extension_type]
@@ -33,12 +33,12 @@ pub(crate) struct Revision<B: Backend> {
     /// `[B]`
     pub(crate) newest: IntTensor<B>,
     pub(crate) by_token: bool,
-    pub(crate) options: ReviseOptions,
+    pub(crate) options: SketchUpdateOptions,
 }
 
-/// What a revision has changed in place.
+/// What an update has changed in place.
 #[derive(ExtensionType)]
-pub(crate) struct Revised<B: Backend> {
+pub(crate) struct UpdatedSketch<B: Backend> {
     #[extension_type]
     pub(crate) sketch: SketchTensors<B>,
     #[extension_type]

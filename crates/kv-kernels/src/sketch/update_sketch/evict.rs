@@ -3,7 +3,7 @@
 
 use cubecl::prelude::*;
 
-use super::blueprint::ReviseBlueprint;
+use super::blueprint::UpdateBlueprint;
 use super::choose::{ShrinkingRange, choose, source_of};
 use super::kernel_args::{ExactTokens, TokenScores};
 use super::search::raise_tops;
@@ -27,9 +27,9 @@ pub(super) fn evict<F: Float>(
     tokens: &mut TokenScores,
     kv_head: usize,
     range: &ShrinkingRange,
-    #[comptime] blueprint: ReviseBlueprint,
+    #[comptime] blueprint: UpdateBlueprint,
 ) -> (i32, i32) {
-    let ReviseBlueprint { columns, fenced, scores: accumulation, sketch: config, .. } = blueprint;
+    let UpdateBlueprint { columns, fenced, scores: accumulation, sketch: config, .. } = blueprint;
     let unit = UNIT_POS as usize;
     let heads = &sketch.heads;
     let first_entry = heads[kv_head * HEAD_FIELDS] as usize;
@@ -136,7 +136,7 @@ fn absorb<F: Float>(
     at: &Rows,
     victims: &Victims,
     #[comptime] half: Half,
-    #[comptime] blueprint: ReviseBlueprint,
+    #[comptime] blueprint: UpdateBlueprint,
 ) {
     let (columns, config) = comptime!((blueprint.columns, blueprint.sketch));
     let teams = comptime!(blueprint.teams());

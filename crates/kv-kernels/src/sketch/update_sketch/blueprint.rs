@@ -1,11 +1,11 @@
-//! What fixes the generated code of a revision.
+//! What fixes the generated code of an update.
 
 use super::accumulate::Blueprint as Accumulation;
 use crate::sketch::count_sketch::SketchConfig;
 
 /// What fixes the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct ReviseBlueprint {
+pub(crate) struct UpdateBlueprint {
     /// Vectors of 4 of a row.
     pub(crate) columns: usize,
     /// Whether scores are added up here; else the accumulation has left the parts' highest.
@@ -17,7 +17,7 @@ pub(crate) struct ReviseBlueprint {
     pub(crate) sketch: SketchConfig,
 }
 
-impl ReviseBlueprint {
+impl UpdateBlueprint {
     /// Teams of units that have a row each, its key and its value.
     pub(super) fn teams(&self) -> usize {
         self.scores.units / (2 * self.columns)

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kv_kernels::{
-    ABSENT, HEAD_FIELDS, ReviseOptions, RevisedScores, SketchHashes, SketchPool, SketchSource,
-    SlotPool, SlotRanges, StepLogits, revise_sketch, sketch_insert, sketch_query,
+    ABSENT, HEAD_FIELDS, SketchHashes, SketchPool, SketchScores, SketchSource, SketchUpdateOptions,
+    SlotPool, SlotRanges, StepLogits, sketch_insert, sketch_query, update_sketch,
 };
 use kv_testing::{Numbers, devices, relative_error};
 
@@ -58,7 +58,7 @@ struct Caches {
     sketch: [Tensor<2>; 2],
     heads: Tensor<2, Int>,
     hashes: SketchHashes,
-    options: ReviseOptions,
+    options: SketchUpdateOptions,
     kind: Kind,
     newest: Vec<i32>,
 }
@@ -104,7 +104,7 @@ impl Caches {
             sketch: [0, 1].map(|_| floats(pairs * ENTRIES * buckets)),
             heads: ints(heads.collect(), [pairs, HEAD_FIELDS]),
             hashes: SketchHashes::seeded(&seeds, buckets, device),
-            options: ReviseOptions { slack, replace_rate, longest: tokens },
+            options: SketchUpdateOptions { slack, replace_rate, longest: tokens },
             kind,
             newest: vec![-1; batch],
         }
@@ -165,7 +165,7 @@ impl Caches {
         let newest =
             Tensor::<1, Int>::from_data(self.newest.as_slice(), (&self.device, DType::I32));
         let [sketch_keys, sketch_values] = &mut self.sketch;
-        revise_sketch(
+        update_sketch(
             SketchPool {
                 keys: sketch_keys,
                 values: sketch_values,
@@ -181,7 +181,7 @@ impl Caches {
                 log_weights: None,
             },
             &mut self.ranges,
-            RevisedScores {
+            SketchScores {
                 slots: &mut self.slot_scores,
                 tokens: &mut self.token_scores,
                 moved: &mut self.moved,
