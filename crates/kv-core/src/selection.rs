@@ -106,8 +106,8 @@ impl Selection {
         Ok(Self { lengths, kept: OnceLock::new(), chosen })
     }
 
-    /// The tokens that are not kept, of heads of `lengths` tokens, in their order; the device that has
-    /// the selection finds them.
+    /// The tokens that are not kept, of heads of `lengths` tokens, in their order; the device that
+    /// has the selection finds them.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] and [`Error::IndexOutOfRange`] where the selection does not fit

@@ -35,7 +35,8 @@ struct LayerHeader {
     limits: Option<Vec<usize>>,
     tracks: BTreeMap<String, f32>,
     state: Vec<String>,
-    /// Whether write slots are stored as files of earlier versions store them, as the tensor `next`.
+    /// Whether write slots are stored as files of earlier versions store them, as the tensor
+    /// `next`.
     #[serde(default, skip_serializing)]
     next: bool,
     /// Headers of policies' states, by name.

@@ -129,11 +129,11 @@ struct Rounding {
 }
 
 impl Group {
-    /// What rounding to f32 (unit roundoff `u = 2^-24`) may change. Logarithms are of the size of the
-    /// largest logit or weight, `m`, and so are off by `ε = 16 u (1 + m)`, as are the shares that are
-    /// made of them, relative to their size. Keys and values are means by these shares. The paper's
-    /// key is the mean times `target / mean`, a quotient of two logarithms; the additive one is the
-    /// mean and `(target - mean) / (scale ‖q‖²)` times the query.
+    /// What rounding to f32 (unit roundoff `u = 2^-24`) may change. Logarithms are of the size of
+    /// the largest logit or weight, `m`, and so are off by `ε = 16 u (1 + m)`, as are the shares
+    /// that are made of them, relative to their size. Keys and values are means by these shares.
+    /// The paper's key is the mean times `target / mean`, a quotient of two logarithms; the
+    /// additive one is the mean and `(target - mean) / (scale ‖q‖²)` times the query.
     ///
     /// Pools of another `dtype` round each number that is written once more, to its nearest.
     fn rounding(&self, rule: KeyRule, exact: &MergedSlot, dtype: DType) -> Rounding {

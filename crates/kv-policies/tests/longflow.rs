@@ -241,8 +241,8 @@ fn certificates_bound_what_they_say() {
     assert_eq!(seen, 40 * 2 * 4);
 }
 
-/// Section 3.3 in sums over single slots: of every query head the eviction's residual, the change of
-/// logits and the error, each with its bound.
+/// Section 3.3 in sums over single slots: of every query head the eviction's residual, the change
+/// of logits and the error, each with its bound.
 fn certified(cache: &LayerCache, before: &Tensor<3>, after: &Tensor<3>) -> Vec<[f64; 6]> {
     let read = |values: Vec<f32>| values.into_iter().map(f64::from).collect::<Vec<f64>>();
     let [keys, values] = [cache.keys(), cache.values()]

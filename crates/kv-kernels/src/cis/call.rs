@@ -171,7 +171,7 @@ impl Call {
         ScoredKeysLaunch::new(query.into_buffer_arg(), keys.into_buffer_arg(), self.config.scale)
     }
 
-    /// The ranges and their sets, likewise.
+    /// The ranges and their sets as kernels take them.
     pub(super) fn step_ranges(&self) -> StepRangesLaunch {
         let options = self.config.options;
         StepRangesLaunch::new(
@@ -186,7 +186,7 @@ impl Call {
         )
     }
 
-    /// The vectors that are compared, likewise.
+    /// The vectors that are compared, as kernels take them.
     pub(super) fn compared_vectors<F: Float>(&self) -> ComparedVectorsLaunch<F> {
         let (step, cached) = (self.vectors.clone(), self.set_vectors.clone());
         ComparedVectorsLaunch::new(step.into_buffer_arg(), cached.into_buffer_arg())

@@ -43,13 +43,13 @@ impl Scratch {
         ScoresLaunch::new(logits.into_buffer_arg(), ordered.into_buffer_arg(), stride)
     }
 
-    /// What the choice makes of them, likewise.
+    /// Bitmasks and log-sums, which the choice makes of scores, as kernels take them.
     pub(super) fn selection(&self, radius: usize) -> SelectionLaunch {
         let (bitmasks, log_sum_exp) = (self.bitmasks.clone(), self.log_sum_exp.clone());
         SelectionLaunch::new(bitmasks.into_buffer_arg(), log_sum_exp.into_buffer_arg(), radius)
     }
 
-    /// All that chooses by one cube a range, likewise.
+    /// The arguments of kernels in which one cube chooses for a range.
     pub(super) fn choosing<F: Float, N: Size>(&self, call: &Call) -> ChoosingLaunch<F, N> {
         ChoosingLaunch::new(
             call.scored_keys(),

@@ -35,8 +35,8 @@ impl Strategy for CisStrategy {
     #[cfg(feature = "gpu")]
     fn choose(device: &DeviceTraits, shape: &CisShape) -> Self {
         let sizes = Sizes { device: *device, shape: *shape };
-        // One launch for choice and attention is not measured against two, nor the lengths from which
-        // on a histogram selects (docs/results/kernels.md has its times from 32k on).
+        // One launch for choice and attention is not measured against two, nor the lengths from
+        // which on a histogram selects (docs/results/kernels.md has its times from 32k on).
         if sizes.fuses() {
             Self::Fused
         } else if sizes.is_long() && sizes.has_room_for_histogram() {

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 pub(crate) struct Pool<K: CubePrimitive, V: CubePrimitive> {
     /// `[S, D]`, in the kernel's vectors or words.
     pub(crate) keys: Box<[K]>,
-    /// `[S, D]`, likewise.
+    /// `[S, D]`, in the kernel's vectors or words.
     pub(crate) values: Box<[V]>,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct HeadRanges {
 pub(crate) struct PoolSlots<R: CubePrimitive> {
     /// `[S, D]`, in the kernel's vectors.
     pub(crate) keys: Box<[R]>,
-    /// `[S, D]`, likewise.
+    /// `[S, D]`, in the kernel's vectors.
     pub(crate) values: Box<[R]>,
     /// Positions of the slots' tokens, `[S]`.
     pub(crate) positions: Box<[i32]>,

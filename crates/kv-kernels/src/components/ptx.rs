@@ -13,7 +13,7 @@ pub(crate) fn exp2(x: f32) -> f32 {
     y
 }
 
-/// `log2 x`, likewise.
+/// `log2 x`, as fast as the device can.
 #[cube]
 pub(crate) fn log2(x: f32) -> f32 {
     // An operation makes a value of what may be a variable.
@@ -130,7 +130,7 @@ pub(crate) fn smaller_halves(a: u32, b: u32, #[comptime] halves: Halves) -> u32 
     least
 }
 
-/// The larger, likewise.
+/// The larger halves of two words.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
 pub(crate) fn larger_halves(a: u32, b: u32, #[comptime] halves: Halves) -> u32 {

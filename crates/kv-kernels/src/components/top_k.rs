@@ -74,7 +74,8 @@ impl Counts {
     }
 }
 
-/// The highest place from which on a row's numbers, but for those below the floor, come to `wanted`: in count, or in weight. `numbers` are in vectors.
+/// The highest place from which on a row's numbers, but for those below the floor, come to
+/// `wanted`: in count, or in weight. `numbers` are in vectors.
 #[cube]
 pub(crate) fn threshold<N: Size>(
     numbers: &[Vector<f32, N>],

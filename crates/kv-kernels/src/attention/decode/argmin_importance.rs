@@ -170,7 +170,7 @@ pub(super) fn block_argmin(
 /// Among what importances are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Compared {
-    /// The slots of a head, of which the least goes: what is no candidate is above all others.
+    /// The slots of a head. The least goes, so that slots that are no candidates count as infinite.
     InHead {
         /// Whether the newest token is no candidate.
         spares_newest: bool,
@@ -180,7 +180,7 @@ pub(super) enum Compared {
 }
 
 impl Compared {
-    /// The importance of what is no candidate.
+    /// The importance of a slot that is no candidate.
     fn absent(self) -> f32 {
         match self {
             Self::InHead { .. } => INFINITE_IMPORTANCE,
@@ -193,7 +193,7 @@ impl Compared {
     }
 }
 
-/// The importance of one of the cube's slots, `log2 Σ_g α_g ‖v‖₁`, or what stands for that of slots
+/// The importance of one of the cube's slots, `log2 Σ_g α_g ‖v‖₁`, or a stand-in for slots
 /// that are no candidates. `normalisers` are the query heads' log-sum-exps, to base 2.
 #[cube]
 pub(super) fn importance(

@@ -14,10 +14,11 @@ pub(crate) struct Eviction {
     /// Slots of the newest tokens, `[B, Hkv]`, counted from each range's first, which the kernel
     /// replaces by the slots that the next tokens are written to.
     pub(super) write_slots: Box<[i32]>,
-    /// Where heads give up a slot together: importances, `[B * Hkv, stride]`, of which each head's
-    /// begin with a line of the L2 cache.
+    /// Where heads give up a slot together: importances, `[B * Hkv, stride]`. Each head's row
+    /// begins with a line of the L2 cache.
     pub(super) importances: Box<[f32]>,
-    /// Likewise: a sequence's arrivals, `[B, ARRIVALS]`, 0 before and behind the kernel.
+    /// Where heads give up a slot together: a sequence's arrivals, `[B, ARRIVALS]`, 0 before and
+    /// behind the kernel.
     pub(super) arrivals: Box<[u32]>,
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct Queries<Q: CubePrimitive> {
 pub(crate) struct WeightedPool<K: CubePrimitive, V: CubePrimitive> {
     /// `[S, D]`, in the kernel's vectors or words.
     pub(crate) keys: Box<[K]>,
-    /// `[S, D]`, likewise.
+    /// `[S, D]`, in the kernel's vectors or words.
     pub(crate) values: Box<[V]>,
     /// Logarithms of weights, `[S]`, where the kernel's features name weights.
     pub(crate) log_weights: Box<[f32]>,
@@ -34,6 +34,11 @@ pub(crate) struct WeightedPool<K: CubePrimitive, V: CubePrimitive> {
 
 /// The head ranges that a launch attends to, the slots of them that queries see, and the parts that
 /// cubes take of them.
+///
+/// On CUDA, pointers and then scalars lie in constant memory in the order of a kernel's arguments,
+/// and each line of 64 bytes costs a first read. A kernel needs the number of heads and the splits
+/// before all other scalars. So ranges stand before the pool among a kernel's arguments: both
+/// numbers then lie in the line of the pointers.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct AttendedRanges {
     /// First slots, `[B, Hkv]`.
@@ -42,14 +47,14 @@ pub(crate) struct AttendedRanges {
     pub(super) lengths: Box<[i32]>,
     /// `[B, Hkv, width]`: starts of windows, listed slots, or rows of index sets.
     pub(super) view: Box<[i32]>,
-    /// Numbers of the view for each range.
-    pub(super) width: usize,
-    /// First slots of a range that queries see whatever the window.
-    pub(super) sinks: usize,
     /// `B * Hkv`
     pub(super) total_kv_heads: usize,
     /// Cubes that share a range.
     pub(super) splits: usize,
+    /// Numbers of the view for each range.
+    pub(super) width: usize,
+    /// First slots of a range that queries see whatever the window.
+    pub(super) sinks: usize,
 }
 
 #[cube]
@@ -91,7 +96,7 @@ pub(crate) struct HeadOutputs<O: CubePrimitive, P: CubePrimitive> {
     /// Sums of the parts, not divided yet: `[B, Hkv, splits, G, D]`, in the kernel's vectors, where
     /// ranges are split.
     pub(crate) partial: Box<[P]>,
-    /// Maximum and sum of weights of the parts, `[B, Hkv, splits, G, 2]`, likewise.
+    /// Maximum and sum of weights of the parts, `[B, Hkv, splits, G, 2]`, where ranges are split.
     pub(crate) stats: Box<[f32]>,
 }
 

@@ -24,7 +24,7 @@ use crate::backend::strategy::{DeviceTraits, Strategy};
 pub(crate) struct Attended {
     /// `[B, Hq, D]`; not written yet where the heads are in parts.
     pub(crate) output: CubeTensor,
-    /// `[B, Hq]`; likewise.
+    /// `[B, Hq]`; not written yet where the heads are in parts.
     pub(crate) log_sum_exp: CubeTensor,
     /// Logits, `[S, G]`, of the slots attended to.
     pub(crate) scores: CubeTensor,
@@ -161,6 +161,7 @@ impl DecodeArgs<CubeBackend> {
                     CubeDim::new_1d($units as u32),
                     $lanes,
                     QueriesLaunch::new(query.clone().into_buffer_arg(), scale),
+                    self.ranges(splits),
                     WeightedPoolLaunch::new(
                         self.keys.clone().into_buffer_arg(),
                         self.values.clone().into_buffer_arg(),
@@ -168,7 +169,6 @@ impl DecodeArgs<CubeBackend> {
                         self.numerators.clone().into_buffer_arg(),
                         slots,
                     ),
-                    self.ranges(splits),
                     DecodeOutputsLaunch::new(
                         head_outputs([&output, &log_sum_exp], [&partial, &stats]),
                         scores.clone().into_buffer_arg(),
@@ -234,10 +234,10 @@ impl DecodeArgs<CubeBackend> {
             self.offsets.clone().into_buffer_arg(),
             self.lengths.clone().into_buffer_arg(),
             self.view.clone().into_buffer_arg(),
-            self.width(),
-            self.config.sinks,
             self.total_kv_heads(),
             splits,
+            self.width(),
+            self.config.sinks,
         )
     }
 

@@ -52,7 +52,7 @@ pub(crate) struct TileLane {
     pub(crate) tile: usize,
     /// Of lane `4 r + j`.
     pub(crate) r: usize,
-    /// Likewise.
+    /// Of lane `4 r + j`.
     pub(crate) j: usize,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct PartSlots {
     pub(crate) indexer: SlotIndexer,
     /// The part's first slot, as the query counts those that it attends to.
     pub(crate) first: usize,
-    /// The first slot behind the part, likewise.
+    /// The first slot behind the part, as the query counts those that it attends to.
     pub(crate) end: usize,
     /// Slots of the pool: the number that stands for no slot.
     pub(crate) slots: usize,
@@ -78,8 +78,8 @@ pub(crate) struct PartSlots {
 
 #[cube]
 impl PartSlots {
-    /// The `i`-th slot that the query attends to. Where slots are staged, `totals` has those of the
-    /// part.
+    /// The `i`-th slot that the query attends to. Where slots are staged, `totals` has the part's
+    /// slots.
     fn slot(&self, view: &[i32], totals: &Shared<[f32]>, i: usize) -> usize {
         if self.staged.comptime() {
             // Bits of integers: the sums of planes take the same shared memory when all rows are

@@ -9,10 +9,10 @@
 //!   cluster's cubes; `blueprint.rs` fixes the code.
 //! - `plain.rs` elsewhere, with the softmax of `subgroup_softmax.rs`.
 //!
-//! The kernels' arguments are in `kernel_args.rs`. `combine.rs` sums the parts of a split head that no cluster has reduced, and `normalise.rs`
-//! makes probabilities of logits. `slot_indexer.rs` says which slots a query attends to. For
-//! evictions, `argmin_importance.rs` finds the slot that adds least to the output, and
-//! `together.rs` one slot for all heads of a sequence.
+//! The kernels' arguments are in `kernel_args.rs`. `combine.rs` sums the parts of a split head that
+//! no cluster has reduced, and `normalise.rs` makes probabilities of logits. `slot_indexer.rs` says
+//! which slots a query attends to. For evictions, `argmin_importance.rs` finds the slot that adds
+//! least to the output, and `together.rs` one slot for all heads of a sequence.
 
 #[cfg(feature = "gpu")]
 pub(crate) mod argmin_importance;

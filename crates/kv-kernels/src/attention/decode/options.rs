@@ -92,8 +92,8 @@ pub struct AttentionOutput {
     /// `[S, G]`, f32: column `g` of a slot's row is the probability that query head `h * G + g` of
     /// the slot's key-value head `h` gives to it. Slots that were not attended to hold 0.
     pub probabilities: Option<Tensor<2>>,
-    /// Logits `ln w_i + s_i`, `[S, G]`, f32, in the order of [`Self::probabilities`]; 0 for slots that
-    /// were not attended to.
+    /// Logits `ln w_i + s_i`, `[S, G]`, f32, in the order of [`Self::probabilities`]; 0 for slots
+    /// that were not attended to.
     pub logits: Option<Tensor<2>>,
 }
 

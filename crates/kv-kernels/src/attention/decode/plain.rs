@@ -24,8 +24,8 @@ pub(super) struct Blueprint {
 #[cube(launch_unchecked)]
 pub(super) fn plain_kernel<F: Float, N: Size>(
     queries: &Queries<Vector<F, N>>,
-    pool: &WeightedPool<Vector<F, N>, Vector<F, N>>,
     ranges: &AttendedRanges,
+    pool: &WeightedPool<Vector<F, N>, Vector<F, N>>,
     outputs: &mut DecodeOutputs<Vector<F, N>, Vector<f32, N>>,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,

@@ -118,8 +118,8 @@ pub(crate) fn dots_of<E: Float>(
 }
 
 /// Takes a tile's values into the sums: `exp` of the slots' logits times their values. Where
-/// numerators are `separate`, `exp` of the products alone times the tile's numerators weighs values,
-/// and logits the denominator.
+/// numerators are `separate`, `exp` of the products alone times the tile's numerators weighs
+/// values, and logits the denominator.
 #[cube]
 pub(crate) fn take_values<E: Float, N: Size>(
     running: &mut Running,

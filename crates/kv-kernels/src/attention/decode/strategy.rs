@@ -16,8 +16,8 @@ pub enum DecodeStrategy {
     Portable,
     /// Matrix instructions, in f16 and bf16. Parts of a head are joined by a launch behind.
     TensorCore,
-    /// Matrix instructions, in f16 and bf16. The cubes of a cluster have the parts of a head, and join
-    /// them.
+    /// Matrix instructions, in f16 and bf16. The cubes of a cluster have the parts of a head, and
+    /// join them.
     TensorCoreCluster,
 }
 

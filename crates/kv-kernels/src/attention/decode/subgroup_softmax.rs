@@ -143,9 +143,9 @@ impl<F: Float, N: Size> Turn<F, N> {
 pub(crate) struct TeamSums<N: Size> {
     /// Weights times values, `[group, own]`, in vectors.
     pub(crate) values: Array<Vector<f32, N>>,
-    /// The largest logits, `[heads]`, of the query heads of which the unit has products.
+    /// The largest logits of the query heads that the unit has products of, `[heads]`.
     maxima: Array<f32>,
-    /// Sums of weights, `[heads]`, likewise.
+    /// Sums of weights of these query heads, `[heads]`.
     weights: Array<f32>,
 }
 

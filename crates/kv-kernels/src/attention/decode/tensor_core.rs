@@ -32,8 +32,8 @@ use crate::components::sentinels::{LOWEST_LOGIT, NO_INDEX};
 #[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
 pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     queries: &Queries<Vector<u32, Const<2>>>,
-    pool: &WeightedPool<Vector<u32, Const<4>>, Vector<u32, N>>,
     ranges: &AttendedRanges,
+    pool: &WeightedPool<Vector<u32, Const<4>>, Vector<u32, N>>,
     outputs: &mut DecodeOutputs<E, f32>,
     eviction: &mut ComptimeOption<Eviction>,
     #[comptime] blueprint: Blueprint,
@@ -54,8 +54,8 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
 )]
 pub(super) fn joined_kernel<E: Float, N: Size>(
     queries: &Queries<Vector<u32, Const<2>>>,
-    pool: &WeightedPool<Vector<u32, Const<4>>, Vector<u32, N>>,
     ranges: &AttendedRanges,
+    pool: &WeightedPool<Vector<u32, Const<4>>, Vector<u32, N>>,
     outputs: &mut DecodeOutputs<E, f32>,
     eviction: &mut ComptimeOption<Eviction>,
     #[comptime] blueprint: Blueprint,

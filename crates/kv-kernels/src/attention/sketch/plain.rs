@@ -36,8 +36,8 @@ pub(super) struct Blueprint {
     pub(super) sketch: SketchConfig,
 }
 
-/// Rows of `D` elements are in vectors of `N`, those of entries in vectors of 4. Units share them in
-/// teams.
+/// Rows of `D` elements are in vectors of `N`, those of entries in vectors of 4. Units share them
+/// in teams.
 #[cube(launch_unchecked)]
 #[allow(clippy::collapsible_if, reason = "the outer one decides what code there is")]
 pub(super) fn sketch_attention_kernel<F: Float, N: Size>(

@@ -22,7 +22,7 @@ pub(super) struct Columns {
     pub(super) first: usize,
     /// Of lane `4 r + j`.
     pub(super) r: usize,
-    /// Likewise.
+    /// Of lane `4 r + j`.
     pub(super) j: usize,
 }
 

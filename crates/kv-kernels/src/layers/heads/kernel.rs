@@ -36,11 +36,11 @@ pub(crate) struct ProjectedTokens<E: Float> {
     positions: Box<[i32]>,
     /// `[positions, D / 2]`, where queries and keys are rotated.
     cos: Box<[f32]>,
-    /// `[positions, D / 2]`, likewise.
+    /// `[positions, D / 2]`, where queries and keys are rotated.
     sin: Box<[f32]>,
     /// `[D]`, where queries and keys are normalised.
     query_norm: Box<[E]>,
-    /// `[D]`, likewise.
+    /// `[D]`, where queries and keys are normalised.
     key_norm: Box<[E]>,
     /// What is added to mean squares.
     epsilon: f32,

@@ -32,9 +32,9 @@ pub struct Protected<'a> {
     pub recents: i32,
 }
 
-/// The slot with the lowest score in each range; the lowest slot among equals, and [`crate::NO_SLOT`]
-/// for an empty range. Scores of +∞ protect a slot as long as another is left; those that `protected`
-/// names go behind all others.
+/// The slot with the lowest score in each range; the lowest slot among equals, and
+/// [`crate::NO_SLOT`] for an empty range. Scores of +∞ protect a slot as long as another is left;
+/// those that `protected` names go behind all others.
 ///
 /// # Shapes
 /// `scores` `[S]` f32, `ranges` `[B, Hkv]`; returns slots of the pool, `[B, Hkv]`.

@@ -38,13 +38,13 @@ pub struct RefreshRows<'a> {
 
 /// `sum_c q_c k_c` over each query head's channels `c`, for the slots of its range between the
 /// sinks and the recents that its budget names: Double Sparsity (Yang et al., 2024), section 3.
-/// Column 0 is the first slot behind the sinks. Rows that keep their lists have no candidates and want
-/// nothing.
+/// Column 0 is the first slot behind the sinks. Rows that keep their lists have no candidates and
+/// want nothing.
 ///
 /// # Shapes
 /// `query` `[B, Hq, D]`, `keys` `[S, D]` of its dtype; `channels` `[B, Hq, r]`, 32-bit, below `D`
-/// (on the device, not checked); `budgets` `[B, Hq, 3]`, 32-bit: tokens to choose (at least 1), sinks,
-/// recents; `ranges` `[B, Hkv]` of up to `longest` slots, which is `T`. `R` is `B * Hq`.
+/// (on the device, not checked); `budgets` `[B, Hq, 3]`, 32-bit: tokens to choose (at least 1),
+/// sinks, recents; `ranges` `[B, Hkv]` of up to `longest` slots, which is `T`. `R` is `B * Hq`.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.

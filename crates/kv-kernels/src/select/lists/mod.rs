@@ -30,9 +30,9 @@ pub const HEADER: usize = 3;
 /// copied to this layer's part of `board`, if there is one.
 ///
 /// # Shapes
-/// `lists` `[B, Hq, 3 + M]`, 32-bit; `chosen` of `R = B * Hq` rows of `M`, `wanted` `[R]`, 0 for rows
-/// that keep their lists; `budgets` as for [`crate::label_scores`]; `ranges` `[B, Hkv]`; `board`
-/// `[layers, B, Hq, 3 + M]`, 32-bit, with the layer.
+/// `lists` `[B, Hq, 3 + M]`, 32-bit; `chosen` of `R = B * Hq` rows of `M`, `wanted` `[R]`, 0 for
+/// rows that keep their lists; `budgets` as for [`crate::label_scores`]; `ranges` `[B, Hkv]`;
+/// `board` `[layers, B, Hq, 3 + M]`, 32-bit, with the layer.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.
@@ -112,9 +112,9 @@ pub enum ListTable<'a> {
 /// one of that list on.
 ///
 /// # Shapes
-/// `sources` `[B, Hq, 1]`, 32-bit, of [`ListTable::Own`] and `[B, Hq, 2]` of [`ListTable::Board`], as
-/// [`crate::RefreshRows`] has them; `budgets` `[B, Hq, 3]`; `ranges` `[B, Hkv]`. Of more than `W` slots
-/// the first count.
+/// `sources` `[B, Hq, 1]`, 32-bit, of [`ListTable::Own`] and `[B, Hq, 2]` of [`ListTable::Board`],
+/// as [`crate::RefreshRows`] has them; `budgets` `[B, Hq, 3]`; `ranges` `[B, Hkv]`. Of more than
+/// `W` slots the first count.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.

@@ -90,8 +90,8 @@ pub(crate) struct PageRule {
 }
 
 /// # Shapes
-/// In vectors: `query` `[B, Hq, columns]`, `bounds` `[page_rows, columns]`. A row of `scored` is for
-/// the query heads that choose together, a column for a page.
+/// In vectors: `query` `[B, Hq, columns]`, `bounds` `[page_rows, columns]`. A row of `scored` is
+/// for the query heads that choose together, a column for a page.
 #[cube(launch)]
 pub(crate) fn page_scores_kernel<E: Float, N: Size>(
     query: &[Vector<E, N>],

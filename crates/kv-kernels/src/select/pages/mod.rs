@@ -117,9 +117,9 @@ pub fn page_bounds(
 /// least 3.
 ///
 /// # Shapes
-/// `query` `[B, Hq, D]`; `bounds` as [`page_bounds`] has them; `budgets` `[B, H, 3]`, 32-bit, tokens
-/// first, of `H = Hq` or, where a group chooses together, `Hkv` heads, as `R = B * H`; `pages` is
-/// the most that a range has.
+/// `query` `[B, Hq, D]`; `bounds` as [`page_bounds`] has them; `budgets` `[B, H, 3]`, 32-bit,
+/// tokens first, of `H = Hq` or, where a group chooses together, `Hkv` heads, as `R = B * H`;
+/// `pages` is the most that a range has.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.

@@ -31,8 +31,8 @@ pub(crate) struct RankedNumbers {
     numbers: Box<[f32]>,
     /// Tokens by rank, `[rows, columns]`, for [`RankOutput::Priority`].
     ranked: Box<[i32]>,
-    /// Places of the tokens that others are merged into, `[rows, columns]`, [`NO_SLOT`] for
-    /// none, likewise.
+    /// Places of the tokens that others are merged into, `[rows, columns]`, [`NO_SLOT`] for none,
+    /// for [`RankOutput::Priority`].
     parents: Box<[i32]>,
     rows: usize,
     columns: usize,

@@ -44,7 +44,8 @@ pub fn rankings(scores: Tensor<2>) -> Result<Tensor<2, Int>, KernelError> {
 /// # Shapes
 /// `scores` `[R, T]`, f32, `T` up to 1,048,576; `ranked` `[R, T]`, as [`rankings`] has them;
 /// `leaders` `[R, T]`: the leader of each entry of `ranked`, an index into `ranked` below the
-/// entry's own, [`crate::NO_SLOT`] for none; 32-bit, on the device and not checked. Returns `[R, T]`, in the order of `scores`.
+/// entry's own, [`crate::NO_SLOT`] for none; 32-bit, on the device and not checked. Returns `[R,
+/// T]`, in the order of `scores`.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.

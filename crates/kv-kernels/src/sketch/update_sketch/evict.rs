@@ -18,8 +18,9 @@ use crate::sketch::count_sketch::kernel_args::Sketch;
 /// a cube beside.
 const READS: usize = 2;
 
-/// Evicts from a range until what it keeps is left. Returns its length then, and how many went into the sketch. Victims are chosen first, by a plane
-/// alone; then what they hold is read side by side.
+/// Evicts from a range until what it keeps is left. Returns its length then, and how many went into
+/// the sketch. Victims are chosen first, by a plane alone; then what they hold is read side by
+/// side.
 #[cube]
 pub(super) fn evict<F: Float>(
     sketch: &mut Sketch,

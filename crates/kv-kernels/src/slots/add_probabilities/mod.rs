@@ -53,9 +53,9 @@ pub fn add_probabilities(
     Ok(())
 }
 
-/// [`add_probabilities`] with each probability times the norm of the slot's value: `sum += ‖v‖₁ reduce_g exp(l_g −
-/// L_g)`. Norms are read, but for that of each range's last slot, the token that a step has
-/// appended: it is found here, and written beside the others.
+/// [`add_probabilities`] with each probability times the norm of the slot's value: `sum += ‖v‖₁
+/// reduce_g exp(l_g − L_g)`. Norms are read, but for that of each range's last slot, the token that
+/// a step has appended: it is found here, and written beside the others.
 ///
 /// # Shapes
 /// As [`add_probabilities`]; `norms` `[S]`, f32, and `values` `[S, D]`.

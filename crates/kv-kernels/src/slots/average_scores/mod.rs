@@ -28,7 +28,7 @@ pub struct AverageWeights {
 }
 
 /// Takes a step's scores into every slot's average, in place: `S ← old S + new s` with the mean `s`
-/// of the group's scores, and the sum of the weights likewise, all as logarithms.
+/// of the group's scores, and the sum of the weights as `N ← old N + new`, all as logarithms.
 ///
 /// # Shapes
 /// `logits` `[S, G]` with the slots' `log_weights` `[S]` in them, where there are any, as

@@ -9,7 +9,8 @@ use super::scores::{LOG_SAMPLES, LOG_SCORES};
 use crate::policy::sentinels::LOG_OF_NO_SCORE;
 use crate::{Attended, Result};
 
-/// Track of `ln ŝ` of what a slot was merged for; [`LOG_OF_NO_SCORE`] for slots that nothing went into.
+/// Track of `ln ŝ` of what a slot was merged for; [`LOG_OF_NO_SCORE`] for slots that nothing went
+/// into.
 pub(super) const MERGED_FOR: &str = "merged-for";
 
 /// What two weights of the same slot differ by at most, as a factor of its share of the attention

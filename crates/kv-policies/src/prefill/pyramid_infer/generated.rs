@@ -18,8 +18,8 @@ const GAMMA: f64 = 0.1;
 const ATTENTION: &str = "attention";
 /// The same, times the rows' age in steps.
 const AGED: &str = "aged-attention";
-/// State of each sequence, integers `[B, 1, 3]`: prompt tokens, slots of them in the first layer, blocks
-/// shrunk so far.
+/// State of each sequence, integers `[B, 1, 3]`: prompt tokens, slots of them in the first layer,
+/// blocks shrunk so far.
 pub(super) const BLOCKS: &str = "blocks";
 
 /// One sequence's generated tokens.

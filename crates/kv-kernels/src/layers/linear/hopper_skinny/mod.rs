@@ -111,7 +111,7 @@ pub(super) fn unit_outputs(epilogue: EpilogueConfig) -> usize {
 pub(super) struct StreamedRows {
     /// What columns are multiplied by, where rows are normalised: `[K / 2]`, in pairs.
     gain: Box<[u32]>,
-    /// What is added to the rows' mean squares, likewise.
+    /// What is added to the rows' mean squares, where rows are normalised.
     epsilon: f32,
     /// `K`
     inputs: usize,
