@@ -80,11 +80,9 @@ pub struct SketchUpdateOptions {
 /// One step of KVReviver's bookkeeping, in place, for every range:
 ///
 /// 1. The step's attention probabilities, summed over the group, are added to the scores. The
-/// newest
-///    token's score begins with this step.
+///    newest token's score begins with this step.
 /// 2. Where the range holds more than `slack` slots beyond the slots that it keeps, the slots of
-/// the
-///    lowest scores move into its sketch, but for the most recent tokens. The length shrinks.
+///    the lowest scores move into its sketch, but for the most recent tokens. The length shrinks.
 /// 3. The token of the highest score in the sketch and the slot of the lowest score change places,
 ///    as long as [`SketchUpdateOptions::replace_rate`] allows.
 ///
