@@ -25,7 +25,7 @@ impl LayerCache {
     /// Sets the log-weights of `slots` `[N]`, in place; negative slots are skipped.
     ///
     /// # Errors
-    /// [`Error::Shape`].
+    /// [`crate::Error::Shape`].
     pub fn write_log_weights(
         &mut self,
         slots: &Tensor<1, Int>,
@@ -46,7 +46,7 @@ impl LayerCache {
     /// is `[N]`, f32.
     ///
     /// # Errors
-    /// [`Error::Shape`].
+    /// [`crate::Error::Shape`].
     pub fn scale_slots(&mut self, slots: &Tensor<1, Int>, factors: Tensor<1>) -> Result<()> {
         expect_shape("factors", &factors.dims(), &slots.dims())?;
         let (read, factors) = (slots.clone().clamp_min(0), factors.unsqueeze_dim::<2>(1));
@@ -62,7 +62,7 @@ impl LayerCache {
     /// slots are skipped. Sums are rounded once.
     ///
     /// # Errors
-    /// [`Error::Shape`].
+    /// [`crate::Error::Shape`].
     pub fn add_values(&mut self, slots: &Tensor<1, Int>, rows: Tensor<2>) -> Result<()> {
         expect_shape("rows", &rows.dims(), &[slots.dims()[0], self.head_dim()])?;
         let own = self.values.clone().select(0, slots.clone().clamp_min(0)).cast(DType::F32);
