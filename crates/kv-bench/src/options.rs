@@ -203,6 +203,10 @@ pub(crate) struct Kernels {
     /// Only these.
     #[arg(long, value_delimiter = ',')]
     pub(crate) ops: Vec<Op>,
+    /// Every kernel of the ops that have several, each forced at a few shapes, instead of the
+    /// kernels that ops choose.
+    #[arg(long, conflicts_with = "ops")]
+    pub(crate) strategies: bool,
 }
 
 /// Ops that the suite `kernels` times.

@@ -9,7 +9,7 @@ use kv_core::read_f32;
 use kv_models::Session;
 use kv_policies::Policy;
 
-use super::next_token::judge;
+use super::next_token::{Judged, judge_answer};
 use crate::bench::ModelBench;
 use crate::options::Quality;
 use crate::policy_runs::PolicyRun;
@@ -61,14 +61,16 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
         let seed = bench.common.seed.wrapping_add(index as u64);
         let answered = converse(bench, &policy_runs, prompt, &facts, seed)?;
         for (policy_run, answers) in policy_runs.iter().zip(answered) {
-            for (turn, (exact, logprob)) in answers.into_iter().enumerate() {
+            for (turn, answer) in answers.into_iter().enumerate() {
                 let case = Case::of(format!("{TASK}, question {}", turn + 1))
                     .length(prompt.length)
                     .samples_of(&prompts.source, 1);
                 let setup = policy_run.setup();
-                let exact = f64::from(u8::from(exact));
+                let exact = f64::from(u8::from(answer.exact));
+                let divergence = answer.divergence;
                 bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact, "share");
-                bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, logprob, "nats");
+                bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, answer.logprob, "nats");
+                bench.record(SUITE, &case, setup, metric::KL_DIVERGENCE, divergence, "nats");
             }
         }
         progress.step();
@@ -104,15 +106,15 @@ fn conversation(prompt: &Prompt) -> Option<Vec<Fact>> {
     Some(std::iter::once(first).chain(others).collect())
 }
 
-/// Whether every policy answers each question, and the mean log-probability of its answer's
-/// tokens.
+/// How every policy answers each question. The full cache, the first of the policies, is the one
+/// that answers diverge from.
 fn converse(
     bench: &ModelBench<'_>,
     policy_runs: &[PolicyRun],
     prompt: &Prompt,
     facts: &[Fact],
     seed: u64,
-) -> anyhow::Result<Vec<Vec<(bool, f64)>>> {
+) -> anyhow::Result<Vec<Vec<Judged>>> {
     let model = &bench.model;
     let turns = facts.iter().enumerate().map(|(turn, fact)| {
         // The first question is in the prompt.
@@ -125,21 +127,18 @@ fn converse(
     let room = turns.iter().flatten().map(Vec::len).sum();
     let prompt = model.encode(&prompt.prompt)?;
     let sessions = Session::start_many(model, &policies, &[prompt], &[seed], room)?;
-    let vocabulary = model.config().vocab_size;
+    // The full cache's logits of every answer: as many rows of a vocabulary as it has tokens.
+    let mut full: Vec<Vec<f32>> = Vec::new();
     let converse = |mut session: Session<'_>| {
-        let answers = turns.iter().map(|[question, answer]| {
+        let answers = turns.iter().enumerate().map(|(turn, [question, answer])| {
             if !question.is_empty() {
                 session.append(&[question])?;
             }
-            let rows = read_f32("logits", Tensor::cat(session.append(&[answer])?, 0))?;
-            let judged = rows.chunks(vocabulary).zip(answer);
-            let judged: Vec<(f64, u32)> =
-                judged.map(|(logits, &token)| judge(logits, token)).collect();
-            let exact = judged.iter().zip(answer).all(|((_, best), token)| best == token);
-            let logprob = judged.iter().map(|(logprob, _)| logprob).sum::<f64>();
-            let logprob = logprob / judged.len() as f64;
-            ensure!(logprob.is_finite(), "the model's output holds NaN or Inf");
-            Ok((exact, logprob))
+            let logits = read_f32("logits", Tensor::cat(session.append(&[answer])?, 0))?;
+            if full.len() == turn {
+                full.push(logits.clone());
+            }
+            judge_answer(&logits, &full[turn], answer)
         });
         answers.collect::<anyhow::Result<Vec<_>>>()
     };

@@ -13,7 +13,7 @@ use kv_core::{Budget, MemoryReport, counted, read_f32};
 use kv_models::Session;
 use kv_policies::Policy;
 
-use super::next_token::{by_position, judge};
+use super::next_token::{Judged, by_position, judge, judge_answer};
 use super::policy_records::record_memory;
 use crate::bench::ModelBench;
 use crate::options::Quality;
@@ -83,13 +83,6 @@ struct Answer {
     rows: Vec<f32>,
 }
 
-/// How an answer is rated: the log-probability and the divergence are means over its tokens.
-struct Rated {
-    right: bool,
-    logprob: f64,
-    divergence: f64,
-}
-
 /// Runs the task.
 ///
 /// # Errors
@@ -140,9 +133,11 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
         let found = [prompted?, generated?];
         let full = full.get_or_insert_with(|| found.clone());
         let answers = found.iter().zip(&*full).map(|(own, full)| {
-            own.iter().zip(full).map(|(own, full)| own.rated(full, vocabulary)).collect()
+            let pairs = own.iter().zip(full);
+            let judged = pairs.map(|(own, full)| judge_answer(&own.rows, &full.rows, &own.tokens));
+            judged.collect::<anyhow::Result<Vec<Judged>>>()
         });
-        done.push((buckets, memory, answers.collect::<Vec<Vec<Rated>>>()));
+        done.push((buckets, memory, answers.collect::<anyhow::Result<Vec<_>>>()?));
     }
     for (policy_run, (buckets, memory, answers)) in policy_runs.iter().zip(done) {
         record_memory(bench, SUITE, &Case::default(), policy_run, &[memory]);
@@ -161,10 +156,10 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
         }
         let setup = policy_run.setup();
         for (place, answers) in PLACES.iter().zip(answers) {
-            for Rated { right, logprob, divergence } in answers {
+            for Judged { exact, logprob, divergence, .. } in answers {
                 let case = Case { task: Some((*place).into()), samples: Some(1), ..case.clone() };
-                let right = f64::from(u8::from(right));
-                bench.record(SUITE, &case, setup, metric::EXACT_MATCH, right, "share");
+                let exact = f64::from(u8::from(exact));
+                bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact, "share");
                 bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, logprob, "nats");
                 bench.record(SUITE, &case, setup, metric::KL_DIVERGENCE, divergence, "nats");
             }
@@ -320,26 +315,6 @@ impl<'a> Run<'a> {
             }
         }
         Ok(())
-    }
-}
-
-impl Answer {
-    /// Beside the full cache's.
-    fn rated(&self, full: &Self, vocabulary: usize) -> Rated {
-        let judged = self.rows.chunks(vocabulary).zip(&self.tokens);
-        let judged: Vec<(f64, bool)> = judged
-            .map(|(logits, &token)| {
-                let (logprob, best) = judge(logits, token);
-                (logprob, best == token)
-            })
-            .collect();
-        let count = judged.len() as f64;
-        let divergences = by_position(&full.rows, &self.rows, vocabulary);
-        Rated {
-            right: judged.iter().all(|(_, right)| *right),
-            logprob: judged.iter().map(|(logprob, _)| logprob).sum::<f64>() / count,
-            divergence: divergences.iter().sum::<f64>() / count,
-        }
     }
 }
 

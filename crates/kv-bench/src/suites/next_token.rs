@@ -1,6 +1,38 @@
 //! Next-token distributions: the log-probability of a token, and the Kullback-Leibler divergence of
 //! a policy's distributions from the full cache's.
 
+use anyhow::ensure;
+
+/// What next-token distributions say of an answer whose tokens are fed one by one.
+pub(crate) struct Judged {
+    /// The most likely token before each token of the answer.
+    pub(crate) best: Vec<u32>,
+    /// Whether the greedy continuation is the answer.
+    pub(crate) exact: bool,
+    /// Mean log-probability of the answer's tokens, in nats.
+    pub(crate) logprob: f64,
+    /// Mean divergence from the full cache's distributions, in nats per token.
+    pub(crate) divergence: f64,
+}
+
+/// Judges the logits before each token of an answer, `[N, V]` for `N` tokens, beside the full
+/// cache's logits of this shape.
+///
+/// # Errors
+/// Where the answer is empty, and where a log-probability is NaN or infinite.
+pub(crate) fn judge_answer(logits: &[f32], full: &[f32], answer: &[u32]) -> anyhow::Result<Judged> {
+    ensure!(!answer.is_empty(), "its answer is empty");
+    let vocabulary = logits.len() / answer.len();
+    let rows = logits.chunks(vocabulary).zip(answer);
+    let (logprobs, best): (Vec<f64>, Vec<u32>) =
+        rows.map(|(logits, &token)| judge(logits, token)).unzip();
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+    let logprob = mean(&logprobs);
+    ensure!(logprob.is_finite(), "the model's output holds NaN or Inf");
+    let divergence = mean(&by_position(full, logits, vocabulary));
+    Ok(Judged { exact: best == answer, best, logprob, divergence })
+}
+
 /// Log-softmax of one token, and whether it is the most likely one (ties to the lower id).
 pub(crate) fn judge(logits: &[f32], token: u32) -> (f64, u32) {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);

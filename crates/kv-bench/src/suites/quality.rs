@@ -8,7 +8,7 @@ use kv_core::{MemoryReport, read_f32};
 use kv_models::Session;
 use kv_policies::{Policy, Reads};
 
-use super::next_token::{by_position, judge};
+use super::next_token::{Judged, judge_answer};
 use super::perplexity::{self, Text};
 use super::policy_records::{Votes, reads_of, record_memory, record_reads};
 use super::{conversation, long_output};
@@ -74,7 +74,7 @@ pub(crate) fn retrieval(
             let seed = bench.common.seed.wrapping_add(index as u64);
             let run = answer(bench, policy_runs, prompt, aware, seed)
                 .with_context(|| format!("prompt {}", prompt.id))?;
-            let full = run[0].best.clone();
+            let full = run[0].judged.best.clone();
             let sums = memory.iter_mut().zip(&mut votes).zip(&mut reads);
             for ((policy_run, answered), ((memory, votes), reads)) in
                 policy_runs.iter().zip(run).zip(sums)
@@ -91,20 +91,15 @@ pub(crate) fn retrieval(
                     samples: Some(1),
                     ..Case::default()
                 };
-                let same = answered.best.iter().zip(&full).filter(|(a, b)| a == b).count();
+                let judged = &answered.judged;
+                let same = judged.best.iter().zip(&full).filter(|(a, b)| a == b).count();
                 let agreement = same as f64 / full.len() as f64;
-                let exact = f64::from(u8::from(answered.exact));
+                let exact = f64::from(u8::from(judged.exact));
                 let setup = policy_run.setup();
                 bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact, "share");
-                bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, answered.logprob, "nats");
-                bench.record(
-                    SUITE,
-                    &case,
-                    setup,
-                    metric::KL_DIVERGENCE,
-                    answered.divergence,
-                    "nats",
-                );
+                bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, judged.logprob, "nats");
+                let divergence = judged.divergence;
+                bench.record(SUITE, &case, setup, metric::KL_DIVERGENCE, divergence, "nats");
                 bench.record(SUITE, &case, setup, metric::AGREEMENT, agreement, "share");
             }
             progress.advance(prompt.prompt.len());
@@ -125,14 +120,7 @@ pub(crate) fn retrieval(
 
 /// How one policy answered one prompt.
 struct Answered {
-    /// Whether the greedy continuation is the answer.
-    exact: bool,
-    /// Mean log-probability of the answer's tokens.
-    logprob: f64,
-    /// Mean divergence of the answer's tokens from the full cache's, in nats.
-    divergence: f64,
-    /// The most likely token before each of the answer's, which are fed one by one.
-    best: Vec<u32>,
+    judged: Judged,
     memory: MemoryReport,
     /// The votes of the prompt's tokens.
     votes: Votes,
@@ -159,7 +147,6 @@ fn answer(
         policy_runs.iter().map(|policy_run| policy_run.policy.clone()).collect();
     let room = question.len() + answer.len();
     let sessions = Session::start_many(model, &policies, &[context], &[seed], room)?;
-    let vocabulary = model.config().vocab_size;
     // The full cache's, which answers first: as many rows of a vocabulary as the answer has tokens.
     let mut full = Vec::new();
     sessions
@@ -173,24 +160,13 @@ fn answer(
             let before = session.append(&[&answer])?;
             // State that a policy makes at its first step counts; tokens behind the prompt do not.
             let memory = MemoryReport { policy: session.memory().policy, ..kept };
-            let rows = read_f32("logits", Tensor::cat(before, 0))?;
-            let judged: Vec<(f64, u32)> = rows
-                .chunks(vocabulary)
-                .zip(&answer)
-                .map(|(logits, &token)| judge(logits, token))
-                .collect();
-            let best: Vec<u32> = judged.iter().map(|(_, best)| *best).collect();
-            let logprob = judged.iter().map(|(logprob, _)| logprob).sum::<f64>();
-            let logprob = logprob / judged.len() as f64;
-            ensure!(logprob.is_finite(), "the model's output holds NaN or Inf");
+            let logits = read_f32("logits", Tensor::cat(before, 0))?;
             let reads = reads_of(&session)?;
             if full.is_empty() {
-                full.clone_from(&rows);
+                full.clone_from(&logits);
             }
-            let divergences = by_position(&full, &rows, vocabulary);
-            let divergence = divergences.iter().sum::<f64>() / divergences.len() as f64;
-            let exact = best == answer;
-            Ok(Answered { exact, logprob, divergence, best, memory, votes, reads })
+            let judged = judge_answer(&logits, &full, &answer)?;
+            Ok(Answered { judged, memory, votes, reads })
         })
         .collect()
 }

@@ -6,6 +6,7 @@ mod clock;
 mod linear;
 mod merging;
 mod slots;
+mod strategies;
 
 use anyhow::bail;
 use burn::tensor::{DType, Device};
@@ -95,6 +96,9 @@ pub(crate) fn run(bench: &mut Bench, options: &Kernels) -> anyhow::Result<()> {
     let cases = Cases::read()?;
     let cases = if bench.common.quick { cases.shortened() } else { cases };
     let mut lab = KernelBench::new(bench)?;
+    if options.strategies {
+        return strategies::run(&mut lab);
+    }
     let wanted = |op: Op| options.ops.is_empty() || options.ops.contains(&op);
     let mut progress = Progress::new(cases.count(wanted), SUITE);
     if wanted(Op::DecodeAttention) {

@@ -1,0 +1,219 @@
+//! Every kernel of the ops that have several, forced, at a few shapes: the measurements behind the
+//! choice that an op makes on its own.
+
+use std::fmt::Debug;
+
+use burn::tensor::{DType, Distribution, Int, Tensor, TensorData};
+use kv_kernels::{
+    CisSelectOptions, CisStrategy, DecodeAttentionOptions, DecodeStrategy, Dilation, Earlier,
+    IndexSets, KernelError, LinearOptions, LinearStrategy, NearestSlotsOptions,
+    NearestSlotsStrategy, PrefillOptions, PrefillStrategy, ScoreReduction, SetRule, Share,
+    SimilarityReduction, SlotLists, SlotRanges, cis_attention, decode_attention, linear,
+    nearest_slots, prefill_attention,
+};
+
+use super::KernelBench;
+use super::cases::{Attention, Product};
+use super::clock::{Clock, LaunchOutput};
+
+/// Heads of Llama 3.1 8B.
+const HEADS: [usize; 3] = [32, 8, 128];
+/// Sequences and slots of decode attention.
+const DECODE: [[usize; 2]; 4] = [[1, 2_048], [1, 16_384], [16, 4_096], [128, 3_200]];
+/// Tokens of a prompt.
+const PREFILL: [usize; 3] = [128, 1_024, 8_192];
+/// Rows of a product.
+const ROWS: [usize; 7] = [1, 16, 32, 64, 128, 512, 2_048];
+/// Inputs and outputs of a product.
+const WIDTHS: [usize; 2] = [4_096, 4_096];
+/// Lists and their slots, of which each seeks its like in a list of as many.
+const LISTS: [[usize; 2]; 3] = [[8, 512], [8, 4_096], [128, 2_048]];
+/// Sequences and slots of CIS.
+const CIS: [[usize; 2]; 6] =
+    [[1, 2_048], [1, 8_192], [1, 32_768], [16, 2_048], [16, 8_192], [16, 32_768]];
+/// Slots that CIS attends to: sinks, those of highest attention, locals (PrHS, section V).
+const CIS_READ: [usize; 3] = [16, 432, 64];
+
+/// Times every kernel that the device has.
+///
+/// # Errors
+/// Where a kernel refuses a shape that it serves.
+pub(super) fn run(bench: &mut KernelBench<'_>) -> anyhow::Result<()> {
+    DECODE.into_iter().try_for_each(|sizes| decode(bench, sizes))?;
+    PREFILL.into_iter().try_for_each(|tokens| prefill(bench, tokens))?;
+    ROWS.into_iter().try_for_each(|rows| product(bench, rows))?;
+    LISTS.into_iter().try_for_each(|sizes| nearest(bench, sizes))?;
+    CIS.into_iter().try_for_each(|sizes| cis(bench, sizes))
+}
+
+/// Times each strategy that serves a case.
+fn each<S: Copy + Debug, L: LaunchOutput>(
+    bench: &mut KernelBench<'_>,
+    task: &str,
+    sets: usize,
+    work: [f64; 2],
+    strategies: &[S],
+    mut call: impl FnMut(usize, S) -> Result<L, KernelError>,
+) -> anyhow::Result<()> {
+    for &strategy in strategies {
+        match call(0, strategy) {
+            Err(KernelError::Unavailable { .. }) => continue,
+            first => first?.check()?,
+        }
+        let variant = format!("{strategy:?}");
+        bench.measure(task, &variant, sets, work, |i| Ok(call(i, strategy)?))?;
+    }
+    Ok(())
+}
+
+/// Queries, pools of keys and values, and ranges of a decode step.
+struct Step {
+    query: Tensor<3>,
+    pools: Vec<[Tensor<2>; 2]>,
+    ranges: SlotRanges,
+    task: String,
+    bytes: usize,
+}
+
+impl Step {
+    fn new(bench: &KernelBench<'_>, op: &str, [batch, tokens]: [usize; 2]) -> Self {
+        let [query_heads, kv_heads, head_dim] = HEADS;
+        let case = Attention { batch, query_heads, kv_heads, tokens, head_dim };
+        let slots = case.pairs() * tokens;
+        let bytes = 2 * slots * head_dim * bench.dtype.size();
+        let pool = || normal(bench, [slots, head_dim]);
+        let pools = (0..Clock::sets(bytes)).map(|_| [pool(), pool()]).collect();
+        let query = normal(bench, [batch * query_heads, head_dim]);
+        let query = query.reshape([batch, query_heads, head_dim]);
+        let ints = |value: &dyn Fn(usize) -> usize| {
+            let values: Vec<i32> = (0..case.pairs()).map(|pair| value(pair) as i32).collect();
+            let data = TensorData::new(values, [batch, kv_heads]);
+            Tensor::<2, Int>::from_data(data, (&bench.device, DType::I32))
+        };
+        let ranges =
+            SlotRanges { offsets: ints(&|pair| pair * tokens), lengths: ints(&|_| tokens) };
+        Self { query, pools, ranges, task: format!("{op} {}", case.name()), bytes }
+    }
+}
+
+fn decode(bench: &mut KernelBench<'_>, sizes: [usize; 2]) -> anyhow::Result<()> {
+    let Step { query, pools, ranges, task, bytes } = Step::new(bench, "decode_attention", sizes);
+    let strategies =
+        [DecodeStrategy::Portable, DecodeStrategy::TensorCore, DecodeStrategy::TensorCoreCluster];
+    each(bench, &task, pools.len(), [bytes as f64, 0.0], &strategies, |i, strategy| {
+        let [keys, values] = pools[i].clone();
+        let longest = Some(sizes[1]);
+        let options =
+            DecodeAttentionOptions { longest, strategy, ..DecodeAttentionOptions::default() };
+        Ok(decode_attention(query.clone(), keys, values, None, &ranges, options)?.output)
+    })
+}
+
+fn prefill(bench: &mut KernelBench<'_>, tokens: usize) -> anyhow::Result<()> {
+    let [query_heads, kv_heads, head_dim] = HEADS;
+    let rows = |heads: usize| {
+        normal(bench, [heads * tokens, head_dim]).reshape([1, heads, tokens, head_dim])
+    };
+    let [query, keys, values] = [query_heads, kv_heads, kv_heads].map(rows);
+    let bytes = 2 * (query_heads + kv_heads) * tokens * head_dim * bench.dtype.size();
+    let operations = 2.0 * (query_heads * head_dim) as f64 * (tokens as f64).powi(2);
+    let task = format!("prefill_attention 1x{query_heads}x{kv_heads}x{tokens}");
+    let strategies = [PrefillStrategy::Blocks, PrefillStrategy::Hopper];
+    each(bench, &task, 1, [bytes as f64, operations], &strategies, |_, strategy| {
+        let options = PrefillOptions { strategy, ..PrefillOptions::default() };
+        Ok(prefill_attention(&query, &keys, &values, &options)?.output)
+    })
+}
+
+fn product(bench: &mut KernelBench<'_>, rows: usize) -> anyhow::Result<()> {
+    let [inputs, outputs] = WIDTHS;
+    let size = bench.dtype.size();
+    let weight_bytes = inputs * outputs * size;
+    let weights: Vec<Tensor<2>> =
+        (0..Clock::sets(weight_bytes)).map(|_| normal(bench, [outputs, inputs])).collect();
+    let x = normal(bench, [rows, inputs]);
+    let bytes = weight_bytes + rows * (inputs + outputs) * size;
+    let operations = 2.0 * rows as f64 * (inputs * outputs) as f64;
+    let task = format!("linear {}", Product { rows, inputs, outputs }.name());
+    let strategies = [
+        LinearStrategy::Portable,
+        LinearStrategy::TensorCore,
+        LinearStrategy::HopperSkinny,
+        LinearStrategy::HopperWide,
+        LinearStrategy::Matmul,
+    ];
+    each(bench, &task, weights.len(), [bytes as f64, operations], &strategies, |i, strategy| {
+        let options = LinearOptions { strategy, ..LinearOptions::default() };
+        linear(x.clone(), weights[i].clone(), options)
+    })
+}
+
+fn nearest(bench: &mut KernelBench<'_>, [lists, tokens]: [usize; 2]) -> anyhow::Result<()> {
+    let [.., head_dim] = HEADS;
+    let slots = lists * tokens;
+    let keys = normal(bench, [slots, head_dim]);
+    let all = Tensor::<1, Int>::arange(0..slots as i64, (&bench.device, DType::I32));
+    let counts = Tensor::<1, Int>::full([lists], tokens as i32, (&bench.device, DType::I32));
+    let slot_lists = SlotLists { slots: all.reshape([lists, tokens]), counts };
+    let operations = 2.0 * (slots * tokens * head_dim) as f64;
+    let bytes = (slots * head_dim * bench.dtype.size()) as f64;
+    let task = format!("nearest_slots {lists}x{tokens}");
+    let strategies = [NearestSlotsStrategy::Portable, NearestSlotsStrategy::TensorCore];
+    each(bench, &task, 1, [bytes, operations], &strategies, |_, strategy| {
+        let options = NearestSlotsOptions { earlier: true, strategy };
+        Ok(nearest_slots(keys.clone(), &slot_lists, &slot_lists, options)?.cosines)
+    })
+}
+
+/// A step that retrieves in every range, in blocks of one step (no set is shared) and of 16 (no
+/// query is alike).
+fn cis(bench: &mut KernelBench<'_>, sizes: [usize; 2]) -> anyhow::Result<()> {
+    let step = Step::new(bench, "cis_attention", sizes);
+    let [query_heads, kv_heads, head_dim] = HEADS;
+    let pairs = sizes[0] * kv_heads;
+    let parts = query_heads / kv_heads;
+    let vectors = normal(bench, [pairs * parts, head_dim]).reshape([pairs, parts, head_dim]);
+    let newest = Tensor::full([sizes[0]], sizes[1] as i32 - 1, (&bench.device, DType::I32));
+    let [sinks, top, locals] = CIS_READ;
+    let rule = SetRule { sinks, locals, top, dilated: 0.0, threshold: 1.0, wanted: None };
+    let strategies =
+        [CisStrategy::Radix, CisStrategy::SplitRadix, CisStrategy::Histogram, CisStrategy::Fused];
+    for block in [1, 16] {
+        let mut sets =
+            IndexSets::new(&vec![rule; pairs], block, top, parts, head_dim, &bench.device);
+        let task = format!("{}, blocks of {block}", step.task);
+        // Keys once, and the rows attended to.
+        let bytes = step.bytes / 2 + step.bytes * (sinks + top + locals) / sizes[1];
+        let work = [bytes as f64, 0.0];
+        each(bench, &task, step.pools.len(), work, &strategies, |i, strategy| {
+            let options = CisSelectOptions {
+                scale: None,
+                radius: 0,
+                dilation: Dilation::Shared,
+                block,
+                earlier: Earlier::Any,
+                reduction: ScoreReduction::Sum,
+                similarity: SimilarityReduction::Mean,
+                hidden: Share::default(),
+                longest: Some(sizes[1]),
+                measures: false,
+                strategy,
+            };
+            cis_attention(
+                step.query.clone(),
+                vectors.clone(),
+                step.pools[i].clone(),
+                &step.ranges,
+                newest.clone(),
+                &mut sets,
+                options,
+            )
+        })?;
+    }
+    Ok(())
+}
+
+fn normal(bench: &KernelBench<'_>, shape: [usize; 2]) -> Tensor<2> {
+    let normal = Distribution::Normal(0.0, 1.0);
+    Tensor::<2>::random(shape, normal, (&bench.device, DType::F32)).cast(bench.dtype)
+}
